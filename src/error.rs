@@ -252,7 +252,7 @@ impl SourceError {
     }
 
     /// What failed, and apart from it what to do.
-    pub(crate) fn split(mut self) -> (String, Option<&'static str>) {
+    pub fn split(mut self) -> (String, Option<&'static str>) {
         let remedy = self.remedy.take();
         (self.to_string(), remedy)
     }

@@ -50,27 +50,34 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(crate) fn new(check: &'static str, level: Level, found: impl Into<String>) -> Self {
+    /// A finding about `check`, of this level, without a remedy.
+    pub fn new(check: &'static str, level: Level, found: impl Into<String>) -> Self {
         Self { check, level, found: found.into(), remedy: None }
     }
 
-    pub(crate) fn ok(check: &'static str, found: impl Into<String>) -> Self {
+    /// A finding of [`Level::Ok`].
+    pub fn ok(check: &'static str, found: impl Into<String>) -> Self {
         Self::new(check, Level::Ok, found)
     }
 
-    pub(crate) fn note(check: &'static str, found: impl Into<String>) -> Self {
+    /// A finding of [`Level::Note`].
+    pub fn note(check: &'static str, found: impl Into<String>) -> Self {
         Self::new(check, Level::Note, found)
     }
 
-    pub(crate) fn warning(check: &'static str, found: impl Into<String>) -> Self {
+    /// A finding of [`Level::Warning`].
+    pub fn warning(check: &'static str, found: impl Into<String>) -> Self {
         Self::new(check, Level::Warning, found)
     }
 
-    pub(crate) fn error(check: &'static str, found: impl Into<String>) -> Self {
+    /// A finding of [`Level::Error`].
+    pub fn error(check: &'static str, found: impl Into<String>) -> Self {
         Self::new(check, Level::Error, found)
     }
 
-    pub(crate) fn remedy(self, remedy: impl Into<String>) -> Self {
+    /// Adds what to do about it, in one sentence.
+    #[must_use]
+    pub fn remedy(self, remedy: impl Into<String>) -> Self {
         Self { remedy: Some(remedy.into()), ..self }
     }
 }

@@ -27,7 +27,6 @@
 //! | [`Backend`] | where the memory comes from |
 //! | [`shared`] | buffers that worker processes fill; memory that outlives its process |
 //! | [`Stats`] | what happened |
-//! | [`doctor`] | what this machine has, and what to do about what it has not |
 //! | [`config`] | settings and `PINPOOL_*` variables |
 //! | [`architecture`] | how the crate is built, what its terms mean, and why |
 //!
@@ -81,7 +80,6 @@ mod verdict;
 pub mod backend;
 pub mod config;
 pub mod copy;
-pub mod doctor;
 pub mod ledger;
 #[cfg(feature = "metrics")]
 pub mod metrics;

@@ -70,16 +70,19 @@ impl Backend {
     }
 }
 
-/// The chosen source, and what the log line reports about the choice.
+/// The source that a pool takes its memory from, and what its log reports about the choice: see
+/// [`Config::choose_source`](crate::Config::choose_source).
 #[derive(Debug)]
-pub(crate) struct Chosen {
-    pub(crate) source: Arc<dyn Source>,
-    /// `RLIMIT_MEMLOCK`, if it binds this process and is below the ceiling.
-    pub(crate) lock_limit_bytes: Option<u64>,
+#[non_exhaustive]
+pub struct Chosen {
+    /// The source.
+    pub source: Arc<dyn Source>,
+    /// `RLIMIT_MEMLOCK` in bytes, if it binds this process and is below the ceiling, which it then replaces.
+    pub lock_limit_bytes: Option<u64>,
     /// Better sources that do not work here, each with the reason.
-    pub(crate) passed_over: Vec<(&'static str, String)>,
+    pub passed_over: Vec<(&'static str, String)>,
     /// What `Auto` could not have: a GPU that is here and not used, memory that is not page-locked.
-    pub(crate) findings: Vec<Finding>,
+    pub findings: Vec<Finding>,
 }
 
 /// How memory is to be pinned, and for which pool.
@@ -92,6 +95,7 @@ pub(crate) struct PinOptions<'a> {
     /// Requested memory node; `None` for the GPU's.
     pub(crate) node: Option<u32>,
     /// Threads that touch fresh pages concurrently.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only `register` keeps the number.
     pub(crate) threads: usize,
     /// Whether an arena is between the pool and the source, so that few and large pieces are pinned.
     pub(crate) arena: bool,
@@ -309,26 +313,22 @@ fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -
     }
 }
 
-/// The GPU with this ordinal: `Ok` if the driver gives it, `Note` if there is neither GPU nor driver, `Warning` else.
+/// The GPU with this ordinal: [`Level::Ok`] if the driver gives it, [`Level::Note`] if there is neither GPU nor driver,
+/// [`Level::Warning`] else, with the cause and a remedy. Makes no context.
 #[cfg(feature = "cuda")]
-pub(crate) fn gpu(device: u32) -> Finding {
+pub fn gpu(device: u32) -> Finding {
     crate::driver::state::find(device)
 }
 
-/// As with the feature `cuda`.
+/// The finding about the GPU of a build without the feature `cuda`: [`Level::Note`], or [`Level::Warning`] where one is here.
 #[cfg(not(feature = "cuda"))]
-pub(crate) fn gpu(_device: u32) -> Finding {
+pub fn gpu(_device: u32) -> Finding {
     const WHY: &str = "built without the `cuda` feature";
     match host::limits::nvidia_devices(Path::new("/")).first() {
         Some(sign) => Finding::warning("gpu", format!("{WHY}, and a GPU is here ({sign})"))
             .remedy("build with the feature `cuda`"),
         None => Finding::note("gpu", format!("{WHY}, and no GPU is here")),
     }
-}
-
-/// The bytes that this process may lock by itself; `None` if no limit binds it.
-pub(crate) fn lock_limit() -> Option<u64> {
-    MlockSource::new().lock_limit()
 }
 
 /// The limit to keep under, `None` where there is none or the ceiling is below it; or the reason against `mlock`.

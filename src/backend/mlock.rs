@@ -49,7 +49,7 @@ impl MlockSource {
     ///
     /// Reading the limit is not enough: a process with `CAP_IPC_LOCK` is not bound by it, and inside a user namespace the
     /// capability is listed but has no effect. `MLOCK_ONFAULT` makes the trial cheap: no page is faulted in.
-    pub(super) fn lock_limit(&self) -> Option<u64> {
+    pub fn lock_limit(&self) -> Option<u64> {
         let limit_bytes = rlimit_memlock()?;
         let over_the_limit = usize::try_from(limit_bytes).ok().and_then(|bytes| bytes.checked_add(1));
         let Some(trial) = over_the_limit.and_then(|bytes| mapping::map(bytes, Accounting::OnTouch, 0).ok()) else {

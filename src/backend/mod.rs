@@ -18,7 +18,7 @@
 //! it returns discrete regions, and no buffer crosses the border between two regions.
 //!
 //! A source knows nothing of size classes, limits or reuse, and logs nothing. A new source implements [`Source`], gets a
-//! variant in [`Backend`], and runs the contract suite of the crate `pinpool-testing`.
+//! variant in [`Backend`], and runs the contract suite of the crate `pinpool-testing`. [`try_out`] tries any source on this machine.
 
 mod choose;
 #[cfg(feature = "cuda")]
@@ -37,7 +37,7 @@ mod recorded;
 mod register;
 mod sim;
 mod source;
-pub(crate) mod trial;
+mod trial;
 #[cfg(feature = "cuda")]
 #[cfg(feature = "cuda")]
 mod turns;
@@ -48,8 +48,8 @@ mod vmm;
 mod word_copy;
 
 pub use crate::error::SourceError;
-pub use choose::Backend;
-pub(crate) use choose::{Chosen, PinOptions, choose, driver_source, gpu, lock_limit, on_node};
+pub use choose::{Backend, Chosen, gpu};
+pub(crate) use choose::{PinOptions, choose, driver_source, on_node};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;
 pub use heap::HeapSource;
@@ -64,6 +64,7 @@ pub(crate) use recorded::RecordedSource;
 pub use register::RegisterSource;
 pub use sim::SimSource;
 pub use source::{Region, Source};
+pub use trial::{Trial, try_out};
 pub use virtual_memory::{AddressRange, HandleTypes, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;

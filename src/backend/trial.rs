@@ -25,6 +25,41 @@ pub(crate) type Copy<'a> = &'a dyn Fn(NonNull<u8>) -> Result<(), SourceError>;
 /// For a source that no device copies from.
 pub(crate) const NO_COPY: Copy<'static> = &|_| Ok(());
 
+/// Memory that a source gave and took back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Trial {
+    /// Bytes taken: at most 2 MiB.
+    pub bytes: usize,
+    /// The time of the taking.
+    pub took: Duration,
+}
+
+/// Tries `source` as [`Backend::Auto`](crate::Backend::Auto) does: at most 2 MiB are taken, touched, moved where the source
+/// has virtual memory, and given back. If the source [needs a GPU](Source::needs_gpu), the device of this ordinal copies from
+/// them, for which a context is made. `None` if a stream that captures a graph forbids that now: nothing is known then.
+///
+/// ```
+/// use pinpool::backend::{HeapSource, try_out};
+///
+/// let trial = try_out(&HeapSource::new(), 0)?.expect("no stream captures a graph");
+/// assert_eq!(trial.bytes, 2 << 20);
+/// # Ok::<(), pinpool::backend::SourceError>(())
+/// ```
+///
+/// A driver may end the process: a program that has to survive that makes this call in a process of its own.
+///
+/// # Errors
+///
+/// The first call that the driver or the kernel refused. What was taken is given back.
+pub fn try_out(source: &dyn Source, device: u32) -> Result<Option<Trial>, SourceError> {
+    let tried = match source.needs_gpu() {
+        true => of_driver(source, device, None)?,
+        false => Some(grow(source, None, NO_COPY)?),
+    };
+    Ok(tried.map(|(bytes, took)| Trial { bytes, took }))
+}
+
 /// Tries a source of the driver, with a copy to the device of this ordinal and back. Makes a context. `None` if a capture
 /// forbids it: nothing is known then, and the same calls succeed later.
 pub(crate) fn of_driver(

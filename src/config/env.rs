@@ -218,7 +218,8 @@ fn process_pairs() -> impl Iterator<Item = (String, String)> {
 }
 
 /// Whether the environment shows that this process is one of several on its host: a rank of torchrun, or a process of Ray.
-pub(crate) fn is_one_of_several() -> bool {
+/// [`LedgerName::Auto`] attaches a pool to the host ledger then.
+pub fn is_one_of_several() -> bool {
     shows_several(process_pairs())
 }
 
@@ -238,14 +239,6 @@ fn shows_several(pairs: impl Iterator<Item = (String, String)>) -> bool {
 /// Each variable with the value that holds under `config`.
 pub(crate) fn values(config: &Config) -> impl Iterator<Item = (String, String)> {
     VARIABLES.iter().map(|variable| (variable.name.to_owned(), (variable.show)(config)))
-}
-
-/// The variables of pinpool that are set in this process, sorted.
-pub(crate) fn set_in_process() -> Vec<String> {
-    let ours = process_pairs().filter(|(name, value)| name.starts_with(PREFIX) && !value.trim().is_empty());
-    let mut set: Vec<_> = ours.map(|(name, value)| format!("{name}={value}")).collect();
-    set.sort();
-    set
 }
 
 /// A variable in this process: one line of `pinpool env`.
@@ -287,6 +280,8 @@ pub struct EnvReport {
     pub bad: Vec<BadVariable>,
     /// Settings that contradict each other.
     pub contradictions: Vec<Error>,
+    /// The settings that hold; what cannot be used has its default.
+    pub config: Config,
 }
 
 impl EnvReport {
@@ -301,8 +296,8 @@ pub fn report() -> EnvReport {
     report_of(&process_pairs().collect::<Vec<_>>())
 }
 
-/// The same for an environment of `pairs`.
-pub(crate) fn report_of(pairs: &[(String, String)]) -> EnvReport {
+/// The variables as they would be in an environment of `pairs` (names and values), and all that is wrong with them.
+pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
     let (settings, bad) = read(pairs.iter().cloned());
     let (config, contradictions) = settings.examine();
     let is_set = |name: &str| pairs.iter().any(|(set, value)| set == name && !value.trim().is_empty());
@@ -317,7 +312,7 @@ pub(crate) fn report_of(pairs: &[(String, String)]) -> EnvReport {
         let (meaning, is_common) = (variable.meaning, COMMON.contains(&name));
         VariableReport { name, value, origin, default, meaning, is_common }
     });
-    EnvReport { variables: reports.collect(), bad, contradictions }
+    EnvReport { variables: reports.collect(), bad, contradictions, config }
 }
 
 #[cfg(test)]

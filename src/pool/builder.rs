@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::Pool;
 use super::nodes::NodePools;
+use super::on_host::{ceiling_by, pin_options};
 use crate::arena::Retention;
 use crate::backend::{self, Backend, Source};
 use crate::config::{
@@ -18,8 +19,7 @@ use crate::config::{
 };
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
-    AutoCeiling, Backing, CeilingSource, Clock, Core, Direct, Fallback, SharedArena, SharedArenaConfig, Supply,
-    Timekeeper, recorded,
+    Backing, CeilingSource, Clock, Core, Direct, Fallback, SharedArena, SharedArenaConfig, Supply, Timekeeper, recorded,
 };
 use crate::error::{ErrorKind, Result};
 use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
@@ -159,26 +159,13 @@ impl PoolBuilder {
         let (root, pools_per_host) = (self.host_root, config.pools_per_host);
         let mut ceiling_source = CeilingSource { root: root.clone(), pools_per_host, lock_limit_bytes: None };
         let (mut max_bytes, ceiling, auto) = ceiling_by(&config, &ceiling_source);
-        let options = backend::PinOptions {
-            root: &root,
-            device: config.device,
-            node: config.numa_node,
-            threads: pin_threads(&config),
-            arena: config.preset == Preset::Adaptive,
-            handle_types: config.handle_types,
-            hugetlb: config.hugetlb,
-            write_combined: config.write_combined,
-            max_bytes,
-            not_here: &[],
-        };
-        let backend::PinOptions { device, node, threads, arena, max_bytes: asked_bytes, .. } = options;
-        let (handle_types, hugetlb, write_combined) = (options.handle_types, options.hugetlb, options.write_combined);
+        let asked_bytes = max_bytes;
         // Before the driver opens descriptors: see `shared_memory` for the order in which those of a process are closed.
         let ledger = host_ledger(&config, &log, &root)?.map(SharedCeiling::OfHost);
-        let chosen = backend::choose(&config.backend, options)?;
+        let chosen = backend::choose(&config.backend, pin_options(&config, &root, asked_bytes, &[]))?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         ceiling_source.lock_limit_bytes = chosen.lock_limit_bytes;
-        let source = &*chosen.source;
+        let (source, has_arena) = (&*chosen.source, config.preset == Preset::Adaptive);
         log.started(&Start {
             preset: config.preset.name(),
             backend: source.name(),
@@ -186,7 +173,7 @@ impl PoolBuilder {
             ceiling: &ceiling,
             device: source.needs_gpu().then_some(config.device),
             numa_node: source.numa_node(),
-            granule_bytes: source.virtual_memory().filter(|_| arena).map(|memory| memory.granule_bytes()),
+            granule_bytes: source.virtual_memory().filter(|_| has_arena).map(|memory| memory.granule_bytes()),
             huge_pages: limits::memory_rules(&root).huge_pages.as_deref(),
             settings: &origins,
             passed_over: &chosen.passed_over,
@@ -205,21 +192,10 @@ impl PoolBuilder {
         let reserve_bytes = config.reserve_bytes;
         let backing = Backing::new(supply, fallback);
         let is_custom = matches!(config.backend, Backend::Source(_));
-        let (root, below) = (ceiling_source.root.clone(), ceiling_source.root.clone());
+        let (root, of_nodes) = (ceiling_source.root.clone(), (ceiling_source.root.clone(), config.clone()));
         let on_node = move |source: &dyn Source, wanted| {
-            let (root, max_bytes, not_here): (_, _, &[_]) = (&*below, asked_bytes, &[]);
-            let options = backend::PinOptions {
-                root,
-                device,
-                node,
-                threads,
-                arena,
-                max_bytes,
-                handle_types,
-                hugetlb,
-                write_combined,
-                not_here,
-            };
+            let (root, config) = &of_nodes;
+            let options = pin_options(config, root, asked_bytes, &[]);
             backend::on_node(root, source, is_custom, wanted, options)
         };
         let core = Core::new(config, backing, Timekeeper::new(self.clock), log, recorder);
@@ -280,32 +256,6 @@ fn recorder(config: &Config, log: &PoolLog, backend: &'static str) -> Result<Opt
             Ok(None)
         }
     }
-}
-
-/// The ceiling as a number, and its origin for the log.
-pub(crate) fn ceiling_in_bytes(config: &Config) -> (Option<u64>, String) {
-    let (root, pools_per_host) = (PathBuf::from("/"), config.pools_per_host);
-    let source = CeilingSource { root, pools_per_host, lock_limit_bytes: None };
-    let (max_bytes, origin, _) = ceiling_by(config, &source);
-    (max_bytes, origin)
-}
-
-/// The same from `source`, with what `auto` follows.
-fn ceiling_by(config: &Config, source: &CeilingSource) -> (Option<u64>, String, Option<AutoCeiling>) {
-    match config.max_bytes {
-        Ceiling::None => (None, "none".to_owned(), None),
-        Ceiling::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes"), None),
-        Ceiling::Auto => match source.auto(0) {
-            None => (None, "none, since the memory of the machine is not known".to_owned(), None),
-            Some((auto, bytes, why)) => (Some(bytes), format!("{bytes} bytes ({why})"), Some(auto)),
-        },
-    }
-}
-
-/// Threads that touch new memory at once.
-pub(crate) fn pin_threads(config: &Config) -> usize {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    config.pin_threads.map_or_else(cores, |threads| usize::try_from(threads).unwrap_or(usize::MAX))
 }
 
 /// Under a limit of its own: the ceiling again, unless set.
@@ -372,7 +322,7 @@ fn supply(
             let retention = Retention::after(idle_timeout_us);
             let backend = source.name();
             let drain_at_most = (config.release_policy == ReleasePolicy::Force).then_some(config.longest_wait());
-            let (may_grow, pin_threads) = (config.growth, pin_threads(config));
+            let (may_grow, pin_threads) = (config.growth, config.pin_threads_on_host());
             // Miri takes a thread that does not end for a leak.
             let background_thread = config.background_poll && !cfg!(miri);
             SharedArena::new(

@@ -17,12 +17,12 @@ use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
 mod builder;
 mod get_future;
 mod nodes;
+mod on_host;
 mod outside;
 mod statistics;
 mod tagged;
 
 pub use builder::PoolBuilder;
-pub(crate) use builder::{ceiling_in_bytes, pin_threads};
 pub use get_future::GetFuture;
 use nodes::NodePools;
 pub use outside::PageLocked;

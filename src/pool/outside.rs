@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Pool, pin_threads};
+use super::Pool;
 use crate::backend::{PAGE_BYTES, PageLock, Region};
 use crate::buffer::PinnedBuf;
 use crate::engine::{Adopted, Core, OutsideClaim};
@@ -102,7 +102,9 @@ impl Pool {
         let claim = core.claim_outside(len as u64)?;
         let (region, config) = (Region::new(start, len, 0), core.config());
         // SAFETY: whole pages that stay mapped until the drop of the result, which ends the lock first (page-lock-I1).
-        let lock = unsafe { PageLock::of(&region, core.backing().source().name(), config.device, pin_threads(config)) };
+        let lock = unsafe {
+            PageLock::of(&region, core.backing().source().name(), config.device, config.pin_threads_on_host())
+        };
         match lock {
             Ok(lock) => {
                 let held = ManuallyDrop::new(Held { region, lock, owner, claim });

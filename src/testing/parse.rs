@@ -4,13 +4,8 @@ use std::path::Path;
 
 use crate::backend::PageTiers;
 use crate::config::Config;
-use crate::config::env::{self, EnvReport};
+use crate::config::env;
 use pinpool_os::host;
-
-/// What the environment sets if it is `pairs`.
-pub fn environment(pairs: &[(String, String)]) -> EnvReport {
-    env::report_of(pairs)
-}
 
 /// The value that the variable `name` would have in a pool of `config`.
 pub fn value(config: &Config, name: &str) -> String {

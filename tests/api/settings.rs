@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pinpool::config::BadVariable;
-use pinpool::config::env::{VARIABLES, VariableReport, report};
+use pinpool::config::env::{VARIABLES, VariableReport, report, report_of};
 use pinpool::config::text::{format_bytes, parse_bytes, parse_duration};
 use pinpool::{
     Backend, Ceiling, Config, Error, FenceKind, OnFull, Pool, PoolBuilder, Preset, PressureSource, Result, Rounding,
@@ -232,7 +232,7 @@ fn of_code(name: &str, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Result<S
 fn of_text(name: &str, text: &str) -> [Result<String, String>; 2] {
     let of_method = heap().without_env().variable(name, text).and_then(PoolBuilder::build);
     let of_method = of_method.map(|pool| pinpool::testing::parse::value(pool.config(), name));
-    let report = pinpool::testing::parse::environment(&[(name.to_owned(), text.to_owned())]);
+    let report = report_of(&[(name.to_owned(), text.to_owned())]);
     let of_variable = match (&report.bad[..], &report.contradictions[..]) {
         ([], []) => {
             Ok(report.variables.iter().find(|variable| variable.name == name).map(|found| found.value.clone()).unwrap())

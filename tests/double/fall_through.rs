@@ -6,6 +6,7 @@ use std::path::Path;
 use cudarc::driver::CudaContext;
 use driver_double::{Code, Double};
 use log::Level;
+use pinpool::backend::try_out;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 
 use crate::captured_log::{lines_with_levels, listen};
@@ -167,6 +168,30 @@ fn a_trial_that_a_capture_forbids_is_no_refusal() {
             drop(pool.get(4096).unwrap());
         }
     }
+}
+
+#[test]
+fn a_program_can_try_each_source_of_the_driver_and_leave_one_out() {
+    alone(|| {
+        let double = Double::load();
+        let (before, config) = (held(&double), auto().config().unwrap());
+        for name in ["vmm", "register", "cuda"] {
+            let source = config.driver_source(name).unwrap();
+            let trial = try_out(&*source, config.device).unwrap().unwrap();
+            assert_eq!((source.name(), trial.bytes), (name, 2 << 20));
+        }
+        let without = [("vmm", "it ended a process".to_owned())];
+        let chosen = config.choose_source(&without).unwrap();
+        assert_eq!((chosen.source.name(), &*chosen.passed_over), ("register", &without[..]));
+        double.fail_from("cuMemHostAlloc", 1, Code::NOT_PERMITTED);
+        let cuda = config.driver_source("cuda").unwrap();
+        assert_eq!(try_out(&*cuda, config.device).unwrap_err().code(), Some(800));
+        double.fail_from("cuMemCreate", 1, Code::NOT_PERMITTED);
+        let refused = config.driver_source("vmm").unwrap_err();
+        assert!(refused.level == pinpool::Level::Warning && refused.found.contains("cuMemCreate"), "{refused:?}");
+        drop((chosen, cuda));
+        assert_eq!(held(&double), before);
+    });
 }
 
 /// A machine below a root of its own: memory nodes as (number, GiB, processors), and more files.

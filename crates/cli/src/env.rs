@@ -4,12 +4,14 @@
 use std::error::Error;
 
 use clap::Args;
+use pinpool::Pool;
 use pinpool::config::env::{self, VariableReport};
-use pinpool::{Pool, doctor};
 
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::columns_left;
 use pinpool_cli::terminal::{Terminal, to_stdout};
+
+use crate::doctor;
 
 /// Lists the PINPOOL_* variables: value, origin, default, meaning
 ///
@@ -42,7 +44,7 @@ pub(crate) fn run(args: &EnvArgs, terminal: &Terminal) -> Result<(), ExitError> 
     if report.is_refused() {
         return Err(ExitError::Settings);
     }
-    let unmet = doctor::unmet();
+    let unmet = doctor::unmet(&report);
     for finding in &unmet {
         terminal.write(format!("{}: {}: {finding}\n", finding.level, finding.check).as_bytes());
     }

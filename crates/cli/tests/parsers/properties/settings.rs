@@ -3,9 +3,8 @@
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
-use pinpool::config::EnvReport;
+use pinpool::config::env::{self, EnvReport};
 use pinpool::config::text::{ParseError, format_bytes, parse_bytes, parse_duration};
-use pinpool::testing::parse;
 use pinpool::{Backend, Ceiling, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy, Rounding};
 
 /// Sizes and times: what is read is printed so that it is read back, and what is refused is named.
@@ -58,7 +57,7 @@ pub(crate) fn environment(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let pair = |line: &str| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
     let pairs: Vec<_> = text.lines().filter_map(pair).collect();
-    let report = parse::environment(&pairs);
+    let report = env::report_of(&pairs);
     for bad in report.bad.iter().map(ToString::to_string) {
         let names = |(name, value): &(String, String)| bad.contains(name.as_str()) && bad.contains(value);
         assert!(pairs.iter().any(names), "{bad} names no variable and its value");
@@ -70,7 +69,7 @@ pub(crate) fn environment(data: &[u8]) {
         return;
     }
     let shown: Vec<_> = report.variables.iter().map(|report| (report.name.to_owned(), report.value.clone())).collect();
-    let again = parse::environment(&shown);
+    let again = env::report_of(&shown);
     assert!(!again.is_refused() && again.bad.is_empty(), "what is shown cannot be read: {again:?}");
     let values = |report: &EnvReport| report.variables.iter().map(|report| report.value.clone()).collect::<Vec<_>>();
     assert_eq!(values(&again), values(&report));

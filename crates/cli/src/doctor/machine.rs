@@ -1,28 +1,26 @@
 //! The machine around the pool: nodes, huge pages, limits, control groups, pressure, swap.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use crate::backend::{self, GRANULE_BYTES, Source};
-use crate::config::text::format_about;
-use crate::config::{Config, LedgerName, PressureSource, env};
-use crate::finding::Finding;
-use crate::ledger;
+use pinpool::backend::{GRANULE_BYTES, MlockSource, Source};
+use pinpool::config::text::format_about;
+use pinpool::config::{LedgerName, env};
+use pinpool::{Config, Finding, PressureSource, ledger};
 use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
-use pinpool_os::host::{self, HostMemory, LimitOrigin};
+use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};
 
 /// Fewer open files or threads than this are soon used up by a loader.
 const FEW: u64 = 256;
 
 /// Everything of the machine that a pool meets.
-pub(super) fn examine(config: &Config, chosen: Option<&Arc<dyn Source>>, max_bytes: Option<u64>) -> Vec<Finding> {
+pub(super) fn examine(config: &Config, chosen: Option<&dyn Source>, max_bytes: Option<u64>) -> Vec<Finding> {
     let root = Path::new("/");
     let (rules, process, memory) = (limits::memory_rules(root), limits::process_limits(root), host::memory(root));
     let backend = chosen.map_or("", |source| source.name());
     vec![
         numa(&host::numa_nodes(root), chosen.and_then(|source| source.numa_node())),
         huge_pages(&rules),
-        locked(&process, backend::lock_limit(), backend),
+        locked(&process, MlockSource::new().lock_limit(), backend),
         addresses(&process, max_bytes),
         count("open-files", "ulimit -n", process.open_files),
         count("threads", "ulimit -u", process.threads),
@@ -30,7 +28,7 @@ pub(super) fn examine(config: &Config, chosen: Option<&Arc<dyn Source>>, max_byt
         of_memory(memory.as_ref()),
         overcommit(&rules),
         swap(&rules, chosen.is_some_and(|source| source.is_pinned())),
-        pressure(&config.pressure, config.pressure.open().is_some()),
+        pressure(&config.pressure, PressureGauge::of_kernel(root).is_some()),
         container(&rules),
         ledger(config, env::is_one_of_several()),
     ]
@@ -73,10 +71,9 @@ fn ledger(config: &Config, is_one_of_several: bool) -> Finding {
         LedgerName::Auto if !is_one_of_several => {
             return Finding::ok(CHECK, "none: nothing shows that this process is one of several on the host");
         }
-        LedgerName::Auto => "auto",
-        LedgerName::Named(name) => name,
+        name => name.to_string(),
     };
-    match ledger::report(name) {
+    match ledger::report(&name) {
         Ok(Some(report)) if !report.owners.is_empty() => {
             let ceiling = report.max_bytes.map_or_else(|| "none".to_owned(), format_about);
             let (held, owners) = (format_about(report.held_bytes), report.owners.len());

@@ -2,16 +2,17 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::SETTINGS;
-use super::probe::{Answer, Asker, BACKENDS, after_trial, of_error, options};
-use crate::backend::{self, Backend, GRANULE_BYTES, HeapSource, MlockSource, PAGE_BYTES, Source, trial};
-use crate::config::text::format_about;
-use crate::config::{Config, Preset};
-use crate::finding::{Finding, Level};
-use crate::pool::{ceiling_in_bytes, pin_threads};
+use pinpool::backend::{self, Chosen, GRANULE_BYTES, HeapSource, MlockSource, PAGE_BYTES, Source, SourceError};
+use pinpool::config::text::format_about;
+use pinpool::{Backend, Config, Finding, Level, Preset};
 use pinpool_os::host;
+
+use super::probe::{Answer, Asker, BACKENDS, of_error, tried};
+
+/// The check of everything that is wrong with the settings.
+pub(super) const SETTINGS: &str = "settings";
 
 /// Bytes that are page-locked to see how fast that is.
 const SAMPLE_BYTES: usize = 64 << 20;
@@ -20,14 +21,13 @@ const SAMPLE_DIVISOR: u64 = 16;
 
 /// What a reserve would take.
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub struct ReservePlan {
+pub(super) struct ReservePlan {
     /// Bytes asked for.
-    pub bytes: u64,
+    pub(super) bytes: u64,
     /// Whether they fit under the ceiling, into the memory that is available, and under the limit of locked memory.
-    pub fits: bool,
+    pub(super) fits: bool,
     /// The time that pinning them takes, from the speed of a sample; `None` if no sample could be pinned.
-    pub estimate: Option<Duration>,
+    pub(super) estimate: Option<Duration>,
 }
 
 /// The back-ends after their trial.
@@ -42,8 +42,8 @@ pub(super) struct Tried {
 
 /// Pins a little with every back-end, and sees which one a pool takes.
 pub(super) fn try_all(config: &Config, gpu: &Answer, asker: Asker<'_>) -> Tried {
-    let (mut max_bytes, mut ceiling) = ceiling_in_bytes(config);
-    let mut answers: Vec<_> = BACKENDS.into_iter().map(|name| asker.backend(name, config, gpu)).collect();
+    let (mut max_bytes, mut ceiling) = config.ceiling_on_host();
+    let mut answers: Vec<_> = BACKENDS.into_iter().map(|name| asker.backend(name, gpu)).collect();
     let first_ok = answers.iter().map(|answer| &answer.finding).find(|finding| finding.level == Level::Ok);
     let first_ok = first_ok.map(|finding| finding.check);
     for Answer { finding, .. } in answers.iter_mut().filter(|answer| answer.is_deadly && !gpu.is_deadly) {
@@ -52,13 +52,12 @@ pub(super) fn try_all(config: &Config, gpu: &Answer, asker: Asker<'_>) -> Tried 
     }
     let deadly = std::iter::once(gpu).chain(&answers).filter(|answer| answer.is_deadly);
     let not_here: Vec<_> = deadly.map(|answer| (answer.finding.check, answer.finding.found.clone())).collect();
-    let options = options(config, &not_here);
     let mut findings: Vec<_> = answers.into_iter().map(|answer| answer.finding).collect();
     let without_mlock = if first_ok.is_some() { Level::Note } else { Level::Warning };
-    findings.push(grow("mlock", &MlockSource::new(), without_mlock));
-    findings.push(grow("heap", &HeapSource::new(), Level::Error));
+    findings.push(tried("mlock", &MlockSource::new(), config.device, without_mlock));
+    findings.push(tried("heap", &HeapSource::new(), config.device, Level::Error));
 
-    let chosen = match backend::choose(&config.backend, options) {
+    let chosen = match config.choose_source(&not_here) {
         Ok(chosen) => {
             if let Some(limit_bytes) = chosen.lock_limit_bytes {
                 (max_bytes, ceiling) = (Some(limit_bytes), "the limit of locked memory (ulimit -l)".to_owned());
@@ -76,17 +75,12 @@ pub(super) fn try_all(config: &Config, gpu: &Answer, asker: Asker<'_>) -> Tried 
         }
     };
     findings.push(of_ceiling(max_bytes, &ceiling, config));
-    let works = chosen.as_ref().is_some_and(|source| trial::grow(&**source, None, trial::NO_COPY).is_ok());
+    let works = chosen.as_ref().is_some_and(|source| backend::try_out(&**source, config.device).is_ok());
     Tried { findings, chosen, works, max_bytes }
 }
 
-/// The finding after a small acquisition from `source`, of this level if it fails.
-fn grow(name: &'static str, source: &dyn Source, level: Level) -> Finding {
-    after_trial(name, source, trial::grow(source, None, trial::NO_COPY), level)
-}
-
 /// The back-end that a pool takes, and why not a better one.
-fn choice(config: &Config, chosen: &backend::Chosen) -> Finding {
+fn choice(config: &Config, chosen: &Chosen) -> Finding {
     let source = &chosen.source;
     let kind = match (source.is_pinned(), source.needs_gpu()) {
         (true, true) => "page-locked for the GPU",
@@ -147,7 +141,7 @@ pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Opti
     let memory = host::memory(Path::new("/"));
     let available = memory.as_ref().map_or(u64::MAX, |memory| memory.available_bytes);
     let sample = sample_bytes(max_bytes, available);
-    let took = trial::reserve(source, sample, pin_threads(config));
+    let took = time_to_pin(source, sample, config);
     let estimate = took.as_ref().ok().map(|took| took.mul_f64((bytes as f64 / sample as f64).min(1e9)));
     let mut findings = vec![match took {
         Ok(took) => {
@@ -168,7 +162,7 @@ pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Opti
         return Planned { findings, reserve: None };
     }
     let asked = format_about(bytes);
-    let is_lock_limit = source.name() == "mlock" && max_bytes.is_some() && backend::lock_limit() == max_bytes;
+    let is_lock_limit = source.name() == "mlock" && max_bytes.is_some() && MlockSource::new().lock_limit() == max_bytes;
     let too_much = reserve_problem(config, max_bytes, available, bytes, is_lock_limit);
     let fits = too_much.is_none() && estimate.is_some();
     findings.push(match (too_much, estimate) {
@@ -180,6 +174,17 @@ pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Opti
             .remedy("see the back-end above"),
     });
     Planned { findings, reserve: Some(ReservePlan { bytes, fits, estimate }) }
+}
+
+/// The time in which `source` gives `bytes` as a reserve.
+#[allow(unsafe_code)] // Gives back what it takes.
+fn time_to_pin(source: &dyn Source, bytes: usize, config: &Config) -> Result<Duration, SourceError> {
+    let threads = config.pin_threads_on_host();
+    let begun = Instant::now();
+    let region = source.acquire_fast(bytes, threads, &|_| {})?;
+    let took = begun.elapsed();
+    // SAFETY: acquired above from this source; no reference into it was made.
+    unsafe { source.release(region) }.map(|()| took)
 }
 
 /// Why a reserve of `bytes` does not fit, and what helps.

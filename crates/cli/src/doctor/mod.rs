@@ -1,7 +1,15 @@
 //! `pinpool doctor`: what this machine has for pinned memory, and what to do about the rest.
 //!
-//! The library's [`doctor`](pinpool::doctor) looks; this prints, and turns the verdict into an exit status. Each question to
-//! the driver is asked by this program started again, so that a driver that ends the process is a row of the report.
+//! [`examine`] looks; this prints, and turns the verdict into an exit status. Each question to the driver is asked by this
+//! program started again, so that a driver that ends the process is a row of the report.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `examine` | what is looked at, in the order of the report |
+//! | `machine` | the machine around the pool: nodes, limits, control groups, pressure |
+//! | `memory` | each back-end tried, the one that a pool takes, what a reserve costs there |
+//! | `probe` | one question to the driver, and its answer as text |
+//! | `unmet` | for `pinpool env`: what the settings ask for and this machine does not have |
 
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -9,12 +17,20 @@ use std::{env, io, thread};
 
 use clap::Args;
 use pinpool::config::text::{parse_bytes, parse_duration};
-use pinpool::doctor::{Diagnosis, Examination, examine_apart, probe};
 use serde::Serialize;
 
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::columns_left;
 use pinpool_cli::terminal::Terminal;
+
+mod examine;
+mod machine;
+mod memory;
+mod probe;
+mod unmet;
+
+use examine::{Diagnosis, Examination, examine, probe};
+pub(crate) use unmet::unmet;
 
 /// Looks at GPU, driver, back-ends, limits and settings, and says what to do
 ///
@@ -55,7 +71,7 @@ const PROBE: &str = "doctor-probe";
 
 pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), ExitError> {
     let examination = Examination { device: args.device, reserve_bytes: args.reserve };
-    let diagnosis = examine_apart(&examination, &|name| ask_apart(name, args.device, args.probe_limit));
+    let diagnosis = examine(&examination, &|name| ask_apart(name, args.device, args.probe_limit));
     let verdict = if diagnosis.has_bad_settings() {
         Err(ExitError::Settings)
     } else if diagnosis.is_ready() {

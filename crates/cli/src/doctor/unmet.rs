@@ -2,24 +2,22 @@
 
 use std::path::Path;
 
-use super::memory::reserve_problem;
-use crate::backend;
-use crate::config::{Config, PressureSource, Settings, env};
-use crate::finding::{Finding, Level};
-use crate::pool::ceiling_in_bytes;
+use pinpool::config::EnvReport;
+use pinpool::{Config, Finding, Level, PressureSource, backend};
 use pinpool_os::host;
 
-/// What the settings of the environment ask for and this machine does not have, one finding for each setting; none where
+use super::memory::reserve_problem;
+
+/// What the settings of the environment `env` ask for and this machine does not have, one finding for each setting; none where
 /// two of them contradict each other. Pins nothing, opens no trace and no socket.
-pub fn unmet() -> Vec<Finding> {
-    let (settings, _) = env::read_process(env::PREFIX);
-    let is_device_set = settings.device.is_some();
-    let (config, problems) = Settings::examine(settings);
-    if !problems.is_empty() {
+pub(crate) fn unmet(env: &EnvReport) -> Vec<Finding> {
+    if !env.contradictions.is_empty() {
         return Vec::new();
     }
-    let device = is_device_set.then(|| device(&config)).flatten();
-    [reserve(&config), numa_node(&config), pressure(&config), device, trace(&config), socket(&config)]
+    let config = &env.config;
+    let is_set = |name| env.variables.iter().any(|variable| variable.name == name && variable.origin == "environment");
+    let device = is_set("PINPOOL_DEVICE").then(|| device(config)).flatten();
+    [reserve(config), numa_node(config), pressure(config), device, trace(config), socket(config)]
         .into_iter()
         .flatten()
         .collect()
@@ -27,7 +25,7 @@ pub fn unmet() -> Vec<Finding> {
 
 fn reserve(config: &Config) -> Option<Finding> {
     let available_bytes = host::memory(Path::new("/")).map_or(u64::MAX, |memory| memory.available_bytes);
-    let max_bytes = ceiling_in_bytes(config).0;
+    let max_bytes = config.ceiling_on_host().0;
     let (found, remedy) = reserve_problem(config, max_bytes, available_bytes, config.reserve_bytes, false)?;
     Some(Finding::error("PINPOOL_RESERVE", found).remedy(remedy))
 }

@@ -1,15 +1,10 @@
-//! One question to the driver, asked in this process or, by the caller of [`examine_apart`](super::examine_apart), in another.
+//! One question to the driver, asked in a process of its own, and its answer as text.
 //!
-//! A driver that ends the process, or never answers, is then a finding, and is not asked again in this process.
+//! A driver that ends that process, or never answers, is a finding, and is not asked again in this process.
 
-use std::path::Path;
-
-use crate::backend::{self, PinOptions, Source, trial};
-use crate::config::text::format_about;
-use crate::config::{Config, Preset};
-use crate::error::SourceError;
-use crate::finding::{Finding, Level};
-use crate::pool::{ceiling_in_bytes, pin_threads};
+use pinpool::backend::{self, Source, SourceError, Trial};
+use pinpool::config::text::format_about;
+use pinpool::{Config, Finding, Level};
 
 /// The question whether there is a device.
 pub(super) const GPU: &str = "gpu";
@@ -22,15 +17,15 @@ pub(super) fn answer(name: &str, config: &Config) -> Option<String> {
         return Some(encode(&backend::gpu(config.device)));
     }
     let name = BACKENDS.into_iter().find(|backend| *backend == name)?;
-    Some(encode(&tried_here(name, config, &backend::gpu(config.device))))
+    Some(encode(&tried_here(name, config)))
 }
 
 /// Asks the question of this name in another process: the text of the answer, or how that process ended.
 pub(super) type Apart<'a> = &'a dyn Fn(&str) -> Result<String, String>;
 
-/// How questions are asked: in this process, or in others.
+/// Asks the questions in other processes.
 #[derive(Clone, Copy)]
-pub(super) struct Asker<'a>(pub(super) Option<Apart<'a>>);
+pub(super) struct Asker<'a>(pub(super) Apart<'a>);
 
 /// The answer to a question.
 pub(super) struct Answer {
@@ -41,22 +36,21 @@ pub(super) struct Answer {
 
 impl Asker<'_> {
     /// Whether there is a device.
-    pub(super) fn gpu(self, device: u32) -> Answer {
-        self.ask(GPU, || backend::gpu(device))
+    pub(super) fn gpu(self) -> Answer {
+        self.ask(GPU)
     }
 
     /// What a back-end does with a little memory.
-    pub(super) fn backend(self, name: &'static str, config: &Config, gpu: &Answer) -> Answer {
+    pub(super) fn backend(self, name: &'static str, gpu: &Answer) -> Answer {
         if gpu.is_deadly {
             let finding = Finding::note(name, "not tried, since the driver does not answer");
             return Answer { finding, is_deadly: true };
         }
-        self.ask(name, || tried_here(name, config, &gpu.finding))
+        self.ask(name)
     }
 
-    fn ask(self, name: &'static str, here: impl FnOnce() -> Finding) -> Answer {
-        let Some(apart) = self.0 else { return Answer { finding: here(), is_deadly: false } };
-        let how = match apart(name).map(|text| decode(name, &text)) {
+    fn ask(self, name: &'static str) -> Answer {
+        let how = match (self.0)(name).map(|text| decode(name, &text)) {
             Ok(Some(finding)) => return Answer { finding, is_deadly: false },
             Ok(None) => "gave no answer".to_owned(),
             Err(how) => how,
@@ -66,50 +60,25 @@ impl Asker<'_> {
     }
 }
 
-/// The settings of a pool, as far as they say how memory is pinned.
-pub(super) fn options<'a>(config: &Config, not_here: &'a [(&'static str, String)]) -> PinOptions<'a> {
-    PinOptions {
-        root: Path::new("/"),
-        device: config.device,
-        node: config.numa_node,
-        threads: pin_threads(config),
-        arena: config.preset == Preset::Adaptive,
-        max_bytes: ceiling_in_bytes(config).0,
-        handle_types: config.handle_types,
-        hugetlb: config.hugetlb,
-        write_combined: config.write_combined,
-        not_here,
+fn tried_here(name: &'static str, config: &Config) -> Finding {
+    match config.driver_source(name) {
+        Ok(source) => tried(name, &*source, config.device, Level::Warning),
+        Err(finding) => finding,
     }
 }
 
-fn tried_here(name: &'static str, config: &Config, gpu: &Finding) -> Finding {
-    let insists = config.backend.name() == name;
-    match backend::driver_source(name, options(config, &[]), insists) {
-        Ok(source) => match trial::of_driver(&*source, config.device, None).transpose() {
-            Some(tried) => after_trial(name, &*source, tried, Level::Warning),
-            None => Finding::note(name, "a capture forbids its trial at this moment"),
-        },
-        Err(_) if gpu.level != Level::Ok => Finding::note(name, "needs a GPU and its driver"),
-        Err(why) => Finding::warning(name, why),
-    }
-}
-
-/// The finding after the trial of `source`, of this level if it failed.
-pub(super) fn after_trial(
-    name: &'static str,
-    source: &dyn Source,
-    tried: Result<(usize, std::time::Duration), SourceError>,
-    level: Level,
-) -> Finding {
-    match tried {
+/// The finding after a trial of `source`, of this level if it fails.
+pub(super) fn tried(name: &'static str, source: &dyn Source, device: u32, level: Level) -> Finding {
+    match backend::try_out(source, device) {
         // Pages that are not locked come when they are touched.
-        Ok((bytes, _)) if !source.is_pinned() => {
+        Ok(Some(Trial { bytes, .. })) if !source.is_pinned() => {
             Finding::ok(name, format!("took {} and gave it back", format_about(bytes as u64)))
         }
-        Ok((bytes, took)) => {
+        Ok(Some(Trial { bytes, took, .. })) => {
             let (bytes, millis) = (format_about(bytes as u64), took.as_secs_f64() * 1e3);
             Finding::ok(name, format!("took {bytes} in {millis:.2} ms and gave it back"))
         }
+        Ok(None) => Finding::note(name, "a capture forbids its trial at this moment"),
         Err(error) => of_error(name, level, error),
     }
 }
@@ -149,8 +118,9 @@ mod tests {
             Finding::warning("vmm", "one\nline").remedy("do this"),
             Finding::error("vmm", ""),
         ] {
-            let found = finding.found.replace('\n', " ");
-            assert_eq!(decode("vmm", &encode(&finding)), Some(Finding { found, ..finding }));
+            let mut expected = finding.clone();
+            expected.found = finding.found.replace('\n', " ");
+            assert_eq!(decode("vmm", &encode(&finding)), Some(expected));
         }
         for text in ["", "ok", "fine\nfound\n\n"] {
             assert_eq!(decode("vmm", text), None, "{text:?}");

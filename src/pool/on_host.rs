@@ -1,0 +1,92 @@
+//! What settings mean on this machine: the ceiling in bytes, the threads that pin, the source of memory.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::backend::{self, Chosen, PinOptions, Source};
+use crate::config::{Ceiling, Config, Preset};
+use crate::engine::{AutoCeiling, CeilingSource};
+use crate::error::Result;
+use crate::finding::{Finding, Level};
+
+impl Config {
+    /// The ceiling of a pool with these settings on this machine, in bytes, and its origin in words; `None` where the pool has
+    /// no ceiling. The limit of locked memory may lower it: [`Chosen::lock_limit_bytes`].
+    pub fn ceiling_on_host(&self) -> (Option<u64>, String) {
+        let (root, pools_per_host) = (PathBuf::from("/"), self.pools_per_host);
+        let source = CeilingSource { root, pools_per_host, lock_limit_bytes: None };
+        let (max_bytes, origin, _) = ceiling_by(self, &source);
+        (max_bytes, origin)
+    }
+
+    /// The threads that touch new memory at once in a pool with these settings: as many as are set, else one for each core that
+    /// the process may use.
+    pub fn pin_threads_on_host(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.pin_threads.map_or_else(cores, |threads| usize::try_from(threads).unwrap_or(usize::MAX))
+    }
+
+    /// The source that a pool with these settings takes its memory from, chosen as
+    /// [`PoolBuilder::build`](crate::PoolBuilder::build) does, and why better ones are not. The back-ends named in `without`,
+    /// each with the reason, are not tried: those of a driver that would end this process, and `gpu` for all of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_setting`](crate::Error::is_setting) or [`Error::is_backend`](crate::Error::is_backend), as
+    /// [`PoolBuilder::build`](crate::PoolBuilder::build).
+    pub fn choose_source(&self, without: &[(&'static str, String)]) -> Result<Chosen> {
+        backend::choose(&self.backend, pin_options(self, Path::new("/"), self.ceiling_on_host().0, without))
+    }
+
+    /// The source of the driver that has this name (`vmm`, `register` or `cuda`), whether or not a pool with these settings
+    /// would choose it. [`try_out`](crate::backend::try_out) tries it.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be had: a note where there is no GPU or no such source, else a warning.
+    pub fn driver_source(&self, name: &'static str) -> Result<Arc<dyn Source>, Finding> {
+        if !["vmm", "register", "cuda"].contains(&name) {
+            return Err(Finding::note(name, "no back-end of the driver"));
+        }
+        let options = pin_options(self, Path::new("/"), self.ceiling_on_host().0, &[]);
+        backend::driver_source(name, options, self.backend.name() == name).map_err(|why| {
+            match backend::gpu(self.device).level {
+                Level::Ok => Finding::warning(name, why),
+                _ => Finding::note(name, "needs a GPU and its driver"),
+            }
+        })
+    }
+}
+
+/// How a pool with these settings pins memory of the machine below `root`, under a ceiling of `max_bytes`.
+pub(super) fn pin_options<'a>(
+    config: &Config,
+    root: &'a Path,
+    max_bytes: Option<u64>,
+    not_here: &'a [(&'static str, String)],
+) -> PinOptions<'a> {
+    PinOptions {
+        root,
+        device: config.device,
+        node: config.numa_node,
+        threads: config.pin_threads_on_host(),
+        arena: config.preset == Preset::Adaptive,
+        max_bytes,
+        handle_types: config.handle_types,
+        hugetlb: config.hugetlb,
+        write_combined: config.write_combined,
+        not_here,
+    }
+}
+
+/// The ceiling in bytes, its origin for the log, and what `auto` follows.
+pub(super) fn ceiling_by(config: &Config, source: &CeilingSource) -> (Option<u64>, String, Option<AutoCeiling>) {
+    match config.max_bytes {
+        Ceiling::None => (None, "none".to_owned(), None),
+        Ceiling::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes"), None),
+        Ceiling::Auto => match source.auto(0) {
+            None => (None, "none, since the memory of the machine is not known".to_owned(), None),
+            Some((auto, bytes, why)) => (Some(bytes), format!("{bytes} bytes ({why})"), Some(auto)),
+        },
+    }
+}
