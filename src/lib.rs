@@ -81,8 +81,6 @@ pub mod backend;
 pub mod config;
 pub mod copy;
 pub mod ledger;
-#[cfg(feature = "metrics")]
-pub mod metrics;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 

@@ -52,7 +52,10 @@ use crate::verdict::Judge;
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::AtomicBool;
+use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
+
+/// Pools and partitions that this process has made.
+static POOLS: AtomicU64 = AtomicU64::new(0);
 
 /// A snapshot whose sums do not hold is taken so often.
 const SNAPSHOT_TRIES: u32 = 8;
@@ -96,6 +99,8 @@ pub(crate) fn recorded(source: Arc<dyn Source>, recorder: Option<&Arc<Recorder>>
 pub(crate) struct Core {
     generation: ForkGeneration,
     process: u32,
+    /// Among the pools of the process.
+    number: u64,
     config: Config,
     log: Arc<PoolLog>,
     stock: Stock<Self>,
@@ -136,6 +141,8 @@ impl Core {
         let core = Arc::new(Self {
             generation: ForkGeneration::now(),
             process: std::process::id(),
+            // Relaxed: a number on its own.
+            number: POOLS.fetch_add(1, Ordering::Relaxed),
             stock: Stock::new(&config, backing, log.clone(), recorder),
             in_flight: InFlight::new(),
             waiters: Waiters::default(),
@@ -443,7 +450,9 @@ impl Core {
     pub(crate) fn stats(&self) -> Stats {
         let (preset, source) = (self.config.preset.name(), self.backing().source());
         let name = self.name().map(str::to_owned);
-        let stats = Stats { name, preset, backend: source.name(), is_pinned: source.is_pinned(), ..Stats::default() };
+        let (number, is_partition) = (self.number, self.backing().is_partition());
+        let (backend, is_pinned) = (source.name(), source.is_pinned());
+        let stats = Stats { name, number, is_partition, preset, backend, is_pinned, ..Stats::default() };
         if self.is_forked() {
             return stats;
         }

@@ -19,7 +19,7 @@ pub struct Histogram {
 
 impl Histogram {
     /// Adds an event.
-    pub(crate) fn record(&mut self, took: Duration) {
+    pub fn record(&mut self, took: Duration) {
         self.min = if self.count == 0 { took } else { self.min.min(took) };
         self.max = self.max.max(took);
         self.count += 1;

@@ -44,6 +44,10 @@ use crate::policy::Window;
 pub struct Stats {
     /// Name of the pool ([`PoolBuilder::name`](crate::PoolBuilder::name)), or of the partition behind that of its parent.
     pub name: Option<String>,
+    /// Number of the pool or partition among those of its process, which is not used again.
+    pub number: u64,
+    /// Whether it is a [partition](crate::Pool::partition).
+    pub is_partition: bool,
     /// Name of the preset.
     pub preset: &'static str,
     /// Name of the source of the memory.

@@ -5,7 +5,7 @@
 //!
 //! ```
 //! let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).name("train").build()?;
-//! let reporter = pinpool::metrics::Reporter::new(&pool);
+//! let reporter = pinpool_metrics::Reporter::new(&pool);
 //! drop(pool.get(1 << 20)?);
 //! reporter.report(); // to the recorder that the program installed
 //! # Ok::<(), pinpool::Error>(())
@@ -31,10 +31,10 @@
 //! | `pinpool.pending_requests` | gauge | |
 //! | `pinpool.in_flight.oldest_time` | gauge, seconds | |
 //! | `pinpool.gets` | counter | `result`: `hit`, `miss`, `failed` |
-//! | `pinpool.misses` | counter | `reason`: a field of [`MissReasons`](crate::MissReasons) |
-//! | `pinpool.evictions` | counter | `reason`: a field of [`EvictionReasons`](crate::EvictionReasons) |
+//! | `pinpool.misses` | counter | `reason`: a field of [`MissReasons`](pinpool::MissReasons) |
+//! | `pinpool.evictions` | counter | `reason`: a field of [`EvictionReasons`](pinpool::EvictionReasons) |
 //! | `pinpool.timeouts`, `pinpool.fallbacks`, `pinpool.limit.raises` | counter | |
-//! | `pinpool.requested.bytes`, `pinpool.given.bytes` | counter | [`Requested`](crate::Requested) |
+//! | `pinpool.requested.bytes`, `pinpool.given.bytes` | counter | [`Requested`](pinpool::Requested) |
 //! | `pinpool.pinned.bytes`, `pinpool.released.bytes` | counter | sums over all calls |
 //! | `pinpool.call.failures` | counter | `call`: `pin`, `unpin`, `remap` |
 //! | `pinpool.create_time`, `pinpool.release_time` | histogram, seconds | a page-lock; a release |
@@ -48,15 +48,11 @@
 //! [`bucket_bounds`] shows exactly what the pool counted.
 
 use std::f64::consts::SQRT_2;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ::metrics::{Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
-
-use crate::engine::Core;
-use crate::pool::Pool;
-use crate::stats::{Histogram, Stats};
-use pinpool_os::sync::plain::Mutex;
+use metrics::{Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use parking_lot::Mutex;
+use pinpool::{Histogram, Pool, Stats};
 
 /// What a metric is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,11 +154,10 @@ const TIMES: usize = 5;
 /// The first of them are those of its calls.
 const CALL_TIMES: usize = 2;
 
-/// What was passed on of a pool's durations. The pool is not known by its name, which partitions may share; while it is kept
-/// here, no other has its address.
+/// What was passed on of a pool's durations. The pool is known by its number, since partitions may share a name.
 #[derive(Debug)]
 struct Reported {
-    pool: Weak<Core>,
+    pool: u64,
     times: [Histogram; TIMES],
 }
 
@@ -181,20 +176,13 @@ impl Reporter {
     pub fn report(&self) {
         // The figures come under the lock, so that two threads pass no duration on twice; the recorder is called behind it.
         let mut reported = self.reported.lock();
-        let mut pools = vec![self.pool.core().clone()];
-        pools.extend(self.pool.core().existing_partitions());
-        let news: Vec<_> = pools
-            .iter()
-            .map(|pool| {
-                let stats = pool.stats();
-                let times = news_of(pool, &stats, &mut reported);
-                (stats, times)
-            })
-            .collect();
-        reported.retain(|known| pools.iter().any(|pool| known.is_of(pool)));
+        let mut pools = vec![self.pool.stats()];
+        pools.extend(self.pool.partition_stats());
+        let news: Vec<_> = pools.iter().map(|stats| news_of(stats, &mut reported)).collect();
+        reported.retain(|known| pools.iter().any(|stats| known.pool == stats.number));
         drop(reported);
-        for (pool, (stats, times)) in pools.iter().zip(news) {
-            record(&stats, times, pool.backing().is_partition());
+        for (stats, times) in pools.iter().zip(news) {
+            record(stats, times);
         }
     }
 }
@@ -209,20 +197,14 @@ fn times(stats: &Stats) -> [(&'static str, Histogram); TIMES] {
     ]
 }
 
-impl Reported {
-    fn is_of(&self, pool: &Arc<Core>) -> bool {
-        std::ptr::eq(self.pool.as_ptr(), Arc::as_ptr(pool))
-    }
-}
-
 /// The durations that came since the last report.
-fn news_of(pool: &Arc<Core>, stats: &Stats, reported: &mut Vec<Reported>) -> Vec<(&'static str, Durations)> {
+fn news_of(stats: &Stats, reported: &mut Vec<Reported>) -> Vec<(&'static str, Durations)> {
     let now = times(stats);
     let passed_on = now.map(|(_, time)| time);
-    let before = match reported.iter_mut().find(|known| known.is_of(pool)) {
+    let before = match reported.iter_mut().find(|known| known.pool == stats.number) {
         Some(known) => std::mem::replace(&mut known.times, passed_on),
         None => {
-            reported.push(Reported { pool: Arc::downgrade(pool), times: passed_on });
+            reported.push(Reported { pool: stats.number, times: passed_on });
             Default::default()
         }
     };
@@ -247,7 +229,8 @@ fn since(now: &Histogram, before: &Histogram) -> Durations {
 }
 
 #[allow(clippy::cast_precision_loss)] // Gauges are floating.
-fn record(stats: &Stats, times: Vec<(&'static str, Durations)>, is_partition: bool) {
+fn record(stats: &Stats, times: Vec<(&'static str, Durations)>) {
+    let is_partition = stats.is_partition;
     let pool =
         vec![Label::new("pool.name", stats.name.clone().unwrap_or_default()), Label::new("backend", stats.backend)];
     let with = |name: &'static str, value: &'static str| {

@@ -1,8 +1,8 @@
 #![allow(clippy::print_stdout)] // An example that shows something.
 //! The statistics of a pool over HTTP, for Prometheus.
 //!
-//! `cargo run --example prometheus --features metrics [ADDRESS]` serves on 127.0.0.1:9464 until it is stopped, while a few
-//! threads use the pool. `prometheus --config.file=examples/prometheus/prometheus.yml` scrapes it; `grafana.json` is a
+//! `cargo run -p pinpool-metrics --example prometheus [ADDRESS]` serves on 127.0.0.1:9464 until it is stopped, while a few
+//! threads use the pool. `prometheus --config.file=crates/metrics/examples/prometheus/prometheus.yml` scrapes it; `grafana.json` is a
 //! dashboard to import into Grafana. The pool takes its settings from `PINPOOL_*`.
 
 use std::error::Error;
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let handle = recorder.handle();
     metrics::set_global_recorder(recorder)?;
     let pool = Pool::builder().name("train").build()?;
-    let reporter = pinpool::metrics::Reporter::new(&pool);
+    let reporter = pinpool_metrics::Reporter::new(&pool);
     for worker in 0..4usize {
         let pool = pool.clone();
         thread::spawn(move || load(&pool, worker));

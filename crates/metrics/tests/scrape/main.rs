@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::PrometheusHandle;
-use pinpool::metrics::{Kind, METRICS, Reporter};
 use pinpool::{Backend, Ceiling, OnFull, Pool, Stats};
+use pinpool_metrics::{Kind, METRICS, Reporter};
 
 #[path = "../../examples/prometheus/serve.rs"]
 mod serve;
@@ -197,7 +197,7 @@ fn the_dashboard_asks_for_metrics_of_this_crate_alone_and_for_each() {
 
 #[test]
 fn the_docs_name_each_metric() {
-    let docs = include_str!("../../src/metrics.rs");
+    let docs = include_str!("../../src/lib.rs");
     let table: String = docs.lines().filter(|line| line.starts_with("//! | `pinpool.")).collect();
     for metric in METRICS {
         assert!(table.contains(&format!("`{}`", metric.name)), "{} is not in the table", metric.name);
