@@ -33,7 +33,7 @@ fn converted(trace: &Path, format: &str) -> PathBuf {
 fn traces(dir: &Path) -> Vec<PathBuf> {
     let record = |name: &str, backend: &str| {
         let path = dir.join(name);
-        let mut load = pinpool(&["load", "--synthetic", "60", "--batch-files", "4", "--pool-size-limit", "2"]);
+        let mut load = pinpool(&["load", "--synthetic", "60", "--batch-files", "4", "--set", "POOL_SIZE_LIMIT=2"]);
         let ran = finish(load.env("PINPOOL_TRACE", &path).env("PINPOOL_BACKEND", backend));
         assert_eq!(ran.code(), 0, "{}", ran.stderr);
         path
