@@ -7,13 +7,11 @@
 //! | `map.rs` | the map of its memory |
 //! | `from_replay.rs` | a trace of gets and puts alone, replayed |
 //! | `timeline.rs` | what a trace shows over its time, and the figures of it |
-//! | `figure.rs` | what a figure shows, whatever draws it |
-//! | `draw.rs` | figures as SVG |
-//! | `style.rs` | colours and dashes |
-//! | `page.rs`, `page.html` | the page |
+//! | `figure.rs` | the report as one object: what figures show, whatever draws them |
+//! | `svg.rs`, `figure.css` | figures as SVG |
+//! | `page.rs`, `page.html`, `page.css` | the page |
 //! | `escape.rs` | untrusted text |
 
-mod draw;
 mod escape;
 mod figure;
 mod from_log;
@@ -21,7 +19,7 @@ mod from_recording;
 mod from_replay;
 mod map;
 mod page;
-mod style;
+mod svg;
 mod timeline;
 
 use std::error::Error;
@@ -31,8 +29,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use pinpool_replay::{Recording, Replay};
 
-use self::draw::{Place, svg};
-use self::page::Report;
+use self::figure::Report;
+use self::svg::{Place, svg};
 use crate::files::{in_file, named, why};
 use crate::input::{self, Kind, read_workload};
 use crate::set::Set;
@@ -124,7 +122,7 @@ fn read(path: &Path, name: &str, set: &Set, replay: &Replay) -> Result<(Report, 
 fn write_figures(dir: &Path, report: &Report) -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(dir).map_err(|error| named(dir, &why(&error)))?;
     for figure in &report.figures {
-        write(&dir.join(format!("{}.svg", figure.id)), &svg(figure, Place::File)?)?;
+        write(&dir.join(format!("{}.svg", figure.id)), &svg(figure, Place::File))?;
     }
     Ok(())
 }
