@@ -61,8 +61,8 @@ fn traces(dir: &Path) -> Vec<PathBuf> {
         fs::write(&path, text).unwrap();
         paths.push(path);
     }
-    let torch = dir.join("torch.pickle");
-    fs::copy(Path::new(crate::ROOT).join("tests/data/torch_snapshot/host.4.pickle"), &torch).unwrap();
+    let torch = dir.join("torch.trace");
+    fs::copy(Path::new(crate::ROOT).join("tests/data/torch_snapshot/host.trace"), &torch).unwrap();
     paths.push(torch);
     paths
 }
