@@ -150,6 +150,12 @@ impl Series {
     /// As many of the points as can be seen, which are in order of x.
     pub(super) fn new(name: impl Into<String>, shape: Shape, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
         let mut points: Vec<_> = { points.into_iter() }.filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
+        if shape == Shape::Steps {
+            // A value holds until the next one, and the last point says how far the line goes.
+            let last = points.len().saturating_sub(1);
+            let is_kept = |at: usize| at == 0 || at == last || points[at].1 != points[at - 1].1;
+            points = (0..points.len()).filter(|&at| is_kept(at)).map(|at| points[at]).collect();
+        }
         match shape {
             Shape::Line | Shape::Steps => points = thinned(&points, PARTS),
             Shape::Triangles | Shape::Crosses => points.truncate(MARKS_MAX),
@@ -275,6 +281,14 @@ mod tests {
         assert_eq!(number(-0.0001), "0");
         assert_eq!(number(100.0), "100");
         assert_eq!(number(f64::NAN), "?");
+    }
+
+    #[test]
+    fn points_that_change_nothing_are_left_out() {
+        let points = [(0.0, 1.0), (1.0, 1.0), (2.0, 5.0), (3.0, 5.0), (4.0, f64::NAN), (5.0, 5.0)];
+        let points_as = |shape| Series::new("x", shape, points).points;
+        assert_eq!(points_as(Shape::Steps), [(0.0, 1.0), (2.0, 5.0), (5.0, 5.0)]);
+        assert_eq!(points_as(Shape::Line).len(), 5, "the gap alone");
     }
 
     #[test]

@@ -152,7 +152,7 @@ impl Canvas {
         let scale = axis.unit.scale(x.1);
         let powers = powers_of_ten(x);
         let has_powers = axis.is_logarithmic && powers.len() > 1;
-        let at_x = if has_powers { powers } else { ticks(x, scale.factor, self.width / 95.0) };
+        let at_x = if has_powers { powers } else { ticks(x, scale.factor, self.width / 75.0) };
         for value in at_x {
             let place = plot.at(value, y.0).0;
             self.path("line grid", &format!("M{place:.1} {top:.1}V{bottom:.1}"));
