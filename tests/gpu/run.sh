@@ -129,8 +129,8 @@ for name in $steps; do
         ;;
     load)
         for backend in "${backends[@]}"; do
-            figure "load_synthetic_$backend" 60 pinpool load --require-gpu --verify --synthetic "${PINPOOL_GPU_FILES:-10000}" --backend "$backend"
-            figure "load_tree_$backend" 60 pinpool load --require-gpu --verify --backend "$backend" "${PINPOOL_GPU_TREE:-/usr/share}"
+            figure "load_synthetic_$backend" 60 pinpool load --require-gpu --verify --synthetic "${PINPOOL_GPU_FILES:-10000}" --set "BACKEND=$backend"
+            figure "load_tree_$backend" 60 pinpool load --require-gpu --verify --set "BACKEND=$backend" "${PINPOOL_GPU_TREE:-/usr/share}"
         done
         ;;
     peers)

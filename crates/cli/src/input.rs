@@ -8,7 +8,7 @@ use crate::files::{in_file, named};
 
 /// How a log of RMM begins.
 const RMM: &str = "Thread,Time,Action";
-/// How a snapshot of PyTorch's memory begins: a pickle of protocol 2 or later.
+/// How a pickle of protocol 2 or later begins, which is read as a trace is, and refused with what converts it.
 const PICKLE: u8 = 0x80;
 /// How a recording of a pool begins.
 pub(crate) const RECORDING: &[u8] = b"PINPOOLT";

@@ -18,6 +18,7 @@ mod replay;
 mod report;
 #[cfg(target_os = "linux")]
 mod run;
+mod set;
 mod top;
 mod trace;
 
@@ -96,7 +97,7 @@ fn main() -> ExitCode {
         Command::Env(args) => env::run(&args, &terminal),
         Command::Inspect(args) => inspect::run(&args, &terminal),
         Command::Ledger(args) => ledger::run(&args, &terminal),
-        Command::Report(args) => terminal.report(report::run(&args)),
+        Command::Report(args) => report::run(&args, &terminal),
         #[cfg(target_os = "linux")]
         Command::Run(args) => run::run(&args, &terminal),
         Command::Top(args) => top::run(&args, &terminal),

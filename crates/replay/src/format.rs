@@ -73,12 +73,12 @@ pub enum TraceError {
     /// A recording could not be read.
     #[error("{0}")]
     Recording(#[from] pinpool_observe::record::RecordingError),
-    /// A snapshot of PyTorch's memory could not be read, or holds nothing that can be used.
-    #[error("a snapshot of PyTorch's memory: {why}")]
-    Snapshot {
-        /// What is wrong with it.
-        why: String,
-    },
+    /// Not a trace, but what Python pickled: mostly a snapshot of PyTorch's memory.
+    #[error(
+        "this is a pickle: of a snapshot of PyTorch's memory, `python -m pinpool.torch.snapshot SNAPSHOT.pickle TRACE` \
+         makes a trace (Python package pinpool)"
+    )]
+    Pickle,
     /// A pool could not be built, or refused a get.
     #[error("{0}")]
     Pool(#[from] pinpool::Error),

@@ -18,21 +18,17 @@
 //! | `cost.rs` | what calls of a back-end take, fitted to a recording |
 //! | `usage.rs` | bytes by state over a recording |
 //! | `rmm.rs` | the logs of RMM, read as recordings |
-//! | `snapshot.rs` | snapshots of PyTorch's memory, read as recordings |
-//! | `pickle.rs` | data out of a Python pickle |
 
 mod cost;
 mod format;
 mod input;
 mod kind;
 mod open;
-mod pickle;
 mod player;
 mod priced;
 mod replay;
 mod report;
 mod rmm;
-mod snapshot;
 mod usage;
 mod variables;
 mod watch;

@@ -1,12 +1,11 @@
-//! A trace of any kind, told by its first bytes: a recording of a pool, a log of RMM, a snapshot of PyTorch, or text.
+//! A trace of any kind, told by its first bytes: a recording of a pool, a log of RMM, or text.
 
 use std::collections::HashSet;
 use std::path::Path;
 
 use super::format::{TraceError, TraceOp, TraceReader};
 use super::input::Input;
-use super::pickle::Pickle;
-use super::{rmm, snapshot};
+use super::rmm;
 use pinpool_observe::record::{Event, PoolDescription, Record, Recording};
 
 /// Most records that the `r` and `s` lines of a text are written out as.
@@ -46,12 +45,12 @@ pub(super) enum Trace {
 pub(super) fn read_file(input: Input) -> Result<Trace, TraceError> {
     let is_recording = Recording::is_begun_by(input.first());
     let is_rmm = input.first().starts_with(rmm::HEAD.as_bytes());
-    let is_snapshot = Pickle::is_begun_by(input.first());
+    let is_pickle = matches!(input.first(), [0x80, 2..=5, ..]);
     let bytes = input.into_bytes();
     Ok(match () {
         () if is_recording => Trace::Recording(Recording::read(bytes)?),
         () if is_rmm => Trace::Recording(rmm::read(bytes)?),
-        () if is_snapshot => Trace::Recording(snapshot::read(bytes)?),
+        () if is_pickle => return Err(TraceError::Pickle),
         () => Trace::Text(TraceReader::new(bytes)?),
     })
 }

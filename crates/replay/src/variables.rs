@@ -21,26 +21,22 @@ const FOLLOWED: [&str; 10] = [
 ];
 
 impl Replay {
-    /// A replay under these variables, each as `NAME=VALUE`; the prefix may be left out, and case does not count.
+    /// A replay under these variables, each with its value.
     ///
     /// # Errors
     ///
-    /// A variable that a replay cannot follow, one that is named twice, or a value that cannot be read; the text names it.
-    pub fn under<'a>(variables: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
-        let pairs = variables.into_iter().map(pair).collect::<Result<Vec<_>, _>>()?;
-        let mut names: Vec<_> = pairs.iter().map(|(name, _)| name).collect();
-        names.sort_unstable();
-        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(format!("{} is set twice; leave one of the two out", twice[0]));
-        }
-        if let Some((name, _)) = pairs.iter().find(|(_, value)| value.is_empty()) {
-            return Err(format!("{name} has no value; give one, or leave it out for its default"));
+    /// A variable that a replay cannot follow, a value that cannot be read, or settings that contradict each other; the text
+    /// names it.
+    pub fn under(variables: &[(String, String)]) -> Result<Self, String> {
+        if let Some((name, _)) = variables.iter().find(|(name, _)| !FOLLOWED.contains(&name.as_str())) {
+            let followed = FOLLOWED.map(|name| name.trim_start_matches(env::PREFIX)).join(", ");
+            return Err(format!("{name} has no effect in a replay, which follows {followed}"));
         }
         let builder = Pool::builder().without_env();
         let set = |builder: PoolBuilder, (name, value): &(String, String)| builder.variable(name, value);
-        let config = pairs.iter().try_fold(builder, set).and_then(|builder| builder.config());
+        let config = variables.iter().try_fold(builder, set).and_then(|builder| builder.config());
         let config = config.map_err(|error| error.to_string())?;
-        let is_set = |name: &str| pairs.iter().any(|(set, _)| set == name);
+        let is_set = |name: &str| variables.iter().any(|(set, _)| set == name);
         let max_bytes = match config.max_bytes {
             Ceiling::Bytes(bytes) if is_set("PINPOOL_MAX_BYTES") => Some(bytes),
             Ceiling::Auto if is_set("PINPOOL_MAX_BYTES") => {
@@ -67,20 +63,4 @@ impl Replay {
             ..Self::default()
         })
     }
-}
-
-fn pair(text: &str) -> Result<(String, String), String> {
-    let (name, value) =
-        text.split_once('=').ok_or_else(|| format!("`{text}` is not VARIABLE=VALUE (like MAX_BYTES=2GiB)"))?;
-    let name = name.trim().to_uppercase();
-    let name = if name.starts_with(env::PREFIX) { name } else { format!("{}{name}", env::PREFIX) };
-    if FOLLOWED.contains(&name.as_str()) {
-        return Ok((name, value.trim().to_owned()));
-    }
-    let known = env::VARIABLES.iter().any(|variable| variable.name == name);
-    let why = if known { "has no effect in a replay" } else { "is not a variable of pinpool" };
-    Err(format!(
-        "{name} {why}; a replay follows {}",
-        FOLLOWED.map(|name| name.trim_start_matches(env::PREFIX)).join(", ")
-    ))
 }

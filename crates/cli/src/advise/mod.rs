@@ -25,6 +25,7 @@ use self::search::Advice;
 use self::tries::{Advised, Try};
 use crate::files::{in_file, named};
 use crate::input::open_workload;
+use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::{columns, grouped};
 use pinpool_cli::terminal::Terminal;
@@ -47,9 +48,9 @@ pub(crate) struct AdviseArgs {
     #[arg(long, value_name = "SHARE", default_value = "0.1%", value_parser = share)]
     miss_target: f64,
 
-    /// Other settings, as variables: PINPOOL_IDLE_TIMEOUT=5min (the prefix may be left out)
-    #[arg(long, value_name = "A=1,B=2", value_delimiter = ',')]
-    set: Vec<String>,
+    /// Other settings, by the names of their variables: IDLE_TIMEOUT=5min
+    #[arg(long, value_name = "NAME=VALUE")]
+    set: Vec<Set>,
 
     /// Samples in a batch of each trace, in the order of the traces: gives the advice for batches of twice the first, unless
     /// --new-batch-size names another number
@@ -80,7 +81,9 @@ struct JsonAdvice<'a> {
 pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
     let (mut warnings, mut notes) = (Vec::new(), Vec::new());
     let bar = terminal.steps(verbosity);
-    let advised = advise(args, &bar, &mut warnings, &mut notes);
+    let set = Set::all(&args.set, terminal)?;
+    let replay = set.replay(terminal)?;
+    let advised = advise(args, &set, &replay, &bar, &mut warnings, &mut notes);
     bar.finish_and_clear();
     notes.iter().for_each(|note| terminal.message(note));
     warnings.iter().for_each(|warning| terminal.message(warning));
@@ -95,17 +98,16 @@ pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) 
 /// The text, and whether the target is met.
 fn advise(
     args: &AdviseArgs,
+    set: &Set,
+    replay: &Replay,
     bar: &ProgressBar,
     warnings: &mut Vec<String>,
     notes: &mut Vec<String>,
 ) -> Result<(String, bool), Box<dyn Error>> {
-    let searched = |name: &&str| matches!(name.trim_start_matches("PINPOOL_"), "MAX_BYTES" | "POOL_SIZE_LIMIT");
-    let names = args.set.iter().flat_map(|set| set.split(',')).filter_map(|one| Some(one.split_once('=')?.0.trim()));
-    if let Some(name) = { names }.find(searched) {
+    let is_searched = |name: &str| matches!(name, "PINPOOL_MAX_BYTES" | "PINPOOL_POOL_SIZE_LIMIT");
+    if let Some((name, _)) = set.pairs.iter().find(|(name, _)| is_searched(name)) {
         return Err(format!("--set {name}: advise searches it; `pinpool replay --set` tries one value").into());
     }
-    let pairs = args.set.iter().map(String::as_str);
-    let replay = Replay::under(pairs).map_err(|error| format!("--set {}: {error}", args.set.join(",")))?;
     let workloads = args.traces.iter().map(|path| open(path, warnings)).collect::<Result<Vec<_>, _>>()?;
     let first = workloads.first().ok_or("no trace is named")?;
     let merged = args.traces.iter().zip(&workloads);
@@ -126,7 +128,7 @@ fn advise(
     let level = log::max_level();
     log::set_max_level(log::LevelFilter::Off);
     bar.enable_steady_tick(Duration::from_millis(100));
-    let advised = tries::advise(workload, &replay, args.miss_target, bar);
+    let advised = tries::advise(workload, replay, args.miss_target, bar);
     log::set_max_level(level);
     let advised = advised.map_err(|error| in_file(&args.traces[0], &error))?;
     let trace = args.traces.first().map(|path| path.display().to_string()).unwrap_or_default();
@@ -135,7 +137,7 @@ fn advise(
         serde_json::to_string(&JsonAdvice { trace, advised: &advised, batch: fit.as_ref(), pools_merged, warnings })?
     } else {
         let scaled = fit.as_ref().map(BatchFit::lines).unwrap_or_default();
-        format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advised, &args.set))
+        format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advised, set))
     };
     Ok((text, advised.advice.meets_target))
 }
@@ -146,7 +148,7 @@ fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Workload, String> {
     Ok(workload)
 }
 
-fn table(advised: &Advised, set: &[String]) -> String {
+fn table(advised: &Advised, set: &Set) -> String {
     let Advised { advice, set: more, tried } = advised;
     let Advice { max_bytes, pool_size_limit, peak_requested_bytes, firsts, .. } = *advice;
     let percent = |part: u64| format!("{:.3} %", 100.0 * part as f64 / advice.gets.max(1) as f64);
@@ -188,12 +190,11 @@ fn table(advised: &Advised, set: &[String]) -> String {
         grouped(peak_requested_bytes)
     );
     text += &format!("limit: {} idle buffers\n\n", grouped(pool_size_limit));
-    let more = more.split(',').filter(|setting| !setting.is_empty());
-    for setting in set.iter().map(String::as_str).chain(more) {
-        let name = setting.to_uppercase();
-        let prefix = if name.starts_with("PINPOOL_") { "" } else { "PINPOOL_" };
-        let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
-        text += &format!("export {prefix}{}={value}\n", name.to_uppercase());
+    for (name, value) in &set.pairs {
+        text += &format!("export {name}={value}\n");
+    }
+    for setting in more.split(',').filter(|setting| !setting.is_empty()) {
+        text += &format!("export PINPOOL_{setting}\n");
     }
     text + &format!("export PINPOOL_MAX_BYTES={max_bytes}\nexport PINPOOL_POOL_SIZE_LIMIT={pool_size_limit}\n")
 }

@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pinpool::config::text::{ParseError, parse_bytes, parse_duration};
-use pinpool::{Backend, Ceiling, OnFull, Pool, PoolBuilder, Preset, Rounding};
+use pinpool::{Pool, PoolBuilder};
 use pinpool_loader::{
     BatchDone, Catalog, Destination, Ended, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination,
     StopFlag,
@@ -29,7 +29,7 @@ use self::failures::Failures;
 use self::report::LoadReport;
 use crate::dump::dump_on_signal;
 use crate::interrupt::stop_at_interrupt;
-use crate::replay::{TimeOrNone, time_or_none};
+use crate::set::Set;
 use crate::top::Watch;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
@@ -123,49 +123,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
-    #[command(flatten)]
-    pool: PoolArgs,
-}
-
-/// Settings of the pool.
-#[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Pool (each flag overrides its PINPOOL_ variable)")]
-struct PoolArgs {
-    /// Where memory comes from: auto, vmm, register, cuda, mlock, heap, sim or sim:SIZE
-    #[arg(long, value_name = "NAME")]
-    backend: Option<Backend>,
-
-    /// Rules that the pool follows: adaptive or tensorflow
-    #[arg(long, value_name = "NAME")]
-    preset: Option<Preset>,
-
-    /// Most idle buffers kept at the start; 0 keeps none
-    #[arg(long, value_name = "N")]
-    pool_size_limit: Option<u64>,
-
-    /// How sizes become classes: eighths under adaptive, pow2 or exact under tensorflow
-    #[arg(long, value_name = "NAME")]
-    rounding: Option<Rounding>,
-
-    /// Ceiling on all bytes held, in use and idle: a size, none, or auto
-    #[arg(long, value_name = "SIZE")]
-    max_bytes: Option<Ceiling>,
-
-    /// Bytes pinned at the start and kept
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    reserve: Option<u64>,
-
-    /// How long memory stays idle before it is released to the system: a time, or none to keep it
-    #[arg(long, value_name = "TIME", value_parser = time_or_none)]
-    idle_timeout: Option<TimeOrNone>,
-
-    /// Longest wait of a batch for memory under the ceiling: a time, or none for one without end
-    #[arg(long, value_name = "TIME", value_parser = time_or_none)]
-    wait: Option<TimeOrNone>,
-
-    /// What a batch gets after that wait: error, or pageable (memory that is not pinned)
-    #[arg(long, value_name = "NAME")]
-    on_full: Option<OnFull>,
+    /// Setting of the pool, over its PINPOOL_ variable (`pinpool env --all` lists them; the prefix may be left out)
+    #[arg(long, value_name = "NAME=VALUE")]
+    set: Vec<Set>,
 }
 
 fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
@@ -174,7 +134,12 @@ fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
 
 pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
     let stop = stop_at_interrupt(terminal);
-    let pool = args.pool.build(args.record.clone()).map_err(|error| {
+    let set = Set::all(&args.set, terminal)?;
+    let builder = set.builder().map(|builder| match &args.record {
+        Some(path) => builder.trace(path.clone()),
+        None => builder,
+    });
+    let pool = builder.and_then(PoolBuilder::build).map_err(|error| {
         let text = error.to_string();
         // The flag was given, not the variable that it stands for.
         terminal.lines(if args.record.is_some() { text.replacen("PINPOOL_TRACE=", "--record ", 1) } else { text });
@@ -222,7 +187,9 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
         return Err(ExitError::NothingToLoad);
     }
     if args.require_gpu && fallbacks > 0 {
-        terminal.message(format_args!("--require-gpu: {fallbacks} batches had memory that is not pinned (--on-full)"));
+        terminal.message(format_args!(
+            "--require-gpu: {fallbacks} batches had memory that is not pinned (PINPOOL_ON_FULL)"
+        ));
         return Err(ExitError::NoGpu);
     }
     printed
@@ -324,27 +291,6 @@ impl Args {
         }
         Ok(device)
     }
-}
-
-impl PoolArgs {
-    fn build(&self, record: Option<PathBuf>) -> Result<Pool, pinpool::Error> {
-        let builder = set(Pool::builder(), record, PoolBuilder::trace);
-        let builder = set(builder, self.backend.clone(), PoolBuilder::backend);
-        let builder = set(builder, self.preset, PoolBuilder::preset);
-        let builder = set(builder, self.pool_size_limit, PoolBuilder::pool_size_limit);
-        let builder = set(builder, self.rounding, PoolBuilder::rounding);
-        let builder = set(builder, self.max_bytes, PoolBuilder::max_bytes);
-        let builder = set(builder, self.reserve, PoolBuilder::reserve_bytes);
-        let builder = set(builder, self.idle_timeout, PoolBuilder::idle_timeout);
-        let builder = set(builder, self.wait, PoolBuilder::wait);
-        set(builder, self.on_full, PoolBuilder::on_full).build()
-    }
-}
-
-/// Gives the builder the value of a flag, if there is one.
-fn set<T>(builder: PoolBuilder, value: Option<T>, setter: impl FnOnce(PoolBuilder, T) -> PoolBuilder) -> PoolBuilder {
-    let Some(value) = value else { return builder };
-    setter(builder, value)
 }
 
 /// Advances the bar and collects failures.

@@ -1,11 +1,11 @@
-//! One trace under several settings, a column each.
+//! One trace under one choice of settings, as a list, or under several, a column each.
 
 use pinpool::config::text::{ParseError, parse_duration};
 use pinpool_replay::{CallCost, Replay, ReplayOutcome, TimedCall, Workload};
 use serde::Serialize;
 
 use super::summary::{in_mib, mib};
-use pinpool_cli::table::{columns, grouped};
+use pinpool_cli::table::{columns, grouped, list as figure_list};
 
 /// What calls of a back-end take, and where that is from.
 #[derive(Debug, Clone, Serialize)]
@@ -79,7 +79,7 @@ pub(crate) fn pin_cost(text: &str) -> Result<CallCost, ParseError> {
 pub(super) struct Column {
     pub(super) set: String,
     #[serde(flatten)]
-    outcome: ReplayOutcome,
+    pub(super) outcome: ReplayOutcome,
     misses: u64,
     driver_calls: u64,
     driver_seconds: f64,
@@ -87,13 +87,15 @@ pub(super) struct Column {
     mean_requested_bytes: Option<u64>,
 }
 
-/// Plays `workload` under each of `sets`.
+/// Plays `workload` under each of `sets`, and under the ceiling in place of theirs if there is one.
 pub(super) fn play(
     workload: &Workload,
     sets: &[(String, Replay)],
+    ceiling_bytes: Option<u64>,
     costs: &Costs,
 ) -> Result<Vec<Column>, pinpool_replay::TraceError> {
     let column = |(set, replay): &(String, Replay)| {
+        let replay = Replay { max_bytes: ceiling_bytes.or(replay.max_bytes), ..replay.clone() };
         let outcome = replay.play_with_lines(workload)?;
         let report = &outcome.report;
         Ok(Column {
@@ -107,6 +109,43 @@ pub(super) fn play(
         })
     };
     sets.iter().map(column).collect()
+}
+
+/// One column, a figure a line.
+pub(super) fn list(column: &Column, costs: &Costs) -> String {
+    let replayed = &column.outcome.report;
+    let bytes = |bytes: u64| format!("{} bytes", grouped(bytes));
+    let figures = figure_list(&[
+        ("rules", format!("{}, {}, {}", replayed.preset, replayed.rounding, replayed.source)),
+        ("page-locks", grouped(replayed.page_locks)),
+        ("in second half", format!("{} (after half of the gets)", grouped(replayed.late_page_locks))),
+        ("locked", bytes(replayed.bytes_locked)),
+        ("pinned at most", bytes(replayed.peak_pinned_bytes)),
+        ("requested at most", bytes(replayed.peak_requested_bytes)),
+        ("ratio of the two", format!("{:.3}", replayed.peak_ratio())),
+        ("pinned on average", bytes(replayed.mean_pinned_bytes)),
+        ("pinned after 60 s", bytes(replayed.pinned_after_60s_bytes)),
+        ("gets", grouped(replayed.gets)),
+        ("hits", grouped(replayed.front_hits)),
+        ("evictions", grouped(replayed.evicted)),
+        ("reclaimed", grouped(replayed.reclaimed)),
+        ("raises", grouped(replayed.raises)),
+        ("lowers", grouped(replayed.lowers)),
+        ("waits", grouped(replayed.waits)),
+        ("fallbacks", grouped(replayed.fallbacks)),
+        ("limit", format!("{} buffers", grouped(replayed.pool_size_limit))),
+        ("ceiling", replayed.max_bytes.map_or("none".to_owned(), bytes)),
+        ("slow gets", format!("{} (over 0.5 ms of moves)", grouped(replayed.slow_gets))),
+        ("worst moves", format!("{} us", grouped(replayed.worst_moves_us))),
+        ("moved by gets", bytes(replayed.moved_bytes)),
+        ("moved ahead", bytes(replayed.prepared_bytes)),
+        ("misses", grouped(column.misses)),
+        ("releases", grouped(column.outcome.releases)),
+        ("driver seconds", format!("{:.6}", column.driver_seconds)),
+        ("waste at the peak", bytes(column.waste_bytes)),
+        ("TensorFlow checks", grouped(column.outcome.checks)),
+    ]);
+    format!("{figures}{}\n{}", costs.line(), last_lines(column))
 }
 
 /// The columns as text.
@@ -150,13 +189,15 @@ pub(super) fn table(name: &str, workload: &Workload, columns_of: &[Column], cost
         columns(&lines),
         costs.line()
     );
-    for column in columns_of {
-        match &column.outcome.last_lines {
-            Some(last) => text += &format!("{}: TensorFlow's last lines would be\n{last}\n", column.set),
-            None => text += &format!("{}: TensorFlow would print no line: fewer than 1000 evictions\n", column.set),
-        }
-    }
+    columns_of.iter().for_each(|column| text += &last_lines(column));
     text
+}
+
+fn last_lines(column: &Column) -> String {
+    match &column.outcome.last_lines {
+        Some(last) => format!("{}: TensorFlow's last lines would be\n{last}\n", column.set),
+        None => format!("{}: TensorFlow would print no line: fewer than 1000 evictions\n", column.set),
+    }
 }
 
 #[cfg(test)]

@@ -1,46 +1,16 @@
-//! Replays as text: one as a list, several as rows with sums and means.
+//! Replays of several workloads as rows with sums and means.
 //!
 //! Owns names, units, the means over workloads, and ceilings relative to a workload. Every other number comes from the
 //! library.
 
 use pinpool_replay::{ReplayReport, Workload};
 
-use pinpool_cli::table::{columns, grouped, list as list_of};
+use pinpool_cli::table::columns;
 
 /// Smaller pools hold a few granules at most, which makes their ratio of peaks meaningless.
 const WORST_RATIO_ABOVE_BYTES: u64 = 16 << 20;
 /// Ceilings from a ratio are whole multiples of the arena's granule.
 const GRANULE_BYTES: u64 = 2 << 20;
-
-/// One replay, a figure a line.
-pub(super) fn list(replayed: &ReplayReport) -> String {
-    let bytes = |bytes: u64| format!("{} bytes", grouped(bytes));
-    list_of(&[
-        ("rules", format!("{}, {}, {}", replayed.preset, replayed.rounding, replayed.source)),
-        ("page-locks", grouped(replayed.page_locks)),
-        ("in second half", format!("{} (after half of the gets)", grouped(replayed.late_page_locks))),
-        ("locked", bytes(replayed.bytes_locked)),
-        ("pinned at most", bytes(replayed.peak_pinned_bytes)),
-        ("requested at most", bytes(replayed.peak_requested_bytes)),
-        ("ratio of the two", format!("{:.3}", replayed.peak_ratio())),
-        ("pinned on average", bytes(replayed.mean_pinned_bytes)),
-        ("pinned after 60 s", bytes(replayed.pinned_after_60s_bytes)),
-        ("gets", grouped(replayed.gets)),
-        ("hits", grouped(replayed.front_hits)),
-        ("evictions", grouped(replayed.evicted)),
-        ("reclaimed", grouped(replayed.reclaimed)),
-        ("raises", grouped(replayed.raises)),
-        ("lowers", grouped(replayed.lowers)),
-        ("waits", grouped(replayed.waits)),
-        ("fallbacks", grouped(replayed.fallbacks)),
-        ("limit", format!("{} buffers", grouped(replayed.pool_size_limit))),
-        ("ceiling", replayed.max_bytes.map_or("none".to_owned(), bytes)),
-        ("slow gets", format!("{} (over 0.5 ms of moves)", grouped(replayed.slow_gets))),
-        ("worst moves", format!("{} us", grouped(replayed.worst_moves_us))),
-        ("moved by gets", bytes(replayed.moved_bytes)),
-        ("moved ahead", bytes(replayed.prepared_bytes)),
-    ])
-}
 
 /// A line for each replay, then sums and the means of the ratios.
 pub(super) fn rows(replays: &[(String, ReplayReport)]) -> String {

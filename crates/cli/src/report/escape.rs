@@ -19,13 +19,27 @@ pub(super) fn escaped(text: &str) -> String {
     safe
 }
 
+/// JSON as the content of a `script` element: in plain letters, of which none can end it.
+pub(super) fn embedded(json: &str) -> String {
+    let mut safe = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '<' | '\u{7f}'.. => {
+                c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| safe += &format!("\\u{unit:04x}"));
+            }
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
 fn is_bidirectional(c: char) -> bool {
     matches!(c, '\u{200E}' | '\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{FFFE}' | '\u{FFFF}')
 }
 
 #[cfg(test)]
 mod tests {
-    use super::escaped;
+    use super::*;
 
     #[test]
     fn text_cannot_open_an_element_or_leave_an_attribute() {
@@ -35,5 +49,14 @@ mod tests {
             safe,
             "&lt;/title&gt;&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&quot; onload=&quot;x &amp; \u{FFFD}[31m\u{FFFD}"
         );
+    }
+
+    #[test]
+    fn json_cannot_end_its_element_and_stays_the_same() {
+        let text = "</script><!-- \u{202E} \u{1F600} \"\\ ü";
+        let json = serde_json::to_string(text).unwrap();
+        let safe = embedded(&json);
+        assert!(safe.is_ascii() && !safe.contains('<'), "{safe}");
+        assert_eq!(serde_json::from_str::<String>(&safe).unwrap(), text);
     }
 }

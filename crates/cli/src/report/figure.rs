@@ -1,29 +1,80 @@
-//! What a figure shows, whatever draws it.
+//! What a report shows, as one object that is drawn, and that the page holds as JSON.
+
+use serde::Serialize;
+
+use pinpool_cli::table::grouped;
+
+/// A line has at most four points in each of these parts: more cannot be seen.
+const PARTS: usize = 430;
+/// Most marks that are drawn; a log with more is no program's.
+pub(super) const MARKS_MAX: usize = 5_000;
+
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Report {
+    pub(super) title: &'static str,
+    /// Where it is from, in words.
+    pub(super) source: String,
+    pub(super) verdicts: Vec<Verdict>,
+    /// Names and values.
+    pub(super) facts: Vec<(&'static str, String)>,
+    pub(super) figures: Vec<Figure>,
+    /// What is left out, and why; what is a lower bound.
+    pub(super) notes: Vec<String>,
+    pub(super) table: Option<Table>,
+}
+
+/// One pool's.
+#[derive(Debug, Serialize)]
+pub(super) struct Verdict {
+    pub(super) name: String,
+    /// What it means and what to set.
+    pub(super) text: String,
+}
+
+/// Rows that open at a click.
+#[derive(Debug, Serialize)]
+pub(super) struct Table {
+    pub(super) name: String,
+    pub(super) head: [&'static str; 4],
+    pub(super) rows: Vec<[String; 4]>,
+}
 
 /// One figure: a file, and a part of the page.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(super) struct Figure {
     /// Its file without the end `.svg`, and its element in the page.
     pub(super) id: &'static str,
     pub(super) title: &'static str,
     /// The same in words: what it shows and the values that matter.
     pub(super) description: String,
-    pub(super) body: Body,
+    pub(super) x: Axis,
+    /// Above each other with one x axis.
+    pub(super) panels: Vec<Panel>,
 }
 
-#[derive(Debug)]
-pub(super) enum Body {
-    /// Panels above each other with one x axis.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Panel {
     Lines {
-        x: Axis,
-        panels: Vec<LinePanel>,
+        y: Axis,
+        series: Vec<Series>,
     },
-    /// Panels of horizontal bars.
-    Bars(Vec<BarPanel>),
-    Map(Map),
+    Bars {
+        name: String,
+        bars: Vec<Bar>,
+    },
+    /// Memory by place and time.
+    Map {
+        /// What one row is.
+        name: String,
+        x_max: f64,
+        /// For each column, which are equal spans of time, the state of each row from the lowest address on; `None` is not
+        /// pinned.
+        columns: Vec<Vec<Option<MapState>>>,
+    },
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub(super) struct Axis {
     pub(super) name: String,
     pub(super) unit: Unit,
@@ -31,7 +82,8 @@ pub(super) struct Axis {
 }
 
 /// What the numbers of an axis count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum Unit {
     Bytes,
     Seconds,
@@ -39,38 +91,27 @@ pub(super) enum Unit {
     Percent,
 }
 
-#[derive(Debug)]
-pub(super) struct LinePanel {
-    pub(super) y: Axis,
-    pub(super) series: Vec<Series>,
-    pub(super) marks: Vec<Marks>,
-}
-
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(super) struct Series {
     pub(super) name: String,
+    pub(super) shape: Shape,
     /// In order of x.
     pub(super) points: Vec<(f64, f64)>,
-    /// Whether a value holds until the next point.
-    pub(super) is_step: bool,
 }
 
-/// Points in time that are marked, with the value there.
-#[derive(Debug)]
-pub(super) struct Marks {
-    pub(super) name: String,
-    pub(super) points: Vec<(f64, f64)>,
-    /// Drawn as crosses instead of triangles.
-    pub(super) are_crosses: bool,
+/// How points are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Shape {
+    Line,
+    /// A line whose value holds until the next point.
+    Steps,
+    /// Marks without a line.
+    Triangles,
+    Crosses,
 }
 
-#[derive(Debug)]
-pub(super) struct BarPanel {
-    pub(super) name: String,
-    pub(super) bars: Vec<Bar>,
-}
-
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(super) struct Bar {
     pub(super) name: String,
     pub(super) value: f64,
@@ -78,19 +119,9 @@ pub(super) struct Bar {
     pub(super) text: String,
 }
 
-/// Memory by place and time.
-#[derive(Debug)]
-pub(super) struct Map {
-    pub(super) x: Axis,
-    pub(super) x_max: f64,
-    /// What one row is.
-    pub(super) rows_name: String,
-    /// For each column, which are equal spans of time, the state of each row from the lowest address on; `None` is not pinned.
-    pub(super) columns: Vec<Vec<Option<MapState>>>,
-}
-
 /// In the order in which one hides another in the same cell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum MapState {
     Free,
     Idle,
@@ -98,14 +129,38 @@ pub(super) enum MapState {
     InFlight,
 }
 
-impl MapState {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Free => "free",
-            Self::Idle => "idle buffers",
-            Self::InUse => "in use",
-            Self::InFlight => "in flight",
+impl Figure {
+    /// Limits with the marks of their raises, above evictions if there are any points of them.
+    pub(super) fn limit(description: String, x: Axis, limits: Vec<Series>, evictions: Vec<Series>) -> Self {
+        let panel = |name, series| Panel::Lines { y: Axis::new(name, Unit::Count), series };
+        let mut panels = vec![panel("limit on idle buffers", limits)];
+        if evictions.iter().any(|series| !series.points.is_empty()) {
+            panels.push(panel("evictions so far", evictions));
         }
+        Self { id: "limit", title: "Limit and evictions", description, x, panels }
+    }
+
+    pub(super) fn hit_rate(description: String, x: Axis, series: Vec<Series>) -> Self {
+        let panels = vec![Panel::Lines { y: Axis::new("gets served by an idle buffer", Unit::Percent), series }];
+        Self { id: "hit-rate", title: "Hit rate", description, x, panels }
+    }
+}
+
+impl Series {
+    /// As many of the points as can be seen, which are in order of x.
+    pub(super) fn new(name: impl Into<String>, shape: Shape, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        let mut points: Vec<_> = { points.into_iter() }.filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
+        if shape == Shape::Steps {
+            // A value holds until the next one, and the last point says how far the line goes.
+            let last = points.len().saturating_sub(1);
+            let is_kept = |at: usize| at == 0 || at == last || points[at].1 != points[at - 1].1;
+            points = (0..points.len()).filter(|&at| is_kept(at)).map(|at| points[at]).collect();
+        }
+        match shape {
+            Shape::Line | Shape::Steps => points = thinned(&points, PARTS),
+            Shape::Triangles | Shape::Crosses => points.truncate(MARKS_MAX),
+        }
+        Self { name: name.into(), shape, points }
     }
 }
 
@@ -168,7 +223,7 @@ pub(super) fn number(value: f64) -> String {
         return "?".to_owned();
     }
     if value.abs() >= 1000.0 {
-        return pinpool_cli::table::grouped(whole(value));
+        return grouped(whole(value));
     }
     let digits = if value.abs() >= 100.0 { 1 } else { 3 };
     let text = format!("{value:.digits$}");
@@ -190,31 +245,16 @@ fn whole(value: f64) -> u64 {
     value.round() as u64
 }
 
-/// At most four points for each of `buckets` equal parts of the x axis: the first, the lowest, the highest and the last.
-pub(super) fn thinned(points: &[(f64, f64)], buckets: usize) -> Vec<(f64, f64)> {
-    let (Some(first), Some(last)) = (points.first(), points.last()) else { return Vec::new() };
-    if points.len() <= buckets * 2 || last.0 <= first.0 {
-        return points.to_vec();
-    }
-    let width = (last.0 - first.0) / buckets as f64;
-    let bucket = |point: &(f64, f64)| ((point.0 - first.0) / width).floor();
-    let mut thin = Vec::new();
-    for part in points.chunk_by(|a, b| bucket(a).total_cmp(&bucket(b)).is_eq()) {
-        let extreme = |largest: bool| {
-            let by_value = |a: &(usize, &(f64, f64)), b: &(usize, &(f64, f64))| a.1.1.total_cmp(&b.1.1);
-            let points = part.iter().enumerate();
-            if largest { points.max_by(by_value) } else { points.min_by(by_value) }.map_or(0, |(at, _)| at)
-        };
-        let mut kept = [0, extreme(false), extreme(true), part.len() - 1];
-        kept.sort_unstable();
-        let mut before = None;
-        for at in kept {
-            if before.replace(at) != Some(at) {
-                thin.push(part[at]);
-            }
-        }
-    }
-    thin
+/// At most four points of each of `parts` equal parts: the first, the lowest, the highest and the last.
+fn thinned(points: &[(f64, f64)], parts: usize) -> Vec<(f64, f64)> {
+    let len = points.len().div_ceil(parts).max(4);
+    let part = |part: &[(f64, f64)]| {
+        let by_value = |a: &usize, b: &usize| part[*a].1.total_cmp(&part[*b].1);
+        let (lowest, highest) = ((0..part.len()).min_by(by_value), (0..part.len()).max_by(by_value));
+        let kept = std::collections::BTreeSet::from([Some(0), lowest, highest, part.len().checked_sub(1)]);
+        kept.into_iter().flatten().map(|at| part[at]).collect::<Vec<_>>()
+    };
+    if len == 4 { points.to_vec() } else { points.chunks(len).flat_map(part).collect() }
 }
 
 #[cfg(test)]
@@ -241,6 +281,14 @@ mod tests {
         assert_eq!(number(-0.0001), "0");
         assert_eq!(number(100.0), "100");
         assert_eq!(number(f64::NAN), "?");
+    }
+
+    #[test]
+    fn points_that_change_nothing_are_left_out() {
+        let points = [(0.0, 1.0), (1.0, 1.0), (2.0, 5.0), (3.0, 5.0), (4.0, f64::NAN), (5.0, 5.0)];
+        let points_as = |shape| Series::new("x", shape, points).points;
+        assert_eq!(points_as(Shape::Steps), [(0.0, 1.0), (2.0, 5.0), (5.0, 5.0)]);
+        assert_eq!(points_as(Shape::Line).len(), 5, "the gap alone");
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! The figures of a log.
 
-use super::draw::MARKS_MAX;
-use super::figure::{Axis, Body, Figure, LinePanel, Marks, Series, Unit, number};
-use super::page::{Report, Table, Verdict};
+use super::figure::{Axis, Figure, MARKS_MAX, Report, Series, Shape, Table, Unit, Verdict, number};
 use crate::inspect::Log;
 use crate::inspect::curve::{Curve, RaisePoint};
 use pinpool_cli::table::grouped;
@@ -50,7 +48,7 @@ pub(super) fn report(name: &str, log: &Log) -> Report {
     }
     notes.push("The log tells no bytes, sizes or times of page-locks: `PINPOOL_TRACE` records them.".to_owned());
     Report {
-        title: "The pool in this log".to_owned(),
+        title: "The pool in this log",
         source,
         verdicts: verdicts(log),
         facts: facts(log, printed, silent),
@@ -137,32 +135,22 @@ fn series_name(log: &Log, pool: usize, what: &str) -> String {
 }
 
 fn limit_figure(log: &Log, drawn: &[usize]) -> Figure {
-    let mut limits =
-        LinePanel { y: Axis::new("limit on idle buffers", Unit::Count), series: Vec::new(), marks: Vec::new() };
-    let mut evictions =
-        LinePanel { y: Axis::new("evictions so far", Unit::Count), series: Vec::new(), marks: Vec::new() };
+    let (mut limits, mut evictions) = (Vec::new(), Vec::new());
     let (mut printed, mut silent) = (Vec::new(), Vec::new());
     for &pool in drawn {
         let curve = &log.curves[pool];
-        limits.series.push(Series {
-            name: series_name(log, pool, "limit"),
-            points: limit_points(curve),
-            is_step: true,
-        });
+        limits.push(Series::new(series_name(log, pool, "limit"), Shape::Steps, limit_points(curve)));
         let evicted = curve.checks.iter().map(|check| (check.gets as f64, check.evicted as f64));
-        let name = series_name(log, pool, "evictions");
-        evictions.series.push(Series { name, points: evicted.collect(), is_step: false });
+        evictions.push(Series::new(series_name(log, pool, "evictions"), Shape::Line, evicted));
         for (x, raise) in places(curve) {
             let marks = if raise.is_printed { &mut printed } else { &mut silent };
             marks.push((x, raise.to as f64));
         }
     }
     let description = limit_words(log, drawn, printed.len(), silent.len());
-    limits.marks.push(Marks { name: "raise".to_owned(), points: printed, are_crosses: false });
-    limits.marks.push(Marks { name: "raise that was not printed".to_owned(), points: silent, are_crosses: true });
-    let has_evictions = evictions.series.iter().any(|series| !series.points.is_empty());
-    let panels = if has_evictions { vec![limits, evictions] } else { vec![limits] };
-    Figure { id: "limit", title: "Limit and evictions", description, body: Body::Lines { x: axis(log), panels } }
+    limits.push(Series::new("raise", Shape::Triangles, printed));
+    limits.push(Series::new("raise that was not printed", Shape::Crosses, silent));
+    Figure::limit(description, axis(log), limits, evictions)
 }
 
 /// The limit at each message and raise, in order of the x axis.
@@ -201,11 +189,7 @@ fn limit_words(log: &Log, drawn: &[usize], printed: usize, silent: usize) -> Str
 }
 
 fn hit_rate_figure(log: &Log, drawn: &[usize]) -> Figure {
-    let mut panel = LinePanel {
-        y: Axis::new("gets served by an idle buffer", Unit::Percent),
-        series: Vec::new(),
-        marks: Vec::new(),
-    };
+    let mut series = Vec::new();
     let mut words = Vec::new();
     for &pool in drawn {
         let checks = log.curves[pool].checks.iter();
@@ -217,24 +201,20 @@ fn hit_rate_figure(log: &Log, drawn: &[usize]) -> Figure {
         if let (Some(first), Some(last)) = (points.first(), points.last()) {
             words.push(format!("{name}: {} % at the first line, {} % at the last", number(first.1), number(last.1)));
         }
-        panel.series.push(Series { name, points, is_step: false });
+        series.push(Series::new(name, Shape::Line, points));
     }
     if words.is_empty() {
         words.push("The log has no line with a rate".to_owned());
     }
-    Figure {
-        id: "hit-rate",
-        title: "Hit rate",
-        description: format!("{}. Each value is of the gets since the raise before.", words.join("; ")),
-        body: Body::Lines { x: axis(log), panels: vec![panel] },
-    }
+    let description = format!("{}. Each value is of the gets since the raise before.", words.join("; "));
+    Figure::hit_rate(description, axis(log), series)
 }
 
 fn table(log: &Log) -> Option<Table> {
-    let raise = |(at, curve): (usize, &Curve)| -> Vec<Vec<String>> {
+    let raise = |(at, curve): (usize, &Curve)| -> Vec<[String; 4]> {
         let row = |raise: &RaisePoint| {
             let printed = if raise.is_printed { "yes" } else { "no" };
-            vec![(at + 1).to_string(), grouped(raise.gets), grouped(raise.to), printed.to_owned()]
+            [(at + 1).to_string(), grouped(raise.gets), grouped(raise.to), printed.to_owned()]
         };
         curve.raises.iter().map(row).collect()
     };
@@ -245,5 +225,5 @@ fn table(log: &Log) -> Option<Table> {
         all => format!("The {all} raises as a table"),
     };
     rows.truncate(ROWS_MAX);
-    Some(Table { name, head: vec!["pool", "gets", "limit raised to", "printed"], rows })
+    Some(Table { name, head: ["pool", "gets", "limit raised to", "printed"], rows })
 }

@@ -17,7 +17,7 @@ const SIZES_MAX: usize = 4_096;
 /// # Errors
 ///
 /// As [`Replay::play`].
-pub(super) fn timeline(workload: &Workload, replay: &Replay, set: &[String]) -> Result<Timeline, TraceError> {
+pub(super) fn timeline(workload: &Workload, replay: &Replay, set: &str) -> Result<Timeline, TraceError> {
     let has_time = workload.duration_us() > 0;
     let mut seen: Vec<(f64, u64, Sample)> = Vec::new();
     let mut see = |now_us: u64, stats: &Stats| {
@@ -33,7 +33,7 @@ pub(super) fn timeline(workload: &Workload, replay: &Replay, set: &[String]) -> 
             played.preset
         )
     } else {
-        format!("The trace was replayed under {} with the preset {}", set.join(", "), played.preset)
+        format!("The trace was replayed under {} with the preset {}", set.replace(',', ", "), played.preset)
     };
     let ceiling = if replay.max_bytes.is_some() { "" } else { ", without a ceiling" };
     let mut notes =

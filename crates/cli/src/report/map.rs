@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use pinpool_replay::{Event, Record};
 
-use super::figure::{Axis, Map, MapState, Unit};
+use super::figure::{MapState, Panel, Unit};
 
 const COLUMNS: usize = 120;
 const ROWS_MAX: u64 = 64;
@@ -12,7 +12,7 @@ const ROWS_MAX: u64 = 64;
 const GRANULE_BYTES: u64 = 2 << 20;
 
 /// The map, and what it shows in words; `None` if the records have no addresses of pinned memory.
-pub(super) fn map(records: &[Record]) -> Option<(Map, String)> {
+pub(super) fn map(records: &[Record]) -> Option<(Panel, String)> {
     let places = Places::of(records)?;
     let end_ns = records.last()?.time_ns.max(1);
     let mut memory = Memory::default();
@@ -34,9 +34,8 @@ pub(super) fn map(records: &[Record]) -> Option<(Map, String)> {
         places.rows(),
         Unit::Bytes.text(places.len_bytes as f64)
     );
-    let rows_name = format!("place in the memory (rows of {row})");
-    let x = Axis::new("time", Unit::Seconds);
-    Some((Map { x, x_max: end_ns as f64 * 1e-9, rows_name, columns }, description))
+    let name = format!("place in the memory (rows of {row})");
+    Some((Panel::Map { name, x_max: end_ns as f64 * 1e-9, columns }, description))
 }
 
 /// All addresses that were pinned at any time, without the gaps between them.
@@ -198,9 +197,9 @@ mod tests {
             (900, Event::Unpin { address: 70 * MIB, bytes: 2 * MIB, took_ns: 1, failed: false }),
             (1200, Event::Cleared),
         ]);
-        let (map, words) = map(&records).unwrap();
+        let Some((Panel::Map { columns, .. }, words)) = map(&records) else { panic!("no map") };
         let seen = |row: usize| {
-            let mut states: Vec<_> = map.columns.iter().map(|column| column[row]).collect();
+            let mut states: Vec<_> = columns.iter().map(|column| column[row]).collect();
             states.dedup();
             states
         };
@@ -208,15 +207,16 @@ mod tests {
         assert_eq!(seen(0), [free]);
         assert_eq!(seen(1), [Some(MapState::InUse), Some(MapState::InFlight), idle, free]);
         assert_eq!(seen(3), [free, None]);
-        assert_eq!(map.columns.len(), COLUMNS);
+        assert_eq!(columns.len(), COLUMNS);
         assert!(words.starts_with("Each of the 4 rows is 2 MiB of the 8 MiB"), "{words}");
     }
 
     #[test]
     fn memory_far_apart_is_put_together_and_records_without_addresses_have_no_map() {
         let pin = |address| Event::Pin { address, bytes: 2 * MIB, took_ns: 1, failed: false };
-        let (map, _) = map(&records(&[(0, pin(MIB)), (5, pin(1 << 40)), (9, pin(1 << 45))])).unwrap();
-        assert_eq!(map.columns.last(), Some(&vec![Some(MapState::Free); 3]));
+        let map = map(&records(&[(0, pin(MIB)), (5, pin(1 << 40)), (9, pin(1 << 45))]));
+        let Some((Panel::Map { columns, .. }, _)) = map else { panic!("no map") };
+        assert_eq!(columns.last(), Some(&vec![Some(MapState::Free); 3]));
         assert!(super::map(&records(&[(0, Event::Cleared)])).is_none());
         assert!(super::map(&[]).is_none());
     }

@@ -7,13 +7,11 @@
 //! | `map.rs` | the map of its memory |
 //! | `from_replay.rs` | a trace of gets and puts alone, replayed |
 //! | `timeline.rs` | what a trace shows over its time, and the figures of it |
-//! | `figure.rs` | what a figure shows, whatever draws it |
-//! | `draw.rs` | figures as SVG |
-//! | `style.rs` | colours and dashes |
-//! | `page.rs`, `page.html` | the page |
+//! | `figure.rs` | the report as one object: what figures show, whatever draws them |
+//! | `svg.rs`, `figure.css` | figures as SVG |
+//! | `page.rs`, `page.html`, `page.css` | the page |
 //! | `escape.rs` | untrusted text |
 
-mod draw;
 mod escape;
 mod figure;
 mod from_log;
@@ -21,7 +19,7 @@ mod from_recording;
 mod from_replay;
 mod map;
 mod page;
-mod style;
+mod svg;
 mod timeline;
 
 use std::error::Error;
@@ -31,11 +29,14 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use pinpool_replay::{Recording, Replay};
 
-use self::draw::{Place, svg};
-use self::page::Report;
+use self::figure::Report;
+use self::svg::{Place, svg};
 use crate::files::{in_file, named, why};
 use crate::input::{self, Kind, read_workload};
+use crate::set::Set;
+use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
+use pinpool_cli::terminal::Terminal;
 
 /// Draws a log or a trace as a page: the limit, evictions and hit rate; of a trace also bytes by state and sizes
 ///
@@ -56,16 +57,22 @@ pub(crate) struct ReportArgs {
     svg: Option<PathBuf>,
 
     /// Play a trace under these variables, as `pinpool replay` does, and draw that: MAX_BYTES=2GiB,POOL_SIZE_LIMIT=200
-    #[arg(long, value_name = "A=1,B=2", value_delimiter = ',')]
-    set: Vec<String>,
+    #[arg(long, value_name = "NAME=VALUE")]
+    set: Vec<Set>,
 }
 
-pub(crate) fn run(args: &ReportArgs) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &ReportArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let set = Set::all(&args.set, terminal)?;
+    let replay = set.replay(terminal)?;
+    terminal.report(draw(args, &set, &replay))
+}
+
+fn draw(args: &ReportArgs, set: &Set, replay: &Replay) -> Result<(), Box<dyn Error>> {
     let name = args.input.display().to_string();
     if let Some(output) = &args.output {
         crate::trace::refuse_to_overwrite(&args.input, output)?;
     }
-    let (report, warning) = read(&args.input, &name, &args.set)?;
+    let (report, warning) = read(&args.input, &name, set, replay)?;
     if let Some(output) = &args.output {
         write(output, &report.html()?)?;
     }
@@ -79,12 +86,13 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Box<dyn Error>> {
 }
 
 /// What is drawn, and why it is not all of the file, if it is not.
-fn read(path: &Path, name: &str, set: &[String]) -> Result<(Report, Option<String>), Box<dyn Error>> {
+fn read(path: &Path, name: &str, set: &Set, replay: &Replay) -> Result<(Report, Option<String>), Box<dyn Error>> {
     let input = input::open(path)?;
     let kind = input::kind(input.first());
-    let is_replayed = !set.is_empty() && kind != Kind::Log;
+    let is_set = !set.pairs.is_empty();
+    let is_replayed = is_set && kind != Kind::Log;
     Ok(match if is_replayed { Kind::Workload } else { kind } {
-        Kind::Log if !set.is_empty() => {
+        Kind::Log if is_set => {
             return Err(named(path, &"a log cannot be played, so --set has no effect on it: leave it out").into());
         }
         Kind::Log => {
@@ -93,11 +101,10 @@ fn read(path: &Path, name: &str, set: &[String]) -> Result<(Report, Option<Strin
         }
         Kind::Workload => {
             let workload = read_workload(path, input)?;
-            let under = if set.is_empty() { String::new() } else { format!(" under {}", set.join(", ")) };
+            let under = if is_set { format!(" under {}", set.text.replace(',', ", ")) } else { String::new() };
             let source = format!("{name}: {} gets, replayed{under}", grouped(workload.gets()));
-            let pairs = set.iter().map(String::as_str);
-            let replay = Replay::under(pairs).map_err(|error| format!("--set {}: {error}", set.join(",")))?;
-            let timeline = from_replay::timeline(&workload, &replay, set).map_err(|error| in_file(path, &error))?;
+            let timeline =
+                from_replay::timeline(&workload, replay, &set.text).map_err(|error| in_file(path, &error))?;
             (timeline.report(source), workload.warning().map(str::to_owned))
         }
         Kind::Recording => {
@@ -115,7 +122,7 @@ fn read(path: &Path, name: &str, set: &[String]) -> Result<(Report, Option<Strin
 fn write_figures(dir: &Path, report: &Report) -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(dir).map_err(|error| named(dir, &why(&error)))?;
     for figure in &report.figures {
-        write(&dir.join(format!("{}.svg", figure.id)), &svg(figure, Place::File)?)?;
+        write(&dir.join(format!("{}.svg", figure.id)), &svg(figure, Place::File))?;
     }
     Ok(())
 }

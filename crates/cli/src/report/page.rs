@@ -1,135 +1,61 @@
-//! The page: `page.html` with its places filled in. Nothing in it is fetched from elsewhere, and no script runs.
+//! The page: `page.html` with its places filled in. Nothing in it is fetched from elsewhere, and no script runs: that which is
+//! there is the report as JSON.
 
-use std::error::Error;
-use std::fmt::Write;
-
-use super::draw::{Place, svg};
-use super::escape::escaped;
-use super::figure::Figure;
-use super::style::css;
-
-const PAGE: &str = include_str!("page.html");
-
-/// What a page says.
-#[derive(Debug, Default)]
-pub(super) struct Report {
-    pub(super) title: String,
-    /// Where it is from, in words.
-    pub(super) source: String,
-    pub(super) verdicts: Vec<Verdict>,
-    /// Names and values.
-    pub(super) facts: Vec<(&'static str, String)>,
-    pub(super) figures: Vec<Figure>,
-    /// What is left out, and why; what is a lower bound.
-    pub(super) notes: Vec<String>,
-    pub(super) table: Option<Table>,
-}
-
-/// One pool's.
-#[derive(Debug)]
-pub(super) struct Verdict {
-    pub(super) name: String,
-    /// What it means and what to set.
-    pub(super) text: String,
-}
-
-/// Rows that open at a click.
-#[derive(Debug)]
-pub(super) struct Table {
-    pub(super) name: String,
-    pub(super) head: Vec<&'static str>,
-    pub(super) rows: Vec<Vec<String>>,
-}
+use super::escape::{embedded, escaped};
+use super::figure::{Figure, Report, Table, Verdict};
+use super::svg::{Place, STYLE, svg};
 
 impl Report {
     /// The page as HTML.
     ///
     /// # Errors
     ///
-    /// If a figure cannot be drawn.
-    pub(super) fn html(&self) -> Result<String, Box<dyn Error>> {
-        let mut figures = String::new();
-        for figure in &self.figures {
-            figures += &section(figure)?;
-        }
-        let version = env!("CARGO_PKG_VERSION");
-        let footer = format!("Drawn by pinpool {version}. The page is complete in itself: it needs no network.");
-        let places = [
-            ("title", escaped(&self.title)),
-            ("source", escaped(&self.source)),
-            ("verdicts", self.verdicts()),
-            ("facts", self.facts()),
-            ("figures", figures),
-            ("notes", self.notes() + &self.table()),
-            ("footer", escaped(&footer)),
-            ("figure_css", css()),
-        ];
-        Ok(filled(PAGE, &places))
-    }
-
-    fn verdicts(&self) -> String {
-        let verdict = |Verdict { name, text }: &Verdict| {
-            format!("<p><strong>{}</strong>: {}</p>\n", escaped(name), escaped(text))
-        };
-        self.verdicts.iter().map(verdict).collect()
-    }
-
-    fn facts(&self) -> String {
+    /// If the report has no JSON.
+    pub(super) fn html(&self) -> Result<String, serde_json::Error> {
         let fact = |(name, value): &(&str, String)| {
             format!("<div><dt>{}</dt><dd>{}</dd></div>\n", escaped(name), escaped(value))
         };
-        self.facts.iter().map(fact).collect()
-    }
-
-    fn notes(&self) -> String {
-        if self.notes.is_empty() {
-            return String::new();
-        }
-        let notes: String = self.notes.iter().map(|note| format!("<li>{}</li>\n", escaped(note))).collect();
-        format!("<section>\n<h2>Notes</h2>\n<ul>\n{notes}</ul>\n</section>\n")
-    }
-
-    fn table(&self) -> String {
-        let Some(Table { name, head, rows }) = &self.table else { return String::new() };
-        let mut text = format!("<details>\n<summary>{}</summary>\n<table>\n<tr>", escaped(name));
-        for cell in head {
-            // Writing to a string does not fail.
-            let _ = write!(text, "<th scope=\"col\">{}</th>", escaped(cell));
-        }
-        text += "</tr>\n";
-        for row in rows {
-            text += "<tr>";
-            for cell in row {
-                let _ = write!(text, "<td>{}</td>", escaped(cell));
-            }
-            text += "</tr>\n";
-        }
-        text + "</table>\n</details>\n"
+        let verdict = |Verdict { name, text }: &Verdict| {
+            format!("<p><strong>{}</strong>: {}</p>\n", escaped(name), escaped(text))
+        };
+        Ok(format!(
+            include_str!("page.html"),
+            title = escaped(self.title),
+            source = escaped(&self.source),
+            verdicts = self.verdicts.iter().map(verdict).collect::<String>(),
+            facts = self.facts.iter().map(fact).collect::<String>(),
+            figures = self.figures.iter().map(section).collect::<String>(),
+            notes = notes(&self.notes),
+            table = self.table.as_ref().map(table).unwrap_or_default(),
+            version = env!("CARGO_PKG_VERSION"),
+            css = [include_str!("page.css"), STYLE].concat(),
+            data = embedded(&serde_json::to_string(self)?),
+        ))
     }
 }
 
-fn section(figure: &Figure) -> Result<String, Box<dyn Error>> {
-    Ok(format!(
-        "<section id=\"{}\">\n<h2>{}</h2>\n<figure>\n<figcaption>{}</figcaption>\n{}{}</figure>\n</section>\n",
-        figure.id,
-        escaped(figure.title),
-        escaped(&figure.description),
-        svg(figure, Place::Wide)?,
-        svg(figure, Place::Narrow)?
-    ))
+fn section(figure: &Figure) -> String {
+    let (wide, narrow) = (svg(figure, Place::Wide), svg(figure, Place::Narrow));
+    let (id, title, words) = (figure.id, escaped(figure.title), escaped(&figure.description));
+    format!(
+        "<section id=\"{id}\">\n<h2>{title}</h2>\n<figure>\n<figcaption>{words}</figcaption>\n{wide}{narrow}</figure>\n\
+         </section>\n"
+    )
 }
 
-/// The template with each `{{name}}` replaced, in one pass: a value that looks like a place stays as it is.
-fn filled(template: &str, places: &[(&str, String)]) -> String {
-    let mut parts = template.split("{{");
-    let mut text = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let (name, rest) = part.split_once("}}").unwrap_or(("", part));
-        let value = places.iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value);
-        text += value;
-        text += rest;
-    }
-    text
+fn notes(notes: &[String]) -> String {
+    let notes: String = notes.iter().map(|note| format!("<li>{}</li>\n", escaped(note))).collect();
+    if notes.is_empty() { notes } else { format!("<section>\n<h2>Notes</h2>\n<ul>\n{notes}</ul>\n</section>\n") }
+}
+
+fn table(Table { name, head, rows }: &Table) -> String {
+    let row = |row: &[String; 4]| {
+        format!("<tr>{}</tr>\n", row.iter().map(|cell| format!("<td>{}</td>", escaped(cell))).collect::<String>())
+    };
+    let head: String = head.iter().map(|cell| format!("<th scope=\"col\">{}</th>", escaped(cell))).collect();
+    let rows: String = rows.iter().map(row).collect();
+    let name = escaped(name);
+    format!("<details>\n<summary>{name}</summary>\n<table>\n<tr>{head}</tr>\n{rows}</table>\n</details>\n")
 }
 
 #[cfg(test)]
@@ -139,10 +65,15 @@ mod tests {
     #[test]
     fn every_place_of_the_template_is_filled() {
         let report = Report {
-            title: "{{facts}} <b>".to_owned(),
+            title: "{{facts}} <b>",
             source: "a \"quoted\" file".to_owned(),
             verdicts: vec![Verdict { name: "steady".to_owned(), text: "nothing <to> set".to_owned() }],
             facts: vec![("gets", "1,234".to_owned())],
+            table: Some(Table {
+                name: "raises".to_owned(),
+                head: ["a", "b", "c", "d"],
+                rows: vec![["1", "2", "<3>", "4"].map(str::to_owned)],
+            }),
             notes: vec!["left <out>".to_owned()],
             ..Report::default()
         };
@@ -150,8 +81,10 @@ mod tests {
         assert!(html.contains("<title>{{facts}} &lt;b&gt;</title>"), "{html}");
         assert!(html.contains("<strong>steady</strong>: nothing &lt;to&gt; set"));
         assert!(html.contains("<li>left &lt;out&gt;</li>") && html.contains("<dd>1,234</dd>"));
-        assert_eq!(html.matches("{{").count(), 2, "the title, twice: {html}");
-        let fetches = ["http://", "https://", "<script", "src=\"", "@import", "url("];
+        assert!(html.contains("<td>2</td><td>&lt;3&gt;</td>"), "{html}");
+        assert_eq!(html.matches("{{").count(), 3, "the title, twice and in the data: {html}");
+        assert_eq!(html.matches("<script").count(), 1, "the data: {html}");
+        let fetches = ["http://", "https://", "src=\"", "@import", "url("];
         for fetch in fetches {
             assert!(!html.contains(fetch), "{fetch}");
         }

@@ -1,10 +1,8 @@
 //! What a trace shows over its time, recorded or replayed, and the figures of it.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
-use super::figure::{Axis, Bar, BarPanel, Body, Figure, LinePanel, Map, Marks, Series, Unit, number};
-use super::page::{Report, Verdict};
+use super::figure::{Axis, Bar, Figure, Panel, Report, Series, Shape, Unit, Verdict, number};
 use pinpool_cli::table::grouped;
 
 /// Parts of the x axis of which each has one hit rate.
@@ -47,7 +45,8 @@ pub(super) struct Timeline {
     /// Nanoseconds of each call.
     pub(super) pins: Vec<u64>,
     pub(super) unpins: Vec<u64>,
-    pub(super) map: Option<(Map, String)>,
+    /// With what it shows in words.
+    pub(super) map: Option<(Panel, String)>,
     pub(super) notes: Vec<String>,
 }
 
@@ -59,13 +58,14 @@ impl Timeline {
         let Self { map, mut notes, .. } = self;
         match map {
             Some((map, description)) => {
-                figures.push(Figure { id: "arena", title: "Map of the memory", description, body: Body::Map(map) });
+                let (x, panels) = (Axis::new("time", Unit::Seconds), vec![map]);
+                figures.push(Figure { id: "arena", title: "Map of the memory", description, x, panels });
             }
             None => {
                 notes.push("There is no map of the memory: the trace has no addresses of pinned memory.".to_owned())
             }
         }
-        Report { title: "The pool in this trace".to_owned(), source, verdicts, facts, figures, notes, table: None }
+        Report { title: "The pool in this trace", source, verdicts, facts, figures, notes, table: None }
     }
 
     fn axis(&self) -> Axis {
@@ -73,8 +73,7 @@ impl Timeline {
     }
 
     fn series(&self, name: &str, value: impl Fn(&Sample) -> Option<u64>) -> Series {
-        let points = self.samples.iter().filter_map(|sample| Some((sample.x, value(sample)? as f64)));
-        Series { name: name.to_owned(), points: points.collect(), is_step: true }
+        Series::new(name, Shape::Steps, self.samples.iter().filter_map(|at| Some((at.x, value(at)? as f64))))
     }
 
     fn bytes_figure(&self) -> Figure {
@@ -104,40 +103,22 @@ impl Timeline {
             id: "bytes",
             title: "Bytes by state",
             description: format!("At most: {}.", words.join(", ")),
-            body: Body::Lines {
-                x: self.axis(),
-                panels: vec![LinePanel { y: Axis::new("bytes", Unit::Bytes), series, marks: Vec::new() }],
-            },
+            x: self.axis(),
+            panels: vec![Panel::Lines { y: Axis::new("bytes", Unit::Bytes), series }],
         }
     }
 
     fn limit_figure(&self) -> Figure {
-        let series = |(name, points): &(String, Vec<(f64, f64)>)| Series {
-            name: if self.limits.len() > 1 { format!("limit of {name}") } else { "limit".to_owned() },
-            points: points.clone(),
-            is_step: true,
-        };
-        let raises = self.raises.clone();
+        let name = |name| if self.limits.len() > 1 { format!("limit of {name}") } else { "limit".to_owned() };
+        let limits = self.limits.iter().map(|(pool, points)| Series::new(name(pool), Shape::Steps, points.clone()));
+        let raises = Series::new("raise", Shape::Triangles, self.raises.clone());
         let evictions = self.series("evictions", |sample| Some(sample.evicted));
         let evicted = self.samples.last().map_or(0, |sample| sample.evicted);
-        let limits = self.limits.iter().filter_map(|(_, points)| Some((points.first()?.1, points.last()?.1)));
-        let limits: Vec<_> =
-            limits.map(|(first, last)| format!("from {} to {}", number(first), number(last))).collect();
-        let limits = if limits.is_empty() { String::new() } else { format!("The limit goes {}. ", limits.join("; ")) };
-        let description = format!("{limits}{} raises (triangles), {} evictions.", raises.len(), grouped(evicted));
-        let limits = LinePanel {
-            y: Axis::new("limit on idle buffers", Unit::Count),
-            series: self.limits.iter().map(series).collect(),
-            marks: vec![Marks { name: "raise".to_owned(), points: raises, are_crosses: false }],
-        };
-        let y = Axis::new("evictions so far", Unit::Count);
-        let evictions = LinePanel { y, series: vec![evictions], marks: Vec::new() };
-        Figure {
-            id: "limit",
-            title: "Limit and evictions",
-            description,
-            body: Body::Lines { x: self.axis(), panels: vec![limits, evictions] },
-        }
+        let ends = self.limits.iter().filter_map(|(_, points)| Some((points.first()?.1, points.last()?.1)));
+        let ends: Vec<_> = ends.map(|(first, last)| format!("from {} to {}", number(first), number(last))).collect();
+        let ends = if ends.is_empty() { String::new() } else { format!("The limit goes {}. ", ends.join("; ")) };
+        let description = format!("{ends}{} raises (triangles), {} evictions.", self.raises.len(), grouped(evicted));
+        Figure::limit(description, self.axis(), limits.chain([raises]).collect(), vec![evictions])
     }
 
     fn hit_rate_figure(&self) -> Figure {
@@ -148,14 +129,7 @@ impl Timeline {
             percent(hits, gets).map_or_else(|| "?".to_owned(), number),
             grouped(gets)
         );
-        let series = vec![Series { name: "hit rate".to_owned(), points, is_step: false }];
-        let y = Axis::new("gets served by an idle buffer", Unit::Percent);
-        Figure {
-            id: "hit-rate",
-            title: "Hit rate",
-            description,
-            body: Body::Lines { x: self.axis(), panels: vec![LinePanel { y, series, marks: Vec::new() }] },
-        }
+        Figure::hit_rate(description, self.axis(), vec![Series::new("hit rate", Shape::Line, points)])
     }
 
     fn traffic_figure(&self) -> Figure {
@@ -173,12 +147,13 @@ impl Timeline {
             value: *bytes as f64,
             text: format!("{}, {}", Unit::Bytes.text(*bytes as f64), gets_in_words(*gets)),
         };
-        let bars = rows.iter().map(bar).collect();
+        let (name, bars) = ("size, and bytes asked for in it".to_owned(), rows.iter().map(bar).collect());
         Figure {
             id: "sizes",
             title: "Sizes by traffic",
             description: format!("Bytes asked for in each size over the trace{largest}."),
-            body: Body::Bars(vec![BarPanel { name: "size, and bytes asked for in it".to_owned(), bars }]),
+            x: self.axis(),
+            panels: vec![Panel::Bars { name, bars }],
         }
     }
 
@@ -186,36 +161,27 @@ impl Timeline {
         if self.pins.is_empty() && self.unpins.is_empty() {
             return None;
         }
-        let mut words = String::new();
-        let mut panels = Vec::new();
-        for (name, times) in [("pin", &self.pins), ("unpin", &self.unpins)] {
-            let mut sorted = times.clone();
+        let calls = |name: &str, times: &[u64]| {
+            let mut sorted = times.to_vec();
             sorted.sort_unstable();
             let at = |share: f64| Unit::Seconds.text(percentile(&sorted, share) * 1e-9);
+            if sorted.is_empty() {
+                return format!("No {name}.");
+            }
             let calls = grouped(sorted.len() as u64);
-            // Writing to a string does not fail.
-            let _ = match sorted.last() {
-                None => write!(words, "No {name}. "),
-                Some(&longest) => {
-                    let longest = Unit::Seconds.text(longest as f64 * 1e-9);
-                    write!(
-                        words,
-                        "{calls} calls that {name}: half take up to {}, 99 % up to {}, the longest {longest}. ",
-                        at(0.5),
-                        at(0.99)
-                    )
-                }
-            };
-            panels.push(BarPanel {
-                name: format!("calls that {name}, by how long they take"),
-                bars: latency_bars(times),
-            });
-        }
+            let (half, most, longest) = (at(0.5), at(0.99), at(1.0));
+            format!("{calls} calls that {name}: half take up to {half}, 99 % up to {most}, the longest {longest}.")
+        };
+        let bars = |name: &str, times: &[u64]| Panel::Bars {
+            name: format!("calls that {name}, by how long they take"),
+            bars: latency_bars(times),
+        };
         Some(Figure {
             id: "latency",
             title: "Time to pin and unpin",
-            description: words.trim_end().to_owned(),
-            body: Body::Bars(panels),
+            description: [calls("pin", &self.pins), calls("unpin", &self.unpins)].join(" "),
+            x: self.axis(),
+            panels: vec![bars("pin", &self.pins), bars("unpin", &self.unpins)],
         })
     }
 

@@ -11,9 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
-use pinpool::Pool;
-use pinpool::config::env::PREFIX;
 
+use crate::set::pair;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
@@ -91,20 +90,14 @@ pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), ExitError> 
 /// The variables of the settings, each of which can be read.
 fn settings(settings: &[String], terminal: &Terminal) -> Result<Vec<(String, String)>, ExitError> {
     let variable = |setting: &String| {
-        let Some((name, value)) = setting.split_once('=') else {
+        if !setting.contains('=') {
             let why = format!("{setting}: a setting is NAME=VALUE, and the program stands behind --; {OPTIONS}");
             return Err(fail(terminal, why, ExitError::Settings));
-        };
-        let name = name.trim().to_uppercase();
-        let name = if name.starts_with(PREFIX) { name } else { format!("{PREFIX}{name}") };
-        match Pool::builder().variable(&name, value) {
-            Ok(_can_be_read) => Ok((name, value.to_owned())),
-            Err(error) => {
-                let refused = terminal.refuse(&error);
-                terminal.message(OPTIONS);
-                Err(refused)
-            }
         }
+        pair(setting).map_err(|why| {
+            terminal.lines(why);
+            fail(terminal, OPTIONS.to_owned(), ExitError::Settings)
+        })
     };
     settings.iter().map(variable).collect()
 }

@@ -82,13 +82,13 @@ fn a_setting_that_a_replay_does_not_follow_is_refused_by_name() {
     let path = written(dir.path(), "w.trace", &batches(2, 2, &[4096]));
     for (set, words) in [
         ("BACKEND=vmm", "PINPOOL_BACKEND has no effect in a replay"),
-        ("NONSENSE=1", "PINPOOL_NONSENSE is not a variable"),
+        ("NONSENSE=1", "PINPOOL_NONSENSE: not a variable"),
         ("MAX_BYTES=auto", "depends on the machine"),
         ("MAX_BYTES=lots", "PINPOOL_MAX_BYTES=lots"),
-        ("MAX_BYTES", "is not VARIABLE=VALUE"),
+        ("MAX_BYTES", "is not NAME=VALUE"),
     ] {
         let ran = finish(pinpool(&["replay", "--set", set]).arg(&path));
-        assert_eq!(ran.code(), 1, "{set}");
+        assert_eq!(ran.code(), 2, "{set}");
         ran.check_stderr(words);
     }
 }
@@ -153,7 +153,7 @@ fn a_load_under_the_advice_from_its_recording_holds_no_more_and_misses_no_more()
     let advice = advise(&path, &["--json", "--miss-target", "10%"]).figures();
     let (max_bytes, limit) = (advice["max_bytes"].to_string(), advice["pool_size_limit"].to_string());
     let args = ["load", "--json", "--synthetic", "300", "--batch-bytes", "1MiB"];
-    let ran = finish(pinpool(&args).args(["--max-bytes", &max_bytes, "--pool-size-limit", &limit]));
+    let ran = finish(pinpool(&args).args(["--set", &format!("MAX_BYTES={max_bytes},POOL_SIZE_LIMIT={limit}")]));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let figures = ran.figures();
     let peak = figures["peak_pinned_bytes"].as_u64();

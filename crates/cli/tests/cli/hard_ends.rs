@@ -17,7 +17,7 @@ fn few_addresses_are_told_in_numbers() {
     let tool = pinpool(&[]);
     let mut command = Command::new("sh");
     command
-        .args(["-c", "ulimit -v 300000; exec \"$0\" load --synthetic 1 --max-bytes 2GiB --reserve 1GiB"])
+        .args(["-c", "ulimit -v 300000; exec \"$0\" load --synthetic 1 --set MAX_BYTES=2GiB,RESERVE=1GiB"])
         .arg(tool.get_program());
     command.env("PINPOOL_BACKEND", "heap").env_remove("PINPOOL_TRACE").stdin(Stdio::null());
     let ran = finish(&mut command);

@@ -8,7 +8,7 @@ use crate::tool::{Ran, finish, number, pinpool};
 
 /// `load --verify` to the double's device, which reports at the end what was done to it.
 fn load(lib: &Path, backend: &str, args: &[&str]) -> Ran {
-    let mut command = pinpool(&["load", "--json", "--verify", "--require-gpu", "--backend", backend]);
+    let mut command = pinpool(&["load", "--json", "--verify", "--require-gpu", "--set", &format!("BACKEND={backend}")]);
     command.args(args).env("LD_LIBRARY_PATH", lib).env("DRIVER_DOUBLE_REPORT", "stderr");
     finish(&mut command)
 }
@@ -53,7 +53,8 @@ fn a_call_that_fails_once_costs_no_file_or_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let lib = driver_double(dir.path());
     for (backend, call) in [("vmm", "cuMemCreate:5=2"), ("register", "cuMemHostRegister_v2:2=2")] {
-        let mut command = pinpool(&["load", "--json", "--verify", "--backend", backend, "--synthetic", "30"]);
+        let mut command =
+            pinpool(&["load", "--json", "--verify", "--set", &format!("BACKEND={backend}"), "--synthetic", "30"]);
         command.env("LD_LIBRARY_PATH", &lib).env("DRIVER_DOUBLE_FAIL", call);
         let ran = finish(&mut command);
         let figures = ran.figures();

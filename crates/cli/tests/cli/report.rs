@@ -39,24 +39,21 @@ pub(crate) fn figure<'a>(page: &'a str, id: &str) -> &'a str {
     &page[begin..end]
 }
 
-/// Elements of a class, the one in the legend left out.
-fn marks(figure: &str, element: &str) -> usize {
-    let drawn = figure.lines().filter(|line| line.starts_with(element) && line.contains("-mark\"")).count();
-    // A cross is two lines.
-    let drawn = if element == "<line" || element == "<polyline" { drawn / 2 } else { drawn };
-    drawn.saturating_sub(1)
+/// Marks, filled or in lines, the one in the legend left out.
+fn marks(figure: &str, paint: &str) -> usize {
+    figure.matches(&format!("<path class=\"{paint} mark\"")).count().saturating_sub(1)
 }
 
 /// The text elements of a figure.
 fn texts(figure: &str) -> Vec<&str> {
-    let mut lines = figure.lines();
-    let mut texts = Vec::new();
-    while let Some(line) = lines.next() {
-        if line.starts_with("<text") {
-            texts.extend(lines.next());
-        }
-    }
-    texts
+    let lines = figure.lines().filter_map(|line| line.strip_prefix("<text")?.strip_suffix("</text>"));
+    lines.filter_map(|text| Some(text.split_once('>')?.1)).collect()
+}
+
+/// The object that the page draws.
+fn data(page: &str) -> Value {
+    let (_, rest) = page.split_once("<script type=\"application/json\" id=\"report\">").unwrap();
+    serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
 }
 
 /// The rows of one public run, as its log.
@@ -90,16 +87,17 @@ fn a_log_has_its_limit_with_each_raise_marked_its_evictions_hit_rate_and_verdict
 
     let page = page(&log);
     let limit = figure(&page, "limit");
-    assert_eq!(marks(limit, "<polygon") as u64, printed);
-    assert_eq!(marks(limit, "<line") as u64 + marks(limit, "<polyline") as u64, silent, "{limit}");
+    assert_eq!(marks(limit, "fill") as u64, printed);
+    assert_eq!(marks(limit, "line") as u64, silent, "{limit}");
     let texts = texts(limit);
     for text in ["limit on idle buffers", "evictions so far", "raise", "raise that was not printed"] {
         assert!(texts.iter().any(|drawn| drawn.starts_with(text)), "no {text} in {texts:?}");
     }
     assert!(texts.contains(&"gets, logarithmic"), "{texts:?}");
     let hit_rate = figure(&page, "hit-rate");
-    assert!(hit_rate.contains("\nhit rate") && hit_rate.contains("gets served by an idle buffer (%)"), "{hit_rate}");
-    assert!(hit_rate.contains("<polyline fill=\"none\" class=\"l-s0\""), "{hit_rate}");
+    assert!(hit_rate.contains(">hit rate<") && hit_rate.contains("gets served by an idle buffer (%)"), "{hit_rate}");
+    // The one of the legend and the figure's own.
+    assert_eq!(hit_rate.matches("<path class=\"line s0\"").count(), 2, "{hit_rate}");
     let verdict = summary["pools"][0]["verdict"].as_str().unwrap();
     assert!(page.contains(verdict) && page.contains(summary["pools"][0]["advice"][0].as_str().unwrap()), "{verdict}");
     assert!(page.contains(&format!("{printed} raises were printed (triangles), {silent} were not (crosses)")));
@@ -116,9 +114,9 @@ fn two_pools_have_lines_of_different_dashes_and_names() {
     for text in ["limit, pool 1", "limit, pool 2", "evictions, pool 1", "evictions, pool 2"] {
         assert!(texts(limit).contains(&text), "no {text} in {limit}");
     }
-    assert_eq!(marks(limit, "<polygon"), 2);
-    assert!(limit.contains("l-s0") && limit.contains("l-s1"));
-    assert!(page.contains(".l-s1{stroke:#a8480a;stroke-dasharray:9 4}"));
+    assert_eq!(marks(limit, "fill"), 2);
+    assert!(limit.contains("line s0") && limit.contains("line s1"));
+    assert!(page.contains(".s1{color:#a8480a}") && page.contains(".line.s1{stroke-dasharray:9 4}"));
 }
 
 #[test]
@@ -130,7 +128,10 @@ fn the_page_needs_no_network_and_serves_both_colour_schemes_phones_and_paper() {
         assert!(page.contains(part), "{part}");
     }
     let without_namespace = page.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
-    for fetch in ["http:", "https:", "<script", "@import", "src=", "<link rel=\"stylesheet"] {
+    // The one script is data, which nothing runs.
+    assert_eq!(page.matches("<script").count(), 1);
+    assert_eq!(data(&page)["figures"][0]["id"], "limit");
+    for fetch in ["http:", "https:", "@import", "src=", "<link rel=\"stylesheet"] {
         assert!(!without_namespace.contains(fetch), "{fetch}");
     }
     // The same figures for a phone, each with a title and words.
@@ -151,7 +152,7 @@ fn figures_are_written_as_files_with_their_own_style() {
     assert_eq!(names, ["hit-rate.svg", "limit.svg"]);
     let limit = fs::read_to_string(svgs.join("limit.svg")).unwrap();
     assert!(limit.starts_with("<svg xmlns=") && limit.trim_end().ends_with("</svg>") && limit.contains("<style>"));
-    assert_eq!(marks(&limit, "<polygon"), 1);
+    assert_eq!(marks(&limit, "fill"), 1);
 }
 
 #[test]
@@ -160,6 +161,7 @@ fn a_hostile_name_stays_text() {
     let name = "<img src=x onerror=alert(1)>\"'&{{facts}}\u{202e}.log";
     let page = page(&log_in(&dir, name, &format!("{AFTER}{RAISE}")));
     assert!(!page.contains("<img") && !page.contains('\u{202e}'));
+    assert!(data(&page)["source"].as_str().unwrap().contains(name));
     assert!(page.contains("&lt;img src=x onerror=alert(1)&gt;&quot;&#39;&amp;{{facts}}\u{fffd}.log"));
 }
 
@@ -202,7 +204,7 @@ fn a_workload_is_replayed_and_drawn_over_its_time() {
         assert!(texts(bytes).contains(&text), "no {text} in {bytes}");
     }
     // A line of its own dashes for each.
-    for class in ["l-s0", "l-s1", "l-s2", "l-s3"] {
+    for class in ["line s0", "line s1", "line s2", "line s3"] {
         assert!(bytes.matches(class).count() >= 2, "{class} is in the legend alone: {bytes}");
     }
     let sizes = figure(&page, "sizes");
@@ -226,7 +228,7 @@ fn each_raise_of_a_replay_is_marked_once() {
     let ran = run(&["replay", "--json", trace.to_str().unwrap()]);
     let raises = ran.figures()["raises"].as_u64().unwrap();
     let page = page(&trace);
-    assert_eq!(marks(figure(&page, "limit"), "<polygon") as u64, raises);
+    assert_eq!(marks(figure(&page, "limit"), "fill") as u64, raises);
     assert!(page.contains(&format!("{raises} raises (triangles)")));
 }
 
@@ -259,7 +261,7 @@ fn a_trace_that_ends_in_the_middle_of_a_line_or_of_its_compression_is_an_error_w
 /// A trace of a load of files, and what it printed.
 fn recorded(dir: &TempDir, name: &str) -> PathBuf {
     let path = dir.path().join(name);
-    let mut command = pinpool(&["load", "--synthetic", "60", "--batch-files", "4", "--pool-size-limit", "1"]);
+    let mut command = pinpool(&["load", "--synthetic", "60", "--batch-files", "4", "--set", "POOL_SIZE_LIMIT=1"]);
     let ran = finish(command.env("PINPOOL_TRACE", &path).env("PINPOOL_BACKEND", "sim"));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     path
@@ -285,7 +287,7 @@ fn a_recording_has_its_bytes_times_of_page_locks_and_the_map() {
     }
     // Memory in use is in the map, not in its legend alone.
     let map = figure(&page, "arena");
-    let states = map.matches("class=\"f-m1\"").count() + map.matches("class=\"f-m2\"").count();
+    let states = map.matches("<rect class=\"fill m1\"").count() + map.matches("<rect class=\"fill m2\"").count();
     assert!(states > 2, "{map}");
     assert!(page.contains("back-end sim, recorded by pinpool"), "{page}");
 }

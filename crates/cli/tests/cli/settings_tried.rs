@@ -82,15 +82,25 @@ fn settings_that_cannot_be_meant_are_refused_by_name() {
     let dir = TempDir::new().unwrap();
     let path = written(&dir, "a 1 4096\nf 1\n");
     for (set, words) in [
-        ("", "--set \"\": no variable is named"),
-        (",", "no variable is named"),
+        ("", "no setting is named"),
+        (",", "no setting is named"),
         ("MAX_BYTES=1MiB,PINPOOL_MAX_BYTES=2MiB", "PINPOOL_MAX_BYTES is set twice"),
         ("MAX_BYTES=", "PINPOOL_MAX_BYTES has no value"),
-        ("NONSENSE=1", "--set NONSENSE=1: PINPOOL_NONSENSE is not a variable"),
+        ("WAIT=soon", "PINPOOL_WAIT=soon: not a time"),
+        ("NONSENSE=1", "PINPOOL_NONSENSE: not a variable of pinpool"),
     ] {
-        let ran = finish(pinpool(&["replay", "--set", set]).arg(&path));
-        assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{set}");
-        ran.check_stderr(words);
+        for command in ["load", "replay", "advise", "report"] {
+            let ran = finish(pinpool(&[command, "--set", set]).arg(&path));
+            assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""), "{command} --set {set}");
+            ran.check_stderr(words);
+            ran.check_stderr("--set <NAME=VALUE>");
+        }
+    }
+    // Names that the commands share are one setting, however many --set they come in.
+    for command in [&["load"][..], &["advise"], &["report", "-o", "page.html"]] {
+        let ran = finish(pinpool(command).args(["--set", "WAIT=1s", "--set", "wait=2s"]).arg(&path));
+        assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""), "{command:?}");
+        ran.check_stderr("--set WAIT=1s,wait=2s: PINPOOL_WAIT is set twice");
     }
 }
 

@@ -260,7 +260,7 @@ fn a_strict_run_stops_at_the_first_failure() {
 fn a_batch_beyond_the_ceiling_is_named_with_the_numbers() {
     let dir = tree();
     fs::write(dir.path().join("large"), vec![1; 3 << 20]).unwrap();
-    let ran = load(&dir, &["--max-bytes", "2MiB", "--batch-files", "1"]);
+    let ran = load(&dir, &["--set", "MAX_BYTES=2MiB", "--batch-files", "1"]);
     assert_eq!(ran.code(), 1);
     ran.check_stderr("large: asked 3145728 B");
     ran.check_stderr("PINPOOL_MAX_BYTES");
@@ -272,7 +272,7 @@ fn a_batch_beyond_the_ceiling_is_named_with_the_numbers() {
 #[test]
 fn pageable_fallbacks_at_the_ceiling_are_counted() {
     let dir = tree();
-    let mut command = pinpool(&["load", "--json", "--verify", "--max-bytes", "4KiB"]);
+    let mut command = pinpool(&["load", "--json", "--verify", "--set", "MAX_BYTES=4KiB"]);
     let ran = finish(
         command
             .arg(dir.path())
@@ -298,9 +298,10 @@ fn names_cannot_forge_lines_of_stderr() {
 #[test]
 fn an_idle_pool_holds_its_reserve_and_one_granule_at_most() {
     let dir = tree();
-    let args = ["load", "--json", "--idle", "16", "--idle-timeout", "1s", "--reserve", "2MiB", "--max-bytes", "none"];
-    let ran =
-        finish(pinpool(&args).args(["--wait", "1s", "--on-full", "error", "--batch-bytes", "64KiB"]).arg(dir.path()));
+    let args = ["load", "--json", "--idle", "16", "--set", "idle_timeout=1s,reserve=2MiB,max_bytes=none"];
+    let ran = finish(
+        pinpool(&args).args(["--set", "WAIT=1s", "--set", "ON_FULL=error", "--batch-bytes", "64KiB"]).arg(dir.path()),
+    );
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let figures = ran.figures();
     let bytes = |name: &str| number(&figures, name);
@@ -409,9 +410,10 @@ fn env_reports_the_errors_of_building_a_pool() {
 }
 
 #[test]
-fn a_flag_overrides_its_variable() {
+fn a_setting_overrides_its_variable() {
     let dir = tree();
-    let mut command = pinpool(&["load", "--json", "--backend", "sim", "--pool-size-limit", "7", "--batch-files", "9"]);
+    let mut command =
+        pinpool(&["load", "--json", "--set", "BACKEND=sim,PINPOOL_POOL_SIZE_LIMIT=7", "--batch-files", "9"]);
     let ran = finish(command.arg(dir.path()).env("PINPOOL_POOL_SIZE_LIMIT", "50"));
     let figures = ran.figures();
     assert_eq!((figures["backend"].as_str(), figures["pool_size_limit"].as_u64()), (Some("sim"), Some(7)));
@@ -425,7 +427,7 @@ fn a_pool_that_evicts_logs_tensorflows_lines() {
     for number in 1..=1300 {
         fs::write(dir.path().join(format!("{number:04}")), vec![7; number]).unwrap();
     }
-    let ran = load(&dir, &["--batch-files", "1", "--rounding", "exact", "--pool-size-limit", "10"]);
+    let ran = load(&dir, &["--batch-files", "1", "--set", "ROUNDING=exact", "--set", "POOL_SIZE_LIMIT=10"]);
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let line = ran.stderr.lines().find(|line| line.contains("PoolAllocator: After ")).expect(&ran.stderr);
     ran.check_stderr("] Raising pool_size_limit_ from 10 to ");
@@ -461,7 +463,7 @@ fn a_replay_prints_its_figures_as_a_list_rows_and_json() {
     assert_eq!(two.stdout.lines().count(), 4, "{}", two.stdout);
     assert!(two.stdout.contains("2 workloads: 24 page-locks, 0 late"), "{}", two.stdout);
 
-    let ceiled = ["replay", "--json", "--source", "walls", "--max-ratio", "1.25", "--wait", "1s", &cosmoflow];
+    let ceiled = ["replay", "--json", "--source", "walls", "--max-ratio", "1.25", "--set", "WAIT=1s", &cosmoflow];
     let figures = run(&ceiled).figures();
     assert_eq!((&figures["workload"], &figures["source"]), (&"cosmoflow".into(), &"walls".into()));
     assert_eq!((&figures["gets"], &figures["fallbacks"]), (&20_000.into(), &0.into()));
@@ -487,16 +489,18 @@ fn a_conformance_trace_takes_its_own_settings_and_no_others() {
     let expected = fs::read_to_string(data("conformance/small_limit.expected")).unwrap();
     assert_eq!(run(&["replay", "--format", "conformance", &trace]).stdout, expected);
     for (args, words) in [
-        (&["--format", "conformance", "--idle-timeout", "0s", &trace][..], "settings of the pool"),
+        (&["--format", "conformance", "--set", "IDLE_TIMEOUT=0s", &trace][..], "settings of the pool"),
         (&["--format", "conformance", &trace, &trace][..], "one trace"),
         (&["--targets", "none.csv", &trace][..], "--targets goes with"),
-        (&["--rounding", "pow2", "--preset", "adaptive", &trace][..], "PINPOOL_ROUNDING"),
         (&["no-such-trace"][..], "no-such-trace"),
     ] {
         let refused = run(&[&["replay"], args].concat());
         assert_eq!(refused.code(), 1, "{args:?}");
         refused.check_stderr(words);
     }
+    let contradiction = run(&["replay", "--set", "ROUNDING=pow2", "--set", "PRESET=adaptive,ROUNDING=pow2", &trace]);
+    assert_eq!((contradiction.code(), contradiction.stdout.as_str()), (2, ""));
+    contradiction.check_stderr("--set PRESET=adaptive,ROUNDING=pow2: PINPOOL_ROUNDING");
 }
 
 #[test]
@@ -551,11 +555,11 @@ fn wrong_arguments_are_refused_with_the_usage_status() {
         &["load", "--batch-files", "0"],
         &["load", "--epochs", "0"],
         &["load", "--workers", "0"],
-        &["load", "--max-bytes", "99999999999GiB"],
-        &["load", "--max-bytes", "0"],
+        &["load", "--set", "MAX_BYTES=99999999999GiB"],
+        &["load", "--set", "MAX_BYTES=0"],
         &["load", "--synthetic", "4294967295"],
-        &["load", "--backend", "purple"],
-        &["load", "--rounding", "purple"],
+        &["load", "--set", "BACKEND=purple"],
+        &["load", "--set", "ROUNDING=purple"],
         &["load", "--synthetic", "3", "/tmp"],
     ];
     for args in wrong {

@@ -1,4 +1,4 @@
-//! What `pinpool trace` reads beside whole recordings: snapshots of PyTorch's memory, recordings without an end, empty and
+//! What `pinpool trace` reads beside whole recordings: what Python made of a snapshot of PyTorch's memory, recordings without an end, empty and
 //! damaged ones.
 
 use std::fs;
@@ -21,7 +21,7 @@ fn recorded(dir: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// A file that `generate.py` wrote.
+/// A file that `generate.py` wrote, or that was converted from one.
 fn snapshot(name: &str) -> PathBuf {
     Path::new(crate::ROOT).join("tests/data/torch_snapshot").join(name)
 }
@@ -33,17 +33,15 @@ fn events<'a>(csv: &'a str, event: &str) -> Vec<Vec<&'a str>> {
 }
 
 #[test]
-fn a_snapshot_of_torch_is_a_trace_of_its_pinned_memory() {
+fn a_snapshot_of_torch_that_was_converted_is_a_trace_of_its_pinned_memory() {
     let dir = tempfile::tempdir().unwrap();
-    let whole = fs::read(snapshot("host.4.pickle")).unwrap();
-    let compressed = dir.path().join("host.pickle.gz");
+    let whole = fs::read(snapshot("host.trace")).unwrap();
+    let compressed = dir.path().join("host.trace.gz");
     let mut encoder =
         flate2::write::GzEncoder::new(fs::File::create(&compressed).unwrap(), flate2::Compression::fast());
     encoder.write_all(&whole).unwrap();
     encoder.finish().unwrap();
-    let mut paths: Vec<_> = [2, 4, 5].map(|protocol| snapshot(&format!("host.{protocol}.pickle"))).into();
-    paths.push(compressed);
-    for path in paths {
+    for path in [snapshot("host.trace"), compressed] {
         let ran = trace(&path, &["--format", "csv"]);
         assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
         let csv = &ran.stdout;
@@ -65,21 +63,18 @@ fn a_snapshot_of_torch_is_a_trace_of_its_pinned_memory() {
 }
 
 #[test]
-fn a_pickle_that_is_no_snapshot_with_pinned_memory_is_refused_with_the_reason() {
+fn a_pickle_is_refused_with_the_command_that_converts_it() {
     let dir = tempfile::tempdir().unwrap();
-    let whole = fs::read(snapshot("host.4.pickle")).unwrap();
-    let cut = dir.path().join("cut.pickle");
-    fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
-    for (path, why) in [
-        (snapshot("no_history.pickle"), "record_pinned_host_memory=True"),
-        (snapshot("object.pickle"), "makes an object of Python"),
-        (cut, "cut off"),
-    ] {
-        for command in ["trace", "replay", "advise"] {
-            let ran = finish(pinpool(&[command]).arg(&path));
-            assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{command}");
-            ran.check_stderr(path.file_name().unwrap().to_str().unwrap());
-            ran.check_stderr(why);
+    let page = dir.path().join("page.html");
+    for name in ["host.2.pickle", "host.4.pickle", "host.5.pickle", "object.pickle"] {
+        let path = snapshot(name);
+        for command in [&["trace"][..], &["replay"], &["advise"], &["report", "-o", page.to_str().unwrap()]] {
+            let ran = finish(pinpool(command).arg(&path));
+            assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{command:?}");
+            assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+            ran.check_stderr(&format!("{}: this is a pickle", path.display()));
+            ran.check_stderr("`python -m pinpool.torch.snapshot SNAPSHOT.pickle TRACE`");
+            assert!(!page.exists());
         }
     }
 }

@@ -33,7 +33,7 @@ fn converted(trace: &Path, format: &str) -> PathBuf {
 fn traces(dir: &Path) -> Vec<PathBuf> {
     let record = |name: &str, backend: &str| {
         let path = dir.join(name);
-        let mut load = pinpool(&["load", "--synthetic", "60", "--batch-files", "4", "--pool-size-limit", "2"]);
+        let mut load = pinpool(&["load", "--synthetic", "60", "--batch-files", "4", "--set", "POOL_SIZE_LIMIT=2"]);
         let ran = finish(load.env("PINPOOL_TRACE", &path).env("PINPOOL_BACKEND", backend));
         assert_eq!(ran.code(), 0, "{}", ran.stderr);
         path
@@ -61,8 +61,8 @@ fn traces(dir: &Path) -> Vec<PathBuf> {
         fs::write(&path, text).unwrap();
         paths.push(path);
     }
-    let torch = dir.join("torch.pickle");
-    fs::copy(Path::new(crate::ROOT).join("tests/data/torch_snapshot/host.4.pickle"), &torch).unwrap();
+    let torch = dir.join("torch.trace");
+    fs::copy(Path::new(crate::ROOT).join("tests/data/torch_snapshot/host.trace"), &torch).unwrap();
     paths.push(torch);
     paths
 }

@@ -1,0 +1,73 @@
+//! `--set NAME=VALUE`: settings of the pool, by the names of their variables.
+
+use std::str::FromStr;
+
+use pinpool::config::env;
+use pinpool::{Error, Pool, PoolBuilder};
+use pinpool_replay::Replay;
+
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
+
+/// Settings whose values can be read, each once.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Set {
+    /// As the user wrote them, with commas between.
+    pub(crate) text: String,
+    /// Names in full.
+    pub(crate) pairs: Vec<(String, String)>,
+}
+
+impl FromStr for Set {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let settings = text.split(',').filter(|setting| !setting.trim().is_empty());
+        let pairs = settings.map(pair).collect::<Result<Vec<_>, _>>()?;
+        if pairs.is_empty() {
+            return Err("no setting is named; give one, as in --set MAX_BYTES=2GiB".to_owned());
+        }
+        let mut names: Vec<_> = pairs.iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        match names.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(twice) => Err(format!("{} is set twice; leave one of the two out", twice[0])),
+            None => Ok(Self { text: text.to_owned(), pairs }),
+        }
+    }
+}
+
+impl Set {
+    /// All that several `--set` say.
+    pub(crate) fn all(sets: &[Self], terminal: &Terminal) -> Result<Self, ExitError> {
+        let text = sets.iter().map(|set| &*set.text).collect::<Vec<_>>().join(",");
+        if sets.is_empty() { Ok(Self::default()) } else { text.parse().map_err(|why| refuse(&text, why, terminal)) }
+    }
+
+    /// A builder with these settings; variables of the environment have the rest.
+    pub(crate) fn builder(&self) -> Result<PoolBuilder, Error> {
+        self.pairs.iter().try_fold(Pool::builder(), |builder, (name, value)| builder.variable(name, value))
+    }
+
+    /// A replay under these settings.
+    pub(crate) fn replay(&self, terminal: &Terminal) -> Result<Replay, ExitError> {
+        Replay::under(&self.pairs).map_err(|why| refuse(&self.text, why, terminal))
+    }
+}
+
+fn refuse(text: &str, why: String, terminal: &Terminal) -> ExitError {
+    terminal.lines(format_args!("--set {text}: {why}"));
+    ExitError::Settings
+}
+
+/// The variable of a `NAME=VALUE`, whose prefix may be left out, with its value, which can be read.
+pub(crate) fn pair(setting: &str) -> Result<(String, String), String> {
+    let (name, value) =
+        setting.split_once('=').ok_or_else(|| format!("`{setting}` is not NAME=VALUE (like MAX_BYTES=2GiB)"))?;
+    let name = name.trim().to_uppercase();
+    let name = if name.starts_with(env::PREFIX) { name } else { format!("{}{name}", env::PREFIX) };
+    let _can_be_read = Pool::builder().variable(&name, value).map_err(|error| error.to_string())?;
+    match value.trim() {
+        "" => Err(format!("{name} has no value; give one, or leave it out for its default")),
+        value => Ok((name, value.to_owned())),
+    }
+}
