@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::heap::HeapSource;
 use super::huge_pages::HugeTlb;
-use super::mlock::MlockSource;
+use super::mlock::lock_limit;
 use super::sim::SimSource;
 use super::source::Source;
 use super::trial;
@@ -155,8 +155,8 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
         }
         Backend::Vmm | Backend::Register | Backend::Cuda => driver_source(backend.name(), options, true)
             .map_err(|why| ErrorKind::Unavailable { backend: backend.name(), why })?,
-        Backend::Mlock => Arc::new(mlock_source(options)),
-        Backend::Heap => Arc::new(heap_source(options)),
+        Backend::Mlock => host_source(HeapSource::locked(), options),
+        Backend::Heap => host_source(HeapSource::new(), options),
         Backend::Sim { total_bytes } => Arc::new(SimSource::new(*total_bytes)),
         Backend::Source(source) => source.clone(),
     };
@@ -171,7 +171,7 @@ fn without_linux(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Ch
         Backend::Auto => {
             let found = Finding::warning("page-lock", "memory is not page-locked, which needs Linux")
                 .remedy("PINPOOL_BACKEND=heap if that is meant");
-            let source = Arc::new(heap_source(options));
+            let source = host_source(HeapSource::new(), options);
             Ok(Some(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings: vec![found] }))
         }
         Backend::Heap | Backend::Sim { .. } | Backend::Source(_) => Ok(None),
@@ -213,8 +213,10 @@ pub(crate) fn on_node(
 ) -> Result<Arc<dyn Source>> {
     let name = source.name();
     match name {
-        "heap" if !is_custom => Ok(Arc::new(HeapSource::on_node_below(root, node).with_hugetlb(options.hugetlb))),
-        "mlock" if !is_custom => Ok(Arc::new(MlockSource::on_node_below(root, node).with_hugetlb(options.hugetlb))),
+        "heap" | "mlock" if !is_custom => {
+            let source = if name == "heap" { HeapSource::new() } else { HeapSource::locked() };
+            Ok(Arc::new(source.on_node_below(root, node).with_hugetlb(options.hugetlb)))
+        }
         "vmm" | "register" if !is_custom => driver_source(name, PinOptions { node: Some(node), ..options }, true)
             .map_err(|why| {
                 let backend = if name == "vmm" { "vmm" } else { "register" };
@@ -252,12 +254,13 @@ fn existing_node(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
     Err(ErrorKind::Setting { name: "PINPOOL_NUMA_NODE", value: requested.to_string(), why }.into())
 }
 
-fn mlock_source(options: PinOptions<'_>) -> MlockSource {
-    options.node.map_or_else(MlockSource::new, MlockSource::on_node).with_hugetlb(options.hugetlb)
-}
-
-fn heap_source(options: PinOptions<'_>) -> HeapSource {
-    options.node.map_or_else(HeapSource::new, HeapSource::on_node).with_hugetlb(options.hugetlb)
+/// `source` with the settings of `options`.
+fn host_source(source: HeapSource, options: PinOptions<'_>) -> Arc<HeapSource> {
+    let source = source.with_hugetlb(options.hugetlb);
+    Arc::new(match options.node {
+        Some(node) => source.on_node(node),
+        None => source,
+    })
 }
 
 /// The driver's sources that suit a pool with or without an arena, best first.
@@ -274,17 +277,17 @@ fn best(options: PinOptions<'_>) -> Chosen {
         }
     }
     let mut findings: Vec<_> = unused_gpu(options, &passed_over).into_iter().collect();
-    let mlock = mlock_source(options);
+    let mlock = host_source(HeapSource::locked(), options);
     match usable_lock_limit(&mlock, options.max_bytes) {
-        Ok(lock_limit_bytes) => Chosen { source: Arc::new(mlock), lock_limit_bytes, passed_over, findings },
+        Ok(lock_limit_bytes) => Chosen { source: mlock, lock_limit_bytes, passed_over, findings },
         Err(why) => {
             findings.push(Finding::warning("page-lock", format!("memory is not page-locked: {why}")).remedy(
                 "raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK; \
                              PINPOOL_BACKEND=heap if that is meant",
             ));
             passed_over.push(("mlock", why));
-            let heap = heap_source(options);
-            Chosen { source: Arc::new(heap), lock_limit_bytes: None, passed_over, findings }
+            let heap = host_source(HeapSource::new(), options);
+            Chosen { source: heap, lock_limit_bytes: None, passed_over, findings }
         }
     }
 }
@@ -332,9 +335,9 @@ pub fn gpu(_device: u32) -> Finding {
 }
 
 /// The limit to keep under, `None` where there is none or the ceiling is below it; or the reason against `mlock`.
-fn usable_lock_limit(mlock: &MlockSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
+fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
     trial::reserve(mlock, host::PAGE_BYTES, 1).map_err(|error| error.to_string())?;
-    match mlock.lock_limit() {
+    match lock_limit() {
         Some(limit_bytes) if max_bytes.is_none_or(|max_bytes| max_bytes > limit_bytes) => {
             let why = || {
                 format!("RLIMIT_MEMLOCK lets this process lock only {limit_bytes} B, under {LEAST_LOCKABLE_BYTES} B")

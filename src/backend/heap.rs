@@ -1,54 +1,69 @@
-//! Ordinary memory: the mappings of `mlock` without the lock. Never page-locked.
+//! Ordinary memory of the system, in the back-end `mlock` locked by the kernel.
+//!
+//! A region is an anonymous mapping, and a range is one without access, whose granules get it. The kernel keeps locked pages in
+//! memory; what it unmaps, it unlocks.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
 
 use std::path::Path;
 
 use super::huge_pages::{HugeTlb, increasing};
 use super::mapping::{self, Accounting, InitialAccess};
+use super::mlock::{lock, lock_on_fault, unlock};
 use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, VirtualMemory};
 use crate::error::SourceError;
 
-/// Anonymous mappings that are not page-locked.
+/// Anonymous mappings, which the kernel locks into memory or not.
 #[derive(Debug, Default)]
 pub struct HeapSource {
+    is_locked: bool,
     ids: RegionIds,
     placement: Option<NodePlacement>,
     hugetlb: HugeTlb,
 }
 
 impl HeapSource {
-    /// A source of ordinary memory.
+    /// Makes the back-end `heap`: memory that is not page-locked.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// As [`HeapSource::new`], on memory node `node` where the machine has several.
-    pub fn on_node(node: u32) -> Self {
-        Self::on_node_below(Path::new("/"), node)
+    /// Makes the back-end `mlock`: memory that the kernel keeps resident. No driver knows of the lock.
+    pub fn locked() -> Self {
+        Self { is_locked: true, ..Self::default() }
     }
 
-    /// The same of the machine below `root`.
-    pub(super) fn on_node_below(root: &Path, node: u32) -> Self {
-        Self { placement: NodePlacement::on(root, node), ..Self::default() }
+    /// Takes memory from the node `node` where the machine has several.
+    #[must_use]
+    pub fn on_node(self, node: u32) -> Self {
+        self.on_node_below(Path::new("/"), node)
     }
 
-    /// The same with such huge pages in what is acquired fast, as a reserve is.
+    /// Takes memory from the node `node` of the machine below `root`.
+    pub(super) fn on_node_below(self, root: &Path, node: u32) -> Self {
+        Self { placement: NodePlacement::on(root, node), ..self }
+    }
+
+    /// Acquires such huge pages where memory is acquired fast, as a reserve is.
     pub(super) fn with_hugetlb(self, hugetlb: HugeTlb) -> Self {
         Self { hugetlb, ..self }
+    }
+
+    fn if_locked(&self, call: impl FnOnce() -> Result<(), SourceError>) -> Result<(), SourceError> {
+        if self.is_locked { call() } else { Ok(()) }
     }
 }
 
 // SAFETY: source-C1 to C3 hold for every private anonymous mapping (`mapping`): zeroed pages at a fixed page-aligned
-// address, until `munmap`. source-C4: `RegionIds`.
+// address, until `munmap`. A lock changes neither address nor content. source-C4: `RegionIds`.
 unsafe impl Source for HeapSource {
     fn name(&self) -> &'static str {
-        "heap"
+        if self.is_locked { "mlock" } else { "heap" }
     }
 
     fn is_pinned(&self) -> bool {
-        false
+        self.is_locked
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
@@ -56,7 +71,9 @@ unsafe impl Source for HeapSource {
         if let Some(placement) = &self.placement {
             placement.place(region.start(), mapping::mapped_bytes(len_bytes)?);
         }
-        Ok(region)
+        let locked = self.if_locked(|| lock(region.start(), len_bytes));
+        // SAFETY: mapped above, no reference into it was made.
+        unsafe { mapping::keep_if(locked, region) }
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
@@ -66,13 +83,19 @@ unsafe impl Source for HeapSource {
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         let (id, progress) = (self.ids.next(), &increasing(progress));
-        // Pages that are set aside are never paged out.
+        // Pages that are set aside are never paged out, and need no lock.
         if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.placement.as_ref()), progress) {
             return Ok(region);
         }
         let region = mapping::map_huge(len_bytes, id)?;
-        // SAFETY: mapped on the line above.
-        let populated = unsafe { populate(&region, threads, self.placement.as_ref(), progress) };
+        // The first lock fails at the limit before a page is touched; the second covers pages that are present.
+        let populated = self
+            .if_locked(|| lock_on_fault(&region))
+            .and_then(|()| {
+                // SAFETY: mapped above.
+                unsafe { populate(&region, threads, self.placement.as_ref(), progress) }
+            })
+            .and_then(|()| self.if_locked(|| lock(region.start(), len_bytes)));
         // SAFETY: mapped above, no reference into it was made.
         unsafe { mapping::keep_if(populated, region) }
     }
@@ -98,13 +121,27 @@ unsafe impl VirtualMemory for HeapSource {
     }
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        let start = range.at(offset, bytes)?;
         // SAFETY: the caller's promise: not committed.
-        unsafe { mapping::commit(range.at(offset, bytes)?, bytes) }
+        unsafe { mapping::commit(start, bytes) }?;
+        self.if_locked(|| lock(start, bytes)).inspect_err(|_| {
+            // A lock that fails for lack of memory has locked a part of the pages.
+            let _ = unlock(start, bytes);
+            // SAFETY: committed above, and not returned to the caller.
+            let _ = unsafe { mapping::decommit(start, bytes) };
+        })
     }
 
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
-        // SAFETY: the caller's promise: committed and unused.
-        unsafe { mapping::decommit(range.at(offset, bytes)?, bytes) }
+        let start = range.at(offset, bytes)?;
+        let decommitted = self.if_locked(|| unlock(start, bytes)).and_then(|()| {
+            // SAFETY: the caller's promise: committed and unused.
+            unsafe { mapping::decommit(start, bytes) }
+        });
+        decommitted.inspect_err(|_| {
+            // The pages are still committed (vm-S2), so they are locked again, if the kernel allows it.
+            let _ = self.if_locked(|| lock(start, bytes));
+        })
     }
 
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {

@@ -55,7 +55,7 @@ pub use cuda::CudaSource;
 pub use heap::HeapSource;
 pub use huge_pages::HugeTlb;
 pub(crate) use huge_pages::too_few;
-pub use mlock::MlockSource;
+pub use mlock::lock_limit;
 pub(crate) use page_lock::PageLock;
 pub use page_tiers::PageTiers;
 pub use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};

@@ -3,14 +3,14 @@
 
 use std::ptr::NonNull;
 
-use pinpool::backend::{AddressRange, HeapSource, MlockSource, PAGE_BYTES, RANGE_ALIGN_BYTES, SimSource, Source};
+use pinpool::backend::{AddressRange, HeapSource, PAGE_BYTES, RANGE_ALIGN_BYTES, SimSource, Source};
 use pinpool::{Backend, Pool, Preset};
 use pinpool_testing::check_source;
 
 #[test]
 fn every_source_keeps_the_contract() {
     check_source(&HeapSource::new());
-    check_source(&MlockSource::new());
+    check_source(&HeapSource::locked());
     check_source(&SimSource::new(SimSource::DEFAULT_TOTAL_BYTES));
     let discrete = SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES);
     check_source(&discrete);

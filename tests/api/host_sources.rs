@@ -8,8 +8,7 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use pinpool::backend::{
-    AddressRange, HeapSource, MlockSource, PAGE_BYTES, PageTiers, SimSource, Source, SourceError, VirtualMemory,
-    try_out,
+    AddressRange, HeapSource, PAGE_BYTES, PageTiers, SimSource, Source, SourceError, VirtualMemory, try_out,
 };
 use pinpool::{Backend, Ceiling, Level, Pool};
 
@@ -166,7 +165,7 @@ fn every_byte_of_touched_memory_is_counted_by_its_kind_of_page() {
 
 #[test]
 fn mlock_locks_the_pages_of_regions() {
-    let source = MlockSource::new();
+    let source = HeapSource::locked();
     for region in [source.acquire(5 * PAGE_BYTES), source.acquire_fast(5 * PAGE_BYTES, 2, &|_| {})] {
         let region = region.unwrap();
         let start = region.start().as_ptr().addr();
@@ -181,7 +180,7 @@ fn mlock_locks_the_pages_of_regions() {
 fn mlock_locks_granules_and_releases_them() {
     // The limit is the process's.
     alone(|| {
-        let source = MlockSource::new();
+        let source = HeapSource::locked();
         let limit = rlimit_memlock().map_or(64 << 20, |limit_bytes| limit_bytes / 4).min(64 << 20);
         let count = limit / PAGE_BYTES / 2 * 2;
         let kib = (count * PAGE_BYTES) as u64 >> 10;
@@ -207,7 +206,7 @@ fn a_lock_over_the_limit_names_the_limit_and_changes_nothing() {
     // On a separate thread: each thread has capabilities of its own.
     let refusals = std::thread::spawn(move || {
         drop_ipc_lock();
-        let source = MlockSource::new();
+        let source = HeapSource::locked();
         let pages = Pages::reserve(&source, count);
         let refusal = pages.commit(0, count).unwrap_err().to_string();
         let [accessible_kib, _, locked_kib] = pages.kib();

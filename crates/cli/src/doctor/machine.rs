@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pinpool::backend::{GRANULE_BYTES, MlockSource, Source};
+use pinpool::backend::{GRANULE_BYTES, Source, lock_limit};
 use pinpool::config::text::format_about;
 use pinpool::config::{LedgerName, env};
 use pinpool::{Config, Finding, PressureSource, ledger};
@@ -20,7 +20,7 @@ pub(super) fn examine(config: &Config, chosen: Option<&dyn Source>, max_bytes: O
     vec![
         numa(&host::numa_nodes(root), chosen.and_then(|source| source.numa_node())),
         huge_pages(&rules),
-        locked(&process, MlockSource::new().lock_limit(), backend),
+        locked(&process, lock_limit(), backend),
         addresses(&process, max_bytes),
         count("open-files", "ulimit -n", process.open_files),
         count("threads", "ulimit -u", process.threads),

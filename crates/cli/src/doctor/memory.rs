@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pinpool::backend::{self, Chosen, GRANULE_BYTES, HeapSource, MlockSource, PAGE_BYTES, Source, SourceError};
+use pinpool::backend::{self, Chosen, GRANULE_BYTES, HeapSource, PAGE_BYTES, Source, SourceError, lock_limit};
 use pinpool::config::text::format_about;
 use pinpool::{Backend, Config, Finding, Level, Preset};
 use pinpool_os::host;
@@ -54,7 +54,7 @@ pub(super) fn try_all(config: &Config, gpu: &Answer, asker: Asker<'_>) -> Tried 
     let not_here: Vec<_> = deadly.map(|answer| (answer.finding.check, answer.finding.found.clone())).collect();
     let mut findings: Vec<_> = answers.into_iter().map(|answer| answer.finding).collect();
     let without_mlock = if first_ok.is_some() { Level::Note } else { Level::Warning };
-    findings.push(tried("mlock", &MlockSource::new(), config.device, without_mlock));
+    findings.push(tried("mlock", &HeapSource::locked(), config.device, without_mlock));
     findings.push(tried("heap", &HeapSource::new(), config.device, Level::Error));
 
     let chosen = match config.choose_source(&not_here) {
@@ -162,7 +162,7 @@ pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Opti
         return Planned { findings, reserve: None };
     }
     let asked = format_about(bytes);
-    let is_lock_limit = source.name() == "mlock" && max_bytes.is_some() && MlockSource::new().lock_limit() == max_bytes;
+    let is_lock_limit = source.name() == "mlock" && max_bytes.is_some() && lock_limit() == max_bytes;
     let too_much = reserve_problem(config, max_bytes, available, bytes, is_lock_limit);
     let fits = too_much.is_none() && estimate.is_some();
     findings.push(match (too_much, estimate) {
