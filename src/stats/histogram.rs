@@ -1,4 +1,6 @@
 //! Durations in powers of two.
+//!
+//! By hand, since `hdrhistogram` allocates: this one is a value of 32 counts, which a snapshot copies.
 
 use std::time::Duration;
 

@@ -1,72 +1,45 @@
 //! Percentiles of many short times, medians and rates.
-//!
-//! A histogram counts times in ranges of nanoseconds, exact to one part in 32:
-//!
-//! ```text
-//!   ns     0 1 2 ... 31 | 32 33 ... 63 | 64-65 66-67 ... 126-127 | 128-131 ...
-//! ```
 
 use std::time::Duration;
 
-/// Ranges in each doubling.
-const STEPS: u64 = 32;
-const RANGES: usize = 60 * 32;
-
+/// Counts of times in nanoseconds, exact to two digits.
 #[derive(Debug)]
 pub(super) struct Histogram {
-    /// How many times fell into each range.
-    counts: Box<[u64]>,
-    total: u64,
+    counts: hdrhistogram::Histogram<u64>,
     max_ns: u64,
 }
 
+/// A longer time counts as this one: 18 minutes.
+const LONGEST_NS: u64 = 1 << 40;
+
 impl Default for Histogram {
     fn default() -> Self {
-        Self { counts: vec![0; RANGES].into(), total: 0, max_ns: 0 }
+        let counts = hdrhistogram::Histogram::new_with_bounds(1, LONGEST_NS, 2).expect("the bounds are valid");
+        Self { counts, max_ns: 0 }
     }
 }
 
 impl Histogram {
     pub(super) fn add(&mut self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        if let Some(count) = self.counts.get_mut(range(ns)) {
-            *count += 1;
-        }
-        self.total += 1;
+        self.counts.saturating_record(ns);
         self.max_ns = self.max_ns.max(ns);
     }
 
     pub(super) fn merge(&mut self, other: &Self) {
-        self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum += count);
-        self.total += other.total;
+        self.counts.add(&other.counts).expect("the bounds are the same");
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
     /// The longest time among the shortest `per_mille` of all.
+    #[allow(clippy::cast_precision_loss)] // At most 1000.
     pub(super) fn per_mille(&self, per_mille: u64) -> u64 {
-        let wanted = (u128::from(self.total) * u128::from(per_mille)).div_ceil(1000);
-        let mut seen = 0;
-        let found = self.counts.iter().position(|&count| {
-            seen += u128::from(count);
-            seen >= wanted
-        });
-        found.map_or(self.max_ns, |range| longest(range).min(self.max_ns))
+        self.counts.value_at_quantile(per_mille as f64 / 1000.0).min(self.max_ns)
     }
 
     pub(super) fn max_ns(&self) -> u64 {
         self.max_ns
     }
-}
-
-fn range(ns: u64) -> usize {
-    let doubling = (ns / STEPS).checked_ilog2().unwrap_or(0);
-    usize::try_from(STEPS * u64::from(doubling) + (ns >> doubling)).unwrap_or(usize::MAX)
-}
-
-fn longest(range: usize) -> u64 {
-    let range = range as u64;
-    let doubling = (range / STEPS).saturating_sub(1);
-    ((range - STEPS * doubling + 1) << doubling) - 1
 }
 
 /// 10^9 bytes a second.
@@ -105,17 +78,6 @@ pub(super) fn mib(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranges_are_no_wider_than_a_32nd_of_their_times() {
-        for ns in (0..100_000).chain([1 << 30, (1 << 40) + 12_345, u64::MAX / 2]) {
-            let end = longest(range(ns));
-            assert!(end >= ns && (end - ns) * STEPS <= ns, "{ns} in a range up to {end}");
-            assert_eq!(range(end), range(ns));
-            assert_eq!(range(end + 1), range(ns) + 1);
-        }
-        assert!(range(u64::MAX) < RANGES);
-    }
 
     #[test]
     fn percentiles_of_a_known_sequence() {

@@ -1,6 +1,6 @@
 //! A bounded queue for each thread, from which the writer takes.
 //!
-//! A queue is a ring of atomic words that one thread fills and the writer empties, so a push is a few plain stores. It never
+//! A queue is a ring that one thread fills and the writer empties, so a push is a few plain stores. It never
 //! waits: what finds no room is counted as lost, and the count is written when there is room again. A thread that is ending,
 //! whose own queue is gone, uses one that all such threads share under a lock.
 //!
@@ -11,9 +11,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
+use rtrb::{Consumer, Producer, RingBuffer};
+
 use super::event::Event;
-use super::format::{event_of, fields};
-use pinpool_os::sync::CachePadded;
 use pinpool_os::sync::plain::Mutex;
 
 /// Records of a thread's queue while all together have fewer than [`LARGE_IN_ALL`]: 256 KiB.
@@ -24,8 +24,8 @@ const SMALL_CAPACITY: usize = 256;
 const LARGE_IN_ALL: usize = 64 * CAPACITY;
 /// Records of all queues: 32 MiB. The writer holds as many once more while it sorts them.
 const IN_ALL: usize = 2 * LARGE_IN_ALL;
-/// Words of a record: ticks, kind and pool, five fields.
-const WORDS: usize = 8;
+/// The writer gives room back after so many records that it takes: each time takes a line of the cache from the thread.
+const CHUNK: usize = 64;
 /// A thread wakes the writer each time that it has filled this part of its queue, so that it comes before the queue is full.
 const WAKES: usize = 4;
 
@@ -37,36 +37,30 @@ pub(super) struct Stamped {
     pub(super) event: Event,
 }
 
-/// One thread's queue.
+/// One thread's queue, as the writer has it.
 #[derive(Debug)]
 pub(super) struct Queue {
     thread: u32,
-    /// As many as a power of two.
-    words: Box<[[AtomicU64; WORDS]]>,
-    /// Written by the thread alone.
-    filled: CachePadded<Filled>,
-    /// Written by the writer alone.
-    emptied: CachePadded<Emptied>,
+    capacity: usize,
+    /// Records that found no room so far; written by the thread alone.
+    lost: Arc<AtomicU64>,
+    /// Used by the writer, and by those who count what is left.
+    taken: Mutex<Taken>,
 }
 
-#[derive(Debug, Default)]
-struct Filled {
-    /// Records pushed so far.
-    pushed: AtomicU64,
-    /// Records that found no room so far.
-    lost: AtomicU64,
-    /// [`Emptied::taken`] as the thread saw it last: so it seldom reads what the writer writes.
-    taken: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Emptied {
-    /// Records taken so far.
-    taken: AtomicU64,
+#[derive(Debug)]
+struct Taken {
+    records: Consumer<Stamped>,
     /// Of those lost, how many are written down.
-    told: AtomicU64,
+    told: u64,
     /// Ticks and pool of the record that was taken last.
-    last: [AtomicU64; 2],
+    last: (u64, u32),
+}
+
+/// One thread's queue, as the thread has it.
+struct Filled {
+    records: Producer<Stamped>,
+    lost: Arc<AtomicU64>,
 }
 
 /// The queues of one file.
@@ -88,7 +82,7 @@ pub(super) struct Queues {
 struct Own {
     file: u64,
     /// `None` while all queues together have as much as they may.
-    queue: Option<Arc<Queue>>,
+    queue: Option<Filled>,
     until_wake: usize,
 }
 
@@ -114,108 +108,70 @@ pub(super) fn push(file: u64, record: &Stamped) -> Pushed {
     let pushed = OWN.try_with(|own| {
         let mut own = own.try_borrow_mut().ok()?;
         let Own { queue, until_wake, .. } = own.iter_mut().find(|own| own.file == file)?;
-        queue.as_ref()?.push(record);
+        let queue = queue.as_mut()?;
+        queue.push(record);
         *until_wake -= 1;
         if *until_wake > 0 {
             return Some(Pushed::Done);
         }
-        *until_wake = queue.as_ref()?.words.len() / WAKES;
+        *until_wake = queue.records.buffer().capacity() / WAKES;
         Some(Pushed::Wake)
     });
     pushed.ok().flatten().unwrap_or(Pushed::NoQueue)
 }
 
+impl Filled {
+    #[inline]
+    fn push(&mut self, record: &Stamped) {
+        if self.records.push(*record).is_err() {
+            // Relaxed: only this thread stores it.
+            self.lost.store(self.lost.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Queue {
-    fn new(thread: u32, capacity: usize) -> Arc<Self> {
-        let words = (0..capacity).map(|_| Default::default()).collect();
-        let (filled, emptied) = Default::default();
-        Arc::new(Self { thread, words, filled, emptied })
+    fn new(thread: u32, capacity: usize) -> (Arc<Self>, Filled) {
+        let (filled, records) = RingBuffer::new(capacity);
+        let lost = Arc::new(AtomicU64::new(0));
+        let taken = Mutex::new(Taken { records, told: 0, last: (0, 0) });
+        (Arc::new(Self { thread, capacity, lost: lost.clone(), taken }), Filled { records: filled, lost })
     }
 
-    #[inline]
-    fn words(&self, record: u64) -> &[AtomicU64; WORDS] {
-        #[allow(clippy::cast_possible_truncation)] // Below the capacity.
-        &self.words[record as usize & (self.words.len() - 1)]
-    }
-
-    /// Adds a record; by the thread alone that the queue is of.
-    #[inline]
-    fn push(&self, record: &Stamped) {
-        // Relaxed: only this thread stores it.
-        let pushed = self.filled.pushed.load(Ordering::Relaxed);
-        if !self.has_room(pushed) {
-            let lost = self.filled.lost.load(Ordering::Relaxed);
-            self.filled.lost.store(lost + 1, Ordering::Relaxed);
-            return;
-        }
-        let (kind, fields, count) = fields(&record.event);
-        let words = self.words(pushed);
-        // Relaxed: the Release below orders them.
-        words[0].store(record.ticks, Ordering::Relaxed);
-        words[1].store(u64::from(kind) | u64::from(record.pool) << 8, Ordering::Relaxed);
-        for (word, field) in words[2..].iter().zip(&fields[..count]) {
-            word.store(*field, Ordering::Relaxed);
-        }
-        // Release, with the Acquire in `drain`: the words are complete.
-        self.filled.pushed.store(pushed + 1, Ordering::Release);
-    }
-
-    #[inline]
-    fn has_room(&self, pushed: u64) -> bool {
-        let has_room = |taken: u64| pushed - taken < self.words.len() as u64;
-        has_room(self.filled.taken.load(Ordering::Relaxed)) || {
-            // Acquire, with the Release in `drain`: the writer has read what is overwritten.
-            let taken = self.emptied.taken.load(Ordering::Acquire);
-            self.filled.taken.store(taken, Ordering::Relaxed);
-            has_room(taken)
-        }
-    }
-
-    /// Takes what is in the queue now; by the writer alone. Records that come meanwhile stay, so that one busy thread does not
-    /// keep the writer. Their ticks never fall, though the counters of two cores may differ a little. Returns how many more were
-    /// lost.
-    fn drain(&self, mut each: impl FnMut(Stamped)) -> u64 {
+    /// Takes what is in the queue now. Records that come meanwhile stay, so that one busy thread does not keep the writer. Their
+    /// ticks never fall, though the counters of two cores may differ a little. Returns how many more were lost, if any were with
+    /// ticks and pool of the record before them.
+    fn drain(&self, mut each: impl FnMut(Stamped)) -> Option<(u64, (u64, u32))> {
         // Before the records: what is lost later is told later.
-        let lost = self.filled.lost.load(Ordering::Relaxed);
-        let pushed = self.filled.pushed.load(Ordering::Acquire);
-        let (mut last_ticks, mut last_pool) = self.last_taken();
-        for at in self.emptied.taken.load(Ordering::Relaxed)..pushed {
-            let [ticks, head, rest @ ..] = self.words(at).each_ref().map(|word| word.load(Ordering::Relaxed));
-            let [kind, a, b, c, d, ..] = head.to_le_bytes();
-            let mut fields = rest.into_iter();
-            // Every kind that is pushed is one that is read.
-            if let Ok(event) = event_of(kind, || fields.next().ok_or(()), ()) {
-                (last_ticks, last_pool) = (last_ticks.max(ticks), u32::from_le_bytes([a, b, c, d]));
-                each(Stamped { ticks: last_ticks, pool: last_pool, event });
+        let lost = self.lost.load(Ordering::Relaxed);
+        let Taken { records, told, last } = &mut *self.taken.lock();
+        let mut left = records.slots();
+        while let Ok(chunk) = records.read_chunk(left.min(CHUNK)) {
+            if chunk.is_empty() {
+                break;
             }
-            // Now and then: each store takes the line from the thread.
-            if at % 64 == 63 {
-                self.emptied.taken.store(at + 1, Ordering::Release);
+            left -= chunk.len();
+            for record in chunk {
+                *last = (last.0.max(record.ticks), record.pool);
+                each(Stamped { ticks: last.0, ..record });
             }
         }
-        // Relaxed: only the writer loads them.
-        self.emptied.last[0].store(last_ticks, Ordering::Relaxed);
-        self.emptied.last[1].store(last_pool.into(), Ordering::Relaxed);
-        self.emptied.taken.store(pushed, Ordering::Release);
-        lost - self.emptied.told.swap(lost, Ordering::Relaxed)
+        let more = lost - std::mem::replace(told, lost);
+        (more > 0).then_some((more, *last))
     }
 
     /// Records that were pushed or lost and are not taken or told.
     fn pending(&self) -> u64 {
-        // Read first: the thread's numbers are never below it.
-        let done = self.emptied.taken.load(Ordering::Relaxed) + self.emptied.told.load(Ordering::Relaxed);
-        // Where the thread has let go of the queue: the count of references is read relaxed; its last stores are before its
-        // end of the reference.
-        fence(Ordering::Acquire);
-        let all = self.filled.pushed.load(Ordering::Relaxed) + self.filled.lost.load(Ordering::Relaxed);
-        all.saturating_sub(done)
+        let taken = self.taken.lock();
+        taken.records.slots() as u64 + self.lost.load(Ordering::Relaxed).saturating_sub(taken.told)
     }
 
-    /// Ticks and pool of the record that was taken last; by the writer alone.
-    fn last_taken(&self) -> (u64, u32) {
-        let [ticks, pool] = self.emptied.last.each_ref().map(|word| word.load(Ordering::Relaxed));
-        #[allow(clippy::cast_possible_truncation)] // Stored from one.
-        (ticks, pool as u32)
+    /// Whether its thread has ended and all that it recorded was taken.
+    fn is_over(&self) -> bool {
+        let is_abandoned = self.taken.lock().records.is_abandoned();
+        // The thread's last stores come before its end of the reference, whose count is read relaxed.
+        fence(Ordering::Acquire);
+        is_abandoned && self.pending() == 0
     }
 }
 
@@ -248,7 +204,7 @@ impl Queues {
             if own.queue.is_none() && own.until_wake == 0 {
                 (own.queue, own.until_wake) = self.add();
             }
-            match &own.queue {
+            match &mut own.queue {
                 Some(queue) => queue.push(&record),
                 // Relaxed: a sum.
                 None => drop(self.unqueued.fetch_add(1, Ordering::Relaxed)),
@@ -265,7 +221,7 @@ impl Queues {
     fn own<'a>(&self, own: &'a mut Vec<Own>) -> &'a mut Own {
         let at = own.iter().position(|own| own.file == self.number).unwrap_or_else(|| {
             // Queues that the writer has let go of are of files that are closed.
-            own.retain(|own| own.queue.as_ref().is_some_and(|queue| Arc::strong_count(queue) > 1));
+            own.retain(|own| own.queue.as_ref().is_some_and(|queue| !queue.records.is_abandoned()));
             let (queue, until_wake) = self.add();
             own.push(Own { file: self.number, queue, until_wake });
             own.len() - 1
@@ -274,17 +230,17 @@ impl Queues {
     }
 
     /// Another queue, if all together leave room for one, and the records until the next look.
-    fn add(&self) -> (Option<Arc<Queue>>, usize) {
+    fn add(&self) -> (Option<Filled>, usize) {
         let mut all = self.all.lock();
-        let in_all: usize = all.iter().map(|queue| queue.words.len()).sum();
+        let in_all: usize = all.iter().map(|queue| queue.capacity).sum();
         let capacity = if in_all + CAPACITY <= LARGE_IN_ALL { CAPACITY } else { SMALL_CAPACITY };
         if in_all + capacity > IN_ALL {
             return (None, SMALL_CAPACITY);
         }
         // Relaxed: only unique.
-        let queue = Queue::new(self.threads.fetch_add(1, Ordering::Relaxed), capacity);
-        all.push(queue.clone());
-        (Some(queue), capacity / WAKES)
+        let (queue, filled) = Queue::new(self.threads.fetch_add(1, Ordering::Relaxed), capacity);
+        all.push(queue);
+        (Some(filled), capacity / WAKES)
     }
 
     /// Takes all records, thread by thread, each with the number that was lost after them. Returns the number lost.
@@ -298,16 +254,15 @@ impl Queues {
         }
         let all = self.all.lock().clone();
         for queue in &all {
-            let missed = queue.drain(|record| each(queue.thread, record));
-            lost += missed;
             // What found no room came after what filled the queue, about now.
-            if missed > 0 {
-                each(queue.thread, missing(queue.last_taken(), missed));
+            if let Some((missed, last)) = queue.drain(|record| each(queue.thread, record)) {
+                lost += missed;
+                each(queue.thread, missing(last, missed));
             }
         }
         drop(all);
         // A thread that has ended left its queue to this list alone.
-        self.all.lock().retain(|queue| Arc::strong_count(queue) > 1 || queue.pending() > 0);
+        self.all.lock().retain(|queue| !queue.is_over());
         lost
     }
 
@@ -393,7 +348,7 @@ mod tests {
         let queues = Queues::new();
         let threads = 64 + LARGE_IN_ALL / SMALL_CAPACITY + 100;
         in_threads(&queues, threads, 300);
-        let words: usize = queues.all.lock().iter().map(|queue| queue.words.len()).sum();
+        let words: usize = queues.all.lock().iter().map(|queue| queue.capacity).sum();
         assert_eq!(words, IN_ALL);
         let all = threads as u64 * 300;
         assert_eq!(queues.pending(), all);

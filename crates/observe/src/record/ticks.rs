@@ -3,6 +3,9 @@
 //! On x86-64 with a counter that runs at one rate on all cores (the kernel's `constant_tsc` and `nonstop_tsc`) a tick is one of
 //! that counter, elsewhere a nanosecond of the system's clock. The writer reads both clocks before each write and computes times
 //! from these readings.
+//!
+//! By hand, since `quanta` takes half a millisecond to measure the rate of the counter when its first clock is made, and a recording
+//! bends its times to the clock of the system anyway.
 
 use std::collections::VecDeque;
 use std::time::Instant;

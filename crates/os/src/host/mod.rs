@@ -11,7 +11,8 @@
 //! | `files` | bounded reads below a root | for all of these |
 //!
 //! Reads files and returns plain values. Decides nothing about pools, logs nothing and keeps no file open. What cannot be
-//! read or parsed counts as absent. Every entry point takes the root of the file system, which is `/` except in tests.
+//! read or parsed counts as absent. By hand, since `procfs` would be a dependency of every user of the pool, and knows no control groups
+//! below another root. Every entry point takes the root of the file system, which is `/` except in tests.
 
 mod control_group;
 mod files;
