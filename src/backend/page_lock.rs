@@ -33,14 +33,13 @@ impl PageLock {
     ///
     /// Whole pages, mapped until [`end`](Self::end) has returned without an error.
     pub(crate) unsafe fn of(region: &Region, source: &str, device: u32, threads: usize) -> Result<Self, SourceError> {
-        let is_of_driver = cfg!(feature = "cuda") && matches!(source, "vmm" | "register" | "cuda");
         if mapping::can_populate(region).is_ok() {
             // SAFETY: the pages are mapped, and this kernel populates them without changing them.
             unsafe { populate(region, threads, None, &|_| {}) }?;
         }
         match source {
             #[cfg(feature = "cuda")]
-            _ if is_of_driver => {
+            "vmm" | "register" | "cuda" => {
                 let source = Arc::new(RegisterSource::new(device, None)?);
                 mapping::keep_from_children(region)?;
                 // SAFETY: mapped until `end` has unregistered them, as the caller promised.
