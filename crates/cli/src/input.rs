@@ -54,7 +54,7 @@ pub(crate) fn open_workload(path: &Path) -> Result<Workload, String> {
 ///
 /// # Errors
 ///
-/// As [`open_workload`].
+/// The errors of [`open_workload`].
 pub(crate) fn read_workload(path: &Path, input: Input) -> Result<Workload, String> {
     let workload = Workload::read_file(input).map_err(|error| in_file(path, &error))?;
     if workload.gets() == 0 {

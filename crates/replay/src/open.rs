@@ -22,11 +22,11 @@ pub fn open_recording(path: &Path) -> Result<Recording, TraceError> {
     read_recording(Input::open(path)?)
 }
 
-/// As [`open_recording`], of a file that is open.
+/// Reads a trace from a file that is open, as [`open_recording`] does.
 ///
 /// # Errors
 ///
-/// As [`open_recording`].
+/// The errors of [`open_recording`].
 pub fn read_recording(input: Input) -> Result<Recording, TraceError> {
     match read_file(input)? {
         Trace::Recording(recording) => Ok(recording),

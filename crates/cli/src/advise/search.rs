@@ -33,9 +33,9 @@ pub(super) struct Advice {
     pub(super) allowed: u64,
     /// Misses under any setting.
     pub(super) firsts: u64,
-    /// Misses beside these, waits, and gets not served in time, under the advice.
+    /// Misses beside `firsts`, waits, and gets not served in time, under the advice.
     pub(super) avoidable: u64,
-    /// The same with no ceiling and no limit.
+    /// Misses beside `firsts`, waits, and gets not served in time, with no ceiling and no limit.
     pub(super) avoidable_without_limits: u64,
     pub(super) misses: u64,
     pub(super) waits: u64,

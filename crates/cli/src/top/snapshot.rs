@@ -41,7 +41,7 @@ pub(super) struct Snapshot {
     pub(super) owners: Vec<Owner>,
 }
 
-/// Those who hold buffers under one tag.
+/// The holders of buffers under one tag.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Owner {
     pub(super) tag: String,

@@ -41,7 +41,7 @@ pub(super) struct Stamped {
 #[derive(Debug)]
 pub(super) struct Queue {
     thread: u32,
-    /// As many as a power of two.
+    /// The words of each record that fits; the number of records is a power of two.
     words: Box<[[AtomicU64; WORDS]]>,
     /// Written by the thread alone.
     filled: CachePadded<Filled>,
@@ -63,7 +63,7 @@ struct Filled {
 struct Emptied {
     /// Records taken so far.
     taken: AtomicU64,
-    /// Of those lost, how many are written down.
+    /// Lost records that `drain` has returned so far.
     told: AtomicU64,
     /// Ticks and pool of the record that was taken last.
     last: [AtomicU64; 2],
@@ -102,7 +102,7 @@ thread_local! {
 pub(super) enum Pushed {
     /// It is in the thread's queue, or lost and counted.
     Done,
-    /// The same, and the writer is to be woken.
+    /// It is in the thread's queue, or lost and counted, and the writer is to be woken.
     Wake,
     /// The thread has no queue for the file, or none any more.
     NoQueue,

@@ -66,7 +66,7 @@ pub(super) struct Writer {
 #[derive(Debug, Default)]
 struct Names {
     numbers: HashMap<Box<str>, u32>,
-    /// Those whose names are not in the file yet.
+    /// Tags whose names are not in the file yet.
     unwritten: Vec<(u32, Box<str>)>,
 }
 
