@@ -137,7 +137,7 @@ pub(crate) fn origins(code: &Settings, env: &Settings, config: &Config) -> Strin
 /// A variable that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadVariable {
-    /// As it stands in the environment.
+    /// The name as it stands in the environment.
     name: String,
     value: String,
     problem: String,

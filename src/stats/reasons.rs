@@ -18,7 +18,7 @@ pub struct MissReasons {
     pub evicted_earlier: u64,
     /// Users hold all buffers of this class, more than ever before.
     pub all_in_use: u64,
-    /// As `all_in_use`, but for at least one that a device may still be reading.
+    /// Users hold all buffers of this class but for at least one that a device may still be reading.
     pub in_flight: u64,
     /// The ceiling left no room: served after a wait, or by memory that is not pinned.
     pub at_ceiling: u64,

@@ -60,9 +60,10 @@ pub struct Stats {
     pub window: Window,
     /// Gets of more than zero bytes that were served, over the life of the pool.
     pub gets: u64,
-    /// Of those, served by an idle buffer.
+    /// Gets that an idle buffer served.
     pub hits: u64,
-    /// Of those, the others: by new memory under `tensorflow`, and mostly carved from memory already held under `adaptive`.
+    /// Gets that no idle buffer served. Under `tensorflow` new memory served them, under `adaptive` mostly memory already held,
+    /// from which their buffers were carved.
     pub misses: u64,
     /// Why they missed.
     pub miss_reasons: MissReasons,
@@ -72,9 +73,9 @@ pub struct Stats {
     pub failed_gets: u64,
     /// Gets that waited for memory at the ceiling.
     pub waits: u64,
-    /// Of those, the gets that wait now.
+    /// Gets that wait now.
     pub waiting: u64,
-    /// Of those, the gets whose time ran out: they failed or got memory that is not pinned.
+    /// Gets whose time ran out while they waited: they failed or got memory that is not pinned.
     pub timeouts: u64,
     /// How long they waited, those whose time ran out or whose task was dropped included; those that still wait are not.
     pub wait_time: Histogram,
@@ -103,7 +104,7 @@ pub struct Stats {
     pub eviction_reasons: EvictionReasons,
     /// Checks of the rates.
     pub checks: u64,
-    /// Of those, checks that raised the limit.
+    /// Checks that raised the limit.
     pub raises: u64,
     /// Times that the limit was lowered.
     pub lowers: u64,
@@ -253,13 +254,13 @@ pub struct LedgerStats {
     pub owners: u64,
     /// Bytes that all of them hold, those that they are pinning and releasing included.
     pub held_bytes: u64,
-    /// Of those, this pool's.
+    /// Bytes that this pool holds.
     pub own_bytes: u64,
-    /// Of those, the others'.
+    /// Bytes that the other owners hold.
     pub others_bytes: u64,
-    /// Of the others', bytes that were idle when their maintenance threads looked last.
+    /// Bytes of the other owners that were idle when their maintenance threads looked last.
     pub others_idle_bytes: u64,
-    /// Bytes that waiting gets of the others want.
+    /// Bytes that waiting gets of the other owners want.
     pub others_wanted_bytes: u64,
 }
 
@@ -271,7 +272,7 @@ pub struct LedgerStats {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Requested {
-    /// Those gets.
+    /// Gets that found nothing idle at once.
     pub gets: u64,
     /// Bytes that they asked for.
     pub bytes: u64,
