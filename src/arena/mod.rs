@@ -133,7 +133,7 @@ pub struct ArenaStats {
 #[derive(Debug)]
 pub struct Arena {
     growth: GrowthMode,
-    /// Of the virtual ranges.
+    /// Sizes of the granules of the virtual ranges.
     sizes: GranuleSizes,
     /// Granules below this offset are committed only where no others fit.
     grow_from: u64,

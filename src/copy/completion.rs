@@ -49,7 +49,7 @@ impl Completion {
         Self(Some(fence))
     }
 
-    /// Of a copy of zero bytes.
+    /// The completion of a copy of zero bytes.
     pub(crate) fn already() -> Self {
         Self(None)
     }

@@ -80,7 +80,7 @@ pub(crate) struct Request {
     pub(crate) refused: Refused,
 }
 
-/// Why.
+/// Why the request was refused.
 #[derive(Debug, Clone)]
 pub(crate) enum Refused {
     /// The limit of this name; whether the request fits under it when all else is put back.

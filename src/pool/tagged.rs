@@ -23,7 +23,7 @@ impl Pool {
     /// A handle of this pool whose buffers carry `tag`, so that [`dump`](Pool::dump), the error of a get that finds no memory
     /// and the log say who holds what: `loader/images`. Handles of one tag count together.
     ///
-    /// Of a tag the first 128 bytes count; control characters become `?`. Buffers of an empty tag count as untagged. A pool
+    /// The first 128 bytes of a tag count; control characters become `?`. Buffers of an empty tag count as untagged. A pool
     /// tells 1024 tags apart at one time; while all are in use, further ones count together, as `(other tags)`.
     ///
     /// A tagged get and its put record the buffer and take no short path, so a hit costs more than one without a tag.

@@ -147,7 +147,7 @@ pub struct Stats {
     /// Bytes that the back-end holds beyond those it was asked for: for alignment, under `cuda`. Under `tensorflow` they
     /// count with their buffer.
     pub arena_overhead_bytes: u64,
-    /// Of the free bytes, those that go back to the system as soon as no copy is in flight; until then they are reused
+    /// Free bytes that go back to the system as soon as no copy is in flight; until then they are reused
     /// first. Only back-ends whose release waits for the device (`register`, `cuda`) have any.
     pub awaiting_release_bytes: u64,
     /// Gets that waited for the copies in flight so that such bytes could be released (`PINPOOL_RELEASE_POLICY=force`).
@@ -221,23 +221,23 @@ pub struct Stats {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Peaks {
-    /// Of `buffers`. Exact.
+    /// Peak of `buffers`, exact.
     pub buffers: u64,
-    /// Of `in_use`, as sampled.
+    /// Peak of `in_use`, as sampled.
     pub in_use: u64,
-    /// Of `in_use_bytes`, as sampled.
+    /// Peak of `in_use_bytes`, as sampled.
     pub in_use_bytes: u64,
-    /// Of `buffers_in_pool`, as sampled.
+    /// Peak of `buffers_in_pool`, as sampled.
     pub idle: u64,
-    /// Of `idle_bytes`, as sampled.
+    /// Peak of `idle_bytes`, as sampled.
     pub idle_bytes: u64,
-    /// Of `in_flight`. Exact.
+    /// Peak of `in_flight`, exact.
     pub in_flight: u64,
-    /// Of `in_flight_bytes`. Exact.
+    /// Peak of `in_flight_bytes`, exact.
     pub in_flight_bytes: u64,
-    /// Of `awaiting_release_bytes`, as sampled.
+    /// Peak of `awaiting_release_bytes`, as sampled.
     pub awaiting_release_bytes: u64,
-    /// Of `fallback_buffers`. Exact.
+    /// Peak of `fallback_buffers`, exact.
     pub fallback_buffers: u64,
 }
 

@@ -16,7 +16,7 @@ const HEADERS: [&str; 4] = ["# limit ", "# auto_resize ", "# rounder ", "# pools
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Of what a pool did.
+    /// A recording of what a pool did.
     Recording,
     /// Gets and puts alone.
     Workload,

@@ -274,7 +274,7 @@ impl ContextState {
             Some(own) => Ok(own),
             None => {
                 let own = self.make_own()?;
-                // Of two threads here at once one drops its stream, once.
+                // Two threads may be here at once: then one drops its stream, once.
                 Ok(self.own.get_or_init(|| own))
             }
         }

@@ -277,7 +277,7 @@ pub(super) struct TimelineFence {
     number: u64,
     health: &'static Health,
     idle_stream: &'static CudaStream,
-    /// Of the device, not of this number.
+    /// An answer of the device, not of this number.
     answer: Answer,
 }
 

@@ -21,7 +21,7 @@ const TOLERANCE: f64 = 0.02;
 pub(super) struct BatchFit {
     from: u64,
     to: u64,
-    /// Of the bytes of all gets: what does not depend on the batch size, and what each sample takes, for a get on average.
+    /// Bytes of a get on average that do not depend on the batch size, and bytes that each sample takes.
     fixed_bytes: f64,
     bytes_per_sample: f64,
     origin: String,

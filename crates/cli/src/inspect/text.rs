@@ -17,7 +17,7 @@ pub(super) struct Pieces<R> {
     is_inside_line: bool,
     /// The first words of a message, perhaps, from the part before.
     carried: Vec<u8>,
-    /// Of the piece so far.
+    /// Bytes of the piece so far.
     piece_bytes: u64,
 }
 

@@ -17,7 +17,7 @@ use crate::tool::{Ran, finish, pinpool};
 struct Row {
     run: String,
     time: String,
-    /// Of `after`: get, put, evicted, and both rates as printed. Of `raise`: from and to.
+    /// Numbers of `after`: get, put, evicted, and both rates as printed. Numbers of `raise`: from and to.
     figures: Vec<String>,
 }
 

@@ -344,7 +344,7 @@ fn a_number_that_is_another_files_by_now_is_neither_unlocked_nor_closed() {
     let named = Named::new("number");
     let (file, _) = named.attach().unwrap();
     let [locks, presence] = [file.locks.file().as_raw_fd(), file.presence.descriptor()];
-    // Of any file, also the same.
+    // This may be any file, also the same.
     let theirs = File::open(&named.0).unwrap();
     // Replaces both files as code does that closes what is not its own, and opens a file, which gets the number.
     let victims = [locks, presence].map(|number| {

@@ -65,7 +65,7 @@ struct Cold {
     skipped: u64,
     /// A bit for each marked class (list-I4).
     marked: Box<[u64]>,
-    /// Of each class (list-I5).
+    /// Bound of each class (list-I5).
     bounds: Box<[u64]>,
 }
 

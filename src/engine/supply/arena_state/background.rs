@@ -46,7 +46,7 @@ impl ArenaState {
         self.reserve_bytes - region_bytes + asked_bytes
     }
 
-    /// Of that, what is there.
+    /// Bytes of reserves that are pinned.
     pub(in crate::engine::supply) fn pinned_reserve_bytes(&self) -> u64 {
         self.reserve_bytes + self.arena.kept_bytes()
     }
