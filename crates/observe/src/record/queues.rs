@@ -175,7 +175,7 @@ impl Queue {
     /// keep the writer. Their ticks never fall, though the counters of two cores may differ a little. Returns how many more were
     /// lost.
     fn drain(&self, mut each: impl FnMut(Stamped)) -> u64 {
-        // Before the records: what is lost later is told later.
+        // Before the records: what is lost later is returned later.
         let lost = self.filled.lost.load(Ordering::Relaxed);
         let pushed = self.filled.pushed.load(Ordering::Acquire);
         let (mut last_ticks, mut last_pool) = self.last_taken();
@@ -200,7 +200,7 @@ impl Queue {
         lost - self.emptied.told.swap(lost, Ordering::Relaxed)
     }
 
-    /// Records that were pushed or lost and are not taken or told.
+    /// Records that were pushed or lost, and that `drain` has neither taken nor returned as lost.
     fn pending(&self) -> u64 {
         // Read first: the thread's numbers are never below it.
         let done = self.emptied.taken.load(Ordering::Relaxed) + self.emptied.told.load(Ordering::Relaxed);

@@ -34,7 +34,7 @@ const TAGS_MAX: usize = 32_768;
 /// The tag of the gets whose own tag is one too many.
 const OTHER_TAGS: &str = "(other tags)";
 
-/// What the thread is told.
+/// What other threads ask of the thread.
 enum Command {
     /// A queue fills up.
     Wake,
