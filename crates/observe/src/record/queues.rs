@@ -41,7 +41,7 @@ pub(super) struct Stamped {
 #[derive(Debug)]
 pub(super) struct Queue {
     thread: u32,
-    /// The words of each record that fits; the number of records is a power of two.
+    /// Places for records, each of `WORDS` words; their number is a power of two.
     words: Box<[[AtomicU64; WORDS]]>,
     /// Written by the thread alone.
     filled: CachePadded<Filled>,
