@@ -59,7 +59,7 @@ typedef enum {
   PP_UNKNOWN_POOL = 4,
   /** Over the ceiling (PINPOOL_MAX_BYTES) even with all idle memory released and after the wait; or 4096 pools are open. */
   PP_LIMIT = 5,
-  /** Of pp_try_get alone: no buffer of this size is idle. */
+  /** No buffer of this size is idle. Returned by pp_try_get alone. */
   PP_NONE_IDLE = 6,
   /** The driver or the kernel refused, or the back-end that was set is not available. */
   PP_BACKEND = 7,
@@ -218,7 +218,7 @@ void pp_string_free(char *text);
 
 /**
  * Gets a buffer of `bytes` bytes and stores its address in `ptr`: idle memory of this size class, or newly pinned memory.
- * Put it back with pp_put or one of its kin.
+ * Put it back with pp_put, pp_put_on_stream or pp_put_on_event.
  *
  * The address is a multiple of 4096. The bytes mean nothing yet; under PINPOOL_ZERO they are 0. Where the ceiling leaves no
  * room, waits at most PINPOOL_WAIT; then fails, or gives memory that is not pinned, by PINPOOL_ON_FULL: pp_is_pinned tells.
@@ -231,18 +231,21 @@ pp_status pp_get(pp_pool *pool,
                  size_t bytes,
                  void **ptr);
 
-/** As pp_get, at a multiple of `alignment`: a power of two of at most 1 GiB, else PP_INVALID_ARGUMENT. */
-pp_status pp_get_aligned(pp_pool *pool, size_t bytes, size_t alignment, void **ptr);
-
-/** As pp_get, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not wait. PP_LIMIT after that. */
-pp_status pp_get_timeout(pp_pool *pool,
+/** Gets a buffer as pp_get does, at a multiple of `alignment`: a power of two of at most 1 GiB, else PP_INVALID_ARGUMENT. */
+pp_status pp_get_aligned(pp_pool *pool,
                          size_t bytes,
-                         uint64_t timeout_ms,
+                         size_t alignment,
                          void **ptr);
 
 /**
- * As pp_get, if a buffer of this size class is idle: never pins, never waits. Else PP_NONE_IDLE, which is no error:
- * pp_last_error stays as it was.
+ * Gets a buffer as pp_get does, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not
+ * wait. Fails with PP_LIMIT after that time.
+ */
+pp_status pp_get_timeout(pp_pool *pool, size_t bytes, uint64_t timeout_ms, void **ptr);
+
+/**
+ * Gets a buffer as pp_get does, if one of this size class is idle: it never pins and never waits. Else it returns
+ * PP_NONE_IDLE, which is no error: pp_last_error stays as it was.
  */
 pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
 

@@ -30,9 +30,9 @@ pub(crate) struct Budget {
     claimed_bytes: AtomicU64,
     held_bytes: AtomicU64,
     peak_bytes: AtomicU64,
-    /// Of those held, by the budgets inside this one.
+    /// Bytes held by the budgets inside this one, which count in `held_bytes`.
     inner_bytes: AtomicU64,
-    /// Of these, buffers that are never used again, and their bytes.
+    /// Buffers of the budgets inside this one that are never used again, and their bytes.
     inner_lost: AtomicU64,
     inner_lost_bytes: AtomicU64,
     /// The budget that this one lies in.
@@ -162,7 +162,7 @@ impl Budget {
         self.peak_bytes.load(Ordering::Relaxed)
     }
 
-    /// Of those held, by the budgets inside this one.
+    /// Bytes held by the budgets inside this one, which count as held by this one.
     pub(crate) fn inner_bytes(&self) -> u64 {
         self.inner_bytes.load(Ordering::Relaxed)
     }

@@ -24,9 +24,9 @@ pub(crate) struct UsageReport {
     pub(crate) idle_bytes: u64,
     pub(crate) in_flight_bytes: u64,
     pub(crate) lost_bytes: u64,
-    /// Of users, page-locked under the same ceiling and not held.
+    /// Bytes of users, page-locked under the same ceiling and not held.
     pub(crate) outside_bytes: u64,
-    /// Not pinned, and not under this ceiling.
+    /// Bytes that are not pinned, and not under this ceiling.
     pub(crate) fallback_bytes: u64,
     pub(crate) max_bytes: Option<u64>,
 }

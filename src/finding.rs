@@ -5,7 +5,7 @@ use std::fmt;
 /// How much a finding matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
-    /// As it should be.
+    /// Everything is as it should be.
     Ok,
     /// Worth knowing; nothing is lost by it.
     Note,

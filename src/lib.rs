@@ -25,7 +25,7 @@
 //! | [`PinnedBuf`] | filling and copying one |
 //! | [`BatchBuf`] | many small tensors in one buffer |
 //! | [`Backend`] | where the memory comes from |
-//! | [`shared`] | buffers that worker processes fill; memory that outlives its process |
+//! | the crate `pinpool-shared` | buffers that worker processes fill; memory that outlives its process |
 //! | [`Stats`] | what happened |
 //! | [`config`] | settings and `PINPOOL_*` variables |
 //! | [`architecture`] | how the crate is built, what its terms mean, and why |
@@ -35,22 +35,22 @@
 //! | feature | default | adds |
 //! | --- | --- | --- |
 //! | `cuda` | yes | back-ends of the CUDA driver and copies on streams of cudarc; driver and toolkit are not needed to build or run |
-//! | `metrics` | no | the module `metrics`: the statistics through the facade of that name |
 //! | `serve` | no | the statistics of a running process on a Unix socket (`PINPOOL_SOCKET`), for `pinpool top` |
 //! | `serde` | no | `serde::Serialize` for [`Stats`] and its parts |
 //! | `trace` | no | recording what a pool does to a file (`PINPOOL_TRACE`), for the tool's `trace`, `replay` and `advise` |
 //! | `testing` | no | the module `testing`: a manual clock, and parts to be measured alone |
 //!
-//! The reference loader is the crate `pinpool-loader`, the tool is `pinpool-cli`, the interface to C is `crates/capi`.
+//! The reference loader is the crate `pinpool-loader`, the tool is `pinpool-cli`, the statistics go to the facade `metrics` by
+//! `pinpool-metrics`, and the interface to C is `crates/capi`.
 //!
 //! # Platforms
 //!
 //! Linux, Rust 1.88 or newer. On macOS and other Unix systems the crate builds and has the back-ends `heap` and `sim`: no memory is
-//! page-locked there, and there is neither [`shared`] nor a host ledger. The crate writes its log through the `log` crate and
+//! page-locked there, and there is neither `pinpool-shared` nor a host ledger. The crate writes its log through the `log` crate and
 //! prints nothing.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// What `shared` alone uses is not used on systems that have no `shared`.
+// Parts that only `pinpool-shared` uses are unused on systems without it.
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))]
 
 #[cfg(doc)]

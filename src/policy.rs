@@ -83,7 +83,7 @@ impl Window {
     }
 }
 
-/// As TensorFlow divides the same counts.
+/// Divides as TensorFlow divides the same counts.
 fn rate(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }

@@ -21,7 +21,7 @@ const GETS_MIN: u64 = 20;
 const TOLERABLE_PART: u64 = 500;
 /// Growth by less than one part in this many is none.
 const GROWTH_PART: u64 = 16;
-/// A need that is larger by one part in this many is told again.
+/// A need that is larger by one part in this many is reported again.
 const RAISE_PART: u64 = 8;
 /// Thrashing is over after this long without it.
 const CALM_US: u64 = 60_000_000;
@@ -135,7 +135,7 @@ impl Judge {
         Verdict::Steady { gets, misses, held_bytes }
     }
 
-    /// Whether `seen` is to be told, beside what was told last.
+    /// Whether `seen` is to be reported, beside what was reported last.
     fn is_news(&mut self, now_us: u64, seen: Verdict) -> bool {
         let was_thrashing = matches!(self.verdict, Some(Verdict::Thrashing(_)));
         match (self.verdict, seen) {

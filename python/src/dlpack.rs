@@ -148,7 +148,7 @@ unsafe extern "C" fn delete(managed: *mut Managed) {
 
 /// # Safety
 ///
-/// As [`delete`].
+/// The contract of [`delete`].
 unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
     // SAFETY: leaked from a box; the caller's promise.
     let managed = unsafe { Box::from_raw(managed) };

@@ -54,7 +54,7 @@ pub(crate) fn of_shared(error: &pinpool_shared::Error) -> PyErr {
     }
 }
 
-/// The same for a get that might wait for `wait` and took `taken`.
+/// The exception for the error of a get that might wait for `wait` and took `taken`.
 pub(crate) fn of_get(error: &Error, wait: Duration, taken: Duration) -> PyErr {
     match error.is_limit() && ran_out(wait, taken) {
         true => python::TimeoutError::new_err(error.to_string()),
@@ -62,7 +62,7 @@ pub(crate) fn of_get(error: &Error, wait: Duration, taken: Duration) -> PyErr {
     }
 }
 
-/// The same for a get of memory that processes share.
+/// The exception for the error of a get of memory that processes share, which might wait for `wait` and took `taken`.
 pub(crate) fn of_shared_get(error: &pinpool_shared::Error, wait: Duration, taken: Duration) -> PyErr {
     match error.is_limit() && ran_out(wait, taken) {
         true => python::TimeoutError::new_err(error.to_string()),

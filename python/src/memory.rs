@@ -60,7 +60,7 @@ impl Origin {
         }
     }
 
-    /// Of the buffers of `pool` in memory that processes share, page-locked by the driver or not.
+    /// Makes this for the buffers of `pool` in memory that processes share, page-locked by the driver or not.
     pub(crate) fn of_shared(pool: pinpool::Pool, is_cudas: bool) -> Self {
         Self {
             device: pool.config().device,

@@ -295,7 +295,7 @@ impl Pool {
         self.call(py, |pool| pool.set_max_bytes(ceiling))
     }
 
-    /// The same pool; buffers that it gives carry `tag` in `dump()`, in errors and in the log.
+    /// Returns a handle of the same pool; buffers that it gives carry `tag` in `dump()`, in errors and in the log.
     fn tagged(&self, tag: &str) -> PyResult<Self> {
         Ok(Self { gets: self.gets.clone(), tagged: Some(self.pool()?.tagged(tag)) })
     }

@@ -49,7 +49,7 @@ pub(crate) struct GranuleZone {
 }
 
 impl GranuleSizes {
-    /// Those of a pool under this ceiling: of `smallest_bytes` at the start of a range, larger ones further on.
+    /// The sizes in a pool under this ceiling: `smallest_bytes` at the start of a range, larger ones further on.
     pub fn of_pool(smallest_bytes: u64, max_bytes: Option<u64>) -> Self {
         let first_granules = match max_bytes {
             None => UNBOUNDED_GRANULES,
@@ -65,7 +65,7 @@ impl GranuleSizes {
         Self { smallest_bytes: bytes, largest_bytes: bytes, first_granules: 1, next_granules: 1 }
     }
 
-    /// As [`of_pool`](Self::of_pool), with `granules` of each size, up to `largest_bytes`.
+    /// The sizes of [`of_pool`](Self::of_pool), with `granules` of each size, up to `largest_bytes`.
     #[cfg(test)]
     pub(super) fn short(smallest_bytes: u64, granules: u64, largest_bytes: u64) -> Self {
         Self { smallest_bytes, largest_bytes, first_granules: granules, next_granules: granules }

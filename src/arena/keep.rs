@@ -45,7 +45,7 @@ impl Arena {
         Ok(Plan { buffer: None, steps, idle_before: Vec::new(), claim_bytes, surplus_bytes: 0 })
     }
 
-    /// Of what is committed outside of reserves, `bytes` more stay committed from now on; as far as there are so many.
+    /// Keeps `bytes` more of what is committed outside of reserves committed from now on, as far as there are so many.
     pub fn keep(&mut self, bytes: u64) {
         self.kept_bytes = self.kept_bytes.saturating_add(bytes);
         self.note_kept();

@@ -115,11 +115,11 @@ pub struct ArenaStats {
     pub live_bytes: u64,
     /// Free and committed, and not in transit.
     pub hole_bytes: u64,
-    /// Of these, in granules that are wholly free and may be decommitted or remapped.
+    /// Bytes of holes in granules that are wholly free and may be decommitted or remapped.
     pub idle_bytes: u64,
     /// Committed in ranges of reserves.
     pub reserve_bytes: u64,
-    /// Of the free ones, in such ranges, which are kept.
+    /// Bytes of holes in ranges of reserves, which are kept.
     pub reserve_hole_bytes: u64,
     /// In granules of unsettled plans.
     pub transit_bytes: u64,
@@ -133,7 +133,7 @@ pub struct ArenaStats {
 #[derive(Debug)]
 pub struct Arena {
     growth: GrowthMode,
-    /// Of the virtual ranges.
+    /// Sizes of the granules of the virtual ranges.
     sizes: GranuleSizes,
     /// Granules below this offset are committed only where no others fit.
     grow_from: u64,
@@ -195,12 +195,12 @@ impl Arena {
         }
     }
 
-    /// The same arena with granules of these sizes, before it has a range.
+    /// Returns the arena with granules of these sizes; to be called before it has a range.
     pub fn with_granule_sizes(self, sizes: GranuleSizes) -> Self {
         Self { sizes, ..self }
     }
 
-    /// The same arena, for whose regions the system holds more than their bytes: so much for a region of so many.
+    /// Returns the arena with `held_bytes`, which says how many bytes the system holds for a region of so many.
     pub fn with_region_cost(self, held_bytes: impl Fn(u64) -> u64 + Send + 'static) -> Self {
         Self { region_cost: RegionCost(Box::new(held_bytes)), ..self }
     }
@@ -277,7 +277,8 @@ impl Arena {
         Some(buffer.ptr())
     }
 
-    /// As policy-R11 says: a hole of exactly `bytes`, else one in the oldest region in use, else the tightest empty region.
+    /// The hole that policy-R11 chooses: one of exactly `bytes`, else one in the oldest region in use, else the tightest
+    /// empty region.
     fn best_in_regions(&self, own: HoleSet, bytes: u64, align: u64) -> Option<Extent> {
         let tightest = self.holes[own as usize].tightest(bytes, align)?;
         if tightest.bytes() == bytes { Some(tightest) } else { self.regions[own as usize].best(bytes, align) }

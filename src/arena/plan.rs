@@ -75,7 +75,8 @@ pub enum PlanOutcome {
     Done,
     /// The first `done` steps were made; the next failed and changed nothing; the others were not tried.
     Failed { done: usize },
-    /// The same, but the next `remaps` steps are remaps that failed after they had decommitted their source.
+    /// The first `done` steps were made; the next `remaps` steps are remaps that failed after they had decommitted their
+    /// source; the others were not tried.
     Lost { done: usize, remaps: usize },
 }
 

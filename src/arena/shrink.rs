@@ -41,7 +41,8 @@ impl Arena {
         self.release(self.no_more_than(self.longest_idle(bytes.min(releasable_bytes)), releasable_bytes))
     }
 
-    /// The same, with what is kept: it is less then. For a ceiling that was lowered.
+    /// A plan that decommits idle granules, the longest idle first, until `bytes` are decommitted, kept ones too: less is
+    /// kept then. For a ceiling that was lowered.
     pub fn release_idle_of_kept(&mut self, bytes: u64) -> Option<Plan> {
         self.release(self.longest_idle(bytes))
     }
@@ -84,7 +85,7 @@ impl Arena {
         self.longest_idle_within(Extent { start: 0, end: u64::MAX }, bytes)
     }
 
-    /// The same of the granules within `bounds`.
+    /// The longest idle granules within `bounds` that make up `bytes`, or all, as extents by address.
     pub(super) fn longest_idle_within(&self, bounds: Extent, bytes: u64) -> Vec<Extent> {
         let mut missing = bytes;
         let mut found = Vec::new();

@@ -34,7 +34,7 @@ pub(super) struct Uncommitted {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct GapFit {
     pub(super) buffer: Extent,
-    /// Of the granules to commit.
+    /// Bytes of the granules to commit.
     pub(super) missing_bytes: u64,
     pub(super) gap_bytes: u64,
 }

@@ -31,7 +31,7 @@ const CARVED_BYTES: usize = GRANULE_BYTES;
 #[derive(Debug)]
 pub struct CudaSource {
     device: Device,
-    /// Of `cuMemHostAlloc`.
+    /// Flags of `cuMemHostAlloc`.
     flags: u32,
     ids: RegionIds,
     /// Region start -> start of the driver's block, where the two differ.

@@ -22,14 +22,14 @@ use pinpool_os::host::huge_pages;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum HugeTlb {
-    /// None.
+    /// No such pages.
     #[default]
     Off,
-    /// Those of 2 MiB where there are any, else other pages, without a word.
+    /// Pages of 2 MiB where there are any, else other pages, without a warning.
     Auto,
-    /// Those of 2 MiB; a warning where there are too few.
+    /// Pages of 2 MiB; a warning where there are too few.
     Of2MiB,
-    /// Those of 1 GiB, for what is whole GiB; a warning where there are too few.
+    /// Pages of 1 GiB, for what is whole GiB; a warning where there are too few.
     Of1GiB,
 }
 

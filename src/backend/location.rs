@@ -37,9 +37,9 @@ pub(super) enum HostLocation {
 #[derive(Debug)]
 pub(super) struct Machine {
     nodes: Vec<MemoryNode>,
-    /// Of the kernel's module.
+    /// Branch of the kernel's module.
     branch: Option<u32>,
-    /// Of CUDA, from the driver's library.
+    /// Version of CUDA, from the driver's library.
     version: i32,
 }
 

@@ -74,7 +74,7 @@ pub(super) fn map(len_bytes: usize, _accounting: Accounting, id: u64) -> Result<
     Ok(Region::new(start, len_bytes, id))
 }
 
-/// As [`map`], at a multiple of [`RANGE_ALIGN_BYTES`] and in huge pages where the kernel has some.
+/// Maps memory as [`map`] does, at a multiple of [`RANGE_ALIGN_BYTES`] and in huge pages where the kernel has some.
 pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError> {
     if !HAS_RANGES {
         return map(len_bytes, Accounting::Charged, id);
@@ -85,8 +85,8 @@ pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError>
     Ok(Region::new(start, len_bytes, id))
 }
 
-/// As [`map`], in huge pages of `page_bytes` (a power of two) that are set aside for it: an error where there are not as many.
-/// `len_bytes` is a multiple of them.
+/// Maps memory as [`map`] does, in huge pages of `page_bytes` (a power of two) that are set aside for it. Fails where there
+/// are not enough of them. `len_bytes` is a multiple of `page_bytes`.
 pub(super) fn map_hugetlb(len_bytes: usize, page_bytes: u64, id: u64) -> Result<Region, SourceError> {
     let log2 = libc::c_int::try_from(page_bytes.trailing_zeros()).unwrap_or(0);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | linux::MAP_HUGETLB | (log2 << linux::MAP_HUGE_SHIFT);
@@ -129,7 +129,7 @@ pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
 ///
 /// # Safety
 ///
-/// As [`unmap`].
+/// The contract of [`unmap`].
 pub(super) unsafe fn keep_if(prepared: Result<(), SourceError>, region: Region) -> Result<Region, SourceError> {
     match prepared {
         Ok(()) => Ok(region),
@@ -153,7 +153,8 @@ pub(super) fn keep_from_children(region: &Region) -> Result<(), SourceError> {
     check("madvise", unsafe { libc::madvise(region.start().as_ptr().cast(), bytes, linux::MADV_DONTFORK) })
 }
 
-/// As [`keep_from_children`], for the pages at addresses that a driver maps. Fails with the number of the kernel's error.
+/// Keeps pages from children of `fork` as [`keep_from_children`] does, at addresses that a driver maps. Fails with the
+/// number of the kernel's error.
 #[cfg(feature = "cuda")]
 pub(super) fn keep_run_from_children(start: u64, bytes: usize) -> Result<(), i32> {
     let start = usize::try_from(start).map_or(std::ptr::null_mut(), std::ptr::with_exposed_provenance_mut::<u8>);

@@ -17,7 +17,7 @@ use crate::error::SourceError;
 /// What page-locks a region.
 #[derive(Debug)]
 pub(crate) enum PageLock {
-    /// Nothing.
+    /// Nothing page-locks it.
     None,
     /// The kernel, which unlocks what is unmapped.
     Kernel,

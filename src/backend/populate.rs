@@ -123,7 +123,8 @@ pub(super) unsafe fn populate(
             };
             scope.spawn(c"pinpool-populate", fill).is_ok()
         };
-        // As many threads as the system allows. Without any, this thread does the work and reports progress afterwards.
+        // Starts as many threads as the system allows. Without any, this thread does the work and reports progress
+        // afterwards.
         let spawned = (0..threads.clamp(1, chunks.count())).filter(spawn).count();
         starts.iter().take(spawned).for_each(drop);
         drop(closed);

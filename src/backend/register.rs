@@ -61,7 +61,7 @@ impl RegisterSource {
         Self::on_machine(Path::new("/"), ordinal, node)
     }
 
-    /// As [`new`](Self::new) on the machine below `root`.
+    /// Makes the source as [`new`](Self::new) does, from the machine below `root`.
     pub(super) fn on_machine(root: &Path, ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
         let device = Device::find(ordinal)?;
         if device.attribute(attribute::REGISTERS_HOST_MEMORY).is_none_or(|value| value == 0) {

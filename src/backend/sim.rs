@@ -35,7 +35,7 @@ impl SimSource {
         }
     }
 
-    /// As [`SimSource::new`], with discrete regions only.
+    /// Makes the source as [`SimSource::new`] does, with discrete regions only.
     pub fn discrete(total_bytes: u64) -> Self {
         Self { has_virtual_memory: false, ..Self::new(total_bytes) }
     }

@@ -106,12 +106,12 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// The error of the driver or the kernel, with the likely cause. Nothing is held then.
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError>;
 
-    /// As `acquire`, but waits for acquisitions of other threads until `until` at most, or little longer. For a source that
-    /// makes one acquisition at a time; the default waits for none.
+    /// Takes memory as `acquire` does, but waits for acquisitions of other threads until `until` at most, or little longer.
+    /// It is for a source that makes one acquisition at a time; the default waits for none.
     ///
     /// # Errors
     ///
-    /// As `acquire`, and if that time has passed.
+    /// The errors of `acquire`, and one if that time has passed.
     fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
         let _ = until;
         self.acquire(len_bytes)
@@ -128,14 +128,15 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// `region` came from this source, and nothing (no reference, no copy in flight on any device) uses it any more.
     unsafe fn release(&self, region: Region) -> Result<(), SourceError>;
 
-    /// As `acquire`, with up to `threads` (at least 1) threads that touch the memory: for a large region that is kept.
+    /// Takes memory as `acquire` does, with up to `threads` (at least 1) threads that touch it: for a large region that is
+    /// kept.
     ///
     /// Calls `progress` on the calling thread with the bytes done so far: increasing, at most `len_bytes`, and `len_bytes`
     /// before a successful return.
     ///
     /// # Errors
     ///
-    /// As `acquire`.
+    /// The errors of `acquire`.
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         let _ = threads;
         self.acquire(len_bytes).inspect(|_| progress(len_bytes))
@@ -157,8 +158,8 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         false
     }
 
-    /// As [`release_would_wait`](Source::release_would_wait) for memory of [`acquire_fast`](Source::acquire_fast), which may
-    /// be of another kind.
+    /// Answers as [`release_would_wait`](Source::release_would_wait) does, for memory of
+    /// [`acquire_fast`](Source::acquire_fast), which may be of another kind.
     fn release_fast_would_wait(&self) -> bool {
         self.release_would_wait()
     }

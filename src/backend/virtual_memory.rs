@@ -46,7 +46,7 @@ impl AddressRange {
         Self { start, len_bytes, sizes: GranuleSizes::uniform(GRANULE_BYTES as u64) }
     }
 
-    /// The same addresses with granules of these sizes.
+    /// Returns the addresses with granules of these sizes.
     pub(crate) fn with_granules(self, sizes: GranuleSizes) -> Self {
         Self { sizes, ..self }
     }
@@ -88,10 +88,10 @@ impl AddressRange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum HandleTypes {
-    /// Not at all.
+    /// The memory cannot be exported.
     #[default]
     None,
-    /// As file descriptors.
+    /// The memory is exported as file descriptors.
     PosixFd,
 }
 
@@ -195,7 +195,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// As `decommit` for the granules of `from` and as `commit` for those at `to`, none of which overlap.
+    /// The contract of `decommit` for the granules of `from` and of `commit` for those at `to`, none of which overlap.
     unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
         // Decommit before commit, so that no more is held than before at any time (vm-S5).
         for (done, &Subrange { offset, bytes }) in from.iter().enumerate() {

@@ -108,7 +108,7 @@ impl BatchBuf {
     ///
     /// # Errors
     ///
-    /// As [`PinnedBuf::copy_to`].
+    /// The errors of [`PinnedBuf::copy_to`].
     pub fn copy_to<S, E, T>(mut self, stream: &S, target: &mut T) -> Result<Completion>
     where
         S: ?Sized,

@@ -37,7 +37,7 @@ impl PendingBuf {
     ///
     /// # Errors
     ///
-    /// As [`is_done`](PendingBuf::is_done).
+    /// The errors of [`is_done`](PendingBuf::is_done).
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
         self.copy.completion().wait_timeout(timeout)
     }
@@ -46,7 +46,7 @@ impl PendingBuf {
     ///
     /// # Errors
     ///
-    /// As [`is_done`](PendingBuf::is_done); the memory is never used again then.
+    /// The errors of [`is_done`](PendingBuf::is_done); the memory is never used again then.
     pub fn wait(self) -> Result<PinnedBuf> {
         self.copy.completion().wait()?;
         Ok(self.buf)
@@ -110,8 +110,9 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// As [`copy_to`](PinnedBuf::copy_to), and [`Error::is_copy`] if `range` is not inside the buffer. If the copy may be
-    /// running and its end is unknown, the memory is taken out of use: the length of the buffer is 0 from then on.
+    /// The errors of [`copy_to`](PinnedBuf::copy_to), and [`Error::is_copy`] if `range` is not inside the buffer. If the
+    /// copy may be running and its end is unknown, the memory is taken out of use: the length of the buffer is 0 from then
+    /// on.
     pub fn copy_range_to<S, E, T>(&mut self, range: Range<usize>, stream: &S, target: &mut T) -> Result<Completion>
     where
         S: ?Sized,
@@ -150,7 +151,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// As [`copy_to`](PinnedBuf::copy_to), where the source holds too little.
+    /// The errors of [`copy_to`](PinnedBuf::copy_to), where the source holds too little.
     pub fn copy_from<S, E, T>(mut self, stream: &S, source: &T) -> Result<PendingBuf>
     where
         S: ?Sized,
@@ -185,12 +186,14 @@ impl PinnedBuf {
         self.release_behind(|| stream.mark().map(Some))
     }
 
-    /// As [`release_after`](PinnedBuf::release_after), for the work that `event` stands for now: all that was enqueued
-    /// before its last record. The caller may record or drop the event at once. An event never recorded stands for nothing.
+    /// Gives the buffer up as [`release_after`](PinnedBuf::release_after) does, for the work that `event` stands for now:
+    /// all that was enqueued before its last record. The caller may record or drop the event at once. An event never
+    /// recorded stands for nothing.
     ///
     /// # Errors
     ///
-    /// As [`release_after`](PinnedBuf::release_after); also if the event was last recorded on a stream that captured a graph.
+    /// The errors of [`release_after`](PinnedBuf::release_after), and one if the event was last recorded on a stream that
+    /// captured a graph.
     #[cfg(feature = "cuda")]
     pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<()> {
         // What the driver refuses once it may do the next time.
@@ -219,13 +222,13 @@ impl PinnedBuf {
         self.record_work(|| unsafe { copy::cuda::fence_behind_stream(stream) }.map(Some))
     }
 
-    /// As [`record_stream`](PinnedBuf::record_stream), for the work that an event of other code stands for now: all that was
-    /// enqueued before its last record. The caller may record or destroy the event at once. An event never recorded stands
-    /// for nothing. A context must be current on this thread, the event's or another.
+    /// Records work as [`record_stream`](PinnedBuf::record_stream) does: the work that an event of other code stands for
+    /// now, all that was enqueued before its last record. The caller may record or destroy the event at once. An event
+    /// never recorded stands for nothing. A context must be current on this thread, the event's or another.
     ///
     /// # Errors
     ///
-    /// As [`record_stream`](PinnedBuf::record_stream).
+    /// The errors of [`record_stream`](PinnedBuf::record_stream).
     ///
     /// # Safety
     ///

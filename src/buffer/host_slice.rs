@@ -102,7 +102,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// As [`slice`](PinnedBuf::slice).
+    /// The errors of [`slice`](PinnedBuf::slice).
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<BufViewMut<'_>> {
         self.elements_mut()?.slice(range)
     }
@@ -131,7 +131,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// As [`elements`](PinnedBuf::elements).
+    /// The errors of [`elements`](PinnedBuf::elements).
     pub fn elements_mut<T: Pod>(&mut self) -> Result<BufViewMut<'_, T>> {
         Ok(BufViewMut { part: Part::all(self)?, buf: self })
     }
@@ -210,7 +210,7 @@ impl<'a, T: Pod> BufViewMut<'a, T> {
     ///
     /// # Errors
     ///
-    /// As [`BufView::slice`].
+    /// The errors of [`BufView::slice`].
     pub fn slice(self, range: impl RangeBounds<usize>) -> Result<BufViewMut<'a, T>> {
         Ok(Self { part: self.part.range(range)?, buf: self.buf })
     }

@@ -200,8 +200,8 @@ impl PinnedBuf {
         self.start().as_ptr()
     }
 
-    /// As [`as_ptr`](PinnedBuf::as_ptr), for code that writes through the address, such as `O_DIRECT` reads and io_uring.
-    /// A device may be using the bytes until [`wait`](PinnedBuf::wait) has returned.
+    /// Address of the first byte, as [`as_ptr`](PinnedBuf::as_ptr) gives it, for code that writes through the address, such
+    /// as `O_DIRECT` reads and io_uring. A device may be using the bytes until [`wait`](PinnedBuf::wait) has returned.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.start().as_ptr()
     }
@@ -241,7 +241,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// As [`as_slice_untracked`](PinnedBuf::as_slice_untracked).
+    /// The errors of [`as_slice_untracked`](PinnedBuf::as_slice_untracked).
     #[inline]
     pub fn as_mut_slice(&mut self) -> Result<&mut Pinned<u8>> {
         if !self.is_plain() {
@@ -267,8 +267,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// As [`as_slice_untracked`](PinnedBuf::as_slice_untracked), and [`Error::is_device`](crate::Error::is_device) also
-    /// after a copy from the buffer failed.
+    /// The errors of [`as_slice_untracked`](PinnedBuf::as_slice_untracked), and
+    /// [`Error::is_device`](crate::Error::is_device) also after a copy from the buffer failed.
     pub fn try_as_mut_slice(&mut self) -> Result<Option<&mut Pinned<u8>>> {
         self.check_reachable()?;
         let are_over = self.block.as_mut().map_or(Ok(true), |block| block.state_mut().copy_fences.are_over())?;
@@ -280,8 +280,9 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// As [`as_slice_untracked`](PinnedBuf::as_slice_untracked), and [`Error::is_request`](crate::Error::is_request) if the
-    /// length is no multiple of the element's size, or the address none of its alignment.
+    /// The errors of [`as_slice_untracked`](PinnedBuf::as_slice_untracked), and
+    /// [`Error::is_request`](crate::Error::is_request) if the length is no multiple of the element's size, or the address
+    /// none of its alignment.
     pub fn cast_slice_untracked<T: Pod>(&self) -> Result<&[T]> {
         slice::cast(self.as_slice_untracked()?)
     }
@@ -299,7 +300,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// As [`cast_slice_untracked`](PinnedBuf::cast_slice_untracked).
+    /// The errors of [`cast_slice_untracked`](PinnedBuf::cast_slice_untracked).
     pub fn cast_slice_mut<T: Pod>(&mut self) -> Result<&mut Pinned<T>> {
         slice::cast_mut(self.as_mut_slice()?)
     }

@@ -96,7 +96,7 @@ pub fn nearest(name: &str) -> Option<&'static str> {
     let asked = word(name);
     let names = VARIABLES.iter().map(|variable| (changes_between(&asked, &word(variable.name)), variable.name));
     let (changes, nearest) = names.min_by_key(|(changes, _)| *changes)?;
-    // Of a word of 6 letters 2 may be wrong; more are another word.
+    // A word of 6 letters may have 2 wrong ones; with more it is another word.
     (changes * 3 <= asked.len()).then_some(nearest)
 }
 
@@ -137,7 +137,7 @@ pub(crate) fn origins(code: &Settings, env: &Settings, config: &Config) -> Strin
 /// A variable that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadVariable {
-    /// As it stands in the environment.
+    /// The name as it stands in the environment.
     name: String,
     value: String,
     problem: String,

@@ -49,7 +49,7 @@ pub enum Ceiling {
     Auto,
     /// This many bytes.
     Bytes(u64),
-    /// As many bytes as the back-end gives.
+    /// The pool holds as many bytes as the back-end gives.
     None,
 }
 

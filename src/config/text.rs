@@ -398,7 +398,7 @@ fn socket(text: &str) -> Result<Option<PathBuf>, ParseError> {
     }
 }
 
-/// As a ceiling; 0 allows no such memory at all.
+/// Reads the ceiling on memory that is not pinned as other ceilings are read; 0 allows no such memory at all.
 fn fallback_ceiling(text: &str) -> Result<Ceiling, ParseError> {
     if parse_bytes(text) == Ok(0) { Ok(Ceiling::Bytes(0)) } else { text.parse() }
 }

@@ -49,7 +49,7 @@ impl Completion {
         Self(Some(fence))
     }
 
-    /// Of a copy of zero bytes.
+    /// The completion of a copy of zero bytes.
     pub(crate) fn already() -> Self {
         Self(None)
     }
@@ -67,7 +67,7 @@ impl Completion {
     ///
     /// # Errors
     ///
-    /// As [`is_done`](Completion::is_done).
+    /// The errors of [`is_done`](Completion::is_done).
     pub fn wait(&self) -> Result<()> {
         self.0.as_ref().map_or(Ok(()), |fence| fence.wait())
     }
@@ -76,7 +76,7 @@ impl Completion {
     ///
     /// # Errors
     ///
-    /// As [`is_done`](Completion::is_done).
+    /// The errors of [`is_done`](Completion::is_done).
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
         let begun = Instant::now();
         let [mut pause, longest] = PAUSES;

@@ -82,7 +82,7 @@ pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
 ///
 /// # Safety
 ///
-/// As for [`CopyTarget`], for the buffer that is written to.
+/// The contract of [`CopyTarget`], for the buffer that is written to.
 #[allow(unsafe_code)]
 pub unsafe trait CopySource<S: ?Sized, E = u8> {
     /// Bytes that can be copied.
@@ -139,7 +139,7 @@ impl CopyFailure {
 ///
 /// # Safety
 ///
-/// As [`CopyTarget::enqueue`], except that `len` may be anything.
+/// The contract of [`CopyTarget::enqueue`], except that `len` may be anything.
 #[allow(unsafe_code)]
 pub(crate) unsafe fn enqueue<S: ?Sized, E, T: CopyTarget<S, E> + ?Sized>(
     stream: &S,
@@ -161,7 +161,7 @@ pub(crate) unsafe fn enqueue<S: ?Sized, E, T: CopyTarget<S, E> + ?Sized>(
 ///
 /// # Safety
 ///
-/// As [`CopySource::fetch`], except that `len` may be anything.
+/// The contract of [`CopySource::fetch`], except that `len` may be anything.
 #[allow(unsafe_code)]
 pub(crate) unsafe fn fetch<S: ?Sized, E, T: CopySource<S, E> + ?Sized>(
     stream: &S,

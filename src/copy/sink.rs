@@ -311,7 +311,7 @@ impl SinkMem {
     ///
     /// # Errors
     ///
-    /// As [`slice`](SinkMem::slice).
+    /// The errors of [`slice`](SinkMem::slice).
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<SinkViewMut<'_>> {
         Ok(SinkViewMut { range: elements_in(range, self.len)?, mem: self })
     }

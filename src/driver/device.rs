@@ -74,7 +74,8 @@ impl Device {
         Ok((current, relaxed))
     }
 
-    /// As [`enter`](Self::enter) if the device has a context already; else only the capture mode, and no context is made.
+    /// Sets the state as [`enter`](Self::enter) does if the device has a context already; else sets the capture mode alone,
+    /// and makes no context.
     pub(crate) fn enter_if_active(&self) -> Result<(Option<CurrentContext>, RelaxedCapture), SourceError> {
         if !self.is_active() {
             return Ok((None, RelaxedCapture::enter()));
@@ -162,7 +163,7 @@ fn attribute_of(device: sys::CUdevice, number: c_int) -> Option<c_int> {
     (unsafe { get(&raw mut value, number, device) } == 0).then_some(value)
 }
 
-/// As [`driver_error`], for a call that pins.
+/// The error that [`driver_error`] makes, for a call that pins: with a remedy where memory is short.
 pub(crate) fn pinning_error(call: &'static str, error: DriverError) -> SourceError {
     let cause = driver_error(call, error);
     match error.0 {

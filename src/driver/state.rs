@@ -178,7 +178,7 @@ fn name(ordinal: u32) -> Option<String> {
     let call = unsafe { std::mem::transmute::<*mut c_void, Name>(found.as_ptr()) };
     let mut text: [c_char; BYTES] = [0; BYTES];
     let (room, device) = (c_int::try_from(BYTES - 1).ok()?, c_int::try_from(ordinal).ok()?);
-    // SAFETY: the buffer has room for one byte more than is said, so it ends in 0. Devices are numbered as they are listed.
+    // SAFETY: the buffer is one byte longer than the call may write, so it ends in 0. Devices are numbered as they are listed.
     if unsafe { call(text.as_mut_ptr(), room, device) } != 0 {
         return None;
     }

@@ -58,7 +58,7 @@ impl Owner {
         Self { tag: tag.to_owned(), buffers: 0, bytes: 0, asked_bytes: 0, oldest: None }
     }
 
-    /// Those without a tag, if there are any.
+    /// The owner of the buffers without a tag, if there are any.
     pub(crate) fn untagged(name: &str, buffers: u64, bytes: u64) -> Option<Self> {
         (buffers > 0 || bytes > 0).then(|| Self { buffers, bytes, ..Self::new(name) })
     }
@@ -80,7 +80,7 @@ pub(crate) struct Request {
     pub(crate) refused: Refused,
 }
 
-/// Why.
+/// Why the request was refused.
 #[derive(Debug, Clone)]
 pub(crate) enum Refused {
     /// The limit of this name; whether the request fits under it when all else is put back.
@@ -115,7 +115,7 @@ pub struct Dump {
 }
 
 impl Dump {
-    /// Those that hold buffers, the largest first.
+    /// The owners that hold buffers, the largest first.
     pub fn owners(&self) -> &[Owner] {
         &self.owners
     }

@@ -143,7 +143,7 @@ impl Accounts {
         lost
     }
 
-    /// So many lost buffers are not lost any more.
+    /// Subtracts `buffers` that were lost and answer again.
     pub(super) fn count_recovered(&self, buffers: u64, bytes: u64) {
         self.lost.fetch_sub(buffers, Ordering::Relaxed);
         self.lost_bytes.fetch_sub(bytes, Ordering::Relaxed);

@@ -60,7 +60,7 @@ impl Timekeeper {
         Self { clock, begun: Instant::now(), coarse_us: AtomicU64::new(0) }
     }
 
-    /// The same time for another pool: pools that share memory must agree on how long it has been idle.
+    /// Gives another pool the same time: pools that share memory must agree on how long it has been idle.
     pub(super) fn shared(&self) -> Self {
         Self { clock: self.clock.clone(), begun: self.begun, coarse_us: AtomicU64::new(self.coarse_us()) }
     }

@@ -80,7 +80,7 @@ mod models {
 
     struct ModelPool {
         lifetime: Lifetime,
-        /// As in `in_flight`, whose count is Relaxed.
+        /// Stands for the count of `in_flight`, which is Relaxed.
         in_flight: AtomicU64,
         /// What a release leaves and the close uses.
         memory: [UnsafeCell<u32>; 2],

@@ -227,7 +227,7 @@ impl<E> Stock<E> {
         self.idle.reclaim().map(|entry| self.evict(Block::from_entry(entry), now_us, why)).is_some()
     }
 
-    /// As [`enforce_limits`](Self::enforce_limits), if there is a limit on what is idle.
+    /// Releases idle memory as [`enforce_limits`](Self::enforce_limits) does, if there is a limit on what is idle.
     pub(super) fn enforce_idle_limit(&self, now_us: u64) {
         if self.max_idle_bytes.is_some() {
             self.enforce_limits(now_us);

@@ -75,7 +75,7 @@ impl Block {
         recent::put(self);
     }
 
-    /// As `end_use`, by the path that checks everything.
+    /// Ends the use as `end_use` does, by the path that checks everything.
     #[inline(never)]
     pub(super) fn end_use_slowly(mut self) {
         if self.is_forked() {

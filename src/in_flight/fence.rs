@@ -32,7 +32,7 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     ///
-    /// As [`is_done`](Fence::is_done).
+    /// The errors of [`is_done`](Fence::is_done).
     fn wait(&self) -> Result<()>;
 
     /// The stream's number in statistics and log lines. A later stream may get the same number, also while copies of this
@@ -110,7 +110,7 @@ fn ask(fence: &dyn Fence) -> Result<bool, Refusal> {
     }
 }
 
-/// As [`ask`], for callers that take every failure for the same.
+/// Queries a fence as [`ask`] does, for callers that treat all failures alike.
 pub(crate) fn is_over(fence: &dyn Fence) -> Result<bool> {
     ask(fence).map_err(|refusal| refusal.error)
 }

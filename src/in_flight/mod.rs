@@ -326,7 +326,7 @@ impl<T: Send + 'static> InFlight<T> {
         if self.unanswered() == 0 { Vec::new() } else { self.unanswered.ask(most) }
     }
 
-    /// As [`ask_again`](Self::ask_again) for all of them, and for the last time: the others stay lost.
+    /// Asks the fences of all lost items for the last time. Returns the items whose copies are over; the others stay lost.
     pub(crate) fn end_unanswered(&self) -> Vec<T> {
         self.unanswered.end()
     }

@@ -51,7 +51,7 @@ pub(super) type Candidate = (u64, Fences);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PendingGroup {
     pub(crate) buffers: u64,
-    /// Of the oldest.
+    /// Age of the oldest item.
     pub(crate) age: Duration,
     /// For an item of several streams, the first stream whose copy was not over at the last sweep.
     pub(crate) stream: u64,

@@ -20,7 +20,7 @@ pub(super) struct Unanswered<T> {
 
 #[derive(Debug)]
 struct Kept<T> {
-    /// Those that were asked longest ago come first.
+    /// The lost items; those that were asked longest ago come first.
     items: VecDeque<(T, Fences)>,
     /// The pool has ended, and nothing is asked again.
     has_ended: bool,

@@ -93,7 +93,7 @@ impl Pools {
 }
 
 impl Common {
-    /// That of the pools of `root` in this process.
+    /// What the pools of `root` in this process have in common.
     fn of(root: &Path) -> Arc<Self> {
         static OF_ROOTS: OfProcess<Mutex<Vec<Weak<Common>>>> = OfProcess::new(Mutex::default);
         let mut roots = OF_ROOTS.get().lock();

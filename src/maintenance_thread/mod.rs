@@ -74,7 +74,7 @@ impl Pace {
     }
 }
 
-/// So many rounds for a copy that does not end lengthen the sleep between them by one period.
+/// The sleep between rounds for a copy that does not end grows by one period every time this many have passed.
 const ROUNDS_TO_SLOW: u32 = 64;
 /// Longest sleep while a waker waits for a copy.
 const COPIES_PERIOD_MAX: Duration = Duration::from_millis(5);

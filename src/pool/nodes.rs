@@ -1,4 +1,4 @@
-//! The same pool on other memory nodes of the machine.
+//! The pools on the other memory nodes of the machine.
 //!
 //! Each node has a pool of its own below the one that was built, with idle buffers and an arena of its own, made when it is
 //! first asked for. All are under one ceiling. So buffers are reused on the node that they lie on, and a pool that is
@@ -35,7 +35,7 @@ impl<P: Clone> NodePools<P> {
         Self { root: root.to_owned(), make_source, pools: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Those made so far, by node.
+    /// The pools made so far, by node.
     pub(super) fn all(&self) -> Vec<P> {
         self.pools.lock().values().cloned().collect()
     }

@@ -23,7 +23,7 @@ impl Pool {
     /// A handle of this pool whose buffers carry `tag`, so that [`dump`](Pool::dump), the error of a get that finds no memory
     /// and the log say who holds what: `loader/images`. Handles of one tag count together.
     ///
-    /// Of a tag the first 128 bytes count; control characters become `?`. Buffers of an empty tag count as untagged. A pool
+    /// The first 128 bytes of a tag count; control characters become `?`. Buffers of an empty tag count as untagged. A pool
     /// tells 1024 tags apart at one time; while all are in use, further ones count together, as `(other tags)`.
     ///
     /// A tagged get and its put record the buffer and take no short path, so a hit costs more than one without a tag.
@@ -54,76 +54,76 @@ impl TaggedPool {
         self.ledger.as_ref().map(|ledger| ledger.tag())
     }
 
-    /// As [`Pool::get`].
+    /// Gets a buffer as [`Pool::get`] does.
     ///
     /// # Errors
     ///
-    /// As [`Pool::get`].
+    /// The errors of [`Pool::get`].
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
         self.get_timeout(len, self.pool.config().longest_wait())
     }
 
-    /// As [`Pool::get_aligned`].
+    /// Gets a buffer as [`Pool::get_aligned`] does.
     ///
     /// # Errors
     ///
-    /// As [`Pool::get_aligned`].
+    /// The errors of [`Pool::get_aligned`].
     pub fn get_aligned(&self, len: usize, align: usize) -> Result<PinnedBuf> {
         self.pool.get_within(len, align, self.pool.config().longest_wait(), self.ledger.as_ref())
     }
 
-    /// As [`Pool::get_timeout`].
+    /// Gets a buffer as [`Pool::get_timeout`] does.
     ///
     /// # Errors
     ///
-    /// As [`Pool::get`].
+    /// The errors of [`Pool::get`].
     pub fn get_timeout(&self, len: usize, wait: Duration) -> Result<PinnedBuf> {
         self.pool.get_within(len, DEFAULT_ALIGN, wait, self.ledger.as_ref())
     }
 
-    /// As [`Pool::get_aligned_timeout`].
+    /// Gets a buffer as [`Pool::get_aligned_timeout`] does.
     ///
     /// # Errors
     ///
-    /// As [`Pool::get_aligned`].
+    /// The errors of [`Pool::get_aligned`].
     pub fn get_aligned_timeout(&self, len: usize, align: usize, wait: Duration) -> Result<PinnedBuf> {
         self.pool.get_within(len, align, wait, self.ledger.as_ref())
     }
 
-    /// As [`Pool::get_async`].
+    /// Gets a buffer as [`Pool::get_async`] does.
     pub fn get_async(&self, len: usize) -> GetFuture {
         self.get_async_timeout(len, self.pool.config().longest_wait())
     }
 
-    /// As [`Pool::get_async_timeout`].
+    /// Gets a buffer as [`Pool::get_async_timeout`] does.
     pub fn get_async_timeout(&self, len: usize, wait: Duration) -> GetFuture {
         GetFuture::new(self.pool.clone(), len, wait, self.ledger.clone())
     }
 
-    /// As [`Pool::try_get`].
+    /// Gets an idle buffer as [`Pool::try_get`] does.
     ///
     /// # Errors
     ///
-    /// As [`Pool::try_get`].
+    /// The errors of [`Pool::try_get`].
     pub fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>> {
         self.pool.try_get_for(len, self.ledger.as_ref())
     }
 
-    /// As [`Pool::get_on`]. The pool of another memory node has the tag as its own.
+    /// Gets a buffer as [`Pool::get_on`] does. The pool of another memory node has the tag as its own.
     ///
     /// # Errors
     ///
-    /// As [`Pool::get_on`].
+    /// The errors of [`Pool::get_on`].
     pub fn get_on(&self, node: u32, len: usize) -> Result<PinnedBuf> {
         let pool = self.pool.on(node)?;
         pool.tagged(self.tag().unwrap_or_default()).get(len)
     }
 
-    /// As [`Pool::batch`].
+    /// Gets a buffer for a batch as [`Pool::batch`] does.
     ///
     /// # Errors
     ///
-    /// As [`Pool::get`].
+    /// The errors of [`Pool::get`].
     pub fn batch(&self, bytes: usize) -> Result<BatchBuf> {
         self.get(bytes).map(BatchBuf::over)
     }

@@ -8,13 +8,13 @@ use super::Histogram;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Calls {
-    /// Those that succeeded.
+    /// Calls that succeeded.
     pub count: u64,
-    /// Those that failed.
+    /// Calls that failed.
     pub failures: u64,
-    /// Bytes of those that succeeded, as they were requested.
+    /// Bytes of the calls that succeeded, as they were requested.
     pub bytes: u64,
-    /// How long each took, failed ones and waiting for other threads' calls included.
+    /// How long each call took, failed ones and waiting for other threads' calls included.
     pub time: Histogram,
 }
 

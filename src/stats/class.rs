@@ -11,11 +11,11 @@ pub struct ClassStats {
     pub class_bytes: u64,
     /// Pinned buffers that exist, lost ones included.
     pub buffers: u64,
-    /// Of those, the ones that a device may still be reading.
+    /// Pinned buffers that a device may still be reading.
     pub in_flight: u64,
-    /// Of those, the ones that are idle.
+    /// Pinned buffers that are idle.
     pub idle: u64,
-    /// Of those, the others: users hold them, or they are lost.
+    /// The other pinned buffers: users hold them, or they are lost.
     pub in_use: u64,
     /// Most buffers at any time.
     pub peak_buffers: u64,

@@ -56,7 +56,7 @@ reasons! {
     evicted_earlier = EvictedEarlier,
     /// Users hold all buffers of this class, more than ever before.
     all_in_use = AllInUse,
-    /// More buffers of this class are needed than ever before, and a device may still be reading one of them.
+    /// Users hold all buffers of this class but for at least one that a device may still be reading.
     in_flight = InFlight,
     /// The ceiling left no room: served after a wait, or by memory that is not pinned.
     at_ceiling = AtCeiling,

@@ -60,9 +60,10 @@ pub struct Stats {
     pub window: Window,
     /// Gets of more than zero bytes that were served, over the life of the pool.
     pub gets: u64,
-    /// Of those, served by an idle buffer.
+    /// Gets that an idle buffer served.
     pub hits: u64,
-    /// Of those, the others: by new memory under `tensorflow`, and mostly carved from memory already held under `adaptive`.
+    /// Gets that no idle buffer served. Under `tensorflow` new memory served them, under `adaptive` mostly memory already held,
+    /// from which their buffers were carved.
     pub misses: u64,
     /// Why they missed.
     pub miss_reasons: MissReasons,
@@ -72,9 +73,9 @@ pub struct Stats {
     pub failed_gets: u64,
     /// Gets that waited for memory at the ceiling.
     pub waits: u64,
-    /// Of those, the gets that wait now.
+    /// Gets that wait now.
     pub waiting: u64,
-    /// Of those, the gets whose time ran out: they failed or got memory that is not pinned.
+    /// Gets whose time ran out while they waited: they failed or got memory that is not pinned.
     pub timeouts: u64,
     /// How long they waited, those whose time ran out or whose task was dropped included; those that still wait are not.
     pub wait_time: Histogram,
@@ -103,7 +104,7 @@ pub struct Stats {
     pub eviction_reasons: EvictionReasons,
     /// Checks of the rates.
     pub checks: u64,
-    /// Of those, checks that raised the limit.
+    /// Checks that raised the limit.
     pub raises: u64,
     /// Times that the limit was lowered.
     pub lowers: u64,
@@ -146,7 +147,7 @@ pub struct Stats {
     /// Bytes that the back-end holds beyond those it was asked for: for alignment, under `cuda`. Under `tensorflow` they
     /// count with their buffer.
     pub arena_overhead_bytes: u64,
-    /// Of the free bytes, those that go back to the system as soon as no copy is in flight; until then they are reused
+    /// Free bytes that go back to the system as soon as no copy is in flight; until then they are reused
     /// first. Only back-ends whose release waits for the device (`register`, `cuda`) have any.
     pub awaiting_release_bytes: u64,
     /// Gets that waited for the copies in flight so that such bytes could be released (`PINPOOL_RELEASE_POLICY=force`).
@@ -220,23 +221,23 @@ pub struct Stats {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Peaks {
-    /// Of `buffers`. Exact.
+    /// Peak of `buffers`, exact.
     pub buffers: u64,
-    /// Of `in_use`, as sampled.
+    /// Peak of `in_use`, as sampled.
     pub in_use: u64,
-    /// Of `in_use_bytes`, as sampled.
+    /// Peak of `in_use_bytes`, as sampled.
     pub in_use_bytes: u64,
-    /// Of `buffers_in_pool`, as sampled.
+    /// Peak of `buffers_in_pool`, as sampled.
     pub idle: u64,
-    /// Of `idle_bytes`, as sampled.
+    /// Peak of `idle_bytes`, as sampled.
     pub idle_bytes: u64,
-    /// Of `in_flight`. Exact.
+    /// Peak of `in_flight`, exact.
     pub in_flight: u64,
-    /// Of `in_flight_bytes`. Exact.
+    /// Peak of `in_flight_bytes`, exact.
     pub in_flight_bytes: u64,
-    /// Of `awaiting_release_bytes`, as sampled.
+    /// Peak of `awaiting_release_bytes`, as sampled.
     pub awaiting_release_bytes: u64,
-    /// Of `fallback_buffers`. Exact.
+    /// Peak of `fallback_buffers`, exact.
     pub fallback_buffers: u64,
 }
 
@@ -253,13 +254,13 @@ pub struct LedgerStats {
     pub owners: u64,
     /// Bytes that all of them hold, those that they are pinning and releasing included.
     pub held_bytes: u64,
-    /// Of those, this pool's.
+    /// Bytes that this pool holds.
     pub own_bytes: u64,
-    /// Of those, the others'.
+    /// Bytes that the other owners hold.
     pub others_bytes: u64,
-    /// Of the others', bytes that were idle when their maintenance threads looked last.
+    /// Bytes of the other owners that were idle when their maintenance threads looked last.
     pub others_idle_bytes: u64,
-    /// Bytes that waiting gets of the others want.
+    /// Bytes that waiting gets of the other owners want.
     pub others_wanted_bytes: u64,
 }
 
@@ -271,7 +272,7 @@ pub struct LedgerStats {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Requested {
-    /// Those gets.
+    /// Gets that found nothing idle at once.
     pub gets: u64,
     /// Bytes that they asked for.
     pub bytes: u64,

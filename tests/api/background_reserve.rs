@@ -315,7 +315,7 @@ fn the_end_of_the_pool_cancels_it_within_a_step() {
             let source = faulty(discrete);
             let pool = by_a_thread(source.clone(), TI, 512 * GI).build().unwrap();
             if hold_step {
-                // Of the same reserve, which ends with the first pool.
+                // The partition has the same reserve, which ends with the first pool.
                 let partition = pool.partition("other", GI).unwrap();
                 let gate = source.hold(SourceCall::Acquire);
                 gate.wait_for(1);

@@ -41,7 +41,7 @@ pub(crate) fn listen() {
     listen_from(LevelFilter::Info);
 }
 
-/// As [`listen`], from another level on.
+/// Keeps this thread's lines as [`listen`] does, from `level` on.
 pub(crate) fn listen_from(level: LevelFilter) {
     LEVEL.set(level);
     static ONCE: Once = Once::new();

@@ -248,7 +248,7 @@ fn worker() {
                 drop(cycling.take());
                 println!("> stopped");
             }
-            // As a program that becomes a daemon may.
+            // Closes all descriptors, as a program that becomes a daemon may.
             "close" => {
                 for descriptor in 3..256 {
                     // SAFETY: closes what is open; nothing here reads or writes it later.
@@ -278,7 +278,7 @@ fn worker() {
                         }
                         2..=9 => {
                             let len = 1 + draw.below((mib * MIB / 6) as u64);
-                            // Those of others may leave no room.
+                            // The bytes of other processes may leave no room.
                             held.extend(pool.get_timeout(usize::try_from(len).unwrap(), Duration::from_millis(2)));
                         }
                         at => drop((!held.is_empty()).then(|| {

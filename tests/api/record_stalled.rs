@@ -59,7 +59,7 @@ fn while_a_pipe_is_full_threads_that_come_and_go_lose_records_and_the_loss_is_to
             pairs(&pool, 2_000);
             thread::sleep(Duration::from_millis(60));
         }
-        // As many queues of 256 KiB would be 500 MiB.
+        // One queue of 256 KiB for each of these threads would be 500 MiB.
         let (threads, each) = (2_000_u64, 100);
         let before = resident_kib();
         for _ in 0..threads {

@@ -228,7 +228,7 @@ fn of_code(name: &str, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Result<S
     Ok(pinpool::testing::parse::value(pool.config(), name))
 }
 
-/// As [`of_code`], of a text: as the argument of a method, and as the variable.
+/// The values that hold once a text was set, or the texts of the errors: as the argument of a method, and as the variable.
 fn of_text(name: &str, text: &str) -> [Result<String, String>; 2] {
     let of_method = heap().without_env().variable(name, text).and_then(PoolBuilder::build);
     let of_method = of_method.map(|pool| pinpool::testing::parse::value(pool.config(), name));

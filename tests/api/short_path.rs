@@ -207,7 +207,7 @@ fn the_next_user_of_a_buffer_finds_it_as_new() {
                 let (id, capacity) = (used.id(), used.capacity());
                 use_of(&mut used);
                 drop(used);
-                // Of the same class, by either path.
+                // These gets are of the same class, by either path.
                 for (len, align) in [(LEN, align), (LEN - 1, align), (LEN, align)] {
                     let mut next = pool.get_aligned(len, align).unwrap();
                     assert_eq!((next.len(), next.position(), next.capacity()), (len, 0, capacity));
@@ -377,7 +377,7 @@ fn a_thread_that_only_hits_serves_a_get_that_waits() {
     }
 }
 
-/// Of so many hits, how many the short path served.
+/// How many of 1000 hits the short path served.
 fn short_hits(pool: &Pool) -> usize {
     // At hand, and one is idle.
     drop(pool.get(LEN).unwrap());

@@ -38,7 +38,7 @@ impl Naive {
         }
         self.put += 1;
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
-        // As TensorFlow does it.
+        // Evicts and raises the limit as TensorFlow does.
         while self.idle.len() as u64 >= self.limit {
             self.idle.pop_front();
             self.evicted += 1;

@@ -114,7 +114,7 @@ macro_rules! ops {
 ops! {
     /// Gets a buffer and fills it. Alignment 0 is that of pages.
     Get = "get" (pool len align),
-    /// As `get`, from the idle buffers alone.
+    /// Gets a buffer as `get` does, from the idle buffers alone.
     TryGet = "try_get" (pool len),
     /// Begins a get that waits in line if there is no room; one that is late leaves the line at its first poll.
     GetAsync = "get_async" (pool len is_late),
@@ -154,7 +154,7 @@ ops! {
     DropPool = "drop_pool" (pool),
     /// After `skip` more calls of a kind, `count` fail.
     FailCalls = "fail_calls" (kind skip count),
-    /// As `fail_calls` for remaps, whose granules are lost.
+    /// Makes remaps fail as `fail_calls` does; their granules are lost.
     LoseRemaps = "lose_remaps" (skip count),
     /// The source has this much memory.
     LimitHost = "limit_host" (bytes),

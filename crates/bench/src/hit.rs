@@ -55,7 +55,7 @@ pub(super) struct HitReport {
     ns_per_pair: f64,
     #[serde(flatten)]
     pool: Percentiles,
-    /// Of the clock alone.
+    /// Times of the clock alone.
     empty: Percentiles,
     baselines: NsPerPair,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,7 +78,7 @@ struct Percentiles {
     max_ns: u64,
 }
 
-/// Of the baselines.
+/// Times of the baselines.
 #[derive(Debug, Serialize)]
 struct NsPerPair {
     mutex_hashmap: f64,

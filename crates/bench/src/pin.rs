@@ -91,7 +91,7 @@ struct ReserveRate {
     over_baseline: f64,
 }
 
-/// Of all rounds.
+/// The rate over all rounds.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct PinRate {
     gb_per_s: f64,

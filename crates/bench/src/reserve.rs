@@ -65,15 +65,16 @@ pub(super) struct ReserveReport {
 struct Reserve {
     backend: &'static str,
     bytes: u64,
-    /// From the start of the build to the first filled buffer, waited for.
+    /// Time from the start of the build to the first filled buffer, where the build waits for the whole reserve.
     first_waited_ms: f64,
-    /// The same with its first step alone.
+    /// Time from the start of the build to the first filled buffer, where the build waits for the first step of the reserve
+    /// alone.
     first_ms: f64,
-    /// Of the gets beside the pinning.
+    /// Number of the gets beside the pinning.
     gets: usize,
     median_get_us: f64,
     worst_get_us: f64,
-    /// From the start of the build until all is there.
+    /// Time from the start of the build until all is there.
     all_ms: f64,
     gb_per_s: f64,
 }

@@ -76,7 +76,7 @@ struct BackendStalls {
     grow_stall_us: f64,
     /// True if a release would wait for copies; then none happens while copies are in flight.
     release_waits: bool,
-    /// As for growth; absent without a release.
+    /// Worst enqueue while the pool shrinks, beyond the worst one at rest; absent without a release.
     shrink_stall_us: Option<f64>,
     #[serde(flatten)]
     resizing: Resizing,

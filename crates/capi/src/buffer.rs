@@ -45,7 +45,7 @@ fn get(
 }
 
 /// Gets a buffer of `bytes` bytes and stores its address in `ptr`: idle memory of this size class, or newly pinned memory.
-/// Put it back with pp_put or one of its kin.
+/// Put it back with pp_put, pp_put_on_stream or pp_put_on_event.
 ///
 /// The address is a multiple of 4096. The bytes mean nothing yet; under PINPOOL_ZERO they are 0. Where the ceiling leaves no
 /// room, waits at most PINPOOL_WAIT; then fails, or gives memory that is not pinned, by PINPOOL_ON_FULL: pp_is_pinned tells.
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut
     get(pool, ptr, |pool| pool.get(bytes).map(Some))
 }
 
-/// As pp_get, at a multiple of `alignment`: a power of two of at most 1 GiB, else PP_INVALID_ARGUMENT.
+/// Gets a buffer as pp_get does, at a multiple of `alignment`: a power of two of at most 1 GiB, else PP_INVALID_ARGUMENT.
 ///
 /// # Safety
 ///
@@ -77,7 +77,8 @@ pub unsafe extern "C" fn pp_get_aligned(
     get(pool, ptr, |pool| pool.get_aligned(bytes, alignment).map(Some))
 }
 
-/// As pp_get, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not wait. PP_LIMIT after that.
+/// Gets a buffer as pp_get does, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not
+/// wait. Fails with PP_LIMIT after that time.
 ///
 /// # Safety
 ///
@@ -92,8 +93,8 @@ pub unsafe extern "C" fn pp_get_timeout(
     get(pool, ptr, |pool| pool.get_timeout(bytes, Duration::from_millis(timeout_ms)).map(Some))
 }
 
-/// As pp_get, if a buffer of this size class is idle: never pins, never waits. Else PP_NONE_IDLE, which is no error:
-/// pp_last_error stays as it was.
+/// Gets a buffer as pp_get does, if one of this size class is idle: it never pins and never waits. Else it returns
+/// PP_NONE_IDLE, which is no error: pp_last_error stays as it was.
 ///
 /// # Safety
 ///

@@ -268,7 +268,7 @@ impl Slot {
     }
 
     fn end_if(&self, generation: usize, is_unused: impl FnOnce() -> bool) {
-        // Of several threads here one makes the change. A call that is counted from now on sees that the pool is not open.
+        // One of several threads here makes the change. A call that is counted from now on sees that the pool is not open.
         if !is_unused() || !self.state.change(generation, Phase::Closed, Phase::Ending) {
             return;
         }

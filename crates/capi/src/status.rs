@@ -23,7 +23,7 @@ pub enum pp_status {
     PP_UNKNOWN_POOL = 4,
     /// Over the ceiling (PINPOOL_MAX_BYTES) even with all idle memory released and after the wait; or 4096 pools are open.
     PP_LIMIT = 5,
-    /// Of pp_try_get alone: no buffer of this size is idle.
+    /// No buffer of this size is idle. Returned by pp_try_get alone.
     PP_NONE_IDLE = 6,
     /// The driver or the kernel refused, or the back-end that was set is not available.
     PP_BACKEND = 7,

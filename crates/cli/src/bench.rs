@@ -49,7 +49,7 @@ struct Figures {
     bytes: u64,
     size: u64,
     pin_gb_s: f64,
-    /// Of the driver's own call; `None` if there is no driver.
+    /// The rate of the driver's own call; `None` if there is no driver.
     driver_gb_s: Option<f64>,
     ordinary_gb_s: f64,
     hit_ns: f64,

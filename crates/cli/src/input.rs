@@ -16,7 +16,7 @@ const HEADERS: [&str; 4] = ["# limit ", "# auto_resize ", "# rounder ", "# pools
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Of what a pool did.
+    /// A recording of what a pool did.
     Recording,
     /// Gets and puts alone.
     Workload,
@@ -54,7 +54,7 @@ pub(crate) fn open_workload(path: &Path) -> Result<Workload, String> {
 ///
 /// # Errors
 ///
-/// As [`open_workload`].
+/// The errors of [`open_workload`].
 pub(crate) fn read_workload(path: &Path, input: Input) -> Result<Workload, String> {
     let workload = Workload::read_file(input).map_err(|error| in_file(path, &error))?;
     if workload.gets() == 0 {

@@ -12,7 +12,7 @@ use pinpool_cli::terminal::Terminal;
 /// Settings whose values can be read, each once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Set {
-    /// As the user wrote them, with commas between.
+    /// The settings as the user wrote them, with commas between.
     pub(crate) text: String,
     /// Names in full.
     pub(crate) pairs: Vec<(String, String)>,

@@ -112,7 +112,7 @@ impl Terminal {
             held.is_held = false;
             std::mem::take(&mut held.lines)
         };
-        // As above.
+        // There is no channel left to report a failed write to stderr.
         let _ = self.bars.suspend(|| io::stderr().lock().write_all(lines.as_bytes()));
     }
 

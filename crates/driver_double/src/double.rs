@@ -53,7 +53,7 @@ impl Double {
     ///
     /// # Panics
     ///
-    /// As [`Double::load`].
+    /// If the library is neither beside the test's executable nor in the folder of its profile.
     #[must_use]
     pub fn library() -> PathBuf {
         candidates()

@@ -57,7 +57,7 @@ enum Stream {
 /// The compressed bytes. The file is here only while it is read.
 struct Input {
     file: Option<Arc<File>>,
-    /// Of the next byte to be read from the file.
+    /// Offset of the next byte to be read from the file.
     offset: u64,
     buffer: Box<[u8]>,
     start: usize,

@@ -13,11 +13,12 @@
 //!
 //! # Names
 //!
-//! Those of OpenTelemetry's connection pools where one fits, behind `pinpool.`; [`METRICS`] has all of them. Each has the labels
-//! `pool.name` (empty for a pool without a name) and `backend`; partitions are reported as pools of their own, without the calls
-//! of the arena that they share (`pinned`, `released`, `call.failures`, `create_time`, `release_time`): those are the parent's, so
-//! that sums are right. Pools of one name share their series: give partitions names of their own. Exporters write
-//! dots as they must: Prometheus sees `pinpool_count{pool_name="train",backend="vmm",state="used"}`.
+//! The metrics have the names of OpenTelemetry's connection pools where one fits, behind `pinpool.`; [`METRICS`] has all of
+//! them. Each has the labels `pool.name` (empty for a pool without a name) and `backend`; partitions are reported as pools
+//! of their own, without the calls of the arena that they share (`pinned`, `released`, `call.failures`, `create_time`,
+//! `release_time`): those are the parent's, so that sums are right. Pools of one name share their series: give partitions
+//! names of their own. Exporters write dots as they must: Prometheus sees
+//! `pinpool_count{pool_name="train",backend="vmm",state="used"}`.
 //!
 //! | name | kind | further labels |
 //! | --- | --- | --- |

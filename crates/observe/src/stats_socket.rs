@@ -37,7 +37,7 @@ pub const PATH_BYTES_MAX: usize = local_socket::PATH_BYTES_MAX;
 
 /// A pool that is shown.
 pub trait Shown: Send + Sync {
-    /// What is told of it: its statistics and its owners, as an object of JSON.
+    /// What is sent of it: its statistics and its owners, as an object of JSON.
     fn object(&self) -> serde_json::Value;
 }
 

@@ -35,7 +35,7 @@ impl ForkGeneration {
         current() != self.0
     }
 
-    /// As a number, which [`current`] returns until the next fork.
+    /// The generation as a number, which [`current`] returns until the next fork.
     pub fn number(self) -> u32 {
         self.0
     }
@@ -127,8 +127,8 @@ const PAUSE: Duration = Duration::from_micros(20);
 /// Looks of a fork at most, about a second: whatever a thread does meanwhile, no fork hangs.
 const LOOKS_MAX: u32 = 10_000;
 
-/// As long as it lives, forks of other threads wait. For what a child must find done or not begun: no lock may be taken, nothing be
-/// waited for and no callback called meanwhile.
+/// Makes forks of other threads wait as long as it lives. It is for what a child must find done or not begun: meanwhile no
+/// lock may be taken, nothing be waited for and no callback called.
 #[derive(Debug)]
 pub struct HeldOff(());
 
@@ -174,7 +174,7 @@ extern "C" fn end_in_child() {
     HOLDING.store(0, Ordering::SeqCst);
 }
 
-/// As [`call_in_children`], with the handlers before a fork and after it.
+/// Registers the handlers before a fork and after it, as [`call_in_children`] registers its handler.
 fn hold_off_by_handlers(registered: &'static AtomicBool) {
     if registered.load(Ordering::Acquire) {
         return;

@@ -38,11 +38,11 @@ pub fn scope<'env, R>(act: impl FnOnce(&Scope<'env>) -> R) -> R {
 }
 
 impl<'env> Scope<'env> {
-    /// As [`spawn`].
+    /// Starts a thread that ends before [`scope`] returns, otherwise as [`spawn`] does.
     ///
     /// # Errors
     ///
-    /// As for [`spawn`].
+    /// The errors of [`spawn`].
     pub fn spawn(&self, name: &'static CStr, work: impl FnOnce() + Send + 'env) -> io::Result<()> {
         let work: Box<dyn FnOnce() + Send + 'env> = Box::new(work);
         // SAFETY: the lifetime alone changes. `work` has gone before the thread ends, for which the drop of this scope waits, and
@@ -133,7 +133,7 @@ mod system {
     #[cfg(not(any(target_os = "linux", target_os = "macos")))]
     fn set_name(_name: &CStr) {}
 
-    /// Those of a fault come to the thread that caused them.
+    /// Blocks the signals of this thread, but not those of a fault, which come to the thread that caused them.
     fn block_signals() {
         let faults =
             [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];

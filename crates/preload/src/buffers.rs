@@ -36,7 +36,7 @@ struct Out {
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub(crate) start: usize,
-    /// As the program asked for.
+    /// Bytes that the program asked for.
     pub(crate) bytes: usize,
     pub(crate) flags: c_uint,
     /// No other buffer has it.

@@ -17,7 +17,7 @@ const PER_THREAD: usize = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Capture {
     stream: usize,
-    /// Of a stream that each thread has.
+    /// The thread, if the stream is one that each thread has.
     thread: Option<ThreadId>,
     /// The number of its context, if that is known.
     context: Option<u64>,

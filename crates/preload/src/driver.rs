@@ -160,7 +160,7 @@ impl Driver {
         NonNull::new(place).ok_or(UNKNOWN)
     }
 
-    /// As [`host_alloc`](Self::host_alloc), by the function without flags.
+    /// Page-locked memory as [`host_alloc`](Self::host_alloc) gives it, by the function without flags.
     pub(crate) fn alloc_host(&self, bytes: usize) -> Result<NonNull<c_void>, Code> {
         let mut place = std::ptr::null_mut();
         // SAFETY: a place for an address.

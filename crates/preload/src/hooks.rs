@@ -112,7 +112,7 @@ macro_rules! hooks {
             ///
             /// # Safety
             ///
-            /// As the driver's.
+            /// The contract of the driver's function.
             #[unsafe(no_mangle)]
             #[allow(non_snake_case, clippy::missing_safety_doc)]
             unsafe extern "C" fn $name($($arg: $type),*) -> Code {

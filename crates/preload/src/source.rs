@@ -24,8 +24,8 @@ pub(crate) fn is_inside(address: usize) -> bool {
     BLOCKS.read().contains(address)
 }
 
-/// As [`is_inside`], in the child of a fork, where another thread of the parent may have held the lock: then it counts as
-/// inside.
+/// Whether the address lies in a block of a pool, asked in the child of a fork. There another thread of the parent may have
+/// held the lock: then the address counts as inside.
 pub(crate) fn is_inside_of_parent(address: usize) -> bool {
     BLOCKS.try_read().is_none_or(|blocks| blocks.contains(address))
 }

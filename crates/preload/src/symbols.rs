@@ -79,7 +79,7 @@ fn stands_behind(caller: *const c_void, name: &CStr) -> bool {
 ///
 /// # Safety
 ///
-/// As `dlsym`.
+/// The contract of `dlsym`.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
@@ -103,11 +103,11 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
     )
 }
 
-/// As on x86-64.
+/// Stands in for `dlsym` as on x86-64.
 ///
 /// # Safety
 ///
-/// As `dlsym`.
+/// The contract of `dlsym`.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]

@@ -7,16 +7,16 @@ use super::workload::TimedCall;
 /// `call_ns + bytes * byte_ns`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct CallCost {
-    /// Of each call.
+    /// Time of each call.
     pub call_ns: f64,
-    /// Of each byte.
+    /// Time of each byte.
     pub byte_ns: f64,
 }
 
 impl CallCost {
-    /// Of pinning where nothing is known: 0.1 ms a call and 2.5 GB/s, as `cuMemHostAlloc` on an H200.
+    /// The cost of pinning where nothing is known: 0.1 ms a call and 2.5 GB/s, as `cuMemHostAlloc` on an H200.
     pub const ASSUMED_PIN: Self = Self { call_ns: 100_000.0, byte_ns: 0.4 };
-    /// Of releasing where nothing is known.
+    /// The cost of releasing where nothing is known.
     pub const ASSUMED_UNPIN: Self = Self { call_ns: 100_000.0, byte_ns: 0.1 };
 
     /// The line with the least squares through `calls`, neither part below 0. Calls of one size do not tell what a call takes

@@ -22,11 +22,11 @@ pub fn open_recording(path: &Path) -> Result<Recording, TraceError> {
     read_recording(Input::open(path)?)
 }
 
-/// As [`open_recording`], of a file that is open.
+/// Reads a trace from a file that is open, as [`open_recording`] does.
 ///
 /// # Errors
 ///
-/// As [`open_recording`].
+/// The errors of [`open_recording`].
 pub fn read_recording(input: Input) -> Result<Recording, TraceError> {
     match read_file(input)? {
         Trace::Recording(recording) => Ok(recording),
@@ -36,7 +36,7 @@ pub fn read_recording(input: Input) -> Result<Recording, TraceError> {
 
 /// What a file holds.
 pub(super) enum Trace {
-    /// Of a pool, or what another program recorded.
+    /// A recording of a pool, or of what another program did.
     Recording(Recording),
     Text(TraceReader),
 }
@@ -61,7 +61,7 @@ fn of_text(reader: &mut TraceReader) -> Result<Recording, TraceError> {
     let pools = (0..).take(header.pools).map(|number| PoolDescription { number, facts: facts.clone() }).collect();
     let mut recording = Recording { pools, ..Recording::default() };
     let (mut time_ns, mut pool) = (0_u64, 0_u32);
-    // Of zero bytes: no memory, so no record.
+    // Buffers of zero bytes have no memory, so no record.
     let mut empty = HashSet::new();
     while let Some(operation) = reader.next() {
         let mut add = |event| recording.records.push(Record { time_ns, thread: 0, pool, event });

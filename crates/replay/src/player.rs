@@ -162,7 +162,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// The same, which ends early above `stop`.
+    /// Makes the player end early above `stop`.
     pub(super) fn ending_above(self, stop: Option<StopAbove>) -> Self {
         Self { stop, ..self }
     }

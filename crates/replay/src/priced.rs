@@ -34,9 +34,9 @@ pub(super) struct Ledger {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Calls {
     pub(super) moved_bytes: u64,
-    /// Of all calls that the moves take, the later ones included.
+    /// Time of all calls that the moves take, the later ones included.
     pub(super) moving_ns: u64,
-    /// Of the calls that the thread that asks for the moves waits for.
+    /// Time of the calls that the thread that asks for the moves waits for.
     pub(super) waited_ns: u64,
     pub(super) commits: u64,
 }

@@ -81,12 +81,12 @@ impl Replay {
         Ok(self.play_fully(workload, None)?.report)
     }
 
-    /// As [`play`](Replay::play), up to the place where it is sure that misses beyond `misses`, waits and gets not served are
-    /// more than `most`: then `None`.
+    /// Replays `workload` as [`play`](Replay::play) does, up to the place where it is sure that misses beyond `misses`,
+    /// waits and gets not served are more than `most`: then it returns `None`.
     ///
     /// # Errors
     ///
-    /// As [`play`](Replay::play).
+    /// The errors of [`play`](Replay::play).
     pub fn play_up_to(&self, workload: &Workload, most: u64, misses: u64) -> Result<Option<ReplayReport>, TraceError> {
         let outcome = self.play_until(workload, None, Some(StopAbove { most, misses }))?;
         let report = &outcome.report;
@@ -94,20 +94,21 @@ impl Replay {
         Ok((!outcome.ended_early && missed <= most).then_some(outcome.report))
     }
 
-    /// As [`play`](Replay::play); `watch` sees the pool on the way.
+    /// Replays `workload` as [`play`](Replay::play) does; `watch` sees the pool on the way.
     ///
     /// # Errors
     ///
-    /// As [`play`](Replay::play).
+    /// The errors of [`play`](Replay::play).
     pub fn play_watched(&self, workload: &Workload, watch: Option<Watch<'_>>) -> Result<ReplayReport, TraceError> {
         Ok(self.play_fully(workload, watch)?.report)
     }
 
-    /// As [`play`](Replay::play), with what TensorFlow's lines would say and what the back-end was called for.
+    /// Replays `workload` as [`play`](Replay::play) does, and also returns what TensorFlow's lines would say and what the
+    /// back-end was called for.
     ///
     /// # Errors
     ///
-    /// As [`play`](Replay::play).
+    /// The errors of [`play`](Replay::play).
     pub fn play_with_lines(&self, workload: &Workload) -> Result<ReplayOutcome, TraceError> {
         self.play_fully(workload, None)
     }

@@ -54,7 +54,7 @@ pub(super) fn read(mut lines: impl BufRead) -> Result<Recording, TraceError> {
             // Past midnight.
             days_ns = days_ns.saturating_add(DAY_NS);
         } else if of_day_ns > last_ns + DAY_NS - LATE_NS && begun_ns.is_some() {
-            // Of another thread, from before midnight.
+            // This line is of another thread, from before midnight.
             days_ns = days_ns.saturating_sub(DAY_NS);
         }
         last_ns = of_day_ns;

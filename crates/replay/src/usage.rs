@@ -9,7 +9,7 @@ use pinpool_observe::record::{Event, Record};
 pub struct Usage {
     /// Bytes of the classes of buffers that users hold.
     pub in_use_bytes: u64,
-    /// Of these, what the users asked for.
+    /// Bytes that the users asked for in these buffers.
     pub requested_bytes: u64,
     /// Bytes of buffers that were put and that devices may still use.
     pub in_flight_bytes: u64,

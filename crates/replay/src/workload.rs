@@ -53,16 +53,16 @@ impl Workload {
     ///
     /// # Errors
     ///
-    /// As [`Workload::read`]; also if the file cannot be opened.
+    /// The errors of [`Workload::read`], and one if the file cannot be opened.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         Self::read_file(Input::open(path)?)
     }
 
-    /// As [`Workload::open`], of a file that is open.
+    /// Reads a trace from a file that is open, as [`Workload::open`] does.
     ///
     /// # Errors
     ///
-    /// As [`Workload::read`].
+    /// The errors of [`Workload::read`].
     pub fn read_file(input: Input) -> Result<Self, TraceError> {
         match read_file(input)? {
             Trace::Recording(recording) => Self::of(&recording),
@@ -184,7 +184,7 @@ impl Workload {
         })
     }
 
-    /// The same with other sizes of gets, of which none becomes zero.
+    /// Returns the workload with other sizes of gets, of which none becomes zero.
     ///
     /// # Errors
     ///

@@ -72,7 +72,7 @@ impl KeptSocket {
         let path = socket_of(name)?;
         let lock = NameLock::take(name, &path)?;
         let socket = LocalSocket::listen(&path).map_err(|error| match error.kind() {
-            // Of something that takes no lock.
+            // A program that takes no lock listens there.
             io::ErrorKind::AddrInUse => kept_already(name, &path),
             _ => shared(format!("{}: {error}", path.display())),
         })?;

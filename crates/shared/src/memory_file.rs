@@ -215,9 +215,10 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Values of atomics alone, which any process may change at any time, for which each pattern of bits is a value.
+/// Types made of atomics alone, whose values any process may change at any time, and for which each pattern of bits is a
+/// value.
 ///
 /// # Safety
 ///
-/// As it says, in the layout of C.
+/// The type is as this says, and has the layout of C.
 pub(crate) unsafe trait Shared {}

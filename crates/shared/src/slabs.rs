@@ -46,11 +46,12 @@ impl SharedSlabs {
         Self::with_hugetlb(pool, buffer_bytes, buffers, None)
     }
 
-    /// As [`new`](Self::new), in hugetlb pages or an error, or never in these.
+    /// Makes buffers as [`new`](Self::new) does; `Some(true)` asks for hugetlb pages or an error, `Some(false)` never takes
+    /// these.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_hugetlb(pool: &Pool, buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<Self> {
         let (file, slab) = SlabFile::new(buffer_bytes, buffers, hugetlb)?;
         let owners = locks_of(&file)?;
@@ -135,7 +136,7 @@ impl SharedSlabs {
     ///
     /// # Errors
     ///
-    /// As [`receive`](Self::receive).
+    /// The errors of [`receive`](Self::receive).
     pub fn next(&self, timeout: Duration) -> Result<Option<(Ticket, PinnedBuf)>> {
         let (view, begun) = (self.view()?, Instant::now());
         let slice = LOOK_EVERY.min(timeout);
@@ -147,7 +148,7 @@ impl SharedSlabs {
     ///
     /// # Errors
     ///
-    /// As [`receive`](Self::receive).
+    /// The errors of [`receive`](Self::receive).
     pub fn next_of_dead(&self) -> Result<Option<(Ticket, PinnedBuf)>> {
         self.oldest(|slot| !is_alive(&self.owners, slot))
     }

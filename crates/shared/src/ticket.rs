@@ -45,7 +45,7 @@ impl Ticket {
         self.tag
     }
 
-    /// As bytes, for a pipe or a socket.
+    /// Writes the ticket as bytes, for a pipe or a socket.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&MAGIC);

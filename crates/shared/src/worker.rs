@@ -102,7 +102,7 @@ impl SlabWorker {
     ///
     /// # Errors
     ///
-    /// As [`attach`](Self::attach); [`is_peer`](crate::Error::is_peer) also if no descriptor comes.
+    /// The errors of [`attach`](Self::attach); [`is_peer`](crate::Error::is_peer) also if no descriptor comes.
     pub fn attach_by(socket: &UnixStream) -> Result<Self> {
         Self::attach(super::pass::take(socket, "the process at the other end", WHAT)?)
     }
@@ -111,7 +111,8 @@ impl SlabWorker {
     ///
     /// # Errors
     ///
-    /// As [`attach`](Self::attach); [`is_shared`](crate::Error::is_shared) also if the descriptor cannot be opened.
+    /// The errors of [`attach`](Self::attach); [`is_shared`](crate::Error::is_shared) also if the descriptor cannot be
+    /// opened.
     pub fn attach_to_process(pid: u32, number: i32) -> Result<Self> {
         let path = format!("/proc/{pid}/fd/{number}");
         let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path);
@@ -148,11 +149,11 @@ impl SlabWorker {
         self.get_since(Instant::now(), len, timeout)
     }
 
-    /// As [`get`](Self::get), one of several waits of a get that began at `since`.
+    /// Gets a buffer as [`get`](Self::get) does, as one of several waits of a get that began at `since`.
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub fn get_since(&self, since: Instant, len: usize, timeout: Duration) -> Result<SlabBuf> {
         let attached = &self.attached;
         attached.check_process()?;

@@ -587,7 +587,7 @@ fn ops_wanted() -> usize {
 fn run(growth: GrowthMode, pages_max: usize) {
     let cases = u32::try_from(ops_wanted() / 2 / OPS_IN_A_CASE).unwrap().max(1);
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
-    // The same operations every time, so that a failure can be repeated.
+    // The operations are the same every time, so that a failure can be repeated.
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let ops = prop::collection::vec(op(pages_max), OPS_IN_A_CASE);
     let outcome = TestRunner::new_with_rng(config, rng).run(&ops, |ops| {

@@ -34,18 +34,18 @@ impl VmmSource {
         Self::with_handles(ordinal, node, HandleTypes::None)
     }
 
-    /// As [`new`](VmmSource::new), with granules that can be exported to other processes as `handle_types` says. A reserve
-    /// cannot.
+    /// Makes the source as [`new`](VmmSource::new) does, with granules that can be exported to other processes as
+    /// `handle_types` says. A reserve cannot be exported.
     ///
     /// # Errors
     ///
-    /// As [`new`](VmmSource::new), and if the driver refuses such granules.
+    /// The errors of [`new`](VmmSource::new), and one if the driver refuses such granules.
     pub fn with_handles(ordinal: u32, node: Option<u32>, handle_types: HandleTypes) -> Result<Self, SourceError> {
         Self::on_machine(Path::new("/"), (ordinal, node), (handle_types, HugeTlb::Off), None, true)
     }
 
-    /// As [`new`](Self::new) on the machine below `root`, holding no more than `max_bytes` for the trial. Without `insists`
-    /// also an error where a driver may end the process.
+    /// Makes the source as [`new`](Self::new) does, from the machine below `root`, and holds no more than `max_bytes` for
+    /// the trial. Without `insists` it also fails where a driver may end the process.
     pub(in crate::backend) fn on_machine(
         root: &Path,
         (ordinal, node): (u32, Option<u32>),

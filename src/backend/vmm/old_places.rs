@@ -29,7 +29,7 @@ struct OldRun {
 #[derive(Debug, Default)]
 struct Runs {
     waiting: Vec<OldRun>,
-    /// Those that a thread is unmapping.
+    /// Runs that a thread is unmapping.
     taken: Vec<OldRun>,
 }
 

@@ -193,7 +193,7 @@ impl ContextState {
         standstill::ask(|| self.query_now(event)).unwrap_or(Ok(false))
     }
 
-    /// As [`query`](Self::query), also of a driver that stands still.
+    /// Is the event over? Asks as [`query`](Self::query) does, but also a driver that stands still.
     pub(super) fn query_now(&self, event: Event) -> Result<bool, DriverError> {
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: a live event.
@@ -274,7 +274,7 @@ impl ContextState {
             Some(own) => Ok(own),
             None => {
                 let own = self.make_own()?;
-                // Of two threads here at once one drops its stream, once.
+                // Two threads may be here at once: then one drops its stream, once.
                 Ok(self.own.get_or_init(|| own))
             }
         }

@@ -91,7 +91,8 @@ pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence
     unsafe { behind_event(event.cu_event(), ContextState::of(event.context())) }
 }
 
-/// As [`fence_behind_event`], waiting in `context`. Where the driver refuses that, waits for the event.
+/// A fence behind all work before the last record of `event`, on a stream of `context` that waits for it; `None` if that is
+/// over. Where the driver refuses that, this call waits for the event.
 ///
 /// # Safety
 ///

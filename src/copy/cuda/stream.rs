@@ -30,7 +30,7 @@ pub(super) const CAPTURING: &str = "the stream is capturing a graph, and each la
                                     was recycled; copy before the capture begins or after it ends, or on a stream that \
                                     does not take part in it";
 
-/// As in the driver's header.
+/// The type of `cuStreamGetId` in the driver's header.
 type GetId = unsafe extern "C" fn(sys::CUstream, *mut u64) -> c_int;
 
 /// The stream's number in statistics and log lines. Handles and contexts are addresses, far above the numbers of host

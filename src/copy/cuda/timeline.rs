@@ -68,7 +68,7 @@ pub(crate) fn held_bytes() -> u64 {
     HELD_BYTES.load(Ordering::Relaxed)
 }
 
-/// As in the driver's header; `CUstream` and `CUdeviceptr` are the same in every version.
+/// The type of `cuStreamWriteValue32` in the driver's header; `CUstream` and `CUdeviceptr` are the same in every version.
 type WriteValue32 = unsafe extern "C" fn(sys::CUstream, u64, u32, c_uint) -> sys::CUresult;
 
 /// The timelines of one context.
@@ -277,7 +277,7 @@ pub(super) struct TimelineFence {
     number: u64,
     health: &'static Health,
     idle_stream: &'static CudaStream,
-    /// Of the device, not of this number.
+    /// An answer of the device, not of this number.
     answer: Answer,
 }
 

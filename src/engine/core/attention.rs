@@ -5,7 +5,7 @@ use pinpool_os::sync::process::{AtomicBool, Ordering};
 
 #[derive(Debug, Default)]
 pub(super) struct Attention {
-    /// One for each [`Reason`]. Locked while the shards are told, so that they are told in order.
+    /// One for each [`Reason`]. Locked while the shards are set, so that they are set in order.
     reasons: Mutex<[bool; 2]>,
     is_for_ledger: AtomicBool,
 }

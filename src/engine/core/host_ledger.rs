@@ -81,7 +81,7 @@ impl Core {
     }
 
     /// The first in line was refused for this reason. Returns whether to try again at once: it has just written what it wants,
-    /// and what was given back before was told nobody.
+    /// and nobody was notified of what was given back before.
     pub(super) fn note_want(&self, refusal: &Refusal) -> bool {
         let Refusal::Ledger { needed_bytes, missing_bytes } = *refusal else {
             // Memory of others would not help any more.

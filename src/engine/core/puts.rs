@@ -121,8 +121,8 @@ impl Core {
         }
     }
 
-    /// As [`complete_copies`](Self::complete_copies), for a user who expects the end of every copy to be seen: waits a while
-    /// for other threads that are querying.
+    /// Puts back blocks as [`complete_copies`](Self::complete_copies) does, for a user who expects the end of every copy to
+    /// be seen: waits a while for other threads that are querying.
     pub(super) fn complete_all_copies(&self) {
         if self.in_flight.count() > 0 {
             self.complete(self.in_flight.sweep_until(SWEEP_PATIENCE, |_| false));
@@ -131,7 +131,7 @@ impl Core {
 
     pub(super) fn complete(&self, swept: Swept<Block>) {
         if !swept.completed.is_empty() {
-            // The same fences are over for the gate: it drops them, and their events are used again.
+            // The gate has the same fences, which are over: it drops them, and their events are used again.
             self.backing().gate().into_iter().for_each(Gate::complete_copies);
         }
         let now_us = if swept.completed.is_empty() { 0 } else { self.time.read_us() };

@@ -50,7 +50,7 @@ impl Core {
         }
     }
 
-    /// As [`record_get`](Self::record_get), or that it was refused.
+    /// A get ended: records it as [`record_get`](Self::record_get) does, or that it was refused.
     pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, wanted: &Wanted, begun: Option<Instant>) {
         match (outcome, self.recorder()) {
             (Ok(block), Some(_)) => self.record_get(block, wanted, begun),

@@ -7,7 +7,7 @@ use pinpool_observe::stats_socket::{self, Shown};
 use super::Core;
 use crate::dump::Owner;
 
-/// Most owners of a pool that are told.
+/// Most owners of a pool that its statistics list.
 const OWNERS_MAX: usize = 20;
 
 impl Shown for Core {

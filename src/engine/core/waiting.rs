@@ -125,7 +125,7 @@ impl Core {
     /// A task looks whether its get was served.
     pub(crate) fn poll_get(self: &Arc<Self>, get: &mut WaitingGet, context: &mut Context<'_>) -> Poll<Result<Block>> {
         let WaitingGet { wanted, refusal, turn, begun, reminder } = get;
-        // Of the last poll.
+        // The reminder is of the last poll.
         *reminder = None;
         match turn.poll(context, refusal) {
             Poll::Ready(Some(block)) => {

@@ -30,7 +30,7 @@ pub(in crate::engine) struct AdaptiveIdle<T> {
     lowers: AtomicU64,
     /// Puts that the thread cache does not count: those after the seal, and of buffers that went to the arena (policy-R3).
     other_puts: AtomicU64,
-    /// Of these, those before the window.
+    /// The part of `other_puts` that came before the window.
     other_puts_before: AtomicU64,
     ticks: Mutex<Ticks>,
 }
@@ -268,7 +268,7 @@ mod tests {
         let idle = AdaptiveIdle::new(10, false, policy::IDLE_BUFFER_US);
         let second = 1_000_000;
         idle.tick(0, 0);
-        // As after 2^24 puts for each of these ticks.
+        // The cache reaches this tick as it does after 2^24 puts in each tick.
         idle.cache.begin_tick(50_000);
         let put = idle.put(Entry::new(0, 10, 7));
         assert!(put.victim.is_none() && put.rejected.is_none());

@@ -16,7 +16,7 @@ pub(in crate::engine) enum Idle<T> {
     Adaptive(AdaptiveIdle<T>),
 }
 
-/// The same call on either variant.
+/// Makes the same call on either variant.
 macro_rules! on_variant {
     ($self:ident, $idle:ident => $call:expr) => {
         match $self {

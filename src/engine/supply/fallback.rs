@@ -24,7 +24,7 @@ pub(in crate::engine) struct FallbackStats {
     pub(in crate::engine) held_bytes: u64,
     pub(in crate::engine) peak_bytes: u64,
     pub(in crate::engine) max_bytes: Option<u64>,
-    /// Of those held, in partitions.
+    /// Held bytes that belong to partitions.
     pub(super) inner_bytes: u64,
 }
 

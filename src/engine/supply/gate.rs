@@ -192,7 +192,7 @@ impl Gate {
         self.close_in_turn_until(None)
     }
 
-    /// As [`close_in_turn`](Self::close_in_turn); `None` also if a release still runs at `until`.
+    /// Closes the gate as [`close_in_turn`](Self::close_in_turn) does; `None` also if a release still runs at `until`.
     pub(super) fn close_in_turn_until(&self, until: Option<Instant>) -> Option<ClosedGate<'_>> {
         loop {
             self.complete_copies();

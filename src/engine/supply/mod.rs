@@ -128,22 +128,22 @@ pub(super) trait Reclaim: Send + Sync {
 pub(super) struct SupplyStats {
     pub(super) held_bytes: u64,
     pub(super) peak_bytes: u64,
-    /// Of those held, in blocks: in use, in flight, idle or leaked.
+    /// Held bytes in blocks: in use, in flight, idle or leaked.
     pub(super) block_bytes: u64,
-    /// Of those held, free in the arena.
+    /// Held bytes that are free in the arena.
     pub(super) free_bytes: u64,
-    /// Of those held, being committed or released.
+    /// Held bytes that are being committed or released.
     pub(super) transit_bytes: u64,
-    /// Of those held, beyond the bytes of regions and reserves.
+    /// Held bytes beyond those of regions and reserves.
     pub(super) overhead_bytes: u64,
     pub(super) reserve_bytes: u64,
     /// What reserves asked for, pinned or not.
     pub(super) reserve_asked_bytes: u64,
     /// When all of it will be there, at the rate so far.
     pub(super) reserve_eta: Option<Duration>,
-    /// Of those held, in regions that the source failed to release.
+    /// Held bytes in regions that the source failed to release.
     pub(super) stuck_bytes: u64,
-    /// Of those free, waiting for copies in flight before they can be released.
+    /// Free bytes that wait for copies in flight before they can be released.
     pub(super) awaiting_release_bytes: u64,
     /// Gets that waited for copies in flight so that regions could be released.
     pub(super) drains: u64,

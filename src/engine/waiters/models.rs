@@ -173,7 +173,7 @@ fn loom_a_waiter_that_times_out_passes_on_what_it_has() {
     });
 }
 
-/// As when its thread unwinds, or its future is dropped.
+/// The waiter is dropped, as it is when its thread unwinds or its future is dropped.
 #[test]
 fn loom_a_waiter_that_is_dropped_passes_on_what_it_was_handed() {
     model_of_three(0, |pool| {

@@ -14,7 +14,7 @@ const OTHER: Class = Class { bytes: 8192, index: 1 };
 struct TestPool {
     waiters: Waiters<u32>,
     idle: Mutex<Vec<u32>>,
-    /// Whether the line was said to be empty or not, each time.
+    /// What `attend` was called with, each time.
     told: Mutex<Vec<bool>>,
     attempts: Count,
     panics: std::sync::atomic::AtomicBool,

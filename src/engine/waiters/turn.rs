@@ -74,7 +74,7 @@ impl<S: Server> Turn<S> {
         }
     }
 
-    /// As [`wait`](Self::wait) for a task: `Ready(None)` if its deadline has passed.
+    /// Does for a task what [`wait`](Self::wait) does for a thread: `Ready(None)` if its deadline has passed.
     pub(in crate::engine) fn poll(&self, context: &mut Context<'_>, refusal: &mut S::Refusal) -> Poll<Option<S::Item>> {
         // Before the attempt: what comes after it wakes this task.
         self.waiter.register(context.waker());

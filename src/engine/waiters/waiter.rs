@@ -25,7 +25,7 @@ struct WaiterState<T> {
     handed: Option<T>,
     /// A task waits here, not a thread.
     is_task: bool,
-    /// Of the task, until it is woken.
+    /// The waker of the task, until it is woken.
     waker: Option<Waker>,
 }
 

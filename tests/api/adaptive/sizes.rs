@@ -125,7 +125,7 @@ fn ten_thousand_live_buffers_are_apart_and_all_come_back() {
 #[test]
 fn a_million_gets_with_512_live_buffers_lock_one_granule() {
     let pool = over_virtual_memory().build().unwrap();
-    // As many live buffers of one page as a granule has pages.
+    // There are as many live buffers of one page as a granule has pages.
     let mut live: VecDeque<_> = (0..512).map(|n| pool.get(1 + n % 100).unwrap()).collect();
     for n in 512..1_000_000 {
         drop(live.pop_front());

@@ -59,7 +59,7 @@ pub(super) struct Counts {
     /// Buffers compared with their content, byte by byte.
     pub(super) checks: u64,
     pub(super) checked_bytes: u64,
-    /// Of these, how many were not as they were written.
+    /// Number of these checks that found other bytes than were written.
     pub(super) bad_checks: u64,
 }
 

@@ -21,7 +21,7 @@ const TOLERANCE: f64 = 0.02;
 pub(super) struct BatchFit {
     from: u64,
     to: u64,
-    /// Of the bytes of all gets: what does not depend on the batch size, and what each sample takes, for a get on average.
+    /// Bytes of a get on average that do not depend on the batch size, and bytes that each sample takes.
     fixed_bytes: f64,
     bytes_per_sample: f64,
     origin: String,
@@ -142,7 +142,7 @@ fn by_multiples(workload: &Workload, batch_size: u64) -> Result<BTreeMap<u64, (f
     Ok(sizes.into_keys().map(|size| (size, line(size))).collect())
 }
 
-/// The same of the first of several traces.
+/// Fixed bytes and bytes a sample of each size of the first of several traces.
 fn by_ranks(workloads: &[Workload], batch_sizes: &[u64]) -> Result<BTreeMap<u64, (f64, f64)>, String> {
     let all: Vec<_> = workloads.iter().map(sizes).collect();
     let mean_batch = batch_sizes.iter().sum::<u64>() as f64 / batch_sizes.len() as f64;

@@ -33,9 +33,9 @@ pub(super) struct Advice {
     pub(super) allowed: u64,
     /// Misses under any setting.
     pub(super) firsts: u64,
-    /// Misses beside these, waits, and gets not served in time, under the advice.
+    /// Misses beside `firsts`, waits, and gets not served in time, under the advice.
     pub(super) avoidable: u64,
-    /// The same with no ceiling and no limit.
+    /// Misses beside `firsts`, waits, and gets not served in time, with no ceiling and no limit.
     pub(super) avoidable_without_limits: u64,
     pub(super) misses: u64,
     pub(super) waits: u64,
@@ -202,7 +202,7 @@ fn rounding(settings: &Replay) -> Rounding {
 fn firsts(workload: &Workload, rounding: Rounding) -> u64 {
     let class = |bytes: usize| rounding.class_bytes(bytes, ALIGN).unwrap_or(bytes);
     let mut held = HashMap::new();
-    // Of each class: held now, and at most so far.
+    // Buffers of each class: held now, and at most so far.
     let mut counts: HashMap<usize, (u64, u64)> = HashMap::new();
     let mut firsts = 0;
     let mut get = |counts: &mut HashMap<usize, (u64, u64)>, class: usize| {
@@ -225,7 +225,7 @@ fn firsts(workload: &Workload, rounding: Rounding) -> u64 {
             }
             TraceOp::Put { id } => held.remove(&id).into_iter().for_each(|class| put(&mut counts, class)),
             TraceOp::Steps { count, bytes, step } => {
-                // Of one size all but the first are the same.
+                // All gets of one size but the first are the same.
                 let count = if step == 0 { count.min(1) } else { count.min(STEPS_MAX) };
                 let sizes = (0..count).scan(bytes, |bytes, _| {
                     let now = *bytes;

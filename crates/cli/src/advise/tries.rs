@@ -59,7 +59,7 @@ pub(super) fn advise(
         progress.set_message(format!("replays, now under {set}"));
         let search = Search { workload, settings: &settings, allowed, progress };
         let free = search.free()?;
-        // Those that need more than others that were found are not searched further.
+        // Settings that need no less memory than the best ones found so far are not searched further.
         let below = best.as_ref().map_or(u64::MAX, |(best, _)| best.max_bytes);
         let is_searched = free.avoidable <= allowed && search.is_met_below(&free, below)?;
         let advice = if is_searched { Some(search.smallest(&free)?) } else { None };

@@ -25,7 +25,7 @@ pub(crate) struct CheckPoint {
     /// Before a raise that follows.
     pub(crate) limit: Option<u64>,
     pub(crate) evicted: u64,
-    /// Of the gets since the last raise; not finite where TensorFlow divided by 0.
+    /// The rate of the gets since the last raise; not finite where TensorFlow divided by 0.
     pub(crate) unsatisfied_rate: f64,
 }
 

@@ -41,7 +41,7 @@ static BEGUN: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(BEGINNING).o
 pub(super) struct Message {
     /// Where it begins, from 1.
     pub(super) line: u64,
-    /// As printed; `None` without a prefix, or in a version that printed none.
+    /// The time as printed; `None` without a prefix, or in a version that printed none.
     pub(super) time: Option<String>,
     pub(super) figures: Figures,
 }
@@ -59,7 +59,7 @@ pub(super) struct Counters {
     pub(super) get: Option<u64>,
     pub(super) put: u64,
     pub(super) evicted: u64,
-    /// As printed: six significant digits. Not finite where TensorFlow divided by 0.
+    /// The rate as printed, with six significant digits; not finite where TensorFlow divided by 0.
     pub(super) eviction_rate: f64,
     pub(super) unsatisfied_rate: f64,
 }

@@ -72,7 +72,7 @@ struct PoolRow {
 ///
 /// # Errors
 ///
-/// As `out`.
+/// The errors of `out`.
 pub(super) fn json(
     out: &mut impl Write,
     path: &Path,

@@ -17,7 +17,7 @@ pub(super) struct Pieces<R> {
     is_inside_line: bool,
     /// The first words of a message, perhaps, from the part before.
     carried: Vec<u8>,
-    /// Of the piece so far.
+    /// Bytes of the piece so far.
     piece_bytes: u64,
 }
 
@@ -42,7 +42,7 @@ impl<R: Read> Pieces<R> {
     ///
     /// # Errors
     ///
-    /// As the reader beneath; for a piece that is too long for a log.
+    /// The errors of the reader beneath, and one for a piece that is too long for a log.
     pub(super) fn next(&mut self) -> io::Result<Option<Piece>> {
         let mut bytes = std::mem::take(&mut self.carried);
         let mut ended_by = None;

@@ -95,7 +95,7 @@ unsafe impl Source for RecordingSource {
     }
 
     fn held_bytes_fast(&self, len_bytes: usize) -> usize {
-        // As `acquire_fast` below takes it.
+        // `acquire_fast` below takes memory as `acquire` does, so it holds the same bytes.
         self.sim.held_bytes(len_bytes)
     }
 
@@ -164,7 +164,7 @@ impl Player {
     ///
     /// # Errors
     ///
-    /// As [`PoolBuilder::build`](pinpool::PoolBuilder::build): for a limit of 0 with auto-resize, for instance.
+    /// The errors of [`PoolBuilder::build`](pinpool::PoolBuilder::build): for a limit of 0 with auto-resize, for instance.
     fn new(header: &TraceHeader) -> Result<Self, Error> {
         let source =
             Arc::new(RecordingSource { sim: SimSource::new(SimSource::DEFAULT_TOTAL_BYTES), calls: Mutex::default() });

@@ -16,7 +16,8 @@ pub(crate) struct Costs {
 }
 
 impl Costs {
-    /// As given, else fitted to the calls of the trace or scaled to those of one size, else assumed.
+    /// Returns the costs that were given; else those fitted to the calls of the trace, or scaled to those of one size; else
+    /// assumed ones.
     pub(crate) fn of(workload: &Workload, given: Option<CallCost>) -> Self {
         if let Some(cost) = given {
             return Self { pin: cost, unpin: cost, origin: "as given".to_owned() };

@@ -62,7 +62,7 @@ pub(super) fn ceiling_bytes(workload: &Workload, ratio: f64) -> u64 {
     bytes.checked_next_multiple_of(GRANULE_BYTES).unwrap_or(u64::MAX)
 }
 
-/// Of the numbers above 0; 0 if there are none.
+/// The mean of the numbers above 0; 0 if there are none.
 pub(super) fn geometric_mean(numbers: impl Iterator<Item = f64>) -> f64 {
     let logs: Vec<f64> = numbers.filter(|&number| number > 0.0).map(f64::ln).collect();
     if logs.is_empty() { 0.0 } else { (logs.iter().sum::<f64>() / logs.len() as f64).exp() }

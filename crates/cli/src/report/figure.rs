@@ -45,7 +45,7 @@ pub(super) struct Figure {
     /// Its file without the end `.svg`, and its element in the page.
     pub(super) id: &'static str,
     pub(super) title: &'static str,
-    /// The same in words: what it shows and the values that matter.
+    /// The figure in words: what it shows and the values that matter.
     pub(super) description: String,
     pub(super) x: Axis,
     /// Above each other with one x axis.
@@ -147,7 +147,7 @@ impl Figure {
 }
 
 impl Series {
-    /// As many of the points as can be seen, which are in order of x.
+    /// Keeps as many of the points, which are in order of x, as can be seen.
     pub(super) fn new(name: impl Into<String>, shape: Shape, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
         let mut points: Vec<_> = { points.into_iter() }.filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
         if shape == Shape::Steps {

@@ -127,7 +127,7 @@ impl Part {
 struct Reader<'a> {
     drawn: &'a [u32],
     usage: Usage,
-    /// Of the pools that live, and of those that ended after the last get.
+    /// Ceilings of the pools that live, and of those that ended after the last get.
     ceilings: BTreeMap<u32, u64>,
     ended_since: Vec<u32>,
     /// Memory that no get has been served from.

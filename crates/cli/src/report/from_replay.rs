@@ -16,7 +16,7 @@ const SIZES_MAX: usize = 4_096;
 ///
 /// # Errors
 ///
-/// As [`Replay::play`].
+/// The errors of [`Replay::play`].
 pub(super) fn timeline(workload: &Workload, replay: &Replay, set: &str) -> Result<Timeline, TraceError> {
     let has_time = workload.duration_us() > 0;
     let mut seen: Vec<(f64, u64, Sample)> = Vec::new();

@@ -311,7 +311,7 @@ fn latency_bars(nanoseconds: &[u64]) -> Vec<Bar> {
     (first..=last).map(bar).collect()
 }
 
-/// Of sorted numbers.
+/// Takes sorted numbers.
 fn percentile(sorted: &[u64], share: f64) -> f64 {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Saturates.
     let at = (sorted.len() as f64 * share).ceil() as usize;

@@ -41,7 +41,7 @@ pub(super) struct Snapshot {
     pub(super) owners: Vec<Owner>,
 }
 
-/// Those who hold buffers under one tag.
+/// The holders of buffers under one tag.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Owner {
     pub(super) tag: String,
@@ -175,7 +175,7 @@ impl History {
         }
     }
 
-    /// Of a counter, a second.
+    /// How much a counter has grown, a second.
     pub(super) fn rate(&self, counter: impl Fn(&Snapshot) -> u64) -> f64 {
         let Some(before) = self.before.as_ref().filter(|_| !self.between.is_zero()) else { return 0.0 };
         counter(&self.now).saturating_sub(counter(before)) as f64 / self.between.as_secs_f64()

@@ -51,7 +51,7 @@ fn a_compressed_line_without_an_end_is_refused_by_its_length() {
 #[test]
 fn of_a_compressed_log_that_is_cut_off_the_rest_is_shown() {
     let dir = TempDir::new().unwrap();
-    // Of two members the second is cut.
+    // The file has two members, and the second is cut.
     let whole = packed(AFTER.repeat(3).as_bytes());
     let other: Vec<u8> =
         (0..20_000_u32).flat_map(|n| format!("{}\n", n.wrapping_mul(2_654_435_761)).into_bytes()).collect();

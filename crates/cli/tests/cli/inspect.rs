@@ -17,7 +17,7 @@ use crate::tool::{Ran, finish, pinpool};
 struct Row {
     run: String,
     time: String,
-    /// Of `after`: get, put, evicted, and both rates as printed. Of `raise`: from and to.
+    /// Numbers of `after`: get, put, evicted, and both rates as printed. Numbers of `raise`: from and to.
     figures: Vec<String>,
 }
 
@@ -225,7 +225,7 @@ fn a_limit_that_the_figures_leave_open_comes_from_the_lines_around() {
     assert_eq!(of_text(open).0[0]["allocated"], Value::Null);
     let raised = "Raising pool_size_limit_ from 1158 to 1273";
     assert_eq!(limits(&of_text(format!("{open}\n{raised}")).0), [Some(1158), Some(1158)]);
-    // The same pool before: the counters go on.
+    // An earlier message of the same pool comes first: the counters go on.
     let before = "PoolAllocator: After 1000000 get requests, put_count=999997 evicted_count=2000 eviction_rate=0.00200001 and \
                   unsatisfied allocation rate=0.002108";
     assert_eq!(limits(&of_text(format!("{before}\n{open}")).0), [Some(1158), Some(1158)]);

@@ -134,7 +134,7 @@ fn the_page_needs_no_network_and_serves_both_colour_schemes_phones_and_paper() {
     for fetch in ["http:", "https:", "@import", "src=", "<link rel=\"stylesheet"] {
         assert!(!without_namespace.contains(fetch), "{fetch}");
     }
-    // The same figures for a phone, each with a title and words.
+    // The page has each figure once more for a phone, each with a title and words.
     assert_eq!(page.matches("<svg").count(), 4);
     assert_eq!(page.matches("<desc id=").count(), 4);
     assert_eq!(page.matches("class=\"plot narrow\"").count(), 2);

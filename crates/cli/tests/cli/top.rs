@@ -78,7 +78,7 @@ fn a_server_that_never_ends_its_line_ends_top() {
         }
     });
     assert!(said.contains("has sent no whole line for 5 s"), "{said}");
-    // As many as fit.
+    // The process sends spaces for as long as the connection takes them.
     let spaces = vec![b' '; 1 << 20];
     let said = top_of(|mut socket| while socket.write_all(&spaces).is_ok() {});
     assert!(said.contains("a line has more than 16777216 bytes") || said.contains("no whole line"), "{said}");

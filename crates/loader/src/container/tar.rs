@@ -34,7 +34,8 @@ pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<ContainerMember>,
     Ok(samples)
 }
 
-/// The same for an archive whose length is known when all of it was read.
+/// Lists the samples of an archive whose length is known only when all of it was read, in the order in which they lie in
+/// it.
 pub(super) fn index_forward(archive: &mut ForwardReader<'_>) -> Result<Vec<ContainerMember>, FailureCause> {
     let (samples, last) = members(&mut *archive, u64::MAX)?;
     check_end(&last, archive.read_to_end()?)?;

@@ -20,7 +20,7 @@ mod serve;
 const DASHBOARD: &str = include_str!("../../examples/prometheus/grafana.json");
 const MIB: usize = 1 << 20;
 
-/// As Prometheus sees a name.
+/// Writes a name as Prometheus sees it.
 fn sanitized(name: &str) -> String {
     name.replace('.', "_")
 }

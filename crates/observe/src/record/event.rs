@@ -8,7 +8,7 @@ pub enum Event {
     Get {
         /// The memory that serves it.
         id: u64,
-        /// As requested.
+        /// Bytes as requested.
         bytes: u64,
         /// The size class.
         class_bytes: u64,
@@ -19,7 +19,7 @@ pub enum Event {
     },
     /// A get failed.
     Refused {
-        /// As requested.
+        /// Bytes as requested.
         bytes: u64,
         /// The size class.
         class_bytes: u64,

@@ -51,7 +51,7 @@ pub(super) struct Queue {
 #[derive(Debug)]
 struct Taken {
     records: Consumer<Stamped>,
-    /// Of those lost, how many are written down.
+    /// Lost records that `drain` has returned so far.
     told: u64,
     /// Ticks and pool of the record that was taken last.
     last: (u64, u32),
@@ -96,7 +96,7 @@ thread_local! {
 pub(super) enum Pushed {
     /// It is in the thread's queue, or lost and counted.
     Done,
-    /// The same, and the writer is to be woken.
+    /// It is in the thread's queue, or lost and counted, and the writer is to be woken.
     Wake,
     /// The thread has no queue for the file, or none any more.
     NoQueue,
@@ -142,7 +142,7 @@ impl Queue {
     /// ticks never fall, though the counters of two cores may differ a little. Returns how many more were lost, if any were with
     /// ticks and pool of the record before them.
     fn drain(&self, mut each: impl FnMut(Stamped)) -> Option<(u64, (u64, u32))> {
-        // Before the records: what is lost later is told later.
+        // Before the records: what is lost later is returned later.
         let lost = self.lost.load(Ordering::Relaxed);
         let Taken { records, told, last } = &mut *self.taken.lock();
         let mut left = records.slots();
@@ -160,7 +160,7 @@ impl Queue {
         (more > 0).then_some((more, *last))
     }
 
-    /// Records that were pushed or lost and are not taken or told.
+    /// Records that were pushed or lost, and that `drain` has neither taken nor returned as lost.
     fn pending(&self) -> u64 {
         let taken = self.taken.lock();
         taken.records.slots() as u64 + self.lost.load(Ordering::Relaxed).saturating_sub(taken.told)

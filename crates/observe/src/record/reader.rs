@@ -93,7 +93,7 @@ impl Recording {
     ///
     /// # Errors
     ///
-    /// As [`open`](Recording::open).
+    /// The errors of [`open`](Recording::open).
     pub fn read(bytes: impl Read) -> Result<Self, RecordingError> {
         let mut input = Input { bytes: BufReader::with_capacity(1 << 16, bytes), at: 0, error: None };
         let head = input.take(HEAD_BYTES);

@@ -15,7 +15,7 @@ use pinpool_os::fork::ForkGeneration;
 #[derive(Debug)]
 pub struct Recorder {
     writer: Arc<Writer>,
-    /// As the writer has them, apart from what changes there.
+    /// A copy of the writer's ticks, kept apart from what changes in the writer.
     ticks: Ticks,
     file: u64,
     pool: u32,

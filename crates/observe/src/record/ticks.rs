@@ -191,7 +191,7 @@ mod tests {
         for (write, wrong_ns) in (1..400_u64).zip([40_000, 900, 3, 0].into_iter().cycle()) {
             let now = (1 << 40) + write * 3_000_000;
             line.bend_to((now, 77 + write * 1_000_000 + wrong_ns));
-            // Of the last write, of this one, and of one that comes while the queues are emptied.
+            // Ticks of the last write, of this one, and of one that comes while the queues are emptied.
             for tick in [now - 3_500_000, now - 1_000, now - 999, now - 10, now + 50_000, now + 20] {
                 given.push((tick, line.time_ns(tick)));
             }

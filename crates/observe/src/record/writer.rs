@@ -34,7 +34,7 @@ const TAGS_MAX: usize = 32_768;
 /// The tag of the gets whose own tag is one too many.
 const OTHER_TAGS: &str = "(other tags)";
 
-/// What the thread is told.
+/// What other threads ask of the thread.
 enum Command {
     /// A queue fills up.
     Wake,
@@ -66,7 +66,7 @@ pub(super) struct Writer {
 #[derive(Debug, Default)]
 struct Names {
     numbers: HashMap<Box<str>, u32>,
-    /// Those whose names are not in the file yet.
+    /// Tags whose names are not in the file yet.
     unwritten: Vec<(u32, Box<str>)>,
 }
 

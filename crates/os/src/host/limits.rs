@@ -48,7 +48,7 @@ pub const ADDRESS_SPACE: &str = "the address space of the process is used up, of
                                         ceiling: build fewer pools, or lower PINPOOL_MAX_BYTES";
 pub const UNKNOWN: &str = "the kernel is out of memory or of mappings (vm.max_map_count)";
 
-/// Of the addresses of a process, 128 TiB on x86-64 and 256 TiB elsewhere, all but a sixty-fourth part.
+/// All but a sixty-fourth part of the addresses of a process: 128 TiB on x86-64 and 256 TiB elsewhere.
 const NEARLY_ALL_ADDRESSES: u64 = (if cfg!(target_arch = "x86_64") { 1_u64 << 47 } else { 1 << 48 }) / 64 * 63;
 
 /// Why the kernel refused `bytes` of memory to this process with ENOMEM, and what to do about it: the first limit that leaves

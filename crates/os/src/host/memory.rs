@@ -69,7 +69,7 @@ impl MemoryGauge {
     pub fn limit(&self) -> (u64, LimitOrigin) {
         let mut least = (self.machine_bytes, LimitOrigin::Machine);
         for (_, limit) in self.limited() {
-            // Of equal limits the one nearest to the process is reported.
+            // The nearest to the process of equal limits is reported.
             if limit.bytes < least.0 {
                 least = (limit.bytes, LimitOrigin::Cgroup(limit.file));
             }

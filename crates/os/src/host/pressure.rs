@@ -193,7 +193,7 @@ mod tests {
         (root, gauge)
     }
 
-    /// As [`follow`], in a group of 1,600 bytes, all used.
+    /// Writes the files and reads the gauge as [`follow`] does, in a group of 1,600 bytes, all used.
     fn follow_full(more: &[(&str, &str)], steps: &[(&str, &str, Pressure)]) -> (TempDir, PressureGauge) {
         let group = [
             CGROUP,

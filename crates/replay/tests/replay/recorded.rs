@@ -21,7 +21,7 @@ fn count(recording: &Recording, is: impl Fn(&Event) -> bool) -> u64 {
     recording.records.iter().filter(|record| is(&record.event)).count() as u64
 }
 
-/// Of a pool with three buffers at once and a copy, 20 times.
+/// Records a pool with three buffers at once and a copy, 20 times.
 fn a_recording() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");

@@ -121,7 +121,7 @@ fn a_replay_under_tensorflows_rules_costs_what_tensorflows_pool_did() {
     let seed = Workload::open(&data().join("conformance/seed.trace")).unwrap();
     let replay = Replay { rounding: Some(Rounding::Exact), ..Replay::default() };
     let report = replay.play(&seed).unwrap();
-    // As in seed.expected, which is what TensorFlow's pool did.
+    // The figures are those of seed.expected, which is what TensorFlow's pool did.
     assert_eq!((report.preset, report.page_locks, report.bytes_locked), ("tensorflow", 11_256, 507_645_600));
     assert_eq!((report.evicted, report.pool_size_limit, report.raises), (11_000, 281, 11));
     let adaptive = Replay::default().play(&seed).unwrap();

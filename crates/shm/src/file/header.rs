@@ -14,7 +14,7 @@ pub(super) const MAGIC: u64 = u64::from_ne_bytes(*b"pinpool\x01");
 pub struct Layout {
     /// Tells files of one purpose from others.
     pub kind: [u8; 8],
-    /// Of the meaning of the words. Raised by each change of it.
+    /// Number of the meaning of the words, raised by each change of it.
     pub version: u32,
     /// Words that all owners share.
     pub common_words: usize,
@@ -41,7 +41,7 @@ pub(super) enum Verdict {
     OtherVersion(u32),
     /// Ours, but not as it was written.
     Damaged(String),
-    /// Of another program or for another purpose.
+    /// A file of another program or for another purpose.
     Foreign(String),
 }
 

@@ -21,7 +21,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Those of the file at `path`; `None` if there is none, or nobody is attached.
+    /// Reads the words of the file at `path`; `None` if there is none, or nobody is attached.
     pub fn read(path: &Path, layout: &Layout) -> Result<Option<Self>, SharedFileError> {
         let no_fork = fork::hold_off();
         let (file, _) = match open(path, false) {

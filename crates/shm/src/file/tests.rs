@@ -200,7 +200,7 @@ fn another_version_is_refused_while_it_is_used_and_replaced_after() {
     let error = Snapshot::read(&named.0, &next).unwrap_err().to_string();
     assert!(error.contains("layout version 2"), "{error}");
     assert_eq!(old.common()[0].load(Ordering::SeqCst), 77);
-    // As after the death of the last owner, which leaves the file.
+    // The file stays, as it does after the death of its last owner.
     let bytes = std::fs::read(&named.0).unwrap();
     drop(old);
     std::fs::write(&named.0, bytes).unwrap();
@@ -250,7 +250,8 @@ fn memory_that_cannot_be_had_is_an_error_and_leaves_nothing() {
 fn a_file_whose_memory_is_elsewhere_is_refused_while_it_is_used() {
     let named = Named::new("elsewhere");
     let (own, _) = named.attach().unwrap();
-    // As in a container that shares the directory alone: no such segment, or another one of that number.
+    // The file names memory as in a container that shares the directory alone: no such segment, or another one of that
+    // number.
     for memory in [Memory { id: i32::MAX, cookie: 1 }, Memory { id: own.segment.id(), cookie: 1 }] {
         std::fs::write(&named.0, header::bytes_of(&LAYOUT, memory)).unwrap();
         let errors = [named.attach().unwrap_err(), Snapshot::read(&named.0, &LAYOUT).unwrap_err()];
@@ -328,7 +329,7 @@ fn locks_end_with_their_owner_though_another_process_has_the_description() {
     let again = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let other = LockFile::over(again(), &no_fork).unwrap();
     let held = again();
-    // As a child has that was made between the opening and the listing, or by other means than `fork`.
+    // The copy stands for that of a child that was made between the opening and the listing, or by other means than `fork`.
     let _copy = held.try_clone().unwrap();
     let held = LockFile::over(held, &no_fork).unwrap();
     drop(no_fork);
@@ -343,9 +344,9 @@ fn a_number_that_is_another_files_by_now_is_neither_unlocked_nor_closed() {
     let named = Named::new("number");
     let (file, _) = named.attach().unwrap();
     let [locks, presence] = [file.locks.file().as_raw_fd(), file.presence.descriptor()];
-    // Of any file, also the same.
+    // This may be any file, also the same.
     let theirs = File::open(&named.0).unwrap();
-    // As code that closes what is not its own, and opens a file, which gets the number.
+    // Replaces both files as code does that closes what is not its own, and opens a file, which gets the number.
     let victims = [locks, presence].map(|number| {
         // SAFETY: replaces the file behind a number, which the owner is to notice.
         assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);

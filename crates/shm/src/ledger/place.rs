@@ -226,8 +226,8 @@ impl Place {
         shares::claimable_bytes(&self.demand, &words.others(), words.max_bytes(), room_bytes, bytes)
     }
 
-    /// As [`claimable_bytes`](Self::claimable_bytes). If these are fewer than `bytes`, the shares of dead owners are taken back
-    /// first.
+    /// Returns [`claimable_bytes`](Self::claimable_bytes). If these are fewer than `bytes`, takes back the shares of dead
+    /// owners first.
     pub(super) fn room_for(&mut self, bytes: u64) -> u64 {
         if !self.is_there() || self.file.has_owners_elsewhere() {
             return 0;

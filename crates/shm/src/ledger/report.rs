@@ -40,14 +40,14 @@ pub struct LedgerOwner {
     pub pool: String,
     /// Bytes that it holds, those that it is pinning and releasing included.
     pub held_bytes: u64,
-    /// Of those, bytes that were idle when its maintenance thread looked last.
+    /// Bytes that it holds and that were idle when its maintenance thread looked last.
     pub idle_bytes: u64,
     /// Bytes that its waiting gets want beyond that.
     pub wanted_bytes: u64,
 }
 
 impl LedgerReport {
-    /// Of the words of the living owners, each with whether it is the one that asks.
+    /// Makes the report from the words of the living owners, each with whether it is the one that asks.
     pub(super) fn of(name: &str, max_bytes: u64, slots: &[(bool, Vec<u64>)]) -> Self {
         let namespace = namespace();
         let owners = slots.iter().map(|(is_own, slot)| owner_of(slot, *is_own, namespace));

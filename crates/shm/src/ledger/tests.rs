@@ -64,7 +64,7 @@ fn an_owner_that_lost_its_place_changes_nothing_more() {
     let named = Named::new("lost");
     let (first, second) = (named.attach("one", 100), named.attach("two", 100));
     assert!(first.claim(60));
-    // As if its locks had ended, and the slot had been cleared and taken by another.
+    // The slot looks as if its locks had ended, and it had been cleared and taken by another owner.
     let file = second.0.file().unwrap();
     let slot = file.slot(first.0.file().unwrap().own_slot());
     slot[OWNER].store(77, Ordering::SeqCst);

@@ -10,7 +10,7 @@ struct Setup {
     growth: GrowthMode,
     span_granules: usize,
     reserve_pages: usize,
-    /// Of buffers, in pages.
+    /// Sizes of buffers, in pages.
     sizes: &'static [usize],
     /// Binary logarithms, in pages.
     alignments: &'static [u32],
@@ -18,7 +18,7 @@ struct Setup {
     ceiling_bytes: u64,
     /// Unsettled at a time.
     plans: usize,
-    /// Of the standing hole that is prepared; 0: none is.
+    /// Granules of the standing hole that is prepared; 0: none is.
     prepare_granules: usize,
 }
 

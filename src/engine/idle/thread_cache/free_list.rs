@@ -65,7 +65,7 @@ struct Cold {
     skipped: u64,
     /// A bit for each marked class (list-I4).
     marked: Box<[u64]>,
-    /// Of each class (list-I5).
+    /// Bound of each class (list-I5).
     bounds: Box<[u64]>,
 }
 
@@ -156,7 +156,7 @@ impl<T> FreeList<T> {
         debug_assert!(pushed.is_ok());
     }
 
-    /// As `push`; returns `entry` if its class is not marked.
+    /// Pushes `entry` as `push` does; returns it if its class is not marked.
     ///
     /// # Safety
     ///
@@ -186,7 +186,7 @@ impl<T> FreeList<T> {
         unsafe { self.take_newest_of(class) }
     }
 
-    /// As `take_newest`.
+    /// Takes the newest of `class` as `take_newest` does.
     ///
     /// # Safety
     ///

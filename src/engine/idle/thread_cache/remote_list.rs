@@ -106,7 +106,7 @@ impl<T> RemoteList<T> {
         self.replace(word(0))
     }
 
-    /// As `empty`, for the last time: every later push fails.
+    /// Takes all entries and permits as `empty` does, for the last time: every later push fails.
     pub(super) fn seal(&self) -> (EntryChain<T>, u32) {
         self.replace(ptr::without_provenance_mut(SEALED))
     }

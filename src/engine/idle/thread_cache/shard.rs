@@ -33,7 +33,7 @@ const SPARE_KEPT: u32 = 8;
 /// Permits that the owner leaves in the remote free list for puts of other threads.
 const REMOTE_PERMITS: u32 = 8;
 const _: () = assert!(REMOTE_PERMITS <= PERMITS_MAX);
-// Those that hits leave, those of a claim, and those of the remote free list.
+// The sum counts the permits that hits leave, those of a claim, and those of the remote free list.
 const _: () = assert!(SPARE_MAX + PERMITS_PER_CLAIM + PERMITS_MAX < 1 << SPARE_BITS);
 
 /// Entries removed at once, so that a drain holds the lock briefly.
@@ -103,7 +103,8 @@ impl<T> Shard<T> {
         Some(entry)
     }
 
-    /// As [`take_at_once`](Self::take_at_once), of those that other threads have put.
+    /// The newest entry of `class`, as [`take_at_once`](Self::take_at_once) gives it, after those that other threads have
+    /// put were collected; `None` if there are none of these.
     pub(crate) fn take_remote_at_once(&self, class: u32) -> Option<Box<Entry<T>>> {
         if !self.remote.peek().0 {
             return None;

@@ -1,4 +1,4 @@
-//! A reserve that is pinned step by step, in the books: what was asked for, what is there, the next step.
+//! The account of a reserve that is pinned step by step: what was asked for, what is there, the next step.
 
 use super::super::executor::Executed;
 use super::ArenaState;
@@ -9,7 +9,8 @@ use crate::backend::SourceError;
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct BackgroundReserve {
     asked_bytes: u64,
-    /// Of these, pinned as regions of their own, where the source has no virtual memory. The arena keeps the others.
+    /// Bytes of the reserve that are pinned as regions of their own, where the source has no virtual memory. The arena
+    /// counts the others.
     region_bytes: u64,
 }
 
@@ -45,7 +46,7 @@ impl ArenaState {
         self.reserve_bytes - region_bytes + asked_bytes
     }
 
-    /// Of that, what is there.
+    /// Bytes of reserves that are pinned.
     pub(in crate::engine::supply) fn pinned_reserve_bytes(&self) -> u64 {
         self.reserve_bytes + self.arena.kept_bytes()
     }
