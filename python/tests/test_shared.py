@@ -1,8 +1,10 @@
 """Buffers that worker processes fill: across fork, spawn and forkserver, killed workers, the loader."""
 
+import importlib.util
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import time
 
@@ -251,6 +253,73 @@ def test_a_killed_worker_is_an_error_or_replaced_and_no_buffer_is_lost(heap, tmp
         until(lambda: loader.shared.counts()["free"] == loader.shared.buffers)
     del loader
     assert descriptors() == before
+
+
+class Drawn:
+    """Sample i is i, and a number that each generator draws."""
+
+    def __init__(self, count=8, flag=None):
+        self.count, self.flag = count, flag
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        drawn = [random.getrandbits(50), int(np.random.randint(1 << 50))]
+        if TORCH:
+            import torch
+
+            drawn.append(int(torch.randint(1 << 50, (1,))))
+        if self.flag is not None and index == 5 and not os.path.exists(self.flag):
+            open(self.flag, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.array([index, *drawn])
+
+
+TORCH = importlib.util.find_spec("torch") is not None
+
+
+def drawn_in(heap, method, seed, flag=None, epochs=3):
+    """The samples of each epoch, by their number."""
+    arguments = dict(num_workers=2, seed=seed, pool=heap, context=method, on_death="replace", shuffle=True, buffer_bytes=1000)
+    with pinpool.SharedLoader(Drawn(flag=flag), 2, **arguments) as loader:
+        return [[tuple(row) for rows in loader for row in rows.tolist()] for _ in range(epochs)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_draw_numbers_of_their_own_which_the_seed_repeats(heap, method, tmp_path):
+    epochs = drawn_in(heap, method, 7)
+    generators = list(zip(*(row[1:] for rows in epochs for row in rows), strict=True))
+    assert len(generators) == 2 + TORCH
+    for numbers in generators:
+        assert len(set(numbers)) == 3 * 8, "each sample of each epoch has numbers of its own"
+    assert drawn_in(heap, method, 7, epochs=2) == epochs[:2]
+    assert drawn_in(heap, method, 7, flag=tmp_path / "died", epochs=2) == epochs[:2], "a killed worker changes nothing"
+    assert not set(generators[0]) & {row[1] for row in drawn_in(heap, method, 8, epochs=1)[0]}
+
+
+class Informed:
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        info = pinpool.get_worker_info()
+        return np.array([info.id, info.num_workers, info.seed, len(info.dataset), INITIALISED[0]])
+
+
+INITIALISED = [-1]
+
+
+def initialise(worker):
+    INITIALISED[0] = worker
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_knows_its_number_and_is_initialised(heap, method):
+    with pinpool.SharedLoader(Informed(), 1, num_workers=2, seed=3, worker_init_fn=initialise, buffer_bytes=1000, pool=heap, context=method) as loader:
+        rows = [batch[0].tolist() for batch in loader]
+    assert {row[0] for row in rows} == {0, 1} and all(row == [row[0], 2, 3, 6, row[0]] for row in rows)
+    assert pinpool.get_worker_info() is None
 
 
 KILLS = int(os.environ.get("PINPOOL_TEST_KILLS", "20"))

@@ -31,6 +31,7 @@ from ._pinpool import Buffer, DeviceBuffer, SharedBuffer, __version__
 from ._pool import Pool
 from ._shared import Packed, SharedPool
 from ._shared_loader import SharedLoader
+from ._worker import WorkerInfo, get_worker_info
 
 __all__ = [
     "BackendError",
@@ -58,6 +59,8 @@ __all__ = [
     "TicketError",
     "TimeoutError",
     "WorkerError",
+    "WorkerInfo",
+    "get_worker_info",
     "kept",
     "record_stream",
 ]

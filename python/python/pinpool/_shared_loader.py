@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from ._errors import PeerError, ReleasedError, WorkerError
 from ._pool import Pool
 from ._shared import SharedPool, _Plan, _unpacked
+from ._worker import WorkerInfo, begin, seed_generators
 
 __all__ = ["SharedLoader"]
 
@@ -38,16 +39,22 @@ class _Failed(NamedTuple):
     text: str
 
 
-def _work(shared, dataset, collate, connection, others, timeout):
+def _work(shared, info, epoch, init, collate, connection, others, timeout):
     """The worker's process: numbers of samples in, tickets out."""
     for other in others:
         other.close()
-    parent = os.getppid()
+    parent, dataset = os.getppid(), info.dataset
+    begin(info)
     try:
+        if init is not None:
+            seed_generators(info.seed, epoch, -1 - info.id)
+            init(info.id)
         while (task := _task(connection, parent)) is not None:
             batch, indices = task
             connection.send((batch, _Begun()))
             try:
+                # By the batch, so that it has the same numbers whichever worker reads it, again after a death too.
+                seed_generators(info.seed, epoch, batch)
                 samples = [dataset[index] for index in indices]
                 if collate is None:
                     packed = shared.collate(samples, tag=batch, timeout=timeout)
@@ -106,12 +113,13 @@ class _Reading:
 
 
 class _Worker:
-    def __init__(self, loader, others):
+    def __init__(self, loader, at, others):
         context = loader._context
         self.connection, child = context.Pipe()
         # A child of fork has the ends of those that were started before.
         inherited = [other.connection for other in others] + [self.connection] if context.get_start_method() == "fork" else []
-        arguments = (loader.shared, loader.dataset, loader.collate, child, inherited, loader.timeout)
+        info = WorkerInfo(at, loader.num_workers, loader.seed, loader.dataset)
+        arguments = (loader.shared, info, loader.epoch, loader.worker_init_fn, loader.collate, child, inherited, loader.timeout)
         self.process = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         child.close()
@@ -134,6 +142,11 @@ class SharedLoader:
     With `num_workers=0` there are no workers. A worker that dies is replaced and its batches are read again (`on_death="replace"`), or
     raises WorkerError; either way its buffers come back. A batch with which three workers died raises WorkerError too. One iterator at a
     time reads with workers: a second one ends the first, whose next batch is a ReleasedError. `collate_fn` gives the batch of a list of samples, which `SharedPool.pack` takes.
+
+    In a worker the generators of `random`, NumPy and torch are seeded for each batch, from `seed`, the number of the epoch and that of the
+    batch: no two batches have the same numbers, and a batch has the same ones again under the same seed, whichever worker reads it. Without
+    workers the trainer's generators are used as they are. `worker_init_fn(id)` runs first in each worker; `pinpool.get_worker_info()` says
+    which one it is.
     """
 
     def __init__(
@@ -145,6 +158,7 @@ class SharedLoader:
         seed: int = 0,
         num_workers: int = 2,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
         drop_last: bool = False,
         batch_sampler: Sequence[Sequence[int]] | None = None,
         buffer_bytes: int | str | None = None,
@@ -168,6 +182,7 @@ class SharedLoader:
                 "an iterator for each epoch"
             )
         self.dataset, self.batch_size, self.collate = dataset, batch_size, collate_fn
+        self.worker_init_fn = worker_init_fn
         self.shuffle, self.seed, self.drop_last, self.batch_sampler = shuffle, seed, drop_last, batch_sampler
         self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
         self.on_death, self.timeout = on_death, timeout
@@ -243,8 +258,8 @@ class SharedLoader:
         # How many workers died while they read a batch, by its number, and since the last message of any, under None.
         deaths: Counter[int | None] = Counter()
         try:
-            for _ in range(min(self.num_workers, max(len(batches), 1))):
-                workers.append(_Worker(self, workers))
+            for at in range(min(self.num_workers, max(len(batches), 1))):
+                workers.append(_Worker(self, at, workers))
             given = 0
             for number in range(len(batches)):
                 # As many are on their way as fit into the buffers beside those that the user has.
@@ -323,7 +338,7 @@ class SharedLoader:
                 f"{_DEATHS - 1} others did: leave out the sample that ends the process"
             )
         self.replaced += 1
-        workers[at] = _Worker(self, [other for other in workers if other is not None])
+        workers[at] = _Worker(self, at, [other for other in workers if other is not None])
         self._give(workers, at, lost, batches)
 
     def _take_back(self, early):
