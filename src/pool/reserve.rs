@@ -9,11 +9,11 @@ use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
 impl Pool {
     /// Pins `bytes` now, by the fastest method of the back-end, and keeps them until the pool ends. Logs its progress.
     ///
-    /// With [`reserve_wait`](PoolBuilder::reserve_wait) off, returns when the first 8 MiB or so are pinned: a thread of the pool
-    /// pins the rest, in steps of about 8 MiB (64 MiB on `register` and `cuda`, where no buffer of the reserve is longer), and
-    /// gives way to gets. What gets pin meanwhile is a part of the reserve. A ceiling lowered below the reserve stops it, and
-    /// takes what is idle of it back on back-ends with virtual memory; a higher one lets it go on. If the driver or the kernel
-    /// refuses a step, the rest is given up, with a warning in the log; call this again for it once that is cured.
+    /// With [`reserve_wait`](crate::PoolBuilder::reserve_wait) off, returns when the first 8 MiB or so are pinned: a thread of
+    /// the pool pins the rest, in steps of about 8 MiB (64 MiB on `register` and `cuda`, where no buffer of the reserve is
+    /// longer), and gives way to gets. What gets pin meanwhile is a part of the reserve. A ceiling lowered below the reserve
+    /// stops it, and takes what is idle of it back on back-ends with virtual memory; a higher one lets it go on. If the driver
+    /// or the kernel refuses a step, the rest is given up, with a warning in the log; call this again for it once that is cured.
     /// [`pinned_fraction`](Self::pinned_fraction) has the progress, [`wait_reserved`](Self::wait_reserved) waits for the end.
     ///
     /// # Errors
@@ -33,7 +33,7 @@ impl Pool {
 
     /// Waits at most `timeout` until all of the reserve that was asked for is pinned, on this pool's own memory node; false if it
     /// is not then, as where the ceiling leaves no room for it or the pool ends. At once true where nothing was asked for, or
-    /// where [`reserve_wait`](PoolBuilder::reserve_wait) is on. With `PINPOOL_POLL=0` the calling thread pins it.
+    /// where [`reserve_wait`](crate::PoolBuilder::reserve_wait) is on. With `PINPOOL_POLL=0` the calling thread pins it.
     ///
     /// # Errors
     ///
