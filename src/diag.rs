@@ -1,5 +1,7 @@
 //! Every log line, one method each; the only user of the crate `log` in the library.
 //!
+//! Those about reserves, ceilings and checks are in files of their own.
+//!
 //! The comment of each method has its lines, with their levels and what to do about them: docs/log-lines.md is made of these.
 //!
 //! All lines but TensorFlow's first two begin with the pool's name in brackets, if it has one.
@@ -10,122 +12,30 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::Once;
 use std::time::Duration;
 
-use crate::backend::{PageTiers, SourceError};
+use crate::backend::SourceError;
 use crate::config::BadVariable;
 use crate::dump::{Dump, HeldBuffer};
 use crate::error::{Error, UsageReport};
 use crate::finding::{Finding, Level};
-use crate::ledger::{LedgerNews, LedgerReport};
-use crate::policy::Check;
 use crate::stats::Stats;
 use crate::verdict::Verdict;
 use pinpool_observe::record::Recorded;
 
-/// In this file `log::warn!` and its siblings are the macros of this module.
+mod ceilings;
+mod checks;
+/// Here and in the files below `log::warn!` and its siblings are the macros of this module.
 mod log;
+mod reserve;
 mod texts;
 
+pub(crate) use checks::Listener;
+pub use checks::{CheckReport, LogSampler};
 pub(crate) use log::defer;
 use texts::StillOut;
 pub(crate) use texts::{Growth, Start};
-
-/// Counts the checks of one or many pools and picks those that are printed.
-///
-/// All pools of a process share [`LogSampler::process`], as in TensorFlow, unless
-/// [`PoolBuilder::log_sampler`](crate::PoolBuilder::log_sampler) sets another.
-#[derive(Debug, Clone)]
-pub struct LogSampler(Checks);
-
-/// Where checks are counted.
-#[derive(Debug, Clone)]
-enum Checks {
-    OfProcess,
-    Own(Arc<AtomicU64>),
-}
-
-/// No lazy cell: a child forked while another thread fills it in would never see it filled.
-static CHECKS_OF_PROCESS: AtomicU64 = AtomicU64::new(0);
-
-impl LogSampler {
-    /// The sampler that pools share by default.
-    pub fn process() -> Self {
-        Self(Checks::OfProcess)
-    }
-
-    /// A new sampler, which picks the first check that it counts.
-    #[allow(clippy::new_without_default)] // `LogSampler::process()` is what a default would have to be.
-    pub fn new() -> Self {
-        Self(Checks::Own(Arc::new(AtomicU64::new(0))))
-    }
-
-    fn next_is_printed(&self, every: u64) -> bool {
-        let checks = match &self.0 {
-            Checks::OfProcess => &CHECKS_OF_PROCESS,
-            Checks::Own(checks) => checks,
-        };
-        // Relaxed: checks are only counted.
-        checks.fetch_add(1, Ordering::Relaxed).is_multiple_of(every.max(1))
-    }
-}
-
-/// A check of the rates, as a listener gets it ([`PoolBuilder::on_check`](crate::PoolBuilder::on_check)).
-///
-/// Displays as TensorFlow's lines: the counters, and below them the raise if there was one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CheckReport {
-    /// The counters and the decision.
-    pub check: Check,
-    /// Whether it is printed.
-    pub printed: bool,
-}
-
-/// Letter for letter TensorFlow's line of counters.
-struct After<'a>(&'a Check);
-
-/// Letter for letter TensorFlow's line of a raise.
-struct Raising {
-    from: u64,
-    to: u64,
-}
-
-impl fmt::Display for After<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let window = &self.0.window;
-        write!(
-            f,
-            "PoolAllocator: After {} get requests, put_count={} evicted_count={} eviction_rate={} and unsatisfied \
-             allocation rate={}",
-            window.gets(),
-            window.put,
-            window.evicted,
-            SixDigits(window.eviction_rate()),
-            SixDigits(window.unsatisfied_rate()),
-        )
-    }
-}
-
-impl fmt::Display for Raising {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Raising pool_size_limit_ from {} to {}", self.from, self.to)
-    }
-}
-
-impl fmt::Display for CheckReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        After(&self.check).fmt(f)?;
-        match self.check.raised_to {
-            Some(to) => write!(f, "\n{}", Raising { from: self.check.limit, to }),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Called after every check, printed or not.
-pub(crate) type Listener = Arc<dyn Fn(&CheckReport) + Send + Sync>;
 
 /// The log of one pool: one method for each line.
 ///
@@ -164,20 +74,6 @@ impl PoolLog {
     pub(crate) fn partition(&self, child: &str) -> Self {
         let name = self.name.as_ref().map_or_else(|| child.to_owned(), |parent| format!("{parent}/{child}"));
         Self { name: Some(name), ..self.clone() }
-    }
-
-    /// Prints a check if the sampler picks it, and calls the listener. TensorFlow's lines carry no name.
-    pub(crate) fn checked(&self, check: Check) {
-        let report = CheckReport { check, printed: self.log_sampler.next_is_printed(self.log_every) };
-        if report.printed {
-            log::info!("{}", After(&check));
-            if let Some(to) = check.raised_to {
-                log::info!("{}", Raising { from: check.limit, to });
-            }
-        }
-        if let Some(listener) = self.listener.clone() {
-            log::call(move || listener(&report));
-        }
     }
 
     /// `preset P, back-end B ...` (info): nothing: what the pool starts with: rules, source of memory and its granules,
@@ -236,78 +132,6 @@ impl PoolLog {
     pub(crate) fn waited(&self, asked_bytes: u64, waited: Duration, is_served: bool) {
         let end = if is_served { "was served" } else { "found no memory" };
         log::debug!("{self}wait: a get of {asked_bytes} bytes {end} after {waited:?} in line");
-    }
-
-    /// `left`: the time for the rest, where it is known.
-    ///
-    /// `reserve: N of M bytes ...` (info): nothing: progress of pinning `PINPOOL_RESERVE`.
-    pub(crate) fn reserving(&self, done_bytes: u64, of_bytes: u64, left: Option<Duration>) {
-        let left = left.map_or_else(String::new, |left| format!(", {:.1} s to go", left.as_secs_f64()));
-        log::info!("{self}reserve: {done_bytes} of {of_bytes} bytes pinned{left}");
-    }
-
-    /// A reserve that is not waited for has its first step.
-    ///
-    /// `reserve: begun, N of M bytes ...` (info): nothing: with `PINPOOL_RESERVE_WAIT=0` the rest is pinned beside the
-    /// program; a line for each quarter follows, with the time to go.
-    pub(crate) fn reserve_begun(&self, done_bytes: u64, of_bytes: u64) {
-        log::info!(
-            "{self}reserve: begun, {done_bytes} of {of_bytes} bytes are there, the rest is pinned beside the program"
-        );
-    }
-
-    /// The rest is there.
-    ///
-    /// `reserve: all is there, N bytes ...` (info): nothing: the line has the time and the rate.
-    pub(crate) fn reserve_done(&self, bytes: u64, took: Duration, numa_node: Option<u32>) {
-        let node = numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
-        #[allow(clippy::cast_precision_loss)] // A rate.
-        let rate = bytes as f64 / took.as_secs_f64().max(1e-9) / 1e9;
-        log::info!("{self}reserve: all is there, {bytes} bytes in {took:?} ({rate:.1} GB/s){node}");
-    }
-
-    /// The ceiling leaves no room for the rest now.
-    ///
-    /// `reserve: waits for room, N of M bytes ...` (warn): raise `PINPOOL_MAX_BYTES`, or lower `PINPOOL_RESERVE`; it
-    /// goes on by itself when there is room.
-    pub(crate) fn reserve_waits(&self, done_bytes: u64, of_bytes: u64, max_bytes: Option<u64>) {
-        let max_bytes = max_bytes.unwrap_or(u64::MAX);
-        log::warn!(
-            "{self}reserve: waits for room, {done_bytes} of {of_bytes} bytes pinned under a ceiling of {max_bytes}: the rest \
-             comes when there is some; raise PINPOOL_MAX_BYTES, or lower PINPOOL_RESERVE"
-        );
-    }
-
-    /// The rest was refused.
-    ///
-    /// `reserve: stopped at N of M bytes ...` (warn): the line says who refused and what helps; the pool goes on with
-    /// what is there, and `Pool::prewarm` pins the rest once that is cured.
-    pub(crate) fn reserve_stopped(&self, done_bytes: u64, of_bytes: u64, error: &SourceError) {
-        log::warn!(
-            "{self}reserve: stopped at {done_bytes} of {of_bytes} bytes, the pool goes on with these: {error}; then \
-             Pool::prewarm pins the rest, or lower PINPOOL_RESERVE"
-        );
-    }
-
-    /// Calls `tiers`, which asks the kernel, only if the line is logged.
-    ///
-    /// `reserve: N bytes are in ...` (info): if the pages are not huge, check `transparent_hugepage`.
-    pub(crate) fn reserved(&self, bytes: u64, tiers: impl Fn() -> PageTiers, numa_node: Option<u32>) {
-        let node = numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
-        log::info!("{self}reserve: {bytes} bytes are in {}{node}", tiers());
-    }
-
-    /// The huge pages that were asked for do not suffice.
-    ///
-    /// `too few huge pages, other pages are taken: ...` (warn): set more aside as the line says, or
-    /// `PINPOOL_HUGETLB=auto`, which takes what there is without a word.
-    pub(crate) fn few_huge_pages(&self, lack: &SourceError) {
-        log::warn!("{self}too few huge pages, other pages are taken: {lack}");
-    }
-
-    /// `partition, ceiling N bytes ...` (info): nothing: a pool with a ceiling of its own was made.
-    pub(crate) fn partitioned(&self, max_bytes: u64) {
-        log::info!("{self}partition, ceiling {max_bytes} bytes, shares the memory of its parent pool");
     }
 
     /// `shortage: no memory for N bytes ...` (warn): what the line says: it names the limit that is reached; or lower
@@ -375,94 +199,6 @@ impl PoolLog {
         log::warn!("{self}socket: no statistics at {}: {why}", path.display());
     }
 
-    /// `ceiling changed from A to B: ...` (info): nothing: by `set_max_bytes`, or because the limit of the control
-    /// group has changed (`auto`).
-    pub(crate) fn ceiling_changed(&self, from: Option<u64>, to: Option<u64>, why: &str) {
-        let bytes = |ceiling: Option<u64>| ceiling.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
-        log::info!("{self}ceiling changed from {} to {}: {why}", bytes(from), bytes(to));
-    }
-
-    /// The pool has a place in the host ledger.
-    ///
-    /// `ledger: the ceiling of ...` (info): nothing: the pool shares the ceiling of a host ledger (`PINPOOL_LEDGER`).
-    pub(crate) fn joined_ledger(&self, report: &LedgerReport) {
-        let LedgerReport { name, max_bytes, held_bytes, owners, .. } = report;
-        let ceiling = max_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
-        let others = owners.len().saturating_sub(1);
-        log::info!(
-            "{self}ledger: the ceiling of {name} holds for this pool and {others} others: {ceiling}, of which {held_bytes} are \
-             held"
-        );
-    }
-
-    /// `ledger: the ceiling of ... stays ...` (warn): give all processes of the ledger the same `PINPOOL_MAX_BYTES`:
-    /// the first one sets its ceiling.
-    pub(crate) fn ledger_has_other_ceiling(&self, name: &str, max_bytes: Option<u64>, asked_bytes: u64) {
-        let ceiling = max_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
-        log::warn!(
-            "{self}ledger: the ceiling of {name} stays {ceiling}, as its first owner has set it, not {asked_bytes} bytes; give all \
-             its processes the same PINPOOL_MAX_BYTES"
-        );
-    }
-
-    /// `ledger: none is used ...` (warn): what the line says; until then the pool has its own ceiling alone.
-    pub(crate) fn no_ledger(&self, why: &str) {
-        log::warn!("{self}ledger: none is used, and the pool has its own ceiling alone: {why}");
-    }
-
-    /// A get waited for room that other owners made.
-    ///
-    /// `ledger: L had room for N bytes ...` (debug): nothing: idle memory of other processes served a get.
-    pub(crate) fn ledger_had_room(&self, name: &str, asked_bytes: u64, waited: Duration) {
-        log::debug!("{self}ledger: {name} had room for {asked_bytes} bytes after {waited:?}");
-    }
-
-    /// A get waited for room that other owners did not make.
-    ///
-    /// `ledger: L had no room for N bytes ...` (info): what other processes hold stands in the line: put buffers back
-    /// there, or raise the ceiling.
-    pub(crate) fn ledger_had_no_room(&self, name: &str, asked_bytes: u64, waited: Duration, others: &str) {
-        log::info!("{self}ledger: {name} had no room for {asked_bytes} bytes in {waited:?}: {others}");
-    }
-
-    /// Idle memory was released because other owners lack it.
-    ///
-    /// `ledger: L was given N bytes ...` (debug): nothing: another process needed what was idle here.
-    pub(crate) fn ledger_was_given(&self, name: &str, bytes: u64) {
-        log::debug!("{self}ledger: {name} was given {bytes} bytes of idle memory, which other owners want");
-    }
-
-    /// What became of the pool's place in a ledger, if anything did.
-    ///
-    /// `ledger: the place in ... is lost ...` (error): code of the process has closed descriptors that are not its own
-    /// (`closefrom`, `close_range`), or another owner has written to the slot, as the line says: what the pool holds
-    /// counts in the ledger no more, and it pins no more; exclude them, and start the process again.
-    ///
-    /// `ledger: the file of ... was ...` (error): something has removed or cut the file: set `RemoveIPC=no` in
-    /// `logind.conf`, or exclude it from cleaners of `/dev/shm`. The line says if no other file can be had, and then
-    /// the pool pins no more until there is one.
-    pub(crate) fn ledger_news(&self, name: &str, news: Option<LedgerNews>) {
-        match news {
-            None => {}
-            Some(LedgerNews::Closed) => log::error!(
-                "{self}ledger: the place in {name} is lost, as this process has closed its descriptor: what is held counts there \
-                 no more, and nothing more is pinned; close only descriptors of your own, and start this process again"
-            ),
-            Some(LedgerNews::Taken) => log::error!(
-                "{self}ledger: the place in {name} is lost, as another owner has written to it: what is held counts there no more, \
-                 and nothing more is pinned; start this process again"
-            ),
-            Some(LedgerNews::Moved { what }) => log::error!(
-                "{self}ledger: the file of {name} was {what} while it was used: this pool has moved to the one that has the name \
-                 now, with all that it holds; keep others from removing it (RemoveIPC=no in logind.conf, cleaners of /dev/shm)"
-            ),
-            Some(LedgerNews::NotMoved { what, why }) => log::error!(
-                "{self}ledger: the file of {name} was {what} while it was used, and there is no other: nothing more is pinned \
-                 until there is one: {why}"
-            ),
-        }
-    }
-
     /// `trace: recording to F`, `trace: N records are in F` (info): nothing: `PINPOOL_TRACE` is set.
     #[cfg(feature = "trace")]
     pub(crate) fn recording(&self, path: &Path) {
@@ -527,14 +263,6 @@ impl PoolLog {
         log::warn!(
             "{self}mappings: the process has {used} of the {limit} that the kernel allows (vm.max_map_count), {own} of them this \
              pool's; from now on it grows by {granule_bytes} bytes at least (raise the limit: sysctl vm.max_map_count)"
-        );
-    }
-
-    /// `locked memory is limited ...` (warn): raise `RLIMIT_MEMLOCK` or set `PINPOOL_MAX_BYTES`.
-    pub(crate) fn lock_limited(&self, limit_bytes: u64) {
-        log::warn!(
-            "{self}locked memory is limited to {limit_bytes} bytes for this process (RLIMIT_MEMLOCK), and so is the \
-             ceiling; raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK for more"
         );
     }
 
@@ -703,28 +431,6 @@ pub(crate) fn is_power_of_ten(nth: u64) -> bool {
     nth.checked_ilog10().is_some_and(|digits| nth == 10u64.pow(digits))
 }
 
-/// A double as C's `%g` prints it: six significant digits, no trailing zeros, an exponent below 1e-4 and from 1e6 on.
-struct SixDigits(f64);
-
-impl fmt::Display for SixDigits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scientific = format!("{:.5e}", self.0);
-        // `{:e}` always prints an `e`; a value without one (infinity, NaN) is printed as it is.
-        let Some((mantissa, exponent)) = scientific.split_once('e') else { return f.write_str(&scientific) };
-        let exponent: i32 = exponent.parse().map_err(|_| fmt::Error)?;
-        if (-4..6).contains(&exponent) {
-            let decimals = usize::try_from(5 - exponent).map_err(|_| fmt::Error)?;
-            return f.write_str(without_trailing_zeros(&format!("{:.decimals$}", self.0)));
-        }
-        let sign = if exponent < 0 { '-' } else { '+' };
-        write!(f, "{}e{sign}{:02}", without_trailing_zeros(mantissa), exponent.unsigned_abs())
-    }
-}
-
-fn without_trailing_zeros(digits: &str) -> &str {
-    if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { digits }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -734,29 +440,5 @@ mod tests {
         let logged: Vec<u64> =
             (0..=1_000).chain([10_000, 10_001, u64::MAX]).filter(|&nth| is_power_of_ten(nth)).collect();
         assert_eq!(logged, [1, 10, 100, 1_000, 10_000]);
-    }
-
-    #[test]
-    fn rates_print_as_c_does() {
-        let cases = [
-            (0.0, "0"),
-            (1.0, "1"),
-            (0.002, "0.002"),
-            (0.015_742_824_577_7, "0.0157428"),
-            (0.000_12, "0.00012"),
-            (0.000_1, "0.0001"),
-            (0.000_099_999_96, "0.0001"),
-            (9.910_8e-5, "9.9108e-05"),
-            (5e-5, "5e-05"),
-            (1e-10, "1e-10"),
-            (0.999_999_96, "1"),
-            (1.234_565e-5, "1.23456e-05"),
-            (123_456.0, "123456"),
-            (1_234_567.0, "1.23457e+06"),
-            (1.5e100, "1.5e+100"),
-        ];
-        for (rate, text) in cases {
-            assert_eq!(SixDigits(rate).to_string(), text);
-        }
     }
 }

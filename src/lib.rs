@@ -50,15 +50,14 @@
 //! prints nothing.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Parts that only `pinpool-shared` uses are unused on systems without it.
-#![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))]
+#![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // What needs Linux is not there.
 
 #[cfg(doc)]
 #[doc = include_str!("../ARCHITECTURE.md")]
 pub mod architecture {}
 
 #[allow(missing_docs)] // Public for the benches alone.
-#[cfg_attr(not(feature = "testing"), allow(dead_code, unreachable_pub))] // What only the benches use.
+#[cfg_attr(not(feature = "testing"), allow(dead_code, unreachable_pub))] // What only benches and tests use.
 mod arena;
 mod budget;
 mod buffer;

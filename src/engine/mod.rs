@@ -23,6 +23,7 @@
 //! | `shortage.rs` | a time without room, logged once |
 //! | `owners.rs` | who holds the buffers that were got under a tag |
 //! | `core/report.rs` | the report of a get that found no memory |
+//! | `core/figures.rs` | the snapshots of a pool's figures |
 //! | `maintenance.rs` | when periodic work is due |
 //! | `accounts.rs` | counts beside the idle buffers, and the snapshot of all figures |
 //! | `clock.rs` | the time, exact and coarse |

@@ -31,7 +31,6 @@ impl fmt::Debug for Reminded {
 }
 
 impl Reminder {
-    #[allow(dead_code)] // For futures that are polled with another waker.
     /// Wakes `waker` in place of the one before; does nothing if that was woken already.
     pub(crate) fn set_waker(&self, waker: &Waker) -> bool {
         // Cloned and dropped outside the lock: a waker is a user's.

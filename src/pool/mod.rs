@@ -5,20 +5,21 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::backend::Source;
 use crate::buffer::{BatchBuf, PinnedBuf};
 use crate::config::Ceiling;
 use crate::engine::{Block, Core, Ledger, ShardAtHand, Wanted};
 use crate::error::{ErrorKind, Result};
-use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
+use crate::size_class::DEFAULT_ALIGN;
 
 mod builder;
 mod get_future;
 mod nodes;
 mod on_host;
 mod outside;
+mod reserve;
 mod statistics;
 mod tagged;
 
@@ -303,99 +304,6 @@ impl Pool {
     /// As [`get`](Pool::get).
     pub fn batch(&self, bytes: usize) -> Result<BatchBuf> {
         self.get(bytes).map(BatchBuf::over)
-    }
-
-    /// Pins `bytes` now, by the fastest method of the back-end, and keeps them until the pool ends. Logs its progress.
-    ///
-    /// With [`reserve_wait`](PoolBuilder::reserve_wait) off, returns when the first 8 MiB or so are pinned: a thread of the pool
-    /// pins the rest, in steps of about 8 MiB (64 MiB on `register` and `cuda`, where no buffer of the reserve is longer), and
-    /// gives way to gets. What gets pin meanwhile is a part of the reserve. A ceiling lowered below the reserve stops it, and
-    /// takes what is idle of it back on back-ends with virtual memory; a higher one lets it go on. If the driver or the kernel
-    /// refuses a step, the rest is given up, with a warning in the log; call this again for it once that is cured.
-    /// [`pinned_fraction`](Self::pinned_fraction) has the progress, [`wait_reserved`](Self::wait_reserved) waits for the end.
-    ///
-    /// # Errors
-    ///
-    /// - [`is_setting`](crate::Error::is_setting): under the preset `tensorflow`, which has no arena to carve from,
-    /// - [`is_limit`](crate::Error::is_limit): over the ceiling, or no room would be left for a get that waits,
-    /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused.
-    pub fn prewarm(&self, bytes: u64) -> Result<()> {
-        self.core().check_process()?;
-        if !self.core().backing().has_arena() {
-            let why =
-                "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is an allocation of its own".to_owned();
-            return Err(ErrorKind::Setting { name: "PINPOOL_RESERVE", value: bytes.to_string(), why }.into());
-        }
-        self.core().prewarm(bytes)
-    }
-
-    /// Waits at most `timeout` until all of the reserve that was asked for is pinned, on this pool's own memory node; false if it
-    /// is not then, as where the ceiling leaves no room for it or the pool ends. At once true where nothing was asked for, or
-    /// where [`reserve_wait`](PoolBuilder::reserve_wait) is on. With `PINPOOL_POLL=0` the calling thread pins it.
-    ///
-    /// # Errors
-    ///
-    /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused a step, and the rest was given up,
-    /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
-    pub fn wait_reserved(&self, timeout: Duration) -> Result<bool> {
-        self.core().check_process()?;
-        let now = Instant::now();
-        // A time beyond what the clock can tell is as good as a year.
-        self.core().await_reserve(now.checked_add(timeout).unwrap_or(now + Duration::from_secs(366 * 86_400)))
-    }
-
-    /// Has the reserve of this pool's memory node pinned before those of the same pool's other nodes ([`on`](Self::on)): they
-    /// pause until it is there, or cannot go on. Without a call all nodes are pinned at the same time. The last call counts; it
-    /// may come while they are being pinned.
-    ///
-    /// ```no_run
-    /// let pool = pinpool::Pool::builder().reserve_wait(false).build()?;
-    /// let near = pool.on(1)?;
-    /// pool.on(0)?.prewarm(512 << 30)?;
-    /// near.prewarm(512 << 30)?;
-    /// near.reserve_first();
-    /// # Ok::<(), pinpool::Error>(())
-    /// ```
-    pub fn reserve_first(&self) {
-        if !self.core().is_forked() {
-            self.core().reserve_first();
-        }
-    }
-
-    /// Share of the reserve asked for that is pinned, from 0 to 1: that of [`stats`](Self::stats). 1 where none was asked for, 0
-    /// in a child of the process that made the pool. Never falls, but where more is asked for, or a ceiling lowered below the
-    /// reserve takes a part of it back.
-    pub fn pinned_fraction(&self) -> f64 {
-        self.stats().pinned_fraction
-    }
-
-    /// Prepares memory for `count` buffers of `len` bytes, for each `(len, count)`: as a reserve, or under the preset
-    /// `tensorflow` by getting the buffers and putting them back.
-    ///
-    /// # Errors
-    ///
-    /// As [`prewarm`](Pool::prewarm) and [`get`](Pool::get); [`is_request`](crate::Error::is_request) also if the sum is over
-    /// `isize::MAX`.
-    pub fn prewarm_classes(&self, buffers: &[(usize, usize)]) -> Result<()> {
-        if !self.core().backing().has_arena() {
-            self.class_bytes(buffers)?;
-            // A buffer of no bytes needs no memory.
-            let lens = buffers.iter().filter(|(len, _)| *len > 0);
-            let all = lens.flat_map(|&(len, count)| std::iter::repeat_n(len, count));
-            return all.map(|len| self.get(len)).collect::<Result<Vec<_>>>().map(drop);
-        }
-        self.prewarm(self.class_bytes(buffers)?)
-    }
-
-    /// The sum of the classes of all `buffers`.
-    fn class_bytes(&self, buffers: &[(usize, usize)]) -> Result<u64> {
-        let mut sum: u64 = 0;
-        for &(len, count) in buffers {
-            let class_bytes = self.core().config().rounding.class_bytes(len, DEFAULT_ALIGN)? as u64;
-            let all = class_bytes.checked_mul(count as u64).and_then(|bytes| sum.checked_add(bytes));
-            sum = all.filter(|&sum| sum <= MAX_LEN as u64).ok_or(ErrorKind::Length { len, max_len: MAX_LEN })?;
-        }
-        Ok(sum)
     }
 
     /// A pool with its own counts, count limit and ceiling that carves its buffers from the same memory: for a second use,

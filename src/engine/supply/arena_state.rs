@@ -17,13 +17,13 @@ use std::time::Duration;
 
 use super::common_ceiling::CeilingShare;
 use super::executor::{Executed, Executor, Mapping, Mappings};
-use super::{BlockMemory, Reclaim, Refusal, SupplyStats};
+use super::{BlockMemory, Reclaim, SupplyStats};
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
 use crate::backend::{PAGE_BYTES, SourceError};
-use crate::ledger::SharedCeiling;
 use crate::stats::SourceCalls;
 
 mod background;
+mod claims;
 mod reserve;
 
 use background::BackgroundReserve;
@@ -100,106 +100,6 @@ impl ArenaState {
             calls: SourceCalls::default(),
             release_fails: false,
         }
-    }
-
-    pub(super) fn max_bytes(&self) -> Option<u64> {
-        self.max_bytes
-    }
-
-    /// What is held above a lower ceiling stays held until it is released.
-    pub(super) fn set_max_bytes(&mut self, max_bytes: Option<u64>) {
-        self.max_bytes = max_bytes;
-        // `None` is the highest of all.
-        self.highest_max_bytes = self.highest_max_bytes.zip(max_bytes).map(|(highest, max)| highest.max(max));
-    }
-
-    /// Bytes that may still be claimed under the ceiling, and under the host ledger, where at least `wanted_bytes` are of use.
-    pub(super) fn room_bytes(&self, wanted_bytes: u64) -> u64 {
-        let ledger = self.share.ledger();
-        self.own_room_bytes().min(ledger.map_or(u64::MAX, |ledger| ledger.room_for(wanted_bytes)))
-    }
-
-    /// Bytes that may still be claimed under the ceiling of the pool.
-    pub(super) fn own_room_bytes(&self) -> u64 {
-        self.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(self.claimed_under_ceiling()))
-    }
-
-    /// Why there is no room for `needed_bytes`, of which `missing_bytes` would have to be claimed: the host ledger, if the pool's
-    /// own ceiling leaves room for them.
-    pub(super) fn refusal(&self, needed_bytes: u64, missing_bytes: u64) -> Refusal {
-        if missing_bytes <= self.own_room_bytes() {
-            self.refusal_by_ledger(needed_bytes, missing_bytes)
-        } else {
-            Refusal::Ceiling { needed_bytes }
-        }
-    }
-
-    /// Why there is no room for `needed_bytes`: the host ledger, if it has no room for `missing_bytes`.
-    pub(super) fn refusal_by_ledger(&self, needed_bytes: u64, missing_bytes: u64) -> Refusal {
-        match self.share.ledger() {
-            Some(ledger) if ledger.room_for(missing_bytes) < missing_bytes => {
-                Refusal::Ledger { needed_bytes, missing_bytes }
-            }
-            _ => Refusal::Ceiling { needed_bytes },
-        }
-    }
-
-    /// Claims under `ledger` as well, from now on.
-    pub(super) fn join_ledger(&mut self, ledger: Arc<SharedCeiling>) {
-        self.share.join(ledger);
-    }
-
-    pub(super) fn ledger(&self) -> Option<&Arc<SharedCeiling>> {
-        self.share.ledger()
-    }
-
-    /// All that could be released is: what is left stays until the process ends. Returns the ledger, to be dropped outside of
-    /// the lock.
-    pub(super) fn end_claims(&mut self, is_all_released: bool) -> Option<Arc<SharedCeiling>> {
-        if is_all_released {
-            self.share.record(0, None);
-        }
-        self.share.end()
-    }
-
-    /// All is released but what a thread releases later: that stays claimed by the result.
-    pub(super) fn end_claims_but(&mut self, later_bytes: u64) -> CeilingShare {
-        // Less than before is always recorded.
-        self.share.record(later_bytes, None);
-        std::mem::take(&mut self.share)
-    }
-
-    /// Bytes claimed beyond the ceiling, since it was lowered.
-    pub(super) fn over_bytes(&self) -> u64 {
-        self.max_bytes.map_or(0, |max_bytes| self.claimed_under_ceiling().saturating_sub(max_bytes))
-    }
-
-    /// A share of the ceiling for another arena.
-    pub(super) fn share_beside(&self) -> CeilingShare {
-        self.share.beside()
-    }
-
-    /// Claims nothing yet: takes its share of a ceiling.
-    pub(super) fn take_share(&mut self, share: CeilingShare) {
-        self.share = share;
-    }
-
-    fn claimed_under_ceiling(&self) -> u64 {
-        self.all_claimed_bytes().saturating_add(self.claimed_by_others())
-    }
-
-    /// Bytes that others claim under the same ceiling.
-    pub(super) fn claimed_by_others(&self) -> u64 {
-        self.share.of_others()
-    }
-
-    /// Records what is claimed now. False if another arena has taken that room.
-    fn record_claims(&mut self) -> bool {
-        self.share.record(self.all_claimed_bytes(), self.max_bytes)
-    }
-
-    fn all_claimed_bytes(&self) -> u64 {
-        self.arena.stats().claimed_bytes + self.reserve_overhead_bytes + self.pending_bytes
     }
 
     /// What the system holds, as far as plans are settled.

@@ -3,11 +3,14 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `backing.rs` | the supply of one pool, with its own ceiling and its fallback |
+//! | `backing/refusals.rs` | why it has no memory, and what helps, in words |
 //! | `adopted.rs` | memory of a user, lent to the pool for one buffer |
 //! | `fallback.rs` | memory that is not pinned, in place of memory for which there is no room |
 //! | `direct.rs` | preset `tensorflow`: each miss is an acquisition, each victim a release |
 //! | `shared_arena.rs` | preset `adaptive`: a lock around an arena, and the order of steps when memory is needed or released |
+//! | `shared_arena/acquire.rs` | the steps of a get that missed |
 //! | `arena_state.rs` | what that lock guards: sequential bookkeeping |
+//! | `arena_state/claims.rs` | what is claimed under the ceiling |
 //! | `common_ceiling.rs` | one ceiling over the arenas of several memory nodes |
 //! | `attached.rs` | what the pools that share the arena can give |
 //! | `mapping_watch.rs` | how near the process is to the most mappings that it may have |

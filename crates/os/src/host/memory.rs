@@ -43,7 +43,6 @@ impl fmt::Display for LimitOrigin {
 }
 
 /// Memory that this process may use, read below `root`; `None` where `/proc/meminfo` has no total.
-#[allow(dead_code)] // Not every feature reads it once.
 pub fn memory(root: &Path) -> Option<HostMemory> {
     MemoryGauge::open(root)?.read()
 }

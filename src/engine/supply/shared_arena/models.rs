@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use loom::thread;
 
-use super::super::BlockMemory;
+use super::super::{Acquired, BlockMemory};
 use super::fixtures::{CountedHeap, NoBlocks, log_named};
 use super::*;
 use crate::size_class::Rounding;

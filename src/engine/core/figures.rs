@@ -1,0 +1,71 @@
+//! Snapshots of the figures of a pool.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use super::Core;
+use crate::size_class::{Class, plain_eighths_index};
+use crate::stats::{ClassStats, Stats};
+
+/// A snapshot whose sums do not hold is taken so often.
+const SNAPSHOT_TRIES: u32 = 8;
+
+impl Core {
+    /// The classes that this pool had buffers of, the smallest first.
+    pub(crate) fn class_stats(&self) -> Vec<ClassStats> {
+        if self.is_forked() {
+            return Vec::new();
+        }
+        let mut in_flight = BTreeMap::<usize, u64>::new();
+        self.in_flight.for_each(|block| *in_flight.entry(block.class_bytes()).or_default() += 1);
+        let counted = self.stock.classes().rows().into_iter();
+        let row = |(bytes, counted): (usize, ClassStats)| {
+            let in_flight = in_flight.remove(&bytes).unwrap_or(0);
+            let idle = self.stock.idle().count_of(Class { bytes, index: plain_eighths_index(bytes) });
+            // Saturating: buffers come and go between the readings.
+            let in_use = counted.buffers.saturating_sub(in_flight + idle);
+            ClassStats { in_flight, idle, in_use, ..counted }
+        };
+        counted.map(row).collect()
+    }
+
+    /// The statistics of the partitions that exist, in the order of their making.
+    pub(crate) fn partition_stats(&self) -> Vec<Stats> {
+        self.existing_partitions().iter().map(|core| core.stats()).collect()
+    }
+
+    /// The partitions that exist, in the order of their making.
+    pub(crate) fn existing_partitions(&self) -> Vec<Arc<Self>> {
+        if self.is_forked() {
+            return Vec::new();
+        }
+        // Upgraded outside of the lock: one may be the last reference to its pool.
+        let partitions = self.partitions.lock().clone();
+        partitions.iter().filter_map(Weak::upgrade).filter(|core| !core.stock.lifetime().is_sealed()).collect()
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let (preset, source) = (self.config.preset.name(), self.backing().source());
+        let name = self.name().map(str::to_owned);
+        let (number, is_partition) = (self.number, self.backing().is_partition());
+        let (backend, is_pinned) = (source.name(), source.is_pinned());
+        let stats = Stats { name, number, is_partition, preset, backend, is_pinned, ..Stats::default() };
+        if self.is_forked() {
+            return stats;
+        }
+        let stats = Stats { ledger: self.ledger_stats(), ..stats };
+        let mut tries = 0;
+        loop {
+            let (waits, waiting) = (self.waiters.total(), self.waiters.waiting());
+            let stats = Stats { waits, waiting, ..stats.clone() };
+            let stats = self.accounts.snapshot(stats, &self.stock, &self.in_flight, self.time.now_us());
+            tries += 1;
+            // The maintenance thread may end a copy between two readings. Beside a pool that is in use at all times the last one
+            // has to do.
+            if tries == SNAPSHOT_TRIES || stats.validate().is_ok() {
+                return stats;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
