@@ -32,7 +32,6 @@ mod mlock;
 mod page_lock;
 mod page_tiers;
 mod populate;
-mod recorded;
 #[cfg(feature = "cuda")]
 mod register;
 mod sim;
@@ -59,7 +58,6 @@ pub use mlock::lock_limit;
 pub(crate) use page_lock::PageLock;
 pub use page_tiers::PageTiers;
 pub use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
-pub(crate) use recorded::RecordedSource;
 #[cfg(feature = "cuda")]
 pub use register::RegisterSource;
 pub use sim::SimSource;

@@ -36,9 +36,9 @@ use super::maintenance::Maintenance;
 use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::supply::{Adopted, Backing, OutsideClaim, Reclaim, Refusal, ReserveWait};
+use super::supply::{Adopted, Backing, CalledSource, OutsideClaim, Reclaim, Refusal, ReserveWait};
 use super::waiters::Waiters;
-use crate::backend::{RecordedSource, Source, SourceError};
+use crate::backend::{Source, SourceError};
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
@@ -81,14 +81,6 @@ use verdicts::Need;
 pub(crate) use waiting::{Begun, WaitingGet, Wanted};
 
 type Block = block::Block<Core>;
-
-/// `source`, with its calls recorded if there is a recorder.
-pub(crate) fn recorded(source: Arc<dyn Source>, recorder: Option<&Arc<Recorder>>) -> Arc<dyn Source> {
-    match recorder {
-        Some(recorder) => Arc::new(RecordedSource::new(source, recorder.clone())),
-        None => source,
-    }
-}
 
 /// What all handles and buffers of one pool share.
 #[derive(Debug)]
@@ -193,7 +185,7 @@ impl Core {
     pub(crate) fn on_node(&self, node: u32, source: Arc<dyn Source>) -> Option<Result<Arc<Self>, SourceError>> {
         let log = Arc::new(self.log.partition(&format!("node{node}")));
         let recorder = self.recorder_beside(&self.config, log.name.as_deref(), source.name());
-        let source = recorded(source, recorder.as_ref());
+        let source = CalledSource::new(source, recorder.clone());
         let backing = self.backing().on_node(source, log.clone())?;
         Some(backing.map(|backing| Self::new(self.config.clone(), backing, self.time.shared(), log, recorder)))
     }

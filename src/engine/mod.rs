@@ -50,11 +50,11 @@ pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
 #[cfg(feature = "trace")]
 pub(crate) use self::core::recorded_description;
-pub(crate) use self::core::{Begun, Core, WaitingGet, Wanted, recorded};
+pub(crate) use self::core::{Begun, Core, WaitingGet, Wanted};
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;
 pub(crate) use self::supply::{
-    Adopted, Backing, BegunCopy, Direct, Fallback, OutsideClaim, SharedArena, SharedArenaConfig, Supply,
+    Adopted, Backing, BegunCopy, CalledSource, Direct, Fallback, OutsideClaim, SharedArena, SharedArenaConfig, Supply,
 };
 pub(crate) use self::user_block::Block;
 #[cfg(any(test, feature = "testing"))]

@@ -19,7 +19,8 @@ use crate::config::{
 };
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
-    Backing, CeilingSource, Clock, Core, Direct, Fallback, SharedArena, SharedArenaConfig, Supply, Timekeeper, recorded,
+    Backing, CalledSource, CeilingSource, Clock, Core, Direct, Fallback, SharedArena, SharedArenaConfig, Supply,
+    Timekeeper,
 };
 use crate::error::{ErrorKind, Result};
 use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
@@ -185,7 +186,7 @@ impl PoolBuilder {
         let recorder = recorder(&config, &log, chosen.source.name())?;
         #[cfg(not(feature = "trace"))]
         let recorder: Option<Arc<Recorder>> = None;
-        let source = recorded(chosen.source, recorder.as_ref());
+        let source = CalledSource::new(chosen.source, recorder.clone());
         let fallback = (config.on_full == OnFull::Pageable).then(|| fallback(&config, max_bytes));
         let ledger = ledger.or_else(|| process_ceiling(&config, &log, &ceiling_source)).map(Arc::new);
         let supply = supply(&config, source, max_bytes, &log, &ceiling_source.root, ledger)?;
@@ -309,7 +310,7 @@ fn process_ceiling(config: &Config, log: &PoolLog, source: &CeilingSource) -> Op
 
 fn supply(
     config: &Config,
-    source: Arc<dyn Source>,
+    source: CalledSource,
     max_bytes: Option<u64>,
     log: &Arc<PoolLog>,
     root: &Path,

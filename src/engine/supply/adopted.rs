@@ -23,11 +23,6 @@ impl Adopted {
 
 impl fmt::Debug for Adopted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { start, len, is_pinned, on_return: _ } = self;
-        f.debug_struct("Adopted")
-            .field("start", start)
-            .field("len", len)
-            .field("is_pinned", is_pinned)
-            .finish_non_exhaustive()
+        f.debug_struct("Adopted").field("start", &self.start).field("len", &self.len).finish_non_exhaustive()
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::super::waiters::Beside;
+use super::CalledSource;
 use super::common_ceiling::{CeilingShare, OutsideClaim};
 use super::fallback::FallbackStats;
 use super::{Acquired, BlockMemory, Direct, Fallback, Gate, Reclaim, Refusal, SharedArena, SupplyStats};
@@ -87,7 +88,7 @@ impl Backing {
     /// has no arena.
     pub(in crate::engine) fn on_node(
         &self,
-        source: Arc<dyn Source>,
+        source: CalledSource,
         log: Arc<PoolLog>,
     ) -> Option<Result<Self, SourceError>> {
         let arena = self.arena()?.beside(source, log);

@@ -5,8 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::source_call::call;
-use super::{BlockMemory, Refusal, SupplyStats};
+use super::{BlockMemory, CalledSource, Refusal, SupplyStats};
 use crate::backend::{Region, Source, SourceError};
 use crate::budget::{Budget, Claim};
 use crate::diag::{Growth, PoolLog};
@@ -17,7 +16,7 @@ use pinpool_os::sync::plain::Mutex;
 /// A source under a ceiling.
 #[derive(Debug)]
 pub(crate) struct Direct {
-    source: Arc<dyn Source>,
+    source: CalledSource,
     budget: Arc<Budget>,
     counts: Box<Mutex<CallCounts>>,
     log: Arc<PoolLog>,
@@ -31,7 +30,7 @@ struct CallCounts {
 
 impl Direct {
     pub(crate) fn new(
-        source: Arc<dyn Source>,
+        source: CalledSource,
         max_bytes: Option<u64>,
         log: Arc<PoolLog>,
         ledger: Option<Arc<SharedCeiling>>,
@@ -91,7 +90,7 @@ impl Direct {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = self.budget.claim(needed_bytes).ok_or_else(|| self.refusal(needed_bytes))?;
         let begun = Instant::now();
-        let acquired = call("acquire", || self.source.acquire_until(class_bytes, until));
+        let acquired = self.source.acquire(class_bytes, Some(until));
         let took = begun.elapsed();
         self.counts.lock().calls.pinned(class_bytes as u64, took, acquired.is_ok());
         let region = acquired.map_err(Refusal::Source)?;
@@ -112,11 +111,9 @@ impl Direct {
     pub(super) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
         let class_bytes = region.len_bytes() as u64;
         let begun = Instant::now();
-        let released = call("release", || {
-            // SAFETY: the region came from this source (`acquire` above), and the caller gave up its block by value, so no
-            // reference and no copy uses it (core-I1).
-            unsafe { self.source.release(region) }
-        });
+        // SAFETY: the region came from this source (`acquire` above), and the caller gave up its block by value, so no
+        // reference and no copy uses it (core-I1).
+        let released = unsafe { self.source.release(region) };
         let mut counts = self.counts.lock();
         counts.calls.unpin.record(class_bytes, begun.elapsed(), released.is_ok());
         match released {

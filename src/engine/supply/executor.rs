@@ -13,12 +13,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::called_source::CalledSource;
 use super::gate::ClosedGate;
-use super::source_call::call;
 use crate::arena::{
     Arena, ArenaPtr, Extent, GranuleSizes, GrowthMode, Plan, PlanOutcome, RANGE_BYTES_MAX, Retention, Step,
 };
-use crate::backend::{self, AddressRange, PAGE_BYTES, Region, RemapError, Source, SourceError, Subrange};
+use crate::backend::{self, AddressRange, PAGE_BYTES, Region, RemapError, SourceError, Subrange};
 use crate::stats::SourceCalls;
 
 /// The smallest granule where the ceiling leaves room for it.
@@ -130,18 +130,14 @@ impl Mapping {
     ///
     /// It came from `source`, and no block lies in it.
     #[allow(unsafe_code)] // Memory and addresses leave the pool.
-    pub(super) unsafe fn release(self, source: &dyn Source) -> Result<(), SourceError> {
+    pub(super) unsafe fn release(self, source: &CalledSource) -> Result<(), SourceError> {
         match self {
-            Self::Region(region) => call("release", || {
-                // SAFETY: the caller's promise.
-                unsafe { source.release(region) }
-            }),
-            Self::Addresses(range) => match (Arc::into_inner(range), source.virtual_memory()) {
-                (Some(range), Some(memory)) => call("unreserve", || {
-                    // SAFETY: the caller's promise; granules that are still committed are those whose release failed.
-                    unsafe { memory.unreserve(range) }
-                }),
-                _ => Err(SourceError::new("unreserve", "the addresses are still in use")),
+            // SAFETY: the caller's promise.
+            Self::Region(region) => unsafe { source.release(region) },
+            Self::Addresses(range) => match Arc::into_inner(range) {
+                // SAFETY: the caller's promise; granules that are still committed are those whose release failed.
+                Some(range) => unsafe { source.unreserve(range) },
+                None => Err(SourceError::new("unreserve", "the addresses are still in use")),
             },
         }
     }
@@ -161,7 +157,7 @@ impl Executor {
     /// `until`. Opens the gate after the last release, because copies need not wait for a commit. Slow calls.
     pub(super) fn execute(
         mut self,
-        source: &dyn Source,
+        source: &CalledSource,
         plan: &Plan,
         until: Instant,
         mut closed: Option<ClosedGate<'_>>,
@@ -195,7 +191,7 @@ impl Executor {
     }
 
     /// Executes every step of `plan`, which has releases only, and returns the indices of those that failed. Slow calls.
-    pub(super) fn release_each(mut self, source: &dyn Source, plan: &Plan) -> (Executed, Vec<usize>) {
+    pub(super) fn release_each(mut self, source: &CalledSource, plan: &Plan) -> (Executed, Vec<usize>) {
         let (mut executed, mut failed) = (Executed::default(), Vec::new());
         for (index, step) in plan.steps().iter().enumerate() {
             if let Err(error) = self.call(source, std::slice::from_ref(step), &mut executed) {
@@ -212,7 +208,7 @@ impl Executor {
     }
 
     /// One step, or several moves to adjoining targets.
-    fn call(&mut self, source: &dyn Source, steps: &[Step], executed: &mut Executed) -> Result<(), RemapError> {
+    fn call(&mut self, source: &CalledSource, steps: &[Step], executed: &mut Executed) -> Result<(), RemapError> {
         let begun = Instant::now();
         match *steps {
             [Step::Commit { extent }] => {
@@ -235,55 +231,42 @@ impl Executor {
     }
 
     #[allow(unsafe_code)]
-    fn commit(&mut self, source: &dyn Source, extent: Extent, executed: &mut Executed) -> Result<(), SourceError> {
+    fn commit(&mut self, source: &CalledSource, extent: Extent, executed: &mut Executed) -> Result<(), SourceError> {
         let (offset, bytes) = (as_len(extent.offset())?, as_len(extent.bytes())?);
-        match (source.virtual_memory(), &self.addresses) {
-            (Some(memory), Some(range)) => {
-                call("commit", || {
-                    // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
-                    // touches them until the plan is settled (arena-I1).
-                    unsafe { memory.commit(range, offset, bytes) }
-                })
-            }
-            _ => {
-                let acquired = call("acquire", || match self.until {
-                    Some(until) => source.acquire_until(bytes, until),
-                    None => source.acquire(bytes),
-                });
+        match &self.addresses {
+            // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
+            // touches them until the plan is settled (arena-I1).
+            Some(range) => unsafe { source.commit(range, offset, bytes) },
+            None => {
+                let acquired = source.acquire(bytes, self.until);
                 acquired.map(|region| executed.regions.push((extent.range(), region)))
             }
         }
     }
 
     #[allow(unsafe_code)]
-    fn decommit(&mut self, source: &dyn Source, extent: Extent) -> Result<(), SourceError> {
+    fn decommit(&mut self, source: &CalledSource, extent: Extent) -> Result<(), SourceError> {
         if let Some(region) = self.leaving.remove(&extent.range()) {
             let again = Region::new(region.start(), region.len_bytes(), region.id());
-            let released = call("release", || {
-                // SAFETY: the region is this source's, wholly free and in transit (arena-I1): no block lies in it, so no
-                // reference and no copy uses it (core-I1).
-                unsafe { source.release(region) }
-            });
+            // SAFETY: the region is this source's, wholly free and in transit (arena-I1): no block lies in it, so no
+            // reference and no copy uses it (core-I1).
+            let released = unsafe { source.release(region) };
             return released.inspect_err(|_| {
                 // It stays mapped and page-locked (source-C1).
                 self.leaving.insert(extent.range(), again);
             });
         }
         let (offset, bytes) = (as_len(extent.offset())?, as_len(extent.bytes())?);
-        match (source.virtual_memory(), &self.addresses) {
-            (Some(memory), Some(range)) => {
-                call("decommit", || {
-                    // SAFETY: the range is this source's; the granules are committed, wholly free and in transit
-                    // (arena-I1): no block lies in them, so no reference and no copy uses them (core-I1).
-                    unsafe { memory.decommit(range, offset, bytes) }
-                })
-            }
-            _ => Err(SourceError::new("release", "the region is not known")),
+        match &self.addresses {
+            // SAFETY: the range is this source's; the granules are committed, wholly free and in transit (arena-I1): no
+            // block lies in them, so no reference and no copy uses them (core-I1).
+            Some(range) => unsafe { source.decommit(range, offset, bytes) },
+            None => Err(SourceError::new("release", "the region is not known")),
         }
     }
 
     #[allow(unsafe_code)]
-    fn remap(&self, source: &dyn Source, moves: &[Step]) -> Result<(), RemapError> {
+    fn remap(&self, source: &CalledSource, moves: &[Step]) -> Result<(), RemapError> {
         let cannot = || RemapError::Kept(SourceError::new("remap", "granules do not move between ranges"));
         let (mut sources, mut target) = (Vec::with_capacity(moves.len()), None);
         for step in moves {
@@ -295,14 +278,12 @@ impl Executor {
             sources.push(subrange().map_err(RemapError::Kept)?);
             target.get_or_insert(to);
         }
-        match (source.virtual_memory(), &self.addresses, target) {
-            (Some(memory), Some(range), Some(target)) => {
+        match (&self.addresses, target) {
+            (Some(range), Some(target)) => {
                 let to = as_len(target.offset()).map_err(RemapError::Kept)?;
-                call("remap", || {
-                    // SAFETY: as in `decommit` for the granules of `sources`, and as in `commit` for those at `to`, where
-                    // the plan has one target after the other (`steps_in_one_call`).
-                    unsafe { memory.remap(range, &sources, to) }
-                })
+                // SAFETY: as in `decommit` for the granules of `sources`, and as in `commit` for those at `to`, where
+                // the plan has one target after the other (`steps_in_one_call`).
+                unsafe { source.remap(range, &sources, to) }
             }
             _ => Err(cannot()),
         }
@@ -328,7 +309,7 @@ fn as_len(bytes: u64) -> Result<usize, SourceError> {
 
 /// An arena for what `source` can do, its mappings, and the shape of its growth. Reserves addresses, pins nothing.
 pub(super) fn arena_over(
-    source: &Arc<dyn Source>,
+    source: &CalledSource,
     max_bytes: Option<u64>,
     retention: Retention,
 ) -> Result<(Arena, Mappings, GrowthShape), SourceError> {

@@ -15,7 +15,7 @@
 //! | `attached.rs` | what the pools that share the arena can give |
 //! | `mapping_watch.rs` | how near the process is to the most mappings that it may have |
 //! | `executor.rs` | addresses of the arena's ranges, and the source calls of a plan |
-//! | `source_call.rs` | one call of a source, which may panic |
+//! | `called_source.rs` | the slow calls of a source: recorded, and failed if they panic |
 //! | `gate.rs` | keeps copies and releases that wait for copies apart |
 //!
 //! `Direct` releases at once, as TensorFlow does, and with `cuda` each release waits for the device. `SharedArena` never
@@ -28,6 +28,7 @@ mod adopted;
 mod arena_state;
 mod attached;
 mod backing;
+mod called_source;
 mod common_ceiling;
 mod direct;
 mod executor;
@@ -35,7 +36,6 @@ mod fallback;
 mod gate;
 mod mapping_watch;
 mod shared_arena;
-mod source_call;
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -48,6 +48,7 @@ use crate::stats::EvictionReason;
 pub(crate) use adopted::Adopted;
 pub(super) use backing::PoolUsage;
 pub(crate) use backing::{Backing, Supply};
+pub(crate) use called_source::CalledSource;
 pub(crate) use common_ceiling::OutsideClaim;
 pub(crate) use direct::Direct;
 pub(crate) use fallback::Fallback;

@@ -38,6 +38,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::CalledSource;
 use super::arena_state::ArenaState;
 use super::common_ceiling::{CeilingShare, NodeArenas};
 use super::executor::{GrowthShape, arena_over, held};
@@ -70,7 +71,7 @@ const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 /// An arena over a source, for one pool and its partitions.
 #[derive(Debug)]
 pub(crate) struct SharedArena {
-    source: Arc<dyn Source>,
+    source: CalledSource,
     log: Arc<PoolLog>,
     config: SharedArenaConfig,
     shape: GrowthShape,
@@ -113,11 +114,7 @@ pub(crate) struct SharedArenaConfig {
 
 impl SharedArena {
     /// An arena over `source`. Reserves addresses where the source can, pins nothing.
-    pub(crate) fn new(
-        source: Arc<dyn Source>,
-        config: SharedArenaConfig,
-        log: Arc<PoolLog>,
-    ) -> Result<Self, SourceError> {
+    pub(crate) fn new(source: CalledSource, config: SharedArenaConfig, log: Arc<PoolLog>) -> Result<Self, SourceError> {
         let (arena, mappings, shape) = arena_over(&source, config.max_bytes, config.retention)?;
         let varied_above_bytes = if shape.is_discrete {
             VARIED_IN_REGIONS_BYTES
@@ -148,7 +145,7 @@ impl SharedArena {
     /// others.
     pub(in crate::engine) fn beside(
         self: &Arc<Self>,
-        source: Arc<dyn Source>,
+        source: CalledSource,
         log: Arc<PoolLog>,
     ) -> Result<Arc<Self>, SourceError> {
         let config = SharedArenaConfig { max_bytes: self.max_bytes(), ..self.config };
@@ -427,7 +424,8 @@ mod tests {
                 retention: Retention::default(),
                 drain_at_most: None,
             };
-            let arena = SharedArena::new(source.clone(), config, log_named("closing test")).unwrap();
+            let arena =
+                SharedArena::new(CalledSource::new(source.clone(), None), config, log_named("closing test")).unwrap();
             let pool = Arc::new(NoBlocks);
             let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
             arena.attach(attached);

@@ -27,7 +27,7 @@ impl SharedArena {
         let closed = closed.filter(|_| plan.decommits());
         let executor = state.executor(&plan);
         drop(state);
-        let executed = executor.execute(&*self.source, &plan, until, closed);
+        let executed = executor.execute(&self.source, &plan, until, closed);
         let (page_locks, took) = (executed.0.calls.pin.count, executed.0.calls.underlying().time);
         let mut state = self.state.lock();
         let held_before_bytes = state.held_bytes();

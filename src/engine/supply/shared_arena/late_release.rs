@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use super::super::CalledSource;
 use super::super::common_ceiling::CeilingShare;
 use super::super::executor::Mapping;
-use crate::backend::Source;
 use crate::diag::PoolLog;
 use crate::maintenance_thread::MaintenanceThread;
 use pinpool_os::sync::plain::Mutex;
@@ -19,7 +19,7 @@ const IDLE_PAUSE: Duration = Duration::from_millis(1);
 /// Memory of a pool that has ended.
 #[derive(Debug)]
 pub(super) struct LateRelease {
-    pub(super) source: Arc<dyn Source>,
+    pub(super) source: CalledSource,
     pub(super) mappings: Vec<Mapping>,
     pub(super) bytes: u64,
     /// What the memory claims; `None` if more of the pool stays pinned, and claimed with it.
@@ -63,7 +63,7 @@ impl LateRelease {
         for mapping in mappings {
             // SAFETY: the mapping is of this source, and left the table when no block was left in the arena
             // (arena-state-I1).
-            released = released.and(unsafe { mapping.release(&*source) });
+            released = released.and(unsafe { mapping.release(&source) });
         }
         if let Some(mut share) = share {
             if released.is_ok() {

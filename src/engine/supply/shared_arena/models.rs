@@ -31,7 +31,7 @@ impl Model {
             retention: Retention::default(),
             drain_at_most: None,
         };
-        let arena = SharedArena::new(source.clone(), config, log_named("model")).unwrap();
+        let arena = SharedArena::new(CalledSource::new(source.clone(), None), config, log_named("model")).unwrap();
         let pool = Arc::new(NoBlocks);
         let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
         arena.attach(attached);

@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::super::arena_state::ArenaState;
-use super::super::source_call::call;
 use super::SharedArena;
 use crate::backend::VirtualMemory;
 
@@ -64,8 +63,10 @@ impl SharedArena {
     /// Unmaps moved granules where they were. Returns whether there were any; after a refusal they are left for later. A slow
     /// call.
     fn unmap_old_places(&self) -> bool {
-        let Some(memory) = self.source.virtual_memory().filter(|memory| memory.has_old_places()) else { return false };
-        let Err(error) = call("unmap", || memory.unmap_old_places()) else { return true };
+        if !self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
+            return false;
+        }
+        let Err(error) = self.source.unmap_old_places() else { return true };
         let reported = self.state.lock().note_not_unmapped(error);
         self.log.release_error(reported);
         false
@@ -101,7 +102,7 @@ impl SharedArena {
         let executor = state.executor(&plan);
         drop(state);
         // Moves wait for no copy, so the gate may be open.
-        let executed = executor.execute(&*self.source, &plan, Instant::now(), None);
+        let executed = executor.execute(&self.source, &plan, Instant::now(), None);
         self.state.lock().settle_preparation(plan, executed, now_us);
         self.settled.notify_all();
         true

@@ -185,7 +185,7 @@ impl SharedArena {
         let Some(plan) = plan(&mut state) else { return Ok(()) };
         let executor = state.executor(&plan);
         drop(state);
-        let executed = executor.release_each(&*self.source, &plan);
+        let executed = executor.release_each(&self.source, &plan);
         let settled = self.state.lock().settle_releases(&plan, executed, now_us);
         self.settled.notify_all();
         settled
@@ -265,7 +265,7 @@ impl SharedArena {
         let (region_bytes, begun) = (mapping.region_bytes(), Instant::now());
         // SAFETY: the mapping is of this source, and left the table when no block was left in the arena, or before the
         // arena had a range for it (arena-state-I1).
-        let released = unsafe { mapping.release(&*self.source) };
+        let released = unsafe { mapping.release(&self.source) };
         let (took, has_succeeded) = (begun.elapsed(), released.is_ok());
         region_bytes.into_iter().for_each(|bytes| self.state.lock().count_region_release(bytes, took, has_succeeded));
         released

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use super::super::Refusal;
 use super::super::executor::{Mapping, held};
-use super::super::source_call::call;
 use super::SharedArena;
 use crate::backend::SourceError;
 use crate::diag::Growth;
@@ -26,7 +25,7 @@ impl SharedArena {
         }
         let begun = Instant::now();
         let progress = |done: usize| progress(done as u64);
-        let acquired = call("acquire", || self.source.acquire_fast(len, self.config.pin_threads, &progress));
+        let acquired = self.source.acquire_fast(len, self.config.pin_threads, &progress);
         let took = begun.elapsed();
         let mut state = self.state.lock();
         let held_before_bytes = state.held_bytes();

@@ -56,7 +56,7 @@ impl SharedArena {
         };
         let executor = state.executor(&plan);
         drop(state);
-        let executed = executor.execute(&*self.source, &plan, Instant::now() + PATIENCE_FOR_GETS, None);
+        let executed = executor.execute(&self.source, &plan, Instant::now() + PATIENCE_FOR_GETS, None);
         let took = executed.0.calls.underlying().time;
         let mut state = self.state.lock();
         let held_before_bytes = state.held_bytes();

@@ -1,0 +1,172 @@
+//! A source whose slow calls are recorded, if the pool records, and fail if they panic: it may be a user's.
+#![allow(unsafe_code)] // Passes unsafe calls on.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::backend::{AddressRange, Region, RemapError, Source, SourceError, Subrange, VirtualMemory};
+use pinpool_observe::record::{Event, Recorder};
+use pinpool_os::unwind::caught;
+
+/// A source, and who records its calls. What it says of itself is asked of the source.
+#[derive(Debug, Clone)]
+pub(crate) struct CalledSource {
+    source: Arc<dyn Source>,
+    recorder: Option<Arc<Recorder>>,
+}
+
+impl Deref for CalledSource {
+    type Target = dyn Source;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.source
+    }
+}
+
+fn panicked(call: &'static str) -> SourceError {
+    SourceError::new(call, "the back-end panicked")
+}
+
+/// Makes a call of a source.
+fn call<R>(name: &'static str, call: impl FnOnce() -> Result<R, SourceError>) -> Result<R, SourceError> {
+    caught(call).unwrap_or_else(|| Err(panicked(name)))
+}
+
+fn ns_since(begun: Instant) -> u64 {
+    u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The address of an offset, for a record.
+fn address(range: &AddressRange, offset: usize) -> u64 {
+    range.start().addr().get().saturating_add(offset) as u64
+}
+
+impl CalledSource {
+    pub(crate) fn new(source: Arc<dyn Source>, recorder: Option<Arc<Recorder>>) -> Self {
+        Self { source, recorder }
+    }
+
+    fn record(&self, event: impl FnOnce() -> Event) {
+        if let Some(recorder) = &self.recorder {
+            recorder.record(event());
+        }
+    }
+
+    /// The virtual memory of a source that has some.
+    fn memory(&self) -> Result<&dyn VirtualMemory, SourceError> {
+        self.virtual_memory().ok_or_else(|| SourceError::new("commit", "the back-end has no virtual memory"))
+    }
+
+    fn pin(&self, bytes: usize, acquire: impl FnOnce() -> Result<Region, SourceError>) -> Result<Region, SourceError> {
+        let begun = Instant::now();
+        let acquired = call("acquire", acquire);
+        let address = acquired.as_ref().map_or(0, |region| region.start().addr().get() as u64);
+        let failed = acquired.is_err();
+        self.record(|| Event::Pin { address, bytes: bytes as u64, took_ns: ns_since(begun), failed });
+        acquired
+    }
+
+    /// Waits for acquisitions of other threads until `until`, if there is such a time.
+    pub(super) fn acquire(&self, bytes: usize, until: Option<Instant>) -> Result<Region, SourceError> {
+        self.pin(bytes, || match until {
+            Some(until) => self.source.acquire_until(bytes, until),
+            None => self.source.acquire(bytes),
+        })
+    }
+
+    pub(super) fn acquire_fast(
+        &self,
+        bytes: usize,
+        threads: usize,
+        progress: &dyn Fn(usize),
+    ) -> Result<Region, SourceError> {
+        self.pin(bytes, || self.source.acquire_fast(bytes, threads, progress))
+    }
+
+    /// # Safety
+    ///
+    /// That of [`Source::release`].
+    pub(super) unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        let (address, bytes) = (region.start().addr().get() as u64, region.len_bytes() as u64);
+        let begun = Instant::now();
+        let released = call("release", || {
+            // SAFETY: the caller's promise.
+            unsafe { self.source.release(region) }
+        });
+        let failed = released.is_err();
+        self.record(|| Event::Unpin { address, bytes, took_ns: ns_since(begun), failed });
+        released
+    }
+
+    /// # Safety
+    ///
+    /// That of [`VirtualMemory::commit`].
+    pub(super) unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        let (memory, begun) = (self.memory()?, Instant::now());
+        let committed = call("commit", || {
+            // SAFETY: the caller's promise.
+            unsafe { memory.commit(range, offset, bytes) }
+        });
+        let (address, failed) = (address(range, offset), committed.is_err());
+        self.record(|| Event::Pin { address, bytes: bytes as u64, took_ns: ns_since(begun), failed });
+        committed
+    }
+
+    /// # Safety
+    ///
+    /// That of [`VirtualMemory::decommit`].
+    pub(super) unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        let (memory, begun) = (self.memory()?, Instant::now());
+        let released = call("decommit", || {
+            // SAFETY: the caller's promise.
+            unsafe { memory.decommit(range, offset, bytes) }
+        });
+        let (address, failed) = (address(range, offset), released.is_err());
+        self.record(|| Event::Unpin { address, bytes: bytes as u64, took_ns: ns_since(begun), failed });
+        released
+    }
+
+    /// # Safety
+    ///
+    /// That of [`VirtualMemory::remap`].
+    pub(super) unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
+        let (memory, begun) = (self.memory().map_err(RemapError::Kept)?, Instant::now());
+        let moved = caught(|| {
+            // SAFETY: the caller's promise.
+            unsafe { memory.remap(range, from, to) }
+        });
+        // Granules may have lost their memory on the way to a panic. As lost ones they are used no more.
+        let moved = moved.unwrap_or_else(|| Err(RemapError::Lost(panicked("remap"))));
+        let (mut took_ns, mut to) = (ns_since(begun), to);
+        for piece in from {
+            let (bytes, old) = (piece.bytes as u64, address(range, piece.offset));
+            match &moved {
+                Ok(()) => self.record(|| Event::Move { from: old, to: address(range, to), bytes, took_ns }),
+                Err(RemapError::Lost(_)) => {
+                    self.record(|| Event::Unpin { address: old, bytes, took_ns, failed: false });
+                }
+                Err(RemapError::Kept(_)) => {}
+            }
+            took_ns = 0;
+            to = to.saturating_add(piece.bytes);
+        }
+        moved
+    }
+
+    pub(super) fn unmap_old_places(&self) -> Result<(), SourceError> {
+        let memory = self.memory()?;
+        call("unmap", || memory.unmap_old_places())
+    }
+
+    /// # Safety
+    ///
+    /// That of [`VirtualMemory::unreserve`].
+    pub(super) unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
+        let memory = self.memory()?;
+        call("unreserve", || {
+            // SAFETY: the caller's promise.
+            unsafe { memory.unreserve(range) }
+        })
+    }
+}
