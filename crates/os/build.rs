@@ -1,4 +1,4 @@
-//! Refuses systems on which nothing would compile, with one sentence.
+//! Refuses systems on which nothing would compile, with one sentence: here, since all other crates stand on this one.
 #![allow(clippy::print_stdout)] // Cargo reads it.
 
 fn main() {
