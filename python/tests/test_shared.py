@@ -322,6 +322,17 @@ def test_a_worker_knows_its_number_and_is_initialised(heap, method):
     assert pinpool.get_worker_info() is None
 
 
+def no_such_file(worker):
+    open("/no/such/file")
+
+
+@pytest.mark.parametrize("on_death", ["raise", "replace"])
+def test_an_initialisation_that_fails_is_named_at_once(heap, on_death):
+    with pinpool.SharedLoader(Numbers(8), 4, worker_init_fn=no_such_file, pool=heap, on_death=on_death) as loader:
+        with pytest.raises(pinpool.WorkerError, match="worker_init_fn in worker [01]: FileNotFoundError.*\n\nIn the worker"):
+            next(iter(loader))
+
+
 KILLS = int(os.environ.get("PINPOOL_TEST_KILLS", "20"))
 
 

@@ -31,13 +31,17 @@ pub(super) const HAS_RANGES: bool = cfg!(all(target_os = "linux", not(miri)));
 /// Flags and advice that only Linux knows.
 #[cfg(target_os = "linux")]
 pub(super) mod linux {
-    pub(in crate::backend) use libc::{MADV_DONTFORK, MADV_HUGEPAGE, MADV_POPULATE_WRITE, MAP_HUGE_SHIFT, MAP_HUGETLB};
+    pub(in crate::backend) use libc::{
+        MADV_DOFORK, MADV_DONTFORK, MADV_HUGEPAGE, MADV_POPULATE_READ, MADV_POPULATE_WRITE, MAP_HUGE_SHIFT, MAP_HUGETLB,
+    };
 }
 /// No system knows the advice -1: `madvise` fails with `EINVAL`. The flags are not used ([`HAS_RANGES`]).
 #[cfg(not(target_os = "linux"))]
 pub(super) mod linux {
+    pub(in crate::backend) const MADV_DOFORK: libc::c_int = -1;
     pub(in crate::backend) const MADV_DONTFORK: libc::c_int = -1;
     pub(in crate::backend) const MADV_HUGEPAGE: libc::c_int = -1;
+    pub(in crate::backend) const MADV_POPULATE_READ: libc::c_int = -1;
     pub(in crate::backend) const MADV_POPULATE_WRITE: libc::c_int = -1;
     pub(in crate::backend) const MAP_HUGETLB: libc::c_int = 0;
     pub(in crate::backend) const MAP_HUGE_SHIFT: libc::c_int = 0;
@@ -145,12 +149,21 @@ pub(super) unsafe fn keep_if(prepared: Result<(), SourceError>, region: Region) 
 /// Keeps the pages of `region` from children of `fork`. The kernel would copy all of them at once, as it does with pages
 /// that a device has pinned, and the child could not use the page-lock.
 pub(super) fn keep_from_children(region: &Region) -> Result<(), SourceError> {
+    advise_fork(region, linux::MADV_DONTFORK)
+}
+
+/// Gives the pages of `region` to children of `fork`, as ordinary memory is.
+pub(super) fn give_to_children(region: &Region) -> Result<(), SourceError> {
+    advise_fork(region, linux::MADV_DOFORK)
+}
+
+fn advise_fork(region: &Region, advice: libc::c_int) -> Result<(), SourceError> {
     if cfg!(miri) {
         return Ok(());
     }
     let bytes = mapped_bytes(region.len_bytes())?;
     // SAFETY: changes what a child gets of a mapping of the caller's, not its content.
-    check("madvise", unsafe { libc::madvise(region.start().as_ptr().cast(), bytes, linux::MADV_DONTFORK) })
+    check("madvise", unsafe { libc::madvise(region.start().as_ptr().cast(), bytes, advice) })
 }
 
 /// Keeps pages from children of `fork` as [`keep_from_children`] does, at addresses that a driver maps. Fails with the

@@ -7,7 +7,7 @@
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
 
-use super::populate::populate;
+use super::populate::populate_kept;
 #[cfg(feature = "cuda")]
 use super::register::RegisterSource;
 use super::source::Region;
@@ -26,31 +26,37 @@ pub(crate) enum PageLock {
 }
 
 impl PageLock {
-    /// Brings the pages of `region` into memory by `threads` threads, if this kernel can do so without a write to them (Linux
-    /// 5.14). Then page-locks them as the source `source` of the device `device` does.
+    /// Page-locks `region` as the source `source` of the device `device` does, after `threads` threads have brought its pages into
+    /// memory, which does not change them. While a driver has locked them, children of `fork` do not get them.
     ///
     /// # Safety
     ///
     /// Whole pages, mapped until [`end`](Self::end) has returned without an error.
     pub(crate) unsafe fn of(region: &Region, source: &str, device: u32, threads: usize) -> Result<Self, SourceError> {
-        if mapping::can_populate(region).is_ok() {
-            // SAFETY: the pages are mapped, and this kernel populates them without changing them.
-            unsafe { populate(region, threads, None, &|_| {}) }?;
-        }
+        let _no_device = device;
         match source {
             #[cfg(feature = "cuda")]
             "vmm" | "register" | "cuda" => {
+                populate_kept(region, threads);
                 let source = Arc::new(RegisterSource::new(device, None)?);
                 mapping::keep_from_children(region)?;
                 // SAFETY: mapped until `end` has unregistered them, as the caller promised.
-                unsafe { source.register_other(region) }?;
+                let registered = unsafe { source.register_other(region) };
+                registered.inspect_err(|_| {
+                    let _ = mapping::give_to_children(region);
+                })?;
                 Ok(Self::Driver(source))
             }
-            "mlock" => mlock::lock(region.start(), region.len_bytes()).map(|()| Self::Kernel),
-            _ => {
-                let _no_device = device;
-                Ok(Self::None)
+            "mlock" => {
+                populate_kept(region, threads);
+                let locked = mlock::lock(region.start(), region.len_bytes());
+                // A lock that fails half way has locked a part of the pages.
+                locked.inspect_err(|_| {
+                    let _ = mlock::unlock(region.start(), region.len_bytes());
+                })?;
+                Ok(Self::Kernel)
             }
+            _ => Ok(Self::None),
         }
     }
 
@@ -73,8 +79,12 @@ impl PageLock {
             Self::None => Ok(()),
             Self::Kernel => mlock::unlock(region.start(), region.len_bytes()),
             #[cfg(feature = "cuda")]
-            // SAFETY: as the caller promised.
-            Self::Driver(source) => unsafe { source.unregister(region.start()) },
+            Self::Driver(source) => {
+                // SAFETY: as the caller promised.
+                unsafe { source.unregister(region.start()) }?;
+                let _ = mapping::give_to_children(region);
+                Ok(())
+            }
         }
     }
 }

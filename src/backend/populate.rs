@@ -102,10 +102,27 @@ pub(super) unsafe fn populate(
     placement: Option<&NodePlacement>,
     progress: &dyn Fn(usize),
 ) -> Result<(), SourceError> {
+    fill(region, threads, placement, progress, mapping::linux::MADV_POPULATE_WRITE)
+}
+
+/// Brings the pages of `region`, which may have content, into memory with `threads` threads, as reads would. Pages that the
+/// kernel refuses are left as they are.
+pub(super) fn populate_kept(region: &Region, threads: usize) {
+    // Who locks the pages brings in what is missing, or says what is wrong.
+    let _some = fill(region, threads, None, &|_| {}, mapping::linux::MADV_POPULATE_READ);
+}
+
+fn fill(
+    region: &Region,
+    threads: usize,
+    placement: Option<&NodePlacement>,
+    progress: &dyn Fn(usize),
+    advice: libc::c_int,
+) -> Result<(), SourceError> {
     if let Some(placement) = placement {
         placement.place(region.start(), mapping::mapped_bytes(region.len_bytes())?);
     }
-    let chunks = ChunkQueue::of(region, threads);
+    let chunks = ChunkQueue::of(region, threads, advice);
     let (report, reports) = mpsc::channel();
     // All threads start before the first one populates: a starting thread needs the address space, which populating holds.
     let (started, starts) = mpsc::channel();
@@ -150,13 +167,15 @@ struct ChunkQueue<'region> {
     region: &'region Region,
     chunk_bytes: usize,
     next_offset: AtomicUsize,
+    /// To the kernel: bring pages in as a write does, or as a read.
+    advice: libc::c_int,
 }
 
 impl<'region> ChunkQueue<'region> {
-    fn of(region: &'region Region, threads: usize) -> Self {
+    fn of(region: &'region Region, threads: usize, advice: libc::c_int) -> Self {
         let share_bytes = region.len_bytes() / threads.max(1).saturating_mul(CHUNKS_PER_THREAD);
         let chunk_bytes = share_bytes.next_multiple_of(GRANULE_BYTES).clamp(GRANULE_BYTES, CHUNK_LIMIT_BYTES);
-        Self { region, chunk_bytes, next_offset: AtomicUsize::new(0) }
+        Self { region, chunk_bytes, next_offset: AtomicUsize::new(0), advice }
     }
 
     fn count(&self) -> usize {
@@ -177,7 +196,7 @@ impl<'region> ChunkQueue<'region> {
             let start = unsafe { self.region.start().add(offset) };
             let filled = (0..bytes).step_by(CALL_LIMIT_BYTES).try_for_each(|done| {
                 // SAFETY: inside the chunk, by the bound of the loop.
-                make_present(unsafe { start.add(done) }, CALL_LIMIT_BYTES.min(bytes - done))
+                make_present(unsafe { start.add(done) }, CALL_LIMIT_BYTES.min(bytes - done), self.advice)
             });
             let filled = filled.map(|()| bytes).inspect_err(|_| {
                 // Relaxed: a thread that misses this store fills one more chunk, which is harmless.
@@ -192,15 +211,14 @@ impl<'region> ChunkQueue<'region> {
 }
 
 #[cfg(not(miri))]
-fn make_present(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
+fn make_present(start: NonNull<u8>, bytes: usize, advice: libc::c_int) -> Result<(), SourceError> {
     loop {
         // SAFETY: makes pages of the region present without changing their content.
-        let populated = mapping::check("madvise", unsafe {
-            libc::madvise(start.as_ptr().cast(), bytes, mapping::linux::MADV_POPULATE_WRITE)
-        });
+        let populated = mapping::check("madvise", unsafe { libc::madvise(start.as_ptr().cast(), bytes, advice) });
         let Err(error) = populated else { return Ok(()) };
         match error.code().and_then(|code| i32::try_from(code).ok()) {
             Some(libc::EINTR | libc::EAGAIN) => {}
+            _ if advice == mapping::linux::MADV_POPULATE_READ => return Err(error),
             // Linux before 5.14 and other systems do not know this advice.
             Some(libc::EINVAL) => {
                 touch(start, bytes);
@@ -212,8 +230,10 @@ fn make_present(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
 }
 
 #[cfg(miri)]
-fn make_present(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
-    touch(start, bytes);
+fn make_present(start: NonNull<u8>, bytes: usize, advice: libc::c_int) -> Result<(), SourceError> {
+    if advice == mapping::linux::MADV_POPULATE_WRITE {
+        touch(start, bytes);
+    }
     Ok(())
 }
 
@@ -243,7 +263,7 @@ mod tests {
             unsafe { populate(&region, threads, None, &|bytes| reported.borrow_mut().push(bytes)) }.unwrap();
             let reported = reported.into_inner();
             assert!(reported.is_sorted_by(|before, after| before < after), "{reported:?}");
-            assert_eq!((reported.len(), reported.last()), (ChunkQueue::of(&region, threads).count(), Some(&BYTES)));
+            assert_eq!((reported.len(), reported.last()), (ChunkQueue::of(&region, threads, 0).count(), Some(&BYTES)));
             #[cfg(not(miri))]
             {
                 let mut present = vec![0_u8; BYTES.div_ceil(PAGE_BYTES)];
@@ -281,7 +301,7 @@ mod tests {
     fn chunks_are_huge_pages_and_enough_for_all_threads() {
         for (len_bytes, threads, chunk_bytes) in [(1, 1, 2 << 20), (64 << 20, 4, 4 << 20), (2 << 30, 2, 64 << 20)] {
             let region = Region::new(NonNull::dangling(), len_bytes, 0);
-            assert_eq!(ChunkQueue::of(&region, threads).chunk_bytes, chunk_bytes);
+            assert_eq!(ChunkQueue::of(&region, threads, 0).chunk_bytes, chunk_bytes);
         }
     }
 

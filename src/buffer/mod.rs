@@ -195,7 +195,8 @@ impl PinnedBuf {
         self.block.as_ref().and_then(|block| block.id())
     }
 
-    /// Address of the first byte; page-aligned, or aligned as requested of `get_aligned`. Does not wait for copies.
+    /// Address of the first byte; page-aligned, aligned as requested of `get_aligned`, or that of adopted memory. Does not wait for
+    /// copies.
     pub fn as_ptr(&self) -> *const u8 {
         self.start().as_ptr()
     }

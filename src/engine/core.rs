@@ -35,7 +35,7 @@ use super::idle::thread_cache::Shard;
 use super::maintenance::Maintenance;
 use super::owners::Owners;
 use super::shortage::Shortage;
-use super::stock::Stock;
+use super::stock::{Stock, release_idle};
 use super::supply::{Adopted, Backing, CalledSource, OutsideClaim, Reclaim, Refusal, ReserveWait};
 use super::waiters::Waiters;
 use crate::backend::{Source, SourceError};
@@ -216,8 +216,7 @@ impl Core {
         self.backing().arena().into_iter().for_each(|arena| arena.resume_reserve(self.time.coarse_us()));
         self.notice(Pace::Idle);
         self.room_was_made();
-        let pools = self.backing().arena().map(|arena| arena.attached()).unwrap_or_default();
-        pools.iter().for_each(|pool| pool.room_was_made());
+        self.others_have_room();
     }
 
     /// This pool needs to be looked at `pace` from now on. Costs a load while the thread looks as often.
@@ -322,7 +321,8 @@ impl Core {
     /// A block of `class` whose copies are over, found by sweeping.
     fn take_completed(&self, class: Class, patience: Duration) -> Option<Block> {
         while self.in_flight.count() > 0 {
-            let swept = self.in_flight.sweep_until(patience, |block| block.class() == class);
+            let swept =
+                self.in_flight.sweep_until(patience, |block| block.adopted().is_none() && block.class() == class);
             let found_none = swept.completed.is_empty();
             self.complete(swept);
             // Another thread may take it first; then there may be more.
@@ -379,11 +379,17 @@ impl Core {
 
     /// Claims `bytes` under the ceiling for memory that is held beside the buffers; idle memory makes room. A slow call.
     pub(crate) fn claim_outside(&self, bytes: u64) -> Result<OutsideClaim> {
-        let claim = || self.backing().claim_outside(bytes);
+        let claim = || self.backing().claim_outside(bytes, self);
         let claim_or_trim = || {
-            let claimed = claim().or_else(|| {
+            let trim_and_claim = || {
                 self.trim(self.backing().room_for_outside(bytes)?);
                 claim()
+            };
+            let claimed = claim().or_else(trim_and_claim).or_else(|| {
+                // What other pools over the arena keep idle.
+                let pools = self.backing().arena()?.attached();
+                pools.iter().for_each(|pool| release_idle(&**pool, crate::stats::EvictionReason::Reclaimed));
+                trim_and_claim()
             });
             claimed.ok_or_else(|| self.backing().refusal_outside(bytes))
         };
@@ -400,5 +406,12 @@ impl Core {
     pub(crate) fn end_outside_claim(&self, claim: OutsideClaim) {
         drop(claim);
         self.room_was_made();
+        self.others_have_room();
+    }
+
+    /// Gets that wait at other pools over the arena try again.
+    fn others_have_room(&self) {
+        let pools = self.backing().arena().map(|arena| arena.attached()).unwrap_or_default();
+        pools.iter().for_each(|pool| pool.room_was_made());
     }
 }

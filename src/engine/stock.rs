@@ -343,7 +343,7 @@ impl<E> Stock<E> {
         }
         // Severe pressure releases everything idle, for as long as it lasts.
         if tick.pressure_is_severe() {
-            pools.iter().for_each(|pool| release_idle(&**pool));
+            pools.iter().for_each(|pool| release_idle(&**pool, EvictionReason::Pressure));
             trim_all();
         }
         arena.refresh_demand(now_us);
@@ -413,9 +413,9 @@ impl<E: Send + Sync + 'static> Stock<E> {
 
 /// Releases as many blocks of `pool` as are idle now, oldest first. What other threads put back meanwhile is left to the
 /// next call, so that this one ends.
-fn release_idle(pool: &dyn Reclaim) {
+pub(super) fn release_idle(pool: &dyn Reclaim, why: EvictionReason) {
     for _ in 0..pool.idle_buffers() {
-        if !pool.release_oldest(EvictionReason::Pressure) {
+        if !pool.release_oldest(why) {
             break;
         }
     }

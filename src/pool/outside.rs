@@ -83,11 +83,13 @@ impl Pool {
     ///
     /// # Safety
     ///
-    /// `memory` is initialised, and stays mapped where it is until `owner` is dropped. No device uses it when the result is dropped.
+    /// `memory` is initialised, stays mapped where it is until `owner` is dropped, and is not page-locked by anybody else. No device
+    /// uses it when the result is dropped. While a driver has locked it, children of `fork` do not have these pages: nothing that
+    /// they need lies there.
     ///
     /// # Errors
     ///
-    /// - [`is_request`](crate::Error::is_request): it does not begin on a page of 4096 bytes,
+    /// - [`is_request`](crate::Error::is_request): it is not whole pages of 4096 bytes,
     /// - [`is_limit`](crate::Error::is_limit): it does not fit under the ceiling,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
@@ -95,8 +97,8 @@ impl Pool {
         let core = self.core();
         core.check_process()?;
         let (start, len) = (memory.cast::<u8>(), memory.len());
-        if !start.addr().get().is_multiple_of(PAGE_BYTES) {
-            let why = format!("memory to page-lock begins on a page of {PAGE_BYTES} B, and this at {start:p}");
+        if !start.addr().get().is_multiple_of(PAGE_BYTES) || !len.is_multiple_of(PAGE_BYTES) {
+            let why = format!("{len} B at {start:p}: memory to page-lock is whole pages of {PAGE_BYTES} B");
             return Err(ErrorKind::View { why }.into());
         }
         let claim = core.claim_outside(len as u64)?;

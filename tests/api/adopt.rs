@@ -188,6 +188,84 @@ fn memory_is_locked_under_the_ceiling_of(pool: &Pool) {
     pool.get(12_000).unwrap();
 }
 
+#[test]
+fn the_figures_hold_beside_buffers_in_use_and_idle() {
+    let builder = || Pool::builder().without_env().backend(Backend::Heap).max_bytes(1_u64 << 20).background_poll(false);
+    let all = builder().build().unwrap();
+    let part = all.partition("part", 1 << 19).unwrap();
+    for pool in [builder().build().unwrap(), builder().preset(Preset::Tensorflow).build().unwrap(), part] {
+        let used = pool.get(16_384).unwrap();
+        drop(pool.get(8192).unwrap());
+        let before = pool.stats();
+        let locked = locked(&pool).unwrap();
+        let stats = pool.stats();
+        stats.validate().unwrap();
+        assert_eq!((stats.outside_bytes, stats.in_use_bytes), (8192, before.in_use_bytes));
+        assert_eq!((before.in_use_bytes > 0, stats.idle_bytes), (true, before.idle_bytes));
+        assert_eq!(stats.pinned_bytes, before.pinned_bytes);
+        all.stats().validate().unwrap();
+        drop((used, locked));
+    }
+}
+
+/// Two pages, page-locked as the memory of `pool`.
+fn locked(pool: &Pool) -> Result<pinpool::PageLocked<Box<Pages>>, pinpool::Error> {
+    let mut pages = Box::new(Pages([3; 8192]));
+    let memory = NonNull::from(pages.0.as_mut_slice());
+    // SAFETY: mapped as long as `pages`, which nothing else uses.
+    unsafe { pool.page_lock(memory, pages) }
+}
+
+#[test]
+fn idle_memory_makes_room_whichever_pool_keeps_it() {
+    let builder = || Pool::builder().without_env().backend(Backend::Heap).max_bytes(32_768_u64).background_poll(false);
+    let direct = builder().preset(Preset::Tensorflow).build().unwrap();
+    let first = locked(&direct).unwrap();
+    drop(direct.get(12_000).unwrap());
+    assert_eq!(direct.stats().idle_bytes, 16_384);
+    let rest = [(); 2].map(|()| locked(&direct).expect("what is idle beside an earlier lock makes room"));
+    drop((first, rest));
+
+    let all = builder().build().unwrap();
+    let (one, other) = (all.partition("one", 1 << 30).unwrap(), all.partition("other", 1 << 30).unwrap());
+    drop(other.get(32_768).unwrap());
+    drop(locked(&one).expect("what another partition keeps makes room"));
+    drop(one.get(32_768).unwrap());
+    drop(locked(&one).expect("a partition's own ceiling above that of all changes nothing"));
+    drop(other.get(32_768).unwrap());
+    drop(locked(&all).expect("what a partition keeps makes room"));
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+#[test]
+fn memory_with_content_keeps_it_and_may_be_read_only() {
+    for backend in [Backend::Heap, Backend::Mlock] {
+        let pool = Pool::builder().without_env().backend(backend).max_bytes(1_u64 << 20).build().unwrap();
+        // SAFETY: anonymous pages at an address of the kernel's choice.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                8192,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        let memory = NonNull::new(start.cast::<u8>()).unwrap();
+        // SAFETY: two pages, mapped above.
+        unsafe { memory.as_ptr().write_bytes(7, 8192) };
+        // SAFETY: the second of the two.
+        assert_eq!(unsafe { libc::mprotect(start.wrapping_byte_add(4096), 4096, libc::PROT_READ) }, 0);
+        // SAFETY: mapped until the end of this process.
+        let locked = unsafe { pool.page_lock(NonNull::slice_from_raw_parts(memory, 8192), ()) };
+        // SAFETY: mapped above.
+        let bytes = unsafe { std::slice::from_raw_parts(memory.as_ptr(), 8192) };
+        assert!(bytes.iter().all(|&byte| byte == 7));
+        drop(locked.unwrap());
+    }
+}
+
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
 fn in_a_child_of_fork_it_is_refused_and_stays_where_it_is() {

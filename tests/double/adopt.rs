@@ -7,6 +7,7 @@ use std::sync::Arc;
 use driver_double::{Code, Double};
 use pinpool::{Backend, PageLocked, PinnedBuf, Pool};
 
+use super::child::{alone, in_a_child};
 use super::fixture::{MIB, builder, held, stream_and_memory};
 
 #[repr(align(4096))]
@@ -94,4 +95,43 @@ fn a_refusal_of_the_driver_is_an_error_and_one_at_the_end_keeps_the_memory() {
     double.fail("cuMemHostUnregister", 1, Code::UNKNOWN);
     drop(locked);
     assert_eq!((Arc::strong_count(&alive), pool.stats().outside_bytes), (2, MIB as u64));
+}
+
+#[test]
+fn children_of_fork_have_the_pages_again_when_the_lock_has_ended() {
+    alone(|| {
+        let double = Double::load();
+        let pool = builder(Backend::Register).build().unwrap();
+        let mut pages = Box::new(Pages([9; MIB]));
+        let bytes = NonNull::from(pages.0.as_mut_slice());
+        // SAFETY: mapped as long as `pages`, which nothing else uses.
+        drop(unsafe { pool.page_lock(bytes, ()) }.unwrap());
+        double.fail("cuMemHostRegister_v2", 1, Code::OUT_OF_MEMORY);
+        // SAFETY: as above.
+        unsafe { pool.page_lock(bytes, ()) }.unwrap_err();
+        in_a_child(|| vec![("the pages are there", pages.0.iter().all(|&byte| byte == 9))]);
+    });
+}
+
+#[test]
+fn kept_memory_that_a_device_may_still_use_has_no_other_holder() {
+    alone(|| {
+        let double = Double::load();
+        let pool = builder(Backend::Register).build().unwrap();
+        let name = format!("double-{}", std::process::id());
+        let keeper = pinpool_shared::keep::Keeper::new(&name, MIB, Some(false)).unwrap();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (over, keeper) = (&is_over, &keeper);
+            scope.spawn(move || keeper.serve(|| over.load(std::sync::atomic::Ordering::SeqCst)).unwrap());
+            let attach = || pinpool_shared::keep::Kept::attach(&pool, &name, MIB);
+            drop(attach().unwrap());
+            let kept = attach().unwrap();
+            double.fail("cuMemHostUnregister", 1, Code::UNKNOWN);
+            drop(kept);
+            let refused = attach();
+            is_over.store(true, std::sync::atomic::Ordering::SeqCst);
+            assert!(refused.unwrap_err().is_peer(), "the first holder's memory may be in use");
+        });
+    });
 }

@@ -22,8 +22,15 @@ impl FromStr for Set {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let settings = text.split(',').filter(|setting| !setting.trim().is_empty());
-        let pairs = settings.map(pair).collect::<Result<Vec<_>, _>>()?;
+        let mut settings: Vec<String> = Vec::new();
+        for part in text.split(',').filter(|part| !part.trim().is_empty()) {
+            match settings.last_mut() {
+                // A value may have commas.
+                Some(setting) if !part.contains('=') => *setting = format!("{setting},{part}"),
+                _ => settings.push(part.to_owned()),
+            }
+        }
+        let pairs = settings.iter().map(|setting| pair(setting)).collect::<Result<Vec<_>, _>>()?;
         if pairs.is_empty() {
             return Err("no setting is named; give one, as in --set MAX_BYTES=2GiB".to_owned());
         }

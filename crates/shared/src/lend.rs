@@ -32,8 +32,13 @@ pub(super) struct Lender {
 
 /// The mapping, until its last user is gone.
 struct Parts {
-    memory: PageLocked<SharedMemory>,
+    memory: PageLocked<Mapping>,
     returned: Returned,
+}
+
+/// What goes when the page-lock has ended, and stays if the driver refuses to end it.
+struct Mapping {
+    memory: SharedMemory,
     /// Keeps other processes out. Dropped after the mapping.
     _held: Option<LockFile>,
 }
@@ -51,12 +56,12 @@ impl Lender {
         let bytes = NonNull::slice_from_raw_parts(memory.at(0), memory.len());
         // SAFETY: whole pages that stay mapped as long as `memory` (memory-file-I1). The page-lock ends with the last of `Parts`, of
         // which each lent part has one until its copies are over.
-        let memory = unsafe { pool.page_lock(bytes, memory) }?;
-        Ok(Self { pool: pool.clone(), parts: Arc::new(Parts { memory, returned, _held: held }) })
+        let memory = unsafe { pool.page_lock(bytes, Mapping { memory, _held: held }) }?;
+        Ok(Self { pool: pool.clone(), parts: Arc::new(Parts { memory, returned }) })
     }
 
     pub(super) fn memory(&self) -> &SharedMemory {
-        self.parts.memory.owner()
+        &self.parts.memory.owner().memory
     }
 
     /// The pool that the lent buffers are of.
@@ -72,7 +77,7 @@ impl Lender {
     pub(super) fn lend(&self, offset: usize, len: usize) -> Result<PinnedBuf> {
         let parts = self.parts.clone();
         let bytes = NonNull::slice_from_raw_parts(self.memory().at(offset), len);
-        let give_back = move || (parts.returned)(parts.memory.owner(), offset);
+        let give_back = move || (parts.returned)(&parts.memory.owner().memory, offset);
         // SAFETY: pages of a file are initialised, and these are the caller's alone until `returned` (lend-I1). They are mapped and
         // page-locked as long as `parts`, which ends with the call.
         Ok(unsafe { self.pool.adopt(bytes, self.parts.memory.is_pinned(), give_back) }?)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import sys
 import traceback
 import weakref
 from collections import Counter
@@ -39,16 +40,22 @@ class _Failed(NamedTuple):
     text: str
 
 
-def _work(shared, info, epoch, init, collate, connection, others, timeout):
+def _work(shared, info, epoch, init, has_torch, collate, connection, others, timeout):
     """The worker's process: numbers of samples in, tickets out."""
     for other in others:
         other.close()
+    if has_torch:
+        import torch  # noqa: F401  A dataset that imports it later would draw unseeded numbers first.
     parent, dataset = os.getppid(), info.dataset
     begin(info)
     try:
         if init is not None:
             seed_generators(info.seed, epoch, -1 - info.id)
-            init(info.id)
+            try:
+                init(info.id)
+            except Exception as error:
+                connection.send((None, _Failed(_portable(error), traceback.format_exc())))
+                return
         while (task := _task(connection, parent)) is not None:
             batch, indices = task
             connection.send((batch, _Begun()))
@@ -78,6 +85,11 @@ def _task(connection, parent):
         if os.getppid() != parent or trainer is not None and not trainer.is_alive():
             return None
     return connection.recv()
+
+
+def _failed(what, failed):
+    error = failed.error
+    return WorkerError(f"{what}: {type(error).__name__}: {error}\n\nIn the worker:\n{failed.text}")
 
 
 def _portable(error):
@@ -119,7 +131,7 @@ class _Worker:
         # A child of fork has the ends of those that were started before.
         inherited = [other.connection for other in others] + [self.connection] if context.get_start_method() == "fork" else []
         info = WorkerInfo(at, loader.num_workers, loader.seed, loader.dataset)
-        arguments = (loader.shared, info, loader.epoch, loader.worker_init_fn, loader.collate, child, inherited, loader.timeout)
+        arguments = (loader.shared, info, loader.epoch, loader.worker_init_fn, "torch" in sys.modules, loader.collate, child, inherited, loader.timeout)
         self.process = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         child.close()
@@ -270,8 +282,7 @@ class SharedLoader:
                     self._collect(workers, arrived, early, deaths, batches)
                 packed = arrived.pop(number)
                 if isinstance(packed, _Failed):
-                    error = packed.error
-                    raise WorkerError(f"batch {number}: {type(error).__name__}: {error}\n\nIn the worker:\n{packed.text}") from error
+                    raise _failed(f"batch {number}", packed) from packed.error
                 tree, buf = packed
                 yield _unpacked(tree, buf)
                 del packed, buf
@@ -296,6 +307,8 @@ class SharedLoader:
             except (EOFError, OSError, pickle.UnpicklingError):
                 self._replace(workers, at, early, deaths, batches)
                 continue
+            if number is None:
+                raise _failed(f"worker_init_fn in worker {at}", packed)
             deaths.pop(None, None)
             if isinstance(packed, _Begun):
                 workers[at].begun = number

@@ -17,7 +17,9 @@ impl Core {
             return Vec::new();
         }
         let mut in_flight = BTreeMap::<usize, u64>::new();
-        self.in_flight.for_each(|block| *in_flight.entry(block.class_bytes()).or_default() += 1);
+        self.in_flight.for_each(|block| {
+            *in_flight.entry(block.class_bytes()).or_default() += u64::from(block.adopted().is_none());
+        });
         let counted = self.stock.classes().rows().into_iter();
         let row = |(bytes, counted): (usize, ClassStats)| {
             let in_flight = in_flight.remove(&bytes).unwrap_or(0);

@@ -192,7 +192,7 @@ impl Core {
 
     /// Memory of its own for a get of `class`, which was refused before for the reason `refused`, if any.
     fn acquire(self: &Arc<Self>, class: Class, until: Instant, refused: Option<MissReason>) -> Result<Block, Refusal> {
-        let is_in_flight = || self.in_flight.any(|block| block.class() == class);
+        let is_in_flight = || self.in_flight.any(|block| block.adopted().is_none() && block.class() == class);
         let at = (self.time.coarse_us(), until);
         let (mut block, are_more) = self.stock.acquire(self, class, at, &**self, refused, is_in_flight)?;
         if are_more {

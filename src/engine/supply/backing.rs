@@ -269,21 +269,25 @@ impl Backing {
     }
 
     /// Claims `bytes` under all ceilings for memory that is held beside the blocks. `None` if there is no room for them.
-    pub(in crate::engine) fn claim_outside(&self, bytes: u64) -> Option<OutsideClaim> {
+    pub(in crate::engine) fn claim_outside(&self, bytes: u64, pool: &dyn Reclaim) -> Option<OutsideClaim> {
         let (share, own) = match &self.supply {
-            Supply::Direct(direct) => (CeilingShare::default(), Some(direct.claim_outside(bytes)?)),
-            Supply::Shared(arena) => {
-                let own = if self.is_partition { Some(self.own.claim(bytes)?) } else { None };
-                (arena.claim_outside(bytes)?, own)
+            Supply::Direct(direct) => (CeilingShare::default(), Some(direct.claim_outside(bytes)?.held())),
+            Supply::Shared(arena) if self.is_partition => {
+                let own = self.claim_own(bytes, pool).ok()?;
+                (arena.claim_outside(bytes)?, Some(own.held()))
             }
+            Supply::Shared(arena) => (arena.claim_outside(bytes)?, None),
         };
         Some(OutsideClaim::new(share, own, self.outside.claim(bytes)?.held()))
     }
 
-    /// How much may be held for `bytes` to fit beside it under all ceilings. `None` without a ceiling.
+    /// How much the supply may hold for `bytes` to fit beside it. `None` without a ceiling.
     pub(in crate::engine) fn room_for_outside(&self, bytes: u64) -> Option<u64> {
-        let others = self.arena().map_or(0, |arena| arena.claimed_by_others());
-        Some(self.max_bytes()?.saturating_sub(bytes).saturating_sub(others))
+        let (max_bytes, others) = match &self.supply {
+            Supply::Direct(direct) => (direct.stats().max_bytes, 0),
+            Supply::Shared(arena) => (arena.max_bytes(), arena.claimed_by_others()),
+        };
+        Some(max_bytes?.saturating_sub(bytes).saturating_sub(others))
     }
 
     /// A block of this pool of `bytes` is never used again.
