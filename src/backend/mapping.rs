@@ -149,19 +149,16 @@ pub(super) unsafe fn keep_if(prepared: Result<(), SourceError>, region: Region) 
 /// Keeps the pages of `region` from children of `fork`. The kernel would copy all of them at once, as it does with pages
 /// that a device has pinned, and the child could not use the page-lock.
 pub(super) fn keep_from_children(region: &Region) -> Result<(), SourceError> {
-    advise_fork(region, linux::MADV_DONTFORK)
+    inherit(region, false)
 }
 
-/// Gives the pages of `region` to children of `fork`, as ordinary memory is.
-pub(super) fn give_to_children(region: &Region) -> Result<(), SourceError> {
-    advise_fork(region, linux::MADV_DOFORK)
-}
-
-fn advise_fork(region: &Region, advice: libc::c_int) -> Result<(), SourceError> {
+/// Whether children of `fork` get the pages of `region`, as they do if nobody says otherwise.
+pub(super) fn inherit(region: &Region, is_inherited: bool) -> Result<(), SourceError> {
     if cfg!(miri) {
         return Ok(());
     }
     let bytes = mapped_bytes(region.len_bytes())?;
+    let advice = if is_inherited { linux::MADV_DOFORK } else { linux::MADV_DONTFORK };
     // SAFETY: changes what a child gets of a mapping of the caller's, not its content.
     check("madvise", unsafe { libc::madvise(region.start().as_ptr().cast(), bytes, advice) })
 }

@@ -7,11 +7,13 @@
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
 
+#[cfg(feature = "cuda")]
+use super::mapping;
+use super::mlock;
 use super::populate::populate_kept;
 #[cfg(feature = "cuda")]
 use super::register::RegisterSource;
 use super::source::Region;
-use super::{mapping, mlock};
 use crate::error::SourceError;
 
 /// What page-locks a region.
@@ -43,7 +45,7 @@ impl PageLock {
                 // SAFETY: mapped until `end` has unregistered them, as the caller promised.
                 let registered = unsafe { source.register_other(region) };
                 registered.inspect_err(|_| {
-                    let _ = mapping::give_to_children(region);
+                    let _ = mapping::inherit(region, true);
                 })?;
                 Ok(Self::Driver(source))
             }
@@ -82,7 +84,7 @@ impl PageLock {
             Self::Driver(source) => {
                 // SAFETY: as the caller promised.
                 unsafe { source.unregister(region.start()) }?;
-                let _ = mapping::give_to_children(region);
+                let _ = mapping::inherit(region, true);
                 Ok(())
             }
         }
