@@ -73,12 +73,11 @@ impl Direct {
         self.budget.ledger()
     }
 
-    /// Why there is no room for `needed_bytes`.
+    /// Why a claim of `needed_bytes` has just failed: by the host ledger, if the pool's own ceiling leaves room for them. The ledger is
+    /// not asked again, since it may have room by now.
     pub(super) fn refusal(&self, needed_bytes: u64) -> Refusal {
         match self.ledger() {
-            Some(ledger)
-                if needed_bytes <= self.budget.room_bytes() && ledger.room_for(needed_bytes) < needed_bytes =>
-            {
+            Some(_) if needed_bytes <= self.budget.room_bytes() => {
                 Refusal::Ledger { needed_bytes, missing_bytes: needed_bytes }
             }
             _ => Refusal::Ceiling { needed_bytes },

@@ -171,7 +171,7 @@ impl SharedArena {
 
     /// Why there is no room for `needed_bytes` beside the buffers.
     pub(super) fn refusal_outside(&self, needed_bytes: u64) -> Refusal {
-        self.state.lock().refusal(needed_bytes, needed_bytes)
+        self.state.lock().refusal_of_claim(needed_bytes)
     }
 
     /// The host ledger that memory is claimed under.

@@ -40,6 +40,17 @@ impl ArenaState {
         }
     }
 
+    /// Why a claim of `needed_bytes` has just failed: by the host ledger, if the pool's own ceiling leaves room for them. The ledger is
+    /// not asked again, since it may have room by now.
+    pub(in crate::engine::supply) fn refusal_of_claim(&self, needed_bytes: u64) -> Refusal {
+        match self.share.ledger() {
+            Some(_) if needed_bytes <= self.own_room_bytes() => {
+                Refusal::Ledger { needed_bytes, missing_bytes: needed_bytes }
+            }
+            _ => Refusal::Ceiling { needed_bytes },
+        }
+    }
+
     /// Why there is no room for `needed_bytes`: the host ledger, if it has no room for `missing_bytes`.
     pub(in crate::engine::supply) fn refusal_by_ledger(&self, needed_bytes: u64, missing_bytes: u64) -> Refusal {
         match self.share.ledger() {

@@ -22,7 +22,7 @@ impl ArenaState {
         let room_bytes = self.room_bytes(needed_bytes);
         let fits = |&whole: &u64| held_bytes(whole) <= room_bytes;
         let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
-        let bytes = fitting.ok_or_else(|| self.refusal(needed_bytes, needed_bytes))?;
+        let bytes = fitting.ok_or_else(|| self.refusal_of_claim(needed_bytes))?;
         let len = usize::try_from(bytes).ok().filter(|_| bytes <= RANGE_BYTES_MAX).ok_or_else(|| {
             let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
             Refusal::Source(SourceError::new("arena", what))
@@ -30,7 +30,7 @@ impl ArenaState {
         self.pending_bytes += held_bytes(bytes);
         if !self.record_claims() {
             self.pending_bytes -= held_bytes(bytes);
-            return Err(self.refusal(needed_bytes, needed_bytes));
+            return Err(self.refusal_of_claim(needed_bytes));
         }
         Ok(len)
     }
