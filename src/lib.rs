@@ -59,7 +59,6 @@ pub mod architecture {}
 #[allow(missing_docs)] // Public for the benches alone.
 #[cfg_attr(not(feature = "testing"), allow(dead_code, unreachable_pub))] // What only benches and tests use.
 mod arena;
-mod budget;
 mod buffer;
 mod diag;
 #[cfg(feature = "cuda")]
@@ -72,6 +71,7 @@ mod in_flight;
 mod maintenance_thread;
 mod policy;
 mod pool;
+mod quota;
 mod size_class;
 mod stats;
 mod verdict;

@@ -22,7 +22,7 @@ const LAYERS: &[&[&str]] = &[
     &["config", "diag"],
     &["copy", "in_flight"],
     &["backend", "driver"],
-    &["arena", "budget", "dump", "policy", "size_class", "stats", "verdict"],
+    &["arena", "dump", "policy", "quota", "size_class", "stats", "verdict"],
     &["ledger"],
     &["error", "finding", "maintenance_thread"],
 ];

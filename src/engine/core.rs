@@ -381,17 +381,18 @@ impl Core {
     pub(crate) fn claim_outside(&self, bytes: u64) -> Result<OutsideClaim> {
         let claim = || self.backing().claim_outside(bytes, self);
         let claim_or_trim = || {
-            let trim_and_claim = || {
-                self.trim(self.backing().room_for_outside(bytes)?);
+            let trim_and_claim = |refusal| {
+                let to_bytes = self.backing().room_for_outside(bytes).ok_or(refusal)?;
+                self.trim(to_bytes);
                 claim()
             };
-            let claimed = claim().or_else(trim_and_claim).or_else(|| {
+            claim().or_else(trim_and_claim).or_else(|refusal| {
                 // What other pools over the arena keep idle.
-                let pools = self.backing().arena()?.attached();
-                pools.iter().for_each(|pool| release_idle(&**pool, crate::stats::EvictionReason::Reclaimed));
-                trim_and_claim()
-            });
-            claimed.ok_or_else(|| self.backing().refusal_outside(bytes))
+                let Some(arena) = self.backing().arena() else { return Err(refusal) };
+                let release = |pool: &Arc<_>| release_idle(&**pool, crate::stats::EvictionReason::Reclaimed);
+                arena.attached().iter().for_each(release);
+                trim_and_claim(refusal)
+            })
         };
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         self.add_within_ledger(claim_or_trim).map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))

@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::maintenance_thread::Pace;
 use crate::policy;
+use crate::quota::{Level, Over};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{EvictionReason, MissReason};
 use pinpool_observe::record::{Event, Recorder};
@@ -308,12 +309,12 @@ impl<E> Stock<E> {
         };
         let (start, len) = self.backing.add_reserve(bytes, || {
             let mut added = arena.add_reserve(bytes, &progress);
-            let to_bytes = match (&added, arena.max_bytes()) {
-                (Err(Refusal::Ceiling { needed_bytes }), Some(max_bytes)) => max_bytes.checked_sub(*needed_bytes),
+            let to_bytes = match &added {
                 // What is idle here makes room there.
-                (Err(Refusal::Ledger { missing_bytes, .. }), _) => {
+                Err(Refusal::Over { over: Over { level: Level::Shared, missing_bytes, .. }, .. }) => {
                     Some(self.backing.stats().held_bytes.saturating_sub(*missing_bytes))
                 }
+                Err(Refusal::Over { needed_bytes, over }) => over.max_bytes.checked_sub(*needed_bytes),
                 _ => None,
             };
             if let Some(to_bytes) = to_bytes {

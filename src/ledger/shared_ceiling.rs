@@ -158,15 +158,15 @@ mod tests {
 
     use super::super::report;
     use super::*;
-    use crate::budget::Budget;
+    use crate::quota::Quota;
 
     #[test]
     fn a_claim_keeps_the_place_though_its_pool_has_ended() {
         let name = format!("unit-{}-outlives", std::process::id());
         let ledger = HostLedger::attach(&name, None, 100).unwrap();
-        let budget = Budget::under(Some(Arc::new(SharedCeiling::OfHost(ledger))), None);
-        let claim = budget.claim(30).unwrap().held();
-        drop(budget);
+        let quota = Quota::under(Some(Arc::new(SharedCeiling::OfHost(ledger))), None);
+        let claim = quota.claim(30).unwrap().held();
+        drop(quota);
         assert_eq!(report(&name).unwrap().unwrap().held_bytes, 30);
         drop(claim);
         assert!(report(&name).unwrap().is_none());

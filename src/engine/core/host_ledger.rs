@@ -18,6 +18,7 @@ use super::attention::Reason;
 use super::{Block, Core};
 use crate::ledger::{LedgerReport, SharedCeiling, Want};
 use crate::maintenance_thread::Pace;
+use crate::quota::{Level, Over};
 use crate::stats::{EvictionReason, LedgerStats};
 use pinpool_os::sync::process::Ordering;
 
@@ -27,7 +28,7 @@ const STEP_BYTES: u64 = 64 << 20;
 const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
 
 impl Core {
-    fn host_ledger(&self) -> Option<Arc<SharedCeiling>> {
+    fn host_ledger(&self) -> Option<&Arc<SharedCeiling>> {
         self.backing().ledger()
     }
 
@@ -83,7 +84,7 @@ impl Core {
     /// The first in line was refused for this reason. Returns whether to try again at once: it has just written what it wants,
     /// and nobody was notified of what was given back before.
     pub(super) fn note_want(&self, refusal: &Refusal) -> bool {
-        let Refusal::Ledger { needed_bytes, missing_bytes } = *refusal else {
+        let Refusal::Over { needed_bytes, over: Over { level: Level::Shared, missing_bytes, .. } } = *refusal else {
             // Memory of others would not help any more.
             self.end_want();
             return false;
@@ -106,8 +107,7 @@ impl Core {
 
     /// A get that last was refused for this reason was served by memory of other owners, or was not.
     pub(super) fn log_want(&self, refusal: &Refusal, asked_bytes: u64, waited: Duration, is_served: bool) {
-        let Refusal::Ledger { .. } = refusal else { return };
-        let Some(ledger) = self.host_ledger() else { return };
+        let Some(ledger) = self.host_ledger().filter(|_| refusal.is_by_shared()) else { return };
         if is_served {
             self.log.ledger_had_room(ledger.name(), asked_bytes, waited);
         } else {
@@ -195,10 +195,13 @@ impl Core {
     pub(super) fn add_within_ledger<R>(&self, mut add: impl FnMut() -> Result<R, Refusal>) -> Result<R, Refusal> {
         let Some(ledger) = self.host_ledger() else { return add() };
         let until = Instant::now() + self.config.longest_wait().min(Duration::from_secs(1 << 30));
-        let own = OwnWant { ledger: &ledger, want: Want::default() };
+        let own = OwnWant { ledger, want: Want::default() };
         loop {
             let added = add();
-            let Err(Refusal::Ledger { needed_bytes, missing_bytes }) = &added else { return added };
+            let Err(Refusal::Over { needed_bytes, over: Over { level: Level::Shared, missing_bytes, .. } }) = &added
+            else {
+                return added;
+            };
             // What can never fit is not worth that others release what they have.
             if *needed_bytes > ledger.max_bytes() || Instant::now() >= until {
                 return added;

@@ -12,6 +12,7 @@ use super::{Block, Core, Wanted};
 use crate::diag::is_power_of_ten;
 use crate::dump::{Dump, Host, Owner, Refused, Request};
 use crate::error::{Error, Report};
+use crate::quota::{Level, Over};
 use crate::stats::Stats;
 use pinpool_os::host::{self, LimitOrigin};
 use pinpool_os::sync::plain::Mutex;
@@ -76,13 +77,13 @@ impl Core {
     pub(super) fn refused(&self, wanted: &Wanted, refusal: Refusal, nth: u64) -> Error {
         let (stats, asked_bytes) = (self.stats(), wanted.len as u64);
         let (needed_bytes, refused) = match &refusal {
-            Refusal::Ceiling { needed_bytes } => {
-                let name = self.backing().limit_name(*needed_bytes);
-                (*needed_bytes, Refused::Limit { name, could_fit: self.backing().could_hold(wanted.class) })
-            }
-            Refusal::Ledger { needed_bytes, .. } => {
+            Refusal::Over { needed_bytes, over: Over { level: Level::Shared, .. } } => {
                 let (found, remedy) = self.backing().ledger_in_words(*needed_bytes);
                 (*needed_bytes, Refused::Ledger { found, remedy })
+            }
+            Refusal::Over { needed_bytes, over } => {
+                let name = self.backing().limit_name(over.level);
+                (*needed_bytes, Refused::Limit { name, could_fit: self.backing().could_hold(wanted.class) })
             }
             Refusal::Line { needed_bytes, waiting, first_bytes } => {
                 (*needed_bytes, Refused::Line { waiting: *waiting, first_bytes: *first_bytes })
@@ -125,7 +126,7 @@ impl Core {
             oldest_copy: stats.oldest_in_flight.zip(stats.oldest_in_flight_stream),
             host: if is_forked { None } else { self.system.at(self.time.coarse_us()) },
             request,
-            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.backing().limit_name(needed_bytes) },
+            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.backing().limit_for(needed_bytes) },
         }
     }
 

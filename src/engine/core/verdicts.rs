@@ -51,7 +51,7 @@ impl Core {
             needed_bytes: self.need.bytes.load(Ordering::Relaxed),
         };
         let before = judge.gets();
-        let limit = self.backing().limit_name(sample.needed_bytes);
+        let limit = self.backing().limit_for(sample.needed_bytes);
         let has_limit = limit != "PINPOOL_MAX_BYTES" || stats.max_bytes.is_some() || stats.ledger.is_some();
         let verdict = judge.look(now_us, sample, has_limit.then_some(limit));
         if judge.gets() != before {

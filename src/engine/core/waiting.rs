@@ -149,8 +149,7 @@ impl Core {
                 return Poll::Pending;
             }
         }
-        let refusal = std::mem::replace(refusal, Refusal::Ceiling { needed_bytes: wanted.class.bytes as u64 });
-        let served = self.give_up(wanted, refusal);
+        let served = self.give_up(wanted, refusal.clone());
         self.record_outcome(&served, wanted, Some(*begun));
         Poll::Ready(served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes)))
     }
@@ -294,7 +293,7 @@ impl Core {
 /// Why a get that was refused misses, if it is served after all.
 fn reason_of(refusal: &Refusal) -> MissReason {
     match refusal {
-        Refusal::Ceiling { .. } | Refusal::Ledger { .. } => MissReason::AtCeiling,
+        Refusal::Over { .. } => MissReason::AtCeiling,
         Refusal::Line { .. } => MissReason::InLine,
         Refusal::Source(_) => MissReason::BackendFailed,
     }

@@ -15,11 +15,11 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::common_ceiling::CeilingShare;
 use super::executor::{Executed, Executor, Mapping, Mappings};
 use super::{BlockMemory, Reclaim, SupplyStats};
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
 use crate::backend::{PAGE_BYTES, SourceError};
+use crate::quota::{Claim, Over, Quota};
 use crate::stats::SourceCalls;
 
 mod background;
@@ -54,11 +54,7 @@ pub(super) struct ArenaState {
     trim_to_bytes: Option<u64>,
     drains: u64,
     /// What this arena claims under the ceiling, beside the arenas of other memory nodes.
-    share: CeilingShare,
-    /// The ceiling; `None` without one.
-    max_bytes: Option<u64>,
-    /// The highest ceiling so far.
-    highest_max_bytes: Option<u64>,
+    claim: Claim,
     /// What the system will hold for the reserves that are being pinned.
     pending_bytes: u64,
     reserve_bytes: u64,
@@ -75,7 +71,7 @@ pub(super) struct ArenaState {
 }
 
 impl ArenaState {
-    pub(super) fn new(arena: Arena, mappings: Mappings, varied_above_bytes: u64, max_bytes: Option<u64>) -> Self {
+    pub(super) fn new(arena: Arena, mappings: Mappings, varied_above_bytes: u64, quota: &Arc<Quota>) -> Self {
         Self {
             arena,
             mappings,
@@ -86,9 +82,7 @@ impl ArenaState {
             overdue_bytes: 0,
             trim_to_bytes: None,
             drains: 0,
-            share: CeilingShare::default(),
-            max_bytes,
-            highest_max_bytes: max_bytes,
+            claim: quota.nothing(),
             pending_bytes: 0,
             reserve_bytes: 0,
             reserve_overhead_bytes: 0,
@@ -188,21 +182,25 @@ impl ArenaState {
         &self.arena
     }
 
-    /// Plans a block of `bytes` within `limits`, and claims what the plan may commit.
-    pub(super) fn plan_growth(&mut self, bytes: u64, limits: GrowthLimits) -> Result<Plan, NoSpace> {
-        let plan = self.arena.grow(bytes, ALIGN_BYTES, limits)?;
-        if self.record_claims() {
-            return Ok(plan);
-        }
-        // An arena of another node was faster: undone, as a plan whose first step failed.
+    /// Plans a block of `bytes` within `limits`, and claims what the plan may commit. If a ceiling refuses that, says which.
+    pub(super) fn plan_growth(&mut self, bytes: u64, limits: GrowthLimits) -> Result<Plan, (NoSpace, Option<Over>)> {
+        let plan = self.arena.grow(bytes, ALIGN_BYTES, limits).map_err(|no_space| (no_space, None))?;
+        let Err(over) = self.update_claim() else { return Ok(plan) };
+        // Another claimant was faster.
+        self.undo(plan);
+        Err((NoSpace { missing_bytes: bytes, transit_bytes: 0 }, Some(over)))
+    }
+
+    /// Gives up a plan of which nothing was done, as one whose first step failed.
+    fn undo(&mut self, plan: Plan) {
         let _not_granted = self.arena.settle(plan, PlanOutcome::Failed { done: 0 }, 0);
-        Err(NoSpace { missing_bytes: bytes, transit_bytes: 0 })
     }
 
     /// The process has few mappings left: memory is committed in larger granules from now on, as far as the ceiling has room
     /// for several. Returns their size if they are larger than before.
     pub(super) fn grow_in_larger_granules(&mut self) -> Option<u64> {
-        self.arena.grow_in_larger_granules(self.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
+        self.arena
+            .grow_in_larger_granules(self.quota().max_bytes().map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
     }
 
     /// What the steps of `plan` work on.
@@ -225,7 +223,7 @@ impl ArenaState {
         let is_granted = self.arena.settle(plan, outcome, now_us);
         self.keep_committed_since(before_bytes);
         self.note_peak();
-        self.record_claims();
+        self.lower_claim();
         match error {
             None if is_granted => Ok(()),
             error => Err(error.unwrap_or_else(|| SourceError::new("arena", "a plan was made and not granted"))),
@@ -243,7 +241,7 @@ impl ArenaState {
         let releases = executed.calls.unpin.count;
         let error = self.count(executed);
         self.arena.settle_releases(plan, &failed, now_us);
-        self.record_claims();
+        self.lower_claim();
         let was_reported = self.release_fails;
         self.release_fails = error.is_some() || was_reported && releases == 0;
         match error {
@@ -353,8 +351,8 @@ impl ArenaState {
 
     /// Bytes held above a ceiling that was lowered.
     fn bytes_over_ceiling(&self) -> u64 {
-        let held_bytes = self.held_bytes().saturating_add(self.share.of_others());
-        self.max_bytes.map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
+        let held_bytes = self.held_bytes().saturating_add(self.claimed_by_others());
+        self.quota().max_bytes().map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
     }
 
     /// Bytes above the ceiling, or above `max_idle_bytes` where `idle_bytes` are idle in pools: whichever is more.
@@ -418,8 +416,8 @@ impl ArenaState {
             stuck_bytes: 0,
             awaiting_release_bytes: trim_bytes.max(self.overdue_bytes).min(self.arena.releasable_bytes()),
             drains: self.drains,
-            max_bytes: self.max_bytes,
-            highest_max_bytes: self.highest_max_bytes,
+            max_bytes: self.quota().max_bytes(),
+            highest_max_bytes: self.quota().highest_max_bytes(),
             smaller_regions: self.smaller_regions,
             moves: arena.remaps,
             mappings: arena.mappings,

@@ -8,13 +8,12 @@ use std::time::Instant;
 
 use super::super::waiters::Beside;
 use super::CalledSource;
-use super::common_ceiling::{CeilingShare, OutsideClaim};
 use super::fallback::FallbackStats;
 use super::{Acquired, BlockMemory, Direct, Fallback, Gate, Reclaim, Refusal, SharedArena, SupplyStats};
 use crate::backend::{PageTiers, Source, SourceError};
-use crate::budget::{Budget, Claim};
 use crate::diag::PoolLog;
 use crate::ledger::SharedCeiling;
+use crate::quota::{Claim, Quota};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls};
 
@@ -34,16 +33,22 @@ pub(crate) enum Supply {
 pub(crate) struct Backing {
     supply: Supply,
     is_partition: bool,
-    /// The blocks of this pool and its partitions, where pools share an arena. Has a ceiling in a partition and nowhere else.
-    own: Arc<Budget>,
+    /// The blocks of this pool and its partitions, and what is held beside them. Where pools share an arena, it has a ceiling in
+    /// a partition and nowhere else; without an arena it is the quota of the supply.
+    own: Arc<Quota>,
     /// What this pool and its partitions have added to the reserve, under the same ceiling.
-    reserves: Arc<Budget>,
-    /// Counts what is claimed for users.
-    outside: Arc<Budget>,
+    reserves: Arc<Quota>,
     /// Serves gets for which there is no room; `None` if those are errors.
     fallback: Option<Fallback>,
     /// What the process may lock, read from a file of the kernel when a get first finds no memory.
     lock_limit: OnceLock<Option<u64>>,
+}
+
+/// Bytes that something beside the buffers of a pool holds under its ceilings, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct OutsideClaim {
+    _of_arena: Option<Claim>,
+    _own: Claim,
 }
 
 /// What a pool holds.
@@ -64,9 +69,11 @@ pub(in crate::engine) struct PoolUsage {
 
 impl Backing {
     pub(crate) fn new(supply: Supply, fallback: Option<Fallback>) -> Self {
-        let (own, reserves) = (Budget::new(None), Budget::new(None));
-        let outside = Budget::new(None);
-        Self { supply, is_partition: false, own, reserves, outside, fallback, lock_limit: OnceLock::new() }
+        let own = match &supply {
+            Supply::Direct(direct) => direct.quota().clone(),
+            Supply::Shared(_) => Quota::new(None),
+        };
+        Self { supply, is_partition: false, own, reserves: Quota::new(None), fallback, lock_limit: OnceLock::new() }
     }
 
     /// The same arena under an own ceiling; `None` for a supply that cannot be shared.
@@ -76,9 +83,8 @@ impl Backing {
         Some(Self {
             supply: Supply::Shared(arena),
             is_partition: true,
-            own: Budget::inside(&self.own, max_bytes),
-            reserves: Budget::inside(&self.reserves, max_bytes),
-            outside: Budget::inside(&self.outside, None),
+            own: Quota::inside(&self.own, max_bytes),
+            reserves: Quota::inside(&self.reserves, max_bytes),
             fallback: self.fallback.as_ref().map(|fallback| fallback.partition(max_bytes)),
             lock_limit: OnceLock::new(),
         })
@@ -102,44 +108,40 @@ impl Backing {
 
     /// Sets the ceiling: of a partition its own, else that of all pools of the arena.
     pub(in crate::engine) fn set_max_bytes(&self, max_bytes: Option<u64>) {
-        match &self.supply {
-            _ if self.is_partition => {
-                self.own.set_max_bytes(max_bytes);
-                self.reserves.set_max_bytes(max_bytes);
-            }
-            Supply::Direct(direct) => direct.set_max_bytes(max_bytes),
-            Supply::Shared(arena) => arena.set_max_bytes(max_bytes),
+        self.quota().set_max_bytes(max_bytes);
+        if self.is_partition {
+            self.reserves.set_max_bytes(max_bytes);
         }
         if let Some(fallback) = &self.fallback {
             fallback.follow(max_bytes);
         }
     }
 
-    /// The ceiling that [`set_max_bytes`](Self::set_max_bytes) sets.
-    pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {
+    /// The ceiling that [`set_max_bytes`](Self::set_max_bytes) sets: of a partition its own, else that of the supply.
+    fn quota(&self) -> &Arc<Quota> {
+        if self.is_partition { &self.own } else { self.supply_quota() }
+    }
+
+    /// The ceiling of all pools that share the supply.
+    fn supply_quota(&self) -> &Arc<Quota> {
         match &self.supply {
-            _ if self.is_partition => self.own.max_bytes(),
-            Supply::Direct(direct) => direct.stats().max_bytes,
-            Supply::Shared(arena) => arena.max_bytes(),
+            Supply::Direct(direct) => direct.quota(),
+            Supply::Shared(arena) => arena.quota(),
         }
+    }
+
+    pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {
+        self.quota().max_bytes()
     }
 
     /// Whether only releasing idle blocks of this pool brings it back under its ceiling: in a partition, and without an arena.
     pub(in crate::engine) fn is_over_own_ceiling(&self) -> bool {
-        let held_bytes = match &self.supply {
-            _ if self.is_partition => self.own.held_bytes(),
-            Supply::Direct(direct) => direct.stats().held_bytes,
-            Supply::Shared(_) => 0,
-        };
-        self.max_bytes().is_some_and(|max_bytes| held_bytes > max_bytes)
+        self.own.max_bytes().is_some_and(|max_bytes| self.own.held_bytes() > max_bytes)
     }
 
     /// The ceiling shared with others that memory is claimed under.
-    pub(in crate::engine) fn ledger(&self) -> Option<Arc<SharedCeiling>> {
-        match &self.supply {
-            Supply::Direct(direct) => direct.ledger().cloned(),
-            Supply::Shared(arena) => arena.ledger(),
-        }
+    pub(in crate::engine) fn ledger(&self) -> Option<&Arc<SharedCeiling>> {
+        self.supply_quota().shared()
     }
 
     /// Has idle memory released, on all memory nodes, until `bytes` are or nothing is idle. Returns how many were. Slow calls.
@@ -218,8 +220,7 @@ impl Backing {
                     }
                     match direct.acquire(class.bytes, until) {
                         // A request that can never fit is no reason to release idle blocks.
-                        Err(Refusal::Ceiling { .. } | Refusal::Ledger { .. })
-                            if direct.could_hold(class.bytes) && release_one(pool, &mut to_release) => {}
+                        Err(Refusal::Over { over, .. }) if over.could_ever && release_one(pool, &mut to_release) => {}
                         acquired => return acquired.map(Acquired::New),
                     }
                 }
@@ -237,16 +238,11 @@ impl Backing {
 
     /// Claims `bytes` under the pool's own ceiling, where its own idle blocks make room.
     fn claim_own(&self, bytes: u64, pool: &dyn Reclaim) -> Result<Claim, Refusal> {
-        let refusal = Refusal::Ceiling { needed_bytes: bytes };
-        if !self.could_own(bytes) {
-            return Err(refusal);
-        }
         let mut to_release = None;
         loop {
             match self.own.claim(bytes) {
-                Some(claim) => return Ok(claim),
-                None if release_one(pool, &mut to_release) => {}
-                None => return Err(refusal),
+                Err(over) if over.could_ever && release_one(pool, &mut to_release) => {}
+                claimed => return claimed.map_err(|over| Refusal::Over { needed_bytes: bytes, over }),
             }
         }
     }
@@ -262,30 +258,26 @@ impl Backing {
         bytes: u64,
         add: impl FnOnce() -> Result<R, Refusal>,
     ) -> Result<R, Refusal> {
-        let claim = self.reserves.claim(bytes).ok_or(Refusal::Ceiling { needed_bytes: bytes })?;
+        let claim = self.reserves.claim(bytes).map_err(|over| Refusal::Over { needed_bytes: bytes, over })?;
         let added = add()?;
         claim.keep_forever();
         Ok(added)
     }
 
-    /// Claims `bytes` under all ceilings for memory that is held beside the blocks. `None` if there is no room for them.
-    pub(in crate::engine) fn claim_outside(&self, bytes: u64, pool: &dyn Reclaim) -> Option<OutsideClaim> {
-        let (share, own) = match &self.supply {
-            Supply::Direct(direct) => (CeilingShare::default(), Some(direct.claim_outside(bytes)?.held())),
-            Supply::Shared(arena) if self.is_partition => {
-                let own = self.claim_own(bytes, pool).ok()?;
-                (arena.claim_outside(bytes)?, Some(own.held()))
-            }
-            Supply::Shared(arena) => (arena.claim_outside(bytes)?, None),
-        };
-        Some(OutsideClaim::new(share, own, self.outside.claim(bytes)?.held()))
+    /// Claims `bytes` under all ceilings for memory that is held beside the blocks.
+    pub(in crate::engine) fn claim_outside(&self, bytes: u64, pool: &dyn Reclaim) -> Result<OutsideClaim, Refusal> {
+        let refused = |over| Refusal::Over { needed_bytes: bytes, over };
+        let own =
+            if self.is_partition { self.claim_own(bytes, pool)? } else { self.own.claim(bytes).map_err(refused)? };
+        let of_arena = self.arena().map(|arena| arena.quota().claim(bytes)).transpose().map_err(refused)?;
+        Ok(OutsideClaim { _of_arena: of_arena, _own: own.held_outside() })
     }
 
     /// How much the supply may hold for `bytes` to fit beside it. `None` without a ceiling.
     pub(in crate::engine) fn room_for_outside(&self, bytes: u64) -> Option<u64> {
         let (max_bytes, others) = match &self.supply {
-            Supply::Direct(direct) => (direct.stats().max_bytes, 0),
-            Supply::Shared(arena) => (arena.max_bytes(), arena.claimed_by_others()),
+            Supply::Direct(direct) => (direct.quota().max_bytes(), 0),
+            Supply::Shared(arena) => (arena.quota().max_bytes(), arena.claimed_by_others()),
         };
         Some(max_bytes?.saturating_sub(bytes).saturating_sub(others))
     }
@@ -326,11 +318,13 @@ impl Backing {
 
     /// Whether a block of `class` fits under all ceilings when nothing else is held.
     pub(in crate::engine) fn could_hold(&self, class: Class) -> bool {
-        self.could_own(class.bytes as u64)
-            && match &self.supply {
-                Supply::Direct(direct) => direct.could_hold(class.bytes),
-                Supply::Shared(arena) => arena.could_hold(class.bytes as u64),
+        match &self.supply {
+            Supply::Direct(direct) => self.own.could_hold(direct.held_bytes(class.bytes)),
+            Supply::Shared(arena) => {
+                let bytes = class.bytes as u64;
+                self.own.could_hold(bytes) && arena.could_hold(bytes)
             }
+        }
     }
 
     /// The memory beside a get of the class `first`, as a get of `class` would use it. Counts a buffer as all the granules
@@ -350,10 +344,6 @@ impl Backing {
             Supply::Direct(direct) => direct.held_bytes(class.bytes),
             Supply::Shared(arena) => arena.touched_bytes(class.bytes as u64),
         }
-    }
-
-    fn could_own(&self, bytes: u64) -> bool {
-        self.own.could_hold(bytes)
     }
 
     /// Whether pageable memory for `class` fits under its limit when none is held.
@@ -381,23 +371,23 @@ impl Backing {
     pub(in crate::engine) fn usage(&self) -> PoolUsage {
         let supply = self.stats();
         let fallback = self.fallback.as_ref().map(Fallback::stats).unwrap_or_default();
-        let (inner_outside_bytes, all_outside_bytes) = (self.outside.inner_bytes(), self.outside.held_bytes());
-        let inner_bytes = self.own.inner_bytes().saturating_sub(inner_outside_bytes);
+        let outside_bytes = self.own.outside_bytes();
+        let (inner_bytes, inner_outside_bytes) = self.own.inner_bytes();
+        let inner_bytes = inner_bytes.saturating_sub(inner_outside_bytes);
         // What an own ceiling counts includes what is outside; what an arena holds does not.
-        let counted_bytes = if self.is_partition { all_outside_bytes } else { inner_outside_bytes };
         let supply = match &self.supply {
-            Supply::Shared(_) if self.is_partition => supply.of_partition(&self.own).without(all_outside_bytes),
+            Supply::Shared(_) if self.is_partition => supply.of_partition(&self.own).without(outside_bytes),
             Supply::Shared(_) => supply,
-            Supply::Direct(_) => supply.without(all_outside_bytes),
+            Supply::Direct(_) => supply.without(outside_bytes),
         };
         let pinned_bytes = match &self.supply {
             Supply::Direct(_) => supply.block_bytes,
-            Supply::Shared(_) => self.own.held_bytes().saturating_sub(counted_bytes + inner_bytes),
+            Supply::Shared(_) => self.own.held_bytes().saturating_sub(outside_bytes + inner_bytes),
         };
         let lost_in_partitions = self.own.inner_lost();
         PoolUsage {
             supply,
-            outside_bytes: all_outside_bytes.saturating_sub(inner_outside_bytes),
+            outside_bytes: outside_bytes.saturating_sub(inner_outside_bytes),
             own_bytes: pinned_bytes + fallback.held_bytes.saturating_sub(fallback.inner_bytes),
             partition_bytes: (inner_bytes + fallback.inner_bytes).saturating_sub(lost_in_partitions.1),
             lost_in_partitions,

@@ -7,9 +7,8 @@ use std::time::Instant;
 
 use super::{BlockMemory, CalledSource, Refusal, SupplyStats};
 use crate::backend::{Region, Source, SourceError};
-use crate::budget::{Budget, Claim};
 use crate::diag::{Growth, PoolLog};
-use crate::ledger::SharedCeiling;
+use crate::quota::{Claim, Quota};
 use crate::stats::SourceCalls;
 use pinpool_os::sync::plain::Mutex;
 
@@ -17,7 +16,7 @@ use pinpool_os::sync::plain::Mutex;
 #[derive(Debug)]
 pub(crate) struct Direct {
     source: CalledSource,
-    budget: Arc<Budget>,
+    quota: Arc<Quota>,
     counts: Box<Mutex<CallCounts>>,
     log: Arc<PoolLog>,
 }
@@ -29,38 +28,21 @@ struct CallCounts {
 }
 
 impl Direct {
-    pub(crate) fn new(
-        source: CalledSource,
-        max_bytes: Option<u64>,
-        log: Arc<PoolLog>,
-        ledger: Option<Arc<SharedCeiling>>,
-    ) -> Self {
-        Self { source, budget: Budget::under(ledger, max_bytes), counts: Box::default(), log }
+    pub(crate) fn new(source: CalledSource, quota: Arc<Quota>, log: Arc<PoolLog>) -> Self {
+        Self { source, quota, counts: Box::default(), log }
     }
 
     pub(super) fn source(&self) -> &dyn Source {
         &*self.source
     }
 
-    pub(super) fn set_max_bytes(&self, max_bytes: Option<u64>) {
-        self.budget.set_max_bytes(max_bytes);
-    }
-
-    /// Whether a block of `class_bytes` fits under the ceiling when nothing else is held.
-    pub(super) fn could_hold(&self, class_bytes: usize) -> bool {
-        let ledger_bytes = self.ledger().map(|ledger| ledger.max_bytes());
-        let max_bytes = self.budget.max_bytes().into_iter().chain(ledger_bytes).min();
-        max_bytes.is_none_or(|max_bytes| self.source.held_bytes(class_bytes) as u64 <= max_bytes)
-    }
-
-    /// Claims `bytes` under the ceiling for what is held beside the blocks.
-    pub(super) fn claim_outside(&self, bytes: u64) -> Option<Claim> {
-        self.budget.claim(bytes)
+    pub(super) fn quota(&self) -> &Arc<Quota> {
+        &self.quota
     }
 
     /// What the ceiling leaves beside a block of `class_bytes`.
     pub(super) fn room_beside_bytes(&self, class_bytes: usize) -> u64 {
-        self.budget.max_bytes().map_or(0, |max_bytes| max_bytes.saturating_sub(self.held_bytes(class_bytes)))
+        self.quota.max_bytes().map_or(0, |max_bytes| max_bytes.saturating_sub(self.held_bytes(class_bytes)))
     }
 
     /// Bytes held for a block of `class_bytes`.
@@ -68,39 +50,23 @@ impl Direct {
         self.source.held_bytes(class_bytes) as u64
     }
 
-    /// The host ledger that memory is claimed under.
-    pub(super) fn ledger(&self) -> Option<&Arc<SharedCeiling>> {
-        self.budget.ledger()
-    }
-
-    /// Why a claim of `needed_bytes` has just failed: by the host ledger, if the pool's own ceiling leaves room for them. The ledger is
-    /// not asked again, since it may have room by now.
-    pub(super) fn refusal(&self, needed_bytes: u64) -> Refusal {
-        match self.ledger() {
-            Some(_) if needed_bytes <= self.budget.room_bytes() => {
-                Refusal::Ledger { needed_bytes, missing_bytes: needed_bytes }
-            }
-            _ => Refusal::Ceiling { needed_bytes },
-        }
-    }
-
     /// Acquires `class_bytes`; waits for acquisitions of other threads until `until`. A slow call.
     pub(super) fn acquire(&self, class_bytes: usize, until: Instant) -> Result<BlockMemory, Refusal> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
-        let claim = self.budget.claim(needed_bytes).ok_or_else(|| self.refusal(needed_bytes))?;
+        let claim = self.quota.claim(needed_bytes).map_err(|over| Refusal::Over { needed_bytes, over })?;
         let begun = Instant::now();
         let acquired = self.source.acquire(class_bytes, Some(until));
         let took = begun.elapsed();
         self.counts.lock().calls.pinned(class_bytes as u64, took, acquired.is_ok());
         let region = acquired.map_err(Refusal::Source)?;
-        let held_bytes = self.budget.held_bytes();
+        let held_bytes = self.quota.held_bytes();
         self.log.page_locked(&Growth {
             asked_bytes: class_bytes as u64,
             held_before_bytes: held_bytes.saturating_sub(needed_bytes),
             held_bytes,
             page_locks: 1,
             took,
-            max_bytes: self.budget.max_bytes(),
+            max_bytes: self.quota.max_bytes(),
         });
         Ok(BlockMemory::Region { region, claim: claim.held() })
     }
@@ -136,14 +102,14 @@ impl Direct {
 
     pub(super) fn stats(&self) -> SupplyStats {
         let counts = *self.counts.lock();
-        let held_bytes = self.budget.held_bytes();
+        let held_bytes = self.quota.held_bytes();
         SupplyStats {
             held_bytes,
-            peak_bytes: self.budget.peak_bytes(),
+            peak_bytes: self.quota.peak_bytes(),
             block_bytes: held_bytes.saturating_sub(counts.stuck_bytes),
             stuck_bytes: counts.stuck_bytes,
-            max_bytes: self.budget.max_bytes(),
-            highest_max_bytes: self.budget.highest_max_bytes(),
+            max_bytes: self.quota.max_bytes(),
+            highest_max_bytes: self.quota.highest_max_bytes(),
             descriptors: 0,
             mappings: counts.calls.pin.count.saturating_sub(counts.calls.unpin.count),
             ..SupplyStats::default()

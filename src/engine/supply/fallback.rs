@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use super::BlockMemory;
 use crate::backend::{HeapSource, Region, Source, SourceError};
-use crate::budget::{Budget, Claim};
+use crate::quota::{Claim, Quota};
+
 use crate::size_class::Class;
 
 /// The fallback of one pool.
 #[derive(Debug)]
 pub(crate) struct Fallback {
     source: HeapSource,
-    budget: Arc<Budget>,
+    quota: Arc<Quota>,
     /// The limit is the pool's ceiling, also after that was changed.
     follows_ceiling: bool,
 }
@@ -31,31 +32,31 @@ pub(in crate::engine) struct FallbackStats {
 impl Fallback {
     /// At most `max_bytes` at one time; `follows_ceiling` if that is the ceiling of the pool.
     pub(crate) fn new(max_bytes: Option<u64>, follows_ceiling: bool) -> Self {
-        Self { source: HeapSource::new(), budget: Budget::new(max_bytes), follows_ceiling }
+        Self { source: HeapSource::new(), quota: Quota::new(max_bytes), follows_ceiling }
     }
 
     /// The fallback of a partition under `ceiling_bytes`: within the limit of its parent's.
     pub(super) fn partition(&self, ceiling_bytes: Option<u64>) -> Self {
         let max_bytes = ceiling_bytes.filter(|_| self.follows_ceiling);
-        let budget = Budget::inside(&self.budget, max_bytes);
-        Self { source: HeapSource::new(), budget, follows_ceiling: self.follows_ceiling }
+        let quota = Quota::inside(&self.quota, max_bytes);
+        Self { source: HeapSource::new(), quota, follows_ceiling: self.follows_ceiling }
     }
 
     /// The pool's ceiling has changed.
     pub(super) fn follow(&self, ceiling_bytes: Option<u64>) {
         if self.follows_ceiling {
-            self.budget.set_max_bytes(ceiling_bytes);
+            self.quota.set_max_bytes(ceiling_bytes);
         }
     }
 
     /// Whether a block of `class` fits when nothing else is held.
     pub(super) fn could_hold(&self, class: Class) -> bool {
-        self.budget.could_hold(self.source.held_bytes(class.bytes) as u64)
+        self.quota.could_hold(self.source.held_bytes(class.bytes) as u64)
     }
 
     /// `None` over the limit, or if the system refuses. A slow call.
     pub(super) fn acquire(&self, class: Class) -> Option<BlockMemory> {
-        let claim = self.budget.claim(self.source.held_bytes(class.bytes) as u64)?;
+        let claim = self.quota.claim(self.source.held_bytes(class.bytes) as u64).ok()?;
         let region = self.source.acquire(class.bytes).ok()?;
         Some(BlockMemory::Pageable { region, claim: claim.held() })
     }
@@ -74,10 +75,10 @@ impl Fallback {
 
     pub(super) fn stats(&self) -> FallbackStats {
         FallbackStats {
-            held_bytes: self.budget.held_bytes(),
-            peak_bytes: self.budget.peak_bytes(),
-            max_bytes: self.budget.max_bytes(),
-            inner_bytes: self.budget.inner_bytes(),
+            held_bytes: self.quota.held_bytes(),
+            peak_bytes: self.quota.peak_bytes(),
+            max_bytes: self.quota.max_bytes(),
+            inner_bytes: self.quota.inner_bytes().0,
         }
     }
 }

@@ -11,7 +11,7 @@
 //! | `shared_arena/acquire.rs` | the steps of a get that missed |
 //! | `arena_state.rs` | what that lock guards: sequential bookkeeping |
 //! | `arena_state/claims.rs` | what is claimed under the ceiling |
-//! | `common_ceiling.rs` | one ceiling over the arenas of several memory nodes |
+//! | `node_arenas.rs` | the arenas of one pool on several memory nodes, under one ceiling |
 //! | `attached.rs` | what the pools that share the arena can give |
 //! | `mapping_watch.rs` | how near the process is to the most mappings that it may have |
 //! | `executor.rs` | addresses of the arena's ranges, and the source calls of a plan |
@@ -29,12 +29,12 @@ mod arena_state;
 mod attached;
 mod backing;
 mod called_source;
-mod common_ceiling;
 mod direct;
 mod executor;
 mod fallback;
 mod gate;
 mod mapping_watch;
+mod node_arenas;
 mod shared_arena;
 
 use std::ptr::NonNull;
@@ -42,14 +42,13 @@ use std::time::Duration;
 
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
-use crate::budget::{Budget, Claim};
+use crate::quota::{Claim, Level, Over, Quota};
 use crate::stats::EvictionReason;
 
 pub(crate) use adopted::Adopted;
 pub(super) use backing::PoolUsage;
-pub(crate) use backing::{Backing, Supply};
+pub(crate) use backing::{Backing, OutsideClaim, Supply};
 pub(crate) use called_source::CalledSource;
-pub(crate) use common_ceiling::OutsideClaim;
 pub(crate) use direct::Direct;
 pub(crate) use fallback::Fallback;
 pub(crate) use gate::BegunCopy;
@@ -86,16 +85,21 @@ pub(super) enum Acquired<R> {
 }
 
 /// Why there is no memory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Refusal {
-    /// This much would exceed the ceiling.
-    Ceiling { needed_bytes: u64 },
-    /// The pool's own ceiling has room, and the host ledger lacks it for `missing_bytes` that would have to be pinned.
-    Ledger { needed_bytes: u64, missing_bytes: u64 },
+    /// A block of this much would exceed a ceiling.
+    Over { needed_bytes: u64, over: Over },
     /// Others wait for memory, the first of them for this much, and there is no room beside it.
     Line { needed_bytes: u64, waiting: u64, first_bytes: u64 },
     /// The source failed.
     Source(SourceError),
+}
+
+impl Refusal {
+    /// Whether the ceiling that several pools share has no room.
+    pub(super) fn is_by_shared(&self) -> bool {
+        matches!(self, Self::Over { over: Over { level: Level::Shared, .. }, .. })
+    }
 }
 
 /// A pool as its supply sees it: it asks for memory, and may have to give idle memory back.
@@ -170,7 +174,7 @@ impl SupplyStats {
     }
 
     /// The part that a partition sees: its own blocks under its own ceiling.
-    fn of_partition(self, own: &Budget) -> Self {
+    fn of_partition(self, own: &Quota) -> Self {
         Self {
             held_bytes: own.held_bytes(),
             peak_bytes: own.peak_bytes(),

@@ -40,15 +40,15 @@ use std::time::Duration;
 
 use super::CalledSource;
 use super::arena_state::ArenaState;
-use super::common_ceiling::{CeilingShare, NodeArenas};
 use super::executor::{GrowthShape, arena_over, held};
 use super::gate::Gate;
 use super::mapping_watch::MappingWatch;
+use super::node_arenas::NodeArenas;
 use super::{Reclaim, Refusal, SupplyStats};
 use crate::arena::{ArenaPtr, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError, VirtualMemory};
 use crate::diag::PoolLog;
-use crate::ledger::SharedCeiling;
+use crate::quota::{Quota, Room};
 use crate::stats::SourceCalls;
 use pinpool_os::sync::{Condvar, Mutex};
 
@@ -72,6 +72,7 @@ const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct SharedArena {
     source: CalledSource,
+    quota: Arc<Quota>,
     log: Arc<PoolLog>,
     config: SharedArenaConfig,
     shape: GrowthShape,
@@ -100,8 +101,6 @@ pub(crate) struct SharedArena {
 /// Settings of a shared arena.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SharedArenaConfig {
-    /// The ceiling at the start.
-    pub(crate) max_bytes: Option<u64>,
     pub(crate) may_grow: bool,
     /// Threads that touch the memory of a reserve.
     pub(crate) pin_threads: usize,
@@ -113,9 +112,14 @@ pub(crate) struct SharedArenaConfig {
 }
 
 impl SharedArena {
-    /// An arena over `source`. Reserves addresses where the source can, pins nothing.
-    pub(crate) fn new(source: CalledSource, config: SharedArenaConfig, log: Arc<PoolLog>) -> Result<Self, SourceError> {
-        let (arena, mappings, shape) = arena_over(&source, config.max_bytes, config.retention)?;
+    /// An arena over `source`, which claims under `quota`. Reserves addresses where the source can, pins nothing.
+    pub(crate) fn new(
+        source: CalledSource,
+        quota: Arc<Quota>,
+        config: SharedArenaConfig,
+        log: Arc<PoolLog>,
+    ) -> Result<Self, SourceError> {
+        let (arena, mappings, shape) = arena_over(&source, quota.max_bytes(), config.retention)?;
         let varied_above_bytes = if shape.is_discrete {
             VARIED_IN_REGIONS_BYTES
         } else {
@@ -127,7 +131,8 @@ impl SharedArena {
             log,
             config,
             shape,
-            state: Mutex::new(ArenaState::new(arena, mappings, varied_above_bytes, config.max_bytes)),
+            state: Mutex::new(ArenaState::new(arena, mappings, varied_above_bytes, &quota)),
+            quota,
             settled: Condvar::default(),
             mappings: MappingWatch::below("/".into()),
             nodes: Arc::default(),
@@ -148,11 +153,9 @@ impl SharedArena {
         source: CalledSource,
         log: Arc<PoolLog>,
     ) -> Result<Arc<Self>, SourceError> {
-        let config = SharedArenaConfig { max_bytes: self.max_bytes(), ..self.config };
-        let arena = Self::new(source, config, log)?.with_host_root(self.mappings.root().to_owned());
+        let arena =
+            Self::new(source, self.quota.clone(), self.config, log)?.with_host_root(self.mappings.root().to_owned());
         let arena = Arc::new(Self { nodes: self.nodes.clone(), ..arena });
-        let share = self.state.lock().share_beside();
-        arena.state.lock().take_share(share);
         self.nodes.add(self);
         self.nodes.add(&arena);
         Ok(arena)
@@ -163,20 +166,8 @@ impl SharedArena {
         Self { mappings: MappingWatch::below(root), ..self }
     }
 
-    /// Claims under `ledger` as well. Before the first block.
-    pub(crate) fn under(self, ledger: Option<Arc<SharedCeiling>>) -> Self {
-        ledger.into_iter().for_each(|ledger| self.state.lock().join_ledger(ledger));
-        self
-    }
-
-    /// Why there is no room for `needed_bytes` beside the buffers.
-    pub(super) fn refusal_outside(&self, needed_bytes: u64) -> Refusal {
-        self.state.lock().refusal_of_claim(needed_bytes)
-    }
-
-    /// The host ledger that memory is claimed under.
-    pub(super) fn ledger(&self) -> Option<Arc<SharedCeiling>> {
-        self.state.lock().ledger().cloned()
+    pub(super) fn quota(&self) -> &Arc<Quota> {
+        &self.quota
     }
 
     pub(super) fn source(&self) -> &dyn Source {
@@ -198,9 +189,7 @@ impl SharedArena {
     fn fits(&self, bytes: u64) -> bool {
         let state = self.state.lock();
         let (reserve_bytes, largest_reserve_bytes) = state.reserve_bytes();
-        let ledger_bytes = state.ledger().map(|ledger| ledger.max_bytes());
-        let max_bytes = state.max_bytes().into_iter().chain(ledger_bytes).min();
-        let room_bytes = max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(reserve_bytes));
+        let room_bytes = self.quota.highest_claim_bytes().saturating_sub(reserve_bytes);
         let background_bytes = state.background_reserve_bytes();
         drop(state);
         let GrowthShape { sizes, is_discrete, .. } = self.shape;
@@ -220,21 +209,9 @@ impl SharedArena {
         if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
     }
 
-    /// Claims `bytes` under the ceiling for what is held beside the arena. `None` if there is no room for them.
-    pub(super) fn claim_outside(&self, bytes: u64) -> Option<CeilingShare> {
-        let state = self.state.lock();
-        let (mut share, max_bytes) = (state.share_beside(), state.max_bytes());
-        let fits = max_bytes.is_none_or(|max_bytes| bytes <= max_bytes);
-        (fits && share.record(bytes, max_bytes)).then_some(share)
-    }
-
     /// Bytes that others claim under the same ceiling.
     pub(super) fn claimed_by_others(&self) -> u64 {
         self.state.lock().claimed_by_others()
-    }
-
-    pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {
-        self.state.lock().max_bytes()
     }
 
     /// Whether it may pin more than its reserve.
@@ -245,7 +222,7 @@ impl SharedArena {
     /// What the ceilings, that of the pool included, leave beside a block of `first_bytes` in whole granules.
     pub(super) fn room_beside_bytes(&self, first_bytes: u64, own_max_bytes: Option<u64>) -> u64 {
         let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
-        let max_bytes = self.max_bytes().into_iter().chain(own_max_bytes).min();
+        let max_bytes = self.quota.max_bytes().into_iter().chain(own_max_bytes).min();
         match max_bytes.filter(|_| !is_discrete && self.config.may_grow) {
             Some(max_bytes) => {
                 let granules = (max_bytes / granule_bytes).saturating_sub(first_bytes.div_ceil(granule_bytes));
@@ -261,41 +238,36 @@ impl SharedArena {
         (bytes.div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
     }
 
-    fn no_space(&self, bytes: u64) -> Refusal {
-        let idle_bytes: u64 = self.attached().iter().map(|pool| pool.idle_bytes()).sum();
-        let (is_addressable, has_ceiling, refusal) = {
-            let state = self.state.lock();
-            // What is idle here is used first, and is claimed already.
-            let reusable_bytes = idle_bytes.saturating_add(state.arena().stats().idle_bytes);
-            let missing_bytes = state.arena().missing_bytes(bytes, PAGE_BYTES as u64);
-            let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
-            let missing_bytes = match missing_bytes {
-                Some(missing_bytes) if !self.shape.is_discrete => missing_bytes,
-                _ => self.grown_bytes(bytes),
-            };
-            let has_ceiling = state.max_bytes().is_some() || state.ledger().is_some();
-            // At its best place a part of it may be committed; idle granules elsewhere move there.
-            let grown_bytes = self.grown_bytes(bytes);
-            let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
-            let refusal = match state.refusal(bytes, claimed_bytes) {
-                // There was room for a plan that did not come about: what is idle here may lie elsewhere.
-                Refusal::Ceiling { .. } if grown_bytes <= state.own_room_bytes().saturating_add(reusable_bytes) => {
-                    state.refusal_by_ledger(bytes, grown_bytes)
-                }
-                refusal => refusal,
-            };
-            (is_addressable, has_ceiling, refusal)
-        };
+    /// Why no plan gives a block of `bytes` memory, while `room` was left under the ceilings.
+    fn no_space(&self, bytes: u64, room: Room) -> Refusal {
+        let refused = |over| Refusal::Over { needed_bytes: bytes, over };
         if !self.config.may_grow {
-            return Refusal::Ceiling { needed_bytes: bytes };
+            return refused(self.quota.full(bytes));
         }
-        if !self.fits(bytes) || is_addressable && has_ceiling {
-            return refusal;
+        let idle_bytes: u64 = self.attached().iter().map(|pool| pool.idle_bytes()).sum();
+        let state = self.state.lock();
+        // What is idle here is used first, and is claimed already.
+        let reusable_bytes = idle_bytes.saturating_add(state.arena().stats().idle_bytes);
+        let missing_bytes = state.arena().missing_bytes(bytes, PAGE_BYTES as u64);
+        drop(state);
+        let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
+        let has_ceiling = self.quota.max_bytes().is_some() || self.quota.shared().is_some();
+        if self.fits(bytes) && !(is_addressable && has_ceiling) {
+            let longest_bytes = self.shape.longest_bytes;
+            let what = format!("no {bytes} B in one piece are left of the {longest_bytes} B of addresses reserved");
+            let remedy = self.shape.address_remedy.unwrap_or("ask for less at once, or put buffers back first");
+            return Refusal::Source(SourceError::new("arena", what).with_remedy(remedy));
         }
-        let longest_bytes = self.shape.longest_bytes;
-        let what = format!("no {bytes} B in one piece are left of the {longest_bytes} B of addresses reserved");
-        let remedy = self.shape.address_remedy.unwrap_or("ask for less at once, or put buffers back first");
-        Refusal::Source(SourceError::new("arena", what).with_remedy(remedy))
+        // At its best place a part of it may be committed; idle granules elsewhere move there.
+        let grown_bytes = self.grown_bytes(bytes);
+        let missing_bytes = missing_bytes.filter(|_| !self.shape.is_discrete).unwrap_or(grown_bytes);
+        let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
+        let own_bytes = self.quota.own_room_bytes();
+        // There may have been room for a plan that did not come about: what is idle here may lie elsewhere.
+        let wanted = [(claimed_bytes, own_bytes), (grown_bytes, own_bytes.saturating_add(reusable_bytes))];
+        let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
+        let over = shared.filter_map(|&(bytes, _)| self.quota.lacking_shared(room, bytes)).next();
+        refused(over.unwrap_or_else(|| self.quota.full(claimed_bytes.saturating_sub(own_bytes))))
     }
 
     pub(in crate::engine) fn attach(&self, pool: Weak<dyn Reclaim>) {
@@ -356,11 +328,6 @@ impl SharedArena {
         self.state.lock().arena().releasable_bytes() > 0
     }
 
-    pub(super) fn set_max_bytes(&self, max_bytes: Option<u64>) {
-        self.state.lock().set_max_bytes(max_bytes);
-        self.nodes.beside(self).iter().for_each(|other| other.state.lock().set_max_bytes(max_bytes));
-    }
-
     /// The pages of all committed memory.
     pub(super) fn page_tiers(&self) -> PageTiers {
         let extents = self.state.lock().extents();
@@ -417,15 +384,19 @@ mod tests {
         for is_leaked in [false, true] {
             let source = Arc::new(CountedHeap::new(true));
             let config = SharedArenaConfig {
-                max_bytes: None,
                 may_grow: true,
                 pin_threads: 1,
                 background_thread: false,
                 retention: Retention::default(),
                 drain_at_most: None,
             };
-            let arena =
-                SharedArena::new(CalledSource::new(source.clone(), None), config, log_named("closing test")).unwrap();
+            let arena = SharedArena::new(
+                CalledSource::new(source.clone(), None),
+                Quota::new(None),
+                config,
+                log_named("closing test"),
+            )
+            .unwrap();
             let pool = Arc::new(NoBlocks);
             let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
             arena.attach(attached);

@@ -30,7 +30,7 @@ impl ArenaState {
     /// Asks for a reserve of `bytes` more. False, and nothing is asked for, if the ceiling has no room for all reserves.
     pub(in crate::engine::supply) fn ask_reserve(&mut self, bytes: u64) -> bool {
         let asked_bytes = self.asked_reserve_bytes().saturating_add(self.pending_bytes).saturating_add(bytes);
-        let fits = self.max_bytes.is_none_or(|max_bytes| asked_bytes <= max_bytes);
+        let fits = self.quota().max_bytes().is_none_or(|max_bytes| asked_bytes <= max_bytes);
         self.background.asked_bytes += if fits { bytes } else { 0 };
         fits
     }
@@ -69,11 +69,11 @@ impl ArenaState {
         if to_come == 0 || self.is_detached() {
             return NextStep::Done;
         }
-        match self.arena.commit_next(step_bytes.min(to_come), self.room_bytes(step_bytes.min(to_come))) {
-            Ok(plan) if self.record_claims() => NextStep::Plan(plan),
+        match self.arena.commit_next(step_bytes.min(to_come), self.room_for(step_bytes.min(to_come)).bytes()) {
+            Ok(plan) if self.update_claim().is_ok() => NextStep::Plan(plan),
             Ok(plan) => {
-                // An arena of another node was faster.
-                let _not_granted = self.arena.settle(plan, PlanOutcome::Failed { done: 0 }, 0);
+                // Another claimant was faster.
+                self.undo(plan);
                 NextStep::NoRoom(step_bytes)
             }
             Err(0) => NextStep::NoAddresses,
@@ -85,8 +85,9 @@ impl ArenaState {
     pub(in crate::engine::supply) fn without_room(&mut self, granule_bytes: u64) -> NextStep {
         self.arena.keep(self.reserve_to_come());
         // What other owners of the host ledger hold may come back.
-        let is_held_by_others = self.ledger().is_some() && self.own_room_bytes() >= self.reserve_to_come();
-        let is_over = self.over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
+        let is_held_by_others =
+            self.quota().shared().is_some() && self.quota().own_room_bytes() >= self.reserve_to_come();
+        let is_over = self.quota().over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
         if !is_over && self.reserve_to_come() < granule_bytes {
             // A part of a granule at the ceiling can never come.
             self.ask_less(self.reserve_to_come());
@@ -106,7 +107,7 @@ impl ArenaState {
         self.arena.settle(plan, outcome, now_us);
         self.keep_committed_since(before_bytes);
         self.note_peak();
-        self.record_claims();
+        self.lower_claim();
         error.map_or(Ok(()), Err)
     }
 
@@ -125,6 +126,6 @@ impl ArenaState {
     /// Whether some of the reserve is still to come and the ceiling has room for `bytes`.
     pub(in crate::engine::supply) fn could_go_on(&self, bytes: u64) -> bool {
         let step_bytes = bytes.min(self.reserve_to_come());
-        step_bytes > 0 && self.room_bytes(step_bytes) >= step_bytes
+        step_bytes > 0 && self.room_for(step_bytes).bytes() >= step_bytes
     }
 }

@@ -19,26 +19,25 @@ impl ArenaState {
     ) -> Result<usize, Refusal> {
         let whole = |unit: u64| bytes.checked_next_multiple_of(unit);
         let needed_bytes = whole(ALIGN_BYTES).map_or(u64::MAX, &held_bytes);
-        let room_bytes = self.room_bytes(needed_bytes);
-        let fits = |&whole: &u64| held_bytes(whole) <= room_bytes;
+        let room = self.room_for(needed_bytes);
+        let fits = |&whole: &u64| held_bytes(whole) <= room.bytes();
         let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
-        let bytes = fitting.ok_or_else(|| self.refusal_of_claim(needed_bytes))?;
+        let refusal = |over| Refusal::Over { needed_bytes, over };
+        let bytes = fitting.ok_or_else(|| refusal(self.quota().lacking(room, needed_bytes)))?;
         let len = usize::try_from(bytes).ok().filter(|_| bytes <= RANGE_BYTES_MAX).ok_or_else(|| {
             let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
             Refusal::Source(SourceError::new("arena", what))
         })?;
         self.pending_bytes += held_bytes(bytes);
-        if !self.record_claims() {
-            self.pending_bytes -= held_bytes(bytes);
-            return Err(self.refusal_of_claim(needed_bytes));
-        }
-        Ok(len)
+        let claimed = self.update_claim();
+        self.pending_bytes -= if claimed.is_ok() { 0 } else { held_bytes(bytes) };
+        claimed.map(|()| len).map_err(refusal)
     }
 
     /// Ends a claim of [`claim_reserve`](Self::claim_reserve).
     pub(in crate::engine::supply) fn unclaim_reserve(&mut self, held_bytes: u64) {
         self.pending_bytes -= held_bytes;
-        self.record_claims();
+        self.lower_claim();
     }
 
     /// Adds the reserve of `len` bytes that [`claim_reserve`](Self::claim_reserve) claimed `held_bytes` for, or ends that
@@ -53,17 +52,17 @@ impl ArenaState {
         self.pending_bytes -= held_bytes;
         self.calls.pinned(bytes, took, acquired.is_ok());
         let region = acquired.inspect_err(|_| {
-            self.record_claims();
+            self.lower_claim();
         })?;
         let Some(range) = self.arena.add_reserve(bytes) else {
-            self.record_claims();
+            self.lower_claim();
             return Ok(Err(region));
         };
         let start = region.start();
         self.mappings.add(range, Mapping::Region(region));
         self.reserve_bytes += bytes;
         self.reserve_overhead_bytes += held_bytes - bytes;
-        self.record_claims();
+        self.lower_claim();
         self.note_peak();
         self.largest_reserve_bytes = self.largest_reserve_bytes.max(bytes);
         Ok(Ok(start))

@@ -6,42 +6,31 @@ use super::super::Refusal;
 use super::{Backing, Supply};
 use crate::dump::OUTER_PARTITION;
 use crate::error::{Error, ErrorKind, Report, UsageReport};
+use crate::quota::{Level, Over};
 use crate::size_class::Class;
 use pinpool_os::host::limits;
 
 impl Backing {
-    /// Why there is no room for `needed_bytes` beside the buffers.
-    pub(in crate::engine) fn refusal_outside(&self, needed_bytes: u64) -> Refusal {
-        match &self.supply {
-            Supply::Direct(direct) => direct.refusal(needed_bytes),
-            Supply::Shared(arena) => arena.refusal_outside(needed_bytes),
-        }
-    }
-
     /// Why a block of `class` can never be held.
     pub(in crate::engine) fn refusal_for_good(&self, class: Class) -> Refusal {
         let needed_bytes = class.bytes as u64;
-        match self.ledger() {
-            Some(ledger) if self.could_own(needed_bytes) && ledger.max_bytes() < needed_bytes => {
-                Refusal::Ledger { needed_bytes, missing_bytes: needed_bytes }
-            }
-            _ => Refusal::Ceiling { needed_bytes },
-        }
+        let over = self.own.never(needed_bytes).or_else(|| self.supply_quota().never(needed_bytes));
+        Refusal::Over { needed_bytes, over: over.unwrap_or_else(|| self.supply_quota().full(needed_bytes)) }
     }
 
     /// The error of a get of `len` bytes that was refused while the pool held `usage`.
     pub(in crate::engine) fn error(&self, len: usize, refusal: Refusal, usage: UsageReport, report: Report) -> Error {
         let asked_bytes = len as u64;
         let kind = match refusal {
-            Refusal::Ceiling { needed_bytes } => {
-                ErrorKind::Limit { asked_bytes, needed_bytes, usage, remedy: self.remedy(needed_bytes), report }
-            }
-            Refusal::Ledger { needed_bytes, .. } => {
+            Refusal::Over { needed_bytes, over: Over { level: Level::Shared, .. } } => {
                 let (found, remedy) = self.ledger_in_words(needed_bytes);
                 ErrorKind::Ledger { asked_bytes, needed_bytes, found, remedy, usage, report }
             }
+            Refusal::Over { needed_bytes, over } => {
+                ErrorKind::Limit { asked_bytes, needed_bytes, usage, remedy: self.remedy(needed_bytes, over), report }
+            }
             Refusal::Line { needed_bytes, waiting, first_bytes } => {
-                let limit = self.limit_name(needed_bytes);
+                let limit = self.limit_for(needed_bytes);
                 ErrorKind::Line { asked_bytes, needed_bytes, waiting, first_bytes, limit, usage, report }
             }
             Refusal::Source(source) => {
@@ -54,10 +43,12 @@ impl Backing {
     /// Why there is no memory, for the log line of a shortage.
     pub(in crate::engine) fn why(&self, refusal: &Refusal) -> String {
         match refusal {
-            Refusal::Ceiling { needed_bytes } => format!("the ceiling is reached: {}", self.remedy(*needed_bytes)),
-            Refusal::Ledger { needed_bytes, .. } => {
+            Refusal::Over { needed_bytes, over: Over { level: Level::Shared, .. } } => {
                 let (found, remedy) = self.ledger_in_words(*needed_bytes);
                 format!("{found}: {remedy}")
+            }
+            Refusal::Over { needed_bytes, over } => {
+                format!("the ceiling is reached: {}", self.remedy(*needed_bytes, *over))
             }
             Refusal::Line { waiting, first_bytes, .. } => {
                 let gets = if *waiting == 1 { "get waits" } else { "gets wait" };
@@ -75,29 +66,28 @@ impl Backing {
         }
     }
 
-    /// What prevents `needed_bytes`, and what helps.
-    fn remedy(&self, needed_bytes: u64) -> String {
-        let partition = self.own.refusing(needed_bytes).filter(|_| self.is_partition());
-        match partition {
-            Some((0, _, false)) => {
+    /// What helps where `over` has no room for `needed_bytes`.
+    fn remedy(&self, needed_bytes: u64, Over { level, max_bytes, could_ever, .. }: Over) -> String {
+        match (level, could_ever) {
+            (Level::Partition { depth: 0 }, false) => {
                 "it can never fit in this partition: ask for less, or make the partition larger".to_owned()
             }
-            Some((0, _, true)) => {
+            (Level::Partition { depth: 0 }, true) => {
                 "this partition is full: put its buffers back first, or make the partition larger".to_owned()
             }
-            Some((_, max_bytes, false)) => format!(
+            (Level::Partition { .. }, false) => format!(
                 "it can never fit in the partition of {max_bytes} B around this one: ask for less, or make that one larger"
             ),
-            Some((_, max_bytes, true)) => format!(
+            (Level::Partition { .. }, true) => format!(
                 "the partition of {max_bytes} B around this one is full: put its buffers back first, or make that one larger"
             ),
-            None => self.remedy_of_pool(needed_bytes).to_owned(),
+            (Level::Pool | Level::Shared, _) => self.remedy_of_pool(needed_bytes).to_owned(),
         }
     }
 
     fn remedy_of_pool(&self, needed_bytes: u64) -> &'static str {
         let (may_grow, could_hold) = match &self.supply {
-            Supply::Direct(_) => (true, self.stats().max_bytes.is_none_or(|max_bytes| needed_bytes <= max_bytes)),
+            Supply::Direct(_) => (true, self.own.max_bytes().is_none_or(|max_bytes| needed_bytes <= max_bytes)),
             Supply::Shared(arena) => (arena.may_grow(), arena.could_hold(needed_bytes)),
         };
         match (may_grow, could_hold) {
@@ -120,13 +110,19 @@ impl Backing {
         }
     }
 
-    /// The limit to raise for `needed_bytes` more, by the name of its setting.
-    pub(in crate::engine) fn limit_name(&self, needed_bytes: u64) -> &'static str {
-        let depth = self.own.refusing(needed_bytes).map(|(depth, ..)| depth);
-        match &self.supply {
-            _ if self.is_partition && (needed_bytes == 0 || depth == Some(0)) => "the ceiling of the partition",
-            _ if self.is_partition && depth.is_some() => OUTER_PARTITION,
-            Supply::Shared(arena) if !arena.may_grow() => "PINPOOL_RESERVE",
+    /// The limit to raise for `needed_bytes` more, by the name of its setting; for none, that of the pool's own ceiling.
+    pub(in crate::engine) fn limit_for(&self, needed_bytes: u64) -> &'static str {
+        let full = self.own.refusing(needed_bytes).map(|over| over.level);
+        let own = (self.is_partition && needed_bytes == 0).then_some(Level::Partition { depth: 0 });
+        self.limit_name(own.or(full).unwrap_or(Level::Pool))
+    }
+
+    /// The limit to raise where that of `level` refuses, by the name of its setting.
+    pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
+        match (level, &self.supply) {
+            (Level::Partition { depth: 0 }, _) => "the ceiling of the partition",
+            (Level::Partition { .. }, _) => OUTER_PARTITION,
+            (_, Supply::Shared(arena)) if !arena.may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",
         }

@@ -9,6 +9,7 @@ use super::SharedArena;
 use crate::arena::GrowthLimits;
 use crate::backend::SourceError;
 use crate::diag;
+use crate::quota::Room;
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
 
@@ -42,7 +43,7 @@ impl SharedArena {
         }
         // A request that can never fit is no reason to release idle blocks.
         if !self.could_hold(bytes) {
-            return Err(self.no_space(bytes));
+            return Err(self.no_space(bytes, Room::UNLIMITED));
         }
         let _first = self.before_reserve();
         let attached = self.attached();
@@ -77,22 +78,23 @@ impl SharedArena {
             let closed = closed_late.take().or_else(|| self.gate.close());
             // Nor while another thread's acquisition would be waited for.
             let closed = closed.filter(|_| !self.source.is_acquiring());
-            let mut limits = self.limits(&state, bytes, source_error.is_none(), closed.is_some(), now_us);
+            let room = state.room_for(self.grown_bytes(bytes));
+            let mut limits = self.limits(&state, room, source_error.is_none(), closed.is_some(), now_us);
             if is_one_buffer {
                 limits = GrowthLimits { step_bytes: 0, largest_bytes: 0, ..limits };
             }
             let plan = match state.plan_growth(bytes, limits) {
                 Ok(plan) => plan,
-                Err(no_space) if no_space.transit_bytes > 0 => {
+                Err((no_space, _)) if no_space.transit_bytes > 0 => {
                     drop(closed);
                     let (state, timed_out) = self.settled.wait_until(state, until);
                     drop(state);
                     if timed_out {
-                        return Err(source_error.map_or_else(|| self.no_space(bytes), Refusal::Source));
+                        return Err(source_error.map_or_else(|| self.no_space(bytes, room), Refusal::Source));
                     }
                     continue;
                 }
-                Err(_) => {
+                Err((_, over)) => {
                     let arena = state.arena().stats();
                     // With a region goes what the source adds to it.
                     let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
@@ -119,7 +121,13 @@ impl SharedArena {
                         to_release = idle_buffers(pool, &attached);
                         continue;
                     }
-                    return Err(source_error.map_or_else(|| self.no_space(bytes), Refusal::Source));
+                    let no_space = || {
+                        over.map_or_else(
+                            || self.no_space(bytes, room),
+                            |over| Refusal::Over { needed_bytes: bytes, over },
+                        )
+                    };
+                    return Err(source_error.map_or_else(no_space, Refusal::Source));
                 }
             };
             let is_larger = plan.surplus_bytes() > 0;
@@ -139,15 +147,15 @@ impl SharedArena {
         }
     }
 
-    fn limits(&self, state: &ArenaState, bytes: u64, may_commit: bool, at_rest: bool, now_us: u64) -> GrowthLimits {
+    fn limits(&self, state: &ArenaState, room: Room, may_commit: bool, at_rest: bool, now_us: u64) -> GrowthLimits {
         let commit_bytes = match (may_commit, self.config.may_grow) {
             (false, _) => 0,
-            (true, true) => state.room_bytes(self.grown_bytes(bytes)),
+            (true, true) => room.bytes(),
             // What of the reserve is still to come.
-            (true, false) => state.room_bytes(self.grown_bytes(bytes)).min(state.reserve_to_come()),
+            (true, false) => room.bytes().min(state.reserve_to_come()),
         };
         let step_bytes = if at_rest { u64::MAX } else { STEP_BESIDE_COPIES_BYTES };
-        let (over_bytes, largest_bytes) = (state.over_bytes(), state.largest_missed_bytes(now_us));
+        let (over_bytes, largest_bytes) = (self.quota.over_bytes(), state.largest_missed_bytes(now_us));
         GrowthLimits { commit_bytes, over_bytes, may_decommit_regions: at_rest, step_bytes, largest_bytes }
     }
 }

@@ -107,7 +107,7 @@ impl SharedArena {
         }
         let mut state = self.state.lock();
         if !state.ask_reserve(bytes) {
-            return Err(Refusal::Ceiling { needed_bytes: bytes });
+            return Err(Refusal::Over { needed_bytes: bytes, over: state.quota().full(bytes) });
         }
         let pinned_bytes = state.pinned_reserve_bytes();
         drop(state);
@@ -293,7 +293,7 @@ impl SharedArena {
                 drop(progress);
                 if !is_told {
                     let (pinned_bytes, asked_bytes) = self.reserve_progress();
-                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.max_bytes());
+                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.quota.max_bytes());
                 }
                 // What was given back before was told nobody.
                 if self.want_of_ledger(|_, lacking_bytes| lacking_bytes) && self.state.lock().could_go_on(lacks_bytes) {
@@ -316,8 +316,8 @@ impl SharedArena {
     /// own ceiling. Returns whether that is more than before.
     fn want_of_ledger(&self, change: impl FnOnce(u64, u64) -> u64) -> bool {
         let state = self.state.lock();
-        let Some(ledger) = state.ledger().cloned() else { return false };
-        let lacking_bytes = state.reserve_to_come().min(state.own_room_bytes());
+        let Some(ledger) = state.quota().shared().cloned() else { return false };
+        let lacking_bytes = state.reserve_to_come().min(state.quota().own_room_bytes());
         drop(state);
         let progress = self.background.progress.lock();
         let before_bytes = progress.want.bytes();

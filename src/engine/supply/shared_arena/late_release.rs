@@ -6,10 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use super::super::CalledSource;
-use super::super::common_ceiling::CeilingShare;
 use super::super::executor::Mapping;
 use crate::diag::PoolLog;
 use crate::maintenance_thread::MaintenanceThread;
+use crate::quota::Claim;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::threads;
 
@@ -23,7 +23,7 @@ pub(super) struct LateRelease {
     pub(super) mappings: Vec<Mapping>,
     pub(super) bytes: u64,
     /// What the memory claims; `None` if more of the pool stays pinned, and claimed with it.
-    pub(super) share: Option<CeilingShare>,
+    pub(super) claim: Option<Claim>,
     pub(super) log: Arc<PoolLog>,
 }
 
@@ -58,20 +58,15 @@ impl LateRelease {
 
     #[allow(unsafe_code)] // Memory leaves the pool.
     fn release(self) {
-        let Self { source, mappings, bytes, share, log } = self;
+        let Self { source, mappings, bytes, claim, log } = self;
         let mut released = Ok(());
         for mapping in mappings {
             // SAFETY: the mapping is of this source, and left the table when no block was left in the arena
             // (arena-state-I1).
             released = released.and(unsafe { mapping.release(&source) });
         }
-        if let Some(mut share) = share {
-            if released.is_ok() {
-                share.record(0, None);
-            }
-            // What is still claimed stays so until the process ends.
-            drop(share.end());
-        }
+        // What could not be released stays claimed until the process ends.
+        claim.filter(|_| released.is_err()).into_iter().for_each(Claim::keep_forever);
         if let Err(error) = released {
             log.left_by_refusal(bytes, &error);
         }

@@ -24,14 +24,19 @@ impl Model {
     fn new(max_bytes: u64) -> Arc<Self> {
         let source = Arc::new(CountedHeap::new(false));
         let config = SharedArenaConfig {
-            max_bytes: Some(max_bytes),
             may_grow: true,
             pin_threads: 1,
             background_thread: false,
             retention: Retention::default(),
             drain_at_most: None,
         };
-        let arena = SharedArena::new(CalledSource::new(source.clone(), None), config, log_named("model")).unwrap();
+        let arena = SharedArena::new(
+            CalledSource::new(source.clone(), None),
+            Quota::new(Some(max_bytes)),
+            config,
+            log_named("model"),
+        );
+        let arena = arena.unwrap();
         let pool = Arc::new(NoBlocks);
         let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
         arena.attach(attached);
@@ -44,7 +49,7 @@ impl Model {
         match acquired {
             Ok(Acquired::New(BlockMemory::Carved { ptr, bytes, .. })) => Some((ptr, bytes)),
             refused => {
-                assert!(matches!(refused, Err(Refusal::Ceiling { .. })), "{refused:?}");
+                assert!(matches!(refused, Err(Refusal::Over { .. })), "{refused:?}");
                 None
             }
         }

@@ -203,8 +203,7 @@ impl SharedArena {
             let held_bytes = state.held_bytes();
             drop(state);
             if stays {
-                let ledger = self.state.lock().end_claims(false);
-                drop(ledger);
+                self.state.lock().end_claims(false);
                 self.log.left_pinned(held_bytes);
             }
             return;
@@ -233,13 +232,13 @@ impl SharedArena {
         let is_all_released = released.is_ok() && state.is_unused();
         let later_bytes = later.iter().filter_map(Mapping::region_bytes);
         let later_bytes = later_bytes.map(|bytes| held(bytes, |len| self.source.held_bytes_fast(len))).sum();
-        let share = (is_all_released && !later.is_empty()).then(|| state.end_claims_but(later_bytes));
-        let (ledger, held_bytes) = (state.end_claims(is_all_released), state.held_bytes());
+        let claim = (is_all_released && !later.is_empty()).then(|| state.end_claims_but(later_bytes));
+        state.end_claims(is_all_released);
+        let held_bytes = state.held_bytes();
         drop(state);
-        drop(ledger);
         if !later.is_empty() {
             let (source, log) = (self.source.clone(), self.log.clone());
-            LateRelease { source, mappings: later, bytes: later_bytes, share, log }.begin();
+            LateRelease { source, mappings: later, bytes: later_bytes, claim, log }.begin();
         }
         if let Err(error) = released {
             self.log.left_by_refusal(held_bytes, &error);

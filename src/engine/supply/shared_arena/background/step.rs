@@ -61,7 +61,7 @@ impl SharedArena {
         let mut state = self.state.lock();
         let held_before_bytes = state.held_bytes();
         let settled = state.settle_reserve_step(plan, executed, now_us);
-        let (held_bytes, max_bytes) = (state.held_bytes(), state.max_bytes());
+        let (held_bytes, max_bytes) = (state.held_bytes(), state.quota().max_bytes());
         let mappings = state.arena().stats().mappings;
         drop(state);
         self.settled.notify_all();
@@ -87,7 +87,7 @@ impl SharedArena {
         match self.add_reserve(bytes, &|_| ()) {
             Ok((_, len)) => self.state.lock().note_reserve_region(len as u64),
             Err(Refusal::Source(error)) => return Err(error),
-            Err(Refusal::Ceiling { .. } | Refusal::Ledger { .. } | Refusal::Line { .. }) => {
+            Err(Refusal::Over { .. } | Refusal::Line { .. }) => {
                 let next = self.state.lock().without_room(bytes);
                 return Ok(if matches!(next, NextStep::Done) { Step::Done } else { Step::NoRoom(bytes) });
             }
