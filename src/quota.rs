@@ -21,7 +21,7 @@
 //! - quota-I2: a claim is returned exactly once, by its drop.
 //! - quota-I3: `held` and its peak count memory that is there, and no claim whose memory was refused.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::ledger::SharedCeiling;
 use pinpool_os::lost;
@@ -59,8 +59,8 @@ enum Outer {
     Nothing,
     /// The quota around it: that of the pool around a partition.
     Quota(Arc<Quota>),
-    /// The ceiling that several pools share.
-    Shared(Arc<SharedCeiling>),
+    /// The ceiling that several pools share. Claims hold it, so that it is left with the last of them.
+    Shared(Weak<SharedCeiling>),
 }
 
 /// Which ceiling has no room.
@@ -100,6 +100,7 @@ pub(crate) struct Room {
 #[must_use = "dropping a claim returns its bytes"]
 pub(crate) struct Claim {
     quota: Arc<Quota>,
+    shared: Option<Arc<SharedCeiling>>,
     bytes: u64,
     is_held: bool,
     /// Whether its memory lies beside the buffers.
@@ -111,9 +112,11 @@ impl Quota {
         Self::with(max_bytes, Outer::Nothing)
     }
 
-    /// A quota whose claims are made in `shared` too, if there is one.
-    pub(crate) fn under(shared: Option<Arc<SharedCeiling>>, max_bytes: Option<u64>) -> Arc<Self> {
-        Self::with(max_bytes, shared.map_or(Outer::Nothing, Outer::Shared))
+    /// A claim of no bytes under a new quota, whose claims are made in `shared` too, if there is one. The pool leaves `shared`
+    /// with its last claim.
+    pub(crate) fn under(shared: Option<Arc<SharedCeiling>>, max_bytes: Option<u64>) -> Claim {
+        let outer = shared.as_ref().map_or(Outer::Nothing, |shared| Outer::Shared(Arc::downgrade(shared)));
+        Claim { quota: Self::with(max_bytes, outer), shared, bytes: 0, is_held: false, is_outside: false }
     }
 
     /// A quota inside `outer`.
@@ -151,7 +154,7 @@ impl Quota {
 
     /// A claim of no bytes.
     pub(crate) fn nothing(self: &Arc<Self>) -> Claim {
-        Claim { quota: self.clone(), bytes: 0, is_held: false, is_outside: false }
+        Claim { quota: self.clone(), shared: self.shared(), bytes: 0, is_held: false, is_outside: false }
     }
 
     /// This quota and those around it, from the inside out.
@@ -163,19 +166,19 @@ impl Quota {
     }
 
     /// The ceiling that several pools share, if this quota or one around it lies under one.
-    pub(crate) fn shared(&self) -> Option<&Arc<SharedCeiling>> {
-        self.chain().find_map(|quota| if let Outer::Shared(shared) = &quota.outer { Some(shared) } else { None })
+    pub(crate) fn shared(&self) -> Option<Arc<SharedCeiling>> {
+        self.chain().find_map(|quota| if let Outer::Shared(shared) = &quota.outer { shared.upgrade() } else { None })
     }
 
-    /// Claims `bytes` at every level, or at none.
-    fn grow(&self, bytes: u64) -> Result<(), Over> {
+    /// Claims `bytes` at every level and in `shared`, or nowhere.
+    fn grow(&self, bytes: u64, shared: Option<&SharedCeiling>) -> Result<(), Over> {
         for (depth, quota) in self.chain().enumerate() {
             if let Err(missing_bytes) = quota.add_claim(bytes) {
                 self.chain().take(depth).for_each(|inner| inner.end_claim(bytes));
                 return Err(self.never(bytes).unwrap_or_else(|| quota.over(depth, missing_bytes, true)));
             }
         }
-        if let Some(shared) = self.shared()
+        if let Some(shared) = shared
             && !shared.claim(bytes)
         {
             self.chain().for_each(|quota| quota.end_claim(bytes));
@@ -194,12 +197,6 @@ impl Quota {
         added.map(drop).map_err(|claimed| claimed.saturating_add(bytes).saturating_sub(max_bytes).max(1))
     }
 
-    /// Ends a claim of `bytes` at every level.
-    fn shrink(&self, bytes: u64) {
-        self.chain().for_each(|quota| quota.end_claim(bytes));
-        self.shared().into_iter().for_each(|shared| shared.give_back(bytes));
-    }
-
     fn end_claim(&self, bytes: u64) {
         // Relaxed, as in `add_claim`.
         self.claimed_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -209,7 +206,7 @@ impl Quota {
     pub(crate) fn never(&self, bytes: u64) -> Option<Over> {
         let mut lower = self.chain().enumerate().filter(|(_, quota)| bytes > quota.ceiling());
         let lower = lower.next().map(|(depth, quota)| quota.over(depth, bytes - quota.ceiling(), false));
-        lower.or_else(|| self.shared().map(|shared| Over::shared(shared, bytes)).filter(|over| !over.could_ever))
+        lower.or_else(|| self.shared().map(|shared| Over::shared(&shared, bytes)).filter(|over| !over.could_ever))
     }
 
     /// What would refuse `bytes` now, the room under a shared ceiling aside.
@@ -234,7 +231,7 @@ impl Quota {
     /// Whether the shared ceiling has no room for `bytes`, or had none when `room` was found.
     pub(crate) fn lacking_shared(&self, room: Room, bytes: u64) -> Option<Over> {
         let shared = self.shared().filter(|shared| room.shared_bytes < bytes || shared.room_for(bytes) < bytes)?;
-        Some(Over::shared(shared, bytes))
+        Some(Over::shared(&shared, bytes))
     }
 
     /// The most that one claim could have.
@@ -368,11 +365,6 @@ impl Claim {
         self.bytes
     }
 
-    /// The quota under which it is made.
-    pub(crate) fn quota(&self) -> &Arc<Quota> {
-        &self.quota
-    }
-
     /// Claims `bytes` in place of what was claimed. Less is never refused.
     ///
     /// # Errors
@@ -382,11 +374,21 @@ impl Claim {
         match bytes.checked_sub(self.bytes) {
             // Refused by no ceiling, also by one that was lowered.
             Some(0) => {}
-            Some(more) => self.quota.grow(more)?,
-            None => self.quota.shrink(self.bytes - bytes),
+            Some(more) => self.quota.grow(more, self.shared.as_deref())?,
+            None => self.give_back(self.bytes - bytes),
         }
         self.bytes = bytes;
         Ok(())
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.quota.chain().for_each(|quota| quota.end_claim(bytes));
+        self.shared.iter().for_each(|shared| shared.give_back(bytes));
+    }
+
+    /// The quota under which it is made.
+    pub(crate) fn quota(&self) -> &Arc<Quota> {
+        &self.quota
     }
 
     /// The memory that was claimed for is there.
@@ -428,13 +430,11 @@ impl Claim {
     }
 
     /// Counts the bytes as claimed for ever: their memory could not be released.
-    pub(crate) fn keep_forever(mut self) {
+    pub(crate) fn keep_forever(self) {
         // The pool may end before the process does, and the shared ceiling goes on counting them.
-        self.quota.shared().filter(|_| self.bytes > 0).cloned().into_iter().for_each(lost::keep);
-        if !self.is_held {
-            self = self.held();
+        if self.bytes > 0 {
+            lost::keep(self.held());
         }
-        self.bytes = 0;
     }
 }
 
@@ -444,7 +444,7 @@ impl Drop for Claim {
             // Relaxed, as in `held`; before the claim ends, so that no more is ever held than claimed.
             self.count_held(false);
         }
-        self.quota.shrink(self.bytes);
+        self.give_back(self.bytes);
     }
 }
 

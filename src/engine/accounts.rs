@@ -15,10 +15,10 @@ use crate::stats::{Histogram, Peaks, Requested, Stats};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
+use super::backing::PoolUsage;
 use super::classes::ClassTotals;
 use super::idle::IdleStats;
 use super::stock::Stock;
-use super::supply::PoolUsage;
 
 /// Counts of buffers that are not idle. All Relaxed unless noted: each is a number on its own.
 #[derive(Debug, Default)]
@@ -246,7 +246,7 @@ impl Accounts {
             drains: supply.drains,
             reserve_bytes: supply.reserve_bytes,
             reserve_asked_bytes: supply.reserve_asked_bytes,
-            pinned_fraction: stock.backing().arena().map_or(1.0, |arena| arena.pinned_fraction()),
+            pinned_fraction: stock.backing().domain().map_or(1.0, |domain| domain.pinned_fraction()),
             reserve_eta: supply.reserve_eta,
             moves: supply.moves,
             mappings: supply.mappings,

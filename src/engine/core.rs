@@ -28,15 +28,17 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::accounts::Accounts;
+use super::backing::{Backing, OutsideClaim};
 use super::block::{self, BlockBody};
 use super::ceiling::{AutoCeiling, CeilingControl, CeilingSource};
 use super::clock::Timekeeper;
+use super::domain::{Member, ReserveWait};
 use super::idle::thread_cache::Shard;
 use super::maintenance::Maintenance;
 use super::owners::Owners;
 use super::shortage::Shortage;
-use super::stock::{Stock, release_idle};
-use super::supply::{Adopted, Backing, CalledSource, OutsideClaim, Reclaim, Refusal, ReserveWait};
+use super::stock::Stock;
+use super::supply::{Adopted, CalledSource, Refusal};
 use super::waiters::Waiters;
 use crate::backend::{Source, SourceError};
 use crate::config::{Ceiling, Config};
@@ -46,6 +48,7 @@ use crate::in_flight::{FenceKind, InFlight};
 use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::size_class::Class;
+use crate::stats::EvictionReason;
 use crate::verdict::Judge;
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::fork::ForkGeneration;
@@ -135,7 +138,7 @@ impl Core {
             in_flight: InFlight::new(),
             waiters: Waiters::default(),
             time,
-            maintenance: Maintenance::new(&config.pressure),
+            maintenance: Maintenance::new(),
             // Miri takes a thread that does not end for a leak.
             thread: (config.background_poll && !cfg!(miri)).then(MaintenanceThread::of_process),
             attention: Attention::default(),
@@ -154,9 +157,9 @@ impl Core {
             log,
             config,
         });
-        if let Some(arena) = core.backing().arena() {
+        if let Some(domain) = core.backing().domain() {
             let pool: Weak<Self> = Arc::downgrade(&core);
-            arena.attach(pool);
+            domain.attach(pool);
         }
         core.stock.record(Event::Ceiling { bytes: core.backing().max_bytes().unwrap_or(u64::MAX) });
         if let Some(thread) = core.thread {
@@ -186,7 +189,7 @@ impl Core {
         let log = Arc::new(self.log.partition(&format!("node{node}")));
         let recorder = self.recorder_beside(&self.config, log.name.as_deref(), source.name());
         let source = CalledSource::new(source, recorder.clone());
-        let backing = self.backing().on_node(source, log.clone())?;
+        let backing = self.backing().on_node(source, log.clone(), &self.config.pressure)?;
         Some(backing.map(|backing| Self::new(self.config.clone(), backing, self.time.shared(), log, recorder)))
     }
 
@@ -213,7 +216,7 @@ impl Core {
         self.log.ceiling_changed(before, max_bytes, why);
         self.complete_copies();
         self.stock.enforce_limits(self.time.coarse_us());
-        self.backing().arena().into_iter().for_each(|arena| arena.resume_reserve(self.time.coarse_us()));
+        self.backing().domain().into_iter().for_each(|domain| domain.resume_reserve(self.time.coarse_us()));
         self.notice(Pace::Idle);
         self.room_was_made();
         self.others_have_room();
@@ -361,8 +364,8 @@ impl Core {
 
     /// Waits until all of the reserve is there, by `until`. False if it is not there then.
     pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
-        let Some(arena) = self.backing().arena() else { return Ok(true) };
-        match arena.await_reserve(until, self.time.now_us()) {
+        let Some(domain) = self.backing().domain() else { return Ok(true) };
+        match domain.await_reserve(until, self.time.now_us()) {
             ReserveWait::Pinned => Ok(true),
             ReserveWait::TimedOut => Ok(false),
             ReserveWait::Stopped(error) => {
@@ -374,7 +377,7 @@ impl Core {
 
     /// The reserve of this pool comes before those of its other memory nodes.
     pub(crate) fn reserve_first(&self) {
-        self.backing().arena().into_iter().for_each(|arena| arena.reserve_first());
+        self.backing().domain().into_iter().for_each(|domain| domain.reserve_first());
     }
 
     /// Claims `bytes` under the ceiling for memory that is held beside the buffers; idle memory makes room. A slow call.
@@ -388,9 +391,8 @@ impl Core {
             };
             claim().or_else(trim_and_claim).or_else(|refusal| {
                 // What other pools over the arena keep idle.
-                let Some(arena) = self.backing().arena() else { return Err(refusal) };
-                let release = |pool: &Arc<_>| release_idle(&**pool, crate::stats::EvictionReason::Reclaimed);
-                arena.attached().iter().for_each(release);
+                let Some(domain) = self.backing().domain() else { return Err(refusal) };
+                domain.release_idle(EvictionReason::Reclaimed);
                 trim_and_claim(refusal)
             })
         };
@@ -412,7 +414,7 @@ impl Core {
 
     /// Gets that wait at other pools over the arena try again.
     fn others_have_room(&self) {
-        let pools = self.backing().arena().map(|arena| arena.attached()).unwrap_or_default();
+        let pools = self.backing().domain().map(|domain| domain.pools()).unwrap_or_default();
         pools.iter().for_each(|pool| pool.room_was_made());
     }
 }

@@ -1,4 +1,4 @@
-//! When periodic work is due: ticks of the pool's clock, readings of memory pressure, reports of growth.
+//! When periodic work is due: ticks of the pool's clock, reports of growth.
 //!
 //! One thread at a time runs a tick; a thread that finds another one at it goes on without waiting. So the lock held
 //! during a tick, slow calls included, makes no thread wait.
@@ -8,17 +8,13 @@
 //!
 //! Owns times and thresholds; the work itself is the core's.
 
-use crate::config::PressureSource;
 use crate::diag::Growth;
 use crate::stats::Underlying;
-use pinpool_os::host::{Pressure, PressureGauge};
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Between two ticks: much shorter than any time in the rules, long against the cost of a tick.
-const TICK_EVERY_US: u64 = 10_000;
-/// Between two readings of the kernel's pressure files, which cost system calls.
-const GAUGE_EVERY_US: u64 = 1_000_000;
+pub(super) const TICK_EVERY_US: u64 = 10_000;
 /// Between two questions to fences that failed.
 const ASK_AGAIN_EVERY_US: u64 = 100_000;
 /// Growth is reported each time that pinned memory has doubled since the last report, from here on.
@@ -35,10 +31,7 @@ pub(super) struct Maintenance {
 
 #[derive(Debug)]
 struct Watch {
-    gauge: Option<PressureGauge>,
-    next_gauge_us: u64,
     next_question_us: u64,
-    pressure: Pressure,
     reported: Reported,
 }
 
@@ -54,10 +47,9 @@ struct Reported {
 pub(super) struct Tick<'a>(MutexGuard<'a, Watch>);
 
 impl Maintenance {
-    pub(super) fn new(from: &PressureSource) -> Self {
-        let gauge = from.open();
+    pub(super) fn new() -> Self {
         let reported = Reported { held_bytes: 0, calls: Underlying::default() };
-        let watch = Watch { gauge, next_gauge_us: 0, next_question_us: 0, pressure: Pressure::Calm, reported };
+        let watch = Watch { next_question_us: 0, reported };
         Self { next_tick_us: AtomicU64::new(0), watch: Mutex::new(watch) }
     }
 
@@ -80,15 +72,6 @@ impl Maintenance {
 }
 
 impl Tick<'_> {
-    /// Reads the pressure on memory if that is due; returns it if it changed.
-    pub(super) fn pressure_change(&mut self, now_us: u64) -> Option<Pressure> {
-        let Watch { gauge, next_gauge_us, pressure, .. } = &mut *self.0;
-        let gauge = gauge.as_mut().filter(|_| now_us >= *next_gauge_us)?;
-        *next_gauge_us = now_us.saturating_add(GAUGE_EVERY_US);
-        let before = std::mem::replace(pressure, gauge.read());
-        (*pressure != before).then_some(*pressure)
-    }
-
     /// Whether fences that failed may be asked again now. At most ten times a second.
     pub(super) fn may_ask_again(&mut self, now_us: u64) -> bool {
         let may_ask = now_us >= self.0.next_question_us;
@@ -96,11 +79,6 @@ impl Tick<'_> {
             self.0.next_question_us = now_us.saturating_add(ASK_AGAIN_EVERY_US);
         }
         may_ask
-    }
-
-    /// Whether the last reading was severe.
-    pub(super) fn pressure_is_severe(&self) -> bool {
-        self.0.pressure == Pressure::Severe
     }
 
     /// The growth since the last report, if `held_bytes` are twice what was held then; it counts as reported.

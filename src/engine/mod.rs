@@ -4,7 +4,7 @@
 //!   pool, buffer
 //!      │
 //!   user_block ─▶ recent, core ─▶ in_flight, waiters, shortage, maintenance, accounts
-//!                   └───▶ stock ─▶ idle, supply
+//!                   └───▶ stock ─▶ idle, backing ─▶ domain ─▶ supply
 //!                           └────▶ block (generic over its owner, so that nothing below the core knows it)
 //! ```
 //!
@@ -17,7 +17,9 @@
 //! | `stock.rs` | idle blocks, and the memory that new ones are made of |
 //! | `idle/` | the idle buffers, by the rules of the preset |
 //! | `lifetime.rs` | how many blocks exist, and when the pool closes |
-//! | `supply/` | where a miss gets its memory and a victim returns it |
+//! | `backing.rs` | what serves the misses of one pool: its domain or source, its own ceiling, its fallback |
+//! | `domain/` | an arena and the pools over it: the order of steps when memory is needed, and what spans them |
+//! | `supply/` | where memory comes from and returns to; knows no pool |
 //! | `core/waiting.rs` | a get without room, and the put that serves it |
 //! | `waiters/` | the line of gets that wait for room |
 //! | `shortage.rs` | a time without room, logged once |
@@ -29,11 +31,13 @@
 //! | `clock.rs` | the time, exact and coarse |
 
 mod accounts;
+mod backing;
 mod block;
 mod ceiling;
 mod classes;
 mod clock;
 mod core;
+mod domain;
 pub(crate) mod idle;
 mod lifetime;
 mod maintenance;
@@ -45,17 +49,17 @@ mod supply;
 mod user_block;
 mod waiters;
 
+pub(crate) use self::backing::{Backing, OutsideClaim, Supply};
 pub(crate) use self::block::BufferState;
 pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
 #[cfg(feature = "trace")]
 pub(crate) use self::core::recorded_description;
 pub(crate) use self::core::{Begun, Core, WaitingGet, Wanted};
+pub(crate) use self::domain::Domain;
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;
-pub(crate) use self::supply::{
-    Adopted, Backing, BegunCopy, CalledSource, Direct, Fallback, OutsideClaim, SharedArena, SharedArenaConfig, Supply,
-};
+pub(crate) use self::supply::{Adopted, BegunCopy, CalledSource, Direct, Fallback, SharedArena, SharedArenaConfig};
 pub(crate) use self::user_block::Block;
 #[cfg(any(test, feature = "testing"))]
 pub use clock::ManualClock;

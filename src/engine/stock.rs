@@ -12,13 +12,15 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::backing::Backing;
 use super::block::{Block, BlockBody};
 use super::classes::Classes;
+use super::domain::Member;
 use super::idle::thread_cache::Entry;
 use super::idle::{Idle, LoweredLimit, PutOutcome};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
-use super::supply::{Acquired, Adopted, Backing, BlockMemory, Reclaim, Refusal};
+use super::supply::{Acquired, Adopted, BlockMemory, Refusal};
 use crate::backend::{HugeTlb, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
@@ -28,11 +30,8 @@ use crate::quota::{Level, Over};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{EvictionReason, MissReason};
 use pinpool_observe::record::{Event, Recorder};
-use pinpool_os::host::Pressure;
 use pinpool_os::lost;
 
-/// While memory is short, free memory is kept for a fourth of the time.
-const RETENTION_DIVISOR: u64 = 4;
 /// Progress of a reserve is logged this often.
 const RESERVE_REPORTS: u64 = 4;
 
@@ -103,7 +102,7 @@ impl<E> Stock<E> {
         owner: &Arc<E>,
         class: Class,
         (now_us, until): (u64, Instant),
-        pool: &dyn Reclaim,
+        pool: &dyn Member,
         refused: Option<MissReason>,
         is_in_flight: impl FnOnce() -> bool,
     ) -> Result<(Block<E>, bool), Refusal> {
@@ -238,6 +237,14 @@ impl<E> Stock<E> {
     /// Releases idle memory, oldest first, that is over the ceiling, which may have been lowered, or over the limit on what is
     /// idle. A hit never does, so both may be passed by what was put back since the last miss or tick.
     pub(super) fn enforce_limits(&self, now_us: u64) {
+        self.enforce_own_limits(now_us);
+        if let Some(domain) = self.backing.domain() {
+            self.log.release_error(domain.enforce_limits(self.max_idle_bytes, now_us));
+        }
+    }
+
+    /// Releases idle memory of this pool alone, as [`enforce_limits`](Self::enforce_limits) does.
+    pub(super) fn enforce_own_limits(&self, now_us: u64) {
         let is_over = || {
             let is_direct = !self.backing.has_arena();
             let is_over_idle = || self.max_idle_bytes.is_some_and(|max_bytes| self.idle.bytes() > max_bytes);
@@ -249,9 +256,6 @@ impl<E> Stock<E> {
             let released =
                 (0..turns).take_while(|_| is_over() && self.release_oldest(now_us, EvictionReason::OverBytes));
             released.for_each(drop);
-        }
-        if let Some(arena) = self.backing.arena() {
-            self.log.release_error(arena.enforce_limits(self.max_idle_bytes, now_us));
         }
     }
 
@@ -288,16 +292,16 @@ impl<E> Stock<E> {
     }
 
     fn trim_arena(&self, to_bytes: u64, now_us: u64) {
-        if let Some(arena) = self.backing.arena() {
-            self.log.release_error(arena.release_down_to(to_bytes, now_us));
+        if let Some(domain) = self.backing.domain() {
+            self.log.release_error(domain.release_down_to(to_bytes, now_us));
         }
     }
 
     /// Pins a reserve of `bytes` (policy-R10), for which idle memory makes room. Does nothing without an arena. A slow call.
     pub(super) fn add_reserve(&self, bytes: u64, now_us: u64, make_room: impl FnOnce(u64)) -> Result<(), Refusal> {
-        let Some(arena) = self.backing.arena().filter(|_| bytes > 0) else { return Ok(()) };
+        let Some(domain) = self.backing.domain().filter(|_| bytes > 0) else { return Ok(()) };
         if !self.reserve_wait {
-            return self.backing.add_reserve(bytes, || arena.begin_reserve(bytes, now_us));
+            return self.backing.add_reserve(bytes, || domain.begin_reserve(bytes, now_us));
         }
         let reported = Cell::new(0);
         let progress = |done_bytes: u64| {
@@ -308,7 +312,7 @@ impl<E> Stock<E> {
             }
         };
         let (start, len) = self.backing.add_reserve(bytes, || {
-            let mut added = arena.add_reserve(bytes, &progress);
+            let mut added = domain.add_reserve(bytes, &progress);
             let to_bytes = match &added {
                 // What is idle here makes room there.
                 Err(Refusal::Over { over: Over { level: Level::Shared, missing_bytes, .. }, .. }) => {
@@ -319,7 +323,7 @@ impl<E> Stock<E> {
             };
             if let Some(to_bytes) = to_bytes {
                 make_room(to_bytes);
-                added = arena.add_reserve(bytes, &progress);
+                added = domain.add_reserve(bytes, &progress);
             }
             added
         })?;
@@ -332,24 +336,9 @@ impl<E> Stock<E> {
         Ok(())
     }
 
-    /// What a tick does with memory: expires, follows the pressure on memory, releases what is due.
-    pub(super) fn maintain(&self, tick: &mut Tick<'_>, now_us: u64, trim_all: impl FnOnce()) {
-        let Some(arena) = self.backing.arena() else { return };
-        // A pool that is not in use expires with the others.
-        let pools = arena.attached();
-        pools.iter().for_each(|pool| pool.expire_idle(now_us));
-        if let Some(pressure) = tick.pressure_change(now_us) {
-            arena.shorten_retention((pressure != Pressure::Calm).then_some(RETENTION_DIVISOR));
-            self.log.pressure_changed(pressure == Pressure::Calm);
-        }
-        // Severe pressure releases everything idle, for as long as it lasts.
-        if tick.pressure_is_severe() {
-            pools.iter().for_each(|pool| release_idle(&**pool, EvictionReason::Pressure));
-            trim_all();
-        }
-        arena.refresh_demand(now_us);
-        self.log.release_error(arena.release_due(now_us));
-        arena.resume_reserve(now_us);
+    /// What a tick of `pool`, which this stock belongs to, does with memory. Returns whether it was done for all pools.
+    pub(super) fn maintain(&self, pool: &dyn Member, now_us: u64, trim_all: impl FnOnce()) -> bool {
+        self.backing.domain().is_none_or(|domain| domain.tick(pool, now_us, trim_all))
     }
 
     /// Reports that much more is held than at the last report.
@@ -383,7 +372,7 @@ impl<E> Stock<E> {
             return Pace::Idle;
         }
         // A put that is kept tells nobody, and makes an idle buffer of one in use. Free memory is to go if memory is short.
-        let may_change = arena.has_free() || arena.reserve_waits();
+        let may_change = arena.has_free() || self.backing.domain().is_some_and(|domain| domain.reserve_waits());
         if self.backing.stats().block_bytes > 0 || may_change { Pace::InUse } else { Pace::Never }
     }
 
@@ -409,15 +398,5 @@ impl<E: Send + Sync + 'static> Stock<E> {
     pub(super) fn resume(&self, block: &Block<E>) {
         self.lifetime.add_block();
         self.record_new(block);
-    }
-}
-
-/// Releases as many blocks of `pool` as are idle now, oldest first. What other threads put back meanwhile is left to the
-/// next call, so that this one ends.
-pub(super) fn release_idle(pool: &dyn Reclaim, why: EvictionReason) {
-    for _ in 0..pool.idle_buffers() {
-        if !pool.release_oldest(why) {
-            break;
-        }
     }
 }

@@ -164,9 +164,9 @@ mod tests {
     fn a_claim_keeps_the_place_though_its_pool_has_ended() {
         let name = format!("unit-{}-outlives", std::process::id());
         let ledger = HostLedger::attach(&name, None, 100).unwrap();
-        let quota = Quota::under(Some(Arc::new(SharedCeiling::OfHost(ledger))), None);
-        let claim = quota.claim(30).unwrap().held();
-        drop(quota);
+        let pool = Quota::under(Some(Arc::new(SharedCeiling::OfHost(ledger))), None);
+        let claim = pool.quota().claim(30).unwrap().held();
+        drop(pool);
         assert_eq!(report(&name).unwrap().unwrap().held_bytes, 30);
         drop(claim);
         assert!(report(&name).unwrap().is_none());

@@ -19,12 +19,12 @@ use crate::config::{
 };
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
-    Backing, CalledSource, CeilingSource, Clock, Core, Direct, Fallback, SharedArena, SharedArenaConfig, Supply,
-    Timekeeper,
+    Backing, CalledSource, CeilingSource, Clock, Core, Direct, Domain, Fallback, SharedArena, SharedArenaConfig,
+    Supply, Timekeeper,
 };
 use crate::error::{ErrorKind, Result};
 use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
-use crate::quota::Quota;
+use crate::quota::{Claim, Quota};
 use crate::size_class::Rounding;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "trace")]
@@ -190,8 +190,8 @@ impl PoolBuilder {
         let source = CalledSource::new(chosen.source, recorder.clone());
         let fallback = (config.on_full == OnFull::Pageable).then(|| fallback(&config, max_bytes));
         let ledger = ledger.or_else(|| process_ceiling(&config, &log, &ceiling_source)).map(Arc::new);
-        let quota = Quota::under(ledger, max_bytes);
-        let supply = supply(&config, source, quota, &log, &ceiling_source.root)?;
+        let claim = Quota::under(ledger, max_bytes);
+        let supply = supply(&config, source, claim, &log, &ceiling_source.root)?;
         let reserve_bytes = config.reserve_bytes;
         let backing = Backing::new(supply, fallback);
         let is_custom = matches!(config.backend, Backend::Source(_));
@@ -310,9 +310,9 @@ fn process_ceiling(config: &Config, log: &PoolLog, source: &CeilingSource) -> Op
     is_bound.then(|| SharedCeiling::OfProcess(ProcessCeiling::attach(&source.root, log.name.as_deref(), ceiling)))
 }
 
-fn supply(config: &Config, source: CalledSource, quota: Arc<Quota>, log: &Arc<PoolLog>, root: &Path) -> Result<Supply> {
+fn supply(config: &Config, source: CalledSource, claim: Claim, log: &Arc<PoolLog>, root: &Path) -> Result<Supply> {
     match config.preset {
-        Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, quota, log.clone()))),
+        Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, claim, log.clone()))),
         Preset::Adaptive => {
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
             let retention = Retention::after(idle_timeout_us);
@@ -323,11 +323,14 @@ fn supply(config: &Config, source: CalledSource, quota: Arc<Quota>, log: &Arc<Po
             let background_thread = config.background_poll && !cfg!(miri);
             SharedArena::new(
                 source,
-                quota,
+                claim,
                 SharedArenaConfig { may_grow, pin_threads, background_thread, retention, drain_at_most },
                 log.clone(),
             )
-            .map(|arena| Supply::Shared(Arc::new(arena.with_host_root(root.to_owned()))))
+            .map(|arena| {
+                let arena = arena.with_host_root(root.to_owned());
+                Supply::Shared(Arc::new(Domain::new(arena, log.clone(), &config.pressure)))
+            })
             .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
         }
     }

@@ -13,8 +13,8 @@ impl Core {
         if let Some(thread) = self.thread {
             thread.remove(std::ptr::from_ref(self).cast());
         }
-        if let Some(arena) = self.backing().arena().filter(|_| !self.backing().is_partition()) {
-            arena.cancel_reserve();
+        if let Some(domain) = self.backing().domain().filter(|_| !self.backing().is_partition()) {
+            domain.cancel_reserve();
         }
         self.report_end();
         self.stock.lifetime().seal();
@@ -65,8 +65,8 @@ impl Core {
         let may_release = abandoned.is_empty() || !self.backing().source().release_waits();
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(lost::keep);
-        if let Some(arena) = self.backing().arena().filter(|_| may_release) {
-            arena.detach(self, self.time.coarse_us());
+        if may_release {
+            self.backing().close(self, self.time.coarse_us());
         }
         self.end_recording();
     }

@@ -13,7 +13,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::super::ceiling::CeilingSource;
-use super::super::supply::{Reclaim, Refusal};
+use super::super::domain::Member;
+use super::super::supply::Refusal;
 use super::attention::Reason;
 use super::{Block, Core};
 use crate::ledger::{LedgerReport, SharedCeiling, Want};
@@ -28,7 +29,7 @@ const STEP_BYTES: u64 = 64 << 20;
 const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
 
 impl Core {
-    fn host_ledger(&self) -> Option<&Arc<SharedCeiling>> {
+    fn host_ledger(&self) -> Option<Arc<SharedCeiling>> {
         self.backing().ledger()
     }
 
@@ -58,22 +59,22 @@ impl Core {
         // The maintenance thread looks at the pools of the process.
         let Some(ledger) = shared.host_ledger() else { return };
         let (log, name) = (self.log.clone(), ledger.name().to_owned());
-        let begun = match self.backing().arena().map(Arc::downgrade) {
-            Some(arena) => {
+        let begun = match self.backing().domain().map(Arc::downgrade) {
+            Some(domain) => {
                 ledger.watch(move |is_wanted, news| {
                     log.ledger_news(&name, news);
-                    let arenas = arena.upgrade().map(|arena| arena.of_all_nodes()).unwrap_or_default();
-                    notice(arenas.iter().flat_map(|arena| arena.attached()).collect(), is_wanted);
+                    let domains = domain.upgrade().map(|domain| domain.of_all_nodes()).unwrap_or_default();
+                    notice(domains.iter().flat_map(|domain| domain.pools()).collect(), is_wanted);
                     // Without a thread the next poll goes on.
-                    arenas.iter().for_each(|arena| arena.ledger_has_changed());
-                    !arenas.is_empty()
+                    domains.iter().for_each(|domain| domain.ledger_has_changed());
+                    !domains.is_empty()
                 })
             }
             None => {
                 let core: Weak<Self> = Arc::downgrade(self);
                 ledger.watch(move |is_wanted, news| {
                     log.ledger_news(&name, news);
-                    let pool = core.upgrade().map(|core| -> Arc<dyn Reclaim> { core });
+                    let pool = core.upgrade().map(|core| -> Arc<dyn Member> { core });
                     pool.map(|pool| notice(vec![pool], is_wanted)).is_some()
                 })
             }
@@ -115,7 +116,7 @@ impl Core {
         }
     }
 
-    /// Releases idle memory while other owners lack it, and says in the ledger how much is idle.
+    /// Releases idle memory while other owners lack it.
     pub(super) fn give_to_others(&self) {
         let Some(ledger) = self.host_ledger() else { return };
         let mut given_bytes = 0;
@@ -135,8 +136,14 @@ impl Core {
         if given_bytes > 0 {
             self.log.ledger_was_given(ledger.name(), given_bytes);
         }
-        ledger.note_idle(self.backing().idle_bytes(self));
         self.attend_to_ledger();
+    }
+
+    /// Says in the ledger how much of what is held is idle.
+    pub(super) fn note_idle(&self) {
+        if let Some(ledger) = self.host_ledger() {
+            ledger.note_idle(self.backing().idle_bytes(self));
+        }
     }
 
     /// Hits and puts take the slow path as long as other processes want memory.
@@ -195,7 +202,7 @@ impl Core {
     pub(super) fn add_within_ledger<R>(&self, mut add: impl FnMut() -> Result<R, Refusal>) -> Result<R, Refusal> {
         let Some(ledger) = self.host_ledger() else { return add() };
         let until = Instant::now() + self.config.longest_wait().min(Duration::from_secs(1 << 30));
-        let own = OwnWant { ledger, want: Want::default() };
+        let own = OwnWant { ledger: &ledger, want: Want::default() };
         loop {
             let added = add();
             let Err(Refusal::Over { needed_bytes, over: Over { level: Level::Shared, missing_bytes, .. } }) = &added
@@ -242,7 +249,7 @@ impl Drop for OwnWant<'_> {
     }
 }
 
-fn notice(pools: Vec<Arc<dyn Reclaim>>, is_wanted: bool) {
+fn notice(pools: Vec<Arc<dyn Member>>, is_wanted: bool) {
     for pool in pools {
         pool.room_was_made();
         if is_wanted {

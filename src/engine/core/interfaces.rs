@@ -1,11 +1,11 @@
-//! The pool as its arena and the maintenance thread see it.
+//! The pool as its domain and the maintenance thread see it.
 
-use super::super::supply::Reclaim;
+use super::super::domain::Member;
 use super::Core;
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::stats::EvictionReason;
 
-impl Reclaim for Core {
+impl Member for Core {
     fn idle_bytes(&self) -> u64 {
         self.stock.idle().bytes()
     }

@@ -13,9 +13,9 @@ impl Core {
     pub(crate) fn poll(&self) {
         self.ask_again(usize::MAX);
         self.look();
-        if let Some(arena) = self.backing().arena().filter(|_| self.thread.is_none()) {
-            arena.prepare_hole(self.time.coarse_us());
-            arena.poll_reserve(self.time.coarse_us());
+        if let Some(domain) = self.backing().domain().filter(|_| self.thread.is_none()) {
+            domain.arena().prepare_hole(self.time.coarse_us());
+            domain.poll_reserve(self.time.coarse_us());
         }
     }
 
@@ -23,6 +23,7 @@ impl Core {
     pub(crate) fn look(&self) {
         self.complete_all_copies();
         self.give_to_others();
+        self.note_idle();
         let now_us = self.tick_after(0);
         self.stock.enforce_limits(now_us);
     }
@@ -65,7 +66,7 @@ impl Core {
             let log = |PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream);
             stuck.into_iter().for_each(log);
         }
-        self.stock.maintain(&mut tick, now_us, || self.trim(0));
+        let is_for_all = self.stock.maintain(self, now_us, || self.trim(0));
         self.stock.report_growth(&mut tick);
         drop(tick);
         self.accounts.sample(&self.stock, &self.in_flight);
@@ -76,7 +77,12 @@ impl Core {
         {
             self.apply_ceiling(max_bytes, &why);
         }
-        self.stock.enforce_limits(now_us);
+        if is_for_all {
+            self.stock.enforce_limits(now_us);
+            self.note_idle();
+        } else {
+            self.stock.enforce_own_limits(now_us);
+        }
         now_us
     }
 }

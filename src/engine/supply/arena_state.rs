@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   claimed = arena's claims + reserves' overhead + pending reserves      what is added keeps it within the ceiling
-//!   attached pools, live bytes                                            none and 0: no pool can use this memory again
+//!   closed, live bytes                                                    true and 0: no pool can use this memory again
 //!   trim target, overdue bytes                                            releases that wait until no copy is pending
 //!   demand                                                                whether sizes vary, and how large a hole is wanted
 //! ```
@@ -12,11 +12,11 @@
 //! - arena-state-I1: a region leaves the mappings before it is released, and returns if that fails.
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::executor::{Executed, Executor, Mapping, Mappings};
-use super::{BlockMemory, Reclaim, SupplyStats};
+use super::{BlockMemory, SupplyStats};
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::quota::{Claim, Over, Quota};
@@ -27,7 +27,7 @@ mod claims;
 mod reserve;
 
 use background::BackgroundReserve;
-pub(super) use background::NextStep;
+pub(in crate::engine) use background::NextStep;
 
 /// Time between a step towards a standing hole that failed and the next one.
 const PREPARE_AFTER_FAILURE_US: u64 = 1_000_000;
@@ -38,7 +38,7 @@ const ALIGN_BYTES: u64 = PAGE_BYTES as u64;
 const MANY_GRANULES: u64 = 64;
 
 #[derive(Debug)]
-pub(super) struct ArenaState {
+pub(in crate::engine) struct ArenaState {
     arena: Arena,
     mappings: Mappings,
     demand: Demand,
@@ -46,15 +46,16 @@ pub(super) struct ArenaState {
     varied_above_bytes: u64,
     /// A step towards a standing hole failed: the next one is not before this.
     next_preparation_us: u64,
-    /// Pools that carve from here.
-    attached: Vec<Weak<dyn Reclaim>>,
+    /// No pool carves from here any more.
+    is_closed: bool,
     /// Bytes that were due at the last tick and could not be released because of pending copies.
     overdue_bytes: u64,
     /// Target of a trim that pending copies prevented.
     trim_to_bytes: Option<u64>,
     drains: u64,
-    /// What this arena claims under the ceiling, beside the arenas of other memory nodes.
-    claim: Claim,
+    quota: Arc<Quota>,
+    /// What this arena claims there, beside the arenas of other memory nodes; `None` after its end.
+    claim: Option<Claim>,
     /// What the system will hold for the reserves that are being pinned.
     pending_bytes: u64,
     reserve_bytes: u64,
@@ -71,18 +72,19 @@ pub(super) struct ArenaState {
 }
 
 impl ArenaState {
-    pub(super) fn new(arena: Arena, mappings: Mappings, varied_above_bytes: u64, quota: &Arc<Quota>) -> Self {
+    pub(in crate::engine) fn new(arena: Arena, mappings: Mappings, varied_above_bytes: u64, claim: Claim) -> Self {
         Self {
             arena,
             mappings,
             demand: Demand::default(),
             varied_above_bytes,
             next_preparation_us: 0,
-            attached: Vec::new(),
+            is_closed: false,
             overdue_bytes: 0,
             trim_to_bytes: None,
             drains: 0,
-            claim: quota.nothing(),
+            quota: claim.quota().clone(),
+            claim: Some(claim),
             pending_bytes: 0,
             reserve_bytes: 0,
             reserve_overhead_bytes: 0,
@@ -97,7 +99,7 @@ impl ArenaState {
     }
 
     /// What the system holds, as far as plans are settled.
-    pub(super) fn held_bytes(&self) -> u64 {
+    pub(in crate::engine) fn held_bytes(&self) -> u64 {
         let arena = self.arena.stats();
         arena.committed_bytes + arena.overhead_bytes + self.reserve_overhead_bytes
     }
@@ -107,18 +109,18 @@ impl ArenaState {
     }
 
     /// A region for one buffer is acquired where the source refused a larger one.
-    pub(super) fn count_smaller_region(&mut self) {
+    pub(in crate::engine) fn count_smaller_region(&mut self) {
         self.smaller_regions += 1;
     }
 
     /// Carves `bytes` from committed memory.
-    pub(super) fn carve(&mut self, bytes: u64) -> Option<BlockMemory> {
+    pub(in crate::engine) fn carve(&mut self, bytes: u64) -> Option<BlockMemory> {
         let ptr = self.arena.carve(bytes, ALIGN_BYTES)?;
         self.memory_at(ptr, bytes)
     }
 
     /// The memory that a plan granted.
-    pub(super) fn memory_at(&mut self, ptr: ArenaPtr, bytes: u64) -> Option<BlockMemory> {
+    pub(in crate::engine) fn memory_at(&mut self, ptr: ArenaPtr, bytes: u64) -> Option<BlockMemory> {
         let start = self.mappings.address(ptr)?;
         let id = self.next_id;
         self.next_id += 1;
@@ -126,7 +128,7 @@ impl ArenaState {
     }
 
     /// A get of `bytes` missed: carves it if a hole is long enough. Also returns whether the size recurs (policy-R12).
-    pub(super) fn serve_miss(&mut self, bytes: u64, now_us: u64) -> (Option<BlockMemory>, bool) {
+    pub(in crate::engine) fn serve_miss(&mut self, bytes: u64, now_us: u64) -> (Option<BlockMemory>, bool) {
         let recurs = self.demand.missed(bytes, now_us);
         let memory = self.carve(bytes);
         if memory.is_some() && !recurs {
@@ -136,24 +138,24 @@ impl ArenaState {
     }
 
     /// No hole is long enough for `bytes`, of a size that does not recur, while `idle_bytes` are idle in pools.
-    pub(super) fn note_scattered(&mut self, bytes: u64, idle_bytes: u64, now_us: u64) {
+    pub(in crate::engine) fn note_scattered(&mut self, bytes: u64, idle_bytes: u64, now_us: u64) {
         if self.could_cover(bytes, idle_bytes) {
             self.demand.want(bytes, now_us);
         }
     }
 
     /// Whether sizes vary (policy-R12).
-    pub(super) fn is_varied(&self, now_us: u64) -> bool {
+    pub(in crate::engine) fn is_varied(&self, now_us: u64) -> bool {
         self.demand.wanted_bytes(now_us) > self.varied_above_bytes
     }
 
     /// Whether a hole as long as is wanted is more than a step away (policy-R13).
-    pub(super) fn lacks_hole(&self, now_us: u64) -> bool {
+    pub(in crate::engine) fn lacks_hole(&self, now_us: u64) -> bool {
         self.is_varied(now_us) && self.arena.lacks_hole(self.demand.wanted_bytes(now_us))
     }
 
     /// Plans a step towards a standing hole (policy-R13).
-    pub(super) fn plan_preparation(&mut self, now_us: u64) -> Option<Plan> {
+    pub(in crate::engine) fn plan_preparation(&mut self, now_us: u64) -> Option<Plan> {
         if now_us < self.next_preparation_us || !self.is_varied(now_us) {
             return None;
         }
@@ -161,7 +163,12 @@ impl ArenaState {
     }
 
     /// Settles a plan of [`plan_preparation`](Self::plan_preparation). After a failure none is made for a while.
-    pub(super) fn settle_preparation(&mut self, plan: Plan, (executed, outcome): (Executed, PlanOutcome), now_us: u64) {
+    pub(in crate::engine) fn settle_preparation(
+        &mut self,
+        plan: Plan,
+        (executed, outcome): (Executed, PlanOutcome),
+        now_us: u64,
+    ) {
         if self.count(executed).is_some() {
             self.next_preparation_us = now_us.saturating_add(PREPARE_AFTER_FAILURE_US);
         }
@@ -169,21 +176,25 @@ impl ArenaState {
     }
 
     /// The largest block that regions are to hold several of (policy-R11).
-    pub(super) fn largest_missed_bytes(&self, now_us: u64) -> u64 {
+    pub(in crate::engine) fn largest_missed_bytes(&self, now_us: u64) -> u64 {
         self.demand.largest_missed_bytes(now_us)
     }
 
     /// Whether `idle_bytes` of idle blocks and the holes together make up a block of `bytes` (policy-R6).
-    pub(super) fn could_cover(&self, bytes: u64, idle_bytes: u64) -> bool {
+    pub(in crate::engine) fn could_cover(&self, bytes: u64, idle_bytes: u64) -> bool {
         idle_bytes + self.arena.stats().hole_bytes >= bytes
     }
 
-    pub(super) fn arena(&self) -> &Arena {
+    pub(in crate::engine) fn arena(&self) -> &Arena {
         &self.arena
     }
 
     /// Plans a block of `bytes` within `limits`, and claims what the plan may commit. If a ceiling refuses that, says which.
-    pub(super) fn plan_growth(&mut self, bytes: u64, limits: GrowthLimits) -> Result<Plan, (NoSpace, Option<Over>)> {
+    pub(in crate::engine) fn plan_growth(
+        &mut self,
+        bytes: u64,
+        limits: GrowthLimits,
+    ) -> Result<Plan, (NoSpace, Option<Over>)> {
         let plan = self.arena.grow(bytes, ALIGN_BYTES, limits).map_err(|no_space| (no_space, None))?;
         let Err(over) = self.update_claim() else { return Ok(plan) };
         // Another claimant was faster.
@@ -198,18 +209,18 @@ impl ArenaState {
 
     /// The process has few mappings left: memory is committed in larger granules from now on, as far as the ceiling has room
     /// for several. Returns their size if they are larger than before.
-    pub(super) fn grow_in_larger_granules(&mut self) -> Option<u64> {
+    pub(in crate::engine) fn grow_in_larger_granules(&mut self) -> Option<u64> {
         self.arena
             .grow_in_larger_granules(self.quota().max_bytes().map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
     }
 
     /// What the steps of `plan` work on.
-    pub(super) fn executor(&mut self, plan: &Plan) -> Executor {
+    pub(in crate::engine) fn executor(&mut self, plan: &Plan) -> Executor {
         self.mappings.executor(plan)
     }
 
     /// Settles a plan of [`plan_growth`](Self::plan_growth).
-    pub(super) fn settle_growth(
+    pub(in crate::engine) fn settle_growth(
         &mut self,
         plan: Plan,
         (executed, outcome): (Executed, PlanOutcome),
@@ -232,7 +243,7 @@ impl ArenaState {
 
     /// Settles a plan of releases, of which the `failed` did not succeed. Returns an error that was not returned before: a
     /// failing release is reported once, until one succeeds.
-    pub(super) fn settle_releases(
+    pub(in crate::engine) fn settle_releases(
         &mut self,
         plan: &Plan,
         (executed, failed): (Executed, Vec<usize>),
@@ -251,7 +262,7 @@ impl ArenaState {
     }
 
     /// Moved granules could not be unmapped at their old places. Returns the error as `settle_releases` does.
-    pub(super) fn note_not_unmapped(&mut self, error: SourceError) -> Result<(), SourceError> {
+    pub(in crate::engine) fn note_not_unmapped(&mut self, error: SourceError) -> Result<(), SourceError> {
         self.calls.remap.failures += 1;
         if std::mem::replace(&mut self.release_fails, true) { Ok(()) } else { Err(error) }
     }
@@ -266,82 +277,71 @@ impl ArenaState {
         error
     }
 
-    /// Takes a block's bytes back. Returns whether that was the last block and every pool is detached.
-    pub(super) fn give(&mut self, ptr: ArenaPtr, bytes: u64, now_us: u64) -> bool {
+    /// Takes a block's bytes back. Returns whether that was the last block and the arena is closed.
+    pub(in crate::engine) fn give(&mut self, ptr: ArenaPtr, bytes: u64, now_us: u64) -> bool {
         self.arena.free(ptr, bytes, now_us);
         self.demand.given(bytes, self.arena.stats().hole_bytes);
         self.is_unused()
     }
 
-    /// Whether every pool is detached and every block came back.
-    pub(super) fn is_unused(&self) -> bool {
-        self.attached.is_empty() && self.arena.stats().live_bytes == 0
+    /// Whether it is closed and every block came back.
+    pub(in crate::engine) fn is_unused(&self) -> bool {
+        self.is_closed && self.arena.stats().live_bytes == 0
     }
 
-    /// Whether every pool is detached.
-    pub(super) fn is_detached(&self) -> bool {
-        self.attached.is_empty()
+    pub(in crate::engine) fn is_closed(&self) -> bool {
+        self.is_closed
     }
 
-    pub(super) fn attach(&mut self, pool: Weak<dyn Reclaim>) {
-        self.attached.push(pool);
+    /// No pool carves from here any more.
+    pub(in crate::engine) fn close(&mut self) {
+        self.is_closed = true;
     }
 
-    /// Detaches the pool at that address. Returns whether it was the last.
-    pub(super) fn detach(&mut self, pool: *const ()) -> bool {
-        self.attached.retain(|other| !std::ptr::addr_eq(other.as_ptr(), pool));
-        self.attached.is_empty()
-    }
-
-    /// The attached pools. Drop them outside the lock: one may be the last reference to its pool.
-    pub(super) fn attached(&self) -> Vec<Arc<dyn Reclaim>> {
-        self.attached.iter().filter_map(Weak::upgrade).collect()
-    }
-
-    pub(super) fn set_retention(&mut self, retention: Retention) {
+    pub(in crate::engine) fn set_retention(&mut self, retention: Retention) {
         self.arena.set_retention(retention);
     }
 
-    pub(super) fn count_drain(&mut self) {
+    pub(in crate::engine) fn count_drain(&mut self) {
         self.drains += 1;
     }
 
     /// Whether a trim is waiting, or, where time alone may release, memory has been idle too long at `now_us`.
-    pub(super) fn is_release_due(&self, now_us: u64, by_time: bool) -> bool {
+    pub(in crate::engine) fn is_release_due(&self, now_us: u64, by_time: bool) -> bool {
         self.is_trim_waiting() || by_time && self.arena.is_release_due(now_us)
     }
 
-    pub(super) fn is_trim_waiting(&self) -> bool {
+    pub(in crate::engine) fn is_trim_waiting(&self) -> bool {
         self.trim_to_bytes.is_some()
     }
 
     /// Records what is due and cannot be released now.
-    pub(super) fn note_overdue(&mut self, now_us: u64) {
+    pub(in crate::engine) fn note_overdue(&mut self, now_us: u64) {
         self.overdue_bytes = self.arena.due_bytes(now_us);
     }
 
     /// Plans the release of what is due (policy-R9).
-    pub(super) fn plan_due(&mut self, now_us: u64) -> Option<Plan> {
+    pub(in crate::engine) fn plan_due(&mut self, now_us: u64) -> Option<Plan> {
         self.overdue_bytes = 0;
         self.arena.release_due(now_us)
     }
 
     /// Records the target of a trim. Returns whether an earlier one is still waiting; the lower target wins.
-    pub(super) fn request_trim(&mut self, to_bytes: u64) -> bool {
+    pub(in crate::engine) fn request_trim(&mut self, to_bytes: u64) -> bool {
         let before_bytes = self.trim_to_bytes;
         self.trim_to_bytes = Some(before_bytes.map_or(to_bytes, |before_bytes| before_bytes.min(to_bytes)));
         before_bytes.is_some()
     }
 
     /// Plans the trim that was requested, if any.
-    pub(super) fn plan_trim(&mut self) -> Option<Plan> {
+    pub(in crate::engine) fn plan_trim(&mut self) -> Option<Plan> {
         self.overdue_bytes = 0;
         let to_bytes = self.trim_to_bytes.take()?;
         self.arena.release_down_to(to_bytes)
     }
 
     /// Plans the release of `bytes` that are free: of what is kept, only those over the ceiling.
-    pub(super) fn plan_release_of(&mut self, bytes: u64) -> Option<Plan> {
+    pub(in crate::engine) fn plan_release_of(&mut self, bytes: u64) -> Option<Plan> {
         let over_bytes = self.bytes_over_ceiling().min(bytes);
         if over_bytes > self.arena.releasable_bytes() {
             return self.arena.release_idle_of_kept(over_bytes);
@@ -356,7 +356,7 @@ impl ArenaState {
     }
 
     /// Bytes above the ceiling, or above `max_idle_bytes` where `idle_bytes` are idle in pools: whichever is more.
-    pub(super) fn excess_bytes(&self, idle_bytes: u64, max_idle_bytes: Option<u64>) -> u64 {
+    pub(in crate::engine) fn excess_bytes(&self, idle_bytes: u64, max_idle_bytes: Option<u64>) -> u64 {
         let over =
             |bytes: u64, max_bytes: Option<u64>| max_bytes.map_or(0, |max_bytes| bytes.saturating_sub(max_bytes));
         let arena = self.arena.stats();
@@ -369,7 +369,7 @@ impl ArenaState {
     }
 
     /// Plans the release of everything that is free.
-    pub(super) fn plan_release_all(&mut self) -> Option<Plan> {
+    pub(in crate::engine) fn plan_release_all(&mut self) -> Option<Plan> {
         self.overdue_bytes = 0;
         self.background = BackgroundReserve::default();
         self.arena.keep_nothing();
@@ -378,7 +378,7 @@ impl ArenaState {
 
     /// After the last release: everything that is left, or `None` while a granule is still to be released before its
     /// addresses. Nothing if a block is out: it keeps its memory until the process ends.
-    pub(super) fn take_mappings(&mut self) -> Option<Vec<Mapping>> {
+    pub(in crate::engine) fn take_mappings(&mut self) -> Option<Vec<Mapping>> {
         if !self.is_unused() {
             return Some(Vec::new());
         }
@@ -386,20 +386,20 @@ impl ArenaState {
     }
 
     /// A region was to leave the pool after its blocks.
-    pub(super) fn count_region_release(&mut self, bytes: u64, took: Duration, has_succeeded: bool) {
+    pub(in crate::engine) fn count_region_release(&mut self, bytes: u64, took: Duration, has_succeeded: bool) {
         self.calls.unpin.record(bytes, took, has_succeeded);
     }
 
-    pub(super) fn calls(&self) -> SourceCalls {
+    pub(in crate::engine) fn calls(&self) -> SourceCalls {
         self.calls
     }
 
     /// Address and length of each range.
-    pub(super) fn extents(&self) -> Vec<(NonNull<u8>, usize)> {
+    pub(in crate::engine) fn extents(&self) -> Vec<(NonNull<u8>, usize)> {
         self.mappings.extents()
     }
 
-    pub(super) fn stats(&self) -> SupplyStats {
+    pub(in crate::engine) fn stats(&self) -> SupplyStats {
         let arena = self.arena.stats();
         // Free, and to be released as soon as no copy is pending.
         let trim_bytes = self.trim_to_bytes.map_or(0, |to_bytes| self.held_bytes().saturating_sub(to_bytes));

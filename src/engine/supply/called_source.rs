@@ -68,14 +68,14 @@ impl CalledSource {
     }
 
     /// Waits for acquisitions of other threads until `until`, if there is such a time.
-    pub(super) fn acquire(&self, bytes: usize, until: Option<Instant>) -> Result<Region, SourceError> {
+    pub(in crate::engine) fn acquire(&self, bytes: usize, until: Option<Instant>) -> Result<Region, SourceError> {
         self.pin(bytes, || match until {
             Some(until) => self.source.acquire_until(bytes, until),
             None => self.source.acquire(bytes),
         })
     }
 
-    pub(super) fn acquire_fast(
+    pub(in crate::engine) fn acquire_fast(
         &self,
         bytes: usize,
         threads: usize,
@@ -87,7 +87,7 @@ impl CalledSource {
     /// # Safety
     ///
     /// That of [`Source::release`].
-    pub(super) unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+    pub(in crate::engine) unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         let (address, bytes) = (region.start().addr().get() as u64, region.len_bytes() as u64);
         let begun = Instant::now();
         let released = call("release", || {
@@ -102,7 +102,12 @@ impl CalledSource {
     /// # Safety
     ///
     /// That of [`VirtualMemory::commit`].
-    pub(super) unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    pub(in crate::engine) unsafe fn commit(
+        &self,
+        range: &AddressRange,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<(), SourceError> {
         let (memory, begun) = (self.memory()?, Instant::now());
         let committed = call("commit", || {
             // SAFETY: the caller's promise.
@@ -116,7 +121,12 @@ impl CalledSource {
     /// # Safety
     ///
     /// That of [`VirtualMemory::decommit`].
-    pub(super) unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    pub(in crate::engine) unsafe fn decommit(
+        &self,
+        range: &AddressRange,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<(), SourceError> {
         let (memory, begun) = (self.memory()?, Instant::now());
         let released = call("decommit", || {
             // SAFETY: the caller's promise.
@@ -130,7 +140,12 @@ impl CalledSource {
     /// # Safety
     ///
     /// That of [`VirtualMemory::remap`].
-    pub(super) unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
+    pub(in crate::engine) unsafe fn remap(
+        &self,
+        range: &AddressRange,
+        from: &[Subrange],
+        to: usize,
+    ) -> Result<(), RemapError> {
         let (memory, begun) = (self.memory().map_err(RemapError::Kept)?, Instant::now());
         let moved = caught(|| {
             // SAFETY: the caller's promise.
@@ -154,7 +169,7 @@ impl CalledSource {
         moved
     }
 
-    pub(super) fn unmap_old_places(&self) -> Result<(), SourceError> {
+    pub(in crate::engine) fn unmap_old_places(&self) -> Result<(), SourceError> {
         let memory = self.memory()?;
         call("unmap", || memory.unmap_old_places())
     }
@@ -162,7 +177,7 @@ impl CalledSource {
     /// # Safety
     ///
     /// That of [`VirtualMemory::unreserve`].
-    pub(super) unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
+    pub(in crate::engine) unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         let memory = self.memory()?;
         call("unreserve", || {
             // SAFETY: the caller's promise.

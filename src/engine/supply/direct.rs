@@ -17,6 +17,8 @@ use pinpool_os::sync::plain::Mutex;
 pub(crate) struct Direct {
     source: CalledSource,
     quota: Arc<Quota>,
+    /// Of no bytes: keeps the ceiling that several pools share until the pool is closed.
+    base: Mutex<Option<Claim>>,
     counts: Box<Mutex<CallCounts>>,
     log: Arc<PoolLog>,
 }
@@ -28,30 +30,36 @@ struct CallCounts {
 }
 
 impl Direct {
-    pub(crate) fn new(source: CalledSource, quota: Arc<Quota>, log: Arc<PoolLog>) -> Self {
-        Self { source, quota, counts: Box::default(), log }
+    pub(crate) fn new(source: CalledSource, claim: Claim, log: Arc<PoolLog>) -> Self {
+        Self { source, quota: claim.quota().clone(), base: Mutex::new(Some(claim)), counts: Box::default(), log }
     }
 
-    pub(super) fn source(&self) -> &dyn Source {
+    /// The pool has closed, and claims no more than its blocks do that are lost.
+    pub(in crate::engine) fn close(&self) {
+        let base = self.base.lock().take();
+        drop(base);
+    }
+
+    pub(in crate::engine) fn source(&self) -> &dyn Source {
         &*self.source
     }
 
-    pub(super) fn quota(&self) -> &Arc<Quota> {
+    pub(in crate::engine) fn quota(&self) -> &Arc<Quota> {
         &self.quota
     }
 
     /// What the ceiling leaves beside a block of `class_bytes`.
-    pub(super) fn room_beside_bytes(&self, class_bytes: usize) -> u64 {
+    pub(in crate::engine) fn room_beside_bytes(&self, class_bytes: usize) -> u64 {
         self.quota.max_bytes().map_or(0, |max_bytes| max_bytes.saturating_sub(self.held_bytes(class_bytes)))
     }
 
     /// Bytes held for a block of `class_bytes`.
-    pub(super) fn held_bytes(&self, class_bytes: usize) -> u64 {
+    pub(in crate::engine) fn held_bytes(&self, class_bytes: usize) -> u64 {
         self.source.held_bytes(class_bytes) as u64
     }
 
     /// Acquires `class_bytes`; waits for acquisitions of other threads until `until`. A slow call.
-    pub(super) fn acquire(&self, class_bytes: usize, until: Instant) -> Result<BlockMemory, Refusal> {
+    pub(in crate::engine) fn acquire(&self, class_bytes: usize, until: Instant) -> Result<BlockMemory, Refusal> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = self.quota.claim(needed_bytes).map_err(|over| Refusal::Over { needed_bytes, over })?;
         let begun = Instant::now();
@@ -73,7 +81,7 @@ impl Direct {
 
     /// Releases `region`. On failure its bytes stay held; returns their number with the reason. A slow call.
     #[allow(unsafe_code)] // Memory leaves the pool.
-    pub(super) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
+    pub(in crate::engine) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
         let class_bytes = region.len_bytes() as u64;
         let begun = Instant::now();
         // SAFETY: the region came from this source (`acquire` above), and the caller gave up its block by value, so no
@@ -96,11 +104,11 @@ impl Direct {
         }
     }
 
-    pub(super) fn calls(&self) -> SourceCalls {
+    pub(in crate::engine) fn calls(&self) -> SourceCalls {
         self.counts.lock().calls
     }
 
-    pub(super) fn stats(&self) -> SupplyStats {
+    pub(in crate::engine) fn stats(&self) -> SupplyStats {
         let counts = *self.counts.lock();
         let held_bytes = self.quota.held_bytes();
         SupplyStats {

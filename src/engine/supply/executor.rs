@@ -22,7 +22,7 @@ use crate::backend::{self, AddressRange, PAGE_BYTES, Region, RemapError, SourceE
 use crate::stats::SourceCalls;
 
 /// The smallest granule where the ceiling leaves room for it.
-pub(super) const GRANULE_BYTES: u64 = backend::GRANULE_BYTES as u64;
+pub(in crate::engine) const GRANULE_BYTES: u64 = backend::GRANULE_BYTES as u64;
 /// Under a ceiling of fewer granules than this, granules are smaller: the pool must be able to hold several.
 const GRANULES_MIN: u64 = 8;
 /// Addresses are reserved for this many times the ceiling, so that holes between long-lived buffers cost no memory.
@@ -39,11 +39,11 @@ const FEW_ADDRESSES: &str =
 /// Addresses of the ranges of an arena, in their order, so that the same calls release them in the same order. Kept under
 /// the arena's lock.
 #[derive(Debug, Default)]
-pub(super) struct Mappings(BTreeMap<u32, Mapping>);
+pub(in crate::engine) struct Mappings(BTreeMap<u32, Mapping>);
 
 /// The addresses of one range of the arena.
 #[derive(Debug)]
-pub(super) enum Mapping {
+pub(in crate::engine) enum Mapping {
     /// Reserved addresses, in which granules are committed and decommitted.
     Addresses(Arc<AddressRange>),
     /// One acquisition: a discrete region, or a reserve.
@@ -52,24 +52,24 @@ pub(super) enum Mapping {
 
 /// The result of the steps of a plan.
 #[derive(Debug, Default)]
-pub(super) struct Executed {
+pub(in crate::engine) struct Executed {
     /// Regions acquired, by range.
-    pub(super) regions: Vec<(u32, Region)>,
+    pub(in crate::engine) regions: Vec<(u32, Region)>,
     /// Regions that were to be released and were not, by range.
-    pub(super) kept: HashMap<u32, Region>,
-    pub(super) calls: SourceCalls,
+    pub(in crate::engine) kept: HashMap<u32, Region>,
+    pub(in crate::engine) calls: SourceCalls,
     /// Why the first step that failed did.
-    pub(super) error: Option<SourceError>,
+    pub(in crate::engine) error: Option<SourceError>,
 }
 
 impl Mappings {
-    pub(super) fn add(&mut self, range: u32, mapping: Mapping) {
+    pub(in crate::engine) fn add(&mut self, range: u32, mapping: Mapping) {
         self.0.insert(range, mapping);
     }
 
     /// The address of what the arena carved at `ptr`.
     #[allow(unsafe_code)]
-    pub(super) fn address(&self, ptr: ArenaPtr) -> Option<NonNull<u8>> {
+    pub(in crate::engine) fn address(&self, ptr: ArenaPtr) -> Option<NonNull<u8>> {
         let start = self.0.get(&ptr.range())?.extent().0;
         let offset = usize::try_from(ptr.offset()).ok()?;
         // SAFETY: the arena carves inside its ranges (arena-I1), and a range is contiguous: reserved addresses (vm-S1) or
@@ -78,7 +78,7 @@ impl Mappings {
     }
 
     /// What the steps of `plan` work on: the reserved addresses, and the regions to be released, which leave this table.
-    pub(super) fn executor(&mut self, plan: &Plan) -> Executor {
+    pub(in crate::engine) fn executor(&mut self, plan: &Plan) -> Executor {
         let mut executor = Executor { addresses: None, leaving: HashMap::new(), until: None };
         for step in plan.steps() {
             let range = match *step {
@@ -99,11 +99,11 @@ impl Mappings {
     }
 
     /// Address and length of each range.
-    pub(super) fn extents(&self) -> Vec<(NonNull<u8>, usize)> {
+    pub(in crate::engine) fn extents(&self) -> Vec<(NonNull<u8>, usize)> {
         self.0.values().map(Mapping::extent).collect()
     }
 
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = Mapping> + use<> {
+    pub(in crate::engine) fn drain(&mut self) -> impl Iterator<Item = Mapping> + use<> {
         std::mem::take(&mut self.0).into_values()
     }
 }
@@ -117,7 +117,7 @@ impl Mapping {
     }
 
     /// Bytes of a region; `None` for addresses, whose granules are counted one by one.
-    pub(super) fn region_bytes(&self) -> Option<u64> {
+    pub(in crate::engine) fn region_bytes(&self) -> Option<u64> {
         match self {
             Self::Region(region) => Some(region.len_bytes() as u64),
             Self::Addresses(_) => None,
@@ -130,7 +130,7 @@ impl Mapping {
     ///
     /// It came from `source`, and no block lies in it.
     #[allow(unsafe_code)] // Memory and addresses leave the pool.
-    pub(super) unsafe fn release(self, source: &CalledSource) -> Result<(), SourceError> {
+    pub(in crate::engine) unsafe fn release(self, source: &CalledSource) -> Result<(), SourceError> {
         match self {
             // SAFETY: the caller's promise.
             Self::Region(region) => unsafe { source.release(region) },
@@ -145,7 +145,7 @@ impl Mapping {
 
 /// The steps of one plan in progress, outside the lock.
 #[derive(Debug)]
-pub(super) struct Executor {
+pub(in crate::engine) struct Executor {
     addresses: Option<Arc<AddressRange>>,
     leaving: HashMap<u32, Region>,
     /// Acquisitions wait for those of other threads no longer.
@@ -155,7 +155,7 @@ pub(super) struct Executor {
 impl Executor {
     /// Executes the steps of `plan` in order, up to the first that fails. Waits for acquisitions of other threads until
     /// `until`. Opens the gate after the last release, because copies need not wait for a commit. Slow calls.
-    pub(super) fn execute(
+    pub(in crate::engine) fn execute(
         mut self,
         source: &CalledSource,
         plan: &Plan,
@@ -191,7 +191,7 @@ impl Executor {
     }
 
     /// Executes every step of `plan`, which has releases only, and returns the indices of those that failed. Slow calls.
-    pub(super) fn release_each(mut self, source: &CalledSource, plan: &Plan) -> (Executed, Vec<usize>) {
+    pub(in crate::engine) fn release_each(mut self, source: &CalledSource, plan: &Plan) -> (Executed, Vec<usize>) {
         let (mut executed, mut failed) = (Executed::default(), Vec::new());
         for (index, step) in plan.steps().iter().enumerate() {
             if let Err(error) = self.call(source, std::slice::from_ref(step), &mut executed) {
@@ -308,7 +308,7 @@ fn as_len(bytes: u64) -> Result<usize, SourceError> {
 }
 
 /// An arena for what `source` can do, its mappings, and the shape of its growth. Reserves addresses, pins nothing.
-pub(super) fn arena_over(
+pub(in crate::engine) fn arena_over(
     source: &CalledSource,
     max_bytes: Option<u64>,
     retention: Retention,
@@ -347,23 +347,23 @@ pub(super) fn arena_over(
 }
 
 /// What `held_bytes` of a source says for `bytes`.
-pub(super) fn held(bytes: u64, held_bytes: impl FnOnce(usize) -> usize) -> u64 {
+pub(in crate::engine) fn held(bytes: u64, held_bytes: impl FnOnce(usize) -> usize) -> u64 {
     usize::try_from(bytes).map_or(u64::MAX, |len| held_bytes(len) as u64)
 }
 
 /// In which units an arena grows.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct GrowthShape {
+pub(in crate::engine) struct GrowthShape {
     /// The granules; pages for discrete regions.
-    pub(super) sizes: GranuleSizes,
+    pub(in crate::engine) sizes: GranuleSizes,
     /// The largest granules that a pool uses that holds its first ceiling without gaps.
-    pub(super) ample_bytes: u64,
+    pub(in crate::engine) ample_bytes: u64,
     /// Longest buffer that there are addresses for.
-    pub(super) longest_bytes: u64,
+    pub(in crate::engine) longest_bytes: u64,
     /// Grows by regions of their own, not by granules.
-    pub(super) is_discrete: bool,
+    pub(in crate::engine) is_discrete: bool,
     /// What helps where the system gave fewer addresses than are useful.
-    pub(super) address_remedy: Option<&'static str>,
+    pub(in crate::engine) address_remedy: Option<&'static str>,
 }
 
 /// The smallest granule of a pool under that ceiling.

@@ -26,7 +26,7 @@ pub(in crate::engine) struct FallbackStats {
     pub(in crate::engine) peak_bytes: u64,
     pub(in crate::engine) max_bytes: Option<u64>,
     /// Held bytes that belong to partitions.
-    pub(super) inner_bytes: u64,
+    pub(in crate::engine) inner_bytes: u64,
 }
 
 impl Fallback {
@@ -36,26 +36,26 @@ impl Fallback {
     }
 
     /// The fallback of a partition under `ceiling_bytes`: within the limit of its parent's.
-    pub(super) fn partition(&self, ceiling_bytes: Option<u64>) -> Self {
+    pub(in crate::engine) fn partition(&self, ceiling_bytes: Option<u64>) -> Self {
         let max_bytes = ceiling_bytes.filter(|_| self.follows_ceiling);
         let quota = Quota::inside(&self.quota, max_bytes);
         Self { source: HeapSource::new(), quota, follows_ceiling: self.follows_ceiling }
     }
 
     /// The pool's ceiling has changed.
-    pub(super) fn follow(&self, ceiling_bytes: Option<u64>) {
+    pub(in crate::engine) fn follow(&self, ceiling_bytes: Option<u64>) {
         if self.follows_ceiling {
             self.quota.set_max_bytes(ceiling_bytes);
         }
     }
 
     /// Whether a block of `class` fits when nothing else is held.
-    pub(super) fn could_hold(&self, class: Class) -> bool {
+    pub(in crate::engine) fn could_hold(&self, class: Class) -> bool {
         self.quota.could_hold(self.source.held_bytes(class.bytes) as u64)
     }
 
     /// `None` over the limit, or if the system refuses. A slow call.
-    pub(super) fn acquire(&self, class: Class) -> Option<BlockMemory> {
+    pub(in crate::engine) fn acquire(&self, class: Class) -> Option<BlockMemory> {
         let claim = self.quota.claim(self.source.held_bytes(class.bytes) as u64).ok()?;
         let region = self.source.acquire(class.bytes).ok()?;
         Some(BlockMemory::Pageable { region, claim: claim.held() })
@@ -63,7 +63,7 @@ impl Fallback {
 
     /// On failure the bytes stay held; returns their number with the reason. A slow call.
     #[allow(unsafe_code)] // Memory leaves the pool.
-    pub(super) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
+    pub(in crate::engine) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
         // SAFETY: the region came from this source, and its block was given up by value, so nothing uses it (core-I1).
         let released = unsafe { self.source.release(region) };
         released.map_err(|error| {
@@ -73,7 +73,7 @@ impl Fallback {
         })
     }
 
-    pub(super) fn stats(&self) -> FallbackStats {
+    pub(in crate::engine) fn stats(&self) -> FallbackStats {
         FallbackStats {
             held_bytes: self.quota.held_bytes(),
             peak_bytes: self.quota.peak_bytes(),

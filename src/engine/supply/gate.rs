@@ -58,10 +58,10 @@ pub(crate) struct BegunCopy<'gate>(&'gate Gate);
 /// No copy begins while this exists.
 #[derive(Debug)]
 #[must_use = "the gate opens when this is dropped"]
-pub(super) struct ClosedGate<'gate>(&'gate Gate);
+pub(in crate::engine) struct ClosedGate<'gate>(&'gate Gate);
 
 impl Gate {
-    pub(super) fn new(is_needed: bool, log: Arc<PoolLog>) -> Self {
+    pub(in crate::engine) fn new(is_needed: bool, log: Arc<PoolLog>) -> Self {
         Self {
             is_needed,
             state: AtomicU64::new(0),
@@ -165,19 +165,19 @@ impl Gate {
     }
 
     /// Whether it is useless to wait for the pending copies now.
-    pub(super) fn has_leak(&self) -> bool {
+    pub(in crate::engine) fn has_leak(&self) -> bool {
         // Relaxed: see `note_leak`.
         self.has_leak.load(Ordering::Relaxed) || self.unanswered() > 0
     }
 
     /// Whether no copy is pending and no release is running.
-    pub(super) fn is_at_rest(&self) -> bool {
+    pub(in crate::engine) fn is_at_rest(&self) -> bool {
         // Relaxed: a hint; a thread that acts on it closes the gate.
         self.state.load(Ordering::Relaxed) == 0
     }
 
     /// Closes the gate if no copy is pending. `None` also while another release is running.
-    pub(super) fn close(&self) -> Option<ClosedGate<'_>> {
+    pub(in crate::engine) fn close(&self) -> Option<ClosedGate<'_>> {
         if !self.is_needed {
             return Some(ClosedGate(self));
         }
@@ -188,12 +188,12 @@ impl Gate {
     }
 
     /// Closes the gate after the release that is running, if any. `None` if a copy is pending.
-    pub(super) fn close_in_turn(&self) -> Option<ClosedGate<'_>> {
+    pub(in crate::engine) fn close_in_turn(&self) -> Option<ClosedGate<'_>> {
         self.close_in_turn_until(None)
     }
 
     /// Closes the gate as [`close_in_turn`](Self::close_in_turn) does; `None` also if a release still runs at `until`.
-    pub(super) fn close_in_turn_until(&self, until: Option<Instant>) -> Option<ClosedGate<'_>> {
+    pub(in crate::engine) fn close_in_turn_until(&self, until: Option<Instant>) -> Option<ClosedGate<'_>> {
         loop {
             self.complete_copies();
             if let Some(closed) = self.close() {
@@ -207,7 +207,7 @@ impl Gate {
 
     /// Lets no copy begin, and waits for running releases and for the pending copies; at most for `patience`. `sweep` puts
     /// back the buffers whose copies are over.
-    pub(super) fn drain(&self, patience: Duration, sweep: impl Fn()) -> Option<ClosedGate<'_>> {
+    pub(in crate::engine) fn drain(&self, patience: Duration, sweep: impl Fn()) -> Option<ClosedGate<'_>> {
         let begun = Instant::now();
         let sweep = || {
             sweep();

@@ -1,23 +1,16 @@
-//! An arena that pools share: its lock, its source, its gate, and the order of steps when memory is needed or released.
+//! An arena over a source: its lock, its gate, and the slow calls of a plan.
 //!
 //! ```text
-//!  acquire: [lock: carve] ─fits─▶ memory
-//!                └─▶ larger than the ceiling could ever hold?  refused
-//!                └─▶ a block of the class came back meanwhile?  reuse it
-//!                └─▶ could the pool's idle blocks and the holes cover it?  release its oldest, retry     (policy-R6)
-//!                └─▶ [lock: plan under the ceiling] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ memory       (policy-R5, R7, R11)
-//!                          └─no space─▶ granules in transit?  wait for them, retry
-//!                                       enough idle blocks, of any pool?  release the oldest, retry      (policy-R8)
-//!                                       regions free under pending copies?  wait for those if configured, retry
-//!                                       else: refused
+//!  carve:   [lock: carve] ─fits─▶ memory
+//!  grow:    [lock: plan under the ceiling] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ memory       (policy-R5, R7, R11)
 //!  prepare: [lock: plan] ─▶ steps (no lock) ─▶ [lock: settle]: the maintenance thread keeps a hole         (policy-R13)
 //!  release: [lock: plan] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ wake threads that wait for a settlement
-//!  end:     last pool detached, or the last block given back after that ─▶ granules, then regions, then addresses
+//!  end:     closed, and the last block given back, in either order ─▶ granules, then regions, then addresses
 //! ```
 //!
-//! Where a release waits for the device, it happens only while the [gate](super::gate) is closed. What cannot be released
-//! yet stays free in the arena: it is used again first, counts under the ceiling, and is reported as
-//! `awaiting_release_bytes`.
+//! Answers, and knows no pool: [`Domain`](crate::engine::domain::Domain) decides which step comes when. Where a release waits
+//! for the device, it happens only while the [gate](super::gate) is closed. What cannot be released yet stays free in the
+//! arena: it is used again first, counts under the ceiling, and is reported as `awaiting_release_bytes`.
 //!
 //! | release asked by | while copies are pending, or the device is seen to have other work |
 //! | --- | --- |
@@ -34,34 +27,30 @@
 //!   the source is called, and only within the ceiling.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use super::CalledSource;
 use super::arena_state::ArenaState;
 use super::executor::{GrowthShape, arena_over, held};
 use super::gate::Gate;
 use super::mapping_watch::MappingWatch;
-use super::node_arenas::NodeArenas;
-use super::{Reclaim, Refusal, SupplyStats};
+use super::{BlockMemory, Refusal, SupplyStats};
 use crate::arena::{ArenaPtr, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError, VirtualMemory};
 use crate::diag::PoolLog;
-use crate::quota::{Quota, Room};
+use crate::quota::{Claim, Quota, Room};
 use crate::stats::SourceCalls;
-use pinpool_os::sync::{Condvar, Mutex};
+use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
 
-mod acquire;
-mod background;
 mod grow;
 mod late_release;
 mod prepare;
 mod release;
 mod reserve;
 
-use background::BackgroundPinning;
-pub(in crate::engine) use background::ReserveWait;
+pub(in crate::engine) use reserve::Step;
 
 /// Wanted holes of more than this many granules count as varied sizes; a get moves the granules for a shorter one itself.
 const VARIED_GRANULES: u64 = 2;
@@ -81,10 +70,6 @@ pub(crate) struct SharedArena {
     /// Notified when a plan is settled.
     settled: Condvar,
     mappings: MappingWatch,
-    /// Those of the same pool on other memory nodes, this one among them.
-    nodes: Arc<NodeArenas<Self>>,
-    /// A thread is releasing what is due.
-    is_releasing: AtomicBool,
     /// The kernel reports that memory is short.
     is_short: AtomicBool,
     /// Sizes vary, as of the last miss or look at the clock (policy-R12).
@@ -93,9 +78,6 @@ pub(crate) struct SharedArena {
     lacks_hole: AtomicBool,
     /// Looks that found no such note, since the last one that did.
     quiet_looks: AtomicU32,
-    /// Gets that are after new memory: a reserve waits for them.
-    getting: AtomicU64,
-    background: BackgroundPinning,
 }
 
 /// Settings of a shared arena.
@@ -112,14 +94,14 @@ pub(crate) struct SharedArenaConfig {
 }
 
 impl SharedArena {
-    /// An arena over `source`, which claims under `quota`. Reserves addresses where the source can, pins nothing.
+    /// An arena over `source`, which claims by `claim`. Reserves addresses where the source can, pins nothing.
     pub(crate) fn new(
         source: CalledSource,
-        quota: Arc<Quota>,
+        claim: Claim,
         config: SharedArenaConfig,
         log: Arc<PoolLog>,
     ) -> Result<Self, SourceError> {
-        let (arena, mappings, shape) = arena_over(&source, quota.max_bytes(), config.retention)?;
+        let (arena, mappings, shape) = arena_over(&source, claim.quota().max_bytes(), config.retention)?;
         let varied_above_bytes = if shape.is_discrete {
             VARIED_IN_REGIONS_BYTES
         } else {
@@ -131,34 +113,21 @@ impl SharedArena {
             log,
             config,
             shape,
-            state: Mutex::new(ArenaState::new(arena, mappings, varied_above_bytes, &quota)),
-            quota,
+            quota: claim.quota().clone(),
+            state: Mutex::new(ArenaState::new(arena, mappings, varied_above_bytes, claim)),
             settled: Condvar::default(),
             mappings: MappingWatch::below("/".into()),
-            nodes: Arc::default(),
-            is_releasing: AtomicBool::new(false),
             is_short: AtomicBool::new(false),
             is_varied: AtomicBool::new(false),
             lacks_hole: AtomicBool::new(false),
             quiet_looks: AtomicU32::new(u32::MAX),
-            getting: AtomicU64::new(0),
-            background: BackgroundPinning::default(),
         })
     }
 
-    /// An arena over `source`, which is on another memory node, under the same ceiling. Each gives idle memory back for the
-    /// others.
-    pub(in crate::engine) fn beside(
-        self: &Arc<Self>,
-        source: CalledSource,
-        log: Arc<PoolLog>,
-    ) -> Result<Arc<Self>, SourceError> {
-        let arena =
-            Self::new(source, self.quota.clone(), self.config, log)?.with_host_root(self.mappings.root().to_owned());
-        let arena = Arc::new(Self { nodes: self.nodes.clone(), ..arena });
-        self.nodes.add(self);
-        self.nodes.add(&arena);
-        Ok(arena)
+    /// An arena over `source`, which is on another memory node, under the same ceiling.
+    pub(in crate::engine) fn beside(&self, source: CalledSource, log: Arc<PoolLog>) -> Result<Self, SourceError> {
+        let arena = Self::new(source, self.quota.nothing(), self.config, log)?;
+        Ok(arena.with_host_root(self.mappings.root().to_owned()))
     }
 
     /// Reads the limits of the process below `root`.
@@ -166,21 +135,62 @@ impl SharedArena {
         Self { mappings: MappingWatch::below(root), ..self }
     }
 
-    pub(super) fn quota(&self) -> &Arc<Quota> {
+    pub(in crate::engine) fn quota(&self) -> &Arc<Quota> {
         &self.quota
     }
 
-    pub(super) fn source(&self) -> &dyn Source {
+    pub(in crate::engine) fn source(&self) -> &dyn Source {
         &*self.source
     }
 
     #[inline]
-    pub(super) fn gate(&self) -> &Gate {
+    pub(in crate::engine) fn gate(&self) -> &Gate {
         &self.gate
     }
 
+    pub(in crate::engine) fn state(&self) -> MutexGuard<'_, ArenaState> {
+        self.state.lock()
+    }
+
+    pub(in crate::engine) fn config(&self) -> &SharedArenaConfig {
+        &self.config
+    }
+
+    /// Whether another thread's acquisition would be waited for.
+    pub(in crate::engine) fn is_acquiring(&self) -> bool {
+        self.source.is_acquiring()
+    }
+
+    /// A get of `bytes` missed: carves it if a hole is long enough. Also returns whether the size recurs (policy-R12).
+    pub(in crate::engine) fn serve_miss(&self, bytes: u64, now_us: u64) -> (Option<BlockMemory>, bool) {
+        let mut state = self.state.lock();
+        let served = state.serve_miss(bytes, now_us);
+        self.note_demand(&state, now_us);
+        self.note_holes(&state, now_us);
+        served
+    }
+
+    /// No hole is long enough for `bytes`, of a size that does not recur, while `idle_bytes` are idle in pools.
+    pub(in crate::engine) fn note_scattered(&self, bytes: u64, idle_bytes: u64, now_us: u64) {
+        let mut state = self.state.lock();
+        state.note_scattered(bytes, idle_bytes, now_us);
+        self.note_demand(&state, now_us);
+    }
+
+    /// Waits until a plan of another thread is settled. False if none was until `until`.
+    pub(in crate::engine) fn wait_settled(&self, state: MutexGuard<'_, ArenaState>, until: Instant) -> bool {
+        !self.settled.wait_until(state, until).1
+    }
+
+    /// A buffer has memory for itself alone, where the source refused more.
+    pub(in crate::engine) fn note_smaller_region(&self) {
+        if self.shape.is_discrete {
+            self.state.lock().count_smaller_region();
+        }
+    }
+
     /// Whether a block of `bytes` fits when everything else is released.
-    pub(super) fn could_hold(&self, bytes: u64) -> bool {
+    pub(in crate::engine) fn could_hold(&self, bytes: u64) -> bool {
         let is_addressable = bytes <= self.shape.longest_bytes;
         self.fits(bytes) && (is_addressable || bytes <= self.state.lock().reserve_bytes().1)
     }
@@ -199,28 +209,28 @@ impl SharedArena {
     }
 
     /// What is claimed for a block of `bytes` that has no committed memory.
-    fn grown_bytes(&self, bytes: u64) -> u64 {
+    pub(in crate::engine) fn grown_bytes(&self, bytes: u64) -> u64 {
         let GrowthShape { sizes, is_discrete, .. } = self.shape;
         if is_discrete { self.held_bytes(bytes) } else { sizes.up(bytes) }
     }
 
     /// What the system holds for a block of `bytes` alone.
-    fn held_bytes(&self, bytes: u64) -> u64 {
+    pub(in crate::engine) fn held_bytes(&self, bytes: u64) -> u64 {
         if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
     }
 
     /// Bytes that others claim under the same ceiling.
-    pub(super) fn claimed_by_others(&self) -> u64 {
+    pub(in crate::engine) fn claimed_by_others(&self) -> u64 {
         self.state.lock().claimed_by_others()
     }
 
     /// Whether it may pin more than its reserve.
-    pub(super) fn may_grow(&self) -> bool {
+    pub(in crate::engine) fn may_grow(&self) -> bool {
         self.config.may_grow
     }
 
     /// What the ceilings, that of the pool included, leave beside a block of `first_bytes` in whole granules.
-    pub(super) fn room_beside_bytes(&self, first_bytes: u64, own_max_bytes: Option<u64>) -> u64 {
+    pub(in crate::engine) fn room_beside_bytes(&self, first_bytes: u64, own_max_bytes: Option<u64>) -> u64 {
         let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
         let max_bytes = self.quota.max_bytes().into_iter().chain(own_max_bytes).min();
         match max_bytes.filter(|_| !is_discrete && self.config.may_grow) {
@@ -233,18 +243,18 @@ impl SharedArena {
     }
 
     /// Bytes of the granules that a block of `bytes` may touch.
-    pub(super) fn touched_bytes(&self, bytes: u64) -> u64 {
+    pub(in crate::engine) fn touched_bytes(&self, bytes: u64) -> u64 {
         let granule_bytes = self.shape.ample_bytes;
         (bytes.div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
     }
 
-    /// Why no plan gives a block of `bytes` memory, while `room` was left under the ceilings.
-    fn no_space(&self, bytes: u64, room: Room) -> Refusal {
+    /// Why no plan gives a block of `bytes` memory, while `idle_bytes` were idle in pools and `room` was left under the
+    /// ceilings.
+    pub(in crate::engine) fn no_space(&self, bytes: u64, idle_bytes: u64, room: Room) -> Refusal {
         let refused = |over| Refusal::Over { needed_bytes: bytes, over };
         if !self.config.may_grow {
             return refused(self.quota.full(bytes));
         }
-        let idle_bytes: u64 = self.attached().iter().map(|pool| pool.idle_bytes()).sum();
         let state = self.state.lock();
         // What is idle here is used first, and is claimed already.
         let reusable_bytes = idle_bytes.saturating_add(state.arena().stats().idle_bytes);
@@ -270,26 +280,15 @@ impl SharedArena {
         refused(over.unwrap_or_else(|| self.quota.full(claimed_bytes.saturating_sub(own_bytes))))
     }
 
-    pub(in crate::engine) fn attach(&self, pool: Weak<dyn Reclaim>) {
-        self.state.lock().attach(pool);
-    }
-
-    /// The attached pools.
-    pub(in crate::engine) fn attached(&self) -> Vec<Arc<dyn Reclaim>> {
-        self.state.lock().attached()
-    }
-
-    /// A pool has closed. After the last one everything is released, now or with the last block.
-    pub(in crate::engine) fn detach(&self, pool: &dyn Reclaim, now_us: u64) {
-        let is_last = self.state.lock().detach(std::ptr::from_ref(pool).cast());
-        if is_last {
-            self.teardown(now_us);
-        }
+    /// The last pool has closed. Everything is released, now or with the last block.
+    pub(in crate::engine) fn close(&self, now_us: u64) {
+        self.state.lock().close();
+        self.teardown(now_us);
     }
 
     /// Takes a block's bytes back. A pool is closed once its last block is counted as put, which may be before that
-    /// block's memory is given back by another thread; so the last of the two, `detach` or `give`, tears down.
-    pub(super) fn give(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
+    /// block's memory is given back by another thread; so the last of the two, `close` or `give`, tears down.
+    pub(in crate::engine) fn give(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
         let mut state = self.state.lock();
         let is_unused = state.give(ptr, bytes, now_us);
         self.note_holes(&state, now_us);
@@ -313,9 +312,8 @@ impl SharedArena {
         state.arena().releasable_bytes() > 0 && (state.is_trim_waiting() || self.may_release_by_time())
     }
 
-    /// Bytes of idle buffers of all pools, and of free memory, that are no reserve.
-    pub(super) fn idle_bytes(&self) -> u64 {
-        let buffer_bytes: u64 = self.attached().iter().map(|pool| pool.idle_bytes()).sum();
+    /// Bytes of free memory, and `buffer_bytes` of idle buffers, that are no reserve.
+    pub(in crate::engine) fn idle_bytes(&self, buffer_bytes: u64) -> u64 {
         let state = self.state.lock();
         let arena = state.arena().stats();
         let free_bytes = arena.hole_bytes.saturating_sub(arena.reserve_hole_bytes);
@@ -329,93 +327,18 @@ impl SharedArena {
     }
 
     /// The pages of all committed memory.
-    pub(super) fn page_tiers(&self) -> PageTiers {
+    pub(in crate::engine) fn page_tiers(&self) -> PageTiers {
         let extents = self.state.lock().extents();
         let tiers = extents.into_iter().map(|(start, len_bytes)| self.source.page_tiers(start, len_bytes));
         tiers.fold(PageTiers::default(), PageTiers::add)
     }
 
-    pub(super) fn stats(&self) -> SupplyStats {
+    pub(in crate::engine) fn stats(&self) -> SupplyStats {
         let descriptors = self.source.virtual_memory().map_or(0, VirtualMemory::descriptors);
-        let reserve_eta = self.reserve_eta();
-        SupplyStats { descriptors, reserve_eta, ..self.state.lock().stats() }
+        SupplyStats { descriptors, ..self.state.lock().stats() }
     }
 
-    pub(super) fn calls(&self) -> SourceCalls {
+    pub(in crate::engine) fn calls(&self) -> SourceCalls {
         self.state.lock().calls()
-    }
-}
-
-#[cfg(test)]
-mod fixtures;
-
-#[cfg(all(test, loom))]
-mod models;
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use std::sync::atomic::AtomicU64;
-    use std::time::Instant;
-
-    use super::super::{Acquired, BlockMemory};
-    use super::fixtures::{CountedHeap, NoBlocks, log_named};
-    use super::*;
-    use crate::size_class::Rounding;
-
-    static LEFT_PINNED: AtomicU64 = AtomicU64::new(0);
-
-    /// Counts the lines about memory that stays. No other test of this binary has a logger.
-    struct CountingLog;
-
-    impl log::Log for CountingLog {
-        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-            true
-        }
-        fn log(&self, record: &log::Record<'_>) {
-            let is_ours = record.args().to_string().starts_with("[closing test] closing: ");
-            LEFT_PINNED.fetch_add(u64::from(is_ours), Ordering::Relaxed);
-        }
-        fn flush(&self) {}
-    }
-
-    #[test]
-    fn memory_is_said_to_stay_only_if_it_does() {
-        let _ = log::set_logger(&CountingLog).map(|()| log::set_max_level(log::LevelFilter::Error));
-        for is_leaked in [false, true] {
-            let source = Arc::new(CountedHeap::new(true));
-            let config = SharedArenaConfig {
-                may_grow: true,
-                pin_threads: 1,
-                background_thread: false,
-                retention: Retention::default(),
-                drain_at_most: None,
-            };
-            let arena = SharedArena::new(
-                CalledSource::new(source.clone(), None),
-                Quota::new(None),
-                config,
-                log_named("closing test"),
-            )
-            .unwrap();
-            let pool = Arc::new(NoBlocks);
-            let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
-            arena.attach(attached);
-            let class = Rounding::Eighths.class(4096, 4096).unwrap();
-            let acquired = arena.acquire(class, (0, Instant::now()), &*pool, || None::<()>).unwrap();
-            let Acquired::New(BlockMemory::Carved { ptr, bytes, .. }) = acquired else { panic!("carved") };
-            let copy = arena.gate().begin_copy();
-            // The pool closes while another thread, which has seen the copy to be over, has not yet counted that.
-            arena.detach(&*pool, 0);
-            if is_leaked {
-                std::mem::forget(copy);
-                arena.gate().note_leak();
-                arena.detach(&*pool, 0);
-                assert_eq!((LEFT_PINNED.load(Ordering::Relaxed), source.released()), (1, 0));
-            } else {
-                drop(copy);
-                arena.give(ptr, bytes, 0);
-                assert_eq!((LEFT_PINNED.load(Ordering::Relaxed), source.released()), (0, 1));
-            }
-        }
     }
 }

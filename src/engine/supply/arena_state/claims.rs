@@ -7,48 +7,46 @@ use crate::quota::{Claim, Over, Quota, Room};
 
 impl ArenaState {
     /// The ceilings that the arena claims under.
-    pub(in crate::engine::supply) fn quota(&self) -> &Arc<Quota> {
-        self.claim.quota()
+    pub(in crate::engine) fn quota(&self) -> &Arc<Quota> {
+        &self.quota
     }
 
     /// Bytes that may still be claimed, where at least `wanted_bytes` are of use.
-    pub(in crate::engine::supply) fn room_for(&self, wanted_bytes: u64) -> Room {
+    pub(in crate::engine) fn room_for(&self, wanted_bytes: u64) -> Room {
         self.quota().room_for(wanted_bytes)
     }
 
-    /// All that could be released is: what is left stays until the process ends.
-    pub(in crate::engine::supply) fn end_claims(&mut self, is_all_released: bool) {
-        let claim = self.take_claim();
-        if !is_all_released {
-            claim.keep_forever();
+    /// All that could be released is: what is left stays claimed until the process ends. Drop the result outside the lock: it may
+    /// be the last claim under a ceiling that several pools share, which is left then.
+    pub(in crate::engine) fn end_claims(&mut self, is_all_released: bool) -> Option<Claim> {
+        match self.claim.take() {
+            Some(claim) if !is_all_released => {
+                claim.keep_forever();
+                None
+            }
+            claim => claim,
         }
     }
 
     /// All is released but what a thread releases later: that stays claimed by the result.
-    pub(in crate::engine::supply) fn end_claims_but(&mut self, later_bytes: u64) -> Claim {
-        let mut claim = self.take_claim();
-        // Less than before is never refused.
-        let _ = claim.resize(later_bytes);
-        claim
-    }
-
-    fn take_claim(&mut self) -> Claim {
-        let nothing = self.quota().nothing();
-        std::mem::replace(&mut self.claim, nothing)
+    pub(in crate::engine) fn end_claims_but(&mut self, later_bytes: u64) -> Option<Claim> {
+        let mut claim = self.claim.take()?;
+        claim.resize(later_bytes).ok().map(|()| claim)
     }
 
     /// Bytes that others claim under the same ceiling: the arenas of other memory nodes, and what is held beside buffers.
-    pub(in crate::engine::supply) fn claimed_by_others(&self) -> u64 {
-        self.quota().claimed_bytes().saturating_sub(self.claim.bytes())
+    pub(in crate::engine) fn claimed_by_others(&self) -> u64 {
+        self.quota.claimed_bytes().saturating_sub(self.claim.as_ref().map_or(0, Claim::bytes))
     }
 
     /// Claims what is held and planned now.
-    pub(super) fn update_claim(&mut self) -> Result<(), Over> {
-        self.claim.resize(self.all_claimed_bytes())
+    pub(in crate::engine) fn update_claim(&mut self) -> Result<(), Over> {
+        let bytes = self.all_claimed_bytes();
+        self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
     }
 
     /// Claims what is held now, which is no more than a plan claimed.
-    pub(super) fn lower_claim(&mut self) {
+    pub(in crate::engine) fn lower_claim(&mut self) {
         let lowered = self.update_claim();
         debug_assert!(lowered.is_ok(), "a settlement claims more than its plan: {lowered:?}");
     }

@@ -12,7 +12,7 @@ use crate::backend::{Region, SourceError};
 impl ArenaState {
     /// Claims what the system will hold for a reserve of `bytes`, in whole granules if there is room for them, else in whole
     /// pages. `held_bytes` says how much that is. Returns the length of the reserve.
-    pub(in crate::engine::supply) fn claim_reserve(
+    pub(in crate::engine) fn claim_reserve(
         &mut self,
         bytes: u64,
         held_bytes: impl Fn(u64) -> u64,
@@ -35,14 +35,14 @@ impl ArenaState {
     }
 
     /// Ends a claim of [`claim_reserve`](Self::claim_reserve).
-    pub(in crate::engine::supply) fn unclaim_reserve(&mut self, held_bytes: u64) {
+    pub(in crate::engine) fn unclaim_reserve(&mut self, held_bytes: u64) {
         self.pending_bytes -= held_bytes;
         self.lower_claim();
     }
 
     /// Adds the reserve of `len` bytes that [`claim_reserve`](Self::claim_reserve) claimed `held_bytes` for, or ends that
     /// claim. Returns where it lies; hands the region back if the arena has no range left for it.
-    pub(in crate::engine::supply) fn settle_reserve(
+    pub(in crate::engine) fn settle_reserve(
         &mut self,
         (len, held_bytes): (usize, u64),
         acquired: Result<Region, SourceError>,
@@ -69,7 +69,7 @@ impl ArenaState {
     }
 
     /// What the system holds for all reserves, and the bytes of the largest; those that are being pinned count as one.
-    pub(in crate::engine::supply) fn reserve_bytes(&self) -> (u64, u64) {
+    pub(in crate::engine) fn reserve_bytes(&self) -> (u64, u64) {
         let held_bytes = self.reserve_bytes + self.reserve_overhead_bytes + self.pending_bytes;
         (held_bytes, self.largest_reserve_bytes.max(self.pending_bytes))
     }

@@ -1,12 +1,10 @@
 //! Memory comes into the shared arena: a plan is carried out without the lock, and settled under it.
 
-use std::sync::Arc;
 use std::time::Instant;
 
+use super::super::BlockMemory;
 use super::super::arena_state::ArenaState;
-use super::super::attached::complete_copies;
 use super::super::gate::ClosedGate;
-use super::super::{BlockMemory, Reclaim};
 use super::SharedArena;
 use crate::arena::Plan;
 use crate::backend::SourceError;
@@ -15,7 +13,7 @@ use pinpool_os::sync::MutexGuard;
 
 impl SharedArena {
     /// Carries out a plan for a block of `bytes` and returns its memory. The gate opens after the last release.
-    pub(super) fn grow(
+    pub(in crate::engine) fn grow(
         &self,
         mut state: MutexGuard<'_, ArenaState>,
         plan: Plan,
@@ -48,21 +46,9 @@ impl SharedArena {
     }
 
     /// Grows by larger granules where the process, of which `own_mappings` are this pool's, has few mappings left.
-    pub(super) fn watch_mappings(&self, own_mappings: u64) {
+    pub(in crate::engine) fn watch_mappings(&self, own_mappings: u64) {
         let Some(found) = self.mappings.few_left(own_mappings) else { return };
         let larger = self.state.lock().grow_in_larger_granules();
         larger.into_iter().for_each(|bytes| self.log.few_mappings(found.used, found.limit, own_mappings, bytes));
-    }
-
-    /// Closes the gate after the release that is running and, if configured, after the pending copies; by `until`.
-    pub(super) fn close_late(&self, pools: &[Arc<dyn Reclaim>], until: Instant) -> Option<ClosedGate<'_>> {
-        // Completed copies may belong to a pool that is not in use.
-        let sweep = || complete_copies(pools);
-        let Some(patience) = self.config.drain_at_most else {
-            sweep();
-            return self.gate.close_in_turn_until(Some(until));
-        };
-        self.state.lock().count_drain();
-        self.gate.drain(patience.min(until.saturating_duration_since(Instant::now())), sweep)
     }
 }

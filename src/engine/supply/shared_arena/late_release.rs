@@ -18,18 +18,18 @@ const IDLE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Memory of a pool that has ended.
 #[derive(Debug)]
-pub(super) struct LateRelease {
-    pub(super) source: CalledSource,
-    pub(super) mappings: Vec<Mapping>,
-    pub(super) bytes: u64,
+pub(in crate::engine) struct LateRelease {
+    pub(in crate::engine) source: CalledSource,
+    pub(in crate::engine) mappings: Vec<Mapping>,
+    pub(in crate::engine) bytes: u64,
     /// What the memory claims; `None` if more of the pool stays pinned, and claimed with it.
-    pub(super) claim: Option<Claim>,
-    pub(super) log: Arc<PoolLog>,
+    pub(in crate::engine) claim: Option<Claim>,
+    pub(in crate::engine) log: Arc<PoolLog>,
 }
 
 impl LateRelease {
     /// Has a thread of its own release the memory. Where there is none, releases it now. A slow call.
-    pub(super) fn begin(self) {
+    pub(in crate::engine) fn begin(self) {
         let shared = Arc::new(Mutex::new(Some(self)));
         let taken = shared.clone();
         let release = move || {

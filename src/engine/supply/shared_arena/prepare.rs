@@ -39,7 +39,7 @@ impl SharedArena {
         }
     }
 
-    pub(super) fn note_demand(&self, state: &ArenaState, now_us: u64) {
+    pub(in crate::engine) fn note_demand(&self, state: &ArenaState, now_us: u64) {
         let is_varied = state.is_varied(now_us);
         // Compared first: the line stays shared while nothing changes.
         if self.is_varied() != is_varied {
@@ -47,14 +47,14 @@ impl SharedArena {
         }
     }
 
-    pub(super) fn note_holes(&self, state: &ArenaState, now_us: u64) {
+    pub(in crate::engine) fn note_holes(&self, state: &ArenaState, now_us: u64) {
         if self.is_varied() && !self.lacks_hole() && state.lacks_hole(now_us) {
             self.lacks_hole.store(true, Ordering::Relaxed);
         }
     }
 
     /// Granules of a get were moved: the maintenance of the pool unmaps them where they were.
-    pub(super) fn note_old_places(&self) {
+    pub(in crate::engine) fn note_old_places(&self) {
         if self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
             self.lacks_hole.store(true, Ordering::Relaxed);
         }

@@ -1,25 +1,45 @@
 //! Reserves: memory that is pinned in one call and kept.
 
 use std::ptr::NonNull;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::super::Refusal;
+use super::super::arena_state::NextStep;
 use super::super::executor::{Mapping, held};
 use super::SharedArena;
 use crate::backend::SourceError;
 use crate::diag::Growth;
 
+/// A step pins about so much: 2 to 3 ms on `mlock` and `vmm`. Larger granules are pinned one by one.
+const STEP_BYTES: u64 = 8 << 20;
+/// Length of a region of the reserve where the source has no virtual memory, while no copy is in flight: no buffer is longer.
+const REGION_BYTES: u64 = 64 << 20;
+
+/// A step waits no longer for calls of other threads.
+const STEP_PATIENCE: Duration = Duration::from_millis(100);
+
+/// What became of a step.
+pub(in crate::engine) enum Step {
+    Made,
+    /// The pool or the process ends, or another thread makes one.
+    NotNow,
+    /// All is there.
+    Done,
+    NoRoom(u64),
+}
+
 impl SharedArena {
-    /// Pins `bytes` and keeps them until the end (policy-R10): a range of its own in the arena. Returns where it lies. A
-    /// slow call.
+    /// Pins `bytes` and keeps them until the end (policy-R10): a range of its own in the arena. Returns where it lies. `refusal`
+    /// is asked once the bytes are claimed. A slow call.
     pub(in crate::engine) fn add_reserve(
         &self,
         bytes: u64,
         progress: &dyn Fn(u64),
+        refusal: impl FnOnce() -> Option<Refusal>,
     ) -> Result<(NonNull<u8>, usize), Refusal> {
         let held_bytes = |bytes| held(bytes, |len| self.source.held_bytes_fast(len));
         let len = self.state.lock().claim_reserve(bytes, held_bytes)?;
-        if let Some(refusal) = self.refusal_for_line(bytes) {
+        if let Some(refusal) = refusal() {
             self.state.lock().unclaim_reserve(held_bytes(len as u64));
             return Err(refusal);
         }
@@ -41,12 +61,69 @@ impl SharedArena {
         settled.or_else(no_range).map(|start| (start, len))
     }
 
-    /// Whether the reserves, with the `bytes` claimed for one more, leave a get without room that waits and came before. A
-    /// get that comes now is not taken for one that could be served.
-    fn refusal_for_line(&self, bytes: u64) -> Option<Refusal> {
-        let lines = self.attached().into_iter().map(|pool| pool.waiting_bytes());
-        let short = lines.into_iter().find(|line| line.iter().any(|&waiting_bytes| !self.could_hold(waiting_bytes)))?;
-        let (waiting, first_bytes) = (short.len() as u64, short.first().copied().unwrap_or(0));
-        Some(Refusal::Line { needed_bytes: bytes, waiting, first_bytes })
+    /// Makes one step of a reserve that is pinned step by step. `refusal` is asked as by
+    /// [`add_reserve`](Self::add_reserve). A slow call.
+    pub(in crate::engine) fn commit_step(
+        &self,
+        now_us: u64,
+        refusal: impl FnOnce(u64) -> Option<Refusal>,
+    ) -> Result<Step, SourceError> {
+        if self.shape.is_discrete { self.region_step(now_us, refusal) } else { self.granule_step(now_us) }
+    }
+
+    fn granule_step(&self, now_us: u64) -> Result<Step, SourceError> {
+        let mut state = self.state.lock();
+        let plan = match state.plan_reserve_step(STEP_BYTES) {
+            NextStep::Plan(plan) => plan,
+            NextStep::Done => return Ok(Step::Done),
+            NextStep::NoRoom(lacks_bytes) => return Ok(Step::NoRoom(lacks_bytes)),
+            NextStep::NoAddresses => {
+                let remedy = self.shape.address_remedy.unwrap_or("reserve less, or raise PINPOOL_MAX_BYTES");
+                return Err(SourceError::new("arena", "no addresses are left for the reserve").with_remedy(remedy));
+            }
+        };
+        let executor = state.executor(&plan);
+        drop(state);
+        let executed = executor.execute(&self.source, &plan, Instant::now() + STEP_PATIENCE, None);
+        let took = executed.0.calls.underlying().time;
+        let mut state = self.state.lock();
+        let held_before_bytes = state.held_bytes();
+        let settled = state.settle_reserve_step(plan, executed, now_us);
+        let (held_bytes, max_bytes) = (state.held_bytes(), state.quota().max_bytes());
+        let mappings = state.arena().stats().mappings;
+        drop(state);
+        self.settled.notify_all();
+        let asked_bytes = held_bytes.saturating_sub(held_before_bytes);
+        let growth = Growth { asked_bytes, held_before_bytes, held_bytes, page_locks: 1, took, max_bytes };
+        self.log.page_locked(&growth);
+        settled?;
+        self.watch_mappings(mappings);
+        Ok(Step::Made)
+    }
+
+    /// A region of the reserve. Short while copies are in flight, whose enqueues it would hold up.
+    fn region_step(&self, now_us: u64, refusal: impl FnOnce(u64) -> Option<Refusal>) -> Result<Step, SourceError> {
+        let state = self.state.lock();
+        let (to_come, is_first) = (state.reserve_to_come(), state.pinned_reserve_bytes() == 0);
+        let is_unused = state.is_closed();
+        drop(state);
+        if to_come == 0 || is_unused {
+            return Ok(Step::Done);
+        }
+        let longest_bytes = if is_first || !self.gate.is_at_rest() { STEP_BYTES } else { REGION_BYTES };
+        let bytes = to_come.min(longest_bytes);
+        match self.add_reserve(bytes, &|_| (), || refusal(bytes)) {
+            Ok((_, len)) => self.state.lock().note_reserve_region(len as u64),
+            Err(Refusal::Source(error)) => return Err(error),
+            Err(Refusal::Over { .. } | Refusal::Line { .. }) => {
+                let next = self.state.lock().without_room(bytes);
+                return Ok(if matches!(next, NextStep::Done) { Step::Done } else { Step::NoRoom(bytes) });
+            }
+        }
+        if self.state.lock().is_unused() {
+            // The pool has ended meanwhile, and found this region on its way.
+            self.teardown(now_us);
+        }
+        Ok(Step::Made)
     }
 }

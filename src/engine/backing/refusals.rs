@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::super::Refusal;
+use super::super::supply::Refusal;
 use super::{Backing, Supply};
 use crate::dump::OUTER_PARTITION;
 use crate::error::{Error, ErrorKind, Report, UsageReport};
@@ -88,7 +88,7 @@ impl Backing {
     fn remedy_of_pool(&self, needed_bytes: u64) -> &'static str {
         let (may_grow, could_hold) = match &self.supply {
             Supply::Direct(_) => (true, self.own.max_bytes().is_none_or(|max_bytes| needed_bytes <= max_bytes)),
-            Supply::Shared(arena) => (arena.may_grow(), arena.could_hold(needed_bytes)),
+            Supply::Shared(domain) => (domain.arena().may_grow(), domain.arena().could_hold(needed_bytes)),
         };
         match (may_grow, could_hold) {
             (false, true) => {
@@ -122,7 +122,7 @@ impl Backing {
         match (level, &self.supply) {
             (Level::Partition { depth: 0 }, _) => "the ceiling of the partition",
             (Level::Partition { .. }, _) => OUTER_PARTITION,
-            (_, Supply::Shared(arena)) if !arena.may_grow() => "PINPOOL_RESERVE",
+            (_, Supply::Shared(domain)) if !domain.arena().may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",
         }

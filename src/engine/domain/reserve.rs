@@ -14,22 +14,21 @@
 //!
 //! - **background-I1**: one thread makes a step at a time, and none after `cancel_reserve` has returned.
 
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use super::super::Refusal;
-use super::SharedArena;
+use super::Domain;
 use crate::arena::RANGE_BYTES_MAX;
 use crate::backend::SourceError;
+use crate::diag;
+use crate::engine::supply::{Refusal, Step};
 use crate::ledger::Want;
+use crate::maintenance_thread::MaintenanceThread;
 use pinpool_os::sync::plain::{Condvar, Mutex};
 use pinpool_os::threads;
-
-mod step;
-
-use step::Step;
 
 /// A step waits no longer for gets that are after memory; what they commit is a part of the reserve.
 const PATIENCE_FOR_GETS: Duration = Duration::from_millis(100);
@@ -91,7 +90,7 @@ impl Drop for GetFirst<'_> {
     }
 }
 
-impl SharedArena {
+impl Domain {
     /// A get is after new memory from now on, until the result is dropped.
     pub(super) fn before_reserve(&self) -> GetFirst<'_> {
         // Relaxed: a hint for the order of two threads, which may come in either.
@@ -105,7 +104,7 @@ impl SharedArena {
             let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
             return Err(Refusal::Source(SourceError::new("arena", what)));
         }
-        let mut state = self.state.lock();
+        let mut state = self.arena.state();
         if !state.ask_reserve(bytes) {
             return Err(Refusal::Over { needed_bytes: bytes, over: state.quota().full(bytes) });
         }
@@ -118,13 +117,13 @@ impl SharedArena {
         progress.has_told_lack = false;
         drop(progress);
         if is_first && let Err(error) = self.step(now_us) {
-            self.state.lock().ask_less(bytes);
+            self.arena.state().ask_less(bytes);
             self.background.progress.lock().begun = None;
             return Err(Refusal::Source(error));
         }
         let (pinned_bytes, asked_bytes) = self.reserve_progress();
         self.log.reserve_begun(pinned_bytes, asked_bytes);
-        if self.state.lock().reserve_to_come() == 0 {
+        if self.arena.state().reserve_to_come() == 0 {
             self.note_done()
         } else {
             self.start_reserve_thread(now_us)
@@ -134,7 +133,7 @@ impl SharedArena {
 
     /// Bytes of all reserves that are there, and that were asked for.
     fn reserve_progress(&self) -> (u64, u64) {
-        let state = self.state.lock();
+        let state = self.arena.state();
         (state.pinned_reserve_bytes(), state.asked_reserve_bytes())
     }
 
@@ -171,7 +170,7 @@ impl SharedArena {
     /// Goes on with a reserve that waits for room, if there is some now.
     pub(in crate::engine) fn resume_reserve(self: &Arc<Self>, now_us: u64) {
         let Some(lacks_bytes) = self.background.progress.lock().lacks_bytes else { return };
-        let state = self.state.lock();
+        let state = self.arena.state();
         let (is_there, could_go_on) = (state.reserve_to_come() == 0, state.could_go_on(lacks_bytes));
         drop(state);
         if is_there {
@@ -198,11 +197,11 @@ impl SharedArena {
 
     fn start_reserve_thread(self: &Arc<Self>, now_us: u64) {
         let mut progress = self.background.progress.lock();
-        if !self.config.background_thread || progress.has_thread || progress.is_cancelled {
+        if !self.arena.config().background_thread || progress.has_thread || progress.is_cancelled {
             return;
         }
-        let arena = Arc::downgrade(self);
-        let spawned = threads::spawn(c"pinpool-reserve", move || Self::pin_reserve(&arena));
+        let domain = Arc::downgrade(self);
+        let spawned = threads::spawn(c"pinpool-reserve", move || Self::pin_reserve(&domain));
         progress.has_thread = spawned.is_ok();
         // A tick makes a step instead, and tries again.
         progress.lacks_bytes = spawned.is_err().then_some(0);
@@ -214,21 +213,21 @@ impl SharedArena {
     }
 
     /// The thread: step after step, as long as the arena lives.
-    fn pin_reserve(arena: &Weak<Self>) {
-        while let Some(arena) = arena.upgrade() {
-            if arena.comes_later() {
-                drop(arena);
+    fn pin_reserve(domain: &Weak<Self>) {
+        while let Some(domain) = domain.upgrade() {
+            if domain.comes_later() {
+                drop(domain);
                 thread::sleep(PAUSE_FOR_FIRST);
                 continue;
             }
-            arena.give_way_to_gets();
-            if !arena.reserve_turn(arena.reserve_now_us()) {
-                let mut progress = arena.background.progress.lock();
+            domain.give_way_to_gets();
+            if !domain.reserve_turn(domain.reserve_now_us()) {
+                let mut progress = domain.background.progress.lock();
                 // Asked for more meanwhile: goes on.
-                if progress.is_over() || arena.state.lock().reserve_to_come() == 0 {
+                if progress.is_over() || domain.arena.state().reserve_to_come() == 0 {
                     progress.has_thread = false;
                     drop(progress);
-                    arena.background.changed.notify_all();
+                    domain.background.changed.notify_all();
                     return;
                 }
                 drop(progress);
@@ -241,7 +240,7 @@ impl SharedArena {
     fn comes_later(&self) -> bool {
         let is_pinning = |first: &Self| {
             // One lock after the other: `pin_reserve` takes them in the other order.
-            let is_to_come = first.state.lock().reserve_to_come() > 0;
+            let is_to_come = first.arena.state().reserve_to_come() > 0;
             is_to_come && !first.background.progress.lock().is_over()
         };
         self.nodes.first_before(self).is_some_and(|first| is_pinning(&first))
@@ -264,7 +263,7 @@ impl SharedArena {
 
     /// Makes one step and says what became of it. False if there is none to make now. A slow call.
     pub(in crate::engine) fn reserve_turn(&self, now_us: u64) -> bool {
-        let is_there = self.state.lock().reserve_to_come() == 0;
+        let is_there = self.arena.state().reserve_to_come() == 0;
         if is_there {
             // Gets have pinned the rest, perhaps.
             self.note_done();
@@ -278,8 +277,8 @@ impl SharedArena {
                 self.want_of_ledger(u64::min);
                 self.report_progress();
                 // Gets that wait in line may fit into what is there now.
-                self.attached().iter().for_each(|pool| pool.room_was_made());
-                if self.state.lock().reserve_to_come() > 0 {
+                self.pools().iter().for_each(|pool| pool.room_was_made());
+                if self.arena.state().reserve_to_come() > 0 {
                     return true;
                 }
                 self.note_done();
@@ -293,10 +292,11 @@ impl SharedArena {
                 drop(progress);
                 if !is_told {
                     let (pinned_bytes, asked_bytes) = self.reserve_progress();
-                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.quota.max_bytes());
+                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.arena.quota().max_bytes());
                 }
                 // What was given back before was told nobody.
-                if self.want_of_ledger(|_, lacking_bytes| lacking_bytes) && self.state.lock().could_go_on(lacks_bytes) {
+                if self.want_of_ledger(|_, lacking_bytes| lacking_bytes) && self.arena.state().could_go_on(lacks_bytes)
+                {
                     self.background.progress.lock().lacks_bytes = None;
                     return true;
                 }
@@ -315,8 +315,8 @@ impl SharedArena {
     /// Changes what this reserve wants of other owners of the host ledger, of what it wanted before and what it lacks under its
     /// own ceiling. Returns whether that is more than before.
     fn want_of_ledger(&self, change: impl FnOnce(u64, u64) -> u64) -> bool {
-        let state = self.state.lock();
-        let Some(ledger) = state.quota().shared().cloned() else { return false };
+        let state = self.arena.state();
+        let Some(ledger) = state.quota().shared() else { return false };
         let lacking_bytes = state.reserve_to_come().min(state.quota().own_room_bytes());
         drop(state);
         let progress = self.background.progress.lock();
@@ -351,7 +351,7 @@ impl SharedArena {
         let Some(begun) = begun else { return };
         let (pinned_bytes, _) = self.reserve_progress();
         let done_bytes = pinned_bytes.saturating_sub(begun.pinned_bytes);
-        self.log.reserve_done(done_bytes, begun.at.elapsed(), self.source.numa_node());
+        self.log.reserve_done(done_bytes, begun.at.elapsed(), self.arena.source().numa_node());
     }
 
     /// No more steps: the pool ends. Waits for the one that is being made.
@@ -372,7 +372,7 @@ impl SharedArena {
     /// Waits until all of the reserve is there, by `until`. Without a thread of the reserve, makes the steps.
     pub(in crate::engine) fn await_reserve(&self, until: Instant, now_us: u64) -> ReserveWait {
         loop {
-            if self.state.lock().reserve_to_come() == 0 {
+            if self.arena.state().reserve_to_come() == 0 {
                 return ReserveWait::Pinned;
             }
             let progress = self.background.progress.lock();
@@ -382,7 +382,7 @@ impl SharedArena {
             if Instant::now() >= until || progress.is_cancelled {
                 return ReserveWait::TimedOut;
             }
-            let is_alone = !self.config.background_thread && progress.stepper.is_none();
+            let is_alone = !self.arena.config().background_thread && progress.stepper.is_none();
             if is_alone && progress.lacks_bytes.is_none() {
                 drop(progress);
                 self.reserve_turn(now_us);
@@ -393,11 +393,56 @@ impl SharedArena {
             drop(self.background.changed.wait_until(progress, slice));
         }
     }
+
+    /// Pins `bytes` and keeps them until the end (policy-R10). Returns where they lie. A slow call.
+    pub(in crate::engine) fn add_reserve(
+        &self,
+        bytes: u64,
+        progress: &dyn Fn(u64),
+    ) -> Result<(NonNull<u8>, usize), Refusal> {
+        self.arena.add_reserve(bytes, progress, || self.refusal_for_line(bytes))
+    }
+
+    /// Whether the reserves, with the `bytes` claimed for one more, leave a get without room that waits and came before. A
+    /// get that comes now is not taken for one that could be served.
+    fn refusal_for_line(&self, bytes: u64) -> Option<Refusal> {
+        let lines = self.pools().into_iter().map(|pool| pool.waiting_bytes());
+        let short =
+            lines.into_iter().find(|line| line.iter().any(|&waiting_bytes| !self.arena.could_hold(waiting_bytes)))?;
+        let (waiting, first_bytes) = (short.len() as u64, short.first().copied().unwrap_or(0));
+        Some(Refusal::Line { needed_bytes: bytes, waiting, first_bytes })
+    }
+
+    /// Makes one step, unless another thread makes one, the pool ends, or the process does.
+    fn step(&self, now_us: u64) -> Result<Step, SourceError> {
+        // Until the step has ended: a log sink may end the pool.
+        let _deferral = diag::defer();
+        let call = MaintenanceThread::of_process().enter();
+        let mut progress = self.background.progress.lock();
+        progress.is_cancelled |= call.is_none();
+        if progress.is_cancelled || progress.stepper.is_some() {
+            return Ok(Step::NotNow);
+        }
+        progress.stepper = Some(thread::current().id());
+        drop(progress);
+        let _end = EndOfStep(&self.background);
+        self.arena.commit_step(now_us, |bytes| self.refusal_for_line(bytes))
+    }
 }
 
 impl Progress {
     /// Nothing is to be done now.
     fn is_over(&self) -> bool {
         self.is_cancelled || self.stopped.is_some() || self.lacks_bytes.is_some()
+    }
+}
+
+/// Ends a step when it is dropped, also by a panic of a log sink.
+struct EndOfStep<'arena>(&'arena BackgroundPinning);
+
+impl Drop for EndOfStep<'_> {
+    fn drop(&mut self) {
+        self.0.progress.lock().stepper = None;
+        self.0.changed.notify_all();
     }
 }

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
-use super::Reclaim;
+use super::Member;
 use crate::backend::{HeapSource, Region, Source, SourceError};
 use crate::diag::{LogSampler, PoolLog};
 use crate::stats::EvictionReason;
 // In a model another thread may run before each call.
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
+use pinpool_os::sync::process;
 
 /// A heap of discrete regions, whose releases would wait for copies or not.
 #[derive(Debug)]
@@ -56,10 +57,13 @@ unsafe impl Source for CountedHeap {
     }
 }
 
-/// A pool without idle blocks.
-pub(super) struct NoBlocks;
+/// A pool without idle blocks. Counts how often it is asked to expire some.
+#[derive(Default)]
+pub(super) struct NoBlocks {
+    pub(super) expirations: process::AtomicU64,
+}
 
-impl Reclaim for NoBlocks {
+impl Member for NoBlocks {
     fn idle_bytes(&self) -> u64 {
         0
     }
@@ -70,7 +74,9 @@ impl Reclaim for NoBlocks {
         false
     }
     fn complete_copies(&self) {}
-    fn expire_idle(&self, _now_us: u64) {}
+    fn expire_idle(&self, _now_us: u64) {
+        self.expirations.fetch_add(1, process::Ordering::Relaxed);
+    }
 }
 
 pub(super) fn log_named(name: &str) -> Arc<PoolLog> {

@@ -1,16 +1,18 @@
 //! What serves the misses of one pool: its supply, its own ceiling, and its fallback.
 //!
 //! Owns which memory goes back where. Never waits for room, and reaches idle buffers only through
-//! [`Reclaim`].
+//! [`Member`].
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::super::waiters::Beside;
-use super::CalledSource;
-use super::fallback::FallbackStats;
-use super::{Acquired, BlockMemory, Direct, Fallback, Gate, Reclaim, Refusal, SharedArena, SupplyStats};
+use super::domain::{Domain, Member};
+use super::supply::{
+    Acquired, BlockMemory, CalledSource, Direct, Fallback, FallbackStats, Gate, Refusal, SharedArena, SupplyStats,
+};
+use super::waiters::Beside;
 use crate::backend::{PageTiers, Source, SourceError};
+use crate::config::PressureSource;
 use crate::diag::PoolLog;
 use crate::ledger::SharedCeiling;
 use crate::quota::{Claim, Quota};
@@ -25,7 +27,7 @@ pub(crate) enum Supply {
     /// Preset `tensorflow`.
     Direct(Direct),
     /// Preset `adaptive`; partitions share it.
-    Shared(Arc<SharedArena>),
+    Shared(Arc<Domain>),
 }
 
 /// The supply of one pool.
@@ -78,10 +80,10 @@ impl Backing {
 
     /// The same arena under an own ceiling; `None` for a supply that cannot be shared.
     pub(in crate::engine) fn partition(&self, max_bytes: u64) -> Option<Self> {
-        let arena = self.arena()?.clone();
+        let domain = self.domain()?.clone();
         let max_bytes = Some(max_bytes);
         Some(Self {
-            supply: Supply::Shared(arena),
+            supply: Supply::Shared(domain),
             is_partition: true,
             own: Quota::inside(&self.own, max_bytes),
             reserves: Quota::inside(&self.reserves, max_bytes),
@@ -96,10 +98,19 @@ impl Backing {
         &self,
         source: CalledSource,
         log: Arc<PoolLog>,
+        pressure: &PressureSource,
     ) -> Option<Result<Self, SourceError>> {
-        let arena = self.arena()?.beside(source, log);
+        let domain = self.domain()?.beside(source, log, pressure);
         let fallback = self.fallback.as_ref().map(|fallback| fallback.partition(None));
-        Some(arena.map(|arena| Self::new(Supply::Shared(arena), fallback)))
+        Some(domain.map(|domain| Self::new(Supply::Shared(domain), fallback)))
+    }
+
+    /// The pool has closed. After the last one over an arena everything is released, now or with the last block.
+    pub(in crate::engine) fn close(&self, pool: &dyn Member, now_us: u64) {
+        match &self.supply {
+            Supply::Direct(direct) => direct.close(),
+            Supply::Shared(domain) => domain.detach(pool, now_us),
+        }
     }
 
     pub(crate) fn is_partition(&self) -> bool {
@@ -126,7 +137,7 @@ impl Backing {
     fn supply_quota(&self) -> &Arc<Quota> {
         match &self.supply {
             Supply::Direct(direct) => direct.quota(),
-            Supply::Shared(arena) => arena.quota(),
+            Supply::Shared(domain) => domain.arena().quota(),
         }
     }
 
@@ -140,12 +151,12 @@ impl Backing {
     }
 
     /// The ceiling shared with others that memory is claimed under.
-    pub(in crate::engine) fn ledger(&self) -> Option<&Arc<SharedCeiling>> {
+    pub(in crate::engine) fn ledger(&self) -> Option<Arc<SharedCeiling>> {
         self.supply_quota().shared()
     }
 
     /// Has idle memory released, on all memory nodes, until `bytes` are or nothing is idle. Returns how many were. Slow calls.
-    pub(in crate::engine) fn give_room(&self, bytes: u64, pool: &dyn Reclaim, now_us: u64) -> u64 {
+    pub(in crate::engine) fn give_room(&self, bytes: u64, pool: &dyn Member, now_us: u64) -> u64 {
         match &self.supply {
             Supply::Direct(direct) => {
                 let before_bytes = direct.stats().held_bytes;
@@ -154,20 +165,20 @@ impl Backing {
                 while given() < bytes && release_one(pool, &mut to_release) {}
                 given()
             }
-            Supply::Shared(arena) => {
-                arena.of_all_nodes().iter().fold(0, |given, arena| match bytes.saturating_sub(given) {
+            Supply::Shared(domain) => {
+                domain.of_all_nodes().iter().fold(0, |given, domain| match bytes.saturating_sub(given) {
                     0 => given,
-                    lacking_bytes => given + arena.give_room(lacking_bytes, now_us),
+                    lacking_bytes => given + domain.give_room(lacking_bytes, now_us),
                 })
             }
         }
     }
 
     /// Bytes of idle buffers and of free memory outside the reserve.
-    pub(in crate::engine) fn idle_bytes(&self, pool: &dyn Reclaim) -> u64 {
+    pub(in crate::engine) fn idle_bytes(&self, pool: &dyn Member) -> u64 {
         match &self.supply {
             Supply::Direct(_) => pool.idle_bytes(),
-            Supply::Shared(arena) => arena.of_all_nodes().iter().map(|arena| arena.idle_bytes()).sum(),
+            Supply::Shared(domain) => domain.of_all_nodes().iter().map(|domain| domain.idle_bytes()).sum(),
         }
     }
 
@@ -182,10 +193,16 @@ impl Backing {
     }
 
     #[inline]
-    pub(in crate::engine) fn arena(&self) -> Option<&Arc<SharedArena>> {
+    pub(in crate::engine) fn arena(&self) -> Option<&SharedArena> {
+        self.domain().map(|domain| domain.arena())
+    }
+
+    /// What pools over one arena share; `None` without an arena.
+    #[inline]
+    pub(in crate::engine) fn domain(&self) -> Option<&Arc<Domain>> {
         match &self.supply {
             Supply::Direct(_) => None,
-            Supply::Shared(arena) => Some(arena),
+            Supply::Shared(domain) => Some(domain),
         }
     }
 
@@ -198,7 +215,7 @@ impl Backing {
     pub(crate) fn source(&self) -> &dyn Source {
         match &self.supply {
             Supply::Direct(direct) => direct.source(),
-            Supply::Shared(arena) => arena.source(),
+            Supply::Shared(domain) => domain.arena().source(),
         }
     }
 
@@ -208,7 +225,7 @@ impl Backing {
         &self,
         class: Class,
         (now_us, until): (u64, Instant),
-        pool: &dyn Reclaim,
+        pool: &dyn Member,
         mut reuse: impl FnMut() -> Option<R>,
     ) -> Result<Acquired<R>, Refusal> {
         match &self.supply {
@@ -225,9 +242,9 @@ impl Backing {
                     }
                 }
             }
-            Supply::Shared(arena) => {
+            Supply::Shared(domain) => {
                 let own_claim = self.claim_own(class.bytes as u64, pool)?;
-                let mut acquired = arena.acquire(class, (now_us, until), pool, reuse)?;
+                let mut acquired = domain.serve(class, (now_us, until), pool, reuse)?;
                 if let Acquired::New(BlockMemory::Carved { claim, .. }) = &mut acquired {
                     *claim = Some(own_claim.held());
                 }
@@ -237,7 +254,7 @@ impl Backing {
     }
 
     /// Claims `bytes` under the pool's own ceiling, where its own idle blocks make room.
-    fn claim_own(&self, bytes: u64, pool: &dyn Reclaim) -> Result<Claim, Refusal> {
+    fn claim_own(&self, bytes: u64, pool: &dyn Member) -> Result<Claim, Refusal> {
         let mut to_release = None;
         loop {
             match self.own.claim(bytes) {
@@ -265,7 +282,7 @@ impl Backing {
     }
 
     /// Claims `bytes` under all ceilings for memory that is held beside the blocks.
-    pub(in crate::engine) fn claim_outside(&self, bytes: u64, pool: &dyn Reclaim) -> Result<OutsideClaim, Refusal> {
+    pub(in crate::engine) fn claim_outside(&self, bytes: u64, pool: &dyn Member) -> Result<OutsideClaim, Refusal> {
         let refused = |over| Refusal::Over { needed_bytes: bytes, over };
         let own =
             if self.is_partition { self.claim_own(bytes, pool)? } else { self.own.claim(bytes).map_err(refused)? };
@@ -277,7 +294,7 @@ impl Backing {
     pub(in crate::engine) fn room_for_outside(&self, bytes: u64) -> Option<u64> {
         let (max_bytes, others) = match &self.supply {
             Supply::Direct(direct) => (direct.quota().max_bytes(), 0),
-            Supply::Shared(arena) => (arena.quota().max_bytes(), arena.claimed_by_others()),
+            Supply::Shared(domain) => (domain.arena().quota().max_bytes(), domain.arena().claimed_by_others()),
         };
         Some(max_bytes?.saturating_sub(bytes).saturating_sub(others))
     }
@@ -295,8 +312,8 @@ impl Backing {
     /// Memory leaves the pool, to the arena or to the system. Logs a failure. A slow call.
     pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64, log: &PoolLog) {
         let released = match (memory, &self.supply) {
-            (BlockMemory::Carved { ptr, bytes, claim, .. }, Supply::Shared(arena)) => {
-                arena.give(ptr, bytes, now_us);
+            (BlockMemory::Carved { ptr, bytes, claim, .. }, Supply::Shared(domain)) => {
+                domain.arena().give(ptr, bytes, now_us);
                 drop(claim);
                 Ok(())
             }
@@ -320,9 +337,9 @@ impl Backing {
     pub(in crate::engine) fn could_hold(&self, class: Class) -> bool {
         match &self.supply {
             Supply::Direct(direct) => self.own.could_hold(direct.held_bytes(class.bytes)),
-            Supply::Shared(arena) => {
+            Supply::Shared(domain) => {
                 let bytes = class.bytes as u64;
-                self.own.could_hold(bytes) && arena.could_hold(bytes)
+                self.own.could_hold(bytes) && domain.arena().could_hold(bytes)
             }
         }
     }
@@ -333,7 +350,7 @@ impl Backing {
     pub(in crate::engine) fn beside(&self, first: Class, class: Class) -> Beside {
         let room_bytes = match &self.supply {
             Supply::Direct(direct) => direct.room_beside_bytes(first.bytes),
-            Supply::Shared(arena) => arena.room_beside_bytes(first.bytes as u64, self.own.max_bytes()),
+            Supply::Shared(domain) => domain.arena().room_beside_bytes(first.bytes as u64, self.own.max_bytes()),
         };
         Beside { room_bytes, needed_bytes: self.beside_bytes(class) }
     }
@@ -342,7 +359,7 @@ impl Backing {
     pub(in crate::engine) fn beside_bytes(&self, class: Class) -> u64 {
         match &self.supply {
             Supply::Direct(direct) => direct.held_bytes(class.bytes),
-            Supply::Shared(arena) => arena.touched_bytes(class.bytes as u64),
+            Supply::Shared(domain) => domain.arena().touched_bytes(class.bytes as u64),
         }
     }
 
@@ -355,7 +372,7 @@ impl Backing {
     pub(in crate::engine) fn stats(&self) -> SupplyStats {
         match &self.supply {
             Supply::Direct(direct) => direct.stats(),
-            Supply::Shared(arena) => arena.stats(),
+            Supply::Shared(domain) => domain.stats(),
         }
     }
 
@@ -363,7 +380,7 @@ impl Backing {
     pub(in crate::engine) fn calls(&self) -> SourceCalls {
         match &self.supply {
             Supply::Direct(direct) => direct.calls(),
-            Supply::Shared(arena) => arena.calls(),
+            Supply::Shared(domain) => domain.arena().calls(),
         }
     }
 
@@ -398,7 +415,7 @@ impl Backing {
 
 /// Releases the block that has been idle longest; at most as many as are idle at the first call, whatever other threads
 /// put back meanwhile.
-fn release_one(pool: &dyn Reclaim, to_release: &mut Option<u64>) -> bool {
+fn release_one(pool: &dyn Member, to_release: &mut Option<u64>) -> bool {
     let left = to_release.get_or_insert_with(|| pool.idle_buffers());
     let is_left = *left > 0;
     *left = left.saturating_sub(1);

@@ -6,16 +6,19 @@ use std::time::Instant;
 
 use loom::thread;
 
-use super::super::{Acquired, BlockMemory};
 use super::fixtures::{CountedHeap, NoBlocks, log_named};
 use super::*;
+use crate::arena::{ArenaPtr, Retention};
+use crate::config::PressureSource;
+use crate::engine::supply::{Acquired, BlockMemory, Refusal, SharedArenaConfig};
+use crate::quota::Quota;
 use crate::size_class::Rounding;
 
 const BUFFER_BYTES: u64 = 4096;
 
 /// An arena of discrete regions with its source and one pool.
 struct Model {
-    arena: SharedArena,
+    domain: Domain,
     source: Arc<CountedHeap>,
     pool: Arc<NoBlocks>,
 }
@@ -30,22 +33,23 @@ impl Model {
             retention: Retention::default(),
             drain_at_most: None,
         };
+        let log = log_named("model");
         let arena = SharedArena::new(
             CalledSource::new(source.clone(), None),
-            Quota::new(Some(max_bytes)),
+            Quota::new(Some(max_bytes)).nothing(),
             config,
             log_named("model"),
         );
-        let arena = arena.unwrap();
-        let pool = Arc::new(NoBlocks);
+        let domain = Domain::new(arena.unwrap(), log, &PressureSource::Off);
+        let pool = Arc::new(NoBlocks::default());
         let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
-        arena.attach(attached);
-        Arc::new(Self { arena, source, pool })
+        domain.attach(attached);
+        Arc::new(Self { domain, source, pool })
     }
 
     fn get(&self) -> Option<(ArenaPtr, u64)> {
         let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
-        let acquired = self.arena.acquire(class, (0, Instant::now()), &*self.pool, || None::<()>);
+        let acquired = self.domain.serve(class, (0, Instant::now()), &*self.pool, || None::<()>);
         match acquired {
             Ok(Acquired::New(BlockMemory::Carved { ptr, bytes, .. })) => Some((ptr, bytes)),
             refused => {
@@ -56,15 +60,15 @@ impl Model {
     }
 
     fn put(&self, (ptr, bytes): (ArenaPtr, u64)) {
-        self.arena.give(ptr, bytes, 0);
+        self.domain.arena.give(ptr, bytes, 0);
     }
 
     fn release_all(&self) {
-        self.arena.release_down_to(0, 0).unwrap();
+        self.domain.release_down_to(0, 0).unwrap();
     }
 
     fn end(&self) {
-        self.arena.detach(&*self.pool, 0);
+        self.domain.detach(&*self.pool, 0);
         assert_eq!(self.source.released(), self.source.acquired(), "all is released when the end returns");
     }
 }
@@ -80,7 +84,7 @@ fn model(max_buffers: u64, prepare: fn(&Model), other: fn(&Model), here: fn(&Mod
         let beside = thread::spawn(move || other(&beside));
         here(&model);
         beside.join().unwrap();
-        if model.arena.state.lock().is_unused() {
+        if model.domain.arena.state().is_unused() {
             assert_eq!(model.source.released(), model.source.acquired());
         } else {
             model.end();

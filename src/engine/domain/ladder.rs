@@ -1,0 +1,247 @@
+//! The order of attempts of a get that missed, as a function of what was seen.
+//!
+//! ```text
+//!  own idle blocks and holes would do ─▶ release the oldest of the pool                                  (policy-R6)
+//!  a plan ─▶ carry it out ─refused─▶ once more: for this one buffer, or out of what is committed
+//!  granules in transit ─▶ wait for their plan
+//!  no room ─▶ sweep copies ─▶ release the oldest of any pool ─▶ ask other memory nodes ─▶ drain ─▶ refuse (policy-R8)
+//! ```
+//!
+//! Knows no memory, and calls nothing. After every rung but the last the get looks at the memory again.
+//!
+//! - ladder-I1: no more blocks are released than were idle when the climb began, or when copies were swept for the first time,
+//!   or drained. Other memory nodes are asked once, and copies are drained once. So a climb ends, whatever other threads put
+//!   back meanwhile.
+//! - ladder-I2: a get is refused for lack of room only after a sweep, and with no idle block left that would help.
+
+/// What a round of a climb saw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// Neither a hole nor an idle block of the size. Whether idle blocks of the pool and the holes together make one up.
+    NoHole { is_covered: bool },
+    /// The ceilings leave no room for a plan, or the addresses. Whether memory is in transit.
+    NoPlan { in_transit: bool },
+    /// Copies were swept. Whether the idle blocks of all pools make up what is lacking, and whether memory is free that may be
+    /// released only when no copy is in flight.
+    Swept { idle_blocks: u64, is_enough: bool, is_held_by_copies: bool },
+    /// The source refused a plan. Whether that was for more than this buffer.
+    Refused { was_larger: bool },
+}
+
+/// The next attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rung {
+    /// Release the block of the pool that has been idle longest, and look again.
+    ReleaseOwn,
+    /// Commit or move memory by a plan.
+    Plan,
+    /// Wait until a plan of another thread is settled, and look again.
+    Wait,
+    /// Put back blocks whose copies are over.
+    Sweep,
+    /// Release the block of any pool that has been idle longest, and look again.
+    ReleaseAny,
+    /// Have the other memory nodes release idle memory, and look again if they did.
+    AskNodes,
+    /// Wait for copies, behind which regions can be released, and look again.
+    Drain,
+    /// Look again.
+    Retry,
+    /// There is no memory.
+    Refuse,
+}
+
+/// A climb.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ladder {
+    /// Idle blocks that may still be released.
+    to_release: u64,
+    has_swept: bool,
+    has_asked_nodes: bool,
+    has_drained: bool,
+    /// The source has refused more than this one buffer.
+    is_one_buffer: bool,
+    /// The source has refused this one buffer: only committed memory can help.
+    is_refused: bool,
+}
+
+impl Ladder {
+    pub(super) fn new(idle_blocks: u64) -> Self {
+        Self {
+            to_release: idle_blocks,
+            has_swept: false,
+            has_asked_nodes: false,
+            has_drained: false,
+            is_one_buffer: false,
+            is_refused: false,
+        }
+    }
+
+    /// Whether a plan is to be for this one buffer alone.
+    pub(super) fn is_one_buffer(&self) -> bool {
+        self.is_one_buffer
+    }
+
+    /// Whether a plan may commit memory.
+    pub(super) fn may_commit(&self) -> bool {
+        !self.is_refused
+    }
+
+    /// What to do about what was `seen`.
+    pub(super) fn next(&mut self, seen: Seen) -> Rung {
+        match seen {
+            Seen::NoHole { is_covered: true } if self.to_release > 0 => {
+                self.to_release -= 1;
+                Rung::ReleaseOwn
+            }
+            Seen::NoHole { .. } => Rung::Plan,
+            Seen::NoPlan { in_transit: true } => Rung::Wait,
+            Seen::NoPlan { in_transit: false } => Rung::Sweep,
+            Seen::Swept { idle_blocks, is_enough, is_held_by_copies } => {
+                if !std::mem::replace(&mut self.has_swept, true) {
+                    self.to_release = idle_blocks;
+                }
+                if self.to_release > 0 && is_enough {
+                    self.to_release -= 1;
+                    Rung::ReleaseAny
+                } else if !std::mem::replace(&mut self.has_asked_nodes, true) {
+                    Rung::AskNodes
+                } else if is_held_by_copies && !std::mem::replace(&mut self.has_drained, true) {
+                    Rung::Drain
+                } else {
+                    Rung::Refuse
+                }
+            }
+            // Two attempts are enough: what other threads put back meanwhile is found by waiting in line.
+            Seen::Refused { .. } if self.is_refused => Rung::Refuse,
+            Seen::Refused { was_larger: true } if !self.is_one_buffer => {
+                self.is_one_buffer = true;
+                Rung::Retry
+            }
+            Seen::Refused { .. } => {
+                self.is_refused = true;
+                Rung::Retry
+            }
+        }
+    }
+
+    /// Copies were drained, and so many blocks are idle now.
+    pub(super) fn drained(&mut self, idle_blocks: u64) {
+        self.to_release = idle_blocks;
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Every climb of every length over every answer, from up to two idle blocks.
+    fn sweep(ladder: Ladder, visit: &mut impl FnMut(Ladder, Seen, Rung, Ladder)) {
+        let (mut known, mut next) = (BTreeSet::new(), vec![ladder]);
+        while let Some(ladder) = next.pop() {
+            if !known.insert(format!("{ladder:?}")) {
+                continue;
+            }
+            for seen in all_seen() {
+                let mut after = ladder;
+                let rung = after.next(seen);
+                visit(ladder, seen, rung, after);
+                if rung == Rung::Drain {
+                    after.drained(2);
+                }
+                if rung != Rung::Refuse {
+                    next.push(after);
+                }
+            }
+        }
+    }
+
+    fn all_seen() -> Vec<Seen> {
+        let flags = [false, true];
+        let mut seen = flags.map(|is_covered| Seen::NoHole { is_covered }).to_vec();
+        seen.extend(flags.map(|in_transit| Seen::NoPlan { in_transit }));
+        seen.extend(flags.map(|was_larger| Seen::Refused { was_larger }));
+        for idle_blocks in 0..3 {
+            for is_enough in flags {
+                seen.extend(flags.map(|is_held_by_copies| Seen::Swept { idle_blocks, is_enough, is_held_by_copies }));
+            }
+        }
+        seen
+    }
+
+    /// What a climb has left before it ends: each part only falls, but for the blocks that a first sweep or a drain finds.
+    fn left(ladder: &Ladder) -> (bool, bool, u64, bool, bool, bool) {
+        let &Ladder { to_release, has_swept, has_asked_nodes, has_drained, is_one_buffer, is_refused } = ladder;
+        (!has_drained, !has_swept, to_release, !has_asked_nodes, !is_one_buffer, !is_refused)
+    }
+
+    #[test]
+    fn every_rung_but_a_plan_and_a_wait_uses_something_up() {
+        for idle_blocks in 0..3 {
+            sweep(Ladder::new(idle_blocks), &mut |before, seen, rung, after| {
+                let is_free = matches!(rung, Rung::Plan | Rung::Wait | Rung::Sweep | Rung::Refuse);
+                assert!(is_free || left(&after) < left(&before), "{before:?} {seen:?} {rung:?} {after:?}");
+            });
+        }
+    }
+
+    #[test]
+    fn what_is_given_back_is_never_more_than_was_idle() {
+        sweep(Ladder::new(2), &mut |before, seen, rung, after| match rung {
+            Rung::ReleaseOwn => assert_eq!(after.to_release + 1, before.to_release, "{seen:?}"),
+            Rung::ReleaseAny => {
+                let Seen::Swept { idle_blocks, is_enough, .. } = seen else { panic!("{seen:?}") };
+                let had = if before.has_swept { before.to_release } else { idle_blocks };
+                assert_eq!((after.to_release + 1, is_enough), (had, true));
+            }
+            _ => {}
+        });
+    }
+
+    #[test]
+    fn a_get_is_refused_for_lack_of_room_when_nothing_else_is_left() {
+        let mut refusals = 0;
+        sweep(Ladder::new(1), &mut |before, seen, rung, after| {
+            if rung != Rung::Refuse {
+                return;
+            }
+            refusals += 1;
+            match seen {
+                Seen::Swept { is_enough, is_held_by_copies, .. } => {
+                    assert!(!is_enough || after.to_release == 0, "{before:?}");
+                    assert!(before.has_asked_nodes && (!is_held_by_copies || before.has_drained), "{before:?}");
+                }
+                Seen::Refused { .. } => assert!(before.is_refused),
+                _ => panic!("{seen:?}"),
+            }
+        });
+        assert!(refusals > 4);
+    }
+
+    #[test]
+    fn own_blocks_come_before_a_plan_and_those_of_others_after_a_sweep() {
+        let mut ladder = Ladder::new(1);
+        assert_eq!(ladder.next(Seen::NoHole { is_covered: true }), Rung::ReleaseOwn);
+        assert_eq!(ladder.next(Seen::NoHole { is_covered: true }), Rung::Plan);
+        assert_eq!(ladder.next(Seen::NoPlan { in_transit: false }), Rung::Sweep);
+        let swept = |idle_blocks, is_enough| Seen::Swept { idle_blocks, is_enough, is_held_by_copies: true };
+        assert_eq!(ladder.next(swept(1, true)), Rung::ReleaseAny);
+        assert_eq!(ladder.next(swept(1, true)), Rung::AskNodes);
+        assert_eq!(ladder.next(swept(1, false)), Rung::Drain);
+        ladder.drained(1);
+        assert_eq!(ladder.next(swept(0, true)), Rung::ReleaseAny);
+        assert_eq!(ladder.next(swept(0, true)), Rung::Refuse);
+    }
+
+    #[test]
+    fn a_refusal_of_more_than_a_buffer_leaves_two_attempts() {
+        let mut ladder = Ladder::new(0);
+        assert_eq!(ladder.next(Seen::Refused { was_larger: true }), Rung::Retry);
+        assert!(ladder.is_one_buffer() && ladder.may_commit());
+        assert_eq!(ladder.next(Seen::Refused { was_larger: false }), Rung::Retry);
+        assert!(!ladder.may_commit());
+        assert_eq!(ladder.next(Seen::Refused { was_larger: false }), Rung::Refuse);
+    }
+}

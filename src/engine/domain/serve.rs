@@ -1,0 +1,204 @@
+//! Memory for a get that missed: carries out the rungs of the ladder until there is some, or none can be had.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::ladder::{Ladder, Rung, Seen};
+use super::{Domain, Member};
+use crate::arena::GrowthLimits;
+use crate::backend::SourceError;
+use crate::diag;
+use crate::engine::supply::{Acquired, ArenaState, Refusal};
+use crate::quota::{Over, Room};
+use crate::size_class::Class;
+use crate::stats::EvictionReason;
+use pinpool_os::sync::MutexGuard;
+
+/// Longest commit while copies are pending: registering this much delays other threads' enqueues by half a millisecond.
+const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
+
+/// Why a climb has found no memory so far.
+#[derive(Debug)]
+struct Why {
+    /// What the ceilings left at the last plan.
+    room: Room,
+    /// A claim of the last plan was refused.
+    over: Option<Over>,
+    /// The source refused.
+    source: Option<SourceError>,
+}
+
+impl Domain {
+    /// Memory for `class`, whole pages, or what `reuse` found meanwhile. May call the source; waits for such calls of other
+    /// threads no longer than `until`.
+    pub(in crate::engine) fn serve<R>(
+        &self,
+        class: Class,
+        (now_us, until): (u64, Instant),
+        pool: &dyn Member,
+        reuse: impl FnMut() -> Option<R>,
+    ) -> Result<Acquired<R>, Refusal> {
+        let bytes = class.bytes as u64;
+        let (memory, recurs) = self.arena.serve_miss(bytes, now_us);
+        if let Some(memory) = memory {
+            return Ok(Acquired::New(memory));
+        }
+        if !recurs {
+            self.arena.note_scattered(bytes, pool.idle_bytes(), now_us);
+        }
+        // A request that can never fit is no reason to release idle blocks.
+        if !self.arena.could_hold(bytes) {
+            return Err(self.no_space(bytes, Room::UNLIMITED));
+        }
+        let _first = self.before_reserve();
+        let pools = self.pools();
+        // Fences are queried under no lock.
+        self.arena.gate().complete_copies();
+        self.climb(bytes, (now_us, until), (pool, &pools), reuse)
+    }
+
+    fn climb<R>(
+        &self,
+        bytes: u64,
+        (now_us, until): (u64, Instant),
+        (pool, pools): (&dyn Member, &[Arc<dyn Member>]),
+        mut reuse: impl FnMut() -> Option<R>,
+    ) -> Result<Acquired<R>, Refusal> {
+        let arena = &self.arena;
+        let mut ladder = Ladder::new(idle_buffers(pool, pools));
+        let mut why = Why { room: Room::UNLIMITED, over: None, source: None };
+        // Outlives the closed gate: behind it copies are swept, and their puts may log or call a listener.
+        let mut deferral = None;
+        let mut closed_late = None;
+        'climb: loop {
+            let idle_bytes = pool.idle_bytes();
+            let mut state = arena.state();
+            if let Some(memory) = state.carve(bytes) {
+                return Ok(Acquired::New(memory));
+            }
+            // Each round may have waited, and a put may have come meanwhile.
+            if let Some(reused) = reuse() {
+                return Ok(Acquired::Reused(reused));
+            }
+            let is_covered = idle_bytes > 0 && state.could_cover(bytes, idle_bytes);
+            if ladder.next(Seen::NoHole { is_covered }) == Rung::ReleaseOwn {
+                drop(state);
+                // If another thread was faster, the next round sees what is left.
+                pool.release_oldest(EvictionReason::Reclaimed);
+                continue;
+            }
+            // Regions are released only behind the closed gate, which opens again at once unless the plan releases one.
+            let closed = closed_late.take().or_else(|| arena.gate().close());
+            // Nor while another thread's acquisition would be waited for.
+            let closed = closed.filter(|_| !arena.is_acquiring());
+            why.room = state.room_for(arena.grown_bytes(bytes));
+            let limits = self.limits(&state, &ladder, why.room, closed.is_some(), now_us);
+            let no_space = match state.plan_growth(bytes, limits) {
+                Ok(plan) => {
+                    let was_larger = plan.surplus_bytes() > 0;
+                    match arena.grow(state, plan, bytes, closed, (now_us, until)) {
+                        Ok(memory) => {
+                            if ladder.is_one_buffer() {
+                                arena.note_smaller_region();
+                            }
+                            let no_address =
+                                || Refusal::Source(SourceError::new("arena", "a place without an address"));
+                            return memory.map(Acquired::New).ok_or_else(no_address);
+                        }
+                        Err(error) => {
+                            if ladder.next(Seen::Refused { was_larger }) == Rung::Refuse {
+                                return Err(Refusal::Source(error));
+                            }
+                            why.source = (!ladder.may_commit()).then_some(error);
+                            continue;
+                        }
+                    }
+                }
+                Err((no_space, over)) => {
+                    why.over = over;
+                    no_space
+                }
+            };
+            if ladder.next(Seen::NoPlan { in_transit: no_space.transit_bytes > 0 }) == Rung::Wait {
+                drop(closed);
+                if !arena.wait_settled(state, until) {
+                    return Err(self.refusal(bytes, why));
+                }
+                continue;
+            }
+            let lacking_bytes = lacking_bytes(&state, arena.held_bytes(bytes), limits);
+            let is_held_by_copies = closed.is_none() && state.arena().stats().idle_bytes > 0;
+            drop(closed);
+            drop(state);
+            // Copies of pools that nobody uses at the moment may be over; what they used is idle then.
+            pools.iter().for_each(|pool| pool.complete_copies());
+            let idle_bytes: u64 = pools.iter().map(|pool| pool.idle_bytes()).sum();
+            let is_enough = idle_bytes > 0 && idle_bytes >= lacking_bytes;
+            let seen = Seen::Swept { idle_blocks: idle_buffers(pool, pools), is_enough, is_held_by_copies };
+            loop {
+                match ladder.next(seen) {
+                    Rung::ReleaseAny => {
+                        release_oldest(pool, pools);
+                        continue 'climb;
+                    }
+                    Rung::AskNodes if self.ask_other_nodes(bytes, now_us) => continue 'climb,
+                    Rung::AskNodes => {}
+                    Rung::Drain => {
+                        deferral.get_or_insert_with(diag::defer);
+                        closed_late = self.close_late(until);
+                        ladder.drained(idle_buffers(pool, pools));
+                        continue 'climb;
+                    }
+                    _ => return Err(self.refusal(bytes, why)),
+                }
+            }
+        }
+    }
+
+    /// Why a climb for `bytes` has ended.
+    fn refusal(&self, bytes: u64, why: Why) -> Refusal {
+        match why {
+            Why { source: Some(error), .. } => Refusal::Source(error),
+            Why { over: Some(over), .. } => Refusal::Over { needed_bytes: bytes, over },
+            Why { room, .. } => self.no_space(bytes, room),
+        }
+    }
+
+    fn no_space(&self, bytes: u64, room: Room) -> Refusal {
+        self.arena.no_space(bytes, self.pools().iter().map(|pool| pool.idle_bytes()).sum(), room)
+    }
+
+    fn limits(&self, state: &ArenaState, ladder: &Ladder, room: Room, at_rest: bool, now_us: u64) -> GrowthLimits {
+        let commit_bytes = match (ladder.may_commit(), self.arena.may_grow()) {
+            (false, _) => 0,
+            (true, true) => room.bytes(),
+            // What of the reserve is still to come.
+            (true, false) => room.bytes().min(state.reserve_to_come()),
+        };
+        let (step_bytes, largest_bytes) = match (ladder.is_one_buffer(), at_rest) {
+            (true, _) => (0, 0),
+            (false, true) => (u64::MAX, state.largest_missed_bytes(now_us)),
+            (false, false) => (STEP_BESIDE_COPIES_BYTES, state.largest_missed_bytes(now_us)),
+        };
+        let over_bytes = self.arena.quota().over_bytes();
+        GrowthLimits { commit_bytes, over_bytes, may_decommit_regions: at_rest, step_bytes, largest_bytes }
+    }
+}
+
+/// What idle blocks would have to make up for `needed_bytes`. With a region goes what the source adds to it.
+fn lacking_bytes(state: &MutexGuard<'_, ArenaState>, needed_bytes: u64, limits: GrowthLimits) -> u64 {
+    let arena = state.arena().stats();
+    let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
+    needed_bytes.saturating_sub(available_bytes)
+}
+
+/// Idle blocks of all pools. `pool` is one of them, unless it is closing.
+fn idle_buffers(pool: &dyn Member, pools: &[Arc<dyn Member>]) -> u64 {
+    pools.iter().map(|other| other.idle_buffers()).sum::<u64>().max(pool.idle_buffers())
+}
+
+/// Releases the oldest idle block: of `pool`, else of another.
+fn release_oldest(pool: &dyn Member, pools: &[Arc<dyn Member>]) {
+    let mut all = std::iter::once(pool).chain(pools.iter().map(|other| &**other));
+    let _is_released = all.any(|other| other.release_oldest(EvictionReason::Reclaimed));
+}

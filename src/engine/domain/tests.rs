@@ -1,0 +1,92 @@
+//! Ticks of many pools, and the end of a domain.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+use super::fixtures::{CountedHeap, NoBlocks, log_named};
+use super::*;
+use crate::arena::Retention;
+use crate::config::PressureSource;
+use crate::engine::supply::{Acquired, BlockMemory, SharedArenaConfig};
+use crate::quota::Quota;
+use crate::size_class::Rounding;
+use pinpool_os::sync::process::Ordering;
+
+static LEFT_PINNED: AtomicU64 = AtomicU64::new(0);
+
+/// Counts the lines about memory that stays. No other test of this binary has a logger.
+struct CountingLog;
+
+impl log::Log for CountingLog {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+    fn log(&self, record: &log::Record<'_>) {
+        let is_ours = record.args().to_string().starts_with("[closing test] closing: ");
+        LEFT_PINNED.fetch_add(u64::from(is_ours), Ordering::Relaxed);
+    }
+    fn flush(&self) {}
+}
+
+fn domain(source: Arc<CountedHeap>, name: &str) -> Domain {
+    let config = SharedArenaConfig {
+        may_grow: true,
+        pin_threads: 1,
+        background_thread: false,
+        retention: Retention::default(),
+        drain_at_most: None,
+    };
+    let log = log_named(name);
+    let arena =
+        SharedArena::new(CalledSource::new(source, None), Quota::new(None).nothing(), config, log.clone()).unwrap();
+    Domain::new(arena, log, &PressureSource::Off)
+}
+
+/// Each of 512 pools ticks every ten milliseconds. If each of them looked at all others, that would be 262,144 looks.
+#[test]
+fn ticks_cost_each_pool_two_looks_however_many_share_an_arena() {
+    const POOLS: u64 = 512;
+    let domain = Arc::new(domain(Arc::new(CountedHeap::new(false)), "ticks"));
+    let pools: Vec<_> = (0..POOLS).map(|_| Arc::new(NoBlocks::default())).collect();
+    for pool in &pools {
+        let attached: Weak<NoBlocks> = Arc::downgrade(pool);
+        domain.attach(attached);
+    }
+    let looks = || pools.iter().map(|pool| pool.expirations.load(Ordering::Relaxed)).sum::<u64>();
+    for (round, now_us) in (1..4).map(|round| (round, round * 10_000)) {
+        let leaders = pools.iter().filter(|pool| domain.tick(&***pool, now_us, || ())).count();
+        assert_eq!(leaders, 1);
+        assert_eq!(looks(), round * (2 * POOLS - 1));
+    }
+    // A pool that is not in use is looked at with the others.
+    assert!(pools.iter().all(|pool| pool.expirations.load(Ordering::Relaxed) >= 3));
+    pools.iter().for_each(|pool| domain.detach(&**pool, 0));
+}
+
+#[test]
+fn memory_is_said_to_stay_only_if_it_does() {
+    let _ = log::set_logger(&CountingLog).map(|()| log::set_max_level(log::LevelFilter::Error));
+    for is_leaked in [false, true] {
+        let source = Arc::new(CountedHeap::new(true));
+        let domain = domain(source.clone(), "closing test");
+        let pool = Arc::new(NoBlocks::default());
+        let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
+        domain.attach(attached);
+        let class = Rounding::Eighths.class(4096, 4096).unwrap();
+        let acquired = domain.serve(class, (0, Instant::now()), &*pool, || None::<()>).unwrap();
+        let Acquired::New(BlockMemory::Carved { ptr, bytes, .. }) = acquired else { panic!("carved") };
+        let copy = domain.arena.gate().begin_copy();
+        // The pool closes while another thread, which has seen the copy to be over, has not yet counted that.
+        domain.detach(&*pool, 0);
+        if is_leaked {
+            std::mem::forget(copy);
+            domain.arena.gate().note_leak();
+            domain.detach(&*pool, 0);
+            assert_eq!((LEFT_PINNED.load(Ordering::Relaxed), source.released()), (1, 0));
+        } else {
+            drop(copy);
+            domain.arena.give(ptr, bytes, 0);
+            assert_eq!((LEFT_PINNED.load(Ordering::Relaxed), source.released()), (0, 1));
+        }
+    }
+}
