@@ -17,7 +17,7 @@
 //!
 //! - quota-I1: `claimed` is the sum of all live claims and of those kept forever, those of inner quotas included. A claim that
 //!   would raise it over `max` is refused, by the first level that lacks the room, and claims nothing. So the sum is at most
-//!   `max`, unless `max` was lowered meanwhile or a claim was corrected.
+//!   `max`, unless `max` was lowered meanwhile.
 //! - quota-I2: a claim is returned exactly once, by its drop.
 //! - quota-I3: `held` and its peak count memory that is there, and no claim whose memory was refused.
 
