@@ -126,6 +126,10 @@ impl Grid {
     /// The whole granules of `whole` that `part` of it touches. Freeing `part`, so that it merges into `whole`, makes them
     /// idle; taking `part` out of `whole` ends that.
     pub(super) fn granules_decided(self, whole: Extent, part: Extent) -> Option<Extent> {
+        // Most holes are shorter than any granule.
+        if whole.bytes() < self.sizes.zone_at(0).granule_bytes {
+            return None;
+        }
         let start = self.up(whole.start).max(self.down(part.start));
         let end = self.down(whole.end).min(self.up(part.end));
         Extent::between(start, end)

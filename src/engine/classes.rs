@@ -7,8 +7,6 @@
 //!
 //! Misses and releases come here, hits and the puts that keep a buffer do not. The lock is held for a look-up.
 
-use std::collections::BTreeMap;
-
 use crate::size_class::Class;
 use crate::stats::{ClassStats, EvictionReason, EvictionReasons, MissReason, MissReasons};
 use pinpool_os::sync::plain::Mutex;
@@ -22,7 +20,8 @@ pub(super) struct Classes(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    rows: BTreeMap<usize, ClassStats>,
+    /// By bytes, the smallest first.
+    rows: Vec<ClassStats>,
     /// When there are this many, those without a buffer are forgotten.
     prune_at: usize,
     totals: ClassTotals,
@@ -80,18 +79,24 @@ impl Classes {
     }
 
     /// By bytes, the smallest first; which are in flight is not known here.
-    pub(super) fn rows(&self) -> Vec<(usize, ClassStats)> {
-        self.0.lock().rows.iter().map(|(&bytes, &counts)| (bytes, counts)).collect()
+    pub(super) fn rows(&self) -> Vec<ClassStats> {
+        self.0.lock().rows.clone()
     }
 }
 
 impl Table {
     fn row(&mut self, class_bytes: usize) -> &mut ClassStats {
-        if self.rows.len() >= self.prune_at.max(CLASSES_MAX) && !self.rows.contains_key(&class_bytes) {
-            self.rows.retain(|_, row| row.buffers > 0);
-            self.prune_at = 2 * self.rows.len();
-        }
-        let row = ClassStats { class_bytes: class_bytes as u64, ..ClassStats::default() };
-        self.rows.entry(class_bytes).or_insert(row)
+        let class_bytes = class_bytes as u64;
+        let found = self.rows.binary_search_by_key(&class_bytes, |row| row.class_bytes);
+        let at = found.unwrap_or_else(|mut at| {
+            if self.rows.len() >= self.prune_at.max(CLASSES_MAX) {
+                self.rows.retain(|row| row.buffers > 0);
+                self.prune_at = 2 * self.rows.len();
+                at = self.rows.partition_point(|row| row.class_bytes < class_bytes);
+            }
+            self.rows.insert(at, ClassStats { class_bytes, ..ClassStats::default() });
+            at
+        });
+        &mut self.rows[at]
     }
 }

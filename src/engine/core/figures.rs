@@ -21,7 +21,8 @@ impl Core {
             *in_flight.entry(block.class_bytes()).or_default() += u64::from(block.adopted().is_none());
         });
         let counted = self.stock.classes().rows().into_iter();
-        let row = |(bytes, counted): (usize, ClassStats)| {
+        let row = |counted: ClassStats| {
+            let bytes = usize::try_from(counted.class_bytes).unwrap_or(usize::MAX);
             let in_flight = in_flight.remove(&bytes).unwrap_or(0);
             let idle = self.stock.idle().count_of(Class { bytes, index: plain_eighths_index(bytes) });
             // Saturating: buffers come and go between the readings.

@@ -49,9 +49,9 @@ impl Core {
     /// Reads the clock and returns the time. Does what has been due for `patience_us`; that may be slow calls.
     pub(super) fn tick_after(&self, patience_us: u64) -> u64 {
         let now_us = self.now_us();
+        let Some(mut tick) = self.maintenance.begin_tick(now_us, patience_us) else { return now_us };
         // Until the tick has ended: a log sink may call the pool.
         let _deferral = diag::defer();
-        let Some(mut tick) = self.maintenance.begin_tick(now_us, patience_us) else { return now_us };
         if let Some(thread) = self.thread.filter(|_| patience_us > 0) {
             self.log.no_thread(thread.note_late());
         }
