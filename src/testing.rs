@@ -5,7 +5,7 @@
 //! | [`ManualClock`] | the time of a pool, moved by hand ([`PoolBuilder::clock`](crate::PoolBuilder::clock)) |
 //! | [`look`], [`prepare_step`] | what the maintenance thread of a pool does, one step after the other |
 //! | [`short_path`] | which path a get takes |
-//! | [`parse`] | parsers of files that others write |
+//! | [`setting`], [`page_tiers`] | the value of a variable in a pool; what an smaps file says of some addresses |
 //! | [`arena`], [`thread_cache`] | two parts, to be measured alone; they change without notice |
 //!
 //! Scripted failures and the contract of back-ends are in the crate `pinpool-testing`.
@@ -14,13 +14,24 @@
 pub mod arena {
     pub use crate::arena::*;
 }
-pub mod parse;
 pub mod short_path;
 
 pub use crate::engine::ManualClock;
 pub use crate::engine::idle::thread_cache;
 
+use crate::backend::PageTiers;
+use crate::config::env;
 use crate::pool::Pool;
+
+/// The value that the variable `name` would have in a pool with the settings of `pool`.
+pub fn setting(pool: &Pool, name: &str) -> String {
+    env::values(pool.config()).find(|(found, _)| found == name).map(|(_, value)| value).unwrap_or_default()
+}
+
+/// The pages behind `len_bytes` addresses from `start`, as the text of an smaps file says.
+pub fn page_tiers(smaps: &str, start: usize, len_bytes: usize) -> PageTiers {
+    PageTiers::in_smaps(smaps, start, len_bytes)
+}
 
 /// Completes copies and does what is due by the pool's clock, as its maintenance thread does when it wakes. Prepares no memory.
 pub fn look(pool: &Pool) {

@@ -254,21 +254,7 @@ pub struct VariableReport {
     pub default: String,
     /// What it does.
     pub meaning: &'static str,
-    /// Whether it is one of the few that most programs need.
-    pub is_common: bool,
 }
-
-/// The variables that most programs need.
-const COMMON: [&str; 8] = [
-    "PINPOOL_MAX_BYTES",
-    "PINPOOL_RESERVE",
-    "PINPOOL_WAIT",
-    "PINPOOL_ON_FULL",
-    "PINPOOL_IDLE_TIMEOUT",
-    "PINPOOL_LEDGER",
-    "PINPOOL_TRACE",
-    "PINPOOL_SOCKET",
-];
 
 /// What the environment sets.
 #[derive(Debug)]
@@ -309,8 +295,7 @@ pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
             () if value == default => "default",
             () => "implied",
         };
-        let (meaning, is_common) = (variable.meaning, COMMON.contains(&name));
-        VariableReport { name, value, origin, default, meaning, is_common }
+        VariableReport { name, value, origin, default, meaning: variable.meaning }
     });
     EnvReport { variables: reports.collect(), bad, contradictions, config }
 }

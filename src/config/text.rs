@@ -16,7 +16,7 @@ use crate::size_class::Rounding;
 mod quantities;
 
 use quantities::{A_SIZE, show_time};
-pub use quantities::{format_about, format_bytes, parse_bytes, parse_duration};
+pub use quantities::{format_bytes, parse_bytes, parse_duration};
 
 /// A value that cannot be read: names it and says what was expected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,10 +4,10 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pinpool::config::text::{format_about, parse_bytes};
+use pinpool::config::text::parse_bytes;
 use pinpool::{Backend, Ceiling, Completion, Error, Pool, Preset};
 use pinpool_cli::exit::ExitError;
-use pinpool_cli::table::columns_left;
+use pinpool_cli::table::{columns_left, format_about};
 use pinpool_cli::terminal::Terminal;
 use pinpool_loader::{Destination, SinkDestination};
 use serde::Serialize;

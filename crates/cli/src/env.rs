@@ -13,6 +13,18 @@ use pinpool_cli::terminal::{Terminal, to_stdout};
 
 use crate::doctor;
 
+/// The variables that most programs need.
+const COMMON: [&str; 8] = [
+    "PINPOOL_MAX_BYTES",
+    "PINPOOL_RESERVE",
+    "PINPOOL_WAIT",
+    "PINPOOL_ON_FULL",
+    "PINPOOL_IDLE_TIMEOUT",
+    "PINPOOL_LEDGER",
+    "PINPOOL_TRACE",
+    "PINPOOL_SOCKET",
+];
+
 /// Lists the PINPOOL_* variables: value, origin, default, meaning
 ///
 /// Those that most programs need, and all that are set. Exits with 2 if no pool could be built because settings cannot be read
@@ -27,7 +39,8 @@ pub(crate) struct EnvArgs {
 
 pub(crate) fn run(args: &EnvArgs, terminal: &Terminal) -> Result<(), ExitError> {
     let report = env::report();
-    let is_listed = |variable: &&VariableReport| args.all || variable.is_common || variable.origin != "default";
+    let is_listed =
+        |variable: &&VariableReport| args.all || COMMON.contains(&variable.name) || variable.origin != "default";
     let listed: Vec<_> = report.variables.iter().filter(is_listed).collect();
     terminal.report(list(&listed))?;
     let left_out = report.variables.len() - listed.len();

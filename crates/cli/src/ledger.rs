@@ -3,11 +3,10 @@
 use std::error::Error;
 
 use clap::Args;
-use pinpool::config::text::format_about;
 use pinpool::ledger::{self, LedgerOwner, LedgerReport};
 
 use pinpool_cli::exit::ExitError;
-use pinpool_cli::table::columns;
+use pinpool_cli::table::{columns, format_about};
 use pinpool_cli::terminal::{Terminal, to_stdout};
 
 /// Shows a host ledger: its ceiling, and what the pools of all processes hold, keep idle and want

@@ -159,17 +159,6 @@ pub fn format_bytes(bytes: u64) -> String {
     }
 }
 
-/// `bytes` for people, in the largest binary unit that they fill, with one digit behind the point: `1.5 GiB`.
-#[allow(clippy::cast_precision_loss)] // Rounded anyway.
-pub fn format_about(bytes: u64) -> String {
-    let filled = SIZE_UNITS.iter().rev().find(|(name, scale)| name.ends_with("iB") && bytes >= *scale);
-    match filled {
-        Some((name, scale)) if bytes.is_multiple_of(*scale) => format!("{} {name}", bytes / scale),
-        Some((name, scale)) => format!("{:.1} {name}", bytes as f64 / *scale as f64),
-        None => format!("{bytes} B"),
-    }
-}
-
 /// In the largest unit up to seconds that leaves no remainder, so that [`parse_duration`] reads it back.
 pub(super) fn show_time(time: &Duration) -> String {
     // What is longer is without end as well.

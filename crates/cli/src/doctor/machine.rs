@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use pinpool::backend::{GRANULE_BYTES, Source, lock_limit};
-use pinpool::config::text::format_about;
 use pinpool::config::{LedgerName, env};
 use pinpool::{Config, Finding, PressureSource, ledger};
+use pinpool_cli::table::format_about;
 use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
 use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pinpool::backend::{self, Chosen, GRANULE_BYTES, HeapSource, PAGE_BYTES, Source, SourceError, lock_limit};
-use pinpool::config::text::format_about;
 use pinpool::{Backend, Config, Finding, Level, Preset};
+use pinpool_cli::table::format_about;
 use pinpool_os::host;
 
 use super::probe::{Answer, Asker, BACKENDS, of_error, tried};

@@ -3,8 +3,8 @@
 //! A driver that ends that process, or never answers, is a finding, and is not asked again in this process.
 
 use pinpool::backend::{self, Source, SourceError, Trial};
-use pinpool::config::text::format_about;
 use pinpool::{Config, Finding, Level};
+use pinpool_cli::table::format_about;
 
 /// The question whether there is a device.
 pub(super) const GPU: &str = "gpu";

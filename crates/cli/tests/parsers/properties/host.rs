@@ -1,6 +1,7 @@
 //! Files that the kernel writes. What cannot be read counts as absent, and nothing is unbounded.
 
-use pinpool::testing::parse::{self, PressureReadings};
+use pinpool::testing::page_tiers;
+use pinpool_os::host::{self, PressureGauge};
 
 use super::{folder, written};
 
@@ -29,10 +30,11 @@ pub(crate) fn cgroup(data: &[u8]) {
         written(path, contents.next().unwrap_or_default());
     }
     let root = folder();
-    if let Some((total_bytes, available_bytes)) = parse::memory(&root) {
+    if let Some(memory) = host::memory(&root) {
+        let (total_bytes, available_bytes) = (memory.total_bytes, memory.available_bytes);
         assert!(available_bytes <= total_bytes, "{available_bytes} of {total_bytes} are available");
     }
-    if let Some(mut pressure) = PressureReadings::open(&root) {
+    if let Some(mut pressure) = PressureGauge::of_kernel(&root) {
         // Files that stand still show no new limit hit.
         let first = pressure.read();
         assert_eq!(pressure.read(), first);
@@ -41,17 +43,18 @@ pub(crate) fn cgroup(data: &[u8]) {
 
 /// A file of `/proc/pressure`.
 pub(crate) fn pressure(data: &[u8]) {
-    let Some((some, full)) = parse::stall(&String::from_utf8_lossy(data)) else { return };
+    let Some(stall) = host::stall(&String::from_utf8_lossy(data)) else { return };
+    let (some, full) = (stall.some_percent, stall.full_percent);
     assert!((0.0..=100.0).contains(&some) && (0.0..=100.0).contains(&full), "{some} {full}");
 }
 
 /// A list of memory nodes or processors.
 pub(crate) fn number_list(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    let Some(numbers) = parse::number_list(&text) else { return };
+    let Some(numbers) = host::parse_list(&text) else { return };
     assert!(numbers.len() <= 1 << 16, "{} numbers", numbers.len());
     let listed = numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-    assert_eq!(parse::number_list(&listed), Some(numbers));
+    assert_eq!(host::parse_list(&listed), Some(numbers));
 }
 
 /// An smaps file, of which some addresses are asked.
@@ -65,7 +68,7 @@ pub(crate) fn smaps(data: &[u8]) {
     });
     let text = String::from_utf8_lossy(text);
     for (start, len_bytes) in [(start, len_bytes), (0x100_0000, 8 << 20)] {
-        let tiers = parse::page_tiers(&text, start, len_bytes);
+        let tiers = page_tiers(&text, start, len_bytes);
         assert!(!tiers.to_string().is_empty());
     }
 }
