@@ -87,17 +87,20 @@ impl PinnedBuf {
         S: ?Sized,
         T: CopyTarget<S, E> + ?Sized,
     {
-        if self.is_empty() {
+        let Some(block) = self.block.as_ref().filter(|block| block.bytes().1 > 0) else {
             return Ok(Completion::already());
-        }
-        let begun = self.prepare_read()?;
+        };
+        let begun = block.begin_read()?;
+        let purpose = FencePurpose::Pool(block.fence_kind());
         // SAFETY: the engine gets the block below with this copy's fence and keeps it from every other use until the copy
         // is over (in-flight-I1); on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), self.purpose()) };
+        let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), purpose) };
         note_begun(begun, &enqueued);
         match enqueued {
             Ok(fence) => {
-                self.put_back_after(fence.clone());
+                if let Some(block) = self.block.take() {
+                    block.put_after(fence.clone());
+                }
                 Ok(Completion::of(fence))
             }
             refused => self.track(refused, CopyFences::record),
@@ -123,10 +126,8 @@ impl PinnedBuf {
             let why = format!("range {}..{} is not inside a buffer of {} B", range.start, range.end, self.len());
             return Err(Error::copy(len, why));
         }
-        if len == 0 {
-            return Ok(Completion::already());
-        }
-        let begun = self.prepare_read()?;
+        let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::already()) };
+        let begun = block.begin_read()?;
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (buffer-I1).
         let source = unsafe { self.start().add(range.start) };
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
@@ -157,19 +158,17 @@ impl PinnedBuf {
         S: ?Sized,
         T: CopySource<S, E> + ?Sized,
     {
-        if self.is_empty() {
+        let Some(block) = self.block.as_mut().filter(|block| block.bytes().1 > 0) else {
             return Ok(PendingBuf { buf: self, copy: Completion::already().into_future() });
-        }
-        self.check_process()?;
-        if let Some(block) = &mut *self.block {
-            // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at
-            // the put.
-            let _failures_stay = block.state_mut().copy_fences.wait_for_all();
-        }
-        let begun = self.begin_copy();
+        };
+        block.check_process()?;
+        // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at the
+        // put.
+        let _failures_stay = block.state_mut().copy_fences.wait_for_all();
+        let (begun, (start, len)) = (block.begin_copy()?, block.bytes());
         // SAFETY: the fence is recorded below, and from then on nothing touches the memory, nor does it return to the pool,
         // until the copy is over (buffer-I2); on a refusal nothing was enqueued.
-        let fetched = unsafe { copy::fetch(stream, source, self.start().as_ptr(), self.len()) };
+        let fetched = unsafe { copy::fetch(stream, source, start.as_ptr(), len) };
         note_begun(begun, &fetched);
         let copy = self.track(fetched, CopyFences::record_write)?;
         Ok(PendingBuf { buf: self, copy: copy.into_future() })
@@ -242,35 +241,29 @@ impl PinnedBuf {
     /// Records the fence that `mark` makes as one of work that may write to the buffer.
     #[cfg(feature = "cuda")]
     fn record_work(&mut self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
-        if self.block.is_none() {
-            return Ok(());
-        }
-        self.check_process()?;
-        let begun = self.begin_copy();
+        let Some(block) = &mut *self.block else { return Ok(()) };
+        let begun = block.begin_copy()?;
         let Some(fence) = mark()? else { return Ok(()) };
         begun.into_iter().for_each(|begun| begun.ends_with(fence.clone()));
-        if let Some(block) = &mut *self.block {
-            let fences = &mut block.state_mut().copy_fences;
-            // Forgets copies that are over, so that the list of a buffer that is used again and again stays short.
-            let _failures_stay = fences.are_over();
-            fences.record_write(fence);
-        }
+        let fences = &mut block.state_mut().copy_fences;
+        // Forgets copies that are over, so that the list of a buffer that is used again and again stays short.
+        let _failures_stay = fences.are_over();
+        fences.record_write(fence);
         Ok(())
     }
 
     /// Gives the buffer up behind the fence that `mark` makes; `None` if there is nothing to wait for.
-    fn release_behind(self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
+    fn release_behind(mut self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         // Not by the length: others may still use the memory of a buffer that was truncated to nothing.
-        if self.block.is_none() {
-            return Ok(());
-        }
-        self.check_process()?;
+        let Some(block) = &*self.block else { return Ok(()) };
         // The engine learns of the others' work here, and not before.
-        let begun = self.begin_copy();
+        let begun = block.begin_copy()?;
         match mark() {
             Ok(Some(fence)) => {
                 begun.into_iter().for_each(|begun| begun.ends_with(fence.clone()));
-                self.put_back_after(fence);
+                if let Some(block) = self.block.take() {
+                    block.put_after(fence);
+                }
                 Ok(())
             }
             Ok(None) => Ok(()),
@@ -291,22 +284,6 @@ impl PinnedBuf {
     #[cfg(feature = "cuda")]
     pub fn device_ptr(&self, context: &std::sync::Arc<cudarc::driver::CudaContext>) -> Result<u64> {
         copy::cuda::mapped_address(context, self.start().as_ptr(), self.len())
-    }
-
-    /// Precedes each copy from the buffer. Fails if an earlier copy into it failed: its bytes are unknown.
-    fn prepare_read(&self) -> Result<Option<BegunCopy<'_>>> {
-        self.check_process()?;
-        if let Some(block) = &*self.block
-            && block.state().copy_fences.any()
-        {
-            block.state().copy_fences.wait_for_writes(None)?;
-        }
-        Ok(self.begin_copy())
-    }
-
-    /// Purpose of the fence of a copy that gives the buffer up.
-    fn purpose(&self) -> FencePurpose {
-        self.block.as_ref().map_or(FencePurpose::Buffer, |block| FencePurpose::Pool(block.fence_kind()))
     }
 
     /// Records a copy by `record`. If its end is unknown, the memory goes out of use.
@@ -334,14 +311,6 @@ impl PinnedBuf {
                 Err(error)
             }
         }
-    }
-
-    /// The put, when `fence` and those of earlier copies are over.
-    fn put_back_after(mut self, fence: SharedFence) {
-        let Some(mut block) = self.block.take() else { return };
-        let mut fences = block.state_mut().copy_fences.take();
-        fences.push(fence);
-        block.put_back_after(fences);
     }
 
     /// Takes the memory out of use for good.

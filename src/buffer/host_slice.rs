@@ -138,16 +138,12 @@ impl PinnedBuf {
 
     fn lend<'a, T: Pod>(&'a self, part: &Part<T>, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
         let nothing = (&[][..], SyncOnDrop::Record(None));
-        if self.check_process().is_err() {
-            refuse_host_slice(stream);
-            return nothing;
-        }
         let Some(block) = &*self.block else { return nothing };
-        if let_reach(stream.context(), self.start().as_ptr(), self.len()).is_err() {
+        let reached = || let_reach(stream.context(), self.start().as_ptr(), self.len());
+        let Ok(begun) = block.check_process().and_then(|()| reached()).and_then(|()| block.begin_copy()) else {
             refuse_host_slice(stream);
             return nothing;
-        }
-        let begun = self.begin_copy();
+        };
         let Some(fence) = HostSliceFence::new(stream) else {
             refuse_host_slice(stream);
             return nothing;
@@ -168,12 +164,12 @@ impl PinnedBuf {
     }
 
     fn lend_mut<'a, T: Pod>(&'a mut self, part: &Part<T>, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
-        let reached = |buf: &PinnedBuf| let_reach(stream.context(), buf.start().as_ptr(), buf.len());
-        if self.check_process().and_then(|()| reached(self)).is_err() {
+        let reached = || let_reach(stream.context(), self.start().as_ptr(), self.len());
+        let Some(block) = &*self.block else { return (&mut [], SyncOnDrop::Record(None)) };
+        let Ok(begun) = block.check_process().and_then(|()| reached()).and_then(|()| block.begin_copy()) else {
             refuse_host_slice(stream);
             return (&mut [], SyncOnDrop::Record(None));
-        }
-        let begun = self.begin_copy();
+        };
         let Some(fence) = HostSliceFence::new(stream) else {
             refuse_host_slice(stream);
             return (&mut [], SyncOnDrop::Record(None));

@@ -29,7 +29,7 @@ use std::ptr::NonNull;
 
 use bytemuck::Pod;
 
-use crate::engine::{BegunCopy, Block, BufferState};
+use crate::engine::{Block, BufferState};
 use crate::error::Result;
 use crate::in_flight::CopyFences;
 
@@ -337,11 +337,6 @@ impl PinnedBuf {
         }
     }
 
-    /// Fails if the pool was made in a parent of this process.
-    fn check_process(&self) -> Result<()> {
-        self.block.as_ref().map_or(Ok(()), Block::check_process)
-    }
-
     /// Is no recorded copy using the bytes? Forgets those that are over.
     #[inline]
     fn is_free(&mut self) -> bool {
@@ -357,11 +352,6 @@ impl PinnedBuf {
             Some(block) if block.state().copy_fences.any() && !block.is_forked() => block.state().copy_fences.wait(),
             _ => Ok(()),
         }
-    }
-
-    /// Precedes each copy: waits while memory goes back to a driver that would wait for the copy.
-    fn begin_copy(&self) -> Option<BegunCopy<'_>> {
-        self.block.as_ref().and_then(Block::begin_copy)
     }
 
     /// Where the next [`io::Write`] goes; starts at 0.
@@ -382,7 +372,7 @@ impl Drop for PinnedBuf {
     fn drop(&mut self) {
         // SAFETY: the buffer ends here, so nothing uses the field again.
         if let Some(block) = unsafe { ManuallyDrop::take(&mut self.block) } {
-            block.end_use();
+            block.put();
         }
     }
 }

@@ -208,7 +208,7 @@ impl Backing {
 
     /// Where copies are counted; `None` if no release has to wait for them.
     #[inline]
-    pub(in crate::engine) fn gate(&self) -> Option<&Gate> {
+    pub(in crate::engine) fn gate(&self) -> Option<&Arc<Gate>> {
         self.arena().map(|arena| arena.gate())
     }
 

@@ -38,18 +38,17 @@ use super::maintenance::Maintenance;
 use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::supply::{Adopted, CalledSource, Refusal};
+use super::supply::{Adopted, CalledSource, Gate, Refusal};
 use super::waiters::Waiters;
 use crate::backend::{Source, SourceError};
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
-use crate::in_flight::{FenceKind, InFlight};
+use crate::in_flight::InFlight;
 use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
-use crate::verdict::Judge;
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
@@ -80,7 +79,7 @@ use attention::Attention;
 #[cfg(feature = "trace")]
 pub(crate) use recording::description as recorded_description;
 use report::SystemMemory;
-use verdicts::Need;
+use verdicts::Verdicts;
 pub(crate) use waiting::{Begun, WaitingGet, Wanted};
 
 type Block = block::Block<Core>;
@@ -95,7 +94,9 @@ pub(crate) struct Core {
     config: Config,
     log: Arc<PoolLog>,
     stock: Stock<Self>,
-    in_flight: InFlight<Block>,
+    pub(super) in_flight: InFlight<Block>,
+    /// Where its copies are counted; `None` if no release has to wait for them.
+    pub(super) gate: Option<Arc<Gate>>,
     waiters: Waiters<Block>,
     time: Timekeeper,
     maintenance: Maintenance,
@@ -112,8 +113,7 @@ pub(crate) struct Core {
     partitions: Mutex<Vec<Weak<Self>>>,
     owners: Owners,
     system: SystemMemory,
-    need: Need,
-    judge: Mutex<Judge>,
+    verdicts: Verdicts,
     /// Where its ceiling comes from.
     ceiling: CeilingControl,
     /// Its place at the socket that serves statistics.
@@ -134,6 +134,7 @@ impl Core {
             process: std::process::id(),
             // Relaxed: a number on its own.
             number: POOLS.fetch_add(1, Ordering::Relaxed),
+            gate: backing.gate().cloned(),
             stock: Stock::new(&config, backing, log.clone(), recorder),
             in_flight: InFlight::new(),
             waiters: Waiters::default(),
@@ -149,8 +150,7 @@ impl Core {
             partitions: Mutex::default(),
             owners: Owners::default(),
             system: SystemMemory::default(),
-            need: Need::default(),
-            judge: Mutex::default(),
+            verdicts: Verdicts::default(),
             ceiling: CeilingControl::default(),
             #[cfg(feature = "serve")]
             showing: std::sync::OnceLock::new(),
@@ -272,20 +272,10 @@ impl Core {
         self.stock.backing()
     }
 
-    pub(super) fn fence_kind(&self) -> FenceKind {
-        match self.config.fence {
-            // Few threads query at once: an event is cheaper to record. Many threads: each query of an event would be a
-            // call of a busy driver.
-            FenceKind::Auto if self.in_flight.is_contended() => FenceKind::Timeline,
-            FenceKind::Auto => FenceKind::Event,
-            chosen => chosen,
-        }
-    }
-
     /// The calling thread's shard, if gets and puts of this pool may take the short path.
     pub(super) fn short_path(&self) -> Option<&Shard<BlockBody<Self>>> {
-        // A put that zeroes is a slow one.
-        if self.config.zero { None } else { self.stock.idle().own_shard() }
+        // The slow paths zero and record.
+        if self.config.zero || self.recorder().is_some() { None } else { self.stock.idle().own_shard() }
     }
 
     /// Whether the sizes of large buffers vary (policy-R12).

@@ -11,7 +11,7 @@
 //! both at hand. A put of another thread's block finds its pool by the block's owner, and pushes the block to that thread's
 //! shard; the owner's next get takes it from there. The slow paths fill the entries. A thread that has none takes the slow path, which checks everything.
 //!
-//! Pools that record have entries of their own, which are looked at last: so one that does not record asks nothing about it.
+//! A pool that records takes the slow paths, which record, and is never at hand.
 //!
 //! A put gives its buffer away, and with it the buffer's reference to the pool: another thread may take the buffer, release
 //! it and close the pool before the put has returned. So a put runs on a reference of its thread. It keeps bookkeeping alone:
@@ -36,9 +36,8 @@ use crate::size_class::plain_eighths_index;
 use pinpool_os::fork;
 use pinpool_os::sync::process::AtomicBool;
 
-/// Pools at hand that do not record, whose entries come first, and as many that do.
+/// Pools at hand.
 const POOLS: usize = 2;
-const ENTRIES: usize = 2 * POOLS;
 
 /// A thread's shard of a pool.
 type OwnShard = Shard<BlockBody<Core>>;
@@ -59,15 +58,14 @@ impl Recent {
 
 /// References behind `RECENT`, entry by entry. An empty one is in use by a frame on the stack.
 struct Kept {
-    pools: [Cell<Option<Arc<Core>>>; ENTRIES],
-    /// The entry of each kind that the next other pool of that kind replaces.
-    next: [Cell<usize>; 2],
+    pools: [Cell<Option<Arc<Core>>>; POOLS],
+    /// The entry that the next other pool replaces.
+    next: Cell<usize>,
 }
 
 thread_local! {
-    static RECENT: [Recent; ENTRIES] = const { [const { Recent::none() }; ENTRIES] };
-    static KEPT: Kept =
-        const { Kept { pools: [const { Cell::new(None) }; ENTRIES], next: [const { Cell::new(0) }; 2] } };
+    static RECENT: [Recent; POOLS] = const { [const { Recent::none() }; POOLS] };
+    static KEPT: Kept = const { Kept { pools: [const { Cell::new(None) }; POOLS], next: Cell::new(0) } };
 }
 
 impl Drop for Kept {
@@ -89,11 +87,6 @@ impl Core {
         self.shard_of(0)
     }
 
-    /// The calling thread's shard, if this pool is at hand, but not the first.
-    pub(crate) fn other_shard_at_hand(&self) -> Option<ShardAtHand<'_>> {
-        self.shard_of(1)
-    }
-
     #[inline(always)]
     fn shard_of(&self, at: usize) -> Option<ShardAtHand<'_>> {
         // A small closure: a large one would not be inlined, and then each access calls through a pointer.
@@ -102,19 +95,18 @@ impl Core {
         ptr::eq(pool, self).then(|| ShardAtHand(unsafe { &*shard }))
     }
 
-    /// A plain block for a plain get of `len` bytes by the short path, recorded, if this pool is at hand and records.
-    pub(crate) fn take_recorded(&self, len: usize) -> Option<Block<Core>> {
-        let shard = (POOLS..ENTRIES).find_map(|at| self.shard_of(at))?;
-        let class = plain_eighths_index(len);
-        let block = shard.take(len).or_else(|| shard.0.take_remote_at_once(class).map(Block::from_entry))?;
-        self.record_hit(&block, len);
-        Some(block)
-    }
-
-    /// A plain block for a plain get of `len` bytes that another thread has put back to this thread's shard, if it is at hand.
-    pub(crate) fn take_remote(&self, len: usize) -> Option<Block<Core>> {
-        let shard = self.shard_at_hand().or_else(|| self.other_shard_at_hand())?;
-        shard.0.take_remote_at_once(plain_eighths_index(len)).map(Block::from_entry)
+    /// A plain block for a plain get of `len` bytes of which the first pool at hand has none: of this pool if it is the other
+    /// one at hand, or one that another thread has put back to this thread's shard.
+    pub(crate) fn take_otherwise(&self, len: usize) -> Option<Block<Core>> {
+        let take_remote =
+            |shard: ShardAtHand<'_>| shard.0.take_remote_at_once(plain_eighths_index(len)).map(Block::from_entry);
+        match self.shard_at_hand() {
+            Some(first) => take_remote(first),
+            None => {
+                let second = self.shard_of(1)?;
+                second.take(len).or_else(|| take_remote(second))
+            }
+        }
     }
 
     /// Whether the calling thread's shard lets gets and puts take the short path.
@@ -155,37 +147,36 @@ impl ShardAtHand<'_> {
     }
 }
 
-/// Puts `block`, by the short path if the shard that it came from is at hand and free.
-#[inline(always)]
-pub(super) fn put(block: Block<Core>) {
-    let Some(shard) = shard_for(&block, 0) else { return put_other(block) };
-    if let Err(block) = shard.put(block) {
-        block.end_use_slowly();
+impl Block<Core> {
+    /// The end of a buffer: by the short path if the shard that it came from is at hand and free, else by [`Core::put`].
+    #[inline(always)]
+    pub(crate) fn put(self) {
+        let Some(shard) = shard_for(&self, 0) else { return put_otherwise(self) };
+        if let Err(block) = shard.put(self) {
+            put_slowly(block);
+        }
     }
 }
 
+/// Puts `block`, which the first pool at hand does not keep.
 #[inline(never)]
-fn put_other(block: Block<Core>) {
+fn put_otherwise(block: Block<Core>) {
     let unkept = match shard_for(&block, 1) {
         Some(shard) => shard.put(block),
         None => put_remote(block),
     };
     if let Err(block) = unkept {
-        block.end_use_slowly();
+        put_slowly(block);
     }
 }
 
-/// Puts `block`, which another thread took or whose pool records, if its pool is at hand and nothing but the put is to be done:
-/// one of another thread into that thread's shard. Writes the header of the block alone, whose cache line the next hit needs anyway.
+/// Puts `block`, which another thread took, if its pool is at hand and nothing but the put is to be done: into that thread's
+/// shard. Writes the header of the block alone, whose cache line the next hit needs anyway.
 fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     let owner = Arc::as_ptr(block.owner());
     let Some(at) = position(owner).filter(|_| block.is_plain()) else { return Err(block) };
     // SAFETY: (recent-I1) the pool at hand is alive; it is until the next change of its entry, by this thread.
     let core = unsafe { &*owner };
-    if at >= POOLS {
-        put_recorded(core, block, at);
-        return Ok(());
-    }
     core.put_remote(block)?;
     if core.has_waiters() {
         wake_waiters(core, at);
@@ -193,22 +184,10 @@ fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     Ok(())
 }
 
-/// Puts `block`, a plain one of `core`, which records and is at hand at `at`. The record comes first: once the block is put,
-/// the pool may end. Not inlined, so that a put that is not recorded saves no more registers.
+/// The put that checks everything. In a child of `fork` the block stays where it is.
 #[inline(never)]
-fn put_recorded(core: &Core, block: Block<Core>, at: usize) {
-    core.record_put(&block, false);
-    let unkept = match shard_for(&block, at) {
-        Some(shard) => shard.put(block),
-        None => core.put_remote(block).inspect(|()| {
-            if core.has_waiters() {
-                wake_waiters(core, at);
-            }
-        }),
-    };
-    if let Err(block) = unkept {
-        block.put_back_recorded();
-    }
+fn put_slowly(block: Block<Core>) {
+    if block.is_forked() { std::mem::forget(block) } else { with_core_alive(block, Core::put) }
 }
 
 /// Wakes the first get that waits at `core`, which is at hand at `at`.
@@ -275,9 +254,7 @@ fn keep(core: Arc<Core>) {
     fork::call_in_children(&REGISTERED, forget_in_child);
     let (pool, shard) = (Arc::as_ptr(&core), ptr::from_ref(shard));
     let replaced = KEPT.try_with(|kept| {
-        let is_recorded = core.recorder().is_some();
-        let next = &kept.next[usize::from(is_recorded)];
-        let at = next.replace((next.get() + 1) % POOLS) + if is_recorded { POOLS } else { 0 };
+        let at = kept.next.replace((kept.next.get() + 1) % POOLS);
         // Before the reference that it replaces goes (recent-I1).
         RECENT.with(|recent| {
             recent[at].pool.set(pool);

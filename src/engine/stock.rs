@@ -51,6 +51,16 @@ pub(super) struct Stock<E> {
     recorder: Option<Arc<Recorder>>,
 }
 
+/// What a put left behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PutEnd {
+    Kept,
+    /// Memory was released: the pool may be over.
+    Released,
+    /// The block went to the arena, whose holes changed.
+    Merged,
+}
+
 impl<E> Stock<E> {
     pub(super) fn new(config: &Config, backing: Backing, log: Arc<PoolLog>, recorder: Option<Arc<Recorder>>) -> Self {
         let idle_us = policy::idle_buffer_us(config.idle_timeout);
@@ -167,15 +177,23 @@ impl<E> Stock<E> {
         &self.lifetime
     }
 
-    /// Keeps `block` as idle; releases what the limit evicts. Returns whether anything was released: the pool may be over then.
-    pub(super) fn put(&self, block: Block<E>, now_us: u64) -> bool {
+    /// Keeps `block` as idle, and releases what the limit evicts; or gives it to the arena, where it merges with what is free
+    /// beside it (policy-R3).
+    pub(super) fn put(&self, block: Block<E>, now_us: u64) -> PutEnd {
+        if block.class_bytes() > policy::KEPT_ALWAYS_BYTES && self.is_varied() {
+            self.idle.count_put();
+            self.evict(block, now_us, EvictionReason::Merged);
+            self.enforce_idle_limit(now_us);
+            return PutEnd::Merged;
+        }
         let class = block.class();
         let PutOutcome { victim, rejected, check } = self.idle.put(block.into_entry(), class);
-        let mut released = false;
-        let victim = victim.map(|entry| (entry, EvictionReason::OverLimit));
-        for (entry, why) in victim.into_iter().chain(rejected.map(|entry| (entry, EvictionReason::NotKept))) {
-            self.evict(Block::from_entry(entry), now_us, why);
-            released = true;
+        let end = if victim.is_some() || rejected.is_some() { PutEnd::Released } else { PutEnd::Kept };
+        if let Some(entry) = victim {
+            self.evict(Block::from_entry(entry), now_us, EvictionReason::OverLimit);
+        }
+        if let Some(entry) = rejected {
+            self.evict(Block::from_entry(entry), now_us, EvictionReason::NotKept);
         }
         if let Some(check) = check {
             if let Some(to) = check.raised_to {
@@ -183,27 +201,15 @@ impl<E> Stock<E> {
             }
             self.log.checked(check);
         }
-        if released {
+        if end == PutEnd::Released {
             self.enforce_idle_limit(now_us);
         }
-        released
-    }
-
-    /// Whether a put of `block` gives it to the arena, where it merges with what is free beside it (policy-R3).
-    pub(super) fn goes_to_arena(&self, block: &Block<E>) -> bool {
-        block.class_bytes() > policy::KEPT_ALWAYS_BYTES && self.is_varied()
+        end
     }
 
     /// Whether the sizes of large buffers vary (policy-R12). A load.
     pub(super) fn is_varied(&self) -> bool {
         self.backing.arena().is_some_and(|arena| arena.is_varied())
-    }
-
-    /// A put of `block` gives it to the arena.
-    pub(super) fn put_to_arena(&self, block: Block<E>, now_us: u64) {
-        self.idle.count_put();
-        self.evict(block, now_us, EvictionReason::Merged);
-        self.enforce_idle_limit(now_us);
     }
 
     /// A pinned block leaves the pool, for this reason. A slow call.

@@ -1,20 +1,20 @@
 //! The calls of a buffer on its block: copies begin and end, and the block goes back to its pool.
 //!
 //! ```text
-//!   fill ─▶ begin_copy ─▶ enqueue ─▶ put_back_after(fences) ─▶ in flight ─▶ idle
-//!     └───────────────────────────▶ put_back ────────────────────────────▶ idle
+//!   fill ─▶ begin_copy ─▶ enqueue ─▶ put_after(fence) ─▶ in flight ─▶ idle
+//!     └───────────────────────────▶ put ───────────────────────────▶ idle
 //!                └─ completion can never be known ─▶ leak
 //! ```
 //!
-//! A plain block goes back by the short path (`recent`), if that is open.
+//! `put` is in `recent`, with the short path of a plain block.
 
 use super::block;
 use super::core::Core;
 use super::recent;
-use super::supply::{BegunCopy, Gate};
+use super::supply::BegunCopy;
 use crate::backend::HugeTlb;
 use crate::error::{Error, Result};
-use crate::in_flight::{FenceKind, Fences};
+use crate::in_flight::{FenceKind, SharedFence};
 
 /// A block of a pool.
 pub(crate) type Block = block::Block<Core>;
@@ -58,59 +58,40 @@ impl Block {
 
     /// How the end of a copy that takes the block is best learnt.
     pub(crate) fn fence_kind(&self) -> FenceKind {
-        self.owner().fence_kind()
+        let core = self.owner();
+        match core.config().fence {
+            // Few threads query at once: an event is cheaper to record. Many threads: each query of an event would be a
+            // call of a busy driver.
+            FenceKind::Auto if core.in_flight.is_contended() => FenceKind::Timeline,
+            FenceKind::Auto => FenceKind::Event,
+            chosen => chosen,
+        }
     }
 
     /// Call before each copy is enqueued. May wait, while memory is released to a driver that would wait for the copy. `None`
-    /// where no release waits for copies.
+    /// where no release waits for copies. Fails in a child of `fork`.
     #[inline]
-    pub(crate) fn begin_copy(&self) -> Option<BegunCopy<'_>> {
-        self.owner().backing().gate().and_then(Gate::begin_copy)
+    pub(crate) fn begin_copy(&self) -> Result<Option<BegunCopy<'_>>> {
+        self.check_process()?;
+        Ok(self.owner().gate.as_ref().and_then(|gate| gate.begin_copy()))
     }
 
-    /// The end of a buffer: by the short path if that is open, else once all recorded copies are over. In a child of `fork`
-    /// the block stays where it is.
-    #[inline(always)]
-    pub(crate) fn end_use(self) {
-        recent::put(self);
-    }
-
-    /// Ends the use as `end_use` does, by the path that checks everything.
-    #[inline(never)]
-    pub(super) fn end_use_slowly(mut self) {
-        if self.is_forked() {
-            std::mem::forget(self);
-            return;
+    /// Call before each copy from the buffer, as [`begin_copy`](Self::begin_copy). Waits for the copies into it, and fails if one
+    /// failed: its bytes are unknown.
+    pub(crate) fn begin_read(&self) -> Result<Option<BegunCopy<'_>>> {
+        self.check_process()?;
+        let fences = &self.state().copy_fences;
+        if fences.any() {
+            fences.wait_for_writes(None)?;
         }
-        let fences = &mut self.state_mut().copy_fences;
-        if fences.is_empty() {
-            self.put_back();
-        } else {
-            let fences = fences.take();
-            self.put_back_after(fences);
-        }
+        self.begin_copy()
     }
 
-    /// The put: nothing uses the block any more.
-    fn put_back(self) {
-        recent::with_core_alive(self, |core, block| {
-            core.record_put(&block, false);
-            core.put(block);
-        });
-    }
-
-    /// The put of a plain block, which is recorded already.
-    #[inline(never)]
-    pub(super) fn put_back_recorded(self) {
-        recent::with_core_alive(self, |core, block| core.put(block));
-    }
-
-    /// The put, once all `fences` are over.
-    pub(crate) fn put_back_after(self, fences: Fences) {
-        recent::with_core_alive(self, |core, block| {
-            core.record_put(&block, true);
-            core.put_after(block, fences);
-        });
+    /// The put of a buffer that a copy took, which `fence` ends.
+    pub(crate) fn put_after(mut self, fence: SharedFence) {
+        let mut fences = self.state_mut().copy_fences.take();
+        fences.push(fence);
+        recent::with_core_alive(self, |core, block| core.put_after(block, fences));
     }
 
     /// Never uses the block again: whether a device still uses it cannot be known.

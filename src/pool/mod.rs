@@ -129,7 +129,7 @@ impl Pool {
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
         match self.core().shard_at_hand() {
             Some(shard) => self.get_at_hand(shard, len),
-            None => self.get_otherwise(len),
+            None => self.get_slowly(len),
         }
     }
 
@@ -143,24 +143,8 @@ impl Pool {
     }
 
     #[inline(never)]
-    fn get_otherwise(&self, len: usize) -> Result<PinnedBuf> {
-        match self.core().other_shard_at_hand().and_then(|shard| shard.take(len)) {
-            Some(block) => Ok(PinnedBuf::over_plain(block, len)),
-            None => self.get_recorded(len),
-        }
-    }
-
-    #[inline(never)]
-    fn get_recorded(&self, len: usize) -> Result<PinnedBuf> {
-        match self.core().take_recorded(len) {
-            Some(block) => Ok(PinnedBuf::over_plain(block, len)),
-            None => self.get_slowly(len),
-        }
-    }
-
-    #[inline(never)]
     fn get_slowly(&self, len: usize) -> Result<PinnedBuf> {
-        if let Some(block) = self.core().take_remote(len) {
+        if let Some(block) = self.core().take_otherwise(len) {
             return Ok(PinnedBuf::over_plain(block, len));
         }
         // The back-end aligns to pages anyway, so the alignment does not enter the class.

@@ -91,7 +91,7 @@ mod record;
 #[cfg(all(feature = "trace", target_os = "linux", not(miri)))]
 mod record_files;
 #[cfg(all(feature = "trace", not(miri)))]
-mod record_short_path;
+mod record_pairs;
 #[cfg(all(feature = "trace", target_os = "linux", not(miri)))]
 mod record_stalled;
 mod remedies;

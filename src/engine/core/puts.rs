@@ -1,7 +1,7 @@
 //! Puts: a block comes back from its user, from its copies, or never.
 
 use super::{Block, Core, SWEEP_PATIENCE};
-use crate::engine::supply::Gate;
+use crate::engine::stock::PutEnd;
 use crate::error::Error;
 use crate::in_flight::{Fences, LostItem, Swept};
 use crate::maintenance_thread::Pace;
@@ -9,9 +9,39 @@ use crate::policy;
 use pinpool_observe::record::Event;
 
 impl Core {
-    /// The user is done with `block`, and so is every device. The caller keeps a reference to this pool until it returns.
-    pub(in crate::engine) fn put(&self, block: Block) {
-        if self.config.zero { self.put_used(block) } else { self.keep(block) }
+    /// The user is done with `block`; devices may use it until the copies recorded on it are over. The caller keeps a reference
+    /// to this pool until it returns.
+    pub(in crate::engine) fn put(&self, mut block: Block) {
+        let fences = &mut block.state_mut().copy_fences;
+        if !fences.is_empty() {
+            let fences = fences.take();
+            return self.put_after(block, fences);
+        }
+        self.record_put(&block, false);
+        // Under `PINPOOL_ZERO` the block waits like one whose copies are over, so that not its user zeroes it. Memory that is
+        // not the source's is never kept, and goes back to the kernel.
+        if self.config.zero && self.thread.is_some() && block.is_from_source() {
+            self.begin_flight(block, Fences::new());
+        } else {
+            self.keep(block);
+        }
+    }
+
+    /// The user is done with `block`; devices may use it until all `fences` are over.
+    pub(in crate::engine) fn put_after(&self, block: Block, fences: Fences) {
+        self.record_put(&block, true);
+        self.begin_flight(block, fences);
+    }
+
+    /// `block` waits for `fences`.
+    fn begin_flight(&self, mut block: Block, fences: Fences) {
+        let (bytes, now_us) = (block.held_bytes(), self.now_us());
+        self.end_use(&mut block);
+        block.begin_time(now_us);
+        self.in_flight.insert(block, bytes, fences, now_us);
+        self.notice(self.pace_of_copies());
+        self.tick_if_alone();
+        self.close_if_unused();
     }
 
     /// A put of `block`, plain and taken by another thread, if no get waits and that thread's shard has a permit for it. The
@@ -24,25 +54,6 @@ impl Core {
         self.stock.idle().put_remote(block.into_entry()).map_err(Block::from_entry)
     }
 
-    /// A put under `PINPOOL_ZERO`. The block waits like one whose copies are over, so that not its user zeroes it.
-    #[cold]
-    pub(super) fn put_used(&self, block: Block) {
-        // Memory that is not the source's is never kept, and goes back to the kernel.
-        if self.thread.is_some() && block.is_from_source() {
-            self.put_after(block, Fences::new());
-        } else {
-            self.keep_after_copies(block);
-        }
-    }
-
-    /// A put of a block that was used, and is used no more.
-    pub(super) fn keep_after_copies(&self, mut block: Block) {
-        if self.config.zero && block.adopted().is_none() {
-            block.zero();
-        }
-        self.keep(block);
-    }
-
     /// The user gave `block` up: counts how long the use was, if that is known.
     pub(super) fn end_use(&self, block: &mut Block) {
         if let Some(since_us) = block.end_time() {
@@ -50,30 +61,24 @@ impl Core {
         }
     }
 
-    /// Keeps `block` as idle, if the pool keeps any.
+    /// Nothing uses `block` any more: serves a get that waits, becomes idle, or leaves the pool.
     pub(super) fn keep(&self, mut block: Block) {
         self.end_use(&mut block);
         block.end_holding();
+        if self.config.zero && block.adopted().is_none() {
+            block.zero();
+        }
         if !block.is_from_source() {
             self.put_foreign(block);
             return;
         }
         block.make_plain(self.generation.number());
-        let Some(block) = self.give_put(block) else { return };
-        if self.has_waiters() {
-            self.put_in_line(block);
-            return;
-        }
-        self.keep_idle(block);
-    }
-
-    /// Makes `block` idle, or gives it to the arena.
-    pub(super) fn keep_idle(&self, block: Block) {
-        if self.stock.goes_to_arena(&block) {
-            self.stock.put_to_arena(block, self.time.coarse_us());
+        let Some(block) = self.give_put(block).and_then(|block| self.offer_to_line(block)) else { return };
+        let end = self.stock.put(block, self.time.coarse_us());
+        if end == PutEnd::Merged {
             self.notice(self.pace_of_change());
-            self.close_if_unused();
-        } else if self.stock.put(block, self.time.coarse_us()) {
+        }
+        if end != PutEnd::Kept {
             self.close_if_unused();
         }
         self.wake_waiters();
@@ -102,17 +107,6 @@ impl Core {
         self.wake_waiters();
     }
 
-    /// The user is done with `block`; devices may use it until all `fences` are over.
-    pub(in crate::engine) fn put_after(&self, mut block: Block, fences: Fences) {
-        let (bytes, now_us) = (block.held_bytes(), self.now_us());
-        self.end_use(&mut block);
-        block.begin_time(now_us);
-        self.in_flight.insert(block, bytes, fences, now_us);
-        self.notice(self.pace_of_copies());
-        self.tick_if_alone();
-        self.close_if_unused();
-    }
-
     /// Puts back the blocks whose copies are over, but those of a stream that another thread is querying. Costs one load
     /// while nothing is in flight.
     pub(super) fn complete_copies(&self) {
@@ -132,13 +126,13 @@ impl Core {
     pub(super) fn complete(&self, swept: Swept<Block>) {
         if !swept.completed.is_empty() {
             // The gate has the same fences, which are over: it drops them, and their events are used again.
-            self.backing().gate().into_iter().for_each(Gate::complete_copies);
+            self.gate.iter().for_each(|gate| gate.complete_copies());
         }
         let now_us = if swept.completed.is_empty() { 0 } else { self.time.read_us() };
         for mut block in swept.completed {
             block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
             self.stock.record_of(&block, |id| Event::Completed { id });
-            self.keep_after_copies(block);
+            self.keep(block);
         }
         swept.lost.into_iter().for_each(|LostItem { item, error, fences }| self.lose(item, fences, &error));
     }
@@ -164,7 +158,7 @@ impl Core {
             }
             None => {
                 self.stock.leak(block);
-                self.backing().gate().into_iter().for_each(Gate::note_leak);
+                self.gate.iter().for_each(|gate| gate.note_leak());
             }
         }
         // After the block is where it counts, since a line may be slow.
@@ -174,14 +168,14 @@ impl Core {
 
     /// Whether the end of a copy is unknown that is asked about again.
     pub(super) fn has_unanswered(&self) -> bool {
-        self.in_flight.unanswered() > 0 || self.backing().gate().is_some_and(|gate| gate.unanswered() > 0)
+        self.in_flight.unanswered() > 0 || self.gate.as_ref().is_some_and(|gate| gate.unanswered() > 0)
     }
 
     /// Asks the fences again that failed, at most so many. Uses the blocks again whose copies are over.
     pub(super) fn ask_again(&self, most: usize) {
         if self.has_unanswered() {
             self.recover(self.in_flight.ask_again(most));
-            self.backing().gate().into_iter().for_each(|gate| gate.ask_again(most));
+            self.gate.iter().for_each(|gate| gate.ask_again(most));
         }
     }
 
@@ -198,7 +192,7 @@ impl Core {
             block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
             self.backing().note_recovered(block.held_bytes());
             self.stock.resume(&block);
-            self.keep_after_copies(block);
+            self.keep(block);
         }
     }
 }

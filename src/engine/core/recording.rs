@@ -41,15 +41,6 @@ impl Core {
         }
     }
 
-    /// A plain get of `len` bytes was a hit.
-    #[inline]
-    pub(in crate::engine) fn record_hit(&self, block: &Block, len: usize) {
-        if let Some((recorder, id)) = self.recorder().zip(block.recorded_id()) {
-            let (class_bytes, bytes) = (block.class_bytes() as u64, len as u64);
-            recorder.record(Event::Get { id, bytes, class_bytes, tag: 0, took_ns: 0 });
-        }
-    }
-
     /// A get ended: records it as [`record_get`](Self::record_get) does, or that it was refused.
     pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, wanted: &Wanted, begun: Option<Instant>) {
         match (outcome, self.recorder()) {
@@ -95,17 +86,14 @@ mod tests {
     use crate::{Backend, Pool};
 
     #[test]
-    fn a_pool_that_records_takes_the_short_path() {
+    fn a_pool_that_records_is_never_at_hand() {
         let dir = tempfile::tempdir().unwrap();
         let pool =
             Pool::builder().without_env().backend(Backend::Heap).trace(dir.path().join("t.trace")).build().unwrap();
-        // A miss, whose put is a slow one.
-        drop(pool.get(4096).unwrap());
-        for _ in 0..3 {
-            let block = pool.core().take_recorded(4096).expect("the block that was put");
-            block.end_use();
+        for _ in 0..4 {
+            drop(pool.get(4096).unwrap());
+            assert!(pool.core().shard_at_hand().is_none() && !pool.core().has_short_path());
         }
-        assert!(pool.core().take_recorded(1 << 20).is_none(), "none is idle");
         assert_eq!(pool.stats().hits, 3);
     }
 }

@@ -261,30 +261,30 @@ impl Core {
         Some(block)
     }
 
-    /// A put while a get waits: what comes back is the first's, or room for it.
-    #[cold]
-    pub(super) fn put_in_line(&self, block: Block) {
+    /// What comes back while a get waits is the first's, or room for it. Returns `block` if no get has use for it.
+    pub(super) fn offer_to_line(&self, block: Block) -> Option<Block> {
         // Under a limit of 0 no buffer is used twice.
-        if self.config.pool_size_limit == 0 {
-            return self.keep_idle(block);
+        if !self.has_waiters() || self.config.pool_size_limit == 0 {
+            return Some(block);
         }
         let class = block.class();
         let passed = (block.passed(), self.backing().beside_bytes(class));
         match self.waiters.offer(block, class, passed, |is_waiting| self.attend(is_waiting)) {
             // Counted when the get takes it.
-            Offer::HandedOver => {}
+            Offer::HandedOver => None,
             Offer::MakeRoom(block) => {
                 self.accounts.count_made_room();
                 self.stock.evict(block, self.time.coarse_us(), EvictionReason::Reclaimed);
                 self.waiters.wake_first();
                 self.close_if_unused();
+                None
             }
             Offer::Keep(block) => {
                 // The get that wanted memory of others may have been a task that is late.
-                if !self.waiters.has_waiters() {
+                if !self.has_waiters() {
                     self.end_want();
                 }
-                self.keep_idle(block);
+                Some(block)
             }
         }
     }
@@ -349,7 +349,7 @@ impl Server for Core {
     }
 
     fn take_back(&self, block: Block) {
-        self.put(block);
+        self.keep(block);
     }
 
     fn patience(&self) -> Duration {

@@ -65,7 +65,7 @@ pub(crate) struct SharedArena {
     log: Arc<PoolLog>,
     config: SharedArenaConfig,
     shape: GrowthShape,
-    gate: Gate,
+    gate: Arc<Gate>,
     state: Mutex<ArenaState>,
     /// Notified when a plan is settled.
     settled: Condvar,
@@ -108,7 +108,7 @@ impl SharedArena {
             VARIED_GRANULES * shape.sizes.zone_at(0).granule_bytes
         };
         Ok(Self {
-            gate: Gate::new(source.release_waits(), log.clone()),
+            gate: Arc::new(Gate::new(source.release_waits(), log.clone())),
             source,
             log,
             config,
@@ -144,7 +144,7 @@ impl SharedArena {
     }
 
     #[inline]
-    pub(in crate::engine) fn gate(&self) -> &Gate {
+    pub(in crate::engine) fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
 

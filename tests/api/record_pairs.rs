@@ -1,4 +1,4 @@
-//! Gets and puts of pools that record, by the short path and past it: each is in the file once.
+//! Gets and puts of pools that record, beside one that does not and by several threads: each is in the file once.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -52,7 +52,7 @@ fn pools_that_record_and_one_that_does_not_serve_a_thread_in_turn() {
     let pools: Vec<_> = (0..3).map(|_| recorded(&path).build().unwrap()).collect();
     let other = over(faulty_heap(), None).build().unwrap();
     for round in 0..PAIRS {
-        // Three compete for the two places of a thread.
+        // Those that record take no place of the one that does not.
         let used = if round % 10 == 0 { &pools[..] } else { &pools[..1] };
         let held: Vec<_> = used.iter().map(|pool| (pool.get(4096).unwrap(), other.get(100).unwrap())).collect();
         drop(pools[0].get(4096).unwrap());
