@@ -19,7 +19,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::idle::thread_cache::Entry;
+use super::idle::thread_cache::{Entry, SpareEntries};
 use super::owners::Holder;
 use super::supply::{Adopted, BlockMemory};
 use crate::in_flight::CopyFences;
@@ -91,7 +91,7 @@ pub(crate) struct BufferState {
 }
 
 impl<E> Block<E> {
-    pub(super) fn new(owner: Arc<E>, memory: BlockMemory, class: Class) -> Self {
+    pub(super) fn new(owner: Arc<E>, memory: BlockMemory, class: Class, spare: &SpareEntries<BlockBody<E>>) -> Self {
         let held_bytes = usize::try_from(memory.held_bytes()).unwrap_or(usize::MAX);
         let body = BlockBody {
             first: Address(memory.start()),
@@ -104,7 +104,7 @@ impl<E> Block<E> {
             since: 0,
             holder: None,
         };
-        let entry = Entry::new(class.index, held_bytes, body);
+        let entry = spare.wrap(class.index, held_bytes, body);
         entry.set_tag(NOT_PLAIN);
         Self(entry)
     }
@@ -120,8 +120,8 @@ impl<E> Block<E> {
     }
 
     /// The owner, and the memory for its release.
-    pub(super) fn into_parts(self) -> (Arc<E>, BlockMemory) {
-        let body = self.0.into_value();
+    pub(super) fn into_parts(self, spare: &SpareEntries<BlockBody<E>>) -> (Arc<E>, BlockMemory) {
+        let body = spare.unwrap(self.0);
         (body.owner, body.memory)
     }
 

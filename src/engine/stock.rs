@@ -16,7 +16,7 @@ use super::backing::Backing;
 use super::block::{Block, BlockBody};
 use super::classes::Classes;
 use super::domain::Member;
-use super::idle::thread_cache::Entry;
+use super::idle::thread_cache::{Entry, SpareEntries};
 use super::idle::{Idle, LoweredLimit, PutOutcome};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
@@ -39,6 +39,7 @@ const RESERVE_REPORTS: u64 = 4;
 #[derive(Debug)]
 pub(super) struct Stock<E> {
     idle: Idle<BlockBody<E>>,
+    spare: SpareEntries<BlockBody<E>>,
     lifetime: Lifetime,
     classes: Classes,
     backing: Backing,
@@ -67,6 +68,7 @@ impl<E> Stock<E> {
         let idle = Idle::new(backing.has_arena(), config.pool_size_limit, config.auto_resize, idle_us);
         Self {
             idle,
+            spare: SpareEntries::default(),
             lifetime: Lifetime::default(),
             classes: Classes::default(),
             backing,
@@ -141,7 +143,7 @@ impl<E> Stock<E> {
 
     fn block(&self, owner: &Arc<E>, memory: BlockMemory, class: Class) -> (Block<E>, bool) {
         let are_more = self.lifetime.add_block();
-        let block = Block::new(owner.clone(), memory, class);
+        let block = Block::new(owner.clone(), memory, class, &self.spare);
         self.record_new(&block);
         (block, are_more)
     }
@@ -222,7 +224,7 @@ impl<E> Stock<E> {
     pub(super) fn release(&self, block: Block<E>, now_us: u64) {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.
-        let (_owner, memory) = block.into_parts();
+        let (_owner, memory) = block.into_parts(&self.spare);
         self.backing.release(memory, now_us, &self.log);
         // After the release, because the pool may close on it.
         self.lifetime.remove_block();

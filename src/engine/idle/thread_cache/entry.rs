@@ -2,14 +2,19 @@
 //!
 //! The header travels with the buffer, so neither a take nor a put allocates, and a buffer changes hands as one pointer.
 //! The links belong to the cache alone: they mean something only while the entry is idle.
-#![allow(unsafe_code)] // Send and Sync despite the links.
+#![allow(unsafe_code)] // Send and Sync despite the links; moves a value out of memory that is kept.
 
 use super::counters;
 use super::slot;
+use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicPtr, AtomicU32, Ordering};
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
+
+/// Entries whose memory is kept; that of more goes back to the allocator.
+const SPARE_MAX: usize = 64;
 
 /// The position of an idle entry among those of its class: the first field of an entry, and all there is of a list's head.
 #[derive(Debug)]
@@ -62,18 +67,21 @@ impl<T> Entry<T> {
     }
 
     pub(super) fn new_at(owner: u16, class: u32, bytes: usize, value: T) -> Box<Self> {
-        let class = u16::try_from(class).unwrap_or(u16::MAX);
-        let (shard, tag) = (AtomicPtr::new(ptr::null_mut()), AtomicU32::new(0));
-        Box::new(Self {
+        Box::new(Self::around(owner, class, bytes, value))
+    }
+
+    #[inline]
+    fn around(owner: u16, class: u32, bytes: usize, value: T) -> Self {
+        Self {
             links: Links::NONE,
             order: 0,
-            shard,
-            tag,
-            class,
+            shard: AtomicPtr::new(ptr::null_mut()),
+            tag: AtomicU32::new(0),
+            class: u16::try_from(class).unwrap_or(u16::MAX),
             owner,
             weight: counters::weight(bytes),
             value,
-        })
+        }
     }
 
     /// The size class under which it is put and taken.
@@ -117,11 +125,6 @@ impl<T> Entry<T> {
         self.set_shard(ptr::null::<()>());
     }
 
-    /// Unwraps the value.
-    pub fn into_value(self) -> T {
-        self.value
-    }
-
     /// In a remote free list: the entry pushed before.
     pub(super) fn pushed_before(&self) -> Option<NonNull<Self>> {
         NonNull::new(self.links.below.cast())
@@ -129,6 +132,40 @@ impl<T> Entry<T> {
 
     pub(super) fn set_pushed_before(&mut self, before: Option<NonNull<Self>>) {
         self.links.below = before.map_or(ptr::null_mut(), |before| before.as_ptr().cast());
+    }
+}
+
+/// Memory of entries that are gone, for those to come: an allocation of whole cache lines takes longer than a carve.
+#[derive(Debug)]
+pub(in crate::engine) struct SpareEntries<T>(Mutex<Vec<Box<MaybeUninit<Entry<T>>>>>);
+
+impl<T> Default for SpareEntries<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> SpareEntries<T> {
+    /// Wraps `value`, as [`Entry::new`] does.
+    #[inline]
+    pub(in crate::engine) fn wrap(&self, class: u32, bytes: usize, value: T) -> Box<Entry<T>> {
+        let spare = self.0.lock().pop();
+        Box::write(spare.unwrap_or_else(Box::new_uninit), Entry::around(slot::current(), class, bytes, value))
+    }
+
+    /// Unwraps the value of `entry`.
+    #[inline]
+    pub(in crate::engine) fn unwrap(&self, entry: Box<Entry<T>>) -> T {
+        let entry = Box::leak(entry);
+        // SAFETY: the value is read once: from the next line on, this is memory without one.
+        let value = unsafe { ptr::read(&raw const entry.value) };
+        // SAFETY: the box that was leaked, in which nothing needs to be initialised now.
+        let memory = unsafe { Box::from_raw(ptr::from_mut(entry).cast::<MaybeUninit<Entry<T>>>()) };
+        let mut spare = self.0.lock();
+        if spare.len() < SPARE_MAX {
+            spare.push(memory);
+        }
+        value
     }
 }
 
@@ -155,5 +192,27 @@ impl<T: fmt::Debug> fmt::Debug for Entry<T> {
             .field("bytes", &self.bytes())
             .field("value", &self.value)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn the_memory_of_an_entry_serves_the_next_one_and_each_value_is_dropped_once() {
+        let (spare, value) = (SpareEntries::default(), Arc::new(()));
+        let entry = spare.wrap(3, 10, value.clone());
+        let at = ptr::from_ref(&*entry);
+        drop(spare.unwrap(entry));
+        assert_eq!(Arc::strong_count(&value), 1);
+        let entry = spare.wrap(4, 20, value.clone());
+        assert_eq!((ptr::from_ref(&*entry), entry.class(), entry.bytes(), entry.tag()), (at, 4, 20, 0));
+        let more = (0..SPARE_MAX).map(|_| spare.wrap(0, 10, value.clone()));
+        for entry in more.chain([entry]).collect::<Vec<_>>() {
+            drop(spare.unwrap(entry));
+        }
+        assert_eq!((spare.0.lock().len(), Arc::strong_count(&value)), (SPARE_MAX, 1));
     }
 }

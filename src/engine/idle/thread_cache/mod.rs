@@ -70,6 +70,7 @@ mod shard;
 mod slot;
 
 pub use entry::Entry;
+pub(in crate::engine) use entry::SpareEntries;
 pub(in crate::engine) use shard::Shard;
 
 use crate::policy::Window;
