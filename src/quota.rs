@@ -450,7 +450,10 @@ impl Drop for Claim {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::ledger::ProcessCeiling;
 
     #[test]
     fn a_claim_over_the_ceiling_is_refused_and_claims_nothing() {
@@ -503,6 +506,8 @@ mod tests {
         let inner = Quota::inside(&middle, None);
         inner.note_lost(30);
         middle.note_lost(12);
+        inner.note_lost(5);
+        inner.note_recovered(5);
         assert_eq!((inner.inner_lost(), middle.inner_lost(), outer.inner_lost()), ((0, 0), (1, 30), (2, 42)));
         let claim = inner.claim(25).unwrap();
         assert_eq!(claim.bytes(), 25);
@@ -575,6 +580,81 @@ mod tests {
         drop(first);
         drop(second);
         assert_eq!(pool.claimed_bytes(), 0);
+    }
+
+    /// A ceiling of `max_bytes` for the pools of a root of files that nothing else has, and one part in it.
+    fn shared(root: &str, max_bytes: u64) -> Arc<SharedCeiling> {
+        let part = ProcessCeiling::attach(Path::new(root), None, |_| max_bytes);
+        Arc::new(SharedCeiling::OfProcess(part))
+    }
+
+    #[test]
+    fn a_ceiling_that_pools_share_is_the_outermost_level() {
+        let (first, second) = (shared("unit-outermost", 100), shared("unit-outermost", 100));
+        let mut pool = Quota::under(Some(first.clone()), Some(80));
+        let beside = Quota::under(Some(second), None);
+        pool.resize(70).unwrap();
+        let over = |quota: &Arc<Quota>, bytes| quota.claim(bytes).map(drop).unwrap_err();
+        let expected =
+            |max_bytes, missing_bytes, could_ever| Over { level: Level::Shared, max_bytes, missing_bytes, could_ever };
+        assert_eq!(over(beside.quota(), 31), expected(100, 31, true));
+        assert_eq!(over(beside.quota(), 101), expected(100, 101, false));
+        assert_eq!((beside.quota().claimed_bytes(), pool.quota().claimed_bytes()), (0, 70));
+        // Its own ceiling refuses first, and then nothing is claimed of what is shared.
+        assert_eq!(over(pool.quota(), 11).level, Level::Pool);
+        let claim = beside.quota().claim(30).unwrap();
+        assert_eq!(beside.quota().room_for(1), Room { own_bytes: u64::MAX - 30, shared_bytes: 0 });
+        assert_eq!(pool.quota().room_for(1), Room { own_bytes: 10, shared_bytes: 0 });
+        assert_eq!(pool.quota().room_for(1).bytes(), 0);
+        assert_eq!(pool.resize(75).unwrap_err(), expected(100, 5, true));
+        assert_eq!((pool.bytes(), pool.quota().claimed_bytes()), (70, 70));
+        drop(claim);
+        assert_eq!(pool.quota().room_for(10), Room { own_bytes: 10, shared_bytes: 30 });
+        pool.resize(60).unwrap();
+        assert_eq!(first.room_for(1), 40, "what was given back is there for others");
+    }
+
+    #[test]
+    fn what_lacked_the_room_is_named_by_the_room_that_was_found() {
+        let pool = Quota::under(Some(shared("unit-lacking", 100)), Some(80));
+        let quota = pool.quota();
+        let found = |own_bytes, shared_bytes| Room { own_bytes, shared_bytes };
+        assert_eq!(quota.lacking(found(50, 20), 30).level, Level::Shared, "though it has room by now");
+        assert_eq!(quota.lacking(found(50, 20), 60).level, Level::Pool);
+        assert_eq!(quota.lacking(found(20, 50), 30).missing_bytes, 10);
+        assert_eq!(quota.lacking_shared(found(80, 30), 30), None);
+        assert_eq!(quota.lacking_shared(found(80, 29), 30).map(|over| over.missing_bytes), Some(30));
+        assert!(quota.lacking_shared(found(80, 200), 101).is_some(), "it has none now");
+        assert_eq!((quota.highest_claim_bytes(), quota.never(81).map(|over| over.level)), (80, Some(Level::Pool)));
+        quota.set_max_bytes(None);
+        assert_eq!((quota.highest_claim_bytes(), quota.never(101).map(|over| over.level)), (100, Some(Level::Shared)));
+        assert!(quota.never(100).is_none() && quota.could_hold(100) && !quota.could_hold(101));
+    }
+
+    #[test]
+    fn a_pool_leaves_what_is_shared_with_its_last_claim() {
+        let ceiling = shared("unit-leaves", 100);
+        let left = Arc::downgrade(&ceiling);
+        let pool = Quota::under(Some(ceiling), None);
+        let quota = pool.quota().clone();
+        let claim = quota.claim(10).unwrap();
+        drop(pool);
+        assert!(left.upgrade().is_some() && quota.shared().is_some());
+        drop(claim);
+        assert!(left.upgrade().is_none() && quota.shared().is_none());
+    }
+
+    #[test]
+    fn bytes_that_are_kept_for_ever_stay_claimed_and_keep_what_is_shared() {
+        let ceiling = shared("unit-kept", 100);
+        let left = Arc::downgrade(&ceiling);
+        let pool = Quota::under(Some(ceiling), Some(100));
+        let quota = pool.quota().clone();
+        quota.nothing().keep_forever();
+        quota.claim(30).unwrap().keep_forever();
+        drop(pool);
+        assert_eq!((quota.claimed_bytes(), quota.held_bytes()), (30, 30));
+        assert_eq!(left.upgrade().map(|shared| shared.room_for(100)), Some(70));
     }
 
     #[test]
