@@ -95,6 +95,13 @@ impl<T> Out<T> {
     }
 }
 
+impl Out<u64> {
+    /// Space for half as much.
+    pub(crate) fn narrow(self) -> Out<u32> {
+        Out(self.0.cast())
+    }
+}
+
 /// A caller's pointer to a value, or to the first of several.
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);

@@ -4,18 +4,22 @@
 //!   NotInitialized ──cuInit──► Initialized ──shut_down──► ShutDown (every call answers 4)
 //! ```
 //!
-//! A context's handle is its device's ordinal above [`HANDLE_BASE`], in a generation of its own after each reset of the
-//! devices. It lives while it is retained. Memory allocated in it stays, so that a leak shows in the counts instead of as a
-//! crash.
+//! A context's handle is its device's ordinal above [`HANDLE_BASE`], in a generation of its own after each end, or always the
+//! same under [`Cruelty::RecurringHandles`]; its id (`cuCtxGetId`) never comes again. It lives while it is retained. Memory
+//! allocated in it stays, so that a leak shows in the counts instead of as a crash, but under [`Cruelty::ResetUnmaps`].
+//!
+//! A child of `fork` has no driver: every call answers 3, as a real one does once the parent has called `cuInit`.
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, Once};
 
-use crate::call::{Out, Outcome, driver_call};
+use crate::call::{In, Out, Outcome, driver_call};
 use crate::code::Code;
+use crate::cruel::{self, Cruelty};
 use crate::sync::lock;
-use crate::{capture, event, settings, stream};
+use crate::{capture, event, memory, settings, stream};
 
 const HANDLE_BASE: usize = 0xC0DE_0000;
 const GENERATION_STEP: usize = 0x1_0000_0000;
@@ -31,13 +35,70 @@ struct Driver {
     state: DriverState,
     device_count: usize,
     /// By ordinal.
-    retained: Vec<u64>,
-    /// How often the devices were reset.
+    primaries: Vec<Primary>,
+    /// Contexts that were made.
+    made: u64,
+}
+
+/// The primary context of a device.
+#[derive(Clone, Copy, Default)]
+struct Primary {
+    retained: u64,
+    /// Part of its handle.
     generation: usize,
+    /// Of the context that there is, or was last.
+    id: u64,
 }
 
 static DRIVER: Mutex<Driver> =
-    Mutex::new(Driver { state: DriverState::NotInitialized, device_count: 1, retained: Vec::new(), generation: 0 });
+    Mutex::new(Driver { state: DriverState::NotInitialized, device_count: 1, primaries: Vec::new(), made: 0 });
+
+/// Set in a child of `fork`.
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
+
+impl Driver {
+    fn primary(&mut self, ordinal: usize) -> &mut Primary {
+        if self.primaries.len() <= ordinal {
+            self.primaries.resize(ordinal + 1, Primary::default());
+        }
+        &mut self.primaries[ordinal]
+    }
+
+    /// Retains the primary context of this device; returns its handle.
+    fn retain(&mut self, ordinal: usize) -> usize {
+        if self.primary(ordinal).retained == 0 {
+            self.made += 1;
+            self.primary(ordinal).id = self.made;
+        }
+        let primary = self.primary(ordinal);
+        primary.retained += 1;
+        handle(ordinal, primary.generation)
+    }
+
+    /// Ends the primary context of this device; returns its handle if there was one.
+    fn end(&mut self, ordinal: usize) -> Option<usize> {
+        let primary = self.primary(ordinal);
+        let ended = handle(ordinal, primary.generation);
+        let was_there = std::mem::take(&mut primary.retained) > 0;
+        if was_there && !cruel::is(Cruelty::RecurringHandles) {
+            primary.generation += 1;
+        }
+        was_there.then_some(ended)
+    }
+}
+
+fn handle(ordinal: usize, generation: usize) -> usize {
+    HANDLE_BASE + generation * GENERATION_STEP + ordinal
+}
+
+/// What ends with this context: its streams, its events, under [`Cruelty::ResetUnmaps`] its memory.
+fn end_with(context: usize) {
+    stream::close_of(context);
+    event::forget_of(context);
+    if cruel::is(Cruelty::ResetUnmaps) {
+        memory::end_of(context);
+    }
+}
 
 /// Contexts that one thread may push; programs push one or two.
 const STACK_MAX: usize = 64;
@@ -82,6 +143,10 @@ fn with_stack<R>(change: impl FnOnce(&mut Stack) -> R) -> R {
 
 /// Refuses calls before the start and after the end.
 pub(crate) fn check_initialised() -> Outcome {
+    // Relaxed: set by the only thread that a child begins with.
+    if IS_CHILD.load(Ordering::Relaxed) {
+        return Err(Code::NOT_INITIALIZED);
+    }
     match lock(&DRIVER).state {
         DriverState::NotInitialized => Err(Code::NOT_INITIALIZED),
         DriverState::Initialized => Ok(()),
@@ -98,13 +163,10 @@ pub(crate) fn check_device(device: c_int) -> Result<usize, Code> {
 fn check_context(context: usize) -> Result<usize, Code> {
     let driver = lock(&DRIVER);
     let in_order = context.checked_sub(HANDLE_BASE).ok_or(Code::INVALID_CONTEXT)?;
-    if in_order / GENERATION_STEP < driver.generation {
-        return Err(Code::CONTEXT_IS_DESTROYED);
-    }
-    match driver.retained.get(in_order % GENERATION_STEP) {
+    match driver.primaries.get(in_order % GENERATION_STEP) {
         None => Err(Code::INVALID_CONTEXT),
-        Some(0) => Err(Code::CONTEXT_IS_DESTROYED),
-        Some(_) => Ok(context),
+        Some(primary) if primary.retained > 0 && primary.generation == in_order / GENERATION_STEP => Ok(context),
+        Some(_) => Err(Code::CONTEXT_IS_DESTROYED),
     }
 }
 
@@ -128,14 +190,16 @@ fn set_current(context: usize) -> Outcome {
 
 /// Retained contexts.
 pub(crate) fn live() -> u64 {
-    lock(&DRIVER).retained.iter().filter(|&&count| count > 0).count() as u64
+    lock(&DRIVER).primaries.iter().filter(|primary| primary.retained > 0).count() as u64
 }
 
-/// Destroys all primary contexts, as a reset of each device does; the next ones have other handles.
+/// Ends all primary contexts, as a reset of each device does.
 pub(crate) fn renew() {
-    let mut driver = lock(&DRIVER);
-    driver.generation += 1;
-    driver.retained.clear();
+    let ended: Vec<_> = {
+        let mut driver = lock(&DRIVER);
+        (0..driver.primaries.len()).filter_map(|ordinal| driver.end(ordinal)).collect()
+    };
+    ended.into_iter().for_each(end_with);
 }
 
 /// Sets the number of devices.
@@ -151,13 +215,25 @@ pub(crate) fn shut_down() {
 /// One device, and a driver that answers again; contexts stay retained.
 pub(crate) fn reset() {
     let mut driver = lock(&DRIVER);
-    driver.device_count = 1;
+    driver.device_count = settings::get().devices.max(1);
     if driver.state == DriverState::ShutDown {
         driver.state = DriverState::Initialized;
     }
 }
 
+extern "C" fn note_child() {
+    IS_CHILD.store(true, Ordering::Relaxed);
+}
+
 driver_call! { Lookup fn cuInit(flags: u32) {
+    static WATCHES_FORKS: Once = Once::new();
+    if IS_CHILD.load(Ordering::Relaxed) {
+        return Err(Code::NOT_INITIALIZED);
+    }
+    WATCHES_FORKS.call_once(|| {
+        // SAFETY: a plain function that lives as long as the process: a driver is never unloaded.
+        let _refused_without_memory = unsafe { libc::pthread_atfork(None, None, Some(note_child)) };
+    });
     let mut driver = lock(&DRIVER);
     match driver.state {
         _ if flags != 0 => Err(Code::INVALID_VALUE),
@@ -165,6 +241,9 @@ driver_call! { Lookup fn cuInit(flags: u32) {
         _ if driver.device_count == 0 => Err(Code::NO_DEVICE),
         _ => {
             settings::read()?;
+            if driver.state == DriverState::NotInitialized && settings::get().devices > 0 {
+                driver.device_count = settings::get().devices;
+            }
             driver.state = DriverState::Initialized;
             Ok(())
         }
@@ -180,40 +259,75 @@ driver_call! { Process fn cuDeviceGet(out: Out<c_int>, ordinal: c_int) {
     out.put(ordinal)
 }}
 
-driver_call! { Device fn cuDevicePrimaryCtxRetain(out: Out<usize>, device: c_int) {
+fn retain(out: Out<usize>, device: c_int) -> Outcome {
     let ordinal = check_device(device)?;
-    let mut driver = lock(&DRIVER);
-    if driver.retained.len() <= ordinal {
-        driver.retained.resize(ordinal + 1, 0);
-    }
-    driver.retained[ordinal] += 1;
-    out.put(HANDLE_BASE + driver.generation * GENERATION_STEP + ordinal)
+    out.put(lock(&DRIVER).retain(ordinal))
+}
+
+driver_call! { Device fn cuDevicePrimaryCtxRetain(out: Out<usize>, device: c_int) {
+    retain(out, device)
 }}
 
+/// The table by which the runtime retains a primary context, beside the public function.
+const RUNTIME_TABLE: [u8; 16] =
+    [0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9];
+
+extern "C" fn retain_by_table(out: Out<usize>, device: c_int) -> c_int {
+    let retained = check_initialised().and_then(|()| retain(out, device));
+    retained.map_or_else(|code| code.0, |()| 0)
+}
+
+/// A length in bytes, and functions. Only the third entry is known.
+struct PrivateTable([usize; 10]);
+
+driver_call! { Lookup fn cuGetExportTable(out: Out<*const usize>, id: In<[u8; 16]>) {
+    static TABLE: std::sync::OnceLock<PrivateTable> = std::sync::OnceLock::new();
+    if id.get()? != RUNTIME_TABLE {
+        return Err(Code::NOT_FOUND);
+    }
+    let table = TABLE.get_or_init(|| {
+        let mut entries = [0; 10];
+        (entries[0], entries[2]) = (size_of::<[usize; 10]>(), retain_by_table as *const () as usize);
+        PrivateTable(entries)
+    });
+    out.put(table.0.as_ptr())
+}}
+
+// It ends with its last user.
 driver_call! { Process fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
     let ordinal = check_device(device)?;
-    match lock(&DRIVER).retained.get_mut(ordinal) {
-        Some(count) if *count > 0 => {
-            *count -= 1;
-            Ok(())
+    let ended = {
+        let mut driver = lock(&DRIVER);
+        match driver.primary(ordinal).retained {
+            0 => return Err(Code::INVALID_CONTEXT),
+            1 => driver.end(ordinal),
+            _ => {
+                driver.primary(ordinal).retained -= 1;
+                None
+            }
         }
-        _ => Err(Code::INVALID_CONTEXT),
-    }
+    };
+    ended.into_iter().for_each(end_with);
+    Ok(())
 }}
 
-// The one reset that there is: of all devices.
 driver_call! { Process fn cuDevicePrimaryCtxReset_v2(device: c_int) {
-    check_device(device)?;
-    renew();
-    stream::close_all();
-    event::forget_all();
+    let ordinal = check_device(device)?;
+    let ended = lock(&DRIVER).end(ordinal);
+    ended.into_iter().for_each(end_with);
     Ok(())
 }}
 
 driver_call! { Process fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<u32>, active: Out<c_int>) {
     let ordinal = check_device(device)?;
     flags.put(0)?;
-    active.put(c_int::from(lock(&DRIVER).retained.get(ordinal).is_some_and(|&count| count > 0)))
+    active.put(c_int::from(lock(&DRIVER).primary(ordinal).retained > 0))
+}}
+
+driver_call! { Process fn cuCtxGetId(context: usize, out: Out<u64>) {
+    let context = check_context(if context == 0 { current()? } else { context })?;
+    let ordinal = (context - HANDLE_BASE) % GENERATION_STEP;
+    out.put(lock(&DRIVER).primary(ordinal).id)
 }}
 
 driver_call! { Process fn cuCtxGetCurrent(out: Out<usize>) {

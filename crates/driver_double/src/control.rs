@@ -10,7 +10,7 @@ use crate::code::Code;
 use crate::ledger::{self, Counts};
 use crate::{
     address_space::{self, Owner},
-    context, device, event, faults, link, settings, stream, symbols, virtual_memory,
+    context, cruel, device, event, faults, link, settings, stream, symbols, virtual_memory,
 };
 
 macro_rules! controls {
@@ -65,6 +65,7 @@ controls! {
         virtual_memory::set_sparse(false);
         virtual_memory::refuse_access(0);
         link::set_rate(settings::get().copy_rate);
+        cruel::set(settings::get().cruel);
         symbols::show_all();
         ledger::reset();
     }
@@ -166,8 +167,11 @@ controls! {
     /// Destroys all primary contexts, with their streams and events.
     fn double_renew_contexts() {
         context::renew();
-        stream::close_all();
-        event::forget_all();
+    }
+
+    /// Turns these switches on, a bit each, and all others off.
+    fn double_set_cruel(bits: u64) {
+        cruel::set(bits);
     }
 
     /// Loses the device: every later call fails with this code.

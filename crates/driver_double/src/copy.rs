@@ -22,6 +22,7 @@ use crate::address_space::{self, MemoryKind, Space};
 use crate::call::{Outcome, driver_call};
 use crate::code::Code;
 use crate::cost;
+use crate::cruel::{self, Cruelty};
 use crate::link::Link;
 use crate::op::{Op, fault};
 use crate::stream::LEGACY;
@@ -55,6 +56,8 @@ impl Endpoint {
 
 /// Copies of no more than this are never hollow.
 const WORD_BYTES_MAX: u64 = 64;
+/// Under [`Cruelty::SmallCopies`]: the driver reads so little itself.
+const SMALL_BYTES: u64 = 64 << 10;
 
 /// Moves the bytes, on a stream's worker; returns when the last one arrived.
 pub(crate) fn run(to: &Endpoint, from: &Endpoint, bytes: u64, link: Link, begins: Instant) -> Result<Instant, Code> {
@@ -123,7 +126,12 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
     }
     let (target, source) = {
         let space = address_space::read();
-        (space.locate(to, bytes)?, space.locate(from, bytes)?)
+        let kind = |address| match space.locate(address, bytes) {
+            // Staged, whatever it crosses.
+            Err(_) if bytes <= SMALL_BYTES && cruel::is(Cruelty::SmallCopies) => Ok(MemoryKind::Pageable),
+            found => found,
+        };
+        (kind(to)?, kind(from)?)
     };
     let (to_device, from_device) = (target == MemoryKind::Device, source == MemoryKind::Device);
     let allowed = match direction {
@@ -138,6 +146,9 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
     if let Ok(device) = context::current_device()
         && ![to, from].into_iter().all(|address| virtual_memory::can_reach(device, address, bytes))
     {
+        if cruel::is(Cruelty::StickyFaults) {
+            stream::lose(Code::ILLEGAL_ADDRESS);
+        }
         return Err(Code::ILLEGAL_ADDRESS);
     }
     if !to_device && is_hollow(bytes) {

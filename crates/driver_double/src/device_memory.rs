@@ -34,7 +34,7 @@ fn allocate(bytes: usize) -> Result<u64, Code> {
     // One alignment apart, so that an access past the end of a block hits no other block.
     let spaced_bytes = (bytes as u64).next_multiple_of(ALIGNMENT) + ALIGNMENT;
     let address = NEXT_ADDRESS.fetch_add(spaced_bytes, Ordering::Relaxed);
-    address_space::insert(address, Range { bytes: bytes as u64, owner: Owner::Device { backing } })?;
+    memory::insert_of_context(address, Range { bytes: bytes as u64, owner: Owner::Device { backing } })?;
     LIVE_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
     Ok(address)
 }
@@ -46,9 +46,14 @@ pub(crate) fn release(address: u64) -> Outcome {
         ledger::misused(format!("free of device memory at {address:#x}, where no block begins"));
         return Err(Code::INVALID_VALUE);
     };
+    unback(backing, bytes);
+    Ok(())
+}
+
+/// Unmaps the bytes of a block that is in the map no more.
+pub(crate) fn unback(backing: usize, bytes: u64) {
     memory::unmap(backing, bytes as usize);
     LIVE_BYTES.fetch_sub(bytes, Ordering::Relaxed);
-    Ok(())
 }
 
 driver_call! { Enqueue fn cuMemAlloc_v2(out: Out<u64>, bytes: usize) {

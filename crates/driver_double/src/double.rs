@@ -12,6 +12,7 @@ use std::{env, fmt, fs};
 
 use crate::code::Code;
 use crate::control::Controls;
+use crate::cruel::Cruelty;
 use crate::ledger::Counts;
 use crate::settings;
 use crate::sync::lock;
@@ -153,10 +154,14 @@ impl Double {
         (self.controls.double_set_memory_nodes)(nodes.iter().fold(0, |bits, node| bits | 1 << node));
     }
 
-    /// Destroys all primary contexts with their streams and events, as `cuDevicePrimaryCtxReset` does: the next ones have
-    /// other handles. Memory stays.
+    /// Destroys all primary contexts with their streams and events, as `cuDevicePrimaryCtxReset` does.
     pub fn renew_contexts(&self) {
         (self.controls.double_renew_contexts)();
+    }
+
+    /// Turns these switches on and all others off, until the next reset.
+    pub fn set_cruel(&self, switches: &[Cruelty]) {
+        (self.controls.double_set_cruel)(switches.iter().fold(0, |bits, cruelty| bits | cruelty.bit()));
     }
 
     /// Loses the device: work stops, and every later call fails with this code.

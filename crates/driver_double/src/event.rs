@@ -11,6 +11,7 @@ use std::time::Instant;
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::cost::{self, Work};
+use crate::cruel::{self, Cruelty};
 use crate::op::Op;
 use crate::stream::{self, Enqueued, Ticket};
 use crate::sync::lock;
@@ -40,15 +41,19 @@ pub(crate) fn live() -> u64 {
     lock(&EVENTS).live.len() as u64
 }
 
-/// Destroys all events.
-pub(crate) fn forget_all() {
-    lock(&EVENTS).live.clear();
+/// Destroys all events of a context.
+pub(crate) fn forget_of(context: usize) {
+    lock(&EVENTS).live.retain(|_, event| event.context != context);
 }
 
 fn find(handle: usize) -> Result<Event, Code> {
     let found = lock(&EVENTS).live.get(&handle).cloned();
     found.ok_or_else(|| {
         ledger::misused(format!("use of event {handle:#x}, which is not or no longer there"));
+        if cruel::is(Cruelty::DeadEventAborts) {
+            eprintln!("driver double: use of event {handle:#x}, which is not or no longer there");
+            std::process::abort();
+        }
         Code::INVALID_HANDLE
     })
 }

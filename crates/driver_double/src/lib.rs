@@ -32,6 +32,7 @@
 //! | while a stream captures in global mode, other threads' queries and allocations fail and invalidate the capture | `capture` |
 //! | a destroyed stream's handle is given to a new stream, even with work pending; its id never is | `stream` |
 //! | waiting for an event and destroying it need a current context, querying it and creating granules do not | `event`, `virtual_memory` |
+//! | a child of `fork` has no driver: 3 | `context` |
 //! | a fault on the device is sticky: every call fails, pending work never finishes | `stream` |
 //!
 //! The environment configures the double for a program that does not know of it, such as a bench. It is read at the first
@@ -47,6 +48,8 @@
 //! | `DRIVER_DOUBLE_REPORT` | `none` (default), `stderr` | at the end of the process: frees with work in flight, wrong uses, calls by name |
 //! | `DRIVER_DOUBLE_ABORT` | the name of a call | that call ends the process by SIGABRT |
 //! | `DRIVER_DOUBLE_HANG` | the name of a call | that call never returns |
+//! | `DRIVER_DOUBLE_CRUEL` | names of [`Cruelty`], or `all` | does what a driver may do and the double does not by itself |
+//! | `DRIVER_DOUBLE_DEVICES` | `1` (default) to `64` | the number of devices |
 //!
 //! A setting that cannot be parsed is reported on stderr and fails `cuInit` with 1. [`Double::load`] refuses hollow copies,
 //! since a test checks data.
@@ -72,6 +75,7 @@ mod context;
 mod control;
 mod copy;
 mod cost;
+mod cruel;
 mod device;
 mod device_memory;
 mod double;
@@ -90,5 +94,6 @@ mod sync;
 mod virtual_memory;
 
 pub use code::Code;
+pub use cruel::Cruelty;
 pub use double::{Double, HeldCall, HeldStream};
 pub use ledger::Counts;

@@ -6,16 +6,19 @@
 //! Fresh blocks hold garbage and blocks up to [`SMALL_BYTES`] begin in the middle of a page: the real driver carves
 //! them out of larger ones and promises neither zeros nor page alignment.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::address_space::{self, Owner, Range};
 use crate::call::{In, Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::cost::{self, Work};
-use crate::{capture, chunks, context, ledger, settings, stream};
+use crate::cruel::{self, Cruelty};
+use crate::sync::lock;
+use crate::{capture, chunks, context, device_memory, ledger, settings, stream};
 
 /// The content of a fresh block.
 pub(crate) const GARBAGE: u8 = 0xA5;
@@ -27,11 +30,43 @@ const ALLOC_FLAGS: u32 = 0b111;
 /// Portable, mapped, device's own memory, read-only.
 const REGISTER_FLAGS: u32 = 0b1111;
 /// Attributes of pointers, as the driver numbers them.
+const MEMORY_TYPE: c_int = 2;
 const DEVICE_POINTER: c_int = 3;
 const HOST_POINTER: c_int = 4;
 const BUFFER_ID: c_int = 7;
 const RANGE_START: c_int = 11;
 const RANGE_BYTES: c_int = 12;
+
+/// The context in which the range was made that begins at an address. What is freed stays until the address comes again.
+static CONTEXT_OF: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
+
+/// Enters a range of the current context.
+pub(crate) fn insert_of_context(start: u64, range: Range) -> Outcome {
+    let context = context::current()?;
+    address_space::insert(start, range)?;
+    lock(&CONTEXT_OF).insert(start, context);
+    Ok(())
+}
+
+/// Takes the memory of a context that ends: allocated, registered, and of the device.
+pub(crate) fn end_of(context: usize) {
+    let starts: Vec<u64> = lock(&CONTEXT_OF).extract_if(.., |_, of| *of == context).map(|(start, _)| start).collect();
+    for start in starts {
+        let Some(range) = address_space::remove(start, |owner| !matches!(owner, Owner::Granule { .. })) else {
+            continue;
+        };
+        match range.owner {
+            Owner::Allocated { mapping, mapping_bytes, chunk, .. } => {
+                let _chunk_is_gone = chunk.is_none_or(|chunk| chunks::give_back(chunk, range.bytes));
+                ledger::unpin(range.bytes);
+                unmap(mapping, mapping_bytes);
+            }
+            Owner::Registered { .. } => ledger::unpin(range.bytes),
+            Owner::Device { backing } => device_memory::unback(backing, range.bytes),
+            Owner::Granule { .. } => {}
+        }
+    }
+}
 
 /// Anonymous memory from the kernel.
 pub(crate) fn map(bytes: usize) -> Result<usize, Code> {
@@ -159,7 +194,7 @@ fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
     make_resident(mapping, mapping_bytes);
     let address = mapping + offset;
     let owner = Owner::Allocated { flags, mapping, mapping_bytes, chunk: carved.map(|(chunk, _)| chunk) };
-    address_space::insert(address as u64, Range { bytes: bytes as u64, owner })?;
+    insert_of_context(address as u64, Range { bytes: bytes as u64, owner })?;
     out.put(ptr::with_exposed_provenance_mut(address))
 }
 
@@ -190,6 +225,9 @@ driver_call! { Enqueue fn cuMemFreeHost(address: *mut c_void) {
 driver_call! { Enqueue fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32) {
     context::current()?;
     capture::forbid_unsafe_call()?;
+    if cruel::is(Cruelty::NoRegistering) {
+        return Err(Code::NOT_SUPPORTED);
+    }
     let start = address.expose_provenance();
     if start == 0 || bytes == 0 || flags & !REGISTER_FLAGS != 0 || !is_mapped(start, bytes) {
         ledger::misused(format!("cuMemHostRegister of {bytes} bytes at {start:#x}, which are not all mapped, with flags {flags}"));
@@ -197,7 +235,7 @@ driver_call! { Enqueue fn cuMemHostRegister_v2(address: *mut c_void, bytes: usiz
     }
     let _cost = cost::charge(Work::Register(bytes as u64));
     ledger::pin(bytes as u64)?;
-    address_space::insert(start as u64, Range { bytes: bytes as u64, owner: Owner::Registered { flags } })
+    insert_of_context(start as u64, Range { bytes: bytes as u64, owner: Owner::Registered { flags } })
         .inspect_err(|_| ledger::unpin(bytes as u64))
 }}
 
@@ -225,6 +263,11 @@ driver_call! { Device fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: *m
 
 /// An attribute of memory that the device may use, mapped granules included. The host's memory has one address for all.
 fn attribute(out: Out<u64>, attribute: c_int, address: u64) -> Outcome {
+    if attribute == MEMORY_TYPE {
+        // 1 is the host, 2 a device. Pageable memory is refused.
+        let (_, range) = address_space::read().at(address).ok_or(Code::INVALID_VALUE)?;
+        return out.narrow().put(if matches!(range.owner, Owner::Device { .. }) { 2 } else { 1 });
+    }
     let value = |(start, range): (u64, Range)| match attribute {
         DEVICE_POINTER | HOST_POINTER => Ok(address),
         BUFFER_ID | RANGE_START => Ok(start),
@@ -246,8 +289,11 @@ driver_call! { Device fn cuPointerGetAttribute(out: Out<u64>, number: c_int, add
 driver_call! { Device fn cuPointerGetAttributes(count: u32, numbers: In<c_int>, places: In<*mut u64>, address: u64) {
     (0..count as usize).try_for_each(|index| {
         let place = places.at(index)?;
-        if attribute(Out::at(place, 0), numbers.at(index)?, address).is_err() {
-            Out::at(place, 0).put(0)?;
+        let number = numbers.at(index)?;
+        match attribute(Out::at(place, 0), number, address) {
+            Err(_) if number == MEMORY_TYPE => Out::at(place, 0).narrow().put(0)?,
+            Err(_) => Out::at(place, 0).put(0)?,
+            Ok(()) => {}
         }
         Ok(())
     })

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 
 use crate::call::Outcome;
 use crate::code::Code;
+use crate::cruel::{self, Cruelty};
 use crate::faults::{self, ScriptedFailure};
 use crate::{ledger, link};
 
@@ -22,6 +23,8 @@ const ACCESS: &str = "DRIVER_DOUBLE_ACCESS";
 const FAIL: &str = "DRIVER_DOUBLE_FAIL";
 const ABORT: &str = "DRIVER_DOUBLE_ABORT";
 const HANG: &str = "DRIVER_DOUBLE_HANG";
+const CRUEL: &str = "DRIVER_DOUBLE_CRUEL";
+const DEVICES: &str = "DRIVER_DOUBLE_DEVICES";
 
 const UNITS: [(&str, f64); 9] = [
     ("KiB", 1024.0),
@@ -54,6 +57,10 @@ pub(crate) struct Settings {
     pub(crate) abort: Option<&'static str>,
     /// A call of this name never returns.
     pub(crate) hang: Option<&'static str>,
+    /// Switches that are on, a bit each.
+    pub(crate) cruel: u64,
+    /// The number of devices; 0 is one.
+    pub(crate) devices: usize,
 }
 
 static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
@@ -69,6 +76,7 @@ pub(crate) fn read() -> Outcome {
         if settings.report {
             ledger::report_at_exit();
         }
+        cruel::set(settings.cruel);
         Ok(settings)
     });
     settings.as_ref().map(drop).map_err(|_| Code::INVALID_VALUE)
@@ -131,12 +139,25 @@ fn parse(
                 });
                 failures = each.collect::<Result<_, _>>()?;
             }
+            (CRUEL, "all") => settings.cruel = Cruelty::ALL.iter().fold(0, |bits, each| bits | each.bit()),
+            (CRUEL, text) => {
+                let known = || Cruelty::ALL.iter().map(|each| each.name()).collect::<Vec<_>>().join(", ");
+                for one in text.split(',').map(str::trim).filter(|one| !one.is_empty()) {
+                    let switch = Cruelty::named(one);
+                    let switch = switch.ok_or_else(|| format!("{name}={text}: {one} is none of {}, all", known()))?;
+                    settings.cruel |= switch.bit();
+                }
+            }
+            (DEVICES, text) => {
+                let count = text.parse().ok().filter(|count| (1..=64).contains(count));
+                settings.devices = count.ok_or_else(|| format!("{name}={text}: not a number of devices, 1 to 64"))?;
+            }
             // Read once for a process.
             (ABORT, text) => settings.abort = Some(text.to_owned().leak()),
             (HANG, text) => settings.hang = Some(text.to_owned().leak()),
             (name, text) => {
                 return Err(format!(
-                    "{name}={text}: no such setting; there are {COPY_RATE}, {COPY}, {COSTS}, {REPORT}, {ACCESS}, {FAIL}, {ABORT}, {HANG}"
+                    "{name}={text}: no such setting; there are {COPY_RATE}, {COPY}, {COSTS}, {REPORT}, {ACCESS}, {FAIL}, {ABORT}, {HANG}, {CRUEL}, {DEVICES}"
                 ));
             }
         }
@@ -211,6 +232,9 @@ mod tests {
         let deadly = parsed(&[(ABORT, "cuMemCreate"), (HANG, "cuMemMap")]);
         let (abort, hang) = (Some("cuMemCreate"), Some("cuMemMap"));
         assert_eq!(deadly, Ok(Settings { abort, hang, ..Settings::default() }));
+        let cruel = parsed(&[(CRUEL, "one-mapping, single-unmap"), (DEVICES, "2")]).unwrap();
+        assert_eq!((cruel.cruel, cruel.devices), (Cruelty::OneMapping.bit() | Cruelty::SingleUnmap.bit(), 2));
+        assert_eq!(parsed(&[(CRUEL, "all")]).unwrap().cruel.count_ones() as usize, Cruelty::ALL.len());
         assert!(parsed(&[(ACCESS, "handle")]).unwrap().access_of_each);
         assert_eq!(parsed(&[("HOME", "/")]), Ok(Settings::default()));
         assert_eq!(parsed(&[(COPY, "real"), (COSTS, "none"), (REPORT, "none")]), Ok(Settings::default()));
@@ -225,6 +249,8 @@ mod tests {
             (REPORT, "1"),
             (ACCESS, "all"),
             ("DRIVER_DOUBLE_COST", "measured"),
+            (CRUEL, "kind"),
+            (DEVICES, "0"),
         ] {
             let why = parsed(&[wrong]).unwrap_err();
             assert!(why.contains(&format!("{}={}", wrong.0, wrong.1)), "{why}");

@@ -26,6 +26,7 @@ use crate::address_space::{self, Owner, Range};
 use crate::call::{In, Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::cost::{self, Work};
+use crate::cruel::{self, Cruelty};
 use crate::sync::lock;
 use crate::{context, device, ledger, memory, settings};
 
@@ -84,6 +85,7 @@ impl Location {
             ON_DEVICE => Ok(false),
             ON_NUMA_NODE if u32::try_from(self.id).is_ok_and(has_memory) => Ok(true),
             ON_HOST if device::attribute(HOST_VIRTUAL_MEMORY) != 0 => Ok(true),
+            _ if cruel::is(Cruelty::OtherCodes) => Err(Code::INVALID_DEVICE),
             _ => Err(Code::INVALID_VALUE),
         }
     }
@@ -354,6 +356,9 @@ driver_call! { Brief fn cuMemMap(address: u64, bytes: usize, offset: usize, hand
     if bytes > granule.bytes {
         return Err(Code::INVALID_VALUE);
     }
+    if granule.mappings > 0 && cruel::is(Cruelty::OneMapping) {
+        return Err(Code::INVALID_VALUE);
+    }
     map_over(address, bytes, Some((&granule.file, 0)))?;
     granule.mappings += 1;
     all.mappings.insert(address, Mapping { bytes, granule: handle, devices: 0 });
@@ -366,6 +371,9 @@ driver_call! { Brief fn cuMemUnmap(address: u64, bytes: usize) {
     let starts = all.exactly(address, bytes as u64).inspect_err(|_| {
         ledger::misused(format!("cuMemUnmap of {bytes} bytes at {address:#x}, which are not whole mappings"));
     })?;
+    if starts.len() > 1 && cruel::is(Cruelty::SingleUnmap) {
+        return Err(Code::INVALID_VALUE);
+    }
     for start in starts {
         // Remove it from the map first: a later copy faults, one that runs delays this call by one step at most.
         address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
@@ -381,6 +389,12 @@ driver_call! { Brief fn cuMemUnmap(address: u64, bytes: usize) {
 
 driver_call! { Brief fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<Access>, count: usize) {
     let mappings = lock(&VIRTUAL_MEMORY).exactly(address, bytes as u64)?.len() as u64;
+    if mappings > 1 && cruel::is(Cruelty::SingleAccess) {
+        return Err(Code::INVALID_VALUE);
+    }
+    if cruel::is(Cruelty::AccessNeedsContext) && context::current().is_err() {
+        return Err(if cruel::is(Cruelty::OtherCodes) { Code::NOT_INITIALIZED } else { Code::INVALID_CONTEXT });
+    }
     let each = settings::get().access_of_each;
     let _cost = cost::charge_beside_enqueues(Work::SetAccess { bytes: bytes as u64, mappings, each });
     let mut guard = lock(&VIRTUAL_MEMORY);

@@ -378,13 +378,14 @@ pub(crate) fn live() -> u64 {
     lock_streams().by_number.values().filter(|stream| stream.created.is_some() && !stream.closing).count() as u64
 }
 
-/// Destroys all streams once their work has ended.
-pub(crate) fn close_all() {
-    let mut streams = lock_streams();
-    streams.defaults.clear();
-    streams.handles = Handles::new();
-    for stream in streams.by_number.values_mut() {
+/// Destroys all streams of a context once their work has ended.
+pub(crate) fn close_of(context: usize) {
+    let mut guard = lock_streams();
+    let streams = &mut *guard;
+    streams.defaults.retain(|&(of, ..)| of != context);
+    for (&number, stream) in streams.by_number.iter_mut().filter(|(_, stream)| stream.context == context) {
         (stream.closing, stream.created) = (true, None);
+        streams.handles.take_back(number);
         stream.worker.wake_all();
     }
 }
