@@ -138,7 +138,8 @@ impl Buffer {
     /// Ends the use of the buffer: its memory goes back to the pool, behind all work that was enqueued on `stream` so far
     /// and on the streams recorded before.
     ///
-    /// BufferError while views of the buffer are alive; nothing is changed then. A second release does nothing.
+    /// BufferError while views of the buffer are alive; nothing is changed then. A second release does nothing. A stream that
+    /// cannot be recorded leaves the buffer unreleased, as `record_stream` does.
     #[pyo3(signature = (stream=None))]
     fn release(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         if self.memory.is_released() {
@@ -153,10 +154,15 @@ impl Buffer {
 
     /// The memory goes back only when all work that was enqueued on `stream` so far is over, however the buffer is given
     /// back: by `release()`, at the end of `with`, or when its last view is gone. The buffer stays in use.
+    ///
+    /// A stream that the driver refuses, or that captures a graph, is an error, and the memory is never used again: nobody can know
+    /// when work on it ends. A `stream` that is none (TypeError, ValueError) changes nothing.
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         self.memory.check()?;
         let (stream, memory) = (stream::Stream::of(stream)?, &self.memory);
-        py.detach(|| memory.record(stream.fence(memory.origin.device)?))
+        py.detach(|| {
+            stream.fence(memory.origin.device).or_else(|unfenced| memory.lose(unfenced)).and_then(|fence| memory.record(fence))
+        })
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {

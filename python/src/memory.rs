@@ -19,6 +19,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::{PyErr, PyResult};
 
 use crate::errors::{ReleasedError, exception};
+use crate::stream::Unfenced;
 use crate::unlocked::unlocked;
 
 /// What the buffers of a pool need to know of it.
@@ -217,6 +218,14 @@ impl Memory {
         Ok(())
     }
 
+    /// No fence could be put behind work that may use the buffer: its memory is never used again. Returns the error.
+    pub(crate) fn lose<T>(&self, Unfenced { error, may_run }: Unfenced) -> PyResult<T> {
+        if may_run {
+            self.record(Arc::new(UnknownEnd(error.to_string())))?;
+        }
+        Err(error)
+    }
+
     /// Ends the use of the buffer, which goes back now. Fails while it has views.
     pub(crate) fn release(&self) -> PyResult<()> {
         let mut state = self.state();
@@ -288,6 +297,26 @@ fn put(buf: Option<PinnedBuf>, mut streams: Vec<Arc<dyn Fence>>, origin: &Origin
         None => unlocked(move || drop(buf)),
         // A failure is logged by the pool, which then leaves the memory alone.
         Some(last) => unlocked(move || drop(buf.release_after(&Behind { last, others: streams }))),
+    }
+}
+
+/// Work that nobody can wait for.
+#[derive(Debug)]
+struct UnknownEnd(String);
+
+// SAFETY: never over.
+#[allow(unsafe_code)]
+unsafe impl Fence for UnknownEnd {
+    fn is_done(&self) -> pinpool::Result<bool> {
+        Err(pinpool::Error::device(self.0.clone()))
+    }
+
+    fn wait(&self) -> pinpool::Result<()> {
+        self.is_done().map(drop)
+    }
+
+    fn stream(&self) -> u64 {
+        0
     }
 }
 

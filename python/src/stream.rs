@@ -12,6 +12,13 @@ use pyo3::types::{PyBool, PyInt};
 
 use crate::errors::{BackendError, exception};
 
+/// No fence behind the work of a stream.
+pub(crate) struct Unfenced {
+    pub(crate) error: PyErr,
+    /// There is a driver that may run such work, so that its end is unknown.
+    pub(crate) may_run: bool,
+}
+
 /// The largest handle that stands for a stream of the calling context or thread.
 const PER_THREAD: usize = 2;
 
@@ -65,23 +72,26 @@ impl Stream {
     }
 
     /// A fence behind all work enqueued so far. `pools` is the GPU of the pool.
-    pub(crate) fn fence(self, pools: u32) -> PyResult<Arc<dyn Fence>> {
+    pub(crate) fn fence(self, pools: u32) -> Result<Arc<dyn Fence>, Unfenced> {
+        let idle = |text| Unfenced { error: BackendError::new_err(text), may_run: false };
         // SAFETY: loads the driver's library, as its first user in the process would.
         if !unsafe { sys::is_culib_present() } {
-            return Err(BackendError::new_err(format!(
+            return Err(idle(format!(
                 "stream {:#x}: there is no CUDA driver (libcuda.so.1) on this machine, so no copy can run on a stream: \
                  release the buffer without one",
                 self.handle
             )));
         }
-        let failed = |error: DriverError| {
-            BackendError::new_err(format!(
-                "stream {:#x}: the driver refused: {error:?}; pass a stream that is alive",
+        let failed = |error: DriverError| Unfenced {
+            error: BackendError::new_err(format!(
+                "stream {:#x}: the driver refused: {error:?}; pass a stream that is alive. The memory of this buffer is lost: \
+                 the end of work on that stream is unknown",
                 self.handle
-            ))
+            )),
+            may_run: true,
         };
         result::init().map_err(|error| {
-            BackendError::new_err(format!(
+            idle(format!(
                 "stream {:#x}: the CUDA driver does not start: {error:?}; `pinpool doctor` says why",
                 self.handle
             ))
@@ -92,7 +102,7 @@ impl Stream {
         };
         // SAFETY: the caller says that the stream is alive; it is not kept beyond this call.
         let stream = unsafe { on_device(device, self.handle) }.map_err(failed)?;
-        stream.mark().map_err(|error| exception(&error))
+        stream.mark().map_err(|error| Unfenced { error: exception(&error), may_run: true })
     }
 
     /// The GPU of the stream; `None` for one that is named without its context where the thread has none.
@@ -131,6 +141,23 @@ pub(crate) unsafe fn on_device(device: u32, handle: usize) -> Result<Arc<CudaStr
     let handle = std::ptr::with_exposed_provenance_mut(handle);
     // SAFETY: the caller's promise.
     Ok(unsafe { context(device)?.wrap_borrowed_stream(handle) })
+}
+
+/// Whether the stream with this handle captures a graph; `false` if the driver does not tell.
+///
+/// # Safety
+///
+/// The stream is alive, and of that GPU.
+pub(crate) unsafe fn is_capturing(device: u32, handle: usize) -> bool {
+    // SAFETY: the caller's promise. It holds a reference to its context alone.
+    let Ok(stream) = (unsafe { on_device(device, handle) }) else { return false };
+    stream.context().bind_to_thread().is_ok()
+        && match stream.capture_status() {
+            // One that was spoiled captures until it ends, too.
+            Ok(status) => status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+            // The default stream while one that waits for it captures.
+            Err(error) => (900..=908).contains(&(error.0 as u32)),
+        }
 }
 
 /// The primary context of a GPU, made once.

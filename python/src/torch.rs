@@ -50,13 +50,14 @@ struct Functions {
     put: unsafe extern "C" fn(*mut PinnedBuf, *const Stream, usize),
     trim: unsafe extern "C" fn(*const Pool),
     totals: unsafe extern "C" fn(*const Pool, *mut Totals),
+    is_capturing: unsafe extern "C" fn(*const Stream) -> c_int,
 }
 
 /// The address of the functions of `pool`. They live as long as the process, as torch's memory may.
 #[pyfunction]
 pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<usize> {
     let pool = pool.get().handle()?;
-    let functions = Functions { pool: Box::leak(Box::new(pool)), get, put, trim, totals };
+    let functions = Functions { pool: Box::leak(Box::new(pool)), get, put, trim, totals, is_capturing };
     Ok(ptr::from_ref(Box::leak(Box::new(functions))).expose_provenance())
 }
 
@@ -165,6 +166,19 @@ unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
         // SAFETY: the caller's out parameter.
         unsafe { totals.write(value) };
     }));
+}
+
+/// # Safety
+///
+/// `stream` is a live stream.
+unsafe extern "C" fn is_capturing(stream: *const Stream) -> c_int {
+    let asked = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the caller's stream.
+        let stream = unsafe { &*stream };
+        // SAFETY: as above.
+        unsafe { stream::is_capturing(u32::try_from(stream.device).unwrap_or(u32::MAX), stream.handle.expose_provenance()) }
+    }));
+    asked.unwrap_or(false).into()
 }
 
 fn timed(calls: &Calls) -> Timed {

@@ -226,21 +226,39 @@ def test_many_recorded_streams_are_forgotten_when_they_are_over(over_the_double)
     )
 
 
-def test_a_stream_that_cannot_be_used_leaves_the_buffer_as_it_was(over_the_double):
+def test_memory_of_a_buffer_is_lost_where_no_fence_can_be_set(over_the_double):
     over_the_double(
         """
         pool, stream = pool_of(), new_stream()
-        buf = pool.get(SIZE)
         driver("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 2)
+        lost = set()
+
+        def raises(call, error, text):
+            try: call()
+            except error as raised: assert text in str(raised), raised
+            else: raise AssertionError("no error")
+
+        def with_block(buf, stream):
+            with buf: buf.record_stream(stream)
+
         for wrong, error, text in ((0xdead00, pinpool.BackendError, "pass a stream that is alive"),
                                    (stream, pinpool.DeviceError, "capturing a graph")):
-            for call in (lambda: buf.release(stream=wrong), lambda: buf.record_stream(wrong)):
-                try: call()
-                except error as raised: assert text in str(raised), raised
-                else: raise AssertionError("no error")
-        assert not buf.released and held_back(pool) == (0, 1, 0)
+            for call in (lambda buf: buf.release(stream=wrong), lambda buf: buf.record_stream(wrong),
+                         lambda buf: with_block(buf, wrong)):
+                buf = pool.get(SIZE)
+                assert buf.ptr not in lost, "memory of refused work is handed out"
+                lost.add(buf.ptr)
+                raises(lambda: call(buf), error, text)
+                del buf
+        assert pool.get(SIZE).ptr not in lost
+        pool.poll()
+        assert pool.stats()["lost"] == len(lost) == 6, pool.stats()
+        # What is no stream says nothing about any work.
+        buf = pool.get(SIZE)
+        raises(lambda: buf.release(stream="0"), TypeError, "is no stream")
+        assert not buf.released
         buf.release()
-        assert held_back(pool) == (0, 0, 1)
+        assert pool.stats()["buffers_in_pool"] == 1
         graph = ctypes.c_void_p()
         driver("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
         cuda.double_reset()  # which found the handle that is none

@@ -144,7 +144,8 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
         Backend::Auto => {
             let chosen = best(options);
             let findings = chosen.findings.into_iter().chain(node_ignored(&*chosen.source, options.node));
-            let findings = findings.chain(options.hugetlb.finding(options.root)).collect();
+            let findings =
+                findings.chain(options.hugetlb.finding(options.root)).chain(chosen.source.findings()).collect();
             return Ok(Chosen { findings, ..chosen });
         }
         Backend::Vmm | Backend::Register if !options.arena => {
@@ -160,8 +161,8 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
         Backend::Sim { total_bytes } => Arc::new(SimSource::new(*total_bytes)),
         Backend::Source(source) => source.clone(),
     };
-    let findings =
-        node_ignored(&*source, options.node).into_iter().chain(options.hugetlb.finding(options.root)).collect();
+    let findings = node_ignored(&*source, options.node).into_iter().chain(options.hugetlb.finding(options.root));
+    let findings = findings.chain(source.findings()).collect();
     Ok(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings })
 }
 
@@ -332,6 +333,15 @@ pub fn gpu(_device: u32) -> Finding {
             .remedy("build with the feature `cuda`"),
         None => Finding::note("gpu", format!("{WHY}, and no GPU is here")),
     }
+}
+
+/// The GPU of a pool that is told of none: the one that this process works with, else the first. A pool for another one would make
+/// a context there, which takes its memory.
+pub(crate) fn default_device() -> u32 {
+    #[cfg(feature = "cuda")]
+    return crate::driver::device::in_use().unwrap_or(0);
+    #[cfg(not(feature = "cuda"))]
+    0
 }
 
 /// The limit to keep under, `None` where there is none or the ceiling is below it; or the reason against `mlock`.

@@ -48,7 +48,7 @@ mod word_copy;
 
 pub use crate::error::SourceError;
 pub use choose::{Backend, Chosen, gpu};
-pub(crate) use choose::{PinOptions, choose, driver_source, on_node};
+pub(crate) use choose::{PinOptions, choose, default_device, driver_source, on_node};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;
 pub use heap::HeapSource;

@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::PageTiers;
 use super::virtual_memory::VirtualMemory;
 use crate::error::SourceError;
+use crate::finding::Finding;
 use pinpool_os::host::PAGE_BYTES;
 
 /// Memory that a source returned and has not taken back.
@@ -172,6 +173,11 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// Memory node of the pages; `None` where there is only one, or it is unknown.
     fn numa_node(&self) -> Option<u32> {
         None
+    }
+
+    /// What the source could not have when it was made, such as a GPU that may not reach its memory: logged when a pool starts.
+    fn findings(&self) -> Vec<Finding> {
+        Vec::new()
     }
 
     /// The pages behind `len_bytes` addresses of this source, read back from the system.

@@ -29,13 +29,13 @@ pub(crate) const NO_COPY: Copy<'static> = &|_| Ok(());
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Trial {
-    /// Bytes taken: at most 2 MiB.
+    /// Bytes taken: at most 2 MiB, of a driver's virtual memory 4 MiB.
     pub bytes: usize,
     /// The time of the taking.
     pub took: Duration,
 }
 
-/// Tries `source` as [`Backend::Auto`](crate::Backend::Auto) does: at most 2 MiB are taken, touched, moved where the source
+/// Tries `source` as [`Backend::Auto`](crate::Backend::Auto) does: at most 4 MiB are taken, touched, moved where the source
 /// has virtual memory, and given back. If the source [needs a GPU](Source::needs_gpu), the device of this ordinal copies from
 /// them, for which a context is made. `None` if a stream that captures a graph forbids that now: nothing is known then.
 ///
@@ -94,7 +94,7 @@ fn copy_word(_device: u32, _start: NonNull<u8>) -> Result<(), SourceError> {
 }
 
 /// Takes memory as a pool does when it grows, has it touched and copied from, and gives it back. Returns the bytes, no more
-/// than a granule and the ceiling `max_bytes`, and the time of the taking. A ceiling that leaves no room is no refusal.
+/// than two granules and the ceiling `max_bytes`, and the time of the taking. A ceiling that leaves no room is no refusal.
 pub(crate) fn grow(
     source: &dyn Source,
     max_bytes: Option<u64>,
@@ -108,7 +108,12 @@ pub(crate) fn grow(
         return Ok((0, Duration::ZERO));
     };
     match source.virtual_memory() {
-        Some(memory) => granule(memory, bytes.next_multiple_of(memory.granule_bytes()), copy),
+        // Two of a driver, since it may refuse calls over several that it takes for one.
+        Some(memory) => {
+            let one = bytes.next_multiple_of(memory.granule_bytes());
+            let several = if source.needs_gpu() && source.held_bytes(2 * one) <= ceiling { 2 * one } else { one };
+            granules(memory, several, copy)
+        }
         None => region(source, bytes, copy),
     }
 }
@@ -133,7 +138,7 @@ fn region(source: &dyn Source, bytes: usize, copy: Copy<'_>) -> Result<(usize, D
     used.and(released).map(|()| (bytes, took))
 }
 
-fn granule(memory: &dyn VirtualMemory, bytes: usize, copy: Copy<'_>) -> Result<(usize, Duration), SourceError> {
+fn granules(memory: &dyn VirtualMemory, bytes: usize, copy: Copy<'_>) -> Result<(usize, Duration), SourceError> {
     let range = memory.reserve(2 * bytes)?;
     let begun = Instant::now();
     // SAFETY: nothing of this range was committed before.

@@ -14,15 +14,19 @@
 //! instead ([`RegisterSource`]) at 28 to 35 GB/s; of granules only where the driver registers nothing. To unregister it waits
 //! for the device and holds up every enqueue ([`Source::release_fast_would_wait`]).
 //!
-//! Access is set for the CPU and the source's device, and for another device when it first copies from a granule. Creating a
-//! source tries one granule, at each [location](super::location) in turn, and makes a context only if the driver needs one;
-//! reserving makes none.
+//! Access is set for the CPU and for every GPU that the driver lists (`calls`), since the memory is copied by
+//! other libraries, too. Creating a source tries two granules, at each [location](super::location) in turn, and makes a context
+//! only if the driver needs one; reserving makes none.
+//!
+//! A driver may refuse calls that save time alone: to set the access of several granules, to unmap several, to map a granule at
+//! a second address. Then each granule has a call of its own, and a granule that moves is unmapped first.
 //!
 //! Invariants:
 //!
 //! 1. **vmm-I1**: `granules` has the handle of every granule that is mapped and readable, under its address, and no others.
 //!    Its lock is held around no call of the driver; a call owns its granules alone (the contract of [`VirtualMemory`]).
-//! 2. **vmm-I2**: a run of granules is unmapped by one call, which unmaps all of it or, refused, none.
+//! 2. **vmm-I2**: a run of granules is unmapped by one call, which unmaps all of it or, refused, none; where the driver takes
+//!    one granule in a call, those before the refused one are unmapped.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ffi::c_int;
@@ -37,18 +41,21 @@ use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, HandleTypes, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 use crate::arena::GranuleSizes;
 use crate::driver::device::Device;
-use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleKind, VmmApi};
+use crate::driver::virtual_memory::{DriverRefusal, GranuleKind, VmmApi};
 use crate::driver::{CurrentContext, RelaxedCapture};
 use crate::error::SourceError;
+use crate::finding::Finding;
 use pinpool_os::host::GRANULE_BYTES;
 use pinpool_os::sync::Mutex;
 use pinpool_os::sync::process::{AtomicBool, Ordering};
 
+mod calls;
 mod find;
 mod left;
 mod old_places;
 mod table;
 
+use calls::Calls;
 use left::LeftRange;
 use old_places::OldPlaces;
 pub(crate) use table::let_reach;
@@ -60,8 +67,7 @@ pub struct VmmSource {
     device: Arc<Device>,
     driver: VmmApi,
     kind: GranuleKind,
-    /// For the CPU and the own device.
-    access: [AccessDescriptor; 2],
+    calls: Arc<Calls>,
     /// Whether a call may make the device's context. False only while a granule is tried.
     makes_context: bool,
     ids: RegionIds,
@@ -85,6 +91,10 @@ const EVERYWHERE: Range<u64> = 0..u64::MAX;
 
 fn bytes_of(granules: &[Granule]) -> usize {
     granules.iter().map(|granule| granule.bytes).sum()
+}
+
+fn lengths_of(granules: &[Granule]) -> Vec<usize> {
+    granules.iter().map(|granule| granule.bytes).collect()
 }
 
 fn address(start: NonNull<u8>) -> u64 {
@@ -159,31 +169,87 @@ impl VmmSource {
         })
     }
 
-    /// Maps `granules` from `start` on, readable and writable, or commits nothing there.
+    /// Maps `granules` from `start` on, readable and writable, or commits nothing there. Returns the other devices that have
+    /// access, a bit each.
     ///
     /// # Safety
     ///
     /// The addresses are reserved by the caller, and no granule is committed there.
-    unsafe fn map(&self, start: u64, granules: &[Granule]) -> Result<(), DriverRefusal> {
+    unsafe fn map(&self, start: u64, granules: &[Granule]) -> Result<u64, DriverRefusal> {
         let bytes = bytes_of(granules);
-        self.old_places.unmap(self.driver, &(start..start + bytes as u64))?;
+        self.old_places.unmap(&self.calls, &(start..start + bytes as u64))?;
         let undo = |count: usize| self.unmap_or_keep(start, &granules[..count]);
         for (index, (address, granule)) in placed(start, granules).enumerate() {
             // SAFETY: the caller's promise, and nothing is mapped there any more; the granule has this length.
             unsafe { self.driver.map(address, granule.bytes, 0, granule.handle, 0) }.inspect_err(|_| undo(index))?;
         }
-        // SAFETY: whole granules, mapped above; `access` has the length passed.
-        unsafe { self.driver.set_access(start, bytes, self.access.as_ptr(), self.access.len()) }
-            // A child of `fork` would share the pages, and could write to them under a copy.
-            .and_then(|()| mapping::keep_run_from_children(start, bytes).map_err(DriverRefusal::of_madvise))
-            .inspect_err(|_| undo(granules.len()))
+        // A child of `fork` would share the pages, and could write to them under a copy.
+        let kept = || mapping::keep_run_from_children(start, bytes).map_err(DriverRefusal::of_madvise);
+        // SAFETY: mapped above.
+        let others = unsafe { self.calls.set_access(start, granules) };
+        others.and_then(|others| kept().map(|()| others)).inspect_err(|_| undo(granules.len()))
     }
 
     /// Unmaps `granules`, which nothing uses, from `start` on. What the driver refuses is unmapped later.
     fn unmap_or_keep(&self, start: u64, granules: &[Granule]) {
         let end = start + bytes_of(granules) as u64;
-        self.old_places.add(start, end, granules.len());
-        let _unmapped_later = self.old_places.unmap(self.driver, &(start..end));
+        self.old_places.add(start, lengths_of(granules));
+        let _unmapped_later = self.old_places.unmap(&self.calls, &(start..end));
+    }
+
+    /// Unmaps a committed run. After an error it is mapped as before; where the driver takes one granule in a call and refuses
+    /// one behind the first, the rest is unmapped later.
+    ///
+    /// # Safety
+    ///
+    /// Nothing uses the run.
+    unsafe fn unmap(&self, run: &GranuleRun) -> Result<(), DriverRefusal> {
+        let lengths = lengths_of(&run.granules);
+        // SAFETY: the caller's promise; whole granules (vmm-I1).
+        match unsafe { self.calls.unmap(run.start, &lengths) } {
+            (0, unmapped) => unmapped,
+            (count, _) => {
+                self.old_places
+                    .add(run.start + lengths[..count].iter().sum::<usize>() as u64, lengths[count..].to_vec());
+                Ok(())
+            }
+        }
+    }
+
+    /// Moves committed runs to `to` where the driver maps a granule at one address at a time.
+    ///
+    /// # Safety
+    ///
+    /// Nothing uses the runs, and nothing is committed at `to`.
+    unsafe fn move_unmapped(&self, runs: &[GranuleRun], to: u64, granules: &[Granule]) -> Result<(), RemapError> {
+        let mut gone = 0;
+        let unmapped = runs.iter().try_for_each(|run| {
+            // SAFETY: the caller's promise.
+            unsafe { self.unmap(run) }?;
+            gone += 1;
+            Ok(())
+        });
+        // SAFETY: the caller's promise.
+        let refusal = match unmapped.and_then(|()| unsafe { self.map(to, granules) }) {
+            Ok(others) => {
+                runs.iter().for_each(|run| self.granules.forget(run));
+                self.granules.remember(to, granules, others);
+                self.calls.note_maps_once();
+                return Ok(());
+            }
+            Err(refusal) => refusal,
+        };
+        for (index, run) in runs[..gone].iter().enumerate() {
+            // SAFETY: unmapped above, and nothing is committed there.
+            if let Err(refusal) = unsafe { self.map(run.start, &run.granules) } {
+                // Neither there nor back: all of them are given up, wherever they are mapped.
+                runs[..index].iter().chain(&runs[gone..]).for_each(|run| self.unmap_or_keep(run.start, &run.granules));
+                runs.iter().for_each(|run| self.granules.forget(run));
+                let _released_later = self.release_granules(granules);
+                return Err(RemapError::Lost(source_error(refusal)));
+            }
+        }
+        Err(RemapError::Kept(source_error(refusal)))
     }
 
     /// The committed run of `bytes` at `offset`.
@@ -280,6 +346,15 @@ unsafe impl Source for VmmSource {
         self.reserves.numa_node()
     }
 
+    fn findings(&self) -> Vec<Finding> {
+        let finding = |(device, refusal): (u32, DriverRefusal)| {
+            let found = format!("GPU {device} cannot copy from this memory: {} failed: {refusal}", refusal.call);
+            Finding::warning("gpu", found)
+                .remedy("give that GPU a pool of its own (PINPOOL_DEVICE), or use PINPOOL_BACKEND=register")
+        };
+        self.calls.refused().into_iter().map(finding).collect()
+    }
+
     fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
         let addresses = address(start)..address(start) + len_bytes as u64;
         let driver_bytes = self.granules.bytes_in(addresses);
@@ -323,11 +398,11 @@ unsafe impl VirtualMemory for VmmSource {
         let _entered = self.enter()?;
         let granules = self.create(range.granules(offset, bytes)).map_err(source_error)?;
         // SAFETY: addresses of the range, not committed by the caller's promise.
-        unsafe { self.map(start, &granules) }.map_err(|refusal| {
+        let others = unsafe { self.map(start, &granules) }.map_err(|refusal| {
             let _released_later = self.release_granules(&granules);
             source_error(refusal)
         })?;
-        self.granules.remember(start, &granules);
+        self.granules.remember(start, &granules, others);
         Ok(())
     }
 
@@ -335,9 +410,9 @@ unsafe impl VirtualMemory for VmmSource {
         let run = self.run_at(range, offset, bytes)?;
         let _entered = self.enter()?;
         // A granule that is still mapped at an old place would stay page-locked (vm-S5).
-        self.old_places.unmap(self.driver, &EVERYWHERE).map_err(source_error)?;
-        // SAFETY: the caller's promise: committed and unused; whole granules (vmm-I1, vmm-I2).
-        unsafe { self.driver.unmap(run.start, bytes) }.map_err(source_error)?;
+        self.old_places.unmap(&self.calls, &EVERYWHERE).map_err(source_error)?;
+        // SAFETY: the caller's promise: committed and unused.
+        unsafe { self.unmap(&run) }.map_err(source_error)?;
         self.granules.forget(&run);
         if self.release_granules(&run.granules).is_ok() {
             // The driver releases again. What it still refuses is tried again at the end, where it is an error.
@@ -354,16 +429,27 @@ unsafe impl VirtualMemory for VmmSource {
         let _entered = self.enter().map_err(RemapError::Kept)?;
         let kept = |refusal| RemapError::Kept(source_error(refusal));
         if self.old_places.granules() > OLD_GRANULES_MAX {
-            self.old_places.unmap(self.driver, &EVERYWHERE).map_err(kept)?;
+            self.old_places.unmap(&self.calls, &EVERYWHERE).map_err(kept)?;
+        }
+        if self.calls.maps_once() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.move_unmapped(&runs, to, &granules) };
         }
         // One `map` for all runs, because setting the access costs more than all other calls.
         // SAFETY: the caller's promise: nothing is committed at `to`.
-        unsafe { self.map(to, &granules) }.map_err(kept)?;
+        let others = match unsafe { self.map(to, &granules) } {
+            // Perhaps the driver maps a granule at one address at a time.
+            Err(refusal) if refusal.call == "cuMemMap" && refusal.is_of_arguments() => {
+                // SAFETY: the caller's promise.
+                return unsafe { self.move_unmapped(&runs, to, &granules) };
+            }
+            mapped => mapped.map_err(kept)?,
+        };
         for run in &runs {
             self.granules.forget(run);
-            self.old_places.add(run.start, run.start + bytes_of(&run.granules) as u64, run.granules.len());
+            self.old_places.add(run.start, lengths_of(&run.granules));
         }
-        self.granules.remember(to, &granules);
+        self.granules.remember(to, &granules, others);
         Ok(())
     }
 
@@ -380,7 +466,7 @@ unsafe impl VirtualMemory for VmmSource {
             return Ok(());
         }
         let _entered = self.enter()?;
-        self.old_places.unmap(self.driver, &EVERYWHERE).map_err(source_error)
+        self.old_places.unmap(&self.calls, &EVERYWHERE).map_err(source_error)
     }
 
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {

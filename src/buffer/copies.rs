@@ -234,6 +234,9 @@ impl PinnedBuf {
     /// The event is not destroyed during the call, nor its context before the work is over.
     #[cfg(feature = "cuda")]
     pub unsafe fn record_event(&mut self, event: cudarc::driver::sys::CUevent) -> Result<()> {
+        if event.is_null() {
+            return Err(crate::error::ErrorKind::Handle { why: "the event is null".to_owned() }.into());
+        }
         // SAFETY: the caller's promise.
         self.record_work(|| unsafe { copy::cuda::fence_behind_event_handle(event) })
     }
@@ -243,13 +246,25 @@ impl PinnedBuf {
     fn record_work(&mut self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         let Some(block) = &mut *self.block else { return Ok(()) };
         let begun = block.begin_copy()?;
-        let Some(fence) = mark()? else { return Ok(()) };
-        begun.into_iter().for_each(|begun| begun.ends_with(fence.clone()));
+        let (fence, refused) = match mark() {
+            Ok(None) => return Ok(()),
+            // Without a driver there is no such work.
+            Err(error) if error.is_backend() => return Err(error),
+            Ok(Some(fence)) => {
+                begun.into_iter().for_each(|begun| begun.ends_with(fence.clone()));
+                (fence, Ok(()))
+            }
+            Err(error) => {
+                begun.into_iter().for_each(BegunCopy::never_ends);
+                let fence: SharedFence = std::sync::Arc::new(copy::UnknownEnd(error.to_string()));
+                (fence, Err(error))
+            }
+        };
         let fences = &mut block.state_mut().copy_fences;
         // Forgets copies that are over, so that the list of a buffer that is used again and again stays short.
         let _failures_stay = fences.are_over();
         fences.record_write(fence);
-        Ok(())
+        refused
     }
 
     /// Gives the buffer up behind the fence that `mark` makes; `None` if there is nothing to wait for.

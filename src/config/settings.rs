@@ -27,7 +27,8 @@ macro_rules! for_each_setting {
         /// Where memory comes from: auto, vmm, register, cuda, mlock, heap, sim or sim:SIZE.
         "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as BACKEND;
 
-        /// Ordinal of the GPU that copies go to.
+        /// Ordinal of the GPU that copies go to. Left out, it is that of the context that is current where the pool is built, else the
+        /// first GPU that has a context in this process, else 0.
         "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL;
 
         /// Memory node to pin on, where the machine has several: a number, or auto for the node of the GPU.

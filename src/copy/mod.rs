@@ -26,6 +26,28 @@ mod streams;
 pub use completion::{Completion, CompletionFuture};
 pub use streams::Streams;
 
+/// Stands for work whose end nobody can know, since the driver refused a fence behind it: memory that it uses is lost.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+pub(crate) struct UnknownEnd(pub(crate) String);
+
+// SAFETY: never over.
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+unsafe impl Fence for UnknownEnd {
+    fn is_done(&self) -> Result<bool> {
+        Err(Error::device(format!("the end of work that uses the buffer is unknown: {}", self.0)))
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.is_done().map(drop)
+    }
+
+    fn stream(&self) -> u64 {
+        0
+    }
+}
+
 /// Page-locked bytes of the timelines of this process, which no pool holds.
 pub(crate) fn timeline_bytes() -> u64 {
     #[cfg(feature = "cuda")]

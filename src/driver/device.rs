@@ -29,13 +29,28 @@ pub(crate) struct Device {
     context: OnceLock<PrimaryContext>,
 }
 
+/// A primary context and its number, if the driver has numbers.
 #[derive(Debug, Clone, Copy)]
-struct PrimaryContext(sys::CUcontext);
+struct PrimaryContext(sys::CUcontext, Option<u64>);
 
 // SAFETY: a context handle may be used from any thread (CUDA driver API, context management).
 unsafe impl Send for PrimaryContext {}
 // SAFETY: as above; the handle itself is never written to.
 unsafe impl Sync for PrimaryContext {}
+
+/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
+const CONTEXT_IS_DESTROYED: i64 = 709;
+
+impl PrimaryContext {
+    /// Whether a reset of the device has ended it: another context may have its handle by now, but not its number.
+    fn has_ended(self) -> bool {
+        match (self.1, super::context_id(self.0)) {
+            (Some(id), Some(Ok(now))) => now != id,
+            (Some(_), Some(Err(code))) => super::is_of_ended_context(code),
+            _ => false,
+        }
+    }
+}
 
 impl Device {
     /// Finds the driver and the device number `ordinal`; creates nothing on it.
@@ -65,9 +80,16 @@ impl Device {
                 // SAFETY: the handle came from the driver in `find`.
                 let retained = unsafe { result::primary_ctx::retain(self.handle) };
                 let retained = retained.map_err(|error| driver_error("cuDevicePrimaryCtxRetain", error))?;
-                *self.context.get_or_init(|| PrimaryContext(retained))
+                let id = super::context_id(retained).and_then(Result::ok);
+                *self.context.get_or_init(|| PrimaryContext(retained, id))
             }
         };
+        if context.has_ended() {
+            let what = "the device was reset since this pool pinned memory, and its context with that memory is gone";
+            return Err(SourceError::new("cuCtxGetId", what)
+                .with_code(CONTEXT_IS_DESTROYED)
+                .with_remedy("build a new pool after a reset of the device"));
+        }
         // SAFETY: the context is retained and never released.
         let current =
             unsafe { CurrentContext::enter(context.0) }.map_err(|error| driver_error("cuCtxSetCurrent", error))?;
@@ -145,6 +167,27 @@ impl Device {
         let id = unsafe { CStr::from_ptr(buffer.as_ptr()) };
         host::numa_node_of_pci(root, id.to_str().ok()?)
     }
+}
+
+/// The device that this process works with, as far as the driver shows it: that of the context that is current on this thread, else
+/// the first that has a primary context. Loads and starts no driver, and makes no context.
+pub(crate) fn in_use() -> Option<u32> {
+    if !super::is_loaded() {
+        return None;
+    }
+    let mut current = -1;
+    // SAFETY: takes a number; without a driver that has started, or a context, it is refused.
+    if unsafe { sys::cuCtxGetDevice(&raw mut current) }.result().is_ok() {
+        return u32::try_from(current).ok();
+    }
+    let devices = count().ok().and_then(|count| u32::try_from(count).ok())?;
+    (0..devices).find(|&device| {
+        let (mut flags, mut is_active) = (0, 0);
+        // SAFETY: both take results. Devices are numbered as they are listed.
+        let asked =
+            unsafe { sys::cuDevicePrimaryCtxGetState(device.cast_signed(), &raw mut flags, &raw mut is_active) };
+        asked.result().is_ok() && is_active != 0
+    })
 }
 
 /// How many devices the driver lists.

@@ -6,6 +6,7 @@
 //! | [`error_name`] | cudarc's own text of an error calls the driver, which may be gone, and panics without one |
 //! | [`CurrentContext`] | most calls use the thread's current context, which belongs to the user |
 //! | [`RelaxedCapture`] | while a stream captures, a query or an allocation on any thread fails and invalidates the capture |
+//! | [`context_id`] | a context that is made after a reset may have the handle of the old one |
 //! | [`symbol`] | cudarc's bindings depend on the CUDA version of the final build; a look-up by name does not |
 //! | [`device`] | the devices, their primary contexts and attributes |
 //! | [`standstill`] | questions that are not asked while the driver answers nobody |
@@ -16,8 +17,9 @@
 //! errors that other libraries left in a context to the next caller.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
 
 use cudarc::driver::{DriverError, result, sys};
 
@@ -37,13 +39,47 @@ pub(crate) fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     NonNull::new(unsafe { libc::dlsym(library()?.as_ptr(), name.as_ptr()) })
 }
 
+/// The names of the driver's library, and what else `dlopen` is asked: the one that is loaded is the driver of this process, as
+/// for the runtime. The name without a version comes last: toolkits have a stub for linking under it.
+const LIBRARIES: [(&CStr, c_int); 3] = [(c"libcuda.so.1", libc::RTLD_NOLOAD), (c"libcuda.so.1", 0), (c"libcuda.so", 0)];
+
 /// A handle of the driver, never closed, so that its symbols stay valid.
 fn library() -> Option<NonNull<c_void>> {
-    // cudarc's own order.
-    [c"libcuda.so", c"libcuda.so.1"].into_iter().find_map(|library| {
+    LIBRARIES.into_iter().find_map(|(library, flag)| {
         // SAFETY: loading the driver runs its initialisers, as the first CUDA call of any program does.
-        NonNull::new(unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) })
+        NonNull::new(unsafe { libc::dlopen(library.as_ptr(), flag | libc::RTLD_LAZY | libc::RTLD_LOCAL) })
     })
+}
+
+/// Whether a driver is loaded in this process; loads none.
+pub(crate) fn is_loaded() -> bool {
+    LIBRARIES.into_iter().any(|(library, _)| {
+        // SAFETY: loads nothing; the handle stays open, as that of `library` does.
+        !unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY | libc::RTLD_LOCAL) }.is_null()
+    })
+}
+
+/// The number of a context, which no other of the process ever has, or the driver's code; `None` if the driver has no numbers
+/// (before CUDA 12.0). Null is the context that is current on this thread.
+pub(crate) fn context_id(context: sys::CUcontext) -> Option<Result<u64, c_int>> {
+    type GetId = unsafe extern "C" fn(sys::CUcontext, *mut u64) -> c_int;
+    static GET_ID: OnceLock<Option<GetId>> = OnceLock::new();
+    let get_id = (*GET_ID.get_or_init(|| {
+        let found = symbol(c"cuCtxGetId")?;
+        // SAFETY: the driver exports this name with these arguments, and is never unloaded.
+        Some(unsafe { std::mem::transmute::<NonNull<c_void>, GetId>(found) })
+    }))?;
+    let mut id = 0;
+    // SAFETY: memory for a number. The driver knows the contexts that there are, and refuses others.
+    match unsafe { get_id(context, &raw mut id) } {
+        0 => Some(Ok(id)),
+        code => Some(Err(code)),
+    }
+}
+
+/// Whether this code says that a context is there no more: `CUDA_ERROR_INVALID_CONTEXT` or `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
+pub(crate) fn is_of_ended_context(code: c_int) -> bool {
+    matches!(code, 201 | 709)
 }
 
 /// Name of an error, without a call of the driver.

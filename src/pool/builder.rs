@@ -97,7 +97,7 @@ impl PoolBuilder {
     /// [`Error::is_setting`](crate::Error::is_setting), as [`build`](Self::build).
     pub fn config(&self) -> Result<Config> {
         let (env, bad) = self.env_prefix.as_deref().map(env::read_process).unwrap_or_default();
-        env::refusal(&bad, &self.settings).map_or_else(|| self.settings.clone().or(env).resolve(), Err)
+        env::refusal(&bad, &self.settings).map_or_else(|| resolve(self.settings.clone().or(env)), Err)
     }
 
     /// Name of the pool, for its log lines: `[loader] preset adaptive, ...`. TensorFlow's two lines carry no name.
@@ -155,7 +155,7 @@ impl PoolBuilder {
             return Err(refusal);
         }
         self.log.bad_variables(&bad);
-        let config = self.settings.clone().or(env.clone()).resolve()?;
+        let config = resolve(self.settings.clone().or(env.clone()))?;
         let origins = env::origins(&self.settings, &env, &config);
         let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });
         let (root, pools_per_host) = (self.host_root, config.pools_per_host);
@@ -234,6 +234,13 @@ macro_rules! setters {
     };
 }
 for_each_setting!(setters);
+
+/// The settings with their defaults, of which the GPU depends on the process.
+fn resolve(settings: Settings) -> Result<Config> {
+    let is_told_device = settings.device.is_some();
+    let config = settings.resolve()?;
+    Ok(if is_told_device { config } else { Config { device: backend::default_device(), ..config } })
+}
 
 /// Who records what the pool does, if `PINPOOL_TRACE` asks for it.
 #[cfg(feature = "trace")]

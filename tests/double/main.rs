@@ -19,6 +19,10 @@
 //! | `refusals` | calls that are refused once, or while a stream captures a graph |
 //! | `pools`, `release_gate` | pools over each back-end: releases beside copies |
 //! | `never_by_the_clock` | what makes `register` and `cuda` give memory back, and when |
+//! | `several_gpus` | copies of other libraries on any GPU, contexts on no other |
+//! | `one_by_one` | drivers that refuse calls over several granules, or a granule at two addresses |
+//! | `seeds` | drawn runs over the cruel switches of the double |
+//! | `resets` | a reset of the device under a pool |
 //! | `old_drivers`, `fork` | processes that lack functions, or are children |
 //! | `fall_through` | what `auto` takes when a step of a trial is refused |
 //! | `unused_gpu` | what is said when there is a driver and no device to use |
@@ -36,6 +40,8 @@ mod ceiling;
 #[path = "../child/mod.rs"]
 mod child;
 mod copies;
+#[path = "../sim/draw.rs"]
+mod draw;
 #[path = "../gpu/driver_facts.rs"]
 mod driver_facts;
 mod each_call_fails;
@@ -52,10 +58,14 @@ mod moves;
 mod never_by_the_clock;
 mod nodes;
 mod old_drivers;
+mod one_by_one;
 mod pools;
 mod refusals;
 mod release_gate;
 mod reserves;
+mod resets;
+mod seeds;
+mod several_gpus;
 mod sources;
 mod spare_events;
 mod tracked_copies;

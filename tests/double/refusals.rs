@@ -57,22 +57,22 @@ fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let pool = builder(Backend::Vmm).fence(FenceKind::Timeline).build().unwrap();
-        let before = held(&double).host_allocations;
+        let before = held(&double).registrations;
         double.fail_from("cuMemHostGetDevicePointer_v2", 1, Code::OUT_OF_MEMORY);
         for byte in 0..20 {
             filled(&pool, 4096, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
         }
-        assert!(held(&double).host_allocations <= before + 1, "one page, kept for the next attempt");
+        assert!(held(&double).registrations <= before + 1, "one page, kept for the next attempt");
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![19; 4096]);
         double.reset();
         filled(&pool, 4096, 20).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
-        assert_eq!((double.calls("cuStreamWriteValue32_v2"), held(&double).host_allocations), (1, before + 1));
+        assert_eq!((double.calls("cuStreamWriteValue32_v2"), held(&double).registrations), (1, before + 1));
     });
 }
 
 #[test]
 fn the_pages_of_timelines_are_a_figure_of_their_own() {
-    const PAGE_BYTES: u64 = 4160;
+    const PAGE_BYTES: u64 = 4096;
     child::alone(|| {
         let double = Double::load();
         let context = CudaContext::new(0).unwrap();

@@ -171,13 +171,15 @@ fn every_device_that_has_virtual_memory_may_copy_from_it() {
 #[test]
 fn auto_skips_a_driver_that_reports_virtual_host_memory_and_refuses_it() {
     let double = Double::load();
-    double.fail("cuMemCreate", 1, Code::NOT_PERMITTED);
+    double.fail_from("cuMemCreate", 1, Code::NOT_PERMITTED);
     let refusal = VmmSource::new(0, None).unwrap_err().to_string();
     assert!(refusal.contains("cuMemCreate") && refusal.contains("NOT_PERMITTED"), "{refusal}");
+    double.reset();
     double.fail("cuMemCreate", 1, Code::INVALID_CONTEXT);
     assert!(VmmSource::new(0, None).is_ok(), "the first get makes a context");
     for refused in ["cuMemCreate", "cuMemAddressReserve"] {
-        double.fail(refused, 1, Code::NOT_PERMITTED);
+        double.reset();
+        double.fail_from(refused, 1, Code::NOT_PERMITTED);
         assert_eq!(builder(Backend::Auto).build().unwrap().stats().backend, "register", "{refused}");
     }
 }

@@ -127,7 +127,8 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 ///
 /// PP_DEVICE: no event can be recorded, or the stream captures a graph. PP_BACKEND: no CUDA driver. PP_INVALID_ARGUMENT: the
 /// driver knows no such stream. PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL, PP_FORKED. After each of them the buffer is not put:
-/// wait until the work is over, then pp_put it.
+/// pp_put puts it. After PP_DEVICE and PP_INVALID_ARGUMENT the pool cannot know when the work ends, so it never uses the memory
+/// again.
 ///
 /// # Safety
 ///

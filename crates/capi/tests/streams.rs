@@ -102,19 +102,22 @@ fn a_put_whose_event_the_driver_refuses_once_is_made_good() {
 fn a_put_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
     let (_double, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();
+    // SAFETY: refused, and no event whose work could use the buffer.
+    let wrong = unsafe { pp_put_on_event(pool.0, held.0, ptr::null_mut()) };
+    let (status, text) = outcome(wrong, ()).unwrap_err();
+    assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("the event is null"), "{text}");
+    bytes(held, LEN).fill(1);
+    put(pool, held).unwrap();
+    let held = get(pool, LEN).unwrap();
     // SAFETY: the double looks handles up.
     let wrong = unsafe { pp_put_on_stream(pool.0, held.0, ptr::without_provenance_mut(0x1234_5670)) };
     let (status, text) = outcome(wrong, ()).unwrap_err();
     assert_eq!(status, pp_status::PP_INVALID_ARGUMENT, "{text}");
-    // SAFETY: refused.
-    let wrong = unsafe { pp_put_on_event(pool.0, held.0, ptr::null_mut()) };
-    let (status, text) = outcome(wrong, ()).unwrap_err();
-    assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("the event is null"), "{text}");
     assert_eq!(context.check_err(), Ok(()));
     stream.synchronize().unwrap();
-    bytes(held, LEN).fill(1);
     put(pool, held).unwrap();
-    assert_eq!((in_flight(pool), &stats(pool)["lost"]), (0, &0.into()));
+    assert_ne!(get(pool, LEN).unwrap(), held, "work of that stream may still use the memory");
+    assert_eq!((in_flight(pool), &stats(pool)["lost"]), (0, &1.into()));
     close(pool);
 }
 

@@ -93,9 +93,10 @@ fn handle(ordinal: usize, generation: usize) -> usize {
 
 /// What ends with this context: its streams, its events, under [`Cruelty::ResetUnmaps`] its memory.
 fn end_with(context: usize) {
-    stream::close_of(context);
+    let ends_memory = cruel::is(Cruelty::ResetUnmaps);
+    stream::close_of(context, ends_memory);
     event::forget_of(context);
-    if cruel::is(Cruelty::ResetUnmaps) {
+    if ends_memory {
         memory::end_of(context);
     }
 }

@@ -70,6 +70,11 @@ controls! {
         ledger::reset();
     }
 
+    /// Removes scripts of failures.
+    fn double_reset_scripts() {
+        faults::reset();
+    }
+
     /// Live objects, and events since the last reset.
     fn double_counts(out: &mut Counts) {
         let [granules, mappings, reservations] = virtual_memory::live();

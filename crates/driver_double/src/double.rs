@@ -67,6 +67,11 @@ impl Double {
         (self.controls.double_reset)();
     }
 
+    /// Removes what was scripted of single calls: failures, delays, gates and counts.
+    pub fn reset_scripts(&self) {
+        (self.controls.double_reset_scripts)();
+    }
+
     /// Live objects, and events since the last reset.
     #[must_use]
     pub fn counts(&self) -> Counts {

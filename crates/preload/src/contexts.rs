@@ -1,6 +1,6 @@
 //! The contexts that the program uses: each with its pool, its idle events, and whether it is still there.
 //!
-//! A context is noted when it is retained, made current, or current at a get, a free or the creation of a stream. Memory is
+//! A context is noted when it is retained or made, made current, or current at a get, a free or the creation of a stream. Memory is
 //! portable, so the work of any context may use it, and a free records an event in each.
 //!
 //! The end of a context (destroyed, its primary context reset or released for the last time) excludes calls that use it: they
@@ -9,7 +9,7 @@
 use std::ffi::c_int;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pinpool::Pool;
@@ -31,8 +31,11 @@ pub(crate) struct Context {
     handle: usize,
     /// No other context of the process has it; a handle may come again.
     number: u64,
-    /// Its device, if it is the device's primary context.
-    primary_of: RwLock<Option<c_int>>,
+    /// `None` if the driver did not tell.
+    device: Option<c_int>,
+    /// The program made it: it is no primary context. All others are taken for one, since the runtime retains those also by a
+    /// table of its own.
+    is_made: AtomicBool,
     alive: Alive,
     spare_events: Mutex<Vec<usize>>,
     pool: Mutex<Serving>,
@@ -121,9 +124,10 @@ impl Context {
         }
     }
 
-    /// Whether it is the primary context of this device.
-    pub(crate) fn is_primary_of(&self, device: c_int) -> bool {
-        *self.primary_of.read() == Some(device)
+    /// Whether it may be the primary context of this device.
+    pub(crate) fn may_be_primary_of(&self, device: c_int) -> bool {
+        // Acquire, with the Release in `note_made`.
+        !self.is_made.load(Ordering::Acquire) && self.device.is_none_or(|own| own == device)
     }
 
     fn is_gone(&self) -> bool {
@@ -138,41 +142,34 @@ pub(crate) fn all() -> Vec<Arc<Context>> {
 
 /// Notes the context with this handle.
 pub(crate) fn note(handle: usize) -> Arc<Context> {
-    note_as(handle, None)
-}
-
-/// Notes the primary context of a device.
-pub(crate) fn note_primary(handle: usize, device: c_int) {
-    note_as(handle, Some(device));
-}
-
-fn note_as(handle: usize, primary_of: Option<c_int>) -> Arc<Context> {
     // Before a lock is taken that another thread of the parent might hold in a child.
     process::own();
     let is_it = |context: &&Arc<Context>| context.handle == handle && !context.is_gone();
-    let known = CONTEXTS.read().iter().find(is_it).cloned();
-    let context = known.unwrap_or_else(|| {
-        let mut contexts = CONTEXTS.write();
-        contexts.iter().find(is_it).cloned().unwrap_or_else(|| {
-            // Relaxed: a number that publishes nothing.
-            let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-            let context = Arc::new(Context {
-                handle,
-                number,
-                primary_of: RwLock::new(None),
-                alive: Alive::default(),
-                spare_events: Mutex::default(),
-                pool: Mutex::new(Serving::NotYet),
-                in_vain: Mutex::default(),
-            });
-            contexts.push(context.clone());
-            context
-        })
-    });
-    if primary_of.is_some() {
-        *context.primary_of.write() = primary_of;
+    if let Some(known) = CONTEXTS.read().iter().find(is_it) {
+        return known.clone();
     }
-    context
+    let device = Driver::get().ok().and_then(|driver| driver.device_of(handle).ok());
+    let mut contexts = CONTEXTS.write();
+    contexts.iter().find(is_it).cloned().unwrap_or_else(|| {
+        let context = Arc::new(Context {
+            handle,
+            // Relaxed: a number that publishes nothing.
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            device,
+            is_made: AtomicBool::new(false),
+            alive: Alive::default(),
+            spare_events: Mutex::default(),
+            pool: Mutex::new(Serving::NotYet),
+            in_vain: Mutex::default(),
+        });
+        contexts.push(context.clone());
+        context
+    })
+}
+
+/// Notes the context with this handle, which the program has made.
+pub(crate) fn note_made(handle: usize) {
+    note(handle).is_made.store(true, Ordering::Release);
 }
 
 /// Notes the context that is current on this thread.

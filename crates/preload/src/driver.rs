@@ -67,6 +67,7 @@ functions! {
     current = c"cuCtxGetCurrent" fn(*mut usize);
     push = c"cuCtxPushCurrent_v2" fn(usize);
     pop = c"cuCtxPopCurrent_v2" fn(*mut usize);
+    device = c"cuCtxGetDevice" fn(*mut c_int);
     primary_state = c"cuDevicePrimaryCtxGetState" fn(c_int, *mut c_uint, *mut c_int);
     event_create = c"cuEventCreate" fn(*mut usize, c_uint);
     event_query = c"cuEventQuery" fn(usize);
@@ -123,6 +124,15 @@ impl Driver {
         // SAFETY: the program's stream, which it is about to use, and a place for a handle.
         check(unsafe { (self.0.stream_context)(stream, &raw mut context) })?;
         Ok(context)
+    }
+
+    /// The device of a context that is alive.
+    pub(crate) fn device_of(&self, context: usize) -> Result<c_int, Code> {
+        let _entered = self.enter(context)?;
+        let mut device = 0;
+        // SAFETY: a place for a number.
+        check(unsafe { (self.0.device)(&raw mut device) })?;
+        Ok(device)
     }
 
     /// Whether the device has a primary context.

@@ -13,13 +13,13 @@ pub(crate) fn destroy(handle: usize, end: impl FnOnce() -> Code) -> Code {
 
 /// Resets a device by `reset`: its primary context ends, and whatever stands under its handle later is another.
 pub(crate) fn reset(device: c_int, reset: impl FnOnce() -> Code) -> Code {
-    end_by(|context| context.is_primary_of(device), reset, |code| code == 0)
+    end_by(|context| context.may_be_primary_of(device), reset, |code| code == 0)
 }
 
 /// Releases the primary context of a device by `release`: it ends with its last user.
 pub(crate) fn release(device: c_int, release: impl FnOnce() -> Code) -> Code {
     let is_gone = |code| code == 0 && Driver::get().is_ok_and(|driver| !driver.has_primary(device));
-    end_by(|context| context.is_primary_of(device), release, is_gone)
+    end_by(|context| context.may_be_primary_of(device), release, is_gone)
 }
 
 fn end_by(is_it: impl Fn(&Context) -> bool, end: impl FnOnce() -> Code, is_gone: impl FnOnce(Code) -> bool) -> Code {

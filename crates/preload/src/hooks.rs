@@ -211,13 +211,13 @@ hooks! {
     // registers; a register without an argument is not looked at.
     cuCtxCreate_v4 = c"cuCtxCreate" 12050..UNKNOWN_FROM Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => noting_current(|| real(out, a, b, c, d));
+        real => noting_made(out, || real(out, a, b, c, d));
     cuCtxCreate_v3 = c"cuCtxCreate" 11040..12050 Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => noting_current(|| real(out, a, b, c, d));
+        real => noting_made(out, || real(out, a, b, c, d));
     cuCtxCreate_v2 = c"cuCtxCreate" 3020..11040 Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => noting_current(|| real(out, a, b, c, d));
+        real => noting_made(out, || real(out, a, b, c, d));
     cuCtxDestroy_v2 = c"cuCtxDestroy" 4000..UNKNOWN_FROM Any (context: usize)
         real => destroy_context(real, context);
     cuCtxDestroy = c"cuCtxDestroy" 2000..4000 Any (context: usize)
@@ -352,11 +352,20 @@ fn noting_current(real: impl FnOnce() -> Code) -> Code {
     code
 }
 
+fn noting_made(out: *mut usize, real: impl FnOnce() -> Code) -> Code {
+    let code = real();
+    if let (0, Some(place), true) = (code, NonNull::new(out), process::may_be_served()) {
+        // SAFETY: preload-I1: the driver wrote the handle there.
+        contexts::note_made(unsafe { place.read() });
+    }
+    code
+}
+
 fn retain_primary(real: impl FnOnce(*mut usize, c_int) -> Code, out: *mut usize, device: c_int) -> Code {
     let code = real(out, device);
     if let (0, Some(place), true) = (code, NonNull::new(out), process::may_be_served()) {
         // SAFETY: preload-I1: the driver wrote the handle there.
-        contexts::note_primary(unsafe { place.read() }, device);
+        contexts::note(unsafe { place.read() });
     }
     code
 }

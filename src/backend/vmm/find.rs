@@ -1,4 +1,4 @@
-//! Finding a source of virtual host memory: what the driver, the device and the machine have, and one granule tried.
+//! Finding a source of virtual host memory: what the driver, the device and the machine have, and two granules tried.
 #![allow(unsafe_code)] // Has a device copy from the granule that is tried.
 
 use std::ffi::c_int;
@@ -10,10 +10,11 @@ use super::super::location::{HostLocation, Machine};
 use super::super::register::RegisterSource;
 use super::super::virtual_memory::HandleTypes;
 use super::super::{trial, word_copy};
+use super::calls::Calls;
 use super::table::{GranuleTable, source_error};
 use super::{VmmSource, left};
 use crate::driver::device::{self, Device};
-use crate::driver::virtual_memory::{AccessDescriptor, GranuleKind, MemoryLocation, VmmApi, attribute};
+use crate::driver::virtual_memory::{GranuleKind, MemoryLocation, VmmApi, attribute};
 use crate::driver::{is_forbidden_by_capture, state};
 use crate::error::SourceError;
 use pinpool_os::host::GRANULE_BYTES;
@@ -23,7 +24,7 @@ use pinpool_os::sync::process::AtomicBool;
 const INVALID_CONTEXT: i64 = 201;
 
 impl VmmSource {
-    /// Finds a driver with virtual host memory and the device number `ordinal`, and tries one granule: committed, touched,
+    /// Finds a driver with virtual host memory and the device number `ordinal`, and tries two granules: committed, touched,
     /// copied from if the device has a context, and given back. Granules come from the memory node `node`, else from the
     /// device's, else from any of the host.
     ///
@@ -115,9 +116,9 @@ impl VmmSource {
             let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
             return Err(SourceError::new("cuMemGetAllocationGranularity", what));
         }
-        let own = c_int::try_from(ordinal).unwrap_or(0);
-        let access = [node, MemoryLocation::device(own)].map(AccessDescriptor::read_write);
-        let granules = GranuleTable::new(driver, ordinal, device::count()? > 1);
+        let devices = device::count()?;
+        let calls = Arc::new(Calls::new(driver, node, ordinal, u32::try_from(devices).unwrap_or(1)));
+        let granules = GranuleTable::new(driver, calls.clone(), ordinal, devices > 1);
         let (ids, unreleased, old_places) = Default::default();
         let registers_nothing = device.attribute(attribute::REGISTERS_HOST_MEMORY) == Some(0);
         let registers_nothing = AtomicBool::new(registers_nothing);
@@ -126,7 +127,7 @@ impl VmmSource {
             device,
             driver,
             kind,
-            access,
+            calls,
             makes_context,
             ids,
             granules,
@@ -138,13 +139,16 @@ impl VmmSource {
         let tried = source.try_granule(max_bytes);
         source.makes_context = true;
         match tried {
-            Err(error) if error.code() == Some(INVALID_CONTEXT) => source.try_granule(max_bytes),
+            // Perhaps the driver needs a context, whatever its code says.
+            Err(first) if first.code() == Some(INVALID_CONTEXT) || !source.device.is_active() => {
+                source.try_granule(max_bytes).map_err(|_| first)
+            }
             tried => tried,
         }?;
         Ok(source)
     }
 
-    /// Takes a granule through all that a pool does with one.
+    /// Takes granules through all that a pool does with them.
     fn try_granule(&self, max_bytes: Option<u64>) -> Result<(), SourceError> {
         let copy = |start| match self.device.is_active() {
             // SAFETY: the granule of a trial, which is no one else's.

@@ -15,15 +15,17 @@
 
 use std::ops::Range;
 
-use crate::driver::virtual_memory::{DriverRefusal, VmmApi};
+use super::calls::Calls;
+use crate::driver::virtual_memory::DriverRefusal;
 use pinpool_os::sync::{Condvar, Mutex};
 
 /// Adjacent granules at addresses that they have left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct OldRun {
     start: u64,
     end: u64,
-    granules: usize,
+    /// The lengths of the granules.
+    lengths: Vec<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -42,35 +44,36 @@ pub(super) struct OldPlaces {
 }
 
 impl OldPlaces {
-    /// The `granules` from `start` to `end` are mapped there, and nothing uses these addresses.
-    pub(super) fn add(&self, start: u64, end: u64, granules: usize) {
-        if start < end {
-            self.runs.lock().waiting.push(OldRun { start, end, granules });
+    /// Granules of these lengths are mapped from `start` on, and nothing uses these addresses.
+    pub(super) fn add(&self, start: u64, lengths: Vec<usize>) {
+        if !lengths.is_empty() {
+            let end = start + lengths.iter().sum::<usize>() as u64;
+            self.runs.lock().waiting.push(OldRun { start, end, lengths });
         }
     }
 
     /// Granules that are still mapped at an old place.
     pub(super) fn granules(&self) -> usize {
         let runs = self.runs.lock();
-        runs.waiting.iter().chain(&runs.taken).map(|run| run.granules).sum()
+        runs.waiting.iter().chain(&runs.taken).map(|run| run.lengths.len()).sum()
     }
 
     /// Unmaps what is mapped in `addresses`, adjacent granules in one call. Waits for threads that do the same.
     /// After a refusal the rest stays mapped, for the next call.
-    pub(super) fn unmap(&self, driver: VmmApi, addresses: &Range<u64>) -> Result<(), DriverRefusal> {
+    pub(super) fn unmap(&self, calls: &Calls, addresses: &Range<u64>) -> Result<(), DriverRefusal> {
         let is_within = |run: &OldRun| run.start < addresses.end && addresses.start < run.end;
         let mut runs = self.runs.lock();
         loop {
             if let Some(run) = runs.take(is_within) {
                 drop(runs);
-                let bytes = usize::try_from(run.end - run.start).unwrap_or(usize::MAX);
                 // SAFETY: whole granules that are mapped there (old-places-I1), unused, and unmapped by no other thread
                 // (old-places-I2).
-                let unmapped = unsafe { driver.unmap(run.start, bytes) };
+                let (count, unmapped) = unsafe { calls.unmap(run.start, &run.lengths) };
                 runs = self.runs.lock();
                 runs.taken.retain(|other| *other != run);
                 if unmapped.is_err() {
-                    runs.waiting.push(run);
+                    let start = run.start + run.lengths[..count].iter().sum::<usize>() as u64;
+                    runs.waiting.push(OldRun { start, end: run.end, lengths: run.lengths[count..].to_vec() });
                 }
                 self.ended.notify_all();
                 unmapped?;
@@ -82,12 +85,18 @@ impl OldPlaces {
         }
     }
 
-    /// Takes the first address and the length of each run in `addresses` that no thread is unmapping.
+    /// Takes the first address and the length of each granule in `addresses` that no thread is unmapping.
     pub(super) fn take_in(&self, addresses: &Range<u64>) -> Vec<(u64, usize)> {
         let mut runs = self.runs.lock();
         let taken = runs.waiting.extract_if(.., |run| addresses.contains(&run.start));
-        taken.map(|run| (run.start, usize::try_from(run.end - run.start).unwrap_or(usize::MAX))).collect()
+        taken.flat_map(|run| pieces(run.start, &run.lengths)).collect()
     }
+}
+
+/// The first address and the length of each granule.
+fn pieces(start: u64, lengths: &[usize]) -> Vec<(u64, usize)> {
+    let placed = lengths.iter().scan(start, |at, &bytes| Some((std::mem::replace(at, *at + bytes as u64), bytes)));
+    placed.collect()
 }
 
 impl Runs {
@@ -97,10 +106,10 @@ impl Runs {
         let mut run = self.waiting.swap_remove(first);
         while let Some(next) = self.waiting.iter().position(|other| other.end == run.start || other.start == run.end) {
             let next = self.waiting.swap_remove(next);
-            let (start, end) = (run.start.min(next.start), run.end.max(next.end));
-            run = OldRun { start, end, granules: run.granules + next.granules };
+            let (low, high) = if next.start < run.start { (next, run) } else { (run, next) };
+            run = OldRun { start: low.start, end: high.end, lengths: [low.lengths, high.lengths].concat() };
         }
-        self.taken.push(run);
+        self.taken.push(run.clone());
         Some(run)
     }
 }
@@ -112,15 +121,15 @@ mod tests {
     #[test]
     fn adjacent_runs_are_taken_together_and_others_are_not() {
         let places = OldPlaces::default();
-        for (start, end) in [(4, 6), (0, 2), (8, 9), (2, 4), (7, 7)] {
-            places.add(start, end, 1);
+        for (start, lengths) in [(4, vec![2]), (0, vec![1, 1]), (8, vec![1]), (2, vec![2]), (7, Vec::new())] {
+            places.add(start, lengths);
         }
-        assert_eq!(places.granules(), 4);
+        assert_eq!(places.granules(), 5);
         let mut runs = places.runs.lock();
-        assert_eq!(runs.take(|run| run.start == 2), Some(OldRun { start: 0, end: 6, granules: 3 }));
+        assert_eq!(runs.take(|run| run.start == 2), Some(OldRun { start: 0, end: 6, lengths: vec![1, 1, 2, 2] }));
         assert_eq!(runs.take(|run| run.start < 6), None);
         assert_eq!((runs.waiting.len(), runs.taken.len()), (1, 1));
         drop(runs);
-        assert_eq!(places.granules(), 4, "what is being unmapped is still mapped");
+        assert_eq!(places.granules(), 5, "what is being unmapped is still mapped");
     }
 }

@@ -1,12 +1,12 @@
 //! The granules that are mapped, by address, and which devices may reach each.
 //!
 //! ```text
-//!   commit, remap ──▶ access for the CPU and the source's own device
+//!   commit, remap ──▶ access for the CPU and all devices, but those that were refused
 //!   a copy of device 1 from [a, b) ──▶ granules of [a, b) without access for device 1 ──▶ access for it, and a note
 //! ```
 //!
-//! Other devices get access when they first copy, and only to what they copy: a device that answers no more, or that can
-//! reach no memory of the host, fails its own copies and keeps no pool from growing. A granule that is remapped starts anew.
+//! A device that was refused is asked for again when it copies through the pool, and only for what it copies: a device that
+//! answers no more, or that can reach no memory of the host, fails its own copies and keeps no pool from growing.
 //!
 //! All tables are in one list of the process, because a copy knows an address and a stream, and no pool. On a machine with
 //! one device the list is empty, and copies of the one device that all sources have do not look at it.
@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Weak};
 
+use super::calls::Calls;
 use crate::driver::RelaxedCapture;
 use crate::driver::device;
 use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleHandle, MemoryLocation, VmmApi};
@@ -58,6 +59,7 @@ struct Mapped {
 #[derive(Debug)]
 pub(super) struct GranuleTable {
     driver: VmmApi,
+    calls: Arc<Calls>,
     own_device: u32,
     mapped: Mutex<BTreeMap<u64, Mapped>>,
 }
@@ -91,8 +93,8 @@ pub(crate) fn let_reach(device: u32, start: *const u8, len: usize) -> Result<(),
 
 impl GranuleTable {
     /// An empty table; `is_listed` if there are other devices than `own_device`.
-    pub(super) fn new(driver: VmmApi, own_device: u32, is_listed: bool) -> Arc<Self> {
-        let table = Arc::new(Self { driver, own_device, mapped: Mutex::new(BTreeMap::new()) });
+    pub(super) fn new(driver: VmmApi, calls: Arc<Calls>, own_device: u32, is_listed: bool) -> Arc<Self> {
+        let table = Arc::new(Self { driver, calls, own_device, mapped: Mutex::new(BTreeMap::new()) });
         if is_listed {
             let mut tables = TABLES.get().lock();
             tables.retain(|table| table.strong_count() > 0);
@@ -104,8 +106,9 @@ impl GranuleTable {
         table
     }
 
-    pub(super) fn remember(&self, start: u64, granules: &[Granule]) {
-        let mapped = placed(start, granules).map(|(address, granule)| (address, Mapped { granule, others: 0 }));
+    /// The `granules` are mapped from `start` on, with access for the `others`, a bit each.
+    pub(super) fn remember(&self, start: u64, granules: &[Granule], others: u64) {
+        let mapped = placed(start, granules).map(|(address, granule)| (address, Mapped { granule, others }));
         self.mapped.lock().extend(mapped);
     }
 
@@ -174,6 +177,7 @@ impl GranuleTable {
                 mapped.others |= bit;
             }
         }
+        self.calls.restore(device);
         Ok(())
     }
 }

@@ -7,8 +7,12 @@
 //! | [`Timelines`] | the words that streams increment |
 //! | [`OwnContext`] | cudarc records an event only if the context object of its *stream* manages several streams and holds no error; both hold for this object, whatever the user's does |
 //!
-//! **context-I1**: a `ContextState` is never freed and holds a reference to a context object of its context, so the handle
-//! stays valid, and the state's address stands for this context alone. Fences may be queried after everything else is gone.
+//! **context-I1**: a `ContextState` is never freed, so its address stands for this context alone. It holds a reference to a
+//! context object, so that the context ends only by a reset of its device. Fences may be queried after everything else is gone.
+//!
+//! **context-I2**: events and streams of a state are used only while its context is there. A reset ends the context with
+//! all of them, and the next context of the device may have its handle, but never its number: whoever uses the state asks for
+//! the number first. A driver without numbers (before CUDA 12.0) cannot be asked.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::cell::Cell;
@@ -25,7 +29,9 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use super::later::{Idle, LaterFences};
 use super::stream::{failed, id, number};
 use super::timeline::{TimelineFence, Timelines};
-use crate::driver::{CurrentContext, RelaxedCapture, error_code, is_forbidden_by_capture, standstill};
+use crate::driver::{
+    self, CurrentContext, RelaxedCapture, error_code, is_forbidden_by_capture, is_of_ended_context, standstill,
+};
 use crate::error::{Error, Result};
 use crate::in_flight::StreamId;
 use pinpool_os::fork::OfProcess;
@@ -48,6 +54,8 @@ std::thread_local! {
 /// What the copies of one context share.
 pub(super) struct ContextState {
     context: Arc<CudaContext>,
+    /// `None` if the driver did not tell.
+    id: Option<u64>,
     spare_events: ArrayQueue<Event>,
     spare_streams: ArrayQueue<Arc<CudaStream>>,
     own: OnceLock<OwnContext>,
@@ -83,7 +91,7 @@ unsafe impl Sync for Event {}
 impl ContextState {
     /// The state of a context, made at the first call.
     pub(super) fn of(context: &Arc<CudaContext>) -> &'static Self {
-        let is_it = |state: &&'static Self| state.context.cu_ctx() == context.cu_ctx();
+        let is_it = |state: &&'static Self| state.is_of(context.cu_ctx());
         if let Ok(Some(state)) = LAST.try_with(Cell::get)
             && is_it(&state)
         {
@@ -93,6 +101,7 @@ impl ContextState {
         let state = states.iter().copied().find(is_it).unwrap_or_else(|| {
             let state: &'static Self = Box::leak(Box::new(Self {
                 context: context.clone(),
+                id: id_of(context.cu_ctx()),
                 spare_events: ArrayQueue::new(SPARE_EVENTS),
                 spare_streams: ArrayQueue::new(SPARE_STREAMS),
                 own: OnceLock::new(),
@@ -113,7 +122,7 @@ impl ContextState {
     ///
     /// The context is alive, and is not destroyed while copies through its state run.
     pub(super) unsafe fn of_handle(handle: sys::CUcontext) -> Result<&'static Self, (&'static str, DriverError)> {
-        let is_it = |state: &&'static Self| state.context.cu_ctx() == handle;
+        let is_it = |state: &&'static Self| state.is_of(handle);
         if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_it) {
             return Ok(state);
         }
@@ -139,8 +148,27 @@ impl ContextState {
         Ok(Self::of(&context))
     }
 
-    /// Makes the context current on this thread until the guard is dropped.
+    /// Whether this is the state of the context that has this handle now. One of a context that ended without a successor
+    /// counts, so that a program which goes on with it does not make a state at each call: those calls fail.
+    fn is_of(&self, handle: sys::CUcontext) -> bool {
+        let is_other = || matches!((self.id, driver::context_id(handle)), (Some(id), Some(Ok(now))) if now != id);
+        self.context.cu_ctx() == handle && !is_other()
+    }
+
+    /// Fails if the context has ended (context-I2).
+    pub(super) fn check(&self) -> Result<(), DriverError> {
+        let is_there = match (self.id, driver::context_id(self.context.cu_ctx())) {
+            (None, _) | (_, None) => true,
+            (Some(id), Some(Ok(now))) => now == id,
+            // Any other error may be of earlier work.
+            (_, Some(Err(code))) => !is_of_ended_context(code),
+        };
+        if is_there { Ok(()) } else { Err(DriverError(sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)) }
+    }
+
+    /// Makes the context current on this thread until the guard is dropped. Fails if it has ended.
     pub(super) fn enter(&self) -> Result<CurrentContext, DriverError> {
+        self.check()?;
         // SAFETY: context-I1.
         unsafe { CurrentContext::enter(self.context.cu_ctx()) }
     }
@@ -161,8 +189,8 @@ impl ContextState {
     /// Takes an event back that no fence uses any more.
     pub(super) fn put_event(&self, event: Event) {
         if let Err(Event(event)) = self.spare_events.push(event) {
-            // A sweep may run on any thread, and destroying may need the context.
-            let _current = self.enter();
+            // A sweep may run on any thread, and destroying may need the context. An event of a context that has ended is gone.
+            let Ok(_current) = self.enter() else { return };
             // SAFETY: created by `take_event`, destroyed once. Destroying never waits, and an error would only mean that
             // the device is gone, and the event with it.
             let _gone = unsafe { result::event::destroy(event) };
@@ -183,7 +211,10 @@ impl ContextState {
     /// Takes a stream back. It is kept if it has no work left; otherwise the driver destroys it when its work is over.
     pub(super) fn put_stream(&self, stream: Arc<CudaStream>, is_idle: bool) {
         // cudarc makes the stream's context current to destroy it; this guard restores the thread's own.
-        let _current = self.enter();
+        let Ok(_current) = self.enter() else {
+            // Gone with its context.
+            return lost::keep(stream);
+        };
         let _destroyed = if is_idle { self.spare_streams.push(stream) } else { Err(stream) };
     }
 
@@ -196,7 +227,8 @@ impl ContextState {
     /// Is the event over? Asks as [`query`](Self::query) does, but also a driver that stands still.
     pub(super) fn query_now(&self, event: Event) -> Result<bool, DriverError> {
         let _relaxed = RelaxedCapture::enter();
-        // SAFETY: a live event.
+        self.check()?;
+        // SAFETY: a live event (context-I2).
         let mut outcome = unsafe { result::event::query(event.0) };
         if outcome == Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_CONTEXT)) {
             let _current = self.enter()?;
@@ -265,7 +297,7 @@ impl ContextState {
         }
         // Created before any thread waits, since waiters query its idle stream (timeline-I3).
         let own = self.own()?;
-        self.timelines.fence(stream, id, number(stream), &own.idle_stream)
+        self.timelines.fence(stream, id, number(stream), (self, &own.idle_stream))
     }
 
     /// The context object of our own.
@@ -328,6 +360,12 @@ unsafe fn object_of(
     // where the context cannot be made current, which it is, or the device has no attributes.
     let context = unsafe { CudaContext::from_raw_context(ordinal, device, handle) }?;
     Ok((context, false))
+}
+
+/// The number of a context; `None` if the driver does not tell it.
+fn id_of(handle: sys::CUcontext) -> Option<u64> {
+    // What the driver refuses once it may do the next time.
+    (0..2).find_map(|_| driver::context_id(handle)?.ok())
 }
 
 /// Whether the primary context of the device exists; retaining it would make it otherwise.

@@ -49,9 +49,6 @@ pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Op
     // SAFETY: a context that is current is alive.
     let context = unsafe { ContextState::of_handle(current.ok_or_else(none)?) };
     let context = context.map_err(|(call, error)| refused(call, error))?;
-    if event.is_null() {
-        return Err(wrong("the event is null"));
-    }
     // SAFETY: the caller's promise.
     unsafe { behind_event(event, context) }
 }

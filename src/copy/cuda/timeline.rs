@@ -28,15 +28,16 @@
 #![allow(unsafe_code)] // Calls the driver, and reads memory that a device writes.
 
 use std::collections::HashMap;
-use std::ffi::c_uint;
+use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaStream, DriverError, sys};
 
 use super::answer::Answer;
-use crate::driver::{self, CurrentContext, RelaxedCapture, standstill};
+use super::context::ContextState;
+use crate::driver::{self, RelaxedCapture, standstill};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
 use pinpool_os::sync::plain::Mutex;
@@ -47,8 +48,6 @@ const HEALTH_EVERY_US: u64 = 1000;
 const WORDS_BYTES: usize = 4096;
 /// A word has a cache line to itself, so that no stream disturbs another's readers.
 const WORD_STEP: usize = 64;
-/// A page of words, aligned by hand.
-const PAGE_BYTES: usize = WORDS_BYTES + WORD_STEP;
 /// A waiter reads so often before it yields, and so often in all before it sleeps.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 200;
@@ -142,7 +141,7 @@ impl Timelines {
         stream: &CudaStream,
         id: StreamId,
         stream_number: u64,
-        idle_stream: &'static CudaStream,
+        (context, idle_stream): (&'static ContextState, &'static CudaStream),
     ) -> Result<Option<TimelineFence>, DriverError> {
         let Some(write) = self.write() else { return Ok(None) };
         let Some(timeline) = self.of(id, stream_number)? else { return Ok(None) };
@@ -161,7 +160,9 @@ impl Timelines {
         *last = next;
         drop(last);
         let answer = Answer::default();
-        written.map(|()| Some(TimelineFence { timeline, number: next, health: &self.health, idle_stream, answer }))
+        written.map(|()| {
+            Some(TimelineFence { timeline, number: next, health: &self.health, context, idle_stream, answer })
+        })
     }
 
     /// The timeline of a stream; `None` where there is no memory for one.
@@ -199,18 +200,26 @@ impl Timelines {
         Ok(words.pop())
     }
 
-    /// Words in page-locked and mapped memory, which is never freed.
+    /// Words in page-locked and mapped memory, which is never freed. It is this process's own, so that a fence may read its word
+    /// also when a reset of the device has ended the registration.
     fn page_of_words(&self) -> Result<Vec<Word>, DriverError> {
         let _relaxed = RelaxedCapture::enter();
         let mut unmapped = self.unmapped_page.lock();
         let page = match unmapped.take() {
             Some(kept) => kept.host.cast(),
             None => {
-                let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-                // SAFETY: the stream's context is current (`Timelines::fence`).
-                let page = unsafe { result::malloc_host(PAGE_BYTES, flags) }?;
+                let out_of_memory = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+                let page = host_page().ok_or(out_of_memory)?;
+                let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+                // SAFETY: a page of this process that is never unmapped; the stream's context is current
+                // (`Timelines::fence`).
+                let registered = unsafe { sys::cuMemHostRegister_v2(page, WORDS_BYTES, flags) };
+                registered.result().inspect_err(|_| {
+                    // SAFETY: mapped above, and neither registered nor used.
+                    let _gone = unsafe { libc::munmap(page, WORDS_BYTES) };
+                })?;
                 // Relaxed: a figure.
-                HELD_BYTES.fetch_add(PAGE_BYTES as u64, Ordering::Relaxed);
+                HELD_BYTES.fetch_add(WORDS_BYTES as u64, Ordering::Relaxed);
                 page
             }
         };
@@ -219,10 +228,7 @@ impl Timelines {
         unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device, page, 0) }
             .result()
             .inspect_err(|_| *unmapped = Some(Word { host: page.cast(), device: 0 }))?;
-        // The driver aligns large blocks only.
-        let skip = page.cast::<u8>().align_offset(WORD_STEP);
         let words = (0..WORDS_BYTES).step_by(WORD_STEP).map(|offset| {
-            let offset = skip + offset;
             let host = page.cast::<u8>().wrapping_add(offset).cast::<u32>();
             #[allow(clippy::cast_possible_truncation)] // The low half is meant.
             // SAFETY: inside the page, aligned, and not yet used.
@@ -233,6 +239,23 @@ impl Timelines {
         });
         Ok(words.collect())
     }
+}
+
+/// A fresh page that no child of `fork` has: it would share it, and a write of this process would move it away from the device.
+fn host_page() -> Option<*mut c_void> {
+    let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), WORDS_BYTES, rights, kind, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return None;
+    }
+    // SAFETY: the mapping made above.
+    if unsafe { libc::madvise(page, WORDS_BYTES, libc::MADV_DONTFORK) } != 0 {
+        // SAFETY: the mapping made above, which nothing uses.
+        let _gone = unsafe { libc::munmap(page, WORDS_BYTES) };
+        return None;
+    }
+    Some(page)
 }
 
 impl Health {
@@ -246,18 +269,17 @@ impl Health {
     }
 
     /// Fails if the device did, at the calls that are due (timeline-I3).
-    fn check(&self, idle_stream: &CudaStream) -> Result<(), DriverError> {
-        if self.is_due() { standstill::ask(|| Self::query(idle_stream)).unwrap_or(Ok(())) } else { Ok(()) }
+    fn check(&self, context: &ContextState, idle_stream: &CudaStream) -> Result<(), DriverError> {
+        if self.is_due() { standstill::ask(|| Self::query(context, idle_stream)).unwrap_or(Ok(())) } else { Ok(()) }
     }
 
-    fn query(idle_stream: &CudaStream) -> Result<(), DriverError> {
+    fn query(context: &ContextState, idle_stream: &CudaStream) -> Result<(), DriverError> {
         let _relaxed = RelaxedCapture::enter();
-        // SAFETY: the stream is never destroyed.
+        context.check()?;
+        // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
         let mut outcome = unsafe { sys::cuStreamQuery(idle_stream.cu_stream()) }.result();
         if outcome == Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_CONTEXT)) {
-            // SAFETY: the stream's context object, and with it the context, is never dropped (context-I1).
-            let current = unsafe { CurrentContext::enter(idle_stream.context().cu_ctx()) };
-            let _current = current?;
+            let _current = context.enter()?;
             // SAFETY: as above.
             outcome = unsafe { sys::cuStreamQuery(idle_stream.cu_stream()) }.result();
         }
@@ -276,6 +298,7 @@ pub(super) struct TimelineFence {
     timeline: Arc<Timeline>,
     number: u64,
     health: &'static Health,
+    context: &'static ContextState,
     idle_stream: &'static CudaStream,
     /// An answer of the device, not of this number.
     answer: Answer,
@@ -289,7 +312,7 @@ unsafe impl Fence for TimelineFence {
         if sequence.seen() >= self.number || sequence.update(|| word.read()) >= self.number {
             return Ok(true);
         }
-        self.answer.or_ask("cuStreamQuery", || self.health.check(self.idle_stream).map(|()| false))
+        self.answer.or_ask("cuStreamQuery", || self.health.check(self.context, self.idle_stream).map(|()| false))
     }
 
     fn wait(&self) -> Result<()> {

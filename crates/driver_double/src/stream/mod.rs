@@ -378,14 +378,17 @@ pub(crate) fn live() -> u64 {
     lock_streams().by_number.values().filter(|stream| stream.created.is_some() && !stream.closing).count() as u64
 }
 
-/// Destroys all streams of a context once their work has ended.
-pub(crate) fn close_of(context: usize) {
+/// Destroys all streams of a context: once their work has ended, or with it.
+pub(crate) fn close_of(context: usize, ends_work: bool) {
     let mut guard = lock_streams();
     let streams = &mut *guard;
     streams.defaults.retain(|&(of, ..)| of != context);
     for (&number, stream) in streams.by_number.iter_mut().filter(|(_, stream)| stream.context == context) {
         (stream.closing, stream.created) = (true, None);
         streams.handles.take_back(number);
+        if ends_work {
+            stream.ops.clear();
+        }
         stream.worker.wake_all();
     }
 }

@@ -108,6 +108,21 @@ fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() 
     assert!(served.page_locks() <= 16, "{served:?}");
 }
 
+/// As on a device: the runtime retains by a private table, the next context has the handle of the old one, and memory of the old
+/// one is unmapped.
+#[test]
+fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_context() {
+    let Some(built) = built() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let mut command = served(built.command(Way::ProcAddress, "reset-by-table"), &log);
+    let served = ran(command.env("DRIVER_DOUBLE_CRUEL", "recurring-handles,reset-unmaps,dead-event-aborts"));
+    let log = log_of(&log);
+    assert!(served.out.contains("the same handle"), "{served:?}\n{log}");
+    assert_eq!(log.matches("has ended, and its memory with it").count(), 1, "{log}");
+    assert_eq!(served.calls("cuMemHostAlloc"), 2, "one region for each context: {served:?}\n{log}");
+}
+
 #[test]
 fn a_context_that_ends_while_it_captures_takes_the_capture_along() {
     let Some(built) = built() else { return };

@@ -8,13 +8,14 @@
 //
 // Owns: which blocks are out, the streams that use each, and torch's statistics and history of them. Never knows the
 // pool but by the functions in pinpool_torch_functions, nor CUDA but by torch's device guard: so it is built by a C++ compiler
-// alone, and belongs to one version of torch.
+// alone, for the version of torch that is there. The oldest is 2.11; history and segments came with 2.15.
 //
 // Locks: `blocks_` (a leaf) and `captures_` (a leaf). No call of the pool or of torch's own allocator is made under one.
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ApproximateClock.h>
+#include <torch/headeronly/version.h>
 
 #include <algorithm>
 #include <atomic>
@@ -25,6 +26,8 @@
 #include <mutex>
 #include <utility>
 #include <vector>
+
+#define PINPOOL_TORCH_HAS_HISTORY (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15))
 
 namespace {
 
@@ -58,17 +61,40 @@ struct pinpool_torch_functions {
   void (*put)(void* block, const pinpool_torch_stream* streams, size_t count);
   void (*trim)(void* pool);
   void (*totals)(void* pool, pinpool_torch_totals* totals);
+  // Whether the stream captures a graph; 0 if the driver does not tell.
+  int (*is_capturing)(const pinpool_torch_stream* stream);
 };
 
 } // extern "C"
 
 namespace {
 
+#if PINPOOL_TORCH_HAS_HISTORY
 using c10::CachingDeviceAllocator::CreateContextFn;
 using c10::CachingDeviceAllocator::RecordContext;
 using c10::CachingDeviceAllocator::TraceEntry;
+#else
+// What the calls of `History` name.
+enum class RecordContext { NEVER, STATE, ALLOC, ALL };
+struct TraceEntry {
+  enum Action { ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM };
+};
+#endif
 
 void free_block(void* address);
+
+// The highest value since a reset, of a counter that knows the highest of its life.
+struct Peak {
+  // The highest that was seen since, and that of the life at the reset.
+  int64_t since = 0;
+  int64_t at_reset = -1;
+
+  int64_t of(int64_t now, int64_t of_life) {
+    // A new record of the life was set since the reset.
+    since = std::max({since, now, of_life > at_reset ? of_life : 0});
+    return since;
+  }
+};
 
 // A buffer of the pool that torch has.
 struct Block {
@@ -79,6 +105,7 @@ struct Block {
   std::shared_ptr<c10::GatheredContext> context;
 };
 
+#if PINPOOL_TORCH_HAS_HISTORY
 class History {
  public:
   void set(bool enabled, CreateContextFn recorder, size_t max_entries, RecordContext when, bool clear) {
@@ -128,6 +155,17 @@ class History {
   c10::RingBuffer<TraceEntry> entries_;
   c10::ApproximateClockToUnixTimeConverter clock_;
 };
+#else
+// This torch has no history of pinned memory.
+class History {
+ public:
+  std::shared_ptr<c10::GatheredContext> context(RecordContext) const {
+    return nullptr;
+  }
+
+  void add(TraceEntry::Action, const void*, size_t, const std::shared_ptr<c10::GatheredContext>&) {}
+};
+#endif
 
 class HostAllocator final : public at::HostAllocator {
  public:
@@ -243,11 +281,11 @@ class HostAllocator final : public at::HostAllocator {
     stats.active_requests = requests_;
     stats.active_bytes = bytes_;
     stats.allocations.current = now.held_buffers;
-    stats.allocations.peak = now.held_buffers_peak;
+    stats.allocations.peak = buffers_peak_.of(now.held_buffers, now.held_buffers_peak);
     stats.allocations.allocated = now.pinned_buffers - base_.pinned_buffers;
     stats.allocations.freed = now.unpinned_buffers - base_.unpinned_buffers;
     stats.allocated_bytes.current = now.held_bytes;
-    stats.allocated_bytes.peak = now.held_bytes_peak;
+    stats.allocated_bytes.peak = bytes_peak_.of(now.held_bytes, now.held_bytes_peak);
     stats.allocated_bytes.allocated = now.pinned_bytes - base_.pinned_bytes;
     stats.allocated_bytes.freed = now.unpinned_bytes - base_.unpinned_bytes;
     stats.host_alloc_time.total = now.pin_micros - base_.pin_micros;
@@ -271,16 +309,22 @@ class HostAllocator final : public at::HostAllocator {
     bytes_.reset_accumulated();
   }
 
+  // The pool keeps the peaks of its life: from here on those since the reset are kept here, as get_stats() sees them.
   void reset_peak_stats() override {
+    const auto now = totals();
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
     requests_.reset_peak();
     bytes_.reset_peak();
+    buffers_peak_ = {now.held_buffers, now.held_buffers_peak};
+    bytes_peak_ = {now.held_bytes, now.held_bytes_peak};
   }
 
   // What a captured graph uses must stay where it is until the graph is gone: torch's own allocator keeps such memory.
   void begin_allocate_to_pool(c10::MempoolId_t pool, std::function<bool(c10::Stream)> filter) override {
     {
       const std::lock_guard<std::mutex> guard(captures_mutex_);
+      // A capture that failed has not ended its pool: one entry for each.
+      forget_capture(pool);
       captures_.emplace_back(pool, filter);
     }
     any_capture_.store(true, std::memory_order_release);
@@ -290,17 +334,21 @@ class HostAllocator final : public at::HostAllocator {
   void end_allocate_to_pool(c10::MempoolId_t pool) override {
     {
       const std::lock_guard<std::mutex> guard(captures_mutex_);
-      const auto of_pool = [&](const auto& capture) { return capture.first == pool; };
-      captures_.erase(std::remove_if(captures_.begin(), captures_.end(), of_pool), captures_.end());
-      any_capture_.store(!captures_.empty(), std::memory_order_release);
+      forget_capture(pool);
     }
     own_->end_allocate_to_pool(pool);
   }
 
+  // The graph is gone, also one whose capture failed and never ended its pool.
   void release_pool(c10::MempoolId_t pool) override {
+    {
+      const std::lock_guard<std::mutex> guard(captures_mutex_);
+      forget_capture(pool);
+    }
     own_->release_pool(pool);
   }
 
+#if PINPOOL_TORCH_HAS_HISTORY
   void record_history(bool enabled, CreateContextFn recorder, size_t max_entries, RecordContext when, bool clear) override {
     history_.set(enabled, recorder, max_entries, when, clear);
     own_->record_history(enabled, recorder, max_entries, when, clear);
@@ -340,9 +388,17 @@ class HostAllocator final : public at::HostAllocator {
   void record_external_unregister(void* address) override {
     own_->record_external_unregister(address);
   }
+#endif
 
  private:
   using Blocks = std::map<void*, Block>;
+
+  // The caller holds the lock.
+  void forget_capture(c10::MempoolId_t pool) {
+    const auto of_pool = [&](const auto& capture) { return capture.first == pool; };
+    captures_.erase(std::remove_if(captures_.begin(), captures_.end(), of_pool), captures_.end());
+    any_capture_.store(!captures_.empty(), std::memory_order_release);
+  }
 
   // The block that has this byte; the caller holds the lock.
   Blocks::iterator holder_of(void* pointer) {
@@ -372,30 +428,28 @@ class HostAllocator final : public at::HostAllocator {
     return std::any_of(captures_.begin(), captures_.end(), [&](const auto& capture) { return capture.second(stream); });
   }
 
-  static bool is_capturing(const Block& block) {
-    if (block.streams.empty()) {
-      return false;
+  static std::vector<pinpool_torch_stream> native(const std::vector<c10::Stream>& streams) {
+    std::vector<pinpool_torch_stream> natives;
+    if (!streams.empty()) {
+      const c10::impl::VirtualGuardImpl device(kDevice);
+      natives.reserve(streams.size());
+      for (const auto& stream : streams) {
+        natives.push_back({device.getStreamNativeHandle(stream), stream.device_index()});
+      }
     }
-    const c10::impl::VirtualGuardImpl device(kDevice);
-    return std::any_of(block.streams.begin(), block.streams.end(), [&](const auto& stream) { return device.isStreamCapturing(stream); });
+    return natives;
   }
 
   void put(Block block) noexcept {
     try {
+      const auto streams = native(block.streams);
+      const auto is_capturing = [&](const auto& stream) { return functions_.is_capturing(&stream) != 0; };
       // A mark on a stream that is being captured would become part of the graph: wait until the capture ends.
-      if (is_capturing(block)) {
+      if (std::any_of(streams.begin(), streams.end(), is_capturing)) {
         const std::lock_guard<std::mutex> guard(blocks_mutex_);
         deferred_.push_back(std::move(block));
         any_deferred_.store(true, std::memory_order_release);
         return;
-      }
-      std::vector<pinpool_torch_stream> streams;
-      if (!block.streams.empty()) {
-        const c10::impl::VirtualGuardImpl device(kDevice);
-        streams.reserve(block.streams.size());
-        for (const auto& stream : block.streams) {
-          streams.push_back({device.getStreamNativeHandle(stream), stream.device_index()});
-        }
       }
       functions_.put(block.handle, streams.data(), streams.size());
     } catch (const std::exception& failure) {
@@ -432,6 +486,8 @@ class HostAllocator final : public at::HostAllocator {
   c10::CachingAllocator::Stat bytes_;
   // Totals at the last reset.
   pinpool_torch_totals base_{};
+  Peak buffers_peak_;
+  Peak bytes_peak_;
 
   mutable std::mutex captures_mutex_;
   std::vector<std::pair<c10::MempoolId_t, std::function<bool(c10::Stream)>>> captures_;

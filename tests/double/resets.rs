@@ -1,0 +1,67 @@
+//! A reset of the device while pools have copies under way: its context ends with its events, streams and memory, and the next
+//! one has its handle, as on a device. The double ends the process at the use of an event that is gone.
+#![allow(unsafe_code)] // Resets the device.
+
+use cudarc::driver::{CudaContext, sys};
+use driver_double::{Cruelty, Double};
+use pinpool::{Backend, FenceKind};
+
+use crate::child::alone;
+use crate::fixture::{MIB, builder, filled, stream_and_memory};
+
+const AS_ON_A_DEVICE: &[Cruelty] = &[Cruelty::RecurringHandles, Cruelty::ResetUnmaps, Cruelty::DeadEventAborts];
+
+fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
+    let double = Double::load();
+    double.set_cruel(AS_ON_A_DEVICE);
+    let context = CudaContext::new(0).unwrap();
+    let pool = builder(backend.clone()).fence(fence).build().unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, MIB);
+    // Its event is kept for the next copy.
+    filled(&pool, MIB, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+    pool.poll();
+    let gate = double.hold(stream.cu_stream());
+    let under_way = filled(&pool, MIB, 2).copy_to(&stream, &mut memory).unwrap();
+    let old_handle = context.cu_ctx();
+    // SAFETY: nothing of the old context is used from here on: the program would be wrong without a pool, too.
+    unsafe { sys::cuDevicePrimaryCtxReset_v2(0) }.result().unwrap();
+    std::mem::forget((stream, memory, context));
+
+    let context = CudaContext::new(0).unwrap();
+    assert_eq!(context.cu_ctx(), old_handle, "the handle comes again");
+    drop(gate);
+    assert!(under_way.wait().unwrap_err().is_device(), "a copy whose event is gone has no end that could be known");
+    pool.poll();
+    assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 1));
+    let error = pool.get(20 * MIB).unwrap_err();
+    let text = error.to_string();
+    assert!(error.is_backend() && text.contains("was reset") && text.contains("build a new pool"), "{text}");
+
+    let pool = builder(backend.clone()).fence(fence).build().unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, MIB);
+    for byte in 3..8 {
+        filled(&pool, MIB, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+        assert!(stream.clone_dtoh(&memory).unwrap().iter().all(|&arrived| arrived == byte));
+    }
+    assert_eq!((pool.stats().lost, double.wrong_uses()), (0, Vec::new()));
+}
+
+#[test]
+fn events_of_a_context_that_was_reset_are_never_used_again() {
+    alone(|| reset_under_a_pool(Backend::Vmm, FenceKind::Event));
+}
+
+#[test]
+fn timelines_of_a_context_that_was_reset_are_never_used_again() {
+    alone(|| reset_under_a_pool(Backend::Vmm, FenceKind::Timeline));
+}
+
+#[test]
+fn a_pool_of_registered_memory_pins_and_unpins_nothing_more_after_a_reset() {
+    alone(|| reset_under_a_pool(Backend::Register, FenceKind::Event));
+}
+
+#[test]
+fn a_pool_of_the_drivers_memory_pins_and_unpins_nothing_more_after_a_reset() {
+    alone(|| reset_under_a_pool(Backend::Cuda, FenceKind::Event));
+}

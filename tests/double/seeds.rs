@@ -1,0 +1,282 @@
+//! Seeded runs of a pool over a cruel driver: each seed draws the switches of the double, one or two GPUs, a back-end, a fence,
+//! a ceiling, and steps. Copies of the pool, copies of others, captures, refused calls and resets of the devices follow each
+//! other; every byte on the devices and in buffers is compared.
+//!
+//! | command | runs |
+//! | --- | --- |
+//! | `cargo test --all-features --test double seeds` | 200 seeds |
+//! | `DOUBLE_SEEDS=100000 cargo test --release --all-features --test double seeds` | 100,000; `DOUBLE_FIRST` is the first one |
+#![allow(unsafe_code)] // Makes copies that the pool does not see, and resets devices.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUstreamCaptureMode;
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, sys};
+use driver_double::{Code, Cruelty, Double};
+use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
+
+use crate::child::alone;
+use crate::draw::Draw;
+use crate::fixture::{MIB, begin_capture, builder, end_capture};
+
+const SEEDS: u64 = 200;
+const STEPS: u64 = 40;
+const MOST_HELD: usize = 5;
+const LARGEST: usize = 3 * MIB;
+/// Small ones, one over a granule, and those of several.
+const LENGTHS: [usize; 5] = [4096, 100_000, MIB, 2 * MIB + 1, LARGEST];
+/// Calls that are refused once in a while.
+const REFUSED: [&str; 12] = [
+    "cuMemCreate",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+    "cuMemHostRegister_v2",
+    "cuMemHostAlloc",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventCreate",
+    "cuMemcpyHtoDAsync_v2",
+    "cuStreamIsCapturing",
+    "cuCtxGetId",
+];
+const CODES: [Code; 3] = [Code::OUT_OF_MEMORY, Code::NOT_PERMITTED, Code::UNKNOWN];
+
+/// A stream with memory that copies of this stream alone write to.
+struct Lane {
+    stream: Arc<CudaStream>,
+    memory: CudaSlice<u8>,
+    /// What the last copy wrote; `None` if it is not known.
+    expected: Option<(u8, usize)>,
+}
+
+impl Lane {
+    fn new(context: &Arc<CudaContext>) -> Self {
+        let stream = context.new_stream().unwrap();
+        let memory = stream.alloc_zeros(LARGEST).unwrap();
+        stream.synchronize().unwrap();
+        Self { stream, memory, expected: Some((0, LARGEST)) }
+    }
+
+    fn check(&self, what: &str) {
+        let Some((byte, len)) = self.expected else { return };
+        let arrived = self.stream.clone_dtoh(&self.memory.slice(..len)).unwrap();
+        assert!(is_all(&arrived, byte), "{what}: wrong bytes on the device, expected {byte}, found {}", arrived[0]);
+    }
+
+    /// A copy that the pool does not see.
+    fn copy_untracked(&mut self, buf: &PinnedBuf) -> bool {
+        self.stream.context().bind_to_thread().unwrap();
+        let (address, _record) = self.memory.device_ptr_mut(&self.stream);
+        let source = buf.as_ptr().cast();
+        // SAFETY: both have this length; the caller records the stream, or keeps the buffer out of use.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(address, source, buf.len(), self.stream.cu_stream()) }.result().is_ok()
+    }
+}
+
+/// By comparing the bytes with themselves, one further.
+fn is_all(bytes: &[u8], byte: u8) -> bool {
+    bytes.is_empty() || bytes[0] == byte && bytes[1..] == bytes[..bytes.len() - 1]
+}
+
+fn filled(pool: &Pool, len: usize, byte: u8) -> Option<PinnedBuf> {
+    let mut buf = pool.get(len).ok()?;
+    buf.as_mut_slice().unwrap().fill(byte);
+    Some(buf)
+}
+
+struct Run<'a> {
+    double: &'a Double,
+    draw: Draw,
+    backend: Backend,
+    fence: FenceKind,
+    devices: usize,
+    max_bytes: u64,
+    pool: Pool,
+    contexts: Vec<Arc<CudaContext>>,
+    lanes: Vec<Lane>,
+    held: Vec<(PinnedBuf, u8)>,
+    byte: u8,
+}
+
+impl<'a> Run<'a> {
+    fn new(double: &'a Double, seed: u64) -> Self {
+        double.reset();
+        double.set_sparse_granules(true);
+        let mut draw = Draw::of(seed);
+        let switches: Vec<_> = Cruelty::ALL.iter().copied().filter(|_| draw.once_in(2)).collect();
+        double.set_cruel(&switches);
+        let devices = draw.pick(&[1, 2]);
+        double.set_device_count(devices);
+        let backend = draw.pick(&["auto", "auto", "register", "cuda"]);
+        let backend = match backend {
+            "register" if !switches.contains(&Cruelty::NoRegistering) => Backend::Register,
+            "cuda" => Backend::Cuda,
+            _ => Backend::Auto,
+        };
+        let fence = draw.pick(&[FenceKind::Event, FenceKind::Timeline]);
+        let max_bytes = draw.pick(&[8, 16, 32]) << 20;
+        let contexts = contexts(devices);
+        let pool = pool_of(&backend, fence, max_bytes);
+        let lanes = lanes(&contexts);
+        Self { double, draw, backend, fence, devices, max_bytes, pool, contexts, lanes, held: Vec::new(), byte: 0 }
+    }
+
+    fn next_byte(&mut self) -> u8 {
+        self.byte = self.byte % 250 + 1;
+        self.byte
+    }
+
+    fn index(&mut self, len: usize) -> usize {
+        usize::try_from(self.draw.below(len as u64)).unwrap()
+    }
+
+    fn take(&mut self) -> Option<(PinnedBuf, u8)> {
+        if self.held.is_empty() {
+            return None;
+        }
+        let index = self.index(self.held.len());
+        let (buf, byte) = self.held.swap_remove(index);
+        assert!(is_all(buf.as_slice_untracked().unwrap(), byte), "a buffer that is held was written to");
+        Some((buf, byte))
+    }
+
+    fn step(&mut self) {
+        match self.draw.weighted(&[30, 20, 12, 4, 4, 6, 3, 3, 6, 2]) {
+            0 if self.held.len() < MOST_HELD => {
+                let (len, byte) = (self.draw.pick(&LENGTHS), self.next_byte());
+                self.held.extend(filled(&self.pool, len, byte).map(|buf| (buf, byte)));
+            }
+            1 => self.copy(),
+            2 => self.copy_of_others(),
+            3 => self.capture(),
+            4 => drop(self.take()),
+            5 => self.pool.poll(),
+            6 => self.pool.trim(self.draw.below(self.max_bytes)),
+            7 => {
+                let lane = self.index(self.lanes.len());
+                // Work that is under way for a while.
+                let gate = self.double.hold(self.lanes[lane].stream.cu_stream());
+                self.copy_on(lane);
+                self.pool.poll();
+                let byte = self.next_byte();
+                drop(filled(&self.pool, 4096, byte));
+                drop(gate);
+            }
+            8 => {
+                let nth = self.draw.between(1, 3);
+                self.double.fail(self.draw.pick(&REFUSED), nth, self.draw.pick(&CODES));
+            }
+            9 => self.reset(),
+            _ => {}
+        }
+    }
+
+    fn copy(&mut self) {
+        let lane = self.index(self.lanes.len());
+        self.copy_on(lane);
+    }
+
+    fn copy_on(&mut self, lane: usize) {
+        let Some((buf, byte)) = self.take() else { return };
+        let (lane, len) = (&mut self.lanes[lane], buf.len());
+        let copied = buf.copy_to(&lane.stream, &mut lane.memory);
+        lane.expected = copied.is_ok().then_some((byte, len));
+    }
+
+    /// A copy that the pool learns of by the handle of its stream alone.
+    fn copy_of_others(&mut self) {
+        let Some((mut buf, byte)) = self.take() else { return };
+        let lane = self.index(self.lanes.len());
+        let lane = &mut self.lanes[lane];
+        lane.expected = lane.copy_untracked(&buf).then_some((byte, buf.len()));
+        // Dropped also where the driver refuses a fence.
+        // SAFETY: a live stream.
+        let _lost = unsafe { buf.record_stream(lane.stream.cu_stream()) };
+    }
+
+    /// A captured copy reads its memory at each launch, so that memory never comes again.
+    fn capture(&mut self) {
+        let Some((mut buf, _)) = self.take() else { return };
+        let lane = self.index(self.lanes.len());
+        let lane = &mut self.lanes[lane];
+        begin_capture(&lane.stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+        lane.copy_untracked(&buf);
+        let address = buf.as_ptr();
+        // SAFETY: a live stream.
+        assert!(unsafe { buf.record_stream(lane.stream.cu_stream()) }.is_err());
+        drop(buf);
+        let again: Vec<_> = (0..4).filter_map(|_| self.pool.get(4096).ok()).collect();
+        assert!(again.iter().all(|other| other.as_ptr() != address), "memory of a graph is handed out");
+        end_capture(&lane.stream).unwrap();
+    }
+
+    fn check(&self, what: &str) {
+        self.lanes.iter().for_each(|lane| lane.check(what));
+        for (buf, byte) in &self.held {
+            assert!(is_all(buf.as_slice_untracked().unwrap(), *byte), "{what}: wrong bytes in a buffer");
+        }
+        self.pool.stats().validate().unwrap();
+    }
+
+    /// All devices are reset under the pool, which ends; a new one serves.
+    fn reset(&mut self) {
+        self.double.reset_scripts();
+        self.check("before a reset");
+        let lane = self.index(self.lanes.len());
+        let _under_way = self.double.hold(self.lanes[lane].stream.cu_stream());
+        self.copy_on(lane);
+        for device in 0..self.devices {
+            // SAFETY: the streams and memory of the old contexts are not used again.
+            unsafe { sys::cuDevicePrimaryCtxReset_v2(i32::try_from(device).unwrap()) }.result().unwrap();
+        }
+        std::mem::forget((std::mem::take(&mut self.lanes), std::mem::take(&mut self.contexts)));
+        self.contexts = contexts(self.devices);
+        self.pool.poll();
+        assert!(self.pool.get(self.pool.stats().pinned_bytes as usize + LARGEST).is_err());
+        self.held.clear();
+        self.pool = pool_of(&self.backend, self.fence, self.max_bytes);
+        self.lanes = lanes(&self.contexts);
+    }
+}
+
+fn contexts(devices: usize) -> Vec<Arc<CudaContext>> {
+    (0..devices).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect()
+}
+
+fn lanes(contexts: &[Arc<CudaContext>]) -> Vec<Lane> {
+    contexts.iter().flat_map(|context| [Lane::new(context), Lane::new(context)]).collect()
+}
+
+fn pool_of(backend: &Backend, fence: FenceKind, max_bytes: u64) -> Pool {
+    let builder = builder(backend.clone()).fence(fence).max_bytes(max_bytes).wait(std::time::Duration::ZERO);
+    builder.close_wait(std::time::Duration::from_millis(10)).build().unwrap()
+}
+
+fn number_from(variable: &str, default: u64) -> u64 {
+    std::env::var(variable)
+        .map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{variable}={text}: {error}")))
+}
+
+#[test]
+fn no_seed_meets_wrong_bytes_a_hang_or_a_wrong_use_of_the_driver() {
+    alone(|| {
+        let (first, count) = (number_from("DOUBLE_FIRST", 0), number_from("DOUBLE_SEEDS", SEEDS));
+        let double = Double::load();
+        let mut steps = 0;
+        for seed in first..first + count {
+            // The output is shown if the process fails, by a panic or by the double.
+            println!("seed {seed}");
+            let mut run = Run::new(&double, seed);
+            for _ in 0..STEPS {
+                run.step();
+                steps += 1;
+            }
+            double.reset_scripts();
+            run.check("at the end");
+            drop(run);
+            assert_eq!(double.wrong_uses(), Vec::<String>::new(), "seed {seed}");
+        }
+        println!("{count} seeds, {steps} steps");
+    });
+}

@@ -1,0 +1,113 @@
+//! Memory of a pool on a machine with several GPUs: other libraries copy it on any of them by calls of the driver that no pool
+//! sees, and a process that works with one GPU has a context on no other.
+#![allow(unsafe_code)] // Copies and asks as another library does.
+
+use cudarc::driver::{CudaContext, result, sys};
+use driver_double::{Cruelty, Double};
+use pinpool::{Backend, Config};
+
+use crate::captured_log::{lines_with_levels, listen};
+use crate::child::alone;
+use crate::fixture::{MIB, builder, filled};
+
+/// Whether the device has a primary context.
+fn is_active(device: i32) -> bool {
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: both take results.
+    unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) }.result().unwrap();
+    active != 0
+}
+
+/// A copy to the device of the current context and back, by the driver's own calls; what arrived.
+fn copied(start: *const u8, len: usize) -> Result<Vec<u8>, cudarc::driver::DriverError> {
+    // SAFETY: freed below.
+    let there = unsafe { result::malloc_sync(len) }?;
+    // SAFETY: memory of a pool's buffer with this length.
+    let source = unsafe { std::slice::from_raw_parts(start, len) };
+    let mut arrived = vec![0; len];
+    // SAFETY: device memory of this length, which nothing else uses.
+    let both = unsafe { result::memcpy_htod_sync(there, source) }
+        // SAFETY: as above.
+        .and_then(|()| unsafe { result::memcpy_dtoh_sync(&mut arrived, there) });
+    // SAFETY: allocated above; the copies are over.
+    unsafe { result::free_sync(there) }?;
+    both.map(|()| arrived)
+}
+
+fn a_process_that_works_with_gpu_1(backend: Backend) {
+    let double = Double::load();
+    double.set_device_count(2);
+    double.set_cruel(&[Cruelty::StickyFaults]);
+    let context = CudaContext::new(1).unwrap();
+    context.bind_to_thread().unwrap();
+    let pool = builder(backend.clone()).build().unwrap();
+    assert_eq!(pool.config().device, 1, "the GPU of the current context");
+    for (byte, len) in [(1, 4096), (2, 3 * MIB), (3, 20 * MIB)] {
+        let buf = filled(&pool, len, byte);
+        assert!(copied(buf.as_ptr(), len).unwrap().iter().all(|&arrived| arrived == byte));
+    }
+    drop(pool);
+    assert!(!is_active(0), "a context on a GPU that the process does not use");
+    // One for the other GPU, as `device` says, is copied by this one all the same.
+    let pool = builder(backend).device(0).build().unwrap();
+    let buf = filled(&pool, 3 * MIB, 4);
+    context.bind_to_thread().unwrap();
+    assert!(copied(buf.as_ptr(), 3 * MIB).unwrap().iter().all(|&arrived| arrived == 4));
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn granules_are_copied_by_every_gpu_and_make_a_context_on_none() {
+    alone(|| a_process_that_works_with_gpu_1(Backend::Vmm));
+}
+
+#[test]
+fn registered_memory_is_copied_by_every_gpu_and_makes_a_context_on_none() {
+    alone(|| a_process_that_works_with_gpu_1(Backend::Register));
+}
+
+#[test]
+fn memory_of_the_driver_is_copied_by_every_gpu_and_makes_a_context_on_none() {
+    alone(|| a_process_that_works_with_gpu_1(Backend::Cuda));
+}
+
+#[test]
+fn the_gpu_of_a_pool_is_the_one_that_the_process_works_with() {
+    alone(|| {
+        let device = || pinpool::Pool::builder().without_env().config().map(|Config { device, .. }| device).unwrap();
+        assert_eq!(device(), 0, "without a driver that has started");
+        let double = Double::load();
+        double.set_device_count(3);
+        assert_eq!((device(), double.calls("cuInit")), (0, 0));
+        let contexts = [2, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
+        assert_eq!(device(), 1, "the current context");
+        contexts[0].bind_to_thread().unwrap();
+        assert_eq!(device(), 2, "the current context");
+        // SAFETY: none is allowed.
+        unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
+        assert_eq!(device(), 1, "the first GPU with a context");
+        assert_eq!(builder(Backend::Heap).device(2).config().unwrap().device, 2);
+    });
+}
+
+#[test]
+fn a_gpu_that_is_refused_is_logged_and_takes_nothing_from_the_others() {
+    let double = Double::load();
+    double.set_device_count(3);
+    let contexts = [0, 1, 2].map(|ordinal| CudaContext::new(ordinal).unwrap());
+    contexts[0].bind_to_thread().unwrap();
+    double.refuse_access(1 << 1);
+    listen();
+    let pool = builder(Backend::Vmm).build().unwrap();
+    let lines = lines_with_levels();
+    let refused = lines.iter().filter(|(_, line)| line.contains("GPU 1 cannot copy from this memory")).count();
+    assert_eq!(refused, 1, "{lines:?}");
+    let buf = filled(&pool, 3 * MIB, 7);
+    contexts[2].bind_to_thread().unwrap();
+    assert!(copied(buf.as_ptr(), 3 * MIB).unwrap().iter().all(|&byte| byte == 7));
+    contexts[1].bind_to_thread().unwrap();
+    assert!(copied(buf.as_ptr(), 3 * MIB).is_err());
+    let calls = double.calls("cuMemSetAccess");
+    drop(filled(&pool, 20 * MIB, 8));
+    assert_eq!(double.calls("cuMemSetAccess"), calls + 1, "it is not asked for again with each granule");
+}
