@@ -161,7 +161,10 @@ impl Buffer {
         self.memory.check()?;
         let (stream, memory) = (stream::Stream::of(stream)?, &self.memory);
         py.detach(|| {
-            stream.fence(memory.origin.device).or_else(|unfenced| memory.lose(unfenced)).and_then(|fence| memory.record(fence))
+            stream
+                .fence(memory.origin.device)
+                .or_else(|unfenced| memory.lose(unfenced))
+                .and_then(|fence| memory.record(fence))
         })
     }
 

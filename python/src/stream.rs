@@ -149,6 +149,10 @@ pub(crate) unsafe fn on_device(device: u32, handle: usize) -> Result<Arc<CudaStr
 ///
 /// The stream is alive, and of that GPU.
 pub(crate) unsafe fn is_capturing(device: u32, handle: usize) -> bool {
+    // SAFETY: loads the driver's library, as its first user in the process would.
+    if !unsafe { sys::is_culib_present() } {
+        return false;
+    }
     // SAFETY: the caller's promise. It holds a reference to its context alone.
     let Ok(stream) = (unsafe { on_device(device, handle) }) else { return false };
     stream.context().bind_to_thread().is_ok()

@@ -176,7 +176,9 @@ unsafe extern "C" fn is_capturing(stream: *const Stream) -> c_int {
         // SAFETY: the caller's stream.
         let stream = unsafe { &*stream };
         // SAFETY: as above.
-        unsafe { stream::is_capturing(u32::try_from(stream.device).unwrap_or(u32::MAX), stream.handle.expose_provenance()) }
+        unsafe {
+            stream::is_capturing(u32::try_from(stream.device).unwrap_or(u32::MAX), stream.handle.expose_provenance())
+        }
     }));
     asked.unwrap_or(false).into()
 }

@@ -2,10 +2,13 @@
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/headeronly/version.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <string>
+
+#define PROBE_HAS_HISTORY (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15))
 
 namespace {
 
@@ -44,9 +47,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(!is_lost, "the device is lost");
     return reinterpret_cast<void*>(100 + stream.id());
   }
+#if PROBE_HAS_HISTORY
   bool isStreamCapturing(const c10::Stream&) const override {
     return is_capturing;
   }
+#endif
 };
 
 Guard guard;
@@ -113,6 +118,7 @@ void probe_reset_stats() {
   allocator()->reset_peak_stats();
 }
 
+#if PROBE_HAS_HISTORY
 void probe_record_history(int enabled) {
   allocator()->record_history(enabled != 0, nullptr, 100, c10::CachingDeviceAllocator::RecordContext::NEVER, true);
 }
@@ -133,6 +139,18 @@ size_t probe_history(char* actions, size_t most) {
 size_t probe_segments() {
   return allocator()->get_segments().size();
 }
+#else
+// This torch has none.
+void probe_record_history(int) {}
+
+size_t probe_history(char*, size_t) {
+  return 0;
+}
+
+size_t probe_segments() {
+  return 0;
+}
+#endif
 
 const void* probe_allocator() {
   return allocator();
@@ -168,6 +186,10 @@ void probe_pool_trim(void*) {
 }
 
 void probe_pool_totals(void*, void*) {}
+
+int probe_pool_is_capturing(const void*) {
+  return is_capturing;
+}
 
 // What was asked since the last call of this.
 size_t probe_calls(char* text, size_t most) {

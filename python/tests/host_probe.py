@@ -11,7 +11,7 @@ _POINTER = ctypes.c_void_p
 
 
 class _Functions(ctypes.Structure):
-    _fields_ = [(name, _POINTER) for name in ("pool", "get", "put", "trim", "totals")]
+    _fields_ = [(name, _POINTER) for name in ("pool", "get", "put", "trim", "totals", "is_capturing")]
 
 
 class Block:
@@ -102,7 +102,7 @@ class Probe:
 
     def written_down(self):
         """Installs a pool that writes down what it is asked; the result must be kept."""
-        names = ("get", "put", "trim", "totals")
+        names = ("get", "put", "trim", "totals", "is_capturing")
         addresses = [ctypes.cast(getattr(self.library, f"probe_pool_{name}"), _POINTER) for name in names]
         functions = _Functions(None, *addresses)
         error = ctypes.create_string_buffer(500)

@@ -80,7 +80,8 @@ impl Device {
                 // SAFETY: the handle came from the driver in `find`.
                 let retained = unsafe { result::primary_ctx::retain(self.handle) };
                 let retained = retained.map_err(|error| driver_error("cuDevicePrimaryCtxRetain", error))?;
-                let id = super::context_id(retained).and_then(Result::ok);
+                // What the driver refuses once it may do the next time.
+                let id = (0..2).find_map(|_| super::context_id(retained)?.ok());
                 *self.context.get_or_init(|| PrimaryContext(retained, id))
             }
         };

@@ -26,6 +26,7 @@ pub(super) fn init() -> Result<(), (&'static str, c_int)> {
 /// What a code of `cuInit` means.
 fn meaning(code: c_int) -> &'static str {
     match code {
+        3 => "CUDA_ERROR_NOT_INITIALIZED: this process was forked from one that used CUDA: spawn it",
         34 => "CUDA_ERROR_STUB_LIBRARY: this libcuda is the toolkit's stub for linking, not the driver's",
         46 => "CUDA_ERROR_DEVICE_UNAVAILABLE: another process has the device for itself",
         100 => "CUDA_ERROR_NO_DEVICE",
@@ -45,6 +46,11 @@ fn meaning(code: c_int) -> &'static str {
 /// may not open.
 fn remedy(code: c_int, library: &str, visible: Option<&str>, closed: Option<&str>) -> String {
     match (code, visible, closed) {
+        (3, ..) => {
+            "start the process anew instead of by fork (multiprocessing's method spawn, a DataLoader's multiprocessing_context), or \
+             use CUDA in its parent only after the fork"
+                .to_owned()
+        }
         (34, ..) => {
             format!("take {library} out of the loader's path (LD_LIBRARY_PATH, ldconfig) and install the driver")
         }
@@ -195,6 +201,7 @@ mod tests {
     fn each_known_cause_has_its_remedy() {
         let library = "/usr/local/cuda/lib64/stubs/libcuda.so";
         for (code, visible, closed, word) in [
+            (3, None, None, "spawn"),
             (34, None, None, library),
             (46, None, None, "compute mode"),
             (100, Some(""), None, "CUDA_VISIBLE_DEVICES= hides"),

@@ -32,3 +32,24 @@ fn a_child_of_fork_gets_an_error_instead_of_the_drivers_memory() {
         }
     });
 }
+
+#[test]
+fn a_pool_of_a_child_whose_parent_used_cuda_says_why_it_has_no_gpu() {
+    alone(|| {
+        let double = driver_double::Double::load();
+        let pool = Pool::builder().without_env().build().unwrap();
+        assert_eq!(pool.stats().backend, "vmm");
+        in_a_child(|| {
+            let refused = Pool::builder().without_env().backend(Backend::Cuda).build().unwrap_err().to_string();
+            let gpu = pinpool::backend::gpu(0);
+            let own = Pool::builder().without_env().build().unwrap();
+            vec![
+                ("cuda", refused.contains("forked from one that used CUDA: spawn it")),
+                ("gpu", gpu.found.contains("forked") && gpu.remedy.is_some_and(|remedy| remedy.contains("spawn"))),
+                ("auto", !own.stats().backend.is_empty() && own.stats().backend != "vmm"),
+            ]
+        });
+        drop(pool);
+        assert_eq!(double.wrong_uses(), Vec::<String>::new());
+    });
+}

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, sys};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, result, sys};
 use driver_double::{Code, Cruelty, Double};
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
 
@@ -46,6 +46,7 @@ const CODES: [Code; 3] = [Code::OUT_OF_MEMORY, Code::NOT_PERMITTED, Code::UNKNOW
 struct Lane {
     stream: Arc<CudaStream>,
     memory: CudaSlice<u8>,
+    address: u64,
     /// What the last copy wrote; `None` if it is not known.
     expected: Option<(u8, usize)>,
 }
@@ -53,12 +54,15 @@ struct Lane {
 impl Lane {
     fn new(context: &Arc<CudaContext>) -> Self {
         let stream = context.new_stream().unwrap();
-        let memory = stream.alloc_zeros(LARGEST).unwrap();
+        let mut memory = stream.alloc_zeros(LARGEST).unwrap();
         stream.synchronize().unwrap();
-        Self { stream, memory, expected: Some((0, LARGEST)) }
+        let address = memory.device_ptr_mut(&stream).0;
+        Self { stream, memory, address, expected: Some((0, LARGEST)) }
     }
 
     fn check(&self, what: &str) {
+        // What cudarc keeps of calls that were refused.
+        let _of_earlier_calls = self.stream.context().check_err();
         let Some((byte, len)) = self.expected else { return };
         let arrived = self.stream.clone_dtoh(&self.memory.slice(..len)).unwrap();
         assert!(is_all(&arrived, byte), "{what}: wrong bytes on the device, expected {byte}, found {}", arrived[0]);
@@ -66,11 +70,12 @@ impl Lane {
 
     /// A copy that the pool does not see.
     fn copy_untracked(&mut self, buf: &PinnedBuf) -> bool {
-        self.stream.context().bind_to_thread().unwrap();
-        let (address, _record) = self.memory.device_ptr_mut(&self.stream);
+        // Not cudarc's own way, which reports what an earlier call left in the context object.
+        // SAFETY: a live context.
+        unsafe { result::ctx::set_current(self.stream.context().cu_ctx()) }.unwrap();
         let source = buf.as_ptr().cast();
         // SAFETY: both have this length; the caller records the stream, or keeps the buffer out of use.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(address, source, buf.len(), self.stream.cu_stream()) }.result().is_ok()
+        unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, source, buf.len(), self.stream.cu_stream()) }.result().is_ok()
     }
 }
 
@@ -200,6 +205,7 @@ impl<'a> Run<'a> {
         let Some((mut buf, _)) = self.take() else { return };
         let lane = self.index(self.lanes.len());
         let lane = &mut self.lanes[lane];
+        let _of_earlier_calls = lane.stream.context().check_err();
         begin_capture(&lane.stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
         lane.copy_untracked(&buf);
         let address = buf.as_ptr();
@@ -224,16 +230,19 @@ impl<'a> Run<'a> {
         self.double.reset_scripts();
         self.check("before a reset");
         let lane = self.index(self.lanes.len());
-        let _under_way = self.double.hold(self.lanes[lane].stream.cu_stream());
+        let under_way = self.double.hold(self.lanes[lane].stream.cu_stream());
         self.copy_on(lane);
         for device in 0..self.devices {
             // SAFETY: the streams and memory of the old contexts are not used again.
             unsafe { sys::cuDevicePrimaryCtxReset_v2(i32::try_from(device).unwrap()) }.result().unwrap();
         }
         std::mem::forget((std::mem::take(&mut self.lanes), std::mem::take(&mut self.contexts)));
+        drop(under_way);
         self.contexts = contexts(self.devices);
         self.pool.poll();
-        assert!(self.pool.get(self.pool.stats().pinned_bytes as usize + LARGEST).is_err());
+        let held = usize::try_from(self.pool.stats().pinned_bytes).unwrap();
+        // One that had pinned nothing begins with the new context.
+        assert!(held == 0 || self.pool.get(held + LARGEST).is_err(), "memory of two contexts in one pool");
         self.held.clear();
         self.pool = pool_of(&self.backend, self.fence, self.max_bytes);
         self.lanes = lanes(&self.contexts);

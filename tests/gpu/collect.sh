@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Builds what run.sh needs into one folder, which can be carried to a machine without cargo:
 #   tests/gpu/collect.sh FOLDER
-# The tool (pinpool), its instruments (pinpool-bench), the suite (gpu), the library that beside_torch.py loads, and the scripts. PROFILE=dev builds faster, for a try on the driver double.
+# The tool (pinpool), its instruments (pinpool-bench), the suite (gpu), the library that beside_torch.py loads, the library for C with a
+# program on it, the library of `pinpool run` with a CUDA program, the wheel, and the scripts: each surface that README.md
+# names. One that is missing is an error. PROFILE=dev builds faster, for a try on the driver double.
 set -euo pipefail
 folder=$(realpath -m "${1:?usage: collect.sh FOLDER}")
 cd "$(dirname "$0")/../.."
@@ -14,15 +16,31 @@ suite() {
 }
 
 mkdir -p "$folder"
-cargo build --profile "$profile" -p pinpool-cli -p pinpool-bench
+cargo build --profile "$profile" -p pinpool-cli -p pinpool-bench -p pinpool-preload -p pinpool-capi
 cargo build -p pinpool --all-features --profile "$profile" --example in_process
-built=target/release
-[ "$profile" = dev ] && built=target/debug
+built=${CARGO_TARGET_DIR:-target}/release
+[ "$profile" = dev ] && built=${CARGO_TARGET_DIR:-target}/debug
 install -m 755 "$built/pinpool" "$built/pinpool-bench" "$folder"
 install -m 755 "$(suite)" "$folder/gpu"
 install -m 755 "$built/examples/libin_process.so" "$folder/libin_process.so"
-strip "$folder/pinpool" "$folder/pinpool-bench" "$folder/gpu"
+install -m 755 "$built/libpinpool_preload.so" "$folder/libpinpool_preload.so"
+install -m 755 "$built/libpinpool_c.so" "$folder/libpinpool.so"
+strip "$folder/pinpool" "$folder/pinpool-bench" "$folder/gpu" "$folder/libpinpool_preload.so" "$folder/libpinpool.so"
+
+# Programs in C: one on the library, and one that knows nothing of pinpool. Neither is linked to a driver that may not be here.
+cc -O1 -Iinclude crates/capi/examples/on_stream.c -o "$folder/on_stream" -L"$folder" -lpinpool '-Wl,-rpath,$ORIGIN' -Wl,--unresolved-symbols=ignore-all
+cc -O1 -o "$folder/steps" crates/preload/tests/programs/steps.c -ldl -lpthread
+
+# The wheel, of the interpreter that is here; the shim for torch is compiled where torch is.
+python3 -m pip wheel -q --no-deps -w "$folder" ./python
 install -m 644 tests/gpu/beside_torch.py "$folder/beside_torch.py"
 install -m 755 tests/gpu/run.sh "$folder/run.sh"
 install -m 644 tests/gpu/peers.py "$folder/peers.py"
+install -m 644 tests/gpu/shim.py "$folder/shim.py"
+install -m 644 python/examples/workers.py "$folder/workers.py"
 ls -l "$folder"
+
+# What run.sh has a step for, by its file.
+for surface in gpu pinpool pinpool-bench libin_process.so libpinpool.so on_stream libpinpool_preload.so steps "pinpool-*.whl" shim.py workers.py; do
+    compgen -G "$folder/$surface" >/dev/null || { echo "$folder has no $surface" >&2; exit 1; }
+done

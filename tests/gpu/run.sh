@@ -4,12 +4,15 @@
 #   tests/gpu/run.sh FOLDER > figures.jsonl
 #
 # stdout has one JSON object a line: facts about the driver, one for each step, one for each figure. What the steps print
-# goes to FOLDER/log (or PINPOOL_GPU_LOG). The exit status is 0 only if every step succeeded. Stays inside ten minutes.
+# goes to FOLDER/log (or PINPOOL_GPU_LOG), and a table of all steps at the end to FOLDER/log/table.md. The exit status is 0 only
+# if every step succeeded; what a step needs and is not here is a failure, too. Stays inside ten minutes. A run that was cut
+# off goes on where it was: a step that succeeded is not made again, unless PINPOOL_GPU_AGAIN=1.
 #
 # | variable | default | meaning |
 # | --- | --- | --- |
 # | PINPOOL_GPU_EXCEPT | | back-ends that this machine need not have: vmm, or vmm,register |
-# | PINPOOL_GPU_STEPS | facts suite torch pool copy stall pin loader load peers | the steps, in this order |
+# | PINPOOL_GPU_STEPS | facts c run wheel shim shared suite torch pool copy stall pin loader load hit peers | the steps, in this order |
+# | PINPOOL_GPU_THREADS | 1 4 8 16 | threads of `pinpool-bench hit` |
 # | PINPOOL_GPU_SUITE_SECONDS | 150 | the longest that the suite may take over one back-end |
 # | PINPOOL_GPU_SUITE | | only tests of the suite whose names contain one of these words |
 # | PINPOOL_GPU_SECONDS | 2 | length of each measurement |
@@ -25,7 +28,7 @@ bin=$(realpath "${1:?usage: run.sh FOLDER}")
 log=${PINPOOL_GPU_LOG:-$bin/log}
 mkdir -p "$log"
 
-steps=${PINPOOL_GPU_STEPS:-facts suite torch pool copy stall pin loader load peers}
+steps=${PINPOOL_GPU_STEPS:-facts c run wheel shim shared suite torch pool copy stall pin loader load hit peers}
 seconds=${PINPOOL_GPU_SECONDS:-2}
 ends=$((SECONDS + ${PINPOOL_GPU_BUDGET:-570}))
 failed=0
@@ -45,20 +48,37 @@ quoted() { printf '"%s"' "$(printf %s "$1" | tr '\n\t' '  ' | sed 's/[\\"]/\\&/g
 step() {
     local name=$1 limit=$2 left=$((ends - SECONDS)) begun=$SECONDS status outcome
     shift 2
+    if [ "${PINPOOL_GPU_AGAIN:-0}" != 1 ] && [ -s "$log/$name.ok" ]; then
+        cat "$log/$name.ok"
+        return 0
+    fi
     if [ "$left" -le 0 ]; then
         printf '{"step":"%s","outcome":"no time left"}\n' "$name"
+        row "$name" "no time left" 0
         failed=1
         return 1
     fi
     timeout --kill-after=5 "$((limit < left ? limit : left))" "$@" >"$log/$name.out" 2>"$log/$name.err" </dev/null
     status=$?
-    # 77: what the step needs is not on this machine. Its JSON says so, and nothing counts it as passed.
-    case $status in 0) outcome=ok ;; 77) outcome=skipped ;; 124 | 137) outcome="timed out" ;; *) outcome=failed failed=1 ;; esac
+    # 77: what the step needs is not on this machine: a surface that nobody tried.
+    case $status in 0) outcome=ok ;; 77) outcome=missing failed=1 ;; 124 | 137) outcome="timed out" ;; *) outcome=failed failed=1 ;; esac
     [ "$outcome" = "timed out" ] && failed=1
     printf '{"step":"%s","outcome":"%s","status":%d,"seconds":%d' "$name" "$outcome" "$status" "$((SECONDS - begun))"
     [ "$status" -eq 0 ] || printf ',"why":%s' "$(quoted "$(grep -hE 'panicked|FAILED|no back-end|^pinpool:|hangs' "$log/$name.out" "$log/$name.err" | head -n 12)")"
     printf '}\n'
+    row "$name" "$outcome" "$((SECONDS - begun))"
+    [ "$status" -ne 0 ] || printf '{"step":"%s","outcome":"ok","seconds":%d,"earlier":true}\n' "$name" "$((SECONDS - begun))" >"$log/$name.ok"
     return "$status"
+}
+
+# row NAME OUTCOME SECONDS: of the table
+row() { printf '| %s | %s | %d |\n' "$1" "$2" "$3" >>"$log/rows"; }
+
+# missing NAME WHY: a surface that cannot be tried
+missing() {
+    printf '{"step":"%s","outcome":"missing","why":%s}\n' "$1" "$(quoted "$2")"
+    row "$1" "missing: $2" 0
+    failed=1
 }
 
 # lines NAME: the JSON lines that a test printed; the harness may have put its own words before one
@@ -72,6 +92,18 @@ figure() {
     [ -s "$log/$name.out" ] && printf '{"figure":"%s","command":%s,"result":%s}\n' "$name" "$(quoted "$program $*")" "$(cat "$log/$name.out")"
 }
 
+# Python with the wheel, made once.
+python=$log/venv/bin/python
+wheel() {
+    [ -x "$python" ] && return
+    command -v python3 >/dev/null || { echo "no python3" >&2; return 77; }
+    # torch and numpy are those of the machine.
+    python3 -m venv --system-site-packages "$log/venv" && "$python" -m pip install -q --no-index --no-deps "$bin"/pinpool-*.whl
+}
+export -f wheel
+export bin python log
+
+: >"$log/rows"
 of_each=()
 for backend in "${backends[@]}"; do of_each+=(--backend "$backend"); done
 
@@ -80,6 +112,22 @@ for name in $steps; do
     facts)
         step facts 120 "$bin/gpu" --exact every_fact_about_the_driver_holds_on_the_device --nocapture
         lines facts
+        ;;
+    c) step c 60 "$bin/on_stream" ;;
+    run)
+        # The same program alone and served: the same output, with fewer page-locks.
+        step run_alone 60 "$bin/steps" query steps
+        step run 60 "$bin/pinpool" run --stats --log "$log/run.log" -- "$bin/steps" query steps
+        step run_same 10 cmp "$log/run_alone.out" "$log/run.out"
+        step run_reset 60 "$bin/pinpool" run --log "$log/run_reset.log" -- "$bin/steps" query reset
+        ;;
+    wheel) step wheel 120 bash -c 'wheel && "$python" -c "import pinpool; b = pinpool.Pool(env=False).get(1 << 20); assert b.is_pinned"' ;;
+    shim) step shim 120 bash -c 'wheel && "$python" "$bin/shim.py"' ;;
+    shared) step shared 120 bash -c 'wheel && "$python" "$bin/workers.py" --kill' ;;
+    hit)
+        for threads in ${PINPOOL_GPU_THREADS:-1 4 8 16}; do
+            figure "hit_$threads" 30 pinpool-bench hit --threads "$threads"
+        done
         ;;
     suite)
         # shellcheck disable=SC2086 # several words
@@ -105,7 +153,7 @@ for name in $steps; do
                 lines "torch_$backend"
             done
         else
-            printf '{"step":"torch","outcome":"skipped","why":"no python3"}\n'
+            missing torch "no python3"
         fi
         ;;
     pool)
@@ -138,7 +186,7 @@ for name in $steps; do
             step peers 60 python3 "$(dirname "$(realpath "$0")")/peers.py"
             lines peers
         else
-            printf '{"step":"peers","outcome":"skipped: no python3"}\n'
+            missing peers "no python3"
         fi
         ;;
     *)
@@ -147,5 +195,7 @@ for name in $steps; do
         ;;
     esac
 done
+{ printf '| step | outcome | seconds |\n| --- | --- | --- |\n'; cat "$log/rows"; } >"$log/table.md"
+cat "$log/table.md" >&2
 printf '{"step":"all","outcome":"%s","seconds":%d}\n' "$([ "$failed" -eq 0 ] && echo ok || echo failed)" "$SECONDS"
 exit "$failed"

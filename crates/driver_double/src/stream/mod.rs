@@ -384,7 +384,8 @@ pub(crate) fn close_of(context: usize, ends_work: bool) {
     let streams = &mut *guard;
     streams.defaults.retain(|&(of, ..)| of != context);
     for (&number, stream) in streams.by_number.iter_mut().filter(|(_, stream)| stream.context == context) {
-        (stream.closing, stream.created) = (true, None);
+        // The next context may have the handle of this one.
+        (stream.closing, stream.created, stream.context) = (true, None, 0);
         streams.handles.take_back(number);
         if ends_work {
             stream.ops.clear();

@@ -18,6 +18,7 @@ that was pinned before ``install``, and ``cudaHostRegister`` by others.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 import threading
@@ -29,8 +30,9 @@ from .._errors import BackendError, PinpoolError
 __all__ = ["install", "is_installed", "pool", "uninstall"]
 
 #: The oldest torch whose interface host_allocator.cpp implements.
-OLDEST = (2, 15)
+OLDEST = (2, 11)
 
+_log = logging.getLogger("pinpool")
 _SOURCE = Path(__file__).with_name("host_allocator.cpp")
 _lock = threading.Lock()
 _shim: ctypes.CDLL | None = None
@@ -44,7 +46,9 @@ def install(pool=None, /, **settings):
 
     Args:
         pool: a :class:`pinpool.Pool`; by default a new one.
-        settings: those of :class:`pinpool.Pool`, for a new one.
+        settings: those of :class:`pinpool.Pool`, for a new one. Without ``device`` it is torch's current GPU if torch has started
+            CUDA, else the one that ``LOCAL_RANK`` names, else the first: a rank of a distributed run makes no context on
+            the GPU of another.
 
     Raises:
         PinpoolError: torch is missing, too old, or built without CUDA; the compiler failed; or an earlier pool is still in use.
@@ -59,6 +63,7 @@ def install(pool=None, /, **settings):
         shim = _load()
         if pool is None:
             pool = _pinpool_pool(**settings)
+        _warn_of_ignored_settings()
         error = ctypes.create_string_buffer(1024)
         functions = ctypes.c_void_p(_pinpool._torch_functions(pool))
         if shim.pinpool_torch_install(functions, error, ctypes.c_size_t(len(error))) != 0:
@@ -95,7 +100,30 @@ def pool():
 def _pinpool_pool(**settings):
     from .. import Pool
 
+    if "device" not in settings and not os.environ.get("PINPOOL_DEVICE"):
+        settings["device"] = _device()
     return Pool(**{"name": "torch", **settings})
+
+
+def _device() -> int:
+    """The GPU of this process: torch's current one, else that of its rank on this host. Starts no CUDA."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return torch.cuda.current_device()
+    rank = os.environ.get("LOCAL_RANK", "")
+    # A launcher may show each rank its own GPU alone.
+    return int(rank) if rank.isdecimal() and int(rank) < torch.cuda.device_count() else 0
+
+
+def _warn_of_ignored_settings() -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        pinned = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip().startswith("pinned_")]
+        if pinned:
+            _log.warning(
+                "%s: %s has no effect on pinned memory while a pool of pinpool is installed: the settings of the pool say "
+                "what is kept (PINPOOL_MAX_BYTES, PINPOOL_MAX_IDLE_BYTES, PINPOOL_RESERVE)", name, ", ".join(pinned)
+            )
 
 
 def _load() -> ctypes.CDLL:

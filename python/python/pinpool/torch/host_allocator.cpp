@@ -440,12 +440,24 @@ class HostAllocator final : public at::HostAllocator {
     return natives;
   }
 
+  // torch's own guard tells it from 2.15 on; before that the driver does.
+  bool is_capturing([[maybe_unused]] const Block& block, [[maybe_unused]] const std::vector<pinpool_torch_stream>& streams) const {
+#if PINPOOL_TORCH_HAS_HISTORY
+    if (block.streams.empty()) {
+      return false;
+    }
+    const c10::impl::VirtualGuardImpl device(kDevice);
+    return std::any_of(block.streams.begin(), block.streams.end(), [&](const auto& stream) { return device.isStreamCapturing(stream); });
+#else
+    return std::any_of(streams.begin(), streams.end(), [&](const auto& stream) { return functions_.is_capturing(&stream) != 0; });
+#endif
+  }
+
   void put(Block block) noexcept {
     try {
       const auto streams = native(block.streams);
-      const auto is_capturing = [&](const auto& stream) { return functions_.is_capturing(&stream) != 0; };
       // A mark on a stream that is being captured would become part of the graph: wait until the capture ends.
-      if (std::any_of(streams.begin(), streams.end(), is_capturing)) {
+      if (is_capturing(block, streams)) {
         const std::lock_guard<std::mutex> guard(blocks_mutex_);
         deferred_.push_back(std::move(block));
         any_deferred_.store(true, std::memory_order_release);

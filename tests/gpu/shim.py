@@ -1,0 +1,108 @@
+"""torch with a pool of pinpool as its pinned memory, on a device: what a program of torch does with pinned memory, with every byte
+compared. Exits with 77 where torch or a GPU is missing. Prints what no test without a GPU can know: whether torch takes each
+kind of memory for pinned.
+"""
+
+import json
+import sys
+
+try:
+    import torch
+except ImportError:
+    print("no torch", file=sys.stderr)
+    sys.exit(77)
+
+if not torch.cuda.is_available():
+    print("torch finds no GPU", file=sys.stderr)
+    sys.exit(77)
+
+import pinpool
+import pinpool.torch
+
+
+def same(got, expected, what):
+    assert torch.equal(got.cpu(), expected.cpu()), f"{what}: wrong bytes"
+
+
+def round_trips():
+    """Copies that run while their memory is freed and used again."""
+    stream = torch.cuda.Stream()
+    kept = []
+    for value in range(200):
+        source = torch.full((1 << 18,), value % 251, dtype=torch.uint8, pin_memory=True)
+        with torch.cuda.stream(stream):
+            kept.append((value % 251, source.to("cuda", non_blocking=True)))
+        del source
+    stream.synchronize()
+    for value, there in kept:
+        same(there, torch.full_like(there, value), "non_blocking")
+
+
+def graph():
+    """A captured copy reads its source at each replay; pinned memory is freed and taken beside the capture."""
+    source = torch.arange(1 << 16, dtype=torch.int32).pin_memory()
+    target = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        beside = torch.empty(1 << 16, dtype=torch.uint8, pin_memory=True)
+        target.copy_(source, non_blocking=True)
+        del beside
+    for value in (1, 2):
+        source.add_(value)
+        captured.replay()
+        torch.cuda.synchronize()
+        same(target, source, "graph")
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, index):
+        return torch.full((4096,), index, dtype=torch.int64)
+
+
+def loader():
+    batches = torch.utils.data.DataLoader(Numbers(), batch_size=16, num_workers=2, pin_memory=True, multiprocessing_context="spawn")
+    for number, batch in enumerate(batches):
+        there = batch.to("cuda", non_blocking=True)
+        same(there[:, 0], torch.arange(16) + 16 * number, "DataLoader")
+
+
+def is_pinned():
+    """Of each back-end's memory, as torch asks the driver."""
+    found = {}
+    for backend in ("vmm", "register", "cuda"):
+        try:
+            buf = pinpool.Pool(env=False, backend=backend).get(4 << 20)
+        except pinpool.PinpoolError as why:
+            found[backend] = str(why)[:100]
+            continue
+        found[backend] = torch.frombuffer(memoryview(buf), dtype=torch.uint8).is_pinned()
+    return found
+
+
+def main():
+    before = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
+    pool = pinpool.torch.install()
+    ours = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
+    figures = {"torch": torch.__version__, "backend": pool.stats()["backend"], "is_pinned": is_pinned(), "empty_is_pinned": ours.is_pinned()}
+    assert pool.stats()["in_use"] == 1, "the tensor is not of the pool"
+    round_trips()
+    graph()
+    loader()
+    del before, ours
+    torch.cuda.synchronize()
+    torch.cuda.memory.host_memory_stats() if hasattr(torch.cuda.memory, "host_memory_stats") else None
+    torch._C._host_emptyCache() if hasattr(torch._C, "_host_emptyCache") else None
+    stats = pool.stats()
+    assert (stats["lost"], stats["in_use"]) == (0, 0), stats
+    assert pinpool.torch.uninstall() == 0
+    after = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
+    assert after.is_pinned() and pool.stats()["in_use"] == 0
+    print(json.dumps({"figure": "shim", **figures, "gets": stats["hits"] + stats["misses"]}))
+
+
+if __name__ == "__main__":
+    main()
