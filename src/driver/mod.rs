@@ -41,7 +41,12 @@ pub(crate) fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
 
 /// The names of the driver's library, and what else `dlopen` is asked: the one that is loaded is the driver of this process, as
 /// for the runtime. The name without a version comes last: toolkits have a stub for linking under it.
-const LIBRARIES: [(&CStr, c_int); 3] = [(c"libcuda.so.1", libc::RTLD_NOLOAD), (c"libcuda.so.1", 0), (c"libcuda.so", 0)];
+const LIBRARIES: [(&CStr, c_int); 4] = [
+    (c"libcuda.so.1", libc::RTLD_NOLOAD),
+    (c"libcuda.so", libc::RTLD_NOLOAD),
+    (c"libcuda.so.1", 0),
+    (c"libcuda.so", 0),
+];
 
 /// A handle of the driver, never closed, so that its symbols stay valid.
 fn library() -> Option<NonNull<c_void>> {
@@ -49,6 +54,16 @@ fn library() -> Option<NonNull<c_void>> {
         // SAFETY: loading the driver runs its initialisers, as the first CUDA call of any program does.
         NonNull::new(unsafe { libc::dlopen(library.as_ptr(), flag | libc::RTLD_LAZY | libc::RTLD_LOCAL) })
     })
+}
+
+/// The function of this name in another library that cudarc would take for the driver, since it asks for the name without a version
+/// first; `None` if it takes the driver.
+pub(crate) fn symbol_before(name: &CStr) -> Option<NonNull<c_void>> {
+    let own = symbol(name)?;
+    // SAFETY: as in `library`.
+    let first = NonNull::new(unsafe { libc::dlopen(c"libcuda.so".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) })?;
+    // SAFETY: a handle that is never closed, and a name that ends in 0.
+    NonNull::new(unsafe { libc::dlsym(first.as_ptr(), name.as_ptr()) }).filter(|&found| found != own)
 }
 
 /// Whether a driver is loaded in this process; loads none.

@@ -13,7 +13,11 @@ const CHECK: &str = "gpu";
 /// `cuInit`; on refusal what it means, and the driver's code.
 pub(super) fn init() -> Result<(), (&'static str, c_int)> {
     type Init = unsafe extern "C" fn(c_uint) -> c_int;
+    const STUB_LIBRARY: c_int = 34;
     let Some(found) = super::symbol(c"cuInit") else { return Err(("the library has no cuInit", 500)) };
+    if super::symbol_before(c"cuInit").is_some() {
+        return Err((meaning(STUB_LIBRARY), STUB_LIBRARY));
+    }
     // SAFETY: the driver exports this name with this argument, and is never unloaded.
     let init = unsafe { std::mem::transmute::<*mut c_void, Init>(found.as_ptr()) };
     // SAFETY: may be called at any time, any number of times; 0 is the only flag there is.
@@ -134,10 +138,11 @@ fn dlopen_error() -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// The file that the driver was loaded from.
+/// The file that the driver was loaded from, or the one that comes before it.
 fn library_path() -> String {
     let unknown = || "libcuda".to_owned();
-    let Some(function) = super::symbol(c"cuInit") else { return unknown() };
+    let found = super::symbol_before(c"cuInit").or_else(|| super::symbol(c"cuInit"));
+    let Some(function) = found else { return unknown() };
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),
         dli_fbase: std::ptr::null_mut(),

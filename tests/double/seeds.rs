@@ -268,13 +268,13 @@ fn number_from(variable: &str, default: u64) -> u64 {
 }
 
 #[test]
+#[allow(clippy::print_stdout)] // The seed that was run, where a process that the double ends can say no more.
 fn no_seed_meets_wrong_bytes_a_hang_or_a_wrong_use_of_the_driver() {
     alone(|| {
         let (first, count) = (number_from("DOUBLE_FIRST", 0), number_from("DOUBLE_SEEDS", SEEDS));
         let double = Double::load();
         let mut steps = 0;
         for seed in first..first + count {
-            // The output is shown if the process fails, by a panic or by the double.
             println!("seed {seed}");
             let mut run = Run::new(&double, seed);
             for _ in 0..STEPS {

@@ -50,7 +50,12 @@ pub(crate) fn insert_of_context(start: u64, range: Range) -> Outcome {
 
 /// Takes the memory of a context that ends: allocated, registered, and of the device.
 pub(crate) fn end_of(context: usize) {
-    let starts: Vec<u64> = lock(&CONTEXT_OF).extract_if(.., |_, of| *of == context).map(|(start, _)| start).collect();
+    let mut starts = Vec::new();
+    lock(&CONTEXT_OF).retain(|&start, of| {
+        let ends = *of == context;
+        starts.extend(ends.then_some(start));
+        !ends
+    });
     for start in starts {
         let Some(range) = address_space::remove(start, |owner| !matches!(owner, Owner::Granule { .. })) else {
             continue;

@@ -208,6 +208,10 @@ unsafe impl Source for FaultSource {
         self.inner.is_acquiring()
     }
 
+    fn findings(&self) -> Vec<pinpool::Finding> {
+        self.inner.findings()
+    }
+
     fn numa_node(&self) -> Option<u32> {
         self.inner.numa_node()
     }

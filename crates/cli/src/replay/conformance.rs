@@ -138,6 +138,10 @@ unsafe impl Source for RecordingSource {
         self.sim.is_acquiring()
     }
 
+    fn findings(&self) -> Vec<pinpool::Finding> {
+        self.sim.findings()
+    }
+
     fn numa_node(&self) -> Option<u32> {
         self.sim.numa_node()
     }
