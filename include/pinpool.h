@@ -266,7 +266,8 @@ pp_status pp_put(pp_pool *pool,
  *
  * PP_DEVICE: no event can be recorded, or the stream captures a graph. PP_BACKEND: no CUDA driver. PP_INVALID_ARGUMENT: the
  * driver knows no such stream. PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL, PP_FORKED. After each of them the buffer is not put:
- * wait until the work is over, then pp_put it.
+ * pp_put puts it. After PP_DEVICE and PP_INVALID_ARGUMENT the pool cannot know when the work ends, so it never uses the memory
+ * again.
  */
 pp_status pp_put_on_stream(pp_pool *pool,
                            void *ptr,

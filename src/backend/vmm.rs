@@ -51,15 +51,17 @@ use pinpool_os::sync::process::{AtomicBool, Ordering};
 
 mod calls;
 mod find;
+mod granule;
 mod left;
 mod old_places;
 mod table;
 
 use calls::Calls;
+use granule::{Granule, GranuleRun, placed};
 use left::LeftRange;
 use old_places::OldPlaces;
 pub(crate) use table::let_reach;
-use table::{Granule, GranuleRun, GranuleTable, placed, source_error};
+use table::{GranuleTable, source_error};
 
 /// Page-locked memory of the driver's virtual memory, readable by its device, and by each other that copies through the pool.
 #[derive(Debug)]

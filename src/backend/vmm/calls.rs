@@ -11,7 +11,7 @@
 
 use std::ffi::c_int;
 
-use super::table::{Granule, placed};
+use super::granule::{Granule, placed};
 use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, MemoryLocation, VmmApi};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};

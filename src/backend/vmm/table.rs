@@ -17,35 +17,14 @@ use std::ffi::c_int;
 use std::sync::{Arc, Weak};
 
 use super::calls::Calls;
+use super::granule::{Granule, GranuleRun, placed};
 use crate::driver::RelaxedCapture;
 use crate::driver::device;
-use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleHandle, MemoryLocation, VmmApi};
+use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, MemoryLocation, VmmApi};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU32, Ordering};
-
-/// A granule that the driver created.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Granule {
-    pub(super) handle: GranuleHandle,
-    pub(super) bytes: usize,
-}
-
-/// Consecutive granules.
-pub(super) struct GranuleRun {
-    pub(super) start: u64,
-    pub(super) granules: Vec<Granule>,
-}
-
-/// Consecutive granules with their addresses.
-pub(super) fn placed(start: u64, granules: &[Granule]) -> impl Iterator<Item = (u64, Granule)> {
-    granules.iter().scan(start, |next, &granule| {
-        let at = *next;
-        *next += granule.bytes as u64;
-        Some((at, granule))
-    })
-}
 
 /// A granule where it is mapped.
 #[derive(Debug, Clone, Copy)]
