@@ -28,7 +28,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
 use super::later::{Idle, LaterFences};
 use super::stream::{failed, id, number};
-use super::timeline::{TimelineFence, Timelines};
+use super::timeline::{StreamContext, TimelineFence, Timelines};
 use crate::driver::{
     self, CurrentContext, RelaxedCapture, error_code, is_forbidden_by_capture, is_of_ended_context, standstill,
 };
@@ -336,6 +336,16 @@ impl ContextState {
         // SAFETY: as above.
         unsafe { context.enable_event_tracking() };
         Ok(OwnContext { context, idle_stream })
+    }
+}
+
+impl StreamContext for ContextState {
+    fn check(&self) -> Result<(), DriverError> {
+        Self::check(self)
+    }
+
+    fn enter(&self) -> Result<CurrentContext, DriverError> {
+        Self::enter(self)
     }
 }
 

@@ -36,8 +36,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaStream, DriverError, sys};
 
 use super::answer::Answer;
-use super::context::ContextState;
-use crate::driver::{self, RelaxedCapture, standstill};
+use crate::driver::{self, CurrentContext, RelaxedCapture, standstill};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
 use pinpool_os::sync::plain::Mutex;
@@ -69,6 +68,12 @@ pub(crate) fn held_bytes() -> u64 {
 
 /// The type of `cuStreamWriteValue32` in the driver's header; `CUstream` and `CUdeviceptr` are the same in every version.
 type WriteValue32 = unsafe extern "C" fn(sys::CUstream, u64, u32, c_uint) -> sys::CUresult;
+
+/// The context of the streams. Both fail once it has ended.
+pub(super) trait StreamContext: std::fmt::Debug + Sync {
+    fn check(&self) -> Result<(), DriverError>;
+    fn enter(&self) -> Result<CurrentContext, DriverError>;
+}
 
 /// The timelines of one context.
 #[derive(Debug, Default)]
@@ -141,7 +146,7 @@ impl Timelines {
         stream: &CudaStream,
         id: StreamId,
         stream_number: u64,
-        (context, idle_stream): (&'static ContextState, &'static CudaStream),
+        (context, idle_stream): (&'static dyn StreamContext, &'static CudaStream),
     ) -> Result<Option<TimelineFence>, DriverError> {
         let Some(write) = self.write() else { return Ok(None) };
         let Some(timeline) = self.of(id, stream_number)? else { return Ok(None) };
@@ -269,11 +274,11 @@ impl Health {
     }
 
     /// Fails if the device did, at the calls that are due (timeline-I3).
-    fn check(&self, context: &ContextState, idle_stream: &CudaStream) -> Result<(), DriverError> {
+    fn check(&self, context: &dyn StreamContext, idle_stream: &CudaStream) -> Result<(), DriverError> {
         if self.is_due() { standstill::ask(|| Self::query(context, idle_stream)).unwrap_or(Ok(())) } else { Ok(()) }
     }
 
-    fn query(context: &ContextState, idle_stream: &CudaStream) -> Result<(), DriverError> {
+    fn query(context: &dyn StreamContext, idle_stream: &CudaStream) -> Result<(), DriverError> {
         let _relaxed = RelaxedCapture::enter();
         context.check()?;
         // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
@@ -298,7 +303,7 @@ pub(super) struct TimelineFence {
     timeline: Arc<Timeline>,
     number: u64,
     health: &'static Health,
-    context: &'static ContextState,
+    context: &'static dyn StreamContext,
     idle_stream: &'static CudaStream,
     /// An answer of the device, not of this number.
     answer: Answer,
