@@ -392,6 +392,10 @@ pub(crate) fn close_of(context: usize, ends_work: bool) {
         }
         stream.worker.wake_all();
     }
+    // What runs at this moment may use memory that goes with the context.
+    while ends_work && guard.by_number.values().any(|stream| stream.closing && stream.running) {
+        guard = CALLERS.wait(guard);
+    }
 }
 
 /// Closes or opens the gate of one stream, by its handle or its number; 0 is the gate of all. Returns its number.
