@@ -239,7 +239,11 @@ for_each_setting!(setters);
 fn resolve(settings: Settings) -> Result<Config> {
     let is_told_device = settings.device.is_some();
     let config = settings.resolve()?;
-    Ok(if is_told_device { config } else { Config { device: backend::default_device(), ..config } })
+    // A pool that pins without a driver does not look for one: a child that another thread forks meanwhile may find the
+    // dynamic linker at work.
+    let may_use_gpu = matches!(config.backend, Backend::Auto | Backend::Vmm | Backend::Register | Backend::Cuda);
+    let is_asked = may_use_gpu && !is_told_device;
+    Ok(if is_asked { Config { device: backend::default_device(), ..config } } else { config })
 }
 
 /// Who records what the pool does, if `PINPOOL_TRACE` asks for it.
