@@ -21,7 +21,7 @@ use crate::dump::{Dump, HeldBuffer};
 use crate::error::{Error, UsageReport};
 use crate::finding::{Finding, Level};
 use crate::stats::Stats;
-use crate::verdict::Verdict;
+use pinpool_observe::judge::Judgement;
 use pinpool_observe::record::Recorded;
 
 mod ceilings;
@@ -150,18 +150,22 @@ impl PoolLog {
         );
     }
 
-    /// The verdict has changed.
+    /// Why the pool is as fast as it is has changed. `pinpool why` says it at any time, with evidence.
     ///
-    /// `verdict: steady ...` (info): nothing. Looked at each 10 s, printed when it changes.
+    /// `verdict: healthy ...` (info): nothing. Looked at each 10 s, printed when it changes.
     ///
-    /// `verdict: growing ...` (info): nothing, if `steady` follows; else look at what holds the buffers.
+    /// `verdict: warming up ...` (info): nothing, if `healthy` follows; else look at what holds the buffers.
     ///
-    /// `verdict: thrashing ...` (warn): what the line says: the setting to raise, and what was really needed.
-    pub(crate) fn judged(&self, verdict: &Verdict) {
-        if let Verdict::Thrashing(_) = verdict {
-            log::warn!("{self}verdict: {verdict}");
+    /// `verdict: sizes never recur ...` (info, warn where it costs time): what the line says, if it says anything.
+    ///
+    /// `verdict: leak ...` (warn): look at what holds the buffers of the tag in the line.
+    ///
+    /// `verdict: CAUSE ...` (warn): what the line says: what was seen, what to set or to change, and the seconds lost.
+    pub(crate) fn judged(&self, judgement: &Judgement) {
+        if judgement.is_alarm {
+            log::warn!("{self}verdict: {judgement}");
         } else {
-            log::info!("{self}verdict: {verdict}");
+            log::info!("{self}verdict: {judgement}");
         }
     }
 

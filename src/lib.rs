@@ -74,7 +74,7 @@ mod pool;
 mod quota;
 mod size_class;
 mod stats;
-mod verdict;
+mod why;
 
 pub mod backend;
 pub mod config;
@@ -101,6 +101,7 @@ pub use stats::{
     Calls, ClassStats, EvictionReasons, Histogram, LedgerStats, MissReasons, Peaks, Requested, Stats, StatsError,
     Underlying,
 };
+pub use why::Why;
 
 /// The crate whose traits the views of a buffer as elements use, in version 1.
 pub use bytemuck;

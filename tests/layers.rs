@@ -22,9 +22,9 @@ const LAYERS: &[&[&str]] = &[
     &["config", "diag"],
     &["copy", "in_flight"],
     &["backend", "driver"],
-    &["arena", "dump", "policy", "quota", "size_class", "stats", "verdict"],
+    &["arena", "dump", "policy", "quota", "size_class", "stats"],
     &["ledger"],
-    &["error", "finding", "maintenance_thread"],
+    &["error", "finding", "maintenance_thread", "why"],
 ];
 
 /// A module by the names that lead to it, without `crate`.

@@ -6,7 +6,7 @@
 //!     12.00 MiB from ...                      the largest owners
 //!     Remaining N buffers with ...
 //!   held, ceiling, driver, system
-//!   likely cause, and what to change          cause.rs
+//!   likely cause, and what to change          pinpool_observe::judge::shortage
 //! ```
 //!
 //! Numbers in, text out. Reads and locks nothing.
@@ -16,9 +16,12 @@ use std::time::Duration;
 
 use crate::error::{Lines, UsageReport};
 
-mod cause;
+pub(crate) use pinpool_observe::judge::shortage::{Host, Refused};
+use pinpool_observe::judge::shortage::{Shortage, likely_cause};
+use pinpool_observe::judge::{Holder, Judgement};
 
-pub(crate) use cause::{Host, OUTER_PARTITION};
+/// The limit of a get that fits the partition where it is made.
+pub(crate) const OUTER_PARTITION: &str = "the ceiling of the partition around this one";
 
 /// Owners that are listed one by one.
 const LISTED: usize = 10;
@@ -63,6 +66,10 @@ impl Owner {
         (buffers > 0 || bytes > 0).then(|| Self { buffers, bytes, ..Self::new(name) })
     }
 
+    pub(crate) fn holder(&self) -> Holder {
+        Holder { tag: self.tag.clone(), buffers: self.buffers, bytes: self.bytes, oldest: self.oldest }
+    }
+
     pub(crate) fn add(&mut self, asked_bytes: u64, held_bytes: u64, age_us: u64) {
         self.buffers += 1;
         self.bytes += held_bytes;
@@ -78,19 +85,6 @@ pub(crate) struct Request {
     pub(crate) needed_bytes: u64,
     pub(crate) tag: Option<String>,
     pub(crate) refused: Refused,
-}
-
-/// Why the request was refused.
-#[derive(Debug, Clone)]
-pub(crate) enum Refused {
-    /// The limit of this name; whether the request fits under it when all else is put back.
-    Limit { name: &'static str, could_fit: bool },
-    /// Others are in line for memory, the first of them for this much.
-    Line { waiting: u64, first_bytes: u64 },
-    /// The ceiling shared with others, in words, and what helps.
-    Ledger { found: String, remedy: &'static str },
-    /// The back-end, in its words.
-    Source { error: String, code: Option<i64>, remedy: Option<&'static str> },
 }
 
 /// What a pool holds and for whom: a snapshot, as [`Pool::dump`](crate::Pool::dump) takes it.
@@ -112,6 +106,8 @@ pub struct Dump {
     pub(crate) request: Option<Request>,
     /// The limit to raise for more.
     pub(crate) limit: &'static str,
+    /// What the pool's judge saw last.
+    pub(crate) judged: Option<Judgement>,
 }
 
 impl Dump {
@@ -169,7 +165,24 @@ impl Lines for Dump {
         if let Some(Host { total_bytes, available_bytes, origin, .. }) = &dump.host {
             write!(f, "\nsystem: {} free of {} ({origin})", Mib(*available_bytes), Mib(*total_bytes))?;
         }
-        match cause::likely(dump) {
+        let holders: Vec<_> = dump.owners.iter().map(|owner| (owner.holder(), owner.asked_bytes)).collect();
+        let shortage = Shortage {
+            held_bytes,
+            in_use_bytes,
+            in_flight_bytes,
+            idle_bytes: idle_bytes.saturating_add(dump.free_bytes),
+            fallback_bytes,
+            oldest_copy: dump.oldest_copy,
+            host: dump.host.as_ref(),
+            request: dump.request.as_ref().map(|request| (request.needed_bytes, &request.refused)),
+            limit: dump.limit,
+            // Other limits than the pool's ceiling are not among the figures.
+            max_bytes: max_bytes.filter(|_| !matches!(dump.limit, "PINPOOL_RESERVE" | OUTER_PARTITION)),
+            own_max_bytes: max_bytes,
+            holders: &holders,
+            judged: dump.judged.as_ref(),
+        };
+        match likely_cause(&shortage) {
             Some(cause) => write!(f, "\nlikely cause: {}\nchange: {}", cause.found, cause.change),
             None => Ok(()),
         }
@@ -239,6 +252,7 @@ mod tests {
             host: None,
             request: Some(Request { asked_bytes: 5000, needed_bytes: 8192, tag, refused }),
             limit: "PINPOOL_MAX_BYTES",
+            judged: None,
         };
         let text = dump.to_string();
         let lines: Vec<_> = text.lines().collect();

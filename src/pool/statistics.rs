@@ -5,6 +5,7 @@ use crate::backend::PageTiers;
 use crate::config::Config;
 use crate::dump::Dump;
 use crate::stats::{ClassStats, Stats};
+use crate::why::Why;
 
 impl Pool {
     /// What the pool holds and for whom, what the system has left, and, if little is left, what would help: text of
@@ -12,6 +13,12 @@ impl Pool {
     /// the kernel, at most once a second. In a child of `fork` all its figures are 0.
     pub fn dump(&self) -> Dump {
         self.core().dump()
+    }
+
+    /// Why the pool is as fast as it is: the cause with evidence, a cure, and the seconds that it costs, of the last 10 s with
+    /// 20 gets or more. The maintenance thread looks, and [`poll`](Pool::poll); each line of the log about a verdict is one of these.
+    pub fn why(&self) -> Why {
+        Why(self.core().why())
     }
 
     /// A snapshot of the statistics. Exact while no other thread uses the pool; otherwise its numbers may be some

@@ -261,9 +261,9 @@ fn in_steady_state_nothing_repeats() {
         }
     }
     let kept: Vec<_> = lines_with_levels().into_iter().map(|(_, line)| line).collect();
-    let [growing, steady] = kept.as_slice() else { panic!("two lines: {kept:?}") };
-    assert!(growing.starts_with("[p] verdict: growing: held 0.0 MiB -> "), "{growing}");
-    assert!(steady.starts_with("[p] verdict: steady: 0 of "), "{steady}");
+    let [warming, healthy] = kept.as_slice() else { panic!("two lines: {kept:?}") };
+    assert!(warming.starts_with("[p] verdict: warming up: held 0.0 MiB -> "), "{warming}");
+    assert!(healthy.starts_with("[p] verdict: healthy: 80 of 80 gets waited for nothing, "), "{healthy}");
 }
 
 #[test]
@@ -282,7 +282,10 @@ fn a_partition_is_not_judged_by_what_others_pin_and_release() {
         part.poll();
     }
     let kept: Vec<_> = lines_with_levels().into_iter().map(|(_, line)| line).collect();
-    assert!(kept.iter().any(|line| line.starts_with("[p] verdict: thrashing: raise PINPOOL_IDLE")), "{kept:?}");
+    assert!(
+        kept.iter().any(|line| line.starts_with("[p] verdict: thrashing: ") && line.contains("raise PINPOOL_IDLE")),
+        "{kept:?}"
+    );
     assert!(!kept.iter().any(|line| line.starts_with("[p/part] verdict: thrashing")), "{kept:?}");
 }
 
@@ -302,5 +305,50 @@ fn a_pool_that_is_too_small_says_how_much_it_needs() {
     let kept = lines_with_levels();
     let verdicts: Vec<_> = kept.iter().filter(|(_, line)| line.starts_with("verdict: ")).collect();
     let [(Level::Warn, line)] = verdicts[..] else { panic!("one verdict: {kept:?}") };
-    assert!(line.starts_with("verdict: thrashing: raise PINPOOL_MAX_BYTES above 72.0 MiB: "), "{line}");
+    assert!(
+        line.starts_with("verdict: ceiling too small: ") && line.contains("raise PINPOOL_MAX_BYTES above 72.0 MiB"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_leak_is_named_by_the_log_and_by_why_and_a_cache_that_is_full_is_none() {
+    let clock = ManualClock::default();
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20);
+    let pool = builder.clock(clock.clone()).build().unwrap();
+    let (labels, cache) = (pool.tagged("labels"), pool.tagged("cache"));
+    let _cached: Vec<_> = (0..100).map(|_| cache.get(4096).unwrap()).collect();
+    listen();
+    let mut kept_for_ever = Vec::new();
+    for _ in 0..60 {
+        (0..19).for_each(|_| drop(labels.get(4096).unwrap()));
+        kept_for_ever.push(labels.get(4096).unwrap());
+        clock.advance_us(1_000_000);
+        pool.poll();
+    }
+    let kept = lines_with_levels();
+    let leaks: Vec<_> = kept.iter().filter(|(_, line)| line.starts_with("verdict: leak: ")).collect();
+    let [(Level::Warn, line)] = leaks[..] else { panic!("one verdict: {kept:?}") };
+    assert!(line.contains(" buffers of labels with "), "{line}");
+    let why = pool.why();
+    assert_eq!((why.cause(), why.is_alarm()), ("leak", true));
+    assert!(
+        why.found().starts_with("60 buffers of labels with ") && why.evidence()[0].starts_with("60 buffers a minute"),
+        "{why}"
+    );
+    kept_for_ever.clear();
+    for _ in 0..3 {
+        (0..30).for_each(|_| drop(labels.get(4096).unwrap()));
+        clock.advance_us(11_000_000);
+        pool.poll();
+    }
+    assert_eq!(pool.why().cause(), "healthy", "{}", pool.why());
+}
+
+#[test]
+fn a_pool_without_a_window_says_why_of_the_time_so_far() {
+    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).build().unwrap();
+    let why = pool.why();
+    assert_eq!((why.cause(), why.is_alarm(), why.cure()), ("healthy", false, None));
+    assert!(why.to_string().starts_with("healthy: 0 of 0 gets"), "{why}");
 }

@@ -126,6 +126,7 @@ impl Core {
             oldest_copy: stats.oldest_in_flight.zip(stats.oldest_in_flight_stream),
             host: if is_forked { None } else { self.system.at(self.time.coarse_us()) },
             request,
+            judged: self.judged(),
             limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.backing().limit_for(needed_bytes) },
         }
     }

@@ -14,6 +14,7 @@ impl Shown for Core {
     fn object(&self) -> serde_json::Value {
         let stats = self.stats();
         let owners = self.owners_of(&stats);
+        let why = self.why();
         let owner = |owner: &Owner| {
             let oldest_seconds = owner.oldest.map(|age| age.as_secs_f64());
             let Owner { tag, buffers, bytes, asked_bytes, .. } = owner;
@@ -22,6 +23,10 @@ impl Shown for Core {
             })
         };
         let mut object = serde_json::json!(stats);
+        object["why"] = serde_json::json!({
+            "cause": why.cause.name(), "is_alarm": why.is_alarm, "lines": why.lines(), "lost_seconds": why.lost.total_ns() as f64 / 1e9,
+            "of_seconds": why.lost.of_us as f64 / 1e6,
+        });
         object["owners"] = owners.iter().take(OWNERS_MAX).map(owner).collect();
         object
     }

@@ -1,17 +1,22 @@
-//! What the verdict on a pool is made from. Ticks look, never a hit.
+//! What the judge of a pool sees. Ticks look, never a hit.
 
-use super::Core;
-use crate::size_class::Class;
-use crate::verdict::{Judge, Sample};
+use std::time::Duration;
+
+use pinpool_observe::judge::{Cause, Judge, Judgement, Snapshot};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
-/// The verdicts so far, and what gets that found no memory at once would have needed. Relaxed: figures.
+use super::Core;
+use crate::dump::Owner;
+use crate::size_class::Class;
+use crate::stats::{Calls, Stats};
+
+/// The judge, and what gets that found no memory at once would have needed. Relaxed: figures.
 #[derive(Debug, Default)]
 pub(super) struct Verdicts {
     judge: Mutex<Judge>,
     short_gets: AtomicU64,
-    /// The most bytes in use and asked for at one time, since the last verdict.
+    /// The most bytes in use and asked for at one time, since the last judgement.
     needed_bytes: AtomicU64,
 }
 
@@ -25,7 +30,7 @@ impl Core {
         self.verdicts.needed_bytes.fetch_max(used_bytes + waiting_bytes + class.bytes as u64, Ordering::Relaxed);
     }
 
-    /// Logs the verdict if it has changed.
+    /// Logs why the pool is as fast as it is, if that has changed.
     pub(super) fn report_verdict(&self, now_us: u64) {
         // A pool that is to keep nothing releases what it pins.
         if self.config.pool_size_limit == 0 && !self.backing().has_arena() {
@@ -33,35 +38,77 @@ impl Core {
         }
         // Another thread that looks is enough.
         let Some(mut judge) = self.verdicts.judge.try_lock().filter(|judge| judge.is_due(now_us)) else { return };
-        let (stats, is_direct) = (self.stats(), !self.backing().has_arena());
-        // The calls are of the whole arena: beside what a partition holds they say nothing.
-        let (pinned_bytes, unpinned_bytes) = match self.backing().is_partition() {
-            true => (0, 0),
-            false => (stats.underlying.alloc_bytes, stats.underlying.free_bytes),
-        };
-        let sample = Sample {
-            gets: stats.gets + stats.failed_gets,
-            misses: stats.misses,
-            puts: stats.puts,
-            evicted: stats.evicted,
-            short_gets: self.verdicts.short_gets.load(Ordering::Relaxed),
-            pinned_bytes,
-            unpinned_bytes,
-            held_bytes: stats.pinned_bytes,
-            // Under `adaptive` an eviction gives memory to the arena, and costs no driver call.
-            pool_size_limit: is_direct.then_some(stats.pool_size_limit),
-            needed_bytes: self.verdicts.needed_bytes.load(Ordering::Relaxed),
-        };
-        let before = judge.gets();
-        let limit = self.backing().limit_for(sample.needed_bytes);
-        let has_limit = limit != "PINPOOL_MAX_BYTES" || stats.max_bytes.is_some() || stats.ledger.is_some();
-        let verdict = judge.look(now_us, sample, has_limit.then_some(limit));
-        if judge.gets() != before {
-            self.verdicts.needed_bytes.store(0, Ordering::Relaxed);
+        if judge.look(now_us, self.snapshot()).is_none() {
+            return;
         }
+        self.verdicts.needed_bytes.store(0, Ordering::Relaxed);
+        let news = if judge.is_news(now_us) { judge.latest().cloned() } else { None };
         drop(judge);
-        if let Some(verdict) = verdict {
-            self.log.judged(&verdict);
+        // A stuck copy has a line of its own, with its stream.
+        if let Some(judgement) = news.filter(|judgement| judgement.cause != Cause::StuckCopy) {
+            self.log.judged(&judgement);
         }
     }
+
+    /// The judgement of the last window, or of the time so far.
+    pub(crate) fn why(&self) -> Judgement {
+        let (now_us, snapshot) = (self.time.coarse_us(), self.snapshot());
+        // In a child of `fork` a thread that does not exist here may hold the lock.
+        let judge = if self.is_forked() { None } else { self.verdicts.judge.try_lock() };
+        judge.as_deref().unwrap_or(&Default::default()).why(now_us, &snapshot)
+    }
+
+    /// The judgement of the last window, if there was one and no thread judges now.
+    pub(super) fn judged(&self) -> Option<Judgement> {
+        if self.is_forked() { None } else { self.verdicts.judge.try_lock()?.latest().cloned() }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let (stats, is_direct) = (self.stats(), !self.backing().has_arena());
+        let needed_bytes = self.verdicts.needed_bytes.load(Ordering::Relaxed);
+        let limit = self.backing().limit_for(needed_bytes);
+        let has_limit = limit != "PINPOOL_MAX_BYTES" || stats.max_bytes.is_some() || stats.ledger.is_some();
+        // The calls are of the whole arena: beside what a partition holds they say nothing.
+        let is_own = !self.backing().is_partition();
+        let own = |figure: u64| if is_own { figure } else { 0 };
+        let nanos = |calls: &Calls| own(nanos(calls.time.total()));
+        let Stats { ref pin, ref unpin, ref remap, ref miss_reasons, .. } = stats;
+        // Under `tensorflow` a buffer that was evicted earlier is one too few, not one of another size.
+        let evicted_earlier = if is_direct { 0 } else { miss_reasons.evicted_earlier };
+        Snapshot {
+            gets: stats.gets + stats.failed_gets,
+            misses: stats.misses,
+            unmatched: miss_reasons.first_of_size + evicted_earlier,
+            puts: stats.puts,
+            remote_puts: None,
+            evicted: stats.evicted,
+            short_gets: self.verdicts.short_gets.load(Ordering::Relaxed),
+            waiting: stats.waiting,
+            waiting_ns: self::nanos(stats.wait_time.total()),
+            page_locks: own(pin.count),
+            pinned_bytes: own(stats.underlying.alloc_bytes),
+            unpinned_bytes: own(stats.underlying.free_bytes),
+            page_locking_ns: nanos(pin) + nanos(unpin),
+            moving_ns: nanos(remap),
+            held_bytes: stats.pinned_bytes,
+            used_bytes: stats.in_use_bytes + stats.in_flight_bytes + stats.partition_bytes,
+            used: stats.in_use + stats.in_flight,
+            in_flight_bytes: stats.in_flight_bytes,
+            idle_bytes: stats.idle_bytes + stats.arena_free_bytes + stats.arena_transit_bytes,
+            needed_bytes,
+            limit: has_limit.then_some(limit),
+            max_bytes: stats.max_bytes,
+            others_bytes: stats.ledger.as_ref().map(|ledger| ledger.others_bytes),
+            // Under `adaptive` an eviction gives memory to the arena, and costs no driver call.
+            pool_size_limit: is_direct.then_some(stats.pool_size_limit),
+            oldest_copy: stats.oldest_in_flight.filter(|_| self.config.stuck_after.is_some_and(|time| !time.is_zero())),
+            copies: stats.in_flight_time.count() + stats.in_flight,
+            is_pinned: stats.is_pinned,
+            holders: self.owners_of(&stats).iter().map(Owner::holder).collect(),
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

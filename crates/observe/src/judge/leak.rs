@@ -1,0 +1,96 @@
+//! Buffers of one tag that do not come back.
+//!
+//! A cache that fills grows, too: it grows ever slower, and then no more. More load brings more gets. A queue before a slow
+//! consumer gives back what it took first, so that its oldest buffer does not age. A leak does none of these.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::snapshot::{Holder, Snapshot};
+
+/// Windows in succession in which a tag grew whose ages are known.
+const GROWN: usize = 3;
+/// The same where they are not.
+const GROWN_UNSEEN: usize = 6;
+/// Gets that come more often by one part in this many are more load.
+const LOAD_PART: u64 = 8;
+
+/// What does not come back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Leak {
+    pub(super) holder: Holder,
+    /// How many more there are than at the first of the windows, and how long ago that was.
+    pub(super) more_buffers: u64,
+    pub(super) more_bytes: u64,
+    pub(super) over: Duration,
+}
+
+#[derive(Debug)]
+struct Seen {
+    at_us: u64,
+    gets: u64,
+    holders: Vec<Holder>,
+}
+
+impl Seen {
+    fn of(&self, tag: &str) -> Option<&Holder> {
+        self.holders.iter().find(|holder| holder.tag == tag)
+    }
+}
+
+/// The holders at the ends of the last windows.
+#[derive(Debug, Default)]
+pub(super) struct Growth {
+    seen: VecDeque<Seen>,
+    found: Option<Leak>,
+}
+
+impl Growth {
+    /// Takes the end of a window in. What leaks, if anything does; what was found before stays until some of it comes back.
+    pub(super) fn add(&mut self, now_us: u64, now: &Snapshot) -> Option<Leak> {
+        self.seen.push_back(Seen { at_us: now_us, gets: now.gets, holders: now.holders.clone() });
+        if self.seen.len() > GROWN_UNSEEN + 2 {
+            self.seen.pop_front();
+        }
+        let leaks = now.holders.iter().filter_map(|holder| self.leak_of(holder));
+        let fresh = leaks.max_by_key(|leak| leak.more_bytes);
+        let kept = self.found.take().and_then(|found| {
+            let holder = now.holders.iter().find(|holder| holder.tag == found.holder.tag)?;
+            let is_there = holder.buffers >= found.holder.buffers && holder.oldest >= found.holder.oldest;
+            is_there.then(|| Leak { holder: holder.clone(), ..found })
+        });
+        self.found = fresh.or(kept);
+        self.found.clone()
+    }
+
+    fn leak_of(&self, holder: &Holder) -> Option<Leak> {
+        let grown = if holder.oldest.is_some() { GROWN } else { GROWN_UNSEEN };
+        let first = self.seen.len().checked_sub(grown + 1)?;
+        let ends: Vec<&Seen> = self.seen.range(first..).collect();
+        let counts: Vec<u64> = ends.iter().map(|end| end.of(&holder.tag).map_or(0, |holder| holder.buffers)).collect();
+        let steps: Vec<u64> = counts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
+        let (first_step, last_step) = (*steps.first()?, *steps.last()?);
+        let is_growing = steps.iter().all(|&step| step > 0) && last_step * 2 >= first_step;
+        let gets: Vec<u64> = ends.windows(2).map(|pair| pair[1].gets.saturating_sub(pair[0].gets)).collect();
+        let (begin, end) = (ends.first()?, ends.last()?);
+        // More gets at once take more buffers at once; growth that this explains by half is theirs.
+        let (first_gets, more_gets) = (*gets.first()?, gets.last()?.saturating_sub(*gets.first()?));
+        let (first_count, more_count) = (*counts.first()?, holder.buffers.saturating_sub(*counts.first()?));
+        let is_explained = more_gets * 2 * first_count >= more_count * first_gets;
+        let is_more_load = more_gets > 0 && (more_gets > first_gets / LOAD_PART || is_explained);
+        let over = Duration::from_micros(end.at_us.saturating_sub(begin.at_us));
+        let before = begin.of(&holder.tag)?;
+        // Ages are exact to about a second.
+        let is_aging = match (before.oldest, holder.oldest) {
+            (Some(then), Some(now)) => now + Duration::from_secs(2) >= then + over,
+            (None, None) => true,
+            _ => false,
+        };
+        (is_growing && !is_more_load && is_aging).then(|| Leak {
+            holder: holder.clone(),
+            more_buffers: holder.buffers - before.buffers,
+            more_bytes: holder.bytes.saturating_sub(before.bytes),
+            over,
+        })
+    }
+}

@@ -1,0 +1,246 @@
+//! Why a pool is as fast as it is: the cause, with evidence, a cure and the seconds that it costs. Numbers in, words out; knows no
+//! pool, and reads no clock.
+//!
+//! ```text
+//!   snapshots of a pool, one in ten seconds ──▶ Judge ──▶ Judgement     log, `top`, `why`, `report`, metrics
+//!   a get that found no memory ──▶ shortage::likely_cause                the block about it, `dump`
+//! ```
+//!
+//! | cause | in a window of 10 s and 20 gets or more, the first that holds |
+//! | --- | --- |
+//! | stuck copy | a copy is in flight for 30 s |
+//! | leak | buffers of one tag grow in number over three windows, no slower, while the oldest stays out and gets come no faster |
+//! | waiting for another process | more than 2 of 1000 gets found no memory at once, for lack of what others hold |
+//! | slow consumer | the same at the ceiling, where serving all that wait would bring at most a quarter more into use, and buffers stay out long |
+//! | ceiling too small | the same otherwise |
+//! | idle hoard | the same without a ceiling, while idle memory is most of what is held |
+//! | memory refused | the same without a ceiling otherwise |
+//! | sizes never recur | most gets found no buffer of their size; under `tensorflow` each of them is a page-lock |
+//! | thrashing | in two windows as much was pinned and as much released as was held; under `tensorflow` also more than 2 of 1000 gets missed and puts evicted |
+//! | warming up | more is held, by a sixteenth, than in any window before |
+//! | not pinned | copies are made of memory that is not page-locked |
+//! | healthy | none of these |
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `snapshot.rs` | what a pool shows at one moment |
+//! | `window.rs` | the rules over one window |
+//! | `leak.rs` | the rule over several: buffers that do not come back |
+//! | `news.rs` | which judgements are worth a line of the log |
+//! | `shortage.rs` | the cause of one get that found no memory |
+//! | `trace.rs` | snapshots of a recording |
+//! | `words.rs` | bytes, seconds and plurals in words |
+
+use std::fmt;
+
+mod leak;
+mod news;
+pub mod shortage;
+mod snapshot;
+#[cfg(feature = "trace")]
+mod trace;
+mod window;
+pub mod words;
+
+use leak::Growth;
+use news::News;
+pub use snapshot::{Holder, Snapshot};
+#[cfg(feature = "trace")]
+pub use trace::{PoolJudgement, judge_recording};
+use window::Window;
+use words::seconds;
+
+/// Length of a window, at least.
+const WINDOW_US: u64 = 10_000_000;
+/// Gets of a window, at least: fewer show no rate.
+const GETS_MIN: u64 = 20;
+/// Less time is none in words.
+const SHOWN_NS: u64 = 1_000_000;
+
+/// Why a pool is as fast as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Cause {
+    Healthy,
+    WarmingUp,
+    NotPinned,
+    SizesNeverRecur,
+    Thrashing,
+    IdleHoard,
+    MemoryRefused,
+    CeilingTooSmall,
+    SlowConsumer,
+    OtherProcess,
+    Leak,
+    StuckCopy,
+}
+
+impl Cause {
+    pub const ALL: [Self; 12] = [
+        Self::Healthy,
+        Self::WarmingUp,
+        Self::NotPinned,
+        Self::SizesNeverRecur,
+        Self::Thrashing,
+        Self::IdleHoard,
+        Self::MemoryRefused,
+        Self::CeilingTooSmall,
+        Self::SlowConsumer,
+        Self::OtherProcess,
+        Self::Leak,
+        Self::StuckCopy,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::WarmingUp => "warming up",
+            Self::NotPinned => "not pinned",
+            Self::SizesNeverRecur => "sizes never recur",
+            Self::Thrashing => "thrashing",
+            Self::IdleHoard => "idle hoard",
+            Self::MemoryRefused => "memory refused",
+            Self::CeilingTooSmall => "ceiling too small",
+            Self::SlowConsumer => "slow consumer",
+            Self::OtherProcess => "waiting for another process",
+            Self::Leak => "leak",
+            Self::StuckCopy => "stuck copy",
+        }
+    }
+}
+
+/// Time of all threads that a pool took from its program.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Lost {
+    /// The time that was looked at, by the clock of the wall.
+    pub of_us: u64,
+    pub waiting_ns: u64,
+    pub page_locking_ns: u64,
+    pub moving_ns: u64,
+}
+
+impl Lost {
+    pub fn total_ns(&self) -> u64 {
+        self.waiting_ns.saturating_add(self.page_locking_ns).saturating_add(self.moving_ns)
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.of_us += other.of_us;
+        self.waiting_ns += other.waiting_ns;
+        self.page_locking_ns += other.page_locking_ns;
+        self.moving_ns += other.moving_ns;
+    }
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { of_us, waiting_ns, page_locking_ns, moving_ns } = *self;
+        write!(f, "{} lost in {}", seconds(self.total_ns()), seconds(of_us.saturating_mul(1000)))?;
+        let parts = [(waiting_ns, "waiting"), (page_locking_ns, "page-locking"), (moving_ns, "moving")];
+        let parts: Vec<_> = parts.iter().filter(|(ns, _)| *ns >= SHOWN_NS).collect();
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let parts: Vec<_> = parts.iter().map(|(ns, doing)| format!("{} {doing}", seconds(*ns))).collect();
+        write!(f, " ({})", parts.join(", "))
+    }
+}
+
+/// A cause, with what shows it and what helps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Judgement {
+    pub cause: Cause,
+    /// Whether something is wrong that the cure mends.
+    pub is_alarm: bool,
+    /// What was seen, in one sentence without its point.
+    pub found: String,
+    /// More of it, a sentence each.
+    pub evidence: Vec<String>,
+    /// What to do; `None` where nothing is to be done.
+    pub cure: Option<String>,
+    /// A setting that is the cure, with its value.
+    pub setting: Option<(&'static str, u64)>,
+    pub lost: Lost,
+    /// What the cure asks for, in bytes or buffers: a judgement that asks for more is news.
+    size: u64,
+}
+
+/// The line of the log.
+impl fmt::Display for Judgement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.cause.name(), self.found)?;
+        self.cure.as_ref().map_or(Ok(()), |cure| write!(f, "; {cure}"))?;
+        if self.lost.total_ns() >= SHOWN_NS { write!(f, "; {}", self.lost) } else { Ok(()) }
+    }
+}
+
+impl Judgement {
+    /// Cause, evidence and cure, a line each: what `why` prints.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = vec![format!("{}: {}", self.cause.name(), self.found), format!("  {}", self.lost)];
+        lines.extend(self.evidence.iter().map(|line| format!("  {line}")));
+        lines.extend(self.cure.iter().map(|cure| format!("  to do: {cure}")));
+        lines.extend(self.setting.iter().map(|(name, value)| format!("  export {name}={value}")));
+        lines
+    }
+}
+
+/// Judges a pool by its snapshots.
+#[derive(Debug, Default)]
+pub struct Judge {
+    last_us: u64,
+    last: Snapshot,
+    most_held_bytes: u64,
+    /// Windows in succession in which memory went back and forth.
+    churned: u32,
+    growth: Growth,
+    latest: Option<Judgement>,
+    news: News,
+}
+
+impl Judge {
+    /// Whether a window may be over.
+    pub fn is_due(&self, now_us: u64) -> bool {
+        now_us.saturating_sub(self.last_us) >= WINDOW_US
+    }
+
+    /// The judgement of the last window.
+    pub fn latest(&self) -> Option<&Judgement> {
+        self.latest.as_ref()
+    }
+
+    /// The judgement of the last window; before there is one, that of the time so far.
+    pub fn why(&self, now_us: u64, now: &Snapshot) -> Judgement {
+        let judge_now =
+            || Window::between(&self.last, now, now_us.saturating_sub(self.last_us), u64::MAX).judge(None, 0);
+        self.latest.clone().unwrap_or_else(judge_now)
+    }
+
+    /// Takes a snapshot in; a judgement if a window is over.
+    pub fn look(&mut self, now_us: u64, now: Snapshot) -> Option<&Judgement> {
+        let gets = now.gets.saturating_sub(self.last.gets);
+        let is_still = gets < GETS_MIN && now.waiting == 0 && !window::is_stuck(&now);
+        if !self.is_due(now_us) || is_still {
+            return None;
+        }
+        Some(self.end_window(now_us, now))
+    }
+
+    /// Ends the window at `now_us`, however short it is.
+    pub fn end_window(&mut self, now_us: u64, now: Snapshot) -> &Judgement {
+        let leak = self.growth.add(now_us, &now);
+        let window = Window::between(&self.last, &now, now_us.saturating_sub(self.last_us), self.most_held_bytes);
+        self.churned = if window.is_churning() { self.churned + 1 } else { 0 };
+        let judgement = window.judge(leak, self.churned);
+        self.most_held_bytes = self.most_held_bytes.max(now.held_bytes);
+        (self.last_us, self.last) = (now_us, now);
+        self.latest.insert(judgement)
+    }
+
+    /// Whether the judgement at `now_us` is to be logged, beside those that were.
+    pub fn is_news(&mut self, now_us: u64) -> bool {
+        self.latest.as_ref().is_some_and(|latest| self.news.is_news(now_us, latest))
+    }
+}
+
+#[cfg(test)]
+mod tests;

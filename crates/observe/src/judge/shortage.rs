@@ -1,0 +1,346 @@
+//! The likely cause of a get that finds no memory, and what to change: cases told apart by numbers.
+
+use std::time::Duration;
+
+use super::window::STUCK_AFTER;
+use super::{Cause, Holder, Judgement};
+
+/// Errors of the driver (`CUresult`) that belong to earlier work: once a context has failed, its later calls return them too.
+const OF_EARLIER_WORK: [i64; 12] = [700, 701, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999];
+/// Held bytes per byte asked for, in percent, from which rounding is a cause.
+const WASTE_PERCENT: u64 = 150;
+
+/// A pool of which so much of its ceiling is in use will soon refuse a get.
+const SHORT_PERCENT: u64 = 90;
+
+/// What the system has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    pub total_bytes: u64,
+    pub available_bytes: u64,
+    /// Where the total comes from, and whether that is a control group.
+    pub origin: String,
+    pub is_group: bool,
+}
+
+/// Why a request was refused.
+#[derive(Debug, Clone)]
+pub enum Refused {
+    /// The limit of this name; whether the request fits under it when all else is put back.
+    Limit { name: &'static str, could_fit: bool },
+    /// Others are in line for memory, the first of them for this much.
+    Line { waiting: u64, first_bytes: u64 },
+    /// The ceiling shared with others, in words, and what helps.
+    Ledger { found: String, remedy: &'static str },
+    /// The back-end, in its words.
+    Source { error: String, code: Option<i64>, remedy: Option<&'static str> },
+}
+
+/// What a pool holds, and what was asked of it.
+#[derive(Debug, Clone)]
+pub struct Shortage<'a> {
+    pub held_bytes: u64,
+    pub in_use_bytes: u64,
+    pub in_flight_bytes: u64,
+    /// Idle in buffers and beside them.
+    pub idle_bytes: u64,
+    pub fallback_bytes: u64,
+    /// Age of the oldest copy in flight, and its stream.
+    pub oldest_copy: Option<(Duration, u64)>,
+    pub host: Option<&'a Host>,
+    /// What was needed, with rounding, and why it was refused; `None` where nothing was asked.
+    pub request: Option<(u64, &'a Refused)>,
+    /// The limit to raise for more, and its value if that is known.
+    pub limit: &'static str,
+    pub max_bytes: Option<u64>,
+    /// The pool's own ceiling.
+    pub own_max_bytes: Option<u64>,
+    /// Who holds what, and what they had asked for.
+    pub holders: &'a [(Holder, u64)],
+    /// What the pool's judge saw last.
+    pub judged: Option<&'a Judgement>,
+}
+
+/// What was found, and what helps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LikelyCause {
+    pub found: String,
+    pub change: String,
+}
+
+/// The first case that the numbers show. Without a request: what a get over the limit would meet, if the pool comes
+/// near it.
+pub fn likely_cause(shortage: &Shortage<'_>) -> Option<LikelyCause> {
+    (shortage.request.is_some() || is_short(shortage)).then(|| first_case(shortage))
+}
+
+/// Whether little is left: buffers that are not pinned exist, the system is full, copies do not end, or nearly all of the
+/// ceiling is in use.
+fn is_short(shortage: &Shortage<'_>) -> bool {
+    let used_bytes = shortage.in_use_bytes.saturating_add(shortage.in_flight_bytes);
+    shortage.fallback_bytes > 0
+        || shortage.host.is_some_and(|host| host.available_bytes == 0)
+        || shortage.oldest_copy.is_some_and(|(age, _)| age >= STUCK_AFTER)
+        || shortage.own_max_bytes.is_some_and(|max_bytes| used_bytes >= max_bytes / 100 * SHORT_PERCENT)
+}
+
+fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
+    let Shortage { held_bytes, in_use_bytes, in_flight_bytes, idle_bytes: kept_bytes, limit, .. } = *shortage;
+    let needed_bytes = shortage.request.map_or(0, |(needed_bytes, _)| needed_bytes);
+    let cause = |found: String, change: String| LikelyCause { found, change };
+    // A ceiling that is not above the present one helps nobody.
+    let max_bytes = shortage.max_bytes.unwrap_or(0);
+    let raised_to = |enough_bytes: u64| {
+        if enough_bytes > max_bytes { enough_bytes } else { max_bytes.saturating_add(needed_bytes) }
+    };
+    let used_bytes = in_use_bytes.saturating_add(in_flight_bytes);
+    match shortage.request.map(|(_, refused)| refused) {
+        Some(Refused::Source { code: Some(code), .. }) if OF_EARLIER_WORK.contains(code) => {
+            return cause(
+                format!("the driver returns an error of earlier work (code {code}): its context has failed"),
+                "look for the first CUDA error of the process; no setting of the pool helps".to_owned(),
+            );
+        }
+        Some(Refused::Limit { could_fit: false, .. }) => {
+            return cause(
+                format!("the request alone is larger than {limit} allows"),
+                format!("ask for less, or raise {limit} to {needed_bytes} bytes or more"),
+            );
+        }
+        Some(Refused::Line { first_bytes, .. }) => {
+            let enough_bytes = raised_to(used_bytes.saturating_add(*first_bytes).saturating_add(needed_bytes));
+            return cause(
+                format!("a get of {first_bytes} bytes is first in line, and what is free is kept for it"),
+                format!(
+                    "wait longer (PINPOOL_WAIT), get less at once, or raise {limit} to {enough_bytes} bytes or more"
+                ),
+            );
+        }
+        Some(Refused::Source { .. }) if kept_bytes > held_bytes / 2 && kept_bytes >= needed_bytes => {
+            return cause(
+                format!("{kept_bytes} of the {held_bytes} bytes held are idle, in other sizes or in pieces"),
+                format!(
+                    "set PINPOOL_MAX_BYTES below {held_bytes} bytes, so that gets release what is idle; or batch to fewer sizes \
+                     (PINPOOL_PRESET=adaptive has fewer); Pool::trim releases it now"
+                ),
+            );
+        }
+        Some(Refused::Ledger { found, remedy }) => return cause(found.clone(), (*remedy).to_owned()),
+        Some(Refused::Source { remedy: Some(remedy), .. }) => {
+            return cause("what the driver or the kernel says above".to_owned(), (*remedy).to_owned());
+        }
+        refused => {
+            let is_refused_by_source = matches!(refused, Some(Refused::Source { .. }));
+            if let Some(host) = shortage.host
+                && (is_refused_by_source || host.is_group)
+                && host.available_bytes <= needed_bytes
+            {
+                return of_full_memory(host, needed_bytes);
+            }
+            if is_refused_by_source {
+                let free = shortage
+                    .host
+                    .map_or_else(String::new, |host| format!(" though {} bytes are free", host.available_bytes));
+                return cause(
+                    format!("the back-end refused{free}: a limit other than memory, or no piece as long as that"),
+                    "raise RLIMIT_MEMLOCK and vm.max_map_count; under WSL2 its limit on pinned memory; pin at the start with \
+                     PINPOOL_RESERVE; `pinpool doctor` looks at each"
+                        .to_owned(),
+                );
+            }
+        }
+    }
+    if in_flight_bytes > 0 && in_flight_bytes >= held_bytes / 2 {
+        let oldest = shortage.oldest_copy.map_or_else(String::new, |(age, stream)| {
+            format!(", the oldest for {} on stream {stream:#x}", seconds(age))
+        });
+        return cause(
+            format!("most of what is held is in flight{oldest}: copies do not end, or end slowly"),
+            format!("look at what blocks the stream (PINPOOL_STUCK_AFTER warns); or raise {limit}"),
+        );
+    }
+    if kept_bytes > in_use_bytes {
+        return cause(
+            "most of what is held is idle, in other sizes or in pieces".to_owned(),
+            "call Pool::trim, lower PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES; or batch to fewer sizes".to_owned(),
+        );
+    }
+    let tagged = shortage.holders.iter().filter(|(_, asked_bytes)| *asked_bytes > 0);
+    let (asked_bytes, tagged_bytes) =
+        tagged.fold((0, 0), |sum, (holder, asked_bytes)| (sum.0 + asked_bytes, sum.1 + holder.bytes));
+    if tagged_bytes > in_use_bytes / 2 && tagged_bytes >= asked_bytes.saturating_mul(WASTE_PERCENT) / 100 {
+        return cause(
+            format!("rounding: {asked_bytes} bytes asked for take {tagged_bytes}"),
+            "PINPOOL_PRESET=adaptive, or PINPOOL_ROUNDING=exact under tensorflow".to_owned(),
+        );
+    }
+    // What took minutes to see is known better than what one moment shows.
+    if let Some(Judgement { cause: Cause::Leak | Cause::SlowConsumer, found, cure: Some(cure), .. }) = shortage.judged {
+        return cause(found.clone(), cure.clone());
+    }
+    let oldest = shortage.holders.iter().filter_map(|(holder, _)| Some((holder.oldest?, &holder.tag))).max();
+    let oldest = oldest.map_or_else(
+        || "; get buffers by Pool::tagged to see whose they are and how old".to_owned(),
+        |(age, tag)| format!("; the oldest is {} old, of {tag}", seconds(age)),
+    );
+    let enough_bytes = raised_to(used_bytes.saturating_add(needed_bytes));
+    cause(
+        format!("nearly all that is held is in use: buffers are put back too late or not at all{oldest}"),
+        format!("put buffers back sooner, lower the prefetch, or raise {limit} to {enough_bytes} bytes or more"),
+    )
+}
+
+fn of_full_memory(host: &Host, needed_bytes: u64) -> LikelyCause {
+    let Host { total_bytes, available_bytes, origin, .. } = host;
+    if needed_bytes > *total_bytes {
+        return LikelyCause {
+            found: format!("the request alone is larger than all memory there is: {total_bytes} bytes ({origin})"),
+            change: "ask for less".to_owned(),
+        };
+    }
+    if host.is_group {
+        return LikelyCause {
+            found: format!(
+                "the control group is full ({available_bytes} bytes left of its {origin}): over its limit the kernel ends a \
+                 process without an error"
+            ),
+            change: "raise memory.max (docker --memory), or lower PINPOOL_MAX_BYTES; pinned pages count as RssShmem"
+                .to_owned(),
+        };
+    }
+    LikelyCause {
+        found: format!("the machine has too little memory left: {available_bytes} bytes"),
+        change: "lower PINPOOL_MAX_BYTES, or end other programs".to_owned(),
+    }
+}
+
+fn seconds(age: Duration) -> String {
+    format!("{} s", age.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn a_request_over_all_memory_is_no_matter_of_other_programs() {
+        let host = Host { total_bytes: 8 * GIB, available_bytes: GIB, origin: "machine".to_owned(), is_group: false };
+        assert_eq!(of_full_memory(&host, 9 * GIB).change, "ask for less");
+        assert!(of_full_memory(&host, 2 * GIB).change.contains("other programs"));
+    }
+
+    fn free_host() -> Host {
+        Host { total_bytes: 64 * GIB, available_bytes: 32 * GIB, origin: "machine".to_owned(), is_group: false }
+    }
+
+    /// Four GiB are held, which is the ceiling.
+    fn full<'a>(host: &'a Host, refused: &'a Refused) -> Shortage<'a> {
+        Shortage {
+            held_bytes: 4 * GIB,
+            in_use_bytes: 4 * GIB,
+            in_flight_bytes: 0,
+            idle_bytes: 0,
+            fallback_bytes: 0,
+            oldest_copy: None,
+            host: Some(host),
+            request: Some((GIB, refused)),
+            limit: "PINPOOL_MAX_BYTES",
+            max_bytes: Some(4 * GIB),
+            own_max_bytes: Some(4 * GIB),
+            holders: &[],
+            judged: None,
+        }
+    }
+
+    #[track_caller]
+    fn says(shortage: &Shortage<'_>, found: &str, change: &str) {
+        let cause = likely_cause(shortage).unwrap();
+        assert!(cause.found.contains(found) && cause.change.contains(change), "{cause:?}");
+    }
+
+    #[test]
+    fn each_case_is_told_by_its_numbers() {
+        let (host, ceiling) = (free_host(), Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: true });
+        let of_source =
+            |code| Refused::Source { error: "cuMemCreate failed".to_owned(), code: Some(code), remedy: None };
+        let in_use = full(&host, &ceiling);
+        says(
+            &in_use,
+            "in use: buffers are put back too late or not at all; get buffers by Pool::tagged",
+            "PINPOOL_MAX_BYTES to 5368709120",
+        );
+        let holder = Holder { tag: "a".to_owned(), buffers: 4, bytes: 4 * GIB, oldest: Some(Duration::from_secs(90)) };
+        let whole = [(holder.clone(), 4 * GIB)];
+        says(&Shortage { holders: &whole, ..in_use.clone() }, "the oldest is 90 s old, of a", "PINPOOL_MAX_BYTES");
+        let wasted = [(holder, 2 * GIB + 1)];
+        let rounding = Shortage { holders: &wasted, ..in_use.clone() };
+        says(&rounding, "rounding: 2147483649 bytes asked for take 4294967296", "PINPOOL_ROUNDING");
+
+        let idle = Shortage { in_use_bytes: GIB, idle_bytes: 3 * GIB, ..in_use.clone() };
+        says(&idle, "most of what is held is idle", "PINPOOL_IDLE_TIMEOUT");
+        let refused = of_source(2);
+        let of_idle = Shortage { request: Some((GIB, &refused)), ..idle };
+        says(&of_idle, "3221225472 of the 4294967296 bytes held are idle", "set PINPOOL_MAX_BYTES below");
+        let copies = Shortage {
+            in_use_bytes: GIB,
+            in_flight_bytes: 3 * GIB,
+            oldest_copy: Some((Duration::from_secs(45), 16)),
+            ..in_use.clone()
+        };
+        says(&copies, "in flight, the oldest for 45 s on stream 0x10", "PINPOOL_STUCK_AFTER");
+        let by_source = Shortage { request: Some((GIB, &refused)), ..in_use.clone() };
+        says(&by_source, "the back-end refused though 34359738368 bytes are free", "vm.max_map_count");
+        let of_host = |is_group| Host {
+            total_bytes: 8 * GIB,
+            available_bytes: 1 << 20,
+            origin: "cgroup limit x".to_owned(),
+            is_group,
+        };
+        let (group, machine) = (of_host(true), of_host(false));
+        says(&Shortage { host: Some(&group), ..in_use.clone() }, "the control group is full", "memory.max");
+        let of_machine = Shortage { host: Some(&machine), ..by_source };
+        says(&of_machine, "the machine has too little memory left", "PINPOOL_MAX_BYTES");
+        let remedy = Some("raise vm.max_map_count");
+        let says_why = Refused::Source { error: "mmap failed".to_owned(), code: Some(12), remedy };
+        says(&full(&host, &says_why), "what the driver or the kernel says above", "raise vm.max_map_count");
+        says(&full(&host, &of_source(700)), "an error of earlier work (code 700)", "first CUDA error");
+        let too_large = Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: false };
+        says(&full(&host, &too_large), "the request alone is larger than PINPOOL_MAX_BYTES", "ask for less");
+    }
+
+    #[test]
+    fn what_the_judge_saw_over_minutes_comes_before_what_one_moment_shows() {
+        let (host, ceiling) = (free_host(), Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: true });
+        let mut judge = super::super::Judge::default();
+        for n in 1..=5 {
+            let oldest = Some(Duration::from_secs(10 * n));
+            let holder = Holder { tag: "labels".to_owned(), buffers: 10 * n, bytes: n * GIB, oldest };
+            let now = super::super::Snapshot { gets: 1000 * n, holders: vec![holder], ..Default::default() };
+            judge.look(10_000_000 * n, now);
+        }
+        let judged = judge.latest();
+        says(&Shortage { judged, ..full(&host, &ceiling) }, "50 buffers of labels", "put them back");
+    }
+
+    #[test]
+    fn a_dump_of_a_healthy_pool_has_no_cause() {
+        let (host, ceiling) = (free_host(), Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: true });
+        let at =
+            |in_use_bytes, idle_bytes| Shortage { request: None, in_use_bytes, idle_bytes, ..full(&host, &ceiling) };
+        assert_eq!(likely_cause(&at(GIB, 3 * GIB)), None);
+        assert_eq!(likely_cause(&Shortage { in_flight_bytes: 3 * GIB, ..at(0, GIB) }), None);
+        assert!(likely_cause(&at(4 * GIB, 0)).is_some());
+        assert!(likely_cause(&Shortage { fallback_bytes: 1, ..at(GIB, 0) }).is_some());
+        let copy = |seconds| Shortage { oldest_copy: Some((Duration::from_secs(seconds), 1)), ..at(GIB, 0) };
+        assert!(likely_cause(&copy(29)).is_none() && likely_cause(&copy(30)).is_some());
+    }
+
+    #[test]
+    fn a_machine_that_is_full_is_no_cause_of_a_ceiling() {
+        let ceiling = Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: true };
+        let host = Host { available_bytes: 0, ..free_host() };
+        says(&full(&host, &ceiling), "nearly all that is held is in use", "PINPOOL_MAX_BYTES");
+    }
+}

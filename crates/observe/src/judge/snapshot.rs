@@ -1,0 +1,59 @@
+//! What a pool shows at one moment.
+
+use std::time::Duration;
+
+/// Buffers that are out under one tag.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holder {
+    pub tag: String,
+    pub buffers: u64,
+    pub bytes: u64,
+    /// Age of the oldest; `None` where it is not known.
+    pub oldest: Option<Duration>,
+}
+
+/// Counts of a pool since it was made, and what it holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Served or failed.
+    pub gets: u64,
+    pub misses: u64,
+    /// Of these, gets that found no buffer of their size, idle or not.
+    pub unmatched: u64,
+    pub puts: u64,
+    /// Puts by another thread than that of their get; `None` where threads are not known.
+    pub remote_puts: Option<u64>,
+    pub evicted: u64,
+    /// Gets that found no memory at once.
+    pub short_gets: u64,
+    /// Gets that wait now.
+    pub waiting: u64,
+    pub waiting_ns: u64,
+    /// What was pinned and released for this pool alone, and how long the calls took; 0 for a partition, of which that is not known.
+    pub page_locks: u64,
+    pub pinned_bytes: u64,
+    pub unpinned_bytes: u64,
+    pub page_locking_ns: u64,
+    pub moving_ns: u64,
+    pub held_bytes: u64,
+    /// In use or in flight.
+    pub used_bytes: u64,
+    pub used: u64,
+    pub in_flight_bytes: u64,
+    /// Held and not used.
+    pub idle_bytes: u64,
+    /// The most that was in use and asked for at one time, since the last window, while memory was short.
+    pub needed_bytes: u64,
+    /// The name of what is to be raised for more bytes; `None` where there is no limit.
+    pub limit: Option<&'static str>,
+    pub max_bytes: Option<u64>,
+    /// Whether that limit is shared with other processes, and what these hold.
+    pub others_bytes: Option<u64>,
+    /// Idle buffers that it may keep, where an eviction is a release.
+    pub pool_size_limit: Option<u64>,
+    pub oldest_copy: Option<Duration>,
+    /// Copies that were begun; 0 where nobody counts.
+    pub copies: u64,
+    pub is_pinned: bool,
+    pub holders: Vec<Holder>,
+}

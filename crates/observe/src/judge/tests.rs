@@ -1,0 +1,346 @@
+//! Each cause by a scenario, and what looks like it and is not.
+
+use std::time::Duration;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const LIMIT: &str = "PINPOOL_MAX_BYTES";
+
+/// A pool that is looked at each ten seconds; a window has a thousand gets, all hits, unless it changes that.
+struct Run {
+    judge: Judge,
+    now_us: u64,
+    now: Snapshot,
+}
+
+impl Run {
+    fn new() -> Self {
+        let now = Snapshot { limit: Some(LIMIT), max_bytes: Some(4 * GIB), is_pinned: true, ..Snapshot::default() };
+        Self { judge: Judge::default(), now_us: 0, now }
+    }
+
+    fn window(&mut self, change: impl FnOnce(&mut Snapshot)) -> Judgement {
+        self.now_us += WINDOW_US;
+        self.now.gets += 1000;
+        self.now.puts += 1000;
+        change(&mut self.now);
+        self.judge.look(self.now_us, self.now.clone()).unwrap().clone()
+    }
+
+    fn cause(&mut self, change: impl FnOnce(&mut Snapshot)) -> Cause {
+        self.window(change).cause
+    }
+
+    /// The line of the log, if there is one.
+    fn logged(&mut self, change: impl FnOnce(&mut Snapshot)) -> Option<String> {
+        let line = self.window(change).to_string();
+        self.judge.is_news(self.now_us).then_some(line)
+    }
+}
+
+fn held(now: &mut Snapshot, tag: &str, buffers: u64, oldest_s: u64) {
+    let oldest = Some(Duration::from_secs(oldest_s));
+    now.holders = vec![Holder { tag: tag.to_owned(), buffers, bytes: buffers * MIB, oldest }];
+    (now.used, now.used_bytes) = (buffers, buffers * MIB);
+}
+
+#[test]
+fn a_pool_warms_up_and_is_healthy_then_and_says_each_once() {
+    let mut run = Run::new();
+    assert_eq!(run.logged(|of| of.held_bytes = GIB).unwrap(), "warming up: held 0.0 MiB -> 1.0 GiB");
+    assert_eq!(run.logged(|of| of.held_bytes = 2 * GIB), None, "warming up still");
+    let line = run.logged(|of| of.page_locks += 1).unwrap();
+    assert_eq!(line, "healthy: 999 of 1000 gets waited for nothing, 2.0 GiB held");
+    // Back and forth below what it had before is no growth.
+    for n in 0..1000 {
+        assert_eq!(run.logged(|of| of.held_bytes = GIB + n % 2 * GIB), None);
+    }
+}
+
+#[test]
+fn seconds_lost_are_in_the_line_with_what_they_were_spent_on() {
+    let mut run = Run::new();
+    run.window(|of| of.held_bytes = GIB);
+    let judgement = run.window(|of| (of.waiting_ns, of.page_locking_ns) = (9_500_000_000, 250_000_000));
+    assert!(
+        judgement.to_string().ends_with("9.8 s lost in 10.0 s (9.5 s waiting, 0.250 s page-locking)"),
+        "{judgement}"
+    );
+}
+
+#[test]
+fn a_ceiling_that_is_too_small_names_what_was_needed_rounded_up() {
+    let mut run = Run::new();
+    let short = |of: &mut Snapshot| {
+        of.short_gets += 300;
+        (of.used_bytes, of.used) = (4 * GIB, 8);
+        of.needed_bytes = 6 * GIB + 200 * MIB;
+    };
+    let expected = "ceiling too small: 300 of 1000 gets found no memory at once; raise PINPOOL_MAX_BYTES above 6.2 GiB";
+    assert_eq!(run.logged(short).unwrap(), expected);
+    assert_eq!(run.window(short).setting, Some((LIMIT, 6 * GIB + 200 * MIB)));
+    assert_eq!(run.logged(short), None);
+    let more = |of: &mut Snapshot| {
+        short(of);
+        of.needed_bytes = 7 * GIB;
+    };
+    assert!(run.logged(more).unwrap().contains("above 7.0 GiB"));
+    assert_eq!(run.logged(|of| of.short_gets += 2), None, "tolerable, and not yet calm");
+}
+
+#[test]
+fn a_slow_consumer_is_not_offered_memory() {
+    let mut run = Run::new();
+    let queued = |of: &mut Snapshot| {
+        // 32 buffers at the ceiling of which 20 a second come back; one get waits for the next.
+        (of.gets, of.puts) = (of.gets - 800, of.puts - 800);
+        of.short_gets += 190;
+        held(of, "queue", 32, 2);
+        (of.used_bytes, of.max_bytes, of.needed_bytes) = (256 * MIB, Some(256 * MIB), 264 * MIB);
+    };
+    let judgement = run.window(queued);
+    assert_eq!((judgement.cause, judgement.is_alarm, judgement.setting), (Cause::SlowConsumer, true, None));
+    let found = "20.0 buffers a second come back, each after 1.6 s, most of them in queue, and 190 of 200 gets found no memory at once";
+    assert_eq!(judgement.found, found);
+    assert!(judgement.cure.as_ref().unwrap().contains("more memory lengthens the queue"));
+    assert_eq!(judgement.evidence[0], "serving all gets that wait would bring 3.1 % more into use");
+    // Six threads that need 96 MiB and have 64: half as much again would be in use.
+    let threads = |of: &mut Snapshot| {
+        queued(of);
+        (of.used, of.used_bytes, of.max_bytes, of.needed_bytes) = (4, 64 * MIB, Some(64 * MIB), 96 * MIB);
+    };
+    assert_eq!(run.cause(threads), Cause::CeilingTooSmall);
+    // Threads that put what they got themselves wait for memory, however little more would do.
+    let own = |of: &mut Snapshot| {
+        queued(of);
+        of.remote_puts = Some(0);
+    };
+    assert_eq!(run.cause(own), Cause::CeilingTooSmall);
+    // A device that reads is what they wait for.
+    let copies = |of: &mut Snapshot| {
+        queued(of);
+        (of.remote_puts, of.in_flight_bytes) = (None, 200 * MIB);
+    };
+    assert_eq!(run.cause(copies), Cause::CeilingTooSmall);
+}
+
+#[test]
+fn a_leak_is_named_with_tag_rate_age_and_the_end_within_a_minute() {
+    let mut run = Run::new();
+    let mut found = Vec::new();
+    for n in 1..=6 {
+        let judgement = run.window(|of| held(of, "loader/labels", 66 * n, 10 * n));
+        found.push(judgement.cause == Cause::Leak);
+        if n == 6 {
+            assert!(judgement.is_alarm && judgement.found.starts_with("396 buffers of loader/labels"), "{judgement}");
+            assert!(judgement.found.contains("the oldest for 60 s, 198 more than 30 s ago"), "{judgement}");
+            let evidence = "396 buffers a minute are kept; at this rate the ceiling is reached in 560 s";
+            assert_eq!(judgement.evidence[0], evidence);
+        }
+    }
+    assert_eq!(found, [false, false, false, true, true, true]);
+    // At the ceiling it grows no more, and is a leak still.
+    let full = |of: &mut Snapshot| {
+        held(of, "loader/labels", 396, 70);
+        of.short_gets += 500;
+    };
+    assert_eq!(run.cause(full), Cause::Leak);
+    // Some came back.
+    let back = |of: &mut Snapshot| {
+        held(of, "loader/labels", 10, 80);
+        of.needed_bytes = 5 * GIB;
+    };
+    assert_ne!(run.cause(back), Cause::Leak);
+}
+
+#[test]
+fn what_grows_and_is_no_leak() {
+    // A cache that fills ever slower, and is full then.
+    let mut run = Run::new();
+    for n in 1..20_u32 {
+        let kept = 1000 - (1000.0 * 0.5_f64.powi(n.try_into().unwrap())) as u64;
+        assert_ne!(run.cause(|of| held(of, "cache", kept, 10 * u64::from(n))), Cause::Leak, "{n}");
+    }
+    // A queue that gives back what it took first.
+    let mut run = Run::new();
+    (1..20).for_each(|n| assert_ne!(run.cause(|of| held(of, "queue", 10 * n, 5 + n)), Cause::Leak, "{n}"));
+    // More load.
+    let mut run = Run::new();
+    for n in 1..20 {
+        let more = |of: &mut Snapshot| {
+            of.gets += 500 * n;
+            held(of, "requests", 10 * n, 10 * n);
+        };
+        assert_ne!(run.cause(more), Cause::Leak, "{n}");
+    }
+    // Steps with pauses between.
+    let mut run = Run::new();
+    (1..20).for_each(|n| assert_ne!(run.cause(|of| held(of, "steps", n / 3 * 10 + 1, 10 * n)), Cause::Leak, "{n}"));
+}
+
+#[test]
+fn buffers_without_ages_are_a_leak_after_longer_growth() {
+    let mut run = Run::new();
+    let untagged = |n: u64| {
+        move |of: &mut Snapshot| {
+            held(of, "(untagged)", 10 * n, 0);
+            of.holders[0].oldest = None;
+        }
+    };
+    let causes: Vec<_> = (1..=7).map(|n| run.cause(untagged(n))).collect();
+    assert_eq!(causes.iter().position(|cause| *cause == Cause::Leak), Some(6), "{causes:?}");
+}
+
+#[test]
+fn memory_that_other_processes_hold_is_theirs() {
+    let mut run = Run::new();
+    let short = |of: &mut Snapshot| {
+        of.short_gets += 100;
+        (of.limit, of.others_bytes) = (Some("PINPOOL_LEDGER_MAX_BYTES"), Some(3 * GIB));
+        of.needed_bytes = GIB;
+    };
+    let judgement = run.window(short);
+    assert_eq!(judgement.cause, Cause::OtherProcess);
+    assert!(judgement.found.ends_with("other processes hold 3.0 GiB"), "{judgement}");
+    // What is needed passes the pool's own ceiling.
+    let own = |of: &mut Snapshot| {
+        short(of);
+        of.needed_bytes = 5 * GIB;
+    };
+    assert_eq!(run.cause(own), Cause::CeilingTooSmall);
+}
+
+#[test]
+fn without_a_ceiling_idle_memory_is_a_hoard_and_else_the_system_lacks_memory() {
+    let mut run = Run::new();
+    (run.now.limit, run.now.max_bytes) = (None, None);
+    let judgement = run.window(|of| {
+        of.short_gets += 300;
+        (of.held_bytes, of.idle_bytes) = (4 * GIB, 3 * GIB);
+    });
+    assert_eq!(judgement.cause, Cause::IdleHoard);
+    assert!(
+        judgement.to_string().contains("3.0 GiB of the 4.0 GiB held are idle, and 300 of 1000 gets"),
+        "{judgement}"
+    );
+    let judgement = run.window(|of| {
+        of.short_gets += 300;
+        of.idle_bytes = GIB;
+    });
+    assert_eq!(judgement.cause, Cause::MemoryRefused);
+}
+
+#[test]
+fn memory_that_goes_back_and_forth_is_thrashing_and_a_burst_is_not() {
+    let mut run = Run::new();
+    run.window(|of| of.held_bytes = GIB);
+    let again = |of: &mut Snapshot| {
+        of.pinned_bytes += 2 * GIB;
+        of.unpinned_bytes += 2 * GIB;
+    };
+    assert_eq!(run.cause(again), Cause::Healthy, "a burst");
+    let text = "thrashing: 2.0 GiB were pinned and released to hold 1.0 GiB; raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES";
+    assert_eq!(run.logged(again).unwrap(), text);
+    // Busy and idle in turn: what was pinned in one window is released in a later one.
+    let mut run = Run::new();
+    for n in 0..20 {
+        let cause = run.cause(|of| {
+            if n % 2 == 0 {
+                (of.pinned_bytes, of.held_bytes) = (of.pinned_bytes + GIB, GIB);
+            } else {
+                (of.unpinned_bytes, of.held_bytes) = (of.unpinned_bytes + GIB, 0);
+            }
+        });
+        assert_ne!(cause, Cause::Thrashing, "{n}");
+    }
+}
+
+#[test]
+fn evictions_that_are_missed_are_thrashing_unless_no_size_recurs() {
+    let mut run = Run::new();
+    run.now.pool_size_limit = Some(100);
+    let judgement = run.window(|of| {
+        of.misses += 300;
+        of.evicted += 250;
+    });
+    assert_eq!((judgement.cause, judgement.setting), (Cause::Thrashing, Some(("PINPOOL_POOL_SIZE_LIMIT", 350))));
+    assert!(
+        judgement
+            .to_string()
+            .contains("300 of 1000 gets missed what was evicted; raise PINPOOL_POOL_SIZE_LIMIT above 350")
+    );
+    let judgement = run.window(|of| {
+        of.misses += 990;
+        of.unmatched += 980;
+        of.evicted += 950;
+    });
+    assert_eq!((judgement.cause, judgement.setting), (Cause::SizesNeverRecur, None));
+    assert!(judgement.is_alarm && judgement.cure.unwrap().contains("PINPOOL_PRESET=adaptive"));
+}
+
+#[test]
+fn sizes_that_never_recur_are_an_alarm_only_where_they_cost_time() {
+    let mut run = Run::new();
+    run.window(|of| of.held_bytes = GIB);
+    let varied = |of: &mut Snapshot| {
+        of.misses += 980;
+        of.unmatched += 970;
+    };
+    let judgement = run.window(varied);
+    assert_eq!((judgement.cause, judgement.is_alarm), (Cause::SizesNeverRecur, false));
+    let judgement = run.window(|of| {
+        varied(of);
+        of.moving_ns += 600_000_000;
+    });
+    assert!(judgement.is_alarm, "{judgement}");
+}
+
+#[test]
+fn a_copy_that_does_not_end_comes_before_all_else() {
+    let mut run = Run::new();
+    let copy = |seconds: u64| {
+        move |of: &mut Snapshot| {
+            of.oldest_copy = Some(Duration::from_secs(seconds));
+            of.short_gets += 500;
+            of.needed_bytes = 6 * GIB;
+        }
+    };
+    assert_eq!(run.cause(copy(29)), Cause::CeilingTooSmall);
+    assert_eq!(run.cause(copy(30)), Cause::StuckCopy);
+}
+
+#[test]
+fn memory_that_is_not_pinned_matters_once_something_is_copied() {
+    let mut run = Run::new();
+    run.now.is_pinned = false;
+    assert_eq!(run.cause(|_| ()), Cause::Healthy);
+    assert_eq!(run.cause(|of| of.copies += 1), Cause::NotPinned);
+}
+
+#[test]
+fn few_gets_show_no_rate_unless_all_of_them_wait() {
+    let mut judge = Judge::default();
+    let sample = Snapshot { gets: GETS_MIN - 1, short_gets: 10, limit: Some(LIMIT), ..Snapshot::default() };
+    assert_eq!(judge.look(WINDOW_US, sample.clone()), None);
+    let early = Snapshot { gets: 100, ..sample.clone() };
+    assert_eq!(judge.look(WINDOW_US - 1, early), None, "the window is not over");
+    let seen = judge.look(2 * WINDOW_US, Snapshot { gets: GETS_MIN, ..sample.clone() });
+    assert!(seen.is_some_and(|seen| seen.found.starts_with("10 of 20 gets")), "they count later");
+    // A window in which all gets wait and none ends.
+    let waiting = Snapshot { gets: GETS_MIN, waiting: 3, ..sample };
+    assert_eq!(judge.look(3 * WINDOW_US, waiting).map(|seen| seen.cause), Some(Cause::CeilingTooSmall));
+}
+
+#[test]
+fn going_back_and_forth_is_logged_ever_more_seldom() {
+    let mut run = Run::new();
+    let mut logged = 0;
+    // A day in which every second minute is short.
+    for n in 0..8640 {
+        let is_short = n / 6 % 2 == 0;
+        logged += u64::from(run.logged(|of| of.short_gets += if is_short { 500 } else { 0 }).is_some());
+    }
+    assert!((2..=4).contains(&logged), "{logged}");
+}

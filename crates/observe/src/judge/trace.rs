@@ -1,0 +1,319 @@
+//! Snapshots of a recording, judged: the pools as they were seen while it was made.
+//!
+//! A get is recorded when it was served, with how long it took: it was asked that much earlier, and what its thread spent in calls
+//! of the back-end meanwhile was no waiting.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::snapshot::{Holder, Snapshot};
+use super::{Cause, GETS_MIN, Judge, Judgement, Lost};
+use crate::record::{Event, Record, Recording};
+
+/// A get that waited less found memory at once.
+const WAITED_NS: u64 = 200_000;
+/// The holder of buffers without a tag.
+const UNTAGGED: &str = "(untagged)";
+/// Parts of the recording; one has ten seconds at least.
+const PARTS: u64 = 100;
+/// Of those that an alarm takes to be one of the recording.
+const ALARM_PART: usize = 10;
+
+/// A pool of a recording.
+#[derive(Debug, Clone)]
+pub struct PoolJudgement {
+    /// Its number in the recording.
+    pub pool: u32,
+    pub name: String,
+    /// That of the windows that cost most, with the time lost over the whole recording.
+    pub judgement: Judgement,
+    pub gets: u64,
+    /// Gets that waited or page-locked.
+    pub slow_gets: u64,
+}
+
+/// The judgement of each pool that has gets, the one that lost most time first, alarms before others.
+pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
+    let mut pools: HashMap<u32, Watched<'_>> = HashMap::new();
+    let mut calls = HashMap::new();
+    let end_ns = recording.records.last().map_or(0, |record| record.time_ns);
+    let window_us = (end_ns / 1000 / PARTS).max(super::WINDOW_US);
+    for record in &recording.records {
+        let demand = || Watched::new(recording, record.pool, window_us);
+        pools.entry(record.pool).or_insert_with(demand).apply(record, &mut calls);
+    }
+    let mut judged: Vec<_> =
+        pools.into_iter().filter_map(|(number, pool)| pool.finish(number, end_ns / 1000)).collect();
+    judged.sort_by_key(|one| {
+        let Judgement { is_alarm, lost, .. } = &one.judgement;
+        (!is_alarm, std::cmp::Reverse(lost.total_ns()), one.pool)
+    });
+    judged
+}
+
+/// A buffer that is out.
+#[derive(Debug, Clone, Copy)]
+struct Out {
+    class_bytes: u64,
+    since_ns: u64,
+    tag: u32,
+    thread: u32,
+    is_in_flight: bool,
+    in_flight_since_ns: u64,
+}
+
+/// One pool, while its records are read.
+struct Watched<'a> {
+    recording: &'a Recording,
+    name: String,
+    judge: Judge,
+    now: Snapshot,
+    window_us: u64,
+    next_us: u64,
+    out: HashMap<u64, Out>,
+    idle: HashMap<u64, u64>,
+    /// Memory that no get has been served from.
+    new: HashMap<u64, bool>,
+    /// Bytes of the gets that wait at each time: when each was asked and served. Served ones go with the window.
+    waits: Vec<(u64, u64, u64)>,
+    has_ended: bool,
+    slow_gets: u64,
+    judgements: Vec<Judgement>,
+}
+
+impl<'a> Watched<'a> {
+    fn new(recording: &'a Recording, number: u32, window_us: u64) -> Self {
+        let fact = |name: &str| recording.pool(number).and_then(|pool| pool.fact(name));
+        let is_direct = fact("PINPOOL_PRESET") == Some("tensorflow");
+        let limit = fact("PINPOOL_POOL_SIZE_LIMIT").and_then(|limit| limit.parse().ok());
+        let now = Snapshot {
+            is_pinned: true,
+            remote_puts: Some(0),
+            pool_size_limit: limit.filter(|_| is_direct),
+            ..Snapshot::default()
+        };
+        Self {
+            recording,
+            name: fact("name").map_or_else(|| format!("pool {number}"), str::to_owned),
+            judge: Judge::default(),
+            now,
+            window_us,
+            next_us: window_us,
+            out: HashMap::new(),
+            idle: HashMap::new(),
+            new: HashMap::new(),
+            waits: Vec::new(),
+            has_ended: false,
+            slow_gets: 0,
+            judgements: Vec::new(),
+        }
+    }
+
+    fn apply(&mut self, record: &Record, calls: &mut HashMap<u32, Vec<(u64, u64)>>) {
+        while record.time_ns / 1000 >= self.next_us {
+            let at_us = self.next_us;
+            self.next_us += self.window_us;
+            self.end_window(at_us);
+        }
+        let (now_ns, thread) = (record.time_ns, record.thread);
+        let mut called = |took_ns: u64| calls.entry(thread).or_default().push((now_ns, took_ns));
+        match record.event {
+            Event::New { id, class_bytes, from_source, .. } => {
+                self.new.insert(id, from_source);
+                self.idle.insert(id, class_bytes);
+                self.now.idle_bytes += class_bytes;
+            }
+            Event::Get { id, class_bytes, tag, took_ns, .. } => {
+                let in_calls = calls.remove(&thread).unwrap_or_default();
+                let begun_ns = now_ns.saturating_sub(took_ns);
+                let spent_ns: u64 = in_calls.iter().filter(|(at, _)| *at >= begun_ns).map(|(_, took)| took).sum();
+                self.got(
+                    id,
+                    Out { class_bytes, since_ns: now_ns, tag, thread, is_in_flight: false, in_flight_since_ns: 0 },
+                );
+                self.ended(begun_ns, now_ns, took_ns.saturating_sub(spent_ns), class_bytes, spent_ns > 0);
+                match self.new.remove(&id) {
+                    Some(true) => {
+                        self.now.misses += 1;
+                        self.now.unmatched += 1;
+                    }
+                    Some(false) => {
+                        self.now.misses += 1;
+                        self.now.short_gets += 1;
+                    }
+                    None => {}
+                }
+            }
+            Event::Refused { class_bytes, took_ns, .. } => {
+                self.now.short_gets += 1;
+                self.now.gets += 1;
+                self.now.waiting_ns += took_ns;
+                self.waits.push((now_ns.saturating_sub(took_ns), now_ns, class_bytes));
+            }
+            Event::Put { id, in_flight } => {
+                self.now.puts += 1;
+                if let Some(out) = self.out.get_mut(&id) {
+                    self.now.remote_puts = self.now.remote_puts.map(|puts| puts + u64::from(out.thread != thread));
+                    if in_flight {
+                        (out.is_in_flight, out.in_flight_since_ns) = (true, now_ns);
+                        self.now.in_flight_bytes += out.class_bytes;
+                        self.now.copies += 1;
+                        return;
+                    }
+                }
+                self.back(id);
+            }
+            Event::Completed { id } => self.back(id),
+            Event::Gone { id } => {
+                self.back(id);
+                self.new.remove(&id);
+                self.now.idle_bytes -= self.idle.remove(&id).unwrap_or(0).min(self.now.idle_bytes);
+                self.now.evicted += u64::from(!self.has_ended);
+            }
+            Event::Leaked { id } => _ = self.out.remove(&id),
+            Event::Pin { bytes, took_ns, failed, .. } => {
+                called(took_ns);
+                self.now.page_locking_ns += took_ns;
+                if !failed {
+                    self.now.page_locks += 1;
+                    self.now.pinned_bytes += bytes;
+                    self.now.held_bytes += bytes;
+                }
+            }
+            Event::Unpin { bytes, took_ns, failed, .. } if !self.has_ended => {
+                called(took_ns);
+                self.now.page_locking_ns += took_ns;
+                if !failed {
+                    self.now.unpinned_bytes += bytes;
+                    self.now.held_bytes = self.now.held_bytes.saturating_sub(bytes);
+                }
+            }
+            Event::Move { took_ns, .. } => {
+                called(took_ns);
+                self.now.moving_ns += took_ns;
+            }
+            Event::Limit { to, .. } => self.now.pool_size_limit = self.now.pool_size_limit.map(|_| to),
+            Event::Ceiling { bytes } => {
+                self.now.max_bytes = Some(bytes).filter(|&bytes| bytes != u64::MAX);
+                self.now.limit = self.now.max_bytes.map(|_| "PINPOOL_MAX_BYTES");
+            }
+            Event::End => self.has_ended = true,
+            _ => {}
+        }
+    }
+
+    fn got(&mut self, id: u64, out: Out) {
+        self.back(id);
+        self.now.gets += 1;
+        self.now.idle_bytes -= self.idle.remove(&id).unwrap_or(0).min(self.now.idle_bytes);
+        self.now.used_bytes += out.class_bytes;
+        self.now.used += 1;
+        self.out.insert(id, out);
+    }
+
+    fn back(&mut self, id: u64) {
+        let Some(out) = self.out.remove(&id) else { return };
+        self.now.used_bytes = self.now.used_bytes.saturating_sub(out.class_bytes);
+        self.now.used = self.now.used.saturating_sub(1);
+        if out.is_in_flight {
+            self.now.in_flight_bytes = self.now.in_flight_bytes.saturating_sub(out.class_bytes);
+        }
+        self.idle.insert(id, out.class_bytes);
+        self.now.idle_bytes += out.class_bytes;
+    }
+
+    /// A get was served that waited for so long, beside calls of the back-end.
+    fn ended(&mut self, begun_ns: u64, now_ns: u64, waited_ns: u64, class_bytes: u64, has_called: bool) {
+        // Time that a loaded machine takes from a get is no wait: those are at the ceiling.
+        let is_full = self.now.max_bytes.is_some_and(|max_bytes| self.now.used_bytes >= max_bytes - max_bytes / 8);
+        let has_waited = waited_ns >= WAITED_NS && is_full;
+        self.slow_gets += u64::from(has_waited || has_called);
+        if has_waited {
+            self.now.short_gets += 1;
+            self.now.waiting_ns += waited_ns;
+            self.waits.push((begun_ns, now_ns, class_bytes));
+        }
+    }
+
+    fn end_window(&mut self, at_us: u64) {
+        let at_ns = at_us.saturating_mul(1000);
+        self.now.needed_bytes = self.most_wanted();
+        self.now.holders = self.holders(at_ns);
+        let copies = self.out.values().filter(|out| out.is_in_flight).map(|out| out.in_flight_since_ns).min();
+        self.now.oldest_copy = copies.map(|since_ns| Duration::from_nanos(at_ns.saturating_sub(since_ns)));
+        // Pools that have not begun, or have ended, are not judged.
+        if !self.has_ended && self.judge.look(at_us, self.now.clone()).is_some() {
+            self.judgements.extend(self.judge.latest().cloned());
+            self.waits.clear();
+        }
+    }
+
+    /// The most bytes that were used and waited for at one time of the window: what was used stays below the ceiling.
+    fn most_wanted(&self) -> u64 {
+        let mut edges: Vec<_> =
+            self.waits.iter().flat_map(|&(from, to, bytes)| [(from, 1, bytes), (to, 0, bytes)]).collect();
+        edges.sort_unstable();
+        let (mut wanted, mut most) = (0_u64, 0);
+        for (_, is_begun, bytes) in edges {
+            wanted = if is_begun == 1 { wanted + bytes } else { wanted.saturating_sub(bytes) };
+            most = most.max(wanted);
+        }
+        if most == 0 { 0 } else { self.now.max_bytes.unwrap_or(self.now.used_bytes) + most }
+    }
+
+    fn holders(&self, at_ns: u64) -> Vec<Holder> {
+        let mut holders: HashMap<u32, Holder> = HashMap::new();
+        for out in self.out.values() {
+            let tag = || self.recording.tag(out.tag).unwrap_or(UNTAGGED).to_owned();
+            let holder = holders.entry(out.tag).or_insert_with(|| Holder { tag: tag(), ..Holder::default() });
+            holder.buffers += 1;
+            holder.bytes += out.class_bytes;
+            let age = Duration::from_nanos(at_ns.saturating_sub(out.since_ns));
+            holder.oldest = holder.oldest.max(Some(age));
+        }
+        let mut holders: Vec<_> = holders.into_values().collect();
+        holders.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.tag.cmp(&other.tag)));
+        holders
+    }
+
+    fn finish(mut self, pool: u32, end_us: u64) -> Option<PoolJudgement> {
+        if self.now.gets == 0 {
+            return None;
+        }
+        let begun_us = self.next_us - self.window_us;
+        let is_short = self.judgements.is_empty() && end_us > begun_us;
+        if is_short && self.now.gets >= GETS_MIN {
+            // Shorter than a window; what a pool holds at its end it no longer does.
+            self.has_ended = false;
+            let now = self.now.clone();
+            self.judgements.push(self.judge.end_window(end_us, now).clone());
+        }
+        let mut lost = Lost::default();
+        self.judgements.iter().for_each(|judgement| lost.add(&judgement.lost));
+        let mut judgement = worst(&self.judgements)?.clone();
+        judgement.lost = lost;
+        Some(PoolJudgement { pool, name: self.name, judgement, gets: self.now.gets, slow_gets: self.slow_gets })
+    }
+}
+
+/// A leak that was there at the end; else the alarm whose windows lost most, unless they are few; else what was seen most often.
+fn worst(judgements: &[Judgement]) -> Option<&Judgement> {
+    let last = judgements.last()?;
+    if matches!(last.cause, Cause::Leak | Cause::StuckCopy) {
+        return Some(last);
+    }
+    let mut sums: HashMap<Cause, (usize, u64, &Judgement)> = HashMap::new();
+    for judgement in judgements {
+        let sum = sums.entry(judgement.cause).or_insert((0, 0, judgement));
+        let size = sum.2.size.max(judgement.size);
+        *sum = (sum.0 + 1, sum.1 + judgement.lost.total_ns(), if judgement.size == size { judgement } else { sum.2 });
+    }
+    let alarms =
+        sums.values().filter(|(windows, _, judgement)| judgement.is_alarm && windows * ALARM_PART >= judgements.len());
+    let worst = alarms.max_by_key(|(windows, lost_ns, judgement)| (*lost_ns, *windows, judgement.cause));
+    let usual = || {
+        let quiet = sums.values().filter(|(.., judgement)| !judgement.is_alarm);
+        quiet.max_by_key(|(windows, _, judgement)| (*windows, judgement.cause))
+    };
+    worst.or_else(usual).map(|(.., judgement)| *judgement)
+}

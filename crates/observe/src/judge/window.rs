@@ -1,0 +1,296 @@
+//! The rules over one window.
+
+use std::time::Duration;
+
+use super::leak::Leak;
+use super::words::{RoundedUp, counted, percent, seconds};
+use super::{Cause, Judgement, Lost, Snapshot};
+
+/// More than one part in this many is not tolerable: TensorFlow's rate of 0.002.
+const TOLERABLE_PART: u64 = 500;
+/// Growth by less than one part in this many is none.
+const GROWTH_PART: u64 = 16;
+/// No copy takes this long.
+pub(super) const STUCK_AFTER: Duration = Duration::from_secs(30);
+/// A queue before a slow consumer keeps a buffer at least this long.
+const QUEUED: Duration = Duration::from_millis(200);
+/// More memory would bring no more than one part in this many into use beside what is: then memory is not what lacks.
+const OVERHANG_PART: u64 = 4;
+/// Windows in succession in which memory goes back and forth.
+const CHURNED: u32 = 2;
+/// Seconds lost of a hundred from which sizes that never recur are an alarm.
+const COSTLY_PERCENT: u64 = 5;
+
+/// What happened between two snapshots, and the second of them.
+pub(super) struct Window<'a> {
+    now: &'a Snapshot,
+    /// Differences of the counters.
+    gets: u64,
+    misses: u64,
+    unmatched: u64,
+    puts: u64,
+    remote_puts: Option<u64>,
+    evicted: u64,
+    short_gets: u64,
+    page_locks: u64,
+    pinned_bytes: u64,
+    unpinned_bytes: u64,
+    held_before_bytes: u64,
+    most_held_bytes: u64,
+    lost: Lost,
+}
+
+pub(super) fn is_stuck(now: &Snapshot) -> bool {
+    now.oldest_copy.is_some_and(|age| age >= STUCK_AFTER)
+}
+
+fn is_high(part: u64, whole: u64) -> bool {
+    part > whole / TOLERABLE_PART
+}
+
+impl<'a> Window<'a> {
+    /// `most_held_bytes` is the most that was held at the end of a window before.
+    pub(super) fn between(before: &Snapshot, now: &'a Snapshot, of_us: u64, most_held_bytes: u64) -> Self {
+        let since = |of: fn(&Snapshot) -> u64| of(now).saturating_sub(of(before));
+        Self {
+            gets: since(|of| of.gets),
+            misses: since(|of| of.misses),
+            unmatched: since(|of| of.unmatched),
+            puts: since(|of| of.puts),
+            remote_puts: now.remote_puts.map(|puts| puts.saturating_sub(before.remote_puts.unwrap_or(0))),
+            evicted: since(|of| of.evicted),
+            short_gets: since(|of| of.short_gets),
+            page_locks: since(|of| of.page_locks),
+            pinned_bytes: since(|of| of.pinned_bytes),
+            unpinned_bytes: since(|of| of.unpinned_bytes),
+            held_before_bytes: before.held_bytes,
+            most_held_bytes,
+            lost: Lost {
+                of_us,
+                waiting_ns: since(|of| of.waiting_ns),
+                page_locking_ns: since(|of| of.page_locking_ns),
+                moving_ns: since(|of| of.moving_ns),
+            },
+            now,
+        }
+    }
+
+    /// Whether as much was pinned and as much released as was held at either end.
+    pub(super) fn is_churning(&self) -> bool {
+        let held_bytes = self.held_before_bytes.max(self.now.held_bytes);
+        held_bytes > 0 && self.pinned_bytes >= held_bytes && self.unpinned_bytes >= held_bytes
+    }
+
+    /// The first rule that holds.
+    pub(super) fn judge(&self, leak: Option<Leak>, churned: u32) -> Judgement {
+        self.stuck_copy()
+            .or_else(|| leak.map(|leak| self.leak(&leak)))
+            .or_else(|| self.shortage())
+            .or_else(|| self.back_and_forth(churned))
+            .unwrap_or_else(|| self.quiet())
+    }
+
+    fn judgement(&self, cause: Cause, found: String) -> Judgement {
+        let Self { now, lost, .. } = self;
+        let evidence = vec![
+            format!(
+                "{}, {} of which missed; {} page-locked {} and released {}",
+                counted(self.gets, "get"),
+                self.misses,
+                counted(self.page_locks, "call"),
+                RoundedUp(self.pinned_bytes),
+                RoundedUp(self.unpinned_bytes)
+            ),
+            format!(
+                "{} held{}: {} in {}, {} in flight, {} idle",
+                RoundedUp(now.held_bytes),
+                now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", RoundedUp(bytes))),
+                RoundedUp(now.used_bytes),
+                counted(now.used, "buffer"),
+                RoundedUp(now.in_flight_bytes),
+                RoundedUp(now.idle_bytes)
+            ),
+        ];
+        Judgement { cause, is_alarm: false, found, evidence, cure: None, setting: None, lost: *lost, size: 0 }
+    }
+
+    fn alarm(&self, cause: Cause, found: String, cure: String) -> Judgement {
+        Judgement { is_alarm: true, cure: Some(cure), ..self.judgement(cause, found) }
+    }
+
+    fn stuck_copy(&self) -> Option<Judgement> {
+        let age = self.now.oldest_copy.filter(|_| is_stuck(self.now))?;
+        let found = format!("a copy is in flight for {} s", age.as_secs());
+        let cure = "look at what blocks its stream; no setting of the pool helps".to_owned();
+        Some(self.alarm(Cause::StuckCopy, found, cure))
+    }
+
+    fn leak(&self, leak: &Leak) -> Judgement {
+        let Leak { holder, more_buffers, more_bytes, over } = leak;
+        let age = holder.oldest.map_or_else(String::new, |age| format!(", the oldest for {} s", age.as_secs()));
+        let over_ms = u64::try_from(over.as_millis()).unwrap_or(u64::MAX).max(1);
+        let found = format!(
+            "{} of {} with {} are out{age}, {more_buffers} more than {} s ago, and none of these came back",
+            counted(holder.buffers, "buffer"),
+            holder.tag,
+            RoundedUp(holder.bytes),
+            over.as_secs()
+        );
+        let left_bytes = self.now.max_bytes.map(|bytes| bytes.saturating_sub(self.now.used_bytes));
+        let reached = left_bytes.map(|left| left.saturating_mul(over_ms) / (*more_bytes).max(1) / 1000);
+        let forecast = reached.map_or_else(
+            || "at this rate it ends with the memory of the machine".to_owned(),
+            |left| format!("at this rate the ceiling is reached in {left} s"),
+        );
+        let tag = if holder.oldest.is_some() { "" } else { "; get buffers by Pool::tagged to see whose" };
+        let cure = format!("put them back, or drop what holds them: a higher ceiling only delays the end{tag}");
+        let mut judgement = self.alarm(Cause::Leak, found, cure);
+        let per_minute = more_buffers.saturating_mul(60_000) / over_ms;
+        judgement.evidence.insert(0, format!("{} a minute are kept; {forecast}", counted(per_minute, "buffer")));
+        // A line for each doubling.
+        judgement.size = holder.buffers.next_power_of_two();
+        judgement
+    }
+
+    /// Gets that found no memory at once.
+    fn shortage(&self) -> Option<Judgement> {
+        let Self { now, short_gets, .. } = self;
+        let gets = self.gets.max(*short_gets);
+        // Gets of which none has ended make no counts.
+        if !is_high(*short_gets, gets) && (now.waiting == 0 || self.puts > 0) {
+            return None;
+        }
+        let short = format!("{short_gets} of {gets} gets found no memory at once");
+        let Some(limit) = now.limit else { return Some(self.refused(short)) };
+        if let Some(others_bytes) = now.others_bytes.filter(|_| self.is_of_others()) {
+            let found = format!("{short}: other processes hold {}", RoundedUp(others_bytes));
+            let cure = format!("raise {limit}, or look at what they keep (`pinpool ledger`)");
+            return Some(self.alarm(Cause::OtherProcess, found, cure));
+        }
+        if let Some(judgement) = self.slow_consumer(&short) {
+            return Some(judgement);
+        }
+        let needed_bytes = now.needed_bytes;
+        let cure = format!("raise {limit} above {}", RoundedUp(needed_bytes));
+        let mut judgement = self.alarm(Cause::CeilingTooSmall, short, cure);
+        judgement.setting = limit.starts_with("PINPOOL_").then_some((limit, needed_bytes));
+        judgement.size = needed_bytes;
+        Some(judgement)
+    }
+
+    /// Whether what lacks is held by other processes: this pool's own ceiling has room.
+    fn is_of_others(&self) -> bool {
+        let Snapshot { needed_bytes, max_bytes, others_bytes, .. } = self.now;
+        others_bytes.is_some_and(|bytes| bytes > 0) && max_bytes.is_none_or(|own| *needed_bytes <= own)
+    }
+
+    fn refused(&self, short: String) -> Judgement {
+        let now = self.now;
+        if now.idle_bytes > now.held_bytes / 2 {
+            let found = format!(
+                "{} of the {} held are idle, and {short}",
+                RoundedUp(now.idle_bytes),
+                RoundedUp(now.held_bytes)
+            );
+            let cure =
+                "set PINPOOL_MAX_BYTES, so that gets release what is idle, or PINPOOL_PRESET=adaptive".to_owned();
+            return self.alarm(Cause::IdleHoard, found, cure);
+        }
+        let cure =
+            "set PINPOOL_MAX_BYTES, so that gets release what is idle; `pinpool doctor` names the limits of the system";
+        self.alarm(Cause::MemoryRefused, format!("{short}: the back-end refused"), cure.to_owned())
+    }
+
+    /// Buffers that lie in a queue: all that waits is little beside them, so that more memory would lengthen the queue.
+    fn slow_consumer(&self, short: &str) -> Option<Judgement> {
+        let now = self.now;
+        let max_bytes = now.max_bytes.filter(|&bytes| bytes > 0)?;
+        let overhang_bytes = now.needed_bytes.saturating_sub(max_bytes);
+        let is_full = now.used_bytes >= max_bytes - max_bytes / 8;
+        let is_copying = now.in_flight_bytes > now.used_bytes / 8;
+        let is_of_one_thread = self.remote_puts.is_some_and(|puts| puts < self.puts / 2);
+        if !is_full || is_copying || is_of_one_thread || overhang_bytes > max_bytes / OVERHANG_PART || self.puts == 0 {
+            return None;
+        }
+        // By Little's law.
+        let out_ns = now.used.saturating_mul(self.lost.of_us).saturating_mul(1000) / self.puts;
+        if u128::from(out_ns) < QUEUED.as_nanos() {
+            return None;
+        }
+        let holder = now.holders.iter().max_by_key(|holder| holder.bytes);
+        let of = holder.map_or_else(String::new, |holder| format!(", most of them in {}", holder.tag));
+        let tenths = self.puts.saturating_mul(10_000_000) / self.lost.of_us.max(1);
+        let found = format!(
+            "{}.{} buffers a second come back, each after {}{of}, and {short}",
+            tenths / 10,
+            tenths % 10,
+            seconds(out_ns)
+        );
+        let cure =
+            "make what takes the buffers faster, or queue fewer: more memory lengthens the queue, not the throughput";
+        let mut judgement = self.alarm(Cause::SlowConsumer, found, cure.to_owned());
+        let more = percent(overhang_bytes, max_bytes);
+        judgement.evidence.insert(0, format!("serving all gets that wait would bring {more} more into use"));
+        Some(judgement)
+    }
+
+    /// Memory that is pinned and released, or evicted and missed, again and again.
+    fn back_and_forth(&self, churned: u32) -> Option<Judgement> {
+        let Self { now, misses, gets, unmatched, .. } = self;
+        let missed = || format!("{misses} of {gets} gets missed");
+        let is_varied = *unmatched > gets / 2;
+        if let Some(size_limit) = now.pool_size_limit
+            && is_high(*misses, *gets)
+            && is_high(self.evicted, self.puts)
+        {
+            // Buffers that no get asks for again do not help, however many are kept.
+            if is_varied && *misses > gets / 10 * 8 {
+                let found = format!("{}, each with a page-lock, since no buffer of its size was there", missed());
+                let cure = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes".to_owned();
+                return Some(self.alarm(Cause::SizesNeverRecur, found, cure));
+            }
+            let needed = size_limit + misses.min(&self.evicted);
+            let found = format!("{} what was evicted", missed());
+            let cure = format!("raise PINPOOL_POOL_SIZE_LIMIT above {needed}");
+            let mut judgement = self.alarm(Cause::Thrashing, found, cure);
+            (judgement.setting, judgement.size) = (Some(("PINPOOL_POOL_SIZE_LIMIT", needed)), needed);
+            return Some(judgement);
+        }
+        if churned >= CHURNED {
+            let held_bytes = self.held_before_bytes.max(now.held_bytes);
+            let found =
+                format!("{} were pinned and released to hold {}", RoundedUp(self.pinned_bytes), RoundedUp(held_bytes));
+            let cure = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES".to_owned();
+            return Some(self.alarm(Cause::Thrashing, found, cure));
+        }
+        if is_varied && *misses > gets / 2 && !self.is_growing() {
+            let found = format!("{} and were served from pinned memory, since their sizes do not recur", missed());
+            let judgement = self.judgement(Cause::SizesNeverRecur, found);
+            let is_costly = self.lost.total_ns() / 10 > self.lost.of_us.saturating_mul(COSTLY_PERCENT);
+            let cure = is_costly.then(|| "batch to fewer sizes".to_owned());
+            return Some(Judgement { is_alarm: is_costly, cure, ..judgement });
+        }
+        None
+    }
+
+    fn is_growing(&self) -> bool {
+        self.now.held_bytes > self.most_held_bytes.saturating_add(self.most_held_bytes / GROWTH_PART)
+    }
+
+    /// Nothing is wrong that the pool knows.
+    fn quiet(&self) -> Judgement {
+        let now = self.now;
+        if self.is_growing() {
+            let found = format!("held {} -> {}", RoundedUp(self.held_before_bytes), RoundedUp(now.held_bytes));
+            return self.judgement(Cause::WarmingUp, found);
+        }
+        if !now.is_pinned && now.copies > 0 {
+            let found = "copies are made of memory that is not page-locked, which the driver copies twice".to_owned();
+            let cure = "`pinpool doctor` says why, and what helps".to_owned();
+            return Judgement { cure: Some(cure), ..self.judgement(Cause::NotPinned, found) };
+        }
+        let served = self.gets.saturating_sub(self.page_locks);
+        let found = format!("{served} of {} gets waited for nothing, {} held", self.gets, RoundedUp(now.held_bytes));
+        self.judgement(Cause::Healthy, found)
+    }
+}
