@@ -220,6 +220,12 @@ impl Pool {
         json(py.detach(|| serde_json::to_string(&pool.class_stats())))
     }
 
+    /// Why the pool is as fast as it is, as text for people: the cause, the seconds lost, evidence, and what to do.
+    fn why(&self, py: Python<'_>) -> PyResult<String> {
+        let pool = self.pool()?;
+        Ok(py.detach(|| pool.why().to_string()))
+    }
+
     /// What the pool holds and for whom, as text for people.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
         let pool = self.pool()?;

@@ -21,6 +21,7 @@ mod run;
 mod set;
 mod top;
 mod trace;
+mod why;
 
 use std::process::ExitCode;
 
@@ -62,6 +63,7 @@ enum Command {
     #[cfg(target_os = "linux")]
     Run(run::RunArgs),
     Top(top::TopArgs),
+    Why(why::WhyArgs),
     #[cfg(target_os = "linux")]
     Keep(keep::KeepArgs),
     Completions(pages::CompletionsArgs),
@@ -101,6 +103,7 @@ fn main() -> ExitCode {
         #[cfg(target_os = "linux")]
         Command::Run(args) => run::run(&args, &terminal),
         Command::Top(args) => top::run(&args, &terminal),
+        Command::Why(args) => why::run(&args, &terminal),
         #[cfg(target_os = "linux")]
         Command::Keep(args) => keep::run(&args, &terminal),
         Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),

@@ -7,6 +7,7 @@
 //! | `format.rs` | the text format: header, operations, errors with line numbers |
 //! | `input.rs` | a file that is read once, and how it begins |
 //! | `open.rs` | a trace of either kind: a recording of a pool, or text |
+//! | `threads.rs` | what each thread of a recording did |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
 //! | `priced.rs` | simulated memory that adds up what moves would take on a device |
 //! | `replay.rs` | how a workload is replayed: the settings of the pool over `sim` |
@@ -29,6 +30,7 @@ mod priced;
 mod replay;
 mod report;
 mod rmm;
+mod threads;
 mod usage;
 mod variables;
 mod watch;

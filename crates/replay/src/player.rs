@@ -10,7 +10,9 @@
 //! ```
 //!
 //! Owns the queue of gets that wait and the counts of waits and fallbacks, as blocking gets would meet them; all figures of
-//! memory are the pool's own. The trace is open-loop: it continues while gets wait, so no thread ever blocks.
+//! memory are the pool's own. A trace of gets and puts alone is open-loop: it continues while gets wait, so no thread ever
+//! blocks. A recording knows its threads: where its gets waited, or may under the ceiling of the replay, it is played in closed loop
+//! (`closed.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -25,6 +27,8 @@ use super::workload::{Workload, error_at};
 use pinpool::DEFAULT_ALIGN;
 use pinpool::testing::{ManualClock, look, prepare_step};
 use pinpool::{Error, PinnedBuf, Pool};
+
+mod closed;
 
 /// Longest time between two polls of the pool.
 const POLL_EVERY_US: u64 = 1_000_000;
@@ -55,22 +59,11 @@ pub(super) struct Player<'a> {
     /// Gets that wait, by ticket number: first come, first served.
     queue: BTreeMap<u64, Ticket>,
     next_ticket: u64,
+    /// Names of the gets that waited and were served since the last look, in closed loop.
+    served: Vec<u64>,
     watch: Option<Watch<'a>>,
-    stop: Option<StopAbove>,
     tally: Tally,
 }
-
-/// A replay ends early once it is sure to have more misses, waits and gets not served than this.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct StopAbove {
-    /// Beside `misses`.
-    pub(super) most: u64,
-    /// Misses that do not count.
-    pub(super) misses: u64,
-}
-
-/// Lines between two looks at whether to end early.
-const LOOK_EVERY: usize = 256;
 
 /// State of a get that has not been put back.
 enum GetState {
@@ -95,6 +88,8 @@ struct Tally {
     half_gets: u64,
     page_locks_at_half: u64,
     waits: u64,
+    /// How long those waited, until they were served or given up.
+    waited_us: u64,
     fallbacks: u64,
     pinned_byte_us: u128,
     /// What the buffers that are held were asked for.
@@ -156,42 +151,29 @@ impl<'a> Player<'a> {
             held: HashMap::new(),
             queue: BTreeMap::new(),
             next_ticket: 0,
+            served: Vec::new(),
             watch,
-            stop: None,
             tally: Tally::default(),
         }
     }
 
-    /// Makes the player end early above `stop`.
-    pub(super) fn ending_above(self, stop: Option<StopAbove>) -> Self {
-        Self { stop, ..self }
-    }
-
-    /// Performs all of `workload`, unless it ends early.
+    /// Performs all of `workload`.
     pub(super) fn play(mut self, workload: &Workload) -> Result<ReplayOutcome, TraceError> {
         self.tally.half_gets = workload.gets() / 2;
-        let mut ended_early = false;
-        for (at, &(line, operation)) in (1..).zip(workload.lines()) {
-            self.perform(operation).map_err(|error| error_at(line, operation, error.to_string()))?;
-            self.show(false);
-            if at % LOOK_EVERY == 0 && self.is_above() {
-                ended_early = true;
-                break;
+        match workload.threads().filter(|_| workload.has_waited() || self.max_bytes.is_some()) {
+            Some(threads) => self.play_threads(threads)?,
+            None => {
+                for &(line, operation) in workload.lines() {
+                    self.perform(operation).map_err(|error| error_at(line, operation, error.to_string()))?;
+                    self.served.clear();
+                    self.show(false);
+                }
             }
         }
         self.show(true);
         // The minute that follows is no part of the workload.
         self.watch = None;
-        Ok(ReplayOutcome { ended_early, ..self.finish(workload.peak_requested_bytes())? })
-    }
-
-    /// Whether no rest of the workload can bring the counts below those at which it ends early.
-    fn is_above(&self) -> bool {
-        let Some(StopAbove { most, misses }) = self.stop else { return false };
-        // A get that waits is a hit if a put serves it.
-        let open = self.pool.stats().hits + self.queue.len() as u64;
-        let missed = self.tally.gets.saturating_sub(open).saturating_sub(misses);
-        missed + self.tally.waits + self.tally.fallbacks > most
+        Ok(self.finish(workload.peak_requested_bytes())?)
     }
 
     fn perform(&mut self, operation: TraceOp) -> Result<(), Error> {
@@ -260,7 +242,10 @@ impl<'a> Player<'a> {
         look(&self.pool);
         match self.held.remove(&name) {
             Some(GetState::Pinned(buffer)) => self.tally.asked_bytes -= buffer.len() as u64,
-            Some(GetState::Waiting { ticket }) => _ = self.queue.remove(&ticket),
+            Some(GetState::Waiting { ticket }) => {
+                let waited_us = self.queue.remove(&ticket).map(|ticket| self.clock.now_us() - ticket.since_us);
+                self.tally.waited_us += waited_us.unwrap_or(0);
+            }
             Some(GetState::Fallback) | None => {}
         }
         self.tally.last_put_us = self.clock.now_us();
@@ -319,6 +304,8 @@ impl<'a> Player<'a> {
                 None => return Ok(()),
             };
             self.held.insert(first.name, held);
+            self.served.extend(first.name);
+            self.tally.waited_us += self.clock.now_us() - first.since_us;
             self.queue.pop_first();
             self.tally.count(self.ledger.take(), self.clock.now_us());
         }
@@ -390,9 +377,10 @@ impl<'a> Player<'a> {
             released_bytes,
             asked_at_peak_bytes: self.tally.asked_at_peak_bytes,
             moving_ns,
+            waited_us: self.tally.waited_us,
+            ended_us: self.tally.last_put_us,
             checks: 0,
             last_lines: None,
-            ended_early: false,
         })
     }
 }

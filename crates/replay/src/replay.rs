@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::format::TraceError;
 use super::kind::SourceKind;
-use super::player::{Player, StopAbove};
+use super::player::Player;
 use super::priced::{Ledger, PricedSource};
 use super::report::{ReplayOutcome, ReplayReport};
 use super::watch::Watch;
@@ -81,19 +81,6 @@ impl Replay {
         Ok(self.play_fully(workload, None)?.report)
     }
 
-    /// Replays `workload` as [`play`](Replay::play) does, up to the place where it is sure that misses beyond `misses`,
-    /// waits and gets not served are more than `most`: then it returns `None`.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`play`](Replay::play).
-    pub fn play_up_to(&self, workload: &Workload, most: u64, misses: u64) -> Result<Option<ReplayReport>, TraceError> {
-        let outcome = self.play_until(workload, None, Some(StopAbove { most, misses }))?;
-        let report = &outcome.report;
-        let missed = outcome.misses().saturating_sub(misses) + report.waits + report.fallbacks;
-        Ok((!outcome.ended_early && missed <= most).then_some(outcome.report))
-    }
-
     /// Replays `workload` as [`play`](Replay::play) does; `watch` sees the pool on the way.
     ///
     /// # Errors
@@ -114,20 +101,11 @@ impl Replay {
     }
 
     fn play_fully(&self, workload: &Workload, watch: Option<Watch<'_>>) -> Result<ReplayOutcome, TraceError> {
-        self.play_until(workload, watch, None)
-    }
-
-    fn play_until(
-        &self,
-        workload: &Workload,
-        watch: Option<Watch<'_>>,
-        stop: Option<StopAbove>,
-    ) -> Result<ReplayOutcome, TraceError> {
         let clock = ManualClock::default();
         let checks = Arc::<Mutex<Checks>>::default();
         let (pool, ledger) = self.pool(clock.clone(), checks.clone())?;
         let player = Player::new(pool, clock, ledger, self.source, self.max_bytes, self.wait, watch);
-        let mut outcome = player.ending_above(stop).play(workload)?;
+        let mut outcome = player.play(workload)?;
         let checks = checks.lock();
         (outcome.checks, outcome.last_lines) = (checks.count, checks.last.map(|last| last.to_string()));
         Ok(outcome)

@@ -69,13 +69,14 @@ pub struct ReplayOutcome {
     pub asked_at_peak_bytes: u64,
     /// What all moves of granules would take, in nanoseconds.
     pub moving_ns: u64,
+    /// How long all gets that waited did, in microseconds.
+    pub waited_us: u64,
+    /// When the last buffer was put back, in microseconds: later than recorded where gets waited, earlier where they no longer do.
+    pub ended_us: u64,
     /// Checks of TensorFlow's two rates, of which one in ten is printed.
     pub checks: u64,
     /// The lines of the last check, as TensorFlow prints them.
     pub last_lines: Option<String>,
-    /// The figures are those up to the place where a limit on them was passed.
-    #[serde(skip)]
-    pub ended_early: bool,
 }
 
 impl ReplayOutcome {

@@ -21,6 +21,11 @@ const FOLLOWED: [&str; 10] = [
 ];
 
 impl Replay {
+    /// Whether a replay follows the variable of this name.
+    pub fn follows(name: &str) -> bool {
+        FOLLOWED.contains(&name)
+    }
+
     /// A replay under these variables, each with its value.
     ///
     /// # Errors
@@ -28,7 +33,7 @@ impl Replay {
     /// A variable that a replay cannot follow, a value that cannot be read, or settings that contradict each other; the text
     /// names it.
     pub fn under(variables: &[(String, String)]) -> Result<Self, String> {
-        if let Some((name, _)) = variables.iter().find(|(name, _)| !FOLLOWED.contains(&name.as_str())) {
+        if let Some((name, _)) = variables.iter().find(|(name, _)| !Self::follows(name)) {
             let followed = FOLLOWED.map(|name| name.trim_start_matches(env::PREFIX)).join(", ");
             return Err(format!("{name} has no effect in a replay, which follows {followed}"));
         }

@@ -1,7 +1,7 @@
 //! The pool's figures during a replay, at places that are evenly spread over its time and its gets.
 
 use super::workload::Workload;
-use pinpool::{Pool, Stats};
+use pinpool::Pool;
 
 /// Sees the pool of a replay about as often as asked for.
 pub struct Watch<'a> {
@@ -9,7 +9,7 @@ pub struct Watch<'a> {
     every_gets: u64,
     next_us: u64,
     next_gets: u64,
-    see: &'a mut dyn FnMut(u64, &Stats),
+    see: &'a mut dyn FnMut(u64, &Pool),
 }
 
 impl std::fmt::Debug for Watch<'_> {
@@ -19,9 +19,9 @@ impl std::fmt::Debug for Watch<'_> {
 }
 
 impl<'a> Watch<'a> {
-    /// Calls `see` with the time in microseconds and the statistics: at the first get, `times` over the time of `workload` and
+    /// Calls `see` with the time in microseconds and the pool: at the first get, `times` over the time of `workload` and
     /// `times` over its gets, and at the end.
-    pub fn new(workload: &Workload, times: u64, see: &'a mut dyn FnMut(u64, &Stats)) -> Self {
+    pub fn new(workload: &Workload, times: u64, see: &'a mut dyn FnMut(u64, &Pool)) -> Self {
         let every = |all: u64| (all / times.max(1)).max(1);
         let (every_us, every_gets) = (every(workload.duration_us()), every(workload.gets()));
         Self { every_us, every_gets, next_us: every_us, next_gets: 1, see }
@@ -32,6 +32,6 @@ impl<'a> Watch<'a> {
             return;
         }
         (self.next_us, self.next_gets) = (now_us + self.every_us, gets + self.every_gets);
-        (self.see)(now_us, &pool.stats());
+        (self.see)(now_us, pool);
     }
 }

@@ -10,11 +10,14 @@ use std::path::Path;
 use super::format::{TraceError, TraceOp, TraceReader};
 use super::input::Input;
 use super::open::{Trace, read_file};
+use super::threads::{Step, Threads};
 use pinpool::DEFAULT_ALIGN;
+use pinpool_observe::judge::{PoolJudgement, judge_recording};
 use pinpool_observe::record::{Event, Recording};
 
 /// Longest duration of a workload: a replay polls the pool once a second.
 const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
+const CEILING: &str = "PINPOOL_MAX_BYTES";
 
 /// A trace in which every put has its get.
 #[derive(Debug, Clone, Default)]
@@ -26,6 +29,11 @@ pub struct Workload {
     warning: Option<String>,
     /// Numbers of the pools that have gets.
     pools: BTreeSet<u64>,
+    /// What each thread did; `None` where threads are not known.
+    threads: Option<Vec<Vec<Step>>>,
+    /// Settings that a pool of a recording was made with, and the ceiling that it had last.
+    recorded: Vec<(String, String)>,
+    judged: Vec<PoolJudgement>,
 }
 
 /// A call of a back-end that was recorded.
@@ -84,7 +92,7 @@ impl Workload {
             )
         });
         let mut workload = Self { warning: recording.warning.clone().or(left_out), ..Self::default() };
-        let mut names = Names::default();
+        let (mut names, mut threads) = (Names::default(), Threads::default());
         let mut last_us = recording.records.first().map_or(0, |record| record.time_ns / 1_000);
         for (line, record) in (1..).zip(&recording.records) {
             let now_us = (record.time_ns / 1_000).max(last_us);
@@ -97,7 +105,18 @@ impl Workload {
                     workload.unpins.push(TimedCall { bytes, took_ns });
                     continue;
                 }
-                event => names.operations(record.pool, event),
+                Event::Ceiling { bytes } => {
+                    let ceiling = if bytes == u64::MAX { "none".to_owned() } else { bytes.to_string() };
+                    workload.recorded.retain(|(name, _)| name != CEILING);
+                    workload.recorded.push((CEILING.to_owned(), ceiling));
+                    continue;
+                }
+                event => {
+                    let held = event.buffer().and_then(|id| names.held.get(&(record.pool, id)).copied());
+                    let operations = names.operations(record.pool, event);
+                    threads.add(line, record, held, names.last);
+                    operations
+                }
             };
             if let Event::Get { .. } = record.event {
                 workload.pools.insert(record.pool.into());
@@ -110,7 +129,36 @@ impl Workload {
                 workload.add(line, operation)?;
             }
         }
+        workload.threads = Some(threads.into_steps());
+        workload.judged = judge_recording(recording);
+        let pool = recording.pools.iter().filter(|pool| workload.pools.contains(&pool.number.into()));
+        let facts = pool.flat_map(|pool| &pool.facts).filter(|(name, _)| name != CEILING);
+        workload.recorded.extend(facts.filter(|(name, _)| name.starts_with("PINPOOL_")).cloned());
         Ok(workload)
+    }
+
+    /// The settings under which a recording of one pool was made; none of a trace of gets and puts alone.
+    pub fn recorded(&self) -> &[(String, String)] {
+        if self.pools.len() > 1 { &[] } else { &self.recorded }
+    }
+
+    /// Why the pools of a recording were as fast as they were, the worst first.
+    pub fn judged(&self) -> &[PoolJudgement] {
+        &self.judged
+    }
+
+    /// Whether a replay knows its threads, and holds each back while its gets wait.
+    pub fn is_closed(&self) -> bool {
+        self.threads.is_some()
+    }
+
+    /// Whether gets waited when it was recorded.
+    pub fn has_waited(&self) -> bool {
+        self.judged.iter().any(|judged| judged.judgement.lost.waiting_ns > 0)
+    }
+
+    pub(super) fn threads(&self) -> Option<&[Vec<Step>]> {
+        self.threads.as_deref()
     }
 
     fn add(&mut self, line: u64, operation: TraceOp) -> Result<(), TraceError> {
@@ -201,6 +249,11 @@ impl Workload {
                 other => other,
             };
             resized.add(line, operation)?;
+        }
+        for step in resized.threads.iter_mut().flatten().flatten() {
+            if let TraceOp::Get { bytes, .. } = &mut step.operation {
+                *bytes = size(*bytes);
+            }
         }
         Ok(resized)
     }

@@ -1,14 +1,12 @@
-//! `pinpool advise`: the smallest ceiling and limit under which a trace meets a target.
+//! `pinpool advise`: settings that cost a program no more time than those it has, in the least memory.
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `tries.rs` | the settings that are tried, and the one that is advised |
-//! | `search.rs` | the search over replays under one of them |
+//! | `search.rs` | the settings that are tried, what they cost, and the smallest ceiling under the best |
 //! | `batch.rs` | how sizes follow the batch size |
 
 mod batch;
 mod search;
-mod tries;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -17,36 +15,38 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::ProgressBar;
 use pinpool::config::text::ParseError;
+use pinpool_observe::judge::{Cause, PoolJudgement};
 use pinpool_replay::{Replay, Workload};
 use serde::Serialize;
 
 use self::batch::BatchFit;
-use self::search::Advice;
-use self::tries::{Advised, Try};
+use self::search::{Advice, Better, Cost, Point, Search};
 use crate::files::{in_file, named};
 use crate::input::open_workload;
+use crate::replay::{Costs, mib};
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::{columns, grouped};
 use pinpool_cli::terminal::Terminal;
 use pinpool_cli::terminal::Verbosity;
 
-/// Find the smallest ceiling and limit under which a trace meets a target
+/// Find settings that cost a trace no more time than those it has, in the least memory
 ///
-/// Plays the trace on simulated memory, in virtual time, under many settings. A miss is a get that no idle buffer serves. The
-/// first gets of a size, and those for more buffers of a size at once than before, miss under any setting; the target is for
-/// the other misses, and for gets that wait or fail at the ceiling. Where the settings as given cannot meet it, PINPOOL_PRESET,
-/// PINPOOL_ROUNDING, PINPOOL_IDLE_TIMEOUT and PINPOOL_RESERVE are tried too, unless --set has them, and what each gives is
-/// printed. Exits with 1 if nothing meets the target, or the trace is not whole.
+/// Plays the trace on simulated memory, in virtual time, under many settings, and counts the seconds that each takes from the
+/// program: in calls of the driver, in moves, and waiting. A recording is played in closed loop, as its threads would go on, from
+/// the settings that it was made with; a trace of gets and puts alone from the defaults, without a ceiling. PINPOOL_PRESET,
+/// PINPOOL_ROUNDING, PINPOOL_IDLE_TIMEOUT, PINPOOL_RESERVE, PINPOOL_POOL_SIZE_LIMIT and PINPOOL_MAX_BYTES are searched, unless --set
+/// has them. Where nothing costs less, it says to keep what you have. Exits with 1 if the trace is not whole, or shows a leak, for
+/// which no ceiling helps.
 #[derive(Debug, Args)]
 pub(crate) struct AdviseArgs {
     /// Recorded trace, workload, or log of RMM, plain or compressed, `-` is stdin; with --batch-size more than one
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
 
-    /// Share of the gets that may miss or wait: 0.1%, or 0.001
-    #[arg(long, value_name = "SHARE", default_value = "0.1%", value_parser = share)]
-    miss_target: f64,
+    /// How far the ceiling is to be above the smallest that costs no more: 10%, or 0.1
+    #[arg(long, value_name = "SHARE", default_value = "10%", value_parser = share)]
+    headroom: f64,
 
     /// Other settings, by the names of their variables: IDLE_TIMEOUT=5min
     #[arg(long, value_name = "NAME=VALUE")]
@@ -66,11 +66,14 @@ pub(crate) struct AdviseArgs {
     json: bool,
 }
 
+/// Ceilings that are printed, about.
+const FRONTIER_ROWS: usize = 8;
+
 #[derive(Debug, Serialize)]
 struct JsonAdvice<'a> {
     trace: String,
     #[serde(flatten)]
-    advised: &'a Advised,
+    advice: &'a Advice,
     #[serde(skip_serializing_if = "Option::is_none")]
     batch: Option<&'a BatchFit>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -82,30 +85,28 @@ pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) 
     let (mut warnings, mut notes) = (Vec::new(), Vec::new());
     let bar = terminal.steps(verbosity);
     let set = Set::all(&args.set, terminal)?;
-    let replay = set.replay(terminal)?;
-    let advised = advise(args, &set, &replay, &bar, &mut warnings, &mut notes);
+    // What cannot be read is refused before any file is.
+    set.replay(terminal)?;
+    let advised = advise(args, &set, &bar, &mut warnings, &mut notes);
     bar.finish_and_clear();
     notes.iter().for_each(|note| terminal.message(note));
     warnings.iter().for_each(|warning| terminal.message(warning));
-    let (text, met) = match advised {
-        Ok(advised) => advised,
+    let text = match advised {
+        Ok(text) => text,
         Err(error) => return terminal.report(Err(error)),
     };
     terminal.print(text.trim_end())?;
-    if met && warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
+    if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
 }
 
-/// The text, and whether the target is met.
 fn advise(
     args: &AdviseArgs,
     set: &Set,
-    replay: &Replay,
     bar: &ProgressBar,
     warnings: &mut Vec<String>,
     notes: &mut Vec<String>,
-) -> Result<(String, bool), Box<dyn Error>> {
-    let is_searched = |name: &str| matches!(name, "PINPOOL_MAX_BYTES" | "PINPOOL_POOL_SIZE_LIMIT");
-    if let Some((name, _)) = set.pairs.iter().find(|(name, _)| is_searched(name)) {
+) -> Result<String, Box<dyn Error>> {
+    if let Some((name, _)) = set.pairs.iter().find(|(name, _)| name == "PINPOOL_MAX_BYTES") {
         return Err(format!("--set {name}: advise searches it; `pinpool replay --set` tries one value").into());
     }
     let workloads = args.traces.iter().map(|path| open(path, warnings)).collect::<Result<Vec<_>, _>>()?;
@@ -124,22 +125,39 @@ fn advise(
     };
     let resized = fit.as_ref().map(|fit| first.resized(|bytes| fit.size(bytes))).transpose()?;
     let workload = resized.as_ref().unwrap_or(first);
+    let leak = workload.judged().iter().find(|judged| judged.judgement.cause == Cause::Leak);
+    if let Some(PoolJudgement { name, judgement, .. }) = leak {
+        let lines = judgement.lines().join("\n");
+        return Err(named(&args.traces[0], &format_args!("no ceiling helps {name}:\n{lines}")).into());
+    }
+    let given = as_recorded(workload, set)?;
     // Pools of a search are too small on purpose: what they would log is no news.
     let level = log::max_level();
     log::set_max_level(log::LevelFilter::Off);
     bar.enable_steady_tick(Duration::from_millis(100));
-    let advised = tries::advise(workload, replay, args.miss_target, bar);
+    let costs = Costs::of(workload, None);
+    let search =
+        Search { workload, given: &given, fixed: &set.pairs, costs: &costs, headroom: args.headroom, progress: bar };
+    let advice = search.advise();
     log::set_max_level(level);
-    let advised = advised.map_err(|error| in_file(&args.traces[0], &error))?;
+    let advice = advice.map_err(|error| in_file(&args.traces[0], &error))?;
     let trace = args.traces.first().map(|path| path.display().to_string()).unwrap_or_default();
     let text = if args.json {
         let pools_merged = workload.pools_merged();
-        serde_json::to_string(&JsonAdvice { trace, advised: &advised, batch: fit.as_ref(), pools_merged, warnings })?
+        serde_json::to_string(&JsonAdvice { trace, advice: &advice, batch: fit.as_ref(), pools_merged, warnings })?
     } else {
         let scaled = fit.as_ref().map(BatchFit::lines).unwrap_or_default();
-        format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advised, set))
+        format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advice, set, args.headroom))
     };
-    Ok((text, advised.advice.meets_target))
+    Ok(text)
+}
+
+/// The settings under which the trace was recorded, as far as a replay follows them and the user sets no others.
+fn as_recorded(workload: &Workload, set: &Set) -> Result<Replay, String> {
+    let is_set = |name: &str| set.pairs.iter().any(|(set, _)| set == name);
+    let recorded = workload.recorded().iter().filter(|(name, _)| Replay::follows(name) && !is_set(name));
+    let variables: Vec<_> = recorded.chain(&set.pairs).cloned().collect();
+    Replay::under(&variables)
 }
 
 fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Workload, String> {
@@ -148,67 +166,65 @@ fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Workload, String> {
     Ok(workload)
 }
 
-fn table(advised: &Advised, set: &Set) -> String {
-    let Advised { advice, set: more, tried } = advised;
-    let Advice { max_bytes, pool_size_limit, peak_requested_bytes, firsts, .. } = *advice;
-    let percent = |part: u64| format!("{:.3} %", 100.0 * part as f64 / advice.gets.max(1) as f64);
-    let mut text = String::new();
-    if advice.meets_target {
-        text += &format!("target met: at most {} misses and waits that could be avoided\n", grouped(advice.allowed));
-    } else {
-        text += &format!(
-            "TARGET NOT MET: at most {} misses and waits that could be avoided; {} are left without any ceiling or limit, and {} \
-             ({}) under this one, the smallest found that does {}\n",
-            grouped(advice.allowed),
-            grouped(advice.avoidable_without_limits),
-            grouped(advice.avoidable),
-            percent(advice.avoidable),
-            if advice.avoidable <= advice.avoidable_without_limits {
-                "as well"
-            } else {
-                "as well as a ceiling of four times the peak"
-            }
-        );
+/// What the settings as given cost and what those that are advised do, and the lines to export.
+fn table(advice: &Advice, set: &Set, headroom: f64) -> String {
+    let Advice { as_given, advised, tried, frontier, .. } = advice;
+    let mut costs = vec![("as given".to_owned(), as_given)];
+    costs.extend(advised.iter().map(|better| ("advised".to_owned(), &better.cost)));
+    let mut text = cost_table(&costs);
+    let tries: Vec<_> =
+        tried.iter().filter(|one| !one.set.is_empty()).map(|one| (one.set.clone(), &one.cost)).collect();
+    if !tries.is_empty() {
+        text += "\ntried, without a ceiling and with all idle buffers kept:\n";
+        text += &cost_table(&tries);
     }
-    if tried.len() > 1 {
-        text += &tries_table(tried);
+    if !frontier.is_empty() {
+        text += "\nceilings that were played:\n";
+        text += &frontier_table(frontier, advised.as_ref());
     }
-    text += &format!(
-        "expected: {} misses of {} gets ({}), of which {} come first of their size or number and miss under any setting; {} \
-         waits, {} gets not served in time\n",
-        grouped(advice.misses),
-        grouped(advice.gets),
-        percent(advice.misses),
-        grouped(firsts),
-        grouped(advice.waits),
-        grouped(advice.fallbacks)
-    );
-    let ratio = max_bytes as f64 / peak_requested_bytes.max(1) as f64;
-    text += &format!(
-        "ceiling: {} bytes, {ratio:.3} times the least that any allocator could hold ({} bytes in use at once)\n",
-        grouped(max_bytes),
-        grouped(peak_requested_bytes)
-    );
-    text += &format!("limit: {} idle buffers\n\n", grouped(pool_size_limit));
+    let Some(Better { settings, .. }) = advised else {
+        return text + "\nkeep what you have: nothing that was tried costs less time, or as much in less memory\n";
+    };
+    let percent = headroom * 100.0;
+    text += &format!("\nthe ceiling is {percent:.0} % above the smallest that costs no more\n\n");
     for (name, value) in &set.pairs {
         text += &format!("export {name}={value}\n");
     }
-    for setting in more.split(',').filter(|setting| !setting.is_empty()) {
-        text += &format!("export PINPOOL_{setting}\n");
-    }
-    text + &format!("export PINPOOL_MAX_BYTES={max_bytes}\nexport PINPOOL_POOL_SIZE_LIMIT={pool_size_limit}\n")
+    text + &settings.iter().map(|(name, value)| format!("export {name}={value}\n")).collect::<String>()
 }
 
-/// What each set of settings gives.
-fn tries_table(tried: &[Try]) -> String {
-    let head = ["tried", "could be avoided", "pinned at most", "ceiling", "limit"];
+fn cost_table(costs: &[(String, &Cost)]) -> String {
+    let head =
+        ["", "seconds lost", "waiting", "page-locks", "waits", "not in time", "peak MiB", "mean MiB", "ends after s"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
-    rows.extend(tried.iter().map(|one| {
-        let searched = |figure: Option<u64>| figure.map_or_else(|| "-".to_owned(), grouped);
-        let name = if one.set.is_empty() { "as given" } else { &one.set };
-        let (avoidable, peak) = (grouped(one.avoidable_without_limits), grouped(one.peak_pinned_bytes));
-        vec![name.to_owned(), avoidable, peak, searched(one.max_bytes), searched(one.pool_size_limit)]
+    rows.extend(costs.iter().map(|(name, cost)| {
+        vec![
+            name.clone(),
+            format!("{:.3}", cost.lost_seconds),
+            format!("{:.3}", cost.waited_seconds),
+            grouped(cost.page_locks),
+            grouped(cost.waits),
+            grouped(cost.fallbacks),
+            mib(cost.peak_pinned_bytes),
+            mib(cost.mean_pinned_bytes),
+            format!("{:.1}", cost.ended_seconds),
+        ]
     }));
+    columns(&rows)
+}
+
+/// Some of the ceilings, the lowest and the highest among them, with that which is advised marked.
+fn frontier_table(frontier: &[Point], advised: Option<&Better>) -> String {
+    let ceiling = advised.and_then(|better| better.settings.iter().find(|(name, _)| *name == "PINPOOL_MAX_BYTES"));
+    let every = frontier.len().div_ceil(FRONTIER_ROWS);
+    let mut rows = vec![["ceiling MiB", "seconds lost", ""].map(str::to_owned).to_vec()];
+    for (at, point) in frontier.iter().enumerate() {
+        let is_advised = ceiling.is_some_and(|(_, bytes)| *bytes == point.max_bytes.to_string());
+        if is_advised || at % every == 0 || at + 1 == frontier.len() {
+            let mark = if is_advised { "advised" } else { "" };
+            rows.push(vec![mib(point.max_bytes), format!("{:.3}", point.lost_seconds), mark.to_owned()]);
+        }
+    }
     columns(&rows)
 }
 

@@ -1,244 +1,331 @@
-//! The search under one set of settings: first the smallest ceiling without a limit on idle buffers that is ever reached, then
-//! the smallest limit under that ceiling, and one more where that meets the target too.
+//! The search: what settings cost in seconds, and the smallest ceiling under which they cost no more.
 //!
-//! Bisects. What meets the target is not always more under a higher ceiling, so the result is one that was played, and not
-//! proven to be the least. A replay ends as soon as the target is missed.
-
-use std::collections::HashMap;
+//! Every setting is judged by a replay of the whole trace: seconds in the back-end, in moves, and waiting. What is advised was played
+//! as it is advised, with its headroom, and cost no more than the settings as given; else these are kept. What is not always
+//! less under a higher ceiling is searched by halves all the same, so a ceiling is one that was played, and not proven to be
+//! the least.
 
 use indicatif::ProgressBar;
 use pinpool::{Preset, Rounding};
-use pinpool_replay::{Replay, ReplayReport, TraceError, TraceOp, Workload};
+use pinpool_replay::{Replay, ReplayOutcome, TraceError, Workload};
 use serde::Serialize;
+
+use crate::replay::Costs;
 
 /// More idle buffers than any trace has.
 const NO_LIMIT: u64 = 1 << 40;
 const PAGE_BYTES: u64 = 4096;
-/// Alignment that adds nothing to a class.
-const ALIGN: usize = 4;
-/// Sizes of an `s` line that are looked at.
-const STEPS_MAX: u64 = 1 << 20;
-/// The highest ceiling that is tried, in times of the peak without one.
-const CEILING_TIMES_MAX: u64 = 4;
 /// Ceilings are searched to this part of the peak.
-const STEPS: u64 = 512;
+const STEPS: u64 = 128;
+/// The highest ceiling that is tried, in times of the peak without one.
+const CEILING_TIMES_MAX: u64 = 2;
+/// More memory than as given by more than this is advised only where it gains something.
+const MORE_MEMORY: f64 = 1.02;
+/// What it has to gain: this share of the seconds lost, and of the time of the trace.
+const GAIN: f64 = 0.1;
+const GAIN_OF_TIME: f64 = 0.001;
+/// A ceiling above the one that made gets wait has to end the program earlier by this share.
+const EARLIER: f64 = 0.02;
 
-/// What was found.
+/// What one choice of settings costs.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Cost {
+    pub(super) lost_seconds: f64,
+    pub(super) driver_seconds: f64,
+    pub(super) waited_seconds: f64,
+    pub(super) page_locks: u64,
+    pub(super) waits: u64,
+    /// Gets not served in time.
+    pub(super) fallbacks: u64,
+    pub(super) peak_pinned_bytes: u64,
+    pub(super) mean_pinned_bytes: u64,
+    /// When the last buffer was put back.
+    pub(super) ended_seconds: f64,
+}
+
+/// A ceiling that was played, and what it cost.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Point {
+    pub(super) max_bytes: u64,
+    pub(super) lost_seconds: f64,
+}
+
+/// What one set of settings gives without a ceiling.
+#[derive(Debug, Serialize)]
+pub(super) struct Try {
+    /// Beside the settings as given: `NAME=VALUE`, separated by commas.
+    pub(super) set: String,
+    #[serde(flatten)]
+    pub(super) cost: Cost,
+}
+
+/// What is advised: the settings beside those as given, and what they cost.
+#[derive(Debug, Serialize)]
+pub(super) struct Better {
+    pub(super) settings: Vec<(&'static str, String)>,
+    #[serde(flatten)]
+    pub(super) cost: Cost,
+}
+
 #[derive(Debug, Serialize)]
 pub(super) struct Advice {
-    /// Whether the target is met; else the ceiling and the limit do as well as none, or as the best that was found.
-    pub(super) meets_target: bool,
     pub(super) gets: u64,
-    /// Misses and waits that the target allows, beside `firsts`.
-    pub(super) allowed: u64,
-    /// Misses under any setting.
-    pub(super) firsts: u64,
-    /// Misses beside `firsts`, waits, and gets not served in time, under the advice.
-    pub(super) avoidable: u64,
-    /// Misses beside `firsts`, waits, and gets not served in time, with no ceiling and no limit.
-    pub(super) avoidable_without_limits: u64,
-    pub(super) misses: u64,
-    pub(super) waits: u64,
-    pub(super) fallbacks: u64,
-    pub(super) max_bytes: u64,
-    pub(super) pool_size_limit: u64,
     /// The least that any allocator could hold.
     pub(super) peak_requested_bytes: u64,
-    /// What the advice holds at most.
-    pub(super) peak_pinned_bytes: u64,
-    /// Replays that it took.
+    pub(super) as_given: Cost,
+    /// `None`: keep what you have.
+    pub(super) advised: Option<Better>,
+    pub(super) tried: Vec<Try>,
+    /// The ceilings that were played under what is advised, or under the settings as given, from the lowest on.
+    pub(super) frontier: Vec<Point>,
     pub(super) replays: u64,
 }
 
-/// What the settings give with no ceiling and no limit.
-#[derive(Debug)]
-pub(super) struct Free {
-    report: ReplayReport,
-    /// Misses under any ceiling and limit.
-    firsts: u64,
-    /// Misses beside these.
-    pub(super) avoidable: u64,
+/// Settings that are tried, without a ceiling.
+struct Candidate {
+    settings: Vec<(&'static str, String)>,
+    replay: Replay,
 }
 
-impl Free {
-    pub(super) fn peak_pinned_bytes(&self) -> u64 {
-        self.report.peak_pinned_bytes
-    }
-}
-
-/// Replays of one workload under one set of settings.
+/// Replays of one workload.
 pub(super) struct Search<'a> {
     pub(super) workload: &'a Workload,
-    pub(super) settings: &'a Replay,
-    /// Misses and waits that the target allows.
-    pub(super) allowed: u64,
+    pub(super) given: &'a Replay,
+    /// Variables that the user has set, which are not searched.
+    pub(super) fixed: &'a [(String, String)],
+    pub(super) costs: &'a Costs,
+    /// A ceiling is advised that is higher by this share than what suffices.
+    pub(super) headroom: f64,
     /// Counts replays.
     pub(super) progress: &'a ProgressBar,
 }
 
 impl Search<'_> {
-    fn under(&self, max_bytes: Option<u64>, limit: u64) -> Replay {
-        self.progress.inc(1);
-        Replay { max_bytes, pool_size_limit: Some(limit), ..self.settings.clone() }
-    }
-
-    /// Plays with no ceiling and no limit.
-    pub(super) fn free(&self) -> Result<Free, TraceError> {
-        let report = self.under(None, NO_LIMIT).play(self.workload)?;
-        // Memory that lay idle between may be there again for another class.
-        let firsts = firsts(self.workload, rounding(self.settings)).min(misses(&report));
-        Ok(Free { firsts, avoidable: avoidable(&report, firsts), report })
-    }
-
-    /// Under a lower ceiling no allocator could serve all gets at once, or the reserve does not fit.
-    fn least_bytes(&self) -> u64 {
-        self.workload.peak_requested_bytes().max(self.settings.others.reserve_bytes.unwrap_or(0))
-    }
-
-    /// Whether a ceiling of less than `bytes` meets the target.
-    pub(super) fn is_met_below(&self, free: &Free, bytes: u64) -> Result<bool, TraceError> {
-        if bytes > free.report.peak_pinned_bytes {
-            return Ok(true);
-        }
-        let below_bytes = bytes.saturating_sub(PAGE_BYTES);
-        if below_bytes < self.least_bytes() {
-            return Ok(false);
-        }
-        let below = self.under(Some(below_bytes), NO_LIMIT);
-        Ok(below.play_up_to(self.workload, self.allowed, free.firsts)?.is_some())
-    }
-
-    /// The smallest ceiling and limit that meet the target; where nothing does, that do as well as none.
-    pub(super) fn smallest(&self, free: &Free) -> Result<Advice, TraceError> {
-        let (firsts, peak_bytes) = (free.firsts, free.report.peak_pinned_bytes);
-        let mut enough = self.allowed.max(free.avoidable);
-        let meets = |max_bytes: u64, limit: u64, enough: u64| {
-            self.under(Some(max_bytes), limit).play_up_to(self.workload, enough, firsts)
-        };
-        let whole = |bytes: u64| bytes.max(1).div_ceil(PAGE_BYTES) * PAGE_BYTES;
-        let step = whole(peak_bytes / STEPS);
-        let least_bytes = self.least_bytes();
-        let (mut low, mut high) = (whole(least_bytes), whole(least_bytes));
-        if meets(high, NO_LIMIT, enough)?.is_none() {
-            high = high.saturating_add(step).max(whole(peak_bytes));
-            // The ceiling that a pool without one reaches may be too low for one that has it: granules are smaller then.
-            while meets(high, NO_LIMIT, enough)?.is_none() {
-                if high > peak_bytes.max(least_bytes).saturating_mul(CEILING_TIMES_MAX) {
-                    // No ceiling does as well as none: the smallest is searched that does as well as this one.
-                    enough = avoidable(&self.under(Some(high), NO_LIMIT).play(self.workload)?, firsts);
-                    break;
-                }
-                low = high;
-                high = whole(high.saturating_add(high / 8));
+    pub(super) fn advise(&self) -> Result<Advice, TraceError> {
+        self.progress.set_message("replays under the settings as given");
+        let as_given = self.play(self.given)?;
+        let mut tried = Vec::new();
+        let mut best: Option<(Candidate, Cost)> = None;
+        for candidate in self.candidates(&as_given) {
+            let set: Vec<_> = candidate.settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            self.progress.set_message(format!("replays, now under {}", set.join(",")));
+            let cost = self.play(&candidate.replay)?;
+            tried.push(Try { set: set.join(","), cost: cost.clone() });
+            let below = best.as_ref().map_or(as_given.lost_seconds, |(_, best)| best.lost_seconds * (1.0 - GAIN));
+            let is_first = best.is_none() && candidate.settings.is_empty();
+            if self.is_better(&cost, &as_given) && (is_first || cost.lost_seconds < below) {
+                best = Some((candidate, cost));
             }
         }
-        while high.saturating_sub(low) > step {
-            let middle = whole(low.midpoint(high));
-            if meets(middle, NO_LIMIT, enough)?.is_some() { high = middle } else { low = middle }
-        }
-
-        let (mut few, mut many) = (0, 1);
-        let mut met = meets(high, many, enough)?;
-        while met.is_none() && many < NO_LIMIT {
-            (few, many) = (many, many * 2);
-            met = meets(high, many, enough)?;
-        }
-        while many - few > 1 {
-            let middle = few.midpoint(many);
-            match meets(high, middle, enough)? {
-                Some(report) => (many, met) = (middle, Some(report)),
-                None => few = middle,
+        let kept = Candidate { settings: Vec::new(), replay: Replay { max_bytes: None, ..self.given.clone() } };
+        let (candidate, free) = match best {
+            Some(best) => best,
+            None => {
+                let free = self.play(&kept.replay)?;
+                (kept, free)
             }
-        }
-        // Threads of another run get and put in another order, so that now and then a buffer more is idle at once than in the
-        // recorded one. Keeping it takes no more memory than the ceiling allows.
-        if met.is_some()
-            && let Some(report) = meets(high, many + 1, enough)?
-        {
-            (many, met) = (many + 1, Some(report));
-        }
-        let report = match met {
-            Some(report) => report,
-            None => self.under(Some(high), many).play(self.workload)?,
         };
-        let avoidable = avoidable(&report, firsts);
+        let mut frontier = Vec::new();
+        let advised = self.smallest(candidate, &free, &as_given, &mut frontier)?;
+        frontier.sort_by_key(|point| point.max_bytes);
         Ok(Advice {
-            meets_target: avoidable <= self.allowed,
             gets: self.workload.gets(),
-            allowed: self.allowed,
-            firsts,
-            avoidable,
-            avoidable_without_limits: free.avoidable,
-            misses: misses(&report),
-            waits: report.waits,
-            fallbacks: report.fallbacks,
-            max_bytes: high,
-            pool_size_limit: many,
             peak_requested_bytes: self.workload.peak_requested_bytes(),
-            peak_pinned_bytes: report.peak_pinned_bytes,
+            as_given,
+            advised,
+            tried,
+            frontier,
             replays: self.progress.position(),
         })
     }
-}
 
-/// Misses that come from settings, and gets that the ceiling kept waiting.
-fn avoidable(report: &ReplayReport, firsts: u64) -> u64 {
-    misses(report).saturating_sub(firsts) + report.waits + report.fallbacks
-}
+    fn play(&self, replay: &Replay) -> Result<Cost, TraceError> {
+        self.progress.inc(1);
+        let outcome = replay.play_with_lines(self.workload)?;
+        Ok(self.cost(&outcome))
+    }
 
-fn misses(report: &ReplayReport) -> u64 {
-    report.gets.saturating_sub(report.front_hits)
-}
-
-/// How a pool under `settings` rounds.
-fn rounding(settings: &Replay) -> Rounding {
-    settings.rounding.unwrap_or(match settings.preset {
-        Some(Preset::Tensorflow) => Rounding::Pow2,
-        _ => Rounding::Eighths,
-    })
-}
-
-/// Gets for more buffers of a class at once than before: misses also where every buffer is kept.
-fn firsts(workload: &Workload, rounding: Rounding) -> u64 {
-    let class = |bytes: usize| rounding.class_bytes(bytes, ALIGN).unwrap_or(bytes);
-    let mut held = HashMap::new();
-    // Buffers of each class: held now, and at most so far.
-    let mut counts: HashMap<usize, (u64, u64)> = HashMap::new();
-    let mut firsts = 0;
-    let mut get = |counts: &mut HashMap<usize, (u64, u64)>, class: usize| {
-        let (now, most) = counts.entry(class).or_default();
-        *now += 1;
-        firsts += u64::from(*now > *most);
-        *most = (*most).max(*now);
-    };
-    let put = |counts: &mut HashMap<usize, (u64, u64)>, class: usize| {
-        if let Some((now, _)) = counts.get_mut(&class) {
-            *now = now.saturating_sub(1);
-        }
-    };
-    for (_, operation) in workload.lines() {
-        match *operation {
-            TraceOp::Get { bytes: 0, .. } | TraceOp::Pool { .. } | TraceOp::Advance { .. } => {}
-            TraceOp::Get { id, bytes, .. } => {
-                held.insert(id, class(bytes));
-                get(&mut counts, class(bytes));
-            }
-            TraceOp::Put { id } => held.remove(&id).into_iter().for_each(|class| put(&mut counts, class)),
-            TraceOp::Steps { count, bytes, step } => {
-                // All gets of one size but the first are the same.
-                let count = if step == 0 { count.min(1) } else { count.min(STEPS_MAX) };
-                let sizes = (0..count).scan(bytes, |bytes, _| {
-                    let now = *bytes;
-                    *bytes = bytes.saturating_add(step);
-                    Some(now)
-                });
-                for class in sizes.filter(|&bytes| bytes > 0).map(class) {
-                    get(&mut counts, class);
-                    put(&mut counts, class);
-                }
-            }
-            TraceOp::Clear => counts.values_mut().for_each(|(now, most)| *most = *now),
+    fn cost(&self, outcome: &ReplayOutcome) -> Cost {
+        let driver_seconds = self.costs.driver_seconds(outcome);
+        let waited_seconds = outcome.waited_us as f64 / 1e6;
+        Cost {
+            lost_seconds: driver_seconds + waited_seconds,
+            driver_seconds,
+            waited_seconds,
+            page_locks: outcome.report.page_locks,
+            waits: outcome.report.waits,
+            fallbacks: outcome.report.fallbacks,
+            peak_pinned_bytes: outcome.report.peak_pinned_bytes,
+            mean_pinned_bytes: outcome.report.mean_pinned_bytes,
+            ended_seconds: outcome.ended_us as f64 / 1e6,
         }
     }
-    firsts
+
+    /// Whether `cost` is to be preferred to that as given, or is as good.
+    fn is_better(&self, cost: &Cost, as_given: &Cost) -> bool {
+        if cost.lost_seconds > as_given.lost_seconds || cost.fallbacks > as_given.fallbacks {
+            return false;
+        }
+        let is_larger = cost.peak_pinned_bytes as f64 > as_given.peak_pinned_bytes as f64 * MORE_MEMORY;
+        if as_given.waits > 0 && is_larger && self.workload.is_closed() {
+            // Threads that wait in a queue before a slow consumer lose nothing: the end decides.
+            return cost.ended_seconds < as_given.ended_seconds * (1.0 - EARLIER);
+        }
+        let gain = as_given.lost_seconds - cost.lost_seconds;
+        let of_time = self.workload.duration_us() as f64 / 1e6 * GAIN_OF_TIME;
+        !is_larger || (gain >= as_given.lost_seconds * GAIN && gain >= of_time)
+    }
+
+    /// The settings as given and others, none that the user has set, all without a ceiling.
+    fn candidates(&self, as_given: &Cost) -> Vec<Candidate> {
+        let given = &Replay { max_bytes: None, ..self.given.clone() };
+        let mut candidates = vec![Candidate { settings: Vec::new(), replay: given.clone() }];
+        let mut add = |settings: &[(&'static str, String)], replay: Replay| {
+            candidates.push(Candidate { settings: settings.to_vec(), replay });
+        };
+        let is_free = |name: &str| !self.fixed.iter().any(|(fixed, _)| fixed == name);
+        let is_adaptive = given.preset.is_none_or(|preset| preset == Preset::Adaptive);
+        let limit = if is_free("PINPOOL_POOL_SIZE_LIMIT") { Some(NO_LIMIT) } else { given.pool_size_limit };
+        let kept = Replay { pool_size_limit: limit, ..given.clone() };
+        if !is_adaptive && is_free("PINPOOL_PRESET") && is_free("PINPOOL_ROUNDING") {
+            let adaptive = Replay { preset: Some(Preset::Adaptive), rounding: None, ..given.clone() };
+            add(&[("PINPOOL_PRESET", "adaptive".to_owned()), ("PINPOOL_ROUNDING", "eighths".to_owned())], adaptive);
+        }
+        if is_adaptive && is_free("PINPOOL_PRESET") && is_free("PINPOOL_ROUNDING") {
+            let preset = ("PINPOOL_PRESET", "tensorflow".to_owned());
+            let tensorflow = Replay { preset: Some(Preset::Tensorflow), rounding: None, ..kept };
+            add(std::slice::from_ref(&preset), tensorflow.clone());
+            let exact = Replay { rounding: Some(Rounding::Exact), ..tensorflow };
+            add(&[preset, ("PINPOOL_ROUNDING", "exact".to_owned())], exact);
+        } else if !is_adaptive && limit == Some(NO_LIMIT) {
+            add(&[("PINPOOL_POOL_SIZE_LIMIT", String::new())], kept);
+        }
+        if is_adaptive && is_free("PINPOOL_IDLE_TIMEOUT") {
+            let kept = Replay { idle_timeout: Some(None), ..given.clone() };
+            add(&[("PINPOOL_IDLE_TIMEOUT", "none".to_owned())], kept);
+        }
+        if is_adaptive && is_free("PINPOOL_RESERVE") {
+            let bytes = as_given.peak_pinned_bytes;
+            let mut reserved = given.clone();
+            reserved.others.reserve_bytes = Some(bytes);
+            add(&[("PINPOOL_RESERVE", bytes.to_string())], reserved);
+        }
+        candidates
+    }
+
+    /// The smallest ceiling, and where the limit on idle buffers matters the smallest of these, that cost no more than `free` does.
+    fn smallest(
+        &self,
+        candidate: Candidate,
+        free: &Cost,
+        as_given: &Cost,
+        frontier: &mut Vec<Point>,
+    ) -> Result<Option<Better>, TraceError> {
+        let Candidate { mut settings, replay } = candidate;
+        let whole = |bytes: u64| bytes.max(1).div_ceil(PAGE_BYTES) * PAGE_BYTES;
+        let under = |max_bytes: u64, limit: Option<u64>| {
+            let limit = limit.or(replay.pool_size_limit);
+            Replay { max_bytes: Some(max_bytes), pool_size_limit: limit, ..replay.clone() }
+        };
+        // Half of what is gained may be given for less memory, and nothing of what as given does.
+        let enough =
+            (free.lost_seconds + (as_given.lost_seconds - free.lost_seconds).max(0.0) / 2.0).min(as_given.lost_seconds);
+        let mut suffices = |max_bytes: u64| -> Result<Option<Cost>, TraceError> {
+            let cost = self.play(&under(max_bytes, None))?;
+            frontier.push(Point { max_bytes, lost_seconds: cost.lost_seconds });
+            let is_enough = cost.lost_seconds <= enough && self.is_better(&cost, as_given);
+            Ok(is_enough.then_some(cost))
+        };
+        let least_bytes = self.workload.peak_requested_bytes().max(replay.others.reserve_bytes.unwrap_or(0));
+        let peak_bytes = free.peak_pinned_bytes.max(least_bytes);
+        let (step, mut low, mut high) = (whole(peak_bytes / STEPS), whole(least_bytes), whole(peak_bytes));
+        // The peak of a pool without a ceiling may be too low for one that has it: its granules are smaller then.
+        while suffices(high)?.is_none() {
+            if high > peak_bytes.saturating_mul(CEILING_TIMES_MAX) {
+                return Ok(None);
+            }
+            low = high;
+            high = whole(high.saturating_add(high / 8));
+        }
+        while high.saturating_sub(low) > step {
+            let middle = whole(low.midpoint(high));
+            if suffices(middle)?.is_some() { high = middle } else { low = middle }
+        }
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Rounded anyway; not below 0.
+        let ample = whole((high as f64 * (1.0 + self.headroom)) as u64);
+        // A little more memory may cost more: then the ceiling is the one that suffices.
+        let played = match suffices(ample)? {
+            Some(cost) => Some((ample, cost)),
+            None => suffices(high)?.map(|cost| (high, cost)),
+        };
+        let Some((max_bytes, mut cost)) = played else { return Ok(None) };
+        if replay.pool_size_limit == Some(NO_LIMIT) {
+            let (mut few, mut many) = (0, 1);
+            while many < NO_LIMIT && self.play(&under(max_bytes, Some(many)))?.lost_seconds > cost.lost_seconds {
+                (few, many) = (many, many * 2);
+            }
+            while many - few > 1 {
+                let middle = few.midpoint(many);
+                let is_enough = self.play(&under(max_bytes, Some(middle)))?.lost_seconds <= cost.lost_seconds;
+                if is_enough { many = middle } else { few = middle }
+            }
+            // Threads of another run get and put in another order, so that now and then a buffer more is idle at once.
+            let limit = many.saturating_add(1);
+            cost = self.play(&under(max_bytes, Some(limit)))?;
+            if !self.is_better(&cost, as_given) {
+                return Ok(None);
+            }
+            settings.retain(|(name, _)| *name != "PINPOOL_POOL_SIZE_LIMIT");
+            settings.push(("PINPOOL_POOL_SIZE_LIMIT", limit.to_string()));
+        }
+        let is_as_given = settings.is_empty() && self.given.max_bytes.is_some_and(|given| max_bytes >= given);
+        if is_as_given && cost.lost_seconds >= as_given.lost_seconds {
+            return Ok(None);
+        }
+        settings.push(("PINPOOL_MAX_BYTES", max_bytes.to_string()));
+        Ok(Some(Better { settings, cost }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_costs_more_time_or_more_memory_for_little_is_not_better() {
+        let workload = Workload::default();
+        let (given, progress) = (Replay::default(), ProgressBar::hidden());
+        let costs = Costs::of(&workload, None);
+        let search = Search {
+            workload: &workload,
+            given: &given,
+            fixed: &[],
+            costs: &costs,
+            headroom: 0.1,
+            progress: &progress,
+        };
+        let cost = |lost_seconds: f64, peak_pinned_bytes: u64, fallbacks: u64| Cost {
+            lost_seconds,
+            driver_seconds: lost_seconds,
+            waited_seconds: 0.0,
+            page_locks: 1,
+            waits: 0,
+            fallbacks,
+            peak_pinned_bytes,
+            mean_pinned_bytes: 0,
+            ended_seconds: 1.0,
+        };
+        let as_given = cost(10.0, 1000, 1);
+        for (lost, peak, fallbacks, is_better) in [
+            (10.0, 1000, 1, true),
+            (10.0, 1020, 1, true),
+            (10.001, 900, 1, false),
+            (9.5, 1021, 1, false),
+            (9.0, 5000, 1, true),
+            (5.0, 900, 2, false),
+        ] {
+            let found = search.is_better(&cost(lost, peak, fallbacks), &as_given);
+            assert_eq!(found, is_better, "{lost} s, {peak} bytes, {fallbacks} not in time");
+        }
+    }
 }

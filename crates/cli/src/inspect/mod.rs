@@ -28,7 +28,7 @@ use pinpool_replay::Input;
 
 use crate::files::named;
 use crate::input::{self, Kind};
-use curve::Curve;
+pub(crate) use curve::Curve;
 use history::History;
 use message::Found;
 use pinpool_cli::exit::ExitError;

@@ -15,7 +15,9 @@ use pinpool::config::text::ParseError;
 use pinpool_replay::{CallCost, Replay, SourceKind, TraceReader, Workload};
 use serde::Serialize;
 
-use self::side_by_side::{Column, Costs};
+use self::side_by_side::Column;
+pub(crate) use self::side_by_side::Costs;
+pub(crate) use self::summary::mib;
 use crate::files::{in_file, named};
 use crate::input::open_workload;
 use crate::set::Set;

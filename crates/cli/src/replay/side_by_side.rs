@@ -45,6 +45,11 @@ impl Costs {
         }
     }
 
+    /// Seconds of the calls and moves of a replay.
+    pub(crate) fn driver_seconds(&self, outcome: &ReplayOutcome) -> f64 {
+        outcome.driver_seconds(self.pin, self.unpin)
+    }
+
     fn line(&self) -> String {
         let cost = |cost: &CallCost| {
             let gib_ms = cost.byte_ns * f64::from(1 << 30) / 1e6;
@@ -103,7 +108,7 @@ pub(super) fn play(
             set: set.clone(),
             misses: outcome.misses(),
             driver_calls: report.page_locks + outcome.releases,
-            driver_seconds: outcome.driver_seconds(costs.pin, costs.unpin),
+            driver_seconds: costs.driver_seconds(&outcome),
             waste_bytes: report.peak_pinned_bytes.saturating_sub(outcome.asked_at_peak_bytes),
             mean_requested_bytes: workload.mean_requested_bytes(),
             outcome,

@@ -72,7 +72,7 @@ pub(super) fn in_mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-pub(super) fn mib(bytes: u64) -> String {
+pub(crate) fn mib(bytes: u64) -> String {
     format!("{:.1}", in_mib(bytes))
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pinpool::Stats;
+use pinpool::{Pool, Stats};
 use pinpool_replay::{Replay, TraceError, TraceOp, Watch, Workload};
 
 use super::timeline::{Sample, Timeline};
@@ -20,7 +20,8 @@ const SIZES_MAX: usize = 4_096;
 pub(super) fn timeline(workload: &Workload, replay: &Replay, set: &str) -> Result<Timeline, TraceError> {
     let has_time = workload.duration_us() > 0;
     let mut seen: Vec<(f64, u64, Sample)> = Vec::new();
-    let mut see = |now_us: u64, stats: &Stats| {
+    let mut see = |now_us: u64, pool: &Pool| {
+        let stats = &pool.stats();
         let x = if has_time { now_us as f64 * 1e-6 } else { stats.gets as f64 };
         seen.push((stats.pool_size_limit as f64, stats.raises, sample(x, stats)));
     };

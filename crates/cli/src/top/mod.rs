@@ -26,7 +26,7 @@ use self::session::Session;
 use self::snapshot::{History, Snapshot};
 use pinpool_cli::terminal::Terminal;
 
-pub(crate) use self::remote::{TopArgs, run};
+pub(crate) use self::remote::{TopArgs, run, statistics_of};
 pub(crate) use self::session::restore;
 
 /// Time between two screens.

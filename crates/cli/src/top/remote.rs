@@ -51,10 +51,30 @@ pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), ExitError> 
 }
 
 fn show_target(args: &TopArgs, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
-    let path = args.target.parse().map_or_else(|_| PathBuf::from(&args.target), path_of);
     if !args.json && !io::stdout().is_terminal() {
         return Err("stdout is no terminal: nothing can be shown live; --json prints the figures once".into());
     }
+    let Some((lines, first, object)) = first_line(&args.target, stop)? else { return Ok(()) };
+    if args.json {
+        return Ok(pinpool_cli::terminal::to_stdout(&first)?);
+    }
+    show(&object, &lines, stop)
+}
+
+/// The object that the process sends at once: its number, and the statistics of its pools.
+///
+/// # Errors
+///
+/// If no process of this user serves its statistics there, or sends none in time.
+pub(crate) fn statistics_of(target: &str) -> Result<Value, Box<dyn Error>> {
+    let first = first_line(target, &StopFlag::new())?;
+    first.map(|(.., object)| object).ok_or_else(|| format!("{target}: interrupted").into())
+}
+
+/// The lines of the socket, and the first of them with its object; `None` if `stop` was raised before it came.
+#[allow(clippy::type_complexity)] // A triple that is taken apart at once.
+fn first_line(target: &str, stop: &StopFlag) -> Result<Option<(Arc<Newest>, String, Value)>, Box<dyn Error>> {
+    let path = target.parse().map_or_else(|_| PathBuf::from(target), path_of);
     let length = path.as_os_str().len();
     if length > PATH_BYTES_MAX {
         return Err(format!(
@@ -68,7 +88,7 @@ fn show_target(args: &TopArgs, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let begun = Instant::now();
     let first = loop {
         if stop.is_raised() {
-            return Ok(());
+            return Ok(None);
         }
         match lines.take() {
             Some(line) => break line?.ok_or_else(|| in_socket(&"the process ended before it sent anything"))?,
@@ -78,10 +98,7 @@ fn show_target(args: &TopArgs, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
         }
     };
     let object = statistics(&first).map_err(|why| in_socket(&why))?;
-    if args.json {
-        return Ok(pinpool_cli::terminal::to_stdout(&first)?);
-    }
-    show(&object, &lines, stop)
+    Ok(Some((lines, first, object)))
 }
 
 /// The newest line; `None` is the end of the process.

@@ -38,6 +38,7 @@ mod tool;
 mod top;
 mod trace_input;
 mod viewers;
+mod why;
 
 /// The root of the project, whose data these tests read.
 pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");

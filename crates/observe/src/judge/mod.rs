@@ -122,13 +122,6 @@ impl Lost {
     pub fn total_ns(&self) -> u64 {
         self.waiting_ns.saturating_add(self.page_locking_ns).saturating_add(self.moving_ns)
     }
-
-    fn add(&mut self, other: &Self) {
-        self.of_us += other.of_us;
-        self.waiting_ns += other.waiting_ns;
-        self.page_locking_ns += other.page_locking_ns;
-        self.moving_ns += other.moving_ns;
-    }
 }
 
 impl fmt::Display for Lost {

@@ -288,10 +288,9 @@ impl<'a> Watched<'a> {
             let now = self.now.clone();
             self.judgements.push(self.judge.end_window(end_us, now).clone());
         }
-        let mut lost = Lost::default();
-        self.judgements.iter().for_each(|judgement| lost.add(&judgement.lost));
-        let mut judgement = worst(&self.judgements)?.clone();
-        judgement.lost = lost;
+        let Snapshot { waiting_ns, page_locking_ns, moving_ns, .. } = self.now;
+        let lost = Lost { of_us: end_us, waiting_ns, page_locking_ns, moving_ns };
+        let judgement = Judgement { lost, ..worst(&self.judgements)?.clone() };
         Some(PoolJudgement { pool, name: self.name, judgement, gets: self.now.gets, slow_gets: self.slow_gets })
     }
 }
@@ -316,4 +315,100 @@ fn worst(judgements: &[Judgement]) -> Option<&Judgement> {
         quiet.max_by_key(|(windows, _, judgement)| (*windows, judgement.cause))
     };
     worst.or_else(usual).map(|(.., judgement)| *judgement)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::PoolDescription;
+
+    const MIB: u64 = 1 << 20;
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    /// A recording of one pool, whose events come with their time and thread.
+    fn judged(events: &[(u64, u32, Event)]) -> PoolJudgement {
+        let record = |&(time_ns, thread, event): &(u64, u32, Event)| Record { time_ns, thread, pool: 0, event };
+        let mut records: Vec<_> = events.iter().map(record).collect();
+        records.sort_by_key(|record| record.time_ns);
+        let pools = vec![PoolDescription { number: 0, facts: vec![("name".to_owned(), "train".to_owned())] }];
+        let recording = Recording { records, pools, tags: vec![(1, "labels".to_owned())], ..Recording::default() };
+        judge_recording(&recording).remove(0)
+    }
+
+    fn get(id: u64, tag: u32, took_ns: u64) -> Event {
+        Event::Get { id, bytes: MIB, class_bytes: MIB, tag, took_ns }
+    }
+
+    fn put(id: u64) -> Event {
+        Event::Put { id, in_flight: false }
+    }
+
+    #[test]
+    fn one_buffer_in_ten_that_does_not_come_back_is_a_leak_and_a_pool_that_keeps_its_first_is_none() {
+        let run = |is_kept: fn(u64) -> bool| {
+            let mut events = vec![(0, 0, Event::Ceiling { bytes: 1 << 30 })];
+            for n in 1..600 {
+                events.push((n * SECOND_NS / 10, 0, get(n, 1, 0)));
+                if !is_kept(n) {
+                    events.push((n * SECOND_NS / 10 + 1000, 0, put(n)));
+                }
+            }
+            judged(&events)
+        };
+        let leak = run(|n| n % 10 == 0);
+        assert_eq!((leak.judgement.cause, leak.name.as_str(), leak.gets), (Cause::Leak, "train", 599));
+        assert!(leak.judgement.found.contains("buffers of labels with "), "{}", leak.judgement);
+        assert_eq!(run(|n| n < 60).judgement.cause, Cause::Healthy);
+    }
+
+    #[test]
+    fn threads_that_wait_at_the_ceiling_need_what_they_held_and_waited_for_together() {
+        let mut events = vec![(0, 0, Event::Ceiling { bytes: 4 * MIB })];
+        // Four threads hold a MiB each all the time; two more wait for it, half a second each time.
+        for n in 0..400 {
+            let (at_ns, thread) = (n * SECOND_NS / 8, u32::try_from(n % 6).unwrap());
+            events.push((at_ns + 10, thread, get(n, 0, if n < 4 { 0 } else { SECOND_NS / 4 })));
+            events.push((at_ns + SECOND_NS / 2, thread, put(n)));
+        }
+        let PoolJudgement { judgement, slow_gets, .. } = judged(&events);
+        assert_eq!(
+            (judgement.cause, judgement.setting),
+            (Cause::CeilingTooSmall, Some(("PINPOOL_MAX_BYTES", 6 * MIB)))
+        );
+        assert!(slow_gets > 390 && judgement.lost.waiting_ns > 90 * SECOND_NS, "{judgement}");
+    }
+
+    #[test]
+    fn time_in_calls_of_the_back_end_is_no_wait() {
+        let mut events = vec![(0, 0, Event::Ceiling { bytes: MIB })];
+        for n in 0..300 {
+            let (at_ns, took_ns) = (n * SECOND_NS / 10, 40_000_000);
+            events.push((at_ns + 41_000_000, 0, Event::Pin { address: 1, bytes: MIB, took_ns, failed: false }));
+            events.push((at_ns + 42_000_000, 0, get(n, 0, 40_100_000)));
+            events.push((at_ns + 43_000_000, 0, put(n)));
+        }
+        let PoolJudgement { judgement, slow_gets, .. } = judged(&events);
+        assert_eq!((slow_gets, judgement.lost.waiting_ns / SECOND_NS), (300, 0), "{judgement}");
+        assert!(judgement.lost.page_locking_ns > 11 * SECOND_NS, "{judgement}");
+    }
+
+    #[test]
+    fn a_slow_consumer_is_told_from_threads_that_put_back_what_they_got() {
+        let run = |consumer: u32| {
+            let mut events = vec![(0, 0, Event::Ceiling { bytes: 32 * MIB })];
+            // The queue is full: a buffer is got when the one before the 32 last is put.
+            for n in 0..1200 {
+                events.push((n * SECOND_NS / 20 + 10, 0, get(n, 1, if n < 32 { 0 } else { SECOND_NS / 25 })));
+                events.push(((n + 32) * SECOND_NS / 20, consumer, put(n)));
+            }
+            judged(&events).judgement
+        };
+        let slow = run(1);
+        assert_eq!((slow.cause, slow.setting), (Cause::SlowConsumer, None), "{slow}");
+        assert!(
+            slow.found.starts_with("20.0 buffers a second come back, each after 1.6 s, most of them in labels"),
+            "{slow}"
+        );
+        assert_eq!(run(0).cause, Cause::CeilingTooSmall);
+    }
 }

@@ -117,6 +117,21 @@ pub enum Event {
     End,
 }
 
+impl Event {
+    /// The buffer's memory, if it is about one.
+    pub fn buffer(&self) -> Option<u64> {
+        match *self {
+            Self::Get { id, .. }
+            | Self::Put { id, .. }
+            | Self::Completed { id }
+            | Self::Leaked { id }
+            | Self::New { id, .. }
+            | Self::Gone { id } => Some(id),
+            _ => None,
+        }
+    }
+}
+
 /// A pool of a recording.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PoolDescription {

@@ -1,0 +1,212 @@
+//! `pinpool why`: why a pool is as fast as it is, in a sentence of cause, with evidence and a cure.
+//!
+//! All causes are the judge's (`pinpool_observe::judge`), or for lines of TensorFlow those of `inspect`: this reads what they judge,
+//! and prints what they say.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use pinpool::{Pool, Why};
+use pinpool_observe::judge::{Cause, PoolJudgement, judge_recording};
+use pinpool_replay::{Recording, Replay, Watch, Workload};
+use serde_json::Value;
+
+use crate::files::{in_file, named, why};
+use crate::input::{self, Kind, read_workload};
+use crate::top::statistics_of;
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::table::grouped;
+use pinpool_cli::terminal::Terminal;
+
+/// Pools that are told one by one.
+const LISTED: usize = 8;
+/// Looks at a trace that is played.
+const LOOKS: u64 = 1_000;
+/// Of these, so many that show an alarm are one of the trace.
+const ALARM_PART: usize = 10;
+/// What a line of the log about a verdict begins with, behind the name of its pool.
+const VERDICT: &str = "verdict: ";
+/// Longest line of a log that is read as one.
+const LINE_BYTES_MAX: u64 = 1 << 16;
+
+/// Say why a pool is as fast as it is: the cause, evidence, and what to do
+///
+/// Of a running process, which was started with PINPOOL_SOCKET=1; of a recording (PINPOOL_TRACE) or a trace of gets and puts,
+/// which is played; or of a log with lines of TensorFlow or pinpool. Speaks in seconds lost: waiting, page-locking and moving memory.
+/// Exits with 1 if something is wrong that the cure mends, or the file is not whole.
+#[derive(Debug, Args)]
+pub(crate) struct WhyArgs {
+    /// Number of a process, its socket, a trace or a log; `-` is stdin
+    #[arg(value_name = "PID|TRACE|LOG")]
+    target: String,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is said of one pool.
+#[derive(Debug, serde::Serialize)]
+struct Said {
+    pool: String,
+    cause: String,
+    is_alarm: bool,
+    lines: Vec<String>,
+}
+
+pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let (said, warning) = match judged(&args.target) {
+        Ok(judged) => judged,
+        Err(error) => return terminal.report(Err(error)),
+    };
+    let has_alarm = said.iter().any(|said| said.is_alarm);
+    let text = if args.json {
+        serde_json::json!({ "target": args.target, "pools": said, "warning": warning }).to_string()
+    } else {
+        in_words(&said)
+    };
+    terminal.print(text.trim_end())?;
+    warning.iter().for_each(|warning| terminal.message(named(Path::new(&args.target), warning)));
+    if has_alarm || warning.is_some() { Err(ExitError::Failure) } else { Ok(()) }
+}
+
+fn in_words(said: &[Said]) -> String {
+    let mut text = String::new();
+    for Said { pool, lines, .. } in said.iter().take(LISTED) {
+        let name = if said.len() > 1 { format!("{pool}: ") } else { String::new() };
+        text += &format!("{name}{}\n", lines.join("\n"));
+    }
+    let alarms = said.iter().skip(LISTED).filter(|said| said.is_alarm).count();
+    match said.len().saturating_sub(LISTED) {
+        0 => text,
+        more => text + &format!("{more} more pools, {alarms} of them with an alarm; --json has all\n"),
+    }
+}
+
+/// What is said of each pool, the worst first, and why it is not of all of the file.
+fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
+    let path = PathBuf::from(target);
+    let is_process = target.parse::<u32>().is_ok() && !path.exists();
+    if is_process || is_socket(&path) {
+        return Ok((of_process(target)?, None));
+    }
+    let input = input::open(&path)?;
+    match input::kind(input.first()) {
+        Kind::Recording => {
+            let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(&path, &error))?;
+            let pools = judge_recording(&recording);
+            if pools.is_empty() {
+                return Err(named(&path, &"too few gets to judge: a pool shows why from 20 gets on").into());
+            }
+            Ok((pools.iter().map(of_pool).collect(), recording.warning))
+        }
+        Kind::Workload => {
+            let workload = read_workload(&path, input)?;
+            Ok((vec![of_workload(&path, &workload)?], workload.warning().map(str::to_owned)))
+        }
+        Kind::Log => {
+            let mut said = if target == "-" { Vec::new() } else { of_verdicts(&path)? };
+            let mut stopped = None;
+            if said.is_empty() {
+                let log = crate::inspect::read(input).map_err(|error| named(&path, &error))?;
+                said.extend(log.curves.iter().enumerate().map(|(at, curve)| of_curve(at, curve)));
+                stopped = log.stopped;
+            }
+            said.sort_by_key(|said| !said.is_alarm);
+            Ok((said, stopped))
+        }
+    }
+}
+
+#[cfg(unix)]
+fn is_socket(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    path.metadata().is_ok_and(|data| data.file_type().is_socket())
+}
+
+/// The process's own judgements, over its socket.
+fn of_process(target: &str) -> Result<Vec<Said>, Box<dyn Error>> {
+    let object = statistics_of(target)?;
+    let pools = object["pools"].as_array().map_or(&[][..], Vec::as_slice);
+    let mut said: Vec<_> = pools.iter().map(of_object).collect();
+    if said.is_empty() {
+        return Err(format!("{target}: the process has no pool now").into());
+    }
+    said.sort_by_key(|said| !said.is_alarm);
+    Ok(said)
+}
+
+fn of_object(pool: &Value) -> Said {
+    let said = &pool["why"];
+    let text =
+        |value: &Value| value.as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).collect::<String>();
+    let lines = said["lines"].as_array().map_or(&[][..], Vec::as_slice);
+    let lines: Vec<_> = lines.iter().map(text).collect();
+    let unknown = || vec!["the process runs a pinpool that does not say why: start it with this one".to_owned()];
+    Said {
+        pool: if pool["name"].is_string() { text(&pool["name"]) } else { format!("pool {}", pool["number"]) },
+        cause: text(&said["cause"]),
+        is_alarm: said["is_alarm"].as_bool().unwrap_or(false),
+        lines: if lines.is_empty() { unknown() } else { lines },
+    }
+}
+
+fn of_pool(judged: &PoolJudgement) -> Said {
+    let PoolJudgement { name, judgement, gets, slow_gets, .. } = judged;
+    let mut lines = judgement.lines();
+    lines.insert(
+        1,
+        format!("  over the recording {} of {} gets waited or page-locked", grouped(*slow_gets), grouped(*gets)),
+    );
+    Said { pool: name.clone(), cause: judgement.cause.name().to_owned(), is_alarm: judgement.is_alarm, lines }
+}
+
+/// What the pool itself says while it is played with the default settings: an alarm that holds for a tenth of it, else its last word.
+fn of_workload(path: &Path, workload: &Workload) -> Result<Said, Box<dyn Error>> {
+    let mut seen: Vec<Why> = Vec::new();
+    let mut see = |_: u64, pool: &Pool| seen.push(pool.why());
+    let played = Replay::default().play_watched(workload, Some(Watch::new(workload, LOOKS, &mut see)));
+    played.map_err(|error| in_file(path, &error))?;
+    let times = |cause: &str| seen.iter().filter(|why| why.cause() == cause).count();
+    let alarms = seen.iter().filter(|why| why.is_alarm() && times(why.cause()) * ALARM_PART >= seen.len());
+    let worst = alarms.max_by_key(|why| (times(why.cause()), why.lost())).or(seen.last());
+    let Some(why) = worst else { return Err(named(path, &"the trace has no gets").into()) };
+    let lines = why.to_string().lines().map(str::to_owned).collect();
+    Ok(Said { pool: path.display().to_string(), cause: why.cause().to_owned(), is_alarm: why.is_alarm(), lines })
+}
+
+/// The last verdict of each pool that the log has, as pinpool logs them.
+fn of_verdicts(path: &Path) -> Result<Vec<Said>, Box<dyn Error>> {
+    let mut lines = BufReader::new(File::open(path).map_err(|error| named(path, &why(&error)))?);
+    let (mut said, mut line): (BTreeMap<String, Said>, _) = (BTreeMap::new(), Vec::new());
+    while lines.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(|error| named(path, &error))? > 0 {
+        let text = String::from_utf8_lossy(&line);
+        if let Some((before, verdict)) = text.split_once(VERDICT)
+            && let Some(cause) = Cause::ALL.iter().find(|cause| verdict.starts_with(cause.name()))
+        {
+            let name = before.rsplit_once('[').and_then(|(_, name)| name.trim_end().strip_suffix(']'));
+            let pool = name.unwrap_or("the pool").to_owned();
+            let lines: Vec<_> =
+                verdict.trim_end().split("; ").map(|part| part.replace(char::is_control, " ")).collect();
+            let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && lines.len() > 1);
+            said.insert(pool.clone(), Said { pool, cause: cause.name().to_owned(), is_alarm, lines });
+        }
+        line.clear();
+    }
+    Ok(said.into_values().collect())
+}
+
+fn of_curve(at: usize, curve: &crate::inspect::Curve) -> Said {
+    let mut lines = vec![curve.verdict.to_owned()];
+    lines.extend(curve.advice.iter().map(|line| format!("  {line}")));
+    Said {
+        pool: format!("pool {}", at + 1),
+        cause: curve.verdict.to_owned(),
+        is_alarm: curve.verdict == "thrashing",
+        lines,
+    }
+}

@@ -1,0 +1,91 @@
+//! `why`: of a process, of a trace, of a log, and of what is none of them.
+
+use std::fs;
+use std::path::Path;
+
+use pinpool::Pool;
+
+use crate::record::recorded;
+use crate::tool::{Ran, finish, pinpool};
+
+fn why(target: &Path, args: &[&str]) -> Ran {
+    finish(pinpool(&["why"]).arg(target).args(args))
+}
+
+#[test]
+fn a_recording_of_a_healthy_load_is_no_alarm() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = why(&recorded(dir.path(), "t.gz"), &["--json"]);
+    assert_eq!(ran.code(), 0, "{}{}", ran.stdout, ran.stderr);
+    let pools = &ran.figures()["pools"];
+    assert_eq!((pools.as_array().unwrap().len(), &pools[0]["is_alarm"]), (1, &false.into()), "{pools}");
+    assert!(pools[0]["lines"].as_array().unwrap().len() >= 4, "{pools}");
+}
+
+#[test]
+fn a_trace_is_played_and_the_pool_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("w.trace");
+    let text: String = (0..2_000).map(|n| format!("a {n} 1000000\nt 50000\nf {n}\n")).collect();
+    fs::write(&path, text).unwrap();
+    let ran = why(&path, &[]);
+    assert_eq!(ran.code(), 0, "{}", ran.stdout);
+    assert!(ran.stdout.starts_with("healthy: ") && ran.stdout.contains(" lost in "), "{}", ran.stdout);
+}
+
+#[test]
+fn the_last_verdict_of_each_pool_of_a_log_counts_and_alarms_come_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.log");
+    let log = "INFO [a] verdict: warming up: held 0.0 MiB -> 1.0 GiB\nWARN [b] verdict: ceiling too small: 300 of 1000 gets found \
+               no memory at once; raise PINPOOL_MAX_BYTES above 6.2 GiB; 9.5 s lost in 10.0 s\nINFO [a] verdict: healthy: 9 of 9\n";
+    fs::write(&path, log).unwrap();
+    let ran = why(&path, &[]);
+    assert_eq!(ran.code(), 1);
+    let lines: Vec<_> = ran.stdout.lines().collect();
+    assert!(lines[0].starts_with("b: ceiling too small: 300 of 1000"), "{lines:?}");
+    assert_eq!(lines[1..], ["raise PINPOOL_MAX_BYTES above 6.2 GiB", "9.5 s lost in 10.0 s", "a: healthy: 9 of 9"]);
+}
+
+#[test]
+fn lines_of_tensorflow_are_judged_as_inspect_judges_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tf.log");
+    let line = "I tensorflow/core/common_runtime/gpu/pool_allocator.cc:247] PoolAllocator: After 9000 get requests, put_count=8990 \
+                evicted_count=0 eviction_rate=0 and unsatisfied allocation rate=0.001\n";
+    fs::write(&path, line).unwrap();
+    let ran = why(&path, &["--json"]);
+    assert_eq!((ran.code(), &ran.figures()["pools"][0]["cause"]), (0, &"steady".into()), "{}", ran.stderr);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_says_why_over_its_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let builder = Pool::builder().without_env().backend(pinpool::Backend::Heap).name("train");
+    let pool = builder.variable("PINPOOL_SOCKET", socket.to_str().unwrap()).unwrap().build().unwrap();
+    (0..30).for_each(|_| drop(pool.get(4096).unwrap()));
+    let ran = why(&socket, &["--json"]);
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let said = &ran.figures()["pools"][0];
+    assert_eq!((&said["pool"], &said["is_alarm"]), (&"train".into(), &false.into()), "{said}");
+    assert_eq!(said["cause"], pool.why().cause());
+}
+
+#[test]
+fn what_is_nothing_to_judge_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("few.log");
+    fs::write(&path, "hello\n").unwrap();
+    let ran = why(&path, &[]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("no whole diagnostic of the pool in 1 lines");
+    // No process has this number.
+    let ran = why(Path::new("4194305"), &[]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("no process serves its statistics there; start it with PINPOOL_SOCKET=1");
+    let ran = why(&dir.path().join("nothing"), &[]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("nothing: ");
+}
