@@ -51,11 +51,36 @@ pub(crate) struct WhyArgs {
 
 /// What is said of one pool.
 #[derive(Debug, serde::Serialize)]
-struct Said {
-    pool: String,
-    cause: String,
-    is_alarm: bool,
-    lines: Vec<String>,
+pub(crate) struct Said {
+    pub(crate) pool: String,
+    pub(crate) cause: String,
+    pub(crate) is_alarm: bool,
+    /// The cause and what was seen, the seconds lost, evidence, what to do.
+    pub(crate) lines: Vec<String>,
+}
+
+/// What the pool of a replay says of itself, time and again.
+#[derive(Debug, Default)]
+pub(crate) struct Judged(Vec<Why>);
+
+impl Judged {
+    pub(crate) fn look(&mut self, pool: &Pool) {
+        self.0.push(pool.why());
+    }
+
+    /// An alarm that holds for a tenth of the looks, else the last word; `None` without any.
+    pub(crate) fn worst(&self, pool: &str) -> Option<Said> {
+        let times = |cause: &str| self.0.iter().filter(|why| why.cause() == cause).count();
+        let alarms = self.0.iter().filter(|why| why.is_alarm() && times(why.cause()) * ALARM_PART >= self.0.len());
+        let why = alarms.max_by_key(|why| (times(why.cause()), why.lost())).or(self.0.last())?;
+        let lines = why.to_string().lines().map(str::to_owned).collect();
+        Some(Said { pool: pool.to_owned(), cause: why.cause().to_owned(), is_alarm: why.is_alarm(), lines })
+    }
+}
+
+/// What the judge says of the pools of a recording, the worst first.
+pub(crate) fn of_recording(recording: &Recording) -> Vec<Said> {
+    judge_recording(recording).iter().map(of_pool).collect()
 }
 
 pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> {
@@ -98,11 +123,11 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
     match input::kind(input.first()) {
         Kind::Recording => {
             let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(&path, &error))?;
-            let pools = judge_recording(&recording);
-            if pools.is_empty() {
+            let said = of_recording(&recording);
+            if said.is_empty() {
                 return Err(named(&path, &"too few gets to judge: a pool shows why from 20 gets on").into());
             }
-            Ok((pools.iter().map(of_pool).collect(), recording.warning))
+            Ok((said, recording.warning))
         }
         Kind::Workload => {
             let workload = read_workload(&path, input)?;
@@ -165,18 +190,13 @@ fn of_pool(judged: &PoolJudgement) -> Said {
     Said { pool: name.clone(), cause: judgement.cause.name().to_owned(), is_alarm: judgement.is_alarm, lines }
 }
 
-/// What the pool itself says while it is played with the default settings: an alarm that holds for a tenth of it, else its last word.
+/// What the pool itself says while it is played with the default settings.
 fn of_workload(path: &Path, workload: &Workload) -> Result<Said, Box<dyn Error>> {
-    let mut seen: Vec<Why> = Vec::new();
-    let mut see = |_: u64, pool: &Pool| seen.push(pool.why());
+    let mut judged = Judged::default();
+    let mut see = |_: u64, pool: &Pool| judged.look(pool);
     let played = Replay::default().play_watched(workload, Some(Watch::new(workload, LOOKS, &mut see)));
     played.map_err(|error| in_file(path, &error))?;
-    let times = |cause: &str| seen.iter().filter(|why| why.cause() == cause).count();
-    let alarms = seen.iter().filter(|why| why.is_alarm() && times(why.cause()) * ALARM_PART >= seen.len());
-    let worst = alarms.max_by_key(|why| (times(why.cause()), why.lost())).or(seen.last());
-    let Some(why) = worst else { return Err(named(path, &"the trace has no gets").into()) };
-    let lines = why.to_string().lines().map(str::to_owned).collect();
-    Ok(Said { pool: path.display().to_string(), cause: why.cause().to_owned(), is_alarm: why.is_alarm(), lines })
+    judged.worst(&path.display().to_string()).ok_or_else(|| named(path, &"the trace has no gets").into())
 }
 
 /// The last verdict of each pool that the log has, as pinpool logs them.

@@ -37,6 +37,7 @@ pub(super) fn timeline(recording: &Recording) -> Timeline {
         points.dedup();
     }
     timeline.map = map(records);
+    timeline.said = crate::why::of_recording(recording);
     timeline.notes = notes(recording, drawn.len());
     timeline
 }

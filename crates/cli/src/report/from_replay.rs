@@ -6,6 +6,7 @@ use pinpool::{Pool, Stats};
 use pinpool_replay::{Replay, TraceError, TraceOp, Watch, Workload};
 
 use super::timeline::{Sample, Timeline};
+use crate::why::Judged;
 
 /// The pool is seen so often over the time of the workload, and so often over its gets.
 const TIMES: u64 = 1_000;
@@ -20,7 +21,9 @@ const SIZES_MAX: usize = 4_096;
 pub(super) fn timeline(workload: &Workload, replay: &Replay, set: &str) -> Result<Timeline, TraceError> {
     let has_time = workload.duration_us() > 0;
     let mut seen: Vec<(f64, u64, Sample)> = Vec::new();
+    let mut judged = Judged::default();
     let mut see = |now_us: u64, pool: &Pool| {
+        judged.look(pool);
         let stats = &pool.stats();
         let x = if has_time { now_us as f64 * 1e-6 } else { stats.gets as f64 };
         seen.push((stats.pool_size_limit as f64, stats.raises, sample(x, stats)));
@@ -49,6 +52,7 @@ pub(super) fn timeline(workload: &Workload, replay: &Replay, set: &str) -> Resul
         raises: raises(&seen),
         traffic: traffic(workload),
         notes,
+        said: judged.worst("the pool").into_iter().collect(),
         ..Timeline::default()
     })
 }

@@ -3,16 +3,15 @@
 use std::collections::BTreeMap;
 
 use super::figure::{Axis, Bar, Figure, Panel, Report, Series, Shape, Unit, Verdict, number};
+use crate::why::Said;
 use pinpool_cli::table::grouped;
 
 /// Parts of the x axis of which each has one hit rate.
 const HIT_RATE_PARTS: usize = 60;
+/// Verdicts that are printed.
+const VERDICTS_MAX: usize = 4;
 /// With more classes they are put together by powers of two.
 const CLASSES_MAX: usize = 20;
-/// The share of the gets at the end that decides the verdict.
-const LAST_SHARE: f64 = 0.25;
-/// A pool that pins memory for more of its gets, and evicts, keeps too little.
-const THRASHING_PIN_RATE: f64 = 0.02;
 
 /// The pool's state at one place.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -48,13 +47,15 @@ pub(super) struct Timeline {
     /// With what it shows in words.
     pub(super) map: Option<(Panel, String)>,
     pub(super) notes: Vec<String>,
+    /// What the judge says of each pool, the worst first.
+    pub(super) said: Vec<Said>,
 }
 
 impl Timeline {
     pub(super) fn report(self, source: String) -> Report {
         let mut figures = vec![self.bytes_figure(), self.limit_figure(), self.hit_rate_figure(), self.traffic_figure()];
         figures.extend(self.latency_figure());
-        let (verdicts, facts) = (vec![self.verdict()], self.facts());
+        let (verdicts, facts) = (self.verdicts(), self.facts());
         let Self { map, mut notes, .. } = self;
         match map {
             Some((map, description)) => {
@@ -66,6 +67,21 @@ impl Timeline {
             }
         }
         Report { title: "The pool in this trace", source, verdicts, facts, figures, notes, table: None }
+    }
+
+    fn verdicts(&self) -> Vec<Verdict> {
+        let several = self.said.len() > 1;
+        let verdict = |said: &Said| Verdict {
+            name: if several { format!("{}: {}", said.pool, said.cause) } else { said.cause.clone() },
+            text: said.lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(". "),
+        };
+        let alarms = self.said.iter().filter(|said| said.is_alarm).count();
+        let mut verdicts: Vec<_> = self.said.iter().take(alarms.clamp(1, VERDICTS_MAX)).map(verdict).collect();
+        if verdicts.is_empty() {
+            let text = "There are too few gets to judge.".to_owned();
+            verdicts.push(Verdict { name: "unknown".to_owned(), text });
+        }
+        verdicts
     }
 
     fn axis(&self) -> Axis {
@@ -205,46 +221,6 @@ impl Timeline {
         }
         facts
     }
-
-    /// From the last quarter of the gets.
-    fn verdict(&self) -> Verdict {
-        let Some(last) = self.samples.last().filter(|last| last.gets > 0) else {
-            return Verdict { name: "unknown".to_owned(), text: "The trace has no gets.".to_owned() };
-        };
-        let begin = last.gets as f64 * (1.0 - LAST_SHARE);
-        let from = self.samples.iter().rfind(|sample| sample.gets as f64 <= begin).copied().unwrap_or_default();
-        let misses = (last.gets - last.hits).saturating_sub(from.gets - from.hits);
-        let gets = (last.gets - from.gets).max(1);
-        let (pins, evicted) = (last.pins - from.pins, last.evicted.saturating_sub(from.evicted));
-        let pin_rate = pins as f64 / gets as f64;
-        let raised = self.raises.iter().filter(|(x, _)| *x > from.x).count();
-        // A miss that carves memory which is pinned already costs little, so page-locks decide.
-        let missed = format!(
-            "of the last quarter of the gets {} % found no idle buffer, and {} % had memory pinned",
-            number(misses as f64 / gets as f64 * 100.0),
-            number(pin_rate * 100.0)
-        );
-        let limit =
-            self.limits.iter().filter_map(|(_, points)| points.last()).map(|point| point.1).max_by(f64::total_cmp);
-        let limit = limit.map_or_else(String::new, |limit| format!("={limit}"));
-        let (name, text) = if pin_rate > THRASHING_PIN_RATE && evicted > 0 {
-            let now = limit.replace('=', " ");
-            let text = format!(
-                "{missed}, with {} evictions. Let more buffers or bytes stay: raise PINPOOL_POOL_SIZE_LIMIT (now{now}) or \
-                 PINPOOL_MAX_BYTES, or batch to fewer sizes.",
-                grouped(evicted)
-            );
-            ("thrashing", text)
-        } else if pins > 0 || raised > 0 {
-            let text = format!(
-                "{missed}; the limit was raised {raised} times in it. PINPOOL_POOL_SIZE_LIMIT{limit} begins where this ended."
-            );
-            ("growing", text)
-        } else {
-            ("steady", format!("{missed}; the limit was not raised: nothing to set."))
-        };
-        Verdict { name: name.to_owned(), text }
-    }
 }
 
 fn percent(part: u64, all: u64) -> Option<f64> {
@@ -349,22 +325,5 @@ mod tests {
         assert_eq!(traffic_rows(&few), [("1 KiB".to_owned(), 2, 2048), ("2.93 KiB".to_owned(), 1, 3000)]);
         let many: BTreeMap<_, _> = (0..30).map(|more| (1024 + more, (1, 1024))).collect();
         assert_eq!(traffic_rows(&many), [("1 KiB to 2 KiB".to_owned(), 30, 30 * 1024)]);
-    }
-
-    #[test]
-    fn the_verdict_is_of_the_last_quarter() {
-        let sample = |gets: u64, hits: u64, pins: u64, evicted: u64| Sample {
-            x: gets as f64,
-            gets,
-            hits,
-            pins,
-            evicted,
-            ..Sample::default()
-        };
-        let verdict = |samples: Vec<Sample>| Timeline { samples, ..Timeline::default() }.verdict().name;
-        assert_eq!(verdict(vec![sample(75, 60, 5, 0), sample(100, 85, 5, 0)]), "steady");
-        assert_eq!(verdict(vec![sample(75, 60, 5, 0), sample(100, 84, 6, 0)]), "growing");
-        assert_eq!(verdict(vec![sample(75, 60, 5, 0), sample(100, 75, 15, 9)]), "thrashing");
-        assert_eq!(verdict(Vec::new()), "unknown");
     }
 }

@@ -18,7 +18,8 @@ const BYTES: usize = 12;
 
 /// Draws `history`; `progress` and `message` are lines of the program that is watched.
 pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, message: &str) {
-    let [head, bytes, hits, rates, rest, foot] = Layout::vertical([
+    let [head, why, bytes, hits, rates, rest, foot] = Layout::vertical([
+        Constraint::Length(1),
         Constraint::Length(1),
         Constraint::Length(8),
         Constraint::Length(3),
@@ -33,6 +34,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
     let title = format!(" {name}{preset} on {backend}  {}  {progress}", seconds(history.elapsed));
     let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
     frame.render_widget(Paragraph::new(head_line), head);
+    let color = if history.now.is_alarm { Color::Red } else { Color::Green };
+    let why_line = Span::styled(printable(&history.now.why), Style::new().fg(color).add_modifier(Modifier::BOLD));
+    frame.render_widget(Paragraph::new(why_line), why);
     draw_bytes(frame, bytes, &history.now);
     draw_hits(frame, hits, history);
     draw_rates(frame, rates, history);
@@ -191,6 +195,8 @@ mod tests {
             pins: 12,
             pool_size_limit: 110,
             raises: 1,
+            why: "leak: 9 buffers of loader/images are out".into(),
+            is_alarm: true,
             buffers_in_flight: 3,
             oldest_in_flight: Some(Duration::from_millis(1250)),
             oldest_in_flight_stream: Some(0xbeef),
@@ -222,6 +228,7 @@ mod tests {
             let text = lines.join("\n");
             let words = [
                 "pinpool top adaptive on sim  1.0 s  42 % loaded",
+                "leak: 9 buffers of loader/images are out",
                 "Bytes: 1.00 GiB of the ceiling 2.00 GiB are pinned, 50.0 %",
                 "  600.00 MiB in 9 buffers of loader?images, the oldest for 2 min 5 s",
                 "in flight     100.00 MiB ▒",

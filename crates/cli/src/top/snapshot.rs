@@ -37,6 +37,9 @@ pub(super) struct Snapshot {
     pub(super) fallbacks: u64,
     pub(super) oldest_in_flight: Option<Duration>,
     pub(super) oldest_in_flight_stream: Option<u64>,
+    /// Why the pool is as fast as it is, in a line; empty where the process does not say.
+    pub(super) why: String,
+    pub(super) is_alarm: bool,
     /// The largest first.
     pub(super) owners: Vec<Owner>,
 }
@@ -71,7 +74,9 @@ impl Snapshot {
             oldest: owner.oldest,
         };
         let owners = pool.dump().owners().iter().map(owner).collect();
-        Self { owners, ..Self::from(&pool.stats()) }
+        let why = pool.why();
+        let line = why.to_string().lines().next().unwrap_or_default().to_owned();
+        Self { owners, why: line, is_alarm: why.is_alarm(), ..Self::from(&pool.stats()) }
     }
 }
 
@@ -102,6 +107,8 @@ impl From<&Stats> for Snapshot {
             fallbacks: stats.fallbacks,
             oldest_in_flight: stats.oldest_in_flight,
             oldest_in_flight_stream: stats.oldest_in_flight_stream,
+            why: String::new(),
+            is_alarm: false,
             owners: Vec::new(),
         }
     }
@@ -139,6 +146,8 @@ impl Snapshot {
             fallbacks: count("/fallbacks"),
             oldest_in_flight: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
             oldest_in_flight_stream: number("/oldest_in_flight_stream"),
+            why: stats.pointer("/why/lines/0").and_then(Value::as_str).unwrap_or_default().to_owned(),
+            is_alarm: stats.pointer("/why/is_alarm").and_then(Value::as_bool).unwrap_or(false),
             owners: stats["owners"].as_array().into_iter().flatten().map(Owner::of_json).collect(),
         }
     }
