@@ -198,7 +198,7 @@ impl Search<'_> {
             let exact = Replay { rounding: Some(Rounding::Exact), ..tensorflow };
             add(&[preset, ("PINPOOL_ROUNDING", "exact".to_owned())], exact);
         } else if !is_adaptive && limit == Some(NO_LIMIT) {
-            add(&[("PINPOOL_POOL_SIZE_LIMIT", String::new())], kept);
+            add(&[("PINPOOL_POOL_SIZE_LIMIT", NO_LIMIT.to_string())], kept);
         }
         if is_adaptive && is_free("PINPOOL_IDLE_TIMEOUT") {
             let kept = Replay { idle_timeout: Some(None), ..given.clone() };
