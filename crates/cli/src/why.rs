@@ -70,8 +70,9 @@ impl Judged {
 
     /// An alarm that holds for a tenth of the looks, else the last word; `None` without any.
     pub(crate) fn worst(&self, pool: &str) -> Option<Said> {
-        let times = |cause: &str| self.0.iter().filter(|why| why.cause() == cause).count();
-        let alarms = self.0.iter().filter(|why| why.is_alarm() && times(why.cause()) * ALARM_PART >= self.0.len());
+        let alarms = || self.0.iter().filter(|why| why.is_alarm());
+        let times = |cause: &str| alarms().filter(|why| why.cause() == cause).count();
+        let alarms = alarms().filter(|why| times(why.cause()) * ALARM_PART >= self.0.len());
         let why = alarms.max_by_key(|why| (times(why.cause()), why.lost())).or(self.0.last())?;
         let lines = why.to_string().lines().map(str::to_owned).collect();
         Some(Said { pool: pool.to_owned(), cause: why.cause().to_owned(), is_alarm: why.is_alarm(), lines })

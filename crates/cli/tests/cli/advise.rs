@@ -155,7 +155,10 @@ fn the_settings_of_a_recording_are_those_as_given() {
     load("PRESET=tensorflow,ROUNDING=exact,POOL_SIZE_LIMIT=1,AUTO_RESIZE=0,MAX_BYTES=1GiB");
     let advice = advise(&path, &["--json"]).figures();
     let lost = |of: &str| advice[of]["lost_seconds"].as_f64().unwrap();
-    assert!(advice["as_given"]["page_locks"].as_u64() > Some(30) && lost("as_given") > 1.5 * lost("advised"), "{advice}");
+    assert!(
+        advice["as_given"]["page_locks"].as_u64() > Some(30) && lost("as_given") > 1.5 * lost("advised"),
+        "{advice}"
+    );
     // A run under the advice holds no more than it says.
     let set = advised(&advice).unwrap();
     let max_bytes = set.rsplit_once("PINPOOL_MAX_BYTES=").unwrap().1.parse().ok();

@@ -203,8 +203,8 @@ impl Judge {
 
     /// The judgement of the last window; before there is one, that of the time so far.
     pub fn why(&self, now_us: u64, now: &Snapshot) -> Judgement {
-        let judge_now =
-            || Window::between(&self.last, now, now_us.saturating_sub(self.last_us), u64::MAX).judge(None, 0);
+        let of_us = now_us.saturating_sub(self.last_us);
+        let judge_now = || Window::between(&self.last, now, of_us, self.most_held_bytes).judge(None, 0);
         self.latest.clone().unwrap_or_else(judge_now)
     }
 

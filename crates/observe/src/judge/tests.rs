@@ -344,3 +344,19 @@ fn going_back_and_forth_is_logged_ever_more_seldom() {
     }
     assert!((2..=4).contains(&logged), "{logged}");
 }
+
+#[test]
+fn the_first_gets_of_a_pool_are_no_alarm() {
+    let judge = Judge::default();
+    let first = Snapshot {
+        gets: 1,
+        misses: 1,
+        unmatched: 1,
+        page_locks: 1,
+        page_locking_ns: 50_000_000,
+        held_bytes: 2 * MIB,
+        ..Snapshot::default()
+    };
+    let why = judge.why(0, &first);
+    assert_eq!((why.cause, why.is_alarm), (Cause::WarmingUp, false), "{why}");
+}
