@@ -213,7 +213,7 @@ fn a_workload_is_replayed_and_drawn_over_its_time() {
     }
     for text in [
         "<dt>gets</dt><dd>23</dd>",
-        "<strong>healthy</strong>",
+        "<strong>warming up</strong>",
         "no addresses of pinned memory",
         "There are no times of page-locks",
     ] {
