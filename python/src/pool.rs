@@ -222,14 +222,12 @@ impl Pool {
 
     /// Why the pool is as fast as it is, as text for people: the cause, the seconds lost, evidence, and what to do.
     fn why(&self, py: Python<'_>) -> PyResult<String> {
-        let pool = self.pool()?;
-        Ok(py.detach(|| pool.why().to_string()))
+        self.pool().map(|pool| py.detach(|| pool.why().to_string()))
     }
 
     /// What the pool holds and for whom, as text for people.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
-        let pool = self.pool()?;
-        Ok(py.detach(|| pool.dump().to_string()))
+        self.pool().map(|pool| py.detach(|| pool.dump().to_string()))
     }
 
     /// Pins `n` bytes now, by the fastest way, and keeps them.
