@@ -220,7 +220,6 @@ impl Pool {
         json(py.detach(|| serde_json::to_string(&pool.class_stats())))
     }
 
-    /// Why the pool is as fast as it is, as text for people: the cause, the seconds lost, evidence, and what to do.
     fn why(&self, py: Python<'_>) -> PyResult<String> {
         self.pool().map(|pool| py.detach(|| pool.why().to_string()))
     }
