@@ -610,6 +610,7 @@ mod tests {
         assert_eq!((pool.bytes(), pool.quota().claimed_bytes()), (70, 70));
         drop(claim);
         assert_eq!(pool.quota().room_for(10), Room { own_bytes: 10, shared_bytes: 30 });
+        assert_eq!(pool.quota().room_for(10).bytes(), 10);
         pool.resize(60).unwrap();
         assert_eq!(first.room_for(1), 40, "what was given back is there for others");
     }
@@ -623,6 +624,7 @@ mod tests {
         assert_eq!(quota.lacking(found(50, 20), 60).level, Level::Pool);
         assert_eq!(quota.lacking(found(20, 50), 30).missing_bytes, 10);
         assert_eq!(quota.lacking_shared(found(80, 30), 30), None);
+        assert_eq!(quota.lacking_shared(found(80, 200), 100), None, "it has just enough");
         assert_eq!(quota.lacking_shared(found(80, 29), 30).map(|over| over.missing_bytes), Some(30));
         assert!(quota.lacking_shared(found(80, 200), 101).is_some(), "it has none now");
         assert_eq!((quota.highest_claim_bytes(), quota.never(81).map(|over| over.level)), (80, Some(Level::Pool)));
@@ -639,6 +641,7 @@ mod tests {
         let quota = pool.quota().clone();
         let claim = quota.claim(10).unwrap();
         drop(pool);
+        quota.nothing().keep_forever();
         assert!(left.upgrade().is_some() && quota.shared().is_some());
         drop(claim);
         assert!(left.upgrade().is_none() && quota.shared().is_none());

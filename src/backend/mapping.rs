@@ -173,6 +173,25 @@ pub(super) fn keep_run_from_children(start: u64, bytes: usize) -> Result<(), i32
     if advised == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)) }
 }
 
+/// Fresh pages that no child of `fork` has: it would share them, and a write of this process would move them away from a device
+/// that has pinned them. `None` if the system refuses.
+#[cfg(feature = "cuda")]
+pub(crate) fn page_of_this_process(bytes: usize) -> Option<*mut libc::c_void> {
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), bytes, READ_WRITE, kind, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return None;
+    }
+    // SAFETY: changes what a child gets of the mapping made above.
+    if unsafe { libc::madvise(page, bytes, linux::MADV_DONTFORK) } != 0 {
+        // SAFETY: the mapping made above, which nothing uses.
+        let _gone = unsafe { libc::munmap(page, bytes) };
+        return None;
+    }
+    Some(page)
+}
+
 /// Reserves `len_bytes` (whole pages) of addresses without memory.
 pub(super) fn reserve(len_bytes: usize, access: InitialAccess) -> Result<AddressRange, SourceError> {
     let len_bytes = mapped_bytes(len_bytes)?;

@@ -38,7 +38,6 @@ mod sim;
 mod source;
 mod trial;
 #[cfg(feature = "cuda")]
-#[cfg(feature = "cuda")]
 mod turns;
 mod virtual_memory;
 #[cfg(feature = "cuda")]
@@ -54,6 +53,8 @@ pub use cuda::CudaSource;
 pub use heap::HeapSource;
 pub use huge_pages::HugeTlb;
 pub(crate) use huge_pages::too_few;
+#[cfg(feature = "cuda")]
+pub(crate) use mapping::page_of_this_process;
 pub use mlock::lock_limit;
 pub(crate) use page_lock::PageLock;
 pub use page_tiers::PageTiers;

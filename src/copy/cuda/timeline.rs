@@ -28,7 +28,7 @@
 #![allow(unsafe_code)] // Calls the driver, and reads memory that a device writes.
 
 use std::collections::HashMap;
-use std::ffi::{c_uint, c_void};
+use std::ffi::c_uint;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,6 +36,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaStream, DriverError, sys};
 
 use super::answer::Answer;
+use crate::backend;
 use crate::driver::{self, CurrentContext, RelaxedCapture, standstill};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
@@ -214,7 +215,7 @@ impl Timelines {
             Some(kept) => kept.host.cast(),
             None => {
                 let out_of_memory = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-                let page = host_page().ok_or(out_of_memory)?;
+                let page = backend::page_of_this_process(WORDS_BYTES).ok_or(out_of_memory)?;
                 let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
                 // SAFETY: a page of this process that is never unmapped; the stream's context is current
                 // (`Timelines::fence`).
@@ -244,23 +245,6 @@ impl Timelines {
         });
         Ok(words.collect())
     }
-}
-
-/// A fresh page that no child of `fork` has: it would share it, and a write of this process would move it away from the device.
-fn host_page() -> Option<*mut c_void> {
-    let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let page = unsafe { libc::mmap(std::ptr::null_mut(), WORDS_BYTES, rights, kind, -1, 0) };
-    if page == libc::MAP_FAILED {
-        return None;
-    }
-    // SAFETY: the mapping made above.
-    if unsafe { libc::madvise(page, WORDS_BYTES, libc::MADV_DONTFORK) } != 0 {
-        // SAFETY: the mapping made above, which nothing uses.
-        let _gone = unsafe { libc::munmap(page, WORDS_BYTES) };
-        return None;
-    }
-    Some(page)
 }
 
 impl Health {

@@ -238,6 +238,7 @@ mod tests {
     #[test]
     fn a_refusal_of_more_than_a_buffer_leaves_two_attempts() {
         let mut ladder = Ladder::new(0);
+        assert!(!ladder.is_one_buffer() && ladder.may_commit());
         assert_eq!(ladder.next(Seen::Refused { was_larger: true }), Rung::Retry);
         assert!(ladder.is_one_buffer() && ladder.may_commit());
         assert_eq!(ladder.next(Seen::Refused { was_larger: false }), Rung::Retry);
