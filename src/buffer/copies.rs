@@ -235,6 +235,7 @@ impl PinnedBuf {
     #[cfg(feature = "cuda")]
     pub unsafe fn record_event(&mut self, event: cudarc::driver::sys::CUevent) -> Result<()> {
         if event.is_null() {
+            copy::cuda::require_driver()?;
             return Err(crate::error::ErrorKind::Handle { why: "the event is null".to_owned() }.into());
         }
         // SAFETY: the caller's promise.

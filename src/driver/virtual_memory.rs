@@ -110,6 +110,11 @@ impl DriverRefusal {
         matches!(self.code, 1 | 208 | 800 | 801)
     }
 
+    /// Whether the driver may take the same call later: `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub(crate) fn may_pass(self) -> bool {
+        self.code == 2
+    }
+
     /// Whether the call failed because no context is current on this thread.
     pub(crate) fn needs_context(self) -> bool {
         self.code == 201

@@ -90,8 +90,10 @@ impl Calls {
             match unsafe { self.set(start, granules, std::slice::from_ref(descriptor)) } {
                 Ok(()) => reached | 1 << device,
                 Err(refusal) => {
-                    self.refused.lock().push((device, refusal));
-                    self.others.fetch_and(!(1 << device), Ordering::Relaxed);
+                    if !refusal.may_pass() {
+                        self.refused.lock().push((device, refusal));
+                        self.others.fetch_and(!(1 << device), Ordering::Relaxed);
+                    }
                     reached
                 }
             }

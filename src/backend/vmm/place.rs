@@ -87,12 +87,19 @@ impl VmmSource {
         };
         for (index, run) in runs[..gone].iter().enumerate() {
             // SAFETY: unmapped above, and nothing is committed there.
-            if let Err(refusal) = unsafe { self.map(run.start, &run.granules) } {
-                // Neither there nor back: all of them are given up, wherever they are mapped.
-                runs[..index].iter().chain(&runs[gone..]).for_each(|run| self.unmap_or_keep(run.start, &run.granules));
-                runs.iter().for_each(|run| self.granules.forget(run));
-                let _released_later = self.release_granules(granules);
-                return Err(RemapError::Lost(source_error(refusal)));
+            match unsafe { self.map(run.start, &run.granules) } {
+                Ok(others) => {
+                    self.granules.forget(run);
+                    self.granules.remember(run.start, &run.granules, others);
+                }
+                Err(refusal) => {
+                    // Neither there nor back: all of them are given up, wherever they are mapped.
+                    let mapped = runs[..index].iter().chain(&runs[gone..]);
+                    mapped.for_each(|run| self.unmap_or_keep(run.start, &run.granules));
+                    runs.iter().for_each(|run| self.granules.forget(run));
+                    let _released_later = self.release_granules(granules);
+                    return Err(RemapError::Lost(source_error(refusal)));
+                }
             }
         }
         Err(RemapError::Kept(source_error(refusal)))

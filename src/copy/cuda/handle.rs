@@ -53,7 +53,10 @@ pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Op
     unsafe { behind_event(event, context) }
 }
 
-fn require_driver() -> Result<()> {
+/// # Errors
+///
+/// This machine has no CUDA driver.
+pub(crate) fn require_driver() -> Result<()> {
     if driver::is_present() {
         return Ok(());
     }

@@ -46,7 +46,7 @@ mod stream;
 mod timeline;
 
 pub(crate) use event::fence_behind_event;
-pub(crate) use handle::{fence_behind_event_handle, fence_behind_stream};
+pub(crate) use handle::{fence_behind_event_handle, fence_behind_stream, require_driver};
 pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
 pub(crate) use timeline::held_bytes as timeline_bytes;
 

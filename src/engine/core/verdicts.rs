@@ -41,7 +41,10 @@ impl Core {
         if judge.look(now_us, self.snapshot()).is_none() {
             return;
         }
-        self.verdicts.needed_bytes.store(0, Ordering::Relaxed);
+        // A get that waits on needs what it needed when it began.
+        if !self.has_waiters() {
+            self.verdicts.needed_bytes.store(0, Ordering::Relaxed);
+        }
         let news = if judge.is_news(now_us) { judge.latest().cloned() } else { None };
         drop(judge);
         // A stuck copy has a line of its own, with its stream.

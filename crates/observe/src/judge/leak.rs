@@ -88,7 +88,8 @@ impl Growth {
         };
         (is_growing && !is_more_load && is_aging).then(|| Leak {
             holder: holder.clone(),
-            more_buffers: holder.buffers - before.buffers,
+            // Two holders may have one tag.
+            more_buffers: holder.buffers.saturating_sub(before.buffers),
             more_bytes: holder.bytes.saturating_sub(before.bytes),
             over,
         })

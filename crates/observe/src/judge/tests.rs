@@ -330,7 +330,12 @@ fn few_gets_show_no_rate_unless_all_of_them_wait() {
     assert!(seen.is_some_and(|seen| seen.found.starts_with("10 of 20 gets")), "they count later");
     // A window in which all gets wait and none ends.
     let waiting = Snapshot { gets: GETS_MIN, waiting: 3, ..sample };
-    assert_eq!(judge.look(3 * WINDOW_US, waiting).map(|seen| seen.cause), Some(Cause::CeilingTooSmall));
+    let seen = judge.look(3 * WINDOW_US, waiting.clone()).unwrap();
+    assert_eq!((seen.cause, seen.found.as_str()), (Cause::CeilingTooSmall, "3 gets are waiting, and none was served"));
+    // Of what is needed less is known than what is held: the ceiling that refused is to be raised all the same.
+    let held = Snapshot { max_bytes: Some(GIB), needed_bytes: GIB / 2, ..waiting };
+    let seen = judge.look(4 * WINDOW_US, held).unwrap();
+    assert!(seen.setting.is_some_and(|(name, bytes)| name == LIMIT && bytes > GIB), "{seen}");
 }
 
 #[test]

@@ -160,7 +160,13 @@ impl<'a> Window<'a> {
         if !is_high(*short_gets, gets) && (now.waiting == 0 || self.puts > 0) {
             return None;
         }
-        let short = format!("{short_gets} of {gets} gets found no memory at once");
+        let short = match short_gets {
+            0 => format!(
+                "{} waiting, and none was served",
+                if now.waiting == 1 { "1 get is".to_owned() } else { format!("{} gets are", now.waiting) }
+            ),
+            _ => format!("{short_gets} of {gets} gets found no memory at once"),
+        };
         let Some(limit) = now.limit else { return Some(self.refused(short)) };
         if let Some(others_bytes) = now.others_bytes.filter(|_| self.is_of_others()) {
             let found = format!("{short}: other processes hold {}", RoundedUp(others_bytes));
@@ -170,7 +176,9 @@ impl<'a> Window<'a> {
         if let Some(judgement) = self.slow_consumer(&short) {
             return Some(judgement);
         }
-        let needed_bytes = now.needed_bytes;
+        // What lies beside the buffers, or between them, lacks in what gets need: a ceiling that refused is too small.
+        let refused_bytes = now.max_bytes.filter(|&max_bytes| now.needed_bytes <= max_bytes);
+        let needed_bytes = refused_bytes.map_or(now.needed_bytes, |max_bytes| max_bytes + max_bytes / OVERHANG_PART);
         let cure = format!("raise {limit} above {}", RoundedUp(needed_bytes));
         let mut judgement = self.alarm(Cause::CeilingTooSmall, short, cure);
         judgement.setting = limit.starts_with("PINPOOL_").then_some((limit, needed_bytes));
@@ -181,7 +189,9 @@ impl<'a> Window<'a> {
     /// Whether what lacks is held by other processes: this pool's own ceiling has room.
     fn is_of_others(&self) -> bool {
         let Snapshot { needed_bytes, max_bytes, others_bytes, .. } = self.now;
-        others_bytes.is_some_and(|bytes| bytes > 0) && max_bytes.is_none_or(|own| *needed_bytes <= own)
+        *needed_bytes > 0
+            && others_bytes.is_some_and(|bytes| bytes > 0)
+            && max_bytes.is_none_or(|own| *needed_bytes <= own)
     }
 
     fn refused(&self, short: String) -> Judgement {

@@ -20,7 +20,7 @@ impl ArenaState {
     /// be the last claim under a ceiling that several pools share, which is left then.
     pub(in crate::engine) fn end_claims(&mut self, is_all_released: bool) -> Option<Claim> {
         match self.claim.take() {
-            Some(claim) if !is_all_released => {
+            Some(claim) if !is_all_released && claim.bytes() > 0 => {
                 claim.keep_forever();
                 None
             }

@@ -88,7 +88,8 @@ impl SharedArena {
             let held_bytes = state.held_bytes();
             drop(state);
             if stays {
-                drop(self.state.lock().end_claims(false));
+                let ended = self.state.lock().end_claims(false);
+                drop(ended);
                 self.log.left_pinned(held_bytes);
             }
             return;
@@ -119,7 +120,10 @@ impl SharedArena {
         let later_bytes = later_bytes.map(|bytes| held(bytes, |len| self.source.held_bytes_fast(len))).sum();
         let keeps_some = is_all_released && !later.is_empty();
         let claim = if keeps_some { state.end_claims_but(later_bytes) } else { None };
-        let (ended, held_bytes) = (state.end_claims(is_all_released), state.held_bytes());
+        // A block that another thread is giving back comes here again.
+        let is_last = state.is_unused() || self.gate.has_leak();
+        let ended = if is_last { state.end_claims(is_all_released) } else { None };
+        let held_bytes = state.held_bytes();
         drop(state);
         drop(ended);
         if !later.is_empty() {
