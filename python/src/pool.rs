@@ -210,8 +210,7 @@ impl Pool {
 
     /// The statistics as JSON.
     fn _stats_json(&self, py: Python<'_>) -> PyResult<String> {
-        let pool = self.pool()?;
-        json(py.detach(|| serde_json::to_string(&pool.stats())))
+        self.pool().and_then(|pool| json(py.detach(|| serde_json::to_string(&pool.stats()))))
     }
 
     /// The statistics of each size as JSON.
@@ -220,6 +219,7 @@ impl Pool {
         json(py.detach(|| serde_json::to_string(&pool.class_stats())))
     }
 
+    /// Why the pool is as fast as it is: the cause, with the seconds lost, the evidence and a cure.
     fn why(&self, py: Python<'_>) -> PyResult<String> {
         self.pool().map(|pool| py.detach(|| pool.why().to_string()))
     }
