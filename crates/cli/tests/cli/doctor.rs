@@ -245,7 +245,7 @@ fn with_a_driver_there_is_pinned_memory_for_the_gpu() {
 fn a_driver_that_crashes_or_hangs_is_a_row_of_the_report() {
     let folder = double();
     let with = |variable: &str, call: &str| {
-        let mut command = doctor(&["--probe-limit", "5s"]);
+        let mut command = doctor(&["--probe-limit", "15s"]);
         command.env("LD_LIBRARY_PATH", folder.path()).env(variable, call).env("PINPOOL_MAX_BYTES", "1G");
         diagnosis(&mut command)
     };
@@ -258,7 +258,7 @@ fn a_driver_that_crashes_or_hangs_is_a_row_of_the_report() {
     assert!(finding(&of_vmm, "choice").1.contains("not vmm: the process that tried it was ended"), "{of_vmm}");
 
     let hangs = with("DRIVER_DOUBLE_HANG", "cuMemMap");
-    assert!(finding(&hangs, "vmm").1.contains("did not end within 5s"), "{hangs}");
+    assert!(finding(&hangs, "vmm").1.contains("did not end within 15s"), "{hangs}");
     assert_eq!(hangs["backend"], "register");
 
     let of_all = with("DRIVER_DOUBLE_ABORT", "cuDeviceGetCount");
