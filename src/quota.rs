@@ -202,7 +202,7 @@ impl Quota {
         self.claimed_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// What refuses `bytes` for ever: the first ceiling that is lower.
+    /// Why `bytes` can never be claimed: the first ceiling that is lower.
     pub(crate) fn never(&self, bytes: u64) -> Option<Over> {
         let mut lower = self.chain().enumerate().filter(|(_, quota)| bytes > quota.ceiling());
         let lower = lower.next().map(|(depth, quota)| quota.over(depth, bytes - quota.ceiling(), false));
@@ -429,7 +429,7 @@ impl Claim {
         }
     }
 
-    /// Counts the bytes as claimed for ever: their memory could not be released.
+    /// Counts the bytes as claimed until the process ends: their memory could not be released.
     pub(crate) fn keep_forever(self) {
         // The pool may end before the process does, and the shared ceiling goes on counting them.
         if self.bytes > 0 {

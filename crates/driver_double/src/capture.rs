@@ -96,6 +96,14 @@ impl Captures {
         }
     }
 
+    /// The stream is gone: the capture that it takes part in ends without a graph.
+    pub(crate) fn end_of(&mut self, stream: usize) {
+        if let Some(number) = self.members.get(&stream).copied() {
+            self.members.retain(|_, member| *member != number);
+            self.running.remove(&number);
+        }
+    }
+
     fn number(&mut self) -> u64 {
         self.numbered += 1;
         // Resembles a handle, and no handle of another kind.

@@ -387,6 +387,7 @@ pub(crate) fn close_of(context: usize, ends_work: bool) {
         // The next context may have the handle of this one.
         (stream.closing, stream.created, stream.context) = (true, None, 0);
         streams.handles.take_back(number);
+        streams.captures.end_of(number);
         if ends_work {
             stream.ops.clear();
         }
