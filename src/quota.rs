@@ -24,6 +24,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::ledger::SharedCeiling;
+use crate::stats::Stats;
 use pinpool_os::lost;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
@@ -331,6 +332,12 @@ impl Quota {
     /// Most bytes held at any time.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.peak_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The bytes held, and the ceiling on them.
+    pub(crate) fn fill(&self, stats: &mut Stats) {
+        (stats.pinned_bytes, stats.peak_pinned_bytes) = (self.held_bytes(), self.peak_bytes());
+        (stats.max_bytes, stats.highest_max_bytes) = (self.max_bytes(), self.highest_max_bytes());
     }
 
     /// `None` without a ceiling.

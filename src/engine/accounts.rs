@@ -8,17 +8,10 @@
 
 use std::time::Duration;
 
-use crate::copy;
 use crate::error::UsageReport;
-use crate::in_flight::InFlight;
 use crate::stats::{Histogram, Peaks, Requested, Stats};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
-
-use super::backing::PoolUsage;
-use super::classes::ClassTotals;
-use super::idle::IdleStats;
-use super::stock::Stock;
 
 /// Counts of buffers that are not idle. All Relaxed unless noted: each is a number on its own.
 #[derive(Debug, Default)]
@@ -58,16 +51,6 @@ struct SampledPeaks {
     idle_bytes: AtomicU64,
     awaiting_release_bytes: AtomicU64,
     fallback_buffers: AtomicU64,
-}
-
-/// Buffers by what they do.
-#[derive(Debug, Clone, Copy)]
-struct Occupancy {
-    blocks: u64,
-    in_use: u64,
-    in_use_bytes: u64,
-    in_flight: u64,
-    in_flight_bytes: u64,
 }
 
 impl Accounts {
@@ -149,136 +132,50 @@ impl Accounts {
         self.lost_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Notes the peaks of what no counter of its own has.
-    pub(super) fn sample<E, U>(&self, stock: &Stock<E>, copies: &InFlight<U>) {
-        let (usage, idle) = (stock.backing().usage(), stock.idle().stats());
-        self.note_peaks(&usage, &idle, &self.occupancy(&usage, &idle, stock, copies));
-    }
-
-    fn note_peaks(&self, usage: &PoolUsage, idle: &IdleStats, now: &Occupancy) {
-        let peaks = &self.peaks;
-        for (peak, now) in [
-            (&peaks.in_use, now.in_use),
-            (&peaks.in_use_bytes, now.in_use_bytes),
-            (&peaks.idle, idle.buffers),
-            (&peaks.idle_bytes, idle.bytes),
-            (&peaks.awaiting_release_bytes, usage.supply.awaiting_release_bytes),
-        ] {
-            peak.fetch_max(now, Ordering::Relaxed);
-        }
-    }
-
-    fn occupancy<E, U>(
-        &self,
-        usage: &PoolUsage,
-        idle: &IdleStats,
-        stock: &Stock<E>,
-        copies: &InFlight<U>,
-    ) -> Occupancy {
-        let (blocks, in_flight, in_flight_bytes) = (stock.lifetime().blocks(), copies.count(), copies.bytes());
-        let lost_bytes = self.lost_bytes.load(Ordering::Relaxed);
-        Occupancy {
-            blocks,
-            // Saturating: copies complete between the readings while other threads run. Exact at rest.
-            in_use: blocks.saturating_sub(idle.buffers + in_flight),
-            in_use_bytes: usage.own_bytes.saturating_sub(idle.bytes + in_flight_bytes + lost_bytes),
-            in_flight,
-            in_flight_bytes,
-        }
-    }
-
-    /// Adds the figures of all modules to `stats`, whose waits are known.
-    pub(super) fn snapshot<E, U>(&self, stats: Stats, stock: &Stock<E>, copies: &InFlight<U>, now_us: u64) -> Stats {
-        let (usage, idle, calls) = (stock.backing().usage(), stock.idle().stats(), stock.backing().calls());
-        let now = self.occupancy(&usage, &idle, stock, copies);
-        self.note_peaks(&usage, &idle, &now);
-        let PoolUsage { supply, partition_bytes, lost_in_partitions, fallback, outside_bytes, .. } = usage;
-        let (oldest, [peak_in_flight, peak_in_flight_bytes]) = (copies.oldest(now_us), copies.peaks());
+    /// Adds to `stats`, in which the stock and the copies in flight have filled their own, what is counted here. `own_bytes` are
+    /// in blocks of this pool.
+    pub(super) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
         let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (lost, lost_bytes) = (counted(&self.lost), counted(&self.lost_bytes));
         let (fallbacks, fallback_puts) = (counted(&self.fallbacks), counted(&self.fallback_puts));
-        let (handed_over, made_room) = (counted(&self.handed_over), counted(&self.made_room));
-        let ClassTotals { misses: miss_reasons, evictions } = stock.classes().totals();
-        Stats {
-            pool_size_limit: idle.limit,
-            window: idle.window,
-            gets: idle.total.gets() + fallbacks + handed_over,
-            hits: idle.total.get_from_pool + handed_over,
-            misses: idle.total.allocated + fallbacks,
-            miss_reasons,
-            requested: Requested {
-                gets: counted(&self.requests),
-                bytes: counted(&self.requested_bytes),
-                class_bytes: counted(&self.requested_class_bytes),
-            },
-            failed_gets: counted(&self.failed_gets),
-            timeouts: counted(&self.timeouts),
-            wait_time: *self.waits.lock(),
-            use_time: *self.uses.lock(),
-            in_flight_time: *self.flights.lock(),
-            fallbacks,
-            adopted: self.adopted(),
-            puts: idle.total.put + fallback_puts + handed_over + made_room,
-            evicted: idle.total.evicted,
-            reclaimed: evictions.reclaimed + evictions.over_bytes + evictions.pressure + evictions.trimmed,
-            aged: evictions.expired,
-            eviction_reasons: evictions,
-            checks: idle.checks,
-            raises: idle.raises,
-            lowers: idle.lowers,
-            buffers: now.blocks,
-            buffers_in_pool: idle.buffers,
-            idle_bytes: idle.bytes,
-            in_use: now.in_use,
-            in_use_bytes: now.in_use_bytes,
-            in_flight: now.in_flight,
-            in_flight_bytes: now.in_flight_bytes,
-            oldest_in_flight: oldest.map(|pending| pending.age),
-            oldest_in_flight_stream: oldest.map(|pending| pending.stream),
-            lost,
-            lost_bytes: lost_bytes + supply.stuck_bytes + lost_in_partitions.1,
-            lost_in_partitions: lost_in_partitions.0,
-            partition_bytes,
-            arena_free_bytes: supply.free_bytes,
-            arena_transit_bytes: supply.transit_bytes,
-            arena_overhead_bytes: supply.overhead_bytes,
-            awaiting_release_bytes: supply.awaiting_release_bytes,
-            drains: supply.drains,
-            reserve_bytes: supply.reserve_bytes,
-            reserve_asked_bytes: supply.reserve_asked_bytes,
-            pinned_fraction: stock.backing().domain().map_or(1.0, |domain| domain.pinned_fraction()),
-            reserve_eta: supply.reserve_eta,
-            moves: supply.moves,
-            mappings: supply.mappings,
-            descriptors: supply.descriptors,
-            pinned_bytes: supply.held_bytes,
-            outside_bytes,
-            peak_pinned_bytes: supply.peak_bytes,
-            max_bytes: supply.max_bytes,
-            highest_max_bytes: supply.highest_max_bytes,
-            timeline_bytes: copy::timeline_bytes(),
-            smaller_regions: supply.smaller_regions,
-            fallback_bytes: fallback.held_bytes,
-            fallback_buffers: fallbacks.saturating_sub(fallback_puts),
-            peak_fallback_bytes: fallback.peak_bytes,
-            max_fallback_bytes: fallback.max_bytes,
-            underlying: calls.underlying(),
-            pin: calls.pin,
-            unpin: calls.unpin,
-            remap: calls.remap,
-            peaks: Peaks {
-                buffers: stock.lifetime().peak_blocks(),
-                in_use: counted(&self.peaks.in_use),
-                in_use_bytes: counted(&self.peaks.in_use_bytes),
-                idle: counted(&self.peaks.idle),
-                idle_bytes: counted(&self.peaks.idle_bytes),
-                in_flight: peak_in_flight,
-                in_flight_bytes: peak_in_flight_bytes,
-                awaiting_release_bytes: counted(&self.peaks.awaiting_release_bytes),
-                fallback_buffers: counted(&self.peaks.fallback_buffers),
-            },
-            ..stats
-        }
+        let (handed_over, lost_bytes) = (counted(&self.handed_over), counted(&self.lost_bytes));
+        stats.gets += fallbacks + handed_over;
+        stats.hits += handed_over;
+        stats.misses += fallbacks;
+        stats.puts += fallback_puts + handed_over + counted(&self.made_room);
+        stats.requested = Requested {
+            gets: counted(&self.requests),
+            bytes: counted(&self.requested_bytes),
+            class_bytes: counted(&self.requested_class_bytes),
+        };
+        stats.failed_gets = counted(&self.failed_gets);
+        stats.timeouts = counted(&self.timeouts);
+        stats.wait_time = *self.waits.lock();
+        stats.use_time = *self.uses.lock();
+        stats.in_flight_time = *self.flights.lock();
+        stats.fallbacks = fallbacks;
+        stats.fallback_buffers = fallbacks.saturating_sub(fallback_puts);
+        stats.adopted = self.adopted();
+        stats.lost = counted(&self.lost);
+        stats.lost_bytes += lost_bytes;
+        // Saturating: copies complete between the readings while other threads run. Exact at rest.
+        stats.in_use = stats.buffers.saturating_sub(stats.buffers_in_pool + stats.in_flight);
+        stats.in_use_bytes = own_bytes.saturating_sub(stats.idle_bytes + stats.in_flight_bytes + lost_bytes);
+        self.peaks.note(stats);
+    }
+}
+
+impl SampledPeaks {
+    fn note(&self, stats: &mut Stats) {
+        let most = |peak: &AtomicU64, now: u64| peak.fetch_max(now, Ordering::Relaxed).max(now);
+        stats.peaks = Peaks {
+            in_use: most(&self.in_use, stats.in_use),
+            in_use_bytes: most(&self.in_use_bytes, stats.in_use_bytes),
+            idle: most(&self.idle, stats.buffers_in_pool),
+            idle_bytes: most(&self.idle_bytes, stats.idle_bytes),
+            awaiting_release_bytes: most(&self.awaiting_release_bytes, stats.awaiting_release_bytes),
+            fallback_buffers: self.fallback_buffers.load(Ordering::Relaxed),
+            ..stats.peaks
+        };
     }
 }
 

@@ -7,9 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::domain::{Domain, Member};
-use super::supply::{
-    Acquired, BlockMemory, CalledSource, Direct, Fallback, FallbackStats, Gate, Refusal, SharedArena, SupplyStats,
-};
+use super::supply::{Acquired, BlockMemory, CalledSource, Direct, Fallback, Gate, Refusal, SharedArena};
 use super::waiters::Beside;
 use crate::backend::{PageTiers, Source, SourceError};
 use crate::config::PressureSource;
@@ -17,7 +15,7 @@ use crate::diag::PoolLog;
 use crate::ledger::SharedCeiling;
 use crate::quota::{Claim, Quota};
 use crate::size_class::Class;
-use crate::stats::{EvictionReason, SourceCalls};
+use crate::stats::{EvictionReason, SourceCalls, Stats};
 
 mod refusals;
 
@@ -51,22 +49,6 @@ pub(crate) struct Backing {
 pub(crate) struct OutsideClaim {
     _of_arena: Option<Claim>,
     _own: Claim,
-}
-
-/// What a pool holds.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::engine) struct PoolUsage {
-    /// Of the whole supply, or the share of a partition.
-    pub(in crate::engine) supply: SupplyStats,
-    /// In blocks of this pool.
-    pub(in crate::engine) own_bytes: u64,
-    /// Of users, under the ceiling of this pool.
-    pub(in crate::engine) outside_bytes: u64,
-    /// In blocks of its partitions that are not lost.
-    pub(in crate::engine) partition_bytes: u64,
-    /// Lost blocks of its partitions, and their bytes.
-    pub(in crate::engine) lost_in_partitions: (u64, u64),
-    pub(in crate::engine) fallback: FallbackStats,
 }
 
 impl Backing {
@@ -134,7 +116,7 @@ impl Backing {
     }
 
     /// The ceiling of all pools that share the supply.
-    fn supply_quota(&self) -> &Arc<Quota> {
+    pub(in crate::engine) fn supply_quota(&self) -> &Arc<Quota> {
         match &self.supply {
             Supply::Direct(direct) => direct.quota(),
             Supply::Shared(domain) => domain.arena().quota(),
@@ -159,8 +141,8 @@ impl Backing {
     pub(in crate::engine) fn give_room(&self, bytes: u64, pool: &dyn Member, now_us: u64) -> u64 {
         match &self.supply {
             Supply::Direct(direct) => {
-                let before_bytes = direct.stats().held_bytes;
-                let given = || before_bytes.saturating_sub(direct.stats().held_bytes);
+                let before_bytes = direct.quota().held_bytes();
+                let given = || before_bytes.saturating_sub(direct.quota().held_bytes());
                 let mut to_release = None;
                 while given() < bytes && release_one(pool, &mut to_release) {}
                 given()
@@ -368,11 +350,19 @@ impl Backing {
         self.fallback.as_ref().is_some_and(|fallback| fallback.could_hold(class))
     }
 
-    /// What the whole supply holds.
-    pub(in crate::engine) fn stats(&self) -> SupplyStats {
+    /// Bytes that the whole supply holds.
+    pub(in crate::engine) fn held_bytes(&self) -> u64 {
         match &self.supply {
-            Supply::Direct(direct) => direct.stats(),
-            Supply::Shared(domain) => domain.stats(),
+            Supply::Direct(_) => self.own.held_bytes(),
+            Supply::Shared(domain) => domain.arena().held_bytes(),
+        }
+    }
+
+    /// Whether the supply has memory in blocks: in use, in flight, idle or lost.
+    pub(in crate::engine) fn has_blocks(&self) -> bool {
+        match &self.supply {
+            Supply::Direct(direct) => self.own.held_bytes() > direct.stuck_bytes(),
+            Supply::Shared(domain) => domain.arena().has_blocks(),
         }
     }
 
@@ -384,32 +374,51 @@ impl Backing {
         }
     }
 
-    /// What this pool holds. A partition sees its own blocks; free memory belongs to all pools.
-    pub(in crate::engine) fn usage(&self) -> PoolUsage {
-        let supply = self.stats();
-        let fallback = self.fallback.as_ref().map(Fallback::stats).unwrap_or_default();
-        let outside_bytes = self.own.outside_bytes();
+    /// Bytes in blocks of this pool, pinned or not.
+    pub(in crate::engine) fn own_bytes(&self) -> u64 {
+        let stuck_bytes = match &self.supply {
+            Supply::Direct(direct) => direct.stuck_bytes(),
+            Supply::Shared(_) => 0,
+        };
         let (inner_bytes, inner_outside_bytes) = self.own.inner_bytes();
-        let inner_bytes = inner_bytes.saturating_sub(inner_outside_bytes);
-        // What an own ceiling counts includes what is outside; what an arena holds does not.
-        let supply = match &self.supply {
-            Supply::Shared(_) if self.is_partition => supply.of_partition(&self.own).without(outside_bytes),
-            Supply::Shared(_) => supply,
-            Supply::Direct(_) => supply.without(outside_bytes),
-        };
-        let pinned_bytes = match &self.supply {
-            Supply::Direct(_) => supply.block_bytes,
-            Supply::Shared(_) => self.own.held_bytes().saturating_sub(outside_bytes + inner_bytes),
-        };
-        let lost_in_partitions = self.own.inner_lost();
-        PoolUsage {
-            supply,
-            outside_bytes: outside_bytes.saturating_sub(inner_outside_bytes),
-            own_bytes: pinned_bytes + fallback.held_bytes.saturating_sub(fallback.inner_bytes),
-            partition_bytes: (inner_bytes + fallback.inner_bytes).saturating_sub(lost_in_partitions.1),
-            lost_in_partitions,
-            fallback,
+        let not_own_bytes = self.own.outside_bytes() + inner_bytes.saturating_sub(inner_outside_bytes) + stuck_bytes;
+        let pageable_bytes = self.fallback.as_ref().map_or(0, |fallback| {
+            let quota = fallback.quota();
+            quota.held_bytes().saturating_sub(quota.inner_bytes().0)
+        });
+        self.own.held_bytes().saturating_sub(not_own_bytes) + pageable_bytes
+    }
+
+    /// Bytes in blocks of the pool's partitions that are not lost, pinned or not.
+    pub(in crate::engine) fn partition_bytes(&self) -> u64 {
+        let (inner_bytes, inner_outside_bytes) = self.own.inner_bytes();
+        let pageable_bytes = self.fallback.as_ref().map_or(0, |fallback| fallback.quota().inner_bytes().0);
+        let (_, lost_bytes) = self.own.inner_lost();
+        (inner_bytes.saturating_sub(inner_outside_bytes) + pageable_bytes).saturating_sub(lost_bytes)
+    }
+
+    /// A partition sees its own blocks; free memory belongs to all pools.
+    pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
+        let outside_bytes = self.own.outside_bytes();
+        match &self.supply {
+            Supply::Direct(direct) => direct.fill(stats),
+            Supply::Shared(_) if self.is_partition => self.own.fill(stats),
+            Supply::Shared(domain) => domain.fill(stats),
         }
+        // What an own ceiling counts includes what is outside; what an arena holds does not.
+        if self.is_partition || !self.has_arena() {
+            stats.pinned_bytes = stats.pinned_bytes.saturating_sub(outside_bytes);
+        }
+        stats.pinned_fraction = self.domain().map_or(1.0, |domain| domain.pinned_fraction());
+        stats.outside_bytes = outside_bytes.saturating_sub(self.own.inner_bytes().1);
+        stats.partition_bytes = self.partition_bytes();
+        let (lost, lost_bytes) = self.own.inner_lost();
+        stats.lost_in_partitions = lost;
+        stats.lost_bytes += lost_bytes;
+        if let Some(fallback) = &self.fallback {
+            fallback.fill(stats);
+        }
+        self.calls().fill(stats);
     }
 }
 

@@ -8,7 +8,7 @@
 //! Misses and releases come here, hits and the puts that keep a buffer do not. The lock is held for a look-up.
 
 use crate::size_class::Class;
-use crate::stats::{ClassStats, EvictionReason, EvictionReasons, MissReason, MissReasons};
+use crate::stats::{ClassStats, EvictionReason, EvictionReasons, MissReason, MissReasons, Stats};
 use pinpool_os::sync::plain::Mutex;
 
 /// Classes without a buffer are forgotten when there are more than this many; `adaptive` has fewer.
@@ -29,9 +29,9 @@ struct Table {
 
 /// What a pool has counted over all classes.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct ClassTotals {
-    pub(super) misses: MissReasons,
-    pub(super) evictions: EvictionReasons,
+struct ClassTotals {
+    misses: MissReasons,
+    evictions: EvictionReasons,
 }
 
 impl Classes {
@@ -74,8 +74,12 @@ impl Classes {
         table.totals.evictions.count(reason);
     }
 
-    pub(super) fn totals(&self) -> ClassTotals {
-        self.0.lock().totals
+    pub(super) fn fill(&self, stats: &mut Stats) {
+        let ClassTotals { misses, evictions } = self.0.lock().totals;
+        stats.miss_reasons = misses;
+        stats.reclaimed = evictions.reclaimed + evictions.over_bytes + evictions.pressure + evictions.trimmed;
+        stats.aged = evictions.expired;
+        stats.eviction_reasons = evictions;
     }
 
     /// By bytes, the smallest first; which are in flight is not known here.

@@ -202,7 +202,7 @@ impl Core {
     /// Changes the ceiling; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
     pub(crate) fn set_ceiling(&self, ceiling: Ceiling) {
         self.bind_to_process(ceiling == Ceiling::Auto);
-        let (max_bytes, why) = self.ceiling.set(ceiling, self.backing().stats().held_bytes);
+        let (max_bytes, why) = self.ceiling.set(ceiling, self.backing().held_bytes());
         self.apply_ceiling(max_bytes, &why);
     }
 
@@ -359,7 +359,7 @@ impl Core {
             ReserveWait::Pinned => Ok(true),
             ReserveWait::TimedOut => Ok(false),
             ReserveWait::Stopped(error) => {
-                let len = usize::try_from(self.backing().stats().reserve_asked_bytes).unwrap_or(usize::MAX);
+                let len = usize::try_from(self.stats().reserve_asked_bytes).unwrap_or(usize::MAX);
                 Err(self.refused(&Wanted::reserve(len), Refusal::Source(error), 0))
             }
         }

@@ -8,6 +8,7 @@
 //!   sees the others. Each changes its own word first, and then passes through the count of blocks by an exchange that
 //!   acquires and releases; the exchanges of one word have an order.
 
+use crate::stats::Stats;
 use pinpool_os::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use pinpool_os::sync::process;
 
@@ -36,15 +37,10 @@ impl Lifetime {
         self.blocks.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Blocks that are idle, in use or in flight.
-    pub(super) fn blocks(&self) -> u64 {
-        // Relaxed: a figure.
-        self.blocks.load(Ordering::Relaxed)
-    }
-
-    /// Most blocks at any time.
-    pub(super) fn peak_blocks(&self) -> u64 {
-        self.peak.load(process::Ordering::Relaxed)
+    pub(super) fn fill(&self, stats: &mut Stats) {
+        // Relaxed: figures.
+        stats.buffers = self.blocks.load(Ordering::Relaxed);
+        stats.peaks.buffers = self.peak.load(process::Ordering::Relaxed);
     }
 
     /// No handle of the pool is left.

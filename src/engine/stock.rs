@@ -28,7 +28,7 @@ use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::quota::{Level, Over};
 use crate::size_class::{Class, plain_eighths_index};
-use crate::stats::{EvictionReason, MissReason};
+use crate::stats::{EvictionReason, MissReason, Stats};
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::lost;
 
@@ -260,7 +260,7 @@ impl<E> Stock<E> {
         };
         if is_over() {
             // Other threads may put blocks meanwhile: no more are released than were idle at the start.
-            let turns = self.idle.stats().buffers;
+            let turns = self.idle.count();
             let released =
                 (0..turns).take_while(|_| is_over() && self.release_oldest(now_us, EvictionReason::OverBytes));
             released.for_each(drop);
@@ -291,8 +291,8 @@ impl<E> Stock<E> {
     pub(super) fn trim(&self, to_bytes: u64, now_us: u64) {
         self.trim_arena(to_bytes, now_us);
         // No more than are idle now: what other threads put back meanwhile is not this call's.
-        for _ in 0..self.idle.stats().buffers {
-            if self.backing.stats().held_bytes <= to_bytes || !self.release_oldest(now_us, EvictionReason::Trimmed) {
+        for _ in 0..self.idle.count() {
+            if self.backing.held_bytes() <= to_bytes || !self.release_oldest(now_us, EvictionReason::Trimmed) {
                 break;
             }
             self.trim_arena(to_bytes, now_us);
@@ -324,7 +324,7 @@ impl<E> Stock<E> {
             let to_bytes = match &added {
                 // What is idle here makes room there.
                 Err(Refusal::Over { over: Over { level: Level::Shared, missing_bytes, .. }, .. }) => {
-                    Some(self.backing.stats().held_bytes.saturating_sub(*missing_bytes))
+                    Some(self.backing.held_bytes().saturating_sub(*missing_bytes))
                 }
                 Err(Refusal::Over { needed_bytes, over }) => over.max_bytes.checked_sub(*needed_bytes),
                 _ => None,
@@ -354,8 +354,8 @@ impl<E> Stock<E> {
         if self.backing.is_partition() {
             return;
         }
-        let (supply, calls) = (self.backing.stats(), self.backing.calls().underlying());
-        if let Some(growth) = tick.growth_to_report(supply.held_bytes, calls, supply.max_bytes) {
+        let (held_bytes, calls) = (self.backing.held_bytes(), self.backing.calls().underlying());
+        if let Some(growth) = tick.growth_to_report(held_bytes, calls, self.backing.supply_quota().max_bytes()) {
             self.log.grown(&growth);
         }
     }
@@ -367,9 +367,9 @@ impl<E> Stock<E> {
         let Some(arena) = self.backing.arena() else {
             // Here only a limit can be passed by a put.
             let may_pass_limit = self.max_idle_bytes.is_some() || self.backing.is_over_own_ceiling();
-            return match (may_pass_limit, idle_bytes, self.backing.stats().block_bytes) {
-                (false, ..) | (true, 0, 0) => Pace::Never,
-                (true, 0, _) => Pace::InUse,
+            return match (may_pass_limit, idle_bytes, self.backing.has_blocks()) {
+                (false, ..) | (true, 0, false) => Pace::Never,
+                (true, 0, true) => Pace::InUse,
                 (true, ..) => Pace::Idle,
             };
         };
@@ -381,7 +381,14 @@ impl<E> Stock<E> {
         }
         // A put that is kept tells nobody, and makes an idle buffer of one in use. Free memory is to go if memory is short.
         let may_change = arena.has_free() || self.backing.domain().is_some_and(|domain| domain.reserve_waits());
-        if self.backing.stats().block_bytes > 0 || may_change { Pace::InUse } else { Pace::Never }
+        if self.backing.has_blocks() || may_change { Pace::InUse } else { Pace::Never }
+    }
+
+    pub(super) fn fill(&self, stats: &mut Stats) {
+        self.backing.fill(stats);
+        self.idle.fill(stats);
+        self.classes.fill(stats);
+        self.lifetime.fill(stats);
     }
 
     /// From now on nothing is kept. Returns what is idle.

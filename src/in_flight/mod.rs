@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use crate::error::Error;
+use crate::stats::Stats;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 use pinpool_os::sync::{Condvar, Mutex, process};
 
@@ -145,9 +146,10 @@ impl<T> InFlight<T> {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Most items in flight at any time, and most bytes.
-    pub(crate) fn peaks(&self) -> [u64; 2] {
-        self.peaks.each_ref().map(|peak| peak.load(process::Ordering::Relaxed))
+    pub(crate) fn fill(&self, stats: &mut Stats) {
+        (stats.in_flight, stats.in_flight_bytes) = (self.count(), self.bytes());
+        let peaks = self.peaks.each_ref().map(|peak| peak.load(process::Ordering::Relaxed));
+        [stats.peaks.in_flight, stats.peaks.in_flight_bytes] = peaks;
     }
 
     /// Whether such an item is in flight.

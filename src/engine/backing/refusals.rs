@@ -132,6 +132,6 @@ impl Backing {
     fn is_lock_limited(&self) -> bool {
         let locked_bytes = || *self.lock_limit.get_or_init(|| limits::process_limits(Path::new("/")).locked_bytes);
         let is_limit = |max_bytes| locked_bytes() == Some(max_bytes);
-        self.source().name() == "mlock" && self.stats().max_bytes.is_some_and(is_limit)
+        self.source().name() == "mlock" && self.supply_quota().max_bytes().is_some_and(is_limit)
     }
 }

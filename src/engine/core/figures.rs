@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use super::Core;
+use crate::copy;
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{ClassStats, Stats};
 
@@ -47,6 +48,17 @@ impl Core {
         partitions.iter().filter_map(Weak::upgrade).filter(|core| !core.stock.lifetime().is_sealed()).collect()
     }
 
+    /// Notes the peaks of what no counter of its own has.
+    pub(super) fn sample_peaks(&self) {
+        self.fill(&mut Stats::default());
+    }
+
+    fn fill(&self, stats: &mut Stats) {
+        self.stock.fill(stats);
+        self.in_flight.fill(stats);
+        self.accounts.fill(stats, self.backing().own_bytes());
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         let (preset, source) = (self.config.preset.name(), self.backing().source());
         let name = self.name().map(str::to_owned);
@@ -59,9 +71,13 @@ impl Core {
         let stats = Stats { ledger: self.ledger_stats(), ..stats };
         let mut tries = 0;
         loop {
-            let (waits, waiting) = (self.waiters.total(), self.waiters.waiting());
-            let stats = Stats { waits, waiting, ..stats.clone() };
-            let stats = self.accounts.snapshot(stats, &self.stock, &self.in_flight, self.time.now_us());
+            let mut stats = stats.clone();
+            (stats.waits, stats.waiting) = (self.waiters.total(), self.waiters.waiting());
+            stats.timeline_bytes = copy::timeline_bytes();
+            self.fill(&mut stats);
+            let oldest = self.in_flight.oldest(self.time.now_us());
+            (stats.oldest_in_flight, stats.oldest_in_flight_stream) =
+                oldest.map(|pending| (pending.age, pending.stream)).unzip();
             tries += 1;
             // The maintenance thread may end a copy between two readings. Beside a pool that is in use at all times the last one
             // has to do.

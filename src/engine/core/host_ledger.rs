@@ -195,7 +195,7 @@ impl Core {
     /// How soon to look again because other owners lack memory: a put that is kept tells nobody.
     pub(super) fn pace_of_ledger(&self) -> Pace {
         let is_wanted = || self.host_ledger().is_some_and(|ledger| ledger.is_wanted());
-        if self.backing().stats().held_bytes > 0 && is_wanted() { Pace::Copies } else { Pace::Never }
+        if self.backing().held_bytes() > 0 && is_wanted() { Pace::Copies } else { Pace::Never }
     }
 
     /// What `add` pins or claims; while the ledger refuses it, waits for other owners as a get would.

@@ -11,7 +11,7 @@ impl Member for Core {
     }
 
     fn idle_buffers(&self) -> u64 {
-        self.stock.idle().stats().buffers
+        self.stock.idle().count()
     }
 
     fn release_oldest(&self, why: EvictionReason) -> bool {

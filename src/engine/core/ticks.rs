@@ -69,9 +69,9 @@ impl Core {
         let is_for_all = self.stock.maintain(self, now_us, || self.trim(0));
         self.stock.report_growth(&mut tick);
         drop(tick);
-        self.accounts.sample(&self.stock, &self.in_flight);
+        self.sample_peaks();
         self.report_verdict(now_us);
-        let held_bytes = || self.backing().stats().held_bytes;
+        let held_bytes = || self.backing().held_bytes();
         if let Some((max_bytes, why)) =
             self.ceiling.follow(now_us, held_bytes, |source| self.follow_for_process(source))
         {

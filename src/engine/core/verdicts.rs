@@ -23,8 +23,8 @@ pub(super) struct Verdicts {
 impl Core {
     /// A get of `class` found no memory at once.
     pub(super) fn note_need(&self, class: Class) {
-        let usage = self.backing().usage();
-        let used_bytes = usage.own_bytes.saturating_sub(self.stock.idle().bytes()) + usage.partition_bytes;
+        let own_bytes = self.backing().own_bytes().saturating_sub(self.stock.idle().bytes());
+        let used_bytes = own_bytes + self.backing().partition_bytes();
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
         self.verdicts.short_gets.fetch_add(1, Ordering::Relaxed);
         self.verdicts.needed_bytes.fetch_max(used_bytes + waiting_bytes + class.bytes as u64, Ordering::Relaxed);

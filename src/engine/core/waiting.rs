@@ -195,7 +195,7 @@ impl Core {
         let at = (self.time.coarse_us(), until);
         let (mut block, are_more) = self.stock.acquire(self, class, at, &**self, refused, is_in_flight)?;
         if are_more {
-            self.accounts.sample(&self.stock, &self.in_flight);
+            self.sample_peaks();
         }
         if self.config.zero {
             // A source may give what earlier use by this process left.
@@ -252,11 +252,11 @@ impl Core {
         let nth = self.accounts.count_fallback();
         self.shortage.count_fallback();
         if are_more {
-            self.accounts.sample(&self.stock, &self.in_flight);
+            self.sample_peaks();
         }
         if is_power_of_ten(nth) {
-            let fallback = self.backing().usage().fallback;
-            self.log.fell_back(len as u64, nth, fallback.held_bytes, fallback.max_bytes);
+            let stats = self.stats();
+            self.log.fell_back(len as u64, nth, stats.fallback_bytes, stats.max_fallback_bytes);
         }
         Some(block)
     }

@@ -14,11 +14,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
-use super::supply::{CalledSource, SharedArena, SupplyStats};
+use super::supply::{CalledSource, SharedArena};
 use crate::backend::SourceError;
 use crate::config::PressureSource;
 use crate::diag::PoolLog;
-use crate::stats::EvictionReason;
+use crate::stats::{EvictionReason, Stats};
 use pinpool_os::sync::plain::Mutex;
 
 mod ladder;
@@ -140,8 +140,9 @@ impl Domain {
         self.pools().iter().for_each(|pool| pool.complete_copies());
     }
 
-    pub(super) fn stats(&self) -> SupplyStats {
-        SupplyStats { reserve_eta: self.reserve_eta(), ..self.arena.stats() }
+    pub(super) fn fill(&self, stats: &mut Stats) {
+        self.arena.fill(stats);
+        stats.reserve_eta = self.reserve_eta();
     }
 }
 

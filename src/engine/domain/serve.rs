@@ -126,7 +126,7 @@ impl Domain {
                 }
                 continue;
             }
-            let lacking_bytes = lacking_bytes(&state, arena.held_bytes(bytes), limits);
+            let lacking_bytes = lacking_bytes(&state, arena.block_bytes(bytes), limits);
             let is_held_by_copies = closed.is_none() && state.arena().stats().idle_bytes > 0;
             drop(closed);
             drop(state);

@@ -4,9 +4,10 @@
 //! arguments.
 
 use super::thread_cache::{self, Entry, Shard, ThreadCache};
-use super::{IdleStats, LoweredLimit, PutOutcome};
+use super::{LoweredLimit, PutOutcome, fill_totals};
 use crate::policy::{self, Check, Window};
 use crate::size_class::{Class, EIGHTHS_CLASSES};
+use crate::stats::Stats;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 use std::collections::VecDeque;
@@ -229,18 +230,20 @@ impl<T> AdaptiveIdle<T> {
         self.cache.idle_bytes() as u64
     }
 
-    pub(super) fn stats(&self) -> IdleStats {
+    pub(super) fn count(&self) -> u64 {
+        self.cache.idle_count() as u64
+    }
+
+    pub(super) fn fill(&self, stats: &mut Stats) {
         let total = self.cache.totals();
-        IdleStats {
-            window: self.window(),
-            total: Window { put: total.put + self.other_puts.load(Ordering::Relaxed), ..total },
-            limit: self.limit(),
-            buffers: self.cache.idle_count() as u64,
-            bytes: self.bytes(),
-            checks: self.checks.load(Ordering::Relaxed),
-            raises: self.raises.load(Ordering::Relaxed),
-            lowers: self.lowers.load(Ordering::Relaxed),
-        }
+        fill_totals(stats, Window { put: total.put + self.other_puts.load(Ordering::Relaxed), ..total });
+        stats.window = self.window();
+        stats.pool_size_limit = self.limit();
+        stats.buffers_in_pool = self.count();
+        stats.idle_bytes = self.bytes();
+        stats.checks = self.checks.load(Ordering::Relaxed);
+        stats.raises = self.raises.load(Ordering::Relaxed);
+        stats.lowers = self.lowers.load(Ordering::Relaxed);
     }
 }
 

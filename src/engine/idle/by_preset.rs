@@ -5,8 +5,9 @@
 use super::adaptive::AdaptiveIdle;
 use super::exact::ExactIdle;
 use super::thread_cache::{Entry, Shard};
-use super::{IdleStats, LoweredLimit, PutOutcome};
+use super::{LoweredLimit, PutOutcome};
 use crate::size_class::Class;
+use crate::stats::Stats;
 
 /// The idle buffers of one pool.
 #[derive(Debug)]
@@ -139,7 +140,12 @@ impl<T> Idle<T> {
         on_variant!(self, idle => idle.bytes())
     }
 
-    pub(in crate::engine) fn stats(&self) -> IdleStats {
-        on_variant!(self, idle => idle.stats())
+    /// Idle buffers.
+    pub(in crate::engine) fn count(&self) -> u64 {
+        on_variant!(self, idle => idle.count())
+    }
+
+    pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
+        on_variant!(self, idle => idle.fill(stats));
     }
 }

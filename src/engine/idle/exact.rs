@@ -22,9 +22,10 @@
 use std::collections::HashMap;
 
 use super::thread_cache::Entry;
-use super::{IdleStats, PutOutcome};
+use super::{PutOutcome, fill_totals};
 use crate::policy::{self, Check, Window};
 use crate::size_class::Class;
+use crate::stats::Stats;
 use pinpool_os::sync::plain::Mutex;
 
 /// Idle buffers in the order of their puts.
@@ -126,18 +127,19 @@ impl<T> ExactIdle<T> {
         self.state.lock().bytes
     }
 
-    pub(super) fn stats(&self) -> IdleStats {
+    pub(super) fn count(&self) -> u64 {
+        self.state.lock().store.len as u64
+    }
+
+    pub(super) fn fill(&self, stats: &mut Stats) {
         let state = self.state.lock();
-        IdleStats {
-            window: state.window,
-            total: state.before + state.window + state.unpooled,
-            limit: state.limit,
-            buffers: state.store.len as u64,
-            bytes: state.bytes,
-            checks: state.checks,
-            raises: state.raises,
-            ..IdleStats::default()
-        }
+        fill_totals(stats, state.before + state.window + state.unpooled);
+        stats.window = state.window;
+        stats.pool_size_limit = state.limit;
+        stats.buffers_in_pool = state.store.len as u64;
+        stats.idle_bytes = state.bytes;
+        stats.checks = state.checks;
+        stats.raises = state.raises;
     }
 }
 

@@ -19,6 +19,7 @@ pub mod thread_cache;
 
 use self::thread_cache::Entry;
 use crate::policy::{Check, Window};
+use crate::stats::Stats;
 
 pub(super) use by_preset::Idle;
 
@@ -47,15 +48,11 @@ pub(super) struct LoweredLimit<T> {
     pub(super) victims: Vec<Box<Entry<T>>>,
 }
 
-/// What the idle buffers and their counts are now.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct IdleStats {
-    pub(super) window: Window,
-    pub(super) total: Window,
-    pub(super) limit: u64,
-    pub(super) buffers: u64,
-    pub(super) bytes: u64,
-    pub(super) checks: u64,
-    pub(super) raises: u64,
-    pub(super) lowers: u64,
+/// What `total` counts over the life of a pool.
+fn fill_totals(stats: &mut Stats, total: Window) {
+    stats.gets += total.gets();
+    stats.hits += total.get_from_pool;
+    stats.misses += total.allocated;
+    stats.puts += total.put;
+    stats.evicted += total.evicted;
 }

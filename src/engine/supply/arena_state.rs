@@ -15,12 +15,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::BlockMemory;
 use super::executor::{Executed, Executor, Mapping, Mappings};
-use super::{BlockMemory, SupplyStats};
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::quota::{Claim, Over, Quota};
-use crate::stats::SourceCalls;
+use crate::stats::{SourceCalls, Stats};
 
 mod background;
 mod claims;
@@ -399,29 +399,23 @@ impl ArenaState {
         self.mappings.extents()
     }
 
-    pub(in crate::engine) fn stats(&self) -> SupplyStats {
+    pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
         let arena = self.arena.stats();
         // Free, and to be released as soon as no copy is pending.
         let trim_bytes = self.trim_to_bytes.map_or(0, |to_bytes| self.held_bytes().saturating_sub(to_bytes));
-        SupplyStats {
-            held_bytes: self.held_bytes(),
-            peak_bytes: self.peak_bytes,
-            block_bytes: arena.live_bytes,
-            free_bytes: arena.hole_bytes,
-            transit_bytes: arena.transit_bytes,
-            overhead_bytes: arena.overhead_bytes + self.reserve_overhead_bytes,
-            reserve_bytes: self.pinned_reserve_bytes(),
-            reserve_asked_bytes: self.asked_reserve_bytes(),
-            reserve_eta: None,
-            stuck_bytes: 0,
-            awaiting_release_bytes: trim_bytes.max(self.overdue_bytes).min(self.arena.releasable_bytes()),
-            drains: self.drains,
-            max_bytes: self.quota().max_bytes(),
-            highest_max_bytes: self.quota().highest_max_bytes(),
-            smaller_regions: self.smaller_regions,
-            moves: arena.remaps,
-            mappings: arena.mappings,
-            descriptors: 0,
-        }
+        stats.pinned_bytes = self.held_bytes();
+        stats.peak_pinned_bytes = self.peak_bytes;
+        stats.arena_free_bytes = arena.hole_bytes;
+        stats.arena_transit_bytes = arena.transit_bytes;
+        stats.arena_overhead_bytes = arena.overhead_bytes + self.reserve_overhead_bytes;
+        stats.reserve_bytes = self.pinned_reserve_bytes();
+        stats.reserve_asked_bytes = self.asked_reserve_bytes();
+        stats.awaiting_release_bytes = trim_bytes.max(self.overdue_bytes).min(self.arena.releasable_bytes());
+        stats.drains = self.drains;
+        stats.max_bytes = self.quota().max_bytes();
+        stats.highest_max_bytes = self.quota().highest_max_bytes();
+        stats.smaller_regions = self.smaller_regions;
+        stats.moves = arena.remaps;
+        stats.mappings = arena.mappings;
     }
 }

@@ -5,11 +5,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{BlockMemory, CalledSource, Refusal, SupplyStats};
+use super::{BlockMemory, CalledSource, Refusal};
 use crate::backend::{Region, Source, SourceError};
 use crate::diag::{Growth, PoolLog};
 use crate::quota::{Claim, Quota};
-use crate::stats::SourceCalls;
+use crate::stats::{SourceCalls, Stats};
 use pinpool_os::sync::plain::Mutex;
 
 /// A source under a ceiling.
@@ -108,19 +108,15 @@ impl Direct {
         self.counts.lock().calls
     }
 
-    pub(in crate::engine) fn stats(&self) -> SupplyStats {
-        let counts = *self.counts.lock();
-        let held_bytes = self.quota.held_bytes();
-        SupplyStats {
-            held_bytes,
-            peak_bytes: self.quota.peak_bytes(),
-            block_bytes: held_bytes.saturating_sub(counts.stuck_bytes),
-            stuck_bytes: counts.stuck_bytes,
-            max_bytes: self.quota.max_bytes(),
-            highest_max_bytes: self.quota.highest_max_bytes(),
-            descriptors: 0,
-            mappings: counts.calls.pin.count.saturating_sub(counts.calls.unpin.count),
-            ..SupplyStats::default()
-        }
+    /// Bytes in regions that the source failed to release.
+    pub(in crate::engine) fn stuck_bytes(&self) -> u64 {
+        self.counts.lock().stuck_bytes
+    }
+
+    pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
+        let CallCounts { calls, stuck_bytes } = *self.counts.lock();
+        self.quota.fill(stats);
+        stats.lost_bytes += stuck_bytes;
+        stats.mappings = calls.pin.count.saturating_sub(calls.unpin.count);
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::BlockMemory;
 use crate::backend::{HeapSource, Region, Source, SourceError};
 use crate::quota::{Claim, Quota};
+use crate::stats::Stats;
 
 use crate::size_class::Class;
 
@@ -17,16 +18,6 @@ pub(crate) struct Fallback {
     quota: Arc<Quota>,
     /// The limit is the pool's ceiling, also after that was changed.
     follows_ceiling: bool,
-}
-
-/// What the fallback holds.
-#[derive(Debug, Clone, Copy, Default)]
-pub(in crate::engine) struct FallbackStats {
-    pub(in crate::engine) held_bytes: u64,
-    pub(in crate::engine) peak_bytes: u64,
-    pub(in crate::engine) max_bytes: Option<u64>,
-    /// Held bytes that belong to partitions.
-    pub(in crate::engine) inner_bytes: u64,
 }
 
 impl Fallback {
@@ -73,12 +64,13 @@ impl Fallback {
         })
     }
 
-    pub(in crate::engine) fn stats(&self) -> FallbackStats {
-        FallbackStats {
-            held_bytes: self.quota.held_bytes(),
-            peak_bytes: self.quota.peak_bytes(),
-            max_bytes: self.quota.max_bytes(),
-            inner_bytes: self.quota.inner_bytes().0,
-        }
+    pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
+        stats.fallback_bytes = self.quota.held_bytes();
+        stats.peak_fallback_bytes = self.quota.peak_bytes();
+        stats.max_fallback_bytes = self.quota.max_bytes();
+    }
+
+    pub(in crate::engine) fn quota(&self) -> &Quota {
+        &self.quota
     }
 }

@@ -30,18 +30,16 @@ mod mapping_watch;
 mod shared_arena;
 
 use std::ptr::NonNull;
-use std::time::Duration;
 
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
-use crate::quota::{Claim, Level, Over, Quota};
+use crate::quota::{Claim, Level, Over};
 
 pub(crate) use adopted::Adopted;
 pub(in crate::engine) use arena_state::ArenaState;
 pub(crate) use called_source::CalledSource;
 pub(crate) use direct::Direct;
 pub(crate) use fallback::Fallback;
-pub(in crate::engine) use fallback::FallbackStats;
 pub(crate) use gate::BegunCopy;
 pub(in crate::engine) use gate::{ClosedGate, Gate};
 pub(in crate::engine) use shared_arena::Step;
@@ -90,61 +88,6 @@ impl Refusal {
     /// Whether the ceiling that several pools share has no room.
     pub(in crate::engine) fn is_by_shared(&self) -> bool {
         matches!(self, Self::Over { over: Over { level: Level::Shared, .. }, .. })
-    }
-}
-
-/// Bytes held, by state.
-#[derive(Debug, Clone, Copy, Default)]
-pub(in crate::engine) struct SupplyStats {
-    pub(in crate::engine) held_bytes: u64,
-    pub(in crate::engine) peak_bytes: u64,
-    /// Held bytes in blocks: in use, in flight, idle or leaked.
-    pub(in crate::engine) block_bytes: u64,
-    /// Held bytes that are free in the arena.
-    pub(in crate::engine) free_bytes: u64,
-    /// Held bytes that are being committed or released.
-    pub(in crate::engine) transit_bytes: u64,
-    /// Held bytes beyond those of regions and reserves.
-    pub(in crate::engine) overhead_bytes: u64,
-    pub(in crate::engine) reserve_bytes: u64,
-    /// What reserves asked for, pinned or not.
-    pub(in crate::engine) reserve_asked_bytes: u64,
-    /// When all of it will be there, at the rate so far.
-    pub(in crate::engine) reserve_eta: Option<Duration>,
-    /// Held bytes in regions that the source failed to release.
-    pub(in crate::engine) stuck_bytes: u64,
-    /// Free bytes that wait for copies in flight before they can be released.
-    pub(in crate::engine) awaiting_release_bytes: u64,
-    /// Gets that waited for copies in flight so that regions could be released.
-    pub(in crate::engine) drains: u64,
-    pub(in crate::engine) max_bytes: Option<u64>,
-    /// The highest ceiling so far.
-    pub(in crate::engine) highest_max_bytes: Option<u64>,
-    pub(in crate::engine) moves: u64,
-    /// Granules, regions and reserves held.
-    pub(in crate::engine) mappings: u64,
-    pub(in crate::engine) descriptors: u64,
-    /// Regions for one buffer, acquired where the source refused a larger one.
-    pub(in crate::engine) smaller_regions: u64,
-}
-
-impl SupplyStats {
-    /// Without `bytes` of users, which count under the same ceiling.
-    pub(in crate::engine) fn without(self, bytes: u64) -> Self {
-        let (held_bytes, block_bytes) = (self.held_bytes.saturating_sub(bytes), self.block_bytes.saturating_sub(bytes));
-        Self { held_bytes, block_bytes, ..self }
-    }
-
-    /// The part that a partition sees: its own blocks under its own ceiling.
-    pub(in crate::engine) fn of_partition(self, own: &Quota) -> Self {
-        Self {
-            held_bytes: own.held_bytes(),
-            peak_bytes: own.peak_bytes(),
-            block_bytes: own.held_bytes(),
-            max_bytes: own.max_bytes(),
-            highest_max_bytes: own.highest_max_bytes(),
-            ..Self::default()
-        }
     }
 }
 

@@ -36,12 +36,12 @@ use super::arena_state::ArenaState;
 use super::executor::{GrowthShape, arena_over, held};
 use super::gate::Gate;
 use super::mapping_watch::MappingWatch;
-use super::{BlockMemory, Refusal, SupplyStats};
+use super::{BlockMemory, Refusal};
 use crate::arena::{ArenaPtr, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError, VirtualMemory};
 use crate::diag::PoolLog;
 use crate::quota::{Claim, Quota, Room};
-use crate::stats::SourceCalls;
+use crate::stats::{SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
 
 mod grow;
@@ -211,11 +211,11 @@ impl SharedArena {
     /// What is claimed for a block of `bytes` that has no committed memory.
     pub(in crate::engine) fn grown_bytes(&self, bytes: u64) -> u64 {
         let GrowthShape { sizes, is_discrete, .. } = self.shape;
-        if is_discrete { self.held_bytes(bytes) } else { sizes.up(bytes) }
+        if is_discrete { self.block_bytes(bytes) } else { sizes.up(bytes) }
     }
 
     /// What the system holds for a block of `bytes` alone.
-    pub(in crate::engine) fn held_bytes(&self, bytes: u64) -> u64 {
+    pub(in crate::engine) fn block_bytes(&self, bytes: u64) -> u64 {
         if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
     }
 
@@ -333,9 +333,18 @@ impl SharedArena {
         tiers.fold(PageTiers::default(), PageTiers::add)
     }
 
-    pub(in crate::engine) fn stats(&self) -> SupplyStats {
-        let descriptors = self.source.virtual_memory().map_or(0, VirtualMemory::descriptors);
-        SupplyStats { descriptors, ..self.state.lock().stats() }
+    pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
+        stats.descriptors = self.source.virtual_memory().map_or(0, VirtualMemory::descriptors);
+        self.state.lock().fill(stats);
+    }
+
+    pub(in crate::engine) fn held_bytes(&self) -> u64 {
+        self.state.lock().held_bytes()
+    }
+
+    /// Whether any block is carved from the arena.
+    pub(in crate::engine) fn has_blocks(&self) -> bool {
+        self.state.lock().arena().stats().live_bytes > 0
     }
 
     pub(in crate::engine) fn calls(&self) -> SourceCalls {
