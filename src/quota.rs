@@ -337,18 +337,19 @@ impl Quota {
     /// The bytes held, and the ceiling on them.
     pub(crate) fn fill(&self, stats: &mut Stats) {
         (stats.pinned_bytes, stats.peak_pinned_bytes) = (self.held_bytes(), self.peak_bytes());
-        (stats.max_bytes, stats.highest_max_bytes) = (self.max_bytes(), self.highest_max_bytes());
+        stats.max_bytes = self.max_bytes();
+        stats.highest_max_bytes = unless_max(self.highest_max_bytes.load(Ordering::Relaxed));
     }
 
     /// `None` without a ceiling.
     pub(crate) fn max_bytes(&self) -> Option<u64> {
-        Some(self.ceiling()).filter(|&max_bytes| max_bytes != u64::MAX)
+        unless_max(self.ceiling())
     }
+}
 
-    /// The highest ceiling so far.
-    pub(crate) fn highest_max_bytes(&self) -> Option<u64> {
-        Some(self.highest_max_bytes.load(Ordering::Relaxed)).filter(|&max_bytes| max_bytes != u64::MAX)
-    }
+/// A ceiling, where `u64::MAX` stands for none.
+fn unless_max(max_bytes: u64) -> Option<u64> {
+    Some(max_bytes).filter(|&max_bytes| max_bytes != u64::MAX)
 }
 
 impl Over {
@@ -522,14 +523,19 @@ mod tests {
 
     #[test]
     fn the_highest_ceiling_is_remembered() {
+        let highest = |quota: &Quota| {
+            let mut stats = Stats::default();
+            quota.fill(&mut stats);
+            stats.highest_max_bytes
+        };
         let quota = Quota::new(Some(50));
-        assert_eq!((quota.max_bytes(), quota.highest_max_bytes()), (Some(50), Some(50)));
+        assert_eq!((quota.max_bytes(), highest(&quota)), (Some(50), Some(50)));
         quota.set_max_bytes(Some(80));
         quota.set_max_bytes(Some(20));
-        assert_eq!((quota.max_bytes(), quota.highest_max_bytes()), (Some(20), Some(80)));
+        assert_eq!((quota.max_bytes(), highest(&quota)), (Some(20), Some(80)));
         quota.set_max_bytes(None);
         quota.set_max_bytes(Some(20));
-        assert_eq!((quota.max_bytes(), quota.highest_max_bytes()), (Some(20), None));
+        assert_eq!((quota.max_bytes(), highest(&quota)), (Some(20), None));
     }
 
     #[test]

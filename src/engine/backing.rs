@@ -418,7 +418,9 @@ impl Backing {
         if let Some(fallback) = &self.fallback {
             fallback.fill(stats);
         }
-        self.calls().fill(stats);
+        let calls = self.calls();
+        stats.underlying = calls.underlying();
+        (stats.pin, stats.unpin, stats.remap) = (calls.pin, calls.unpin, calls.remap);
     }
 }
 

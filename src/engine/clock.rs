@@ -3,8 +3,7 @@
 //! No hit reads a clock. Misses, puts of copies, the maintenance thread and [`Pool::poll`](crate::Pool::poll) refresh the
 //! coarse copy, which is exact enough for rules that count in seconds.
 
-use std::time::Instant;
-
+use pinpool_os::clock::monotonic_us;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Where a pool's time comes from.
@@ -51,24 +50,24 @@ impl ManualClock {
 #[derive(Debug)]
 pub(crate) struct Timekeeper {
     clock: Clock,
-    begun: Instant,
+    begun_us: u64,
     coarse_us: AtomicU64,
 }
 
 impl Timekeeper {
     pub(crate) fn new(clock: Clock) -> Self {
-        Self { clock, begun: Instant::now(), coarse_us: AtomicU64::new(0) }
+        Self { clock, begun_us: monotonic_us(), coarse_us: AtomicU64::new(0) }
     }
 
     /// Gives another pool the same time: pools that share memory must agree on how long it has been idle.
     pub(super) fn shared(&self) -> Self {
-        Self { clock: self.clock.clone(), begun: self.begun, coarse_us: AtomicU64::new(self.coarse_us()) }
+        Self { clock: self.clock.clone(), begun_us: self.begun_us, coarse_us: AtomicU64::new(self.coarse_us()) }
     }
 
     /// Reads the clock, and leaves the coarse copy as it is.
     pub(super) fn read_us(&self) -> u64 {
         match &self.clock {
-            Clock::System => u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX),
+            Clock::System => monotonic_us().saturating_sub(self.begun_us),
             #[cfg(any(test, feature = "testing"))]
             Clock::Manual(clock) => clock.now_us(),
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Histogram, Stats};
+use super::Histogram;
 
 /// Calls of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -65,10 +65,6 @@ impl SourceCalls {
     pub(crate) fn lost(&mut self, bytes: u64) {
         self.unpin.count += 1;
         self.unpin.bytes += bytes;
-    }
-
-    pub(crate) fn fill(&self, stats: &mut Stats) {
-        (stats.pin, stats.unpin, stats.remap, stats.underlying) = (self.pin, self.unpin, self.remap, self.underlying());
     }
 
     /// The sums of all.

@@ -5,6 +5,7 @@
 //! | [`sync`] | atomics, cells and locks that a model checker can replace, and that a child of `fork` can use |
 //! | [`fork`] | in which process of a line of forks code runs, and values that each has for itself |
 //! | [`threads`] | threads that leave no lock of the process behind in a child of `fork` |
+//! | [`clock`] | the monotonic clock |
 //! | [`unwind`] | calls of code that users pass in, whose panics end there |
 //! | [`lost`] | what is never used again and never freed |
 //! | [`file_id`] | which file a path or a descriptor leads to |
@@ -17,6 +18,7 @@
 #![allow(missing_docs, missing_debug_implementations, clippy::missing_errors_doc, clippy::missing_panics_doc)] // Internal: a name says enough where a doc comment would repeat it.
 
 pub mod child_descriptors;
+pub mod clock;
 pub mod file_id;
 pub mod fork;
 pub mod host;

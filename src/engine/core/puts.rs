@@ -36,7 +36,7 @@ impl Core {
     /// `block` waits for `fences`.
     fn begin_flight(&self, mut block: Block, fences: Fences) {
         let (bytes, now_us) = (block.held_bytes(), self.now_us());
-        self.end_use(&mut block);
+        self.end_use(&mut block, || now_us);
         block.begin_time(now_us);
         self.in_flight.insert(block, bytes, fences, now_us);
         self.notice(self.pace_of_copies());
@@ -55,15 +55,15 @@ impl Core {
     }
 
     /// The user gave `block` up: counts how long the use was, if that is known.
-    pub(super) fn end_use(&self, block: &mut Block) {
+    pub(super) fn end_use(&self, block: &mut Block, now_us: impl FnOnce() -> u64) {
         if let Some(since_us) = block.end_time() {
-            self.accounts.count_use(since_us, self.time.read_us());
+            self.accounts.count_use(since_us, now_us());
         }
     }
 
     /// Nothing uses `block` any more: serves a get that waits, becomes idle, or leaves the pool.
     pub(super) fn keep(&self, mut block: Block) {
-        self.end_use(&mut block);
+        self.end_use(&mut block, || self.time.read_us());
         block.end_holding();
         if self.config.zero && block.adopted().is_none() {
             block.zero();

@@ -403,6 +403,7 @@ impl ArenaState {
         let arena = self.arena.stats();
         // Free, and to be released as soon as no copy is pending.
         let trim_bytes = self.trim_to_bytes.map_or(0, |to_bytes| self.held_bytes().saturating_sub(to_bytes));
+        self.quota().fill(stats);
         stats.pinned_bytes = self.held_bytes();
         stats.peak_pinned_bytes = self.peak_bytes;
         stats.arena_free_bytes = arena.hole_bytes;
@@ -412,8 +413,6 @@ impl ArenaState {
         stats.reserve_asked_bytes = self.asked_reserve_bytes();
         stats.awaiting_release_bytes = trim_bytes.max(self.overdue_bytes).min(self.arena.releasable_bytes());
         stats.drains = self.drains;
-        stats.max_bytes = self.quota().max_bytes();
-        stats.highest_max_bytes = self.quota().highest_max_bytes();
         stats.smaller_regions = self.smaller_regions;
         stats.moves = arena.remaps;
         stats.mappings = arena.mappings;
