@@ -308,6 +308,11 @@ impl PoolLog {
         log::error!("{self}release failed: {held_bytes} bytes stay allocated until the process ends: {error}");
     }
 
+    /// `the memory of this pool is gone ...` (error): build a new pool after a reset of the device; the line says what took it.
+    pub(crate) fn memory_gone(&self, why: &SourceError) {
+        log::error!("{self}the memory of this pool is gone, and no get is served any more: {why}");
+    }
+
     /// Logs why the arena could not give memory back, if it could not.
     pub(crate) fn release_error(&self, released: Result<(), SourceError>) {
         if let Err(error) = released {

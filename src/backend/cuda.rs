@@ -123,6 +123,10 @@ unsafe impl Source for CudaSource {
         true
     }
 
+    fn gone(&self) -> Option<SourceError> {
+        self.device.gone()
+    }
+
     fn release_waits(&self) -> bool {
         true
     }

@@ -186,6 +186,10 @@ unsafe impl Source for RegisterSource {
         true
     }
 
+    fn gone(&self) -> Option<SourceError> {
+        self.device.gone()
+    }
+
     fn release_waits(&self) -> bool {
         true
     }

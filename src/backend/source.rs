@@ -170,6 +170,11 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Why all memory of this source is gone, if it is: a reset of its device has taken it. Asked ten times a second.
+    fn gone(&self) -> Option<SourceError> {
+        None
+    }
+
     /// Memory node of the pages; `None` where there is only one, or it is unknown.
     fn numa_node(&self) -> Option<u32> {
         None

@@ -253,6 +253,10 @@ unsafe impl Source for VmmSource {
         true
     }
 
+    fn gone(&self) -> Option<SourceError> {
+        self.device.gone()
+    }
+
     fn release_fast_would_wait(&self) -> bool {
         self.reserves.release_would_wait()
     }

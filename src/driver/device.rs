@@ -86,15 +86,18 @@ impl Device {
             }
         };
         if context.has_ended() {
-            let what = "the device was reset since this pool pinned memory, and its context with that memory is gone";
-            return Err(SourceError::new("cuCtxGetId", what)
-                .with_code(CONTEXT_IS_DESTROYED)
-                .with_remedy("build a new pool after a reset of the device"));
+            return Err(was_reset());
         }
         // SAFETY: the context is retained and never released.
         let current =
             unsafe { CurrentContext::enter(context.0) }.map_err(|error| driver_error("cuCtxSetCurrent", error))?;
         Ok((current, relaxed))
+    }
+
+    /// The error of each call from now on, if a reset of the device has ended the context, and the memory with it.
+    pub(crate) fn gone(&self) -> Option<SourceError> {
+        let context = self.context.get()?;
+        standstill::ask(|| context.has_ended()).unwrap_or(false).then(was_reset)
     }
 
     /// Sets the state as [`enter`](Self::enter) does if the device has a context already; else sets the capture mode alone,
@@ -168,6 +171,12 @@ impl Device {
         let id = unsafe { CStr::from_ptr(buffer.as_ptr()) };
         host::numa_node_of_pci(root, id.to_str().ok()?)
     }
+}
+
+fn was_reset() -> SourceError {
+    let what = "the device was reset since this pool pinned memory, and its context with that memory is gone";
+    let error = SourceError::new("cuCtxGetId", what).with_code(CONTEXT_IS_DESTROYED);
+    error.with_remedy("build a new pool after a reset of the device")
 }
 
 /// The device that this process works with, as far as the driver shows it: that of the context that is current on this thread, else

@@ -62,6 +62,7 @@ static POOLS: AtomicU64 = AtomicU64::new(0);
 const SWEEP_PATIENCE: Duration = Duration::from_millis(5);
 
 mod attention;
+mod device;
 mod end;
 mod figures;
 mod host_ledger;
@@ -76,6 +77,7 @@ mod verdicts;
 mod waiting;
 
 use attention::Attention;
+use device::DeviceWatch;
 #[cfg(feature = "trace")]
 pub(crate) use recording::description as recorded_description;
 use report::SystemMemory;
@@ -114,6 +116,7 @@ pub(crate) struct Core {
     owners: Owners,
     system: SystemMemory,
     verdicts: Verdicts,
+    device: DeviceWatch,
     /// Where its ceiling comes from.
     ceiling: CeilingControl,
     /// Its place at the socket that serves statistics.
@@ -135,6 +138,7 @@ impl Core {
             // Relaxed: a number on its own.
             number: POOLS.fetch_add(1, Ordering::Relaxed),
             gate: backing.gate().cloned(),
+            device: DeviceWatch::new(backing.source()),
             stock: Stock::new(&config, backing, log.clone(), recorder),
             in_flight: InFlight::new(),
             waiters: Waiters::default(),

@@ -9,7 +9,7 @@
 //! for room or handles copies.
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::backing::Backing;
@@ -21,7 +21,7 @@ use super::idle::{Idle, LoweredLimit, PutOutcome};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
 use super::supply::{Acquired, Adopted, BlockMemory, Refusal};
-use crate::backend::{HugeTlb, too_few};
+use crate::backend::{HugeTlb, SourceError, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::maintenance_thread::Pace;
@@ -50,6 +50,8 @@ pub(super) struct Stock<E> {
     hugetlb: HugeTlb,
     log: Arc<PoolLog>,
     recorder: Option<Arc<Recorder>>,
+    /// Why all pinned memory is gone, once it is.
+    gone: OnceLock<SourceError>,
 }
 
 /// What a put left behind.
@@ -77,6 +79,7 @@ impl<E> Stock<E> {
             hugetlb: config.hugetlb,
             log,
             recorder,
+            gone: OnceLock::new(),
         }
     }
 
@@ -118,6 +121,9 @@ impl<E> Stock<E> {
         refused: Option<MissReason>,
         is_in_flight: impl FnOnce() -> bool,
     ) -> Result<(Block<E>, bool), Refusal> {
+        if let Some(why) = self.gone.get() {
+            return Err(Refusal::Source(why.clone()));
+        }
         match self.backing.acquire(class, (now_us, until), pool, || self.take(class))? {
             Acquired::Reused(block) => Ok((block, false)),
             Acquired::New(memory) => {
@@ -177,6 +183,19 @@ impl<E> Stock<E> {
     /// The blocks that exist, and the end of the pool.
     pub(super) fn lifetime(&self) -> &Lifetime {
         &self.lifetime
+    }
+
+    /// The memory is gone, for this reason: nothing is kept any more, and no get is served. False if that was known.
+    pub(super) fn give_up(&self, why: SourceError, now_us: u64) -> bool {
+        let is_new = self.gone.set(why).is_ok();
+        if is_new {
+            self.evict_all(self.idle.seal(), now_us, EvictionReason::NotKept);
+        }
+        is_new
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.get().is_some()
     }
 
     /// Keeps `block` as idle, and releases what the limit evicts; or gives it to the arena, where it merges with what is free

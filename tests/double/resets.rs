@@ -20,6 +20,8 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
     // Its event is kept for the next copy.
     filled(&pool, MIB, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
     pool.poll();
+    let held = pool.get(2 * MIB).unwrap();
+    drop([2, 3].map(|mib| pool.get(mib * MIB).unwrap()));
     let gate = double.hold(stream.cu_stream());
     let under_way = filled(&pool, MIB, 2).copy_to(&stream, &mut memory).unwrap();
     let old_handle = context.cu_ctx();
@@ -33,9 +35,15 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
     assert!(under_way.wait().unwrap_err().is_device(), "a copy whose event is gone has no end that could be known");
     pool.poll();
     assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 1));
-    let error = pool.get(20 * MIB).unwrap_err();
-    let text = error.to_string();
-    assert!(error.is_backend() && text.contains("was reset") && text.contains("build a new pool"), "{text}");
+    // Two were idle, and what the first of them uses is free for others.
+    for len in [2 * MIB, 3 * MIB, 20 * MIB] {
+        let error = pool.get(len).unwrap_err();
+        let text = error.to_string();
+        assert!(error.is_backend() && text.contains("was reset") && text.contains("build a new pool"), "{text}");
+    }
+    drop(held);
+    assert_eq!(pool.stats().buffers_in_pool, 0, "what comes back after the reset is not kept");
+    pool.stats().validate().unwrap();
 
     let pool = builder(backend.clone()).fence(fence).build().unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);

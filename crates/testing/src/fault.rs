@@ -208,6 +208,10 @@ unsafe impl Source for FaultSource {
         self.inner.is_acquiring()
     }
 
+    fn gone(&self) -> Option<SourceError> {
+        self.inner.gone()
+    }
+
     fn findings(&self) -> Vec<pinpool::Finding> {
         self.inner.findings()
     }

@@ -25,6 +25,7 @@ impl Core {
         self.give_to_others();
         self.note_idle();
         let now_us = self.tick_after(0);
+        self.watch_device(now_us);
         self.stock.enforce_limits(now_us);
     }
 
@@ -54,6 +55,10 @@ impl Core {
         let _deferral = diag::defer();
         if let Some(thread) = self.thread.filter(|_| patience_us > 0) {
             self.log.no_thread(thread.note_late());
+        }
+        // Where a thread looks, it asks more often.
+        if self.thread.is_none() {
+            self.watch_device(now_us);
         }
         if tick.may_ask_again(now_us) {
             self.ask_again(ASKED_AT_ONCE);

@@ -193,7 +193,12 @@ impl Core {
     fn acquire(self: &Arc<Self>, class: Class, until: Instant, refused: Option<MissReason>) -> Result<Block, Refusal> {
         let is_in_flight = || self.in_flight.any(|block| block.adopted().is_none() && block.class() == class);
         let at = (self.time.coarse_us(), until);
-        let (mut block, are_more) = self.stock.acquire(self, class, at, &**self, refused, is_in_flight)?;
+        let acquired = self.stock.acquire(self, class, at, &**self, refused, is_in_flight);
+        let (mut block, are_more) = acquired.inspect_err(|refusal| {
+            if matches!(refusal, Refusal::Source(_)) {
+                self.watch_device(at.0);
+            }
+        })?;
         if are_more {
             self.sample_peaks();
         }
@@ -227,7 +232,7 @@ impl Core {
         if !could_hold && let Some(block) = self.fall_back(len, class, &refusal) {
             return Ok(Begun::Served(block));
         }
-        if !is_servable || wait.is_zero() {
+        if !is_servable || wait.is_zero() || self.stock.is_gone() {
             return Err(refusal);
         }
         self.log.began_to_wait(len as u64, class.bytes as u64);

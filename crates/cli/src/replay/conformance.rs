@@ -138,6 +138,10 @@ unsafe impl Source for RecordingSource {
         self.sim.is_acquiring()
     }
 
+    fn gone(&self) -> Option<SourceError> {
+        self.sim.gone()
+    }
+
     fn findings(&self) -> Vec<pinpool::Finding> {
         self.sim.findings()
     }
