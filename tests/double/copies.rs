@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, DriverError, result};
-use driver_double::{Code, Double};
+use driver_double::{Code, Cruelty, Double};
 use pinpool::backend::{CudaSource, PAGE_BYTES, Source};
 use pinpool::{Backend, Pool};
 use pinpool_testing::check_source;
 
+use crate::child::alone;
 use crate::driver_facts;
 use crate::fixture::{MIB, begin_capture, end_capture, filled, start, stream_and_memory, tensorflow};
 
@@ -20,6 +21,15 @@ fn every_fact_about_the_driver_holds_on_the_double() {
     let (double, context, _pool) = start();
     driver_facts::check(&context);
     assert_eq!(double.wrong_uses().len(), 2, "{:?}", double.wrong_uses());
+}
+
+#[test]
+fn the_facts_hold_where_a_driver_answers_otherwise_than_its_manual() {
+    alone(|| {
+        let double = Double::load();
+        double.set_cruel(&[Cruelty::SmallCopies, Cruelty::OtherCodes]);
+        driver_facts::check(&CudaContext::new(0).unwrap());
+    });
 }
 
 #[test]
