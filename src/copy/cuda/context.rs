@@ -11,7 +11,7 @@
 //! context object, so that the context ends only by a reset of its device. Fences may be queried after everything else is gone.
 //!
 //! **context-I2**: events and streams of a state are used only while its context is there. A reset ends the context with
-//! all of them, and the next context of the device may have its handle, but never its number: whoever uses the state asks for
+//! all of them, and the next context of the device may have its handle, but never its number: every use of the state asks for
 //! the number first. A driver without numbers (before CUDA 12.0) cannot be asked.
 #![allow(unsafe_code)] // Calls the driver.
 

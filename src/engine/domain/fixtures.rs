@@ -3,9 +3,13 @@
 
 use std::sync::Arc;
 
-use super::Member;
+use super::{Domain, Member};
+use crate::arena::Retention;
 use crate::backend::{HeapSource, Region, Source, SourceError};
+use crate::config::PressureSource;
 use crate::diag::{LogSampler, PoolLog};
+use crate::engine::supply::{CalledSource, SharedArena, SharedArenaConfig};
+use crate::quota::Quota;
 use crate::stats::EvictionReason;
 // In a model another thread may run before each call.
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
@@ -79,6 +83,17 @@ impl Member for NoBlocks {
     }
 }
 
-pub(super) fn log_named(name: &str) -> Arc<PoolLog> {
-    Arc::new(PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), log_every: 1, listener: None })
+/// A domain over an arena of this source, under a ceiling or none.
+pub(super) fn domain(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> Domain {
+    let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), log_every: 1, listener: None };
+    let (log, claim) = (Arc::new(log), Quota::new(max_bytes).nothing());
+    let config = SharedArenaConfig {
+        may_grow: true,
+        pin_threads: 1,
+        background_thread: false,
+        retention: Retention::default(),
+        drain_at_most: None,
+    };
+    let arena = SharedArena::new(CalledSource::new(source, None), claim, config, log.clone()).unwrap();
+    Domain::new(arena, log, &PressureSource::Off)
 }

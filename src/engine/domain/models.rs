@@ -6,12 +6,10 @@ use std::time::Instant;
 
 use loom::thread;
 
-use super::fixtures::{CountedHeap, NoBlocks, log_named};
+use super::fixtures::{CountedHeap, NoBlocks, domain};
 use super::*;
-use crate::arena::{ArenaPtr, Retention};
-use crate::config::PressureSource;
-use crate::engine::supply::{Acquired, BlockMemory, Refusal, SharedArenaConfig};
-use crate::quota::Quota;
+use crate::arena::ArenaPtr;
+use crate::engine::supply::{Acquired, BlockMemory, Refusal};
 use crate::size_class::Rounding;
 
 const BUFFER_BYTES: u64 = 4096;
@@ -26,21 +24,7 @@ struct Model {
 impl Model {
     fn new(max_bytes: u64) -> Arc<Self> {
         let source = Arc::new(CountedHeap::new(false));
-        let config = SharedArenaConfig {
-            may_grow: true,
-            pin_threads: 1,
-            background_thread: false,
-            retention: Retention::default(),
-            drain_at_most: None,
-        };
-        let log = log_named("model");
-        let arena = SharedArena::new(
-            CalledSource::new(source.clone(), None),
-            Quota::new(Some(max_bytes)).nothing(),
-            config,
-            log_named("model"),
-        );
-        let domain = Domain::new(arena.unwrap(), log, &PressureSource::Off);
+        let domain = domain(source.clone(), "model", Some(max_bytes));
         let pool = Arc::new(NoBlocks::default());
         let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
         domain.attach(attached);

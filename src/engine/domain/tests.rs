@@ -3,12 +3,9 @@
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use super::fixtures::{CountedHeap, NoBlocks, log_named};
+use super::fixtures::{CountedHeap, NoBlocks, domain};
 use super::*;
-use crate::arena::Retention;
-use crate::config::PressureSource;
-use crate::engine::supply::{Acquired, BlockMemory, SharedArenaConfig};
-use crate::quota::Quota;
+use crate::engine::supply::{Acquired, BlockMemory};
 use crate::size_class::Rounding;
 use pinpool_os::sync::process::Ordering;
 
@@ -28,25 +25,11 @@ impl log::Log for CountingLog {
     fn flush(&self) {}
 }
 
-fn domain(source: Arc<CountedHeap>, name: &str) -> Domain {
-    let config = SharedArenaConfig {
-        may_grow: true,
-        pin_threads: 1,
-        background_thread: false,
-        retention: Retention::default(),
-        drain_at_most: None,
-    };
-    let log = log_named(name);
-    let arena =
-        SharedArena::new(CalledSource::new(source, None), Quota::new(None).nothing(), config, log.clone()).unwrap();
-    Domain::new(arena, log, &PressureSource::Off)
-}
-
 /// Each of 512 pools ticks every ten milliseconds. If each of them looked at all others, that would be 262,144 looks.
 #[test]
 fn ticks_cost_each_pool_two_looks_however_many_share_an_arena() {
     const POOLS: u64 = 512;
-    let domain = Arc::new(domain(Arc::new(CountedHeap::new(false)), "ticks"));
+    let domain = Arc::new(domain(Arc::new(CountedHeap::new(false)), "ticks", None));
     let pools: Vec<_> = (0..POOLS).map(|_| Arc::new(NoBlocks::default())).collect();
     for pool in &pools {
         let attached: Weak<NoBlocks> = Arc::downgrade(pool);
@@ -69,7 +52,7 @@ fn memory_is_said_to_stay_only_if_it_does() {
     let _ = log::set_logger(&CountingLog).map(|()| log::set_max_level(log::LevelFilter::Error));
     for is_leaked in [false, true] {
         let source = Arc::new(CountedHeap::new(true));
-        let domain = domain(source.clone(), "closing test");
+        let domain = domain(source.clone(), "closing test", None);
         let pool = Arc::new(NoBlocks::default());
         let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
         domain.attach(attached);
