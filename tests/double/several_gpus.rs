@@ -111,3 +111,20 @@ fn a_gpu_that_is_refused_is_logged_and_takes_nothing_from_the_others() {
     drop(filled(&pool, 20 * MIB, 8));
     assert_eq!(double.calls("cuMemSetAccess"), calls + 1, "it is not asked for again with each granule");
 }
+
+#[test]
+fn a_gpu_that_is_refused_later_is_logged_once() {
+    let double = Double::load();
+    double.set_device_count(2);
+    let _context = CudaContext::new(0).unwrap();
+    let pool = builder(Backend::Vmm).build().unwrap();
+    drop(filled(&pool, MIB, 1));
+    listen();
+    double.refuse_access(1 << 1);
+    drop(filled(&pool, 20 * MIB, 2));
+    let refused = || {
+        pool.poll();
+        lines_with_levels().iter().filter(|(_, line)| line.contains("GPU 1 cannot copy from this memory")).count()
+    };
+    assert_eq!(refused() + refused(), 1);
+}
