@@ -20,7 +20,13 @@ const CEILING_DIVISOR: u64 = 4;
 
 /// Buffers up to this size are kept idle by class even while sizes vary (policy-R3): an eighth of a granule of 2 MiB. Next to
 /// a granule they are too small for merging them to spare one.
-pub(crate) const KEPT_ALWAYS_BYTES: usize = 256 << 10;
+const KEPT_ALWAYS_BYTES: usize = 256 << 10;
+
+/// Whether a put of a buffer of so many bytes gives it to the arena instead of keeping it idle, where sizes may vary (policy-R3).
+#[inline(always)]
+pub(crate) fn goes_to_arena(bytes: usize, is_varied: impl FnOnce() -> bool) -> bool {
+    bytes > KEPT_ALWAYS_BYTES && is_varied()
+}
 
 /// A buffer idle for this long returns to the arena (policy-R9). In the replay of 25 workloads, driver time and memory held
 /// are a sixteenth worse without it.

@@ -21,10 +21,13 @@
 //! - quota-I2: a claim is returned exactly once, by its drop.
 //! - quota-I3: `held` and its peak count memory that is there, and no claim whose memory was refused.
 
+mod over;
+
 use std::sync::{Arc, Weak};
 
 use crate::ledger::SharedCeiling;
 use crate::stats::Stats;
+pub(crate) use over::{Level, Over};
 use pinpool_os::lost;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
@@ -62,29 +65,6 @@ enum Outer {
     Quota(Arc<Quota>),
     /// The ceiling that several pools share. Claims hold it, so that it is left with the last of them.
     Shared(Weak<SharedCeiling>),
-}
-
-/// Which ceiling has no room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Level {
-    /// That of a partition, so many levels out from the one that was asked.
-    Partition { depth: usize },
-    /// That of a pool.
-    Pool,
-    /// That of several pools.
-    Shared,
-}
-
-/// A claim that was refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Over {
-    pub(crate) level: Level,
-    /// The ceiling of that level.
-    pub(crate) max_bytes: u64,
-    /// What would have to come back there.
-    pub(crate) missing_bytes: u64,
-    /// Whether it would fit there if nothing else were claimed.
-    pub(crate) could_ever: bool,
 }
 
 /// What may still be claimed.
@@ -350,14 +330,6 @@ impl Quota {
 /// A ceiling, where `u64::MAX` stands for none.
 fn unless_max(max_bytes: u64) -> Option<u64> {
     Some(max_bytes).filter(|&max_bytes| max_bytes != u64::MAX)
-}
-
-impl Over {
-    /// The shared ceiling has no room for `bytes`.
-    pub(crate) fn shared(shared: &SharedCeiling, bytes: u64) -> Self {
-        let max_bytes = shared.max_bytes();
-        Self { level: Level::Shared, max_bytes, missing_bytes: bytes, could_ever: bytes <= max_bytes }
-    }
 }
 
 impl Room {

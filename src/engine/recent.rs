@@ -204,7 +204,7 @@ fn wake_waiters(core: &Core, at: usize) {
 #[inline(always)]
 fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<ShardAtHand<'a>> {
     let shard = RECENT.with(|recent| recent[at].shard.get());
-    let is_open = block.is_open_to(shard) && !(block.held_bytes_at_hand() > policy::KEPT_ALWAYS_BYTES && is_varied(at));
+    let is_open = block.is_open_to(shard) && !policy::goes_to_arena(block.held_bytes_at_hand(), || is_varied(at));
     // SAFETY: (recent-I1) a block's shard is not `NO_SHARD`, so the entry's pool is alive; it is until the next change of the
     // entry, by this thread.
     is_open.then(|| ShardAtHand(unsafe { &*shard }))

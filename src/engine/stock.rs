@@ -201,7 +201,7 @@ impl<E> Stock<E> {
     /// Keeps `block` as idle, and releases what the limit evicts; or gives it to the arena, where it merges with what is free
     /// beside it (policy-R3).
     pub(super) fn put(&self, block: Block<E>, now_us: u64) -> PutEnd {
-        if block.class_bytes() > policy::KEPT_ALWAYS_BYTES && self.is_varied() {
+        if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
             self.idle.count_put();
             self.evict(block, now_us, EvictionReason::Merged);
             self.enforce_idle_limit(now_us);

@@ -22,6 +22,8 @@ use pinpool_os::sync::process::AtomicBool;
 
 /// `CUDA_ERROR_INVALID_CONTEXT`: no context is current on this thread.
 const INVALID_CONTEXT: i64 = 201;
+/// What no context mends: `CUDA_ERROR_OUT_OF_MEMORY` and `CUDA_ERROR_NOT_SUPPORTED`.
+const NOT_OF_A_CONTEXT: [i64; 2] = [2, 801];
 
 impl VmmSource {
     /// Finds a driver with virtual host memory and the device number `ordinal`, and tries two granules: committed, touched,
@@ -139,9 +141,10 @@ impl VmmSource {
         let tried = source.try_granule(max_bytes);
         source.makes_context = true;
         match tried {
-            // Perhaps the driver needs a context, whatever its code says.
-            Err(first) if first.code() == Some(INVALID_CONTEXT) || !source.device.is_active() => {
-                source.try_granule(max_bytes).map_err(|_| first)
+            // Perhaps the driver needs a context, though its code says otherwise.
+            Err(first) if first.code().is_none_or(|code| !NOT_OF_A_CONTEXT.contains(&code)) => {
+                let needs_it = first.code() == Some(INVALID_CONTEXT) || !source.device.is_active();
+                if needs_it { source.try_granule(max_bytes).map_err(|_| first) } else { Err(first) }
             }
             tried => tried,
         }?;
