@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use cudarc::driver::{DriverError, result, sys};
 
-use super::{CurrentContext, RelaxedCapture, standstill};
+use super::{CurrentContext, RelaxedCapture, known_streams, standstill};
 use crate::error::SourceError;
 use pinpool_os::host;
 
@@ -120,10 +120,14 @@ impl Device {
         asked.result().is_ok() && is_active != 0
     }
 
-    /// Whether the device is seen to have work: on the default stream, where many programs run all of theirs. Work of other
-    /// streams is not seen. A capture counts as work, which the query would spoil, and so does a driver that stands still.
+    /// Whether the device is seen to have work: on the default stream, where many programs run all of theirs, or on a stream that
+    /// copies went to. Work of other streams is not seen. A capture counts as work, which the query would spoil, and so does a driver that stands still.
     pub(crate) fn is_seen_busy(&self) -> bool {
-        standstill::ask(|| self.has_seen_work()).unwrap_or(true)
+        standstill::ask(|| self.has_seen_work() || self.has_work_of_copies()).unwrap_or(true)
+    }
+
+    fn has_work_of_copies(&self) -> bool {
+        self.is_active() && self.enter().is_ok_and(|_entered| known_streams::are_busy(self.handle))
     }
 
     fn has_seen_work(&self) -> bool {

@@ -8,6 +8,7 @@
 //! | [`RelaxedCapture`] | while a stream captures, a query or an allocation on any thread fails and invalidates the capture |
 //! | [`context_id`] | a context that is made after a reset may have the handle of the old one |
 //! | [`symbol`] | cudarc's bindings depend on the CUDA version of the final build; a look-up by name does not |
+//! | [`known_streams`] | the streams of copies, which may have work that a release would wait for |
 //! | [`device`] | the devices, their primary contexts and attributes |
 //! | [`standstill`] | questions that are not asked while the driver answers nobody |
 //! | [`state`] | whether there is a driver and a device, and if not, why |
@@ -24,6 +25,7 @@ use std::sync::OnceLock;
 use cudarc::driver::{DriverError, result, sys};
 
 pub(crate) mod device;
+pub(crate) mod known_streams;
 pub(crate) mod standstill;
 pub(crate) mod state;
 pub(crate) mod virtual_memory;

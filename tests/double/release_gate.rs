@@ -330,3 +330,29 @@ fn churn_releases_no_memory_under_a_copy_and_forgets_none() {
         }
     }
 }
+
+/// The work of a stream that no default stream is ordered with would hold up the release, and with it every enqueue.
+#[test]
+fn nothing_is_released_under_work_of_a_stream_that_copies_went_to() {
+    for backend in BACKENDS {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, 4096);
+        let pool = builder(backend).build().unwrap();
+        drop(pool.get(3 * MIB).unwrap());
+        filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+        let gate = double.hold(stream.cu_stream());
+        let other = stream.clone_htod(&[1_u8; 64]).unwrap();
+        let before = releases(&double);
+        pool.trim(0);
+        assert_eq!(releases(&double), before, "the stream has work of others");
+        assert!(pool.stats().awaiting_release_bytes >= 3 << 20);
+        drop(gate);
+        stream.synchronize().unwrap();
+        // What was put off is not forgotten.
+        pool.trim(1 << 30);
+        assert!(releases(&double) > before && pool.stats().awaiting_release_bytes == 0);
+        drop(other);
+        assert_eq!(double.counts().frees_with_work_in_flight, 0);
+    }
+}

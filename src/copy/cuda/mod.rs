@@ -32,7 +32,7 @@ use self::event::EventFence;
 use self::stream::{CAPTURING, SetAside, failed, is_capturing, number};
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
 use crate::backend;
-use crate::driver;
+use crate::driver::{self, known_streams};
 use crate::error::{Error, Result};
 use crate::in_flight::{FenceKind, SharedFence, StreamId};
 
@@ -71,6 +71,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
             let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(address, source.cast(), len, stream.cu_stream()) };
             copied.result().map_err(|error| ("cuMemcpyHtoDAsync", error))
         };
+        known_streams::note(self.stream());
         let_reach(stream.context(), source, len).map_err(CopyFailure::Refused)?;
         copy_with_fence(stream, len, purpose, waits, move || self.device_ptr_mut(stream), copy)
     }
@@ -90,6 +91,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
             let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(target.cast(), address, len, stream.cu_stream()) };
             copied.result().map_err(|error| ("cuMemcpyDtoHAsync", error))
         };
+        known_streams::note(self.stream());
         let_reach(stream.context(), target, len).map_err(CopyFailure::Refused)?;
         copy_with_fence(stream, len, FencePurpose::Buffer, waits, || self.device_ptr(stream), copy)
     }

@@ -1,0 +1,68 @@
+//! Streams that copies of pools went to and that still exist: a release that would wait for their work is put off.
+//!
+//! Held weakly, so that a stream ends with its owners. One that a framework lends by its handle alone is not known: nothing tells
+//! when that handle is gone, and a driver may crash on one that is.
+#![allow(unsafe_code)] // Calls the driver.
+
+use std::cell::Cell;
+use std::ptr;
+use std::sync::{Arc, Weak};
+
+use cudarc::driver::{CudaStream, DriverError, result, sys};
+
+use super::{error_code, is_forbidden_by_capture};
+use pinpool_os::fork::OfProcess;
+use pinpool_os::sync::plain::Mutex;
+
+/// Of more, the one that was noted first is forgotten.
+const KNOWN_MAX: usize = 64;
+
+static KNOWN: OfProcess<Mutex<Vec<Weak<CudaStream>>>> = OfProcess::new(Mutex::default);
+
+std::thread_local! {
+    /// The one that this thread noted last.
+    static LAST: Cell<*const CudaStream> = const { Cell::new(ptr::null()) };
+}
+
+/// Remembers the stream of the device memory of a copy.
+pub(crate) fn note(stream: &Arc<CudaStream>) {
+    let place = Arc::as_ptr(stream);
+    // A thread that is ending has no thread-local left, and looks each time.
+    if LAST.try_with(|last| last.replace(place) == place).unwrap_or(false) {
+        return;
+    }
+    let mut known = KNOWN.get().lock();
+    // No other stream has the place of one that is known: what is held weakly keeps it.
+    if known.iter().any(|other| other.as_ptr() == place) {
+        return;
+    }
+    known.retain(|other| other.strong_count() > 0);
+    if known.len() == KNOWN_MAX {
+        known.remove(0);
+    }
+    known.push(Arc::downgrade(stream));
+}
+
+/// Whether one of `device` has work, or captures, which a query would spoil. A context of the device is current.
+pub(super) fn are_busy(device: sys::CUdevice) -> bool {
+    // Asked under no lock, and dropped there: this may be the last reference.
+    let known: Vec<_> = KNOWN.get().lock().iter().filter_map(Weak::upgrade).collect();
+    known.iter().any(|stream| stream.context().cu_device() == device && is_busy(stream))
+}
+
+fn is_busy(stream: &CudaStream) -> bool {
+    // SAFETY: a stream that is alive.
+    let captures = unsafe { result::stream::is_capturing(stream.cu_stream()) };
+    match captures {
+        Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) => {}
+        Ok(_) => return true,
+        Err(error) => return is_of_work(error),
+    }
+    // SAFETY: as above.
+    let outcome = unsafe { sys::cuStreamQuery(stream.cu_stream()) }.result();
+    outcome.is_err_and(is_of_work)
+}
+
+fn is_of_work(error: DriverError) -> bool {
+    error.0 == sys::CUresult::CUDA_ERROR_NOT_READY || is_forbidden_by_capture(error_code(error))
+}
