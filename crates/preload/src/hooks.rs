@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::buffers::{self, Freed, WITHOUT_FLAGS};
 use crate::driver::{Code, Driver, NOT_FOUND, UNKNOWN};
 use crate::log::{self, Reason};
-use crate::{captures, contexts, ends, lookup, pointers, process};
+use crate::{captures, contexts, ends, lookup, pointers, process, registrations};
 
 /// The first version of CUDA whose types are not known.
 const UNKNOWN_FROM: c_int = 14000;
@@ -140,6 +140,10 @@ hooks! {
         real => alloc_host(|| real(out, bytes), out, bytes as usize);
     cuMemFreeHost = c"cuMemFreeHost" 2000..UNKNOWN_FROM Any (start: *mut c_void)
         real => free_host(real, start);
+    cuMemHostRegister_v2 = c"cuMemHostRegister" 6050..UNKNOWN_FROM Any (start: *mut c_void, bytes: usize, flags: c_uint)
+        real => counting_registration(bytes, || real(start, bytes, flags));
+    cuMemHostRegister = c"cuMemHostRegister" 4000..6050 Any (start: *mut c_void, bytes: usize, flags: c_uint)
+        real => counting_registration(bytes, || real(start, bytes, flags));
     cuMemHostGetFlags = c"cuMemHostGetFlags" 2030..UNKNOWN_FROM Any (out: *mut c_uint, address: *mut c_void)
         real => host_flags(real, out, address);
     cuPointerGetAttribute = c"cuPointerGetAttribute" 4000..UNKNOWN_FROM Any
@@ -269,6 +273,15 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
         Freed::Unknown => real((&raw const NEVER_GIVEN).cast_mut().cast()),
         Freed::NotOurs => real(start),
     }
+}
+
+/// Counts memory that the driver page-locks where it is. Its context is noted, which makes this process the one that is served.
+fn counting_registration(bytes: usize, real: impl FnOnce() -> Code) -> Code {
+    let code = noting_current(real);
+    if code == 0 && process::is_owner() {
+        registrations::saw(bytes);
+    }
+    code
 }
 
 fn host_flags(real: impl FnOnce(*mut c_uint, *mut c_void) -> Code, out: *mut c_uint, address: *mut c_void) -> Code {

@@ -35,6 +35,10 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// What the program allocates by cudaHostAlloc, cudaMallocHost, cuMemHostAlloc or cuMemAllocHost comes from a pool, and goes
 /// back to it when it is freed and all work that the device had by then is over. The exit status is the program's; 127 if it is
 /// not found, 126 if it cannot be executed.
+///
+/// So are served: programs on the CUDA runtime or driver, CuPy, TensorRT, NCCL, torch. Not served, since they page-lock memory of
+/// their own by cuMemHostRegister: JAX and all of XLA, TensorFlow of today, DeepSpeed, sglang, torch with
+/// pinned_use_cuda_host_register. The log says at the end whether the program did so.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// Settings of the pool: NAME=VALUE, with or without PINPOOL_, such as max_bytes=2GiB

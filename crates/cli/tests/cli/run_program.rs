@@ -52,6 +52,16 @@ fn the_library_is_loaded_first_and_settings_reach_the_program() {
 }
 
 #[test]
+fn the_help_says_which_frameworks_register_memory_of_their_own() {
+    let ran = finish(&mut pinpool(&["run", "--help"]));
+    for name in
+        ["JAX", "TensorFlow of today", "DeepSpeed", "sglang", "pinned_use_cuda_host_register", "cuMemHostRegister"]
+    {
+        assert!(ran.stdout.contains(name), "no {name} in {}", ran.stdout);
+    }
+}
+
+#[test]
 fn what_cannot_run_is_told_by_the_status_of_the_shells() {
     let folder = tempfile::tempdir().unwrap();
     let ran = finish(&mut run(&["--", "no-such-program-anywhere"]));

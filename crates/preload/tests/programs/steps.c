@@ -27,6 +27,8 @@ typedef void *handle;
     F(cuMemAllocHost_v2, (void **, size_t)) \
     F(cuMemFreeHost, (void *)) \
     F(cuMemHostGetFlags, (unsigned *, void *)) \
+    F(cuMemHostRegister_v2, (void *, size_t, unsigned)) \
+    F(cuMemHostUnregister, (void *)) \
     F(cuMemHostGetDevicePointer_v2, (device_ptr *, void *, unsigned)) \
     F(cuPointerGetAttribute, (void *, int, device_ptr)) \
     F(cuPointerGetAttributes, (unsigned, int *, void **, device_ptr)) \
@@ -463,6 +465,20 @@ static void barrier(void) {
     MUST(p_cuCtxSynchronize());
 }
 
+/* Page-locks memory of its own, piece by piece, as frameworks do that allocate by themselves. */
+static void registers(void) {
+    unsigned char *pieces;
+    if (posix_memalign((void **)&pieces, 4096, 3 * 8192) != 0) exit(1);
+    memset(pieces, 1, 3 * 8192);
+    for (int i = 0; i < 3; i++) printf("register %d\n", p_cuMemHostRegister_v2(pieces + i * 8192, 8192, 0));
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) exit(0);
+    MUST(waitpid(child, NULL, 0) == child ? 0 : 1);
+    for (int i = 0; i < 3; i++) printf("unregister %d\n", p_cuMemHostUnregister(pieces + i * 8192));
+    free(pieces);
+}
+
 int main(int count, char **arguments) {
     const char *what = count > 2 ? arguments[2] : "steps";
     find(count > 1 ? arguments[1] : "dlsym");
@@ -482,6 +498,7 @@ int main(int count, char **arguments) {
     else if (strcmp(what, "unseen") == 0) unseen(1);
     else if (strcmp(what, "unseen-blocking") == 0) unseen(0);
     else if (strcmp(what, "devices") == 0) devices();
+    else if (strcmp(what, "registers") == 0) registers();
     else return 2;
     return 0;
 }

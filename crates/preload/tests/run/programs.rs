@@ -226,6 +226,31 @@ fn a_free_stands_behind_the_work_of_every_device() {
 }
 
 #[test]
+fn memory_that_a_program_registers_is_not_served_and_logged_once_at_its_end() {
+    let Some(built) = built() else { return };
+    for way in WAYS {
+        let (alone, served, log) = both(built, way, "registers");
+        assert_eq!(alone.out, served.out, "{way:?}\n{log}");
+        assert_eq!(served.calls("cuMemHostRegister_v2"), 3, "{way:?}: {served:?}");
+        let line =
+            "not served: the program page-locked memory of its own by 3 calls of cuMemHostRegister (24576 bytes)";
+        assert_eq!((log.matches(line).count(), log.lines().count()), (1, 1), "{way:?}: {log}");
+    }
+}
+
+#[test]
+fn a_registration_that_the_driver_refuses_does_not_count() {
+    let Some(built) = built() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for (failing, lines) in [("cuMemHostRegister_v2:2=2", 1), ("cuMemHostRegister_v2:1+=2", 0)] {
+        let log = folder.path().join(failing);
+        ran(served(built.command(Way::Dlsym, "registers"), &log).env("DRIVER_DOUBLE_FAIL", failing));
+        let log = log_of(&log);
+        assert_eq!((log.matches("by 2 calls of").count(), log.lines().count()), (lines, lines), "{failing}: {log}");
+    }
+}
+
+#[test]
 fn the_programs_notice_memory_that_is_used_again_too_early() {
     let Some(built) = built() else { return };
     let folder = tempfile::tempdir().unwrap();

@@ -1,0 +1,28 @@
+//! Memory that the program page-locks where it is (`cuMemHostRegister`): no pool can serve it, so it is counted and logged at the
+//! end, since a framework that registers gains nothing from this library.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{log, process};
+
+static CALLS: AtomicU64 = AtomicU64::new(0);
+static BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Counts a registration of this process.
+pub(crate) fn saw(bytes: usize) {
+    static ONCE: Once = Once::new();
+    extern "C" fn at_exit() {
+        // A child of a fork has its parent's counts.
+        if process::is_owner() {
+            // Relaxed, here and below: figures.
+            log::registrations(CALLS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
+        }
+    }
+    CALLS.fetch_add(1, Ordering::Relaxed);
+    BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
+    ONCE.call_once(|| {
+        // SAFETY: the handler stays loaded; where the C library has no room for it, the line is missing.
+        let _missing = unsafe { libc::atexit(at_exit) };
+    });
+}
