@@ -15,7 +15,7 @@
 //! | `dlpack` | the structures of DLPack |
 //! | `shared` | buffers that worker processes fill; memory of a keeper |
 //! | `stream` | fences behind streams of other libraries |
-//! | `torch` | the functions by which torch's host allocator uses a pool |
+//! | `torch` | the functions by which torch's host allocator uses a pool, and the memory that bounds it |
 //! | `wait` | a get that asyncio awaits |
 //! | `loader` | the crate's loader: files, and batches read ahead |
 //! | `lines` | log lines on their way to Python's `logging` |
@@ -59,7 +59,7 @@ mod _pinpool {
     #[pymodule_export]
     use super::shared::{KeptMemory, SharedBuffer, SharedWorker, Slabs};
     #[pymodule_export]
-    use super::torch::_torch_functions;
+    use super::torch::{_host_memory, _torch_functions};
     #[pymodule_export]
     use super::wait::WaitingGet;
 

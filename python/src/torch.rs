@@ -6,6 +6,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::ptr;
 use std::time::Duration;
 
@@ -51,6 +52,13 @@ struct Functions {
     trim: unsafe extern "C" fn(*const Pool),
     totals: unsafe extern "C" fn(*const Pool, *mut Totals),
     is_capturing: unsafe extern "C" fn(*const Stream) -> c_int,
+}
+
+/// The memory that this process may use, in bytes, and where that number comes from; `None` where the system does not tell.
+#[pyfunction]
+pub(crate) fn _host_memory() -> Option<(u64, String)> {
+    let memory = pinpool_os::host::memory(Path::new("/"))?;
+    Some((memory.total_bytes, memory.origin.to_string()))
 }
 
 /// The address of the functions of `pool`. They live as long as the process, as torch's memory may.

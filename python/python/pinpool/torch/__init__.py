@@ -26,6 +26,7 @@ from pathlib import Path
 
 from .. import _pinpool
 from .._errors import BackendError, PinpoolError
+from . import _ceiling
 
 __all__ = ["install", "is_installed", "pool", "uninstall"]
 
@@ -46,7 +47,9 @@ def install(pool=None, /, **settings):
 
     Args:
         pool: a :class:`pinpool.Pool`; by default a new one.
-        settings: those of :class:`pinpool.Pool`, for a new one. Without ``device`` it is torch's current GPU if torch has started
+        settings: those of :class:`pinpool.Pool`, for a new one. Without ``max_bytes`` and ``PINPOOL_MAX_BYTES`` its ceiling is three
+            quarters of the memory of the control group, else of the machine, divided by ``LOCAL_WORLD_SIZE``; a log line says
+            so. Without ``device`` it is torch's current GPU if torch has started
             CUDA, else the one that ``LOCAL_RANK`` names, else the first: a rank of a distributed run makes no context on
             the GPU of another.
 
@@ -102,6 +105,10 @@ def _pinpool_pool(**settings):
 
     if "device" not in settings and not os.environ.get("PINPOOL_DEVICE"):
         settings["device"] = _device()
+    chosen = _ceiling.choose(settings, os.environ, _pinpool._host_memory())
+    if chosen is not None:
+        settings["max_bytes"], line = chosen
+        _log.info("%s", line)
     return Pool(**{"name": "torch", **settings})
 
 

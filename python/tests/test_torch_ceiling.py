@@ -1,0 +1,101 @@
+"""The ceiling of a pool that ``pinpool.torch.install()`` makes. Needs no torch: the compiled part is a stand-in that takes the pool."""
+
+import logging
+
+import pytest
+
+import pinpool
+import pinpool.torch
+from pinpool import _pinpool
+from pinpool.torch import _ceiling
+
+GIB = 1 << 30
+MEMORY = (128 * GIB, "cgroup limit /sys/fs/cgroup/memory.max")
+
+
+@pytest.mark.parametrize(
+    "settings, environ, gib, words",
+    [
+        ({}, {}, 96, ["three quarters of 137438953472 bytes", "cgroup limit /sys/fs/cgroup/memory.max"]),
+        ({}, {"LOCAL_WORLD_SIZE": "8"}, 12, ["divided by 8 (LOCAL_WORLD_SIZE)"]),
+        ({}, {"LOCAL_WORLD_SIZE": "8", "PINPOOL_POOLS_PER_HOST": "2"}, 48, ["divided by 2 (PINPOOL_POOLS_PER_HOST)"]),
+        ({"pools_per_host": 3}, {"LOCAL_WORLD_SIZE": "8"}, 32, ["divided by 3 (pools_per_host)"]),
+        ({}, {"LOCAL_WORLD_SIZE": "1"}, 96, []),
+        ({}, {"LOCAL_WORLD_SIZE": "several"}, 96, []),
+        ({"max_bytes": None}, {"PINPOOL_MAX_BYTES": ""}, 96, []),
+        ({"env": False}, {"PINPOOL_MAX_BYTES": "1GiB"}, 96, []),
+    ],
+)
+def test_without_a_setting_it_is_three_quarters_divided_among_the_ranks(settings, environ, gib, words):
+    share, line = _ceiling.choose(settings, environ, MEMORY)
+    assert share == gib * GIB
+    for word in [f"is {share} bytes", "PINPOOL_MAX_BYTES", "install(max_bytes=...)", *words]:
+        assert word in line
+    assert ("divided" in line) == (gib != 96)
+
+
+@pytest.mark.parametrize(
+    "settings, environ",
+    [
+        ({"max_bytes": "1GiB"}, {}),
+        ({}, {"PINPOOL_MAX_BYTES": "1GiB"}),
+        ({"preset": "tensorflow"}, {}),
+        ({}, {"PINPOOL_PRESET": "tensorflow"}),
+        ({"ledger": "auto"}, {}),
+        ({}, {"PINPOOL_LEDGER": "host"}),
+    ],
+)
+def test_settings_that_decide_are_left_alone(settings, environ):
+    assert _ceiling.choose(settings, environ, MEMORY) is None
+
+
+def test_unknown_memory_leaves_the_default_and_a_small_one_a_granule():
+    assert _ceiling.choose({}, {}, None) is None
+    assert _ceiling.choose({}, {"LOCAL_WORLD_SIZE": "64"}, (8 << 20, "machine"))[0] == 2 << 20
+
+
+class Shim:
+    """Stands for the compiled allocator."""
+
+    def pinpool_torch_install(self, functions, error, error_bytes):
+        return 0
+
+    def pinpool_torch_uninstall(self):
+        return 0
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    for name in ("PINPOOL_MAX_BYTES", "PINPOOL_PRESET", "PINPOOL_LEDGER", "PINPOOL_POOLS_PER_HOST", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PINPOOL_DEVICE", "0")
+    shim = Shim()
+    monkeypatch.setattr(pinpool.torch, "_load", lambda: shim)
+    monkeypatch.setattr(pinpool.torch, "_shim", shim)
+    yield
+    pinpool.torch.uninstall()
+
+
+def lines(caplog):
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("torch: the ceiling")]
+
+
+def test_install_tells_the_ceiling_in_one_line(stand_in, monkeypatch, caplog):
+    monkeypatch.setattr(_pinpool, "_host_memory", lambda: (16 * GIB, "machine"))
+    with caplog.at_level(logging.INFO, logger="pinpool"):
+        pool = pinpool.torch.install(backend="heap")
+    assert pool.stats()["max_bytes"] == 12 * GIB
+    [line] = lines(caplog)
+    assert "three quarters of 17179869184 bytes (machine)" in line
+
+
+def test_install_with_a_ceiling_tells_nothing_of_its_own(stand_in, caplog):
+    with caplog.at_level(logging.INFO, logger="pinpool"):
+        pool = pinpool.torch.install(max_bytes="64MiB", backend="heap")
+    assert pool.stats()["max_bytes"] == 64 << 20
+    assert not lines(caplog)
+
+
+def test_the_memory_of_this_process_is_known():
+    total, origin = _pinpool._host_memory()
+    assert total > 0 and (origin == "machine" or origin.startswith("cgroup limit /"))
