@@ -15,9 +15,10 @@
 use std::collections::HashMap;
 use std::ptr::NonNull;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::sys;
 
 use super::source::{Region, RegionIds, Source};
+use crate::driver::calls;
 use crate::driver::device::{Device, driver_error, pinning_error};
 use crate::error::SourceError;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
@@ -94,8 +95,7 @@ unsafe impl Source for CudaSource {
         let held_bytes = self.held_bytes(len_bytes);
         // Relaxed, here and below: a hint.
         self.acquiring.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: a context is current on this thread (`Device::enter`).
-        let block = unsafe { result::malloc_host(held_bytes, self.flags) };
+        let block = calls::host_alloc(held_bytes, self.flags);
         self.acquiring.fetch_sub(1, Ordering::Relaxed);
         let block = block.map_err(|error| pinning_error("cuMemHostAlloc", error))?;
         let block = block.cast::<u8>();
@@ -103,7 +103,7 @@ unsafe impl Source for CudaSource {
         let start = NonNull::new(block.wrapping_add(skip)).filter(|_| skip + len_bytes <= held_bytes);
         let Some((block, start)) = NonNull::new(block).map(DriverBlock).zip(start) else {
             // SAFETY: allocated above, and not returned to the caller.
-            let _leaked = unsafe { result::free_host(block.cast()) };
+            let _leaked = unsafe { calls::host_free(block.cast()) };
             return Err(SourceError::new("cuMemHostAlloc", "the driver's block holds no page-aligned region"));
         };
         if skip != 0 {
@@ -116,7 +116,7 @@ unsafe impl Source for CudaSource {
         let _entered = self.device.enter()?;
         let block = self.take_block(region.start());
         // SAFETY: the caller's promise: allocated by `acquire`, not freed, and unused by every device.
-        unsafe { result::free_host(block.0.as_ptr().cast()) }.map_err(|error| driver_error("cuMemFreeHost", error))
+        unsafe { calls::host_free(block.0.as_ptr().cast()) }.map_err(|error| driver_error("cuMemFreeHost", error))
     }
 
     fn needs_gpu(&self) -> bool {

@@ -24,6 +24,7 @@ use super::mapping;
 use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
 use super::turns::Turns;
+use crate::driver::calls;
 use crate::driver::device::{Device, driver_error, pinning_error};
 use crate::driver::virtual_memory::attribute;
 use crate::error::SourceError;
@@ -129,8 +130,8 @@ impl RegisterSource {
     pub(super) unsafe fn unregister(&self, start: NonNull<u8>) -> Result<(), SourceError> {
         let _entered = self.device.enter()?;
         // SAFETY: the caller's promise.
-        let unregistered = unsafe { sys::cuMemHostUnregister(start.as_ptr().cast()) };
-        unregistered.result().map_err(|error| driver_error("cuMemHostUnregister", error))
+        let unregistered = unsafe { calls::host_unregister(start.as_ptr().cast()) };
+        unregistered.map_err(|error| driver_error("cuMemHostUnregister", error))
     }
 
     fn register(&self, region: &Region, until: Option<Instant>) -> Result<(), SourceError> {
@@ -145,9 +146,9 @@ impl RegisterSource {
             thread::sleep(pause);
         }
         // SAFETY: whole pages of a mapping of this source; a context is current on this thread.
-        let registered = unsafe { sys::cuMemHostRegister_v2(region.start().as_ptr().cast(), bytes, FLAGS) };
+        let registered = unsafe { calls::host_register(region.start().as_ptr().cast(), bytes, FLAGS) };
         drop(turn);
-        registered.result().map_err(|error| pinning_error("cuMemHostRegister", error))
+        registered.map_err(|error| pinning_error("cuMemHostRegister", error))
     }
 }
 

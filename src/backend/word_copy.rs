@@ -6,10 +6,11 @@
 
 use std::ptr::NonNull;
 
-use cudarc::driver::{DriverError, sys};
+use cudarc::driver::sys;
 
+use crate::driver::calls;
+use crate::driver::code::Code;
 use crate::driver::device::{Device, driver_error};
-use crate::driver::{error_code, is_forbidden_by_capture, symbol};
 use crate::error::SourceError;
 
 const WORD_BYTES: usize = size_of::<u64>();
@@ -31,27 +32,27 @@ pub(super) unsafe fn through(device: &Device, start: NonNull<u8>) -> Result<(), 
     // SAFETY: as above; the second word lies behind the first.
     unsafe { back.write_volatile(0) };
     // SAFETY: both have a word, and live until the stream is over, below.
-    let there = unsafe { sys::cuMemcpyHtoDAsync_v2(memory.address, sent.as_ptr().cast(), WORD_BYTES, stream.0) };
+    let there = unsafe { calls::copy_to_device(memory.address, sent.as_ptr().cast(), WORD_BYTES, stream.0) };
     // SAFETY: as above.
-    let and_back = unsafe { sys::cuMemcpyDtoHAsync_v2(back.cast(), memory.address, WORD_BYTES, stream.0) };
+    let and_back = unsafe { calls::copy_to_host(back.cast(), memory.address, WORD_BYTES, stream.0) };
     // The words are used until then, also if one of the copies was refused: a wait that is refused is made again.
     let ended = stream.wait().or_else(|_| stream.wait());
-    refusal("cuMemcpyHtoDAsync", there.result())?;
-    refusal("cuMemcpyDtoHAsync", and_back.result())?;
+    refusal("cuMemcpyHtoDAsync", there)?;
+    refusal("cuMemcpyDtoHAsync", and_back)?;
     refusal("cuStreamSynchronize", ended)?;
     // SAFETY: as above, and the device is done with it.
     let arrived = unsafe { back.read_volatile() };
     // A capture may have refused the copies.
-    let was_copied = there.result().is_ok() && and_back.result().is_ok() && ended.is_ok();
+    let was_copied = there.is_ok() && and_back.is_ok() && ended.is_ok();
     if was_copied && arrived != WORD {
         return Err(SourceError::new("copy", format!("the word {WORD:#x} came back from the device as {arrived:#x}")));
     }
     Ok(())
 }
 
-fn refusal(call: &'static str, outcome: Result<(), DriverError>) -> Result<(), SourceError> {
+fn refusal(call: &'static str, outcome: Result<(), Code>) -> Result<(), SourceError> {
     match outcome {
-        Err(error) if !is_forbidden_by_capture(error_code(error)) => Err(driver_error(call, error)),
+        Err(error) if !error.is_forbidden_by_capture() => Err(driver_error(call, error)),
         _ => Ok(()),
     }
 }
@@ -60,24 +61,20 @@ struct Stream(sys::CUstream);
 
 impl Stream {
     /// A stream that waits for no other.
-    fn new() -> Result<Self, DriverError> {
-        let mut stream = std::ptr::null_mut();
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: `stream` takes the result; the caller's context is current.
-        unsafe { sys::cuStreamCreate(&raw mut stream, flags) }.result()?;
-        Ok(Self(stream))
+    fn new() -> Result<Self, Code> {
+        calls::stream_create().map(Self)
     }
 
-    fn wait(&self) -> Result<(), DriverError> {
+    fn wait(&self) -> Result<(), Code> {
         // SAFETY: live until `self` is dropped.
-        unsafe { sys::cuStreamSynchronize(self.0) }.result()
+        unsafe { calls::stream_synchronize(self.0) }
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: created by `new`, destroyed once.
-        let _gone = unsafe { sys::cuStreamDestroy_v2(self.0) };
+        let _gone = unsafe { calls::stream_destroy(self.0) };
     }
 }
 
@@ -90,16 +87,12 @@ struct DeviceWord<'a> {
 
 impl<'a> DeviceWord<'a> {
     fn new(stream: &'a Stream) -> Option<Self> {
-        let mut address = 0;
-        // A driver without them would make cudarc panic.
-        let has_async = symbol(c"cuMemAllocAsync").is_some() && symbol(c"cuMemFreeAsync").is_some();
-        // SAFETY: `address` takes the result; a live stream.
-        if has_async && unsafe { sys::cuMemAllocAsync(&raw mut address, WORD_BYTES, stream.0) }.result().is_ok() {
+        // Drivers that can do the first can do the second.
+        // SAFETY: a live stream.
+        if let Ok(address) = unsafe { calls::device_alloc_async(WORD_BYTES, stream.0) } {
             return Some(Self { address, stream: Some(stream) });
         }
-        // SAFETY: `address` takes the result.
-        unsafe { sys::cuMemAlloc_v2(&raw mut address, WORD_BYTES) }.result().ok()?;
-        Some(Self { address, stream: None })
+        calls::device_alloc(WORD_BYTES).ok().map(|address| Self { address, stream: None })
     }
 }
 
@@ -107,9 +100,9 @@ impl Drop for DeviceWord<'_> {
     fn drop(&mut self) {
         let _gone = match self.stream {
             // SAFETY: allocated on this stream, whose copies are over, and freed once.
-            Some(stream) => unsafe { sys::cuMemFreeAsync(self.address, stream.0) },
+            Some(stream) => unsafe { calls::device_free_async(self.address, stream.0) },
             // SAFETY: as above.
-            None => unsafe { sys::cuMemFree_v2(self.address) },
+            None => unsafe { calls::device_free(self.address) },
         };
     }
 }

@@ -9,9 +9,10 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use cudarc::driver::{DriverError, result, sys};
+use cudarc::driver::sys;
 
-use super::{CurrentContext, RelaxedCapture, known_streams, standstill};
+use super::code::Code;
+use super::{CurrentContext, RelaxedCapture, calls, known_streams, standstill};
 use crate::error::SourceError;
 use pinpool_os::host;
 
@@ -38,15 +39,12 @@ unsafe impl Send for PrimaryContext {}
 // SAFETY: as above; the handle itself is never written to.
 unsafe impl Sync for PrimaryContext {}
 
-/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
-const CONTEXT_IS_DESTROYED: i64 = 709;
-
 impl PrimaryContext {
     /// Whether a reset of the device has ended it: another context may have its handle by now, but not its number.
     fn has_ended(self) -> bool {
         match (self.1, super::context_id(self.0)) {
             (Some(id), Some(Ok(now))) => now != id,
-            (Some(_), Some(Err(code))) => super::is_of_ended_context(code),
+            (Some(_), Some(Err(code))) => code.is_of_ended_context(),
             _ => false,
         }
     }
@@ -64,7 +62,7 @@ impl Device {
             SourceError::new("cuDeviceGet", format!("no device {ordinal}, the driver sees {devices}"))
                 .with_remedy("set PINPOOL_DEVICE, or check CUDA_VISIBLE_DEVICES")
         })?;
-        let handle = result::device::get(ordinal).map_err(|error| driver_error("cuDeviceGet", error))?;
+        let handle = calls::device(ordinal).map_err(|error| driver_error("cuDeviceGet", error))?;
         Ok(Self { handle, context: OnceLock::new() })
     }
 
@@ -77,9 +75,8 @@ impl Device {
             // A failure is not stored: a device without memory now may have some later. Concurrent threads may retain
             // more than once, which only raises the driver's count, and the context is never released.
             None => {
-                // SAFETY: the handle came from the driver in `find`.
-                let retained = unsafe { result::primary_ctx::retain(self.handle) };
-                let retained = retained.map_err(|error| driver_error("cuDevicePrimaryCtxRetain", error))?;
+                let retained = calls::primary_retain(self.handle)
+                    .map_err(|error| driver_error("cuDevicePrimaryCtxRetain", error))?;
                 // What the driver refuses once it may do the next time.
                 let id = (0..2).find_map(|_| super::context_id(retained)?.ok());
                 *self.context.get_or_init(|| PrimaryContext(retained, id))
@@ -111,17 +108,12 @@ impl Device {
 
     /// Whether the device has a primary context, made by this process: entering it costs nothing more.
     pub(crate) fn is_active(&self) -> bool {
-        if self.context.get().is_some() {
-            return true;
-        }
-        let (mut flags, mut is_active) = (0, 0);
-        // SAFETY: both take results; the handle came from the driver in `find`.
-        let asked = unsafe { sys::cuDevicePrimaryCtxGetState(self.handle, &raw mut flags, &raw mut is_active) };
-        asked.result().is_ok() && is_active != 0
+        self.context.get().is_some() || calls::is_primary_active(self.handle).is_ok_and(|is_active| is_active)
     }
 
     /// Whether the device is seen to have work: on the default stream, where many programs run all of theirs, or on a stream that
-    /// copies went to. Work of other streams is not seen. A capture counts as work, which the query would spoil, and so does a driver that stands still.
+    /// copies went to. Work of other streams is not seen. A capture counts as work, which the query would spoil, and so does a
+    /// driver that stands still.
     pub(crate) fn is_seen_busy(&self) -> bool {
         standstill::ask(|| self.has_seen_work() || self.has_work_of_copies()).unwrap_or(true)
     }
@@ -137,27 +129,16 @@ impl Device {
         let Ok(_entered) = self.enter() else { return false };
         // The legacy stream by its name.
         let stream = std::ptr::without_provenance_mut(1);
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: `status` takes the result. Asking spoils no capture.
-        let asked = unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) }.result();
-        let error = match asked {
-            // SAFETY: a stream that always exists; the context is current.
-            Ok(()) => unsafe { sys::cuStreamQuery(stream) }.result().err(),
-            Err(error) => Some(error),
+        // SAFETY: a stream that always exists. Asking spoils no capture.
+        let asked = unsafe { calls::is_capturing(stream) };
+        let outcome = match asked {
+            // SAFETY: as above; the context is current.
+            Ok(_) => unsafe { calls::stream_query(stream) },
+            Err(error) => Err(error),
         };
-        error.is_some_and(|error| {
-            use sys::CUresult::{
-                CUDA_ERROR_NOT_READY, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
-                CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-            };
-            let busy = [
-                CUDA_ERROR_NOT_READY,
-                CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
-                CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
-                CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-            ];
-            busy.contains(&error.0)
-        })
+        let is_busy =
+            |error| matches!(error, Code::NOT_READY | Code::CAPTURE_IMPLICIT) || error.is_forbidden_by_capture();
+        outcome.is_err_and(is_busy)
     }
 
     /// An attribute by its number in the driver's header; `None` if the driver does not know it.
@@ -170,7 +151,7 @@ impl Device {
         let mut buffer: [c_char; PCI_ID_BYTES] = [0; PCI_ID_BYTES];
         let buffer_bytes = c_int::try_from(PCI_ID_BYTES).ok()?;
         // SAFETY: the buffer has the length passed; the driver writes a terminating 0.
-        unsafe { sys::cuDeviceGetPCIBusId(buffer.as_mut_ptr(), buffer_bytes, self.handle) }.result().ok()?;
+        unsafe { calls::pci_bus_id(buffer.as_mut_ptr(), buffer_bytes, self.handle) }.ok()?;
         // SAFETY: terminated by the driver, within the buffer.
         let id = unsafe { CStr::from_ptr(buffer.as_ptr()) };
         host::numa_node_of_pci(root, id.to_str().ok()?)
@@ -179,7 +160,7 @@ impl Device {
 
 fn was_reset() -> SourceError {
     let what = "the device was reset since this pool pinned memory, and its context with that memory is gone";
-    let error = SourceError::new("cuCtxGetId", what).with_code(CONTEXT_IS_DESTROYED);
+    let error = SourceError::new("cuCtxGetId", what).with_code(Code::CONTEXT_IS_DESTROYED.number());
     error.with_remedy("build a new pool after a reset of the device")
 }
 
@@ -189,24 +170,18 @@ pub(crate) fn in_use() -> Option<u32> {
     if !super::is_loaded() {
         return None;
     }
-    let mut current = -1;
-    // SAFETY: takes a number; without a driver that has started, or a context, it is refused.
-    if unsafe { sys::cuCtxGetDevice(&raw mut current) }.result().is_ok() {
+    // Without a driver that has started, or a context, this is refused.
+    if let Ok(current) = calls::current_device() {
         return u32::try_from(current).ok();
     }
     let devices = count().ok().and_then(|count| u32::try_from(count).ok())?;
-    (0..devices).find(|&device| {
-        let (mut flags, mut is_active) = (0, 0);
-        // SAFETY: both take results. Devices are numbered as they are listed.
-        let asked =
-            unsafe { sys::cuDevicePrimaryCtxGetState(device.cast_signed(), &raw mut flags, &raw mut is_active) };
-        asked.result().is_ok() && is_active != 0
-    })
+    // Devices are numbered as they are listed.
+    (0..devices).find(|&device| calls::is_primary_active(device.cast_signed()).is_ok_and(|is_active| is_active))
 }
 
 /// How many devices the driver lists.
 pub(crate) fn count() -> Result<c_int, SourceError> {
-    result::device::get_count().map_err(|error| driver_error("cuDeviceGetCount", error))
+    calls::device_count().map_err(|error| driver_error("cuDeviceGetCount", error))
 }
 
 /// Bypasses cudarc, whose enumeration of attributes depends on the CUDA version of the build.
@@ -221,14 +196,11 @@ fn attribute_of(device: sys::CUdevice, number: c_int) -> Option<c_int> {
 }
 
 /// The error that [`driver_error`] makes, for a call that pins: with a remedy where memory is short.
-pub(crate) fn pinning_error(call: &'static str, error: DriverError) -> SourceError {
+pub(crate) fn pinning_error(call: &'static str, error: Code) -> SourceError {
     let cause = driver_error(call, error);
-    match error.0 {
-        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => cause.with_remedy(SHORT_OF_MEMORY),
-        _ => cause,
-    }
+    if error == Code::OUT_OF_MEMORY { cause.with_remedy(SHORT_OF_MEMORY) } else { cause }
 }
 
-pub(crate) fn driver_error(call: &'static str, error: DriverError) -> SourceError {
-    SourceError::new(call, super::error_name(error)).with_code(super::error_code(error))
+pub(crate) fn driver_error(call: &'static str, error: Code) -> SourceError {
+    SourceError::new(call, error.to_string()).with_code(error.number())
 }

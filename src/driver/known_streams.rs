@@ -8,9 +8,10 @@ use std::cell::Cell;
 use std::ptr;
 use std::sync::{Arc, Weak};
 
-use cudarc::driver::{CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaStream, sys};
 
-use super::{error_code, is_forbidden_by_capture};
+use super::calls;
+use super::code::Code;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
 
@@ -52,17 +53,12 @@ pub(super) fn are_busy(device: sys::CUdevice) -> bool {
 
 fn is_busy(stream: &CudaStream) -> bool {
     // SAFETY: a stream that is alive.
-    let captures = unsafe { result::stream::is_capturing(stream.cu_stream()) };
-    match captures {
-        Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) => {}
-        Ok(_) => return true,
-        Err(error) => return is_of_work(error),
-    }
-    // SAFETY: as above.
-    let outcome = unsafe { sys::cuStreamQuery(stream.cu_stream()) }.result();
-    outcome.is_err_and(is_of_work)
-}
-
-fn is_of_work(error: DriverError) -> bool {
-    error.0 == sys::CUresult::CUDA_ERROR_NOT_READY || is_forbidden_by_capture(error_code(error))
+    let captures = unsafe { calls::is_capturing(stream.cu_stream()) };
+    let asked = match captures {
+        Ok(true) => return true,
+        // SAFETY: as above.
+        Ok(false) => unsafe { calls::stream_query(stream.cu_stream()) },
+        Err(code) => Err(code),
+    };
+    asked.is_err_and(|code| code == Code::NOT_READY || code.is_forbidden_by_capture())
 }

@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
+use std::ptr::NonNull;
 
 use crate::finding::Finding;
 use pinpool_os::host::limits;
@@ -13,11 +14,7 @@ const CHECK: &str = "gpu";
 /// `cuInit`; on refusal what it means, and the driver's code.
 pub(super) fn init() -> Result<(), (&'static str, c_int)> {
     type Init = unsafe extern "C" fn(c_uint) -> c_int;
-    const STUB_LIBRARY: c_int = 34;
     let Some(found) = super::symbol(c"cuInit") else { return Err(("the library has no cuInit", 500)) };
-    if super::symbol_before(c"cuInit").is_some() {
-        return Err((meaning(STUB_LIBRARY), STUB_LIBRARY));
-    }
     // SAFETY: the driver exports this name with this argument, and is never unloaded.
     let init = unsafe { std::mem::transmute::<*mut c_void, Init>(found.as_ptr()) };
     // SAFETY: may be called at any time, any number of times; 0 is the only flag there is.
@@ -101,7 +98,10 @@ pub(crate) fn find(ordinal: u32) -> Finding {
         return Finding::warning(CHECK, found).remedy("set PINPOOL_DEVICE below that, or check CUDA_VISIBLE_DEVICES");
     }
     let name = name(ordinal).unwrap_or_else(|| "without a name".to_owned());
-    Finding::ok(CHECK, format!("GPU {ordinal} of {devices}, {name}, {version}, {library}"))
+    let other = super::library::symbol_before(c"cuInit").map_or_else(String::new, |stub| {
+        format!("; cudarc and other programs that ask for libcuda.so get {} instead", file_of(stub))
+    });
+    Finding::ok(CHECK, format!("GPU {ordinal} of {devices}, {name}, {version}, {library}{other}"))
 }
 
 /// The CUDA version of the driver's library, as it is numbered there: 13020 is 13.2. 0 if unknown.
@@ -138,11 +138,14 @@ fn dlopen_error() -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// The file that the driver was loaded from, or the one that comes before it.
+/// The file that the driver was loaded from.
 fn library_path() -> String {
+    super::symbol(c"cuInit").map_or_else(|| "libcuda".to_owned(), file_of)
+}
+
+/// The file of the library that has this function.
+fn file_of(function: NonNull<c_void>) -> String {
     let unknown = || "libcuda".to_owned();
-    let found = super::symbol_before(c"cuInit").or_else(|| super::symbol(c"cuInit"));
-    let Some(function) = found else { return unknown() };
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),
         dli_fbase: std::ptr::null_mut(),

@@ -9,6 +9,9 @@
 use std::ffi::c_int;
 use std::fmt;
 
+use super::code::Code;
+use super::library::symbol;
+
 /// `CUmemGenericAllocationHandle`: one physical granule.
 pub(crate) type GranuleHandle = u64;
 
@@ -127,23 +130,7 @@ impl fmt::Display for DriverRefusal {
         if self.call == MADVISE {
             return std::io::Error::from_raw_os_error(self.code).kind().fmt(f);
         }
-        f.write_str(match self.code {
-            1 => "CUDA_ERROR_INVALID_VALUE",
-            2 => "CUDA_ERROR_OUT_OF_MEMORY",
-            3 => "CUDA_ERROR_NOT_INITIALIZED",
-            4 => "CUDA_ERROR_DEINITIALIZED",
-            101 => "CUDA_ERROR_INVALID_DEVICE",
-            201 => "CUDA_ERROR_INVALID_CONTEXT",
-            208 => "CUDA_ERROR_ALREADY_MAPPED",
-            700 => "CUDA_ERROR_ILLEGAL_ADDRESS",
-            719 => "CUDA_ERROR_LAUNCH_FAILED",
-            800 => "CUDA_ERROR_NOT_PERMITTED",
-            801 => "CUDA_ERROR_NOT_SUPPORTED",
-            900 => "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
-            901 => "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
-            999 => "CUDA_ERROR_UNKNOWN",
-            code => return write!(f, "CUDA error {code}"),
-        })
+        Code(self.code).fmt(f)
     }
 }
 
@@ -162,7 +149,7 @@ macro_rules! functions {
                     $field: {
                         let name = concat!(stringify!($name), "\0");
                         let name = std::ffi::CStr::from_bytes_with_nul(name.as_bytes()).map_err(|_| stringify!($name))?;
-                        let found = super::symbol(name).ok_or(stringify!($name))?;
+                        let found = symbol(name).ok_or(stringify!($name))?;
                         // SAFETY: the driver exports this name with these arguments (its header), all of them passed
                         // as C passes them, and is never unloaded.
                         unsafe {

@@ -12,8 +12,6 @@ use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::sync::lock;
 
-/// The SONAME that `build.rs` gives us.
-const OWN_NAME: &CStr = c"libcuda.so";
 /// `dladdr1` is asked for the symbol's entry.
 const RTLD_DL_SYMENT: c_int = 1;
 /// From here on a name without a suffix means the newer function.
@@ -27,8 +25,15 @@ unsafe extern "C" {
 static HIDDEN: Mutex<Vec<(usize, u64)>> = Mutex::new(Vec::new());
 
 fn find(name: &CStr) -> *mut c_void {
+    let mut own = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: a place for what is known of this function.
+    if unsafe { libc::dladdr(find as *const c_void, own.as_mut_ptr()) } == 0 {
+        return ptr::null_mut();
+    }
+    // SAFETY: filled by the call above.
+    let own = unsafe { own.assume_init() }.dli_fname;
     // SAFETY: asks for a library that is loaded, since this code is in it; nothing new is loaded.
-    let library = unsafe { libc::dlopen(OWN_NAME.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    let library = unsafe { libc::dlopen(own, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return ptr::null_mut();
     }

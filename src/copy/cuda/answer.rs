@@ -2,10 +2,8 @@
 
 use std::sync::OnceLock;
 
-use cudarc::driver::DriverError;
-
 use super::stream::failed;
-use crate::driver::error_code;
+use crate::driver::code::Code;
 use crate::error::{Error, Result};
 
 /// Empty while the driver may still say something else. It is asked no more once a copy is over, nor after an error that
@@ -34,7 +32,7 @@ impl Answer {
     }
 
     /// What was said for good, or else what the driver says now to `ask`.
-    pub(super) fn or_ask(&self, call: &str, ask: impl FnOnce() -> Result<bool, DriverError>) -> Result<bool> {
+    pub(super) fn or_ask(&self, call: &str, ask: impl FnOnce() -> Result<bool, Code>) -> Result<bool> {
         if let Some(known) = self.known() {
             return known.map(|()| true);
         }
@@ -56,9 +54,9 @@ impl Answer {
     }
 
     /// The driver refused `call`. Whether that is for good depends on the error.
-    pub(super) fn refused(&self, call: &str, error: DriverError) -> Error {
+    pub(super) fn refused(&self, call: &str, error: Code) -> Error {
         let text = failed(call, error);
-        if stays(error_code(error)) {
+        if stays(error.number()) {
             let _known = self.0.set(Err(text.clone()));
         }
         Error::device(text)
@@ -75,18 +73,17 @@ fn stays(code: i64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cudarc::driver::sys::CUresult;
 
     #[test]
     fn a_refusal_is_for_good_only_if_the_driver_says_the_same_ever_after() {
         let answer = Answer::default();
-        let once = answer.or_ask("cuEventQuery", || Err(DriverError(CUresult::CUDA_ERROR_UNKNOWN)));
-        assert!(once.unwrap_err().to_string().contains("999"));
+        let once = answer.or_ask("cuEventQuery", || Err(Code(9999)));
+        assert!(once.unwrap_err().to_string().contains("CUDA error 9999 (code 9999)"));
         assert!(!answer.or_ask("cuEventQuery", || Ok(false)).unwrap());
         assert!(answer.or_ask("cuEventQuery", || Ok(true)).unwrap());
         assert!(answer.is_over() && answer.or_ask("cuEventQuery", || unreachable!()).unwrap());
         let answer = Answer::default();
-        let lost = answer.or_ask("cuEventQuery", || Err(DriverError(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)));
+        let lost = answer.or_ask("cuEventQuery", || Err(Code(700)));
         assert!(lost.is_err() && answer.or_ask("cuEventQuery", || unreachable!()).is_err());
         assert!(answer.is_refused() && answer.or_wait(|| unreachable!()).is_err());
         let answer = Answer::default();

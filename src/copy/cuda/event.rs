@@ -16,12 +16,13 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaEvent, sys};
 
 use super::answer::Answer;
 use super::context::{ContextState, Event};
-use super::stream::{failed, number};
-use crate::driver::RelaxedCapture;
+use super::stream::{OwnStream, Stream, failed, number};
+use crate::driver::code::Code;
+use crate::driver::{RelaxedCapture, calls};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
@@ -34,20 +35,20 @@ pub(super) struct EventFence {
     context: &'static ContextState,
     answer: Answer,
     /// For a foreign event: the stream of ours that waits for it. No other work runs on it while this lives.
-    waiting_stream: Option<Arc<CudaStream>>,
+    waiting_stream: Option<OwnStream>,
 }
 
 impl EventFence {
     /// With an event not yet recorded. The stream's context is current.
-    pub(super) fn new(stream: &CudaStream, context: &'static ContextState) -> Result<Self, DriverError> {
+    pub(super) fn new(stream: Stream, context: &'static ContextState) -> Result<Self, Code> {
         let (event, answer) = (context.take_event()?, Answer::default());
         Ok(Self { event, stream: number(stream), stream_id: None, context, answer, waiting_stream: None })
     }
 
     /// Records the event behind all work so far on the stream, whose id is `id` if that matters to the fence's purpose.
-    pub(super) fn record(&mut self, stream: &CudaStream, id: Option<StreamId>) -> Result<(), DriverError> {
+    pub(super) fn record(&mut self, stream: Stream, id: Option<StreamId>) -> Result<(), Code> {
         // SAFETY: both are alive, and of one context.
-        unsafe { result::event::record(self.event.0, stream.cu_stream()) }?;
+        unsafe { calls::event_record(self.event.0, stream.handle()) }?;
         self.stream_id = id;
         Ok(())
     }
@@ -118,12 +119,12 @@ unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> 
     let _relaxed = RelaxedCapture::enter();
     let _current = context.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
     let stream = context.take_stream().map_err(|error| failed("cuStreamCreate", error))?;
-    let mut fence = EventFence::new(&stream, context).map_err(|error| failed("cuEventCreate", error))?;
-    let wait = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+    let of_context = context.stream(stream);
+    let mut fence = EventFence::new(of_context, context).map_err(|error| failed("cuEventCreate", error))?;
     // SAFETY: both are alive.
-    unsafe { result::stream::wait_event(stream.cu_stream(), event, wait) }
+    unsafe { calls::stream_wait_event(of_context.handle(), event) }
         .map_err(|error| failed("cuStreamWaitEvent", error))?;
-    fence.record(&stream, None).map_err(|error| failed("cuEventRecord", error))?;
+    fence.record(of_context, None).map_err(|error| failed("cuEventRecord", error))?;
     fence.waiting_stream = Some(stream);
     Ok(Some(Arc::new(fence)))
 }

@@ -6,15 +6,14 @@
 //! A refusal of this module comes before anything is enqueued.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::ptr;
-
-use cudarc::driver::{DriverError, result, sys};
+use cudarc::driver::sys;
 
 use super::context::ContextState;
 use super::event::behind_event;
 use super::mark;
-use super::stream::failed;
-use crate::driver;
+use super::stream::{Stream, failed};
+use crate::driver::code::Code;
+use crate::driver::{self, calls};
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::SharedFence;
 
@@ -25,16 +24,11 @@ use crate::in_flight::SharedFence;
 /// The stream is alive, and its context until the fence is over.
 pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<SharedFence> {
     require_driver()?;
-    let mut context = ptr::null_mut();
-    // SAFETY: a live stream, and a place for its context.
-    let found = unsafe { sys::cuStreamGetCtx(stream, &raw mut context) };
-    found.result().map_err(|error| refused("cuStreamGetCtx", error))?;
+    // SAFETY: the caller's promise.
+    let handle = unsafe { calls::stream_context(stream) }.map_err(|error| refused("cuStreamGetCtx", error))?;
     // SAFETY: the context of a live stream.
-    let context = unsafe { ContextState::of_handle(context) }.map_err(|(call, error)| refused(call, error))?;
-    let own = context.own().map_err(|error| refused("cuStreamCreate", error))?;
-    // SAFETY: alive during this call, by the caller's promise; the wrapper does not outlive it, and destroys nothing.
-    let stream = unsafe { own.context.wrap_borrowed_stream(stream) };
-    mark(&stream)
+    let context = unsafe { ContextState::of_handle(handle) }.map_err(|(call, error)| refused(call, error))?;
+    mark(Stream::new(stream, handle, context.device()), context)
 }
 
 /// A fence behind all work before the last record of `event`; `None` if that is over.
@@ -44,10 +38,12 @@ pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<Shared
 /// The event is alive.
 pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Option<SharedFence>> {
     require_driver()?;
-    let current = result::ctx::get_current().map_err(|error| refused("cuCtxGetCurrent", error))?;
-    let none = || wrong("no CUDA context is current on this thread, where the wait for the event would be enqueued");
+    let current = calls::current_context().map_err(|error| refused("cuCtxGetCurrent", error))?;
+    if current.is_null() {
+        return Err(wrong("no CUDA context is current on this thread, where the wait for the event would be enqueued"));
+    }
     // SAFETY: a context that is current is alive.
-    let context = unsafe { ContextState::of_handle(current.ok_or_else(none)?) };
+    let context = unsafe { ContextState::of_handle(current) };
     let context = context.map_err(|(call, error)| refused(call, error))?;
     // SAFETY: the caller's promise.
     unsafe { behind_event(event, context) }
@@ -64,7 +60,7 @@ pub(crate) fn require_driver() -> Result<()> {
     Err(ErrorKind::Unavailable { backend: "cuda", why }.into())
 }
 
-fn refused(call: &str, error: DriverError) -> Error {
+fn refused(call: &str, error: Code) -> Error {
     wrong(failed(call, error))
 }
 

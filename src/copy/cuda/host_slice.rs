@@ -8,7 +8,7 @@
 //! cudarc does not tell when the copy is enqueued. It only records an event of ours behind it, and that only if the context
 //! *object* of the stream handed to it manages several streams and holds no error. Candle's usual settings fail the first,
 //! any failing library the second. So cudarc gets a stream object of our own for the same stream, whose context object is
-//! ours alone ([`OwnContext`](super::context::OwnContext)). Whether cudarc recorded the event is checked once: an event made
+//! ours alone ([`OwnContext`](super::own_context::OwnContext)). Whether cudarc recorded the event is checked once: an event made
 //! with timing and never recorded has no elapsed time ("invalid handle"), one recorded has, or is "not ready". That is all
 //! it is checked for: only a query shows whether the event is over.
 //!
@@ -33,7 +33,8 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 use super::answer::Answer;
 use super::context::{CAPTURE_PAUSE, ContextState, Event};
 use super::later::LaterFence;
-use super::stream::{CAPTURING, SetAside, failed, is_capturing, number};
+use super::stream::{CAPTURING, SetAside, Stream, failed, is_capturing, number};
+use crate::driver::code::Code;
 use crate::driver::{self, RelaxedCapture};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence, StreamId};
@@ -54,7 +55,7 @@ impl HostSliceFence {
         // What the driver refuses once it may do the next time.
         match TrackedCopy::new(stream).or_else(|_| TrackedCopy::new(stream)).ok()?.map(Arc::new) {
             Some(tracked) => Some(Self { shared: tracked.clone(), tracked: Some(tracked) }),
-            None => Some(Self { shared: Arc::new(CapturedCopy { stream: number(stream) }), tracked: None }),
+            None => Some(Self { shared: Arc::new(CapturedCopy { stream: number(stream.into()) }), tracked: None }),
         }
     }
 
@@ -109,15 +110,16 @@ impl TrackedCopy {
     fn new(stream: &CudaStream) -> Result<Option<Self>, String> {
         let context = ContextState::of(stream.context());
         let _current = context.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
-        if is_capturing(stream).map_err(|error| failed("cuStreamIsCapturing", error))? {
+        let of_driver = Stream::from(stream);
+        if is_capturing(of_driver).map_err(|error| failed("cuStreamIsCapturing", error))? {
             return Ok(None);
         }
-        let (record, stream_id) = (Record::new(stream, context), context.stream_id(stream));
+        let (record, stream_id) = (Record::new(stream, context), context.stream_id(of_driver));
         if let (Err(why), None) = (&record, stream_id) {
             return Err(why.clone());
         }
         let (is_recorded, unrecorded, answer) = (AtomicBool::new(false), OnceLock::new(), Answer::default());
-        Ok(Some(Self { record, number: number(stream), stream_id, context, is_recorded, unrecorded, answer }))
+        Ok(Some(Self { record, number: number(of_driver), stream_id, context, is_recorded, unrecorded, answer }))
     }
 
     /// Whether the event is known to be recorded: a capture may forbid to look. If cudarc recorded nothing, what stands for
@@ -159,7 +161,7 @@ impl TrackedCopy {
             }
             Some(INVALID_HANDLE) => Ok(Some(None)),
             Some(code) if driver::is_forbidden_by_capture(code.into()) => Ok(None),
-            Some(IN_A_GRAPH) => Err(self.answer.refused("cuEventElapsedTime", DriverError(CAPTURED_EVENT))),
+            Some(IN_A_GRAPH) => Err(self.answer.refused("cuEventElapsedTime", Code::CAPTURED_EVENT)),
             Some(code) => Err(Error::device(format!("cuEventElapsedTime failed (code {code})"))),
             None => Err(Error::device("the driver has no cuEventElapsedTime")),
         }
@@ -172,11 +174,9 @@ fn unrecorded() -> Error {
     Error::device(UNRECORDED)
 }
 
-const CAPTURED_EVENT: sys::CUresult = sys::CUresult::CUDA_ERROR_CAPTURED_EVENT;
-const IN_A_GRAPH: c_int = CAPTURED_EVENT as c_int;
-
-const INVALID_HANDLE: c_int = sys::CUresult::CUDA_ERROR_INVALID_HANDLE as c_int;
-const NOT_READY: c_int = sys::CUresult::CUDA_ERROR_NOT_READY as c_int;
+const IN_A_GRAPH: c_int = Code::CAPTURED_EVENT.0;
+const INVALID_HANDLE: c_int = Code::INVALID_HANDLE.0;
+const NOT_READY: c_int = Code::NOT_READY.0;
 
 /// The driver's answer for the time from an event to itself. Found by name: older drivers lack the form that bindings of
 /// CUDA 13 mean, and all have this one.
@@ -199,7 +199,7 @@ impl Record {
         // An error left in our object by an earlier record would keep cudarc from recording this event.
         let _of_an_earlier_copy = own.context.check_err();
         let timed = sys::CUevent_flags::CU_EVENT_DEFAULT;
-        let event = own.context.new_event(Some(timed)).map_err(|error| failed("cuEventCreate", error))?;
+        let event = own.context.new_event(Some(timed)).map_err(|error| failed("cuEventCreate", error.into()))?;
         // SAFETY: a live stream of this context; the object is used while the caller's borrow of the stream lasts.
         let stream = unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) };
         Ok(Self { event: ManuallyDrop::new(event), stream })

@@ -25,14 +25,15 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, DriverError, SyncOnDrop, sys};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, sys};
 
 use self::context::ContextState;
 use self::event::EventFence;
-use self::stream::{CAPTURING, SetAside, failed, is_capturing, number};
+use self::stream::{CAPTURING, SetAside, Stream, failed, is_capturing, number};
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
 use crate::backend;
-use crate::driver::{self, known_streams};
+use crate::driver::code::Code;
+use crate::driver::{calls, known_streams};
 use crate::error::{Error, Result};
 use crate::in_flight::{FenceKind, SharedFence, StreamId};
 
@@ -42,6 +43,7 @@ mod event;
 mod handle;
 mod host_slice;
 mod later;
+mod own_context;
 mod stream;
 mod timeline;
 
@@ -68,8 +70,8 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
         let waits = self.stream().context().is_managing_stream_synchronization();
         let copy = |address| {
             // SAFETY: the caller promises the source, the target its address; `len` bytes fit (`CopyTarget::enqueue`).
-            let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(address, source.cast(), len, stream.cu_stream()) };
-            copied.result().map_err(|error| ("cuMemcpyHtoDAsync", error))
+            let copied = unsafe { calls::copy_to_device(address, source.cast(), len, stream.cu_stream()) };
+            copied.map_err(|error| ("cuMemcpyHtoDAsync", error))
         };
         known_streams::note(self.stream());
         let_reach(stream.context(), source, len).map_err(CopyFailure::Refused)?;
@@ -88,8 +90,8 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
         let waits = self.stream().context().is_managing_stream_synchronization();
         let copy = |address| {
             // SAFETY: the caller promises the target, the source its address; it has `len` bytes (`CopySource::fetch`).
-            let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(target.cast(), address, len, stream.cu_stream()) };
-            copied.result().map_err(|error| ("cuMemcpyDtoHAsync", error))
+            let copied = unsafe { calls::copy_to_host(target.cast(), address, len, stream.cu_stream()) };
+            copied.map_err(|error| ("cuMemcpyDtoHAsync", error))
         };
         known_streams::note(self.stream());
         let_reach(stream.context(), target, len).map_err(CopyFailure::Refused)?;
@@ -100,22 +102,21 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
 // SAFETY: the fence stands behind all work enqueued so far (event-I1).
 unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     fn mark(&self) -> Result<SharedFence> {
-        mark(self.borrow())
+        let stream = self.borrow();
+        mark(stream.into(), ContextState::of(stream.context()))
     }
 }
 
 /// A fence behind all work so far on the stream.
-fn mark(stream: &CudaStream) -> Result<SharedFence> {
+fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
     // What the driver refuses once it may do the next time. The answer that the stream captures is final: a graph that holds the
     // work uses the memory at each launch, also when the capture is over.
-    let marked = try_mark(stream).or_else(|_| try_mark(stream))?;
+    let marked = try_mark(stream, context).or_else(|_| try_mark(stream, context))?;
     marked.ok_or_else(|| Error::device(CAPTURING))
 }
 
 /// `None` if the stream captures.
-fn try_mark(stream: &CudaStream) -> Result<Option<SharedFence>> {
-    let _set_aside = SetAside::take(stream.context());
-    let context = ContextState::of(stream.context());
+fn try_mark(stream: Stream, context: &'static ContextState) -> Result<Option<SharedFence>> {
     let refused = |call, error| Error::device(failed(call, error));
     let _current = context.enter().map_err(|error| refused("cuCtxSetCurrent", error))?;
     if is_capturing(stream).map_err(|error| refused("cuStreamIsCapturing", error))? {
@@ -137,21 +138,10 @@ pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: 
     let failed = |call, error| Error::copy(len, failed(call, error));
     let_reach(context, start, len)?;
     let _current = ContextState::of(context).enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
-    let mut address: sys::CUdeviceptr = 0;
-    let found = &raw mut address;
-    // SAFETY: memory for an address; the driver looks the pointer up and reads nothing behind it.
-    match unsafe { sys::cuMemHostGetDevicePointer_v2(found, start.cast_mut().cast(), 0) }.result() {
-        Ok(()) => Ok(address),
-        // This call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
-        Err(_) => {
-            let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
-            // SAFETY: as above; the value of this attribute is an address.
-            unsafe { sys::cuPointerGetAttribute(found.cast(), attribute, start as sys::CUdeviceptr) }
-                .result()
-                .map_err(|error| failed("cuPointerGetAttribute", error))?;
-            Ok(address)
-        }
-    }
+    // The first call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
+    calls::host_device_pointer(start.cast_mut().cast())
+        .or_else(|_| calls::pointer_device_pointer(start.cast()))
+        .map_err(|error| failed("cuPointerGetAttribute", error))
 }
 
 /// Enqueues a copy on the stream, behind what `wait` puts there, with a fence behind it.
@@ -161,15 +151,16 @@ fn copy_with_fence<'a>(
     purpose: FencePurpose,
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, SyncOnDrop<'a>),
-    copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, DriverError)>,
+    copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, Code)>,
 ) -> Result<SharedFence, CopyFailure> {
     let _set_aside = SetAside::take(stream.context());
+    let of_driver = Stream::from(stream);
     let refused = |call, error| {
         let is_of_device = !(is_about_arguments(error) || is_about_captures_or_memory(error));
         let text = failed(call, error);
         CopyFailure::Refused(if is_of_device { Error::device(text) } else { Error::copy(len, text) })
     };
-    let refuse_capturing = || match is_capturing(stream) {
+    let refuse_capturing = || match is_capturing(of_driver) {
         Ok(false) => Ok(()),
         Ok(true) => Err(CopyFailure::Refused(Error::copy(len, CAPTURING))),
         Err(error) => Err(refused("cuStreamIsCapturing", error)),
@@ -177,18 +168,18 @@ fn copy_with_fence<'a>(
     let context = ContextState::of(stream.context());
     let _current = context.enter().map_err(|error| refused("cuCtxSetCurrent", error))?;
     // All calls that can be refused come before the copy.
-    let event = EventFence::new(stream, context).map_err(|error| refused("cuEventCreate", error))?;
+    let event = EventFence::new(of_driver, context).map_err(|error| refused("cuEventCreate", error))?;
     if may_wait {
         refuse_capturing()?;
     }
     let (address, record) = wait();
-    let waited = stream.context().check_err().map_err(|error| refused("cuStreamWaitEvent", error));
+    let waited = stream.context().check_err().map_err(|error| refused("cuStreamWaitEvent", error.into()));
     if let Err(refusal) = waited.and_then(|()| refuse_capturing()) {
         // Nothing uses the memory, so there is nothing to record, and it must not become part of a graph.
         std::mem::forget(record);
         return Err(refusal);
     }
-    let id = if purpose == FencePurpose::Pool(FenceKind::Event) { None } else { context.stream_id(stream) };
+    let id = if purpose == FencePurpose::Pool(FenceKind::Event) { None } else { context.stream_id(of_driver) };
     let copied = match copy(address) {
         Err((call, error)) if is_about_arguments(error) => return Err(refused(call, error)),
         copied => copied.map_err(|(call, error)| Error::device(failed(call, error))),
@@ -196,7 +187,7 @@ fn copy_with_fence<'a>(
     // The device memory records our use of it before our fence, so that the fence is the last of this copy's work. An error
     // of that record is for the memory's next user, and stays in the context.
     drop(record);
-    match (copied, fence_behind(stream, context, Ok(event), id, purpose)) {
+    match (copied, fence_behind(of_driver, context, Ok(event), id, purpose)) {
         (Ok(()), Ok(fence)) => Ok(fence),
         (Err(error), Ok(fence)) => Err(CopyFailure::Failed(error, fence)),
         (Ok(()), Err(error)) | (Err(error), Err(_)) => Err(CopyFailure::Unknown(error)),
@@ -206,9 +197,9 @@ fn copy_with_fence<'a>(
 /// Puts a fence behind all work so far on the stream, whose context is current; `id` is that of the stream if it is known
 /// already.
 fn fence_behind(
-    stream: &CudaStream,
+    stream: Stream,
     context: &'static ContextState,
-    event: Result<EventFence, (&'static str, DriverError)>,
+    event: Result<EventFence, (&'static str, Code)>,
     id: Option<StreamId>,
     purpose: FencePurpose,
 ) -> Result<SharedFence> {
@@ -240,26 +231,21 @@ fn fence_behind(
 }
 
 /// The event behind all work so far on the stream.
-fn recorded(
-    mut event: EventFence,
-    stream: &CudaStream,
-    id: Option<StreamId>,
-) -> Result<EventFence, (&'static str, DriverError)> {
+fn recorded(mut event: EventFence, stream: Stream, id: Option<StreamId>) -> Result<EventFence, (&'static str, Code)> {
     let recorded = event.record(stream, id).or_else(|_| event.record(stream, id));
     recorded.map(|()| event).map_err(|error| ("cuEventRecord", error))
 }
 
 /// Errors that a copy call gives before it enqueues anything. All others may be left over from earlier work.
-fn is_about_arguments(error: DriverError) -> bool {
-    use sys::CUresult as Code;
-    let of_the_driver = matches!(error.0, Code::CUDA_ERROR_DEINITIALIZED | Code::CUDA_ERROR_NOT_INITIALIZED);
-    let of_a_handle = matches!(error.0, Code::CUDA_ERROR_INVALID_CONTEXT | Code::CUDA_ERROR_INVALID_HANDLE);
-    of_the_driver || of_a_handle || error.0 == Code::CUDA_ERROR_INVALID_VALUE
+fn is_about_arguments(error: Code) -> bool {
+    let of_the_driver = matches!(error, Code::DEINITIALIZED | Code::NOT_INITIALIZED);
+    let of_a_handle = matches!(error, Code::INVALID_CONTEXT | Code::INVALID_HANDLE);
+    of_the_driver || of_a_handle || error == Code::INVALID_VALUE
 }
 
 /// Errors after which the device goes on: those of captures, 900 to 999, and no memory for an event.
-fn is_about_captures_or_memory(error: DriverError) -> bool {
-    error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY || (900..999).contains(&driver::error_code(error))
+fn is_about_captures_or_memory(error: Code) -> bool {
+    error == Code::OUT_OF_MEMORY || (900..999).contains(&error.number())
 }
 
 /// Device memory of another framework, for copies from and to it. Owns nothing and orders nothing: its owner does.

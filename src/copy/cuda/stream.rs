@@ -1,4 +1,4 @@
-//! Streams as the driver and cudarc know them: names, captures, and errors that others left behind.
+//! Streams as the driver and cudarc know them: handles, names, captures, and errors that others left behind.
 //!
 //! | name | made of | when another stream may have it |
 //! | --- | --- | --- |
@@ -14,9 +14,11 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
 
 use crate::driver;
+use crate::driver::calls;
+use crate::driver::code::Code;
 use crate::in_flight::StreamId;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
@@ -30,12 +32,67 @@ pub(super) const CAPTURING: &str = "the stream is capturing a graph, and each la
                                     was recycled; copy before the capture begins or after it ends, or on a stream that \
                                     does not take part in it";
 
+/// A stream by the driver's handles, whoever made it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stream {
+    handle: sys::CUstream,
+    context: sys::CUcontext,
+    device: usize,
+}
+
+impl Stream {
+    /// The stream `handle` of this context, which is of the device with this ordinal.
+    pub(super) fn new(handle: sys::CUstream, context: sys::CUcontext, device: usize) -> Self {
+        Self { handle, context, device }
+    }
+
+    pub(super) fn handle(self) -> sys::CUstream {
+        self.handle
+    }
+}
+
+impl From<&CudaStream> for Stream {
+    fn from(stream: &CudaStream) -> Self {
+        Self::new(stream.cu_stream(), stream.context().cu_ctx(), stream.context().ordinal())
+    }
+}
+
+/// A stream of this crate, which waits for no other.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OwnStream(sys::CUstream);
+
+// SAFETY: a stream handle may be used from any thread (CUDA driver API).
+unsafe impl Send for OwnStream {}
+// SAFETY: as above; the handle itself is never written to.
+unsafe impl Sync for OwnStream {}
+
+impl OwnStream {
+    /// A stream of the context that is current.
+    pub(super) fn new() -> Result<Self, Code> {
+        calls::stream_create().map(Self)
+    }
+
+    pub(super) fn handle(self) -> sys::CUstream {
+        self.0
+    }
+
+    /// Destroys it; work that it still has goes on. Its context is current.
+    ///
+    /// # Safety
+    ///
+    /// Nothing uses it any more.
+    pub(super) unsafe fn destroy(self) {
+        // SAFETY: the caller's promise. An error would only mean that the device is gone, and the stream with it.
+        let _gone = unsafe { calls::stream_destroy(self.0) };
+    }
+}
+
 /// The type of `cuStreamGetId` in the driver's header.
 type GetId = unsafe extern "C" fn(sys::CUstream, *mut u64) -> c_int;
 
 /// The stream's number in statistics and log lines. Handles and contexts are addresses, far above the numbers of host
 /// sinks, which count from one.
-pub(super) fn number(stream: &CudaStream) -> u64 {
+pub(super) fn number(stream: Stream) -> u64 {
     std::thread_local! {
         static THREAD: u64 = {
             static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -43,18 +100,18 @@ pub(super) fn number(stream: &CudaStream) -> u64 {
             NEXT.fetch_add(1, Ordering::Relaxed)
         };
     }
-    match stream.cu_stream().addr() {
+    match stream.handle.addr() {
         // One in each context.
-        0 | LEGACY_DEFAULT => stream.context().cu_ctx().addr() as u64,
+        0 | LEGACY_DEFAULT => stream.context.addr() as u64,
         // One in each context and thread.
-        PER_THREAD => PER_THREAD_BIT | THREAD.with(|thread| thread << 8) | (stream.context().ordinal() as u64 & 0xFF),
+        PER_THREAD => PER_THREAD_BIT | THREAD.with(|thread| thread << 8) | (stream.device as u64 & 0xFF),
         handle => handle as u64,
     }
 }
 
 /// The stream's identity. Queried each time, since a handle may be another stream's by now. `family` stands for
 /// the context. The context is current, and the stream does not capture: the driver would refuse.
-pub(super) fn id(stream: &CudaStream, family: usize) -> Option<StreamId> {
+pub(super) fn id(stream: Stream, family: usize) -> Option<StreamId> {
     static GET_ID: OnceLock<Option<GetId>> = OnceLock::new();
     let get_id = (*GET_ID.get_or_init(|| {
         let found = driver::symbol(c"cuStreamGetId")?;
@@ -65,15 +122,14 @@ pub(super) fn id(stream: &CudaStream, family: usize) -> Option<StreamId> {
     // What the driver refuses once it may do the next time.
     let is_known = (0..2).any(|_| {
         // SAFETY: a live stream, and memory for a number.
-        unsafe { get_id(stream.cu_stream(), &raw mut id) == 0 }
+        unsafe { get_id(stream.handle, &raw mut id) == 0 }
     });
     is_known.then(|| StreamId::of_driver(family, id))
 }
 
-pub(super) fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
+pub(super) fn is_capturing(stream: Stream) -> Result<bool, Code> {
     // SAFETY: the stream is alive.
-    let status = unsafe { result::stream::is_capturing(stream.cu_stream()) }?;
-    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    unsafe { calls::is_capturing(stream.handle) }
 }
 
 /// An error that earlier calls left in the context object, kept aside until this is dropped.
@@ -101,6 +157,6 @@ impl Drop for SetAside<'_> {
 }
 
 /// The text of an error of the driver.
-pub(super) fn failed(call: &str, error: DriverError) -> String {
-    format!("{call} failed: {} (code {})", driver::error_name(error), driver::error_code(error))
+pub(super) fn failed(call: &str, error: Code) -> String {
+    format!("{call} failed: {error} (code {})", error.number())
 }

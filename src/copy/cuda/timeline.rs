@@ -28,16 +28,17 @@
 #![allow(unsafe_code)] // Calls the driver, and reads memory that a device writes.
 
 use std::collections::HashMap;
-use std::ffi::c_uint;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaStream, DriverError, sys};
+use cudarc::driver::sys;
 
 use super::answer::Answer;
+use super::stream::{OwnStream, Stream};
 use crate::backend;
-use crate::driver::{self, CurrentContext, RelaxedCapture, standstill};
+use crate::driver::code::Code;
+use crate::driver::{self, CurrentContext, RelaxedCapture, calls, standstill};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
 use pinpool_os::sync::plain::Mutex;
@@ -67,19 +68,16 @@ pub(crate) fn held_bytes() -> u64 {
     HELD_BYTES.load(Ordering::Relaxed)
 }
 
-/// The type of `cuStreamWriteValue32` in the driver's header; `CUstream` and `CUdeviceptr` are the same in every version.
-type WriteValue32 = unsafe extern "C" fn(sys::CUstream, u64, u32, c_uint) -> sys::CUresult;
-
 /// The context of the streams. Both fail once it has ended.
 pub(super) trait StreamContext: std::fmt::Debug + Sync {
-    fn check(&self) -> Result<(), DriverError>;
-    fn enter(&self) -> Result<CurrentContext, DriverError>;
+    fn check(&self) -> Result<(), Code>;
+    fn enter(&self) -> Result<CurrentContext, Code>;
 }
 
 /// The timelines of one context.
 #[derive(Debug, Default)]
 pub(super) struct Timelines {
-    write: OnceLock<Option<WriteValue32>>,
+    are_supported: OnceLock<bool>,
     by_stream: Mutex<HashMap<StreamId, Arc<Timeline>>>,
     words: Mutex<Vec<Word>>,
     /// A page that the driver gave no address for, kept for the next attempt: freeing it would wait for the device. The
@@ -129,36 +127,29 @@ struct Timeline {
 impl Timelines {
     /// Does the driver write words?
     pub(super) fn are_supported(&self) -> bool {
-        self.write().is_some()
-    }
-
-    fn write(&self) -> Option<WriteValue32> {
-        *self.write.get_or_init(|| {
-            let found = driver::symbol(c"cuStreamWriteValue32_v2")?;
-            // SAFETY: the driver's function of this name has this type.
-            Some(unsafe { std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, WriteValue32>(found) })
-        })
+        *self.are_supported.get_or_init(|| driver::symbol(c"cuStreamWriteValue32_v2").is_some())
     }
 
     /// Puts a number behind all work so far on the stream with this id; `None` if an event has to do it. `idle_stream` is a
     /// stream of the context on which no work ever runs. The context is current.
     pub(super) fn fence(
         &'static self,
-        stream: &CudaStream,
+        stream: Stream,
         id: StreamId,
         stream_number: u64,
-        (context, idle_stream): (&'static dyn StreamContext, &'static CudaStream),
-    ) -> Result<Option<TimelineFence>, DriverError> {
-        let Some(write) = self.write() else { return Ok(None) };
+        (context, idle_stream): (&'static dyn StreamContext, OwnStream),
+    ) -> Result<Option<TimelineFence>, Code> {
+        if !self.are_supported() {
+            return Ok(None);
+        }
         let Some(timeline) = self.of(id, stream_number)? else { return Ok(None) };
         let mut last = timeline.last.lock();
         let Some(next) = timeline.sequence.next(*last, || timeline.word.read()) else { return Ok(None) };
         #[allow(clippy::cast_possible_truncation)] // The low half is what the stream writes.
         // SAFETY: a live stream, and a word that is never freed (timeline-I2). The default flags order the write behind all
         // work before it.
-        let written = unsafe { write(stream.cu_stream(), timeline.word.device, next as u32, 0) };
-        let written = written.result();
-        if let Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) = written {
+        let written = unsafe { calls::stream_write_value(stream.handle(), timeline.word.device, next as u32, 0) };
+        if written == Err(Code::NOT_SUPPORTED) {
             // Nothing was enqueued.
             return Ok(None);
         }
@@ -172,7 +163,7 @@ impl Timelines {
     }
 
     /// The timeline of a stream; `None` where there is no memory for one.
-    fn of(&self, id: StreamId, stream: u64) -> Result<Option<Arc<Timeline>>, DriverError> {
+    fn of(&self, id: StreamId, stream: u64) -> Result<Option<Arc<Timeline>>, Code> {
         let mut by_stream = self.by_stream.lock();
         if let Some(timeline) = by_stream.get(&id) {
             return Ok(Some(timeline.clone()));
@@ -186,7 +177,7 @@ impl Timelines {
     }
 
     /// A free word: a spare one, one of a stream at rest, or the first of a new page.
-    fn take_word(&self, by_stream: &mut HashMap<StreamId, Arc<Timeline>>) -> Result<Option<Word>, DriverError> {
+    fn take_word(&self, by_stream: &mut HashMap<StreamId, Arc<Timeline>>) -> Result<Option<Word>, Code> {
         let mut words = self.words.lock();
         if words.is_empty() {
             by_stream.retain(|_, timeline| {
@@ -208,19 +199,18 @@ impl Timelines {
 
     /// Words in page-locked and mapped memory, which is never freed. It is this process's own, so that a fence may read its word
     /// also when a reset of the device has ended the registration.
-    fn page_of_words(&self) -> Result<Vec<Word>, DriverError> {
+    fn page_of_words(&self) -> Result<Vec<Word>, Code> {
         let _relaxed = RelaxedCapture::enter();
         let mut unmapped = self.unmapped_page.lock();
         let page = match unmapped.take() {
             Some(kept) => kept.host.cast(),
             None => {
-                let out_of_memory = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-                let page = backend::page_of_this_process(WORDS_BYTES).ok_or(out_of_memory)?;
+                let page = backend::page_of_this_process(WORDS_BYTES).ok_or(Code::OUT_OF_MEMORY)?;
                 let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
                 // SAFETY: a page of this process that is never unmapped; the stream's context is current
                 // (`Timelines::fence`).
-                let registered = unsafe { sys::cuMemHostRegister_v2(page, WORDS_BYTES, flags) };
-                registered.result().inspect_err(|_| {
+                let registered = unsafe { calls::host_register(page, WORDS_BYTES, flags) };
+                registered.inspect_err(|_| {
                     // SAFETY: mapped above, and neither registered nor used.
                     let _gone = unsafe { libc::munmap(page, WORDS_BYTES) };
                 })?;
@@ -229,10 +219,7 @@ impl Timelines {
                 page
             }
         };
-        let mut device = 0;
-        // SAFETY: memory for an address, and memory that was allocated above and is never freed.
-        unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device, page, 0) }
-            .result()
+        let device = calls::host_device_pointer(page)
             .inspect_err(|_| *unmapped = Some(Word { host: page.cast(), device: 0 }))?;
         let words = (0..WORDS_BYTES).step_by(WORD_STEP).map(|offset| {
             let host = page.cast::<u8>().wrapping_add(offset).cast::<u32>();
@@ -258,24 +245,24 @@ impl Health {
     }
 
     /// Fails if the device did, at the calls that are due (timeline-I3).
-    fn check(&self, context: &dyn StreamContext, idle_stream: &CudaStream) -> Result<(), DriverError> {
+    fn check(&self, context: &dyn StreamContext, idle_stream: OwnStream) -> Result<(), Code> {
         if self.is_due() { standstill::ask(|| Self::query(context, idle_stream)).unwrap_or(Ok(())) } else { Ok(()) }
     }
 
-    fn query(context: &dyn StreamContext, idle_stream: &CudaStream) -> Result<(), DriverError> {
+    fn query(context: &dyn StreamContext, idle_stream: OwnStream) -> Result<(), Code> {
         let _relaxed = RelaxedCapture::enter();
         context.check()?;
         // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
-        let mut outcome = unsafe { sys::cuStreamQuery(idle_stream.cu_stream()) }.result();
-        if outcome == Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_CONTEXT)) {
+        let mut outcome = unsafe { calls::stream_query(idle_stream.handle()) };
+        if outcome == Err(Code::INVALID_CONTEXT) {
             let _current = context.enter()?;
             // SAFETY: as above.
-            outcome = unsafe { sys::cuStreamQuery(idle_stream.cu_stream()) }.result();
+            outcome = unsafe { calls::stream_query(idle_stream.handle()) };
         }
         match outcome {
-            Ok(()) | Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(()),
+            Ok(()) | Err(Code::NOT_READY) => Ok(()),
             // It says nothing about the device.
-            Err(error) if driver::is_forbidden_by_capture(driver::error_code(error)) => Ok(()),
+            Err(error) if error.is_forbidden_by_capture() => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -288,7 +275,7 @@ pub(super) struct TimelineFence {
     number: u64,
     health: &'static Health,
     context: &'static dyn StreamContext,
-    idle_stream: &'static CudaStream,
+    idle_stream: OwnStream,
     /// An answer of the device, not of this number.
     answer: Answer,
 }

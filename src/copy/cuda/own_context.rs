@@ -1,0 +1,75 @@
+//! A context object of cudarc beside the user's, for the same context of the driver: cudarc records an event only if the context
+//! object of its *stream* manages several streams and holds no error, and both hold for this object, whatever the user's does.
+//!
+//! cudarc makes and uses it by calls of its own, whose results it keeps as an enumeration: it takes objects of cudarc to lend
+//! cudarc a slice.
+#![allow(unsafe_code)] // Makes an object for a context that other code owns.
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUcontext, CUdevice};
+use cudarc::driver::{CudaContext, CudaStream};
+
+use crate::driver::calls;
+use crate::driver::code::Code;
+use pinpool_os::lost;
+
+/// The object. Of a primary context it holds a reference of its own, so that no failure while it is made can destroy the user's.
+pub(super) struct OwnContext {
+    /// Never dropped: that would destroy the user's context.
+    pub(super) context: ManuallyDrop<Arc<CudaContext>>,
+    /// The second stream that makes cudarc manage several. No work ever runs on it.
+    _second_stream: Arc<CudaStream>,
+}
+
+impl OwnContext {
+    /// Leaves the context current.
+    ///
+    /// # Safety
+    ///
+    /// The context is alive, of this device and current.
+    pub(super) unsafe fn new(device: CUdevice, handle: CUcontext) -> Result<Self, Code> {
+        // SAFETY: the caller's promise; the object is never dropped, except as below.
+        let (context, is_primary) = unsafe { object_of(device, handle) }?;
+        let context = ManuallyDrop::new(context);
+        // The first stream of a context that tracks events makes cudarc wait for the whole device.
+        // SAFETY: no device memory is ever made through this object, so none misses its events.
+        unsafe { context.disable_event_tracking() };
+        let stream = match context.new_stream() {
+            Ok(stream) => stream,
+            // Dropped, it releases the primary context, which it retained; it would destroy any other.
+            Err(error) if is_primary => {
+                drop(ManuallyDrop::into_inner(context));
+                return Err(error.into());
+            }
+            Err(error) => {
+                lost::keep(context);
+                return Err(error.into());
+            }
+        };
+        // SAFETY: as above.
+        unsafe { context.enable_event_tracking() };
+        Ok(Self { context, _second_stream: stream })
+    }
+}
+
+/// A context object of cudarc for `handle`, and whether that is the device's primary context, of which the object then holds
+/// a reference of its own.
+///
+/// # Safety
+///
+/// The context is alive, of this device and current. Unless it is primary, the object must never be dropped: that would
+/// destroy it.
+unsafe fn object_of(device: CUdevice, handle: CUcontext) -> Result<(Arc<CudaContext>, bool), Code> {
+    let ordinal = usize::try_from(device).unwrap_or_default();
+    // Not taken for inactive where the driver does not say: of a context that is not primary the object must never be dropped.
+    let primary = if calls::is_primary_active(device)? { Some(CudaContext::new(ordinal)?) } else { None };
+    if let Some(primary) = primary.filter(|primary| primary.cu_ctx() == handle) {
+        return Ok((primary, true));
+    }
+    // SAFETY: the caller's promise. An error of this call would drop the object and destroy the context, but it comes only
+    // where the context cannot be made current, which it is, or the device has no attributes.
+    let context = unsafe { CudaContext::from_raw_context(ordinal, device, handle) }?;
+    Ok((context, false))
+}

@@ -1,0 +1,244 @@
+//! The functions of the driver that this crate calls, found by name in the driver that [`symbol`] knows, with
+//! results that are numbers.
+//!
+//! Not by cudarc's bindings: their results are an enumeration ([`code`](super::code)), and they are looked up in a library of their
+//! own, which may be a toolkit's stub. cudarc still calls the driver by itself where its objects are made or used: streams, events
+//! and device memory of users, and the context object of ours that has it record an event behind a lent slice
+//! (`copy::cuda::own_context`).
+//!
+//! Virtual memory has a table of its own, since drivers without it are served too.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::mem;
+use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
+
+use super::code::Code;
+use super::library::symbol;
+
+/// `CU_STREAM_NON_BLOCKING`, `CU_EVENT_DISABLE_TIMING`, `CU_STREAM_CAPTURE_STATUS_NONE`.
+const NON_BLOCKING: c_uint = 1;
+const WITHOUT_TIMING: c_uint = 2;
+const CAPTURES_NOTHING: c_int = 0;
+
+macro_rules! calls {
+    ($($vis:vis $function:ident = $name:literal($($arg:ident: $type:ty),*);)*) => {$(
+        /// The driver's function of this name.
+        ///
+        /// # Safety
+        ///
+        /// The driver's manual states the conditions of this call.
+        $vis unsafe fn $function($($arg: $type),*) -> Result<(), Code> {
+            type Call = unsafe extern "C" fn($($type),*) -> c_int;
+            static FOUND: OnceLock<Call> = OnceLock::new();
+            let call = match FOUND.get() {
+                Some(call) => *call,
+                None => {
+                    let found = symbol($name).ok_or(Code::NOT_FOUND)?;
+                    // SAFETY: the driver exports this name with these arguments (its header), and is never unloaded.
+                    *FOUND.get_or_init(|| unsafe { mem::transmute::<NonNull<c_void>, Call>(found) })
+                }
+            };
+            // SAFETY: the caller's promise.
+            Code::check(unsafe { call($($arg),*) })
+        }
+    )*};
+}
+
+calls! {
+    device_get = c"cuDeviceGet"(out: *mut CUdevice, ordinal: c_int);
+    device_count_call = c"cuDeviceGetCount"(out: *mut c_int);
+    pub(crate) pci_bus_id = c"cuDeviceGetPCIBusId"(out: *mut c_char, bytes: c_int, device: CUdevice);
+    primary_retain_call = c"cuDevicePrimaryCtxRetain"(out: *mut CUcontext, device: CUdevice);
+    primary_release = c"cuDevicePrimaryCtxRelease_v2"(device: CUdevice);
+    primary_state = c"cuDevicePrimaryCtxGetState"(device: CUdevice, flags: *mut c_uint, active: *mut c_int);
+
+    get_current = c"cuCtxGetCurrent"(out: *mut CUcontext);
+    pub(crate) set_current = c"cuCtxSetCurrent"(context: CUcontext);
+    current_device_call = c"cuCtxGetDevice"(out: *mut CUdevice);
+    context_synchronize_call = c"cuCtxSynchronize"();
+    exchange_capture_mode_call = c"cuThreadExchangeStreamCaptureMode"(mode: *mut c_int);
+
+    stream_create_call = c"cuStreamCreate"(out: *mut CUstream, flags: c_uint);
+    pub(crate) stream_destroy = c"cuStreamDestroy_v2"(stream: CUstream);
+    pub(crate) stream_query = c"cuStreamQuery"(stream: CUstream);
+    pub(crate) stream_synchronize = c"cuStreamSynchronize"(stream: CUstream);
+    stream_wait_event_call = c"cuStreamWaitEvent"(stream: CUstream, event: CUevent, flags: c_uint);
+    is_capturing_call = c"cuStreamIsCapturing"(stream: CUstream, status: *mut c_int);
+    stream_context_call = c"cuStreamGetCtx"(stream: CUstream, out: *mut CUcontext);
+    pub(crate) stream_write_value = c"cuStreamWriteValue32_v2"(stream: CUstream, address: u64, value: u32, flags: c_uint);
+
+    event_create_call = c"cuEventCreate"(out: *mut CUevent, flags: c_uint);
+    pub(crate) event_destroy = c"cuEventDestroy_v2"(event: CUevent);
+    pub(crate) event_record = c"cuEventRecord"(event: CUevent, stream: CUstream);
+    pub(crate) event_query = c"cuEventQuery"(event: CUevent);
+    pub(crate) event_synchronize = c"cuEventSynchronize"(event: CUevent);
+
+    host_alloc_call = c"cuMemHostAlloc"(out: *mut *mut c_void, bytes: usize, flags: c_uint);
+    pub(crate) host_free = c"cuMemFreeHost"(start: *mut c_void);
+    pub(crate) host_register = c"cuMemHostRegister_v2"(start: *mut c_void, bytes: usize, flags: c_uint);
+    pub(crate) host_unregister = c"cuMemHostUnregister"(start: *mut c_void);
+    host_device_pointer_call = c"cuMemHostGetDevicePointer_v2"(out: *mut CUdeviceptr, start: *mut c_void, flags: c_uint);
+    pointer_attribute_call = c"cuPointerGetAttribute"(out: *mut c_void, attribute: c_int, address: CUdeviceptr);
+
+    device_alloc_call = c"cuMemAlloc_v2"(out: *mut CUdeviceptr, bytes: usize);
+    pub(crate) device_free = c"cuMemFree_v2"(address: CUdeviceptr);
+    device_alloc_async_call = c"cuMemAllocAsync"(out: *mut CUdeviceptr, bytes: usize, stream: CUstream);
+    pub(crate) device_free_async = c"cuMemFreeAsync"(address: CUdeviceptr, stream: CUstream);
+    pub(crate) copy_to_device =
+        c"cuMemcpyHtoDAsync_v2"(target: CUdeviceptr, source: *const c_void, bytes: usize, stream: CUstream);
+    pub(crate) copy_to_host =
+        c"cuMemcpyDtoHAsync_v2"(target: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream);
+}
+
+pub(crate) fn device(ordinal: c_int) -> Result<CUdevice, Code> {
+    let mut device = 0;
+    // SAFETY: `device` takes the result.
+    unsafe { device_get(&raw mut device, ordinal) }.map(|()| device)
+}
+
+pub(crate) fn device_count() -> Result<c_int, Code> {
+    let mut count = 0;
+    // SAFETY: `count` takes the result.
+    unsafe { device_count_call(&raw mut count) }.map(|()| count)
+}
+
+/// Takes a reference to the primary context of a device, and makes it if it is not there.
+pub(crate) fn primary_retain(device: CUdevice) -> Result<CUcontext, Code> {
+    let mut context = ptr::null_mut();
+    // SAFETY: `context` takes the result; the driver refuses a device that it does not know.
+    unsafe { primary_retain_call(&raw mut context, device) }.map(|()| context)
+}
+
+/// Gives back a reference that [`primary_retain`] took.
+///
+/// # Safety
+///
+/// Taken by this caller, and given back once.
+pub(crate) unsafe fn primary_give_back(device: CUdevice) -> Result<(), Code> {
+    // SAFETY: the caller's promise.
+    unsafe { primary_release(device) }
+}
+
+/// Whether the device has a primary context; makes none.
+pub(crate) fn is_primary_active(device: CUdevice) -> Result<bool, Code> {
+    let (mut flags, mut is_active) = (0, 0);
+    // SAFETY: both take results; the driver refuses a device that it does not know.
+    unsafe { primary_state(device, &raw mut flags, &raw mut is_active) }.map(|()| is_active != 0)
+}
+
+/// The context that is current on this thread; null if none is.
+pub(crate) fn current_context() -> Result<CUcontext, Code> {
+    let mut context = ptr::null_mut();
+    // SAFETY: `context` takes the result.
+    unsafe { get_current(&raw mut context) }.map(|()| context)
+}
+
+/// The device of the context that is current on this thread.
+pub(crate) fn current_device() -> Result<CUdevice, Code> {
+    let mut device = 0;
+    // SAFETY: `device` takes the result; without a context the call is refused.
+    unsafe { current_device_call(&raw mut device) }.map(|()| device)
+}
+
+/// Waits for all work of the context that is current on this thread.
+pub(crate) fn context_synchronize() -> Result<(), Code> {
+    // SAFETY: no arguments; without a context the call is refused.
+    unsafe { context_synchronize_call() }
+}
+
+/// Sets this thread's capture mode and returns the one before.
+pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, Code> {
+    // SAFETY: `mode` is one that the driver knows or refuses; it is read and overwritten.
+    unsafe { exchange_capture_mode_call(&raw mut mode) }.map(|()| mode)
+}
+
+/// A stream of the current context that waits for no other.
+pub(crate) fn stream_create() -> Result<CUstream, Code> {
+    let mut stream = ptr::null_mut();
+    // SAFETY: `stream` takes the result; without a context the call is refused.
+    unsafe { stream_create_call(&raw mut stream, NON_BLOCKING) }.map(|()| stream)
+}
+
+/// Has later work of `stream` wait for the last record of `event`.
+///
+/// # Safety
+///
+/// Both are alive.
+pub(crate) unsafe fn stream_wait_event(stream: CUstream, event: CUevent) -> Result<(), Code> {
+    // SAFETY: the caller's promise; 0 is the default.
+    unsafe { stream_wait_event_call(stream, event, 0) }
+}
+
+/// Whether the stream captures a graph. Asking spoils no capture.
+///
+/// # Safety
+///
+/// It is alive.
+pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, Code> {
+    let mut status = CAPTURES_NOTHING;
+    // SAFETY: the caller's promise; `status` takes the result.
+    unsafe { is_capturing_call(stream, &raw mut status) }.map(|()| status != CAPTURES_NOTHING)
+}
+
+/// The context of a stream.
+///
+/// # Safety
+///
+/// It is alive.
+pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<CUcontext, Code> {
+    let mut context = ptr::null_mut();
+    // SAFETY: the caller's promise; `context` takes the result.
+    unsafe { stream_context_call(stream, &raw mut context) }.map(|()| context)
+}
+
+/// An event of the current context, without timing.
+pub(crate) fn event_create() -> Result<CUevent, Code> {
+    let mut event = ptr::null_mut();
+    // SAFETY: `event` takes the result; without a context the call is refused.
+    unsafe { event_create_call(&raw mut event, WITHOUT_TIMING) }.map(|()| event)
+}
+
+/// Page-locked memory of the current context.
+pub(crate) fn host_alloc(bytes: usize, flags: c_uint) -> Result<*mut c_void, Code> {
+    let mut start = ptr::null_mut();
+    // SAFETY: `start` takes the result; without a context the call is refused.
+    unsafe { host_alloc_call(&raw mut start, bytes, flags) }.map(|()| start)
+}
+
+/// Where the device of the current context sees allocated or registered memory. Nothing is read there.
+pub(crate) fn host_device_pointer(start: *mut c_void) -> Result<CUdeviceptr, Code> {
+    let mut address = 0;
+    // SAFETY: `address` takes the result; the driver looks the pointer up and reads nothing behind it.
+    unsafe { host_device_pointer_call(&raw mut address, start, 0) }.map(|()| address)
+}
+
+/// Where the device of the current context sees memory that the driver knows, virtual memory too. Nothing is read there.
+pub(crate) fn pointer_device_pointer(start: *const c_void) -> Result<CUdeviceptr, Code> {
+    /// `CU_POINTER_ATTRIBUTE_DEVICE_POINTER`.
+    const DEVICE_POINTER: c_int = 3;
+    let mut address: CUdeviceptr = 0;
+    let place = (&raw mut address).cast();
+    // SAFETY: the value of this attribute is an address; the driver looks the pointer up and reads nothing behind it.
+    unsafe { pointer_attribute_call(place, DEVICE_POINTER, start.addr() as CUdeviceptr) }.map(|()| address)
+}
+
+/// Device memory of the current context.
+pub(crate) fn device_alloc(bytes: usize) -> Result<CUdeviceptr, Code> {
+    let mut address = 0;
+    // SAFETY: `address` takes the result; without a context the call is refused.
+    unsafe { device_alloc_call(&raw mut address, bytes) }.map(|()| address)
+}
+
+/// Device memory in the order of a stream.
+///
+/// # Safety
+///
+/// The stream is alive.
+pub(crate) unsafe fn device_alloc_async(bytes: usize, stream: CUstream) -> Result<CUdeviceptr, Code> {
+    let mut address = 0;
+    // SAFETY: the caller's promise; `address` takes the result.
+    unsafe { device_alloc_async_call(&raw mut address, bytes, stream) }.map(|()| address)
+}
