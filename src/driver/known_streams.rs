@@ -1,7 +1,8 @@
 //! Streams that copies of pools went to and that still exist: a release that would wait for their work is put off.
 //!
 //! Held weakly, so that a stream ends with its owners. One that a framework lends by its handle alone is not known: nothing tells
-//! when that handle is gone, and a driver may crash on one that is.
+//! when that handle is gone, and a driver may crash on one that is. A reset of the device destroys the streams of its context under
+//! their owners, so none is asked whose context has another number by now, or where the driver has no numbers.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::cell::Cell;
@@ -18,7 +19,13 @@ use pinpool_os::sync::plain::Mutex;
 /// Of more, the one that was noted first is forgotten.
 const KNOWN_MAX: usize = 64;
 
-static KNOWN: OfProcess<Mutex<Vec<Weak<CudaStream>>>> = OfProcess::new(Mutex::default);
+static KNOWN: OfProcess<Mutex<Vec<Known>>> = OfProcess::new(Mutex::default);
+
+struct Known {
+    stream: Weak<CudaStream>,
+    /// The number of its context.
+    context: u64,
+}
 
 std::thread_local! {
     /// The one that this thread noted last.
@@ -32,23 +39,32 @@ pub(crate) fn note(stream: &Arc<CudaStream>) {
     if LAST.try_with(|last| last.replace(place) == place).unwrap_or(false) {
         return;
     }
+    let Some(context) = number_of_context(stream) else { return };
     let mut known = KNOWN.get().lock();
     // No other stream has the place of one that is known: what is held weakly keeps it.
-    if known.iter().any(|other| other.as_ptr() == place) {
+    if known.iter().any(|other| other.stream.as_ptr() == place) {
         return;
     }
-    known.retain(|other| other.strong_count() > 0);
+    known.retain(|other| other.stream.strong_count() > 0);
     if known.len() == KNOWN_MAX {
         known.remove(0);
     }
-    known.push(Arc::downgrade(stream));
+    known.push(Known { stream: Arc::downgrade(stream), context });
 }
 
 /// Whether one of `device` has work, or captures, which a query would spoil. A context of the device is current.
 pub(super) fn are_busy(device: sys::CUdevice) -> bool {
     // Asked under no lock, and dropped there: this may be the last reference.
-    let known: Vec<_> = KNOWN.get().lock().iter().filter_map(Weak::upgrade).collect();
-    known.iter().any(|stream| stream.context().cu_device() == device && is_busy(stream))
+    let upgrade = |known: &Known| Some((known.stream.upgrade()?, known.context));
+    let known: Vec<_> = KNOWN.get().lock().iter().filter_map(upgrade).collect();
+    known.iter().any(|(stream, context)| {
+        let is_there = || number_of_context(stream) == Some(*context);
+        stream.context().cu_device() == device && is_there() && is_busy(stream)
+    })
+}
+
+fn number_of_context(stream: &CudaStream) -> Option<u64> {
+    super::context_id(stream.context().cu_ctx())?.ok()
 }
 
 fn is_busy(stream: &CudaStream) -> bool {
