@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use driver_double::Double;
-use pinpool::{FenceKind, Pool};
+use driver_double::{Cruelty, Double};
+use pinpool::{Backend, FenceKind, Pool};
 
 use crate::child::alone;
-use crate::fixture::{filled, stream_and_memory, tensorflow};
+use crate::fixture::{MIB, builder, filled, stream_and_memory, tensorflow};
 
 /// Checks that an event detects the completion of a copy, although the pool was built for timelines.
 fn copy_without_a_timeline(double: &Double) -> (Pool, Arc<CudaStream>, CudaSlice<u8>) {
@@ -49,5 +49,21 @@ fn without_stream_ids_events_detect_the_end_of_copies_and_a_copy_waits_for_the_o
         pool.poll();
         assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0));
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), [7; 4096]);
+    });
+}
+
+#[test]
+fn a_driver_that_registers_nothing_is_asked_for_a_timeline_once() {
+    alone(|| {
+        let double = Double::load();
+        double.set_cruel(&[Cruelty::NoRegistering]);
+        let context = CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, MIB);
+        let pool = builder(Backend::Vmm).fence(FenceKind::Timeline).build().unwrap();
+        let asked = double.calls("cuMemHostRegister_v2");
+        for byte in 0..9 {
+            filled(&pool, MIB, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+        }
+        assert_eq!(double.calls("cuMemHostRegister_v2"), asked + 1, "events do it from then on");
     });
 }

@@ -42,7 +42,7 @@ use crate::driver::{self, CurrentContext, RelaxedCapture, calls, standstill};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
 use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 /// Between two queries whether the device is well.
 const HEALTH_EVERY_US: u64 = 1000;
@@ -78,6 +78,8 @@ pub(super) trait StreamContext: std::fmt::Debug + Sync {
 #[derive(Debug, Default)]
 pub(super) struct Timelines {
     are_supported: OnceLock<bool>,
+    /// The driver registers no memory for words here: it is not asked with each copy.
+    are_refused: AtomicBool,
     by_stream: Mutex<HashMap<StreamId, Arc<Timeline>>>,
     words: Mutex<Vec<Word>>,
     /// A page that the driver gave no address for, kept for the next attempt: freeing it would wait for the device. The
@@ -127,7 +129,9 @@ struct Timeline {
 impl Timelines {
     /// Does the driver write words?
     pub(super) fn are_supported(&self) -> bool {
-        *self.are_supported.get_or_init(|| driver::symbol(c"cuStreamWriteValue32_v2").is_some())
+        // Relaxed: a hint.
+        !self.are_refused.load(Ordering::Relaxed)
+            && *self.are_supported.get_or_init(|| driver::symbol(c"cuStreamWriteValue32_v2").is_some())
     }
 
     /// Puts a number behind all work so far on the stream with this id; `None` if an event has to do it. `idle_stream` is a
@@ -210,7 +214,8 @@ impl Timelines {
                 // SAFETY: a page of this process that is never unmapped; the stream's context is current
                 // (`Timelines::fence`).
                 let registered = unsafe { calls::host_register(page, WORDS_BYTES, flags) };
-                registered.inspect_err(|_| {
+                registered.inspect_err(|&code| {
+                    self.are_refused.fetch_or(code == Code::NOT_SUPPORTED, Ordering::Relaxed);
                     // SAFETY: mapped above, and neither registered nor used.
                     let _gone = unsafe { libc::munmap(page, WORDS_BYTES) };
                 })?;
