@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use pinpool_observe::judge::Judgement;
+use pinpool_observe::judge::{Cause, Judgement};
 
 /// The cause of what a pool costs, with evidence and a cure ([`Pool::why`](crate::Pool::why)).
 ///
@@ -12,8 +12,18 @@ use pinpool_observe::judge::Judgement;
 pub struct Why(pub(crate) Judgement);
 
 impl Why {
-    /// One of `healthy`, `warming up`, `not pinned`, `sizes never recur`, `thrashing`, `idle hoard`, `memory refused`, `ceiling too
-    /// small`, `slow consumer`, `waiting for another process`, `leak` and `stuck copy`.
+    /// All causes: `healthy`, `warming up`, `not pinned`, `sizes never recur`, `thrashing`, `idle hoard`, `memory refused`, `ceiling
+    /// too small`, `slow consumer`, `waiting for another process`, `leak` and `stuck copy`.
+    pub const CAUSES: [&'static str; Cause::ALL.len()] = {
+        let (mut names, mut at) = ([""; Cause::ALL.len()], 0);
+        while at < names.len() {
+            names[at] = Cause::ALL[at].name();
+            at += 1;
+        }
+        names
+    };
+
+    /// One of [`CAUSES`](Why::CAUSES).
     pub fn cause(&self) -> &'static str {
         self.0.cause.name()
     }

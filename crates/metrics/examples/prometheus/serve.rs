@@ -9,8 +9,13 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 /// The recorder, whose buckets are those that the pool counts in.
 pub(crate) fn recorder() -> Result<PrometheusRecorder, BuildError> {
     let times = Matcher::Suffix("_time".to_owned());
-    let builder = PrometheusBuilder::new().set_buckets_for_metric(times, &pinpool_metrics::bucket_bounds())?;
-    Ok(builder.build_recorder())
+    let builder = PrometheusBuilder::new()
+        .with_recommended_naming(true)
+        .set_buckets_for_metric(times, &pinpool_metrics::bucket_bounds())?;
+    let recorder = builder.build_recorder();
+    // Names have the units that the recorder is told before it writes.
+    metrics::with_local_recorder(&recorder, pinpool_metrics::describe);
+    Ok(recorder)
 }
 
 /// Answers each request with `text`, one after the other, for as long as the listener accepts.

@@ -18,12 +18,8 @@ use pinpool_metrics::{Kind, METRICS, Reporter};
 mod serve;
 
 const DASHBOARD: &str = include_str!("../../examples/prometheus/grafana.json");
+const RULES: &str = include_str!("../../examples/prometheus/pinpool.rules.yml");
 const MIB: usize = 1 << 20;
-
-/// Writes a name as Prometheus sees it.
-fn sanitized(name: &str) -> String {
-    name.replace('.', "_")
-}
 
 fn pool() -> Pool {
     let builder = Pool::builder().without_env().backend(Backend::Heap).name("train").max_bytes(8 << 20);
@@ -62,10 +58,11 @@ fn a_scrape_has_each_metric_with_its_value() {
     let pool = pool();
     let reporter = Reporter::new(&pool);
     use_pool(&pool);
+    let held = pool.tagged("images").get(MIB).unwrap();
     let stats = pool.stats();
     let text = scrape(&[&reporter]);
     for metric in METRICS {
-        let name = sanitized(metric.name);
+        let name = metric.prometheus_name();
         let series = if metric.kind == Kind::Histogram { format!("{name}_count") } else { name.clone() };
         assert!(
             value(&text, &series, &["pool_name=\"train\"", "backend=\"heap\""]).is_some(),
@@ -78,19 +75,25 @@ fn a_scrape_has_each_metric_with_its_value() {
         assert_eq!(value(&text, name, labels), Some(count), "{name} {labels:?}");
     };
     let Stats { hits, misses, .. } = stats;
-    expect("pinpool_gets", &["result=\"hit\""], hits);
-    expect("pinpool_gets", &["result=\"miss\""], misses);
-    expect("pinpool_misses", &["reason=\"at_ceiling\""], 1);
-    expect("pinpool_misses", &["reason=\"first_of_size\""], 2);
-    expect("pinpool_evictions", &["reason=\"cleared\""], stats.eviction_reasons.cleared);
-    expect("pinpool_timeouts", &[], 1);
-    expect("pinpool_fallbacks", &[], 1);
+    expect("pinpool_gets_total", &["result=\"hit\""], hits);
+    expect("pinpool_gets_total", &["result=\"miss\""], misses);
+    expect("pinpool_misses_total", &["reason=\"at_ceiling\""], 1);
+    expect("pinpool_misses_total", &["reason=\"first_of_size\""], 2);
+    expect("pinpool_evictions_total", &["reason=\"cleared\""], stats.eviction_reasons.cleared);
+    expect("pinpool_timeouts_total", &[], 1);
+    expect("pinpool_fallbacks_total", &[], 1);
     expect("pinpool_max_bytes", &[], 8 << 20);
-    expect("pinpool_count", &["state=\"used\""], 0);
-    expect("pinpool_pinned_bytes", &[], stats.pin.bytes);
-    expect("pinpool_create_time_count", &[], stats.pin.time.count());
-    expect("pinpool_wait_time_count", &[], 1);
-    assert!(text.contains("# TYPE pinpool_create_time histogram"), "{text}");
+    expect("pinpool_buffers", &["state=\"used\""], 1);
+    expect("pinpool_owner_buffers", &["tag=\"images\""], 1);
+    for cause in pinpool::Why::CAUSES {
+        let is_held = u64::from(cause == pool.why().cause());
+        expect("pinpool_cause", &[&format!("cause=\"{cause}\"")], is_held);
+    }
+    drop(held);
+    expect("pinpool_page_locked_bytes_total", &[], stats.pin.bytes);
+    expect("pinpool_create_time_seconds_count", &[], stats.pin.time.count());
+    expect("pinpool_wait_time_seconds_count", &[], 1);
+    assert!(text.contains("# TYPE pinpool_create_time_seconds histogram"), "{text}");
 }
 
 #[test]
@@ -106,7 +109,7 @@ fn the_buckets_of_a_scrape_are_those_of_the_pool() {
         let le = format!("le=\"{}\"", bound.as_secs_f64());
         #[allow(clippy::cast_precision_loss)]
         let reached = reached as f64;
-        assert_eq!(value(&text, "pinpool_create_time_bucket", &[&le]), Some(reached), "{le}:\n{text}");
+        assert_eq!(value(&text, "pinpool_create_time_seconds_bucket", &[&le]), Some(reached), "{le}:\n{text}");
     }
 }
 
@@ -120,13 +123,13 @@ fn durations_are_passed_on_once_and_partitions_are_pools_of_their_own() {
     metrics::with_local_recorder(&recorder, || (0..3).for_each(|_| reporter.report()));
     let text = recorder.handle().render();
     for name in ["pool_name=\"train\"", "pool_name=\"train/eval\""] {
-        assert_eq!(value(&text, "pinpool_use_time_count", &[name]), Some(1.0), "{text}");
-        assert_eq!(value(&text, "pinpool_gets", &[name, "result=\"miss\""]), Some(1.0));
+        assert_eq!(value(&text, "pinpool_use_time_seconds_count", &[name]), Some(1.0), "{text}");
+        assert_eq!(value(&text, "pinpool_gets_total", &[name, "result=\"miss\""]), Some(1.0));
     }
     drop(pool.get(2 * MIB).unwrap());
     metrics::with_local_recorder(&recorder, || reporter.report());
     let text = recorder.handle().render();
-    assert_eq!(value(&text, "pinpool_use_time_count", &["pool_name=\"train\""]), Some(2.0), "{text}");
+    assert_eq!(value(&text, "pinpool_use_time_seconds_count", &["pool_name=\"train\""]), Some(2.0), "{text}");
 }
 
 #[test]
@@ -140,7 +143,7 @@ fn partitions_of_one_name_pass_their_durations_on_once() {
     let recorder = serve::recorder().unwrap();
     metrics::with_local_recorder(&recorder, || (0..3).for_each(|_| reporter.report()));
     let text = recorder.handle().render();
-    assert_eq!(value(&text, "pinpool_use_time_count", &["pool_name=\"train/eval\""]), Some(4.0), "{text}");
+    assert_eq!(value(&text, "pinpool_use_time_seconds_count", &["pool_name=\"train/eval\""]), Some(4.0), "{text}");
 }
 
 #[test]
@@ -149,11 +152,12 @@ fn the_calls_of_an_arena_are_reported_once() {
     let eval = pool.partition("eval", 4 << 20).unwrap();
     drop(eval.get(MIB).unwrap());
     let text = scrape(&[&Reporter::new(&pool)]);
-    for name in ["pinpool_pinned_bytes", "pinpool_call_failures", "pinpool_create_time_count"] {
+    for name in ["pinpool_page_locked_bytes_total", "pinpool_call_failures_total", "pinpool_create_time_seconds_count"]
+    {
         assert!(value(&text, name, &["pool_name=\"train\""]).is_some(), "{name}:\n{text}");
         assert_eq!(value(&text, name, &["pool_name=\"train/eval\""]), None, "{name}");
     }
-    let pinned = value(&text, "pinpool_pinned_bytes", &["pool_name=\"train\""]);
+    let pinned = value(&text, "pinpool_page_locked_bytes_total", &["pool_name=\"train\""]);
     assert!(pinned.is_some_and(|bytes| bytes > 0.0), "{text}");
 }
 
@@ -173,7 +177,8 @@ fn queried() -> BTreeSet<String> {
     let mut words = BTreeSet::new();
     let mut add = |query: &str| {
         let split = query.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
-        words.extend(split.filter(|word| word.starts_with("pinpool_")).map(ToOwned::to_owned));
+        let words_here = split.filter(|word| word.starts_with("pinpool_"));
+        words.extend(words_here.map(|word| word.trim_end_matches("_bucket").trim_end_matches("_sum").to_owned()));
     };
     for panel in panels {
         let targets = panel["targets"].as_array().expect("each panel has targets");
@@ -187,12 +192,63 @@ fn queried() -> BTreeSet<String> {
 
 #[test]
 fn the_dashboard_asks_for_metrics_of_this_crate_alone_and_for_each() {
-    let series = |name: &str, kind| match kind {
-        Kind::Histogram => format!("{}_bucket", sanitized(name)),
-        _ => sanitized(name),
-    };
-    let known: BTreeSet<_> = METRICS.iter().map(|metric| series(metric.name, metric.kind)).collect();
+    let known: BTreeSet<_> = METRICS.iter().map(pinpool_metrics::Metric::prometheus_name).collect();
     assert_eq!(queried(), known);
+}
+
+/// What `promtool check` complains of, with `text` as its input; `None` where it is not installed.
+#[allow(clippy::print_stderr)] // Says that it was skipped.
+fn promtool(args: &[&str], text: &str) -> Option<String> {
+    let mut command = Command::new("promtool");
+    command.arg("check").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let Ok(mut child) = command.spawn() else {
+        eprintln!("SKIPPED: no promtool to check with: apt-get install prometheus");
+        return None;
+    };
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let all = [output.stdout, output.stderr].concat();
+    Some(if output.status.success() { String::new() } else { String::from_utf8_lossy(&all).into_owned() })
+}
+
+#[test]
+fn promtool_has_nothing_to_say_of_both_texts_and_of_the_rules() {
+    let pool = pool();
+    use_pool(&pool);
+    let held = pool.tagged("images").get(MIB).unwrap();
+    let reporter = Reporter::new(&pool);
+    let by_recorder = scrape(&[&reporter]);
+    let object = serde_json::to_value(pool.stats()).unwrap();
+    let by_hand = pinpool_metrics::prometheus_text(&[(vec![("pool_name", "train".to_owned())], &object)]);
+    for text in [&by_recorder, &by_hand] {
+        assert_eq!(promtool(&["metrics"], text).unwrap_or_default(), "");
+    }
+    // Both have the same types and words.
+    let comments =
+        |text: &str| text.lines().filter(|line| line.starts_with('#')).map(str::to_owned).collect::<BTreeSet<_>>();
+    assert_eq!(comments(&by_hand).difference(&comments(&by_recorder)).count(), 0);
+    drop(held);
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/prometheus/pinpool.rules.yml");
+    assert_eq!(promtool(&["rules", file], "").unwrap_or_default(), "");
+    let names: Vec<_> = METRICS.iter().map(pinpool_metrics::Metric::prometheus_name).collect();
+    let split = RULES.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
+    for word in split.filter(|word| word.starts_with("pinpool_")) {
+        assert!(names.iter().any(|name| name == word.trim_end_matches("_sum")), "{word}");
+    }
+}
+
+#[test]
+fn a_tag_that_holds_nothing_any_more_is_reported_as_holding_nothing() {
+    let pool = pool();
+    let reporter = Reporter::new(&pool);
+    let recorder = serve::recorder().unwrap();
+    let held = pool.tagged("images").get(MIB).unwrap();
+    metrics::with_local_recorder(&recorder, || reporter.report());
+    let images = |text: &str| value(text, "pinpool_owner_buffers", &["tag=\"images\""]);
+    assert_eq!(images(&recorder.handle().render()), Some(1.0));
+    drop(held);
+    metrics::with_local_recorder(&recorder, || reporter.report());
+    assert_eq!(images(&recorder.handle().render()), Some(0.0));
 }
 
 #[test]
@@ -235,7 +291,7 @@ fn the_server_of_the_example_answers_with_figures_of_the_moment() {
     let first = http(port, "/metrics").unwrap();
     assert!(first.starts_with("HTTP/1.1 200 OK") && first.contains("text/plain"), "{first}");
     use_pool(&pool);
-    assert_eq!(value(&http(port, "/metrics").unwrap(), "pinpool_timeouts", &[]), Some(1.0));
+    assert_eq!(value(&http(port, "/metrics").unwrap(), "pinpool_timeouts_total", &[]), Some(1.0));
     assert!(http(port, "/other").unwrap().starts_with("HTTP/1.1 404"));
 }
 
@@ -257,6 +313,7 @@ fn a_real_prometheus_scrapes_each_metric_and_computes_the_queries_of_the_dashboa
         return;
     }
     let pool = pool();
+    let _held = pool.tagged("images").get(MIB).unwrap();
     let port = serve_on_a_port(Reporter::new(&pool));
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("prometheus.yml");
@@ -293,20 +350,20 @@ fn a_real_prometheus_scrapes_each_metric_and_computes_the_queries_of_the_dashboa
             use_pool(&pool);
         }
     };
-    until("pinpool_gets{result=\"hit\"} > 0");
+    until("pinpool_gets_total{result=\"hit\"} > 0");
     for metric in METRICS {
-        let name = sanitized(metric.name);
+        let name = metric.prometheus_name();
         until(&if metric.kind == Kind::Histogram { format!("{name}_bucket") } else { name });
     }
     let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
     for panel in dashboard["panels"].as_array().unwrap() {
         for target in panel["targets"].as_array().unwrap() {
             let query = target["expr"].as_str().unwrap();
-            let query = query.replace("$pool", ".*").replace("$__rate_interval", "10s");
+            let query = query.replace("$pool", ".*").replace("$instance", ".*").replace("$__rate_interval", "10s");
             let answer = ask(&query).unwrap();
             assert_eq!(answer["status"], "success", "{query}: {answer}");
         }
     }
-    until("sum by (pool_name) (rate(pinpool_gets{result=\"hit\"}[10s])) > 0");
-    until("histogram_quantile(0.99, sum by (pool_name, le) (rate(pinpool_create_time_bucket[10s]))) > 0");
+    until("sum by (pool_name) (rate(pinpool_gets_total{result=\"hit\"}[10s])) > 0");
+    until("histogram_quantile(0.99, sum by (pool_name, le) (rate(pinpool_create_time_seconds_bucket[10s]))) > 0");
 }

@@ -90,7 +90,7 @@ impl Cause {
         Self::StuckCopy,
     ];
 
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
             Self::WarmingUp => "warming up",

@@ -1,0 +1,101 @@
+//! The text that Prometheus scrapes.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::figures::{Durations, Figure, Kind, METRICS, bucket_bounds};
+
+/// The metrics of pools as text for Prometheus. Each pool comes with its labels and with the object that the socket of its process
+/// sends of it; what an object lacks has no series.
+///
+/// ```
+/// let pool = serde_json::json!({ "hits": 3, "misses": 1, "failed_gets": 0 });
+/// let text = pinpool_metrics::prometheus_text(&[(vec![("pool_name", "train".to_owned())], &pool)]);
+/// assert!(text.contains("pinpool_gets_total{pool_name=\"train\",result=\"hit\"} 3"));
+/// ```
+pub fn prometheus_text(pools: &[(Vec<(&str, String)>, &Value)]) -> String {
+    let mut text = String::new();
+    for metric in METRICS {
+        let name = metric.prometheus_name();
+        let mut series = String::new();
+        for (labels, object) in pools {
+            for (label, figure) in metric.samples(object) {
+                let labels: Vec<_> = labels.iter().chain(&label).map(|(name, value)| pair(name, value)).collect();
+                write_figure(&mut series, &name, &labels.join(","), &figure);
+            }
+        }
+        if !series.is_empty() {
+            let kind = match metric.kind {
+                Kind::Gauge => "gauge",
+                Kind::Counter => "counter",
+                Kind::Histogram => "histogram",
+            };
+            text += &format!("# HELP {name} {}\n# TYPE {name} {kind}\n{series}", metric.description);
+        }
+    }
+    text
+}
+
+/// A tag is any text.
+fn pair(name: &str, value: &str) -> String {
+    let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("{name}=\"{value}\"")
+}
+
+fn write_figure(text: &mut String, name: &str, labels: &str, figure: &Figure) {
+    // Writing to a String does not fail.
+    let _ = match figure {
+        Figure::Count(count) => writeln!(text, "{name}{{{labels}}} {count}"),
+        Figure::Number(number) => writeln!(text, "{name}{{{labels}}} {number}"),
+        Figure::Durations(Durations { count, total_seconds, buckets, .. }) => {
+            let mut reached = 0;
+            let bounds = bucket_bounds().into_iter().map(|bound| bound.to_string()).chain(["+Inf".to_owned()]);
+            for (bound, more) in bounds.zip(buckets) {
+                reached += more;
+                let _ = writeln!(text, "{name}_bucket{{{labels},le=\"{bound}\"}} {reached}");
+            }
+            writeln!(text, "{name}_sum{{{labels}}} {total_seconds}\n{name}_count{{{labels}}} {count}")
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_escaped_and_what_is_not_there_has_no_series() {
+        let object = serde_json::json!({
+            "owners": [{ "tag": "a\"b\\c\nd", "buffers": 2, "bytes": 8, "oldest_seconds": null }],
+            "why": { "cause": "leak", "is_alarm": true },
+        });
+        let text = prometheus_text(&[(vec![("pool_name", "t".to_owned())], &object)]);
+        assert!(text.contains("pinpool_owner_buffers{pool_name=\"t\",tag=\"a\\\"b\\\\c\\nd\"} 2\n"), "{text}");
+        assert!(text.contains("pinpool_cause{pool_name=\"t\",cause=\"leak\"} 1\n"), "{text}");
+        assert!(text.contains("pinpool_cause{pool_name=\"t\",cause=\"healthy\"} 0\n"), "{text}");
+        assert!(text.contains("pinpool_alarm{pool_name=\"t\"} 1\n"), "{text}");
+        assert!(!text.contains("oldest_time_seconds{pool_name=\"t\",tag") && !text.contains("pinpool_held"), "{text}");
+    }
+
+    #[test]
+    fn buckets_add_up_to_the_count() {
+        let mut times = pinpool::Histogram::default();
+        [100, 300, 300, 1 << 50].into_iter().for_each(|nanos| times.record(std::time::Duration::from_nanos(nanos)));
+        let object = serde_json::json!({ "wait_time": times });
+        // As it comes from a socket.
+        let object: Value = serde_json::from_str(&object.to_string()).unwrap();
+        let text = prometheus_text(&[(vec![("pool_name", "t".to_owned())], &object)]);
+        let counts: Vec<_> = text
+            .lines()
+            .filter(|line| line.contains("_bucket{"))
+            .filter_map(|line| line.rsplit_once("} "))
+            .map(|(_, count)| count)
+            .collect();
+        assert_eq!((counts[0], counts[1], counts[30], counts[31]), ("1", "3", "3", "4"), "{text}");
+        assert!(
+            text.contains("le=\"0.000000256\"") && text.contains("pinpool_wait_time_seconds_count{pool_name=\"t\"} 4"),
+            "{text}"
+        );
+    }
+}
