@@ -41,6 +41,8 @@ pub(super) struct Entry {
 /// One pool of one process.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PoolHistory {
+    /// What a launcher puts before the lines of its process.
+    pub(super) origin: Option<String>,
     /// After its last message; `None` if no message told one.
     pub(super) limit: Option<u64>,
     pub(super) printed_raises: u64,
@@ -58,21 +60,45 @@ impl History {
     ///
     /// For more pools than can be told apart.
     pub(super) fn of(messages: &[Message]) -> Result<Self, String> {
-        let mut history = Builder { chains: chains(messages), entries: Vec::new(), pools: Vec::new() };
+        // Processes are told apart by what their launcher puts before each line, the pools of one by their figures.
+        let mut origins: Vec<(&Option<String>, Vec<usize>)> = Vec::new();
         for (at, message) in messages.iter().enumerate() {
-            match message.figures {
-                Figures::After(counters) => history.add_check(&counters, &messages[at + 1..]),
-                Figures::Raise { from, to } => history.add_raise(from, to),
+            match origins.iter_mut().find(|(origin, _)| **origin == message.origin) {
+                Some((_, of)) => of.push(at),
+                None => origins.push((&message.origin, vec![at])),
             }
-            if history.pools.len() > POOLS_MAX {
-                return Err(format!(
-                    "line {}: the lines are of more than {POOLS_MAX} pools or starts of programs, the most that are told \
-                     apart; split the log",
-                    message.line
-                ));
+            if origins.len() > POOLS_MAX {
+                return Err(too_many(message));
             }
         }
-        Ok(Self { entries: history.entries, pools: history.pools })
+        let (mut entries, mut pools) = (vec![None; messages.len()], Vec::new());
+        for (origin, of) in origins {
+            let own: Vec<_> = of.iter().map(|&at| messages[at].clone()).collect();
+            let built = Builder::of(&own)?;
+            for (at, entry) in of.into_iter().zip(built.entries) {
+                entries[at] = Some(Entry { pool: entry.pool + pools.len(), ..entry });
+            }
+            pools.extend(built.pools.into_iter().map(|pool| PoolHistory { origin: origin.clone(), ..pool }));
+            if pools.len() > POOLS_MAX {
+                return Err(own.last().map_or_else(String::new, too_many));
+            }
+        }
+        Ok(Self::in_order(entries.into_iter().flatten().collect(), pools))
+    }
+
+    /// The pools in the order of their first messages.
+    fn in_order(mut entries: Vec<Entry>, mut pools: Vec<PoolHistory>) -> Self {
+        let mut places = vec![None; pools.len()];
+        let (mut ordered, mut next) = (Vec::new(), 0);
+        for entry in &mut entries {
+            let old = entry.pool;
+            entry.pool = *places[old].get_or_insert_with(|| {
+                ordered.push(std::mem::take(&mut pools[old]));
+                next += 1;
+                next - 1
+            });
+        }
+        Self { entries, pools: ordered }
     }
 
     /// Raises of all pools: printed, and not printed.
@@ -81,6 +107,13 @@ impl History {
             .iter()
             .fold((0, 0), |(printed, silent), pool| (printed + pool.printed_raises, silent + pool.silent_raises))
     }
+}
+
+fn too_many(message: &Message) -> String {
+    format!(
+        "line {}: the lines are of more than {POOLS_MAX} pools or starts of programs, the most that are told apart; split the log",
+        message.line
+    )
 }
 
 /// TensorFlow's chain, and those of raises that are not on it.
@@ -104,6 +137,21 @@ struct Builder {
 }
 
 impl Builder {
+    /// The messages of one process.
+    fn of(messages: &[Message]) -> Result<Self, String> {
+        let mut built = Self { chains: chains(messages), entries: Vec::new(), pools: Vec::new() };
+        for (at, message) in messages.iter().enumerate() {
+            match message.figures {
+                Figures::After(counters) => built.add_check(&counters, &messages[at + 1..]),
+                Figures::Raise { from, to } => built.add_raise(from, to),
+            }
+            if built.pools.len() > POOLS_MAX {
+                return Err(too_many(message));
+            }
+        }
+        Ok(built)
+    }
+
     fn add_check(&mut self, counters: &Counters, later: &[Message]) {
         let fit = self.fit(counters, later);
         let limit = fit.map(|fit| fit.limit).or_else(|| raise_behind(later).filter(|_| self.fits(counters).is_empty()));

@@ -3,6 +3,7 @@
 //! A message may stand anywhere in a line, behind a progress bar or another message, and may be wrapped over several lines.
 //! One that was cut off, or whose figures are no longer those that were printed, is counted, and nothing of it is used.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::LazyLock;
 
@@ -23,6 +24,8 @@ pub(super) fn raised(limit: u64) -> u64 {
 
 /// A message is wrapped over at most this many pieces.
 const LONGEST_WRAP: usize = 6;
+/// A line of a container is put together up to so many bytes.
+const LONGEST_LINE_BYTES: usize = 1 << 20;
 /// More messages than any program prints. A file that was made to fill the memory has more.
 const MOST_MESSAGES: usize = 200_000;
 
@@ -33,6 +36,18 @@ const RAISE: &str = r"Raising\s+pool_size_limit_\s+from\s+(?<from>\d+)\s+to\s+(?
 /// Searched for first: these words are found much faster than a whole message.
 const BEGINNING: &str = r"(?-u)PoolAllocator:\s*After\b|Raising\s+pool_size_limit_";
 
+/// What a launcher puts before each line of one process: torchrun, srun --label, mpirun --tag-output, kubectl --prefix, docker
+/// compose, journald.
+const ORIGIN: &str = r"(?-u)^\s*(?:\[(?:rank|default)? ?\d+\]:?|\d+:|\[\d+,\d+\](?:<std(?:out|err)>)?:?|\[pod/[^\]]+\]|[\w.-]+ +\||[A-Z][a-z]{2} [ \d]\d [\d:]{8} (?-u:[^ ]+ [^ ]+\[\d+\]):)";
+/// What terminals and web pages put into a line: colours, blanks and dashes of their own.
+const DECORATION: &str = r"(?-u)\x1b\[[0-9;?]*[ -/]*[@-~]|&nbsp;|\xc2\xa0|\xe2\x80\x93|\xe2\x88\x92";
+
+/// What containerd writes before a line, or before a part of one (`P`).
+const CONTAINER: &str = r"(?-u)^\d{4}-\d\d-\d\dT\S+ std(?:out|err) (?<part>[PF]) ";
+
+static CONTAINERS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(CONTAINER).ok());
+static ORIGINS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(ORIGIN).ok());
+static DECORATIONS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(DECORATION).ok());
 static WHOLE: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(&format!("{PREFIX}(?:{AFTER}|{RAISE})")).ok());
 static BEGUN: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(BEGINNING).ok());
 
@@ -43,6 +58,8 @@ pub(super) struct Message {
     pub(super) line: u64,
     /// The time as printed; `None` without a prefix, or in a version that printed none.
     pub(super) time: Option<String>,
+    /// The process that it is of, as a launcher names it before the line.
+    pub(super) origin: Option<String>,
     pub(super) figures: Figures,
 }
 
@@ -98,10 +115,13 @@ impl Found {
 ///
 /// If the patterns do not compile. What ends the log too early is [`Found::stopped`].
 pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> io::Result<Found> {
-    let (Some(whole), Some(begun)) = (&*WHOLE, &*BEGUN) else {
+    let (Some(whole), Some(begun), Some(origins), Some(decorations), Some(containers)) =
+        (&*WHOLE, &*BEGUN, &*ORIGINS, &*DECORATIONS, &*CONTAINERS)
+    else {
         return Err(io::Error::other("the patterns of this command do not compile"));
     };
-    let mut finder = Finder { whole, begun, found: Found::default(), open: None };
+    let mut finder =
+        Finder { whole, begun, origins, decorations, containers, found: Found::default(), open: None, part: None };
     let stopped = loop {
         match pieces.next() {
             Ok(Some(piece)) => finder.search(piece),
@@ -117,27 +137,45 @@ pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> io::Result<Found> {
         }
     };
     finder.cut_off();
-    Ok(Found { lines: pieces.lines(), stopped, ..finder.found })
+    let mut found = finder.found;
+    forget_numbers(&mut found.messages);
+    Ok(Found { lines: pieces.lines(), stopped, ..found })
+}
+
+/// What differs from line to line is a number of the line, and names no process.
+fn forget_numbers(messages: &mut [Message]) {
+    let origins: HashSet<_> = messages.iter().filter_map(|message| message.origin.as_deref()).collect();
+    if origins.len() * 2 > messages.len() {
+        messages.iter_mut().for_each(|message| message.origin = None);
+    }
 }
 
 struct Finder<'a> {
     whole: &'a Regex,
     begun: &'a Regex,
+    origins: &'a Regex,
+    decorations: &'a Regex,
+    containers: &'a Regex,
     found: Found,
     open: Option<Open>,
+    /// The first parts of a line of a container, and where it began.
+    part: Option<(u64, Vec<u8>)>,
 }
 
 /// A message that has begun and not ended.
 struct Open {
     line: u64,
+    origin: Option<String>,
     pieces: Vec<Vec<u8>>,
 }
 
 impl Finder<'_> {
-    fn search(&mut self, Piece { line, bytes }: Piece) {
+    fn search(&mut self, piece: Piece) {
+        let Some(Piece { line, bytes }) = self.whole_line(piece) else { return };
         if bytes.is_empty() && self.open.is_none() {
             return;
         }
+        let bytes = self.undecorated(bytes);
         let used = self.close(&bytes);
         if self.open.is_some() {
             return;
@@ -147,16 +185,45 @@ impl Finder<'_> {
         if !begun.is_match(rest) {
             return;
         }
+        let origin = self.origins.find(&bytes).map(|found| String::from_utf8_lossy(found.as_bytes()).trim().to_owned());
         while let Some(captures) = whole.captures(rest) {
             let range = captures.get_match().range();
             self.found.cut += begun.find_iter(&rest[..range.start]).count() as u64;
-            self.keep(&captures, line, &rest[range.end..]);
+            self.keep(&captures, line, origin.clone(), &rest[range.end..]);
             rest = &rest[range.end..];
         }
         for _ in begun.find_iter(rest) {
             self.cut_off();
-            self.open = Some(Open { line, pieces: vec![rest.to_vec()] });
+            self.open = Some(Open { line, origin: origin.clone(), pieces: vec![rest.to_vec()] });
         }
+    }
+
+    /// The line of a container behind its last part; other pieces as they are.
+    fn whole_line(&mut self, Piece { line, bytes }: Piece) -> Option<Piece> {
+        let Some(captures) = self.containers.captures(&bytes) else { return Some(Piece { line, bytes }) };
+        let is_part = captures.name("part").is_some_and(|part| part.as_bytes() == b"P");
+        let text = &bytes[captures.get_match().end()..];
+        let (line, before) = self.part.take().unwrap_or((line, Vec::new()));
+        let whole = [before.as_slice(), text].concat();
+        if is_part && whole.len() <= LONGEST_LINE_BYTES {
+            self.part = Some((line, whole));
+            return None;
+        }
+        Some(Piece { line, bytes: whole })
+    }
+
+    /// The text without colours, with plain blanks and dashes.
+    fn undecorated(&self, bytes: Vec<u8>) -> Vec<u8> {
+        // Few logs have any, and looking for these bytes is fast.
+        if !bytes.iter().any(|byte| matches!(byte, 0x1b | b'&' | 0xc2 | 0xe2)) {
+            return bytes;
+        }
+        let plain = |found: &Captures<'_>| match found.get_match().as_bytes() {
+            [0x1b, ..] => Vec::new(),
+            [0xe2, ..] => vec![b'-'],
+            _ => vec![b' '],
+        };
+        self.decorations.replace_all(&bytes, plain).into_owned()
     }
 
     /// Looks whether `bytes` ends the open message; returns how many of them did.
@@ -171,7 +238,7 @@ impl Finder<'_> {
             else {
                 continue;
             };
-            self.keep(&captures, open.line, &text[captures.get_match().end()..]);
+            self.keep(&captures, open.line, open.origin.take(), &text[captures.get_match().end()..]);
             return bytes.len() - (text.len() - captures.get_match().end()).min(bytes.len());
         }
         self.open = Some(open);
@@ -187,7 +254,7 @@ impl Finder<'_> {
     }
 
     /// `behind` follows the message.
-    fn keep(&mut self, captures: &Captures<'_>, line: u64, behind: &[u8]) {
+    fn keep(&mut self, captures: &Captures<'_>, line: u64, origin: Option<String>, behind: &[u8]) {
         // ASCII, by the pattern.
         let text = |name| captures.name(name).and_then(|found| std::str::from_utf8(found.as_bytes()).ok());
         let Some(figures) = figures(text).filter(|_| !continues_number(behind)) else {
@@ -195,7 +262,7 @@ impl Finder<'_> {
             return;
         };
         self.found.source_line = self.found.source_line.or_else(|| text("at")?.parse().ok());
-        self.found.messages.push(Message { line, time: text("time").map(str::to_owned), figures });
+        self.found.messages.push(Message { line, time: text("time").map(str::to_owned), origin, figures });
     }
 }
 

@@ -101,12 +101,28 @@ fn find(input: Input) -> Result<(Found, History), Box<dyn Error>> {
                    what to set for it";
         return Err(why.into());
     }
+    if let Some((format, unpack)) = packed_otherwise(input.first()) {
+        return Err(format!(
+            "this is compressed with {format}, which is not read: `{unpack} FILE | pinpool inspect -`"
+        )
+        .into());
+    }
     let found = message::find(text::Pieces::new(text_of(input)))?;
     if found.messages.is_empty() {
         return Err(none_found(kind, &found).into());
     }
     let history = History::of(&found.messages)?;
     Ok((found, history))
+}
+
+/// The name of another compression than gzip, and what unpacks it.
+fn packed_otherwise(first: &[u8]) -> Option<(&'static str, &'static str)> {
+    match first {
+        [b'B', b'Z', b'h', ..] => Some(("bzip2", "bzip2 -dc")),
+        [0xfd, b'7', b'z', b'X', b'Z', ..] => Some(("xz", "xz -dc")),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(("zstd", "zstd -dc")),
+        _ => None,
+    }
 }
 
 fn inspect(path: &Path, args: &InspectArgs) -> Result<(), Box<dyn Error>> {

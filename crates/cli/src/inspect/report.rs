@@ -9,9 +9,13 @@ use super::history::{Entry, History, PoolHistory};
 use super::message::{Figures, Found, Message};
 use super::verdict::Verdict;
 use pinpool_cli::table::{columns, grouped};
+use pinpool_observe::judge::words::counted;
 
 /// Without `--all`, a longer table has its middle left out.
 const ROWS: usize = 40;
+
+/// What those who find the lines look for.
+const INFORMATION: &str = "These lines are information, not errors.";
 
 /// One message.
 #[derive(Serialize)]
@@ -61,6 +65,9 @@ struct Summary<'a> {
 #[derive(Serialize)]
 struct PoolRow {
     pool: usize,
+    /// What stands before the lines of its process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    origin: Option<String>,
     verdict: &'static str,
     limit: Option<u64>,
     raises_printed: u64,
@@ -136,6 +143,7 @@ fn pool_row(at: usize, pool: &PoolHistory) -> PoolRow {
     let verdict = Verdict::of(pool);
     PoolRow {
         pool: at + 1,
+        origin: pool.origin.clone(),
         verdict: verdict.name(),
         limit: pool.limit,
         raises_printed: pool.printed_raises,
@@ -173,7 +181,7 @@ pub(super) fn table(path: &Path, found: &Found, history: &History, all: bool) ->
 
 fn table_row(message: &Message, entry: &Entry) -> Vec<String> {
     let known = |count: Option<u64>| count.map_or("?".to_owned(), grouped);
-    let silent = if entry.silent_raises > 0 { format!("{} raises", entry.silent_raises) } else { String::new() };
+    let silent = if entry.silent_raises > 0 { counted(entry.silent_raises, "raise") } else { String::new() };
     let (line, pool, limit) = (message.line.to_string(), (entry.pool + 1).to_string(), known(entry.limit));
     match message.figures {
         Figures::After(counters) => vec![
@@ -199,18 +207,21 @@ fn conclusion(found: &Found, history: &History) -> String {
     let (printed, silent) = history.raises();
     let version = found.tensorflow().map_or(String::new(), |version| format!(", of TensorFlow {version}"));
     let mut text = format!(
-        "\n{} messages in {} lines{version}; {printed} raises printed, {silent} not printed\n",
-        grouped(found.messages.len() as u64),
-        grouped(found.lines)
+        "\n{INFORMATION}\n{} in {}{version}; {} printed, {silent} not printed\n",
+        counted(found.messages.len() as u64, "message"),
+        counted(found.lines, "line"),
+        counted(printed, "raise"),
     );
     if let Some(stopped) = &found.stopped {
         text += &format!("the log was not read to its end: {stopped}\n");
     }
     if found.cut > 0 {
-        text += &format!("{} messages are cut off or damaged and not used\n", grouped(found.cut));
+        let is = if found.cut == 1 { "is" } else { "are" };
+        text += &format!("{} {is} cut off or damaged and not used\n", counted(found.cut, "message"));
     }
     for (at, pool) in history.pools.iter().enumerate() {
-        let which = if history.pools.len() > 1 { format!("pool {}: ", at + 1) } else { String::new() };
+        let origin = pool.origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})"));
+        let which = if history.pools.len() > 1 { format!("pool {}{origin}: ", at + 1) } else { String::new() };
         let verdict = Verdict::of(pool);
         text += &format!("{which}{}: {}\n", verdict.name(), verdict.advice(pool).join(" "));
     }

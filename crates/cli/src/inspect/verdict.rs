@@ -1,10 +1,16 @@
 //! Whether a pool has found its size, from its checks in order; and what to set.
 
+use pinpool_observe::judge::words::counted;
+
 use super::history::PoolHistory;
 use super::message::{Counters, TOLERABLE_RATE};
 
 /// With more misses than this share of the gets, a pool whose limit has grown a lot is of little use.
 const THRASHING_RATE: f64 = 0.1;
+/// Fewer gets since the last raise decide nothing: a program that drains its queues puts, and gets no more.
+const GETS_MIN: u64 = 1_000;
+/// With more misses than this share of the gets, the limit that was reached is none to begin with.
+const USELESS_RATE: f64 = 0.5;
 /// This many raises are a factor of 2.6.
 const MANY_RAISES: u64 = 10;
 
@@ -18,11 +24,22 @@ pub(super) enum Verdict {
     Thrashing,
     /// There are raises alone.
     Unknown,
+    /// No line has gets enough.
+    TooShort,
+}
+
+/// The last check that decides anything.
+fn deciding(pool: &PoolHistory) -> Option<&Counters> {
+    let is_long = |counters: &&Counters| counters.get.unwrap_or(counters.put) >= GETS_MIN;
+    pool.checks.iter().rev().map(|(_, counters)| counters).find(is_long)
 }
 
 impl Verdict {
     pub(super) fn of(pool: &PoolHistory) -> Self {
-        let Some((_, last)) = pool.checks.last() else { return Self::Unknown };
+        if pool.checks.is_empty() {
+            return Self::Unknown;
+        }
+        let Some(last) = deciding(pool) else { return Self::TooShort };
         if !is_raise_due(last) {
             return Self::Steady;
         }
@@ -41,6 +58,7 @@ impl Verdict {
             Self::WarmingUp => "warming up",
             Self::Thrashing => "thrashing",
             Self::Unknown => "unknown",
+            Self::TooShort => "too short to tell",
         }
     }
 
@@ -48,9 +66,13 @@ impl Verdict {
     pub(super) fn advice(self, pool: &PoolHistory) -> Vec<String> {
         let raises = pool.printed_raises + pool.silent_raises;
         let start = |limit: u64| {
-            format!("PINPOOL_POOL_SIZE_LIMIT={limit} has pinpool begin there, without the {raises} raises.")
+            format!(
+                "PINPOOL_POOL_SIZE_LIMIT={limit} has pinpool begin there, without the {}.",
+                counted(raises, "raise")
+            )
         };
-        let misses = pool.checks.last().map_or(0.0, |(_, last)| last.unsatisfied_rate * 100.0);
+        let rate = deciding(pool).map_or(0.0, |last| last.unsatisfied_rate);
+        let misses = rate * 100.0;
         match (self, pool.limit) {
             (Self::Steady, Some(limit)) if raises == 0 => {
                 vec![format!("The pool has found its size with the limit that it began with, {limit} buffers: nothing to set.")]
@@ -59,6 +81,10 @@ impl Verdict {
                 vec![format!("The pool has found its size: it keeps up to {limit} idle buffers."), start(limit)]
             }
             (Self::Steady, None) => vec!["The pool has found its size: nothing to set.".to_owned()],
+            (Self::WarmingUp, Some(limit)) if rate > USELESS_RATE => vec![format!(
+                "The limit was still rising at the last line, to {limit} buffers, and {misses:.1} % of the gets missed: too early to \
+                 say what to begin with."
+            )],
             (Self::WarmingUp, Some(limit)) => vec![
                 format!("The limit was still rising at the last line, to {limit} buffers; {misses:.3} % of the gets missed."),
                 start(limit),
@@ -66,14 +92,16 @@ impl Verdict {
             (Self::WarmingUp, None) => vec![format!("The limit was still rising at the last line; {misses:.3} % of the gets missed.")],
             (Self::Thrashing, _) => vec![
                 format!(
-                    "{misses:.1} % of the gets found no idle buffer of their size, after {raises} raises: sizes hardly ever \
-                     repeat, and each raise holds more memory."
+                    "{misses:.1} % of the gets found no idle buffer of their size, after {}: sizes hardly ever \
+                     repeat, and each raise holds more memory.",
+                    counted(raises, "raise")
                 ),
                 "Batch to fewer sizes. In pinpool, PINPOOL_PRESET=adaptive cuts all sizes from the same pinned memory, and \
                  PINPOOL_MAX_BYTES limits it; with TensorFlow's rules PINPOOL_ROUNDING=pow2 makes sizes repeat."
                     .to_owned(),
             ],
             (Self::Unknown, _) => vec!["The log has raises alone, which do not say how many gets miss.".to_owned()],
+            (Self::TooShort, _) => vec![format!("No line has {GETS_MIN} gets since a raise: too few to say what to set.")],
         }
     }
 }
