@@ -138,8 +138,6 @@ macro_rules! for_each_setting {
         /// One check of the rates in this many is logged; 1 logs each.
         "PINPOOL_LOG_EVERY" = 10, log_every(u64): u64 as AT_LEAST_ONE;
 
-        /// Whether the tool prints what the pool holds and for whom at each SIGUSR1: 0 or 1.
-        "PINPOOL_DUMP" = false, dump_on_signal(bool): bool as SWITCH;
 
         /// Unix socket that serves the statistics to the tool's top: a path, 1 for pinpool-PID.sock in XDG_RUNTIME_DIR or /tmp, or
         /// none or 0. Needs the feature serve.

@@ -44,14 +44,22 @@ pub(crate) fn run(args: &LedgerArgs, terminal: &Terminal) -> Result<(), ExitErro
         ));
         return Err(ExitError::Failure);
     }
-    reports.iter().try_for_each(|report| terminal.report(if args.json { json(report) } else { text(report) }))
+    reports.iter().try_for_each(|report| {
+        terminal.report(if args.json { json(report) } else { to_stdout(&text(report)).map_err(Into::into) })
+    })
+}
+
+/// All ledgers that have an owner, each behind an empty line.
+pub(crate) fn all_in_words() -> String {
+    let reports = ledger::names().into_iter().filter_map(|name| ledger::report(&name).ok().flatten());
+    reports.filter(|report| !report.owners.is_empty()).map(|report| format!("\n{}", text(&report))).collect()
 }
 
 fn json(report: &LedgerReport) -> Result<(), Box<dyn Error>> {
     Ok(to_stdout(&format!("{}\n", serde_json::to_string(report)?))?)
 }
 
-fn text(report: &LedgerReport) -> Result<(), Box<dyn Error>> {
+fn text(report: &LedgerReport) -> String {
     let ceiling = report.max_bytes.map_or_else(|| "none".to_owned(), format_about);
     let title = ["pool", "process", "held", "idle", "wanted"].map(str::to_owned).to_vec();
     let row = |owner: &LedgerOwner| {
@@ -62,5 +70,5 @@ fn text(report: &LedgerReport) -> Result<(), Box<dyn Error>> {
     };
     let rows: Vec<_> = std::iter::once(title).chain(report.owners.iter().map(row)).collect();
     let head = format!("ledger {}: ceiling {ceiling}, held {}\n", report.name, format_about(report.held_bytes));
-    Ok(to_stdout(&(head + &columns(&rows)))?)
+    head + &columns(&rows)
 }

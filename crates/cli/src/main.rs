@@ -2,8 +2,8 @@
 
 mod advise;
 mod bench;
+mod diff;
 mod doctor;
-mod dump;
 mod env;
 mod files;
 mod input;
@@ -18,6 +18,7 @@ mod replay;
 mod report;
 #[cfg(target_os = "linux")]
 mod run;
+mod served;
 mod set;
 mod top;
 mod trace;
@@ -53,15 +54,19 @@ enum Command {
     Advise(advise::AdviseArgs),
     Trace(trace::TraceArgs),
     Bench(bench::BenchArgs),
+    Diff(diff::DiffArgs),
     Doctor(doctor::DoctorArgs),
+    Dump(served::stats::DumpArgs),
     #[command(name = "doctor-probe", hide = true)]
     DoctorProbe(doctor::ProbeArgs),
     Env(env::EnvArgs),
     Inspect(inspect::InspectArgs),
     Ledger(ledger::LedgerArgs),
+    Metrics(served::metrics::MetricsArgs),
     Report(report::ReportArgs),
     #[cfg(target_os = "linux")]
     Run(run::RunArgs),
+    Stats(served::stats::StatsArgs),
     Top(top::TopArgs),
     Why(why::WhyArgs),
     #[cfg(target_os = "linux")]
@@ -94,6 +99,7 @@ fn main() -> ExitCode {
         Command::Advise(args) => advise::run(&args, verbosity, &terminal),
         Command::Trace(args) => trace::run(&args, &terminal),
         Command::Bench(args) => bench::run(&args, &terminal),
+        Command::Diff(args) => diff::run(&args, &terminal),
         Command::Doctor(args) => doctor::run(&args, &terminal),
         Command::DoctorProbe(args) => doctor::run_probe(&args, &terminal),
         Command::Env(args) => env::run(&args, &terminal),
@@ -102,6 +108,9 @@ fn main() -> ExitCode {
         Command::Report(args) => report::run(&args, &terminal),
         #[cfg(target_os = "linux")]
         Command::Run(args) => run::run(&args, &terminal),
+        Command::Stats(args) => served::stats::run(&args, &terminal),
+        Command::Dump(args) => served::stats::run_dump(&args, &terminal),
+        Command::Metrics(args) => served::metrics::run(&args, &terminal),
         Command::Top(args) => top::run(&args, &terminal),
         Command::Why(args) => why::run(&args, &terminal),
         #[cfg(target_os = "linux")]

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::files::{in_file, named, why};
 use crate::input::{self, Kind, read_workload};
-use crate::top::statistics_of;
+use crate::served::statistics_of;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::Terminal;

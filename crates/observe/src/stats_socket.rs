@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The objects of `pools` are the statistics, with the largest owners beside them: `tag`, `buffers`, `bytes`, `asked_bytes` and
-//! `oldest_seconds`, which is `null` for buffers without a tag. A thread of its own reads them, and only while there are readers, so that nothing is
+//! `oldest_seconds`, which is `null` for buffers without a tag; `why`, what the judge says; `table` and `dump`, the texts for people. A thread of its own reads them, and only while there are readers, so that nothing is
 //! done for it by a get or a put. A reader that does not keep up is left, and where there are `READERS_MAX` the one that came first: its last line is
 //! `{"closed":"..."}`, which says so. Nobody but the user that the process belongs to can read the socket. The file is removed with the last pool that it
 //! shows, or by the end of the process; one that is left behind by a process that was killed is replaced.

@@ -111,7 +111,7 @@ impl Core {
         }
     }
 
-    fn dump_of(&self, stats: &Stats, request: Option<Request>) -> Dump {
+    pub(super) fn dump_of(&self, stats: &Stats, request: Option<Request>) -> Dump {
         let source = self.backing().source();
         // In a child of `fork` other locks may be held by threads that do not exist here.
         let is_forked = self.is_forked();

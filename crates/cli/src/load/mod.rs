@@ -27,7 +27,6 @@ use pinpool_loader::{
 
 use self::failures::Failures;
 use self::report::LoadReport;
-use crate::dump::dump_on_signal;
 use crate::interrupt::stop_at_interrupt;
 use crate::set::Set;
 use crate::top::Watch;
@@ -145,7 +144,6 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
         terminal.lines(if args.record.is_some() { text.replacen("PINPOOL_TRACE=", "--record ", 1) } else { text });
         ExitError::of(&error)
     })?;
-    let _dump = dump_on_signal(&pool, terminal);
     let mut destination = args.destination(&pool, terminal)?;
     let listing = Instant::now();
     let catalog = args.catalog(&stop);

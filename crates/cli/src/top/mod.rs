@@ -5,8 +5,10 @@
 //! | `snapshot.rs` | the figures at one moment, and how fast they change |
 //! | `screen.rs` | one screen of them |
 //! | `session.rs` | the terminal, taken over and given back |
-//! | `remote.rs` | a pool of another process, through its socket |
+//! | `overview.rs` | all pools in one table |
+//! | `remote.rs` | the pools of other processes, through their sockets |
 
+mod overview;
 mod remote;
 mod screen;
 mod session;
@@ -26,7 +28,7 @@ use self::session::Session;
 use self::snapshot::{History, Snapshot};
 use pinpool_cli::terminal::Terminal;
 
-pub(crate) use self::remote::{TopArgs, run, statistics_of};
+pub(crate) use self::remote::{TopArgs, run};
 pub(crate) use self::session::restore;
 
 /// Time between two screens.

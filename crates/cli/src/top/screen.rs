@@ -1,14 +1,18 @@
 //! One screen of a pool's figures.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
+use pinpool_observe::judge::words::counted;
 use ratatui::Frame;
+use ratatui::backend::TestBackend;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Sparkline};
 
 use super::snapshot::{History, Snapshot};
+use crate::served::printable;
 use pinpool_cli::table::grouped;
 
 /// Width of the names before the bars.
@@ -16,9 +20,14 @@ const NAME: usize = 12;
 /// Width of the bytes behind them.
 const BYTES: usize = 12;
 
+/// The screen where there is none.
+const WIDTH: u16 = 120;
+/// Lines of it without those of the owners.
+const HEIGHT: u16 = 22;
+
 /// Draws `history`; `progress` and `message` are lines of the program that is watched.
 pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, message: &str) {
-    let [head, why, bytes, hits, rates, rest, foot] = Layout::vertical([
+    let [head, why, bytes, curves, rates, rest, foot] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
         Constraint::Length(8),
@@ -38,11 +47,21 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
     let why_line = Span::styled(printable(&history.now.why), Style::new().fg(color).add_modifier(Modifier::BOLD));
     frame.render_widget(Paragraph::new(why_line), why);
     draw_bytes(frame, bytes, &history.now);
-    draw_hits(frame, hits, history);
+    draw_curves(frame, curves, history);
     draw_rates(frame, rates, history);
     draw_copies(frame, rest, &history.now);
     let foot_line = if message.is_empty() { "q or Ctrl-C ends" } else { message };
     frame.render_widget(Paragraph::new(foot_line), foot);
+}
+
+/// The screen as lines, where there is no terminal.
+pub(super) fn text(history: &History, progress: &str) -> String {
+    let height = HEIGHT + u16::try_from(history.now.owners.len()).unwrap_or(0);
+    let Ok(mut terminal) = ratatui::Terminal::new(TestBackend::new(WIDTH, height));
+    let Ok(_) = terminal.draw(|frame| draw(frame, history, progress, " "));
+    let buffer = terminal.backend().buffer();
+    let row = |y| (0..WIDTH).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned() + "\n";
+    (0..height).map(row).collect::<String>().trim_end().to_owned() + "\n"
 }
 
 fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
@@ -66,7 +85,8 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
         ("free", now.free_bytes, '·', Color::Gray),
         ("not pinned", now.fallback_bytes, '!', Color::Red),
     ];
-    let full = now.max_bytes.unwrap_or(0).max(now.pinned_bytes).max(now.in_use_bytes).max(1);
+    // To what is held, not to the ceiling, under which a small pool would have bars of one letter.
+    let full = now.pinned_bytes.max(now.in_use_bytes).max(1);
     let room = usize::from(inner.width).saturating_sub(NAME + BYTES + 2);
     let lines = rows.map(|(name, bytes, letter, color)| {
         let bar = bar(bytes, full, room, letter);
@@ -87,19 +107,19 @@ fn bar(bytes: u64, full: u64, room: usize, letter: char) -> String {
     std::iter::repeat_n(letter, filled.min(room)).collect()
 }
 
-fn draw_hits(frame: &mut Frame<'_>, area: Rect, history: &History) {
-    let percent = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.2} %"));
-    let title = format!(
-        " Hit rate: {} now, {} of {} gets ",
-        percent(history.recent_hit_rate()),
-        percent(history.hit_rate()),
-        grouped(history.now.gets)
-    );
+fn draw_curves(frame: &mut Frame<'_>, area: Rect, history: &History) {
+    let [left, right] = Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(area);
+    let share = history.rate(|now| now.lost_us) / 1e4;
+    let all = seconds(Duration::from_micros(history.now.lost_us));
+    draw_curve(frame, left, format!(" Lost: {share:.1} % now, {all} in all "), &history.lost);
+    draw_curve(frame, right, format!(" Held: {} ", in_units(history.now.pinned_bytes)), &history.held);
+}
+
+fn draw_curve(frame: &mut Frame<'_>, area: Rect, title: String, values: &VecDeque<u64>) {
     let block = Block::bordered().title(title);
     let room = usize::from(block.inner(area).width);
-    let skipped = history.hit_rates.len().saturating_sub(room);
-    let rates: Vec<u64> = history.hit_rates.iter().skip(skipped).copied().collect();
-    frame.render_widget(Sparkline::default().block(block).data(rates).max(100), area);
+    let values: Vec<u64> = values.iter().skip(values.len().saturating_sub(room)).copied().collect();
+    frame.render_widget(Sparkline::default().block(block).data(values), area);
 }
 
 fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
@@ -107,8 +127,9 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
     let inner = block.inner(area);
     frame.render_widget(block, area);
     let now = &history.now;
+    let percent = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.2} %"));
     let row = |name: &str, counter: fn(&Snapshot) -> u64| {
-        format!("{name:<NAME$}{:>BYTES$} /s {:>16} in all", rate(history.rate(counter)), grouped(counter(now)))
+        format!("{name:<NAME$}{:>BYTES$} /s {:>10} in all", rate(history.rate(counter)), grouped(counter(now)))
     };
     let left = [
         row("gets", |now| now.gets),
@@ -118,13 +139,13 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
         row("waits", |now| now.waits),
     ];
     let right = [
-        format!("limit      {} buffers", grouped(now.pool_size_limit)),
-        format!("raises     {}", grouped(now.raises)),
+        format!("hit rate   {} (all {})", percent(history.recent_hit_rate()), percent(history.hit_rate())),
+        format!("limit      {} buffers, {}", grouped(now.pool_size_limit), counted(now.raises, "raise")),
         format!("idle       {}", grouped(now.buffers_idle)),
         format!("in use     {}", grouped(now.buffers_in_use)),
         format!("fallbacks  {}", grouped(now.fallbacks)),
     ];
-    let [left_area, right_area] = Layout::horizontal([Constraint::Length(52), Constraint::Min(0)]).areas(inner);
+    let [left_area, right_area] = Layout::horizontal([Constraint::Length(46), Constraint::Min(0)]).areas(inner);
     frame.render_widget(Paragraph::new(left.map(Line::raw).to_vec()), left_area);
     frame.render_widget(Paragraph::new(right.map(Line::raw).to_vec()), right_area);
 }
@@ -135,19 +156,19 @@ fn draw_copies(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
         (Some(age), None) => format!("oldest copy: {}", seconds(age)),
         (Some(age), Some(stream)) => format!("oldest copy: {} on stream {stream:#x}", seconds(age)),
     };
-    let copies = format!("{oldest}; {} in flight", grouped(now.buffers_in_flight));
+    let copies = if now.buffers_in_flight > 0 {
+        format!("{oldest}; {} in flight", grouped(now.buffers_in_flight))
+    } else {
+        oldest
+    };
     let owners = now.owners.iter().map(|owner| {
         let age = owner.oldest.map_or_else(String::new, |age| format!(", the oldest for {}", seconds(age)));
         let (bytes, buffers) = (in_units(owner.bytes), grouped(owner.buffers));
-        format!("{bytes:>BYTES$} in {buffers} buffers of {}{age}", printable(&owner.tag))
+        let noun = if owner.buffers == 1 { "buffer" } else { "buffers" };
+        format!("{bytes:>BYTES$} in {buffers} {noun} of {}{age}", printable(&owner.tag))
     });
     let lines: Vec<_> = std::iter::once(copies).chain(owners).map(Line::raw).collect();
     frame.render_widget(Paragraph::new(lines), area);
-}
-
-/// Names come from other processes.
-fn printable(name: &str) -> String {
-    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 fn seconds(time: Duration) -> String {
@@ -174,7 +195,6 @@ fn in_units(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use ratatui::Terminal;
-    use ratatui::backend::TestBackend;
 
     use super::super::snapshot::Owner;
     use super::*;
@@ -193,6 +213,7 @@ mod tests {
             gets: 4100,
             hits: 4010,
             pins: 12,
+            lost_us: 250_000,
             pool_size_limit: 110,
             raises: 1,
             why: "leak: 9 buffers of loader/images are out".into(),
@@ -233,9 +254,11 @@ mod tests {
                 "  600.00 MiB in 9 buffers of loader?images, the oldest for 2 min 5 s",
                 "in flight     100.00 MiB ▒",
                 "not pinned           0 B",
-                "Hit rate: 99.00 % now, 97.80 % of 4,100 gets",
-                "gets               4,000 /s            4,100 in all",
-                "limit      110 buffers",
+                "hit rate   99.00 % (all 97.80 %)",
+                "Lost: 25.0 % now, 250 ms in all",
+                "Held: 1.00 GiB",
+                "gets               4,000 /s      4,100 in all",
+                "limit      110 buffers, 1 raise",
                 "pins                12.0 /s",
                 "oldest copy: 1.2 s on stream 0xbeef; 3 in flight",
                 "q or Ctrl-C ends",
@@ -248,9 +271,16 @@ mod tests {
                 line.matches(letter).count()
             };
             let full = usize::from(width) - 2 - NAME - BYTES - 2;
-            assert_eq!(bar("│pinned", '█'), full.div_ceil(2), "half of the ceiling");
+            assert_eq!(bar("│pinned", '█'), full, "all that is held");
             assert_eq!(bar("│not pinned", '!'), 0);
         }
+    }
+
+    #[test]
+    fn without_a_terminal_the_screen_is_text() {
+        let text = text(&history(), "process 5");
+        assert!(text.starts_with("pinpool top adaptive on sim  1.0 s  process 5\nleak: 9 buffers"), "{text}");
+        assert!(text.ends_with("  600.00 MiB in 9 buffers of loader?images, the oldest for 2 min 5 s\n"), "{text}");
     }
 
     #[test]

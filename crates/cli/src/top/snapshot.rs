@@ -6,7 +6,7 @@ use std::time::Duration;
 use pinpool::{Pool, Stats};
 use serde_json::Value;
 
-/// Hit rates that are kept for the curve.
+/// Values that are kept for each curve.
 const KEPT: usize = 200;
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -34,6 +34,8 @@ pub(super) struct Snapshot {
     pub(super) pins: u64,
     pub(super) unpins: u64,
     pub(super) waits: u64,
+    /// Time of all threads that the pool took so far: waiting, in calls of the back-end and in moves.
+    pub(super) lost_us: u64,
     pub(super) fallbacks: u64,
     pub(super) oldest_in_flight: Option<Duration>,
     pub(super) oldest_in_flight_stream: Option<u64>,
@@ -104,6 +106,10 @@ impl From<&Stats> for Snapshot {
             pins: stats.pin.count,
             unpins: stats.unpin.count,
             waits: stats.waits,
+            lost_us: [stats.wait_time, stats.pin.time, stats.unpin.time, stats.remap.time]
+                .map(|time| micros(time.total()))
+                .iter()
+                .sum(),
             fallbacks: stats.fallbacks,
             oldest_in_flight: stats.oldest_in_flight,
             oldest_in_flight_stream: stats.oldest_in_flight_stream,
@@ -119,8 +125,11 @@ impl Snapshot {
     pub(super) fn of_json(stats: &Value) -> Self {
         let number = |path: &str| stats.pointer(path).and_then(Value::as_u64);
         let count = |path: &str| number(path).unwrap_or(0);
+        let time = |path: &str| {
+            stats.pointer(path).and_then(Value::as_f64).and_then(|time| Duration::try_from_secs_f64(time).ok())
+        };
+        let lost = |path: &str| micros(time(&format!("{path}/total_seconds")).unwrap_or_default());
         let text = |name: &str| stats[name].as_str().unwrap_or_default().to_owned();
-        let seconds = stats["oldest_in_flight_seconds"].as_f64();
         Self {
             name: text("name"),
             backend: text("backend"),
@@ -143,8 +152,9 @@ impl Snapshot {
             pins: count("/pin/count"),
             unpins: count("/unpin/count"),
             waits: count("/waits"),
+            lost_us: ["/wait_time", "/pin/time", "/unpin/time", "/remap/time"].map(lost).iter().sum(),
             fallbacks: count("/fallbacks"),
-            oldest_in_flight: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
+            oldest_in_flight: time("/oldest_in_flight_seconds"),
             oldest_in_flight_stream: number("/oldest_in_flight_stream"),
             why: stats.pointer("/why/lines/0").and_then(Value::as_str).unwrap_or_default().to_owned(),
             is_alarm: stats.pointer("/why/is_alarm").and_then(Value::as_bool).unwrap_or(false),
@@ -161,8 +171,9 @@ pub(super) struct History {
     between: Duration,
     /// Since the first snapshot.
     pub(super) elapsed: Duration,
-    /// In percent, oldest first.
-    pub(super) hit_rates: VecDeque<u64>,
+    /// Microseconds lost of each second, and bytes held, oldest first.
+    pub(super) lost: VecDeque<u64>,
+    pub(super) held: VecDeque<u64>,
 }
 
 impl History {
@@ -175,11 +186,12 @@ impl History {
         self.before = Some(before);
         self.between = between;
         self.elapsed += between;
-        if let Some(rate) = self.recent_hit_rate() {
-            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 0 to 100.
-            self.hit_rates.push_back(rate.round() as u64);
-            if self.hit_rates.len() > KEPT {
-                self.hit_rates.pop_front();
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
+        let lost = self.rate(|now| now.lost_us).round() as u64;
+        for (curve, value) in [(&mut self.lost, lost), (&mut self.held, self.now.pinned_bytes)] {
+            curve.push_back(value);
+            if curve.len() > KEPT {
+                curve.pop_front();
             }
         }
     }
@@ -200,6 +212,10 @@ impl History {
     pub(super) fn hit_rate(&self) -> Option<f64> {
         percent(self.now.hits, self.now.gets)
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn percent(part: u64, all: u64) -> Option<f64> {
@@ -241,9 +257,9 @@ mod tests {
         assert_eq!((history.rate(|now| now.gets), history.recent_hit_rate()), (0.0, None));
         history.add(snapshot(1100, 199), Duration::from_millis(500));
         assert_eq!((history.rate(|now| now.gets), history.recent_hit_rate()), (200.0, Some(99.0)));
-        assert_eq!((history.hit_rates.len(), history.elapsed), (1, Duration::from_millis(500)));
+        assert_eq!((history.lost.len(), history.elapsed), (1, Duration::from_millis(500)));
         history.add(snapshot(1100, 199), Duration::from_millis(500));
-        assert_eq!((history.recent_hit_rate(), history.hit_rates.len()), (None, 1));
+        assert_eq!((history.recent_hit_rate(), history.held.len()), (None, 2));
         assert!(history.hit_rate().is_some_and(|rate| (rate - 18.0909).abs() < 1e-3));
     }
 }

@@ -4,10 +4,9 @@ mod advise;
 mod bad_files;
 mod bench;
 mod conformance;
+mod diff;
 #[cfg(target_os = "linux")]
 mod doctor;
-#[cfg(target_os = "linux")]
-mod dump;
 #[cfg(feature = "cuda")]
 mod gpu_run;
 #[cfg(target_os = "linux")]
@@ -16,6 +15,7 @@ mod hard_ends;
 mod input_once;
 mod inspect;
 mod inspect_pools;
+mod inspect_styles;
 #[cfg(target_os = "linux")]
 mod keep;
 #[cfg(target_os = "linux")]
@@ -32,6 +32,8 @@ mod record_failures;
 mod report;
 #[cfg(target_os = "linux")]
 mod run_program;
+#[cfg(target_os = "linux")]
+mod served;
 mod settings_tried;
 mod shown;
 mod tool;

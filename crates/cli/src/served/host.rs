@@ -1,0 +1,48 @@
+//! All processes of this user and host that serve their statistics where `PINPOOL_SOCKET=1` puts them.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use pinpool_observe::stats_socket::path_of;
+use serde_json::Value;
+
+use super::statistics_of;
+
+/// What each process sends, by its number, and why the others send nothing. A process that has just ended is neither.
+pub(crate) fn on_host() -> (Vec<Value>, Vec<String>) {
+    let folder = path_of(0).parent().map(Path::to_path_buf).unwrap_or_default();
+    let names = fs::read_dir(&folder).into_iter().flatten().flatten();
+    let mut processes: Vec<u32> = names.filter_map(|entry| process_of(entry.file_name().to_str()?)).collect();
+    processes.sort_unstable();
+    let ask = |process: u32| statistics_of(&process.to_string()).map_err(|error| error.to_string());
+    // At once: one that hangs holds no other up.
+    let answers: Vec<_> = thread::scope(|scope| {
+        let asked: Vec<_> = processes.iter().map(|&process| scope.spawn(move || ask(process))).collect();
+        asked.into_iter().filter_map(|asked| asked.join().ok()).collect()
+    });
+    let (mut objects, mut silent) = (Vec::new(), Vec::new());
+    for (process, answer) in processes.into_iter().zip(answers) {
+        match answer {
+            Ok(object) => objects.push(object),
+            Err(why) if Path::new("/proc").join(process.to_string()).exists() => silent.push(why),
+            Err(_) => {}
+        }
+    }
+    (objects, silent)
+}
+
+fn process_of(name: &str) -> Option<u32> {
+    name.strip_prefix("pinpool-")?.strip_suffix(".sock")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::process_of;
+
+    #[test]
+    fn sockets_are_known_by_their_names() {
+        let names = ["pinpool-4711.sock", "pinpool-4711.sock.new", "pinpool-x.sock", "other-1.sock"];
+        assert_eq!(names.map(process_of), [Some(4711), None, None, None]);
+    }
+}

@@ -1,0 +1,116 @@
+//! `pinpool metrics`: the pools of running processes for Prometheus, from their sockets.
+
+use std::error::Error;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use pinpool_metrics::prometheus_text;
+use serde_json::Value;
+
+use super::{on_host, pools, statistics_of};
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
+
+/// A client that sends its request slower is left.
+const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_BYTES_MAX: u64 = 16 << 10;
+
+/// Print the figures of running processes for Prometheus, or serve them
+///
+/// For programs in any language, and for those under `pinpool run`: the processes must have been started with PINPOOL_SOCKET=1, or with
+/// a path there. Each series has the labels pid, pool_name and backend. Exits with 1 if a process sends nothing.
+#[derive(Debug, Args)]
+pub(crate) struct MetricsArgs {
+    /// Number of a process, or its socket
+    #[arg(value_name = "PID|SOCKET", required_unless_present = "all")]
+    targets: Vec<String>,
+
+    /// All processes of this user and host that were started with PINPOOL_SOCKET=1, at each scrape those that run then
+    #[arg(long, conflicts_with = "targets")]
+    all: bool,
+
+    /// Serve them on this address under /metrics, until the command is stopped: 127.0.0.1:9464
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+}
+
+pub(crate) fn run(args: &MetricsArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    if let Some(address) = &args.listen {
+        return terminal.report(serve(address, args, terminal));
+    }
+    let (text, silent) = text(args);
+    terminal.print(text.trim_end())?;
+    silent.iter().for_each(|why| terminal.message(why));
+    if silent.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
+}
+
+/// The text, and why it is not of all processes.
+fn text(args: &MetricsArgs) -> (String, Vec<String>) {
+    let (objects, silent) = if args.all {
+        on_host()
+    } else {
+        let (mut objects, mut silent) = (Vec::new(), Vec::new());
+        for target in &args.targets {
+            match statistics_of(target) {
+                Ok(object) => objects.push(object),
+                Err(error) => silent.push(error.to_string()),
+            }
+        }
+        (objects, silent)
+    };
+    let labelled: Vec<_> =
+        objects.iter().flat_map(|object| pools(object).iter().map(|pool| (labels(object, pool), pool))).collect();
+    (prometheus_text(&labelled), silent)
+}
+
+/// Pools without a name are told apart by their numbers.
+fn labels(object: &Value, pool: &Value) -> Vec<(&'static str, String)> {
+    let text = |name: &str| pool[name].as_str().unwrap_or_default().to_owned();
+    let name = if pool["name"].is_string() { text("name") } else { format!("pool {}", pool["number"]) };
+    vec![("pid", object["process"].to_string()), ("pool_name", name), ("backend", text("backend"))]
+}
+
+/// Serves until the process is stopped.
+fn serve(address: &str, args: &MetricsArgs, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+    let listener = TcpListener::bind(address).map_err(|error| format!("--listen {address}: {error}"))?;
+    terminal.print(format_args!("http://{}/metrics", listener.local_addr()?)).map_err(|_| "stdout: it is closed")?;
+    thread::scope(|scope| {
+        loop {
+            match listener.accept() {
+                // A client that went away or sends nothing is no reason to end, and keeps no other waiting.
+                Ok((stream, _)) => _ = scope.spawn(move || answer(&stream, args)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    })
+}
+
+fn answer(mut stream: &TcpStream, args: &MetricsArgs) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let (mut request, mut line) = (String::new(), String::new());
+    let mut lines = BufReader::new(stream.take(REQUEST_BYTES_MAX));
+    lines.read_line(&mut request)?;
+    // Headers end with an empty line; what they say does not matter.
+    while lines.read_line(&mut line)? > 2 {
+        line.clear();
+    }
+    let mut words = request.split_whitespace();
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let is_metrics = path.split('?').next() == Some("/metrics");
+    let (status, body) = match method {
+        "GET" | "HEAD" if is_metrics => ("200 OK", text(args).0),
+        "GET" | "HEAD" => ("404 Not Found", "the figures are at /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", String::new()),
+    };
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    )?;
+    if method == "HEAD" { Ok(()) } else { stream.write_all(body.as_bytes()) }
+}

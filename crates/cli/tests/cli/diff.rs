@@ -1,0 +1,52 @@
+//! `diff`: two recordings, and what is none.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pinpool::{Backend, Pool};
+
+use crate::tool::{Ran, finish, pinpool};
+
+/// A recording of gets, each a page-lock of its own if `is_slow`.
+fn recorded(path: PathBuf, is_slow: bool) -> PathBuf {
+    let builder =
+        Pool::builder().without_env().backend(Backend::Heap).name("train").trace(path.clone()).wait(Duration::ZERO);
+    let builder = if is_slow {
+        builder.variable("PINPOOL_PRESET", "tensorflow").unwrap().pool_size_limit(0).auto_resize(false)
+    } else {
+        builder
+    };
+    let pool = builder.build().unwrap();
+    (0..40).for_each(|_| drop(pool.get(8 << 20).unwrap().as_mut_slice().map(|bytes| bytes[0] = 1)));
+    drop(pool);
+    path
+}
+
+fn diff(before: &Path, after: &Path, args: &[&str]) -> Ran {
+    finish(pinpool(&["diff"]).args([before, after]).args(args))
+}
+
+#[test]
+fn what_got_slower_is_said_with_the_setting_that_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (fast, slow) = (recorded(dir.path().join("a.gz"), false), recorded(dir.path().join("b.gz"), true));
+    let figures = diff(&fast, &slow, &["--json"]).figures();
+    let pool = &figures["pools"][0];
+    assert_eq!((&pool["pool"], &pool["before"]["gets"]), (&"train".into(), &40.into()), "{figures}");
+    assert!(pool["after"]["slow_gets"].as_u64() > pool["before"]["slow_gets"].as_u64(), "{figures}");
+    let text = diff(&fast, &slow, &[]).stdout;
+    assert!(text.contains("\ntrain\n") && text.contains("PINPOOL_PRESET"), "{text}");
+    let same = diff(&fast, &fast, &[]);
+    assert!(same.code() == 0 && same.stdout.starts_with("no change: "), "{}", same.stdout);
+}
+
+#[test]
+fn what_is_no_recording_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let fast = recorded(dir.path().join("a.gz"), false);
+    let other = dir.path().join("w.trace");
+    std::fs::write(&other, "a 1 4096\nf 1\n").unwrap();
+    let ran = diff(&fast, &other, &[]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("w.trace: no recording");
+}

@@ -1,0 +1,119 @@
+//! `stats`, `dump`, `metrics` and `top --all`: what running processes serve, from outside.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use pinpool::{Backend, Pool};
+
+use crate::tool::{finish, pinpool, run};
+
+/// A pool of this process with a buffer out, at its socket in `dir`, where `PINPOOL_SOCKET=1` would put it.
+fn served(dir: &Path) -> (Pool, pinpool::PinnedBuf) {
+    let socket = dir.join(format!("pinpool-{}.sock", std::process::id()));
+    let builder = Pool::builder().without_env().backend(Backend::Heap).name("train");
+    let pool = builder.variable("PINPOOL_SOCKET", socket.to_str().unwrap()).unwrap().build().unwrap();
+    let held = pool.tagged("loader/labels").get(1 << 20).unwrap();
+    (0..30).for_each(|_| drop(pool.get(4096).unwrap()));
+    (pool, held)
+}
+
+fn on_host(dir: &Path, args: &[&str]) -> Command {
+    let mut command = pinpool(args);
+    command.env("XDG_RUNTIME_DIR", dir);
+    command
+}
+
+#[test]
+fn the_texts_of_a_pool_come_from_outside_as_the_program_would_print_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pool, _held) = served(dir.path());
+    let process = std::process::id().to_string();
+    let stats = finish(&mut on_host(dir.path(), &["stats", &process]));
+    assert_eq!((stats.code(), stats.stdout), (0, format!("{}\n", pool.stats())), "{}", stats.stderr);
+    let dump = finish(&mut on_host(dir.path(), &["dump", &process]));
+    assert_eq!(dump.code(), 0, "{}", dump.stderr);
+    assert!(dump.stdout.starts_with("train: memory of the pool\n"), "{}", dump.stdout);
+    assert!(dump.stdout.contains("  1.00 MiB from loader/labels (1 buffer, the oldest "), "{}", dump.stdout);
+    let json = finish(&mut on_host(dir.path(), &["stats", "--json", &process]));
+    assert_eq!(json.figures()["pools"][0]["name"], "train", "{}", json.stdout);
+}
+
+#[test]
+fn the_metrics_of_all_processes_are_a_text_that_promtool_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pool, _held) = served(dir.path());
+    let ran = finish(&mut on_host(dir.path(), &["metrics", "--all"]));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let labels = format!("{{pid=\"{}\",pool_name=\"train\",backend=\"heap\"", std::process::id());
+    let hits = format!("pinpool_gets_total{labels},result=\"hit\"}} {}\n", pool.stats().hits);
+    assert!(ran.stdout.contains(&hits), "{}", ran.stdout);
+    assert!(
+        ran.stdout.contains(&format!("pinpool_owner_buffers{labels},tag=\"loader/labels\"}} 1\n")),
+        "{}",
+        ran.stdout
+    );
+    let checked =
+        Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    // Where promtool is not installed, the text is checked in pinpool-metrics alone.
+    let Ok(mut checked) = checked else { return };
+    checked.stdin.take().unwrap().write_all(ran.stdout.as_bytes()).unwrap();
+    let checked = checked.wait_with_output().unwrap();
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+}
+
+#[test]
+fn the_metrics_are_served_until_the_command_is_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_pool, _held) = served(dir.path());
+    let mut command = on_host(dir.path(), &["metrics", "--all", "--listen", "127.0.0.1:0"]);
+    let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().trim_start_matches("http://").trim_end_matches("/metrics").to_owned();
+    let ask = |request: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        write!(stream, "{request} HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    // One that sends nothing keeps no other waiting.
+    let _silent = TcpStream::connect(&address).unwrap();
+    let got = ask("GET /metrics");
+    assert!(got.starts_with("HTTP/1.1 200 OK") && got.contains("\npinpool_held_bytes{pid="), "{got}");
+    let head = ask("HEAD /metrics");
+    assert!(head.starts_with("HTTP/1.1 200 OK") && head.ends_with("\r\n\r\n"), "{head}");
+    assert!(ask("GET /").starts_with("HTTP/1.1 404"));
+    assert!(ask("POST /metrics").starts_with("HTTP/1.1 405"));
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
+#[test]
+fn top_of_all_processes_is_one_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = finish(&mut on_host(dir.path(), &["top", "--all"]));
+    assert!(ran.code() == 0 && ran.stdout.contains("no process serves a pool"), "{}", ran.stdout);
+    let (_pool, _held) = served(dir.path());
+    // What a process left behind that was killed.
+    std::fs::write(dir.path().join("pinpool-4194305.sock"), "").unwrap();
+    let ran = finish(&mut on_host(dir.path(), &["top", "--all"]));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let lines: Vec<_> = ran.stdout.lines().collect();
+    assert!(lines[0].starts_with("pid ") && lines[1].starts_with(&std::process::id().to_string()), "{}", ran.stdout);
+    assert!(lines[1].contains("train") && lines[1].contains("loader/labels"), "{}", ran.stdout);
+}
+
+#[test]
+fn a_process_that_serves_nothing_is_named() {
+    for command in ["stats", "dump", "metrics"] {
+        let ran = run(&[command, "4194305"]);
+        assert_eq!(ran.code(), 1, "{command}: {}", ran.stdout);
+        ran.check_stderr("start it with PINPOOL_SOCKET=1");
+    }
+    let ran = run(&["metrics", "--all", "--listen", "nonsense"]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("--listen nonsense");
+}
