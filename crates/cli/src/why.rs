@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use pinpool::{Pool, Why};
 use pinpool_observe::judge::{Cause, PoolJudgement, judge_recording};
-use pinpool_replay::{Recording, Replay, Watch, Workload};
+use pinpool_replay::{Event, Recording, Replay, Watch, Workload};
 use serde_json::Value;
 
 use crate::files::{in_file, named, why};
 use crate::input::{self, Kind, read_workload};
-use crate::served::statistics_of;
+use crate::served::{name_of, names_process, pools, statistics_of};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::Terminal;
@@ -80,8 +80,18 @@ impl Judged {
 }
 
 /// What the judge says of the pools of a recording, the worst first.
-pub(crate) fn of_recording(recording: &Recording) -> Vec<Said> {
-    judge_recording(recording).iter().map(of_pool).collect()
+fn of_recording(recording: &Recording) -> Vec<Said> {
+    let said = |judged: &PoolJudgement| {
+        let mut said = of_pool(judged);
+        let has_ended =
+            recording.records.iter().rev().any(|record| record.pool == judged.pool && record.event == Event::End);
+        if !has_ended {
+            said.lines
+                .insert(1, "  no end of the pool is recorded: its process was ended before, or still runs".to_owned());
+        }
+        said
+    };
+    judge_recording(recording).iter().map(said).collect()
 }
 
 pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> {
@@ -115,11 +125,10 @@ fn in_words(said: &[Said]) -> String {
 
 /// What is said of each pool, the worst first, and why it is not of all of the file.
 fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
-    let path = PathBuf::from(target);
-    let is_process = target.parse::<u32>().is_ok() && !path.exists();
-    if is_process || is_socket(&path) {
+    if names_process(target) {
         return Ok((of_process(target)?, None));
     }
+    let path = PathBuf::from(target);
     let input = input::open(&path)?;
     match input::kind(input.first()) {
         Kind::Recording => {
@@ -148,22 +157,17 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
     }
 }
 
-#[cfg(unix)]
-fn is_socket(path: &Path) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    path.metadata().is_ok_and(|data| data.file_type().is_socket())
-}
-
 /// The process's own judgements, over its socket.
 fn of_process(target: &str) -> Result<Vec<Said>, Box<dyn Error>> {
-    let object = statistics_of(target)?;
-    let pools = object["pools"].as_array().map_or(&[][..], Vec::as_slice);
-    let mut said: Vec<_> = pools.iter().map(of_object).collect();
-    if said.is_empty() {
-        return Err(format!("{target}: the process has no pool now").into());
-    }
+    let said = of_statistics(&statistics_of(target)?);
+    if said.is_empty() { Err(format!("{target}: the process has no pool now").into()) } else { Ok(said) }
+}
+
+/// What the pools of a process say of themselves, alarms first.
+pub(crate) fn of_statistics(object: &Value) -> Vec<Said> {
+    let mut said: Vec<_> = pools(object).iter().map(of_object).collect();
     said.sort_by_key(|said| !said.is_alarm);
-    Ok(said)
+    said
 }
 
 fn of_object(pool: &Value) -> Said {
@@ -174,14 +178,14 @@ fn of_object(pool: &Value) -> Said {
     let lines: Vec<_> = lines.iter().map(text).collect();
     let unknown = || vec!["the process runs a pinpool that does not say why: start it with this one".to_owned()];
     Said {
-        pool: if pool["name"].is_string() { text(&pool["name"]) } else { format!("pool {}", pool["number"]) },
+        pool: name_of(pool),
         cause: text(&said["cause"]),
         is_alarm: said["is_alarm"].as_bool().unwrap_or(false),
         lines: if lines.is_empty() { unknown() } else { lines },
     }
 }
 
-fn of_pool(judged: &PoolJudgement) -> Said {
+pub(crate) fn of_pool(judged: &PoolJudgement) -> Said {
     let PoolJudgement { name, judgement, gets, slow_gets, .. } = judged;
     let mut lines = judgement.lines();
     lines.insert(

@@ -20,7 +20,10 @@ pub(super) struct Report {
     pub(super) figures: Vec<Figure>,
     /// What is left out, and why; what is a lower bound.
     pub(super) notes: Vec<String>,
-    pub(super) table: Option<Table>,
+    pub(super) tables: Vec<Table>,
+    /// A page that is drawn again so often.
+    #[serde(skip)]
+    pub(super) refresh_seconds: Option<u64>,
 }
 
 /// One pool's.
@@ -29,11 +32,13 @@ pub(super) struct Verdict {
     pub(super) name: String,
     /// What it means and what to set.
     pub(super) text: String,
+    pub(super) is_alarm: bool,
 }
 
-/// Rows that open at a click.
+/// Rows, which open at a click unless they are open from the beginning.
 #[derive(Debug, Serialize)]
 pub(super) struct Table {
+    pub(super) is_open: bool,
     pub(super) name: String,
     pub(super) head: [&'static str; 4],
     pub(super) rows: Vec<[String; 4]>,
@@ -58,6 +63,8 @@ pub(super) enum Panel {
     Lines {
         y: Axis,
         series: Vec<Series>,
+        /// One of several panels that are compared: it is low.
+        is_lane: bool,
     },
     Bars {
         name: String,
@@ -79,6 +86,9 @@ pub(super) struct Axis {
     pub(super) name: String,
     pub(super) unit: Unit,
     pub(super) is_logarithmic: bool,
+    /// Of an axis of time, what the clock showed at 0, in seconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) clock: Option<f64>,
 }
 
 /// What the numbers of an axis count.
@@ -106,6 +116,8 @@ pub(super) enum Shape {
     Line,
     /// A line whose value holds until the next point.
     Steps,
+    /// The same, filled, and on top of the areas before it.
+    Area,
     /// Marks without a line.
     Triangles,
     Crosses,
@@ -132,7 +144,7 @@ pub(super) enum MapState {
 impl Figure {
     /// Limits with the marks of their raises, above evictions if there are any points of them.
     pub(super) fn limit(description: String, x: Axis, limits: Vec<Series>, evictions: Vec<Series>) -> Self {
-        let panel = |name, series| Panel::Lines { y: Axis::new(name, Unit::Count), series };
+        let panel = |name, series| Panel::Lines { y: Axis::new(name, Unit::Count), series, is_lane: false };
         let mut panels = vec![panel("limit on idle buffers", limits)];
         if evictions.iter().any(|series| !series.points.is_empty()) {
             panels.push(panel("evictions so far", evictions));
@@ -141,23 +153,41 @@ impl Figure {
     }
 
     pub(super) fn hit_rate(description: String, x: Axis, series: Vec<Series>) -> Self {
-        let panels = vec![Panel::Lines { y: Axis::new("gets served by an idle buffer", Unit::Percent), series }];
+        let panels =
+            vec![Panel::Lines { y: Axis::new("gets served by an idle buffer", Unit::Percent), series, is_lane: false }];
         Self { id: "hit-rate", title: "Hit rate", description, x, panels }
     }
 }
 
+impl Shape {
+    /// Whether a value holds until the next point.
+    pub(super) fn holds(self) -> bool {
+        matches!(self, Self::Steps | Self::Area)
+    }
+
+    pub(super) fn is_mark(self) -> bool {
+        matches!(self, Self::Triangles | Self::Crosses)
+    }
+}
+
 impl Series {
+    /// The value at `x`, which is that of the last point at or before it; `None` before the first.
+    pub(super) fn value_at(&self, x: f64) -> Option<f64> {
+        let behind = self.points.partition_point(|point| point.0 <= x);
+        self.points.get(behind.checked_sub(1)?).map(|point| point.1)
+    }
+
     /// Keeps as many of the points, which are in order of x, as can be seen.
     pub(super) fn new(name: impl Into<String>, shape: Shape, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
         let mut points: Vec<_> = { points.into_iter() }.filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
-        if shape == Shape::Steps {
+        if shape.holds() {
             // A value holds until the next one, and the last point says how far the line goes.
             let last = points.len().saturating_sub(1);
             let is_kept = |at: usize| at == 0 || at == last || points[at].1 != points[at - 1].1;
             points = (0..points.len()).filter(|&at| is_kept(at)).map(|at| points[at]).collect();
         }
         match shape {
-            Shape::Line | Shape::Steps => points = thinned(&points, PARTS),
+            Shape::Line | Shape::Steps | Shape::Area => points = thinned(&points, PARTS),
             Shape::Triangles | Shape::Crosses => points.truncate(MARKS_MAX),
         }
         Self { name: name.into(), shape, points }
@@ -208,7 +238,7 @@ impl Unit {
 
 impl Axis {
     pub(super) fn new(name: impl Into<String>, unit: Unit) -> Self {
-        Self { name: name.into(), unit, is_logarithmic: false }
+        Self { name: name.into(), unit, is_logarithmic: false, clock: None }
     }
 
     /// Name and unit.

@@ -54,7 +54,8 @@ pub(super) fn report(name: &str, log: &Log) -> Report {
         facts: facts(log, printed, silent),
         figures,
         notes,
-        table: table(log),
+        tables: table(log).into_iter().collect(),
+        refresh_seconds: None,
     }
 }
 
@@ -80,11 +81,16 @@ fn verdicts(log: &Log) -> Vec<Verdict> {
     let verdict = |(at, curve): (usize, &Curve)| Verdict {
         name: format!("{}{}", which(at), curve.verdict),
         text: curve.advice.join(" "),
+        is_alarm: curve.verdict == "thrashing",
     };
     let mut verdicts: Vec<_> = log.curves.iter().enumerate().take(VERDICTS_MAX).map(verdict).collect();
     if log.curves.len() > VERDICTS_MAX {
         let more = log.curves.len() - VERDICTS_MAX;
-        verdicts.push(Verdict { name: format!("{more} more pools"), text: "`pinpool inspect` lists all.".to_owned() });
+        verdicts.push(Verdict {
+            name: format!("{more} more pools"),
+            text: "`pinpool inspect` lists all.".to_owned(),
+            is_alarm: false,
+        });
     }
     verdicts
 }
@@ -225,5 +231,5 @@ fn table(log: &Log) -> Option<Table> {
         all => format!("The {all} raises as a table"),
     };
     rows.truncate(ROWS_MAX);
-    Some(Table { name, head: ["pool", "gets", "limit raised to", "printed"], rows })
+    Some(Table { is_open: false, name, head: ["pool", "gets", "limit raised to", "printed"], rows })
 }

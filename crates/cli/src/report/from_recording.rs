@@ -1,17 +1,21 @@
 //! The timeline of a recording.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
+use pinpool_observe::judge::judge_recording;
 use pinpool_replay::{Event, Record, Recording, Usage};
 
+use super::held::Held;
 use super::map::map;
-use super::timeline::{Sample, Timeline};
+use super::timeline::{Doing, Sample, Timeline};
 use pinpool_cli::table::grouped;
 
 /// Parts of the time of which each gives at most two samples.
 const PARTS: u64 = 600;
 /// Pools whose limits are drawn.
 const POOLS_MAX: usize = 4;
+/// A pool ends within this time.
+const END_NS: u64 = 1_000_000_000;
 
 pub(super) fn timeline(recording: &Recording) -> Timeline {
     let records = &recording.records;
@@ -20,24 +24,41 @@ pub(super) fn timeline(recording: &Recording) -> Timeline {
     let mut reader = Reader { drawn: &drawn, ..Reader::default() };
     let mut timeline = Timeline { has_time: true, ..Timeline::default() };
     timeline.limits = drawn.iter().map(|&pool| (pool_name(recording, pool), first_limit(recording, pool))).collect();
-    let mut part = Part::default();
-    for record in records {
+    timeline.clock = clock(recording);
+    let (mut part, mut held) = (Part::default(), Held::default());
+    let own_ends = own_ends(records);
+    for (at, record) in records.iter().enumerate() {
+        if own_ends.get(&record.pool) == Some(&at) {
+            reader.ended.insert(record.pool);
+        }
         // At most `PARTS`.
         let number = u128::from(record.time_ns) * u128::from(PARTS) / u128::from(end_ns.max(1));
         let number = u64::try_from(number).unwrap_or(PARTS);
         if number != part.number {
             part.end(&mut timeline.samples);
+            held.point(timeline.samples.last().map_or(0.0, |sample| sample.x));
             part = Part { number, ..Part::default() };
         }
+        held.apply(record);
         reader.apply(record, &mut timeline);
         part.add(reader.sample(record.time_ns));
     }
     part.end(&mut timeline.samples);
+    let end = timeline.samples.last().map_or(0.0, |sample| sample.x);
+    held.point(end);
+    timeline.held = held.finish(recording, &timeline.axis());
     for (_, points) in &mut timeline.limits {
         points.dedup();
     }
     timeline.map = map(records);
-    timeline.said = crate::why::of_recording(recording);
+    let judged = judge_recording(recording);
+    timeline.said = judged.iter().map(crate::why::of_pool).collect();
+    timeline.slow_gets = Some(judged.iter().map(|pool| pool.slow_gets).sum());
+    let waits = judged.iter().flat_map(|pool| &pool.waits);
+    timeline
+        .lost
+        .extend(waits.map(|&(at_ns, waited_ns)| (at_ns as f64 * 1e-9, Doing::Waiting, waited_ns as f64 * 1e-9)));
+    timeline.lost.sort_by(|one, other| one.0.total_cmp(&other.0));
     timeline.notes = notes(recording, drawn.len());
     timeline
 }
@@ -89,7 +110,29 @@ fn drawn_pools(recording: &Recording) -> Vec<u32> {
     pools
 }
 
-fn pool_name(recording: &Recording, pool: u32) -> String {
+/// For each pool that has ended the first of the records of its end: what it releases then is no eviction.
+fn own_ends(records: &[Record]) -> HashMap<u32, usize> {
+    let mut ends = HashMap::new();
+    let mut open: HashMap<u32, u64> = HashMap::new();
+    for (at, record) in records.iter().enumerate().rev() {
+        let Record { pool, time_ns, .. } = *record;
+        match record.event {
+            Event::End => _ = open.insert(pool, time_ns),
+            Event::Gone { .. } | Event::Unpin { .. } if open.get(&pool).is_some_and(|end| end - time_ns < END_NS) => {
+                ends.insert(pool, at);
+            }
+            _ => _ = open.remove(&pool),
+        }
+    }
+    ends
+}
+
+/// What the clock showed when the recording began: the times of all pools are from there.
+fn clock(recording: &Recording) -> Option<f64> {
+    recording.pools.first()?.fact("time")?.parse().ok()
+}
+
+pub(super) fn pool_name(recording: &Recording, pool: u32) -> String {
     let name = recording.pool(pool).and_then(|pool| pool.fact("name"));
     name.map_or_else(|| format!("pool {pool}"), str::to_owned)
 }
@@ -165,9 +208,16 @@ impl Reader<'_> {
             }
             Event::Pin { took_ns, failed, .. } => {
                 timeline.pins.push(took_ns);
+                timeline.lost.push((x, Doing::PageLocking, took_ns as f64 * 1e-9));
                 self.pins += u64::from(!failed);
             }
-            Event::Unpin { took_ns, .. } => timeline.unpins.push(took_ns),
+            Event::Unpin { took_ns, .. } => {
+                timeline.unpins.push(took_ns);
+                if !self.ended.contains(&pool) {
+                    timeline.lost.push((x, Doing::PageLocking, took_ns as f64 * 1e-9));
+                }
+            }
+            Event::Move { took_ns, .. } => timeline.lost.push((x, Doing::Moving, took_ns as f64 * 1e-9)),
             Event::Ceiling { bytes } => {
                 self.ceilings.insert(pool, bytes);
             }
@@ -248,6 +298,14 @@ mod tests {
         assert!(timeline.notes.iter().any(|note| note.contains("the sum of theirs")), "{:?}", timeline.notes);
         let names: Vec<_> = timeline.limits.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["pool 0", "pool 1"]);
+    }
+
+    #[test]
+    fn what_a_pool_releases_at_its_end_is_no_eviction() {
+        let (gone, put) = (|id| Event::Gone { id }, |id| Event::Put { id, in_flight: false });
+        let events = [get(1), get(2), put(1), gone(1), put(2), gone(2), Event::End].map(|event| (0, event));
+        let timeline = timeline(&recording(&events));
+        assert_eq!(timeline.samples.last().map(|last| last.evicted), Some(1));
     }
 
     #[test]

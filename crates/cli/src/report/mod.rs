@@ -3,20 +3,27 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `from_log.rs` | the figures of a log |
+//! | `from_process.rs` | a process that runs |
 //! | `from_recording.rs` | what a pool did, recorded |
+//! | `held.rs` | who holds what, and what is still out at the end |
 //! | `map.rs` | the map of its memory |
 //! | `from_replay.rs` | a trace of gets and puts alone, replayed |
 //! | `timeline.rs` | what a trace shows over its time, and the figures of it |
+//! | `bars.rs` | sizes by traffic, calls by time |
 //! | `figure.rs` | the report as one object: what figures show, whatever draws them |
-//! | `svg.rs`, `figure.css` | figures as SVG |
+//! | `svg.rs`, `lines.rs`, `figure.css` | figures as SVG; their panels of lines and areas |
 //! | `page.rs`, `page.html`, `page.css` | the page |
 //! | `escape.rs` | untrusted text |
 
+mod bars;
 mod escape;
 mod figure;
 mod from_log;
+mod from_process;
 mod from_recording;
 mod from_replay;
+mod held;
+mod lines;
 mod map;
 mod page;
 mod svg;
@@ -25,27 +32,33 @@ mod timeline;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
+use pinpool_loader::StopFlag;
 use pinpool_replay::{Recording, Replay};
 
 use self::figure::Report;
 use self::svg::{Place, svg};
 use crate::files::{in_file, named, why};
 use crate::input::{self, Kind, read_workload};
+use crate::interrupt::stop_at_interrupt;
+use crate::served::names_process;
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::Terminal;
 
-/// Draws a log or a trace as a page: the limit, evictions and hit rate; of a trace also bytes by state and sizes
+/// Draws a log, a trace or a running process as a page: what is held and by whom, time lost, limits and evictions
 ///
 /// A trace is what PINPOOL_TRACE recorded, which also has times of page-locks and a map of the memory, or what `pinpool replay` reads. One of gets and puts alone is replayed with the default settings on simulated memory.
+/// A process, which was started with PINPOOL_SOCKET=1, is drawn as it was for --seconds, or with --watch until it ends, again and again.
 /// The page is one HTML file that needs no network, for light and dark screens, phones and paper. Exits with 1 if there is nothing to draw, or the file is cut off: then what is whole of it is drawn, and the page says so.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
-    /// A log of TensorFlow or pinpool, as `pinpool inspect` reads it, or a trace; plain or compressed with gzip; `-` is stdin
-    #[arg(value_name = "LOG|TRACE")]
+    /// A log of TensorFlow or pinpool, as `pinpool inspect` reads it, or a trace; plain or compressed with gzip; `-` is stdin; or the
+    /// number of a process, or its socket
+    #[arg(value_name = "LOG|TRACE|PID")]
     input: PathBuf,
 
     /// The page
@@ -59,12 +72,47 @@ pub(crate) struct ReportArgs {
     /// Play a trace under these variables, as `pinpool replay` does, and draw that: MAX_BYTES=2GiB,POOL_SIZE_LIMIT=200
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<Set>,
+
+    /// How long a process is looked at before it is drawn
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+
+    /// Draw a process every two seconds until it ends: a browser shows each page as it comes
+    #[arg(long, requires = "output", conflicts_with_all = ["seconds", "svg"])]
+    watch: bool,
 }
 
 pub(crate) fn run(args: &ReportArgs, terminal: &Terminal) -> Result<(), ExitError> {
     let set = Set::all(&args.set, terminal)?;
     let replay = set.replay(terminal)?;
+    let target = args.input.to_string_lossy();
+    if names_process(&target) {
+        let stop = stop_at_interrupt(terminal);
+        return terminal.report(draw_process(args, &target, &stop));
+    }
+    if args.watch {
+        return terminal.report(Err(named(&args.input, &"--watch is for a process that runs").into()));
+    }
     terminal.report(draw(args, &set, &replay))
+}
+
+fn draw_process(args: &ReportArgs, target: &str, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
+    if !args.set.is_empty() {
+        return Err("a process has its own settings, so --set has no effect on it: leave it out".into());
+    }
+    let length = (!args.watch).then(|| Duration::from_secs(args.seconds));
+    from_process::follow(target, length, stop, |timeline| {
+        let source = format!("process {target}: {} gets", grouped(timeline.samples.last().map_or(0, |last| last.gets)));
+        let report = Report {
+            refresh_seconds: args.watch.then_some(2),
+            title: "The pools of this process",
+            ..timeline.report(source)
+        };
+        if let Some(output) = &args.output {
+            write(output, &report.html()?)?;
+        }
+        args.svg.as_ref().map_or(Ok(()), |dir| write_figures(dir, &report))
+    })
 }
 
 fn draw(args: &ReportArgs, set: &Set, replay: &Replay) -> Result<(), Box<dyn Error>> {

@@ -15,7 +15,7 @@ impl Report {
         let fact = |(name, value): &(&str, String)| {
             format!("<div><dt>{}</dt><dd>{}</dd></div>\n", escaped(name), escaped(value))
         };
-        let verdict = |Verdict { name, text }: &Verdict| {
+        let verdict = |Verdict { name, text, .. }: &Verdict| {
             format!("<p><strong>{}</strong>: {}</p>\n", escaped(name), escaped(text))
         };
         Ok(format!(
@@ -24,9 +24,13 @@ impl Report {
             source = escaped(&self.source),
             verdicts = self.verdicts.iter().map(verdict).collect::<String>(),
             facts = self.facts.iter().map(fact).collect::<String>(),
+            mood = if self.verdicts.iter().any(|verdict| verdict.is_alarm) { "alarm" } else { "calm" },
+            refresh = self
+                .refresh_seconds
+                .map_or_else(String::new, |seconds| format!("<meta http-equiv=\"refresh\" content=\"{seconds}\">\n")),
             figures = self.figures.iter().map(section).collect::<String>(),
             notes = notes(&self.notes),
-            table = self.table.as_ref().map(table).unwrap_or_default(),
+            tables = self.tables.iter().map(table).collect::<String>(),
             version = env!("CARGO_PKG_VERSION"),
             css = [include_str!("page.css"), STYLE].concat(),
             data = embedded(&serde_json::to_string(self)?),
@@ -48,14 +52,15 @@ fn notes(notes: &[String]) -> String {
     if notes.is_empty() { notes } else { format!("<section>\n<h2>Notes</h2>\n<ul>\n{notes}</ul>\n</section>\n") }
 }
 
-fn table(Table { name, head, rows }: &Table) -> String {
+fn table(Table { is_open, name, head, rows }: &Table) -> String {
     let row = |row: &[String; 4]| {
         format!("<tr>{}</tr>\n", row.iter().map(|cell| format!("<td>{}</td>", escaped(cell))).collect::<String>())
     };
     let head: String = head.iter().map(|cell| format!("<th scope=\"col\">{}</th>", escaped(cell))).collect();
     let rows: String = rows.iter().map(row).collect();
     let name = escaped(name);
-    format!("<details>\n<summary>{name}</summary>\n<table>\n<tr>{head}</tr>\n{rows}</table>\n</details>\n")
+    let open = if *is_open { " open" } else { "" };
+    format!("<details{open}>\n<summary>{name}</summary>\n<table>\n<tr>{head}</tr>\n{rows}</table>\n</details>\n")
 }
 
 #[cfg(test)]
@@ -67,13 +72,14 @@ mod tests {
         let report = Report {
             title: "{{facts}} <b>",
             source: "a \"quoted\" file".to_owned(),
-            verdicts: vec![Verdict { name: "steady".to_owned(), text: "nothing <to> set".to_owned() }],
+            verdicts: vec![Verdict { name: "steady".to_owned(), text: "nothing <to> set".to_owned(), is_alarm: false }],
             facts: vec![("gets", "1,234".to_owned())],
-            table: Some(Table {
+            tables: vec![Table {
+                is_open: true,
                 name: "raises".to_owned(),
                 head: ["a", "b", "c", "d"],
                 rows: vec![["1", "2", "<3>", "4"].map(str::to_owned)],
-            }),
+            }],
             notes: vec!["left <out>".to_owned()],
             ..Report::default()
         };
@@ -82,6 +88,7 @@ mod tests {
         assert!(html.contains("<strong>steady</strong>: nothing &lt;to&gt; set"));
         assert!(html.contains("<li>left &lt;out&gt;</li>") && html.contains("<dd>1,234</dd>"));
         assert!(html.contains("<td>2</td><td>&lt;3&gt;</td>"), "{html}");
+        assert!(html.contains("<details open>") && html.contains("class=\"verdict calm\""), "{html}");
         assert_eq!(html.matches("{{").count(), 3, "the title, twice and in the data: {html}");
         assert_eq!(html.matches("<script").count(), 1, "the data: {html}");
         let fetches = ["http://", "https://", "src=\"", "@import", "url("];

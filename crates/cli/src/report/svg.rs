@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::escape::escaped;
-use super::figure::{Axis, Bar, Figure, MapState, Panel, Series, Shape, Unit, number, short};
+use super::figure::{Axis, Bar, Figure, MapState, Panel, Shape, number, short};
 
 /// The style sheet of the figures.
 pub(super) const STYLE: &str = include_str!("figure.css");
@@ -20,12 +20,12 @@ pub(super) enum Place {
 }
 
 const ROW: f64 = 20.0;
-const PLOT_HEIGHT: f64 = 190.0;
+pub(super) const PLOT_HEIGHT: f64 = 190.0;
 const X_LABELS_HEIGHT: f64 = 44.0;
 const Y_LABELS_WIDTH: f64 = 58.0;
-const MARGIN: f64 = 12.0;
+pub(super) const MARGIN: f64 = 12.0;
 /// Lines that look different.
-const LOOKS: usize = 6;
+pub(super) const LOOKS: usize = 6;
 const STATES: [(MapState, &str); 4] = [
     (MapState::Free, "free"),
     (MapState::Idle, "idle buffers"),
@@ -41,15 +41,23 @@ pub(super) fn svg(figure: &Figure, place: Place) -> String {
         Place::File => ("plot", 860.0, format!("<style>\n{STYLE}</style>\n")),
     };
     let id = format!("{}-{width}", figure.id);
-    let mut canvas = Canvas { body: String::new(), width, top: 0.0, hatch: format!("{id}-hatch") };
+    let mut canvas = Canvas {
+        body: String::new(),
+        width,
+        has_hover: place != Place::File,
+        has_numbers: true,
+        top: 0.0,
+        hatch: format!("{id}-hatch"),
+    };
     if place == Place::File {
         canvas.line(format_args!("<text class=\"title\" x=\"{MARGIN}\" y=\"16\">{}</text>", escaped(figure.title)));
         canvas.top = ROW + 8.0;
     }
     let x_range = x_range(figure);
-    for panel in &figure.panels {
+    for (at, panel) in figure.panels.iter().enumerate() {
+        canvas.has_numbers = at + 1 == figure.panels.len() || !matches!(panel, Panel::Lines { is_lane: true, .. });
         match panel {
-            Panel::Lines { y, series } => canvas.lines(&figure.x, x_range, y, series),
+            Panel::Lines { y, series, is_lane } => canvas.lines(&figure.x, x_range, y, series, *is_lane),
             Panel::Bars { name, bars } => canvas.bars(name, bars),
             Panel::Map { name, columns, .. } => canvas.map(&figure.x, x_range, name, columns),
         }
@@ -65,9 +73,13 @@ pub(super) fn svg(figure: &Figure, place: Place) -> String {
 }
 
 /// The elements so far.
-struct Canvas {
+pub(super) struct Canvas {
     body: String,
-    width: f64,
+    pub(super) width: f64,
+    /// Whether values are shown under the pointer.
+    pub(super) has_hover: bool,
+    /// Whether the x axis has its numbers: lanes above each other share those of the last.
+    has_numbers: bool,
     /// Where the next row or panel begins.
     top: f64,
     /// The pattern of what is in flight. Each figure has its own: one of a hidden figure is not drawn.
@@ -75,18 +87,18 @@ struct Canvas {
 }
 
 /// Where values are drawn.
-struct Plot {
+pub(super) struct Plot {
     x: (f64, f64),
     y: (f64, f64),
     is_logarithmic: bool,
-    left: f64,
-    right: f64,
-    top: f64,
-    bottom: f64,
+    pub(super) left: f64,
+    pub(super) right: f64,
+    pub(super) top: f64,
+    pub(super) bottom: f64,
 }
 
 impl Plot {
-    fn at(&self, x: f64, y: f64) -> (f64, f64) {
+    pub(super) fn at(&self, x: f64, y: f64) -> (f64, f64) {
         let part = |value: f64, (low, high): (f64, f64)| (value - low) / (high - low);
         // What is before the beginning of a logarithmic axis is drawn there.
         let x = match (self.is_logarithmic, self.x) {
@@ -98,7 +110,7 @@ impl Plot {
 }
 
 impl Canvas {
-    fn line(&mut self, element: std::fmt::Arguments<'_>) {
+    pub(super) fn line(&mut self, element: std::fmt::Arguments<'_>) {
         let _ = writeln!(self.body, "{element}"); // Writing to a string does not fail.
     }
 
@@ -107,7 +119,7 @@ impl Canvas {
         self.line(format_args!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>"));
     }
 
-    fn path(&mut self, class: &str, steps: &str) {
+    pub(super) fn path(&mut self, class: &str, steps: &str) {
         self.line(format_args!("<path class=\"{class}\" d=\"{steps}\"/>"));
     }
 
@@ -117,7 +129,7 @@ impl Canvas {
         ));
     }
 
-    fn mark(&mut self, shape: Shape, (x, y): (f64, f64)) {
+    pub(super) fn mark(&mut self, shape: Shape, (x, y): (f64, f64)) {
         match shape {
             Shape::Crosses => self.path("line mark", &format!("M{:.1} {:.1}l8 8m0 -8l-8 8", x - 4.0, y - 4.0)),
             _ => self.path("fill mark", &format!("M{x:.1} {:.1}l4.3 7.5h-8.6z", y - 5.0)),
@@ -125,13 +137,17 @@ impl Canvas {
     }
 
     /// What the panel below shows.
-    fn header(&mut self, text: &str) {
+    pub(super) fn header(&mut self, text: &str) {
         self.text(MARGIN, self.top + ROW / 2.0, "start", text);
         self.top += ROW;
     }
 
     /// Each name with a sample before it.
-    fn legend<'a>(&mut self, names: impl Iterator<Item = &'a str>, sample: impl Fn(&mut Self, usize, f64, f64)) {
+    pub(super) fn legend<'a>(
+        &mut self,
+        names: impl Iterator<Item = &'a str>,
+        sample: impl Fn(&mut Self, usize, f64, f64),
+    ) {
         let (mut x, mut y) = (MARGIN, self.top + ROW / 2.0);
         for (at, name) in names.enumerate() {
             let needed = 34.0 + text_width(name) + 14.0;
@@ -146,7 +162,7 @@ impl Canvas {
     }
 
     /// The axes of a plot, with their numbers. Values on the y axis are written in units of `y_factor`.
-    fn axes(&mut self, axis: &Axis, x: (f64, f64), y: (f64, f64), y_factor: f64, height: f64) -> Plot {
+    pub(super) fn axes(&mut self, axis: &Axis, x: (f64, f64), y: (f64, f64), y_factor: f64, height: f64) -> Plot {
         let (top, bottom, right) = (self.top + 8.0, self.top + height, self.width - 22.0);
         let plot = Plot { x, y, is_logarithmic: axis.is_logarithmic, left: Y_LABELS_WIDTH, right, top, bottom };
         let scale = axis.unit.scale(x.1);
@@ -157,7 +173,13 @@ impl Canvas {
             let place = plot.at(value, y.0).0;
             self.path("line grid", &format!("M{place:.1} {top:.1}V{bottom:.1}"));
             let text = if axis.is_logarithmic { short(value) } else { number(value / scale.factor) };
+            if !self.has_numbers {
+                continue;
+            }
             self.text(place, bottom + 14.0, "middle", &text);
+            if let Some(begun) = axis.clock {
+                self.text(place, bottom + 29.0, "middle", &clock(begun + value));
+            }
         }
         for value in ticks(y, y_factor, 5.0) {
             let place = plot.at(x.1, value).1;
@@ -166,48 +188,15 @@ impl Canvas {
         }
         self.path("line ink", &format!("M{Y_LABELS_WIDTH} {top:.1}V{bottom:.1}H{right:.1}"));
         let name = if axis.is_logarithmic { format!("{}, logarithmic", axis.name) } else { axis.label(scale) };
-        self.text((plot.left + right) / 2.0, bottom + 33.0, "middle", &name);
-        self.top = bottom + X_LABELS_HEIGHT;
-        plot
-    }
-
-    fn lines(&mut self, axis: &Axis, x: (f64, f64), y: &Axis, series: &[Series]) {
-        let range = y_range(y.unit, series);
-        let scale = y.unit.scale(range.1);
-        self.header(&y.label(scale));
-        // Marks that are not there are not explained.
-        let is_line = |series: &Series| matches!(series.shape, Shape::Line | Shape::Steps);
-        let series: Vec<_> = series.iter().filter(|one| is_line(one) || !one.points.is_empty()).collect();
-        let look = |number: usize| format!("s{}", number % LOOKS);
-        self.legend(series.iter().map(|one| &*one.name), |canvas, at, x, y| match is_line(series[at]) {
-            true => canvas.path(&format!("line {}", look(at)), &format!("M{x:.1} {y:.1}h28")),
-            false => canvas.mark(series[at].shape, (x + 14.0, y)),
-        });
-        let plot = self.axes(axis, x, range, scale.factor, PLOT_HEIGHT);
-        for (number, one) in series.into_iter().enumerate() {
-            let mut points = one.points.iter().map(|&(x, y)| plot.at(x, y));
-            if !is_line(one) {
-                points.for_each(|point| self.mark(one.shape, point));
-                continue;
-            }
-            let Some((x, y)) = points.next() else { continue };
-            if one.points.len() == 1 {
-                // A line of one point has no length.
-                self.line(format_args!(
-                    "<circle class=\"fill {}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>",
-                    look(number)
-                ));
-            }
-            let mut steps = format!("M{x:.1} {y:.1}");
-            steps.extend(points.map(|(x, y)| match one.shape {
-                Shape::Steps => format!("H{x:.1}V{y:.1}"),
-                _ => format!("L{x:.1} {y:.1}"),
-            }));
-            if one.shape == Shape::Steps {
-                steps += &format!("H{:.1}", plot.right);
-            }
-            self.path(&format!("line {}", look(number)), &steps);
+        if !self.has_numbers {
+            self.top = bottom + MARGIN;
+            return plot;
         }
+        let clock_height = if axis.clock.is_some() { 15.0 } else { 0.0 };
+        let name = if axis.clock.is_some() { format!("{name}, and the clock (UTC)") } else { name };
+        self.text((plot.left + right) / 2.0, bottom + 33.0 + clock_height, "middle", &name);
+        self.top = bottom + X_LABELS_HEIGHT + clock_height;
+        plot
     }
 
     fn bars(&mut self, name: &str, bars: &[Bar]) {
@@ -264,6 +253,13 @@ impl Canvas {
     }
 }
 
+/// What a clock shows, in UTC, at so many seconds since 1970.
+fn clock(seconds: f64) -> String {
+    #[allow(clippy::cast_possible_truncation)] // Saturates.
+    let time = jiff::Timestamp::from_millisecond((seconds * 1e3) as i64);
+    time.map_or_else(|_| String::new(), |time| time.strftime("%H:%M:%S").to_string())
+}
+
 /// Width of a text; glyphs are at most about this wide on average.
 fn text_width(text: &str) -> f64 {
     text.chars().count() as f64 * 7.0
@@ -283,17 +279,6 @@ fn x_range(figure: &Figure) -> (f64, f64) {
     (if figure.x.is_logarithmic { least } else { 0.0 }, largest)
 }
 
-fn y_range(unit: Unit, series: &[Series]) -> (f64, f64) {
-    let values = || series.iter().flat_map(|one| &one.points).map(|point| point.1);
-    let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
-    match unit {
-        // Near 100 % small differences count.
-        Unit::Percent if least > 90.0 && least <= 100.0 => (least.floor().min(99.0), 100.0),
-        Unit::Percent => (0.0, 100.0),
-        _ => (0.0, if most > 0.0 { most * 1.08 } else { 1.0 }),
-    }
-}
-
 /// About `count` values from `low` to `high` that are round in units of `factor`.
 fn ticks((low, high): (f64, f64), factor: f64, count: f64) -> Vec<f64> {
     let least = (high - low) / factor / count;
@@ -311,11 +296,12 @@ fn powers_of_ten((low, high): (f64, f64)) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::figure::{Series, Unit};
     use super::*;
 
     fn panel(points: Vec<(f64, f64)>, marks: Vec<(f64, f64)>) -> Panel {
         let series = vec![Series::new("pool <1>", Shape::Steps, points), Series::new("raise", Shape::Triangles, marks)];
-        Panel::Lines { y: Axis::new("limit", Unit::Count), series }
+        Panel::Lines { y: Axis::new("limit", Unit::Count), series, is_lane: false }
     }
 
     fn figure(x: &Axis, panel: Panel) -> Figure {

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::figure::{Axis, Bar, Figure, Panel, Report, Series, Shape, Unit, Verdict, number};
+use pinpool_observe::judge::words::counted;
+
+use super::bars::{latency_bars, percentile, traffic_rows};
+use super::figure::{Axis, Bar, Figure, Panel, Report, Series, Shape, Table, Unit, Verdict, number};
 use crate::why::Said;
 use pinpool_cli::table::grouped;
 
@@ -10,8 +13,24 @@ use pinpool_cli::table::grouped;
 const HIT_RATE_PARTS: usize = 60;
 /// Verdicts that are printed.
 const VERDICTS_MAX: usize = 4;
-/// With more classes they are put together by powers of two.
-const CLASSES_MAX: usize = 20;
+
+/// Marks of one kind are at least one part of so many of the width apart.
+const MARKS_APART: f64 = 150.0;
+/// Less lost time is not drawn, in seconds.
+const LOST_MIN: f64 = 1e-3;
+
+/// What time is lost by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Doing {
+    Waiting,
+    PageLocking,
+    Moving,
+}
+
+impl Doing {
+    const ALL: [(Self, &'static str); 3] =
+        [(Self::Waiting, "waiting"), (Self::PageLocking, "page-locking"), (Self::Moving, "moving")];
+}
 
 /// The pool's state at one place.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -47,69 +66,107 @@ pub(super) struct Timeline {
     /// With what it shows in words.
     pub(super) map: Option<(Panel, String)>,
     pub(super) notes: Vec<String>,
+    /// What the clock showed at 0, in seconds since 1970.
+    pub(super) clock: Option<f64>,
+    /// Whether it is of a process that runs: then there are no sizes, and no map.
+    pub(super) is_live: bool,
+    /// Time that was lost: where, what it was lost by, and seconds.
+    pub(super) lost: Vec<(f64, Doing, f64)>,
+    /// Gets that waited or page-locked, where it is known.
+    pub(super) slow_gets: Option<u64>,
+    /// Who holds what: lanes, and what is still out at the end.
+    pub(super) held: (Vec<Figure>, Option<Table>),
     /// What the judge says of each pool, the worst first.
     pub(super) said: Vec<Said>,
 }
 
 impl Timeline {
     pub(super) fn report(self, source: String) -> Report {
-        let mut figures = vec![self.bytes_figure(), self.limit_figure(), self.hit_rate_figure(), self.traffic_figure()];
-        figures.extend(self.latency_figure());
-        let (verdicts, facts) = (self.verdicts(), self.facts());
-        let Self { map, mut notes, .. } = self;
+        let (verdicts, facts, x) = (self.verdicts(), self.facts(), self.axis());
+        let mut figures = vec![self.bytes_figure()];
+        figures.extend(self.lost_figure());
+        let sizes = Some(self.traffic_figure()).filter(|_| !self.is_live);
+        let rest = sizes.into_iter().chain(self.latency_figure()).chain(self.limit_figure());
+        let rest: Vec<_> = rest.chain([self.hit_rate_figure()]).collect();
+        let Self { map, mut notes, held: (lanes, table), is_live, .. } = self;
+        figures.extend(lanes);
         match map {
             Some((map, description)) => {
-                let (x, panels) = (Axis::new("time", Unit::Seconds), vec![map]);
+                let panels = vec![map];
                 figures.push(Figure { id: "arena", title: "Map of the memory", description, x, panels });
             }
+            None if is_live => {}
             None => {
                 notes.push("There is no map of the memory: the trace has no addresses of pinned memory.".to_owned())
             }
         }
-        Report { title: "The pool in this trace", source, verdicts, facts, figures, notes, table: None }
+        figures.extend(rest);
+        let tables = table.into_iter().collect();
+        Report {
+            title: "The pool in this trace",
+            source,
+            verdicts,
+            facts,
+            figures,
+            notes,
+            tables,
+            refresh_seconds: None,
+        }
     }
 
     fn verdicts(&self) -> Vec<Verdict> {
         let several = self.said.len() > 1;
         let verdict = |said: &Said| Verdict {
             name: if several { format!("{}: {}", said.pool, said.cause) } else { said.cause.clone() },
-            text: said.lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(". "),
+            text: sentences(said),
+            is_alarm: said.is_alarm,
         };
         let alarms = self.said.iter().filter(|said| said.is_alarm).count();
         let mut verdicts: Vec<_> = self.said.iter().take(alarms.clamp(1, VERDICTS_MAX)).map(verdict).collect();
         if verdicts.is_empty() {
             let text = "There are too few gets to judge.".to_owned();
-            verdicts.push(Verdict { name: "unknown".to_owned(), text });
+            verdicts.push(Verdict { name: "unknown".to_owned(), text, is_alarm: false });
         }
         verdicts
     }
 
-    fn axis(&self) -> Axis {
-        if self.has_time { Axis::new("time", Unit::Seconds) } else { Axis::new("gets", Unit::Count) }
+    pub(super) fn axis(&self) -> Axis {
+        let axis = if self.has_time { Axis::new("time", Unit::Seconds) } else { Axis::new("gets", Unit::Count) };
+        Axis { clock: self.clock, ..axis }
     }
 
-    fn series(&self, name: &str, value: impl Fn(&Sample) -> Option<u64>) -> Series {
-        Series::new(name, Shape::Steps, self.samples.iter().filter_map(|at| Some((at.x, value(at)? as f64))))
+    fn series(&self, name: &str, shape: Shape, value: impl Fn(&Sample) -> Option<u64>) -> Series {
+        Series::new(name, shape, self.samples.iter().filter_map(|at| Some((at.x, value(at)? as f64))))
     }
 
     fn bytes_figure(&self) -> Figure {
+        let used = |sample: &Sample| sample.in_use_bytes + sample.in_flight_bytes + sample.idle_bytes;
         let mut series = vec![
-            self.series("pinned", |sample| Some(sample.pinned_bytes)),
-            self.series("in use", |sample| Some(sample.in_use_bytes)),
-            self.series("idle", |sample| Some(sample.idle_bytes)),
-            self.series("in flight", |sample| Some(sample.in_flight_bytes)),
-            self.series("ceiling", |sample| sample.ceiling_bytes),
+            self.series("in use", Shape::Area, |sample| Some(sample.in_use_bytes)),
+            self.series("in flight", Shape::Area, |sample| Some(sample.in_flight_bytes)),
+            self.series("idle", Shape::Area, |sample| Some(sample.idle_bytes)),
+            self.series("free", Shape::Area, |sample| Some(sample.pinned_bytes.saturating_sub(used(sample)))),
         ];
-        let peak = |series: &Series| series.points.iter().map(|point| point.1).fold(0.0, f64::max);
-        let mut words: Vec<_> =
-            series[..4].iter().map(|series| format!("{} {}", series.name, Unit::Bytes.text(peak(series)))).collect();
-        let ceiling = self.samples.iter().rev().find_map(|sample| sample.ceiling_bytes);
-        let has_ceiling = ceiling.is_some();
-        // A ceiling far above everything would press all lines to the bottom.
-        let is_far = ceiling.is_some_and(|ceiling| ceiling as f64 > peak(&series[0]).max(1.0) * 4.0);
-        if is_far || !has_ceiling {
-            series.pop();
+        let peak = |value: &dyn Fn(&Sample) -> u64| self.samples.iter().map(value).max().unwrap_or(0) as f64;
+        let pinned = peak(&|sample| sample.pinned_bytes);
+        let mut words = vec![format!("pinned {}", Unit::Bytes.text(pinned))];
+        for (name, value) in [
+            ("in use", peak(&|sample| sample.in_use_bytes)),
+            ("idle", peak(&|sample| sample.idle_bytes)),
+            ("in flight", peak(&|sample| sample.in_flight_bytes)),
+        ] {
+            words.push(format!("{name} {}", Unit::Bytes.text(value)));
         }
+        let ceiling = self.samples.iter().rev().find_map(|sample| sample.ceiling_bytes);
+        // A ceiling far above everything would press all areas to the bottom.
+        let is_far = ceiling.is_some_and(|ceiling| ceiling as f64 > pinned.max(1.0) * 4.0);
+        if ceiling.is_some() && !is_far {
+            series.push(self.series("ceiling", Shape::Steps, |sample| sample.ceiling_bytes));
+        }
+        series.extend(
+            [("wait", Doing::Waiting, Shape::Triangles), ("page-lock", Doing::PageLocking, Shape::Crosses)]
+                .map(|(name, doing, shape)| Series::new(name, shape, self.marks(doing))),
+        );
         words.push(match ceiling {
             Some(bytes) if is_far => format!("ceiling {}, which is above the figure", Unit::Bytes.text(bytes as f64)),
             Some(bytes) => format!("ceiling {} at the end", Unit::Bytes.text(bytes as f64)),
@@ -120,21 +177,82 @@ impl Timeline {
             title: "Bytes by state",
             description: format!("At most: {}.", words.join(", ")),
             x: self.axis(),
-            panels: vec![Panel::Lines { y: Axis::new("bytes", Unit::Bytes), series }],
+            panels: vec![Panel::Lines { y: Axis::new("bytes", Unit::Bytes), series, is_lane: false }],
         }
     }
 
-    fn limit_figure(&self) -> Figure {
+    /// Where time was lost by `doing`, at the height of what is pinned then: one mark in each part.
+    fn marks(&self, doing: Doing) -> Vec<(f64, f64)> {
+        let end = self.samples.last().map_or(0.0, |last| last.x);
+        let mut marks: Vec<(f64, f64)> = Vec::new();
+        for &(x, of, _) in &self.lost {
+            let is_far = marks.last().is_none_or(|last| x - last.0 >= end / MARKS_APART);
+            if of == doing && is_far {
+                let next =
+                    self.samples.partition_point(|sample| sample.x < x).min(self.samples.len().saturating_sub(1));
+                marks.extend(self.samples.get(next).map(|sample| (x, sample.pinned_bytes as f64)));
+            }
+        }
+        marks
+    }
+
+    /// Seconds lost in each part of the time; `None` where nothing was.
+    fn lost_figure(&self) -> Option<Figure> {
+        let end = self.samples.last().map_or(0.0, |last| last.x);
+        let sum =
+            |doing: Doing| self.lost.iter().filter(|(_, of, _)| *of == doing).map(|(.., seconds)| seconds).sum::<f64>();
+        let all = Doing::ALL.map(|(doing, name)| (doing, name, sum(doing)));
+        let total: f64 = all.iter().map(|(.., sum)| sum).sum();
+        if total < LOST_MIN || end <= 0.0 {
+            return None;
+        }
+        let words: Vec<_> = { all.iter() }
+            .filter(|(.., sum)| *sum > 0.0)
+            .map(|(_, name, sum)| format!("{} {name}", Unit::Seconds.text(*sum)))
+            .collect();
+        let series = { all.iter() }.filter(|(.., sum)| *sum > 0.0).map(|(doing, name, _)| {
+            let mut parts = vec![0.0; HIT_RATE_PARTS + 1];
+            for (x, _, seconds) in self.lost.iter().filter(|(_, of, _)| of == doing) {
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // At most the number of parts.
+                let at = (x / end * HIT_RATE_PARTS as f64).max(0.0) as usize;
+                parts[at.min(HIT_RATE_PARTS - 1)] += seconds;
+            }
+            // What falls on the end counts with the last part.
+            parts[HIT_RATE_PARTS] = parts[HIT_RATE_PARTS - 1];
+            let points =
+                parts.into_iter().enumerate().map(|(at, lost)| (at as f64 * end / HIT_RATE_PARTS as f64, lost));
+            Series::new(*name, Shape::Area, points)
+        });
+        let name = format!("seconds lost in each {HIT_RATE_PARTS}th of the time");
+        Some(Figure {
+            id: "lost",
+            title: "Time lost",
+            description: format!("Of all threads together {}: {}.", Unit::Seconds.text(total), words.join(", ")),
+            x: self.axis(),
+            panels: vec![Panel::Lines { series: series.collect(), y: Axis::new(name, Unit::Seconds), is_lane: false }],
+        })
+    }
+
+    /// `None` if the limit stays and nothing is evicted.
+    fn limit_figure(&self) -> Option<Figure> {
         let name = |name| if self.limits.len() > 1 { format!("limit of {name}") } else { "limit".to_owned() };
         let limits = self.limits.iter().map(|(pool, points)| Series::new(name(pool), Shape::Steps, points.clone()));
         let raises = Series::new("raise", Shape::Triangles, self.raises.clone());
-        let evictions = self.series("evictions", |sample| Some(sample.evicted));
+        let evictions = self.series("evictions", Shape::Steps, |sample| Some(sample.evicted));
         let evicted = self.samples.last().map_or(0, |sample| sample.evicted);
+        let is_flat = self.limits.iter().all(|(_, points)| points.windows(2).all(|pair| pair[0].1 == pair[1].1));
+        if is_flat && evicted == 0 {
+            return None;
+        }
         let ends = self.limits.iter().filter_map(|(_, points)| Some((points.first()?.1, points.last()?.1)));
         let ends: Vec<_> = ends.map(|(first, last)| format!("from {} to {}", number(first), number(last))).collect();
         let ends = if ends.is_empty() { String::new() } else { format!("The limit goes {}. ", ends.join("; ")) };
-        let description = format!("{ends}{} raises (triangles), {} evictions.", self.raises.len(), grouped(evicted));
-        Figure::limit(description, self.axis(), limits.chain([raises]).collect(), vec![evictions])
+        let description = format!(
+            "{ends}{} (triangles), {}.",
+            counted(self.raises.len() as u64, "raise"),
+            counted(evicted, "eviction")
+        );
+        Some(Figure::limit(description, self.axis(), limits.chain([raises]).collect(), vec![evictions]))
     }
 
     fn hit_rate_figure(&self) -> Figure {
@@ -184,9 +302,9 @@ impl Timeline {
             if sorted.is_empty() {
                 return format!("No {name}.");
             }
-            let calls = grouped(sorted.len() as u64);
+            let calls = counted(sorted.len() as u64, "call");
             let (half, most, longest) = (at(0.5), at(0.99), at(1.0));
-            format!("{calls} calls that {name}: half take up to {half}, 99 % up to {most}, the longest {longest}.")
+            format!("{calls} that {name}: half take up to {half}, 99 % up to {most}, the longest {longest}.")
         };
         let bars = |name: &str, times: &[u64]| Panel::Bars {
             name: format!("calls that {name}, by how long they take"),
@@ -207,6 +325,7 @@ impl Timeline {
         let bytes = |bytes: u64| Unit::Bytes.text(bytes as f64);
         let mut facts = vec![
             ("gets", grouped(last.gets)),
+            ("waited or page-locked", self.slow_gets.map_or_else(|| "?".to_owned(), grouped)),
             (
                 "hit rate",
                 percent(last.hits, last.gets).map_or_else(|| "?".to_owned(), |rate| format!("{} %", number(rate))),
@@ -214,13 +333,26 @@ impl Timeline {
             ("calls that pin", grouped(last.pins)),
             ("pinned at most", bytes(peak(|sample| sample.pinned_bytes))),
             ("in use at most", bytes(peak(|sample| sample.in_use_bytes))),
-            ("raises", grouped(self.raises.len() as u64)),
         ];
+        if self.slow_gets.is_none() {
+            facts.remove(1);
+        }
         if self.has_time {
             facts.push(("lasts", Unit::Seconds.text(last.x)));
         }
         facts
     }
+}
+
+/// What is said of a pool, without its cause, which stands before it.
+fn sentences(said: &Said) -> String {
+    let sentence = |line: &String| {
+        let line = line.trim();
+        let line = line.strip_prefix(said.cause.as_str()).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(line);
+        let begin = line.chars().next().filter(|_| !line.starts_with("export "));
+        begin.map_or_else(|| line.to_owned(), |begin| begin.to_uppercase().chain(line.chars().skip(1)).collect())
+    };
+    said.lines.iter().map(sentence).collect::<Vec<_>>().join(". ")
 }
 
 fn percent(part: u64, all: u64) -> Option<f64> {
@@ -249,81 +381,4 @@ fn hit_rates(samples: &[Sample]) -> Vec<(f64, f64)> {
         next = sample.x + end / HIT_RATE_PARTS as f64;
     }
     rates
-}
-
-/// Name, gets and bytes of each size, or of each power of two where there are many sizes.
-fn traffic_rows(traffic: &BTreeMap<u64, (u64, u64)>) -> Vec<(String, u64, u64)> {
-    let name = |bytes: u64| Unit::Bytes.text(bytes as f64);
-    if traffic.len() <= CLASSES_MAX {
-        return traffic.iter().map(|(&size, &(gets, bytes))| (name(size), gets, bytes)).collect();
-    }
-    let mut powers: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
-    for (&size, &(gets, bytes)) in traffic {
-        let sum = powers.entry(size.max(1).ilog2()).or_default();
-        *sum = (sum.0 + gets, sum.1.saturating_add(bytes));
-    }
-    let row = |(power, (gets, bytes)): (u32, (u64, u64))| {
-        (format!("{} to {}", name(1 << power), name((1_u64 << power).saturating_mul(2))), gets, bytes)
-    };
-    powers.into_iter().map(row).collect()
-}
-
-/// Calls by powers of two of microseconds.
-fn latency_bars(nanoseconds: &[u64]) -> Vec<Bar> {
-    let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
-    for time in nanoseconds {
-        *counts.entry((time / 1_000).checked_ilog2().map_or(0, |power| power + 1)).or_default() += 1;
-    }
-    let (Some(first), Some(last)) = (counts.keys().next().copied(), counts.keys().next_back().copied()) else {
-        return Vec::new();
-    };
-    let text = |power: u32| Unit::Seconds.text(2_f64.powi(power.try_into().unwrap_or(0)) * 1e-6);
-    let bar = |power: u32| {
-        let count = counts.get(&power).copied().unwrap_or(0);
-        let name =
-            if power == 0 { format!("under {}", text(0)) } else { format!("{} to {}", text(power - 1), text(power)) };
-        Bar { name, value: count as f64, text: grouped(count) }
-    };
-    (first..=last).map(bar).collect()
-}
-
-/// Takes sorted numbers.
-fn percentile(sorted: &[u64], share: f64) -> f64 {
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Saturates.
-    let at = (sorted.len() as f64 * share).ceil() as usize;
-    sorted.get(at.saturating_sub(1).min(sorted.len().saturating_sub(1))).map_or(0.0, |&time| time as f64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn calls_are_counted_by_powers_of_two_with_the_empty_ones_between() {
-        let bars = latency_bars(&[500, 1_500, 1_999, 9_000]);
-        let shown: Vec<_> = bars.iter().map(|bar| (bar.name.as_str(), bar.text.as_str())).collect();
-        assert_eq!(
-            shown,
-            [
-                ("under 1 us", "1"),
-                ("1 us to 2 us", "2"),
-                ("2 us to 4 us", "0"),
-                ("4 us to 8 us", "0"),
-                ("8 us to 16 us", "1")
-            ]
-        );
-        assert!(latency_bars(&[]).is_empty());
-        assert_eq!(
-            [percentile(&[1, 2, 3, 4], 0.5), percentile(&[1, 2, 3, 4], 0.99), percentile(&[], 0.5)],
-            [2.0, 4.0, 0.0]
-        );
-    }
-
-    #[test]
-    fn many_sizes_are_put_together() {
-        let few: BTreeMap<_, _> = [(1024, (2, 2048)), (3000, (1, 3000))].into();
-        assert_eq!(traffic_rows(&few), [("1 KiB".to_owned(), 2, 2048), ("2.93 KiB".to_owned(), 1, 3000)]);
-        let many: BTreeMap<_, _> = (0..30).map(|more| (1024 + more, (1, 1024))).collect();
-        assert_eq!(traffic_rows(&many), [("1 KiB to 2 KiB".to_owned(), 30, 30 * 1024)]);
-    }
 }

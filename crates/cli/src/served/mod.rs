@@ -27,6 +27,15 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
+/// Whether this is the number of a process, and no file, or its socket.
+pub(crate) fn names_process(target: &str) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    match std::fs::metadata(target) {
+        Ok(data) => data.file_type().is_socket(),
+        Err(_) => target.parse::<u32>().is_ok(),
+    }
+}
+
 /// The name of a pool, or its number.
 pub(crate) fn name_of(pool: &Value) -> String {
     pool["name"].as_str().map_or_else(|| format!("pool {}", pool["number"]), printable)

@@ -200,13 +200,14 @@ fn a_workload_is_replayed_and_drawn_over_its_time() {
     let dir = tempfile::tempdir().unwrap();
     let page = page(&log_in(&dir, "loader.trace", TRACE));
     let bytes = figure(&page, "bytes");
-    for text in ["bytes (MiB)", "time (ms)", "pinned", "in use", "idle", "in flight"] {
+    for text in ["bytes (MiB)", "time (ms)", "in use", "in flight", "idle", "free"] {
         assert!(texts(bytes).contains(&text), "no {text} in {bytes}");
     }
-    // A line of its own dashes for each.
-    for class in ["line s0", "line s1", "line s2", "line s3"] {
+    // An area of its own colour for each, and values under the pointer.
+    for class in ["area s0", "area s1", "area s2", "area s3"] {
         assert!(bytes.matches(class).count() >= 2, "{class} is in the legend alone: {bytes}");
     }
+    assert!(bytes.contains("<title>time 17 ms: in use: 0 B, in flight: 0 B, idle: "), "{bytes}");
     let sizes = figure(&page, "sizes");
     for text in ["4 KiB", "976.6 KiB", "80 KiB, 20 gets"] {
         assert!(texts(sizes).contains(&text), "no {text} in {sizes}");
@@ -225,11 +226,16 @@ fn a_workload_is_replayed_and_drawn_over_its_time() {
 #[test]
 fn each_raise_of_a_replay_is_marked_once() {
     let trace = Path::new(crate::ROOT).join("tests/data/workloads/bucket_switch.trace.gz");
-    let ran = run(&["replay", "--json", trace.to_str().unwrap()]);
+    let set = "PRESET=tensorflow,ROUNDING=exact,POOL_SIZE_LIMIT=4";
+    let ran = run(&["replay", "--json", "--set", set, trace.to_str().unwrap()]);
     let raises = ran.figures()["raises"].as_u64().unwrap();
-    let page = page(&trace);
+    let output = tempfile::NamedTempFile::new().unwrap();
+    let ran = finish(pinpool(&["report", "--set", set, "-o"]).arg(output.path()).arg(&trace));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let page = fs::read_to_string(output.path()).unwrap();
+    assert!(raises > 0);
     assert_eq!(marks(figure(&page, "limit"), "fill") as u64, raises);
-    assert!(page.contains(&format!("{raises} raises (triangles)")));
+    assert!(page.contains(&format!("{raises} raise")));
 }
 
 #[test]
@@ -272,7 +278,8 @@ fn a_recording_has_its_bytes_times_of_page_locks_and_the_map() {
     let dir = tempfile::tempdir().unwrap();
     let page = page(&recorded(&dir, "trace.gz"));
     for (id, text) in [
-        ("bytes", "pinned"),
+        ("bytes", "in use"),
+        ("bytes", "time (ms), and the clock (UTC)"),
         ("bytes", "in flight"),
         ("limit", "limit on idle buffers"),
         ("hit-rate", "gets served by an idle buffer (%)"),

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use pinpool::{Backend, Pool};
 
-use crate::tool::{finish, pinpool, run};
+use crate::tool::{ended, finish, pinpool, run, until};
 
 /// A pool of this process with a buffer out, at its socket in `dir`, where `PINPOOL_SOCKET=1` would put it.
 fn served(dir: &Path) -> (Pool, pinpool::PinnedBuf) {
@@ -104,6 +104,42 @@ fn top_of_all_processes_is_one_table() {
     let lines: Vec<_> = ran.stdout.lines().collect();
     assert!(lines[0].starts_with("pid ") && lines[1].starts_with(&std::process::id().to_string()), "{}", ran.stdout);
     assert!(lines[1].contains("train") && lines[1].contains("loader/labels"), "{}", ran.stdout);
+}
+
+#[test]
+fn a_process_is_drawn_with_its_owners_and_what_its_judge_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pool, _held) = served(dir.path());
+    let process = std::process::id().to_string();
+    let output = dir.path().join("p.html");
+    let mut command = on_host(dir.path(), &["report", &process, "--seconds", "2", "-o"]);
+    let ran = finish(command.arg(&output));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let page = std::fs::read_to_string(&output).unwrap();
+    for text in ["The pools of this process", ">loader/labels (KiB)<", "and the clock (UTC)", pool.why().cause()] {
+        assert!(page.contains(text), "no {text} in {page}");
+    }
+    assert!(!page.contains("http-equiv=\"refresh\""), "{page}");
+    let ran = finish(&mut on_host(dir.path(), &["report", "w.log", "--watch", "-o", "x.html"]));
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("--watch is for a process that runs");
+}
+
+#[test]
+fn a_process_that_is_watched_is_drawn_until_it_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, output) = (dir.path().join("s"), dir.path().join("p.html"));
+    let mut load = pinpool(&["load", "--synthetic", "4", "--idle", "60"]);
+    let mut load = load.env("PINPOOL_SOCKET", &socket).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("the socket is there", || socket.exists());
+    let watching = pinpool(&["report", "--watch", "-o"]).args([&output, &socket]).spawn().unwrap();
+    until("a page that comes again", || {
+        let page = std::fs::read_to_string(&output).unwrap_or_default();
+        page.contains("<meta http-equiv=\"refresh\" content=\"2\">")
+    });
+    load.kill().unwrap();
+    load.wait().unwrap();
+    assert_eq!(ended("a report that is watched", watching).code(), Some(0));
 }
 
 #[test]

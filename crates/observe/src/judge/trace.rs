@@ -30,6 +30,8 @@ pub struct PoolJudgement {
     pub gets: u64,
     /// Gets that waited or page-locked.
     pub slow_gets: u64,
+    /// Gets that waited: when they were served, and for how long they had waited, in nanoseconds.
+    pub waits: Vec<(u64, u64)>,
 }
 
 /// The judgement of each pool that has gets, the one that lost most time first, alarms before others.
@@ -78,6 +80,7 @@ struct Watched<'a> {
     waits: Vec<(u64, u64, u64)>,
     has_ended: bool,
     slow_gets: u64,
+    waited: Vec<(u64, u64)>,
     judgements: Vec<Judgement>,
 }
 
@@ -105,6 +108,7 @@ impl<'a> Watched<'a> {
             waits: Vec::new(),
             has_ended: false,
             slow_gets: 0,
+            waited: Vec::new(),
             judgements: Vec::new(),
         }
     }
@@ -231,6 +235,7 @@ impl<'a> Watched<'a> {
         if has_waited {
             self.now.short_gets += 1;
             self.now.waiting_ns += waited_ns;
+            self.waited.push((now_ns, waited_ns));
             self.waits.push((begun_ns, now_ns, class_bytes));
         }
     }
@@ -291,7 +296,8 @@ impl<'a> Watched<'a> {
         let Snapshot { waiting_ns, page_locking_ns, moving_ns, .. } = self.now;
         let lost = Lost { of_us: end_us, waiting_ns, page_locking_ns, moving_ns };
         let judgement = Judgement { lost, ..worst(&self.judgements)?.clone() };
-        Some(PoolJudgement { pool, name: self.name, judgement, gets: self.now.gets, slow_gets: self.slow_gets })
+        let Self { name, slow_gets, waited: waits, now, .. } = self;
+        Some(PoolJudgement { pool, name, judgement, gets: now.gets, slow_gets, waits })
     }
 }
 

@@ -274,7 +274,8 @@ impl<'a> Window<'a> {
             return Some(self.alarm(Cause::Thrashing, found, cure));
         }
         if is_varied && *misses > gets / 2 && !self.is_growing() {
-            let found = format!("{} and were served from pinned memory, since their sizes do not recur", missed());
+            let found =
+                format!("{}: no buffer of their size was idle, and they were carved from pinned memory", missed());
             let judgement = self.judgement(Cause::SizesNeverRecur, found);
             let is_costly = self.lost.total_ns() / 10 > self.lost.of_us.saturating_mul(COSTLY_PERCENT);
             let cure = is_costly.then(|| "batch to fewer sizes".to_owned());
