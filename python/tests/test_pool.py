@@ -1,6 +1,7 @@
 """Pools: settings, gets, figures, errors."""
 
 import datetime
+import gc
 import pathlib
 import threading
 
@@ -311,3 +312,15 @@ def test_a_reserve_that_is_not_waited_for_is_pinned_beside_the_program():
     by_hand.poll()
     assert before < by_hand.pinned_fraction < 1
     assert by_hand.wait_reserved(20)
+
+
+def test_the_module_says_why_of_each_pool():
+    one, other = pinpool.Pool(name="why-a", backend="heap"), pinpool.Pool(name="why-b", backend="heap")
+    for _ in range(30):
+        one.get(4096).release()
+    said = pinpool.why()
+    assert f"why-a: {one.why().splitlines()[0]}" in said
+    assert said.index("why-a: ") < said.index("why-b: ")
+    del other
+    gc.collect()
+    assert "why-b" not in pinpool.why()

@@ -28,7 +28,7 @@ from ._errors import (
 from ._kept import Kept, kept
 from ._loader import Batch, Loader
 from ._pinpool import Buffer, DeviceBuffer, SharedBuffer, __version__
-from ._pool import Pool
+from ._pool import Pool, why
 from ._shared import Packed, SharedPool
 from ._shared_loader import SharedLoader
 from ._worker import WorkerInfo, get_worker_info
@@ -63,4 +63,5 @@ __all__ = [
     "get_worker_info",
     "kept",
     "record_stream",
+    "why",
 ]

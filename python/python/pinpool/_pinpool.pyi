@@ -112,7 +112,6 @@ class Pool:
         zero: _Switch | None = ...,
         trace: str | PathLike[str] | None = ...,
         log_every: int | str | None = ...,
-        dump: _Switch | None = ...,
         socket: str | PathLike[str] | None = ...,
         close_wait: _Time | timedelta | None = ...,
         fence: Literal["auto", "event", "timeline"] | None = ...,

@@ -1,13 +1,35 @@
 """The methods of `Pool` that are written in Python."""
 
 import json
+import weakref
 
 from . import _arrays, _asyncio, _log
+from ._errors import ReleasedError
 from ._pinpool import Pool as Pool
+
+
+# The pools of this process that `why` asks.
+_pools = weakref.WeakSet()
 
 
 def _init(self, *, name=None, env=True, **settings):
     _log.start()
+    _pools.add(self)
+
+
+def why():
+    """Why the pools of this process are as fast as they are: of each the cause, the seconds lost, the evidence and a cure.
+
+    Empty without a pool. `Pool.why` says it of one.
+    """
+    said = []
+    for pool in sorted(_pools, key=lambda pool: pool.name or ""):
+        try:
+            text = pool.why()
+        except ReleasedError:
+            continue
+        said.append(f"{pool.name}: {text}" if pool.name else text)
+    return "\n".join(said)
 
 
 def from_env(name=None):
