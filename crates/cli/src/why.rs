@@ -15,8 +15,9 @@ use pinpool_observe::judge::{Cause, PoolJudgement, judge_recording};
 use pinpool_replay::{Event, Recording, Replay, Watch, Workload};
 use serde_json::Value;
 
+use crate::advise::worth as worth_of;
 use crate::files::{in_file, named, why};
-use crate::input::{self, Kind, read_workload};
+use crate::input::{self, Kind, open_workload, read_workload};
 use crate::served::{name_of, names_process, pools, statistics_of};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
@@ -133,7 +134,10 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
     match input::kind(input.first()) {
         Kind::Recording => {
             let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(&path, &error))?;
-            let said = of_recording(&recording);
+            let mut said = of_recording(&recording);
+            if let (Some(said), Some(worth)) = (said.first_mut(), worth(&path, &recording)) {
+                said.lines.push(format!("  {worth}"));
+            }
             if said.is_empty() {
                 return Err(named(&path, &"too few gets to judge: a pool shows why from 20 gets on").into());
             }
@@ -155,6 +159,16 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
             Ok((said, stopped))
         }
     }
+}
+
+/// What following the cure would give; `None` where that is no setting that a replay follows. Several pools are played as one,
+/// which says nothing of each.
+fn worth(path: &Path, recording: &Recording) -> Option<String> {
+    let judged = judge_recording(recording);
+    let [only] = judged.as_slice() else { return None };
+    let (name, value) = only.judgement.setting?;
+    let workload = open_workload(path).ok().filter(|_| path.as_os_str() != "-")?;
+    worth_of(&workload, name, value).ok()
 }
 
 /// The process's own judgements, over its socket.

@@ -3,12 +3,15 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `search.rs` | the settings that are tried, what they cost, and the smallest ceiling under the best |
+//! | `run.rs` | the promise, measured |
 //! | `batch.rs` | how sizes follow the batch size |
 
 mod batch;
+mod run;
 mod search;
 
 use std::error::Error;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,9 +24,10 @@ use serde::Serialize;
 
 use self::batch::BatchFit;
 use self::search::{Advice, Better, Cost, Point, Search};
-use crate::files::{in_file, named};
+use crate::files::{in_file, named, why};
 use crate::input::open_workload;
 use crate::replay::{Costs, mib};
+use crate::report::frontier_svg;
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::{columns, grouped};
@@ -41,7 +45,7 @@ use pinpool_cli::terminal::Verbosity;
 #[derive(Debug, Args)]
 pub(crate) struct AdviseArgs {
     /// Recorded trace, workload, or log of RMM, plain or compressed, `-` is stdin; with --batch-size more than one
-    #[arg(required = true, value_name = "TRACE")]
+    #[arg(required_unless_present = "run", value_name = "TRACE")]
     traces: Vec<PathBuf>,
 
     /// How far the ceiling is to be above the smallest that costs no more: 10%, or 0.1
@@ -61,10 +65,53 @@ pub(crate) struct AdviseArgs {
     #[arg(long, value_name = "N", requires = "batch_size", value_parser = clap::value_parser!(u64).range(1..))]
     new_batch_size: Option<u64>,
 
+    /// Write the picture of the ceilings that were played, against the seconds lost, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
+    /// Run the program behind `--` as it is and with the advice in turns, and say what is gained; without a trace it is recorded first
+    #[arg(long, requires = "command", conflicts_with_all = ["json", "batch_size"])]
+    run: bool,
+
+    /// With --run, how long the program runs under each of both
+    #[arg(long, value_name = "N", default_value = "60", value_parser = clap::value_parser!(u64).range(2..))]
+    seconds: u64,
+
+    /// The program of --run, with its arguments
+    #[arg(last = true, requires = "run", value_name = "CMD")]
+    command: Vec<OsString>,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
+
+/// What a cure is worth: a recording, played as it was made and with one setting changed.
+///
+/// # Errors
+///
+/// If the recording cannot be played, or a replay does not follow the setting.
+pub(crate) fn worth(workload: &Workload, name: &str, value: u64) -> Result<String, Box<dyn Error>> {
+    let set = |pairs: Vec<(String, String)>| Set { pairs, ..Set::default() };
+    let costs = Costs::of(workload, None);
+    let cost = |set: &Set| -> Result<Cost, Box<dyn Error>> {
+        Ok(Cost::of(&as_recorded(workload, set)?.play_with_lines(workload)?, &costs))
+    };
+    // What the pools of a replay would log is no news.
+    let level = log::max_level();
+    log::set_max_level(log::LevelFilter::Off);
+    let both =
+        cost(&Set::default()).and_then(|given| Ok((given, cost(&set(vec![(name.to_owned(), value.to_string())]))?)));
+    log::set_max_level(level);
+    let (given, cured) = both?;
+    let lost = format!("{:.3} s lost -> {:.3} s", given.lost_seconds, cured.lost_seconds);
+    let held = format!("{} MiB held at most -> {} MiB", mib(given.peak_pinned_bytes), mib(cured.peak_pinned_bytes));
+    let end = format!("ends after {:.1} s -> {:.1} s", given.ended_seconds, cured.ended_seconds);
+    Ok(format!("worth, replayed: {lost}; {end}; {held}"))
+}
+
+/// Names with their values.
+type Variables = Vec<(String, String)>;
 
 /// Ceilings that are printed, about.
 const FRONTIER_ROWS: usize = 8;
@@ -87,7 +134,11 @@ pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) 
     let set = Set::all(&args.set, terminal)?;
     // What cannot be read is refused before any file is.
     set.replay(terminal)?;
-    let advised = advise(args, &set, &bar, &mut warnings, &mut notes);
+    let advised = if args.run {
+        advise_and_run(args, &set, &bar, &mut warnings, &mut notes)
+    } else {
+        advise(args, &args.traces, &set, &bar, &mut warnings, &mut notes).map(|(text, _)| text)
+    };
     bar.finish_and_clear();
     notes.iter().for_each(|note| terminal.message(note));
     warnings.iter().for_each(|warning| terminal.message(warning));
@@ -99,19 +150,54 @@ pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) 
     if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
 }
 
-fn advise(
+/// The advice, of the trace or of a first run, and what it gains.
+fn advise_and_run(
     args: &AdviseArgs,
     set: &Set,
     bar: &ProgressBar,
     warnings: &mut Vec<String>,
     notes: &mut Vec<String>,
 ) -> Result<String, Box<dyn Error>> {
+    let folder = std::env::temp_dir().join(format!("pinpool-advise-{}", std::process::id()));
+    std::fs::create_dir(&folder).map_err(|error| named(&folder, &why(&error)))?;
+    let length = Duration::from_secs(args.seconds);
+    let mut traces = args.traces.clone();
+    let mut run = || -> Result<String, Box<dyn Error>> {
+        if traces.is_empty() {
+            bar.set_message("the program is recorded");
+            let trace = folder.join("run.gz");
+            let variable = ("PINPOOL_TRACE".to_owned(), trace.display().to_string());
+            run::measure(&args.command, &[variable], length, &folder)?;
+            traces.push(trace);
+        }
+        let (text, settings) = advise(args, &traces, set, bar, warnings, notes)?;
+        if settings.is_empty() {
+            return Ok(text);
+        }
+        bar.set_message("the program runs as it is and with the advice in turns");
+        Ok(text + "\n" + &run::in_turns(&args.command, &settings, length, &folder)?)
+    };
+    let text = run();
+    // What is left there is of no use; one that cannot be removed is no failure of the advice.
+    let _ = std::fs::remove_dir_all(&folder);
+    text
+}
+
+/// The text, and the settings that are advised.
+fn advise(
+    args: &AdviseArgs,
+    traces: &[PathBuf],
+    set: &Set,
+    bar: &ProgressBar,
+    warnings: &mut Vec<String>,
+    notes: &mut Vec<String>,
+) -> Result<(String, Variables), Box<dyn Error>> {
     if let Some((name, _)) = set.pairs.iter().find(|(name, _)| name == "PINPOOL_MAX_BYTES") {
         return Err(format!("--set {name}: advise searches it; `pinpool replay --set` tries one value").into());
     }
-    let workloads = args.traces.iter().map(|path| open(path, warnings)).collect::<Result<Vec<_>, _>>()?;
+    let workloads = traces.iter().map(|path| open(path, warnings)).collect::<Result<Vec<_>, _>>()?;
     let first = workloads.first().ok_or("no trace is named")?;
-    let merged = args.traces.iter().zip(&workloads);
+    let merged = traces.iter().zip(&workloads);
     notes.extend(merged.filter_map(|(path, workload)| Some(named(path, &workload.pools_note()?))));
     let fit = match args.batch_size.first() {
         None if workloads.len() > 1 => {
@@ -128,7 +214,7 @@ fn advise(
     let leak = workload.judged().iter().find(|judged| judged.judgement.cause == Cause::Leak);
     if let Some(PoolJudgement { name, judgement, .. }) = leak {
         let lines = judgement.lines().join("\n");
-        return Err(named(&args.traces[0], &format_args!("no ceiling helps {name}:\n{lines}")).into());
+        return Err(named(&traces[0], &format_args!("no ceiling helps {name}:\n{lines}")).into());
     }
     let given = as_recorded(workload, set)?;
     // Pools of a search are too small on purpose: what they would log is no news.
@@ -140,8 +226,11 @@ fn advise(
         Search { workload, given: &given, fixed: &set.pairs, costs: &costs, headroom: args.headroom, progress: bar };
     let advice = search.advise();
     log::set_max_level(level);
-    let advice = advice.map_err(|error| in_file(&args.traces[0], &error))?;
-    let trace = args.traces.first().map(|path| path.display().to_string()).unwrap_or_default();
+    let advice = advice.map_err(|error| in_file(&traces[0], &error))?;
+    if let Some(file) = &args.svg {
+        std::fs::write(file, picture(&advice, given.max_bytes)).map_err(|error| named(file, &why(&error)))?;
+    }
+    let trace = traces.first().map(|path| path.display().to_string()).unwrap_or_default();
     let text = if args.json {
         let pools_merged = workload.pools_merged();
         serde_json::to_string(&JsonAdvice { trace, advice: &advice, batch: fit.as_ref(), pools_merged, warnings })?
@@ -149,7 +238,11 @@ fn advise(
         let scaled = fit.as_ref().map(BatchFit::lines).unwrap_or_default();
         format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advice, set, args.headroom))
     };
-    Ok(text)
+    let better = advice.advised.iter().flat_map(|better| &better.settings);
+    let better: Variables = better.map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    // Settings of the user are part of the advice, and none without one.
+    let settings = if better.is_empty() { better } else { [set.pairs.clone(), better].concat() };
+    Ok((text, settings))
 }
 
 /// The settings under which the trace was recorded, as far as a replay follows them and the user sets no others.
@@ -164,6 +257,18 @@ fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Workload, String> {
     let workload = open_workload(path)?;
     warnings.extend(workload.warning().map(|warning| named(path, &warning)));
     Ok(workload)
+}
+
+/// The ceilings that were played.
+fn picture(advice: &Advice, given: Option<u64>) -> String {
+    let Advice { as_given, advised, frontier, .. } = advice;
+    let ceilings: Vec<_> = frontier.iter().map(|point| (point.max_bytes, point.lost_seconds)).collect();
+    let today = (given.unwrap_or(as_given.peak_pinned_bytes), as_given.lost_seconds);
+    let advised = advised.as_ref().and_then(|better| {
+        let (_, bytes) = better.settings.iter().find(|(name, _)| *name == "PINPOOL_MAX_BYTES")?;
+        Some((bytes.parse().ok()?, better.cost.lost_seconds))
+    });
+    frontier_svg(&ceilings, today, advised)
 }
 
 /// What the settings as given cost and what those that are advised do, and the lines to export.

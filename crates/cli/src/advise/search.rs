@@ -43,6 +43,24 @@ pub(super) struct Cost {
     pub(super) ended_seconds: f64,
 }
 
+impl Cost {
+    pub(super) fn of(outcome: &ReplayOutcome, costs: &Costs) -> Self {
+        let driver_seconds = costs.driver_seconds(outcome);
+        let waited_seconds = outcome.waited_us as f64 / 1e6;
+        Self {
+            lost_seconds: driver_seconds + waited_seconds,
+            driver_seconds,
+            waited_seconds,
+            page_locks: outcome.report.page_locks,
+            waits: outcome.report.waits,
+            fallbacks: outcome.report.fallbacks,
+            peak_pinned_bytes: outcome.report.peak_pinned_bytes,
+            mean_pinned_bytes: outcome.report.mean_pinned_bytes,
+            ended_seconds: outcome.ended_us as f64 / 1e6,
+        }
+    }
+}
+
 /// A ceiling that was played, and what it cost.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Point {
@@ -146,19 +164,7 @@ impl Search<'_> {
     }
 
     fn cost(&self, outcome: &ReplayOutcome) -> Cost {
-        let driver_seconds = self.costs.driver_seconds(outcome);
-        let waited_seconds = outcome.waited_us as f64 / 1e6;
-        Cost {
-            lost_seconds: driver_seconds + waited_seconds,
-            driver_seconds,
-            waited_seconds,
-            page_locks: outcome.report.page_locks,
-            waits: outcome.report.waits,
-            fallbacks: outcome.report.fallbacks,
-            peak_pinned_bytes: outcome.report.peak_pinned_bytes,
-            mean_pinned_bytes: outcome.report.mean_pinned_bytes,
-            ended_seconds: outcome.ended_us as f64 / 1e6,
-        }
+        Cost::of(outcome, self.costs)
     }
 
     /// Whether `cost` is to be preferred to that as given, or is as good.

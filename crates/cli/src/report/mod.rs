@@ -10,6 +10,7 @@
 //! | `from_replay.rs` | a trace of gets and puts alone, replayed |
 //! | `timeline.rs` | what a trace shows over its time, and the figures of it |
 //! | `bars.rs` | sizes by traffic, calls by time |
+//! | `frontier.rs` | the picture of an advice |
 //! | `figure.rs` | the report as one object: what figures show, whatever draws them |
 //! | `svg.rs`, `lines.rs`, `figure.css` | figures as SVG; their panels of lines and areas |
 //! | `page.rs`, `page.html`, `page.css` | the page |
@@ -22,6 +23,7 @@ mod from_log;
 mod from_process;
 mod from_recording;
 mod from_replay;
+mod frontier;
 mod held;
 mod lines;
 mod map;
@@ -39,6 +41,7 @@ use pinpool_loader::StopFlag;
 use pinpool_replay::{Recording, Replay};
 
 use self::figure::Report;
+pub(crate) use self::frontier::frontier_svg;
 use self::svg::{Place, svg};
 use crate::files::{in_file, named, why};
 use crate::input::{self, Kind, read_workload};

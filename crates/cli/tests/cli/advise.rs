@@ -188,3 +188,35 @@ fn another_batch_size_is_answered_where_the_trace_tells_it() {
     assert_eq!(ran.code(), 1);
     ran.check_stderr("two different ones are needed");
 }
+
+#[test]
+fn the_frontier_is_a_picture_with_today_and_the_advice() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, svg) = (dir.path().join("t.gz"), dir.path().join("f.svg"));
+    crate::why::throttled(&path);
+    let ran = advise(&path, &["--svg", svg.to_str().unwrap()]);
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let picture = fs::read_to_string(&svg).unwrap();
+    assert!(picture.contains("Today: 8 MiB and ") && picture.contains(">ceiling (MiB)<"), "{picture}");
+    let ran = advise(&path, &["--svg", "/nonexistent/f.svg"]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("/nonexistent/f.svg");
+}
+
+#[test]
+fn the_promise_is_measured_by_running_the_program_in_turns() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = written(dir.path(), "w.trace", &batches(20, 8, &[64 << 20]));
+    let tool = env!("CARGO_BIN_EXE_pinpool");
+    let program = ["--", tool, "load", "--synthetic", "4", "--idle", "60"];
+    let ran = advise(&path, &[&["--run", "--seconds", "4"][..], &program].concat());
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let rows: Vec<_> = ran.stdout.lines().skip_while(|line| !line.starts_with("measured")).collect();
+    assert!(rows.len() == 4 && rows[1].starts_with("as given") && rows[2].starts_with("advised"), "{}", ran.stdout);
+    assert!(rows[3].starts_with("the program runs at "), "{}", ran.stdout);
+    for (program, why) in [("/nonexistent/program", "/nonexistent/program: "), ("true", "showed no get of a pool")] {
+        let ran = advise(&path, &["--run", "--seconds", "2", "--", program]);
+        assert_eq!(ran.code(), 1);
+        ran.check_stderr(why);
+    }
+}

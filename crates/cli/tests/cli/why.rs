@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use pinpool::Pool;
 
@@ -20,6 +21,38 @@ fn a_recording_of_a_healthy_load_is_no_alarm() {
     let pools = &ran.figures()["pools"];
     assert_eq!((pools.as_array().unwrap().len(), &pools[0]["is_alarm"]), (1, &false.into()), "{pools}");
     assert!(pools[0]["lines"].as_array().unwrap().len() >= 4, "{pools}");
+}
+
+/// A recording of threads that wait for each other at a ceiling of two buffers.
+pub(crate) fn throttled(path: &Path) {
+    let builder = Pool::builder().without_env().backend(pinpool::Backend::Heap).name("train").max_bytes(8 << 20);
+    let pool = builder.trace(path.to_owned()).wait(Duration::from_secs(60)).build().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..30 {
+                    let held = pool.get(4 << 20).unwrap();
+                    std::thread::sleep(Duration::from_millis(4));
+                    drop(held);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn the_worth_of_a_cure_is_replayed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.gz");
+    throttled(&path);
+    let ran = why(&path, &[]);
+    assert_eq!(ran.code(), 1, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.starts_with("ceiling too small: "), "{}", ran.stdout);
+    let worth = ran.stdout.lines().find(|line| line.starts_with("  worth, replayed: ")).unwrap();
+    let lost = |text: &str| text.split(' ').next().unwrap().parse::<f64>().unwrap();
+    let (before, after) =
+        worth.trim_start_matches("  worth, replayed: ").split_once(';').unwrap().0.split_once(" -> ").unwrap();
+    assert!(lost(after) < lost(before), "{worth}");
 }
 
 #[test]

@@ -290,6 +290,7 @@ impl<'a> Watched<'a> {
         if is_short && self.now.gets >= GETS_MIN {
             // Shorter than a window; what a pool holds at its end it no longer does.
             self.has_ended = false;
+            self.now.needed_bytes = self.most_wanted();
             let now = self.now.clone();
             self.judgements.push(self.judge.end_window(end_us, now).clone());
         }
