@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 use pinpool::Pool;
+use pinpool_observe::judge::{Cause, judge_recording};
+use pinpool_replay::{Event, PoolDescription, Record, Recording};
 
 use crate::record::recorded;
-use crate::tool::{Ran, finish, pinpool};
+use crate::tool::{Ran, finish, pinpool, until};
 
 fn why(target: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&["why"]).arg(target).args(args))
@@ -53,6 +56,58 @@ fn the_worth_of_a_cure_is_replayed() {
     let (before, after) =
         worth.trim_start_matches("  worth, replayed: ").split_once(';').unwrap().0.split_once(" -> ").unwrap();
     assert!(lost(after) < lost(before), "{worth}");
+}
+
+#[test]
+fn of_a_process_that_was_killed_no_end_is_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.trace");
+    let mut load = pinpool(&["load", "--synthetic", "60", "--batch-files", "1", "--idle", "60"]);
+    let mut load = load.env("PINPOOL_TRACE", &path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("the gets are recorded", || why(&path, &[]).stdout.contains("60 gets"));
+    load.kill().unwrap();
+    load.wait().unwrap();
+    let ran = why(&path, &[]);
+    assert!(ran.stdout.contains("\n  no end of the pool is recorded: "), "{}{}", ran.stdout, ran.stderr);
+}
+
+#[test]
+fn of_many_pools_the_one_that_leaks_is_named_first() {
+    // By hand, since a leak takes three windows of ten seconds: twelve pools, of which the eighth keeps one buffer in twenty.
+    let mut lines = Vec::new();
+    for second in 0..50 {
+        for pool in 0..12 {
+            let kept = pool == 7;
+            lines.push((second, pool, kept));
+        }
+    }
+    let judged = judge_recording(&leaking(&lines));
+    assert_eq!((judged[0].name.as_str(), judged[0].judgement.cause), ("shard7", Cause::Leak));
+    assert!(judged[1..].iter().all(|judged| !judged.judgement.is_alarm), "{judged:?}");
+}
+
+/// A recording of pools that get and put five buffers in each of these seconds; some keep one of them.
+fn leaking(seconds: &[(u64, u32, bool)]) -> Recording {
+    let mut recording = Recording { tags: vec![(1, "rows".to_owned())], ..Recording::default() };
+    for number in 0..12 {
+        let facts = vec![("name".to_owned(), format!("shard{number}"))];
+        recording.pools.push(PoolDescription { number, facts });
+    }
+    for &(second, pool, is_kept) in seconds {
+        for at in 0..5 {
+            let id = second * 5 + at;
+            let mut add = |after_ns: u64, event| {
+                let time_ns = second * 1_000_000_000 + at * 100_000_000 + after_ns;
+                recording.records.push(Record { time_ns, thread: 0, pool, event });
+            };
+            add(0, Event::Get { id, bytes: 4096, class_bytes: 4096, tag: 1, took_ns: 0 });
+            if !is_kept || at > 0 {
+                add(50_000_000, Event::Put { id, in_flight: false });
+            }
+        }
+    }
+    recording.records.sort_by_key(|record| record.time_ns);
+    recording
 }
 
 #[test]
