@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use pinpool_observe::judge::judge_recording;
 use pinpool_replay::{Event, Record, Recording, Usage};
 
-use super::held::Held;
+use super::held::{Held, pool_name};
 use super::map::map;
 use super::timeline::{Doing, Sample, Timeline};
 use pinpool_cli::table::grouped;
@@ -130,11 +130,6 @@ fn own_ends(records: &[Record]) -> HashMap<u32, usize> {
 /// What the clock showed when the recording began: the times of all pools are from there.
 fn clock(recording: &Recording) -> Option<f64> {
     recording.pools.first()?.fact("time")?.parse().ok()
-}
-
-pub(super) fn pool_name(recording: &Recording, pool: u32) -> String {
-    let name = recording.pool(pool).and_then(|pool| pool.fact("name"));
-    name.map_or_else(|| format!("pool {pool}"), str::to_owned)
 }
 
 /// The limit that the pool was built with.

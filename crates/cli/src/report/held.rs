@@ -6,7 +6,6 @@ use pinpool_observe::judge::words::seconds;
 use pinpool_replay::{Event, Record, Recording};
 
 use super::figure::{Axis, Figure, Panel, Series, Shape, Table, Unit};
-use super::from_recording::pool_name;
 use pinpool_cli::table::grouped;
 
 /// Lanes that are drawn, those with most bytes.
@@ -182,6 +181,11 @@ pub(super) fn lanes_figure(
         x: x.clone(),
         panels: lanes.into_iter().map(panel).collect(),
     }
+}
+
+pub(super) fn pool_name(recording: &Recording, pool: u32) -> String {
+    let name = recording.pool(pool).and_then(|pool| pool.fact("name"));
+    name.map_or_else(|| format!("pool {pool}"), str::to_owned)
 }
 
 #[cfg(test)]
