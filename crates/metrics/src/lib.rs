@@ -44,11 +44,11 @@
 //! | `pinpool.page_locked.bytes`, `pinpool.released.bytes` | counter | sums over all calls |
 //! | `pinpool.call.failures` | counter | `call`: `pin`, `unpin`, `remap` |
 //! | `pinpool.create_time`, `pinpool.release_time`, `pinpool.move_time` | histogram, seconds | a page-lock; a release; a move |
-//! | `pinpool.wait_time`, `pinpool.use_time`, `pinpool.in_flight_time` | histogram, seconds | as in [`Stats`] |
+//! | `pinpool.wait_time`, `pinpool.use_time`, `pinpool.in_flight_time` | histogram, seconds | as in [`Stats`](pinpool::Stats) |
 //!
 //! # Histograms
 //!
-//! The pool counts durations in powers of two ([`Histogram`]), since a recorder that is called at each event would run inside
+//! The pool counts durations in powers of two ([`Histogram`](pinpool::Histogram)), since a recorder that is called at each event would run inside
 //! gets. A report passes on what came since the last one, each duration as the middle of its power of two: counts are exact,
 //! and the sum and a single value are off by a factor of 1.42 at most. An exporter whose buckets end at
 //! [`bucket_bounds`] shows exactly what the pool counted.
