@@ -24,11 +24,18 @@ install -m 755 "$built/pinpool" "$built/pinpool-bench" "$folder"
 install -m 755 "$(suite)" "$folder/gpu"
 install -m 755 "$built/examples/libin_process.so" "$folder/libin_process.so"
 install -m 755 "$built/libpinpool_preload.so" "$folder/libpinpool_preload.so"
-install -m 755 "$built/libpinpool_c.so" "$folder/libpinpool.so"
-strip "$folder/pinpool" "$folder/pinpool-bench" "$folder/gpu" "$folder/libpinpool_preload.so" "$folder/libpinpool.so"
+# By the name that programs look for it at run time.
+install -m 755 "$built/libpinpool_c.so" "$folder/libpinpool.so.0"
+strip "$folder/pinpool" "$folder/pinpool-bench" "$folder/gpu" "$folder/libpinpool_preload.so" "$folder/libpinpool.so.0"
 
-# Programs in C: one on the library, and one that knows nothing of pinpool. Neither is linked to a driver that may not be here.
-cc -O1 -Iinclude crates/capi/examples/on_stream.c -o "$folder/on_stream" -L"$folder" -lpinpool '-Wl,-rpath,$ORIGIN' -Wl,--unresolved-symbols=ignore-all
+# Programs in C: one on the library, and one that knows nothing of pinpool.
+# Stands for the driver while the first is linked.
+stub=$(mktemp -d)
+cc -O1 -Iinclude -c crates/capi/examples/on_stream.c -o "$stub/on_stream.o"
+nm -u "$stub/on_stream.o" | sed -n 's/.* \(cu[A-Z].*\)/void \1(void) {}/p' >"$stub/driver.c"
+cc -shared -Wl,-soname,libcuda.so.1 -o "$stub/libcuda.so.1" "$stub/driver.c"
+cc -o "$folder/on_stream" "$stub/on_stream.o" "$folder/libpinpool.so.0" "$stub/libcuda.so.1" '-Wl,-rpath,$ORIGIN'
+rm -r "$stub"
 cc -O1 -o "$folder/steps" crates/preload/tests/programs/steps.c -ldl -lpthread
 
 # The wheel, of the interpreter that is here; the shim for torch is compiled where torch is.
@@ -41,6 +48,6 @@ install -m 644 python/examples/workers.py "$folder/workers.py"
 ls -l "$folder"
 
 # What run.sh has a step for, by its file.
-for surface in gpu pinpool pinpool-bench libin_process.so libpinpool.so on_stream libpinpool_preload.so steps "pinpool-*.whl" shim.py workers.py; do
+for surface in gpu pinpool pinpool-bench libin_process.so libpinpool.so.0 on_stream libpinpool_preload.so steps "pinpool-*.whl" shim.py workers.py; do
     compgen -G "$folder/$surface" >/dev/null || { echo "$folder has no $surface" >&2; exit 1; }
 done
