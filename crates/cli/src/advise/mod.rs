@@ -288,7 +288,8 @@ fn table(advice: &Advice, set: &Set, headroom: f64) -> String {
         text += &frontier_table(frontier, advised.as_ref());
     }
     let Some(Better { settings, .. }) = advised else {
-        return text + "\nkeep what you have: nothing that was tried costs less time, or as much in less memory\n";
+        return text
+            + "\nkeep what you have: nothing that was tried costs less time under a ceiling, or as much in less memory\n";
     };
     let percent = headroom * 100.0;
     text += &format!("\nthe ceiling is {percent:.0} % above the smallest that costs no more\n\n");
