@@ -2,6 +2,8 @@
 //! one has its handle, as on a device. The double ends the process at the use of an event that is gone.
 #![allow(unsafe_code)] // Resets the device.
 
+use std::time::Duration;
+
 use cudarc::driver::{CudaContext, sys};
 use driver_double::{Cruelty, Double};
 use pinpool::{Backend, FenceKind};
@@ -72,4 +74,34 @@ fn a_pool_of_registered_memory_pins_and_unpins_nothing_more_after_a_reset() {
 #[test]
 fn a_pool_of_the_drivers_memory_pins_and_unpins_nothing_more_after_a_reset() {
     alone(|| reset_under_a_pool(Backend::Cuda, FenceKind::Event));
+}
+
+#[test]
+fn gets_that_wait_in_line_at_a_reset_fail_before_their_wait_is_over() {
+    alone(|| {
+        let double = Double::load();
+        double.set_cruel(AS_ON_A_DEVICE);
+        let context = CudaContext::new(0).unwrap();
+        let pool = builder(Backend::Vmm)
+            .max_bytes(4 << 20)
+            .wait(Duration::from_secs(60))
+            .background_poll(true)
+            .build()
+            .unwrap();
+        let held = pool.get(4 * MIB).unwrap();
+        let (first, second) = (pool.clone(), pool.clone());
+        let waiting = [first, second].map(|pool| std::thread::spawn(move || pool.get(4 * MIB).map(drop)));
+        while pool.stats().waiting < 2 {
+            std::thread::yield_now();
+        }
+        // SAFETY: nothing of the old context is used from here on.
+        unsafe { sys::cuDevicePrimaryCtxReset_v2(0) }.result().unwrap();
+        std::mem::forget(context);
+        for get in waiting {
+            let error = get.join().unwrap().unwrap_err();
+            assert!(error.to_string().contains("was reset"), "{error}");
+        }
+        assert_eq!(pool.stats().timeouts, 0, "none waits for what no put can bring");
+        drop(held);
+    });
 }

@@ -120,7 +120,8 @@ impl ContextState {
         if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_it) {
             return Some(state);
         }
-        let state = CONTEXTS.get().lock().iter().copied().find(is_it)?;
+        // The latest first: it is the one where the driver does not tell.
+        let state = CONTEXTS.get().lock().iter().rev().copied().find(is_it)?;
         // A thread that is ending has no thread-local left, and searches each time.
         let _ = LAST.try_with(|last| last.set(Some(state)));
         Some(state)
@@ -130,12 +131,12 @@ impl ContextState {
     fn made(handle: sys::CUcontext, device: sys::CUdevice, object: Option<Arc<CudaContext>>) -> &'static Self {
         let mut states = CONTEXTS.get().lock();
         let is_it = |state: &&'static Self| state.is_of(handle);
-        let state = states.iter().copied().find(is_it).unwrap_or_else(|| {
+        let state = states.iter().rev().copied().find(is_it).unwrap_or_else(|| {
             let state: &'static Self = Box::leak(Box::new(Self {
                 context: Handle(handle),
                 _object: object,
                 device,
-                id: id_of(handle),
+                id: number_of(handle).and_then(Result::ok),
                 spare_events: ArrayQueue::new(SPARE_EVENTS),
                 spare_streams: ArrayQueue::new(SPARE_STREAMS),
                 idle_stream: OnceLock::new(),
@@ -163,19 +164,19 @@ impl ContextState {
     /// Whether this is the state of the context that has this handle now. One of a context that ended without a successor
     /// counts, so that a program which goes on with it does not make a state at each call: those calls fail.
     fn is_of(&self, handle: sys::CUcontext) -> bool {
-        let is_other = || matches!((self.id, driver::context_id(handle)), (Some(id), Some(Ok(now))) if now != id);
+        let is_other = || matches!((self.id, number_of(handle)), (Some(id), Some(Ok(now))) if now != id);
         self.context.0 == handle && !is_other()
     }
 
     /// Fails if the context has ended (context-I2).
     pub(super) fn check(&self) -> Result<(), Code> {
-        let is_there = match (self.id, driver::context_id(self.context.0)) {
-            (None, _) | (_, None) => true,
-            (Some(id), Some(Ok(now))) => now == id,
-            // Any other error may be of earlier work.
-            (_, Some(Err(code))) => !code.is_of_ended_context(),
-        };
-        if is_there { Ok(()) } else { Err(Code::CONTEXT_IS_DESTROYED) }
+        match (self.id, number_of(self.context.0)) {
+            (None, _) | (_, None) => Ok(()),
+            (Some(id), Some(Ok(now))) if now == id => Ok(()),
+            // Where it cannot be known, nothing of the state is used.
+            (_, Some(Err(code))) if !code.is_of_ended_context() => Err(code),
+            _ => Err(Code::CONTEXT_IS_DESTROYED),
+        }
     }
 
     /// Makes the context current on this thread until the guard is dropped. Fails if it has ended.
@@ -353,8 +354,11 @@ fn keep_if_primary(device: sys::CUdevice, handle: sys::CUcontext) -> Result<(), 
     Ok(())
 }
 
-/// The number of a context; `None` if the driver does not tell it.
-fn id_of(handle: sys::CUcontext) -> Option<u64> {
+/// The number of a context; `None` if the driver has none.
+fn number_of(handle: sys::CUcontext) -> Option<Result<u64, Code>> {
     // What the driver refuses once it may do the next time.
-    (0..2).find_map(|_| driver::context_id(handle)?.ok())
+    match driver::context_id(handle)? {
+        Err(code) if !code.is_of_ended_context() => driver::context_id(handle),
+        told => Some(told),
+    }
 }

@@ -54,7 +54,8 @@ impl Maintained for Core {
         // While holes are prepared, a look comes more often than anything else is due.
         if !is_preparing || self.accounts.adopted() > 0 || self.maintenance.is_tick_due(self.time.coarse_us()) {
             self.complete_copies();
-            self.tick_after(0);
+            let now_us = self.tick_after(0);
+            self.watch_device(now_us);
         }
     }
 

@@ -56,7 +56,7 @@ impl Core {
         if let Some(thread) = self.thread.filter(|_| patience_us > 0) {
             self.log.no_thread(thread.note_late());
         }
-        // Where a thread looks, it asks more often.
+        // Where a thread looks, it asks each time that it looks.
         if self.thread.is_none() {
             self.watch_device(now_us);
         }

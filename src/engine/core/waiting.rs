@@ -89,14 +89,8 @@ impl Core {
             Ok(Begun::Served(block)) => Ok(block),
             Ok(Begun::Waits(WaitingGet { mut refusal, turn, begun, .. })) => {
                 let block = turn.wait(&mut refusal);
-                self.log_wait(&refusal, wanted, begun, block.is_some());
-                block.map_or_else(
-                    || {
-                        self.accounts.count_timeout();
-                        self.give_up(wanted, refusal)
-                    },
-                    Ok,
-                )
+                self.end_wait(&refusal, wanted, begun, block.is_some());
+                block.map_or_else(|| self.give_up(wanted, refusal), Ok)
             }
             Err(refusal) => self.give_up(wanted, refusal),
         }
@@ -129,15 +123,12 @@ impl Core {
         *reminder = None;
         match turn.poll(context, refusal) {
             Poll::Ready(Some(block)) => {
-                self.log_wait(refusal, wanted, *begun, true);
+                self.end_wait(refusal, wanted, *begun, true);
                 self.accounts.count_request(wanted.len, wanted.class.bytes);
                 self.record_get(&block, wanted, Some(*begun));
                 return Poll::Ready(Ok(block));
             }
-            Poll::Ready(None) => {
-                self.log_wait(refusal, wanted, *begun, false);
-                self.accounts.count_timeout();
-            }
+            Poll::Ready(None) => self.end_wait(refusal, wanted, *begun, false),
             Poll::Pending => {
                 // Also where the pool is to be polled by its program alone: a deadline is not the program's to watch.
                 let waker = context.waker();
@@ -155,7 +146,10 @@ impl Core {
     }
 
     /// A get has left the line; `refusal` is that of its last attempt that was refused.
-    fn log_wait(&self, refusal: &Refusal, wanted: &Wanted, begun: Instant, is_served: bool) {
+    fn end_wait(&self, refusal: &Refusal, wanted: &Wanted, begun: Instant, is_served: bool) {
+        if !is_served && !self.is_hopeless(refusal) {
+            self.accounts.count_timeout();
+        }
         let (asked_bytes, waited) = (wanted.len as u64, begun.elapsed());
         self.log.waited(asked_bytes, waited, is_served);
         self.log_want(refusal, asked_bytes, waited, is_served);
@@ -359,5 +353,9 @@ impl Server for Core {
 
     fn patience(&self) -> Duration {
         if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { IDLE_PATIENCE }
+    }
+
+    fn is_hopeless(&self, refusal: &Refusal) -> bool {
+        matches!(refusal, Refusal::Source(_)) && self.stock.is_gone()
     }
 }

@@ -43,6 +43,11 @@ pub(in crate::engine) trait Server {
 
     /// Longest sleep of the first in line, for room that no put announces.
     fn patience(&self) -> Duration;
+
+    /// Whether the first in line, refused for this reason, waits in vain.
+    fn is_hopeless(&self, _refusal: &Self::Refusal) -> bool {
+        false
+    }
 }
 
 /// A place in the line. Its drop leaves the line, also while its thread unwinds, and passes on what it was handed.
@@ -60,28 +65,32 @@ impl<S: Server> Turn<S> {
         Self { server: server.clone(), waiter, begun: Instant::now() }
     }
 
-    /// Waits until it is served or its deadline has passed; `refusal` becomes that of the last attempt.
+    /// Waits until it is served, its deadline has passed or there is no hope; `refusal` becomes that of the last attempt.
     pub(in crate::engine) fn wait(self, refusal: &mut S::Refusal) -> Option<S::Item> {
         loop {
             if let Some(item) = self.attempt(refusal) {
                 return Some(item);
             }
             let now = Instant::now();
-            if now >= self.waiter.deadline {
+            if self.is_over(now, refusal) {
                 return self.taken(self.leave());
             }
             self.waiter.sleep(self.waiter.deadline.min(now + self.server.patience()));
         }
     }
 
-    /// Does for a task what [`wait`](Self::wait) does for a thread: `Ready(None)` if its deadline has passed.
+    /// Does for a task what [`wait`](Self::wait) does for a thread: `Ready(None)` where that returns `None`.
     pub(in crate::engine) fn poll(&self, context: &mut Context<'_>, refusal: &mut S::Refusal) -> Poll<Option<S::Item>> {
         // Before the attempt: what comes after it wakes this task.
         self.waiter.register(context.waker());
         if let Some(item) = self.attempt(refusal) {
             return Poll::Ready(Some(item));
         }
-        if Instant::now() >= self.waiter.deadline { Poll::Ready(self.taken(self.leave())) } else { Poll::Pending }
+        if self.is_over(Instant::now(), refusal) { Poll::Ready(self.taken(self.leave())) } else { Poll::Pending }
+    }
+
+    fn is_over(&self, now: Instant, refusal: &S::Refusal) -> bool {
+        now >= self.waiter.deadline || self.server.is_hopeless(refusal)
     }
 
     /// When its task is to look again by itself.
