@@ -26,7 +26,11 @@ pub(crate) use python::{BackendError, DeviceError, ForkError, LimitError, Releas
 
 /// The exception for `error`, with its text.
 pub(crate) fn exception(error: &Error) -> PyErr {
-    let text = error.to_string();
+    of_kind(error, error.to_string())
+}
+
+/// The exception for an error of the pool, in other words.
+pub(crate) fn of_kind(error: &Error, text: String) -> PyErr {
     match () {
         () if error.is_limit() => python::LimitError::new_err(text),
         () if error.is_backend() => python::BackendError::new_err(text),

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pinpool::Fence;
 use pinpool::copy::CopyStream;
-use pinpool::cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+use pinpool::copy::cuda::RawStream;
+use pinpool::cudarc::driver::{CudaContext, CudaStream, DriverError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
 
-use crate::errors::{BackendError, exception};
+use crate::errors::of_kind;
 
 /// No fence behind the work of a stream.
 pub(crate) struct Unfenced {
@@ -73,63 +74,39 @@ impl Stream {
 
     /// A fence behind all work enqueued so far. `pools` is the GPU of the pool.
     pub(crate) fn fence(self, pools: u32) -> Result<Arc<dyn Fence>, Unfenced> {
-        let idle = |text| Unfenced { error: BackendError::new_err(text), may_run: false };
-        // SAFETY: loads the driver's library, as its first user in the process would.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(idle(format!(
-                "stream {:#x}: there is no CUDA driver (libcuda.so.1) on this machine, so no copy can run on a stream: \
-                 release the buffer without one",
-                self.handle
-            )));
-        }
-        let failed = |error: DriverError| Unfenced {
-            error: BackendError::new_err(format!(
-                "stream {:#x}: the driver refused: {error:?}; pass a stream that is alive. The memory of this buffer is lost: \
-                 the end of work on that stream is unknown",
-                self.handle
-            )),
-            may_run: true,
+        // SAFETY: the caller says that the stream is alive.
+        let stream = unsafe { raw(self.handle) };
+        let marked = match self.device {
+            Some(device) => stream.on_device(device).mark(),
+            // A default stream that is named without its context, where the thread has none.
+            None => stream.mark().or_else(|error| match error.is_request() && self.handle <= PER_THREAD {
+                true => stream.on_device(pools).mark(),
+                false => Err(error),
+            }),
         };
-        result::init().map_err(|error| {
-            idle(format!(
-                "stream {:#x}: the CUDA driver does not start: {error:?}; `pinpool doctor` says why",
-                self.handle
-            ))
-        })?;
-        let device = match self.device {
-            Some(device) => device,
-            None => self.device_of().map_err(failed)?.unwrap_or(pools),
-        };
-        // SAFETY: the caller says that the stream is alive; it is not kept beyond this call.
-        let stream = unsafe { on_device(device, self.handle) }.map_err(failed)?;
-        stream.mark().map_err(|error| Unfenced { error: exception(&error), may_run: true })
+        marked.map_err(|error| {
+            let may_run = !error.is_backend();
+            let remedy = match may_run {
+                true => {
+                    "pass a stream that is alive. The memory of this buffer is lost: the end of work on that stream is \
+                     unknown"
+                }
+                false => "no copy can run on a stream: release the buffer without one; `pinpool doctor` says more",
+            };
+            let text = format!("stream {:#x}: {error}; {remedy}", self.handle);
+            Unfenced { error: of_kind(&error, text), may_run }
+        })
     }
+}
 
-    /// The GPU of the stream; `None` for one that is named without its context where the thread has none.
-    fn device_of(self) -> Result<Option<u32>, DriverError> {
-        let mut context: sys::CUcontext = std::ptr::null_mut();
-        if self.handle > PER_THREAD {
-            let stream = std::ptr::with_exposed_provenance_mut(self.handle);
-            // SAFETY: memory for a handle; the caller says that the stream is alive.
-            unsafe { sys::cuStreamGetCtx(stream, &raw mut context) }.result()?;
-        } else {
-            // SAFETY: memory for a handle.
-            unsafe { sys::cuCtxGetCurrent(&raw mut context) }.result()?;
-        }
-        if context.is_null() {
-            return Ok(None);
-        }
-        let mut device = 0;
-        // SAFETY: a live context, which the next calls take away again.
-        unsafe { sys::cuCtxPushCurrent_v2(context) }.result()?;
-        // SAFETY: memory for a number.
-        let found = unsafe { sys::cuCtxGetDevice(&raw mut device) };
-        // SAFETY: memory for a handle.
-        let popped = unsafe { sys::cuCtxPopCurrent_v2(&raw mut context) };
-        found.result()?;
-        popped.result()?;
-        Ok(u32::try_from(device).ok())
-    }
+/// The stream with this handle.
+///
+/// # Safety
+///
+/// It is alive as long as this is used.
+pub(crate) unsafe fn raw(handle: usize) -> RawStream {
+    // SAFETY: the caller's promise.
+    unsafe { RawStream::new(std::ptr::with_exposed_provenance_mut(handle)) }
 }
 
 /// The stream with this handle, as the crate takes it.
@@ -141,27 +118,6 @@ pub(crate) unsafe fn on_device(device: u32, handle: usize) -> Result<Arc<CudaStr
     let handle = std::ptr::with_exposed_provenance_mut(handle);
     // SAFETY: the caller's promise.
     Ok(unsafe { context(device)?.wrap_borrowed_stream(handle) })
-}
-
-/// Whether the stream with this handle captures a graph; `false` if the driver does not tell.
-///
-/// # Safety
-///
-/// The stream is alive, and of that GPU.
-pub(crate) unsafe fn is_capturing(device: u32, handle: usize) -> bool {
-    // SAFETY: loads the driver's library, as its first user in the process would.
-    if !unsafe { sys::is_culib_present() } {
-        return false;
-    }
-    // SAFETY: the caller's promise. It holds a reference to its context alone.
-    let Ok(stream) = (unsafe { on_device(device, handle) }) else { return false };
-    stream.context().bind_to_thread().is_ok()
-        && match stream.capture_status() {
-            // One that was spoiled captures until it ends, too.
-            Ok(status) => status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
-            // The default stream while one that waits for it captures.
-            Err(error) => (900..=908).contains(&(error.0 as u32)),
-        }
 }
 
 /// The primary context of a GPU, made once.

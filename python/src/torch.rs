@@ -11,10 +11,9 @@ use std::ptr;
 use std::time::Duration;
 
 use pinpool::copy::Streams;
+use pinpool::copy::cuda::RawStream;
 use pinpool::{Calls, PinnedBuf, Pool};
 use pyo3::prelude::*;
-
-use crate::stream;
 
 #[repr(C)]
 struct Totals {
@@ -42,6 +41,18 @@ struct Timed {
 struct Stream {
     handle: *mut c_void,
     device: i32,
+}
+
+impl Stream {
+    /// # Safety
+    ///
+    /// The stream is alive as long as the result is used.
+    unsafe fn as_raw(&self) -> RawStream {
+        // SAFETY: the caller's promise.
+        let stream = unsafe { RawStream::new(self.handle) };
+        // A negative device is none.
+        u32::try_from(self.device).map_or(stream, |device| stream.on_device(device))
+    }
 }
 
 #[repr(C)]
@@ -118,24 +129,10 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
         }
         // SAFETY: the caller's array.
         let streams = unsafe { std::slice::from_raw_parts(streams, count) };
-        // A negative device is none.
-        let device = |stream: &Stream| u32::try_from(stream.device).unwrap_or(u32::MAX);
         // SAFETY: the streams are alive, as torch's are until the process ends.
-        let on_device =
-            |stream: &Stream| unsafe { stream::on_device(device(stream), stream.handle.expose_provenance()) };
-        match streams.iter().map(on_device).collect::<Result<Vec<_>, _>>() {
-            // The pool reports the failure, and never uses the memory again.
-            Ok(streams) => drop(buf.release_after(&Streams(&streams))),
-            Err(why) => {
-                log::error!(
-                    "{} bytes of pinned memory are never used again: a stream of torch that uses them is refused by the driver \
-                     ({why:?})",
-                    buf.len()
-                );
-                // The pool counts it as in use.
-                std::mem::forget(buf);
-            }
-        }
+        let streams: Vec<_> = streams.iter().map(|stream| unsafe { stream.as_raw() }).collect();
+        // The pool reports a failure, and never uses the memory again.
+        drop(buf.release_after(&Streams(&streams)));
     }));
 }
 
@@ -184,9 +181,7 @@ unsafe extern "C" fn is_capturing(stream: *const Stream) -> c_int {
         // SAFETY: the caller's stream.
         let stream = unsafe { &*stream };
         // SAFETY: as above.
-        unsafe {
-            stream::is_capturing(u32::try_from(stream.device).unwrap_or(u32::MAX), stream.handle.expose_provenance())
-        }
+        unsafe { stream.as_raw() }.is_capturing()
     }));
     asked.unwrap_or(false).into()
 }

@@ -12,7 +12,7 @@ use pinpool_os::host::limits;
 const CHECK: &str = "gpu";
 
 /// `cuInit`; on refusal what it means, and the driver's code.
-pub(super) fn init() -> Result<(), (&'static str, c_int)> {
+pub(crate) fn init() -> Result<(), (&'static str, c_int)> {
     type Init = unsafe extern "C" fn(c_uint) -> c_int;
     let Some(found) = super::symbol(c"cuInit") else { return Err(("the library has no cuInit", 500)) };
     // SAFETY: the driver exports this name with this argument, and is never unloaded.

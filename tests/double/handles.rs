@@ -4,12 +4,14 @@
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUstreamCaptureMode;
-use cudarc::driver::{CudaStream, result};
+use cudarc::driver::sys::{self, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaStream, result};
 use driver_double::{Code, Double};
+use pinpool::copy::CopyStream;
+use pinpool::copy::cuda::RawStream;
 use pinpool::{PinnedBuf, Pool};
 
-use crate::fixture::{begin_capture, end_capture, start, stream_and_memory};
+use crate::fixture::{begin_capture, end_capture, start, stream_and_memory, tensorflow};
 
 const LEN: usize = 64 << 10;
 
@@ -162,4 +164,41 @@ fn a_buffer_that_is_recorded_on_again_and_again_keeps_few_fences() {
     let queries = double.calls("cuEventQuery");
     buf.wait().unwrap();
     assert!(double.calls("cuEventQuery") - queries <= 2);
+}
+
+#[test]
+fn a_default_stream_is_that_of_the_gpu_that_is_named() {
+    let double = Double::load();
+    double.set_device_count(2);
+    let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
+    // The default stream of the second GPU waits for the work of this one.
+    let (mut blocking, mut memory) = (ptr::null_mut(), contexts[1].default_stream().alloc_zeros::<u8>(LEN).unwrap());
+    contexts[1].bind_to_thread().unwrap();
+    // SAFETY: takes the result.
+    unsafe { sys::cuStreamCreate(&raw mut blocking, 0) }.result().unwrap();
+    let gate = double.hold(blocking);
+    // SAFETY: alive until the end of the test.
+    let blocking = unsafe { contexts[1].wrap_borrowed_stream(blocking) };
+    blocking.memcpy_htod(&[7; LEN], &mut memory).unwrap();
+    contexts[0].bind_to_thread().unwrap();
+    let pool = tensorflow().build().unwrap();
+    // SAFETY: default streams live as long as their contexts.
+    let [current, named] = unsafe { [RawStream::new(ptr::null_mut()), RawStream::new(ptr::null_mut()).on_device(1)] };
+    current.mark().unwrap().wait().unwrap();
+    let fence = named.mark().unwrap();
+    assert!(!fence.is_done().unwrap(), "work of the other GPU");
+    assert_eq!(self::current().map(|context| context.addr()), Some(contexts[0].cu_ctx().addr()));
+    pool.get(LEN).unwrap().release_after(&named).unwrap();
+    assert_eq!(pool.stats().in_flight, 1);
+    drop(gate);
+    fence.wait().unwrap();
+    assert!(!named.is_capturing());
+    let stream = contexts[1].new_stream().unwrap();
+    // SAFETY: alive.
+    let raw = unsafe { RawStream::new(stream.cu_stream().cast()) };
+    begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    assert!(raw.is_capturing());
+    assert!(raw.mark().unwrap_err().to_string().contains("capturing a graph"));
+    end_capture(&stream).unwrap();
+    assert!(!raw.is_capturing());
 }

@@ -8,7 +8,9 @@
 //! | `DOUBLE_SEEDS=100000 cargo test --release --all-features --test double seeds` | 100,000; `DOUBLE_FIRST` is the first one |
 #![allow(unsafe_code)] // Makes copies that the pool does not see, and resets devices.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, result, sys};
@@ -22,6 +24,8 @@ use crate::fixture::{MIB, begin_capture, builder, end_capture};
 const SEEDS: u64 = 200;
 const STEPS: u64 = 40;
 const MOST_HELD: usize = 5;
+/// The longest work of a device.
+const WORK: Duration = Duration::from_millis(100);
 const LARGEST: usize = 3 * MIB;
 /// Small ones, one over a granule, and those of several.
 const LENGTHS: [usize; 5] = [4096, 100_000, MIB, 2 * MIB + 1, LARGEST];
@@ -77,6 +81,22 @@ impl Lane {
         // SAFETY: both have this length; the caller records the stream, or keeps the buffer out of use.
         unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, source, buf.len(), self.stream.cu_stream()) }.result().is_ok()
     }
+}
+
+/// Runs `run` beside work on a stream. That work ends by itself as well, as a device's does: a release that had begun before waits for
+/// it, and copies wait for the release.
+fn beside_work<R>(double: &Double, stream: sys::CUstream, run: impl FnOnce() -> R) -> R {
+    let gate = double.hold(stream);
+    let (running, ends) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let _ended = ends.recv_timeout(WORK);
+            drop(gate);
+        });
+        let result = run();
+        drop(running);
+        result
+    })
 }
 
 /// By comparing the bytes with themselves, one further.
@@ -160,13 +180,12 @@ impl<'a> Run<'a> {
             6 => self.pool.trim(self.draw.below(self.max_bytes)),
             7 => {
                 let lane = self.index(self.lanes.len());
-                // Work that is under way for a while.
-                let gate = self.double.hold(self.lanes[lane].stream.cu_stream());
-                self.copy_on(lane);
-                self.pool.poll();
-                let byte = self.next_byte();
-                drop(filled(&self.pool, 4096, byte));
-                drop(gate);
+                beside_work(self.double, self.lanes[lane].stream.cu_stream(), || {
+                    self.copy_on(lane);
+                    self.pool.poll();
+                    let byte = self.next_byte();
+                    drop(filled(&self.pool, 4096, byte));
+                });
             }
             8 => {
                 let nth = self.draw.between(1, 3);
@@ -230,14 +249,14 @@ impl<'a> Run<'a> {
         self.double.reset_scripts();
         self.check("before a reset");
         let lane = self.index(self.lanes.len());
-        let under_way = self.double.hold(self.lanes[lane].stream.cu_stream());
-        self.copy_on(lane);
-        for device in 0..self.devices {
-            // SAFETY: the streams and memory of the old contexts are not used again.
-            unsafe { sys::cuDevicePrimaryCtxReset_v2(i32::try_from(device).unwrap()) }.result().unwrap();
-        }
+        beside_work(self.double, self.lanes[lane].stream.cu_stream(), || {
+            self.copy_on(lane);
+            for device in 0..self.devices {
+                // SAFETY: the streams and memory of the old contexts are not used again.
+                unsafe { sys::cuDevicePrimaryCtxReset_v2(i32::try_from(device).unwrap()) }.result().unwrap();
+            }
+        });
         std::mem::forget((std::mem::take(&mut self.lanes), std::mem::take(&mut self.contexts)));
-        drop(under_way);
         self.contexts = contexts(self.devices);
         self.pool.poll();
         let held = usize::try_from(self.pool.stats().pinned_bytes).unwrap();

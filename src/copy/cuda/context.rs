@@ -55,7 +55,7 @@ pub(super) struct ContextState {
     /// Keeps the context for as long as this lives; `None` if it was found by its handle alone.
     _object: Option<Arc<CudaContext>>,
     device: sys::CUdevice,
-    /// `None` if the driver did not tell.
+    /// `None` if the driver has no numbers.
     id: Option<u64>,
     spare_events: ArrayQueue<Event>,
     spare_streams: ArrayQueue<OwnStream>,
@@ -91,10 +91,12 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl ContextState {
-    /// The state of a context, made at the first call.
-    pub(super) fn of(context: &Arc<CudaContext>) -> &'static Self {
-        Self::known(context.cu_ctx())
-            .unwrap_or_else(|| Self::made(context.cu_ctx(), context.cu_device(), Some(context.clone())))
+    /// The state of a context, made at the first call; the code of `cuCtxGetId` if that is refused.
+    pub(super) fn of(context: &Arc<CudaContext>) -> Result<&'static Self, Code> {
+        match Self::known(context.cu_ctx()) {
+            Some(state) => Ok(state),
+            None => Self::made(context.cu_ctx(), context.cu_device(), Some(context.clone())),
+        }
     }
 
     /// The state of the context with this handle, and after a failure the call that failed.
@@ -111,7 +113,7 @@ impl ContextState {
         let _current = unsafe { CurrentContext::enter(handle) }.map_err(|error| ("cuCtxSetCurrent", error))?;
         let device = calls::current_device().map_err(|error| ("cuCtxGetDevice", error))?;
         keep_if_primary(device, handle).map_err(|error| ("cuDevicePrimaryCtxRetain", error))?;
-        Ok(Self::made(handle, device, None))
+        Self::made(handle, device, None).map_err(|error| ("cuCtxGetId", error))
     }
 
     /// The state of the context with this handle, if there is one.
@@ -128,7 +130,13 @@ impl ContextState {
     }
 
     /// The state of the context with this handle: another thread may have made it meanwhile.
-    fn made(handle: sys::CUcontext, device: sys::CUdevice, object: Option<Arc<CudaContext>>) -> &'static Self {
+    fn made(
+        handle: sys::CUcontext,
+        device: sys::CUdevice,
+        object: Option<Arc<CudaContext>>,
+    ) -> Result<&'static Self, Code> {
+        // A state whose number is not known would be taken for that of the next context, too.
+        let id = number_of(handle).transpose()?;
         let mut states = CONTEXTS.get().lock();
         let is_it = |state: &&'static Self| state.is_of(handle);
         let state = states.iter().rev().copied().find(is_it).unwrap_or_else(|| {
@@ -136,7 +144,7 @@ impl ContextState {
                 context: Handle(handle),
                 _object: object,
                 device,
-                id: number_of(handle).and_then(Result::ok),
+                id,
                 spare_events: ArrayQueue::new(SPARE_EVENTS),
                 spare_streams: ArrayQueue::new(SPARE_STREAMS),
                 idle_stream: OnceLock::new(),
@@ -148,7 +156,7 @@ impl ContextState {
             state
         });
         let _ = LAST.try_with(|last| last.set(Some(state)));
-        state
+        Ok(state)
     }
 
     /// The device's ordinal.
@@ -357,8 +365,9 @@ fn keep_if_primary(device: sys::CUdevice, handle: sys::CUcontext) -> Result<(), 
 /// The number of a context; `None` if the driver has none.
 fn number_of(handle: sys::CUcontext) -> Option<Result<u64, Code>> {
     // What the driver refuses once it may do the next time.
-    match driver::context_id(handle)? {
-        Err(code) if !code.is_of_ended_context() => driver::context_id(handle),
-        told => Some(told),
-    }
+    let told = match driver::context_id(handle)? {
+        Err(code) if !code.is_of_ended_context() => driver::context_id(handle)?,
+        told => told,
+    };
+    (told != Err(Code::NOT_SUPPORTED)).then_some(told)
 }

@@ -88,8 +88,9 @@ unsafe impl Fence for EventFence {
 
 /// A fence behind all work before the last record of `event`; `None` if that is over.
 pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence>> {
+    let context = ContextState::of(event.context()).map_err(|error| Error::device(failed("cuCtxGetId", error)))?;
     // SAFETY: the event lives as long as its owner.
-    unsafe { behind_event(event.cu_event(), ContextState::of(event.context())) }
+    unsafe { behind_event(event.cu_event(), context) }
 }
 
 /// A fence behind all work before the last record of `event`, on a stream of `context` that waits for it; `None` if that is

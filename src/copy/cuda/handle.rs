@@ -51,13 +51,13 @@ pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Op
 
 /// # Errors
 ///
-/// This machine has no CUDA driver.
+/// This machine has no CUDA driver, or it does not start.
 pub(crate) fn require_driver() -> Result<()> {
-    if driver::is_present() {
-        return Ok(());
+    let unavailable = |why| Error::from(ErrorKind::Unavailable { backend: "cuda", why });
+    if !driver::is_present() {
+        return Err(unavailable("no CUDA driver (libcuda.so.1) on this machine, so no stream and no event".to_owned()));
     }
-    let why = "no CUDA driver (libcuda.so.1) on this machine, so no stream and no event".to_owned();
-    Err(ErrorKind::Unavailable { backend: "cuda", why }.into())
+    driver::state::init().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
 }
 
 fn refused(call: &str, error: Code) -> Error {

@@ -108,7 +108,7 @@ struct TrackedCopy {
 impl TrackedCopy {
     /// `None` for a stream that captures. Fails where no fence can stand for the copy, nor a later one of the stream.
     fn new(stream: &CudaStream) -> Result<Option<Self>, String> {
-        let context = ContextState::of(stream.context());
+        let context = ContextState::of(stream.context()).map_err(|error| failed("cuCtxGetId", error))?;
         let _current = context.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
         let of_driver = Stream::from(stream);
         if is_capturing(of_driver).map_err(|error| failed("cuStreamIsCapturing", error))? {

@@ -18,7 +18,7 @@
 //! user's next call of cudarc finds them. Errors are ours only between the two.
 //!
 //! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`. Where there is no context
-//! object either, [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) takes the handle.
+//! object either, [`RawStream`] and [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) take the handle.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::borrow::Borrow;
@@ -44,12 +44,14 @@ mod handle;
 mod host_slice;
 mod later;
 mod own_context;
+mod raw_stream;
 mod stream;
 mod timeline;
 
 pub(crate) use event::fence_behind_event;
 pub(crate) use handle::{fence_behind_event_handle, fence_behind_stream, require_driver};
 pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
+pub use raw_stream::RawStream;
 pub(crate) use timeline::held_bytes as timeline_bytes;
 
 // SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
@@ -103,7 +105,8 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
 unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     fn mark(&self) -> Result<SharedFence> {
         let stream = self.borrow();
-        mark(stream.into(), ContextState::of(stream.context()))
+        let context = ContextState::of(stream.context()).map_err(|error| Error::device(failed("cuCtxGetId", error)))?;
+        mark(stream.into(), context)
     }
 }
 
@@ -137,7 +140,8 @@ pub(crate) fn let_reach(context: &CudaContext, start: *const u8, len: usize) -> 
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let failed = |call, error| Error::copy(len, failed(call, error));
     let_reach(context, start, len)?;
-    let _current = ContextState::of(context).enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
+    let state = ContextState::of(context).map_err(|error| failed("cuCtxGetId", error))?;
+    let _current = state.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
     // The first call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
     calls::host_device_pointer(start.cast_mut().cast())
         .or_else(|_| calls::pointer_device_pointer(start.cast()))
@@ -165,7 +169,7 @@ fn copy_with_fence<'a>(
         Ok(true) => Err(CopyFailure::Refused(Error::copy(len, CAPTURING))),
         Err(error) => Err(refused("cuStreamIsCapturing", error)),
     };
-    let context = ContextState::of(stream.context());
+    let context = ContextState::of(stream.context()).map_err(|error| refused("cuCtxGetId", error))?;
     let _current = context.enter().map_err(|error| refused("cuCtxSetCurrent", error))?;
     // All calls that can be refused come before the copy.
     let event = EventFence::new(of_driver, context).map_err(|error| refused("cuEventCreate", error))?;

@@ -1,0 +1,81 @@
+//! A stream by its handle alone, as programs in C and other frameworks name it.
+#![allow(unsafe_code)] // Calls the driver.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+use super::handle::{fence_behind_stream, require_driver};
+use crate::copy::CopyStream;
+use crate::driver::device::Device;
+use crate::driver::{CurrentContext, calls};
+use crate::error::{Error, ErrorKind, Result, SourceError};
+use crate::in_flight::SharedFence;
+
+/// The largest handle that stands for a default stream, of the context that is current or of the one that is named.
+const DEFAULT_MAX: usize = 2;
+
+/// A stream of other code, which has no object of cudarc.
+///
+/// ```no_run
+/// use pinpool::{PinnedBuf, copy::cuda::RawStream};
+///
+/// /// `stream` is a `cudaStream_t` or a `CUstream`, whose work uses the buffer.
+/// fn release(buf: PinnedBuf, stream: *mut std::ffi::c_void) -> pinpool::Result<()> {
+///     // SAFETY: the caller keeps the stream until its work is over.
+///     buf.release_after(&unsafe { RawStream::new(stream) })
+/// }
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct RawStream {
+    handle: sys::CUstream,
+    device: Option<u32>,
+}
+
+impl RawStream {
+    /// The stream with this handle, of the driver or the runtime. Null and the other handles of default streams are those of the context
+    /// that is current on the thread which uses this.
+    ///
+    /// # Safety
+    ///
+    /// The stream is not destroyed while this is used, nor its context before its work is over.
+    #[must_use]
+    pub unsafe fn new(handle: *mut c_void) -> Self {
+        Self { handle: handle.cast(), device: None }
+    }
+
+    /// Names the GPU of a default stream by its ordinal: the one of its primary context, whatever context is current.
+    #[must_use]
+    pub fn on_device(self, ordinal: u32) -> Self {
+        Self { device: Some(ordinal), ..self }
+    }
+
+    /// Whether the stream captures a graph, or one that waits for it does. `false` if the driver does not tell.
+    #[must_use]
+    pub fn is_capturing(self) -> bool {
+        let Ok(_entered) = self.enter() else { return false };
+        // SAFETY: alive (`new`).
+        unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|code| (900..=908).contains(&code.number()))
+    }
+
+    /// Makes the context current that a default stream is of.
+    fn enter(self) -> Result<Option<CurrentContext>> {
+        require_driver()?;
+        let Some(ordinal) = self.device.filter(|_| self.handle.addr() <= DEFAULT_MAX) else { return Ok(None) };
+        if calls::current_device().is_ok_and(|current| u32::try_from(current) == Ok(ordinal)) {
+            return Ok(None);
+        }
+        let entered = Device::find(ordinal).and_then(|device| device.enter());
+        let refused = |error: SourceError| Error::from(ErrorKind::Handle { why: error.to_string() });
+        entered.map(|(context, _relaxed)| Some(context)).map_err(refused)
+    }
+}
+
+// SAFETY: the fence stands behind all work enqueued so far (event-I1).
+unsafe impl CopyStream for RawStream {
+    fn mark(&self) -> Result<SharedFence> {
+        let _entered = self.enter()?;
+        // SAFETY: alive (`new`).
+        unsafe { fence_behind_stream(self.handle) }
+    }
+}
