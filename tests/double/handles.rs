@@ -183,7 +183,8 @@ fn a_default_stream_is_that_of_the_gpu_that_is_named() {
     contexts[0].bind_to_thread().unwrap();
     let pool = tensorflow().build().unwrap();
     // SAFETY: default streams live as long as their contexts.
-    let [current, named] = unsafe { [RawStream::new(ptr::null_mut()), RawStream::new(ptr::null_mut()).on_device(1)] };
+    let current = unsafe { RawStream::new(ptr::null_mut()) };
+    let named = current.on_device(1);
     current.mark().unwrap().wait().unwrap();
     let fence = named.mark().unwrap();
     assert!(!fence.is_done().unwrap(), "work of the other GPU");
