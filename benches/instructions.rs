@@ -5,6 +5,7 @@
 //!   carved    a miss: carved from memory that is locked already, and returned to it at the put
 //!   evicting  twelve classes by chance through a pool that keeps eight: a third of the gets misses, a third of the puts evicts
 //!   across    gets of one thread, puts of another, eight buffers at a time through a channel, whose instructions count
+//!   sampled   as hit, while one get in 1000 keeps its call stack (feature trace)
 //! ```
 //!
 //! `cargo bench --bench instructions` runs itself under valgrind, each pattern twice: a figure is the
@@ -21,7 +22,14 @@ use pinpool::{Backend, Pool, PoolBuilder};
 /// Its name, and what runs so many pairs of it.
 type Pattern = (&'static str, fn(u64));
 
-const PATTERNS: [Pattern; 4] = [("hit", hit), ("carved", carved), ("evicting", evicting), ("across", across)];
+const PATTERNS: &[Pattern] = &[
+    ("hit", hit),
+    ("carved", carved),
+    ("evicting", evicting),
+    ("across", across),
+    #[cfg(feature = "trace")]
+    ("sampled", sampled),
+];
 /// Pairs of the shorter run of a pattern; the other has three times as many.
 const PAIRS: u64 = 20_000;
 const BATCH: u64 = 8;
@@ -83,6 +91,12 @@ fn across(pairs: u64) {
     assert!(pool.stats().misses <= BATCH, "not only hits");
 }
 
+#[cfg(feature = "trace")]
+fn sampled(pairs: u64) {
+    let pool = builder().call_stacks(1000).build().expect("the heap has memory");
+    (0..pairs).for_each(|_| pair(&pool, 16 << 10));
+}
+
 /// Instructions of a run of this program.
 fn instructions(pattern: &str, pairs: u64) -> Option<u64> {
     let mut valgrind = Command::new("valgrind");
@@ -103,7 +117,7 @@ fn main() {
     if wanted("--test") {
         return PATTERNS.iter().for_each(|(_, run)| run(100));
     }
-    for (name, _) in PATTERNS {
+    for &(name, _) in PATTERNS {
         match instructions(name, PAIRS).zip(instructions(name, 3 * PAIRS)) {
             Some((short, long)) => {
                 println!("{name:<9} {:>8.1} instructions a pair", (long - short) as f64 / (2 * PAIRS) as f64);

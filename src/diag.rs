@@ -158,7 +158,8 @@ impl PoolLog {
     ///
     /// `verdict: sizes never recur ...` (info, warn where it costs time): what the line says, if it says anything.
     ///
-    /// `verdict: leak ...` (warn): look at what holds the buffers of the tag in the line.
+    /// `verdict: leak ...` (warn): look at what holds the buffers of the tag in the line. It names where most of them were got that were
+    /// sampled (`PINPOOL_CALL_STACKS`).
     ///
     /// `verdict: CAUSE ...` (warn): what the line says: what was seen, what to set or to change, and the seconds lost.
     pub(crate) fn judged(&self, judgement: &Judgement) {
@@ -401,7 +402,8 @@ impl PoolLog {
     /// No handle of the pool is left, and users still hold `buffers`, of which those under a tag are `tagged`.
     ///
     /// `ended with N buffers still out ...` (warn): nothing, if they are dropped soon: until then the pool keeps their
-    /// memory. Else look for who has them: those of `Pool::tagged` are listed with size, tag and age.
+    /// memory. Else look for who has them: those of `Pool::tagged` are listed with size, tag and age, those that were sampled
+    /// (`PINPOOL_CALL_STACKS`) with the line that got them.
     pub(crate) fn still_out(&self, buffers: u64, bytes: u64, tagged: &[HeldBuffer]) {
         let noun = if buffers == 1 { "buffer" } else { "buffers" };
         let list = StillOut { buffers, bytes, tagged };

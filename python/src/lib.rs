@@ -20,6 +20,7 @@
 //! | `loader` | the crate's loader: files, and batches read ahead |
 //! | `lines` | log lines on their way to Python's `logging` |
 //! | `errors` | the crate's errors as exceptions |
+//! | `frames` | the Python code that a get came from |
 //! | `unlocked` | calls without the interpreter's lock (the GIL) |
 //!
 //! The lock is never held while memory is pinned, waited for or released. No code of the pool calls Python: log lines wait
@@ -33,6 +34,7 @@ mod buffer;
 mod device;
 mod dlpack;
 mod errors;
+mod frames;
 mod gets;
 mod lines;
 mod loader;

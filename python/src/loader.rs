@@ -326,7 +326,7 @@ impl Reader {
     fn handed<'py>(&self, py: Python<'py>, ready: Ready) -> PyResult<Handed<'py>> {
         let Ready { number, epoch, in_epoch, memory, parts, labels, failures, .. } = ready;
         let buffer = match memory {
-            Loaded::Host(buffer) => Bound::new(py, gets::buffer(buffer, &self.gets))?.into_any(),
+            Loaded::Host(buffer) => Bound::new(py, gets::buffer(py, buffer, &self.gets))?.into_any(),
             Loaded::Device(memory) => Bound::new(py, DeviceBuffer::over(memory))?.into_any(),
         };
         Ok((number, epoch, in_epoch, buffer, parts, labels, failures))

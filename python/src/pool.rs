@@ -72,7 +72,7 @@ impl Pool {
     }
 
     /// An idle buffer, if that takes so little time that the lock may stay held.
-    fn get_idle(&self, len: usize) -> PyResult<Option<Buffer>> {
+    fn get_idle(&self, py: Python<'_>, len: usize) -> PyResult<Option<Buffer>> {
         if !self.gets.origin.are_hits_short() {
             return Ok(None);
         }
@@ -80,7 +80,7 @@ impl Pool {
             Some(tagged) => tagged.try_get(len),
             None => self.pool()?.try_get(len),
         };
-        Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.gets)))
+        Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(py, buf, &self.gets)))
     }
 
     /// A get that waits long enough for Ctrl-C to matter: it is asked for now and then, and keeps its place in line.
@@ -161,7 +161,7 @@ impl Pool {
         let pool = self.pool()?;
         let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
         if align.is_none()
-            && let Some(idle) = self.get_idle(len)?
+            && let Some(idle) = self.get_idle(py, len)?
         {
             return Ok(idle);
         }
@@ -176,7 +176,7 @@ impl Pool {
             }),
         };
         let taken = begun.elapsed();
-        let served = served.map(|buf| buffer(buf, &self.gets));
+        let served = served.map(|buf| buffer(py, buf, &self.gets));
         lines::flush(py)?;
         served.map_err(|error| errors::of_get(&error, wait, taken))
     }
@@ -188,7 +188,7 @@ impl Pool {
             Some(tagged) => tagged.try_get(len),
             None => pool.try_get(len),
         });
-        Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.gets)))
+        Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(py, buf, &self.gets)))
     }
 
     /// A buffer that is idle, or a get that waits.
@@ -201,7 +201,7 @@ impl Pool {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (len, pool) = (size(n)?, self.pool()?);
         let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
-        if let Some(idle) = self.get_idle(len)? {
+        if let Some(idle) = self.get_idle(py, len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
         let waiting = WaitingGet::new(self.future(len, wait)?, wait, self.gets.clone())?;

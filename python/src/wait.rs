@@ -87,7 +87,7 @@ impl WaitingGet {
                 *self.future() = Some(future);
                 Ok(None)
             }
-            Poll::Ready(Ok(buf)) => Ok(Some(buffer(buf, &self.gets))),
+            Poll::Ready(Ok(buf)) => Ok(Some(buffer(py, buf, &self.gets))),
             Poll::Ready(Err(error)) => Err(errors::of_get(&error, self.wait, self.begun.elapsed())),
         };
         lines::flush(py)?;

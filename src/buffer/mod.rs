@@ -32,6 +32,7 @@ use bytemuck::Pod;
 use crate::engine::{Block, BufferState};
 use crate::error::Result;
 use crate::in_flight::CopyFences;
+use pinpool_os::call_stack::{CallStack, Frame};
 
 mod batch;
 mod copies;
@@ -137,6 +138,15 @@ impl PinnedBuf {
     pub(crate) fn over_plain(mut block: Block, len: usize) -> Self {
         block.begin_plain(len);
         Self { block: ManuallyDrop::new(Some(block)) }
+    }
+
+    /// Names the calls that led to the get, where they are of a language that the pool does not know: name, file and line of each,
+    /// the innermost first. They take the place of the native ones in all that `PINPOOL_CALL_STACKS` shows. `frames` is not called
+    /// if the get was not sampled.
+    pub fn describe_caller(&self, frames: impl FnOnce() -> Vec<(String, String, u32)>) {
+        let Some(block) = self.block.as_ref() else { return };
+        let frame = |(name, file, line)| Frame { name, file, line };
+        block.describe_caller(|| CallStack::Named(frames().into_iter().map(frame).collect()));
     }
 
     fn state(&self) -> Option<&BufferState> {

@@ -134,6 +134,10 @@ macro_rules! for_each_setting {
         /// that is no recording is refused. Needs the feature trace.
         "PINPOOL_TRACE" = None, trace(impl Into<Option<PathBuf>>): Option<PathBuf> as PATH_OR_NONE;
 
+        /// One get in so many, drawn by chance, keeps its call stack, so that a recording, a leak's verdict and the list of what is
+        /// still out name the line that it came from; 0: none. Every get then takes the slow path. Needs the feature trace.
+        "PINPOOL_CALL_STACKS" = 0, call_stacks(u64): u64 as COUNT;
+
         // TensorFlow's `should_log`.
         /// One check of the rates in this many is logged; 1 logs each.
         "PINPOOL_LOG_EVERY" = 10, log_every(u64): u64 as AT_LEAST_ONE;
@@ -262,13 +266,16 @@ impl Settings {
             let why = format!("is over PINPOOL_MAX_BYTES={max_bytes}: lower the one or raise the other");
             problems.push(refused("PINPOOL_RESERVE", &*reserve, why));
         }
-        for (name, path, feature, is_built) in [
-            ("PINPOOL_TRACE", &config.trace, "trace", cfg!(feature = "trace")),
-            ("PINPOOL_SOCKET", &config.socket, "serve", cfg!(feature = "serve")),
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let call_stacks = Some(config.call_stacks.to_string()).filter(|_| config.call_stacks > 0);
+        for (name, value, feature, is_built) in [
+            ("PINPOOL_TRACE", path(&config.trace), "trace", cfg!(feature = "trace")),
+            ("PINPOOL_CALL_STACKS", call_stacks, "trace", cfg!(feature = "trace")),
+            ("PINPOOL_SOCKET", path(&config.socket), "serve", cfg!(feature = "serve")),
         ] {
-            if let Some(path) = path.as_ref().filter(|_| !is_built) {
+            if let Some(value) = value.filter(|_| !is_built) {
                 let why = format!("needs the feature `{feature}`: build pinpool with it, or leave the setting out");
-                problems.push(refused(name, path.display().to_string(), why));
+                problems.push(refused(name, value, why));
             }
         }
         (config, problems)

@@ -90,8 +90,10 @@ pub(super) struct StillOut<'a> {
 impl fmt::Display for StillOut<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let listed = &self.tagged[..self.tagged.len().min(LISTED)];
-        for HeldBuffer { tag, bytes, age } in listed {
-            write!(f, "\n  {bytes} bytes of {tag}, got {} s ago", age.as_secs())?;
+        for HeldBuffer { tag, bytes, age, stack } in listed {
+            let place = stack.as_ref().and_then(|stack| stack.place());
+            let place = place.map_or_else(String::new, |place| format!(" at {place}"));
+            write!(f, "\n  {bytes} bytes of {tag}, got {} s ago{place}", age.as_secs())?;
         }
         // Saturating: buffers come back meanwhile.
         let buffers = self.buffers.saturating_sub(listed.len() as u64);

@@ -12,6 +12,7 @@
 //! Numbers in, text out. Reads and locks nothing.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Lines, UsageReport};
@@ -19,6 +20,7 @@ use crate::error::{Lines, UsageReport};
 pub(crate) use pinpool_observe::judge::shortage::{Host, Refused};
 use pinpool_observe::judge::shortage::{Shortage, likely_cause};
 use pinpool_observe::judge::{Holder, Judgement};
+use pinpool_os::call_stack::CallStack;
 
 /// The limit of a get that fits the partition where it is made.
 pub(crate) const OUTER_PARTITION: &str = "the ceiling of the partition around this one";
@@ -42,18 +44,13 @@ pub struct Owner {
     pub oldest: Option<Duration>,
 }
 
-/// One buffer that was got under a tag.
+/// One buffer that was got under a tag, or whose get was sampled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeldBuffer {
     pub(crate) tag: String,
     pub(crate) bytes: u64,
     pub(crate) age: Duration,
-}
-
-impl HeldBuffer {
-    pub(crate) fn new(tag: &str, bytes: u64, age_us: u64) -> Self {
-        Self { tag: tag.to_owned(), bytes, age: Duration::from_micros(age_us) }
-    }
+    pub(crate) stack: Option<Arc<CallStack>>,
 }
 
 impl Owner {
@@ -67,7 +64,8 @@ impl Owner {
     }
 
     pub(crate) fn holder(&self) -> Holder {
-        Holder { tag: self.tag.clone(), buffers: self.buffers, bytes: self.bytes, oldest: self.oldest }
+        let Self { tag, buffers, bytes, oldest, .. } = self.clone();
+        Holder { tag, buffers, bytes, oldest, place: None }
     }
 
     pub(crate) fn add(&mut self, asked_bytes: u64, held_bytes: u64, age_us: u64) {

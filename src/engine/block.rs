@@ -24,6 +24,7 @@ use super::owners::Holder;
 use super::supply::{Adopted, BlockMemory};
 use crate::in_flight::CopyFences;
 use crate::size_class::Class;
+use pinpool_os::call_stack::CallStack;
 use pinpool_os::fork;
 
 /// Memory of one class and its owner. One pointer wide.
@@ -266,6 +267,16 @@ impl<E> Block<E> {
     pub(super) fn set_holder(&mut self, holder: Holder) {
         self.end_plain();
         self.0.holder = Some(holder);
+    }
+
+    /// Whether its get was sampled.
+    pub(super) fn is_sampled(&self) -> bool {
+        self.0.holder.as_ref().is_some_and(Holder::is_sampled)
+    }
+
+    /// Its get, of which there is a holder, came from `stack`.
+    pub(super) fn set_stack(&self, stack: Arc<CallStack>) {
+        self.0.holder.iter().for_each(|holder| holder.set_stack(stack.clone()));
     }
 
     /// No user has the block any more, and no copy uses it.

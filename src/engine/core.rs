@@ -70,6 +70,7 @@ mod interfaces;
 mod puts;
 mod recording;
 mod report;
+mod sampling;
 #[cfg(feature = "serve")]
 mod serving;
 mod ticks;
@@ -278,8 +279,9 @@ impl Core {
 
     /// The calling thread's shard, if gets and puts of this pool may take the short path.
     pub(super) fn short_path(&self) -> Option<&Shard<BlockBody<Self>>> {
-        // The slow paths zero and record.
-        if self.config.zero || self.recorder().is_some() { None } else { self.stock.idle().own_shard() }
+        // The slow paths zero, record and draw samples.
+        let needs_slow = self.config.zero || self.recorder().is_some() || self.config.call_stacks > 0;
+        if needs_slow { None } else { self.stock.idle().own_shard() }
     }
 
     /// Whether the sizes of large buffers vary (policy-R12).

@@ -8,26 +8,43 @@
 //! A buffer that was got without a tag has no holder, so its hit and its put do nothing here. One with a holder is not plain
 //! (block-I2): its put takes the slow path, which ends the row.
 //!
+//! So has one whose get was sampled; without a tag it is in a ledger that counts in no sum, since those of no tag are what remains.
+//!
 //! Owns the ledgers and their rows. Reads no clock: times are arguments.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use crate::dump::{HeldBuffer, Owner};
+use pinpool_observe::judge::largest;
+use pinpool_os::call_stack::CallStack;
 use pinpool_os::sync::plain::Mutex;
 
 /// Most tags that a pool tells apart; further ones share [`OTHERS`].
 const TAGS_MAX: usize = 1024;
 /// Longer tags are cut.
 const TAG_BYTES_MAX: usize = 128;
+/// The buffers without a tag.
+pub(super) const UNTAGGED: &str = "(untagged)";
 /// The tag of the buffers whose own tag is one too many.
 const OTHERS: &str = "(other tags)";
 /// Rows that a ledger without buffers keeps room for.
 const SPARE_ROWS: usize = 64;
 
 /// The ledgers of one pool, by tag.
-#[derive(Debug, Default)]
-pub(super) struct Owners(Mutex<BTreeMap<Box<str>, Arc<Ledger>>>);
+#[derive(Debug)]
+pub(super) struct Owners {
+    tagged: Mutex<BTreeMap<Box<str>, Arc<Ledger>>>,
+    /// Those without a tag whose get was sampled.
+    pub(super) untagged: Arc<Ledger>,
+}
+
+impl Default for Owners {
+    fn default() -> Self {
+        Self { tagged: Mutex::default(), untagged: Ledger::new(UNTAGGED) }
+    }
+}
 
 /// The buffers of one tag.
 #[derive(Debug)]
@@ -45,11 +62,13 @@ struct Rows {
     free: Vec<usize>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Row {
     asked_bytes: u64,
     held_bytes: u64,
     since_us: u64,
+    /// Where it was got, if that was sampled.
+    stack: Option<Arc<CallStack>>,
 }
 
 /// A row of a ledger, with the buffer that it stands for. Its drop ends the row.
@@ -66,7 +85,7 @@ impl Owners {
         if tag.is_empty() {
             return None;
         }
-        let mut ledgers = self.0.lock();
+        let mut ledgers = self.tagged.lock();
         if let Some(ledger) = ledgers.get(&*tag) {
             return Some(ledger.clone());
         }
@@ -75,8 +94,7 @@ impl Owners {
             ledgers.retain(|_, ledger| Arc::strong_count(ledger) > 1);
         }
         let tag: Box<str> = if ledgers.len() >= TAGS_MAX { OTHERS.into() } else { tag.into() };
-        let make = || Arc::new(Ledger { tag: tag.clone(), rows: Mutex::default(), recorded: OnceLock::new() });
-        Some(ledgers.entry(tag.clone()).or_insert_with(make).clone())
+        Some(ledgers.entry(tag).or_insert_with_key(|tag| Ledger::new(tag)).clone())
     }
 
     /// What each tag holds at `now_us`. Sums, since each get that finds no memory asks, and gets and puts of the tag wait.
@@ -91,12 +109,23 @@ impl Owners {
         self.ledgers().into_iter().filter_map(sum).collect()
     }
 
-    /// Each buffer that is held under a tag at `now_us`, the oldest first.
+    /// Where most of the bytes under `tag` were got that were sampled, in words. Reads files, under no lock.
+    pub(super) fn place(&self, tag: &str) -> Option<String> {
+        let of_tag = self.ledgers().into_iter().chain([self.untagged.clone()]).find(|ledger| &*ledger.tag == tag)?;
+        let sampled = |row: &Row| row.stack.clone().map(|stack| (stack, row.held_bytes));
+        let sampled: Vec<_> = of_tag.rows.lock().rows.iter().flatten().filter_map(sampled).collect();
+        largest(sampled)?.place()
+    }
+
+    /// Each buffer that is held under a tag at `now_us`, or whose get was sampled, the oldest first.
     pub(super) fn buffers(&self, now_us: u64) -> Vec<HeldBuffer> {
         let mut buffers = Vec::new();
-        for ledger in self.ledgers() {
+        for ledger in self.ledgers().into_iter().chain([self.untagged.clone()]) {
             let rows = ledger.rows.lock();
-            let held = |row: &Row| HeldBuffer::new(&ledger.tag, row.held_bytes, now_us.saturating_sub(row.since_us));
+            let held = |row: &Row| {
+                let age = Duration::from_micros(now_us.saturating_sub(row.since_us));
+                HeldBuffer { tag: ledger.tag.to_string(), bytes: row.held_bytes, age, stack: row.stack.clone() }
+            };
             buffers.extend(rows.rows.iter().flatten().map(held));
         }
         buffers.sort_by(|one, other| other.age.cmp(&one.age).then_with(|| other.bytes.cmp(&one.bytes)));
@@ -104,11 +133,15 @@ impl Owners {
     }
 
     fn ledgers(&self) -> Vec<Arc<Ledger>> {
-        self.0.lock().values().cloned().collect()
+        self.tagged.lock().values().cloned().collect()
     }
 }
 
 impl Ledger {
+    fn new(tag: &str) -> Arc<Self> {
+        Arc::new(Self { tag: tag.into(), rows: Mutex::default(), recorded: OnceLock::new() })
+    }
+
     pub(crate) fn tag(&self) -> &str {
         &self.tag
     }
@@ -120,7 +153,7 @@ impl Ledger {
 
     /// A buffer of `held_bytes`, of which `asked_bytes` were asked for, is got at `now_us`.
     pub(super) fn hold(self: &Arc<Self>, asked_bytes: u64, held_bytes: u64, now_us: u64) -> Holder {
-        let new = Some(Row { asked_bytes, held_bytes, since_us: now_us });
+        let new = Some(Row { asked_bytes, held_bytes, since_us: now_us, stack: None });
         let mut rows = self.rows.lock();
         let row = match rows.free.pop() {
             Some(row) => row,
@@ -129,9 +162,24 @@ impl Ledger {
                 rows.rows.len() - 1
             }
         };
-        rows.rows.get_mut(row).into_iter().for_each(|row| *row = new);
+        if let Some(row) = rows.rows.get_mut(row) {
+            *row = new;
+        }
         drop(rows);
         Holder { ledger: self.clone(), row }
+    }
+}
+
+impl Holder {
+    pub(super) fn is_sampled(&self) -> bool {
+        self.ledger.rows.lock().rows.get(self.row).into_iter().flatten().any(|row| row.stack.is_some())
+    }
+
+    pub(super) fn set_stack(&self, stack: Arc<CallStack>) {
+        let mut rows = self.ledger.rows.lock();
+        if let Some(Some(row)) = rows.rows.get_mut(self.row) {
+            row.stack = Some(stack);
+        }
     }
 }
 
@@ -191,7 +239,7 @@ mod tests {
     fn there_are_as_many_tags_as_are_told_apart_and_one_more() {
         let owners = Owners::default();
         let handles: Vec<_> = (0..TAGS_MAX + 10).map(|n| owners.ledger(&format!("tag {n}")).unwrap()).collect();
-        assert_eq!(owners.0.lock().len(), TAGS_MAX + 1);
+        assert_eq!(owners.tagged.lock().len(), TAGS_MAX + 1);
         assert_eq!((handles[TAGS_MAX - 1].tag(), handles[TAGS_MAX].tag()), ("tag 1023", OTHERS));
         assert!(Arc::ptr_eq(&handles[TAGS_MAX + 9], &handles[TAGS_MAX]));
         drop(handles);

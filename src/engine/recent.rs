@@ -11,7 +11,7 @@
 //! both at hand. A put of another thread's block finds its pool by the block's owner, and pushes the block to that thread's
 //! shard; the owner's next get takes it from there. The slow paths fill the entries. A thread that has none takes the slow path, which checks everything.
 //!
-//! A pool that records takes the slow paths, which record, and is never at hand.
+//! A pool that records or samples takes the slow paths, which do so, and is never at hand.
 //!
 //! A put gives its buffer away, and with it the buffer's reference to the pool: another thread may take the buffer, release
 //! it and close the pool before the put has returned. So a put runs on a reference of its thread. It keeps bookkeeping alone:

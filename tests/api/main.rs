@@ -6,6 +6,7 @@
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `record` | what a pool records, read back, whole, cut off or damaged (feature `trace`) |
 //! | `record_files` | what a recording does to a file that is at its path (feature `trace`) |
+//! | `call_stacks` | where gets came from that were sampled (feature `trace`) |
 //! | `orphans` | children that outlive a killed parent (feature `trace`) |
 //! | `remedies` | what a message tells the user to do, and what a pool warns of when it is built |
 //! | `adopt` | memory that a user pinned, as buffers |
@@ -41,6 +42,8 @@ mod async_get;
 mod async_stress;
 mod background_reserve;
 mod batch;
+#[cfg(all(feature = "trace", target_os = "linux", not(miri)))]
+mod call_stacks;
 mod captured_log;
 mod ceiling;
 #[path = "../child/mod.rs"]

@@ -8,6 +8,7 @@
 //! | [`clock`] | the monotonic clock |
 //! | [`unwind`] | calls of code that users pass in, whose panics end there |
 //! | [`lost`] | what is never used again and never freed |
+//! | [`call_stack`] | where code was called from |
 //! | [`file_id`] | which file a path or a descriptor leads to |
 //! | [`child_descriptors`] | descriptors that children of `fork` close |
 //! | [`local_socket`] | a socket in the file system, for this user alone |
@@ -17,6 +18,7 @@
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // What needs Linux is not there.
 #![allow(missing_docs, missing_debug_implementations, clippy::missing_errors_doc, clippy::missing_panics_doc)] // Internal: a name says enough where a doc comment would repeat it.
 
+pub mod call_stack;
 pub mod child_descriptors;
 pub mod clock;
 pub mod file_id;

@@ -111,6 +111,7 @@ class Pool:
         poll: _Switch | None = ...,
         zero: _Switch | None = ...,
         trace: str | PathLike[str] | None = ...,
+        call_stacks: int | str | None = ...,
         log_every: int | str | None = ...,
         socket: str | PathLike[str] | None = ...,
         close_wait: _Time | timedelta | None = ...,

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use super::super::accounts::usage_report;
-use super::super::owners::Ledger;
+use super::super::owners::{Ledger, UNTAGGED};
 use super::super::supply::Refusal;
-use super::{Block, Core, Wanted};
+use super::{Core, Wanted};
 use crate::diag::is_power_of_ten;
 use crate::dump::{Dump, Host, Owner, Refused, Request};
 use crate::error::{Error, Report};
@@ -19,8 +19,6 @@ use pinpool_os::sync::plain::Mutex;
 
 /// Between two readings of what the system has, which are files of the kernel.
 const READ_EVERY_US: u64 = 1_000_000;
-/// The buffers without a tag.
-const UNTAGGED: &str = "(untagged)";
 /// The buffers of partitions, which have tags of their own.
 const PARTITIONS: &str = "(partitions)";
 
@@ -61,13 +59,6 @@ impl Core {
         self.owners.ledger(tag)
     }
 
-    /// The user of `block` is the one that `wanted` it.
-    pub(crate) fn note_holder(&self, block: &mut Block, wanted: &Wanted) {
-        if let Some(ledger) = &wanted.ledger {
-            block.set_holder(ledger.hold(wanted.len as u64, block.held_bytes(), self.time.coarse_us()));
-        }
-    }
-
     /// What is held and for whom.
     pub(crate) fn dump(&self) -> Dump {
         self.dump_of(&self.stats(), None)
@@ -106,8 +97,8 @@ impl Core {
         let stats = self.stats();
         self.log.ended(&stats);
         if stats.in_use > 0 {
-            let tagged = self.owners.buffers(self.time.now_us());
-            self.log.still_out(stats.in_use + stats.in_flight, stats.in_use_bytes + stats.in_flight_bytes, &tagged);
+            let known = self.owners.buffers(self.time.now_us());
+            self.log.still_out(stats.in_use + stats.in_flight, stats.in_use_bytes + stats.in_flight_bytes, &known);
         }
     }
 

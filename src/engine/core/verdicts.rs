@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pinpool_observe::judge::{Cause, Judge, Judgement, Snapshot};
+use pinpool_observe::judge::{Cause, Holder, Judge, Judgement, Snapshot};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
@@ -76,6 +76,8 @@ impl Core {
         let own = |figure: u64| if is_own { figure } else { 0 };
         let nanos = |calls: &Calls| own(nanos(calls.time.total()));
         let Stats { ref pin, ref unpin, ref remap, ref miss_reasons, .. } = stats;
+        let place = |tag: &str| if self.config.call_stacks > 0 { self.owners.place(tag) } else { None };
+        let holder = |owner: &Owner| Holder { place: place(&owner.tag), ..owner.holder() };
         // Under `tensorflow` a buffer that was evicted earlier is one too few, not one of another size.
         let evicted_earlier = if is_direct { 0 } else { miss_reasons.evicted_earlier };
         Snapshot {
@@ -107,7 +109,7 @@ impl Core {
             oldest_copy: stats.oldest_in_flight.filter(|_| self.config.stuck_after.is_some_and(|time| !time.is_zero())),
             copies: stats.in_flight_time.count() + stats.in_flight,
             is_pinned: stats.is_pinned,
-            holders: self.owners_of(&stats).iter().map(Owner::holder).collect(),
+            holders: self.owners_of(&stats).iter().map(holder).collect(),
         }
     }
 }

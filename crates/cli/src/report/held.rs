@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use pinpool_observe::judge::largest;
 use pinpool_observe::judge::words::seconds;
 use pinpool_replay::{Event, Record, Recording};
 
@@ -19,6 +20,8 @@ const UNTAGGED: &str = "(untagged)";
 struct Out {
     bytes: u64,
     tag: u32,
+    /// Of the call stack; 0 of a get that was not sampled.
+    stack: u32,
     since_ns: u64,
 }
 
@@ -63,6 +66,8 @@ pub(super) struct Held {
     pools: BTreeMap<u32, Lane>,
     /// What the pools that have ended left, by pool and tag, with the time of the end.
     left: BTreeMap<(u32, u32), (Sum, u64)>,
+    /// The bytes of those that were sampled, with pool and tag, by call stack.
+    sampled: Vec<((u32, u32), u32, u64)>,
 }
 
 impl Held {
@@ -71,10 +76,11 @@ impl Held {
         match record.event {
             Event::Get { id, class_bytes, tag, .. } => {
                 self.back(key(id));
-                self.out.insert(key(id), Out { bytes: class_bytes, tag, since_ns: record.time_ns });
+                self.out.insert(key(id), Out { bytes: class_bytes, tag, stack: 0, since_ns: record.time_ns });
                 self.tags.entry(tag).or_default().change(class_bytes, 0);
                 self.pools.entry(record.pool).or_default().change(class_bytes, 0);
             }
+            Event::Sampled { id, stack } => self.out.get_mut(&key(id)).into_iter().for_each(|out| out.stack = stack),
             Event::Put { id, in_flight: false }
             | Event::Completed { id }
             | Event::Gone { id }
@@ -98,6 +104,7 @@ impl Held {
             if *of == pool {
                 let (sum, _) = self.left.entry((pool, out.tag)).or_insert(((0, 0, u64::MAX), at_ns));
                 *sum = (sum.0 + 1, sum.1 + out.bytes, sum.2.min(out.since_ns));
+                self.sampled.extend((out.stack > 0).then_some(((pool, out.tag), out.stack, out.bytes)));
             }
         }
     }
@@ -136,7 +143,8 @@ impl Held {
         let mut left: Vec<_> = self.left.iter().collect();
         left.sort_by_key(|(_, ((_, bytes, _), _))| std::cmp::Reverse(*bytes));
         let buffers: u64 = left.iter().map(|(_, ((buffers, ..), _))| buffers).sum();
-        let row = |&(&(pool, tag), &((buffers, bytes, since_ns), at_ns)): &(&(u32, u32), &(Sum, u64))| {
+        let row = |&(&of, &((buffers, bytes, since_ns), at_ns)): &(&(u32, u32), &(Sum, u64))| {
+            let (pool, tag) = of;
             let tag = recording.tag(tag).unwrap_or(UNTAGGED);
             let owner = if recording.pools.len() > 1 {
                 format!("{}: {tag}", pool_name(recording, pool))
@@ -144,6 +152,10 @@ impl Held {
                 tag.to_owned()
             };
             let age = seconds(at_ns.saturating_sub(since_ns));
+            let sampled = self.sampled.iter().filter(|(owner, ..)| *owner == of);
+            let stack = largest(sampled.map(|&(_, stack, bytes)| (stack, bytes)));
+            let place = stack.and_then(|stack| recording.place(stack));
+            let owner = place.map_or(owner.clone(), |place| format!("{owner}, most got at {place}"));
             [owner, grouped(buffers), Unit::Bytes.text(bytes as f64), age]
         };
         let rows = left.iter().take(ROWS_MAX).map(row).collect();

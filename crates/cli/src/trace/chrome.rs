@@ -84,6 +84,7 @@ fn slice(record: &Record, recording: &Recording) -> Option<Value> {
         Event::Leaked { id } => moment("leaked", json!({"memory": id})),
         Event::Cleared => moment("clear", json!({})),
         Event::End => moment("end", json!({})),
+        Event::Sampled { id, stack } => moment("sampled get", json!({"memory": id, "place": recording.place(stack)})),
         Event::Get { .. } | Event::Put { .. } | Event::Completed { .. } | Event::New { .. } | Event::Gone { .. } => {
             return None;
         }

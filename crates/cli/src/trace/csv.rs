@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use pinpool_replay::{Event, Recording};
 
-const HEAD: &str = "time_ns,thread,pool,event,id,bytes,class_bytes,tag,took_ns,address,to,failed";
+const HEAD: &str = "time_ns,thread,pool,event,id,bytes,class_bytes,tag,took_ns,address,to,failed,place";
 
 /// The columns behind `event`.
 #[derive(Default)]
@@ -17,6 +17,7 @@ struct Columns {
     address: Option<u64>,
     to: Option<u64>,
     failed: Option<bool>,
+    place: Option<String>,
 }
 
 pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
@@ -24,10 +25,10 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
     for record in &recording.records {
         let (name, columns) = columns(&record.event, recording);
         let number = |number: Option<u64>| number.map_or_else(String::new, |number| number.to_string());
-        let Columns { id, bytes, class_bytes, tag, took_ns, address, to, failed } = columns;
+        let Columns { id, bytes, class_bytes, tag, took_ns, address, to, failed, place } = columns;
         writeln!(
             out,
-            "{},{},{},{name},{},{},{},{},{},{},{},{}",
+            "{},{},{},{name},{},{},{},{},{},{},{},{},{}",
             record.time_ns,
             record.thread,
             record.pool,
@@ -39,6 +40,7 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
             address.map_or_else(String::new, |address| format!("{address:#x}")),
             number(to),
             failed.map_or("", |failed| if failed { "1" } else { "0" }),
+            place.unwrap_or_default(),
         )?;
     }
     Ok(())
@@ -46,7 +48,8 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
 
 fn columns(event: &Event, recording: &Recording) -> (&'static str, Columns) {
     let none = Columns::default();
-    let tag_of = |tag: u32| recording.tag(tag).map(|name| format!("\"{}\"", name.replace('"', "\"\"")));
+    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    let tag_of = |tag: u32| recording.tag(tag).map(quoted);
     match *event {
         Event::Get { id, bytes, class_bytes, tag, took_ns } => (
             "get",
@@ -69,6 +72,10 @@ fn columns(event: &Event, recording: &Recording) -> (&'static str, Columns) {
                 ..none
             },
         ),
+        Event::Sampled { id, stack } => {
+            let place = recording.place(stack).as_deref().map(quoted);
+            ("sampled", Columns { id: Some(id), place, ..none })
+        }
         Event::Put { id, in_flight: true } => ("put_in_flight", Columns { id: Some(id), ..none }),
         Event::Put { id, in_flight: false } => ("put", Columns { id: Some(id), ..none }),
         Event::Completed { id } => ("completed", Columns { id: Some(id), ..none }),

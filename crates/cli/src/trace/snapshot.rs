@@ -5,7 +5,8 @@
 //! segment, which adjoining pieces are one of, since a buffer may lie across them. memory_viz plays the trace backwards from
 //! the end, so each entry must be undone by what is there then: a block lies in a segment, and what is freed was allocated.
 //! So memory whose page-lock is not in the recording is mapped for the time that it is known, and memory whose address is not
-//! has one of its own. The frame of an entry names the tag, else the thread, and the pool.
+//! has one of its own. The last frame of an entry names the tag, else the thread, and the pool; those before are the call stack of
+//! a get that was sampled.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -30,6 +31,9 @@ struct Held {
     address: u64,
     /// Put, while devices may still use it.
     is_in_flight: bool,
+    /// Its entry `alloc`, and the call stack of its get; 0 of one that was not sampled.
+    entry: usize,
+    stack: u32,
 }
 
 /// Where a buffer's memory is.
@@ -60,7 +64,7 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
     let Memory { segments, held, entries, .. } = memory;
     let mut blocks: Vec<_> = held.into_values().collect();
     blocks.sort_by_key(|held| held.address);
-    let segments = segments.into_iter().map(|(address, bytes)| segment(address, bytes, &blocks)).collect();
+    let segments = segments.into_iter().map(|(address, bytes)| segment(address, bytes, &blocks, recording)).collect();
     let snapshot = Pickle::Dictionary(vec![
         ("segments", Pickle::List(segments)),
         ("device_traces", Pickle::List(vec![Pickle::List(entries)])),
@@ -71,29 +75,30 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
 }
 
 /// A segment whose blocks fill it: those that are held, and what is between them.
-fn segment(address: u64, bytes: u64, held: &[Held]) -> Pickle {
+fn segment(address: u64, bytes: u64, held: &[Held], recording: &Recording) -> Pickle {
     let end = address.saturating_add(bytes);
     let (mut blocks, mut at, mut active, mut allocated) = (Vec::new(), address, 0, 0);
-    let mut add = |at: u64, bytes: u64, state: &str| {
+    let mut add = |at: u64, bytes: u64, state: &str, stack: u32| {
         blocks.push(Pickle::Dictionary(vec![
             ("address", at.into()),
             ("size", bytes.into()),
             ("requested_size", bytes.into()),
             ("state", state.into()),
-            ("frames", Pickle::List(Vec::new())),
+            ("frames", Pickle::List(frames(recording, stack))),
         ]));
     };
     for held in held.iter().filter(|held| (address..end).contains(&held.address)) {
         if held.address > at {
-            add(at, held.address - at, "inactive");
+            add(at, held.address - at, "inactive", 0);
         }
-        add(held.address, held.bytes, if held.is_in_flight { "active_pending_free" } else { "active_allocated" });
+        let state = if held.is_in_flight { "active_pending_free" } else { "active_allocated" };
+        add(held.address, held.bytes, state, held.stack);
         active += held.bytes;
         allocated += if held.is_in_flight { 0 } else { held.bytes };
         at = held.address + held.bytes;
     }
     if at < end {
-        add(at, end - at, "inactive");
+        add(at, end - at, "inactive", 0);
     }
     Pickle::Dictionary(vec![
         ("device", 0.into()),
@@ -109,6 +114,16 @@ fn segment(address: u64, bytes: u64, held: &[Held]) -> Pickle {
         ("frames", Pickle::List(Vec::new())),
         ("blocks", Pickle::List(blocks)),
     ])
+}
+
+/// The frames of a call stack; none of 0.
+fn frames(recording: &Recording, stack: u32) -> Vec<Pickle> {
+    let frames = recording.stacks.get(&stack).into_iter().flatten();
+    frames.map(|at| frame(at.name.clone(), at.file.clone(), at.line.into())).collect()
+}
+
+fn frame(name: String, file: String, line: u64) -> Pickle {
+    Pickle::Dictionary(vec![("name", Pickle::Text(name)), ("filename", Pickle::Text(file)), ("line", line.into())])
 }
 
 impl Memory<'_> {
@@ -132,10 +147,22 @@ impl Memory<'_> {
                 let place = self.place(record, key(id), class_bytes.max(bytes));
                 // What else lies there was put, and the record is lost.
                 self.free_within(record, place.address, place.bytes);
-                let held = Held { bytes: bytes.min(place.bytes), address: place.address, is_in_flight: false };
+                let (bytes, entry) = (bytes.min(place.bytes), self.entries.len());
+                let held = Held { bytes, address: place.address, is_in_flight: false, entry, stack: 0 };
                 self.held.insert(key(id), held);
                 self.held_at.insert(held.address, key(id));
                 self.entry("alloc", record, held.address, held.bytes, tag);
+            }
+            Event::Sampled { id, stack } => {
+                if let Some(held) = self.held.get_mut(&key(id)) {
+                    held.stack = stack;
+                    let entry = self.entries.get_mut(held.entry);
+                    if let Some(Pickle::Dictionary(fields)) = entry
+                        && let Some((_, Pickle::List(known))) = fields.iter_mut().find(|(name, _)| *name == "frames")
+                    {
+                        known.splice(..known.len().saturating_sub(1), frames(self.recording, stack));
+                    }
+                }
             }
             Event::Put { id, in_flight: true } => {
                 if let Some(held) = self.held.get_mut(&key(id)).filter(|held| !held.is_in_flight) {
@@ -178,7 +205,7 @@ impl Memory<'_> {
     }
 
     fn free(&mut self, record: &Record, key: (u32, u64)) {
-        if let Some(Held { bytes, address, is_in_flight }) = self.held.remove(&key) {
+        if let Some(Held { bytes, address, is_in_flight, .. }) = self.held.remove(&key) {
             self.held_at.remove(&address);
             if !is_in_flight {
                 self.entry("free_requested", record, address, bytes, 0);
@@ -264,18 +291,13 @@ impl Memory<'_> {
         let recording = self.recording;
         let pool = recording.pool(record.pool).map_or_else(|| format!("pool {}", record.pool), name_of);
         let name = recording.tag(tag).map_or_else(|| format!("thread {}", record.thread), ToOwned::to_owned);
-        let frame = Pickle::Dictionary(vec![
-            ("name", Pickle::Text(name)),
-            ("filename", Pickle::Text(pool)),
-            ("line", 0.into()),
-        ]);
         let mut entry = vec![
             ("action", action.into()),
             ("addr", address.into()),
             ("size", bytes.min(NUMBER_MAX).into()),
             ("stream", 0.into()),
             ("time_us", (record.time_ns / 1_000).into()),
-            ("frames", Pickle::List(vec![frame])),
+            ("frames", Pickle::List(vec![frame(name, pool, 0)])),
         ];
         if action == "oom" {
             entry.push(("device_free", 0.into()));

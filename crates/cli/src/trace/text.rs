@@ -26,7 +26,7 @@ pub(super) fn write(recording: &Recording, workload: &Workload, out: &mut dyn Wr
                 TraceOp::Steps { .. } | TraceOp::Pool { .. } => {}
             }
         }
-        if let Some(comment) = comment(&record.event) {
+        if let Some(comment) = comment(&record.event, recording) {
             writeln!(out, "## {comment}, pool {}, thread {}", record.pool, record.thread)?;
         }
     }
@@ -66,11 +66,14 @@ pub(super) fn one_line(text: &str) -> String {
 }
 
 /// What is no operation of a text.
-fn comment(event: &Event) -> Option<String> {
+fn comment(event: &Event, recording: &Recording) -> Option<String> {
     let failed = |failed: bool| if failed { ", refused" } else { "" };
     Some(match *event {
         Event::Get { tag, took_ns, .. } if tag > 0 || took_ns > 0 => format!("the get took {took_ns} ns, tag {tag}"),
         Event::Get { .. } | Event::Cleared | Event::Put { in_flight: false, .. } => return None,
+        Event::Sampled { id, stack } => {
+            format!("sampled: memory {id} was got at {}", one_line(&recording.place(stack).unwrap_or_default()))
+        }
         Event::Refused { bytes, took_ns, tag, .. } => {
             format!("refused: a get of {bytes} bytes after {took_ns} ns, tag {tag}")
         }

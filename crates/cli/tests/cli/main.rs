@@ -3,6 +3,7 @@
 mod advise;
 mod bad_files;
 mod bench;
+mod call_stacks;
 mod conformance;
 mod diff;
 #[cfg(target_os = "linux")]

@@ -31,6 +31,7 @@
 //! | `trace.rs` | snapshots of a recording |
 //! | `words.rs` | bytes, seconds and plurals in words |
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 mod leak;
@@ -175,6 +176,13 @@ impl Judgement {
         lines.extend(self.setting.iter().map(|(name, value)| format!("  export {name}={value}")));
         lines
     }
+}
+
+/// The key with the largest sum; of equal ones the greatest.
+pub fn largest<K: Ord>(parts: impl IntoIterator<Item = (K, u64)>) -> Option<K> {
+    let mut sums = BTreeMap::new();
+    parts.into_iter().for_each(|(key, part)| *sums.entry(key).or_insert(0) += part);
+    sums.into_iter().max_by_key(|(_, sum)| *sum).map(|(key, _)| key)
 }
 
 /// Judges a pool by its snapshots.

@@ -271,7 +271,13 @@ mod tests {
             "in use: buffers are put back too late or not at all; get buffers by Pool::tagged",
             "PINPOOL_MAX_BYTES to 5368709120",
         );
-        let holder = Holder { tag: "a".to_owned(), buffers: 4, bytes: 4 * GIB, oldest: Some(Duration::from_secs(90)) };
+        let holder = Holder {
+            tag: "a".to_owned(),
+            buffers: 4,
+            bytes: 4 * GIB,
+            oldest: Some(Duration::from_secs(90)),
+            place: None,
+        };
         let whole = [(holder.clone(), 4 * GIB)];
         says(&Shortage { holders: &whole, ..in_use.clone() }, "the oldest is 90 s old, of a", "PINPOOL_MAX_BYTES");
         let wasted = [(holder, 2 * GIB + 1)];
@@ -316,7 +322,7 @@ mod tests {
         let mut judge = super::super::Judge::default();
         for n in 1..=5 {
             let oldest = Some(Duration::from_secs(10 * n));
-            let holder = Holder { tag: "labels".to_owned(), buffers: 10 * n, bytes: n * GIB, oldest };
+            let holder = Holder { tag: "labels".to_owned(), buffers: 10 * n, bytes: n * GIB, oldest, place: None };
             let now = super::super::Snapshot { gets: 1000 * n, holders: vec![holder], ..Default::default() };
             judge.look(10_000_000 * n, now);
         }

@@ -10,6 +10,8 @@ pub struct Holder {
     pub bytes: u64,
     /// Age of the oldest; `None` where it is not known.
     pub oldest: Option<Duration>,
+    /// Where most of the bytes were got that were sampled; `None` where none were.
+    pub place: Option<String>,
 }
 
 /// Counts of a pool since it was made, and what it holds.

@@ -42,7 +42,7 @@ impl Run {
 
 fn held(now: &mut Snapshot, tag: &str, buffers: u64, oldest_s: u64) {
     let oldest = Some(Duration::from_secs(oldest_s));
-    now.holders = vec![Holder { tag: tag.to_owned(), buffers, bytes: buffers * MIB, oldest }];
+    now.holders = vec![Holder { tag: tag.to_owned(), buffers, bytes: buffers * MIB, oldest, place: None }];
     (now.used, now.used_bytes) = (buffers, buffers * MIB);
 }
 

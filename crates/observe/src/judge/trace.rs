@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::snapshot::{Holder, Snapshot};
-use super::{Cause, GETS_MIN, Judge, Judgement, Lost};
+use super::{Cause, GETS_MIN, Judge, Judgement, Lost, largest};
 use crate::record::{Event, Record, Recording};
 
 /// A get that waited less found memory at once.
@@ -59,6 +59,8 @@ struct Out {
     class_bytes: u64,
     since_ns: u64,
     tag: u32,
+    /// Of the call stack; 0 of a get that was not sampled.
+    stack: u32,
     thread: u32,
     is_in_flight: bool,
     in_flight_since_ns: u64,
@@ -131,10 +133,9 @@ impl<'a> Watched<'a> {
                 let in_calls = calls.remove(&thread).unwrap_or_default();
                 let begun_ns = now_ns.saturating_sub(took_ns);
                 let spent_ns: u64 = in_calls.iter().filter(|(at, _)| *at >= begun_ns).map(|(_, took)| took).sum();
-                self.got(
-                    id,
-                    Out { class_bytes, since_ns: now_ns, tag, thread, is_in_flight: false, in_flight_since_ns: 0 },
-                );
+                let (stack, is_in_flight, in_flight_since_ns) = (0, false, 0);
+                let out = Out { class_bytes, since_ns: now_ns, tag, stack, thread, is_in_flight, in_flight_since_ns };
+                self.got(id, out);
                 self.ended(begun_ns, now_ns, took_ns.saturating_sub(spent_ns), class_bytes, spent_ns > 0);
                 match self.new.remove(&id) {
                     Some(true) => {
@@ -148,6 +149,7 @@ impl<'a> Watched<'a> {
                     None => {}
                 }
             }
+            Event::Sampled { id, stack } => self.out.get_mut(&id).into_iter().for_each(|out| out.stack = stack),
             Event::Refused { class_bytes, took_ns, .. } => {
                 self.now.short_gets += 1;
                 self.now.gets += 1;
@@ -275,6 +277,11 @@ impl<'a> Watched<'a> {
             holder.bytes += out.class_bytes;
             let age = Duration::from_nanos(at_ns.saturating_sub(out.since_ns));
             holder.oldest = holder.oldest.max(Some(age));
+        }
+        for (tag, holder) in &mut holders {
+            let sampled = self.out.values().filter(|out| out.tag == *tag && out.stack > 0);
+            let stack = largest(sampled.map(|out| (out.stack, out.class_bytes)));
+            holder.place = stack.and_then(|stack| self.recording.place(stack));
         }
         let mut holders: Vec<_> = holders.into_values().collect();
         holders.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.tag.cmp(&other.tag)));

@@ -129,8 +129,9 @@ impl<'a> Window<'a> {
         let Leak { holder, more_buffers, more_bytes, over } = leak;
         let age = holder.oldest.map_or_else(String::new, |age| format!(", the oldest for {} s", age.as_secs()));
         let over_ms = u64::try_from(over.as_millis()).unwrap_or(u64::MAX).max(1);
+        let place = holder.place.as_ref().map_or_else(String::new, |place| format!(" (most were got at {place})"));
         let found = format!(
-            "{} of {} with {} are out{age}, {more_buffers} more than {} s ago, and none of these came back",
+            "{} of {} with {} are out{age}, {more_buffers} more than {} s ago, and none of these came back{place}",
             counted(holder.buffers, "buffer"),
             holder.tag,
             RoundedUp(holder.bytes),
@@ -142,8 +143,12 @@ impl<'a> Window<'a> {
             || "at this rate it ends with the memory of the machine".to_owned(),
             |left| format!("at this rate the ceiling is reached in {left} s"),
         );
-        let tag = if holder.oldest.is_some() { "" } else { "; get buffers by Pool::tagged to see whose" };
-        let cure = format!("put them back, or drop what holds them: a higher ceiling only delays the end{tag}");
+        let whose = match (&holder.place, holder.oldest) {
+            (Some(_), _) => "",
+            (None, Some(_)) => "; PINPOOL_CALL_STACKS=100 shows where they are got",
+            (None, None) => "; get buffers by Pool::tagged, or set PINPOOL_CALL_STACKS=100, to see whose",
+        };
+        let cure = format!("put them back, or drop what holds them: a higher ceiling only delays the end{whose}");
         let mut judgement = self.alarm(Cause::Leak, found, cure);
         let per_minute = more_buffers.saturating_mul(60_000) / over_ms;
         judgement.evidence.insert(0, format!("{} a minute are kept; {forecast}", counted(per_minute, "buffer")));

@@ -17,6 +17,13 @@ pub enum Event {
         /// How long it took; 0 of a hit.
         took_ns: u64,
     },
+    /// The last get of this memory was sampled: where it came from is known. Of several the last one counts.
+    Sampled {
+        /// The memory that serves it.
+        id: u64,
+        /// Number of the call stack.
+        stack: u32,
+    },
     /// A get failed.
     Refused {
         /// Bytes as requested.
@@ -122,6 +129,7 @@ impl Event {
     pub fn buffer(&self) -> Option<u64> {
         match *self {
             Self::Get { id, .. }
+            | Self::Sampled { id, .. }
             | Self::Put { id, .. }
             | Self::Completed { id }
             | Self::Leaked { id }

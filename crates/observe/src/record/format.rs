@@ -9,11 +9,12 @@
 //! Numbers of fixed width are little-endian. Within a block, time, thread and pool hold until the next item that sets them.
 
 use super::event::{Event, PoolDescription};
+use pinpool_os::call_stack::Frame;
 
 /// The first bytes of a recording.
 pub(super) const MAGIC: [u8; 8] = *b"PINPOOLT";
 /// The newest version that this code reads and writes.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Bytes of the head.
 pub(super) const HEAD_BYTES: usize = 12;
 /// Bytes before the items of a block.
@@ -24,6 +25,8 @@ pub(super) const BLOCK_BYTES_MAX: usize = 1 << 20;
 pub(super) const BLOCK_RECORDS_MAX: usize = 8192;
 /// Longest text.
 pub(super) const TEXT_BYTES_MAX: usize = 4096;
+/// Most frames of a call stack.
+pub(super) const FRAMES_MAX: usize = 64;
 /// Most facts of a pool.
 pub(super) const FACTS_MAX: usize = 256;
 
@@ -42,10 +45,12 @@ const CEILING: u8 = 12;
 const CLEARED: u8 = 13;
 const MISSING: u8 = 14;
 const END: u8 = 15;
+const SAMPLED: u8 = 16;
 pub(super) const THREAD: u8 = 64;
 pub(super) const POOL: u8 = 65;
 pub(super) const POOL_FACTS: u8 = 66;
 pub(super) const TAG: u8 = 67;
+pub(super) const STACK: u8 = 68;
 
 /// The head of a file.
 pub(super) fn head() -> [u8; HEAD_BYTES] {
@@ -96,6 +101,16 @@ impl BlockWriter {
     pub(super) fn tag(&mut self, number: u32, name: &str) {
         self.item(TAG, &[number.into()]);
         self.text(name);
+    }
+
+    /// Adds the frames of a call stack.
+    pub(super) fn stack(&mut self, number: u32, frames: &[Frame]) {
+        self.item(STACK, &[number.into(), frames.len().min(FRAMES_MAX) as u64]);
+        for Frame { name, file, line } in frames.iter().take(FRAMES_MAX) {
+            self.text(name);
+            self.text(file);
+            self.number((*line).into());
+        }
     }
 
     /// Whether the block is to be closed.
@@ -157,6 +172,7 @@ pub(super) fn fields(event: &Event) -> (u8, [u64; 5], usize) {
         Event::Refused { bytes, class_bytes, tag, took_ns } => {
             (REFUSED, [bytes, class_bytes, tag.into(), took_ns, 0], 4)
         }
+        Event::Sampled { id, stack } => (SAMPLED, [id, stack.into(), 0, 0, 0], 2),
         Event::Put { id, in_flight } => (PUT, [id, flag(in_flight), 0, 0, 0], 2),
         Event::Completed { id } => (COMPLETED, [id, 0, 0, 0, 0], 1),
         Event::Leaked { id } => (LEAKED, [id, 0, 0, 0, 0], 1),
@@ -191,6 +207,7 @@ pub(super) fn event_of<E: Copy>(kind: u8, mut number: impl FnMut() -> Result<u64
             tag: small(number()?, invalid)?,
             took_ns: number()?,
         },
+        SAMPLED => Event::Sampled { id: number()?, stack: small(number()?, invalid)? },
         PUT => Event::Put { id: number()?, in_flight: flag(number()?, invalid)? },
         COMPLETED => Event::Completed { id: number()? },
         LEAKED => Event::Leaked { id: number()? },

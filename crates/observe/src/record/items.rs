@@ -1,7 +1,8 @@
 //! The items of a block, read back.
 
 use super::event::{Event, PoolDescription};
-use super::format::{FACTS_MAX, POOL, POOL_FACTS, TAG, TEXT_BYTES_MAX, THREAD, event_of, small};
+use super::format::{FACTS_MAX, FRAMES_MAX, POOL, POOL_FACTS, STACK, TAG, TEXT_BYTES_MAX, THREAD, event_of, small};
+use pinpool_os::call_stack::Frame;
 
 /// What an item of a block says.
 #[derive(Debug, PartialEq, Eq)]
@@ -9,6 +10,7 @@ pub(super) enum Item {
     Record { time_ns: u64, thread: u32, pool: u32, event: Event },
     Pool(PoolDescription),
     Tag { number: u32, name: String },
+    Stack { number: u32, frames: Vec<Frame> },
 }
 
 /// Why the items of a block end early.
@@ -49,6 +51,11 @@ impl<'a> BlockReader<'a> {
                     let number = self.small(invalid)?;
                     return Ok(Some(Item::Tag { number, name: self.text(invalid)? }));
                 }
+                STACK => {
+                    let (number, count) = (self.small(invalid)?, self.count(FRAMES_MAX, invalid)?);
+                    let frames = (0..count).map(|_| self.frame(invalid)).collect::<Result<_, _>>()?;
+                    return Ok(Some(Item::Stack { number, frames }));
+                }
                 _ => {
                     let since = unzigzag(self.number(invalid)?);
                     let event = event_of(kind, || self.number(invalid), invalid)?;
@@ -62,10 +69,18 @@ impl<'a> BlockReader<'a> {
     }
 
     fn facts(&mut self, invalid: Broken) -> Result<PoolDescription, Broken> {
-        let (number, count) = (self.small(invalid)?, self.number(invalid)?);
-        let count = usize::try_from(count).ok().filter(|&count| count <= FACTS_MAX).ok_or(invalid)?;
+        let (number, count) = (self.small(invalid)?, self.count(FACTS_MAX, invalid)?);
         let facts = (0..count).map(|_| Ok((self.text(invalid)?, self.text(invalid)?)));
         Ok(PoolDescription { number, facts: facts.collect::<Result<_, _>>()? })
+    }
+
+    fn frame(&mut self, invalid: Broken) -> Result<Frame, Broken> {
+        Ok(Frame { name: self.text(invalid)?, file: self.text(invalid)?, line: self.small(invalid)? })
+    }
+
+    /// A number of things, or of bytes, that is at most `most`.
+    fn count(&mut self, most: usize, invalid: Broken) -> Result<usize, Broken> {
+        usize::try_from(self.number(invalid)?).ok().filter(|&count| count <= most).ok_or(invalid)
     }
 
     fn number(&mut self, invalid: Broken) -> Result<u64, Broken> {
@@ -90,8 +105,7 @@ impl<'a> BlockReader<'a> {
     }
 
     fn text(&mut self, invalid: Broken) -> Result<String, Broken> {
-        let len = self.number(invalid)?;
-        let len = usize::try_from(len).ok().filter(|&len| len <= TEXT_BYTES_MAX).ok_or(invalid)?;
+        let len = self.count(TEXT_BYTES_MAX, invalid)?;
         let bytes = self.items.get(self.at..self.at + len).ok_or(Broken::CutOff)?;
         self.at += len;
         std::str::from_utf8(bytes).map(ToOwned::to_owned).map_err(|_| invalid)
@@ -125,6 +139,7 @@ mod tests {
                 tag,
                 took_ns
             }),
+            (n(), any::<u32>()).prop_map(|(id, stack)| Event::Sampled { id, stack }),
             (n(), any::<bool>()).prop_map(|(id, in_flight)| Event::Put { id, in_flight }),
             n().prop_map(|id| Event::Completed { id }),
             n().prop_map(|id| Event::Leaked { id }),
@@ -162,11 +177,14 @@ mod tests {
             records in proptest::collection::vec((any::<u64>(), any::<u32>(), any::<u32>(), event()), 0..60),
             facts in proptest::collection::vec((".{0,20}", ".{0,20}"), 0..4),
             tag in (any::<u32>(), ".{0,40}"),
+            frames in proptest::collection::vec((".{0,20}", ".{0,20}", any::<u32>()), 0..4),
         ) {
             let mut block = BlockWriter::default();
             let pool = PoolDescription { number: 7, facts };
             block.pool(&pool);
             block.tag(tag.0, &tag.1);
+            let frames: Vec<_> = frames.into_iter().map(|(name, file, line)| Frame { name, file, line }).collect();
+            block.stack(tag.0, &frames);
             records.iter().for_each(|(time_ns, thread, pool, event)| block.record(*time_ns, *thread, *pool, event));
             let bytes = block.finish();
             let items = &bytes[FRAME_BYTES..];
@@ -175,6 +193,7 @@ mod tests {
             let mut reader = BlockReader::new(items);
             prop_assert_eq!(reader.next_item(), Ok(Some(Item::Pool(pool))));
             prop_assert_eq!(reader.next_item(), Ok(Some(Item::Tag { number: tag.0, name: tag.1 })));
+            prop_assert_eq!(reader.next_item(), Ok(Some(Item::Stack { number: tag.0, frames })));
             for (time_ns, thread, pool, event) in records {
                 prop_assert_eq!(reader.next_item(), Ok(Some(Item::Record { time_ns, thread, pool, event })));
             }

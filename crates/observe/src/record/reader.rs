@@ -3,7 +3,7 @@
 //! Reads whole blocks; of a file that was cut off also the whole records of its last block, and says so. Bounded in bytes and
 //! records, so that a few bytes of a compressed file cannot take the memory of the machine.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -13,12 +13,13 @@ use flate2::bufread::MultiGzDecoder;
 use super::event::{Event, PoolDescription};
 use super::format::{BLOCK_BYTES_MAX, FRAME_BYTES, HEAD_BYTES, MAGIC, VERSION};
 use super::items::{BlockReader, Broken, Item};
+use pinpool_os::call_stack::Frame;
 
 /// Most bytes of a recording, decompressed.
 const BYTES_MAX: u64 = 4 << 30;
 /// Most records: about a gigabyte in memory.
 const RECORDS_MAX: usize = 16_000_000;
-/// Most pools and tags.
+/// Most pools, tags and call stacks.
 const NAMES_MAX: usize = 65_536;
 
 /// One thing that a pool did, when, and on which thread.
@@ -43,6 +44,8 @@ pub struct Recording {
     pub pools: Vec<PoolDescription>,
     /// Tags of owners by number; 0 is none.
     pub tags: Vec<(u32, String)>,
+    /// Call stacks of gets that were sampled by number, the innermost frame first.
+    pub stacks: BTreeMap<u32, Vec<Frame>>,
     /// Records that were lost while it was written.
     pub lost: u64,
     /// Why it is not whole: cut off, damaged from some place on, or longer than anything that is read.
@@ -200,9 +203,10 @@ impl Recording {
             }
             Item::Pool(pool) => self.pools.push(pool),
             Item::Tag { number, name } => self.tags.push((number, name)),
+            Item::Stack { number, frames } => _ = self.stacks.insert(number, frames),
         }
-        if self.pools.len() + self.tags.len() > NAMES_MAX {
-            return Err(format!("{NAMES_MAX} pools and tags"));
+        if self.pools.len() + self.tags.len() + self.stacks.len() > NAMES_MAX {
+            return Err(format!("{NAMES_MAX} pools, tags and call stacks"));
         }
         Ok(())
     }
@@ -224,6 +228,11 @@ impl Recording {
     /// The tag of that number; `None` of 0.
     pub fn tag(&self, number: u32) -> Option<&str> {
         self.tags.iter().find(|(known, _)| *known == number).map(|(_, name)| name.as_str())
+    }
+
+    /// Where the gets of that call stack came from, in words; `None` of 0.
+    pub fn place(&self, stack: u32) -> Option<String> {
+        self.stacks.get(&stack)?.first().map(Frame::to_string)
     }
 }
 
@@ -275,6 +284,6 @@ mod tests {
         bytes.extend(block.finish());
         let recording = Recording::read(bytes.as_slice()).unwrap();
         assert_eq!(recording.records.len(), 1);
-        assert!(recording.warning.unwrap().contains("more than 65536 pools and tags"));
+        assert!(recording.warning.unwrap().contains("more than 65536 pools, tags and call stacks"));
     }
 }

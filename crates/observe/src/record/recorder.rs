@@ -9,6 +9,7 @@ use super::queues::{self, Pushed, Stamped};
 use super::ticks::Ticks;
 use super::writer::Writer;
 use super::{Recorded, Unrecorded};
+use pinpool_os::call_stack::CallStack;
 use pinpool_os::fork::ForkGeneration;
 
 /// Records what one pool does.
@@ -57,6 +58,11 @@ impl Recorder {
     /// The number of a tag from now on.
     pub fn name_tag(&self, name: &str) -> u32 {
         self.writer.name_tag(name)
+    }
+
+    /// The number of a call stack from now on; `None` if the file has too many.
+    pub fn number_stack(&self, stack: &Arc<CallStack>) -> Option<u32> {
+        self.writer.number_stack(stack)
     }
 
     /// Adds a record; never waits.

@@ -5,6 +5,7 @@
 //! dies leaves whole blocks but for the last.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -20,6 +21,7 @@ use super::output::Output;
 use super::queues::{Queues, Stamped};
 use super::ticks::{Ticks, Timeline};
 use super::{Recorded, Unrecorded, open};
+use pinpool_os::call_stack::CallStack;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::threads;
@@ -31,6 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Most tags of a file: half of the pools and tags that a reader takes.
 const TAGS_MAX: usize = 32_768;
+/// Most call stacks of a file: a quarter of that.
+const STACKS_MAX: usize = 16_384;
 /// The tag of the gets whose own tag is one too many.
 const OTHER_TAGS: &str = "(other tags)";
 
@@ -53,7 +57,7 @@ pub(super) struct Writer {
     is_woken: AtomicBool,
     /// Pools that have not ended; changed under the lock of `OPENED`.
     open_pools: AtomicU32,
-    names: Mutex<Names>,
+    names: Mutex<Named>,
     /// Records that are in the file, and those for which a queue had no room.
     written: AtomicU64,
     lost: AtomicU64,
@@ -62,32 +66,49 @@ pub(super) struct Writer {
     flushed: AtomicU64,
 }
 
-/// Tags of a file. A tag keeps its number as long as the process goes on with the file.
-#[derive(Debug, Default)]
-struct Names {
-    numbers: HashMap<Box<str>, u32>,
-    /// Tags whose names are not in the file yet.
-    unwritten: Vec<(u32, Box<str>)>,
+/// What records name by its number. It keeps the number as long as the process goes on with the file.
+#[derive(Debug)]
+struct Names<K> {
+    numbers: HashMap<K, u32>,
+    /// Those that are not in the file yet.
+    unwritten: Vec<(u32, K)>,
 }
 
-impl Names {
-    fn number(&mut self, name: &str) -> u32 {
-        if let Some(&number) = self.numbers.get(name) {
-            return number;
+/// The tags and call stacks of a file.
+#[derive(Debug, Default)]
+struct Named {
+    tags: Names<Box<str>>,
+    stacks: Names<Arc<CallStack>>,
+}
+
+impl<K> Default for Names<K> {
+    fn default() -> Self {
+        Self { numbers: HashMap::new(), unwritten: Vec::new() }
+    }
+}
+
+impl<K: Clone + Eq + Hash> Names<K> {
+    /// From 1 on; `None` of a new one if there are `most`.
+    fn number(&mut self, key: K, most: usize) -> Option<u32> {
+        if let Some(&number) = self.numbers.get(&key) {
+            return Some(number);
         }
-        if self.numbers.len() + 1 >= TAGS_MAX && name != OTHER_TAGS {
-            return self.number(OTHER_TAGS);
-        }
-        #[allow(clippy::cast_possible_truncation)] // At most `TAGS_MAX`.
-        let number = self.numbers.len() as u32 + 1;
-        self.numbers.insert(name.into(), number);
-        self.unwritten.push((number, name.into()));
-        number
+        let number = u32::try_from(self.numbers.len() + 1).ok().filter(|_| self.numbers.len() < most)?;
+        self.numbers.insert(key.clone(), number);
+        self.unwritten.push((number, key));
+        Some(number)
     }
 
     /// What was written may not be in the file: names all of them again.
     fn forget_written(&mut self) {
-        self.unwritten = self.numbers.iter().map(|(name, &number)| (number, name.clone())).collect();
+        self.unwritten = self.numbers.iter().map(|(key, &number)| (number, key.clone())).collect();
+    }
+}
+
+impl Named {
+    fn tag(&mut self, name: &str) -> u32 {
+        let number = self.tags.number(name.into(), TAGS_MAX - 1);
+        number.or_else(|| self.tags.number(OTHER_TAGS.into(), TAGS_MAX)).unwrap_or(0)
     }
 }
 
@@ -97,8 +118,8 @@ struct Opened {
     writer: Weak<Writer>,
     ticks: Ticks,
     pools: u32,
-    /// Its tags and its length when it was last closed; `None` of what has no length.
-    names: Names,
+    /// What is named in it and its length when it was last closed; `None` of what has no length.
+    names: Named,
     left_bytes: Option<u64>,
 }
 
@@ -139,7 +160,7 @@ impl Writer {
         let is_continued = known.is_some() && bytes != Some(0);
         let before = known.map(|index| opened.swap_remove(index)).filter(|_| is_continued);
         let (pools, names, ticks) =
-            before.map_or_else(|| (0, Names::default(), Ticks::new()), |file| (file.pools, file.names, file.ticks));
+            before.map_or_else(|| (0, Named::default(), Ticks::new()), |file| (file.pools, file.names, file.ticks));
         let (commands, received) = bounded(256);
         let (is_woken, queues) = (AtomicBool::new(false), Queues::new());
         let (open_pools, names) = (AtomicU32::new(1), Mutex::new(names));
@@ -169,7 +190,7 @@ impl Writer {
             writer: Arc::downgrade(&writer),
             ticks,
             pools: pools + 1,
-            names: Names::default(),
+            names: Named::default(),
             left_bytes: bytes,
         });
         Ok((writer, pools, earlier))
@@ -213,7 +234,12 @@ impl Writer {
 
     /// The number of a tag; tags beyond those that a reader takes share one.
     pub(super) fn name_tag(&self, name: &str) -> u32 {
-        self.names.lock().number(name)
+        self.names.lock().tag(name)
+    }
+
+    /// The number of a call stack; `None` of those beyond what a file has.
+    pub(super) fn number_stack(&self, stack: &Arc<CallStack>) -> Option<u32> {
+        self.names.lock().stacks.number(stack.clone(), STACKS_MAX)
     }
 
     /// Waits until the records of the pool, which has ended, are in the file.
@@ -302,7 +328,8 @@ impl Run {
         self.output.close();
         let mut names = std::mem::take(&mut *self.writer.names.lock());
         if self.output.failure.is_some() {
-            names.forget_written();
+            names.tags.forget_written();
+            names.stacks.forget_written();
         }
         let this = Arc::as_ptr(&self.writer);
         if let Some(file) = opened.iter_mut().find(|file| file.writer.as_ptr() == this) {
@@ -321,9 +348,19 @@ impl Run {
         // Stable: the records of one thread stay in order.
         taken.sort_by_key(|(_, record)| record.ticks);
         let mut written = 0;
-        // After the records: the tag of each that was taken has its name here.
-        for (number, name) in std::mem::take(&mut writer.names.lock().unwritten) {
+        // After the records: the tag of each that was taken has its name here. Under no lock: to name a stack reads files.
+        let (tags, stacks) = {
+            let mut named = writer.names.lock();
+            (std::mem::take(&mut named.tags.unwritten), std::mem::take(&mut named.stacks.unwritten))
+        };
+        for (number, name) in tags {
             block.tag(number, &name);
+            if block.is_full() {
+                written += output.write(block);
+            }
+        }
+        for (number, stack) in stacks {
+            block.stack(number, &stack.frames());
             if block.is_full() {
                 written += output.write(block);
             }
@@ -359,14 +396,14 @@ mod tests {
 
     #[test]
     fn a_tag_keeps_its_number_and_those_that_are_too_many_share_one() {
-        let mut names = Names::default();
-        let numbers: Vec<_> = (0..TAGS_MAX + 1000).map(|n| names.number(&format!("tag {n}"))).collect();
-        assert_eq!((names.numbers.len(), names.unwritten.len()), (TAGS_MAX, TAGS_MAX));
-        assert_eq!((names.number("tag 7"), numbers[7]), (8, 8));
-        let other = names.number(OTHER_TAGS);
+        let mut names = Named::default();
+        let numbers: Vec<_> = (0..TAGS_MAX + 1000).map(|n| names.tag(&format!("tag {n}"))).collect();
+        assert_eq!((names.tags.numbers.len(), names.tags.unwritten.len()), (TAGS_MAX, TAGS_MAX));
+        assert_eq!((names.tag("tag 7"), numbers[7]), (8, 8));
+        let other = names.tag(OTHER_TAGS);
         assert!(numbers[TAGS_MAX - 1..].iter().all(|&number| number == other));
-        names.unwritten.clear();
-        names.forget_written();
-        assert_eq!(names.unwritten.len(), TAGS_MAX);
+        names.tags.unwritten.clear();
+        names.tags.forget_written();
+        assert_eq!(names.tags.unwritten.len(), TAGS_MAX);
     }
 }

@@ -1,0 +1,71 @@
+//! What the tool says of gets that kept their call stack.
+
+use std::fs;
+use std::path::Path;
+
+use pinpool::{PinnedBuf, Pool};
+use pinpool_observe::judge::{Cause, judge_recording};
+use pinpool_replay::{Event, Recording};
+
+use crate::report::report;
+use crate::tool::{finish, pinpool, until};
+
+const GETS: usize = 1200;
+
+#[inline(never)]
+fn get_and_keep(pool: &Pool) -> PinnedBuf {
+    pool.get(4096).unwrap()
+}
+
+/// A recording of a pool of whose buffers one in twenty does not come back.
+fn leaking(path: &Path) -> Recording {
+    let builder = Pool::builder().without_env().backend(pinpool::Backend::Heap).call_stacks(1);
+    let pool = builder.trace(path.to_owned()).build().unwrap();
+    for at in 0..GETS {
+        let buf = if at % 20 == 0 { get_and_keep(&pool) } else { pool.get(4096).unwrap() };
+        if at % 20 == 0 { std::mem::forget(buf) } else { drop(buf) }
+    }
+    // A pool of which buffers are out has no end.
+    let is_get = |event: &Event| matches!(event, Event::Get { .. });
+    let gets =
+        |path: &Path| Recording::open(path).unwrap().records.iter().filter(|record| is_get(&record.event)).count();
+    until("the gets are in the file", || gets(path) == GETS);
+    Recording::open(path).unwrap()
+}
+
+#[test]
+fn a_leak_is_named_by_the_function_that_got_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.trace");
+    let mut recording = leaking(&path);
+
+    let page = dir.path().join("report.html");
+    assert_eq!(report(&path, &page).code(), 0);
+    let page = fs::read_to_string(page).unwrap();
+    let row = page.lines().find(|line| line.contains("(untagged), most got at ")).unwrap();
+    assert!(row.contains("::get_and_keep"), "{row}");
+
+    let converted = |format: &str| {
+        let out = dir.path().join(format);
+        let ran = finish(pinpool(&["trace", "--format", format, "-o"]).arg(&out).arg(&path));
+        assert_eq!(ran.code(), 0, "{}", ran.stderr);
+        String::from_utf8_lossy(&fs::read(out).unwrap()).into_owned()
+    };
+    for (format, begin) in [("text", "## sampled: memory "), ("csv", "sampled"), ("chrome", "sampled get")] {
+        let text = converted(format);
+        let is_named = |line: &str| line.contains(begin) && line.contains("::get_and_keep");
+        assert!(text.lines().any(is_named), "{format}: {text}");
+    }
+    // Frames of entries and of the blocks at the end.
+    assert_eq!(converted("pytorch").matches("call_stacks::get_and_keep").count(), 2 * GETS / 20);
+
+    // As it would be over ten minutes.
+    let records = recording.records.len() as u64;
+    for (at, record) in (0..).zip(&mut recording.records) {
+        record.time_ns = at * 600_000_000_000 / records;
+    }
+    let judged = judge_recording(&recording);
+    let judgement = &judged[0].judgement;
+    assert_eq!(judgement.cause, Cause::Leak, "{judgement}");
+    assert!(judgement.found.ends_with("::get_and_keep)"), "{judgement}");
+}

@@ -1,0 +1,130 @@
+//! Where code was called from: addresses at that time, names when somebody asks.
+//!
+//! To find the addresses takes microseconds and no lock. To name them reads the debug information of files, which may take a
+//! second the first time: nothing that a get waits for.
+
+use std::fmt;
+
+/// Frames that are named.
+const FRAMES_MAX: usize = 32;
+
+/// One call: the function that made it, and where. Without a line `file` is empty.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Frame {
+    pub name: String,
+    pub file: String,
+    pub line: u32,
+}
+
+/// `train.py:212 collate`.
+impl fmt::Display for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, file, line } = self;
+        let file = file.rsplit('/').next().unwrap_or(file);
+        if file.is_empty() { f.write_str(name) } else { write!(f, "{file}:{line} {name}") }
+    }
+}
+
+/// Calls in progress, the innermost first.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CallStack {
+    /// Return addresses.
+    Native(Vec<usize>),
+    /// Of another language, which knows their names at once.
+    Named(Vec<Frame>),
+}
+
+impl CallStack {
+    /// The calls that led here; none without the feature `call-stacks`.
+    pub fn here() -> Self {
+        Self::Native(native::calls())
+    }
+
+    /// The frames of the program, the innermost first: not those of the pool and the runtime.
+    pub fn frames(&self) -> Vec<Frame> {
+        self.first(FRAMES_MAX)
+    }
+
+    /// The innermost frame of the program, in words.
+    pub fn place(&self) -> Option<String> {
+        self.first(1).first().map(Frame::to_string)
+    }
+
+    fn first(&self, most: usize) -> Vec<Frame> {
+        let mut frames = Vec::new();
+        match self {
+            Self::Named(named) => frames.extend(named.iter().take(most).cloned()),
+            Self::Native(calls) => {
+                let mut left = calls.iter();
+                while let Some(&call) = left.next().filter(|_| frames.len() < most) {
+                    native::name(call, &mut frames);
+                }
+            }
+        }
+        frames.truncate(most);
+        frames
+    }
+}
+
+#[cfg(feature = "call-stacks")]
+mod native {
+    use std::ptr;
+
+    use super::Frame;
+
+    /// Calls that are kept.
+    const CALLS_MAX: usize = 48;
+    /// What functions of the pool, of its entry points for other languages and of the runtime begin with.
+    const LEFT_OUT: &str = "pinpool:: pinpool_ _pinpool backtrace:: std:: core:: alloc:: __rust __libc_start cuMem";
+
+    #[allow(unsafe_code)]
+    pub(super) fn calls() -> Vec<usize> {
+        let mut calls = Vec::with_capacity(CALLS_MAX);
+        let add = |frame: &backtrace::Frame| {
+            calls.push(frame.ip().addr());
+            calls.len() < CALLS_MAX
+        };
+        // SAFETY: the unwinders of Linux and macOS run in several threads at once; the lock that this leaves out is held while
+        // others are named.
+        unsafe { backtrace::trace_unsynchronized(add) };
+        calls
+    }
+
+    /// Adds the functions that `call` is in, several where they are inlined; none where the program is stripped of their names.
+    pub(super) fn name(call: usize, frames: &mut Vec<Frame>) {
+        backtrace::resolve(ptr::without_provenance_mut(call), |symbol| {
+            let Some(name) = symbol.name().map(|name| format!("{name:#}")) else { return };
+            if LEFT_OUT.split(' ').any(|own| name.trim_start_matches(['<', '&']).starts_with(own)) {
+                return;
+            }
+            let file = symbol.filename().map(|file| file.display().to_string()).unwrap_or_default();
+            frames.push(Frame { name, file, line: symbol.lineno().unwrap_or(0) });
+        });
+    }
+}
+
+/// Nobody asks.
+#[cfg(not(feature = "call-stacks"))]
+mod native {
+    use super::Frame;
+
+    pub(super) fn calls() -> Vec<usize> {
+        Vec::new()
+    }
+
+    pub(super) fn name(_: usize, _: &mut Vec<Frame>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_the_innermost_frame_with_the_last_part_of_its_file() {
+        let frame = |name: &str, file: &str| Frame { name: name.to_owned(), file: file.to_owned(), line: 212 };
+        let stack = CallStack::Named(vec![frame("collate", "/home/me/train.py"), frame("main", "/home/me/train.py")]);
+        assert_eq!(stack.place().unwrap(), "train.py:212 collate");
+        assert_eq!(stack.frames().len(), 2);
+        assert_eq!(frame("collate", "").to_string(), "collate");
+    }
+}
