@@ -37,7 +37,7 @@
 //! | `cuda` | yes | back-ends of the CUDA driver and copies on streams of cudarc; driver and toolkit are not needed to build or run |
 //! | `serve` | no | the statistics of a running process on a Unix socket (`PINPOOL_SOCKET`), for `pinpool top` |
 //! | `serde` | no | `serde::Serialize` for [`Stats`] and its parts |
-//! | `trace` | no | recording what a pool does to a file (`PINPOOL_TRACE`), for the tool's `trace`, `replay` and `advise`; where gets came from (`PINPOOL_CALL_STACKS`) |
+//! | `trace` | no | recording what a pool does to a file (`PINPOOL_TRACE`), for the tool's `trace`, `replay` and `advise`; call stacks of gets |
 //! | `testing` | no | the module `testing`: a manual clock, and parts to be measured alone |
 //!
 //! The reference loader is the crate `pinpool-loader`, the tool is `pinpool-cli`, the statistics go to the facade `metrics` by

@@ -37,8 +37,11 @@ impl Core {
             return;
         }
         // Another thread that looks is enough.
-        let Some(mut judge) = self.verdicts.judge.try_lock().filter(|judge| judge.is_due(now_us)) else { return };
-        if judge.look(now_us, self.snapshot()).is_none() {
+        let Some(true) = self.verdicts.judge.try_lock().map(|judge| judge.is_due(now_us)) else { return };
+        // Under no lock: it may read files, to name where buffers were got.
+        let snapshot = self.snapshot();
+        let Some(mut judge) = self.verdicts.judge.try_lock() else { return };
+        if judge.look(now_us, snapshot).is_none() {
             return;
         }
         // A get that waits on needs what it needed when it began.

@@ -143,8 +143,7 @@ impl Held {
         let mut left: Vec<_> = self.left.iter().collect();
         left.sort_by_key(|(_, ((_, bytes, _), _))| std::cmp::Reverse(*bytes));
         let buffers: u64 = left.iter().map(|(_, ((buffers, ..), _))| buffers).sum();
-        let row = |&(&of, &((buffers, bytes, since_ns), at_ns)): &(&(u32, u32), &(Sum, u64))| {
-            let (pool, tag) = of;
+        let row = |&(of @ &(pool, tag), &((buffers, bytes, since_ns), at_ns)): &(&(u32, u32), &(Sum, u64))| {
             let tag = recording.tag(tag).unwrap_or(UNTAGGED);
             let owner = if recording.pools.len() > 1 {
                 format!("{}: {tag}", pool_name(recording, pool))
@@ -152,7 +151,7 @@ impl Held {
                 tag.to_owned()
             };
             let age = seconds(at_ns.saturating_sub(since_ns));
-            let sampled = self.sampled.iter().filter(|(owner, ..)| *owner == of);
+            let sampled = self.sampled.iter().filter(|(owner, ..)| owner == of);
             let stack = largest(sampled.map(|&(_, stack, bytes)| (stack, bytes)));
             let place = stack.and_then(|stack| recording.place(stack));
             let owner = place.map_or(owner.clone(), |place| format!("{owner}, most got at {place}"));
