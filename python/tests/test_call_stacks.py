@@ -1,61 +1,61 @@
 """Gets that keep the Python code that they came from."""
 
+import asyncio
 import gc
-import logging
+from pathlib import Path
+
+import pytest
 
 import pinpool
-from conftest import until
 
 
-def collate(pool, size=4096):
-    return pool.get(size)
+def collate(pool):
+    return pool.get(4096)
 
 
-def sampling(every, **settings):
-    return pinpool.Pool(env=False, backend="heap", max_bytes="64MiB", call_stacks=every, **settings)
+def collate_tagged(pool):
+    return pool.tagged("labels").get(4096, align=8192)
 
 
-def still_out(caplog):
-    """What the pool that ended has listed, a line for each buffer."""
-    until(lambda: any("still out" in text for text in caplog.messages))
-    (text,) = [text for text in caplog.messages if "still out" in text]
-    return [line.strip() for line in text.splitlines()[1:]]
+def collate_array(pool):
+    return pool.empty((3, 500), dtype="uint8")
 
 
-def test_what_is_still_out_is_named_by_its_line(caplog):
-    caplog.set_level(logging.WARNING, logger="pinpool")
-    pool = sampling(1)
-    held = [collate(pool), collate(pool.tagged("labels"), 8192), pool.empty((3, 5000), dtype="uint8")]
-    del pool
-    gc.collect()
-    lines = still_out(caplog)
-    line = collate.__code__.co_firstlineno + 1
-    own = f"test_call_stacks.py:{line} collate"
-    assert [text.endswith(own) for text in lines].count(True) == 2, lines
-    here = "test_what_is_still_out_is_named_by_its_line"
-    assert any("bytes of (untagged)" in text and text.endswith(here) for text in lines), lines
-    assert len(lines) == 3 and any("8192 bytes of labels" in text and own in text for text in lines), lines
-    del held
+def collate_idle(pool):
+    collate(pool)
+    return pool.try_get(4096)
 
 
-def test_a_recording_has_the_python_functions_of_hits_and_misses(tmp_path):
-    path = tmp_path / "t.trace"
-    pool = sampling(1, trace=path)
+def collate_in_task(pool):
+    async def task():
+        return await pool.aget(4096)
+
+    return asyncio.run(task())
+
+
+WAYS = [collate, collate_tagged, collate_array, collate_idle, collate_in_task]
+
+
+def recorded(path, every, get):
+    pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB", call_stacks=every, trace=path)
     for _ in range(3):
-        collate(pool)
+        get(pool)
     del pool
     gc.collect()
-    data = path.read_bytes()
-    assert data.count(b"collate") == 1 and b"test_call_stacks.py" in data, data
+    return path.read_bytes()
 
 
-def test_without_the_setting_nothing_is_kept(tmp_path, caplog):
-    caplog.set_level(logging.WARNING, logger="pinpool")
-    path = tmp_path / "t.trace"
-    pool = sampling(0, trace=path)
-    held = collate(pool)
-    del pool
-    gc.collect()
-    assert still_out(caplog) == ["1 of no tag (Pool::tagged), 4096 bytes"]
-    del held
-    assert b"collate" not in path.read_bytes()
+@pytest.mark.parametrize("get", WAYS)
+def test_a_recording_has_the_python_functions_of_a_get_without_those_of_the_package(tmp_path, get):
+    data = recorded(tmp_path / "t.trace", 1, get)
+    assert get.__name__.encode() in data and __file__.encode() in data
+    assert str(Path(pinpool.__file__).parent).encode() not in data
+
+
+def test_a_place_is_recorded_once(tmp_path):
+    data = recorded(tmp_path / "t.trace", 1, collate)
+    assert data.count(__file__.encode() + bytes([collate.__code__.co_firstlineno + 1])) == 1, data
+
+
+def test_without_the_setting_nothing_is_kept(tmp_path):
+    assert b"collate" not in recorded(tmp_path / "t.trace", 0, collate)
