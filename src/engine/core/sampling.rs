@@ -55,7 +55,7 @@ impl Core {
 impl Block {
     /// Its get came from `stack`, which is asked for only if the get was sampled.
     pub(crate) fn describe_caller(&self, stack: impl FnOnce() -> CallStack) {
-        if !self.is_plain() && self.is_sampled() {
+        if !self.is_plain() && self.owner().config.call_stacks > 0 && !self.is_forked() && self.is_sampled() {
             self.owner().note_stack(self, stack());
         }
     }
