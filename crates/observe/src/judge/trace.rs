@@ -80,6 +80,8 @@ struct Watched<'a> {
     new: HashMap<u64, bool>,
     /// Bytes of the gets that wait at each time: when each was asked and served. Served ones go with the window.
     waits: Vec<(u64, u64, u64)>,
+    /// When a buffer was last put while the pool was full.
+    full_ns: u64,
     has_ended: bool,
     slow_gets: u64,
     waited: Vec<(u64, u64)>,
@@ -108,6 +110,7 @@ impl<'a> Watched<'a> {
             idle: HashMap::new(),
             new: HashMap::new(),
             waits: Vec::new(),
+            full_ns: 0,
             has_ended: false,
             slow_gets: 0,
             waited: Vec::new(),
@@ -167,11 +170,11 @@ impl<'a> Watched<'a> {
                         return;
                     }
                 }
-                self.back(id);
+                self.back(id, now_ns);
             }
-            Event::Completed { id } => self.back(id),
+            Event::Completed { id } => self.back(id, now_ns),
             Event::Gone { id } => {
-                self.back(id);
+                self.back(id, now_ns);
                 self.new.remove(&id);
                 self.now.idle_bytes -= self.idle.remove(&id).unwrap_or(0).min(self.now.idle_bytes);
                 self.now.evicted += u64::from(!self.has_ended);
@@ -209,7 +212,7 @@ impl<'a> Watched<'a> {
     }
 
     fn got(&mut self, id: u64, out: Out) {
-        self.back(id);
+        self.back(id, out.since_ns);
         self.now.gets += 1;
         self.now.idle_bytes -= self.idle.remove(&id).unwrap_or(0).min(self.now.idle_bytes);
         self.now.used_bytes += out.class_bytes;
@@ -217,8 +220,17 @@ impl<'a> Watched<'a> {
         self.out.insert(id, out);
     }
 
-    fn back(&mut self, id: u64) {
+    /// Whether one more buffer of this size would come near the ceiling.
+    fn is_full(&self, class_bytes: u64) -> bool {
+        let used_bytes = self.now.used_bytes.saturating_add(class_bytes);
+        self.now.max_bytes.is_some_and(|max_bytes| used_bytes >= max_bytes - max_bytes / 8)
+    }
+
+    fn back(&mut self, id: u64, now_ns: u64) {
         let Some(out) = self.out.remove(&id) else { return };
+        if self.is_full(out.class_bytes) {
+            self.full_ns = now_ns;
+        }
         self.now.used_bytes = self.now.used_bytes.saturating_sub(out.class_bytes);
         self.now.used = self.now.used.saturating_sub(1);
         if out.is_in_flight {
@@ -231,7 +243,7 @@ impl<'a> Watched<'a> {
     /// A get was served that waited for so long, beside calls of the back-end.
     fn ended(&mut self, begun_ns: u64, now_ns: u64, waited_ns: u64, class_bytes: u64, has_called: bool) {
         // Time that a loaded machine takes from a get is no wait: those are at the ceiling.
-        let is_full = self.now.max_bytes.is_some_and(|max_bytes| self.now.used_bytes >= max_bytes - max_bytes / 8);
+        let is_full = self.is_full(class_bytes) || self.full_ns > begun_ns;
         let has_waited = waited_ns >= WAITED_NS && is_full;
         self.slow_gets += u64::from(has_waited || has_called);
         if has_waited {
