@@ -124,6 +124,13 @@ fn map_ns(pieces: &[Subrange]) -> u64 {
     mapping + 165_000 + past_the_first(bytes as u64, 33)
 }
 
+/// What a piece of a move takes, with its later unmapping; the first of a call also what the call itself does.
+pub(super) fn move_ns(bytes: u64, is_first: bool) -> u64 {
+    let piece = Subrange { offset: 0, bytes: usize::try_from(bytes).unwrap_or(usize::MAX) };
+    let later = if is_first { 0 } else { map_ns(&[]) };
+    map_ns(&[piece]) - later + unmap_ns(bytes)
+}
+
 // SAFETY: every call is passed on.
 unsafe impl Source for PricedSource {
     fn name(&self) -> &'static str {

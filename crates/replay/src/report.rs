@@ -85,11 +85,11 @@ impl ReplayOutcome {
         self.report.gets.saturating_sub(self.report.front_hits)
     }
 
-    /// Seconds in the back-end.
-    pub fn driver_seconds(&self, pin: super::CallCost, unpin: super::CallCost) -> f64 {
+    /// Seconds in the back-end, with moves that take so many times what the replay takes for them.
+    pub fn driver_seconds(&self, pin: super::CallCost, unpin: super::CallCost, move_scale: f64) -> f64 {
         pin.seconds(self.report.page_locks, self.report.bytes_locked)
             + unpin.seconds(self.releases, self.released_bytes)
-            + self.moving_ns as f64 / 1e9
+            + self.moving_ns as f64 / 1e9 * move_scale
     }
 }
 

@@ -1,10 +1,13 @@
 //! What each thread of a recording did, and how long it took between: a replay in closed loop moves what comes after a wait.
 //!
-//! A get begins when it was asked. The time between the end of one operation of a thread and the beginning of its next is the
-//! program's own, and stays. A buffer that a device may still use is free as long after its put as it was when recorded.
+//! The time between two operations of a thread is the program's own, and stays, but for waits at the ceiling, which the replay has anew.
+//! What a get took beside its wait stays too: without it threads that follow each other would drift apart. A put of what another
+//! thread got meanwhile follows that get: its thread had waited for the buffer. A buffer that a device may still use is free as long
+//! after its put as it was when recorded.
 
 use std::collections::HashMap;
 
+use pinpool_observe::judge::PoolJudgement;
 use pinpool_observe::record::{Event, Record};
 
 use super::format::TraceOp;
@@ -14,7 +17,9 @@ use super::format::TraceOp;
 pub(super) struct Step {
     /// Number of its record.
     pub(super) line: u64,
-    /// Nanoseconds since the one before it ended.
+    /// The buffer whose get it follows, if that ended later than the step before it.
+    pub(super) follows: Option<u64>,
+    /// Nanoseconds since that get, or the step before it, ended.
     pub(super) gap_ns: u64,
     pub(super) operation: TraceOp,
     /// How long after a put the memory is free; `None` if it never was.
@@ -27,18 +32,33 @@ pub(super) struct Threads {
     steps: Vec<Vec<Step>>,
     ended_ns: Vec<u64>,
     began_ns: Option<u64>,
+    /// The thread that got each buffer that is held, and when.
+    got: HashMap<u64, (u32, u64)>,
+    /// How long gets of pools waited that were served then.
+    waited_ns: HashMap<(u32, u64), Vec<u64>>,
     /// Puts of buffers that are in flight: their thread, place and time.
     in_flight: HashMap<(u32, u64), (usize, usize, u64)>,
 }
 
 impl Threads {
+    /// Threads of a recording that was judged.
+    pub(super) fn new(judged: &[PoolJudgement]) -> Self {
+        let mut waited_ns = HashMap::<_, Vec<_>>::new();
+        for judged in judged {
+            let mut add =
+                |&(at_ns, waited): &(u64, u64)| waited_ns.entry((judged.pool, at_ns)).or_default().push(waited);
+            judged.waits.iter().for_each(&mut add);
+        }
+        Self { waited_ns, ..Self::default() }
+    }
+
     /// Takes a record in; `held` is the name of its buffer before it, `name` that of a get's.
     pub(super) fn add(&mut self, line: u64, record: &Record, held: Option<u64>, name: u64) {
         let Record { time_ns, event, pool, .. } = *record;
         self.began_ns.get_or_insert(time_ns);
         match event {
             Event::Get { id, bytes, took_ns, .. } => {
-                let began_ns = time_ns.saturating_sub(took_ns);
+                let began_ns = time_ns - self.waited(pool, time_ns, took_ns);
                 if let Some(unseen) = held.filter(|_| !self.is_free(pool, id, time_ns)) {
                     self.push(line, record, began_ns, TraceOp::Put { id: unseen }, Some(0));
                 }
@@ -66,6 +86,13 @@ impl Threads {
         }
     }
 
+    /// How long a get waited that was served then and took so long.
+    fn waited(&mut self, pool: u32, time_ns: u64, took_ns: u64) -> u64 {
+        let Some(waits) = self.waited_ns.get_mut(&(pool, time_ns)) else { return 0 };
+        let place = waits.iter().position(|&waited_ns| waited_ns <= took_ns.min(time_ns));
+        place.map_or(0, |place| waits.remove(place))
+    }
+
     /// Whether the buffer was put before, and its copies are over now.
     fn is_free(&mut self, pool: u32, id: u64, now_ns: u64) -> bool {
         let Some((thread, at, put_ns)) = self.in_flight.remove(&(pool, id)) else { return false };
@@ -87,9 +114,18 @@ impl Threads {
             self.steps.resize_with(thread + 1, Vec::new);
             self.ended_ns.resize(thread + 1, self.began_ns.unwrap_or(0));
         }
-        let gap_ns = began_ns.saturating_sub(self.ended_ns[thread]);
+        let (mut follows, mut since_ns) = (None, self.ended_ns[thread]);
+        match operation {
+            TraceOp::Get { id, .. } => _ = self.got.insert(id, (record.thread, record.time_ns)),
+            TraceOp::Put { id } => {
+                let got = self.got.remove(&id).filter(|&(by, at_ns)| by != record.thread && at_ns > since_ns);
+                (follows, since_ns) = got.map_or((None, since_ns), |(_, at_ns)| (Some(id), at_ns));
+            }
+            _ => {}
+        }
         self.ended_ns[thread] = record.time_ns;
-        self.steps[thread].push(Step { line, gap_ns, operation, free_after_ns });
+        let gap_ns = began_ns.saturating_sub(since_ns);
+        self.steps[thread].push(Step { line, follows, gap_ns, operation, free_after_ns });
         (thread, self.steps[thread].len() - 1)
     }
 

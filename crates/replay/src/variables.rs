@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::replay::{OtherSettings, Replay};
+use super::workload::Workload;
 use pinpool::config::{Ceiling, env};
 use pinpool::{Pool, PoolBuilder};
 
@@ -20,10 +21,27 @@ const FOLLOWED: [&str; 10] = [
     "PINPOOL_GROWTH",
 ];
 
+/// Which rules the pool follows.
+const RULES: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
+
 impl Replay {
     /// Whether a replay follows the variable of this name.
-    pub fn follows(name: &str) -> bool {
+    fn follows(name: &str) -> bool {
         FOLLOWED.contains(&name)
+    }
+
+    /// A replay under the settings that the workload was recorded with, as far as it can follow them, with `variables` in their place.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`under`](Replay::under).
+    pub fn as_recorded(workload: &Workload, variables: &[(String, String)]) -> Result<Self, String> {
+        // One of the two says what the other may be.
+        let is_rules = |name: &str| RULES.contains(&name);
+        let has_rules = variables.iter().any(|(name, _)| is_rules(name));
+        let is_set = |name: &str| variables.iter().any(|(set, _)| set == name) || (has_rules && is_rules(name));
+        let recorded = workload.recorded().iter().filter(|(name, _)| Self::follows(name) && !is_set(name));
+        Self::under(&recorded.chain(variables).cloned().collect::<Vec<_>>())
     }
 
     /// A replay under these variables, each with its value.

@@ -10,6 +10,7 @@ use std::path::Path;
 use super::format::{TraceError, TraceOp, TraceReader};
 use super::input::Input;
 use super::open::{Trace, read_file};
+use super::priced::move_ns;
 use super::threads::{Step, Threads};
 use pinpool::DEFAULT_ALIGN;
 use pinpool_observe::judge::{PoolJudgement, judge_recording};
@@ -26,6 +27,8 @@ pub struct Workload {
     totals: WorkloadTotals,
     pins: Vec<TimedCall>,
     unpins: Vec<TimedCall>,
+    /// What the moves of a recording took, and what the replay takes for them, in nanoseconds.
+    moves_ns: (u64, u64),
     warning: Option<String>,
     /// Numbers of the pools that have gets.
     pools: BTreeSet<u64>,
@@ -91,8 +94,9 @@ impl Workload {
                 "{refused} gets failed when it was recorded and are left out: the program needs more than this shows"
             )
         });
-        let mut workload = Self { warning: recording.warning.clone().or(left_out), ..Self::default() };
-        let (mut names, mut threads) = (Names::default(), Threads::default());
+        let warning = recording.warning.clone().or(left_out);
+        let mut workload = Self { warning, judged: judge_recording(recording), ..Self::default() };
+        let (mut names, mut threads) = (Names::default(), Threads::new(&workload.judged));
         let mut last_us = recording.records.first().map_or(0, |record| record.time_ns / 1_000);
         for (line, record) in (1..).zip(&recording.records) {
             let now_us = (record.time_ns / 1_000).max(last_us);
@@ -103,6 +107,12 @@ impl Workload {
                 }
                 Event::Unpin { bytes, took_ns, failed: false, .. } => {
                     workload.unpins.push(TimedCall { bytes, took_ns });
+                    continue;
+                }
+                Event::Move { bytes, took_ns, .. } => {
+                    // The first piece of a call has the time of all.
+                    let model_ns = move_ns(bytes, took_ns > 0);
+                    workload.moves_ns = (workload.moves_ns.0 + took_ns, workload.moves_ns.1 + model_ns);
                     continue;
                 }
                 Event::Ceiling { bytes } => {
@@ -130,7 +140,6 @@ impl Workload {
             }
         }
         workload.threads = Some(threads.into_steps());
-        workload.judged = judge_recording(recording);
         let pool = recording.pools.iter().filter(|pool| workload.pools.contains(&pool.number.into()));
         let facts = pool.flat_map(|pool| &pool.facts).filter(|(name, _)| name != CEILING);
         workload.recorded.extend(facts.filter(|(name, _)| name.starts_with("PINPOOL_")).cloned());
@@ -210,6 +219,32 @@ impl Workload {
     /// The calls that released memory, of a recording.
     pub fn unpins(&self) -> &[TimedCall] {
         &self.unpins
+    }
+
+    /// What a move of a recording took, in times of what the replay takes for it; 1 without any.
+    pub fn move_scale(&self) -> f64 {
+        let (took_ns, model_ns) = self.moves_ns;
+        if took_ns == 0 { 1.0 } else { took_ns as f64 / model_ns as f64 }
+    }
+
+    /// Whether the most that is in use at once grows by a tenth in each quarter of the time: a longer run would use more.
+    pub fn grows(&self) -> bool {
+        let (mut peaks, mut held, mut used, mut now_us) = ([0_u64; 4], HashMap::new(), 0_u64, 0_u64);
+        for (_, operation) in &self.lines {
+            match *operation {
+                TraceOp::Get { id, bytes, .. } => {
+                    held.insert(id, bytes as u64);
+                    used += bytes as u64;
+                }
+                TraceOp::Put { id } => used -= held.remove(&id).unwrap_or(0),
+                TraceOp::Advance { micros } => now_us += micros,
+                _ => {}
+            }
+            let quarter = (now_us * 4).checked_div(self.duration_us()).map_or(0, |quarter| quarter.min(3));
+            let peak = &mut peaks[usize::try_from(quarter).unwrap_or(3)];
+            *peak = used.max(*peak);
+        }
+        peaks.windows(2).all(|pair| pair[1] > pair[0] + pair[0] / 10)
     }
 
     /// Why the recording is not whole, if it is not.

@@ -5,8 +5,11 @@
 //! | `search.rs` | the settings that are tried, what they cost, and the smallest ceiling under the best |
 //! | `run.rs` | the promise, measured |
 //! | `batch.rs` | how sizes follow the batch size |
+//! | `promise.rs` | tests: programs recorded under ceilings, and their advice played |
 
 mod batch;
+#[cfg(test)]
+mod promise;
 mod run;
 mod search;
 
@@ -24,7 +27,7 @@ use serde::Serialize;
 
 use self::batch::BatchFit;
 use self::search::{Advice, Better, Cost, Point, Search};
-use crate::files::{in_file, named, why};
+use crate::files::{named, why};
 use crate::input::open_workload;
 use crate::replay::{Costs, mib};
 use crate::report::frontier_svg;
@@ -95,7 +98,7 @@ pub(crate) fn worth(workload: &Workload, name: &str, value: u64) -> Result<Strin
     let set = |pairs: Vec<(String, String)>| Set { pairs, ..Set::default() };
     let costs = Costs::of(workload, None);
     let cost = |set: &Set| -> Result<Cost, Box<dyn Error>> {
-        Ok(Cost::of(&as_recorded(workload, set)?.play_with_lines(workload)?, &costs))
+        Ok(Cost::of(&Replay::as_recorded(workload, &set.pairs)?.play_with_lines(workload)?, &costs))
     };
     // What the pools of a replay would log is no news.
     let level = log::max_level();
@@ -216,17 +219,16 @@ fn advise(
         let lines = judgement.lines().join("\n");
         return Err(named(&traces[0], &format_args!("no ceiling helps {name}:\n{lines}")).into());
     }
-    let given = as_recorded(workload, set)?;
+    let given = Replay::as_recorded(workload, &set.pairs)?;
     // Pools of a search are too small on purpose: what they would log is no news.
     let level = log::max_level();
     log::set_max_level(log::LevelFilter::Off);
     bar.enable_steady_tick(Duration::from_millis(100));
     let costs = Costs::of(workload, None);
-    let search =
-        Search { workload, given: &given, fixed: &set.pairs, costs: &costs, headroom: args.headroom, progress: bar };
+    let search = Search { workload, fixed: &set.pairs, costs: &costs, headroom: args.headroom, progress: bar };
     let advice = search.advise();
     log::set_max_level(level);
-    let advice = advice.map_err(|error| in_file(&traces[0], &error))?;
+    let advice = advice.map_err(|error| named(&traces[0], &error))?;
     if let Some(file) = &args.svg {
         std::fs::write(file, picture(&advice, given.max_bytes)).map_err(|error| named(file, &why(&error)))?;
     }
@@ -236,21 +238,13 @@ fn advise(
         serde_json::to_string(&JsonAdvice { trace, advice: &advice, batch: fit.as_ref(), pools_merged, warnings })?
     } else {
         let scaled = fit.as_ref().map(BatchFit::lines).unwrap_or_default();
-        format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advice, set, args.headroom))
+        format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advice, set))
     };
     let better = advice.advised.iter().flat_map(|better| &better.settings);
     let better: Variables = better.map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     // Settings of the user are part of the advice, and none without one.
     let settings = if better.is_empty() { better } else { [set.pairs.clone(), better].concat() };
     Ok((text, settings))
-}
-
-/// The settings under which the trace was recorded, as far as a replay follows them and the user sets no others.
-fn as_recorded(workload: &Workload, set: &Set) -> Result<Replay, String> {
-    let is_set = |name: &str| set.pairs.iter().any(|(set, _)| set == name);
-    let recorded = workload.recorded().iter().filter(|(name, _)| Replay::follows(name) && !is_set(name));
-    let variables: Vec<_> = recorded.chain(&set.pairs).cloned().collect();
-    Replay::under(&variables)
 }
 
 fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Workload, String> {
@@ -264,35 +258,37 @@ fn picture(advice: &Advice, given: Option<u64>) -> String {
     let Advice { as_given, advised, frontier, .. } = advice;
     let ceilings: Vec<_> = frontier.iter().map(|point| (point.max_bytes, point.lost_seconds)).collect();
     let today = (given.unwrap_or(as_given.peak_pinned_bytes), as_given.lost_seconds);
-    let advised = advised.as_ref().and_then(|better| {
-        let (_, bytes) = better.settings.iter().find(|(name, _)| *name == "PINPOOL_MAX_BYTES")?;
-        Some((bytes.parse().ok()?, better.cost.lost_seconds))
-    });
+    let advised = advised.as_ref().and_then(|better| Some((better.max_bytes()?, better.cost.lost_seconds)));
     frontier_svg(&ceilings, today, advised)
 }
 
 /// What the settings as given cost and what those that are advised do, and the lines to export.
-fn table(advice: &Advice, set: &Set, headroom: f64) -> String {
+fn table(advice: &Advice, set: &Set) -> String {
     let Advice { as_given, advised, tried, frontier, .. } = advice;
     let mut costs = vec![("as given".to_owned(), as_given)];
     costs.extend(advised.iter().map(|better| ("advised".to_owned(), &better.cost)));
     let mut text = cost_table(&costs);
-    let tries: Vec<_> =
-        tried.iter().filter(|one| !one.set.is_empty()).map(|one| (one.set.clone(), &one.cost)).collect();
+    let tries: Vec<_> = tried.iter().map(|one| (one.set.clone(), &one.cost)).collect();
     if !tries.is_empty() {
-        text += "\ntried, without a ceiling and with all idle buffers kept:\n";
+        text += "\ntried, with all idle buffers kept, and without a ceiling where none is named:\n";
         text += &cost_table(&tries);
     }
     if !frontier.is_empty() {
         text += "\nceilings that were played:\n";
         text += &frontier_table(frontier, advised.as_ref());
     }
-    let Some(Better { settings, .. }) = advised else {
-        return text
-            + "\nkeep what you have: nothing that was tried costs less time under a ceiling, or as much in less memory\n";
+    let Some(better @ Better { settings, smallest_max_bytes, .. }) = advised else {
+        let why = if advice.grows {
+            "what is in use at once grows to the end, and a longer run would not fit under a ceiling that this one needs"
+        } else {
+            "nothing that was tried costs less time under a ceiling, or as much in less memory"
+        };
+        return format!("{text}\nkeep what you have: {why}\n");
     };
-    let percent = headroom * 100.0;
-    text += &format!("\nthe ceiling is {percent:.0} % above the smallest that costs no more\n\n");
+    let percent = 100.0 * (better.max_bytes().unwrap_or(0) as f64 / *smallest_max_bytes as f64 - 1.0);
+    text += &format!(
+        "\nthe ceiling is {percent:.0} % above the smallest that costs no more and makes no get wait anew\n\n"
+    );
     for (name, value) in &set.pairs {
         text += &format!("export {name}={value}\n");
     }
@@ -321,11 +317,11 @@ fn cost_table(costs: &[(String, &Cost)]) -> String {
 
 /// Some of the ceilings, the lowest and the highest among them, with that which is advised marked.
 fn frontier_table(frontier: &[Point], advised: Option<&Better>) -> String {
-    let ceiling = advised.and_then(|better| better.settings.iter().find(|(name, _)| *name == "PINPOOL_MAX_BYTES"));
+    let ceiling = advised.and_then(Better::max_bytes);
     let every = frontier.len().div_ceil(FRONTIER_ROWS);
     let mut rows = vec![["ceiling MiB", "seconds lost", ""].map(str::to_owned).to_vec()];
     for (at, point) in frontier.iter().enumerate() {
-        let is_advised = ceiling.is_some_and(|(_, bytes)| *bytes == point.max_bytes.to_string());
+        let is_advised = ceiling == Some(point.max_bytes);
         if is_advised || at % every == 0 || at + 1 == frontier.len() {
             let mark = if is_advised { "advised" } else { "" };
             rows.push(vec![mib(point.max_bytes), format!("{:.3}", point.lost_seconds), mark.to_owned()]);

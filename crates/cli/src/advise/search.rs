@@ -1,17 +1,26 @@
 //! The search: what settings cost in seconds, and the smallest ceiling under which they cost no more.
 //!
-//! Every setting is judged by a replay of the whole trace: seconds in the back-end, in moves, and waiting. What is advised was played
-//! as it is advised, with its headroom, and cost no more than the settings as given; else these are kept. What is not always
-//! less under a higher ceiling is searched by halves all the same, so a ceiling is one that was played, and not proven to be
-//! the least.
+//! Every setting is judged by a replay of the whole trace: seconds in the back-end, in moves, and waiting. Settings are played without a
+//! ceiling and under the one as given, then under smaller ones. What is advised was played as it is advised, settings and ceiling
+//! together, with its headroom, and cost no more than the settings as given; else these are kept. What is not always less under a
+//! higher ceiling is searched by halves all the same, so a ceiling is one that was played, and not proven to be the least.
+
+use std::cell::Cell;
+use std::error::Error;
 
 use indicatif::ProgressBar;
-use pinpool::{Preset, Rounding};
-use pinpool_replay::{Replay, ReplayOutcome, TraceError, Workload};
+use pinpool::Preset;
+use pinpool_replay::{Replay, ReplayOutcome, Workload};
 use serde::Serialize;
 
 use crate::replay::Costs;
 
+const PRESET: &str = "PINPOOL_PRESET";
+const ROUNDING: &str = "PINPOOL_ROUNDING";
+const LIMIT: &str = "PINPOOL_POOL_SIZE_LIMIT";
+const IDLE_TIMEOUT: &str = "PINPOOL_IDLE_TIMEOUT";
+const RESERVE: &str = "PINPOOL_RESERVE";
+const CEILING: &str = "PINPOOL_MAX_BYTES";
 /// More idle buffers than any trace has.
 const NO_LIMIT: u64 = 1 << 40;
 const PAGE_BYTES: u64 = 4096;
@@ -26,6 +35,11 @@ const GAIN: f64 = 0.1;
 const GAIN_OF_TIME: f64 = 0.001;
 /// A ceiling above the one that made gets wait has to end the program earlier by this share.
 const EARLIER: f64 = 0.02;
+
+type Found<T> = Result<T, Box<dyn Error>>;
+
+/// Names with their values.
+type Settings = Vec<(&'static str, String)>;
 
 /// What one choice of settings costs.
 #[derive(Debug, Clone, Serialize)]
@@ -68,10 +82,10 @@ pub(super) struct Point {
     pub(super) lost_seconds: f64,
 }
 
-/// What one set of settings gives without a ceiling.
+/// What one set of settings gives, without a ceiling where it names none.
 #[derive(Debug, Serialize)]
 pub(super) struct Try {
-    /// Beside the settings as given: `NAME=VALUE`, separated by commas.
+    /// Beside the settings as given, as `--set` takes them.
     pub(super) set: String,
     #[serde(flatten)]
     pub(super) cost: Cost,
@@ -80,9 +94,18 @@ pub(super) struct Try {
 /// What is advised: the settings beside those as given, and what they cost.
 #[derive(Debug, Serialize)]
 pub(super) struct Better {
-    pub(super) settings: Vec<(&'static str, String)>,
+    pub(super) settings: Settings,
     #[serde(flatten)]
     pub(super) cost: Cost,
+    /// The smallest ceiling that was played under these settings and costs no more.
+    pub(super) smallest_max_bytes: u64,
+}
+
+impl Better {
+    pub(super) fn max_bytes(&self) -> Option<u64> {
+        let (_, bytes) = self.settings.iter().find(|(name, _)| *name == CEILING)?;
+        bytes.parse().ok()
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -97,18 +120,13 @@ pub(super) struct Advice {
     /// The ceilings that were played under what is advised, or under the settings as given, from the lowest on.
     pub(super) frontier: Vec<Point>,
     pub(super) replays: u64,
-}
-
-/// Settings that are tried, without a ceiling.
-struct Candidate {
-    settings: Vec<(&'static str, String)>,
-    replay: Replay,
+    /// Whether what is in use grows to the end, so that no ceiling is advised.
+    pub(super) grows: bool,
 }
 
 /// Replays of one workload.
 pub(super) struct Search<'a> {
     pub(super) workload: &'a Workload,
-    pub(super) given: &'a Replay,
     /// Variables that the user has set, which are not searched.
     pub(super) fixed: &'a [(String, String)],
     pub(super) costs: &'a Costs,
@@ -119,52 +137,76 @@ pub(super) struct Search<'a> {
 }
 
 impl Search<'_> {
-    pub(super) fn advise(&self) -> Result<Advice, TraceError> {
+    pub(super) fn advise(&self) -> Found<Advice> {
         self.progress.set_message("replays under the settings as given");
-        let as_given = self.play(self.given)?;
-        let mut tried = Vec::new();
-        let mut best: Option<(Candidate, Cost)> = None;
-        for candidate in self.candidates(&as_given) {
-            let set: Vec<_> = candidate.settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
-            self.progress.set_message(format!("replays, now under {}", set.join(",")));
-            let cost = self.play(&candidate.replay)?;
-            tried.push(Try { set: set.join(","), cost: cost.clone() });
-            let below = best.as_ref().map_or(as_given.lost_seconds, |(_, best)| best.lost_seconds * (1.0 - GAIN));
-            let is_first = best.is_none() && candidate.settings.is_empty();
-            if self.is_better(&cost, &as_given) && (is_first || cost.lost_seconds < below) {
-                best = Some((candidate, cost));
+        let given = self.under(&[])?;
+        let as_given = self.play(&given)?;
+        let (mut tried, mut bases) = (Vec::new(), Vec::new());
+        for settings in self.choices(&given, &as_given) {
+            let replay = self.under(&settings)?;
+            let mut base: Option<Cost> = None;
+            for max_bytes in std::iter::once(None).chain(replay.max_bytes.map(Some)) {
+                let highest = base.as_ref().map_or(0, |free| free.peak_pinned_bytes.saturating_mul(CEILING_TIMES_MAX));
+                // A ceiling that is never met changes nothing.
+                if max_bytes.is_some_and(|max_bytes| max_bytes > highest) {
+                    continue;
+                }
+                let set = text_of(&settings, max_bytes);
+                self.progress.set_message(format!("replays, now under {set}"));
+                let cost = if settings.is_empty() && max_bytes == given.max_bytes {
+                    as_given.clone()
+                } else {
+                    self.play(&Replay { max_bytes, ..replay.clone() })?
+                };
+                if !settings.is_empty() {
+                    tried.push(Try { set, cost: cost.clone() });
+                }
+                base = base.filter(|base| base.lost_seconds <= cost.lost_seconds).or(Some(cost));
+            }
+            bases.extend(base.map(|base| (settings, base)));
+        }
+        bases.sort_by(|(one, cost), (other, other_cost)| self.rank(one, cost).total_cmp(&self.rank(other, other_cost)));
+        let (mut advised, mut frontier) = (None::<(Better, f64)>, Vec::new());
+        for (settings, base) in bases {
+            let (is_as_given, rank) = (settings.is_empty(), self.rank(&settings, &base));
+            let has_better = advised.as_ref().is_some_and(|(_, best)| rank >= *best);
+            if has_better || (!is_as_given && base.lost_seconds > as_given.lost_seconds) {
+                continue;
+            }
+            let mut points = Vec::new();
+            let found = self.smallest(settings, &base, &given, &as_given, &mut points)?;
+            let rank = found.as_ref().map(|(better, settings)| self.rank(settings, &better.cost));
+            if rank.is_some_and(|rank| advised.as_ref().is_none_or(|(_, best)| rank < *best)) {
+                advised = found.map(|(better, _)| better).zip(rank);
+                frontier = points;
+            } else if is_as_given && advised.is_none() {
+                frontier = points;
             }
         }
-        let kept = Candidate { settings: Vec::new(), replay: Replay { max_bytes: None, ..self.given.clone() } };
-        let (candidate, free) = match best {
-            Some(best) => best,
-            None => {
-                let free = self.play(&kept.replay)?;
-                (kept, free)
-            }
-        };
-        let mut frontier = Vec::new();
-        let advised = self.smallest(candidate, &free, &as_given, &mut frontier)?;
         frontier.sort_by_key(|point| point.max_bytes);
+        let grows = self.workload.grows();
         Ok(Advice {
             gets: self.workload.gets(),
             peak_requested_bytes: self.workload.peak_requested_bytes(),
             as_given,
-            advised,
+            advised: advised.map(|(better, _)| better).filter(|_| !grows),
+            grows,
             tried,
             frontier,
             replays: self.progress.position(),
         })
     }
 
-    fn play(&self, replay: &Replay) -> Result<Cost, TraceError> {
-        self.progress.inc(1);
-        let outcome = replay.play_with_lines(self.workload)?;
-        Ok(self.cost(&outcome))
+    /// A replay as it was recorded, with what the user sets and `settings`, as a program that follows the advice runs.
+    fn under(&self, settings: &[(&'static str, String)]) -> Found<Replay> {
+        let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+        let set: Vec<_> = self.fixed.iter().cloned().chain(settings).collect();
+        Ok(Replay::as_recorded(self.workload, &set)?)
     }
 
-    fn cost(&self, outcome: &ReplayOutcome) -> Cost {
-        Cost::of(outcome, self.costs)
+    fn play(&self, replay: &Replay) -> Found<Cost> {
+        self.progress.inc(1);
+        Ok(Cost::of(&replay.play_with_lines(self.workload)?, self.costs))
     }
 
     /// Whether `cost` is to be preferred to that as given, or is as good.
@@ -172,125 +214,158 @@ impl Search<'_> {
         if cost.lost_seconds > as_given.lost_seconds || cost.fallbacks > as_given.fallbacks {
             return false;
         }
+        // Waits depend on how the threads of a run meet: a program that has none is given none.
+        if as_given.waits == 0 && cost.waits > 0 {
+            return false;
+        }
         let is_larger = cost.peak_pinned_bytes as f64 > as_given.peak_pinned_bytes as f64 * MORE_MEMORY;
         if as_given.waits > 0 && is_larger && self.workload.is_closed() {
             // Threads that wait in a queue before a slow consumer lose nothing: the end decides.
             return cost.ended_seconds < as_given.ended_seconds * (1.0 - EARLIER);
         }
-        let gain = as_given.lost_seconds - cost.lost_seconds;
-        let of_time = self.workload.duration_us() as f64 / 1e6 * GAIN_OF_TIME;
-        !is_larger || (gain >= as_given.lost_seconds * GAIN && gain >= of_time)
+        !is_larger || cost.lost_seconds <= self.below(as_given)
     }
 
-    /// The settings as given and others, none that the user has set, all without a ceiling.
-    fn candidates(&self, as_given: &Cost) -> Vec<Candidate> {
-        let given = &Replay { max_bytes: None, ..self.given.clone() };
-        let mut candidates = vec![Candidate { settings: Vec::new(), replay: given.clone() }];
-        let mut add = |settings: &[(&'static str, String)], replay: Replay| {
-            candidates.push(Candidate { settings: settings.to_vec(), replay });
-        };
+    /// What costs less than this gains something.
+    fn below(&self, cost: &Cost) -> f64 {
+        let of_time = self.workload.duration_us() as f64 / 1e6 * GAIN_OF_TIME;
+        (cost.lost_seconds * (1.0 - GAIN)).min(cost.lost_seconds - of_time)
+    }
+
+    /// Less is better: other settings have to gain something over those as given.
+    fn rank(&self, settings: &[(&'static str, String)], cost: &Cost) -> f64 {
+        if settings.is_empty() { self.below(cost) } else { cost.lost_seconds }
+    }
+
+    /// No settings, and others, none that the user has set.
+    fn choices(&self, given: &Replay, as_given: &Cost) -> Vec<Settings> {
         let is_free = |name: &str| !self.fixed.iter().any(|(fixed, _)| fixed == name);
         let is_adaptive = given.preset.is_none_or(|preset| preset == Preset::Adaptive);
-        let limit = if is_free("PINPOOL_POOL_SIZE_LIMIT") { Some(NO_LIMIT) } else { given.pool_size_limit };
-        let kept = Replay { pool_size_limit: limit, ..given.clone() };
-        if !is_adaptive && is_free("PINPOOL_PRESET") && is_free("PINPOOL_ROUNDING") {
-            let adaptive = Replay { preset: Some(Preset::Adaptive), rounding: None, ..given.clone() };
-            add(&[("PINPOOL_PRESET", "adaptive".to_owned()), ("PINPOOL_ROUNDING", "eighths".to_owned())], adaptive);
+        let no_limit = is_free(LIMIT).then(|| (LIMIT, NO_LIMIT.to_string()));
+        let mut choices = vec![Settings::new()];
+        if is_free(PRESET) && is_free(ROUNDING) {
+            let of = |preset: &str, rounding: &str| vec![(PRESET, preset.to_owned()), (ROUNDING, rounding.to_owned())];
+            if is_adaptive {
+                choices.extend(["pow2", "exact"].map(|rounding| {
+                    let mut tensorflow = of("tensorflow", rounding);
+                    tensorflow.extend(no_limit.clone());
+                    tensorflow
+                }));
+            } else {
+                choices.push(of("adaptive", "eighths"));
+            }
         }
-        if is_adaptive && is_free("PINPOOL_PRESET") && is_free("PINPOOL_ROUNDING") {
-            let preset = ("PINPOOL_PRESET", "tensorflow".to_owned());
-            let tensorflow = Replay { preset: Some(Preset::Tensorflow), rounding: None, ..kept };
-            add(std::slice::from_ref(&preset), tensorflow.clone());
-            let exact = Replay { rounding: Some(Rounding::Exact), ..tensorflow };
-            add(&[preset, ("PINPOOL_ROUNDING", "exact".to_owned())], exact);
-        } else if !is_adaptive && limit == Some(NO_LIMIT) {
-            add(&[("PINPOOL_POOL_SIZE_LIMIT", NO_LIMIT.to_string())], kept);
+        choices.extend(no_limit.filter(|_| !is_adaptive).map(|no_limit| vec![no_limit]));
+        if is_adaptive && is_free(IDLE_TIMEOUT) {
+            choices.push(vec![(IDLE_TIMEOUT, "none".to_owned())]);
         }
-        if is_adaptive && is_free("PINPOOL_IDLE_TIMEOUT") {
-            let kept = Replay { idle_timeout: Some(None), ..given.clone() };
-            add(&[("PINPOOL_IDLE_TIMEOUT", "none".to_owned())], kept);
+        if is_adaptive && is_free(RESERVE) {
+            choices.push(vec![(RESERVE, as_given.peak_pinned_bytes.to_string())]);
         }
-        if is_adaptive && is_free("PINPOOL_RESERVE") {
-            let bytes = as_given.peak_pinned_bytes;
-            let mut reserved = given.clone();
-            reserved.others.reserve_bytes = Some(bytes);
-            add(&[("PINPOOL_RESERVE", bytes.to_string())], reserved);
-        }
-        candidates
+        choices
     }
 
-    /// The smallest ceiling, and where the limit on idle buffers matters the smallest of these, that cost no more than `free` does.
+    /// The smallest ceiling, and where the limit on idle buffers is searched the smallest of these, that cost hardly more than `base`,
+    /// which is what the settings cost without a ceiling or under that as given. Beside it the settings that it is of.
     fn smallest(
         &self,
-        candidate: Candidate,
-        free: &Cost,
+        settings: Settings,
+        base: &Cost,
+        given: &Replay,
         as_given: &Cost,
         frontier: &mut Vec<Point>,
-    ) -> Result<Option<Better>, TraceError> {
-        let Candidate { mut settings, replay } = candidate;
-        let whole = |bytes: u64| bytes.max(1).div_ceil(PAGE_BYTES) * PAGE_BYTES;
-        let under = |max_bytes: u64, limit: Option<u64>| {
-            let limit = limit.or(replay.pool_size_limit);
-            Replay { max_bytes: Some(max_bytes), pool_size_limit: limit, ..replay.clone() }
-        };
-        // Half of what is gained may be given for less memory, and nothing of what as given does.
-        let enough =
-            (free.lost_seconds + (as_given.lost_seconds - free.lost_seconds).max(0.0) / 2.0).min(as_given.lost_seconds);
-        let mut suffices = |max_bytes: u64| -> Result<Option<Cost>, TraceError> {
-            let cost = self.play(&under(max_bytes, None))?;
+    ) -> Found<Option<(Better, Settings)>> {
+        let replay = self.under(&settings)?;
+        // A part of what is gained may be given for less memory, and nothing of what as given does.
+        let gain = (as_given.lost_seconds - base.lost_seconds).max(0.0);
+        let enough = (base.lost_seconds + gain * GAIN).min(as_given.lost_seconds);
+        let is_slow = Cell::new(false);
+        let mut suffices = |max_bytes: u64| -> Found<Option<Cost>> {
+            let cost = self.play(&Replay { max_bytes: Some(max_bytes), ..replay.clone() })?;
             frontier.push(Point { max_bytes, lost_seconds: cost.lost_seconds });
-            let is_enough = cost.lost_seconds <= enough && self.is_better(&cost, as_given);
-            Ok(is_enough.then_some(cost))
+            is_slow.set(cost.lost_seconds > enough);
+            Ok((!is_slow.get() && self.is_better(&cost, as_given)).then_some(cost))
         };
-        let least_bytes = self.workload.peak_requested_bytes().max(replay.others.reserve_bytes.unwrap_or(0));
-        let peak_bytes = free.peak_pinned_bytes.max(least_bytes);
-        let (step, mut low, mut high) = (whole(peak_bytes / STEPS), whole(least_bytes), whole(peak_bytes));
-        // The peak of a pool without a ceiling may be too low for one that has it: its granules are smaller then.
-        while suffices(high)?.is_none() {
-            if high > peak_bytes.saturating_mul(CEILING_TIMES_MAX) {
-                return Ok(None);
+        let least_bytes = whole(self.workload.peak_requested_bytes().max(replay.others.reserve_bytes.unwrap_or(0)));
+        let peak_bytes = whole(base.peak_pinned_bytes).max(least_bytes);
+        let starts = [given.max_bytes, Some(as_given.peak_pinned_bytes)].into_iter().flatten().map(whole);
+        let mut starts: Vec<_> = starts.filter(|bytes| (least_bytes..peak_bytes).contains(bytes)).collect();
+        starts.push(peak_bytes);
+        starts.sort_unstable();
+        let (mut low, mut found) = (least_bytes, None);
+        for high in starts {
+            found = suffices(high)?.map(|cost| (high, cost));
+            if found.is_some() {
+                break;
             }
             low = high;
-            high = whole(high.saturating_add(high / 8));
         }
-        while high.saturating_sub(low) > step {
+        // The peak of a pool without a ceiling may be too low for one that has it: its granules are smaller then.
+        while found.is_none() && is_slow.get() && low <= peak_bytes.saturating_mul(CEILING_TIMES_MAX) {
+            let high = whole(low.saturating_add(low / 8));
+            found = suffices(high)?.map(|cost| (high, cost));
+            low = high;
+        }
+        let Some((mut high, mut cost)) = found else { return Ok(None) };
+        while high.saturating_sub(low) > whole(peak_bytes / STEPS) {
             let middle = whole(low.midpoint(high));
-            if suffices(middle)?.is_some() { high = middle } else { low = middle }
+            match suffices(middle)? {
+                Some(found) => (high, cost) = (middle, found),
+                None => low = middle,
+            }
         }
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Rounded anyway; not below 0.
-        let ample = whole((high as f64 * (1.0 + self.headroom)) as u64);
-        // A little more memory may cost more: then the ceiling is the one that suffices.
-        let played = match suffices(ample)? {
-            Some(cost) => Some((ample, cost)),
-            None => suffices(high)?.map(|cost| (high, cost)),
-        };
-        let Some((max_bytes, mut cost)) = played else { return Ok(None) };
-        if replay.pool_size_limit == Some(NO_LIMIT) {
-            let (mut few, mut many) = (0, 1);
-            while many < NO_LIMIT && self.play(&under(max_bytes, Some(many)))?.lost_seconds > cost.lost_seconds {
-                (few, many) = (many, many * 2);
+        let mut max_bytes = high;
+        // A little more memory may cost more: then the headroom is less.
+        for headroom in [self.headroom, self.headroom / 2.0] {
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Rounded anyway; not below 0.
+            let ample = whole((high as f64 * (1.0 + headroom)) as u64);
+            if let Some(found) = suffices(ample)? {
+                (max_bytes, cost) = (ample, found);
+                break;
             }
-            while many - few > 1 {
-                let middle = few.midpoint(many);
-                let is_enough = self.play(&under(max_bytes, Some(middle)))?.lost_seconds <= cost.lost_seconds;
-                if is_enough { many = middle } else { few = middle }
-            }
-            // Threads of another run get and put in another order, so that now and then a buffer more is idle at once.
-            let limit = many.saturating_add(1);
-            cost = self.play(&under(max_bytes, Some(limit)))?;
-            if !self.is_better(&cost, as_given) {
-                return Ok(None);
-            }
-            settings.retain(|(name, _)| *name != "PINPOOL_POOL_SIZE_LIMIT");
-            settings.push(("PINPOOL_POOL_SIZE_LIMIT", limit.to_string()));
         }
-        let is_as_given = settings.is_empty() && self.given.max_bytes.is_some_and(|given| max_bytes >= given);
+        let is_as_given = settings.is_empty() && given.max_bytes.is_some_and(|given| max_bytes >= given);
         if is_as_given && cost.lost_seconds >= as_given.lost_seconds {
             return Ok(None);
         }
-        settings.push(("PINPOOL_MAX_BYTES", max_bytes.to_string()));
-        Ok(Some(Better { settings, cost }))
+        let mut advised = settings.clone();
+        if let Some((_, limit)) = advised.iter_mut().find(|(name, _)| *name == LIMIT) {
+            let few = self.fewest(&Replay { max_bytes: Some(max_bytes), ..replay.clone() }, &cost, as_given)?;
+            *limit = few.0.to_string();
+            cost = few.1;
+        }
+        advised.push((CEILING, max_bytes.to_string()));
+        Ok(Some((Better { settings: advised, cost, smallest_max_bytes: high }, settings)))
     }
+
+    /// The smallest limit on idle buffers that costs no more than `cost` does without one, and what it costs.
+    fn fewest(&self, replay: &Replay, cost: &Cost, as_given: &Cost) -> Found<(u64, Cost)> {
+        let under = |limit: u64| self.play(&Replay { pool_size_limit: Some(limit), ..replay.clone() });
+        let (mut few, mut many) = (0, 1);
+        while many < NO_LIMIT && under(many)?.lost_seconds > cost.lost_seconds {
+            (few, many) = (many, many * 2);
+        }
+        while many - few > 1 {
+            let middle = few.midpoint(many);
+            if under(middle)?.lost_seconds <= cost.lost_seconds { many = middle } else { few = middle }
+        }
+        // Threads of another run get and put in another order, so that now and then a buffer more is idle at once.
+        let limit = many.saturating_add(1);
+        let limited = under(limit)?;
+        Ok(if self.is_better(&limited, as_given) { (limit, limited) } else { (NO_LIMIT, cost.clone()) })
+    }
+}
+
+/// As `--set` takes it; idle buffers without a limit are not named.
+fn text_of(settings: &[(&'static str, String)], max_bytes: Option<u64>) -> String {
+    let settings = settings.iter().filter(|(_, value)| *value != NO_LIMIT.to_string() || settings.len() == 1);
+    let ceiling = max_bytes.map(|max_bytes| (CEILING, max_bytes.to_string()));
+    let short = |(name, value): &(&str, String)| format!("{}={value}", name.trim_start_matches("PINPOOL_"));
+    settings.chain(&ceiling).map(short).collect::<Vec<_>>().join(",")
+}
+
+fn whole(bytes: u64) -> u64 {
+    bytes.max(1).div_ceil(PAGE_BYTES) * PAGE_BYTES
 }
 
 #[cfg(test)]
@@ -300,16 +375,9 @@ mod tests {
     #[test]
     fn what_costs_more_time_or_more_memory_for_little_is_not_better() {
         let workload = Workload::default();
-        let (given, progress) = (Replay::default(), ProgressBar::hidden());
+        let progress = ProgressBar::hidden();
         let costs = Costs::of(&workload, None);
-        let search = Search {
-            workload: &workload,
-            given: &given,
-            fixed: &[],
-            costs: &costs,
-            headroom: 0.1,
-            progress: &progress,
-        };
+        let search = Search { workload: &workload, fixed: &[], costs: &costs, headroom: 0.1, progress: &progress };
         let cost = |lost_seconds: f64, peak_pinned_bytes: u64, fallbacks: u64| Cost {
             lost_seconds,
             driver_seconds: lost_seconds,

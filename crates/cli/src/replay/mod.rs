@@ -27,7 +27,8 @@ use pinpool_cli::terminal::{Terminal, to_stdout};
 /// Play workloads on simulated memory, in virtual time
 ///
 /// A workload is a trace of gets and puts; its `t` lines advance the clock. The figures depend on the file and the flags
-/// only, not on the machine, its clock or PINPOOL_* variables. Settings in a trace's header (limit, rounding, resizing,
+/// only, not on the machine, its clock or PINPOOL_* variables. A recording of one pool is played under the settings that it was
+/// made with, where --set has no others. Settings in a trace's header (limit, rounding, resizing,
 /// number of pools) apply with --format conformance only.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
@@ -91,15 +92,9 @@ struct JsonLine<'a> {
 
 pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), ExitError> {
     let (mut warnings, mut notes) = (Vec::new(), Vec::new());
-    let mut sets =
-        args.set.iter().map(|set| Ok((set.text.clone(), set.replay(terminal)?))).collect::<Result<Vec<_>, _>>()?;
-    if sets.is_empty() {
-        sets.push(("as given".to_owned(), Replay::default()));
-    }
-    for (_, replay) in &mut sets {
-        replay.source = args.source.unwrap_or_default();
-    }
-    let played = play(args, &sets, &mut warnings, &mut notes);
+    // What cannot be read is refused before any file is.
+    args.set.iter().try_for_each(|set| set.replay(terminal).map(drop))?;
+    let played = play(args, &mut warnings, &mut notes);
     notes.iter().for_each(|note| terminal.message(note));
     warnings.iter().for_each(|warning| terminal.message(warning));
     terminal.report(played)?;
@@ -107,17 +102,13 @@ pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), ExitErro
     if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
 }
 
-fn play(
-    args: &ReplayArgs,
-    sets: &[(String, Replay)],
-    warnings: &mut Vec<String>,
-    notes: &mut Vec<String>,
-) -> Result<(), Box<dyn Error>> {
+fn play(args: &ReplayArgs, warnings: &mut Vec<String>, notes: &mut Vec<String>) -> Result<(), Box<dyn Error>> {
     let has_settings = !args.set.is_empty() || args.source.is_some() || args.max_ratio.is_some();
     if args.format != Format::Table && has_settings {
         return Err("settings of the pool go with the table and --json alone".into());
     }
-    if args.max_ratio.is_some() && sets.iter().any(|(_, replay)| replay.max_bytes.is_some()) {
+    let sets_ceiling = args.set.iter().flat_map(|set| &set.pairs).any(|(name, _)| name == "PINPOOL_MAX_BYTES");
+    if args.max_ratio.is_some() && sets_ceiling {
         return Err("--max-ratio and MAX_BYTES both set the ceiling: leave one of the two out".into());
     }
     if args.format != Format::Markdown && args.targets.is_some() {
@@ -133,19 +124,17 @@ fn play(
             let workloads = args.workloads.iter().map(|path| open(path)).collect::<Result<Vec<_>, _>>()?;
             comparison::markdown(&workloads, args.targets.as_deref())?
         }
-        Format::Table => table(args, sets, warnings, notes)?,
+        Format::Table => table(args, warnings, notes)?,
     };
     Ok(to_stdout(&text)?)
 }
 
 /// The figures: a list, a row for each workload, or a table for each with a column for each of several `--set`. Empty with
 /// `--json`, which prints each workload as soon as it is played.
-fn table(
-    args: &ReplayArgs,
-    sets: &[(String, Replay)],
-    warnings: &mut Vec<String>,
-    notes: &mut Vec<String>,
-) -> Result<String, Box<dyn Error>> {
+fn table(args: &ReplayArgs, warnings: &mut Vec<String>, notes: &mut Vec<String>) -> Result<String, Box<dyn Error>> {
+    let as_given = [Set { text: "as given".to_owned(), ..Set::default() }];
+    let sets = if args.set.is_empty() { &as_given } else { args.set.as_slice() };
+    let source = args.source.unwrap_or_default();
     let mut text = String::new();
     let mut rows = Vec::new();
     for path in &args.workloads {
@@ -154,7 +143,12 @@ fn table(
         notes.extend(workload.pools_note().map(|note| named(path, &note)));
         let costs = Costs::of(&workload, args.pin_cost);
         let ceiling = args.max_ratio.map(|ratio| summary::ceiling_bytes(&workload, ratio));
-        let columns = side_by_side::play(&workload, sets, ceiling, &costs).map_err(|error| in_file(path, &error))?;
+        let replays = sets
+            .iter()
+            .map(|Set { text, pairs }| Ok((text.clone(), Replay { source, ..Replay::as_recorded(&workload, pairs)? })));
+        let replays = replays.collect::<Result<Vec<_>, String>>().map_err(|error| named(path, &error))?;
+        let columns =
+            side_by_side::play(&workload, &replays, ceiling, &costs).map_err(|error| in_file(path, &error))?;
         match columns.as_slice() {
             columns if args.json => {
                 for column in columns {

@@ -12,6 +12,8 @@ use pinpool_cli::table::{columns, grouped, list as figure_list};
 pub(crate) struct Costs {
     pin: CallCost,
     unpin: CallCost,
+    /// Times what a move takes on a device.
+    move_scale: f64,
     origin: String,
 }
 
@@ -19,8 +21,9 @@ impl Costs {
     /// Returns the costs that were given; else those fitted to the calls of the trace, or scaled to those of one size; else
     /// assumed ones.
     pub(crate) fn of(workload: &Workload, given: Option<CallCost>) -> Self {
+        let move_scale = workload.move_scale();
         if let Some(cost) = given {
-            return Self { pin: cost, unpin: cost, origin: "as given".to_owned() };
+            return Self { pin: cost, unpin: cost, move_scale, origin: "as given".to_owned() };
         }
         let (pins, unpins) = (workload.pins(), workload.unpins());
         let pin = CallCost::fitted(pins, CallCost::ASSUMED_PIN);
@@ -32,14 +35,15 @@ impl Costs {
                     }
                     _ => format!("pins {}, releases {}", origin_of(pins), origin_of(unpins)),
                 };
-                Self { pin, unpin, origin }
+                Self { pin, unpin, move_scale, origin }
             }
             (Some(pin), None) => {
-                Self { pin, unpin: pin, origin: format!("pins {}, releases as pins", origin_of(pins)) }
+                Self { pin, unpin: pin, move_scale, origin: format!("pins {}, releases as pins", origin_of(pins)) }
             }
             (None, _) => Self {
                 pin: CallCost::ASSUMED_PIN,
                 unpin: CallCost::ASSUMED_UNPIN,
+                move_scale,
                 origin: "assumed, since the trace has no pins (--pin-cost gives others)".to_owned(),
             },
         }
@@ -47,7 +51,7 @@ impl Costs {
 
     /// Seconds of the calls and moves of a replay.
     pub(crate) fn driver_seconds(&self, outcome: &ReplayOutcome) -> f64 {
-        outcome.driver_seconds(self.pin, self.unpin)
+        outcome.driver_seconds(self.pin, self.unpin, self.move_scale)
     }
 
     fn line(&self) -> String {
@@ -55,7 +59,11 @@ impl Costs {
             let gib_ms = cost.byte_ns * f64::from(1 << 30) / 1e6;
             format!("{:.1} us a call and {gib_ms:.1} ms a GiB", cost.call_ns / 1e3)
         };
-        format!("cost of a pin: {}; of a release: {}; {}", cost(&self.pin), cost(&self.unpin), self.origin)
+        let moves = match self.move_scale {
+            1.0 => String::new(),
+            scale => format!("; of a move: {scale:.1} times that of a device, as in the trace"),
+        };
+        format!("cost of a pin: {}; of a release: {}; {}{moves}", cost(&self.pin), cost(&self.unpin), self.origin)
     }
 }
 
@@ -89,6 +97,7 @@ pub(super) struct Column {
     misses: u64,
     driver_calls: u64,
     driver_seconds: f64,
+    lost_seconds: f64,
     waste_bytes: u64,
     mean_requested_bytes: Option<u64>,
 }
@@ -104,11 +113,13 @@ pub(super) fn play(
         let replay = Replay { max_bytes: ceiling_bytes.or(replay.max_bytes), ..replay.clone() };
         let outcome = replay.play_with_lines(workload)?;
         let report = &outcome.report;
+        let driver_seconds = costs.driver_seconds(&outcome);
         Ok(Column {
             set: set.clone(),
             misses: outcome.misses(),
             driver_calls: report.page_locks + outcome.releases,
-            driver_seconds: costs.driver_seconds(&outcome),
+            driver_seconds,
+            lost_seconds: driver_seconds + outcome.waited_us as f64 / 1e6,
             waste_bytes: report.peak_pinned_bytes.saturating_sub(outcome.asked_at_peak_bytes),
             mean_requested_bytes: workload.mean_requested_bytes(),
             outcome,
@@ -148,6 +159,7 @@ pub(super) fn list(column: &Column, costs: &Costs) -> String {
         ("misses", grouped(column.misses)),
         ("releases", grouped(column.outcome.releases)),
         ("driver seconds", format!("{:.6}", column.driver_seconds)),
+        ("seconds lost", format!("{:.6} (the driver and waits)", column.lost_seconds)),
         ("waste at the peak", bytes(column.waste_bytes)),
         ("TensorFlow checks", grouped(column.outcome.checks)),
     ]);
@@ -170,6 +182,7 @@ pub(super) fn table(name: &str, workload: &Workload, columns_of: &[Column], cost
         ("pins", row(|c| grouped(c.outcome.report.page_locks))),
         ("releases", row(|c| grouped(c.outcome.releases))),
         ("driver seconds", row(|c| format!("{:.6}", c.driver_seconds))),
+        ("seconds lost", row(|c| format!("{:.6}", c.lost_seconds))),
         ("peak pinned MiB", row(|c| mib(c.outcome.report.peak_pinned_bytes))),
         ("waste at peak MiB", row(|c| mib(c.waste_bytes))),
         ("mean pinned MiB", row(|c| mib(c.outcome.report.mean_pinned_bytes))),

@@ -10,10 +10,11 @@ use crate::format::{TraceError, TraceOp};
 use crate::threads::Step;
 use crate::workload::error_at;
 
-/// What is due, in order of time: the next step of a thread, or memory that a device has read.
+/// What is due, in order of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
     Step(usize),
+    /// Memory that a device has read.
     Free(u64),
 }
 
@@ -21,8 +22,15 @@ enum Due {
 struct Schedule<'a> {
     threads: &'a [Vec<Step>],
     places: Vec<usize>,
-    due: BinaryHeap<Reverse<(u64, Due)>>,
-    /// Threads that cannot go on before the buffer of this name is there.
+    /// When each thread ended its last step.
+    ended_ns: Vec<u64>,
+    /// What is due when, at one time in the order of the recording.
+    due: BinaryHeap<Reverse<(u64, u64, Due)>>,
+    /// When buffers that are held were got.
+    got_ns: HashMap<u64, u64>,
+    /// Threads whose gets wait for the buffers of these names.
+    waiting: HashMap<u64, usize>,
+    /// Threads that cannot put the buffers of these names, since they are not there yet.
     blocked: HashMap<u64, Vec<usize>>,
 }
 
@@ -34,22 +42,30 @@ impl Schedule<'_> {
     /// The thread has done its step at `now_ns`.
     fn finish(&mut self, thread: usize, now_ns: u64) {
         self.places[thread] += 1;
-        self.plan(thread, now_ns);
+        self.ended_ns[thread] = now_ns;
+        self.plan(thread);
     }
 
-    fn plan(&mut self, thread: usize, now_ns: u64) {
-        if let Some(step) = self.step(thread) {
-            let at_ns = now_ns.saturating_add(step.gap_ns);
-            self.due.push(Reverse((at_ns, Due::Step(thread))));
+    fn plan(&mut self, thread: usize) {
+        let Some(&Step { line, follows, gap_ns, .. }) = self.step(thread) else { return };
+        let followed_ns = follows.map_or(Some(0), |name| self.got_ns.get(&name).copied());
+        match (followed_ns, follows) {
+            (None, Some(name)) => self.blocked.entry(name).or_default().push(thread),
+            (followed_ns, _) => {
+                let since_ns = self.ended_ns[thread].max(followed_ns.unwrap_or(0));
+                self.due.push(Reverse((since_ns.saturating_add(gap_ns), line, Due::Step(thread))));
+            }
         }
     }
 
-    /// The buffer of this name is there: its thread goes on, and those that put it.
-    fn resume(&mut self, name: u64, now_ns: u64) {
+    /// The thread's get is served: it goes on, and those that put the buffer.
+    fn got(&mut self, thread: usize, name: u64, now_ns: u64) {
+        self.got_ns.insert(name, now_ns);
+        self.finish(thread, now_ns);
         for thread in self.blocked.remove(&name).unwrap_or_default() {
-            match self.step(thread).map(|step| step.operation) {
-                Some(TraceOp::Get { .. }) => self.finish(thread, now_ns),
-                _ => self.due.push(Reverse((now_ns, Due::Step(thread)))),
+            match self.step(thread) {
+                Some(Step { follows: None, line, .. }) => self.due.push(Reverse((now_ns, *line, Due::Step(thread)))),
+                _ => self.plan(thread),
             }
         }
     }
@@ -58,11 +74,18 @@ impl Schedule<'_> {
 impl Player<'_> {
     /// Performs what the threads did.
     pub(super) fn play_threads(&mut self, threads: &[Vec<Step>]) -> Result<(), TraceError> {
-        let mut schedule =
-            Schedule { threads, places: vec![0; threads.len()], due: BinaryHeap::new(), blocked: HashMap::new() };
-        (0..threads.len()).for_each(|thread| schedule.plan(thread, 0));
+        let mut schedule = Schedule {
+            threads,
+            places: vec![0; threads.len()],
+            ended_ns: vec![0; threads.len()],
+            due: BinaryHeap::new(),
+            got_ns: HashMap::new(),
+            waiting: HashMap::new(),
+            blocked: HashMap::new(),
+        };
+        (0..threads.len()).for_each(|thread| schedule.plan(thread));
         loop {
-            let next_us = schedule.due.peek().map(|Reverse((at_ns, _))| at_ns / 1_000);
+            let next_us = schedule.due.peek().map(|Reverse((at_ns, ..))| at_ns / 1_000);
             let expires_us = self.queue.values().next().map(|first| first.since_us.saturating_add(self.wait_us));
             let stop_us = [next_us, expires_us].into_iter().flatten().filter(|&stop_us| stop_us < u64::MAX).min();
             // Without an end of their waits, gets may wait that no put will serve.
@@ -75,7 +98,7 @@ impl Player<'_> {
             }
             self.resume(&mut schedule, stop_us * 1_000);
             if next_us.is_some_and(|next_us| next_us <= self.clock.now_us())
-                && let Some(Reverse((at_ns, due))) = schedule.due.pop()
+                && let Some(Reverse((at_ns, _, due))) = schedule.due.pop()
             {
                 self.perform_due(&mut schedule, due, at_ns)?;
                 self.resume(&mut schedule, at_ns);
@@ -90,7 +113,9 @@ impl Player<'_> {
     /// Threads go on whose gets were served.
     fn resume(&mut self, schedule: &mut Schedule<'_>, now_ns: u64) {
         for name in std::mem::take(&mut self.served) {
-            schedule.resume(name, now_ns);
+            if let Some(thread) = schedule.waiting.remove(&name) {
+                schedule.got(thread, name, now_ns);
+            }
         }
     }
 
@@ -105,10 +130,11 @@ impl Player<'_> {
             TraceOp::Get { id, bytes, align } => {
                 self.get(Some(id), bytes, align).map_err(in_line)?;
                 if let Some(GetState::Waiting { .. }) = self.held.get(&Some(id)) {
-                    schedule.blocked.entry(id).or_default().push(thread);
-                    return Ok(());
+                    schedule.waiting.insert(id, thread);
+                } else {
+                    schedule.got(thread, id, now_ns);
                 }
-                schedule.resume(id, now_ns);
+                return Ok(());
             }
             TraceOp::Put { id } => match (self.held.get(&Some(id)), free_after_ns) {
                 (None | Some(GetState::Waiting { .. }), _) => {
@@ -116,10 +142,13 @@ impl Player<'_> {
                     return Ok(());
                 }
                 (_, Some(0)) => self.put(Some(id)).map_err(in_line)?,
-                (_, Some(after_ns)) => schedule.due.push(Reverse((now_ns + after_ns, Due::Free(id)))),
+                (_, Some(after_ns)) => schedule.due.push(Reverse((now_ns + after_ns, line, Due::Free(id)))),
                 (_, None) => {}
             },
             _ => self.perform(operation).map_err(in_line)?,
+        }
+        if let TraceOp::Put { id } = operation {
+            schedule.got_ns.remove(&id);
         }
         schedule.finish(thread, now_ns);
         Ok(())

@@ -1,0 +1,403 @@
+//! What is advised costs no more time than what is given, and no more memory unless it saves time: for the shared workloads and for
+//! programs with random sizes, threads and habits, each recorded under several ceilings.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::path::{Path, PathBuf};
+
+use indicatif::ProgressBar;
+use pinpool_observe::judge::Cause;
+use pinpool_replay::{Event, PoolDescription, Record, Recording, Replay, TraceOp, Workload};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::search::{Cost, Search};
+use crate::replay::Costs;
+
+const MS: u64 = 1_000_000;
+const MIB: u64 = 1 << 20;
+/// The thread that puts what others got.
+const CONSUMER: u32 = 100;
+
+#[derive(Debug, Clone, Copy)]
+enum Op {
+    Get {
+        bytes: u64,
+    },
+    /// Copies are in flight for so long afterwards.
+    Put {
+        copies_ns: u64,
+    },
+}
+
+/// What a thread of a program does with a buffer, and when, if nothing makes it wait.
+#[derive(Debug, Clone, Copy)]
+struct Act {
+    at_ns: u64,
+    thread: u32,
+    name: u64,
+    op: Op,
+}
+
+/// A thread's act, so long after its last one, and after the buffer was there.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    gap_ns: u64,
+    name: u64,
+    op: Op,
+}
+
+/// A program that runs: its threads wait for memory, in line, and for the buffers that they put.
+struct Run {
+    steps: BTreeMap<u32, VecDeque<Step>>,
+    ended_ns: HashMap<u32, u64>,
+    /// Threads that act then, or copies of these buffers that are over.
+    due: BinaryHeap<Reverse<(u64, u64, Option<u32>)>>,
+    got_ns: HashMap<u64, u64>,
+    held: HashMap<u64, u64>,
+    used_bytes: u64,
+    line: VecDeque<(u32, u64)>,
+    blocked: HashMap<u64, u32>,
+    records: Vec<Record>,
+}
+
+impl Run {
+    fn of(acts: &[Act]) -> Self {
+        let (mut steps, mut ended, mut got) = (BTreeMap::<u32, VecDeque<Step>>::new(), HashMap::new(), HashMap::new());
+        for &Act { at_ns, thread, name, op } in acts {
+            let before_ns = ended.insert(thread, at_ns).unwrap_or(0);
+            let since_ns = match op {
+                Op::Get { .. } => {
+                    got.insert(name, at_ns);
+                    before_ns
+                }
+                Op::Put { .. } => before_ns.max(got[&name]),
+            };
+            steps.entry(thread).or_default().push_back(Step { gap_ns: at_ns - since_ns, name, op });
+        }
+        Self {
+            steps,
+            ended_ns: HashMap::new(),
+            due: BinaryHeap::new(),
+            got_ns: HashMap::new(),
+            held: HashMap::new(),
+            used_bytes: 0,
+            line: VecDeque::new(),
+            blocked: HashMap::new(),
+            records: Vec::new(),
+        }
+    }
+
+    fn plan(&mut self, thread: u32) {
+        let Some(&Step { gap_ns, name, op }) = self.steps[&thread].front() else { return };
+        let ended_ns = self.ended_ns.get(&thread).copied().unwrap_or(0);
+        let since_ns = match op {
+            Op::Get { .. } => ended_ns,
+            Op::Put { .. } => match self.got_ns.get(&name) {
+                Some(&got_ns) => ended_ns.max(got_ns),
+                None => {
+                    self.blocked.insert(name, thread);
+                    return;
+                }
+            },
+        };
+        self.due.push(Reverse((since_ns + gap_ns, name, Some(thread))));
+    }
+
+    fn end_step(&mut self, thread: u32, now_ns: u64) {
+        self.steps.get_mut(&thread).unwrap().pop_front();
+        self.ended_ns.insert(thread, now_ns);
+        self.plan(thread);
+    }
+
+    fn record(&mut self, time_ns: u64, thread: u32, event: Event) {
+        self.records.push(Record { time_ns, thread, pool: 0, event });
+    }
+
+    fn free(&mut self, name: u64) {
+        self.used_bytes -= self.held.remove(&name).unwrap();
+    }
+
+    /// Serves who is first in line, while there is memory.
+    fn serve(&mut self, max_bytes: u64, now_ns: u64) {
+        while let Some(&(thread, asked_ns)) = self.line.front() {
+            let &Step { name, op: Op::Get { bytes }, .. } = self.steps[&thread].front().unwrap() else { return };
+            if self.used_bytes > 0 && self.used_bytes + class_bytes(bytes) > max_bytes {
+                return;
+            }
+            self.line.pop_front();
+            self.used_bytes += class_bytes(bytes);
+            self.held.insert(name, class_bytes(bytes));
+            self.got_ns.insert(name, now_ns);
+            let took_ns = now_ns - asked_ns;
+            self.record(
+                now_ns,
+                thread,
+                Event::Get { id: name, bytes, class_bytes: class_bytes(bytes), tag: 0, took_ns },
+            );
+            self.end_step(thread, now_ns);
+            if let Some(blocked) = self.blocked.remove(&name) {
+                self.plan(blocked);
+            }
+        }
+    }
+
+    fn record_all(mut self, max_bytes: Option<u64>, facts: &[(&str, &str)]) -> Recording {
+        let ceiling = max_bytes.unwrap_or(u64::MAX);
+        self.record(0, 0, Event::Ceiling { bytes: ceiling });
+        let threads: Vec<_> = self.steps.keys().copied().collect();
+        threads.into_iter().for_each(|thread| self.plan(thread));
+        while let Some(Reverse((now_ns, name, thread))) = self.due.pop() {
+            match thread.map(|thread| (thread, self.steps[&thread][0].op)) {
+                Some((thread, Op::Get { .. })) => self.line.push_back((thread, now_ns)),
+                Some((thread, Op::Put { copies_ns })) => {
+                    let in_flight = copies_ns > 0;
+                    self.record(now_ns, thread, Event::Put { id: name, in_flight });
+                    match in_flight {
+                        true => self.due.push(Reverse((now_ns + copies_ns, name, None))),
+                        false => self.free(name),
+                    }
+                    self.end_step(thread, now_ns);
+                }
+                None => {
+                    self.record(now_ns, CONSUMER + 1, Event::Completed { id: name });
+                    self.free(name);
+                }
+            }
+            self.serve(ceiling, now_ns);
+        }
+        self.record(self.records.last().unwrap().time_ns, 0, Event::End);
+        let facts = facts.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let pools = vec![PoolDescription { number: 0, facts }];
+        Recording { records: self.records, pools, ..Recording::default() }
+    }
+}
+
+/// Eighths of a power of two.
+fn class_bytes(bytes: u64) -> u64 {
+    let step = (bytes.next_power_of_two() / 16).max(4096);
+    bytes.div_ceil(step) * step
+}
+
+/// The most bytes that are in use at once.
+fn peak_bytes(acts: &[Act]) -> u64 {
+    let mut edges = Vec::new();
+    let mut sizes = HashMap::new();
+    for act in acts {
+        match act.op {
+            Op::Get { bytes } => {
+                sizes.insert(act.name, class_bytes(bytes));
+                edges.push((act.at_ns, 1, act.name));
+            }
+            Op::Put { copies_ns } => edges.push((act.at_ns + copies_ns, 0, act.name)),
+        }
+    }
+    edges.sort_unstable();
+    let (mut used, mut peak) = (0, 0);
+    for (_, is_got, name) in edges {
+        used = if is_got == 1 { used + sizes[&name] } else { used - sizes[&name] };
+        peak = peak.max(used);
+    }
+    peak
+}
+
+/// The acts of a trace of gets and puts, as those of four threads that get, and one that puts.
+fn acts_of(workload: &Workload) -> Vec<Act> {
+    let (mut at_ns, mut name, mut names, mut acts) = (0, 0, HashMap::new(), Vec::new());
+    for (_, operation) in workload.lines() {
+        match *operation {
+            TraceOp::Advance { micros } => at_ns += micros * 1000,
+            TraceOp::Get { id, bytes, .. } => {
+                name += 1;
+                names.insert(id, name);
+                let thread = u32::try_from(name % 4).unwrap();
+                acts.push(Act { at_ns, thread, name, op: Op::Get { bytes: bytes as u64 } });
+            }
+            TraceOp::Put { id } => {
+                acts.push(Act { at_ns, thread: CONSUMER, name: names[&id], op: Op::Put { copies_ns: 0 } });
+            }
+            _ => {}
+        }
+    }
+    acts
+}
+
+/// A program of random habits.
+fn random_acts(seed: u64) -> Vec<Act> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let threads: u32 = random.random_range(1..9);
+    let gets: u64 = random.random_range(200..1200);
+    let sizes: Vec<u64> = (0..random.random_range(1..10)).map(|_| 1 << random.random_range(12..25)).collect();
+    let (is_ragged, is_consumed, drifts) = (random.random_bool(0.4), random.random_bool(0.5), random.random_bool(0.2));
+    let gap_ns = random.random_range(1..40) * MS;
+    let hold_ns = random.random_range(1..120) * MS;
+    let copies_ns = if random.random_bool(0.4) { random.random_range(1..30) * MS } else { 0 };
+    let burst = if random.random_bool(0.3) { random.random_range(5..60) } else { 0 };
+    let pause_ns = if random.random_bool(0.3) { random.random_range(1..200) * 1000 * MS } else { 0 };
+    let leaked = if random.random_bool(0.1) { random.random_range(10..60) } else { u64::MAX };
+    let mut acts = Vec::new();
+    let (mut free_ns, mut consumed_ns) = (vec![0; threads as usize], 0);
+    for name in 1..=gets {
+        let thread = u32::try_from(name % u64::from(threads)).unwrap();
+        let mut at_ns = free_ns[thread as usize] + random.random_range(gap_ns / 2..gap_ns * 2);
+        if pause_ns > 0 && name % (gets / 3) == 0 {
+            at_ns += pause_ns;
+        }
+        let mut bytes = sizes[random.random_range(0..sizes.len())];
+        if is_ragged {
+            bytes = random.random_range(bytes / 2..bytes * 2).max(1);
+        }
+        if drifts {
+            bytes += bytes * 2 * name / gets;
+        }
+        let is_in_burst = burst > 0 && name % (4 * burst) < burst;
+        let held_ns = if is_in_burst { hold_ns * 8 } else { random.random_range(hold_ns / 2..hold_ns * 2) };
+        // What a thread puts back itself it holds until then; in a burst it goes on.
+        free_ns[thread as usize] = if is_in_burst || is_consumed { at_ns } else { at_ns + held_ns };
+        acts.push(Act { at_ns, thread, name, op: Op::Get { bytes } });
+        if name % leaked != leaked - 1 {
+            let by = if is_consumed || is_in_burst { CONSUMER } else { thread };
+            let mut put_ns = at_ns + held_ns;
+            if by == CONSUMER {
+                consumed_ns = put_ns.max(consumed_ns);
+                put_ns = consumed_ns;
+            }
+            acts.push(Act { at_ns: put_ns, thread: by, name, op: Op::Put { copies_ns } });
+        }
+    }
+    acts.sort_by_key(|act| act.at_ns);
+    acts
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    Kept,
+    Advised,
+    Leak,
+}
+
+/// Whether the advice was right, and what it was.
+fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
+    if workload.judged().iter().any(|judged| judged.judgement.cause == Cause::Leak) {
+        return Ok(Outcome::Leak);
+    }
+    let (costs, progress) = (Costs::of(workload, None), ProgressBar::hidden());
+    let search = Search { workload, fixed: &[], costs: &costs, headroom: 0.1, progress: &progress };
+    let advice = search.advise().unwrap();
+    let Some(better) = advice.advised else { return Ok(Outcome::Kept) };
+    let set: Vec<_> = better.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    let play = |set: &[(String, String)]| {
+        Cost::of(&Replay::as_recorded(workload, set).unwrap().play_with_lines(workload).unwrap(), &costs)
+    };
+    let (given, advised) = (play(&[]), play(&set));
+    let is_larger = advised.peak_pinned_bytes as f64 > given.peak_pinned_bytes as f64 * 1.02;
+    let is_dearer = advised.lost_seconds > given.lost_seconds || advised.fallbacks > given.fallbacks;
+    let is_told = (advised.lost_seconds - better.cost.lost_seconds).abs() < 1e-9
+        && advised.peak_pinned_bytes == better.cost.peak_pinned_bytes;
+    if is_dearer || !is_told || (is_larger && advised.lost_seconds >= given.lost_seconds) {
+        return Err(format!("{what}: {set:?}\n  given {given:?}\n  advised {advised:?}\n  told {:?}", better.cost));
+    }
+    Ok(Outcome::Advised)
+}
+
+/// All of these, on all processors: how often each outcome was met.
+fn outcomes(of: &(dyn Fn(usize) -> Result<Outcome, String> + Sync), count: usize) -> BTreeMap<Outcome, usize> {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let found = std::sync::Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, std::num::NonZero::get) {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    if at >= count {
+                        return;
+                    }
+                    let outcome = of(at);
+                    found.lock().unwrap().push(outcome);
+                }
+            });
+        }
+    });
+    let found = found.into_inner().unwrap();
+    let wrong: BTreeSet<_> = found.iter().filter_map(|outcome| outcome.as_ref().err()).cloned().collect();
+    assert!(wrong.is_empty(), "{}", wrong.into_iter().collect::<Vec<_>>().join("\n"));
+    let mut counts = BTreeMap::new();
+    found.into_iter().flatten().for_each(|outcome| *counts.entry(outcome).or_default() += 1);
+    counts
+}
+
+fn shared() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/workloads");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = files.filter(|path| path.extension().is_some_and(|extension| extension == "gz")).collect();
+    files.sort();
+    assert_eq!(files.len(), 25);
+    files
+}
+
+/// A shared workload as it is, and as a program that was recorded under a ceiling that is too small, right, and far too large.
+fn of_shared(path: &Path) -> impl Fn(usize) -> Result<Outcome, String> + use<> {
+    let workload = Workload::open(path).unwrap();
+    let acts = acts_of(&workload);
+    let name = path.file_name().unwrap().to_string_lossy().into_owned();
+    move |way| {
+        let ceiling = [None, Some(60), Some(125), Some(1000)][way].map(|percent| peak_bytes(&acts) / 100 * percent);
+        let Some(ceiling) = ceiling else { return outcome(&name, &workload) };
+        let facts = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_WAIT", "30s")];
+        let recording = Run::of(&acts).record_all(Some(ceiling), &facts);
+        outcome(&format!("{name} under {ceiling}"), &Workload::of(&recording).unwrap())
+    }
+}
+
+/// A random program under random settings.
+fn of_random(seed: u64) -> Result<Outcome, String> {
+    let acts = random_acts(seed);
+    let mut random = ChaCha8Rng::seed_from_u64(seed + 1_000_000);
+    let mut one_of = |values: &[&'static str]| values[random.random_range(0..values.len())];
+    let mut facts = vec![("PINPOOL_WAIT", one_of(&["100ms", "30s", "30s"]))];
+    match one_of(&["adaptive", "adaptive", "tensorflow"]) {
+        "tensorflow" => facts.extend([
+            ("PINPOOL_PRESET", "tensorflow"),
+            ("PINPOOL_ROUNDING", one_of(&["pow2", "exact"])),
+            ("PINPOOL_POOL_SIZE_LIMIT", one_of(&["1", "2", "8", "100"])),
+        ]),
+        _ => facts.extend([
+            ("PINPOOL_PRESET", "adaptive"),
+            ("PINPOOL_ROUNDING", "eighths"),
+            ("PINPOOL_IDLE_TIMEOUT", one_of(&["1s", "10s", "60s", "none"])),
+        ]),
+    }
+    let percent = one_of(&["40", "75", "100", "120", "150", "1000", ""]).parse().ok();
+    let ceiling = percent.map(|percent: u64| (peak_bytes(&acts) / 100 * percent).max(MIB));
+    let recording = Run::of(&acts).record_all(ceiling, &facts);
+    outcome(&format!("seed {seed}, {facts:?}, under {ceiling:?}"), &Workload::of(&recording).unwrap())
+}
+
+#[test]
+fn what_is_advised_costs_no_more_for_some_of_the_shared_workloads_under_three_ceilings() {
+    for name in ["tiny_tensors", "recsys_a100_80g"] {
+        let path = shared().into_iter().find(|path| path.to_string_lossy().contains(&format!("/{name}.")));
+        let of = of_shared(&path.unwrap());
+        let counts = outcomes(&of, 4);
+        assert_eq!(counts.values().sum::<usize>(), 4, "{counts:?}");
+    }
+}
+
+/// `cargo test --release -p pinpool-cli --bin pinpool promise -- --ignored`
+#[test]
+#[ignore = "takes minutes, and many of them in a debug build"]
+fn what_is_advised_costs_no_more_for_all_shared_workloads_under_three_ceilings() {
+    let all: Vec<_> = shared().iter().map(|path| of_shared(path)).collect();
+    let counts = outcomes(&|at| all[at / 4](at % 4), all.len() * 4);
+    println!("{counts:?}");
+    assert!(counts[&Outcome::Kept] > 0 && counts[&Outcome::Advised] > 50, "{counts:?}");
+}
+
+#[test]
+fn what_is_advised_costs_no_more_for_random_programs() {
+    let first: u64 = std::env::var("PROMISE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    let count = std::env::var("PROMISE_COUNT").ok().and_then(|count| count.parse().ok()).unwrap_or(60);
+    let counts = outcomes(&|at| of_random(first + at as u64), count);
+    println!("{counts:?}");
+    assert!(count < 60 || counts[&Outcome::Kept] > 0 && counts[&Outcome::Advised] > 20, "{counts:?}");
+}
