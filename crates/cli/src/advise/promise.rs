@@ -389,7 +389,6 @@ fn what_is_advised_costs_no_more_for_some_of_the_shared_workloads_under_three_ce
 fn what_is_advised_costs_no_more_for_all_shared_workloads_under_three_ceilings() {
     let all: Vec<_> = shared().iter().map(|path| of_shared(path)).collect();
     let counts = outcomes(&|at| all[at / 4](at % 4), all.len() * 4);
-    println!("{counts:?}");
     assert!(counts[&Outcome::Kept] > 0 && counts[&Outcome::Advised] > 50, "{counts:?}");
 }
 
@@ -398,6 +397,5 @@ fn what_is_advised_costs_no_more_for_random_programs() {
     let first: u64 = std::env::var("PROMISE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     let count = std::env::var("PROMISE_COUNT").ok().and_then(|count| count.parse().ok()).unwrap_or(60);
     let counts = outcomes(&|at| of_random(first + at as u64), count);
-    println!("{counts:?}");
     assert!(count < 60 || counts[&Outcome::Kept] > 0 && counts[&Outcome::Advised] > 20, "{counts:?}");
 }
