@@ -5,13 +5,13 @@
 //! | `search.rs` | the settings that are tried, what they cost, and the smallest ceiling under the best |
 //! | `run.rs` | the promise, measured |
 //! | `batch.rs` | how sizes follow the batch size |
-//! | `promise.rs` | tests: programs recorded under ceilings, and their advice played |
+//! | `tests.rs` | programs recorded under ceilings, and their advice played |
 
 mod batch;
-#[cfg(test)]
-mod promise;
 mod run;
 mod search;
+#[cfg(test)]
+mod tests;
 
 use std::error::Error;
 use std::ffi::OsString;

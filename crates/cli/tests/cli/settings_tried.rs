@@ -44,9 +44,9 @@ fn page_locks_that_other_rules_would_make_are_not_advised_though_all_are_the_fir
     let advice = check(&path);
     let tried = advice["tried"].as_array().unwrap();
     let of = |set: &str| tried.iter().find(|one| one["set"] == set).unwrap_or_else(|| panic!("{set}: {advice}"));
-    assert!(number(of("PINPOOL_PRESET=tensorflow,PINPOOL_ROUNDING=exact"), "page_locks") > 1000, "{advice}");
+    assert!(number(of("PRESET=tensorflow,ROUNDING=exact"), "page_locks") > 1000, "{advice}");
     assert!(number(&advice["advised"], "page_locks") < 10, "{advice}");
-    for set in ["", "PINPOOL_PRESET=tensorflow", "PINPOOL_IDLE_TIMEOUT=none"] {
+    for set in ["PRESET=tensorflow,ROUNDING=pow2", "IDLE_TIMEOUT=none"] {
         of(set);
     }
     // What the user sets is not tried otherwise.

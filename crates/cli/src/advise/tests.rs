@@ -383,7 +383,7 @@ fn what_is_advised_costs_no_more_for_some_of_the_shared_workloads_under_three_ce
     }
 }
 
-/// `cargo test --release -p pinpool-cli --bin pinpool promise -- --ignored`
+/// `cargo test --release -p pinpool-cli --bin pinpool advised_costs -- --ignored`
 #[test]
 #[ignore = "takes minutes, and many of them in a debug build"]
 fn what_is_advised_costs_no_more_for_all_shared_workloads_under_three_ceilings() {
