@@ -241,7 +241,7 @@ def test_memory_of_a_buffer_is_lost_where_no_fence_can_be_set(over_the_double):
         def with_block(buf, stream):
             with buf: buf.record_stream(stream)
 
-        for wrong, error, text in ((0xdead00, pinpool.BackendError, "pass a stream that is alive"),
+        for wrong, error, text in ((0xdead00, pinpool.RequestError, "pass a stream that is alive"),
                                    (stream, pinpool.DeviceError, "capturing a graph")):
             for call in (lambda buf: buf.release(stream=wrong), lambda buf: buf.record_stream(wrong),
                          lambda buf: with_block(buf, wrong)):
