@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::error::UsageReport;
 use crate::stats::{Histogram, Peaks, Requested, Stats};
+use pinpool_observe::judge::RecentLengths;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
@@ -33,6 +34,9 @@ pub(super) struct Accounts {
     requests: AtomicU64,
     requested_bytes: AtomicU64,
     requested_class_bytes: AtomicU64,
+    lengths: Mutex<RecentLengths>,
+    /// Requests of a length that was not asked for lately.
+    new_lengths: AtomicU64,
     /// How long gets waited.
     waits: Mutex<Histogram>,
     /// How long users had the buffers that misses made.
@@ -92,6 +96,13 @@ impl Accounts {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.requested_bytes.fetch_add(len as u64, Ordering::Relaxed);
         self.requested_class_bytes.fetch_add(class_bytes as u64, Ordering::Relaxed);
+        let is_new = self.lengths.lock().is_new(len as u64);
+        self.new_lengths.fetch_add(is_new.into(), Ordering::Relaxed);
+    }
+
+    /// Gets so far that found nothing idle at once and asked for a length that was not asked for lately.
+    pub(super) fn new_lengths(&self) -> u64 {
+        self.new_lengths.load(Ordering::Relaxed)
     }
 
     pub(super) fn count_fallback_put(&self) {

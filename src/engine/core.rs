@@ -180,7 +180,7 @@ impl Core {
         let log = Arc::new(self.log.partition(name));
         log.partitioned(max_bytes);
         let config = Config { max_bytes: Ceiling::Bytes(max_bytes), ..self.config.clone() };
-        let recorder = self.recorder_beside(&config, log.name.as_deref(), self.backing().source().name());
+        let recorder = self.recorder_beside(&config, log.name.as_deref(), self.backing().source());
         let partition = Self::new(config, backing, self.time.shared(), log, recorder);
         let mut partitions = self.partitions.lock();
         partitions.retain(|other| other.strong_count() > 0);
@@ -192,7 +192,7 @@ impl Core {
     /// The same pool with memory of `source`, which is on memory node `node`, under the same ceiling; `None` without an arena.
     pub(crate) fn on_node(&self, node: u32, source: Arc<dyn Source>) -> Option<Result<Arc<Self>, SourceError>> {
         let log = Arc::new(self.log.partition(&format!("node{node}")));
-        let recorder = self.recorder_beside(&self.config, log.name.as_deref(), source.name());
+        let recorder = self.recorder_beside(&self.config, log.name.as_deref(), &*source);
         let source = CalledSource::new(source, recorder.clone());
         let backing = self.backing().on_node(source, log.clone(), &self.config.pressure)?;
         Some(backing.map(|backing| Self::new(self.config.clone(), backing, self.time.shared(), log, recorder)))

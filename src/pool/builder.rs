@@ -184,7 +184,7 @@ impl PoolBuilder {
         chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
         #[cfg(feature = "trace")]
-        let recorder = recorder(&config, &log, chosen.source.name())?;
+        let recorder = recorder(&config, &log, &*chosen.source)?;
         #[cfg(not(feature = "trace"))]
         let recorder: Option<Arc<Recorder>> = None;
         let source = CalledSource::new(chosen.source, recorder.clone());
@@ -248,9 +248,9 @@ fn resolve(settings: Settings) -> Result<Config> {
 
 /// Who records what the pool does, if `PINPOOL_TRACE` asks for it.
 #[cfg(feature = "trace")]
-fn recorder(config: &Config, log: &PoolLog, backend: &'static str) -> Result<Option<Arc<Recorder>>> {
+fn recorder(config: &Config, log: &PoolLog, source: &dyn Source) -> Result<Option<Arc<Recorder>>> {
     let Some(path) = &config.trace else { return Ok(None) };
-    let description = crate::engine::recorded_description(config, log.name.as_deref(), backend);
+    let description = crate::engine::recorded_description(config, log.name.as_deref(), source);
     match Recorder::open(path, description) {
         Ok((recorder, earlier)) => {
             earlier.iter().for_each(|earlier| log.earlier_recording(recorder.path(), earlier));

@@ -102,8 +102,11 @@ fn a_stuck_copy_is_warned_of_once() {
         clock.advance_us(3_000_000);
     }
     let kept = lines_with_levels();
-    let [(Level::Warn, line)] = kept.as_slice() else { panic!("one warning, of the first copy alone: {kept:?}") };
+    let [(Level::Warn, line), (Level::Warn, verdict)] = kept.as_slice() else {
+        panic!("one warning, of the first copy alone, and the verdict: {kept:?}")
+    };
     assert!(line.contains("has been in flight for 40s on stream 0x"), "{line}");
+    assert!(verdict.starts_with("verdict: stuck copy: a copy is in flight for 40 s; "), "{verdict}");
 }
 
 #[test]

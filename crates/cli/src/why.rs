@@ -231,7 +231,9 @@ fn of_verdicts(path: &Path) -> Result<Vec<Said>, Box<dyn Error>> {
             let pool = name.unwrap_or("the pool").to_owned();
             let lines: Vec<_> =
                 verdict.trim_end().split("; ").map(|part| part.replace(char::is_control, " ")).collect();
-            let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && lines.len() > 1);
+            // Sizes that cost nothing come without a cure.
+            let has_cure = lines.iter().skip(1).any(|line| !line.contains(" lost in "));
+            let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && has_cure);
             said.insert(pool.clone(), Said { pool, cause: cause.name().to_owned(), is_alarm, lines });
         }
         line.clear();

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Block, Core, Wanted};
+use crate::backend::Source;
 use crate::config::{Config, env};
 use pinpool_observe::record::{Event, PoolDescription, Recorder, count_failed};
 
 /// What a recording says of a pool.
-pub(crate) fn description(config: &Config, name: Option<&str>, backend: &str) -> PoolDescription {
-    let mut facts = vec![("backend".to_owned(), backend.to_owned())];
+pub(crate) fn description(config: &Config, name: Option<&str>, source: &dyn Source) -> PoolDescription {
+    let pinned = if source.is_pinned() { "yes" } else { "no" };
+    let mut facts = vec![("backend".to_owned(), source.name().to_owned()), ("pinned".to_owned(), pinned.to_owned())];
     facts.extend(name.map(|name| ("name".to_owned(), name.to_owned())));
     facts.extend(env::values(config));
     PoolDescription { number: 0, facts }
@@ -22,8 +24,13 @@ impl Core {
     }
 
     /// The recorder of a pool beside this one, in the same file.
-    pub(super) fn recorder_beside(&self, config: &Config, name: Option<&str>, backend: &str) -> Option<Arc<Recorder>> {
-        self.recorder()?.for_pool(description(config, name, backend))
+    pub(super) fn recorder_beside(
+        &self,
+        config: &Config,
+        name: Option<&str>,
+        source: &dyn Source,
+    ) -> Option<Arc<Recorder>> {
+        self.recorder()?.for_pool(description(config, name, source))
     }
 
     /// When a get that is no hit begins, if that is recorded.

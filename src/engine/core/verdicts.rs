@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pinpool_observe::judge::{Cause, Holder, Judge, Judgement, Snapshot};
+use pinpool_observe::judge::{Holder, Judge, Judgement, Snapshot};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
@@ -50,8 +50,7 @@ impl Core {
         }
         let news = if judge.is_news(now_us) { judge.latest().cloned() } else { None };
         drop(judge);
-        // A stuck copy has a line of its own, with its stream.
-        if let Some(judgement) = news.filter(|judgement| judgement.cause != Cause::StuckCopy) {
+        if let Some(judgement) = news {
             self.log.judged(&judgement);
         }
     }
@@ -81,12 +80,11 @@ impl Core {
         let Stats { ref pin, ref unpin, ref remap, ref miss_reasons, .. } = stats;
         let place = |tag: &str| if self.config.call_stacks > 0 { self.owners.place(tag) } else { None };
         let holder = |owner: &Owner| Holder { place: place(&owner.tag), ..owner.holder() };
-        // Under `tensorflow` a buffer that was evicted earlier is one too few, not one of another size.
-        let evicted_earlier = if is_direct { 0 } else { miss_reasons.evicted_earlier };
         Snapshot {
             gets: stats.gets + stats.failed_gets,
             misses: stats.misses,
-            unmatched: miss_reasons.first_of_size + evicted_earlier,
+            // Under `tensorflow` a buffer that was evicted earlier is one too few, not one of another size.
+            new_lengths: if is_direct { miss_reasons.first_of_size } else { self.accounts.new_lengths() },
             puts: stats.puts,
             remote_puts: None,
             evicted: stats.evicted,
@@ -99,6 +97,7 @@ impl Core {
             page_locking_ns: nanos(pin) + nanos(unpin),
             moving_ns: nanos(remap),
             held_bytes: stats.pinned_bytes,
+            most_held_bytes: stats.peak_pinned_bytes,
             used_bytes: stats.in_use_bytes + stats.in_flight_bytes + stats.partition_bytes,
             used: stats.in_use + stats.in_flight,
             in_flight_bytes: stats.in_flight_bytes,

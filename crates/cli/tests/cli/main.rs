@@ -4,6 +4,9 @@ mod advise;
 mod bad_files;
 mod bench;
 mod call_stacks;
+#[path = "../../../../tests/api/captured_log.rs"]
+#[allow(dead_code)] // Not all of it is needed here.
+mod captured_log;
 mod conformance;
 mod diff;
 #[cfg(target_os = "linux")]
@@ -33,6 +36,8 @@ mod record_failures;
 mod report;
 #[cfg(target_os = "linux")]
 mod run_program;
+#[cfg(target_os = "linux")]
+mod scenarios;
 #[cfg(target_os = "linux")]
 mod served;
 mod settings_tried;

@@ -10,13 +10,15 @@
 //! | --- | --- |
 //! | stuck copy | a copy is in flight for 30 s |
 //! | leak | buffers of one tag grow in number over three windows, no slower, while the oldest stays out and gets come no faster |
-//! | waiting for another process | more than 2 of 1000 gets found no memory at once, for lack of what others hold |
+//! | waiting for another process | more than 2 of 1000 gets, 3 or a hundredth of the time, found no memory at once, for lack of what others hold |
 //! | slow consumer | the same at the ceiling, where serving all that wait would bring at most a quarter more into use, and buffers stay out long |
 //! | ceiling too small | the same otherwise |
 //! | idle hoard | the same without a ceiling, while idle memory is most of what is held |
 //! | memory refused | the same without a ceiling otherwise |
-//! | sizes never recur | most gets found no buffer of their size; under `tensorflow` each of them is a page-lock |
-//! | thrashing | in two windows as much was pinned and as much released as was held; under `tensorflow` also more than 2 of 1000 gets missed and puts evicted |
+//! | sizes never recur | most gets missed, and asked for a length that was not asked for lately; under `tensorflow` each of them is a page-lock |
+//! | thrashing | in two windows as much was pinned and as much released as was held |
+//! | | or most gets missed, of lengths that recur, and a twentieth of the time went into calls |
+//! | | or, under `tensorflow`, more than 2 of 1000 gets missed and puts evicted |
 //! | warming up | more is held, by a sixteenth, than in any window before |
 //! | not pinned | copies are made of memory that is not page-locked |
 //! | healthy | none of these |
@@ -26,6 +28,7 @@
 //! | `snapshot.rs` | what a pool shows at one moment |
 //! | `window.rs` | the rules over one window |
 //! | `leak.rs` | the rule over several: buffers that do not come back |
+//! | `lengths.rs` | which lengths were asked for lately |
 //! | `news.rs` | which judgements are worth a line of the log |
 //! | `shortage.rs` | the cause of one get that found no memory |
 //! | `trace.rs` | snapshots of a recording |
@@ -35,6 +38,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 mod leak;
+mod lengths;
 mod news;
 pub mod shortage;
 mod snapshot;
@@ -44,6 +48,7 @@ mod window;
 pub mod words;
 
 use leak::Growth;
+pub use lengths::RecentLengths;
 use news::News;
 pub use snapshot::{Holder, Snapshot};
 #[cfg(feature = "trace")]

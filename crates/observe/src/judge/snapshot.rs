@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Bytes that other processes hold where it is not known how many.
+pub(super) const UNKNOWN_BYTES: u64 = u64::MAX;
+
 /// Buffers that are out under one tag.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Holder {
@@ -20,8 +23,9 @@ pub struct Snapshot {
     /// Served or failed.
     pub gets: u64,
     pub misses: u64,
-    /// Of these, gets that found no buffer of their size, idle or not.
-    pub unmatched: u64,
+    /// Gets that missed and asked for a length that was not asked for lately; where an eviction is a release, for a size that had no
+    /// buffer.
+    pub new_lengths: u64,
     pub puts: u64,
     /// Puts by another thread than that of their get; `None` where threads are not known.
     pub remote_puts: Option<u64>,
@@ -38,6 +42,7 @@ pub struct Snapshot {
     pub page_locking_ns: u64,
     pub moving_ns: u64,
     pub held_bytes: u64,
+    pub most_held_bytes: u64,
     /// In use or in flight.
     pub used_bytes: u64,
     pub used: u64,
@@ -49,7 +54,7 @@ pub struct Snapshot {
     /// The name of what is to be raised for more bytes; `None` where there is no limit.
     pub limit: Option<&'static str>,
     pub max_bytes: Option<u64>,
-    /// Whether that limit is shared with other processes, and what these hold.
+    /// Whether that limit is shared with other processes, and what these hold, or `u64::MAX` where that is not known.
     pub others_bytes: Option<u64>,
     /// Idle buffers that it may keep, where an eviction is a release.
     pub pool_size_limit: Option<u64>,

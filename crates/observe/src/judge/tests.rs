@@ -243,6 +243,16 @@ fn memory_that_goes_back_and_forth_is_thrashing_and_a_burst_is_not() {
     assert_eq!(run.cause(again), Cause::Healthy, "a burst");
     let text = "thrashing: 2.0 GiB were pinned and released to hold 1.0 GiB; raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES";
     assert_eq!(run.logged(again).unwrap(), text);
+    // Released at the end of each window.
+    let mut run = Run::new();
+    run.now.most_held_bytes = GIB;
+    let again = |bytes: u64| {
+        move |of: &mut Snapshot| {
+            (of.pinned_bytes, of.unpinned_bytes) = (of.pinned_bytes + bytes, of.unpinned_bytes + bytes)
+        }
+    };
+    assert_eq!([run.cause(again(2 * GIB)), run.cause(again(2 * GIB))], [Cause::Healthy, Cause::Thrashing]);
+    assert_eq!([run.cause(again(GIB - 1)), run.cause(again(GIB - 1))], [Cause::Healthy; 2]);
     // Busy and idle in turn: what was pinned in one window is released in a later one.
     let mut run = Run::new();
     for n in 0..20 {
@@ -273,7 +283,7 @@ fn evictions_that_are_missed_are_thrashing_unless_no_size_recurs() {
     );
     let judgement = run.window(|of| {
         of.misses += 990;
-        of.unmatched += 980;
+        of.new_lengths += 980;
         of.evicted += 950;
     });
     assert_eq!((judgement.cause, judgement.setting), (Cause::SizesNeverRecur, None));
@@ -286,7 +296,7 @@ fn sizes_that_never_recur_are_an_alarm_only_where_they_cost_time() {
     run.window(|of| of.held_bytes = GIB);
     let varied = |of: &mut Snapshot| {
         of.misses += 980;
-        of.unmatched += 970;
+        of.new_lengths += 970;
     };
     let judgement = run.window(varied);
     assert_eq!((judgement.cause, judgement.is_alarm), (Cause::SizesNeverRecur, false));
@@ -295,6 +305,35 @@ fn sizes_that_never_recur_are_an_alarm_only_where_they_cost_time() {
         of.moving_ns += 600_000_000;
     });
     assert!(judgement.is_alarm, "{judgement}");
+}
+
+#[test]
+fn sizes_that_recur_are_healthy_and_thrash_where_calls_take_time() {
+    let mut run = Run::new();
+    run.window(|of| of.held_bytes = GIB);
+    assert_eq!(run.cause(|of| of.misses += 980), Cause::Healthy);
+    let judgement = run.window(|of| {
+        of.misses += 980;
+        of.moving_ns += 600_000_000;
+    });
+    assert_eq!((judgement.cause, judgement.is_alarm), (Cause::Thrashing, true));
+    assert_eq!(judgement.cure.as_deref(), Some("raise PINPOOL_MAX_BYTES, or batch to fewer sizes"));
+}
+
+#[test]
+fn few_gets_that_wait_matter_for_their_time_alone() {
+    let mut run = Run::new();
+    run.window(|of| of.held_bytes = GIB);
+    let short = |gets: u64, waiting_ns: u64| {
+        move |of: &mut Snapshot| {
+            (of.gets, of.puts) = (of.gets - 900, of.puts - 900);
+            (of.short_gets, of.waiting_ns) = (of.short_gets + gets, of.waiting_ns + waiting_ns);
+            of.needed_bytes = 5 * GIB;
+        }
+    };
+    let causes =
+        [(2, 99_000_000), (2, 100_000_000), (3, 0)].map(|(gets, waiting_ns)| run.cause(short(gets, waiting_ns)));
+    assert_eq!(causes, [Cause::Healthy, Cause::CeilingTooSmall, Cause::CeilingTooSmall]);
 }
 
 #[test]
@@ -356,7 +395,7 @@ fn the_first_gets_of_a_pool_are_no_alarm() {
     let first = Snapshot {
         gets: 1,
         misses: 1,
-        unmatched: 1,
+        new_lengths: 1,
         page_locks: 1,
         page_locking_ns: 50_000_000,
         held_bytes: 2 * MIB,

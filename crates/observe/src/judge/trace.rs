@@ -3,11 +3,11 @@
 //! A get is recorded when it was served, with how long it took: it was asked that much earlier, and what its thread spent in calls
 //! of the back-end meanwhile was no waiting.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use super::snapshot::{Holder, Snapshot};
-use super::{Cause, GETS_MIN, Judge, Judgement, Lost, largest};
+use super::snapshot::{Holder, Snapshot, UNKNOWN_BYTES};
+use super::{Cause, GETS_MIN, Judge, Judgement, Lost, RecentLengths, largest};
 use crate::record::{Event, Record, Recording};
 
 /// A get that waited less found memory at once.
@@ -78,10 +78,17 @@ struct Watched<'a> {
     idle: HashMap<u64, u64>,
     /// Memory that no get has been served from.
     new: HashMap<u64, bool>,
+    lengths: RecentLengths,
     /// Bytes of the gets that wait at each time: when each was asked and served. Served ones go with the window.
     waits: Vec<(u64, u64, u64)>,
-    /// When a buffer was last put while the pool was full.
-    full_ns: u64,
+    /// Bytes that were used until a time, those of later times ever fewer: the first one from a time on is the most since then.
+    levels: VecDeque<(u64, u64)>,
+    /// Whether the ceiling is shared with other processes.
+    has_ledger: bool,
+    /// The most that was used and asked for by a get that waited below the pool's own ceiling.
+    lacked_bytes: u64,
+    /// Whether the back-end has refused.
+    has_refused: bool,
     has_ended: bool,
     slow_gets: u64,
     waited: Vec<(u64, u64)>,
@@ -94,7 +101,7 @@ impl<'a> Watched<'a> {
         let is_direct = fact("PINPOOL_PRESET") == Some("tensorflow");
         let limit = fact("PINPOOL_POOL_SIZE_LIMIT").and_then(|limit| limit.parse().ok());
         let now = Snapshot {
-            is_pinned: true,
+            is_pinned: fact("pinned") != Some("no"),
             remote_puts: Some(0),
             pool_size_limit: limit.filter(|_| is_direct),
             ..Snapshot::default()
@@ -109,8 +116,12 @@ impl<'a> Watched<'a> {
             out: HashMap::new(),
             idle: HashMap::new(),
             new: HashMap::new(),
+            lengths: RecentLengths::default(),
             waits: Vec::new(),
-            full_ns: 0,
+            levels: VecDeque::new(),
+            has_ledger: fact("PINPOOL_LEDGER").is_some_and(|name| name != "none"),
+            lacked_bytes: 0,
+            has_refused: false,
             has_ended: false,
             slow_gets: 0,
             waited: Vec::new(),
@@ -125,6 +136,10 @@ impl<'a> Watched<'a> {
             self.end_window(at_us);
         }
         let (now_ns, thread) = (record.time_ns, record.thread);
+        while self.levels.back().is_some_and(|&(_, used_bytes)| used_bytes <= self.now.used_bytes) {
+            self.levels.pop_back();
+        }
+        self.levels.push_back((now_ns, self.now.used_bytes));
         let mut called = |took_ns: u64| calls.entry(thread).or_default().push((now_ns, took_ns));
         match record.event {
             Event::New { id, class_bytes, from_source, .. } => {
@@ -132,18 +147,19 @@ impl<'a> Watched<'a> {
                 self.idle.insert(id, class_bytes);
                 self.now.idle_bytes += class_bytes;
             }
-            Event::Get { id, class_bytes, tag, took_ns, .. } => {
+            Event::Get { id, bytes, class_bytes, tag, took_ns } => {
                 let in_calls = calls.remove(&thread).unwrap_or_default();
                 let begun_ns = now_ns.saturating_sub(took_ns);
                 let spent_ns: u64 = in_calls.iter().filter(|(at, _)| *at >= begun_ns).map(|(_, took)| took).sum();
+                self.ended(begun_ns, now_ns, took_ns.saturating_sub(spent_ns), class_bytes, spent_ns > 0);
                 let (stack, is_in_flight, in_flight_since_ns) = (0, false, 0);
                 let out = Out { class_bytes, since_ns: now_ns, tag, stack, thread, is_in_flight, in_flight_since_ns };
                 self.got(id, out);
-                self.ended(begun_ns, now_ns, took_ns.saturating_sub(spent_ns), class_bytes, spent_ns > 0);
                 match self.new.remove(&id) {
                     Some(true) => {
+                        let len = if self.now.pool_size_limit.is_some() { class_bytes } else { bytes };
                         self.now.misses += 1;
-                        self.now.unmatched += 1;
+                        self.now.new_lengths += u64::from(self.lengths.is_new(len));
                     }
                     Some(false) => {
                         self.now.misses += 1;
@@ -170,11 +186,11 @@ impl<'a> Watched<'a> {
                         return;
                     }
                 }
-                self.back(id, now_ns);
+                self.back(id);
             }
-            Event::Completed { id } => self.back(id, now_ns),
+            Event::Completed { id } => self.back(id),
             Event::Gone { id } => {
-                self.back(id, now_ns);
+                self.back(id);
                 self.new.remove(&id);
                 self.now.idle_bytes -= self.idle.remove(&id).unwrap_or(0).min(self.now.idle_bytes);
                 self.now.evicted += u64::from(!self.has_ended);
@@ -183,10 +199,12 @@ impl<'a> Watched<'a> {
             Event::Pin { bytes, took_ns, failed, .. } => {
                 called(took_ns);
                 self.now.page_locking_ns += took_ns;
+                self.has_refused |= failed;
                 if !failed {
                     self.now.page_locks += 1;
                     self.now.pinned_bytes += bytes;
                     self.now.held_bytes += bytes;
+                    self.now.most_held_bytes = self.now.most_held_bytes.max(self.now.held_bytes);
                 }
             }
             Event::Unpin { bytes, took_ns, failed, .. } if !self.has_ended => {
@@ -212,7 +230,7 @@ impl<'a> Watched<'a> {
     }
 
     fn got(&mut self, id: u64, out: Out) {
-        self.back(id, out.since_ns);
+        self.back(id);
         self.now.gets += 1;
         self.now.idle_bytes -= self.idle.remove(&id).unwrap_or(0).min(self.now.idle_bytes);
         self.now.used_bytes += out.class_bytes;
@@ -220,17 +238,8 @@ impl<'a> Watched<'a> {
         self.out.insert(id, out);
     }
 
-    /// Whether one more buffer of this size would come near the ceiling.
-    fn is_full(&self, class_bytes: u64) -> bool {
-        let used_bytes = self.now.used_bytes.saturating_add(class_bytes);
-        self.now.max_bytes.is_some_and(|max_bytes| used_bytes >= max_bytes - max_bytes / 8)
-    }
-
-    fn back(&mut self, id: u64, now_ns: u64) {
+    fn back(&mut self, id: u64) {
         let Some(out) = self.out.remove(&id) else { return };
-        if self.is_full(out.class_bytes) {
-            self.full_ns = now_ns;
-        }
         self.now.used_bytes = self.now.used_bytes.saturating_sub(out.class_bytes);
         self.now.used = self.now.used.saturating_sub(1);
         if out.is_in_flight {
@@ -242,21 +251,30 @@ impl<'a> Watched<'a> {
 
     /// A get was served that waited for so long, beside calls of the back-end.
     fn ended(&mut self, begun_ns: u64, now_ns: u64, waited_ns: u64, class_bytes: u64, has_called: bool) {
-        // Time that a loaded machine takes from a get is no wait: those are at the ceiling.
-        let is_full = self.is_full(class_bytes) || self.full_ns > begun_ns;
-        let has_waited = waited_ns >= WAITED_NS && is_full;
+        // Time that a loaded machine takes from a get is no wait: those are at a ceiling, or where the back-end refuses.
+        let first = self.levels.partition_point(|&(until_ns, _)| until_ns < begun_ns);
+        let needed_bytes = self.levels.get(first).map_or(0, |&(_, used_bytes)| used_bytes) + class_bytes;
+        let is_full = match self.now.max_bytes {
+            Some(max_bytes) => needed_bytes > max_bytes - max_bytes / 8,
+            None => self.has_refused,
+        };
+        let has_waited = waited_ns >= WAITED_NS && (is_full || self.has_ledger);
         self.slow_gets += u64::from(has_waited || has_called);
         if has_waited {
             self.now.short_gets += 1;
             self.now.waiting_ns += waited_ns;
             self.waited.push((now_ns, waited_ns));
-            self.waits.push((begun_ns, now_ns, class_bytes));
+            if is_full {
+                self.waits.push((begun_ns, now_ns, class_bytes));
+            } else {
+                self.lacked_bytes = self.lacked_bytes.max(needed_bytes);
+            }
         }
     }
 
     fn end_window(&mut self, at_us: u64) {
         let at_ns = at_us.saturating_mul(1000);
-        self.now.needed_bytes = self.most_wanted();
+        self.note_needs();
         self.now.holders = self.holders(at_ns);
         let copies = self.out.values().filter(|out| out.is_in_flight).map(|out| out.in_flight_since_ns).min();
         self.now.oldest_copy = copies.map(|since_ns| Duration::from_nanos(at_ns.saturating_sub(since_ns)));
@@ -264,7 +282,14 @@ impl<'a> Watched<'a> {
         if !self.has_ended && self.judge.look(at_us, self.now.clone()).is_some() {
             self.judgements.extend(self.judge.latest().cloned());
             self.waits.clear();
+            self.lacked_bytes = 0;
         }
+    }
+
+    fn note_needs(&mut self) {
+        let wanted_bytes = self.most_wanted();
+        self.now.needed_bytes = if wanted_bytes > 0 { wanted_bytes } else { self.lacked_bytes };
+        self.now.others_bytes = self.has_ledger.then_some(UNKNOWN_BYTES);
     }
 
     /// The most bytes that were used and waited for at one time of the window: what was used stays below the ceiling.
@@ -309,7 +334,7 @@ impl<'a> Watched<'a> {
         if is_short && self.now.gets >= GETS_MIN {
             // Shorter than a window; what a pool holds at its end it no longer does.
             self.has_ended = false;
-            self.now.needed_bytes = self.most_wanted();
+            self.note_needs();
             let now = self.now.clone();
             self.judgements.push(self.judge.end_window(end_us, now).clone());
         }

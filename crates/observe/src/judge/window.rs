@@ -3,11 +3,16 @@
 use std::time::Duration;
 
 use super::leak::Leak;
+use super::snapshot::UNKNOWN_BYTES;
 use super::words::{RoundedUp, counted, percent, seconds};
 use super::{Cause, Judgement, Lost, Snapshot};
 
 /// More than one part in this many is not tolerable: TensorFlow's rate of 0.002.
 const TOLERABLE_PART: u64 = 500;
+/// Fewer gets that find no memory at once matter only for the time that they wait.
+const SHORT_MIN: u64 = 3;
+/// That of a window is much from one part in this many on.
+const WAITED_PART: u64 = 100;
 /// Growth by less than one part in this many is none.
 const GROWTH_PART: u64 = 16;
 /// No copy takes this long.
@@ -27,7 +32,7 @@ pub(super) struct Window<'a> {
     /// Differences of the counters.
     gets: u64,
     misses: u64,
-    unmatched: u64,
+    new_lengths: u64,
     puts: u64,
     remote_puts: Option<u64>,
     evicted: u64,
@@ -55,7 +60,7 @@ impl<'a> Window<'a> {
         Self {
             gets: since(|of| of.gets),
             misses: since(|of| of.misses),
-            unmatched: since(|of| of.unmatched),
+            new_lengths: since(|of| of.new_lengths),
             puts: since(|of| of.puts),
             remote_puts: now.remote_puts.map(|puts| puts.saturating_sub(before.remote_puts.unwrap_or(0))),
             evicted: since(|of| of.evicted),
@@ -77,8 +82,17 @@ impl<'a> Window<'a> {
 
     /// Whether as much was pinned and as much released as was held at either end.
     pub(super) fn is_churning(&self) -> bool {
-        let held_bytes = self.held_before_bytes.max(self.now.held_bytes);
+        let held_bytes = self.cycled_bytes();
         held_bytes > 0 && self.pinned_bytes >= held_bytes && self.unpinned_bytes >= held_bytes
+    }
+
+    /// What is pinned again each time that memory goes back and forth.
+    fn cycled_bytes(&self) -> u64 {
+        match self.held_before_bytes.max(self.now.held_bytes) {
+            // Released at both ends.
+            0 => self.now.most_held_bytes,
+            bytes => bytes,
+        }
     }
 
     /// The first rule that holds.
@@ -162,7 +176,9 @@ impl<'a> Window<'a> {
         let Self { now, short_gets, .. } = self;
         let gets = self.gets.max(*short_gets);
         // Gets of which none has ended make no counts.
-        if !is_high(*short_gets, gets) && (now.waiting == 0 || self.puts > 0) {
+        let is_short = is_high(*short_gets, gets)
+            && (*short_gets >= SHORT_MIN || self.lost.waiting_ns / 1000 >= self.lost.of_us / WAITED_PART);
+        if !is_short && (now.waiting == 0 || self.puts > 0) {
             return None;
         }
         let short = match short_gets {
@@ -174,7 +190,9 @@ impl<'a> Window<'a> {
         };
         let Some(limit) = now.limit else { return Some(self.refused(short)) };
         if let Some(others_bytes) = now.others_bytes.filter(|_| self.is_of_others()) {
-            let found = format!("{short}: other processes hold {}", RoundedUp(others_bytes));
+            let held =
+                if others_bytes == UNKNOWN_BYTES { "the rest".to_owned() } else { RoundedUp(others_bytes).to_string() };
+            let found = format!("{short}: other processes hold {held}");
             let cure = format!("raise {limit}, or look at what they keep (`pinpool ledger`)");
             return Some(self.alarm(Cause::OtherProcess, found, cure));
         }
@@ -251,9 +269,9 @@ impl<'a> Window<'a> {
 
     /// Memory that is pinned and released, or evicted and missed, again and again.
     fn back_and_forth(&self, churned: u32) -> Option<Judgement> {
-        let Self { now, misses, gets, unmatched, .. } = self;
+        let Self { now, misses, gets, new_lengths, .. } = self;
         let missed = || format!("{misses} of {gets} gets missed");
-        let is_varied = *unmatched > gets / 2;
+        let is_varied = *new_lengths > gets / 2;
         if let Some(size_limit) = now.pool_size_limit
             && is_high(*misses, *gets)
             && is_high(self.evicted, self.puts)
@@ -272,21 +290,27 @@ impl<'a> Window<'a> {
             return Some(judgement);
         }
         if churned >= CHURNED {
-            let held_bytes = self.held_before_bytes.max(now.held_bytes);
-            let found =
-                format!("{} were pinned and released to hold {}", RoundedUp(self.pinned_bytes), RoundedUp(held_bytes));
+            let (pinned, held) = (RoundedUp(self.pinned_bytes), RoundedUp(self.cycled_bytes()));
+            let found = format!("{pinned} were pinned and released to hold {held}");
             let cure = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES".to_owned();
             return Some(self.alarm(Cause::Thrashing, found, cure));
         }
-        if is_varied && *misses > gets / 2 && !self.is_growing() {
+        if *misses <= gets / 2 || self.is_growing() {
+            return None;
+        }
+        let calls_ns = self.lost.page_locking_ns.saturating_add(self.lost.moving_ns);
+        let is_costly = calls_ns / 10 > self.lost.of_us.saturating_mul(COSTLY_PERCENT);
+        if is_varied {
             let found =
                 format!("{}: no buffer of their size was idle, and they were carved from pinned memory", missed());
-            let judgement = self.judgement(Cause::SizesNeverRecur, found);
-            let is_costly = self.lost.total_ns() / 10 > self.lost.of_us.saturating_mul(COSTLY_PERCENT);
             let cure = is_costly.then(|| "batch to fewer sizes".to_owned());
-            return Some(Judgement { is_alarm: is_costly, cure, ..judgement });
+            return Some(Judgement { is_alarm: is_costly, cure, ..self.judgement(Cause::SizesNeverRecur, found) });
         }
-        None
+        is_costly.then(|| {
+            let found = format!("{}, of sizes that recur: buffers of other sizes took their memory", missed());
+            let limit = now.limit.map_or_else(String::new, |limit| format!("raise {limit}, or "));
+            self.alarm(Cause::Thrashing, found, format!("{limit}batch to fewer sizes"))
+        })
     }
 
     fn is_growing(&self) -> bool {

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Preset, Rounding};
-use pinpool_replay::{Replay, ReplayReport, SourceKind, TraceReader, Workload};
+use pinpool::{Pool, Preset, Rounding, Why};
+use pinpool_replay::{Replay, ReplayReport, SourceKind, TraceReader, Watch, Workload};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -93,6 +93,38 @@ fn check_workload(name: &str, target: &[f64], expected: &HashMap<(String, String
         assert!(report.slow_gets as f64 <= slow_gets, "{name}: {report:?}");
         assert_eq!((report.gets, report.fallbacks), (workload.gets(), 0), "{name}");
     }
+}
+
+/// Plays `workload`; also returns the alarms that the pool had on the way.
+fn alarms(workload: &Workload, replay: &Replay) -> (ReplayReport, Vec<String>) {
+    let mut alarms = Vec::new();
+    let mut see =
+        |_: u64, pool: &Pool| alarms.extend(Some(pool.why()).filter(Why::is_alarm).map(|why| why.to_string()));
+    let report = replay.play_watched(workload, Some(Watch::new(workload, 1000, &mut see))).unwrap();
+    alarms.dedup();
+    (report, alarms)
+}
+
+#[test]
+fn no_workload_alarms_the_judge_where_the_ceiling_has_some_room() {
+    let (targets, next) = (targets(), AtomicUsize::new(0));
+    let judge_rest = || {
+        while let Some((name, _)) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let workload = named(name);
+            let (report, without) = alarms(&workload, &Replay::default());
+            assert_eq!(without, [""; 0], "{name} without a ceiling");
+            let (_, found) = alarms(&workload, &under(report.peak_pinned_bytes / 4 * 5));
+            assert_eq!(found, [""; 0], "{name} with a quarter more than it takes");
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(judge_rest);
+        }
+    });
+    let workload = named("bucket_switch");
+    let (_, found) = alarms(&workload, &under(workload.peak_requested_bytes() / 2));
+    assert!(found.iter().all(|why| why.starts_with("ceiling too small: ")) && !found.is_empty(), "{found:?}");
 }
 
 #[test]

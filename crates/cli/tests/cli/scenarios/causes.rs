@@ -1,0 +1,210 @@
+//! A program for each cause.
+
+use std::collections::VecDeque;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pinpool::backend::SimSource;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Backend, PinnedBuf, Preset, Rounding};
+
+use super::{MIB, Program, STEPS_IN_A_SECOND};
+use crate::tool::{finish, pinpool, until};
+
+#[test]
+fn a_pool_that_reuses_its_buffers_is_healthy() {
+    let mut program = Program::one(|pool| pool);
+    program.load(60, 4, |_, _| 4 * MIB);
+    program.judged(()).check("healthy", false);
+}
+
+#[test]
+fn a_program_that_begins_ever_more_workers_warms_up() {
+    let mut program = Program::one(|pool| pool);
+    let mut held = VecDeque::new();
+    program.run(60, |program, step| {
+        held.push_back(program.must_get("images", 4 * MIB));
+        let workers = 4 + 8 * (step / (10 * STEPS_IN_A_SECOND));
+        while held.len() as u64 > workers {
+            let oldest = held.pop_front().unwrap();
+            program.put(0, oldest);
+        }
+    });
+    program.judged(held).check("warming up", false);
+}
+
+/// Six threads that each hold a buffer for half of the time, under a ceiling of four buffers.
+fn throttled(program: &mut Program) -> Vec<(u32, PinnedBuf, u64)> {
+    let mut held: Vec<(u32, PinnedBuf, u64)> = Vec::new();
+    (0..6).for_each(|thread| held.extend(program.get(thread, "images", 16 * MIB).map(|buffer| (thread, buffer, 0))));
+    program.run(60, |program, step| {
+        let over: Vec<_> = held.extract_if(.., |(.., since)| *since + 2 <= step).collect();
+        for (thread, buffer, _) in over {
+            program.put(thread, buffer);
+            held.extend(program.get(thread, "images", 16 * MIB).map(|buffer| (thread, buffer, step)));
+        }
+        held.extend(program.served().into_iter().map(|(thread, buffer)| (thread, buffer, step)));
+    });
+    held
+}
+
+#[test]
+fn threads_that_wait_for_each_other_need_a_higher_ceiling() {
+    let mut program = Program::one(|pool| pool.max_bytes(64 << 20));
+    let held = throttled(&mut program);
+    program.judged(held).check("ceiling too small", true);
+}
+
+#[test]
+fn a_queue_before_a_slow_consumer_is_told_from_it() {
+    let mut program = Program::one(|pool| pool.max_bytes(256 << 20));
+    let mut queue = VecDeque::new();
+    program.run(60, |program, step| {
+        // The producer is as fast as memory comes, up to 64 batches ahead.
+        queue.extend(program.served().into_iter().map(|(_, buffer)| buffer));
+        while program.asked.is_empty() && queue.len() < 64 {
+            queue.extend(program.get(0, "queue", 8 * MIB));
+        }
+        if step % 2 == 0
+            && let Some(buffer) = queue.pop_front()
+        {
+            program.put(1, buffer);
+        }
+    });
+    program.judged(queue).check("slow consumer", true);
+}
+
+/// One of twenty buffers for labels is kept.
+fn leak(program: &mut Program, pools: usize, leaking: usize) -> Vec<PinnedBuf> {
+    let mut kept = Vec::new();
+    program.run(60, |program, step| {
+        let pool = usize::try_from(step).unwrap() % pools;
+        let labels = program.get_of(pool, 0, "loader/labels", MIB).unwrap();
+        let images = program.get_of(pool, 0, "loader/images", 4 * MIB).unwrap();
+        program.put(0, images);
+        if pool == leaking && (pools > 1 || step % 20 == 0) { kept.push(labels) } else { program.put(0, labels) }
+    });
+    kept
+}
+
+#[test]
+fn buffers_that_do_not_come_back_are_a_leak() {
+    let mut program = Program::one(|pool| pool);
+    let kept = leak(&mut program, 1, 0);
+    let said = program.judged(kept);
+    said.check("leak", true);
+    assert!(said.log.last().is_some_and(|line| line.contains(" of loader/labels with ")), "{said:?}");
+}
+
+#[test]
+fn of_twelve_pools_the_one_that_leaks_is_named() {
+    let names = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11"];
+    let mut program = Program::new(&names, |pool| pool);
+    let kept = leak(&mut program, 12, 7);
+    let said = program.judged(kept);
+    assert_eq!(said.pool, "s7");
+    said.check("leak", true);
+    let alarms = said.log.iter().filter(|line| line.contains("leak: "));
+    assert!(alarms.clone().count() > 0 && alarms.clone().all(|line| line.starts_with("[s7] ")), "{said:?}");
+}
+
+#[test]
+fn lengths_of_chance_never_recur_and_cost_nothing_under_adaptive() {
+    let mut program = Program::one(|pool| pool);
+    program.load(60, 3, |program, _| MIB + program.below(31 * MIB));
+    program.judged(()).check("sizes never recur", false);
+}
+
+#[test]
+fn lengths_of_chance_page_lock_each_time_under_tensorflow() {
+    let exact = |pool: pinpool::PoolBuilder| pool.preset(Preset::Tensorflow).rounding(Rounding::Exact).max_bytes(None);
+    let mut program = Program::one(|pool| exact(pool).pool_size_limit(20));
+    program.load(60, 3, |program, _| MIB + program.below(31 * MIB));
+    program.judged(()).check("sizes never recur", true);
+}
+
+#[test]
+fn sizes_that_recur_and_are_evicted_before_are_thrashing() {
+    let mut program = Program::one(|pool| pool.preset(Preset::Tensorflow).pool_size_limit(4).auto_resize(false));
+    program.load(60, 1, |_, step| MIB << (step % 8));
+    let said = program.judged(());
+    said.check("thrashing", true);
+    assert!(said.log.last().is_some_and(|line| line.contains("raise PINPOOL_POOL_SIZE_LIMIT")), "{said:?}");
+}
+
+#[test]
+fn memory_that_is_pinned_for_each_burst_and_released_after_it_is_thrashing() {
+    let mut program = Program::one(|pool| pool.idle_timeout(Duration::from_millis(100)));
+    let mut held = Vec::new();
+    program.run(60, |program, step| match step % 40 {
+        0..10 => held.push(program.must_get("images", 8 * MIB)),
+        10 => std::mem::take(&mut held).into_iter().for_each(|buffer| program.put(0, buffer)),
+        _ => {}
+    });
+    let said = program.judged(held);
+    said.check("thrashing", true);
+    assert!(said.log.last().is_some_and(|line| line.contains("raise PINPOOL_IDLE_TIMEOUT")), "{said:?}");
+}
+
+#[test]
+fn a_copy_that_does_not_end_is_stuck() {
+    let mut program = Program::one(|pool| pool);
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4 * MIB));
+    program.load(20, 2, |_, _| 4 * MIB);
+    let buffer = program.must_get("images", 4 * MIB);
+    let gate = program.copy(buffer, &stream, &mut device);
+    program.load(50, 2, |_, _| 4 * MIB);
+    program.judged((gate, stream)).check("stuck copy", true);
+}
+
+#[test]
+fn idle_memory_of_other_sizes_is_a_hoard_where_no_ceiling_releases_it() {
+    let small = Arc::new(SimSource::new(512 << 20));
+    let mut program = Program::one(|pool| {
+        let pool = pool.preset(Preset::Tensorflow).rounding(Rounding::Exact).pool_size_limit(1 << 20);
+        pool.backend(Backend::Source(small.clone())).max_bytes(None)
+    });
+    program.load(60, 2, |program, _| MIB + program.below(MIB));
+    program.judged(()).check("idle hoard", true);
+}
+
+#[test]
+fn a_back_end_that_refuses_is_no_matter_of_a_ceiling() {
+    let small = Arc::new(SimSource::new(64 << 20));
+    let mut program = Program::one(|pool| pool.backend(Backend::Source(small.clone())).max_bytes(None));
+    let held = throttled(&mut program);
+    program.judged(held).check("memory refused", true);
+}
+
+#[test]
+fn copies_from_memory_that_is_not_page_locked_are_named() {
+    let mut program = Program::one(|pool| pool.backend(Backend::Heap));
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    program.run(60, |program, step| {
+        let buffer = program.must_get("images", MIB);
+        if step % 4 == 0 {
+            drop(program.copy(buffer, &stream, &mut device));
+            stream.synchronize().unwrap();
+        } else {
+            program.put(0, buffer);
+        }
+    });
+    program.judged(()).check("not pinned", false);
+}
+
+#[test]
+fn memory_that_another_process_holds_is_waited_for() {
+    let ledger = format!("scenario-{}", std::process::id());
+    let mut other = pinpool(&["load", "--synthetic", "64", "--batch-bytes", "48MiB", "--idle", "600", "--quiet"]);
+    other.env("PINPOOL_LEDGER", &ledger).env("PINPOOL_MAX_BYTES", "128MiB").env("PINPOOL_RESERVE", "48MiB");
+    let mut other = other.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("the other process holds memory", || {
+        finish(&mut pinpool(&["ledger", &ledger])).stdout.contains("held 48 MiB")
+    });
+    let mut program = Program::one(|pool| pool.ledger(ledger.as_str()).max_bytes(128 << 20));
+    let held = throttled(&mut program);
+    program.judged(held).check("waiting for another process", true);
+    other.kill().unwrap();
+    other.wait().unwrap();
+}

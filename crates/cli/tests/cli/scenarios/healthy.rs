@@ -1,0 +1,160 @@
+//! Programs that look like a cause and are healthy.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Preset, Rounding};
+
+use super::{MIB, Program, STEPS_IN_A_SECOND};
+
+#[test]
+fn a_cache_that_fills_is_no_leak() {
+    let mut program = Program::one(|pool| pool);
+    let mut cache = Vec::new();
+    program.run(100, |program, step| {
+        let seconds = step / STEPS_IN_A_SECOND;
+        // Ever fewer entries are new.
+        let every = 1 << (seconds / 10).min(20);
+        let entry = program.must_get("cache", MIB);
+        if step % every == 0 { cache.push(entry) } else { program.put(0, entry) }
+    });
+    program.judged(cache).check_healthy();
+}
+
+#[test]
+fn a_working_set_that_is_taken_at_the_start_and_kept_is_no_leak() {
+    let mut program = Program::one(|pool| pool);
+    let weights: Vec<_> = (0..200).map(|_| program.must_get("weights", 2 * MIB)).collect();
+    program.load(80, 4, |_, _| 4 * MIB);
+    program.judged(weights).check_healthy();
+}
+
+#[test]
+fn more_requests_at_once_are_no_leak() {
+    let mut program = Program::one(|pool| pool);
+    let mut requests = VecDeque::new();
+    program.run(80, |program, step| {
+        let load = 1 + step / (10 * STEPS_IN_A_SECOND);
+        for _ in 0..load {
+            requests.push_back(program.must_get("requests", MIB));
+        }
+        while requests.len() as u64 > 10 * load {
+            let oldest = requests.pop_front().unwrap();
+            program.put(0, oldest);
+        }
+    });
+    program.judged(requests).check_calm(&["healthy", "warming up"]);
+}
+
+#[test]
+fn a_burst_now_and_then_is_no_thrashing() {
+    let mut program = Program::one(|pool| pool);
+    let mut burst = Vec::new();
+    program.run(120, |program, step| {
+        let buffer = program.must_get("images", MIB);
+        program.put(0, buffer);
+        match step % (40 * STEPS_IN_A_SECOND) {
+            20..40 => burst.push(program.must_get("burst", 16 * MIB)),
+            60 => std::mem::take(&mut burst).into_iter().for_each(|buffer| program.put(0, buffer)),
+            _ => {}
+        }
+    });
+    program.judged(burst).check_healthy();
+}
+
+#[test]
+fn sixteen_sizes_in_turn_recur() {
+    let mut program = Program::one(|pool| pool);
+    program.load(80, 3, |_, step| MIB + usize::try_from(step % 16).unwrap() * 2 * MIB);
+    program.judged(()).check_healthy();
+}
+
+#[test]
+fn sixteen_sizes_within_the_limit_are_no_thrashing_under_tensorflow() {
+    let mut program = Program::one(|pool| pool.preset(Preset::Tensorflow).rounding(Rounding::Exact));
+    program.load(80, 3, |_, step| MIB + usize::try_from(step % 16).unwrap() * 2 * MIB);
+    program.judged(()).check_healthy();
+}
+
+#[test]
+fn sizes_that_drift_are_served_by_what_is_there() {
+    let mut program = Program::one(|pool| pool);
+    program.load(120, 3, |_, step| 8 * MIB + usize::try_from(step / STEPS_IN_A_SECOND).unwrap() * 65_536);
+    program.judged(()).check_healthy();
+}
+
+#[test]
+fn one_epoch_and_silence_is_no_thrashing() {
+    let mut program = Program::one(|pool| pool.idle_timeout(Duration::from_secs(5)));
+    program.load(40, 4, |_, _| 4 * MIB);
+    program.pause(60);
+    program.judged(()).check_healthy();
+}
+
+#[test]
+fn epochs_with_a_short_last_batch_and_an_evaluation_of_another_size_are_healthy() {
+    let mut program = Program::one(|pool| pool);
+    for _ in 0..4 {
+        program.load(20, 4, |_, step| if step % 100 == 99 { 3 * MIB / 2 } else { 8 * MIB });
+        program.load(5, 2, |_, _| 20 * MIB);
+    }
+    program.judged(()).check_healthy();
+}
+
+#[test]
+fn a_checkpoint_now_and_then_is_no_hoard() {
+    let mut program = Program::one(|pool| pool.max_bytes(1 << 30));
+    for _ in 0..4 {
+        let shards: Vec<_> = (0..12).map(|_| program.must_get("checkpoint", 64 * MIB)).collect();
+        program.step();
+        shards.into_iter().for_each(|buffer| program.put(0, buffer));
+        program.load(25, 2, |_, _| 2 * MIB);
+    }
+    program.judged(()).check_healthy();
+}
+
+#[test]
+fn a_full_queue_whose_producer_does_not_wait_is_no_slow_consumer() {
+    let mut program = Program::one(|pool| pool.max_bytes(256 << 20));
+    let mut queue = VecDeque::new();
+    program.run(60, |program, step| {
+        // 32 buffers are all of the ceiling, and no more are ever asked for.
+        while queue.len() < 32 {
+            queue.push_back(program.must_get("queue", 8 * MIB));
+        }
+        if step % 2 == 0 {
+            let oldest = queue.pop_front().unwrap();
+            program.put(1, oldest);
+        }
+    });
+    program.judged(queue).check_healthy();
+}
+
+#[test]
+fn a_get_that_waits_once_needs_no_higher_ceiling() {
+    let mut program = Program::one(|pool| pool.max_bytes(64 << 20));
+    let mut held: Vec<_> = (0..4).map(|_| program.must_get("images", 16 * MIB)).collect();
+    assert!(program.get(1, "images", 16 * MIB).is_none());
+    program.step();
+    program.put(0, held.pop().unwrap());
+    held.extend(program.served().into_iter().map(|(_, buffer)| buffer));
+    held.into_iter().for_each(|buffer| program.put(0, buffer));
+    program.load(60, 2, |_, _| 16 * MIB);
+    program.judged(()).check_healthy();
+}
+
+#[test]
+fn copies_that_take_seconds_are_not_stuck() {
+    let mut program = Program::one(|pool| pool);
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4 * MIB));
+    for _ in 0..5 {
+        let buffer = program.must_get("images", 4 * MIB);
+        let gate = program.copy(buffer, &stream, &mut device);
+        program.load(15, 2, |_, _| 4 * MIB);
+        drop(gate);
+        stream.synchronize().unwrap();
+    }
+    // Simulated memory is not pinned.
+    program.judged(stream).check_calm(&["not pinned"]);
+}

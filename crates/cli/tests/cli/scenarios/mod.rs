@@ -1,0 +1,309 @@
+//! Programs in virtual time, and what the log, `why`, `top` and `report` say of them: all ask one judge, so all name one cause.
+//!
+//! ```text
+//!   script ──gets, puts──▶ pool on a clock that is moved by hand ──▶ its log
+//!                            ├── socket ──▶ `why`, `top`, `report` of a process
+//!                            └── recording, with the times of the script ──▶ `why`, `report` of a recording
+//! ```
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `causes.rs` | a program for each cause |
+//! | `healthy.rs` | programs that look like one of them and are healthy |
+//! | `retimed.rs` | a recording with other times |
+
+mod causes;
+mod healthy;
+mod retimed;
+
+use std::fs;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use pinpool::backend::SimSource;
+use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
+use pinpool::testing::{ManualClock, look};
+use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, PressureSource, Why};
+use pinpool_replay::{Event, Recording};
+use tempfile::TempDir;
+
+use crate::captured_log::{lines, listen};
+use crate::tool::{Ran, finish, pinpool, until};
+
+pub(crate) const MIB: usize = 1 << 20;
+/// Between two steps of a program.
+const STEP_US: u64 = 50_000;
+const STEPS_IN_A_SECOND: u64 = 1_000_000 / STEP_US;
+/// Records of so many gets and puts have room until they are written.
+const WRITTEN_EVERY: usize = 1000;
+
+/// A get or a put: when, by which thread, and how long it took.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    at_us: u64,
+    took_us: u64,
+    thread: u32,
+}
+
+/// A get that waits.
+struct Asked {
+    thread: u32,
+    since_us: u64,
+    get: Pin<Box<GetFuture>>,
+}
+
+/// A program with its pools.
+struct Program {
+    pools: Vec<Pool>,
+    clock: ManualClock,
+    dir: TempDir,
+    calls: Vec<Call>,
+    asked: Vec<Asked>,
+    /// For sizes of chance.
+    random: u64,
+}
+
+/// What is said of a program's pool: the cause, as it is named there.
+#[derive(Debug)]
+struct Said {
+    pool: String,
+    /// The lines of the log with a verdict.
+    log: Vec<String>,
+    /// What `why` reads in them: pool, alarm and cause.
+    logged: (String, bool, String),
+    causes: Vec<(&'static str, String)>,
+    alarms: Vec<bool>,
+}
+
+impl Program {
+    /// `names` are those of its pools; `set` makes their settings, in memory that is simulated unless it says otherwise.
+    fn new(names: &[&str], set: impl Fn(PoolBuilder) -> PoolBuilder) -> Self {
+        listen();
+        let (dir, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
+        let at = |file: &str| dir.path().join(file).to_str().unwrap().to_owned();
+        let build = |name: &&str| {
+            let memory = Arc::new(SimSource::new(SimSource::DEFAULT_TOTAL_BYTES));
+            let builder = Pool::builder().without_env().name(*name).clock(clock.clone()).pressure(PressureSource::Off);
+            let builder =
+                builder.variable("PINPOOL_SOCKET", &at("s")).unwrap().trace(std::path::PathBuf::from(at("real.trace")));
+            set(builder.backend(Backend::Source(memory)).max_bytes(4 << 30)).build().unwrap()
+        };
+        let pools = names.iter().map(build).collect();
+        Self { pools, clock, dir, calls: Vec::new(), asked: Vec::new(), random: 1 }
+    }
+
+    fn one(set: impl Fn(PoolBuilder) -> PoolBuilder) -> Self {
+        Self::new(&["train"], set)
+    }
+
+    fn called(&mut self, thread: u32, since_us: u64) {
+        let at_us = self.clock.now_us();
+        self.calls.push(Call { at_us, took_us: at_us - since_us, thread });
+        if self.calls.len().is_multiple_of(WRITTEN_EVERY) {
+            let path = self.dir.path().join("real.trace");
+            until("the calls are recorded", || recorded_calls(&path) >= self.calls.len());
+        }
+    }
+
+    /// A buffer; `None` if the get was refused or waits: then [`served`](Self::served) has it later.
+    fn get(&mut self, thread: u32, tag: &str, len: usize) -> Option<PinnedBuf> {
+        self.get_of(0, thread, tag, len)
+    }
+
+    fn get_of(&mut self, pool: usize, thread: u32, tag: &str, len: usize) -> Option<PinnedBuf> {
+        let get = self.pools[pool].tagged(tag).get_async(len);
+        let mut asked = Asked { thread, since_us: self.clock.now_us(), get: Box::pin(get) };
+        let polled = self.poll(&mut asked);
+        if polled.is_none() {
+            self.asked.push(asked);
+        }
+        polled.flatten()
+    }
+
+    /// A get that must not wait.
+    fn must_get(&mut self, tag: &str, len: usize) -> PinnedBuf {
+        self.get(0, tag, len).expect("there is memory")
+    }
+
+    /// The inner `None` is a get that was refused.
+    fn poll(&mut self, asked: &mut Asked) -> Option<Option<PinnedBuf>> {
+        match asked.get.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(buffer) => {
+                self.called(asked.thread, asked.since_us);
+                Some(buffer.ok())
+            }
+            Poll::Pending => None,
+        }
+    }
+
+    /// The gets that waited and have a buffer now, with their threads.
+    fn served(&mut self) -> Vec<(u32, PinnedBuf)> {
+        let mut served = Vec::new();
+        for mut asked in std::mem::take(&mut self.asked) {
+            match self.poll(&mut asked) {
+                Some(buffer) => served.extend(buffer.map(|buffer| (asked.thread, buffer))),
+                None => self.asked.push(asked),
+            }
+        }
+        served
+    }
+
+    fn put(&mut self, thread: u32, buffer: PinnedBuf) {
+        drop(buffer);
+        self.called(thread, self.clock.now_us());
+    }
+
+    /// Puts a buffer with a copy that begins when the gate of the stream is dropped.
+    fn copy(&mut self, buffer: PinnedBuf, stream: &SinkStream, device: &mut SinkMem) -> SinkGate {
+        let gate = stream.hold();
+        buffer.copy_to(stream, device).unwrap();
+        self.called(0, self.clock.now_us());
+        gate
+    }
+
+    fn step(&mut self) {
+        self.clock.advance_us(STEP_US);
+        self.pools.iter().for_each(look);
+    }
+
+    fn pause(&mut self, seconds: u64) {
+        (0..seconds * STEPS_IN_A_SECOND).for_each(|_| self.step());
+    }
+
+    /// Makes `act` at each step for so many seconds; it has the number of the step.
+    fn run(&mut self, seconds: u64, mut act: impl FnMut(&mut Self, u64)) {
+        for step in 0..seconds * STEPS_IN_A_SECOND {
+            act(self, step);
+            self.step();
+        }
+    }
+
+    /// Gets a buffer at each step, and puts it `held` steps later. One that is refused is missing.
+    fn load(&mut self, seconds: u64, held: usize, mut len: impl FnMut(&mut Self, u64) -> usize) {
+        let mut queue = std::collections::VecDeque::new();
+        self.run(seconds, |program, step| {
+            let len = len(program, step);
+            queue.extend(program.get(0, "images", len));
+            if queue.len() > held {
+                let oldest = queue.pop_front().unwrap();
+                program.put(0, oldest);
+            }
+        });
+        queue.into_iter().for_each(|buffer| self.put(0, buffer));
+    }
+
+    /// A number below `end`, by chance.
+    fn below(&mut self, end: usize) -> usize {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.random >> 33).unwrap() % end
+    }
+
+    /// What all say of the pool that is named first; `held` stays out meanwhile.
+    fn judged<H>(self, held: H) -> Said {
+        let at = |file: &str| self.dir.path().join(file);
+        let (socket, page, retimed) = (at("s"), at("page.html"), at("t.trace"));
+        let report = |target: &Path| {
+            let ran = finish(pinpool(&["report", "--seconds", "1", "-o"]).args([&page, target]));
+            assert_eq!(ran.code(), 0, "{}", ran.stderr);
+            fs::read_to_string(&page).unwrap()
+        };
+        let (outside, live) = (why(&socket), report(&socket));
+        let top = finish(pinpool(&["top"]).arg(&socket));
+        assert_eq!(top.code(), 0, "{}", top.stderr);
+        let own: Vec<_> = self.pools.iter().map(|pool| (pool.stats().name.unwrap_or_default(), pool.why())).collect();
+        let log: Vec<_> = lines().into_iter().filter(|line| line.contains("] verdict: ")).collect();
+        let real = at("real.trace");
+        until("the calls are recorded", || recorded_calls(&real) >= self.calls.len());
+        fs::write(at("log"), log.join("\n")).unwrap();
+        let logged = first(&why(&at("log")));
+        retimed::write(&recording(&real), &self.calls, self.clock.now_us(), &retimed);
+        drop((held, self.asked));
+        let (recorded, page) = (why(&retimed), report(&retimed));
+
+        let (pool, alarm, cause) = first(&outside);
+        let (pool_recorded, alarm_recorded, cause_recorded) = first(&recorded);
+        let own = own.iter().find(|(name, _)| *name == pool).map(|(_, why)| why).unwrap();
+        let marked = |page: &str| {
+            let mark = page.split_once("<strong>").unwrap().1.split_once("</strong>").unwrap().0;
+            mark.strip_prefix(&format!("{pool}: ")).unwrap_or(mark).to_owned()
+        };
+        assert_eq!(pool_recorded, pool);
+        Said {
+            causes: vec![
+                ("Pool::why", own.cause().to_owned()),
+                ("why of a process", cause),
+                ("top", shown(&top, &pool)),
+                ("report of a process", marked(&live)),
+                ("why of a recording", cause_recorded),
+                ("report of a recording", marked(&page)),
+            ],
+            alarms: vec![own.is_alarm(), alarm, alarm_recorded, logged.1],
+            logged,
+            pool,
+            log,
+        }
+    }
+}
+
+/// Gets and puts that are recorded so far.
+fn recorded_calls(path: &Path) -> usize {
+    Recording::open(path).map_or(0, |recording| retimed::calls(&recording))
+}
+
+fn recording(path: &Path) -> Recording {
+    Recording::open(path).unwrap()
+}
+
+fn why(target: &PathBuf) -> Ran {
+    finish(pinpool(&["why", "--json"]).arg(target))
+}
+
+/// Name, alarm and cause of the pool that `why` names first.
+fn first(why: &Ran) -> (String, bool, String) {
+    let said = &why.figures()["pools"][0];
+    let text = |name: &str| said[name].as_str().unwrap().to_owned();
+    let is_alarm = said["is_alarm"].as_bool().unwrap();
+    assert_eq!(why.code(), i32::from(is_alarm), "{}", why.stdout);
+    (text("pool"), is_alarm, text("cause"))
+}
+
+/// The cause on the screen of the pool.
+fn shown(top: &Ran, pool: &str) -> String {
+    let mut lines = top.stdout.lines().skip_while(|line| !line.contains(&format!(" {pool}: ")));
+    cause_in(lines.nth(1).unwrap_or_default()).to_owned()
+}
+
+/// The cause that a line begins with.
+fn cause_in(line: &str) -> &str {
+    Why::CAUSES.iter().copied().find(|cause| line.starts_with(&format!("{cause}: "))).unwrap_or(line)
+}
+
+impl Said {
+    /// The causes of the lines of the log.
+    fn causes_logged(&self) -> Vec<&str> {
+        let begin = format!("[{}] verdict: ", self.pool);
+        self.log.iter().filter_map(|line| line.strip_prefix(&begin)).map(cause_in).collect()
+    }
+
+    /// All name this cause, and the log names it last.
+    fn check(&self, cause: &str, is_alarm: bool) {
+        assert!(self.causes.iter().all(|(_, found)| found == cause), "{cause}: {self:?}");
+        assert!(self.alarms.iter().all(|&alarm| alarm == is_alarm), "{cause}: {self:?}");
+        assert_eq!((self.logged.0.as_str(), self.logged.2.as_str()), (self.pool.as_str(), cause), "{self:?}");
+    }
+
+    /// No alarm anywhere, at no time.
+    fn check_healthy(&self) {
+        self.check_calm(&["healthy"]);
+    }
+
+    fn check_calm(&self, causes: &[&str]) {
+        assert!(self.causes.iter().all(|(_, found)| causes.contains(&found.as_str())), "{self:?}");
+        assert!(self.alarms.iter().all(|&alarm| !alarm), "{self:?}");
+        let calm = [&["healthy", "warming up"], causes].concat();
+        assert!(self.causes_logged().iter().all(|found| calm.contains(found)), "{self:?}");
+    }
+}

@@ -1,0 +1,38 @@
+//! Which lengths were asked for lately.
+
+use std::collections::HashSet;
+
+/// Lengths of one generation; those of two are known.
+const GENERATION: usize = 1024;
+
+/// The last thousand different lengths or more that were asked for.
+#[derive(Debug, Default)]
+pub struct RecentLengths {
+    now: HashSet<u64>,
+    before: HashSet<u64>,
+}
+
+impl RecentLengths {
+    /// Whether `len` was not asked for lately. It is from now on.
+    pub fn is_new(&mut self, len: u64) -> bool {
+        if self.now.len() >= GENERATION {
+            self.before = std::mem::take(&mut self.now);
+        }
+        self.now.insert(len) && !self.before.contains(&len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_in_turn_are_known_and_others_are_new() {
+        let mut recent = RecentLengths::default();
+        let mut new = |lengths: &mut dyn Iterator<Item = u64>| lengths.filter(|&len| recent.is_new(len)).count();
+        assert_eq!(new(&mut (0..1000).flat_map(|_| 1..=16)), 16);
+        assert_eq!(new(&mut (100..10_100)), 10_000);
+        assert_eq!(new(&mut (0..5).flat_map(|_| 20_000..21_000)), 1000);
+        assert_eq!(new(&mut (1..=16)), 16, "of long ago");
+    }
+}
