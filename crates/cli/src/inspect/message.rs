@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 
 use regex::bytes::{Captures, Regex};
 
+use super::origin::Origins;
 use super::text::{Piece, Pieces};
 use crate::files::why;
 
@@ -36,9 +37,6 @@ const RAISE: &str = r"Raising\s+pool_size_limit_\s+from\s+(?<from>\d+)\s+to\s+(?
 /// Searched for first: these words are found much faster than a whole message.
 const BEGINNING: &str = r"(?-u)PoolAllocator:\s*After\b|Raising\s+pool_size_limit_";
 
-/// What a launcher puts before each line of one process: torchrun, srun --label, mpirun --tag-output, kubectl --prefix, docker
-/// compose, journald.
-const ORIGIN: &str = r"(?-u)^\s*(?:\[(?:rank|default)? ?\d+\]:?|\d+:|\[\d+,\d+\](?:<std(?:out|err)>)?:?|\[pod/[^\]]+\]|[\w.-]+ +\||[A-Z][a-z]{2} [ \d]\d [\d:]{8} (?-u:[^ ]+ [^ ]+\[\d+\]):)";
 /// What terminals and web pages put into a line: colours, blanks and dashes of their own.
 const DECORATION: &str = r"(?-u)\x1b\[[0-9;?]*[ -/]*[@-~]|&nbsp;|\xc2\xa0|\xe2\x80\x93|\xe2\x88\x92";
 
@@ -46,7 +44,6 @@ const DECORATION: &str = r"(?-u)\x1b\[[0-9;?]*[ -/]*[@-~]|&nbsp;|\xc2\xa0|\xe2\x
 const CONTAINER: &str = r"(?-u)^\d{4}-\d\d-\d\dT\S+ std(?:out|err) (?<part>[PF]) ";
 
 static CONTAINERS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(CONTAINER).ok());
-static ORIGINS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(ORIGIN).ok());
 static DECORATIONS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(DECORATION).ok());
 static WHOLE: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(&format!("{PREFIX}(?:{AFTER}|{RAISE})")).ok());
 static BEGUN: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(BEGINNING).ok());
@@ -116,7 +113,7 @@ impl Found {
 /// If the patterns do not compile. What ends the log too early is [`Found::stopped`].
 pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> io::Result<Found> {
     let (Some(whole), Some(begun), Some(origins), Some(decorations), Some(containers)) =
-        (&*WHOLE, &*BEGUN, &*ORIGINS, &*DECORATIONS, &*CONTAINERS)
+        (&*WHOLE, &*BEGUN, Origins::new(), &*DECORATIONS, &*CONTAINERS)
     else {
         return Err(io::Error::other("the patterns of this command do not compile"));
     };
@@ -142,9 +139,10 @@ pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> io::Result<Found> {
     Ok(Found { lines: pieces.lines(), stopped, ..found })
 }
 
-/// What differs from line to line is a number of the line, and names no process.
+/// What differs from line to line is a number of the line, and names no process. What stands in brackets is none.
 fn forget_numbers(messages: &mut [Message]) {
-    let origins: HashSet<_> = messages.iter().filter_map(|message| message.origin.as_deref()).collect();
+    let origins = messages.iter().filter_map(|message| message.origin.as_deref());
+    let origins: HashSet<_> = origins.filter(|origin| !origin.starts_with(['[', '('])).collect();
     if origins.len() * 2 > messages.len() {
         messages.iter_mut().for_each(|message| message.origin = None);
     }
@@ -153,7 +151,7 @@ fn forget_numbers(messages: &mut [Message]) {
 struct Finder<'a> {
     whole: &'a Regex,
     begun: &'a Regex,
-    origins: &'a Regex,
+    origins: Origins,
     decorations: &'a Regex,
     containers: &'a Regex,
     found: Found,
@@ -176,6 +174,7 @@ impl Finder<'_> {
             return;
         }
         let bytes = self.undecorated(bytes);
+        self.origins.note_head(&bytes);
         let used = self.close(&bytes);
         if self.open.is_some() {
             return;
@@ -185,7 +184,7 @@ impl Finder<'_> {
         if !begun.is_match(rest) {
             return;
         }
-        let origin = self.origins.find(&bytes).map(|found| String::from_utf8_lossy(found.as_bytes()).trim().to_owned());
+        let origin = self.origins.of(&bytes);
         while let Some(captures) = whole.captures(rest) {
             let range = captures.get_match().range();
             self.found.cut += begun.find_iter(&rest[..range.start]).count() as u64;

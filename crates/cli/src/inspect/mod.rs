@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `text.rs` | log text in pieces that may hold a message, whatever ends them |
 //! | `message.rs` | the two messages and the prefixes around them |
+//! | `origin.rs` | which process a line is of, where a launcher says so |
 //! | `ledger.rs` | what the figures of one line say about the limit |
 //! | `history.rs` | many lines: which pool each is of, the limit in force, raises that were not printed |
 //! | `verdict.rs` | warming up, steady or thrashing, and what to set |
@@ -14,6 +15,7 @@ pub(crate) mod curve;
 mod history;
 mod ledger;
 mod message;
+mod origin;
 mod report;
 mod text;
 mod verdict;

@@ -39,9 +39,37 @@ fn summary(text: &str) -> Value {
     serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap()
 }
 
+/// What a launcher writes before a line: of which rank, and the how manieth it is. Then what names the rank in it.
+type Launcher = (fn(usize, usize) -> String, fn(usize) -> String);
+
+const LAUNCHERS: [Launcher; 14] = [
+    (|rank, _| format!("[rank{rank}]: "), |rank| format!("[rank{rank}]:")),
+    (|rank, _| format!("[default{rank}]:[rank{rank}]: "), |rank| format!("[default{rank}]: [rank{rank}]:")),
+    (|rank, _| format!("{rank}: "), |rank| format!("{rank}:")),
+    (|rank, _| format!("[1,{rank}]<stderr>:"), |rank| format!("[1,{rank}]<stderr>:")),
+    (|rank, _| format!("[{rank}] "), |rank| format!("[{rank}]")),
+    (
+        |rank, line| format!("[pod/train-{rank}/worker] 2026-01-01T10:{:02}:00.5Z ", line % 60),
+        |rank| format!("[pod/train-{rank}/worker]"),
+    ),
+    (|rank, _| format!("worker-{rank}  | "), |rank| format!("worker-{rank}  |")),
+    (
+        |rank, line| format!("Nov 20 10:{:02}:{:02} host python[{}]: ", line / 60 % 60, line % 60, 100 + rank),
+        |rank| format!("host python[{}]:", 100 + rank),
+    ),
+    (
+        |rank, line| format!("2026-01-01T10:00:00.{line:06}+00:00 node{rank} python[7]: "),
+        |rank| format!("node{rank} python[7]:"),
+    ),
+    (|rank, _| format!("(Worker pid={}) ", 100 + rank), |rank| format!("(Worker pid={})", 100 + rank)),
+    (|rank, line| format!("logs/rank{rank}.log:{line}:"), |rank| format!("logs/rank{rank}.log:")),
+    (|rank, _| format!("node{}: [rank{rank}]: ", rank / 4), |rank| format!("node{}: [rank{rank}]:", rank / 4)),
+    (|rank, _| format!("gpu-{rank}\t"), |rank| format!("gpu-{rank}")),
+    (|rank, line| format!("10:00:{:02} [rank{rank}]: ", line % 60), |rank| format!("[rank{rank}]:")),
+];
+
 /// The lines of several runs, each behind the prefix of its rank, in an order of chance that keeps that of each.
-fn merged(ranks: &[&Vec<String>], prefix: fn(usize) -> String, seed: u64) -> String {
-    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+fn merged(ranks: &[&Vec<String>], prefix: fn(usize, usize) -> String, random: &mut impl RngExt) -> String {
     let mut at = vec![0; ranks.len()];
     let mut text = String::new();
     loop {
@@ -50,36 +78,37 @@ fn merged(ranks: &[&Vec<String>], prefix: fn(usize) -> String, seed: u64) -> Str
             return text;
         }
         let rank = left[random.random_range(0..left.len())];
-        text += &format!("{}{}\n", prefix(rank), ranks[rank][at[rank]]);
+        text += &format!("{}{}\n", prefix(rank, at.iter().sum()), ranks[rank][at[rank]]);
         at[rank] += 1;
     }
 }
 
+/// The end limits of the pools of an origin.
+fn limits<'a>(summary: &'a Value, origin: Option<&str>) -> Vec<&'a Value> {
+    let pools = summary["pools"].as_array().unwrap().iter();
+    pools.filter(|pool| pool["origin"].as_str() == origin).map(|pool| &pool["limit"]).collect()
+}
+
 #[test]
-fn every_rank_has_its_own_end_limit_whatever_the_launcher_writes_before_its_lines() {
-    let runs: Vec<_> = runs().into_iter().filter(|run| run.len() >= 4).collect();
-    let limit = |text: &str| summary(text)["limit"].clone();
-    let prefixes: [fn(usize) -> String; 6] = [
-        |rank| format!("[rank{rank}]: "),
-        |rank| format!("{rank}: "),
-        |rank| format!("[1,{rank}]<stderr>:"),
-        |rank| format!("[pod/train-{rank}/worker] "),
-        |rank| format!("worker-{rank}  | "),
-        |rank| format!("Nov 20 10:00:00 host python[{}]: ", 100 + rank),
-    ];
+fn every_rank_has_its_own_end_limits_whatever_the_launcher_writes_before_its_lines() {
+    const LOGS: usize = 20;
+    let runs: Vec<_> = runs().into_iter().filter(|run| run.len() >= 2).collect();
+    let alone: Vec<_> = runs.iter().map(|run| summary(&(run.join("\n") + "\n"))).collect();
     let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(7);
-    for (ranks, prefix) in [2, 4, 8].into_iter().flat_map(|ranks| prefixes.map(|prefix| (ranks, prefix))) {
-        let chosen: Vec<_> = (0..ranks).map(|_| &runs[random.random_range(0..runs.len())]).collect();
-        let found = summary(&merged(&chosen, prefix, 1));
-        let pools = found["pools"].as_array().unwrap();
-        for (rank, run) in chosen.iter().enumerate() {
-            let name = prefix(rank);
-            let own: Vec<_> = pools.iter().filter(|pool| pool["origin"].as_str() == Some(name.trim())).collect();
+    for (log, ranks) in (0..LOGS).flat_map(|log| [2, 4, 8].map(|ranks| (log, ranks))) {
+        let (prefix, name) = LAUNCHERS[log % LAUNCHERS.len()];
+        // Ranks of one program have like figures: in each second log all are the same run.
+        let first = random.random_range(0..runs.len());
+        let chosen: Vec<_> =
+            (0..ranks).map(|_| if log % 2 == 0 { random.random_range(0..runs.len()) } else { first }).collect();
+        let lines: Vec<_> = chosen.iter().map(|&run| &runs[run]).collect();
+        let found = summary(&merged(&lines, prefix, &mut random));
+        for (rank, &run) in chosen.iter().enumerate() {
             // A run may be of several pools, or starts.
-            let alone = summary(&(run.join("\n") + "\n"));
-            assert_eq!(own.len(), alone["pools"].as_array().unwrap().len(), "{name}");
-            assert!(own.iter().any(|pool| pool["limit"] == limit(&(run.join("\n") + "\n"))), "{name}: {own:?}");
+            let expected = limits(&alone[run], None);
+            assert_eq!(limits(&found, Some(&name(rank))), expected, "log {log} of {ranks} ranks: {}", name(rank));
         }
+        assert_eq!(limits(&found, None), [&Value::Null; 0], "log {log} of {ranks} ranks");
     }
 }
 

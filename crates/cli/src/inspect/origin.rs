@@ -1,0 +1,122 @@
+//! Which process a line is of, where a launcher says so before it.
+
+use regex::bytes::Regex;
+
+/// A time before what names a process, or behind it.
+const TIME: &str = r"\[?(?:(?:\d{4}[-/]\d\d[-/]\d\d[ T]|[A-Z][a-z]{2} [ \d]\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[-+]\d\d:?\d\d)?)\]?[\s:]\s*";
+/// What names a process.
+const NAMES: [&str; 9] = [
+    // torchrun, `mpirun -prepend-rank`
+    r"\[(?:rank|default|node|worker)?[ :=]?\d+\]:?",
+    // `mpirun --tag-output`
+    r"\[\d+,(?:mpirank:)?\d+(?:,[\w.-]+)?\](?:<std(?:out|err)>)?:?",
+    // `kubectl --prefix`
+    r"\[pod/[^\]]+\]",
+    // Ray
+    r"\([^()]*\bpid=\d+[^()]*\)",
+    // docker compose
+    r"[\w.@-]+ +\|",
+    // syslog, journald, Heroku
+    r"(?:[\w.-]+ )?[\w./-]+\[[\w.]+\]:",
+    // The file, of `grep`
+    r"[\w./-]+\.(?:log|txt|out|err):",
+    // The host, of pdsh, DeepSpeed and `parallel --tag`
+    r"[A-Za-z][\w.-]*\d[\w.-]*(?::[ \t]|\t)",
+    // `srun --label`
+    r"\d+:\s",
+];
+/// Members of an object on one line that name a process.
+const MEMBER: &str = r#""(?:_PID|pid|rank|local_rank|pod|pod_name|_HOSTNAME|host|hostname)"\s*:\s*(?:"[^"]*"|\d+)"#;
+/// The head that `tail` prints where it goes on with another file.
+const FILE: &str = r"^==> (.+) <==$";
+/// A process is named by at most so many names: a host, and a rank there.
+const NAMES_MAX: usize = 3;
+
+/// Finds what a line says of its process.
+#[derive(Debug)]
+pub(super) struct Origins {
+    name: Regex,
+    member: Regex,
+    file: Regex,
+    /// The file of `tail` that the lines are of.
+    of_file: Option<String>,
+}
+
+impl Origins {
+    /// `None` if the patterns do not compile.
+    pub(super) fn new() -> Option<Self> {
+        let names = NAMES.join("|");
+        let name = Regex::new(&format!(r"(?-u)^\s*(?:{TIME})*(?<name>{names})(?:\d+:)?")).ok()?;
+        let (member, file) = (Regex::new(&format!("(?-u){MEMBER}")).ok()?, Regex::new(&format!("(?-u){FILE}")).ok()?);
+        Some(Self { name, member, file, of_file: None })
+    }
+
+    /// Takes note of a head of `tail`.
+    pub(super) fn note_head(&mut self, line: &[u8]) {
+        if line.starts_with(b"==> ")
+            && let Some(file) = self.file.captures(line).and_then(|captures| captures.get(1))
+        {
+            self.of_file = Some(in_words(file.as_bytes()));
+        }
+    }
+
+    /// What names the process of `line`.
+    pub(super) fn of(&self, line: &[u8]) -> Option<String> {
+        let mut names: Vec<String> = self.of_file.iter().cloned().collect();
+        if line.trim_ascii_start().starts_with(b"{") {
+            names.extend(self.member.find_iter(line).map(|found| in_words(found.as_bytes())));
+        } else {
+            let mut rest = line;
+            while let Some(captures) = self.name.captures(rest).filter(|_| names.len() < NAMES_MAX) {
+                names.extend(captures.name("name").map(|found| in_words(found.as_bytes())));
+                rest = &rest[captures.get_match().end()..];
+            }
+        }
+        (!names.is_empty()).then(|| names.join(" "))
+    }
+}
+
+fn in_words(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_named_whatever_its_launcher_writes_and_a_time_names_none() {
+        let mut origins = Origins::new().unwrap();
+        let message = "I tensorflow/core/common_runtime/gpu/pool_allocator.cc:247] PoolAllocator: After 1 get requests";
+        for (prefix, name) in [
+            ("[rank0]: ", "[rank0]:"),
+            ("[default3]:[rank3]: ", "[default3]: [rank3]:"),
+            ("7: ", "7:"),
+            ("[12] ", "[12]"),
+            ("[1,0]<stderr>:", "[1,0]<stderr>:"),
+            ("[1,mpirank:3,algo-1]<stdout>:", "[1,mpirank:3,algo-1]<stdout>:"),
+            ("[pod/train-0/worker] 2026-01-01T10:00:00.5Z ", "[pod/train-0/worker]"),
+            ("\x20(RayTrainWorker pid=123, ip=10.0.0.2) ", "(RayTrainWorker pid=123, ip=10.0.0.2)"),
+            ("worker-1  | ", "worker-1  |"),
+            ("Nov  2 10:00:00 host python[101]: ", "host python[101]:"),
+            ("2026-01-01T10:00:00.123456+00:00 host python[101]: ", "host python[101]:"),
+            ("2026-01-01T10:00:00+00:00 app[worker.1]: ", "app[worker.1]:"),
+            ("logs/rank3.log:", "logs/rank3.log:"),
+            ("logs/rank3.log:1234:", "logs/rank3.log:"),
+            ("node01: [rank5]: ", "node01: [rank5]:"),
+            ("gpu-host-2\t", "gpu-host-2"),
+            ("[2026-01-01 10:00:00,123] [3] ", "[3]"),
+            ("10:00:00.5 [rank1]: ", "[rank1]:"),
+            (r#"{"_HOSTNAME":"h1","_PID":"77","MESSAGE":""#, r#""_HOSTNAME":"h1" "_PID":"77""#),
+        ] {
+            assert_eq!(origins.of(format!("{prefix}{message}").as_bytes()).as_deref(), Some(name), "{prefix}");
+        }
+        for prefix in
+            ["", "10:00:00 ", "2026-01-01 10:00:00.123: ", "[10:00:00] ", "2026-01-01T10:00:00Z ", "50%|#### | "]
+        {
+            assert_eq!(origins.of(format!("{prefix}{message}").as_bytes()), None, "{prefix}");
+        }
+        origins.note_head(b"==> rank1.log <==");
+        assert_eq!(origins.of(message.as_bytes()).as_deref(), Some("rank1.log"));
+    }
+}
