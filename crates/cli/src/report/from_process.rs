@@ -33,18 +33,22 @@ struct Seen {
     last: Value,
 }
 
-/// Follows the process for `length`, or while it lives if `draws` is to be called again and again; the timeline at the end.
+/// Follows the process for `length`, or while it lives if `draw` is to be called again and again. `draw` is told which timeline is the
+/// last.
 ///
 /// # Errors
 ///
-/// If the process serves nothing, or a page cannot be written.
+/// If the process serves nothing or ends meanwhile, or a page cannot be written.
 pub(super) fn follow(
     target: &str,
     length: Option<Duration>,
     stop: &StopFlag,
-    mut draw: impl FnMut(Timeline) -> Result<(), Box<dyn Error>>,
+    mut draw: impl FnMut(Timeline, bool) -> Result<(), Box<dyn Error>>,
 ) -> Result<(), Box<dyn Error>> {
     let Some((lines, _, object)) = first_line(target, stop)? else { return Ok(()) };
+    if pools(&object).is_empty() {
+        return Err(format!("{target}: the process has no pool now").into());
+    }
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
     let mut seen = Seen {
         begun: Instant::now(),
@@ -57,21 +61,24 @@ pub(super) fn follow(
         last: Value::Null,
     };
     seen.add(object);
-    let mut drawn = Instant::now();
+    let (mut drawn, mut ended) = (Instant::now(), None);
     while !stop.is_raised() && length.is_none_or(|length| seen.begun.elapsed() < length) {
         match lines.take() {
             Some(Ok(Some(line))) => seen.add(statistics(&line)?),
             // What it sent is drawn.
-            Some(Ok(None)) => break,
-            Some(Err(why)) => return Err(why.into()),
+            Some(end) => {
+                ended = Some(end.err().unwrap_or_else(|| "the process has ended".to_owned()));
+                break;
+            }
             None => thread::sleep(PAUSE),
         }
         if length.is_none() && drawn.elapsed() >= DRAWN_EVERY {
-            draw(seen.timeline())?;
+            draw(seen.timeline(), false)?;
             drawn = Instant::now();
         }
     }
-    draw(seen.timeline())
+    draw(seen.timeline(), true)?;
+    ended.map_or(Ok(()), |why| Err(format!("{target}: {why}; drawn is what it sent before").into()))
 }
 
 /// Seconds that all pools have lost by waiting, page-locking and moving.

@@ -56,7 +56,7 @@ use pinpool_cli::terminal::Terminal;
 ///
 /// A trace is what PINPOOL_TRACE recorded, which also has times of page-locks and a map of the memory, or what `pinpool replay` reads. One of gets and puts alone is replayed with the default settings on simulated memory.
 /// A process, which was started with PINPOOL_SOCKET=1, is drawn as it was for --seconds, or with --watch until it ends, again and again.
-/// The page is one HTML file that needs no network, for light and dark screens, phones and paper. Exits with 1 if there is nothing to draw, or the file is cut off: then what is whole of it is drawn, and the page says so.
+/// The page is one HTML file that needs no network, for light and dark screens, phones and paper. Exits with 1 if there is nothing to draw, the file is cut off, or the process ends meanwhile: then what is there of it is drawn.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
     /// A log of TensorFlow or pinpool, as `pinpool inspect` reads it, or a trace; plain or compressed with gzip; `-` is stdin; or the
@@ -104,10 +104,10 @@ fn draw_process(args: &ReportArgs, target: &str, stop: &StopFlag) -> Result<(), 
         return Err("a process has its own settings, so --set has no effect on it: leave it out".into());
     }
     let length = (!args.watch).then(|| Duration::from_secs(args.seconds));
-    from_process::follow(target, length, stop, |timeline| {
+    from_process::follow(target, length, stop, |timeline, is_last| {
         let source = format!("process {target}: {} gets", grouped(timeline.samples.last().map_or(0, |last| last.gets)));
         let report = Report {
-            refresh_seconds: args.watch.then_some(2),
+            refresh_seconds: (args.watch && !is_last).then_some(2),
             title: "The pools of this process",
             ..timeline.report(source)
         };

@@ -42,7 +42,9 @@ pub(crate) fn run(args: &MetricsArgs, terminal: &Terminal) -> Result<(), ExitErr
         return terminal.report(serve(address, args, terminal));
     }
     let (text, silent) = text(args);
-    terminal.print(text.trim_end())?;
+    if !text.is_empty() {
+        terminal.print(text.trim_end())?;
+    }
     silent.iter().for_each(|why| terminal.message(why));
     if silent.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
 }

@@ -115,7 +115,8 @@ fn follow(path: PathBuf) -> io::Result<Arc<Newest>> {
 
 fn connected(path: &Path) -> Result<UnixStream, String> {
     connect(path).map_err(|error| match error.kind() {
-        io::ErrorKind::PermissionDenied => error.to_string(),
+        io::ErrorKind::PermissionDenied if error.raw_os_error().is_none() => error.to_string(),
+        io::ErrorKind::PermissionDenied => format!("{error}: it is of another user; run this command as that one"),
         _ => format!(
             "{error}: no process serves its statistics there; start it with PINPOOL_SOCKET=1, or with this path"
         ),

@@ -68,10 +68,17 @@ fn show_target(
     if is_json {
         return Ok(pinpool_cli::terminal::to_stdout(&first)?);
     }
-    if is_live { show(&object, &lines, stop) } else { print_once(&object, &lines, terminal) }
+    // A screen may wait for a pool.
+    if is_live {
+        return show(&object, &lines, stop);
+    }
+    if pools(&object).is_empty() {
+        return Err(format!("{target}: the process has no pool now").into());
+    }
+    print_once(&object, &lines, terminal)
 }
 
-/// The screen of each pool, with the rates of one second.
+/// The screen of each pool, alarms first, with the rates of one second.
 fn print_once(first: &Value, lines: &Newest, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let second = loop {
         match lines.take() {
@@ -82,7 +89,9 @@ fn print_once(first: &Value, lines: &Newest, terminal: &Terminal) -> Result<(), 
             None => thread::sleep(PAUSE),
         }
     };
-    for at in 0..pools(first).len().max(1) {
+    let mut order: Vec<_> = (0..pools(first).len()).collect();
+    order.sort_by_key(|&at| !pools(first)[at]["why"]["is_alarm"].as_bool().unwrap_or(false));
+    for at in order {
         let mut seen = Seen { pool: at, ..Seen::default() };
         seen.add(first);
         seen.add(&second);

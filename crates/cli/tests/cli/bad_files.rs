@@ -101,6 +101,30 @@ fn inspect_names_the_commands_for_a_recording_and_for_a_trace() {
 }
 
 #[test]
+fn a_recording_of_a_newer_version_is_named_everywhere() {
+    let dir = TempDir::new().unwrap();
+    let path = written(&dir, "new.trace", [&b"PINPOOLT"[..], &u32::MAX.to_le_bytes(), &[0; 20]].concat());
+    let page = dir.path().join("page.html");
+    for args in [
+        &["why"][..],
+        &["trace"],
+        &["replay"],
+        &["advise"],
+        &["report", "-o", page.to_str().unwrap()],
+        &["diff", path.to_str().unwrap()],
+    ] {
+        let ran = on(args, &path);
+        assert_eq!(
+            (ran.code(), ran.stdout.as_str(), ran.stderr.lines().count()),
+            (1, "", 1),
+            "{args:?}: {}",
+            ran.stderr
+        );
+        ran.check_stderr("format version 4294967295");
+    }
+}
+
+#[test]
 fn a_trace_without_gets_fails_everywhere() {
     let dir = TempDir::new().unwrap();
     let path = written(&dir, "none.trace", "# limit 5\nt 5\n");

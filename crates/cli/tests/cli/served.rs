@@ -2,6 +2,9 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -132,24 +135,78 @@ fn a_process_that_is_watched_is_drawn_until_it_ends() {
     let mut load = pinpool(&["load", "--synthetic", "4", "--idle", "60"]);
     let mut load = load.env("PINPOOL_SOCKET", &socket).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until("the socket is there", || socket.exists());
-    let watching = pinpool(&["report", "--watch", "-o"]).args([&output, &socket]).spawn().unwrap();
+    let mut watching = pinpool(&["report", "--watch", "-o"]);
+    let mut watching = watching.args([&output, &socket]).stderr(Stdio::piped()).spawn().unwrap();
     until("a page that comes again", || {
         let page = std::fs::read_to_string(&output).unwrap_or_default();
         page.contains("<meta http-equiv=\"refresh\" content=\"2\">")
     });
     load.kill().unwrap();
     load.wait().unwrap();
-    assert_eq!(ended("a report that is watched", watching).code(), Some(0));
+    let mut stderr = watching.stderr.take().unwrap();
+    assert_eq!(ended("a report that is watched", watching).code(), Some(1));
+    let mut said = String::new();
+    stderr.read_to_string(&mut said).unwrap();
+    assert!(said.lines().count() == 1 && said.ends_with("; drawn is what it sent before\n"), "{said}");
+    assert!(!std::fs::read_to_string(&output).unwrap().contains("http-equiv=\"refresh\""), "it comes no more");
+}
+
+/// The commands that look at a process.
+const LOOKING: [&[&str]; 6] =
+    [&["stats"], &["dump"], &["metrics"], &["why"], &["top"], &["report", "-o", "/nonexistent/page.html"]];
+
+/// All of them say this of `target` in one line, and nothing else.
+fn all_refuse(target: &str, words: &str, set: impl Fn(&mut Command)) {
+    for args in LOOKING {
+        let mut command = pinpool(args);
+        set(command.arg(target));
+        let ran = finish(&mut command);
+        assert_eq!(
+            (ran.code(), ran.stdout.as_str(), ran.stderr.lines().count()),
+            (1, "", 1),
+            "{args:?}: {}",
+            ran.stderr
+        );
+        ran.check_stderr(words);
+    }
 }
 
 #[test]
 fn a_process_that_serves_nothing_is_named() {
-    for command in ["stats", "dump", "metrics"] {
-        let ran = run(&[command, "4194305"]);
-        assert_eq!(ran.code(), 1, "{command}: {}", ran.stdout);
-        ran.check_stderr("start it with PINPOOL_SOCKET=1");
+    let serves = "start it with PINPOOL_SOCKET=1";
+    all_refuse("4194305", serves, |_| ());
+    // It runs, and has no pool.
+    all_refuse(&std::os::unix::process::parent_id().to_string(), serves, |_| ());
+    let dir = tempfile::tempdir().unwrap();
+    let dead = dir.path().join("s");
+    drop(UnixListener::bind(&dead).unwrap());
+    all_refuse(dead.to_str().unwrap(), serves, |_| ());
+    let none = dir.path().join("none");
+    let listener = UnixListener::bind(&none).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.unwrap().write_all(b"{\"process\":1,\"pools\":[]}\n");
+        }
+    });
+    for args in LOOKING.iter().filter(|args| args[0] != "metrics") {
+        let ran = finish(pinpool(args).arg(&none));
+        assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{args:?}");
+        ran.check_stderr("the process has no pool now");
     }
     let ran = run(&["metrics", "--all", "--listen", "nonsense"]);
     assert_eq!(ran.code(), 1);
     ran.check_stderr("--listen nonsense");
+}
+
+#[test]
+fn a_socket_of_another_user_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_pool, _held) = served(dir.path());
+    // Only root can be another user.
+    if dir.path().metadata().unwrap().uid() == 0 {
+        let socket = dir.path().join(format!("pinpool-{}.sock", std::process::id()));
+        all_refuse(socket.to_str().unwrap(), "it is of another user; run this command as that one", |command| {
+            command.uid(65534).gid(65534);
+        });
+    }
 }
