@@ -10,6 +10,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -251,6 +252,11 @@ fn worker() {
             // Closes all descriptors, as a program that becomes a daemon may.
             "close" => {
                 for descriptor in 3..256 {
+                    // Not what another thread reads at this moment, which would close it again.
+                    let of_system = |file: PathBuf| file.starts_with("/proc") || file.starts_with("/sys");
+                    if std::fs::read_link(format!("/proc/self/fd/{descriptor}")).is_ok_and(of_system) {
+                        continue;
+                    }
                     // SAFETY: closes what is open; nothing here reads or writes it later.
                     let _ = unsafe { libc::close(descriptor) };
                 }
