@@ -122,6 +122,8 @@ struct Run<'a> {
     lanes: Vec<Lane>,
     held: Vec<(PinnedBuf, u8)>,
     byte: u8,
+    /// A call was refused that lets devices reach memory of this pool.
+    is_access_refused: bool,
 }
 
 impl<'a> Run<'a> {
@@ -144,7 +146,8 @@ impl<'a> Run<'a> {
         let contexts = contexts(devices);
         let pool = pool_of(&backend, fence, max_bytes);
         let lanes = lanes(&contexts);
-        Self { double, draw, backend, fence, devices, max_bytes, pool, contexts, lanes, held: Vec::new(), byte: 0 }
+        let (held, byte, is_access_refused) = Default::default();
+        Self { double, draw, backend, fence, devices, max_bytes, pool, contexts, lanes, held, byte, is_access_refused }
     }
 
     fn next_byte(&mut self) -> u8 {
@@ -188,8 +191,9 @@ impl<'a> Run<'a> {
                 });
             }
             8 => {
-                let nth = self.draw.between(1, 3);
-                self.double.fail(self.draw.pick(&REFUSED), nth, self.draw.pick(&CODES));
+                let (nth, call) = (self.draw.between(1, 3), self.draw.pick(&REFUSED));
+                self.is_access_refused |= call == "cuMemSetAccess";
+                self.double.fail(call, nth, self.draw.pick(&CODES));
             }
             9 => self.reset(),
             _ => {}
@@ -208,10 +212,19 @@ impl<'a> Run<'a> {
         lane.expected = copied.is_ok().then_some((byte, len));
     }
 
+    /// Whether copies that the pool does not see may read the buffer on the device of this lane. A GPU that the driver refused
+    /// may not: the pool warns of it, and a copy all the same ends the context.
+    fn reaches(&self, lane: usize, buf: &PinnedBuf) -> bool {
+        !self.is_access_refused || buf.device_ptr(self.lanes[lane].stream.context()).is_ok()
+    }
+
     /// A copy that the pool learns of by the handle of its stream alone.
     fn copy_of_others(&mut self) {
         let Some((mut buf, byte)) = self.take() else { return };
         let lane = self.index(self.lanes.len());
+        if !self.reaches(lane, &buf) {
+            return;
+        }
         let lane = &mut self.lanes[lane];
         lane.expected = lane.copy_untracked(&buf).then_some((byte, buf.len()));
         // Dropped also where the driver refuses a fence.
@@ -223,6 +236,9 @@ impl<'a> Run<'a> {
     fn capture(&mut self) {
         let Some((mut buf, _)) = self.take() else { return };
         let lane = self.index(self.lanes.len());
+        if !self.reaches(lane, &buf) {
+            return;
+        }
         let lane = &mut self.lanes[lane];
         let _of_earlier_calls = lane.stream.context().check_err();
         begin_capture(&lane.stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -264,6 +280,7 @@ impl<'a> Run<'a> {
         assert!(held == 0 || self.pool.get(held + LARGEST).is_err(), "memory of two contexts in one pool");
         self.held.clear();
         self.pool = pool_of(&self.backend, self.fence, self.max_bytes);
+        self.is_access_refused = false;
         self.lanes = lanes(&self.contexts);
     }
 }

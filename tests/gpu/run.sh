@@ -92,16 +92,14 @@ figure() {
     [ -s "$log/$name.out" ] && printf '{"figure":"%s","command":%s,"result":%s}\n' "$name" "$(quoted "$program $*")" "$(cat "$log/$name.out")"
 }
 
-# Python with the wheel, made once.
-python=$log/venv/bin/python
+# The wheel beside the torch and numpy of the python3 that is here, whatever made that: unpacked, since it may have no pip.
 wheel() {
-    [ -x "$python" ] && return
     command -v python3 >/dev/null || { echo "no python3" >&2; return 77; }
-    # torch and numpy are those of the machine.
-    python3 -m venv --system-site-packages "$log/venv" && "$python" -m pip install -q --no-index --no-deps "$bin"/pinpool-*.whl
+    [ -d "$log/site" ] || python3 -m zipfile -e "$bin"/pinpool-*.whl "$log/site"
+    export PYTHONPATH=$log/site
 }
 export -f wheel
-export bin python log
+export bin log
 
 : >"$log/rows"
 of_each=()
@@ -121,9 +119,9 @@ for name in $steps; do
         step run_same 10 cmp "$log/run_alone.out" "$log/run.out"
         step run_reset 60 "$bin/pinpool" run --log "$log/run_reset.log" -- "$bin/steps" query reset
         ;;
-    wheel) step wheel 120 bash -c 'wheel && "$python" -c "import pinpool; b = pinpool.Pool(env=False).get(1 << 20); assert b.is_pinned"' ;;
-    shim) step shim 120 bash -c 'wheel && "$python" "$bin/shim.py"' ;;
-    shared) step shared 120 bash -c 'wheel && "$python" "$bin/workers.py" --kill' ;;
+    wheel) step wheel 120 bash -c 'wheel && python3 -c "import pinpool; b = pinpool.Pool(env=False).get(1 << 20); assert b.is_pinned"' ;;
+    shim) step shim 120 bash -c 'wheel && python3 "$bin/shim.py"' ;;
+    shared) step shared 120 bash -c 'wheel && python3 "$bin/workers.py" --kill' ;;
     hit)
         for threads in ${PINPOOL_GPU_THREADS:-1 4 8 16}; do
             figure "hit_$threads" 30 pinpool-bench hit --threads "$threads"
