@@ -144,9 +144,8 @@ impl Durations {
             let at = bounds.iter().position(is_bound).unwrap_or(bounds.len());
             buckets[at] = bucket[1].as_u64()?;
         }
-        let seconds = |name: &str| value[name].as_f64().unwrap_or(0.0);
-        let count = value["count"].as_u64()?;
-        Some(Self { count, total_seconds: seconds("total_seconds"), max_seconds: seconds("max_seconds"), buckets })
+        let (count, seconds) = (value["count"].as_u64()?, |name: &str| value[name].as_f64());
+        Some(Self { count, total_seconds: seconds("total_seconds")?, max_seconds: seconds("max_seconds")?, buckets })
     }
 }
 

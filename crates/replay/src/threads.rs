@@ -21,6 +21,8 @@ pub(super) struct Step {
     pub(super) follows: Option<u64>,
     /// Nanoseconds since that get, or the step before it, ended.
     pub(super) gap_ns: u64,
+    /// Of these, what its thread spent in calls of the back-end.
+    pub(super) calls_ns: u64,
     pub(super) operation: TraceOp,
     /// How long after a put the memory is free; `None` if it never was.
     pub(super) free_after_ns: Option<u64>,
@@ -36,6 +38,8 @@ pub(super) struct Threads {
     got: HashMap<u64, (u32, u64)>,
     /// How long gets of pools waited that were served then.
     waited_ns: HashMap<(u32, u64), Vec<u64>>,
+    /// Time in calls of threads since their last steps.
+    called_ns: HashMap<u32, u64>,
     /// Puts of buffers that are in flight: their thread, place and time.
     in_flight: HashMap<(u32, u64), (usize, usize, u64)>,
 }
@@ -86,6 +90,11 @@ impl Threads {
         }
     }
 
+    /// A call of the back-end that the thread made took so long.
+    pub(super) fn called(&mut self, thread: u32, took_ns: u64) {
+        *self.called_ns.entry(thread).or_default() += took_ns;
+    }
+
     /// How long a get waited that was served then and took so long.
     fn waited(&mut self, pool: u32, time_ns: u64, took_ns: u64) -> u64 {
         let Some(waits) = self.waited_ns.get_mut(&(pool, time_ns)) else { return 0 };
@@ -125,7 +134,8 @@ impl Threads {
         }
         self.ended_ns[thread] = record.time_ns;
         let gap_ns = began_ns.saturating_sub(since_ns);
-        self.steps[thread].push(Step { line, follows, gap_ns, operation, free_after_ns });
+        let calls_ns = self.called_ns.remove(&record.thread).unwrap_or(0).min(gap_ns);
+        self.steps[thread].push(Step { line, follows, gap_ns, calls_ns, operation, free_after_ns });
         (thread, self.steps[thread].len() - 1)
     }
 

@@ -100,6 +100,11 @@ impl Workload {
         let mut last_us = recording.records.first().map_or(0, |record| record.time_ns / 1_000);
         for (line, record) in (1..).zip(&recording.records) {
             let now_us = (record.time_ns / 1_000).max(last_us);
+            if let Event::Pin { took_ns, .. } | Event::Unpin { took_ns, .. } | Event::Move { took_ns, .. } =
+                record.event
+            {
+                threads.called(record.thread, took_ns);
+            }
             let operations = match record.event {
                 Event::Pin { bytes, took_ns, failed: false, .. } => {
                     workload.pins.push(TimedCall { bytes, took_ns });
@@ -159,6 +164,16 @@ impl Workload {
     /// Whether a replay knows its threads, and holds each back while its gets wait.
     pub fn is_closed(&self) -> bool {
         self.threads.is_some()
+    }
+
+    /// The same program if no call of the back-end had taken time: its threads go on that much sooner.
+    #[must_use]
+    pub fn hurried(&self) -> Self {
+        let mut hurried = self.clone();
+        for step in hurried.threads.iter_mut().flatten().flatten() {
+            step.gap_ns -= step.calls_ns;
+        }
+        hurried
     }
 
     /// Whether gets waited when it was recorded.
@@ -227,9 +242,10 @@ impl Workload {
         if took_ns == 0 { 1.0 } else { took_ns as f64 / model_ns as f64 }
     }
 
-    /// Whether the most that is in use at once grows by a tenth in each quarter of the time: a longer run would use more.
+    /// Whether the most that is in use at once grows by a twentieth in each eighth of the time: a longer run would use more. One
+    /// that goes to larger sizes by steps does not.
     pub fn grows(&self) -> bool {
-        let (mut peaks, mut held, mut used, mut now_us) = ([0_u64; 4], HashMap::new(), 0_u64, 0_u64);
+        let (mut peaks, mut held, mut used, mut now_us) = ([0_u64; 8], HashMap::new(), 0_u64, 0_u64);
         for (_, operation) in &self.lines {
             match *operation {
                 TraceOp::Get { id, bytes, .. } => {
@@ -240,11 +256,11 @@ impl Workload {
                 TraceOp::Advance { micros } => now_us += micros,
                 _ => {}
             }
-            let quarter = (now_us * 4).checked_div(self.duration_us()).map_or(0, |quarter| quarter.min(3));
-            let peak = &mut peaks[usize::try_from(quarter).unwrap_or(3)];
+            let part = (now_us * 8).checked_div(self.duration_us()).map_or(0, |part| part.min(7));
+            let peak = &mut peaks[usize::try_from(part).unwrap_or(7)];
             *peak = used.max(*peak);
         }
-        peaks.windows(2).all(|pair| pair[1] > pair[0] + pair[0] / 10)
+        peaks.windows(2).all(|pair| pair[1] > pair[0] + pair[0] / 20)
     }
 
     /// Why the recording is not whole, if it is not.
@@ -296,6 +312,17 @@ impl Workload {
     /// Gets of more than zero bytes.
     pub fn gets(&self) -> u64 {
         self.totals.gets
+    }
+
+    /// Bytes of a get on average; 0 without any.
+    pub fn mean_get_bytes(&self) -> u64 {
+        let bytes = |(_, operation): &(u64, TraceOp)| match *operation {
+            TraceOp::Get { bytes, .. } => Some(bytes as u64),
+            _ => None,
+        };
+        let (count, sum) =
+            self.lines.iter().filter_map(bytes).fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
+        sum.checked_div(count).unwrap_or(0)
     }
 
     /// Peak of the bytes requested and not put back, without rounding.

@@ -110,12 +110,17 @@ pub(crate) fn worth(workload: &Workload, name: &str, value: u64) -> Result<Strin
     let lost = format!("{:.3} s lost -> {:.3} s", given.lost_seconds, cured.lost_seconds);
     let held = format!("{} MiB held at most -> {} MiB", mib(given.peak_pinned_bytes), mib(cured.peak_pinned_bytes));
     let end = format!("ends after {:.1} s -> {:.1} s", given.ended_seconds, cured.ended_seconds);
-    Ok(format!("worth, replayed: {lost}; {end}; {held}"))
+    let is_little = cured.lost_seconds > given.lost_seconds * 0.9 && cured.ended_seconds > given.ended_seconds * 0.98;
+    let worth = if is_little { "worth little" } else { "worth" };
+    Ok(format!("{worth}, replayed: {lost}; {end}; {held}"))
 }
 
 /// Names with their values.
 type Variables = Vec<(String, String)>;
 
+/// Why no ceiling is advised.
+const GROWS: &str =
+    "what is in use at once grows to the end, and a longer run would not fit under a ceiling that this one needs";
 /// Ceilings that are printed, about.
 const FRONTIER_ROWS: usize = 8;
 
@@ -225,7 +230,15 @@ fn advise(
     log::set_max_level(log::LevelFilter::Off);
     bar.enable_steady_tick(Duration::from_millis(100));
     let costs = Costs::of(workload, None);
-    let search = Search { workload, fixed: &set.pairs, costs: &costs, headroom: args.headroom, progress: bar };
+    let hurried = workload.hurried();
+    let search = Search {
+        workload,
+        hurried: &hurried,
+        fixed: &set.pairs,
+        costs: &costs,
+        headroom: args.headroom,
+        progress: bar,
+    };
     let advice = search.advise();
     log::set_max_level(level);
     let advice = advice.map_err(|error| named(&traces[0], &error))?;
@@ -279,16 +292,29 @@ fn table(advice: &Advice, set: &Set) -> String {
     }
     let Some(better @ Better { settings, smallest_max_bytes, .. }) = advised else {
         let why = if advice.grows {
-            "what is in use at once grows to the end, and a longer run would not fit under a ceiling that this one needs"
+            GROWS
         } else {
-            "nothing that was tried costs less time under a ceiling, or as much in less memory"
+            "nothing that was tried gains a tenth of the time lost, or of the memory held, and costs no more of the other"
         };
         return format!("{text}\nkeep what you have: {why}\n");
     };
-    let percent = 100.0 * (better.max_bytes().unwrap_or(0) as f64 / *smallest_max_bytes as f64 - 1.0);
-    text += &format!(
-        "\nthe ceiling is {percent:.0} % above the smallest that costs no more and makes no get wait anew\n\n"
-    );
+    text += &match smallest_max_bytes {
+        Some(smallest) => {
+            let percent = 100.0 * (better.max_bytes().unwrap_or(*smallest) as f64 / *smallest as f64 - 1.0);
+            format!(
+                "\nthe ceiling is {percent:.0} % above the smallest that costs no more and makes no get wait anew\n"
+            )
+        }
+        None => format!("\nno ceiling is advised: {GROWS}\n"),
+    };
+    let (least, most) = better.cost.lost_seconds_range;
+    if most > least {
+        text += &format!(
+            "page-locks took more and less time when this was recorded: if all are as short or as long, {least:.3} to {most:.3} s \
+             are lost; their number does not depend on that\n"
+        );
+    }
+    text += "\n";
     for (name, value) in &set.pairs {
         text += &format!("export {name}={value}\n");
     }

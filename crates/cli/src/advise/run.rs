@@ -28,6 +28,8 @@ pub(super) struct Measured {
     /// How long the runs took, if all ended by themselves.
     took: Option<f64>,
     runs: u32,
+    /// The highest ceiling of its pools.
+    max_bytes: Option<u64>,
 }
 
 impl Measured {
@@ -39,6 +41,7 @@ impl Measured {
             seconds: self.seconds + other.seconds,
             took,
             runs: self.runs + other.runs,
+            max_bytes: self.max_bytes.max(other.max_bytes),
         }
     }
 
@@ -80,6 +83,7 @@ pub(super) fn measure(
             measured.lost_seconds = times.iter().map(|time| sum(&format!("{time}/total_seconds"))).sum();
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // A sum of counts.
             let gets = sum("/gets") as u64;
+            measured.max_bytes = pools(&object).iter().filter_map(|pool| pool["max_bytes"].as_u64()).max();
             (measured.gets, measured.seconds) = (gets, begun.elapsed().as_secs_f64());
         }
         thread::sleep(LOOK_EVERY);
@@ -142,5 +146,11 @@ pub(super) fn in_turns(
     let gain =
         took.map_or_else(|| after.gets_each_second() / before.gets_each_second(), |(before, after)| before / after);
     let table = columns(&[head, row("as given", &before), row("advised", &after)]);
-    Ok(format!("{table}the program runs at {gain:.2} times its speed with the advice\n"))
+    let ceiling =
+        advised.iter().find(|(name, _)| name == "PINPOOL_MAX_BYTES").and_then(|(_, bytes)| bytes.parse().ok());
+    let other = after.max_bytes.filter(|&own| ceiling.is_some_and(|advised: u64| own != advised)).map(|own| {
+        format!("it ran under a ceiling of {own} bytes, and not under the advice: it sets its own, in its code or its variables\n")
+    });
+    let other = other.unwrap_or_default();
+    Ok(format!("{table}the program runs at {gain:.2} times its speed with the advice\n{other}"))
 }

@@ -30,9 +30,16 @@ const STEPS: u64 = 128;
 const CEILING_TIMES_MAX: u64 = 2;
 /// More memory than as given by more than this is advised only where it gains something.
 const MORE_MEMORY: f64 = 1.02;
-/// What it has to gain: this share of the seconds lost, and of the time of the trace.
+/// What it has to gain, and what other settings have to: this share of the seconds lost, and of the time of the trace.
 const GAIN: f64 = 0.1;
-const GAIN_OF_TIME: f64 = 0.001;
+const GAIN_OF_TIME: f64 = 0.0002;
+/// What a reserve has to gain of that time.
+const GAIN_OF_RESERVE: f64 = 0.02;
+/// Less memory than as given by less than this share, or than this much, is none.
+const LESS_MEMORY: f64 = 0.9;
+const LESS_BYTES: u64 = 16 << 20;
+/// Threads that are held up less by calls run ahead by so many buffers more than a replay shows.
+const BUFFERS_MORE: u64 = 2;
 /// A ceiling above the one that made gets wait has to end the program earlier by this share.
 const EARLIER: f64 = 0.02;
 
@@ -45,6 +52,8 @@ type Settings = Vec<(&'static str, String)>;
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Cost {
     pub(super) lost_seconds: f64,
+    /// The same with page-locks as short as the shortest of the recording, and as long as the longest.
+    pub(super) lost_seconds_range: (f64, f64),
     pub(super) driver_seconds: f64,
     pub(super) waited_seconds: f64,
     pub(super) page_locks: u64,
@@ -61,8 +70,10 @@ impl Cost {
     pub(super) fn of(outcome: &ReplayOutcome, costs: &Costs) -> Self {
         let driver_seconds = costs.driver_seconds(outcome);
         let waited_seconds = outcome.waited_us as f64 / 1e6;
+        let (least, most) = costs.driver_seconds_range(outcome);
         Self {
             lost_seconds: driver_seconds + waited_seconds,
+            lost_seconds_range: (least + waited_seconds, most + waited_seconds),
             driver_seconds,
             waited_seconds,
             page_locks: outcome.report.page_locks,
@@ -97,8 +108,8 @@ pub(super) struct Better {
     pub(super) settings: Settings,
     #[serde(flatten)]
     pub(super) cost: Cost,
-    /// The smallest ceiling that was played under these settings and costs no more.
-    pub(super) smallest_max_bytes: u64,
+    /// The smallest ceiling that was played under these settings and costs no more; `None` where none is advised.
+    pub(super) smallest_max_bytes: Option<u64>,
 }
 
 impl Better {
@@ -120,13 +131,15 @@ pub(super) struct Advice {
     /// The ceilings that were played under what is advised, or under the settings as given, from the lowest on.
     pub(super) frontier: Vec<Point>,
     pub(super) replays: u64,
-    /// Whether what is in use grows to the end, so that no ceiling is advised.
+    /// Whether what is in use grows to the end, so that nothing is advised that depends on how much that is.
     pub(super) grows: bool,
 }
 
 /// Replays of one workload.
 pub(super) struct Search<'a> {
     pub(super) workload: &'a Workload,
+    /// The same, as its threads go on where other settings spare them calls of the back-end.
+    pub(super) hurried: &'a Workload,
     /// Variables that the user has set, which are not searched.
     pub(super) fixed: &'a [(String, String)],
     pub(super) costs: &'a Costs,
@@ -141,12 +154,15 @@ impl Search<'_> {
         self.progress.set_message("replays under the settings as given");
         let given = self.under(&[])?;
         let as_given = self.play(&given)?;
+        let grows = self.workload.grows();
         let (mut tried, mut bases) = (Vec::new(), Vec::new());
-        for settings in self.choices(&given, &as_given) {
+        for settings in self.choices(&given, &as_given, grows) {
             let replay = self.under(&settings)?;
             let mut base: Option<Cost> = None;
-            for max_bytes in std::iter::once(None).chain(replay.max_bytes.map(Some)) {
-                let highest = base.as_ref().map_or(0, |free| free.peak_pinned_bytes.saturating_mul(CEILING_TIMES_MAX));
+            let free = Some(None).filter(|_| !grows || replay.max_bytes.is_none());
+            for max_bytes in free.into_iter().chain(replay.max_bytes.map(Some)) {
+                let highest =
+                    base.as_ref().map_or(u64::MAX, |free| free.peak_pinned_bytes.saturating_mul(CEILING_TIMES_MAX));
                 // A ceiling that is never met changes nothing.
                 if max_bytes.is_some_and(|max_bytes| max_bytes > highest) {
                     continue;
@@ -169,14 +185,22 @@ impl Search<'_> {
         let (mut advised, mut frontier) = (None::<(Better, f64)>, Vec::new());
         for (settings, base) in bases {
             let (is_as_given, rank) = (settings.is_empty(), self.rank(&settings, &base));
-            let has_better = advised.as_ref().is_some_and(|(_, best)| rank >= *best);
-            if has_better || (!is_as_given && base.lost_seconds > as_given.lost_seconds) {
+            // What gains less than this is no advice.
+            let least = advised.as_ref().map(|(_, best)| *best);
+            let is_less = |rank: f64| least.map_or(rank <= self.below(&as_given), |least| rank < least);
+            if !is_less(rank) || !self.gains_surely(&settings, &base, &as_given) {
                 continue;
             }
             let mut points = Vec::new();
-            let found = self.smallest(settings, &base, &given, &as_given, &mut points)?;
+            let found = if grows {
+                let is_better = !is_as_given && self.is_better(&base, &as_given);
+                let better = Better { settings: settings.clone(), cost: base, smallest_max_bytes: None };
+                is_better.then_some((better, settings))
+            } else {
+                self.smallest(settings, &base, &given, &as_given, &mut points)?
+            };
             let rank = found.as_ref().map(|(better, settings)| self.rank(settings, &better.cost));
-            if rank.is_some_and(|rank| advised.as_ref().is_none_or(|(_, best)| rank < *best)) {
+            if rank.is_some_and(is_less) {
                 advised = found.map(|(better, _)| better).zip(rank);
                 frontier = points;
             } else if is_as_given && advised.is_none() {
@@ -184,12 +208,11 @@ impl Search<'_> {
             }
         }
         frontier.sort_by_key(|point| point.max_bytes);
-        let grows = self.workload.grows();
         Ok(Advice {
             gets: self.workload.gets(),
             peak_requested_bytes: self.workload.peak_requested_bytes(),
             as_given,
-            advised: advised.map(|(better, _)| better).filter(|_| !grows),
+            advised: advised.map(|(better, _)| better),
             grows,
             tried,
             frontier,
@@ -205,8 +228,12 @@ impl Search<'_> {
     }
 
     fn play(&self, replay: &Replay) -> Found<Cost> {
+        self.play_of(self.workload, replay)
+    }
+
+    fn play_of(&self, workload: &Workload, replay: &Replay) -> Found<Cost> {
         self.progress.inc(1);
-        Ok(Cost::of(&replay.play_with_lines(self.workload)?, self.costs))
+        Ok(Cost::of(&replay.play_with_lines(workload)?, self.costs))
     }
 
     /// Whether `cost` is to be preferred to that as given, or is as good.
@@ -232,13 +259,23 @@ impl Search<'_> {
         (cost.lost_seconds * (1.0 - GAIN)).min(cost.lost_seconds - of_time)
     }
 
+    /// Whether these settings cost less too if the page-locks of the recording were no longer than the shortest of them, as those of a
+    /// busy machine are now and then. A reserve makes them all the same, at the start, and has to be worth its memory.
+    fn gains_surely(&self, settings: &[(&'static str, String)], cost: &Cost, as_given: &Cost) -> bool {
+        let of_time = self.workload.duration_us() as f64 / 1e6 * GAIN_OF_RESERVE;
+        let is_reserve = settings.iter().any(|(name, _)| *name == RESERVE);
+        settings.is_empty()
+            || (cost.lost_seconds_range.0 <= as_given.lost_seconds_range.0 * (1.0 - GAIN)
+                && (!is_reserve || cost.lost_seconds <= as_given.lost_seconds - of_time))
+    }
+
     /// Less is better: other settings have to gain something over those as given.
     fn rank(&self, settings: &[(&'static str, String)], cost: &Cost) -> f64 {
         if settings.is_empty() { self.below(cost) } else { cost.lost_seconds }
     }
 
-    /// No settings, and others, none that the user has set.
-    fn choices(&self, given: &Replay, as_given: &Cost) -> Vec<Settings> {
+    /// No settings, and others, none that the user has set; where what is in use `grows`, none that depend on how much that is.
+    fn choices(&self, given: &Replay, as_given: &Cost, grows: bool) -> Vec<Settings> {
         let is_free = |name: &str| !self.fixed.iter().any(|(fixed, _)| fixed == name);
         let is_adaptive = given.preset.is_none_or(|preset| preset == Preset::Adaptive);
         let no_limit = is_free(LIMIT).then(|| (LIMIT, NO_LIMIT.to_string()));
@@ -262,6 +299,7 @@ impl Search<'_> {
         if is_adaptive && is_free(RESERVE) {
             choices.push(vec![(RESERVE, as_given.peak_pinned_bytes.to_string())]);
         }
+        choices.retain(|settings| !grows || !settings.iter().any(|(name, _)| [LIMIT, RESERVE].contains(name)));
         choices
     }
 
@@ -280,10 +318,18 @@ impl Search<'_> {
         let gain = (as_given.lost_seconds - base.lost_seconds).max(0.0);
         let enough = (base.lost_seconds + gain * GAIN).min(as_given.lost_seconds);
         let is_slow = Cell::new(false);
+        let is_faster = !settings.is_empty() && self.workload.is_closed();
         let mut suffices = |max_bytes: u64| -> Found<Option<Cost>> {
-            let cost = self.play(&Replay { max_bytes: Some(max_bytes), ..replay.clone() })?;
+            let replay = Replay { max_bytes: Some(max_bytes), ..replay.clone() };
+            let mut cost = self.play(&replay)?;
             frontier.push(Point { max_bytes, lost_seconds: cost.lost_seconds });
             is_slow.set(cost.lost_seconds > enough);
+            if is_faster && !is_slow.get() {
+                // Threads that are held up less have more in use at once.
+                let hurried = self.play_of(self.hurried, &replay)?;
+                is_slow.set(as_given.waits == 0 && hurried.waits > 0);
+                cost.ended_seconds = cost.ended_seconds.min(hurried.ended_seconds + cost.driver_seconds);
+            }
             Ok((!is_slow.get() && self.is_better(&cost, as_given)).then_some(cost))
         };
         let least_bytes = whole(self.workload.peak_requested_bytes().max(replay.others.reserve_bytes.unwrap_or(0)));
@@ -316,7 +362,9 @@ impl Search<'_> {
         }
         let mut max_bytes = high;
         // A little more memory may cost more: then the headroom is less.
-        for headroom in [self.headroom, self.headroom / 2.0] {
+        let few_buffers = self.workload.mean_get_bytes().saturating_mul(BUFFERS_MORE) as f64 / high as f64;
+        let ahead = if is_faster { self.headroom.max(few_buffers) } else { self.headroom };
+        for headroom in [ahead, self.headroom, self.headroom / 2.0] {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Rounded anyway; not below 0.
             let ample = whole((high as f64 * (1.0 + headroom)) as u64);
             if let Some(found) = suffices(ample)? {
@@ -324,18 +372,21 @@ impl Search<'_> {
                 break;
             }
         }
-        let is_as_given = settings.is_empty() && given.max_bytes.is_some_and(|given| max_bytes >= given);
-        if is_as_given && cost.lost_seconds >= as_given.lost_seconds {
+        // A lower ceiling under which a program takes as long and holds as much is no advice.
+        let is_as_given = settings.is_empty() && given.max_bytes.is_some();
+        let is_smaller = cost.peak_pinned_bytes as f64 <= as_given.peak_pinned_bytes as f64 * LESS_MEMORY
+            && cost.peak_pinned_bytes + LESS_BYTES <= as_given.peak_pinned_bytes;
+        if is_as_given && !is_smaller && cost.lost_seconds > self.below(as_given) {
             return Ok(None);
         }
         let mut advised = settings.clone();
         if let Some((_, limit)) = advised.iter_mut().find(|(name, _)| *name == LIMIT) {
             let few = self.fewest(&Replay { max_bytes: Some(max_bytes), ..replay.clone() }, &cost, as_given)?;
             *limit = few.0.to_string();
-            cost = few.1;
+            cost = Cost { ended_seconds: cost.ended_seconds, ..few.1 };
         }
         advised.push((CEILING, max_bytes.to_string()));
-        Ok(Some((Better { settings: advised, cost, smallest_max_bytes: high }, settings)))
+        Ok(Some((Better { settings: advised, cost, smallest_max_bytes: Some(high) }, settings)))
     }
 
     /// The smallest limit on idle buffers that costs no more than `cost` does without one, and what it costs.
@@ -377,9 +428,17 @@ mod tests {
         let workload = Workload::default();
         let progress = ProgressBar::hidden();
         let costs = Costs::of(&workload, None);
-        let search = Search { workload: &workload, fixed: &[], costs: &costs, headroom: 0.1, progress: &progress };
+        let search = Search {
+            workload: &workload,
+            hurried: &workload,
+            fixed: &[],
+            costs: &costs,
+            headroom: 0.1,
+            progress: &progress,
+        };
         let cost = |lost_seconds: f64, peak_pinned_bytes: u64, fallbacks: u64| Cost {
             lost_seconds,
+            lost_seconds_range: (lost_seconds, lost_seconds),
             driver_seconds: lost_seconds,
             waited_seconds: 0.0,
             page_locks: 1,

@@ -276,13 +276,56 @@ enum Outcome {
     Leak,
 }
 
+/// What is advised for gets of one thread, 10 ms apart, each put by the time of the one that is `held` later.
+fn advised_for(held: u64, bytes: impl Fn(u64) -> u64, facts: &[(&str, &str)]) -> Option<Vec<String>> {
+    let mut acts = Vec::new();
+    for name in 1..1000 {
+        acts.push(Act { at_ns: name * 10 * MS, thread: 0, name, op: Op::Get { bytes: bytes(name) } });
+        let put_ns = (name + held) * 10 * MS + 5 * MS;
+        acts.push(Act { at_ns: put_ns, thread: CONSUMER, name, op: Op::Put { copies_ns: 0 } });
+    }
+    acts.sort_by_key(|act| act.at_ns);
+    let workload = Workload::of(&Run::of(&acts).record_all(Some(6 << 30), facts)).unwrap();
+    let (costs, progress) = (Costs::of(&workload, None), ProgressBar::hidden());
+    let search = Search {
+        workload: &workload,
+        hurried: &workload.hurried(),
+        fixed: &[],
+        costs: &costs,
+        headroom: 0.1,
+        progress: &progress,
+    };
+    let settings = search.advise().unwrap().advised?.settings;
+    Some(settings.into_iter().map(|(name, value)| format!("{name}={value}")).collect())
+}
+
+#[test]
+fn a_steady_loop_keeps_what_it_has_and_one_that_grows_is_given_no_ceiling() {
+    let adaptive = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths")];
+    assert_eq!(advised_for(4, |_| 16 * MIB, &adaptive), None);
+    let direct = [("PINPOOL_PRESET", "tensorflow"), ("PINPOOL_ROUNDING", "exact"), ("PINPOOL_POOL_SIZE_LIMIT", "1")];
+    let set = ["PINPOOL_PRESET=adaptive", "PINPOOL_ROUNDING=eighths"].map(str::to_owned).to_vec();
+    assert_eq!(advised_for(4, |name| MIB + name * 50_000 + name % 3 * 4096, &direct), Some(set.clone()), "it grows");
+    // Four phases, each with larger batches: the last is the largest.
+    let stepped = advised_for(4, |name| (1 + name / 250) * 8 * MIB + name % 3 * 4096, &direct).unwrap();
+    assert_eq!(stepped[..2], set);
+    assert!(stepped[2].starts_with("PINPOOL_MAX_BYTES="), "{stepped:?}");
+}
+
 /// Whether the advice was right, and what it was.
 fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
     if workload.judged().iter().any(|judged| judged.judgement.cause == Cause::Leak) {
         return Ok(Outcome::Leak);
     }
     let (costs, progress) = (Costs::of(workload, None), ProgressBar::hidden());
-    let search = Search { workload, fixed: &[], costs: &costs, headroom: 0.1, progress: &progress };
+    let search = Search {
+        workload,
+        hurried: &workload.hurried(),
+        fixed: &[],
+        costs: &costs,
+        headroom: 0.1,
+        progress: &progress,
+    };
     let advice = search.advise().unwrap();
     let Some(better) = advice.advised else { return Ok(Outcome::Kept) };
     let set: Vec<_> = better.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();

@@ -5,7 +5,7 @@ use regex::bytes::Regex;
 /// A time before what names a process, or behind it.
 const TIME: &str = r"\[?(?:(?:\d{4}[-/]\d\d[-/]\d\d[ T]|[A-Z][a-z]{2} [ \d]\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[-+]\d\d:?\d\d)?)\]?[\s:]\s*";
 /// What names a process.
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 10] = [
     // torchrun, `mpirun -prepend-rank`
     r"\[(?:rank|default|node|worker)?[ :=]?\d+\]:?",
     // `mpirun --tag-output`
@@ -24,6 +24,8 @@ const NAMES: [&str; 9] = [
     r"[A-Za-z][\w.-]*\d[\w.-]*(?::[ \t]|\t)",
     // `srun --label`
     r"\d+:\s",
+    // stern: the pod, which ends in a number or five letters of chance, and its container
+    r"[a-z0-9][a-z0-9.-]*-(?:\d+|[a-z0-9]{5}) [a-z0-9][a-z0-9-]* ",
 ];
 /// Members of an object on one line that name a process.
 const MEMBER: &str = r#""(?:_PID|pid|rank|local_rank|pod|pod_name|_HOSTNAME|host|hostname)"\s*:\s*(?:"[^"]*"|\d+)"#;
@@ -107,13 +109,22 @@ mod tests {
             ("gpu-host-2\t", "gpu-host-2"),
             ("[2026-01-01 10:00:00,123] [3] ", "[3]"),
             ("10:00:00.5 [rank1]: ", "[rank1]:"),
+            ("train-0 worker ", "train-0 worker"),
+            ("train-6b5d5c7f4-x2x5k main 2026-01-01T10:00:00Z ", "train-6b5d5c7f4-x2x5k main"),
+            ("10:00:00 train-12 worker-main [rank1]: ", "train-12 worker-main [rank1]:"),
             (r#"{"_HOSTNAME":"h1","_PID":"77","MESSAGE":""#, r#""_HOSTNAME":"h1" "_PID":"77""#),
         ] {
             assert_eq!(origins.of(format!("{prefix}{message}").as_bytes()).as_deref(), Some(name), "{prefix}");
         }
-        for prefix in
-            ["", "10:00:00 ", "2026-01-01 10:00:00.123: ", "[10:00:00] ", "2026-01-01T10:00:00Z ", "50%|#### | "]
-        {
+        for prefix in [
+            "",
+            "10:00:00 ",
+            "gpu-0 ",
+            "2026-01-01 10:00:00.123: ",
+            "[10:00:00] ",
+            "2026-01-01T10:00:00Z ",
+            "50%|#### | ",
+        ] {
             assert_eq!(origins.of(format!("{prefix}{message}").as_bytes()), None, "{prefix}");
         }
         origins.note_head(b"==> rank1.log <==");

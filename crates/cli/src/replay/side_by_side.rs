@@ -14,6 +14,8 @@ pub(crate) struct Costs {
     unpin: CallCost,
     /// Times what a move takes on a device.
     move_scale: f64,
+    /// Nanoseconds for each byte of the shortest page-lock of the trace, and of the longest.
+    pin_range: Option<(f64, f64)>,
     origin: String,
 }
 
@@ -23,9 +25,11 @@ impl Costs {
     pub(crate) fn of(workload: &Workload, given: Option<CallCost>) -> Self {
         let move_scale = workload.move_scale();
         if let Some(cost) = given {
-            return Self { pin: cost, unpin: cost, move_scale, origin: "as given".to_owned() };
+            return Self { pin: cost, unpin: cost, move_scale, pin_range: None, origin: "as given".to_owned() };
         }
         let (pins, unpins) = (workload.pins(), workload.unpins());
+        let rates = || pins.iter().map(|call| call.took_ns as f64 / call.bytes.max(1) as f64);
+        let pin_range = rates().reduce(f64::min).zip(rates().reduce(f64::max));
         let pin = CallCost::fitted(pins, CallCost::ASSUMED_PIN);
         match (pin, CallCost::fitted(unpins, CallCost::ASSUMED_UNPIN)) {
             (Some(pin), Some(unpin)) => {
@@ -35,15 +39,20 @@ impl Costs {
                     }
                     _ => format!("pins {}, releases {}", origin_of(pins), origin_of(unpins)),
                 };
-                Self { pin, unpin, move_scale, origin }
+                Self { pin, unpin, move_scale, pin_range, origin }
             }
-            (Some(pin), None) => {
-                Self { pin, unpin: pin, move_scale, origin: format!("pins {}, releases as pins", origin_of(pins)) }
-            }
+            (Some(pin), None) => Self {
+                pin,
+                unpin: pin,
+                move_scale,
+                pin_range,
+                origin: format!("pins {}, releases as pins", origin_of(pins)),
+            },
             (None, _) => Self {
                 pin: CallCost::ASSUMED_PIN,
                 unpin: CallCost::ASSUMED_UNPIN,
                 move_scale,
+                pin_range,
                 origin: "assumed, since the trace has no pins (--pin-cost gives others)".to_owned(),
             },
         }
@@ -52,6 +61,16 @@ impl Costs {
     /// Seconds of the calls and moves of a replay.
     pub(crate) fn driver_seconds(&self, outcome: &ReplayOutcome) -> f64 {
         outcome.driver_seconds(self.pin, self.unpin, self.move_scale)
+    }
+
+    /// The same with each page-lock as short as the shortest of the trace, and as long as the longest.
+    pub(crate) fn driver_seconds_range(&self, outcome: &ReplayOutcome) -> (f64, f64) {
+        let (least, most) = self.pin_range.unwrap_or((self.pin.byte_ns, self.pin.byte_ns));
+        let seconds = |byte_ns: f64| {
+            let call_ns = if self.pin_range.is_some() { 0.0 } else { self.pin.call_ns };
+            outcome.driver_seconds(CallCost { call_ns, byte_ns }, self.unpin, self.move_scale)
+        };
+        (seconds(least), seconds(most))
     }
 
     fn line(&self) -> String {

@@ -30,7 +30,7 @@ pub(super) struct Report {
 #[derive(Debug, Serialize)]
 pub(super) struct Verdict {
     pub(super) name: String,
-    /// What it means and what to set.
+    /// What it means and what to set; a line of its own for each sentence.
     pub(super) text: String,
     pub(super) is_alarm: bool,
 }

@@ -15,8 +15,13 @@ impl Report {
         let fact = |(name, value): &(&str, String)| {
             format!("<div><dt>{}</dt><dd>{}</dd></div>\n", escaped(name), escaped(value))
         };
+        let line = |line: &str| match line.starts_with("export ") {
+            true => format!("<code>{}</code>", escaped(line)),
+            false => escaped(line),
+        };
         let verdict = |Verdict { name, text, .. }: &Verdict| {
-            format!("<p><strong>{}</strong>: {}</p>\n", escaped(name), escaped(text))
+            let lines: Vec<_> = text.lines().map(line).collect();
+            format!("<p><strong>{}</strong>: {}</p>\n", escaped(name), lines.join("<br>\n"))
         };
         Ok(format!(
             include_str!("page.html"),
@@ -72,7 +77,11 @@ mod tests {
         let report = Report {
             title: "{{facts}} <b>",
             source: "a \"quoted\" file".to_owned(),
-            verdicts: vec![Verdict { name: "steady".to_owned(), text: "nothing <to> set".to_owned(), is_alarm: false }],
+            verdicts: vec![Verdict {
+                name: "steady".to_owned(),
+                text: "nothing <to> set\nexport A=1".to_owned(),
+                is_alarm: false,
+            }],
             facts: vec![("gets", "1,234".to_owned())],
             tables: vec![Table {
                 is_open: true,
@@ -85,7 +94,7 @@ mod tests {
         };
         let html = report.html().unwrap();
         assert!(html.contains("<title>{{facts}} &lt;b&gt;</title>"), "{html}");
-        assert!(html.contains("<strong>steady</strong>: nothing &lt;to&gt; set"));
+        assert!(html.contains("<strong>steady</strong>: nothing &lt;to&gt; set<br>\n<code>export A=1</code>"));
         assert!(html.contains("<li>left &lt;out&gt;</li>") && html.contains("<dd>1,234</dd>"));
         assert!(html.contains("<td>2</td><td>&lt;3&gt;</td>"), "{html}");
         assert!(html.contains("<details open>") && html.contains("class=\"verdict calm\""), "{html}");

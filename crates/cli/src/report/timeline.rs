@@ -1,5 +1,6 @@
 //! What a trace shows over its time, recorded or replayed, and the figures of it.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use pinpool_observe::judge::words::counted;
@@ -223,7 +224,7 @@ impl Timeline {
                 parts.into_iter().enumerate().map(|(at, lost)| (at as f64 * end / HIT_RATE_PARTS as f64, lost));
             Series::new(*name, Shape::Area, points)
         });
-        let name = format!("seconds lost in each {HIT_RATE_PARTS}th of the time");
+        let name = format!("lost in each {HIT_RATE_PARTS}th of the time");
         Some(Figure {
             id: "lost",
             title: "Time lost",
@@ -244,14 +245,18 @@ impl Timeline {
         if is_flat && evicted == 0 {
             return None;
         }
+        let in_words = |(first, last): (f64, f64)| match first.total_cmp(&last) {
+            Ordering::Equal => format!("stays at {}", number(first)),
+            _ => format!("goes from {} to {}", number(first), number(last)),
+        };
         let ends = self.limits.iter().filter_map(|(_, points)| Some((points.first()?.1, points.last()?.1)));
-        let ends: Vec<_> = ends.map(|(first, last)| format!("from {} to {}", number(first), number(last))).collect();
-        let ends = if ends.is_empty() { String::new() } else { format!("The limit goes {}. ", ends.join("; ")) };
-        let description = format!(
-            "{ends}{} (triangles), {}.",
-            counted(self.raises.len() as u64, "raise"),
-            counted(evicted, "eviction")
-        );
+        let ends: Vec<_> = ends.map(in_words).collect();
+        let ends = if ends.is_empty() { String::new() } else { format!("The limit {}. ", ends.join("; ")) };
+        let raises_marked = match self.raises.len() {
+            0 => String::new(),
+            raised => format!("{} (triangles), ", counted(raised as u64, "raise")),
+        };
+        let description = format!("{ends}{raises_marked}{}.", counted(evicted, "eviction"));
         Some(Figure::limit(description, self.axis(), limits.chain([raises]).collect(), vec![evictions]))
     }
 
@@ -344,7 +349,7 @@ impl Timeline {
     }
 }
 
-/// What is said of a pool, without its cause, which stands before it.
+/// What is said of a pool, a line each, without its cause, which stands before it.
 fn sentences(said: &Said) -> String {
     let sentence = |line: &String| {
         let line = line.trim();
@@ -352,7 +357,7 @@ fn sentences(said: &Said) -> String {
         let begin = line.chars().next().filter(|_| !line.starts_with("export "));
         begin.map_or_else(|| line.to_owned(), |begin| begin.to_uppercase().chain(line.chars().skip(1)).collect())
     };
-    said.lines.iter().map(sentence).collect::<Vec<_>>().join(". ")
+    said.lines.iter().map(sentence).collect::<Vec<_>>().join("\n")
 }
 
 fn percent(part: u64, all: u64) -> Option<f64> {

@@ -1,5 +1,7 @@
 //! All pools in one table, the one that loses most first.
 
+use std::cmp::Ordering;
+
 use pinpool_cli::table::{columns_left, format_about};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -10,7 +12,9 @@ use serde_json::Value;
 
 use crate::served::{name_of, pools, printable};
 
-const HEAD: [&str; 8] = ["pid", "pool", "lost", "held", "ceiling", "in use", "oldest owner", "cause"];
+const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "ceiling", "in use", "oldest owner", "why"];
+/// What a process does not say: it runs another version.
+const UNKNOWN: &str = "?";
 /// Longest name in a cell.
 const CELL: usize = 24;
 
@@ -24,7 +28,9 @@ pub(super) fn of(objects: &[Value]) -> String {
     rows.sort_by(|(_, one), (_, other)| {
         let is_alarm = |pool: &Value| pool["why"]["is_alarm"].as_bool().unwrap_or(false);
         let order = is_alarm(other).cmp(&is_alarm(one));
-        order.then(lost_share(other).total_cmp(&lost_share(one))).then_with(|| held(other).cmp(&held(one)))
+        order
+            .then(lost_share(other).partial_cmp(&lost_share(one)).unwrap_or(Ordering::Equal))
+            .then_with(|| held(other).cmp(&held(one)))
     });
     let cells = rows.iter().map(|(object, pool)| row(object, pool));
     columns_left(&std::iter::once(HEAD.map(str::to_owned).to_vec()).chain(cells).collect::<Vec<_>>())
@@ -35,10 +41,11 @@ pub(super) fn of_host(objects: &[Value]) -> String {
     of(objects) + &crate::ledger::all_in_words()
 }
 
-/// Seconds lost of each second of the last window, of all threads together.
-fn lost_share(pool: &Value) -> f64 {
-    let seconds = |name: &str| pool["why"][name].as_f64().unwrap_or(0.0);
-    if seconds("of_seconds") > 0.0 { seconds("lost_seconds") / seconds("of_seconds") } else { 0.0 }
+/// Seconds lost of each second of the last window, of all threads together; `None` where the process does not say.
+fn lost_share(pool: &Value) -> Option<f64> {
+    let seconds = |name: &str| pool["why"][name].as_f64();
+    let (lost, of) = (seconds("lost_seconds")?, seconds("of_seconds")?);
+    Some(if of > 0.0 { lost / of } else { 0.0 })
 }
 
 fn held(pool: &Value) -> u64 {
@@ -46,20 +53,27 @@ fn held(pool: &Value) -> u64 {
 }
 
 fn row(object: &Value, pool: &Value) -> Vec<String> {
-    let bytes = |name: &str| pool[name].as_u64().map_or_else(|| "none".to_owned(), format_about);
+    // A ceiling may be none.
+    let bytes = |name: &str| match &pool[name] {
+        Value::Null if pool.get(name).is_some() => "none".to_owned(),
+        bytes => bytes.as_u64().map_or_else(|| UNKNOWN.to_owned(), format_about),
+    };
     let oldest = pool["owners"].as_array().into_iter().flatten();
     let oldest = oldest.filter_map(|owner| Some((owner["oldest_seconds"].as_f64()?, owner["tag"].as_str()?)));
     let oldest = oldest.max_by(|one, other| one.0.total_cmp(&other.0));
-    let cause = pool["why"]["lines"][0].as_str().or(pool["why"]["cause"].as_str()).unwrap_or("unknown");
+    let cause = pool["why"]["cause"].as_str();
+    let line = pool["why"]["lines"][0].as_str().unwrap_or_default();
+    let found = cause.and_then(|cause| line.strip_prefix(cause)?.strip_prefix(": ")).unwrap_or(line);
     vec![
         object["process"].to_string(),
         cut(&name_of(pool)),
-        format!("{:.1} %", lost_share(pool) * 100.0),
+        lost_share(pool).map_or_else(|| UNKNOWN.to_owned(), |share| format!("{:.1} %", share * 100.0)),
+        printable(cause.unwrap_or(UNKNOWN)),
         bytes("pinned_bytes"),
         bytes("max_bytes"),
         bytes("in_use_bytes"),
         oldest.map_or_else(|| "-".to_owned(), |(age, tag)| format!("{age:.0} s {}", cut(tag))),
-        printable(cause),
+        printable(found),
     ]
 }
 
@@ -99,9 +113,11 @@ mod tests {
         let other = serde_json::json!({ "process": 22, "pools": [pool("leaky", true, 0.0)] });
         let text = of(&[one, other]);
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0], "pid  pool   lost    held   ceiling  in use  oldest owner  cause");
-        assert_eq!(lines[1], "22   leaky  0.0 %   3 MiB  none     1 MiB   10 s a?b      x: of leaky");
+        assert_eq!(lines[0], "pid  pool   lost    cause  held   ceiling  in use  oldest owner  why");
+        assert_eq!(lines[1], "22   leaky  0.0 %   x      3 MiB  none     1 MiB   10 s a?b      of leaky");
         assert!(lines[2].starts_with("1    slow   50.0 %") && lines[3].starts_with("1    calm   1.0 %"), "{text}");
+        let old = serde_json::json!({ "process": 1, "pools": [{ "name": "old", "pinned_bytes": 0 }] });
+        assert_eq!(of(&[old]).lines().nth(1), Some("1    old   ?     ?      0 B   ?        ?       -"));
         assert!(of(&[]).contains("start one with PINPOOL_SOCKET=1"));
     }
 }

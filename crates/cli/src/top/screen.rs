@@ -22,41 +22,49 @@ const BYTES: usize = 12;
 
 /// The screen where there is none.
 const WIDTH: u16 = 120;
-/// Lines of it without those of the owners.
-const HEIGHT: u16 = 22;
+/// Lines of it without why, and who holds what.
+const HEIGHT: u16 = 20;
+/// What is to be done, among the lines of why.
+const TO_DO: &str = "  to do: ";
 
 /// Draws `history`; `progress` and `message` are lines of the program that is watched.
 pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, message: &str) {
+    let holders = holders(&history.now);
+    let area = frame.area();
+    let room = usize::from(area.height.saturating_sub(HEIGHT)).saturating_sub(holders.len()).max(1);
+    let why_lines = why_lines(&history.now.why, usize::from(area.width), room);
     let [head, why, bytes, curves, rates, rest, foot] = Layout::vertical([
         Constraint::Length(1),
-        Constraint::Length(1),
+        Constraint::Length(u16::try_from(why_lines.len()).unwrap_or(1)),
         Constraint::Length(8),
         Constraint::Length(3),
         Constraint::Length(7),
         Constraint::Min(0),
         Constraint::Length(1),
     ])
-    .areas(frame.area());
+    .areas(area);
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let Snapshot { name, backend, preset, .. } = &history.now;
     let name = if name.is_empty() { String::new() } else { format!("{}: ", printable(name)) };
-    let title = format!(" {name}{preset} on {backend}  {}  {progress}", seconds(history.elapsed));
+    let partial = if history.now.is_partial { "; of another version: what it does not say is 0" } else { "" };
+    let title = format!(" {name}{preset} on {backend}  {}  {progress}{partial}", seconds(history.elapsed));
     let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
     frame.render_widget(Paragraph::new(head_line), head);
     let color = if history.now.is_alarm { Color::Red } else { Color::Green };
-    let why_line = Span::styled(printable(&history.now.why), Style::new().fg(color).add_modifier(Modifier::BOLD));
-    frame.render_widget(Paragraph::new(why_line), why);
+    let why_text = Paragraph::new(why_lines.join("\n"));
+    frame.render_widget(why_text.style(Style::new().fg(color).add_modifier(Modifier::BOLD)), why);
     draw_bytes(frame, bytes, &history.now);
     draw_curves(frame, curves, history);
     draw_rates(frame, rates, history);
-    draw_copies(frame, rest, &history.now);
+    frame.render_widget(Paragraph::new(holders.join("\n")), rest);
     let foot_line = if message.is_empty() { "q or Ctrl-C ends" } else { message };
     frame.render_widget(Paragraph::new(foot_line), foot);
 }
 
 /// The screen as lines, where there is no terminal.
 pub(super) fn text(history: &History, progress: &str) -> String {
-    let height = HEIGHT + u16::try_from(history.now.owners.len()).unwrap_or(0);
+    let why_lines = why_lines(&history.now.why, usize::from(WIDTH), usize::MAX).len();
+    let height = HEIGHT + u16::try_from(holders(&history.now).len() + why_lines).unwrap_or(0);
     let Ok(mut terminal) = ratatui::Terminal::new(TestBackend::new(WIDTH, height));
     let Ok(_) = terminal.draw(|frame| draw(frame, history, progress, " "));
     let buffer = terminal.backend().buffer();
@@ -129,7 +137,7 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
     let now = &history.now;
     let percent = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.2} %"));
     let row = |name: &str, counter: fn(&Snapshot) -> u64| {
-        format!("{name:<NAME$}{:>BYTES$} /s {:>10} in all", rate(history.rate(counter)), grouped(counter(now)))
+        format!("{name:<10}{:>9} /s {:>13} in all", rate(history.rate(counter)), grouped(counter(now)))
     };
     let left = [
         row("gets", |now| now.gets),
@@ -139,36 +147,69 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
         row("waits", |now| now.waits),
     ];
     let right = [
-        format!("hit rate   {} (all {})", percent(history.recent_hit_rate()), percent(history.hit_rate())),
+        format!("hit rate   {}, all {}", percent(history.recent_hit_rate()), percent(history.hit_rate())),
         format!("limit      {} buffers, {}", grouped(now.pool_size_limit), counted(now.raises, "raise")),
         format!("idle       {}", grouped(now.buffers_idle)),
         format!("in use     {}", grouped(now.buffers_in_use)),
         format!("fallbacks  {}", grouped(now.fallbacks)),
     ];
-    let [left_area, right_area] = Layout::horizontal([Constraint::Length(46), Constraint::Min(0)]).areas(inner);
+    let [left_area, right_area] = Layout::horizontal([Constraint::Length(45), Constraint::Min(0)]).areas(inner);
     frame.render_widget(Paragraph::new(left.map(Line::raw).to_vec()), left_area);
     frame.render_widget(Paragraph::new(right.map(Line::raw).to_vec()), right_area);
 }
 
-fn draw_copies(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
+/// The lines of why in so much room: all of them, or the cause and what is to be done, or what there is room for of these.
+fn why_lines(why: &[String], width: usize, room: usize) -> Vec<String> {
+    let wrap =
+        |lines: &mut dyn Iterator<Item = &String>| lines.flat_map(|line| wrapped(line, width)).collect::<Vec<_>>();
+    let all = wrap(&mut why.iter());
+    if all.len() <= room {
+        return if all.is_empty() { vec![String::new()] } else { all };
+    }
+    let (mut cause, to_do) =
+        (wrap(&mut why.iter().take(1)), wrap(&mut why.iter().filter(|line| line.starts_with(TO_DO))));
+    // What is to be done has a line, if there are two.
+    cause.truncate(room.saturating_sub(to_do.len()).max(room - room / 2));
+    cause.extend(to_do);
+    cause.truncate(room);
+    cause
+}
+
+/// The line in lines of at most `width` letters, the later ones with two blanks before them.
+fn wrapped(line: &str, width: usize) -> Vec<String> {
+    let line = printable(line);
+    let blanks = line.chars().take_while(|&letter| letter == ' ').count();
+    let mut lines = vec![" ".repeat(blanks)];
+    for word in line.split_whitespace() {
+        let last = lines.last_mut().expect("there is a line");
+        let is_first = last.trim().is_empty();
+        if is_first || last.chars().count() + 1 + word.chars().count() <= width {
+            *last += if is_first { "" } else { " " };
+            *last += word;
+        } else {
+            lines.push(format!("  {word}"));
+        }
+    }
+    lines
+}
+
+/// What is in flight, and who holds what.
+fn holders(now: &Snapshot) -> Vec<String> {
     let oldest = match (now.oldest_in_flight, now.oldest_in_flight_stream) {
-        (None, _) => "no buffer is in flight".to_owned(),
-        (Some(age), None) => format!("oldest copy: {}", seconds(age)),
-        (Some(age), Some(stream)) => format!("oldest copy: {} on stream {stream:#x}", seconds(age)),
+        (None, _) => None,
+        (Some(age), None) => Some(format!("oldest copy: {}", seconds(age))),
+        (Some(age), Some(stream)) => Some(format!("oldest copy: {} on stream {stream:#x}", seconds(age))),
     };
-    let copies = if now.buffers_in_flight > 0 {
-        format!("{oldest}; {} in flight", grouped(now.buffers_in_flight))
-    } else {
-        oldest
-    };
+    let in_flight = (now.buffers_in_flight > 0).then(|| format!("{} in flight", grouped(now.buffers_in_flight)));
+    let copies: Vec<_> = oldest.into_iter().chain(in_flight).collect();
     let owners = now.owners.iter().map(|owner| {
         let age = owner.oldest.map_or_else(String::new, |age| format!(", the oldest for {}", seconds(age)));
         let (bytes, buffers) = (in_units(owner.bytes), grouped(owner.buffers));
         let noun = if owner.buffers == 1 { "buffer" } else { "buffers" };
         format!("{bytes:>BYTES$} in {buffers} {noun} of {}{age}", printable(&owner.tag))
     });
-    let lines: Vec<_> = std::iter::once(copies).chain(owners).map(Line::raw).collect();
-    frame.render_widget(Paragraph::new(lines), area);
+    let copies = if copies.is_empty() { None } else { Some(copies.join("; ")) };
+    copies.into_iter().chain(owners).collect()
 }
 
 fn seconds(time: Duration) -> String {
@@ -216,7 +257,9 @@ mod tests {
             lost_us: 250_000,
             pool_size_limit: 110,
             raises: 1,
-            why: "leak: 9 buffers of loader/images are out".into(),
+            why: ["leak: 9 buffers of loader/images are out", "  3.0 s lost", "  to do: put them back"]
+                .map(str::to_owned)
+                .to_vec(),
             is_alarm: true,
             buffers_in_flight: 3,
             oldest_in_flight: Some(Duration::from_millis(1250)),
@@ -250,16 +293,17 @@ mod tests {
             let words = [
                 "pinpool top adaptive on sim  1.0 s  42 % loaded",
                 "leak: 9 buffers of loader/images are out",
+                "\n  to do: put them back",
                 "Bytes: 1.00 GiB of the ceiling 2.00 GiB are pinned, 50.0 %",
                 "  600.00 MiB in 9 buffers of loader?images, the oldest for 2 min 5 s",
                 "in flight     100.00 MiB ▒",
                 "not pinned           0 B",
-                "hit rate   99.00 % (all 97.80 %)",
+                "hit rate   99.00 %, all 97.80 %",
                 "Lost: 25.0 % now, 250 ms in all",
                 "Held: 1.00 GiB",
-                "gets               4,000 /s      4,100 in all",
+                "gets          4,000 /s         4,100 in all",
                 "limit      110 buffers, 1 raise",
-                "pins                12.0 /s",
+                "pins           12.0 /s",
                 "oldest copy: 1.2 s on stream 0xbeef; 3 in flight",
                 "q or Ctrl-C ends",
             ];

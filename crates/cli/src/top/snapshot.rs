@@ -1,5 +1,6 @@
 //! The figures of a pool at one moment, and how fast they change.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -39,9 +40,11 @@ pub(super) struct Snapshot {
     pub(super) fallbacks: u64,
     pub(super) oldest_in_flight: Option<Duration>,
     pub(super) oldest_in_flight_stream: Option<u64>,
-    /// Why the pool is as fast as it is, in a line; empty where the process does not say.
-    pub(super) why: String,
+    /// Why the pool is as fast as it is, the cause first; empty where the process does not say.
+    pub(super) why: Vec<String>,
     pub(super) is_alarm: bool,
+    /// Whether the process does not say all of these, and is of another version.
+    pub(super) is_partial: bool,
     /// The largest first.
     pub(super) owners: Vec<Owner>,
 }
@@ -77,8 +80,8 @@ impl Snapshot {
         };
         let owners = pool.dump().owners().iter().map(owner).collect();
         let why = pool.why();
-        let line = why.to_string().lines().next().unwrap_or_default().to_owned();
-        Self { owners, why: line, is_alarm: why.is_alarm(), ..Self::from(&pool.stats()) }
+        let lines = why.to_string().lines().map(str::to_owned).collect();
+        Self { owners, why: lines, is_alarm: why.is_alarm(), ..Self::from(&pool.stats()) }
     }
 }
 
@@ -113,8 +116,9 @@ impl From<&Stats> for Snapshot {
             fallbacks: stats.fallbacks,
             oldest_in_flight: stats.oldest_in_flight,
             oldest_in_flight_stream: stats.oldest_in_flight_stream,
-            why: String::new(),
+            why: Vec::new(),
             is_alarm: false,
+            is_partial: false,
             owners: Vec::new(),
         }
     }
@@ -124,13 +128,19 @@ impl Snapshot {
     /// From a line of the socket; what is missing is 0.
     pub(super) fn of_json(stats: &Value) -> Self {
         let number = |path: &str| stats.pointer(path).and_then(Value::as_u64);
-        let count = |path: &str| number(path).unwrap_or(0);
+        let is_partial = Cell::new(false);
+        let count = |path: &str| {
+            number(path).unwrap_or_else(|| {
+                is_partial.set(true);
+                0
+            })
+        };
         let time = |path: &str| {
             stats.pointer(path).and_then(Value::as_f64).and_then(|time| Duration::try_from_secs_f64(time).ok())
         };
         let lost = |path: &str| micros(time(&format!("{path}/total_seconds")).unwrap_or_default());
         let text = |name: &str| stats[name].as_str().unwrap_or_default().to_owned();
-        Self {
+        let mut snapshot = Self {
             name: text("name"),
             backend: text("backend"),
             preset: text("preset"),
@@ -156,10 +166,19 @@ impl Snapshot {
             fallbacks: count("/fallbacks"),
             oldest_in_flight: time("/oldest_in_flight_seconds"),
             oldest_in_flight_stream: number("/oldest_in_flight_stream"),
-            why: stats.pointer("/why/lines/0").and_then(Value::as_str).unwrap_or_default().to_owned(),
+            why: stats["why"]["lines"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str)
+                .map(str::to_owned)
+                .collect(),
             is_alarm: stats.pointer("/why/is_alarm").and_then(Value::as_bool).unwrap_or(false),
+            is_partial: false,
             owners: stats["owners"].as_array().into_iter().flatten().map(Owner::of_json).collect(),
-        }
+        };
+        snapshot.is_partial = is_partial.get();
+        snapshot
     }
 }
 
@@ -244,7 +263,8 @@ mod tests {
     #[test]
     fn owners_come_with_a_line_of_the_socket() {
         let line = r#"{"owners":[{"tag":"images","buffers":2,"bytes":4096,"asked_bytes":4000,"oldest_seconds":1.5},{"tag":"b"}]}"#;
-        let owners = Snapshot::of_json(&serde_json::from_str(line).unwrap()).owners;
+        let Snapshot { owners, is_partial, .. } = Snapshot::of_json(&serde_json::from_str(line).unwrap());
+        assert!(is_partial, "the line has no counts");
         let images = Owner { tag: "images".into(), buffers: 2, bytes: 4096, oldest: Some(Duration::from_millis(1500)) };
         assert_eq!(owners, [images, Owner { tag: "b".into(), buffers: 0, bytes: 0, oldest: None }]);
     }

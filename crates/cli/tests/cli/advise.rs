@@ -214,6 +214,10 @@ fn the_promise_is_measured_by_running_the_program_in_turns() {
     let rows: Vec<_> = ran.stdout.lines().skip_while(|line| !line.starts_with("measured")).collect();
     assert!(rows.len() == 4 && rows[1].starts_with("as given") && rows[2].starts_with("advised"), "{}", ran.stdout);
     assert!(rows[3].starts_with("the program runs at "), "{}", ran.stdout);
+    // One that has a ceiling of its own does not follow the advice.
+    let own = ["--", tool, "load", "--synthetic", "4", "--idle", "60", "--set", "MAX_BYTES=200MiB"];
+    let ran = advise(&path, &[&["--run", "--seconds", "4"][..], &own].concat());
+    assert!(ran.stdout.contains("under a ceiling of 209715200 bytes, and not"), "{}", ran.stdout);
     for (program, why) in [("/nonexistent/program", "/nonexistent/program: "), ("true", "showed no get of a pool")] {
         let ran = advise(&path, &["--run", "--seconds", "2", "--", program]);
         assert_eq!(ran.code(), 1);

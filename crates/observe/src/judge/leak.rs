@@ -1,7 +1,8 @@
 //! Buffers of one tag that do not come back.
 //!
 //! A cache that fills grows, too: it grows ever slower, and then no more. More load brings more gets. A queue before a slow
-//! consumer gives back what it took first, so that its oldest buffer does not age. A leak does none of these.
+//! consumer gives back what it took first, so that its oldest buffer does not age. A leak does none of these. One that began with
+//! the pool is told from a working set that is built by that: most of what is got comes back, and most of what is held does not.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -48,11 +49,14 @@ pub(super) struct Growth {
 impl Growth {
     /// Takes the end of a window in. What leaks, if anything does; what was found before stays until some of it comes back.
     pub(super) fn add(&mut self, now_us: u64, now: &Snapshot) -> Option<Leak> {
+        if self.seen.is_empty() {
+            self.seen.push_back(Seen { at_us: 0, gets: 0, holders: Vec::new() });
+        }
         self.seen.push_back(Seen { at_us: now_us, gets: now.gets, holders: now.holders.clone() });
         if self.seen.len() > GROWN_UNSEEN + 2 {
             self.seen.pop_front();
         }
-        let leaks = now.holders.iter().filter_map(|holder| self.leak_of(holder));
+        let leaks = now.holders.iter().filter_map(|holder| self.leak_of(holder, now.held_bytes));
         let fresh = leaks.max_by_key(|leak| leak.more_bytes);
         let kept = self.found.take().and_then(|found| {
             let holder = now.holders.iter().find(|holder| holder.tag == found.holder.tag)?;
@@ -63,7 +67,7 @@ impl Growth {
         self.found.clone()
     }
 
-    fn leak_of(&self, holder: &Holder) -> Option<Leak> {
+    fn leak_of(&self, holder: &Holder, held_bytes: u64) -> Option<Leak> {
         let grown = if holder.oldest.is_some() { GROWN } else { GROWN_UNSEEN };
         let first = self.seen.len().checked_sub(grown + 1)?;
         let ends: Vec<&Seen> = self.seen.range(first..).collect();
@@ -79,10 +83,20 @@ impl Growth {
         let is_explained = more_gets * 2 * first_count >= more_count * first_gets;
         let is_more_load = more_gets > 0 && (more_gets > first_gets / LOAD_PART || is_explained);
         let over = Duration::from_micros(end.at_us.saturating_sub(begin.at_us));
-        let before = begin.of(&holder.tag)?;
+        let is_built = more_count * 2 > end.gets - begin.gets || holder.bytes <= held_bytes / 2;
+        let (since, before) = match begin.of(&holder.tag) {
+            Some(before) => (begin, before.clone()),
+            // It began with the pool, and its oldest within the first window.
+            None if begin.at_us == 0 && !is_built => {
+                let oldest = holder.oldest.map(|_| Duration::ZERO);
+                (ends.get(1)?, Holder { oldest, ..Holder::default() })
+            }
+            None => return None,
+        };
+        let aged = Duration::from_micros(end.at_us.saturating_sub(since.at_us));
         // Ages are exact to about a second.
         let is_aging = match (before.oldest, holder.oldest) {
-            (Some(then), Some(now)) => now + Duration::from_secs(2) >= then + over,
+            (Some(then), Some(now)) => now + Duration::from_secs(2) >= then + aged,
             (None, None) => true,
             _ => false,
         };

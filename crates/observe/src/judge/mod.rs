@@ -10,6 +10,7 @@
 //! | --- | --- |
 //! | stuck copy | a copy is in flight for 30 s |
 //! | leak | buffers of one tag grow in number over three windows, no slower, while the oldest stays out and gets come no faster |
+//! | | where these are the first three: it is most of what is held, and most gets come back |
 //! | waiting for another process | more than 2 of 1000 gets, 3 or a hundredth of the time, found no memory at once, for lack of what others hold |
 //! | slow consumer | the same at the ceiling, where serving all that wait would bring at most a quarter more into use, and buffers stay out long |
 //! | ceiling too small | the same otherwise |
@@ -19,7 +20,7 @@
 //! | thrashing | in two windows as much was pinned and as much released as was held |
 //! | | or most gets missed, of lengths that recur, and a twentieth of the time went into calls |
 //! | | or, under `tensorflow`, more than 2 of 1000 gets missed and puts evicted |
-//! | warming up | more is held, by a sixteenth, than in any window before |
+//! | warming up | more is held, by a sixteenth, than in any window before, and more than a fiftieth of the gets missed |
 //! | not pinned | copies are made of memory that is not page-locked |
 //! | healthy | none of these |
 //!

@@ -58,6 +58,8 @@ pub struct Snapshot {
     pub others_bytes: Option<u64>,
     /// Idle buffers that it may keep, where an eviction is a release.
     pub pool_size_limit: Option<u64>,
+    /// The most buffers at once of each size that missed more than once, summed up, where an eviction is a release.
+    pub recurring: u64,
     pub oldest_copy: Option<Duration>,
     /// Copies that were begun; 0 where nobody counts.
     pub copies: u64,

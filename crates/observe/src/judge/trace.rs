@@ -41,7 +41,7 @@ pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
     let end_ns = recording.records.last().map_or(0, |record| record.time_ns);
     let window_us = (end_ns / 1000 / PARTS).max(super::WINDOW_US);
     for record in &recording.records {
-        let demand = || Watched::new(recording, record.pool, window_us);
+        let demand = || Watched::new(recording, record.pool, window_us, end_ns / 2);
         pools.entry(record.pool).or_insert_with(demand).apply(record, &mut calls);
     }
     let mut judged: Vec<_> =
@@ -72,6 +72,9 @@ struct Watched<'a> {
     name: String,
     judge: Judge,
     now: Snapshot,
+    /// The middle of the recording, and what was held then.
+    middle_ns: u64,
+    middle: Option<Snapshot>,
     window_us: u64,
     next_us: u64,
     out: HashMap<u64, Out>,
@@ -79,6 +82,8 @@ struct Watched<'a> {
     /// Memory that no get has been served from.
     new: HashMap<u64, bool>,
     lengths: RecentLengths,
+    /// Buffers of each size now and at most, and those made, where an eviction is a release.
+    sizes: HashMap<u64, (u64, u64, u64)>,
     /// Bytes of the gets that wait at each time: when each was asked and served. Served ones go with the window.
     waits: Vec<(u64, u64, u64)>,
     /// Bytes that were used until a time, those of later times ever fewer: the first one from a time on is the most since then.
@@ -96,7 +101,7 @@ struct Watched<'a> {
 }
 
 impl<'a> Watched<'a> {
-    fn new(recording: &'a Recording, number: u32, window_us: u64) -> Self {
+    fn new(recording: &'a Recording, number: u32, window_us: u64, middle_ns: u64) -> Self {
         let fact = |name: &str| recording.pool(number).and_then(|pool| pool.fact(name));
         let is_direct = fact("PINPOOL_PRESET") == Some("tensorflow");
         let limit = fact("PINPOOL_POOL_SIZE_LIMIT").and_then(|limit| limit.parse().ok());
@@ -111,12 +116,15 @@ impl<'a> Watched<'a> {
             name: fact("name").map_or_else(|| format!("pool {number}"), str::to_owned),
             judge: Judge::default(),
             now,
+            middle_ns,
+            middle: None,
             window_us,
             next_us: window_us,
             out: HashMap::new(),
             idle: HashMap::new(),
             new: HashMap::new(),
             lengths: RecentLengths::default(),
+            sizes: HashMap::new(),
             waits: Vec::new(),
             levels: VecDeque::new(),
             has_ledger: fact("PINPOOL_LEDGER").is_some_and(|name| name != "none"),
@@ -136,6 +144,9 @@ impl<'a> Watched<'a> {
             self.end_window(at_us);
         }
         let (now_ns, thread) = (record.time_ns, record.thread);
+        if now_ns >= self.middle_ns && self.middle.is_none() {
+            self.middle = Some(Snapshot { holders: self.holders(now_ns), ..self.now.clone() });
+        }
         while self.levels.back().is_some_and(|&(_, used_bytes)| used_bytes <= self.now.used_bytes) {
             self.levels.pop_back();
         }
@@ -144,6 +155,11 @@ impl<'a> Watched<'a> {
         match record.event {
             Event::New { id, class_bytes, from_source, .. } => {
                 self.new.insert(id, from_source);
+                if self.now.pool_size_limit.is_some() {
+                    let (now, most, made) = self.sizes.entry(class_bytes).or_default();
+                    (*now, *made) = (*now + 1, *made + 1);
+                    *most = (*most).max(*now);
+                }
                 self.idle.insert(id, class_bytes);
                 self.now.idle_bytes += class_bytes;
             }
@@ -192,8 +208,10 @@ impl<'a> Watched<'a> {
             Event::Gone { id } => {
                 self.back(id);
                 self.new.remove(&id);
-                self.now.idle_bytes -= self.idle.remove(&id).unwrap_or(0).min(self.now.idle_bytes);
+                let class_bytes = self.idle.remove(&id).unwrap_or(0);
+                self.now.idle_bytes -= class_bytes.min(self.now.idle_bytes);
                 self.now.evicted += u64::from(!self.has_ended);
+                self.sizes.entry(class_bytes).and_modify(|(now, ..)| *now -= 1.min(*now));
             }
             Event::Leaked { id } => _ = self.out.remove(&id),
             Event::Pin { bytes, took_ns, failed, .. } => {
@@ -287,6 +305,7 @@ impl<'a> Watched<'a> {
     }
 
     fn note_needs(&mut self) {
+        self.now.recurring = self.sizes.values().filter(|(.., made)| *made > 1).map(|(_, most, _)| most).sum();
         let wanted_bytes = self.most_wanted();
         self.now.needed_bytes = if wanted_bytes > 0 { wanted_bytes } else { self.lacked_bytes };
         self.now.others_bytes = self.has_ledger.then_some(UNKNOWN_BYTES);
@@ -332,10 +351,15 @@ impl<'a> Watched<'a> {
         let begun_us = self.next_us - self.window_us;
         let is_short = self.judgements.is_empty() && end_us > begun_us;
         if is_short && self.now.gets >= GETS_MIN {
-            // Shorter than a window; what a pool holds at its end it no longer does.
+            // Shorter than a window; what a pool holds at its end is not what it held.
             self.has_ended = false;
             self.note_needs();
-            let now = self.now.clone();
+            let mut now = self.now.clone();
+            if let Some(middle) = self.middle.take() {
+                let Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, holders, .. } = middle;
+                self.judge.most_held_bytes = held_bytes;
+                now = Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, holders, ..now };
+            }
             self.judgements.push(self.judge.end_window(end_us, now).clone());
         }
         let Snapshot { waiting_ns, page_locking_ns, moving_ns, .. } = self.now;
@@ -445,21 +469,23 @@ mod tests {
 
     #[test]
     fn a_slow_consumer_is_told_from_threads_that_put_back_what_they_got() {
-        let run = |consumer: u32| {
+        let run = |consumer: u32, gets: u64| {
             let mut events = vec![(0, 0, Event::Ceiling { bytes: 32 * MIB })];
             // The queue is full: a buffer is got when the one before the 32 last is put.
-            for n in 0..1200 {
+            for n in 0..gets {
                 events.push((n * SECOND_NS / 20 + 10, 0, get(n, 1, if n < 32 { 0 } else { SECOND_NS / 25 })));
                 events.push(((n + 32) * SECOND_NS / 20, consumer, put(n)));
             }
             judged(&events).judgement
         };
-        let slow = run(1);
+        let slow = run(1, 1200);
         assert_eq!((slow.cause, slow.setting), (Cause::SlowConsumer, None), "{slow}");
         assert!(
             slow.found.starts_with("20.0 buffers a second come back, each after 1.6 s, most of them in labels"),
             "{slow}"
         );
-        assert_eq!(run(0).cause, Cause::CeilingTooSmall);
+        assert_eq!(run(0, 1200).cause, Cause::CeilingTooSmall);
+        // Nothing is in use at the end of a program that lasts for seconds.
+        assert_eq!(run(1, 140).cause, Cause::SlowConsumer);
     }
 }

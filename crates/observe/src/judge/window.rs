@@ -15,12 +15,16 @@ const SHORT_MIN: u64 = 3;
 const WAITED_PART: u64 = 100;
 /// Growth by less than one part in this many is none.
 const GROWTH_PART: u64 = 16;
+/// A pool of which no more than one get in this many misses has what it needs.
+const WARM_PART: u64 = 50;
 /// No copy takes this long.
 pub(super) const STUCK_AFTER: Duration = Duration::from_secs(30);
 /// A queue before a slow consumer keeps a buffer at least this long.
 const QUEUED: Duration = Duration::from_millis(200);
 /// More memory would bring no more than one part in this many into use beside what is: then memory is not what lacks.
 const OVERHANG_PART: u64 = 4;
+/// Gets of a queue beyond what comes back: one part in this many.
+const REFUSED_PART: u64 = 8;
 /// Windows in succession in which memory goes back and forth.
 const CHURNED: u32 = 2;
 /// Seconds lost of a hundred from which sizes that never recur are an alarm.
@@ -241,8 +245,16 @@ impl<'a> Window<'a> {
         let overhang_bytes = now.needed_bytes.saturating_sub(max_bytes);
         let is_full = now.used_bytes >= max_bytes - max_bytes / 8;
         let is_copying = now.in_flight_bytes > now.used_bytes / 8;
+        // A queue gets a buffer for each that comes back; a program whose gets are refused goes on without them.
+        let is_refused = self.gets > self.puts + self.puts / REFUSED_PART + now.used;
         let is_of_one_thread = self.remote_puts.is_some_and(|puts| puts < self.puts / 2);
-        if !is_full || is_copying || is_of_one_thread || overhang_bytes > max_bytes / OVERHANG_PART || self.puts == 0 {
+        if !is_full
+            || is_copying
+            || is_refused
+            || is_of_one_thread
+            || overhang_bytes > max_bytes / OVERHANG_PART
+            || self.puts == 0
+        {
             return None;
         }
         // By Little's law.
@@ -282,7 +294,7 @@ impl<'a> Window<'a> {
                 let cure = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes".to_owned();
                 return Some(self.alarm(Cause::SizesNeverRecur, found, cure));
             }
-            let needed = size_limit + misses.min(&self.evicted);
+            let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(&self.evicted));
             let found = format!("{} what was evicted", missed());
             let cure = format!("raise PINPOOL_POOL_SIZE_LIMIT above {needed}");
             let mut judgement = self.alarm(Cause::Thrashing, found, cure);
@@ -320,7 +332,7 @@ impl<'a> Window<'a> {
     /// Nothing is wrong that the pool knows.
     fn quiet(&self) -> Judgement {
         let now = self.now;
-        if self.is_growing() {
+        if self.is_growing() && self.misses > self.gets / WARM_PART {
             let found = format!("held {} -> {}", RoundedUp(self.held_before_bytes), RoundedUp(now.held_bytes));
             return self.judgement(Cause::WarmingUp, found);
         }

@@ -176,7 +176,20 @@ fn a_thread_that_puts_what_another_gets_waits_no_longer_than_that_does() {
 }
 
 #[test]
-fn what_is_in_use_grows_only_where_each_quarter_has_more() {
+fn threads_that_are_spared_their_calls_go_on_sooner_and_have_more_in_use_at_once() {
+    // Each get page-locks for 50 ms; another thread puts the buffer 60 ms after it was asked for.
+    let round = |n: u64| {
+        let pin = Event::Pin { address: n << 30, bytes: 4 << 20, took_ns: 50_000_000, failed: false };
+        [(n * 60 + 50, 0, pin), (n * 60 + 51, 0, get_of(n, 51)), (n * 60 + 60, 1, put_of(n))]
+    };
+    let workload = written(1000, &(1..50).flat_map(round).collect::<Vec<_>>());
+    let ended = |workload: &Workload| under(Some(1000)).play_with_lines(workload).unwrap().ended_us;
+    let (as_recorded, hurried) = (ended(&workload), ended(&workload.hurried()));
+    assert!(as_recorded > 2_800_000 && hurried < 600_000, "{as_recorded} {hurried}");
+}
+
+#[test]
+fn what_is_in_use_grows_only_where_each_eighth_has_more() {
     let run = |is_kept: fn(u64) -> bool| {
         let events = (1..100).flat_map(|n| {
             let put_ms = if is_kept(n) { 2_000 } else { n * 10 + 5 };
@@ -187,4 +200,11 @@ fn what_is_in_use_grows_only_where_each_quarter_has_more() {
     assert!(!run(|_| false).grows() && !run(|n| n < 20).grows());
     let leak = (1..100).flat_map(|n| [(n * 10, 0, get_of(n, 0))]).collect::<Vec<_>>();
     assert!(written(1000, &leak).grows());
+    // Four sizes, one after the other, as many at once of each.
+    let by_steps = (1..400).flat_map(|n| {
+        let bytes = (1 + n / 100) << 20;
+        let get = Event::Get { id: n, bytes, class_bytes: bytes, tag: 0, took_ns: 0 };
+        [(n * 10, 0, get), (n * 10 + 25, 0, put_of(n))]
+    });
+    assert!(!written(1000, &by_steps.collect::<Vec<_>>()).grows());
 }

@@ -9,6 +9,27 @@ use pinpool::{Preset, Rounding};
 use super::{MIB, Program, STEPS_IN_A_SECOND};
 
 #[test]
+fn a_program_of_eleven_seconds_that_takes_what_it_needs_at_once_is_warm() {
+    let mut program = Program::one(|pool| pool);
+    program.load(11, 3, |_, _| 4 * MIB);
+    program.judged(()).check("healthy", false);
+}
+
+#[test]
+fn a_data_set_that_is_read_for_half_a_minute_and_kept_is_no_leak() {
+    let mut program = Program::one(|pool| pool);
+    let mut kept = Vec::new();
+    program.run(36, |program, step| {
+        kept.push(program.must_get("samples", MIB));
+        if step % 4 == 0 {
+            let scratch = program.must_get("scratch", MIB);
+            program.put(0, scratch);
+        }
+    });
+    program.judged(kept).check_calm(&["healthy", "warming up"]);
+}
+
+#[test]
 fn a_cache_that_fills_is_no_leak() {
     let mut program = Program::one(|pool| pool);
     let mut cache = Vec::new();
