@@ -144,8 +144,8 @@ pp_status pp_set_log(pp_log_fn callback,
  * - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
  *   overrides the environment: "max_bytes=64GiB; wait=2s". docs/settings.md lists the variables.
  * - `name=loader` names the pool in its log lines.
- * - An item without `=` is a prefix: variables that begin with it are read in place of those that begin with PINPOOL_. With
- *   "EVAL_PINPOOL_" the ceiling is EVAL_PINPOOL_MAX_BYTES.
+ * - An item without `=` is a prefix, of A to Z, digits and `_`, which ends in `_`: variables that begin with it are read in
+ *   place of those that begin with PINPOOL_. With "EVAL_PINPOOL_" the ceiling is EVAL_PINPOOL_MAX_BYTES.
  *
  * NULL and "" mean the PINPOOL_* variables of the environment alone. What nothing sets has its default.
  *
@@ -157,6 +157,19 @@ pp_status pp_set_log(pp_log_fn callback,
  */
 pp_status pp_pool_open(const char *config,
                        pp_pool **pool);
+
+/**
+ * Opens a pool with its own counts and ceiling, `max_bytes`, that takes its memory from the same place as `pool` and within the
+ * ceiling of that, and stores its handle in `partition`: for a second use that must not displace the buffers of the first. Close
+ * it with pp_pool_close. `name` is UTF-8, for log lines.
+ *
+ * PP_BAD_SETTING: under the preset tensorflow, whose pools share nothing. PP_LIMIT: 4096 pools are open. PP_UNKNOWN_POOL,
+ * PP_INVALID_ARGUMENT, PP_FORKED.
+ */
+pp_status pp_partition(pp_pool *pool,
+                       const char *name,
+                       uint64_t max_bytes,
+                       pp_pool **partition);
 
 /**
  * Closes a pool. Calls of other threads that run go on and succeed; later ones get PP_UNKNOWN_POOL.
@@ -181,6 +194,15 @@ pp_status pp_pool_close(pp_pool *pool);
  */
 pp_status pp_reserve(pp_pool *pool,
                      uint64_t bytes);
+
+/**
+ * Changes the ceiling on all bytes held, in use and idle. Under a lower one idle memory goes back to the system, and what is out
+ * when it is put; a higher one serves gets that wait. In a partition it is its own ceiling, beside that of its parent.
+ *
+ * PP_INVALID_ARGUMENT: 0 bytes. PP_UNKNOWN_POOL, PP_FORKED.
+ */
+pp_status pp_set_max_bytes(pp_pool *pool,
+                           uint64_t max_bytes);
 
 /**
  * Gives idle memory back to the system, the oldest first, until at most `to_bytes` are held or nothing is idle. Buffers that
@@ -236,6 +258,15 @@ pp_status pp_get_aligned(pp_pool *pool,
                          size_t bytes,
                          size_t alignment,
                          void **ptr);
+
+/**
+ * Gets a buffer as pp_get does, counted under `tag`, UTF-8: out-of-memory texts, the statistics and reports say how much each tag
+ * holds, and since when. A few tags, such as the parts of a program; not a new one for each buffer.
+ */
+pp_status pp_get_tagged(pp_pool *pool,
+                        size_t bytes,
+                        const char *tag,
+                        void **ptr);
 
 /**
  * Gets a buffer as pp_get does, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not

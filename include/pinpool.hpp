@@ -55,6 +55,7 @@ struct handle {
     pp_pool *pool = nullptr;
 
     explicit handle(const char *config) { check(pp_pool_open(config, &pool)); }
+    explicit handle(pp_pool *open) noexcept : pool(open) {}
     handle(const handle &) = delete;
     handle &operator=(const handle &) = delete;
     ~handle() { pp_pool_close(pool); }
@@ -157,7 +158,7 @@ private:
 class pool {
 public:
     /** A pool with the settings of the environment. */
-    pool() : handle_(std::make_shared<detail::handle>(nullptr)) {}
+    pool() : handle_(std::make_shared<detail::handle>(static_cast<const char *>(nullptr))) {}
 
     /** A pool with these settings; see pp_pool_open. */
     explicit pool(const std::string &config) : handle_(std::make_shared<detail::handle>(config.c_str())) {}
@@ -190,6 +191,21 @@ public:
         return buffer(handle_, data, bytes);
     }
 
+    /** Gets a buffer that is counted under `tag`; see pp_get_tagged. */
+    buffer get_tagged(std::size_t bytes, const std::string &tag) const
+    {
+        return got(bytes, [&](void **data) { return pp_get_tagged(handle(), bytes, tag.c_str(), data); });
+    }
+
+    /** A pool with its own counts and ceiling in the same memory; see pp_partition. */
+    pool partition(const std::string &name, std::uint64_t max_bytes) const
+    {
+        pp_pool *partition = nullptr;
+        detail::check(pp_partition(handle(), name.c_str(), max_bytes, &partition));
+        return pool(std::make_shared<detail::handle>(partition));
+    }
+
+    void set_max_bytes(std::uint64_t max_bytes) const { detail::check(pp_set_max_bytes(handle(), max_bytes)); }
     void reserve(std::uint64_t bytes) const { detail::check(pp_reserve(handle(), bytes)); }
     void trim(std::uint64_t to_bytes) const { detail::check(pp_trim(handle(), to_bytes)); }
     void clear() const { detail::check(pp_clear(handle())); }
@@ -208,6 +224,8 @@ public:
     pp_pool *handle() const noexcept { return handle_->pool; }
 
 private:
+    explicit pool(std::shared_ptr<detail::handle> handle) : handle_(std::move(handle)) {}
+
     template <typename Get> buffer got(std::size_t bytes, Get get) const
     {
         void *data = nullptr;

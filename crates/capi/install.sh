@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds pinpool for C and C++ and installs it:
 #
-#   crates/capi/install.sh PREFIX        PREFIX/include/pinpool.h and .hpp, PREFIX/lib/libpinpool.so and .a, pkgconfig/pinpool.pc
+#   crates/capi/install.sh PREFIX        PREFIX/include/pinpool.h and .hpp, PREFIX/lib/libpinpool.so and .a, pkgconfig/pinpool.pc,
+#                                         cmake/pinpool/pinpoolConfig.cmake
 #
 # DESTDIR is put before PREFIX, for packages. PINPOOL_BUILT_IN names a folder that has the libraries already.
 set -eu
@@ -10,7 +11,8 @@ set -eu
 prefix=$1
 case $prefix in /*) ;; *) echo "$0: PREFIX is an absolute path: $prefix" >&2; exit 2 ;; esac
 here=$(cd "$(dirname "$0")" && pwd)
-version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$here/Cargo.toml" | head -n 1)
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$here/../../Cargo.toml" | head -n 1)
+[ -n "$version" ] || { echo "$0: no version in $here/../../Cargo.toml" >&2; exit 1; }
 name=libpinpool.so.${version%%.*}
 
 built=${PINPOOL_BUILT_IN:-}
@@ -21,7 +23,7 @@ if [ -z "$built" ]; then
 fi
 
 to=${DESTDIR:-}$prefix
-mkdir -p "$to/include" "$to/lib/pkgconfig"
+mkdir -p "$to/include" "$to/lib/pkgconfig" "$to/lib/cmake/pinpool"
 install -m 644 "$here/../../include/pinpool.h" "$here/../../include/pinpool.hpp" "$to/include/"
 install -m 755 "$built/libpinpool_c.so" "$to/lib/libpinpool.so.$version"
 ln -sf "libpinpool.so.$version" "$to/lib/$name"
@@ -39,4 +41,36 @@ Cflags: -I\${includedir}
 Libs: -L\${libdir} -lpinpool
 Libs.private: -lgcc_s -lutil -lrt -lpthread -lm -ldl
 END
+cat > "$to/lib/cmake/pinpool/pinpoolConfig.cmake" <<END
+# find_package(pinpool CONFIG REQUIRED): pinpool::pinpool, the shared library, and pinpool::static.
+get_filename_component(_pinpool_prefix "\${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+if(NOT TARGET pinpool::pinpool)
+    add_library(pinpool::pinpool SHARED IMPORTED)
+    set_target_properties(pinpool::pinpool PROPERTIES
+        IMPORTED_LOCATION "\${_pinpool_prefix}/lib/$name"
+        IMPORTED_SONAME "$name"
+        INTERFACE_INCLUDE_DIRECTORIES "\${_pinpool_prefix}/include")
+    add_library(pinpool::static STATIC IMPORTED)
+    set_target_properties(pinpool::static PROPERTIES
+        IMPORTED_LOCATION "\${_pinpool_prefix}/lib/libpinpool.a"
+        IMPORTED_LINK_INTERFACE_LANGUAGES C
+        INTERFACE_INCLUDE_DIRECTORIES "\${_pinpool_prefix}/include"
+        INTERFACE_LINK_LIBRARIES "gcc_s;util;rt;pthread;m;dl")
+endif()
+unset(_pinpool_prefix)
+END
+cat > "$to/lib/cmake/pinpool/pinpoolConfigVersion.cmake" <<END
+# Before 1.0 versions with the same second number go together.
+set(PACKAGE_VERSION "$version")
+if(PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION OR NOT PACKAGE_FIND_VERSION MATCHES "^${version%.*}([.]|\$)")
+    set(PACKAGE_VERSION_COMPATIBLE FALSE)
+else()
+    set(PACKAGE_VERSION_COMPATIBLE TRUE)
+    if(PACKAGE_FIND_VERSION VERSION_EQUAL PACKAGE_VERSION)
+        set(PACKAGE_VERSION_EXACT TRUE)
+    endif()
+endif()
+END
 echo "installed pinpool $version in $prefix"
+[ -n "${DESTDIR:-}" ] || case $prefix in /usr | /usr/local) echo "run ldconfig, so that programs find libpinpool.so" ;;
+*) echo "programs find libpinpool.so by LD_LIBRARY_PATH=$prefix/lib, or linked with -Wl,-rpath,$prefix/lib" ;; esac

@@ -1,6 +1,6 @@
 //! The functions on buffers.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use pinpool::{Error, PinnedBuf, Pool};
 
 use crate::call::{Failure, call, required, store};
 use crate::handle::pp_pool;
+use crate::pool::text;
 use crate::slots;
 use crate::status::pp_status;
 
@@ -26,16 +27,16 @@ pub struct CUevent_st {
 
 /// Makes the get `take`, and stores the address of its buffer.
 #[inline]
-fn get(
+fn get<E: Into<Failure>>(
     pool: *mut pp_pool,
     ptr: *mut *mut c_void,
-    take: impl FnOnce(&Pool) -> Result<Option<PinnedBuf>, Error>,
+    take: impl FnOnce(&Pool) -> Result<Option<PinnedBuf>, E>,
 ) -> pp_status {
     call(|| {
         let place = required(ptr, "ptr")?;
         store(place, ptr::null_mut());
         let call = slots::enter(pool)?;
-        match take(call.pool()?)? {
+        match take(call.pool()?).map_err(Into::into)? {
             None => return Ok(pp_status::PP_NONE_IDLE),
             Some(buf) if buf.is_empty() => {}
             Some(buf) => store(place, call.table().insert(buf).cast()),
@@ -75,6 +76,27 @@ pub unsafe extern "C" fn pp_get_aligned(
     ptr: *mut *mut c_void,
 ) -> pp_status {
     get(pool, ptr, |pool| pool.get_aligned(bytes, alignment).map(Some))
+}
+
+/// Gets a buffer as pp_get does, counted under `tag`, UTF-8: out-of-memory texts, the statistics and reports say how much each tag
+/// holds, and since when. A few tags, such as the parts of a program; not a new one for each buffer.
+///
+/// # Safety
+///
+/// capi-P1; `tag` ends in 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_get_tagged(
+    pool: *mut pp_pool,
+    bytes: usize,
+    tag: *const c_char,
+    ptr: *mut *mut c_void,
+) -> pp_status {
+    get(pool, ptr, |pool| {
+        required(tag.cast_mut(), "tag")?;
+        // SAFETY: capi-P1.
+        let tag = unsafe { text(tag, "tag") }?;
+        pool.tagged(tag).get(bytes).map(Some).map_err(Failure::from)
+    })
 }
 
 /// Gets a buffer as pp_get does, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not

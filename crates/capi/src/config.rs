@@ -13,6 +13,12 @@ pub(crate) fn builder(config: &str) -> Result<PoolBuilder, Failure> {
         builder = match item.split_once('=') {
             Some((name, value)) if name.trim().eq_ignore_ascii_case("name") => builder.name(value.trim()),
             Some((name, value)) => builder.variable(&full_name(name), value)?,
+            None if !is_prefix(item) => {
+                return Err(Failure::argument(format!(
+                    "config: `{item}` is neither NAME=VALUE nor a prefix of variables, which has the letters A to Z, digits and `_`, \
+                     and ends in `_`"
+                )));
+            }
             None => {
                 if let Some(first) = prefix.replace(item) {
                     let why = "one pool has one prefix; a setting is NAME=VALUE";
@@ -23,6 +29,10 @@ pub(crate) fn builder(config: &str) -> Result<PoolBuilder, Failure> {
         };
     }
     Ok(builder)
+}
+
+fn is_prefix(item: &str) -> bool {
+    item.ends_with('_') && item.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
 /// The name of a variable, whose prefix may be left out and whose case does not count.

@@ -42,12 +42,15 @@ mod table;
 mod version;
 
 pub use buffer::{
-    CUevent_st, CUstream_st, pp_get, pp_get_aligned, pp_get_timeout, pp_is_pinned, pp_put, pp_put_on_event,
-    pp_put_on_stream, pp_try_get,
+    CUevent_st, CUstream_st, pp_get, pp_get_aligned, pp_get_tagged, pp_get_timeout, pp_is_pinned, pp_put,
+    pp_put_on_event, pp_put_on_stream, pp_try_get,
 };
 pub use call::pp_last_error;
 pub use handle::pp_pool;
 pub use log::{pp_log_fn, pp_log_level, pp_set_log};
-pub use pool::{pp_clear, pp_poll, pp_pool_close, pp_pool_open, pp_reserve, pp_stats_json, pp_string_free, pp_trim};
+pub use pool::{
+    pp_clear, pp_partition, pp_poll, pp_pool_close, pp_pool_open, pp_reserve, pp_set_max_bytes, pp_stats_json,
+    pp_string_free, pp_trim,
+};
 pub use status::{pp_status, pp_status_name};
 pub use version::pp_version;

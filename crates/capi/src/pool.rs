@@ -16,8 +16,8 @@ use crate::status::pp_status;
 /// - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
 ///   overrides the environment: "max_bytes=64GiB; wait=2s". docs/settings.md lists the variables.
 /// - `name=loader` names the pool in its log lines.
-/// - An item without `=` is a prefix: variables that begin with it are read in place of those that begin with PINPOOL_. With
-///   "EVAL_PINPOOL_" the ceiling is EVAL_PINPOOL_MAX_BYTES.
+/// - An item without `=` is a prefix, of A to Z, digits and `_`, which ends in `_`: variables that begin with it are read in
+///   place of those that begin with PINPOOL_. With "EVAL_PINPOOL_" the ceiling is EVAL_PINPOOL_MAX_BYTES.
 ///
 /// NULL and "" mean the PINPOOL_* variables of the environment alone. What nothing sets has its default.
 ///
@@ -35,17 +35,52 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
     call(|| {
         let place = required(pool, "pool")?;
         store(place, ptr::null_mut());
-        let config = if config.is_null() {
-            ""
-        } else {
-            // SAFETY: capi-P1.
-            let text = unsafe { CStr::from_ptr(config) };
-            text.to_str().map_err(|error| Failure::argument(format!("the argument `config` is not UTF-8: {error}")))?
-        };
+        // SAFETY: capi-P1.
+        let config = if config.is_null() { "" } else { unsafe { text(config, "config") }? };
         let opened = config::builder(config)?.build()?;
         store(place, slots::open(opened)?);
         Ok(pp_status::PP_OK)
     })
+}
+
+/// Opens a pool with its own counts and ceiling, `max_bytes`, that takes its memory from the same place as `pool` and within the
+/// ceiling of that, and stores its handle in `partition`: for a second use that must not displace the buffers of the first. Close
+/// it with pp_pool_close. `name` is UTF-8, for log lines.
+///
+/// PP_BAD_SETTING: under the preset tensorflow, whose pools share nothing. PP_LIMIT: 4096 pools are open. PP_UNKNOWN_POOL,
+/// PP_INVALID_ARGUMENT, PP_FORKED.
+///
+/// # Safety
+///
+/// capi-P1; `name` ends in 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_partition(
+    pool: *mut pp_pool,
+    name: *const c_char,
+    max_bytes: u64,
+    partition: *mut *mut pp_pool,
+) -> pp_status {
+    call(|| {
+        let place = required(partition, "partition")?;
+        store(place, ptr::null_mut());
+        required(name.cast_mut(), "name")?;
+        // SAFETY: capi-P1.
+        let name = unsafe { text(name, "name") }?;
+        let opened = slots::enter(pool)?.pool()?.partition(name, max_bytes)?;
+        store(place, slots::open(opened)?);
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// The argument of this name.
+///
+/// # Safety
+///
+/// It ends in 0.
+pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str, Failure> {
+    // SAFETY: the caller's promise.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|error| Failure::argument(format!("the argument `{name}` is not UTF-8: {error}")))
 }
 
 /// Closes a pool. Calls of other threads that run go on and succeed; later ones get PP_UNKNOWN_POOL.
@@ -73,6 +108,21 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
     call(|| {
         let call = slots::enter(pool)?;
         call.pool()?.prewarm(bytes)?;
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// Changes the ceiling on all bytes held, in use and idle. Under a lower one idle memory goes back to the system, and what is out
+/// when it is put; a higher one serves gets that wait. In a partition it is its own ceiling, beside that of its parent.
+///
+/// PP_INVALID_ARGUMENT: 0 bytes. PP_UNKNOWN_POOL, PP_FORKED.
+#[unsafe(no_mangle)]
+pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_status {
+    call(|| {
+        if max_bytes == 0 {
+            return Err(Failure::argument("max_bytes=0: every get would fail; pp_trim gives idle memory back"));
+        }
+        slots::enter(pool)?.pool()?.set_max_bytes(max_bytes)?;
         Ok(pp_status::PP_OK)
     })
 }

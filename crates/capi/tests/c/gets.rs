@@ -5,7 +5,9 @@ use std::ptr;
 
 use pinpool_c::*;
 
-use crate::fixture::{Address, HEAP, bytes, close, get, last_error, open, put, stats, try_get, try_open};
+use crate::fixture::{
+    Address, HEAP, Handle, bytes, close, get, last_error, open, outcome, put, stats, try_get, try_open,
+};
 
 #[test]
 fn a_buffer_is_reused_after_its_put() {
@@ -128,11 +130,71 @@ fn a_config_that_cannot_be_read_is_named() {
         ("backend=heap; reserve=2GiB; max_bytes=1GiB", pp_status::PP_BAD_SETTING, "PINPOOL_RESERVE"),
         ("backend=cuda; device=99", pp_status::PP_BACKEND, "cuda"),
         ("A_ ; B_", pp_status::PP_INVALID_ARGUMENT, "two prefixes, `A_` and `B_`"),
+        ("hello world", pp_status::PP_INVALID_ARGUMENT, "`hello world` is neither NAME=VALUE nor a prefix"),
+        ("backend=heap; max_bytes 4GiB", pp_status::PP_INVALID_ARGUMENT, "`max_bytes 4GiB` is neither"),
+        ("max_bytes", pp_status::PP_INVALID_ARGUMENT, "ends in `_`"),
     ] {
         let (found, text) = try_open(config).map(close).unwrap_err();
         assert_eq!(found, status, "{config}: {text}");
         assert!(text.contains(words), "{config}: {text}");
     }
+}
+
+#[test]
+fn a_ceiling_changes_while_the_pool_runs() {
+    let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=0s");
+    assert_eq!(get(pool, 6 << 20).unwrap_err().0, pp_status::PP_LIMIT);
+    outcome(pp_set_max_bytes(pool.0, 8 << 20), ()).unwrap();
+    put(pool, get(pool, 6 << 20).unwrap()).unwrap();
+    let error = outcome(pp_set_max_bytes(pool.0, 0), ()).unwrap_err();
+    assert!(error.0 == pp_status::PP_INVALID_ARGUMENT && error.1.contains("max_bytes=0"), "{error:?}");
+    assert_eq!(stats(pool)["max_bytes"], 8 << 20);
+    close(pool);
+}
+
+#[test]
+fn a_partition_has_a_ceiling_of_its_own_and_outlives_its_parent() {
+    let (pool, mut partition) =
+        (open("backend=heap; max_bytes=16MiB; on_full=error; wait=0s; name=train"), ptr::null_mut());
+    // SAFETY: a C string and a place for the handle, here and below.
+    let opened = unsafe { pp_partition(pool.0, c"eval".as_ptr(), 4 << 20, &raw mut partition) };
+    let partition = outcome(opened, Handle(partition)).unwrap();
+    let held = get(partition, 1 << 20).unwrap();
+    assert_eq!(get(partition, 6 << 20).unwrap_err().0, pp_status::PP_LIMIT);
+    assert_eq!(stats(partition)["name"], "train/eval");
+    close(pool);
+    bytes(held, 1 << 20).fill(3);
+    put(partition, held).unwrap();
+    close(partition);
+
+    let pool = open("backend=heap; preset=tensorflow");
+    let mut none = ptr::dangling_mut();
+    // SAFETY: as above.
+    let refused = unsafe { pp_partition(pool.0, c"eval".as_ptr(), 4 << 20, &raw mut none) };
+    assert!(refused == pp_status::PP_BAD_SETTING && none.is_null(), "{:?}", last_error());
+    // SAFETY: NULL is refused.
+    let refused = unsafe { pp_partition(pool.0, ptr::null(), 4 << 20, &raw mut none) };
+    assert_eq!(refused, pp_status::PP_INVALID_ARGUMENT);
+    close(pool);
+}
+
+#[test]
+fn a_tag_says_who_holds_what() {
+    let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=0s");
+    let mut held = ptr::null_mut();
+    // SAFETY: a C string and a place for the address, here and below.
+    let status = unsafe { pp_get_tagged(pool.0, 3 << 20, c"decode".as_ptr(), &raw mut held) };
+    let held = outcome(status, Address(held)).unwrap();
+    let (status, text) = get(pool, 3 << 20).unwrap_err();
+    assert!(status == pp_status::PP_LIMIT && text.contains("decode"), "{text}");
+    put(pool, held).unwrap();
+    let mut none = ptr::dangling_mut();
+    for (tag, words) in [(ptr::null(), "`tag` is NULL"), (c"\xff".as_ptr(), "`tag` is not UTF-8")] {
+        // SAFETY: as above; NULL is refused.
+        let status = unsafe { pp_get_tagged(pool.0, 4096, tag, &raw mut none) };
+        assert!(status == pp_status::PP_INVALID_ARGUMENT && none.is_null() && last_error().1.contains(words));
+    }
+    close(pool);
 }
 
 #[test]

@@ -41,6 +41,10 @@ fn installed() -> &'static Path {
         let folder = tempfile::tempdir().unwrap();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("install.sh");
         ran(Command::new("sh").arg(script).arg(folder.path()).env("PINPOOL_BUILT_IN", built_folder()));
+        // Else programs are linked with the archive, and nobody notices.
+        let shared = folder.path().join("lib/libpinpool.so").canonicalize().unwrap();
+        assert_eq!(shared.file_name().unwrap().to_str(), Some(concat!("libpinpool.so.", env!("CARGO_PKG_VERSION"))));
+        assert!(folder.path().join("lib/libpinpool.so.0").exists());
         folder
     });
     folder.path()
@@ -99,6 +103,37 @@ fn a_process_may_end_without_a_close() {
     for printed in compiled_and_run("cc", "-std=c99", "tests/programs/exit.c") {
         assert_eq!(printed, "ends\n");
     }
+}
+
+#[test]
+fn cmake_finds_both_libraries() {
+    if !is_here("cc") || !is_here("cmake") {
+        return;
+    }
+    let (prefix, folder) = (installed(), tempfile::tempdir().unwrap());
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/misuse.c");
+    let lists = format!(
+        "cmake_minimum_required(VERSION 3.16)\nproject(user C)\nfind_package(pinpool 0.1 CONFIG REQUIRED)\n\
+         foreach(kind pinpool static)\n  add_executable(with_${{kind}} \"{}\")\n  \
+         target_link_libraries(with_${{kind}} pinpool::${{kind}} pthread)\nendforeach()\n",
+        source.display()
+    );
+    std::fs::write(folder.path().join("CMakeLists.txt"), lists).unwrap();
+    let build = folder.path().join("build");
+    let found = format!("-DCMAKE_PREFIX_PATH={}", prefix.display());
+    ran(Command::new("cmake").arg("-S").arg(folder.path()).arg("-B").arg(&build).arg(found));
+    ran(Command::new("cmake").arg("--build").arg(&build));
+    for kind in ["pinpool", "static"] {
+        ran(&mut Command::new(build.join(format!("with_{kind}"))));
+    }
+    std::fs::write(
+        folder.path().join("CMakeLists.txt"),
+        "cmake_minimum_required(VERSION 3.16)\nproject(user C)\nfind_package(pinpool 0.2 CONFIG REQUIRED)\n",
+    )
+    .unwrap();
+    let mut other = Command::new("cmake");
+    let other = other.arg("-S").arg(folder.path()).arg("-B").arg(folder.path().join("other"));
+    assert!(!other.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display())).output().unwrap().status.success());
 }
 
 #[test]
