@@ -8,9 +8,7 @@ const NUMBERS: usize = 1 << 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // cudarc panics where there is no driver, so it is looked for first.
-    #[allow(unsafe_code)]
-    // SAFETY: opening the driver's library runs its initialisers only.
-    if !unsafe { pinpool::cudarc::driver::sys::is_culib_present() } {
+    if !pinpool::cuda_is_present() {
         println!("skipped: no CUDA driver here");
         return Ok(());
     }

@@ -103,6 +103,16 @@ pub use stats::{
 };
 pub use why::Why;
 
+/// Whether this machine has a CUDA driver that can be loaded: cudarc panics without one. Loads it, and starts nothing.
+/// [`backend::gpu`] says more, with the cause.
+#[must_use]
+pub fn cuda_is_present() -> bool {
+    #[cfg(feature = "cuda")]
+    return driver::is_present();
+    #[cfg(not(feature = "cuda"))]
+    false
+}
+
 /// The crate whose traits the views of a buffer as elements use, in version 1.
 pub use bytemuck;
 /// The crate whose streams and device memory copies use, in version 0.19.

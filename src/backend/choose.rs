@@ -35,6 +35,9 @@ pub enum Backend {
     /// `cuda` on.
     #[default]
     Auto,
+    /// The first that works here of `vmm`, `register` and `cuda`, under the preset `tensorflow` of `cuda` alone; else an error, where
+    /// [`Auto`](Self::Auto) goes on to memory that is not for a GPU.
+    Gpu,
     /// Virtual host memory of the CUDA driver: grows and shrinks without blocking any copy. For `adaptive` only.
     Vmm,
     /// Huge pages registered with the CUDA driver (`cuMemHostRegister`). For `adaptive` only.
@@ -59,6 +62,7 @@ impl Backend {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Auto => "auto",
+            Self::Gpu => "gpu",
             Self::Vmm => "vmm",
             Self::Register => "register",
             Self::Cuda => "cuda",
@@ -148,6 +152,15 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
                 findings.chain(options.hugetlb.finding(options.root)).chain(chosen.source.findings()).collect();
             return Ok(Chosen { findings, ..chosen });
         }
+        Backend::Gpu => {
+            let (source, passed_over) = best_of_driver(options);
+            source.ok_or_else(|| {
+                let Finding { found: gpu, remedy, .. } = gpu(options.device);
+                let reasons = passed_over.iter().map(|(name, why)| format!("{name}: {why}"));
+                let why = [gpu].into_iter().chain(remedy).chain(reasons).collect::<Vec<_>>().join("; ");
+                ErrorKind::Unavailable { backend: "gpu", why }
+            })?
+        }
         Backend::Vmm | Backend::Register if !options.arena => {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is an allocation of its own and each eviction \
                        a release, which this back-end makes slower than cuda does";
@@ -191,7 +204,7 @@ fn required(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Backend
         (true, _) => ("PINPOOL_HANDLE_TYPES", options.handle_types.to_string(), Backend::Vmm),
         (false, true) => ("PINPOOL_WRITE_COMBINED", "1".to_owned(), Backend::Cuda),
     };
-    let is_other = !matches!(backend, Backend::Auto) && backend.name() != needed.name();
+    let is_other = !matches!(backend, Backend::Auto | Backend::Gpu) && backend.name() != needed.name();
     if is_other || exports && options.write_combined {
         let with = if is_other { format!(", not PINPOOL_BACKEND={}", backend.name()) } else { String::new() };
         let why = match needed {
@@ -269,13 +282,25 @@ fn driver_sources(arena: bool) -> &'static [&'static str] {
     if arena { &["vmm", "register", "cuda"] } else { &["cuda"] }
 }
 
-fn best(options: PinOptions<'_>) -> Chosen {
+/// Back-ends that do not work here, each with the reason.
+type PassedOver = Vec<(&'static str, String)>;
+
+/// The best source of the driver that works, if one does, and those that do not, each with the reason.
+fn best_of_driver(options: PinOptions<'_>) -> (Option<Arc<dyn Source>>, PassedOver) {
     let mut passed_over = Vec::new();
     for &name in driver_sources(options.arena) {
         match tried_source(name, options) {
-            Ok(source) => return Chosen { source, lock_limit_bytes: None, passed_over, findings: Vec::new() },
+            Ok(source) => return (Some(source), passed_over),
             Err(why) => passed_over.push((name, why)),
         }
+    }
+    (None, passed_over)
+}
+
+fn best(options: PinOptions<'_>) -> Chosen {
+    let (source, mut passed_over) = best_of_driver(options);
+    if let Some(source) = source {
+        return Chosen { source, lock_limit_bytes: None, passed_over, findings: Vec::new() };
     }
     let mut findings: Vec<_> = unused_gpu(options, &passed_over).into_iter().collect();
     let mlock = host_source(HeapSource::locked(), options);

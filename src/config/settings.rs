@@ -24,7 +24,7 @@ const WAIT_BEFORE_PAGEABLE: Duration = Duration::from_millis(100);
 macro_rules! for_each_setting {
     ($consumer:ident) => {
         $consumer! {
-        /// Where memory comes from: auto, vmm, register, cuda, mlock, heap, sim or sim:SIZE.
+        /// Where memory comes from: auto, gpu (vmm, register or cuda, else an error), vmm, register, cuda, mlock, heap, sim or sim:SIZE.
         "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as BACKEND;
 
         /// Ordinal of the GPU that copies go to. Left out, it is that of the context that is current where the pool is built, else the

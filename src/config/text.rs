@@ -84,6 +84,7 @@ impl FromStr for Backend {
     fn from_str(text: &str) -> Result<Self, ParseError> {
         match text.to_ascii_lowercase().as_str() {
             "auto" => Ok(Self::Auto),
+            "gpu" => Ok(Self::Gpu),
             "vmm" => Ok(Self::Vmm),
             "register" => Ok(Self::Register),
             "cuda" => Ok(Self::Cuda),
@@ -96,9 +97,10 @@ impl FromStr for Backend {
                     let total_bytes = parse_bytes(size).map_err(|error| ParseError::new(text, error.problem))?;
                     Ok(Self::Sim { total_bytes })
                 }
-                None => {
-                    Err(ParseError::new(text, "not a back-end (auto, vmm, register, cuda, mlock, heap, sim, sim:SIZE)"))
-                }
+                None => Err(ParseError::new(
+                    text,
+                    "not a back-end (auto, gpu, vmm, register, cuda, mlock, heap, sim, sim:SIZE)",
+                )),
             },
         }
     }

@@ -241,7 +241,8 @@ fn resolve(settings: Settings) -> Result<Config> {
     let config = settings.resolve()?;
     // A pool that pins without a driver does not look for one: a child that another thread forks meanwhile may find the
     // dynamic linker at work.
-    let may_use_gpu = matches!(config.backend, Backend::Auto | Backend::Vmm | Backend::Register | Backend::Cuda);
+    let may_use_gpu =
+        matches!(config.backend, Backend::Auto | Backend::Gpu | Backend::Vmm | Backend::Register | Backend::Cuda);
     let is_asked = may_use_gpu && !is_told_device;
     Ok(if is_asked { Config { device: backend::default_device(), ..config } } else { config })
 }

@@ -53,6 +53,17 @@ impl Pool {
         self.core().name()
     }
 
+    /// The back-end that the pool's memory comes from, by its name: `vmm`, where the setting may be `auto`.
+    pub fn backend(&self) -> &'static str {
+        self.core().backing().source().name()
+    }
+
+    /// Whether this back-end page-locks. A full pool may give other memory all the same: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned)
+    /// tells of each buffer, and [`OnFull::Error`](crate::OnFull::Error) rules it out.
+    pub fn is_pinned(&self) -> bool {
+        self.core().backing().source().is_pinned()
+    }
+
     /// The settings in effect, with variables and defaults resolved.
     pub fn config(&self) -> &Config {
         self.core().config()

@@ -2,7 +2,7 @@
 
 use driver_double::{Code, Double};
 use log::Level;
-use pinpool::Pool;
+use pinpool::{Backend, Pool, Preset};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
@@ -59,5 +59,33 @@ fn a_driver_without_a_device_and_a_device_that_is_not_there_are_warned_of() {
                 && line.contains("PINPOOL_DEVICE")
         };
         assert_eq!(lines.iter().filter(|line| warned(line)).count(), 1, "{lines:?}");
+    });
+}
+
+#[test]
+fn a_pool_for_the_gpu_takes_the_best_of_its_back_ends_or_none() {
+    alone(|| {
+        let double = Double::load();
+        assert!(pinpool::cuda_is_present());
+        let builder = || Pool::builder().without_env().backend(Backend::Gpu);
+        let pool = builder().build().unwrap();
+        assert_eq!((pool.backend(), pool.is_pinned()), ("vmm", true));
+        assert!(pool.get(4096).unwrap().is_pinned());
+        assert_eq!(builder().preset(Preset::Tensorflow).build().unwrap().backend(), "cuda");
+        assert!(double.hide("cuMemCreate"));
+        assert_eq!(builder().build().unwrap().backend(), "register");
+        for (name, code) in [("cuMemHostRegister_v2", 801), ("cuMemHostAlloc", 304)] {
+            double.fail_from(name, 1, Code(code));
+        }
+        let error = builder().build().unwrap_err();
+        assert!(error.is_backend(), "{error}");
+        for part in ["`gpu`", "vmm:", "register:", "cuda:", "code 801", "code 304"] {
+            assert!(error.to_string().contains(part), "no {part} in: {error}");
+        }
+        let auto = Pool::builder().without_env().build().unwrap();
+        assert!(!["vmm", "register", "cuda"].contains(&auto.backend()), "{}", auto.backend());
+        double.fail_from("cuInit", 1, Code(999));
+        let error = builder().build().unwrap_err();
+        assert!(error.to_string().contains("does not start") && error.to_string().contains("(999)"), "{error}");
     });
 }
