@@ -170,7 +170,8 @@ impl Batches {
         if self.epoch == self.options.epochs || self.taken == self.order.len() {
             return None;
         }
-        let max_bytes = self.options.batch_bytes.map_or(u64::MAX, NonZeroU64::get);
+        let max_bytes = self.options.batch_bytes.filter(|_| self.options.decode.is_empty());
+        let max_bytes = max_bytes.map_or(u64::MAX, NonZeroU64::get);
         let (number, epoch, in_epoch) = (self.number, self.epoch, self.in_epoch);
         let mut batch = PlannedBatch { number, epoch, in_epoch, ..PlannedBatch::default() };
         while let Some(&sample) = self.order.get(self.taken) {

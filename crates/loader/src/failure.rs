@@ -66,6 +66,22 @@ pub enum FailureCause {
     /// The header of a safetensors file does not describe the file.
     #[error("broken safetensors: {0}")]
     Safetensors(#[from] SafetensorsError),
+    /// A field cannot be decoded.
+    #[error("its {field} cannot be decoded: {why}")]
+    Decode {
+        /// The names that the field may have.
+        field: String,
+        /// What the decoder says.
+        why: Box<dyn Error + Send + Sync>,
+    },
+    /// A sample has no field that could be decoded.
+    #[error("no field {expected} to decode: it has {found:?}")]
+    NoField {
+        /// The names that the field may have.
+        expected: String,
+        /// The fields of the sample, or the ending of the file.
+        found: String,
+    },
     /// The pool had no buffer for a batch although every other batch was back in it, or the copy failed.
     #[error(transparent)]
     Pool(#[from] Arc<pinpool::Error>),

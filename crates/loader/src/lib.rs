@@ -83,6 +83,7 @@ mod compression;
 mod container;
 #[cfg(feature = "cuda")]
 mod cuda_destination;
+mod decode;
 mod decoders;
 mod destination;
 mod failure;
@@ -90,6 +91,7 @@ mod listing;
 mod open_files;
 mod read;
 mod read_ahead;
+mod read_decoded;
 mod reader;
 mod reading;
 mod run;
@@ -103,6 +105,7 @@ pub use self::catalog::{Catalog, DataFile, DataOrigin, FileRange, Sample};
 pub use self::compression::Compression;
 #[cfg(feature = "cuda")]
 pub use self::cuda_destination::CudaDestination;
+pub use self::decode::{Decode, DecodedField, kept_fields};
 pub use self::destination::{Destination, SinkDestination};
 pub use self::failure::{CompressedError, Failure, FailureCause, SafetensorsError, TarError};
 pub use self::reader::{BatchReader, LoadedBatch, LoadedPart};

@@ -36,23 +36,23 @@ use super::run::StopFlag;
 struct FoundFile {
     path: PathBuf,
     len_bytes: u64,
-    /// Whether the caller named this very file.
-    is_named: bool,
+    /// Whether it is opened, if it is a container: the caller named this very file, or a directory of containers.
+    is_opened: bool,
 }
 
 impl Catalog {
     /// Lists the regular files under `paths`, each a file or a directory, in the order of `paths` and by name within each.
     ///
     /// A `.tar` or `.safetensors` file is opened as a container, and its samples are listed one by one, if `paths` names the
-    /// file itself or `open_containers` is set; otherwise it is one plain sample. The same goes for compressed files: the
-    /// samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed, and another `.gz` or `.zst` file is one sample,
-    /// its data. Each of these is decompressed once for that, several at a time. What cannot be listed is in
-    /// [`Catalog::failures`]. The list ends early when `stop` is raised.
+    /// file itself or a directory that has nothing but containers, or `open_containers` is set; otherwise it is one plain
+    /// sample. The same goes for compressed files: the samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed,
+    /// and another `.gz` or `.zst` file is one sample, its data. Each of these is decompressed once for that, several at a
+    /// time. What cannot be listed is in [`Catalog::failures`]. The list ends early when `stop` is raised.
     #[must_use]
     pub fn from_paths<P: AsRef<Path>>(paths: &[P], open_containers: bool, stop: &StopFlag) -> Catalog {
         let mut lists = CatalogLists::default();
         let found = lists.walk(paths, stop);
-        let is_opened = |file: &FoundFile| file.is_named || open_containers;
+        let is_opened = |file: &FoundFile| file.is_opened || open_containers;
         let mut opened = open_compressed(&found, &is_opened, stop);
         for (at, file) in found.into_iter().enumerate() {
             let open = || container::open(&file.path, stop);
@@ -119,7 +119,7 @@ impl CatalogLists {
             match fs::metadata(root) {
                 Err(error) => self.failures.push(Failure::new(root.display(), error)),
                 Ok(meta) if meta.is_file() => {
-                    found.push(FoundFile { path: root.into(), len_bytes: meta.len(), is_named: true });
+                    found.push(FoundFile { path: root.into(), len_bytes: meta.len(), is_opened: true });
                 }
                 Ok(meta) if meta.is_dir() => self.walk_directory(root, stop, &mut found),
                 Ok(_) => self.failures.push(Failure::new(root.display(), FailureCause::NotAFile)),
@@ -129,6 +129,7 @@ impl CatalogLists {
     }
 
     fn walk_directory(&mut self, root: &Path, stop: &StopFlag, found: &mut Vec<FoundFile>) {
+        let first = found.len();
         let mut entered = HashSet::new();
         let mut entered_again = Vec::new();
         let tree = WalkDir::new(root).follow_links(true).sort_by_file_name().into_iter().filter_entry(|entry| {
@@ -149,13 +150,16 @@ impl CatalogLists {
                 Ok((entry.into_path(), kind, len_bytes))
             };
             match entry.and_then(length) {
-                Ok((path, _, Some(len_bytes))) => found.push(FoundFile { path, len_bytes, is_named: false }),
+                Ok((path, _, Some(len_bytes))) => found.push(FoundFile { path, len_bytes, is_opened: false }),
                 Ok((_, kind, None)) if kind.is_dir() => {}
                 Ok((path, ..)) => self.special_files.push(path),
                 Err(error) => self.walk_failed(root, error),
             }
         }
         self.cyclic_links.append(&mut entered_again);
+        let found = &mut found[first..];
+        let is_of_containers = found.iter().all(|file| container::is_container(&file.path));
+        found.iter_mut().for_each(|file| file.is_opened = is_of_containers);
     }
 
     fn walk_failed(&mut self, root: &Path, error: walkdir::Error) {

@@ -14,6 +14,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -53,6 +54,8 @@ pub(super) struct BatchContents {
     pub(super) segments: Vec<BatchSegment>,
     pub(super) skipped: Vec<Skipped>,
     pub(super) len_bytes: usize,
+    /// Where the array of each decoded field lies.
+    pub(super) arrays: Vec<Range<usize>>,
 }
 
 /// Reads samples for one worker. Within a batch the last file stays open, since the next sample often lies in it.
@@ -68,7 +71,7 @@ pub(super) struct SampleReader<'a> {
 }
 
 /// Why a sample was not read to its end.
-enum ReadEnd {
+pub(super) enum ReadEnd {
     Stopped,
     Failed(FailureCause),
 }
@@ -89,6 +92,25 @@ impl<'a> SampleReader<'a> {
         SampleReader { catalog, stop, files, verify, decoder: None, open: None }
     }
 
+    pub(super) fn catalog(&self) -> &'a Catalog {
+        self.catalog
+    }
+
+    /// Reads a sample from its first byte to its last, into memory of its own.
+    pub(super) fn read_whole(
+        &mut self,
+        part: &SamplePart,
+        turns: &mut Turns<'_>,
+        into: &mut Vec<u8>,
+    ) -> Result<(), ReadEnd> {
+        let too_long = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let len_bytes = usize::try_from(part.len_bytes).map_err(|_| too_long())?;
+        into.clear();
+        into.try_reserve(len_bytes).map_err(|_| too_long())?;
+        into.resize(len_bytes, 0);
+        self.read(&self.catalog.samples()[part.sample], part, turns, into).map(drop)
+    }
+
     /// Reads the parts of `batch` into `buffer`, which holds at least as many bytes. `None` if the run was stopped.
     pub(super) fn fill(
         &mut self,
@@ -96,13 +118,6 @@ impl<'a> SampleReader<'a> {
         turns: &mut Turns<'_>,
         buffer: &mut [u8],
     ) -> Option<BatchContents> {
-        let contents = self.read_parts(batch, turns, buffer);
-        // A worker that waits for its next batch keeps no descriptor from another.
-        self.leave_file(turns);
-        contents
-    }
-
-    fn read_parts(&mut self, batch: &PlannedBatch, turns: &mut Turns<'_>, buffer: &mut [u8]) -> Option<BatchContents> {
         let mut contents = BatchContents::default();
         let mut rest = buffer;
         for part in &batch.parts {
@@ -180,8 +195,9 @@ impl<'a> SampleReader<'a> {
         Ok(&self.open.insert((file, open)).1)
     }
 
-    /// Closes the file; its decoder, if it is compressed, goes to the next batch that reads it.
-    fn leave_file(&mut self, turns: &mut Turns<'_>) {
+    /// Closes the file; its decoder, if it is compressed, goes to the next batch that reads it. A worker that waits for its next
+    /// batch keeps no descriptor from another.
+    pub(super) fn leave_file(&mut self, turns: &mut Turns<'_>) {
         if let Some((file, open)) = self.open.take() {
             if let Some(decoder) = self.decoder.take() {
                 turns.end(file, Some(decoder));

@@ -24,8 +24,10 @@ pub struct LoadedBatch {
     pub epoch: u64,
     /// Its place in the epoch, from 0.
     pub in_epoch: u64,
-    /// The bytes of all parts, one after the other, and no more.
+    /// The bytes of all parts, one after the other, and no more; before them the arrays, if fields are decoded.
     pub buffer: PinnedBuf,
+    /// Where the array of each of [`LoadOptions::decode`](super::LoadOptions::decode) lies, a row for each part.
+    pub arrays: Vec<Range<usize>>,
     /// What was read, in order.
     pub parts: Vec<LoadedPart>,
     /// What could not be read. A sample that cannot be read fails in each epoch, and in each batch that has a part of it.
@@ -38,7 +40,7 @@ pub struct LoadedBatch {
 pub struct LoadedPart {
     /// Index into [`Catalog::samples`](super::Catalog::samples).
     pub sample: usize,
-    /// Its bytes in the batch.
+    /// Its bytes in the batch; those of its [`kept_fields`](super::kept_fields), if fields are decoded.
     pub bytes: Range<usize>,
     /// First byte in the sample: 0 unless the sample began in an earlier batch.
     pub start: u64,
@@ -110,6 +112,7 @@ impl BatchReader {
             epoch: planned.epoch,
             in_epoch: planned.in_epoch,
             buffer,
+            arrays: contents.arrays,
             parts: contents.segments.into_iter().map(LoadedPart::of).collect(),
             failures: contents.skipped.into_iter().map(|skipped| skipped.failure).collect(),
         }))

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::catalog::Catalog;
+use super::decode::DecodedField;
 use super::state::LoadState;
 use pinpool::Pool;
 
@@ -41,6 +42,9 @@ pub struct LoadOptions {
     pub verify: bool,
     /// Whether the first failure ends the run. Default: no.
     pub strict: bool,
+    /// The fields that are decoded, each to an array of the batch. A sample lies in one batch then, whatever `batch_bytes` is, and
+    /// `verify` compares nothing. Default: none, and a batch has the bytes of its samples.
+    pub decode: Vec<DecodedField>,
 }
 
 impl Default for LoadOptions {
@@ -55,6 +59,7 @@ impl Default for LoadOptions {
             shard: None,
             verify: false,
             strict: false,
+            decode: Vec::new(),
         }
     }
 }

@@ -25,6 +25,7 @@ use super::decoders::Decoders;
 use super::open_files::OpenFiles;
 use super::read::{BatchContents, SampleReader};
 use super::read_ahead::{CloseOnDrop, ReadAhead};
+use super::read_decoded;
 use super::run::Loader;
 use pinpool::{Error, PinnedBuf};
 
@@ -84,7 +85,11 @@ impl Workers {
     /// if the load was ended meanwhile.
     fn get_buffer(&self, planned: &PlannedBatch) -> Option<Result<PinnedBuf, Error>> {
         // The pool refuses a length beyond the address space with an error of its own.
-        let len = usize::try_from(planned.len_bytes).unwrap_or(usize::MAX);
+        let decode = &self.loader.options.decode;
+        let len = match decode.is_empty() {
+            true => usize::try_from(planned.len_bytes).unwrap_or(usize::MAX),
+            false => read_decoded::batch_bytes(decode, planned, &self.loader.catalog),
+        };
         loop {
             let completions = self.ahead.completions();
             match self.get_unless_ended(len)? {
@@ -123,7 +128,12 @@ impl Workers {
         // Ends them in all cases (turn-I1).
         let mut turns = self.decoders.turns(&planned.turns);
         let filled = buffer.and_then(|mut buffer| {
-            let contents = reader.fill(&planned, &mut turns, buffer.as_mut_slice()?);
+            let (decode, bytes) = (&self.loader.options.decode, buffer.as_mut_slice()?);
+            let contents = match decode.is_empty() {
+                true => reader.fill(&planned, &mut turns, bytes),
+                false => read_decoded::fill(decode, reader, &planned, &mut turns, bytes),
+            };
+            reader.leave_file(&mut turns);
             Ok((contents, buffer))
         });
         match filled {

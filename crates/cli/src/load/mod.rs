@@ -44,8 +44,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Load files through the pool onto the GPU, or into a host sink where there is none
 ///
 /// Reads every regular file under the PATHs; without one, a synthetic data set with the sizes of photographs. A .tar
-/// (WebDataset shard; also .tar.gz, .tgz, .tar.zst, .tzst) or .safetensors file that is named as a PATH is opened, and its samples
-/// are loaded one by one; another .gz or .zst file is decompressed.
+/// (WebDataset shard; also .tar.gz, .tgz, .tar.zst, .tzst) or .safetensors file that is named as a PATH, or lies in a directory of
+/// nothing else, is opened, and its samples are loaded one by one; another .gz or .zst file is decompressed.
 /// Exits with 0 only if everything arrived, 1 if something failed, 2 for settings that cannot be met, 3 if --require-gpu is
 /// not met, 4 if there was no file to load, 130 after Ctrl-C. A recording that was asked for and is not complete is a failure.
 #[derive(Debug, clap::Args)]
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     /// Files and directories to load
     paths: Vec<PathBuf>,
 
-    /// Open such files under directories too
+    /// Open containers that lie beside other files too
     #[arg(long)]
     containers: bool,
 

@@ -152,19 +152,26 @@ fn the_table_has_a_row_for_each_figure() {
 }
 
 #[test]
-fn containers_are_opened_when_named_or_asked_for() {
+fn containers_are_opened_when_named_alone_in_a_directory_or_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let shard = dir.path().join("shard-000.tar");
     tar_file(&shard, &[("0.jpg", 100), ("0.cls", 1), ("1.jpg", 200), ("1.cls", 1), ("2.jpg", 0)]);
     safetensors_file(&dir.path().join("w.safetensors"), &[("a", 64), ("b", 1000)]);
 
-    let plain = load(&dir, &[]).figures();
-    assert_eq!((plain["files"].as_u64(), plain["samples"].as_u64()), (Some(2), Some(2)));
+    // A directory of nothing but containers needs no option.
+    for options in [&[] as &[&str], &["--containers"]] {
+        let opened = load(&dir, options).figures();
+        assert_eq!((opened["files"].as_u64(), opened["samples"].as_u64()), (Some(2), Some(5)), "{options:?}");
+        assert_eq!(opened["bytes"], 302 + 1064);
+        assert_eq!(opened["batches"], opened["verified_batches"]);
+    }
 
+    // Beside any other file, a container is one plain sample until it is asked for.
+    fs::write(dir.path().join("notes.txt"), b"notes").unwrap();
+    let plain = load(&dir, &[]).figures();
+    assert_eq!((plain["files"].as_u64(), plain["samples"].as_u64()), (Some(3), Some(3)));
     let opened = load(&dir, &["--containers"]).figures();
-    assert_eq!((opened["files"].as_u64(), opened["samples"].as_u64()), (Some(2), Some(5)));
-    assert_eq!(opened["bytes"], 302 + 1064);
-    assert_eq!(opened["batches"], opened["verified_batches"]);
+    assert_eq!((opened["files"].as_u64(), opened["samples"].as_u64()), (Some(3), Some(6)));
 
     let named = finish(pinpool(&["load", "--json"]).arg(&shard)).figures();
     assert_eq!((named["files"].as_u64(), named["samples"].as_u64()), (Some(1), Some(3)));

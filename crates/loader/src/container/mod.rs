@@ -34,6 +34,16 @@ pub(super) fn is_compressed(path: &Path) -> bool {
     Compression::of(path).is_some()
 }
 
+/// Whether the name of the file is that of a container.
+pub(super) fn is_container(path: &Path) -> bool {
+    match Compression::of(path) {
+        Some((_, is_tar)) => is_tar,
+        None => path.extension().is_some_and(|extension| {
+            ["tar", "safetensors"].iter().any(|format| extension.eq_ignore_ascii_case(format))
+        }),
+    }
+}
+
 /// Lists what is in the file at `path`; `None` if its last extension names no format. A compressed file is given up when
 /// `stop` is raised.
 pub(super) fn open(path: &Path, stop: &StopFlag) -> Option<Result<Opened, FailureCause>> {

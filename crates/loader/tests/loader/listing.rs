@@ -100,7 +100,7 @@ fn a_named_file_is_listed_alone() {
 }
 
 #[test]
-fn a_container_is_opened_when_named_or_asked_for_and_else_read_plain() {
+fn a_container_is_opened_when_named_asked_for_or_among_its_like_and_else_read_plain() {
     let dir = directory();
     let shard = dir.path().join("shard.tar");
     fs::write(&shard, tar_file(&[("0.jpg", b"abc"), ("0.cls", b"7"), ("1.jpg", b"de")])).unwrap();
@@ -110,12 +110,16 @@ fn a_container_is_opened_when_named_or_asked_for_and_else_read_plain() {
     assert_eq!((named.files().len(), named.samples().len(), named.len_bytes()), (1, 2, 6));
     assert_eq!(named.name(1), format!("{}!1", shard.display()));
 
+    let alone = listed(&[dir.path()], false);
+    assert_eq!((alone.files().len(), alone.samples().len(), alone.len_bytes()), (1, 2, 6));
+
+    put(dir.path(), "zero", b"");
     let plain = listed(&[dir.path()], false);
-    assert_eq!((plain.files().len(), plain.samples().len(), plain.len_bytes()), (1, 1, shard_bytes));
+    assert_eq!((plain.files().len(), plain.samples().len(), plain.len_bytes()), (2, 2, shard_bytes));
     assert_eq!(plain.name(0), shard.display().to_string());
 
     let asked = listed(&[dir.path()], true);
-    assert_eq!((asked.files().len(), asked.samples().len(), asked.len_bytes()), (1, 2, 6));
+    assert_eq!((asked.files().len(), asked.samples().len(), asked.len_bytes()), (2, 3, 6));
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! | `compressed` | `.gz` and `.zst` files: order, shuffles, shards, states, damage, bounds |
 //! | `containers` | tar and safetensors files, whole, cut and false |
 //! | `contents` | the bytes of each batch: order, limits, shuffle, synthetic data, checksums |
+//! | `decode` | fields that are decoded |
 //! | `lanes` | lanes that are slow, fail, or read nothing back |
 //! | `runs` | epochs, ceilings, stops and failures of whole runs |
 
@@ -15,6 +16,7 @@ mod batches;
 mod compressed;
 mod containers;
 mod contents;
+mod decode;
 mod lanes;
 mod listing;
 mod parts;

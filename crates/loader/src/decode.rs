@@ -1,0 +1,87 @@
+//! What of a sample goes through a decoder, and what does not. The formats are the user's ([`Decode`]).
+
+use std::error::Error;
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::catalog::{Catalog, DataOrigin, Sample};
+use super::failure::FailureCause;
+
+/// From the bytes of a field to an array whose length is known.
+pub trait Decode: fmt::Debug + Send + Sync {
+    /// Bytes of each array.
+    fn len_bytes(&self) -> usize;
+
+    /// Decodes into `into`, which has these many bytes.
+    ///
+    /// # Errors
+    ///
+    /// Why this sample fails. What `into` holds does not count then.
+    fn decode(&self, encoded: &[u8], into: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync>>;
+}
+
+/// A field that is decoded.
+#[derive(Debug, Clone)]
+pub struct DecodedField {
+    pub(super) names: Vec<String>,
+    pub(super) decoder: Arc<dyn Decode>,
+}
+
+impl DecodedField {
+    /// The first field of a sample that has one of these names, in lower case and without a dot: of a file its ending.
+    #[must_use]
+    pub fn new(names: Vec<String>, decoder: Arc<dyn Decode>) -> Self {
+        Self { names, decoder }
+    }
+
+    fn is(&self, name: &str) -> bool {
+        self.names.iter().any(|own| own == name)
+    }
+
+    /// Its bytes in the sample.
+    pub(super) fn of(&self, catalog: &Catalog, sample: &Sample) -> Result<Range<u64>, FailureCause> {
+        if !sample.fields.is_empty() {
+            let found = sample.fields().find(|(name, _)| self.is(name));
+            return found.map(|(_, bytes)| bytes).ok_or_else(|| self.missing(sample.fields().map(|(name, _)| name)));
+        }
+        let path = match (&sample.member, &catalog.files()[sample.file].origin) {
+            (Some(member), _) => Some(Path::new(&**member)),
+            (None, DataOrigin::File(path)) => Some(&**path),
+            (None, DataOrigin::Synthetic { .. }) => None,
+        };
+        let ending = path.and_then(Path::extension).map(|ending| ending.to_string_lossy().to_lowercase());
+        match ending.as_deref() {
+            Some(ending) if self.is(ending) => Ok(0..sample.len_bytes),
+            ending => Err(self.missing(ending.into_iter())),
+        }
+    }
+
+    fn missing<'a>(&self, found: impl Iterator<Item = &'a str>) -> FailureCause {
+        FailureCause::NoField { expected: self.names.join(";"), found: found.collect::<Vec<_>>().join(", ") }
+    }
+}
+
+/// The fields of a sample that no decoder takes: their names, and where they lie in the sample.
+pub(super) fn others<'a>(
+    decode: &'a [DecodedField],
+    sample: &'a Sample,
+) -> impl Iterator<Item = (&'a str, Range<u64>)> {
+    let mut taken = vec![false; decode.len()];
+    sample.fields().filter(move |(name, _)| {
+        let taker = decode.iter().zip(&mut taken).find(|(field, is_taken)| !**is_taken && field.is(name));
+        taker.map(|(_, is_taken)| *is_taken = true).is_none()
+    })
+}
+
+/// The fields of a sample that no decoder takes: their names, and where they lie behind each other in a batch. All fields as
+/// they lie in the sample, if nothing is decoded.
+pub fn kept_fields<'a>(decode: &'a [DecodedField], sample: &'a Sample) -> impl Iterator<Item = (&'a str, Range<u64>)> {
+    let mut end = 0;
+    others(decode, sample).map(move |(name, bytes)| {
+        let start = end;
+        end += bytes.end - bytes.start;
+        (name, start..end)
+    })
+}

@@ -1,0 +1,120 @@
+//! Fields that are decoded: one array for each, rows in the order of the parts, other fields behind.
+
+use std::error::Error;
+use std::fs;
+use std::num::NonZeroU64;
+use std::path::Path;
+use std::sync::Arc;
+
+use pinpool::{Backend, Pool};
+use pinpool_loader::{Catalog, Decode, DecodedField, LoadOptions, LoadedBatch, Loader, StopFlag, kept_fields};
+
+/// The first `0` bytes of a field, backwards; a shorter one is damaged.
+#[derive(Debug)]
+struct Backwards(usize);
+
+impl Decode for Backwards {
+    fn len_bytes(&self) -> usize {
+        self.0
+    }
+
+    fn decode(&self, encoded: &[u8], into: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let first = encoded.get(..self.0).ok_or_else(|| format!("only {} B", encoded.len()))?;
+        into.iter_mut().zip(first.iter().rev()).for_each(|(to, from)| *to = *from);
+        Ok(())
+    }
+}
+
+fn field(names: &str, len: usize) -> DecodedField {
+    DecodedField::new(names.split(';').map(str::to_owned).collect(), Arc::new(Backwards(len)))
+}
+
+fn loaded(paths: &[&Path], decode: Vec<DecodedField>, batch_samples: u64) -> (Catalog, Vec<LoadedBatch>) {
+    let catalog = Catalog::from_paths(paths, false, &StopFlag::new());
+    assert!(catalog.failures().is_empty());
+    let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+    let mut options = LoadOptions::default();
+    // Samples are whole, however long.
+    (options.batch_bytes, options.batch_samples) = (NonZeroU64::new(4), NonZeroU64::new(batch_samples));
+    options.decode = decode;
+    let batches = Loader::new(&pool, &catalog, options).batches().unwrap().collect();
+    (catalog, batches)
+}
+
+fn tar_of(path: &Path, members: &[(&str, &[u8])]) {
+    let mut archive = tar::Builder::new(fs::File::create(path).unwrap());
+    for (name, bytes) in members {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        archive.append_data(&mut header, name, *bytes).unwrap();
+    }
+    archive.finish().unwrap();
+}
+
+#[test]
+fn each_decoded_field_is_one_array_and_the_others_lie_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shard.tar");
+    tar_of(
+        &path,
+        &[
+            ("0.cls", b"10"),
+            ("0.jpg", b"abcdef"),
+            ("0.seg.png", b"uvw"),
+            ("0.txt", b"first"),
+            ("1.jpeg", b"ghijkl"),
+            ("1.cls", b"2"),
+            ("1.seg.png", b"xyz"),
+        ],
+    );
+    let decode = vec![field("jpg;jpeg", 4), field("seg.png", 2)];
+    let (catalog, batches) = loaded(&[&path], decode.clone(), 8);
+    // A limit of 4 bytes: each sample is a batch, and whole.
+    assert_eq!(batches.len(), 2);
+    let bytes = |batch: &LoadedBatch| batch.buffer.as_slice_untracked().unwrap().to_vec();
+    let first = bytes(&batches[0]);
+    assert_eq!(batches[0].arrays, [0..4, 64..66]);
+    assert_eq!((&first[..4], &first[64..66]), (&b"dcba"[..], &b"vu"[..]));
+    let part = &batches[0].parts[0];
+    assert_eq!(&first[part.bytes.clone()], b"10first");
+    let kept: Vec<_> = kept_fields(&decode, &catalog.samples()[0]).collect();
+    assert_eq!(kept, [("cls", 0..2), ("txt", 2..7)]);
+    let second = bytes(&batches[1]);
+    assert_eq!((&second[..4], &second[batches[1].parts[0].bytes.clone()]), (&b"jihg"[..], &b"2"[..]));
+    let all: Vec<_> = kept_fields(&[], &catalog.samples()[0]).map(|(name, bytes)| (name.to_owned(), bytes)).collect();
+    let fields: Vec<_> = catalog.samples()[0].fields().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
+    assert_eq!(all, fields);
+}
+
+#[test]
+fn what_fails_leaves_no_row_and_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in [("a.bin", "abc"), ("b.bin", "d"), ("c.txt", "efg"), ("d.BIN", "hij")] {
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    let catalog = Catalog::from_paths(&[folder.path()], false, &StopFlag::new());
+    let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+    let mut options = LoadOptions::default();
+    options.decode = vec![field("bin", 2)];
+    let batch = Loader::new(&pool, &catalog, options.clone()).batches().unwrap().next().unwrap();
+    let named: Vec<_> = batch.parts.iter().map(|part| part.sample).collect();
+    assert_eq!((named, batch.arrays.len(), batch.arrays[0].clone()), (vec![0, 3], 1, 0..4));
+    assert_eq!(&batch.buffer.as_slice_untracked().unwrap()[..4], b"baih");
+    let failures: Vec<_> = batch.failures.iter().map(ToString::to_string).collect();
+    assert!(failures[0].ends_with("b.bin: its bin cannot be decoded: only 1 B"), "{failures:?}");
+    assert!(failures[1].ends_with("c.txt: no field bin to decode: it has \"txt\""), "{failures:?}");
+
+    options.decode = vec![field("none", 2)];
+    let batch = Loader::new(&pool, &catalog, options).batches().unwrap().next().unwrap();
+    assert_eq!((batch.parts.len(), batch.failures.len(), batch.buffer.len()), (0, 4, 0));
+    assert!(batch.arrays.is_empty());
+}
+
+#[test]
+fn a_batch_that_no_memory_holds_is_a_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a.bin"), "abc").unwrap();
+    let (_, batches) = loaded(&[folder.path()], vec![field("bin", usize::MAX / 2)], 8);
+    assert!(batches[0].parts.is_empty() && batches[0].failures.len() == 1, "{:?}", batches[0].failures);
+}
