@@ -5,6 +5,7 @@
     python python/bench_loader.py [--files 10000] [--epochs 3] [--rounds 3]
     python python/bench_loader.py --weights 2       # GB: pinpool.safetensors.load beside safetensors.torch.load_file
     python python/bench_loader.py --shards 8        # .tar.gz shards of 500 samples, beside tarfile in workers of DataLoader
+    python python/bench_loader.py --images 1000     # photos decoded to 224 x 224, beside Pillow in workers of DataLoader
 
 Makes the files itself, in a temporary folder: lengths log-normal with a mean of 100 KB, random bytes, a folder for each of
 ten classes. They were just written, so they come from the page cache if they fit it. Each loader runs in a process of its
@@ -136,6 +137,97 @@ def with_spdl(root, epochs, batch, workers):
         yield from pipeline.get_iterator(timeout=60)
 
 
+# The same for photos, decoded to one size.
+
+
+def images_with_pinpool(root, epochs, batch, workers):
+    import pinpool
+
+    decode = {"jpg": pinpool.Image(SIDE, SIDE)}
+    loader = pinpool.Loader(Path(root) / "photos", batch_size=batch, workers=workers, epochs=epochs, decode=decode)
+    yield
+    for group in loader:
+        yield group.field("jpg").reshape(len(group), -1)
+
+
+def _photo(file):
+    """As a tensor of bytes, by Pillow."""
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    image = Image.open(file).convert("RGB").resize((SIDE, SIDE), Image.BILINEAR)
+    return torch.from_numpy(np.array(image).reshape(-1))
+
+
+class _Photos:
+    def __init__(self, root):
+        self.paths = sorted((Path(root) / "photos").glob("*.jpg"))
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        return _photo(self.paths[index])
+
+
+def images_with_torch(root, epochs, batch, workers):
+    import torch.utils.data
+
+    settings = {"batch_size": batch, "num_workers": workers, "persistent_workers": True}
+    loader = torch.utils.data.DataLoader(_Photos(root), **settings)
+    yield
+    for _ in range(epochs):
+        yield from loader
+
+
+def images_with_webdataset(root, epochs, batch, workers):
+    import io
+
+    import torch.utils.data
+    import webdataset
+
+    shards = sorted(str(path) for path in Path(root).glob("*.tar"))
+    dataset = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
+    dataset = dataset.map(lambda sample: _photo(io.BytesIO(sample["jpg"]))).batched(batch, collation_fn=torch.stack)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=True)
+    yield
+    for _ in range(epochs):
+        yield from loader
+
+
+def make_images(root, count):
+    """Photos of 640 x 480, as files and as shards: noise of several scales."""
+    import io
+    import tarfile
+
+    import numpy as np
+    from PIL import Image
+
+    rng, different = np.random.default_rng(1), []
+    for _ in range(min(count, 32)):
+        whole = np.zeros((480, 640, 3))
+        for scale, strength in ((4, 80), (16, 60), (64, 35), (256, 14)):
+            small = rng.normal(0, strength, (max(2, 480 * scale // 512), max(2, 640 * scale // 512), 3)).astype(np.float32)
+            for channel in range(3):
+                layer = Image.fromarray(small[..., channel], "F").resize((640, 480), Image.BICUBIC)
+                whole[..., channel] += np.asarray(layer)
+        file = io.BytesIO()
+        Image.fromarray(np.clip(whole + 128, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=88)
+        different.append(file.getvalue())
+    (root / "photos").mkdir()
+    archives = [tarfile.open(root / f"{shard}.tar", "w") for shard in range(4)]
+    for number in range(count):
+        data = different[number % len(different)]
+        (root / "photos" / f"{number:06}.jpg").write_bytes(data)
+        info = tarfile.TarInfo(f"{number:06}.jpg")
+        info.size = len(data)
+        archives[number % len(archives)].addfile(info, io.BytesIO(data))
+    for archive in archives:
+        archive.close()
+    return count, count * SIDE * SIDE * 3
+
+
 # The same for weights: one batch, of all tensors as bytes.
 
 
@@ -252,6 +344,8 @@ def make_weights(root, gigabytes):
 
 
 WEIGHTS = "model.safetensors"
+#: Pixels of a side of a decoded photo.
+SIDE = 224
 
 WEIGHT_LOADERS = {
     "pinpool.safetensors.load": weights_with_pinpool,
@@ -259,6 +353,12 @@ WEIGHT_LOADERS = {
     "safetensors.torch.load_file": weights_with_safetensors,
     # What a program does that wants them in memory of its own, as to pin it.
     "load_file and a copy": weights_with_safetensors_copied,
+}
+
+IMAGE_LOADERS = {
+    "pinpool.Loader, decode": images_with_pinpool,
+    "DataLoader over Pillow": images_with_torch,
+    "webdataset over Pillow": images_with_webdataset,
 }
 
 SHARD_LOADERS = {
@@ -337,7 +437,8 @@ def look(group):
 
 def measure(kind, name, root, epochs, batch, workers):
     """One loader in this process; prints the figures as JSON."""
-    batches = {"shards": SHARD_LOADERS, "weights": WEIGHT_LOADERS, "files": LOADERS}[kind][name](root, epochs, batch, workers)
+    loaders = {"shards": SHARD_LOADERS, "weights": WEIGHT_LOADERS, "images": IMAGE_LOADERS, "files": LOADERS}[kind]
+    batches = loaders[name](root, epochs, batch, workers)
     next(batches)  # imports, lists, and opens nothing
     gc.collect()
     samples = nbytes = 0
@@ -374,6 +475,7 @@ def main():
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--weights", type=float, help="GB of weights to load, in place of files")
     parser.add_argument("--shards", type=int, help="number of compressed shards to load, in place of files")
+    parser.add_argument("--images", type=int, help="number of photos to decode, in place of files")
     parser.add_argument("--folder", help="where the temporary folder is made")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -389,6 +491,9 @@ def main():
         elif args.shards:
             kind, loaders = "shards", SHARD_LOADERS
             count, nbytes = make_shards(root, args.shards)
+        elif args.images:
+            kind, loaders = "images", IMAGE_LOADERS
+            count, nbytes = make_images(root, args.images)
         else:
             make_files(root, args.files)
             count, nbytes = args.files, sum(os.path.getsize(path) for path in paths_of(root))

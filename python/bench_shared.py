@@ -50,7 +50,7 @@ class Samples:
 def with_shared_loader(samples, workers, hugetlb):
     import pinpool
 
-    loader = pinpool.SharedLoader(samples, BATCH, num_workers=workers, hugetlb=hugetlb)
+    loader = pinpool.SharedLoader(samples, BATCH, num_workers=workers, hugetlb=hugetlb, library="numpy")
     yield described(loader.shared)
     for batch in loader:
         yield batch
@@ -69,7 +69,7 @@ def torchs(samples, workers, **settings):
 def with_torch_and_tickets(samples, workers, hugetlb):
     import pinpool
 
-    shared = pinpool.SharedPool(BATCH * samples.sample_bytes, 3 * workers + 3, hugetlb=hugetlb)
+    shared = pinpool.SharedPool(BATCH * samples.sample_bytes, 3 * workers + 3, hugetlb=hugetlb, library="numpy")
     loader = torchs(samples, workers, collate_fn=shared.collate)
     yield described(shared)
     yield from shared.batches(loader)

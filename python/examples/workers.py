@@ -10,6 +10,8 @@ import argparse
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -21,19 +23,21 @@ LENGTH, BATCH = 400, 16
 class Images:
     """Sample i is an image of the value i, and i."""
 
-    def __len__(self):
+    def __len__(self) -> int:
         return LENGTH
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> tuple[Any, int]:
         return np.full((3, 64, 64), index % 256, np.uint8), index
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--kill", action="store_true", help="kill one worker on the way")
     parser.add_argument("--torch", action="store_true", help="torch's DataLoader, whose collate_fn gives tickets")
     arguments = parser.parse_args()
+    batches: Iterable[Any]
+    replaced: Callable[[], int]
     if arguments.torch:
         from torch.utils.data import DataLoader
 
@@ -43,14 +47,14 @@ def main():
     else:
         loader = pinpool.SharedLoader(Images(), BATCH, num_workers=arguments.workers, on_death="replace")
         shared, batches, replaced = loader.shared, loader, lambda: loader.replaced
-    seen = []
+    seen: list[int] = []
     for number, (images, labels) in enumerate(batches):
         # Here a copy to the GPU; then pinpool.record_stream(images, stream).
         assert (np.asarray(images)[:, 0, 0, 0] == np.asarray(labels) % 256).all()
         seen.extend(int(label) for label in labels)
         del images, labels
         if arguments.kill and number == 5:
-            os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+            os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
     assert seen == list(range(LENGTH)), "every sample comes once, in order"
     print(f"{len(seen)} samples, page-locked by {shared.page_lock}, {replaced()} workers replaced, {shared.counts()}")
 

@@ -17,6 +17,7 @@
 //! | `stream` | fences behind streams of other libraries |
 //! | `torch` | the functions by which torch's host allocator uses a pool, and the memory that bounds it |
 //! | `wait` | a get that asyncio awaits |
+//! | `decode` | the formats that the loader decodes |
 //! | `loader` | the crate's loader: files, and batches read ahead |
 //! | `lines` | log lines on their way to Python's `logging` |
 //! | `errors` | the crate's errors as exceptions |
@@ -30,7 +31,9 @@
 
 use pyo3::prelude::*;
 
+mod arguments;
 mod buffer;
+mod decode;
 mod device;
 mod dlpack;
 mod errors;
@@ -50,6 +53,8 @@ mod wait;
 mod _pinpool {
     #[pymodule_export]
     use super::buffer::{Buffer, DlpackExport};
+    #[pymodule_export]
+    use super::decode::Decoder;
     #[pymodule_export]
     use super::device::{Device, DeviceBuffer};
     #[pymodule_export]

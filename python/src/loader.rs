@@ -19,12 +19,13 @@ use std::time::Duration;
 use pinpool::PinnedBuf;
 use pinpool::config::text::parse_bytes;
 use pinpool_loader::{
-    BatchReader, Catalog, Ended, Failure, FailureCause, LoadOptions, LoadState, LoadedBatch, LoadedPart, Loader,
-    Sample, Shard, StopFlag,
+    BatchReader, Catalog, DecodedField, Ended, Failure, FailureCause, LoadOptions, LoadState, LoadedBatch, LoadedPart,
+    Loader, Shard, StopFlag, kept_fields,
 };
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::decode::{self, Decoder};
 use crate::device::{Device, DeviceBuffer, DeviceMemory};
 use crate::errors;
 use crate::gets::{self, Gets};
@@ -39,8 +40,8 @@ const UNINTERRUPTED: Duration = Duration::from_millis(100);
 type Failed = (String, bool);
 /// Sample, first byte in the buffer, length, first byte in the sample.
 type Part = (usize, usize, usize, u64);
-/// Number, epoch, place in the epoch, buffer, parts, labels if they are numbers, and failures.
-type Handed<'py> = (u64, u64, u64, Bound<'py, PyAny>, Vec<Part>, Option<Vec<i64>>, Vec<Failed>);
+/// Number, epoch, place in the epoch, buffer, parts, the first byte of each array, labels if they are numbers, and failures.
+type Handed<'py> = (u64, u64, u64, Bound<'py, PyAny>, Vec<Part>, Vec<usize>, Option<Vec<i64>>, Vec<Failed>);
 
 /// A batch before Python has it.
 struct Ready {
@@ -49,6 +50,7 @@ struct Ready {
     in_epoch: u64,
     memory: Loaded,
     parts: Vec<Part>,
+    arrays: Vec<usize>,
     labels: Option<Vec<i64>>,
     failures: Vec<Failed>,
     /// The state behind it.
@@ -78,6 +80,7 @@ pub struct Reader {
     gets: Arc<Gets>,
     process: u32,
     catalog: Catalog,
+    decode: Vec<DecodedField>,
     label_field: Option<String>,
     device: Option<Device>,
 }
@@ -133,7 +136,7 @@ pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
 impl Files {
     /// Lists `paths`. A count of 0 is none.
     #[new]
-    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world, label_field=None))]
+    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world, label_field=None, decode=vec![]))]
     #[allow(clippy::too_many_arguments)] // One call, by keyword.
     fn new(
         py: Python<'_>,
@@ -148,6 +151,7 @@ impl Files {
         rank: u64,
         world: u64,
         label_field: Option<String>,
+        decode: Vec<(Vec<String>, PyRef<'_, Decoder>)>,
     ) -> PyResult<Self> {
         let shard = Shard::new(rank, world);
         let shard = shard.ok_or_else(|| PyValueError::new_err(format!("rank={rank}: it is below world={world}")))?;
@@ -158,6 +162,7 @@ impl Files {
         options.prefetch = NonZeroUsize::new(prefetch);
         options.shuffle_seed = seed;
         options.shard = Some(shard);
+        options.decode = decode::fields(decode);
         let stop = StopFlag::new();
         let catalog = interruptibly(py, &stop, || Catalog::from_paths(&paths, containers, &stop))?;
         Ok(Self { gets: pool.gets().clone(), catalog, options, label_field })
@@ -201,10 +206,11 @@ impl Files {
         samples.into_iter().map(|sample| self.catalog.label(sample).into_owned()).collect()
     }
 
-    /// The fields of each sample: name, first byte in the sample, end.
+    /// The fields of each sample that are not decoded: name, first byte in its part of a batch, end.
     fn fields(&self, samples: Vec<usize>) -> Vec<Vec<(String, u64, u64)>> {
         let fields = |sample: usize| {
-            let fields = self.catalog.samples().get(sample).into_iter().flat_map(Sample::fields);
+            let sample = self.catalog.samples().get(sample).into_iter();
+            let fields = sample.flat_map(|sample| kept_fields(&self.options.decode, sample));
             fields.map(|(name, bytes)| (name.to_owned(), bytes.start, bytes.end)).collect()
         };
         samples.into_iter().map(fields).collect()
@@ -253,6 +259,7 @@ impl Files {
             gets: self.gets.clone(),
             process: std::process::id(),
             catalog: self.catalog.clone(),
+            decode: self.options.decode.clone(),
             label_field: self.label_field.clone(),
             device: device.map(|device| device.get().clone()),
         })
@@ -298,12 +305,12 @@ impl Reader {
 
     /// Reads the labels, and begins the copy.
     fn ready(&self, batch: LoadedBatch, state: LoadState) -> PyResult<Ready> {
-        let LoadedBatch { number, epoch, in_epoch, buffer, mut parts, failures, .. } = batch;
+        let LoadedBatch { number, epoch, in_epoch, buffer, arrays, mut parts, failures, .. } = batch;
         let mut failures: Vec<_> = failures.iter().map(failed).collect();
         let mut labels = self.label_field.is_some().then(Vec::new);
         if let (Some(field), Some(labels)) = (&self.label_field, &mut labels) {
             let bytes = buffer.as_slice_untracked().map_err(|error| errors::exception(&error))?;
-            parts.retain(|part| match label(&self.catalog, part, bytes, field) {
+            parts.retain(|part| match self.label(part, bytes, field) {
                 Ok(label) => {
                     labels.push(label);
                     true
@@ -316,42 +323,44 @@ impl Reader {
         }
         let parts = parts.into_iter().map(|part| (part.sample, part.bytes.start, part.bytes.len(), part.start));
         let parts = parts.collect();
+        let arrays = arrays.into_iter().map(|array| array.start).collect();
         let memory = match &self.device {
             Some(device) => Loaded::Device(device.copy(buffer)?),
             None => Loaded::Host(buffer),
         };
-        Ok(Ready { number, epoch, in_epoch, memory, parts, labels, failures, state })
+        Ok(Ready { number, epoch, in_epoch, memory, parts, arrays, labels, failures, state })
+    }
+
+    /// The number in the field `field` of a sample.
+    fn label(&self, part: &LoadedPart, bytes: &[u8], field: &str) -> Result<i64, String> {
+        let Some(sample) = self.catalog.samples().get(part.sample) else { return Err("no such sample".to_owned()) };
+        let is_whole = part.start == 0 && part.bytes.len() as u64 == sample.len_bytes;
+        if !is_whole && self.decode.is_empty() {
+            return Err(format!(
+                "its label, the field {field:?}, needs the whole sample, whose {} B are more than a batch may have: raise \
+                 batch_bytes, or give batch_size alone",
+                sample.len_bytes
+            ));
+        }
+        let Some((_, range)) = kept_fields(&self.decode, sample).find(|(name, _)| *name == field) else {
+            let fields: Vec<_> = kept_fields(&self.decode, sample).map(|(name, _)| name).collect();
+            let has = if fields.is_empty() { "no fields".to_owned() } else { fields.join(", ") };
+            return Err(format!("no field {field:?} to take the label from: it has {has}"));
+        };
+        let at = |offset| part.bytes.start + usize::try_from(offset).unwrap_or_default();
+        let text = String::from_utf8_lossy(bytes.get(at(range.start)..at(range.end)).unwrap_or_default());
+        let shown: String = text.chars().take(20).collect();
+        text.trim().parse().map_err(|_| format!("its field {field:?} is no whole number: {shown:?}"))
     }
 
     fn handed<'py>(&self, py: Python<'py>, ready: Ready) -> PyResult<Handed<'py>> {
-        let Ready { number, epoch, in_epoch, memory, parts, labels, failures, .. } = ready;
+        let Ready { number, epoch, in_epoch, memory, parts, arrays, labels, failures, .. } = ready;
         let buffer = match memory {
             Loaded::Host(buffer) => Bound::new(py, gets::buffer(py, buffer, &self.gets))?.into_any(),
             Loaded::Device(memory) => Bound::new(py, DeviceBuffer::over(memory))?.into_any(),
         };
-        Ok((number, epoch, in_epoch, buffer, parts, labels, failures))
+        Ok((number, epoch, in_epoch, buffer, parts, arrays, labels, failures))
     }
-}
-
-/// The number in the field `field` of a sample.
-fn label(catalog: &Catalog, part: &LoadedPart, bytes: &[u8], field: &str) -> Result<i64, String> {
-    let Some(sample) = catalog.samples().get(part.sample) else { return Err("no such sample".to_owned()) };
-    if part.start > 0 || part.bytes.len() as u64 != sample.len_bytes {
-        return Err(format!(
-            "its label, the field {field:?}, needs the whole sample, whose {} B are more than a batch may have: raise \
-             batch_bytes, or give batch_size alone",
-            sample.len_bytes
-        ));
-    }
-    let Some((_, range)) = sample.fields().find(|(name, _)| *name == field) else {
-        let fields: Vec<_> = sample.fields().map(|(name, _)| name).collect();
-        let has = if fields.is_empty() { "no fields".to_owned() } else { fields.join(", ") };
-        return Err(format!("no field {field:?} to take the label from: it has {has}"));
-    };
-    let at = |offset| part.bytes.start + usize::try_from(offset).unwrap_or_default();
-    let text = String::from_utf8_lossy(bytes.get(at(range.start)..at(range.end)).unwrap_or_default());
-    let shown: String = text.chars().take(20).collect();
-    text.trim().parse().map_err(|_| format!("its field {field:?} is no whole number: {shown:?}"))
 }
 
 #[pymethods]

@@ -8,14 +8,15 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use pinpool::config::env::{PREFIX, VARIABLES, nearest};
-use pinpool::config::text::{format_bytes, parse_bytes, parse_duration};
+use pinpool::config::text::format_bytes;
 use pinpool::{Ceiling, Error, GetFuture, PinnedBuf, Preset, TaggedPool};
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
+use pyo3::types::{PyDict, PyString};
 
+use crate::arguments::{LONGEST_WAIT, seconds, setting_text, size, text};
 use crate::buffer::Buffer;
-use crate::errors::{self, RequestError, SettingError, exception};
+use crate::errors::{self, exception};
 use crate::gets::{Gets, buffer};
 use crate::lines;
 use crate::memory::Origin;
@@ -23,8 +24,6 @@ use crate::wait::WaitingGet;
 
 /// Longest wait that is not interrupted by a look at the signals.
 pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(200);
-/// What stands for an endless wait: 30 years.
-const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000_000);
 
 /// A pool of page-locked host memory.
 ///
@@ -124,14 +123,19 @@ impl Pool {
 impl Pool {
     #[new]
     #[pyo3(signature = (*, name=None, env=true, **settings))]
-    fn new(py: Python<'_>, name: Option<String>, env: bool, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        name: Option<&Bound<'_, PyAny>>,
+        env: bool,
+        settings: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
         lines::start();
         let mut builder = pinpool::Pool::builder();
         if !env {
             builder = builder.without_env();
         }
         if let Some(name) = name {
-            builder = builder.name(name);
+            builder = builder.name(text("name", name)?);
         }
         for (name, value) in settings.into_iter().flatten() {
             let name: String = name.extract()?;
@@ -387,64 +391,4 @@ fn variable(name: &str) -> PyResult<&'static str> {
         );
         PyTypeError::new_err(format!("{name:?} is no setting of a pool; {advice}"))
     })
-}
-
-/// A value as its variable would be written.
-fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
-    if value.is_instance_of::<PyBool>() {
-        return Ok(if value.is_truthy()? { "1" } else { "0" }.to_owned());
-    }
-    if value.is_instance_of::<PyString>() || value.is_instance_of::<PyInt>() {
-        return Ok(value.str()?.to_string());
-    }
-    if value.is_instance_of::<PyFloat>() {
-        let number = value.extract::<f64>()?;
-        // Without an exponent, which a size or a time may not have below 1.
-        return Ok(if number == f64::INFINITY { "none".to_owned() } else { format!("{number}") });
-    }
-    if let Some(path) = value.getattr_opt("__fspath__")? {
-        return Ok(path.call0()?.str()?.to_string());
-    }
-    if let Some(total) = value.getattr_opt("total_seconds")? {
-        return Ok(format!("{}", total.call0()?.extract::<f64>()?));
-    }
-    let kind = value.get_type().name()?;
-    Err(PyTypeError::new_err(format!(
-        "{name}: a {kind} is no value of a setting; pass a str as in the variable, a number, a bool, a path or a timedelta"
-    )))
-}
-
-/// A number of bytes: an int, or text such as "64MiB".
-pub(crate) fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
-    if let Ok(int) = value.cast::<PyInt>()
-        && let Ok(size) = int.extract()
-    {
-        return Ok(size);
-    }
-    let too_many =
-        || RequestError::new_err(format!("asked {value} B: a buffer holds at most {} B; ask for less", isize::MAX));
-    if let Ok(text) = value.cast::<PyString>() {
-        let bytes = parse_bytes(&text.to_string()).map_err(|error| RequestError::new_err(error.to_string()))?;
-        return usize::try_from(bytes).map_err(|_| too_many());
-    }
-    // By `__index__`, so that integers of NumPy count and fractions do not.
-    let index = value.py().import("operator")?.call_method1("index", (value,))?;
-    if index.lt(0)? {
-        return Err(RequestError::new_err(format!("asked {index} B: a size is 0 or more")));
-    }
-    index.extract().map_err(|_| too_many())
-}
-
-/// A time: seconds, or text such as "500ms".
-pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
-    if let Ok(text) = value.cast::<PyString>() {
-        let wait =
-            parse_duration(&text.to_string()).map_err(|error| SettingError::new_err(format!("timeout: {error}")))?;
-        return Ok(wait.min(LONGEST_WAIT));
-    }
-    let seconds: f64 = value.extract()?;
-    if seconds.is_nan() || seconds < 0.0 {
-        return Err(PyValueError::new_err(format!("timeout={seconds}: a time is 0 or more seconds")));
-    }
-    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT))
 }

@@ -13,11 +13,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::arguments::{seconds, size};
 use crate::buffer::Buffer;
 use crate::errors::{self, ReleasedError, of_shared};
 use crate::lines;
 use crate::memory::{Memory, Origin};
-use crate::pool::{Pool, UNINTERRUPTED, json, seconds, size};
+use crate::pool::{Pool, UNINTERRUPTED, json};
 use crate::unlocked::unlocked;
 
 /// The trainer's side.

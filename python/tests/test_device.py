@@ -78,6 +78,13 @@ def test_batches_arrive_on_the_device(on_the_double):
                         arrived.append(b"")
                     arrived[-1] += bytes_of(array)
             assert arrived == 2 * [content(number) for number in range(20)], settings
+        import pickle
+        try:
+            pickle.dumps(batch)
+        except TypeError as error:
+            assert "on a GPU cannot be pickled" in str(error)
+        else:
+            raise AssertionError("it was pickled")
         del batch, array
         settled(pool, (0, 0, held_back(pool)[2]))
         """
@@ -412,6 +419,9 @@ def test_weights_are_streamed_to_the_device(on_the_double, tmp_path, pad):
                 synchronize(array.buffer.stream)
                 assert of_shape == shape and (tensor.data or 0) % 2 == 0 or dtype == "U8"
                 assert bytes(read(tensor.data, array.nbytes)).hex() == content if array.nbytes else tensor.data is None
+            w = np.frombuffer(bytes.fromhex(expected["w"][2]), np.float32).reshape(50, 40)[3:9, 4:]
+            array = pinpool.safetensors.load({str(tmp_path)!r} + "/" + path, 0, names=["w"], slices={{"w": np.s_[3:9, 4:]}}, pool=pool)["w"]
+            assert array.shape == w.shape and bytes_of(array) == w.tobytes()
             del array, tensors
             settled(pool, (0, 0, held_back(pool)[2]))
         """
@@ -424,12 +434,12 @@ def test_weights_that_are_cut_off_leave_nothing_behind(on_the_double, tmp_path):
         f"""
         import pinpool.safetensors
         path = pathlib.Path({str(tmp_path / "a")!r})
-        header = pinpool.safetensors._header
+        header = pinpool.safetensors.read_header
         def shorten(fd, name):
             tensors = header(fd, name)
             os.truncate(path, 50_000)
             return tensors
-        pinpool.safetensors._header = shorten
+        pinpool.safetensors.read_header = shorten
         try: pinpool.safetensors.load(path, "cuda:0", pool=pool)
         except pinpool.LoadError as error: assert "truncated: it ended at byte 50000" in str(error), error
         else: raise AssertionError("no error")

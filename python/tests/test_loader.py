@@ -175,10 +175,11 @@ def test_members_of_containers_are_samples(tmp_path, pool):
     [batch] = pinpool.Loader(shard, pool=pool)
     assert batch.labels == ["0000", "0001", "0002"] and batch.keys[1] == f"{shard}!0001"
     assert [bytes(sample) for sample in batch] == [b"picture%d%d" % (number, number) for number in range(3)]
+    (tmp_path / "README").write_bytes(b"")
     [plain] = pinpool.Loader(tmp_path, pool=pool)
-    assert len(plain) == 1 and plain.nbytes == shard.stat().st_size
+    assert len(plain) == 2 and plain.nbytes == shard.stat().st_size
     [opened] = pinpool.Loader(tmp_path, containers=True, pool=pool)
-    assert len(opened) == 3
+    assert len(opened) == 4
 
 
 def test_empty_files_are_samples(tmp_path, pool):

@@ -22,3 +22,23 @@ def test_the_first_example_runs(readme, alone):
 def test_the_example_of_the_readme_has_ten_lines():
     lines = [line for line in examples("README.md")[0].splitlines() if line.strip() and not line.strip().startswith("#")]
     assert len(lines) <= 10
+
+
+def anchors(text):
+    """Of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+PAGES = [page for folder in (".", "docs", "python", "capi", "crates/*", "examples/*", "fuzz") for page in sorted(ROOT.glob(f"{folder}/*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_link_leads_to_a_file_and_a_heading(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if ":" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link

@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import pickle
 import pty
 import subprocess
 import sys
@@ -269,7 +270,7 @@ def test_ctrl_c_ends_the_listing_of_a_long_file(tmp_path):
         ({"labels": ""}, TypeError, "labels=''"),
         ({"progress": "yes"}, ValueError, "progress='yes': True, False or 'always'"),
         ({"device": "gpu"}, ValueError, "device='gpu': 'cuda:0'"),
-        ({"device": 0}, ValueError, "device=0: 'cuda:0'"),
+        ({"device": -1}, ValueError, "device=-1: 'cuda:0'"),
         ({"device": "cuda:-1"}, ValueError, "device='cuda:-1'"),
     ],
 )
@@ -331,3 +332,19 @@ def test_progress_counts_from_the_state(shards, pool, capsys, monkeypatch):
     assert "batch 40 of 40" in capsys.readouterr().err
     next(iter(loader))
     assert "batch 1 of 40" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("labels", [None, "cls"])
+def test_a_pickled_batch_has_all_that_the_batch_has_in_memory_of_its_own(shards, pool, labels):
+    with pinpool.Loader(shards, batch_size=7, pool=pool, labels=labels) as loader:
+        for batch in loader:
+            copied = pickle.loads(pickle.dumps(batch))
+            for name in ("keys", "labels", "indices", "starts", "offsets", "epoch", "index", "number", "failures", "nbytes"):
+                assert getattr(copied, name) == getattr(batch, name), name
+            assert [bytes(view) for view in copied] == [bytes(view) for view in batch]
+            assert [sorted(fields) for fields in copied.fields] == [sorted(fields) for fields in batch.fields]
+            assert [bytes(view) for view in copied.field("jpg")] == [bytes(view) for view in batch.field("jpg")]
+            assert copied.is_whole(-1) and repr(pickle.loads(pickle.dumps(copied))) == repr(batch)
+            del batch
+            assert isinstance(copied.buffer, bytearray)
+    assert in_use(pool) == 0

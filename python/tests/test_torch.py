@@ -247,3 +247,28 @@ def test_blocks_may_outlive_the_interpreter():
         import builtins
         builtins.kept = probe.allocate(MIB)
     """)
+
+
+def test_ninja_is_found_without_the_environment_and_a_build_that_failed_may_be_repeated(tmp_path):
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exec c++ --version\nexit 1\n')
+    compiler.chmod(0o755)
+    code = f"""
+        import os
+        import pinpool.torch
+        search = os.environ["PATH"]
+        for compiler in ("/bin/false", {str(compiler)!r}, {str(compiler)!r}):
+            os.environ["CXX"] = compiler
+            try: pinpool.torch.install(backend="heap")
+            except pinpool.BackendError as error: assert "non-zero exit status" in str(error) or "Error building" in str(error), error
+            else: raise AssertionError("it compiled")
+        del os.environ["CXX"]
+        pinpool.torch.install(backend="heap")
+        assert os.environ["PATH"] == search
+    """
+    environment = {**os.environ, "PATH": "/usr/bin:/bin", "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    import torch
+
+    assert ("torch sees no GPU: pin_memory() fails here" in done.stderr) == (not torch.cuda.is_available())

@@ -8,6 +8,7 @@ Log lines come through `logging`, under the logger `pinpool`.
 """
 
 from ._arrays import record_stream
+from ._decode import Array, Image
 from ._device import DeviceArray
 from ._errors import (
     BackendError,
@@ -27,20 +28,24 @@ from ._errors import (
 )
 from ._kept import Kept, kept
 from ._loader import Batch, Loader
+from ._packed import Batches, Packed
 from ._pinpool import Buffer, DeviceBuffer, SharedBuffer, __version__
 from ._pool import Pool, why
-from ._shared import Packed, SharedPool
+from ._shared import SharedPool
 from ._shared_loader import SharedLoader
 from ._worker import WorkerInfo, get_worker_info
 
 __all__ = [
+    "Array",
     "BackendError",
     "Batch",
+    "Batches",
     "Buffer",
     "DeviceArray",
     "DeviceBuffer",
     "DeviceError",
     "ForkError",
+    "Image",
     "Kept",
     "LimitError",
     "LoadError",

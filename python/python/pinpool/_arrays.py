@@ -81,10 +81,15 @@ def _torch(pool, shape, dtype, order, timeout):
         raise ValueError(f"order={order!r}: a tensor is made in 'C' order; permute it")
     if dtype is None:
         dtype = torch.get_default_dtype()
-    elif isinstance(dtype, str):
-        name, dtype = dtype, getattr(torch, dtype, None)
+    elif not isinstance(dtype, torch.dtype):
+        named = dtype
+        if not isinstance(named, str):
+            import numpy as np
+
+            named = np.dtype(named).name
+        dtype = getattr(torch, named, None)
         if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtype {name!r} is none of torch: use torch.float32, 'float32', ...")
+            raise TypeError(f"dtype {named!r} is none of torch: use torch.float32, 'float32', np.float32, ...")
     lengths = _lengths(shape)
     nbytes = math.prod(lengths) * dtype.itemsize
     buf = pool.get(nbytes, timeout=timeout)

@@ -11,13 +11,15 @@ from . import _pinpool
 __all__ = ["DeviceArray"]
 
 # By the name of NumPy or torch: the letter of NumPy's typestr (None: it has none), the code of DLPack, bytes of an element.
-_KINDS: dict[str, tuple[str | None, int, int]] = {
+KINDS: dict[str, tuple[str | None, int, int]] = {
     "bool": ("b", 6, 1),
     "uint8": ("u", 1, 1),
     "int8": ("i", 0, 1),
     "float8_e4m3fn": (None, 10, 1),
     "float8_e5m2": (None, 12, 1),
     "float8_e8m0fnu": (None, 14, 1),
+    "float8_e4m3fnuz": (None, 11, 1),
+    "float8_e5m2fnuz": (None, 13, 1),
     "uint16": ("u", 1, 2),
     "int16": ("i", 0, 2),
     "float16": ("f", 2, 2),
@@ -57,7 +59,7 @@ class DeviceArray:
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return math.prod(self.shape) * _KINDS[self.dtype][2]
+        return math.prod(self.shape) * KINDS[self.dtype][2]
 
     @property
     def device(self) -> str:
@@ -80,7 +82,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        letter, _, size = _KINDS[self.dtype]
+        letter, _, size = KINDS[self.dtype]
         if letter is None:
             raise AttributeError(f"the array interface has no type {self.dtype}: import the array by DLPack")
         return {
@@ -104,7 +106,7 @@ class DeviceArray:
             raise BufferError(f"the array is in the memory of {self.device}: import it there, and copy")
         if copy:
             raise BufferError("an array is exported without a copy: leave `copy` out, and copy the import")
-        _, code, size = _KINDS[self.dtype]
+        _, code, size = KINDS[self.dtype]
         has_version = max_version is not None and max_version[0] >= 1
         return self.buffer._dlpack(self._at, list(self.shape), code, size * 8, stream, has_version)
 
@@ -130,14 +132,16 @@ def imported_torch(what: str) -> Any:
 
 
 def opened(device: Any) -> _pinpool.Device | None:
-    """The GPU that `device` names, None for host memory: "cuda:1", "cuda", "cpu", None, or a torch.device."""
+    """The GPU that `device` names, None for host memory: "cuda:1", "cuda", 1, "cpu", None, or a torch.device."""
     if device is None or isinstance(device, _pinpool.Device):
         return device
+    if isinstance(device, int) and not isinstance(device, bool) and 0 <= device < 1_000_000_000:
+        return _pinpool.Device(device)
     # By its text, so that torch need not be there.
     name = device if isinstance(device, str) else str(device) if type(device).__module__ == "torch" else None
     if name == "cpu":
         return None
     found = re.fullmatch(r"cuda(?::([0-9]{1,9}))?", name or "")
     if found is None:
-        raise ValueError(f"device={device!r}: 'cuda:0', 'cuda:1', ..., or None for pinned memory of the host")
+        raise ValueError(f"device={device!r}: 'cuda:0', 'cuda:1', ..., 0, 1, ..., or None for pinned memory of the host")
     return _pinpool.Device(int(found[1] or 0))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, overload
 
-from . import _device, _pinpool
+from . import _decode, _device, _paths, _pinpool
+from ._arguments import count, switch
+from ._decode import Array, Decoded, Image
 from ._device import DeviceArray
 from ._errors import LimitError, LoadError
+from ._map import Mapped
 from ._pool import Pool
 from ._progress import Progress, progress_of
 
@@ -28,10 +32,13 @@ class Batch:
 
     `batch[i]` is the view of sample `i` as an array of NumPy, or a `DeviceArray`, without a copy. Pinned memory goes back to
     the pool when the batch, its buffer and all views are gone; `batch.buffer.release(stream=...)` puts it back behind work of a
-    device.
+    device. Pickled, it arrives as a batch over a copy, in memory that is not pinned.
+
+    Where fields are decoded, `batch.field("jpg")` is one array of all samples, and `batch[i]` is `batch.fields[i]`: a row of it,
+    and the other fields of the sample.
     """
 
-    __slots__ = ("__weakref__", "_files", "_labels", "_parts", "buffer", "epoch", "failures", "index", "number")
+    __slots__ = ("__weakref__", "_decoded", "_files", "_labels", "_parts", "buffer", "epoch", "failures", "index", "number")
 
     #: The memory: a `pinpool.Buffer`, or a `pinpool.DeviceBuffer` where the loader has a device.
     buffer: Any
@@ -44,9 +51,17 @@ class Batch:
     #: What could not be read, with `on_error="skip"`.
     failures: list[str]
 
-    def __init__(self, files: _pinpool.Files, handed: _pinpool._Handed, failures: list[str]) -> None:
-        self.number, self.epoch, self.index, self.buffer, self._parts, self._labels, _ = handed
+    def __init__(
+        self,
+        files: _pinpool.Files | _Listed,
+        handed: _pinpool._Handed,
+        failures: list[str],
+        decoded: Mapping[tuple[str, ...], tuple[Any, tuple[int, ...], str]],
+    ) -> None:
+        self.number, self.epoch, self.index, self.buffer, self._parts, starts, self._labels, _ = handed
         self._files, self.failures = files, failures
+        # A batch without a sample has no arrays.
+        self._decoded = {names: (start, each) for start, (names, each) in zip(starts or [0] * len(decoded), decoded.items())}
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -56,10 +71,12 @@ class Batch:
     @overload
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        if isinstance(index, str):
+            raise TypeError(f"batch[{index!r}]: a batch has samples by number; batch.field({index!r}) is that field of each sample")
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
         _, begin, length, _ = self._part(index)
-        return self._view(begin, length)
+        return self.fields[index] if self._decoded else self._view(begin, length)
 
     def _part(self, index: SupportsIndex) -> tuple[int, int, int, int]:
         at = operator.index(index)
@@ -75,8 +92,20 @@ class Batch:
         # As a memoryview it has the same views, and the stubs of NumPy take it.
         return np.frombuffer(memoryview(self.buffer), np.uint8, length, begin) if length else np.empty(0, np.uint8)
 
+    def _array(self, names: tuple[str, ...]) -> Any:
+        """The decoded field as one array, a row for each sample."""
+        start, (_, shape, dtype) = self._decoded[names]
+        shape = (len(self), *shape)
+        if isinstance(self.buffer, _pinpool.DeviceBuffer):
+            return DeviceArray(self.buffer, start, shape, dtype)
+        import numpy as np
+
+        count = math.prod(shape)
+        whole = np.frombuffer(memoryview(self.buffer), dtype, count, start) if count else np.empty(0, dtype)
+        return whole.reshape(shape)
+
     def __iter__(self) -> Iterator[Any]:
-        return map(self.__getitem__, range(len(self)))
+        return iter(self.fields) if self._decoded else map(self.__getitem__, range(len(self)))
 
     def arrays(self) -> list[Any]:
         """The samples as arrays of NumPy, or as `DeviceArray`s on a GPU: views of the buffer."""
@@ -84,6 +113,8 @@ class Batch:
 
     def tensors(self) -> list[torch.Tensor]:
         """The samples as tensors of torch, of dtype uint8: views of the buffer, on a GPU for torch's current stream."""
+        if self._decoded:
+            raise TypeError("batch.tensors(): its samples are decoded; torch.from_numpy(batch.field('jpg')) is one tensor of all")
         torch = _device.imported_torch("batch.tensors()")
         if isinstance(self.buffer, _pinpool.DeviceBuffer):
             whole = DeviceArray(self.buffer, 0, (self.buffer.nbytes,)).tensor()
@@ -114,13 +145,29 @@ class Batch:
                 twice = next(name for name in names if names.count(name) > 1)
                 raise ValueError(f"{self.keys[index]}: two members of the sample are named {twice!r}: use batch[{index}]")
             found.append(views)
+        for names in self._decoded:
+            rows = self._array(names)
+            for index, views in enumerate(found):
+                views[";".join(names)] = self._row(names, rows, index)
         return found
 
-    def field(self, name: str) -> list[Any]:
-        """The member `name` of each sample: `batch.field("jpg")`. KeyError names the first sample that has none."""
+    def _row(self, names: tuple[str, ...], rows: Any, index: int) -> Any:
+        if not isinstance(rows, DeviceArray):
+            return rows[index]
+        start, (_, shape, dtype) = self._decoded[names]
+        return DeviceArray(self.buffer, start + index * (rows.nbytes // len(self)), shape, dtype)
+
+    def field(self, name: str) -> Any:
+        """The member `name` of each sample: `batch.field("jpg")`, one array where it is decoded, a list of views where it is not.
+
+        KeyError names the first sample that has none.
+        """
         if not isinstance(name, str):
             raise TypeError(f"field({name!r}): the name of a field of each sample, such as 'jpg'")
         found, name = [], name.removeprefix(".").lower()
+        for names in self._decoded:
+            if name in names or name == ";".join(names):
+                return self._array(names)
         for index, fields in enumerate(self.fields):
             if name not in fields:
                 has = ", ".join(fields) or "no fields"
@@ -131,7 +178,8 @@ class Batch:
     @property
     def nbytes(self) -> int:
         """Bytes of all samples."""
-        return sum(length for _, _, length, _ in self._parts)
+        decoded = sum(self._array(names).nbytes for names in self._decoded)
+        return decoded + sum(length for _, _, length, _ in self._parts)
 
     @property
     def keys(self) -> list[str]:
@@ -164,11 +212,44 @@ class Batch:
     def is_whole(self, index: SupportsIndex) -> bool:
         """Whether sample `index` lies in this batch from its first byte to its last."""
         sample, _, length, start = self._part(index)
-        return start == 0 and length == self._files.sample_bytes(sample)
+        return bool(self._decoded) or start == 0 and length == self._files.sample_bytes(sample)
+
+    def __reduce__(self) -> Any:
+        if isinstance(self.buffer, _pinpool.DeviceBuffer):
+            raise TypeError("a batch on a GPU cannot be pickled: pickle copies, such as batch.tensors() on the CPU")
+        copied = bytearray(memoryview(self.buffer))
+        starts = [start for start, _ in self._decoded.values()]
+        handed = (self.number, self.epoch, self.index, copied, self._parts, starts, self._labels, [])
+        # Without the decoder, which is of this process.
+        decoded = {names: (None, *each[1:]) for names, (_, each) in self._decoded.items()}
+        return Batch, (_Listed.of(self._files, self.indices), handed, self.failures, decoded)
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failures" if self.failures else ""
         return f"<pinpool.Batch {self.index} of epoch {self.epoch}: {len(self)} samples, {self.nbytes} B{failed}>"
+
+
+class _Listed(NamedTuple):
+    """What a pickled batch knows of the files: names, labels, fields and lengths of its samples, by their numbers."""
+
+    of_samples: dict[int, tuple[str, str, list[tuple[str, int, int]], int | None]]
+
+    @classmethod
+    def of(cls, files: _pinpool.Files | _Listed, samples: list[int]) -> _Listed:
+        lengths = map(files.sample_bytes, samples)
+        return cls(dict(zip(samples, zip(files.names(samples), files.labels(samples), files.fields(samples), lengths))))
+
+    def names(self, samples: list[int]) -> list[str]:
+        return [self.of_samples[sample][0] for sample in samples]
+
+    def labels(self, samples: list[int]) -> list[str]:
+        return [self.of_samples[sample][1] for sample in samples]
+
+    def fields(self, samples: list[int]) -> list[list[tuple[str, int, int]]]:
+        return [self.of_samples[sample][2] for sample in samples]
+
+    def sample_bytes(self, sample: int) -> int | None:
+        return self.of_samples[sample][3]
 
 
 class Loader:
@@ -178,12 +259,19 @@ class Loader:
             for key, sample in zip(batch.keys, batch):  # sample: NumPy, uint8, a view of pinned memory
                 ...
 
-    `paths` is one path or several, files or directories; a `.tar` (WebDataset) or `.safetensors` file that is named, or
-    found in a directory with `containers=True`, is opened, and its members are the samples. So are `.tar.gz`, `.tgz`, `.tar.zst`
+    `paths` is one path or several, files or directories, also with braces and patterns (`train-{000..146}.tar`, `shards/*.tar`);
+    a `.tar` (WebDataset) or `.safetensors` file that is named, or lies in a directory of nothing else, or of anything with
+    `containers=True`, is opened, and its members are the samples. So are `.tar.gz`, `.tgz`, `.tar.zst`
     and `.tzst`; any other `.gz` or `.zst` file is one sample, decompressed. Members of a tar that share a name up to the first
     dot are one sample, and `batch.fields` has them apart. `labels="cls"` takes the numbers in the field `cls` as labels. A batch has at most
     `batch_size` samples and `batch_bytes` bytes (16 MiB if neither is given); a sample that is longer than `batch_bytes`
     comes in parts. `workers` threads read (one for each core), at most `prefetch` batches ahead (two for each worker).
+
+    `decode={"jpg;png": pinpool.Image(224, 224)}` decodes that field of each sample, of a file its ending, by the threads that read,
+    into one array of the batch: `batch.field("jpg")`. So does `pinpool.Array(shape, dtype)` with `.npy`. Give `batch_size` then.
+
+    `map=fn` gives `fn(batch)` in place of each batch, by `map_workers` threads ahead of the loop, in the order of the batches: for
+    formats and transforms in Python. Each of these threads may hold a batch, and one more is held for the loop.
 
     `device="cuda:0"` copies each batch to that GPU, by a stream of the loader's own and one batch ahead; see `DeviceArray` for
     the order between streams. `progress=True` shows a bar on stderr if that is a terminal ("always": anywhere).
@@ -215,7 +303,10 @@ class Loader:
         state: str | None = None,
         pool: Pool | None = None,
         containers: bool = False,
+        decode: Mapping[str, Image | Array] | None = None,
         labels: str | None = None,
+        map: Callable[[Batch], Any] | None = None,
+        map_workers: int = 2,
         device: Any = None,
         progress: bool | Literal["always"] = False,
         on_error: Literal["raise", "skip"] = "raise",
@@ -232,10 +323,17 @@ class Loader:
         named = next((path for path in listed if not isinstance(path, str)), None)
         if named is not None:
             raise TypeError(f"paths=[{named!r}, ...]: each path as str or os.PathLike, such as os.fsdecode({named!r})")
+        if map is not None and not callable(map):
+            raise TypeError(f"map={map!r}: a function of a batch")
+        self._map, self._map_workers = map, count("map_workers", map_workers, 1, 1024)
+        self._decoded = _decode.decoders(decode)
+        if self._decoded and (batch_size is None or batch_bytes is not None):
+            raise ValueError("decode=: give batch_size alone; the size of its arrays says how many bytes a batch has")
+        listed = _paths.expanded(listed)
         if batch_size is None and batch_bytes is None:
             batch_bytes = _DEFAULT_BATCH_BYTES
         self._reader: _pinpool.Reader | None = None
-        self._epochs = _count("epochs", epochs, 1)
+        self._epochs = count("epochs", epochs, 1)
         self._skips = on_error == "skip"
         self._progress = progress
         self._device = _device.opened(device)
@@ -247,22 +345,23 @@ class Loader:
         self._files = _pinpool.Files(
             self._pool,
             listed,
-            bool(containers),
-            batch_size=0 if batch_size is None else _count("batch_size", batch_size, 1),
+            switch("containers", containers),
+            batch_size=0 if batch_size is None else count("batch_size", batch_size, 1),
             batch_bytes=0 if batch_bytes is None else _bytes("batch_bytes", batch_bytes),
-            workers=0 if workers is None else _count("workers", workers, 1, 1024),
-            prefetch=0 if prefetch is None else _count("prefetch", prefetch, 1, 65536),
-            seed=_count("seed", seed, 0) if shuffle else None,
-            rank=_count("rank", rank, 0),
-            world=_count("world", world, 1),
+            workers=0 if workers is None else count("workers", workers, 1, 1024),
+            prefetch=0 if prefetch is None else count("prefetch", prefetch, 1, 65536),
+            seed=count("seed", seed, 0) if switch("shuffle", shuffle) else None,
+            rank=count("rank", rank, 0),
+            world=count("world", world, 1),
             label_field=None if labels is None else labels.removeprefix(".").lower(),
+            decode=_decode.handed(self._decoded),
         )
         # A dict for its order, and so that what fails in each epoch is named once.
         self._failed = dict.fromkeys(text for text, _ in self._files.failures())
         if self._failed and not self._skips:
             raise LoadError(_told(list(self._failed)))
         if not len(self._files):
-            named = ", ".join(map(repr, listed[:3])) + (", ..." if len(listed) > 3 else "")
+            named = ", ".join(repr(path) for path in listed[:3]) + (", ..." if len(listed) > 3 else "")
             why = "have no regular file; name files, or directories of files"
             if self._failed:
                 why = f"have nothing that can be read: {next(iter(self._failed))}"
@@ -305,7 +404,7 @@ class Loader:
         first = self._epoch // self._epochs * self._epochs
         return sum(self._files.batches(epoch) for epoch in range(first, first + self._epochs))
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         self.close()
         end = (self._epoch // self._epochs + 1) * self._epochs
         self._reader = reader = self._files.begin(end, self._state, self._device)
@@ -319,7 +418,7 @@ class Loader:
 
         try:
             # Keeps no reference to a batch, so that its memory goes back as soon as the user's is gone.
-            yield from iter(take, None)
+            yield from iter(take, None) if self._map is None else self._mapped(self._map, take)
             if reader.is_complete():
                 self._state, self._epoch = reader.end_state(end), end
         finally:
@@ -327,6 +426,30 @@ class Loader:
             reader.stop()
             if shown is not None:
                 shown.close()
+
+    def _mapped(self, function: Callable[[Batch], Any], take: Callable[[], Batch | None]) -> Iterator[Any]:
+        """What `function` makes of the batches. What is ahead of the loop does not count for `state()`."""
+        handed_out = self._state, self._epoch
+
+        def take_with_state() -> tuple[Batch, str | None, int] | None:
+            batch = take()
+            return None if batch is None else (batch, self._state, self._epoch)
+
+        def with_state(taken: tuple[Batch, str | None, int]) -> tuple[Any, str | None, int]:
+            batch, *behind = taken
+            return function(batch), *behind
+
+        def hand_out(result: tuple[Any, str | None, int]) -> Any:
+            nonlocal handed_out
+            handed_out = self._state, self._epoch = result[1:]
+            return result[0]
+
+        results = Mapped(with_state, iter(take_with_state, None), self._map_workers)
+        try:
+            yield from map(hand_out, results)
+        finally:
+            self._state, self._epoch = handed_out
+            results.close()
 
     def _shown(self, end: int) -> Progress | None:
         if not self._progress:
@@ -347,12 +470,13 @@ class Loader:
         if for_pool or failures and not self._skips:
             del handed  # The traceback would keep its buffer.
             if for_pool:
+                self._pool.try_get(0)  # ForkError, where the pool is a parent's.
                 raise LimitError(
                     f"{for_pool[0]}; batches that are held count: let one go before the next, or use smaller ones"
                 )
             raise LoadError(_told(failures))
         self._failed.update(dict.fromkeys(failures))
-        batch = Batch(self._files, handed, failures)
+        batch = Batch(self._files, handed, failures, self._decoded)
         self._state, self._epoch = reader.state(), batch.epoch
         return batch
 
@@ -400,18 +524,7 @@ def _told(failures: list[str]) -> str:
     return f"{failures[0]}{more}; on_error='skip' goes on without what cannot be read"
 
 
-def _count(name: str, value: SupportsIndex, least: int, most: int = (1 << 63) - 1) -> int:
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r}: a whole number") from None
-    if not least <= count <= most:
-        limit = f"{least} or more" if count < least else f"at most {most}"
-        raise ValueError(f"{name}={count}: {limit}")
-    return count
-
-
 def _bytes(name: str, value: SupportsIndex | str) -> int:
     if isinstance(value, str):
         value = _pinpool._parse_bytes(value)
-    return _count(name, value, 1)
+    return count(name, value, 1)

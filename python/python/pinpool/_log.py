@@ -57,8 +57,10 @@ def start():
     global _thread
     _pinpool._want_trace(logger.getEffectiveLevel() <= TRACE)
     if _thread is None and not _ended:
-        _thread = threading.Thread(target=_run, name="pinpool-log", daemon=True)
-        _thread.start()
+        thread = threading.Thread(target=_run, name="pinpool-log", daemon=True)
+        # Where no thread can be started, as in a sub-interpreter, there is none to wait for at the end.
+        thread.start()
+        _thread = thread
 
 
 def _end():

@@ -213,7 +213,9 @@ class Slabs:
 
 _Failed: TypeAlias = tuple[str, bool]
 _Part: TypeAlias = tuple[int, int, int, int]
-_Handed: TypeAlias = tuple[int, int, int, Buffer | DeviceBuffer, list[_Part], list[int] | None, list[_Failed]]
+_Handed: TypeAlias = tuple[
+    int, int, int, Buffer | DeviceBuffer, list[_Part], list[int], list[int] | None, list[_Failed]
+]
 
 def _parse_bytes(text: str) -> int: ...
 def _host_memory() -> tuple[int, str] | None: ...
@@ -256,6 +258,13 @@ class DeviceBuffer:
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 @final
+class Decoder:
+    @staticmethod
+    def image(height: int, width: int, is_chw: bool, is_cropped: bool) -> Decoder | None: ...
+    @staticmethod
+    def array(shape: list[int], descr: str, item_bytes: int) -> Decoder | None: ...
+
+@final
 class Files:
     def __new__(
         cls,
@@ -270,6 +279,7 @@ class Files:
         rank: int,
         world: int,
         label_field: str | None = None,
+        decode: list[tuple[list[str], Decoder]] = ...,
     ) -> Self: ...
     def __len__(self) -> int: ...
     def failures(self) -> list[_Failed]: ...

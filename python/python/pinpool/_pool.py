@@ -1,5 +1,6 @@
 """The methods of `Pool` that are written in Python."""
 
+import inspect
 import json
 import weakref
 
@@ -17,7 +18,7 @@ def _init(self, *, name=None, env=True, **settings):
     _pools.add(self)
 
 
-def why():
+def why() -> str:
     """Why the pools of this process are as fast as they are: of each the cause, the seconds lost, the evidence and a cure.
 
     Empty without a pool. `Pool.why` says it of one.
@@ -63,7 +64,14 @@ def class_stats(self):
     return json.loads(self._class_stats_json())
 
 
+def _signature():
+    """Name, `env` and each setting, so that `help` and notebooks show them."""
+    names = {"name": None, "env": True} | dict.fromkeys(Pool.setting_names())
+    return inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in names.items()])
+
+
 Pool.__init__ = _init
+Pool.__signature__ = _signature()
 Pool.from_env = staticmethod(from_env)
 for _method in (aget, empty, stats, class_stats):
     _method.__qualname__ = f"Pool.{_method.__name__}"

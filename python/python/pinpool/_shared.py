@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import json
-import math
 import os
-import struct
-import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from multiprocessing import reduction
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
-from . import _arrays, _log, _pinpool
-from ._errors import PinpoolError, ReleasedError
+from . import _log, _pinpool, _worker
+from ._arguments import count
+from ._errors import LimitError, PinpoolError, ReleasedError
+from ._packed import Batches, Packed, trainers
 from ._pool import Pool
+from ._tree import Plan, Views, chosen
 
-__all__ = ["Packed", "SharedPool"]
-
-#: Each array begins at a multiple of this: a line of the cache, and what copies to a device like.
-_ALIGN = 64
-_TICKET = struct.Struct("<4sIQQQQ")
+__all__ = ["SharedPool"]
 
 # Of this process, by device and inode of the memory file: an object that arrives twice is attached once.
 _attached: weakref.WeakValueDictionary[tuple[int, int], SharedPool] = weakref.WeakValueDictionary()
 _attaching = threading.Lock()
-
-
-class _Leaf(NamedTuple):
-    """An array within a buffer."""
-
-    offset: int
-    shape: tuple[int, ...]
-    #: The name of the type; the type itself where its name does not say all, as with fields.
-    dtype: Any
-    is_torch: bool
-
-
-class Packed(NamedTuple):
-    """A batch that `collate` or `pack` has put into one shared buffer: its ticket, and where each array lies. Small to pickle."""
-
-    ticket: bytes
-    tree: Any
-
-    @property
-    def tag(self) -> int:
-        return _TICKET.unpack(self.ticket)[5]
 
 
 class SharedPool:
@@ -54,6 +30,9 @@ class SharedPool:
 
     Made in the trainer, which page-locks the memory once. It goes to workers of `multiprocessing` as any object does (fork, spawn,
     forkserver), as an argument or an attribute of a dataset: they get the memory's descriptor, not its bytes.
+
+    `library` says what `collate` makes, whichever process calls it: tensors ("torch") or arrays ("numpy"). By default it is tensors if
+    the process that makes this has imported torch.
     """
 
     def __init__(
@@ -63,19 +42,21 @@ class SharedPool:
         *,
         pool: Pool | None = None,
         hugetlb: bool | None = None,
+        library: Literal["numpy", "torch"] | None = None,
     ) -> None:
         _log.start()
-        if buffers < 1:
-            raise ValueError(f"buffers={buffers}: 1 or more")
+        buffers = count("buffers", buffers, 1)
+        library = chosen(library)
         self._pool = Pool(name="shared") if pool is None else pool
         self._slabs = _pinpool.Slabs(self._pool, buffer_bytes, buffers, hugetlb)
-        self._begin(self._slabs.fileno())
+        self._begin(self._slabs.fileno(), library)
+        trainers.add(self)
 
-    def _begin(self, descriptor):
-        self._descriptor, self._process = descriptor, os.getpid()
+    def _begin(self, descriptor, library):
+        self._descriptor, self._process, self.library = descriptor, os.getpid(), library
         self._worker, self._worker_process = None, None
         # Its descriptor's number may be another file's by then.
-        self._is_closed = False
+        self._is_closed = self._has_warned = False
 
     # The worker's side.
 
@@ -86,6 +67,8 @@ class SharedPool:
             with _attaching:
                 if self._worker is None or self._worker_process != os.getpid():
                     self._worker, self._worker_process = _pinpool.SharedWorker(self.fileno()), os.getpid()
+                    if self._slabs is None or self._process != os.getpid():
+                        _worker.keep_freed_memory(self._worker.buffer_bytes())
                 worker = self._worker
         return worker
 
@@ -100,28 +83,30 @@ class SharedPool:
     def pack(self, batch: Any, *, tag: int = 0, timeout: float | str | None = None) -> Packed:
         """Copies the arrays and tensors of `batch` into one shared buffer and sends it.
 
-        `batch` is any nesting of dicts, lists and tuples; what is no array stays as it is and is pickled.
+        `batch` is any nesting of dicts, lists and tuples; what is no array stays as it is and is pickled. A batch that no buffer holds is
+        pickled whole, and the trainer copies it to page-locked memory.
         """
-        return self._pack(_Plan(), batch, tag, timeout)
+        plan = Plan()
+        return self._send(plan, plan.visit(batch), tag, timeout)
 
     def collate(self, samples: list[Any], *, tag: int = 0, timeout: float | str | None = None) -> Packed:
         """Stacks samples into one shared buffer and sends it: the `collate_fn` of a DataLoader.
 
-        As torch's `default_collate`: arrays, tensors and numbers of all samples become one array each, dicts, lists and tuples stay.
-        Types of one kind become the widest of them; ValueError or TypeError for what no type holds without loss, such as a number
-        beside None, whole numbers beside others in arrays, or a number that needs more than 64 bits.
+        With `library="torch"` it is torch's `default_collate`, and makes what that makes; tensors are stacked in the place where the
+        trainer gets them. With "numpy", arrays, tensors and numbers of all samples become one array each; dicts, lists and tuples stay;
+        what is nothing of these is a list. Types of one kind become the widest of them; ValueError or TypeError for what no type holds
+        without loss, such as a number beside None, whole numbers beside others in arrays, or a number that needs more than 64 bits.
         """
-        return self._pack(_Plan(stacks=True), samples, tag, timeout)
+        plan = Plan()
+        return self._send(plan, plan.collate(samples, self.library), tag, timeout)
 
-    def _pack(self, plan, batch, tag, timeout):
-        import numpy as np
-
-        tree = plan.stack(batch) if plan.stacks else plan.visit(batch)
+    def _send(self, plan, tree, tag, timeout):
+        if plan.nbytes > self.buffer_bytes:
+            longer = bytearray(plan.nbytes)
+            plan.fill(longer)
+            return Packed(b"", tree, longer)
         buf = self.get(plan.nbytes, timeout=timeout)
-        if plan.nbytes:
-            whole = np.frombuffer(buf, np.uint8)
-            plan.fill(whole)
-            del whole
+        plan.fill(buf)
         return Packed(buf.send(tag), tree)
 
     # The trainer's side.
@@ -136,7 +121,25 @@ class SharedPool:
 
         Released, or gone with its views, it is free for workers again, behind the streams that were recorded.
         """
-        return self._trainer().receive(ticket.ticket if isinstance(ticket, Packed) else ticket)
+        trainer = self._trainer()
+        if not isinstance(ticket, Packed):
+            return trainer.receive(ticket)
+        if ticket.longer is not None:
+            return self._copied(ticket.longer)
+        ticket.is_received = True
+        return trainer.receive(ticket.ticket)
+
+    def _copied(self, longer):
+        if not self._has_warned:
+            self._has_warned = True
+            _log.logger.warning(
+                "a batch of %d B is longer than a shared buffer: it and others like it are pickled and copied; "
+                "buffer_bytes=%d would hold it (now %d)", len(longer), len(longer), self.buffer_bytes
+            )
+        buf = self._pool.get(len(longer))
+        with memoryview(buf) as target:
+            target[:] = longer
+        return buf
 
     def next(self, timeout: float | str | None = None) -> tuple[int, _pinpool.Buffer] | None:
         """The tag and the buffer of those that was sent first; needs no ticket. None after `timeout` seconds."""
@@ -152,25 +155,31 @@ class SharedPool:
         The memory goes back to the workers when all of them and their views are gone. Before a copy of one that is not waited for:
         `pinpool.record_stream(array, stream)`.
         """
-        buf = self.receive(packed)
-        return _unpacked(packed.tree, buf)
+        return Views(self.receive(packed)).of(packed.tree)
 
-    def batches(self, loader: Iterable[Packed]) -> Iterator[Any]:
-        """Each batch of a DataLoader with `collate_fn=shared.collate`, unpacked.
+    def batches(self, loader: Iterable[Packed]) -> Batches:
+        """The batches of a DataLoader with `collate_fn=shared.collate`, unpacked: `for batch in shared.batches(loader)`, once an epoch.
 
-        At the end, also by `break` or an exception, what the loader's workers had still sent comes back, once these have ended: with
-        `persistent_workers=True` after they have. One loader at a time uses a shared pool.
+        At the end of a `for`, also by `break` or an exception, what the loader's workers had still sent comes back; with
+        `persistent_workers=True` the next one takes it back. One loader at a time uses a shared pool. Its workers need
+        `num_workers * prefetch_factor` buffers, and the program those of the batches that it keeps (one in a plain loop): LimitError, at
+        once, where there are fewer.
         """
-        iterator = iter(loader)
-        try:
-            for packed in iterator:
-                yield self.unpack(packed)
-        finally:
-            # Ends the workers of torch's loader, whose iterator an exception's traceback may keep.
-            if not getattr(iterator, "_persistent_workers", False):
-                getattr(iterator, "_shutdown_workers", lambda: None)()
-            del iterator
-            self._take_back()
+        return Batches(self, loader)
+
+    def _refuse_too_many_held(self, needed=1):
+        """LimitError if the program holds so many buffers that fewer than `needed` are left for the workers."""
+        if self.counts()["held"] + needed <= self.buffers:
+            return
+        # Batches of a circle of references, and those whose copies are over.
+        gc.collect()
+        self.poll()
+        held = self.counts()["held"] - self.stats()["in_flight"]
+        if needed > 0 and held + needed > self.buffers:
+            raise LimitError(
+                f"{held} of {self.buffers} shared buffers are held by batches that the program keeps, and {needed} are needed for those that "
+                f"are read ahead: let batches go (del), keep copies, or make {held + needed} with buffers="
+            )
 
     def _take_back(self):
         trainer = self._trainer()
@@ -242,7 +251,7 @@ class SharedPool:
 
     def __reduce__(self):
         # The descriptor goes by the way of the process that is started, else by a server of `multiprocessing`.
-        return _arrived, (reduction.DupFd(self.fileno()),)
+        return _arrived, (reduction.DupFd(self.fileno()), self.library)
 
     def __repr__(self) -> str:
         try:
@@ -252,7 +261,7 @@ class SharedPool:
             return "<pinpool.SharedPool, closed>"
 
 
-def _arrived(passed):
+def _arrived(passed, library):
     descriptor = passed.detach()
     status = os.fstat(descriptor)
     identity = (status.st_dev, status.st_ino)
@@ -262,164 +271,7 @@ def _arrived(passed):
         return known
     pool = SharedPool.__new__(SharedPool)
     pool._pool = pool._slabs = None
-    pool._begin(descriptor)
+    pool._begin(descriptor, library)
     weakref.finalize(pool, os.close, descriptor)
     _attached[identity] = pool
     return pool
-
-
-class _Plan:
-    """Where the arrays of a batch go within a buffer."""
-
-    def __init__(self, stacks=False):
-        self.stacks, self.nbytes, self._copies = stacks, 0, []
-
-    def _leaf(self, shape, dtype, is_torch, sources, is_stacked):
-        import numpy as np
-
-        _refuse_objects(dtype)
-        offset = -(-self.nbytes // _ALIGN) * _ALIGN
-        self.nbytes = offset + math.prod(shape) * dtype.itemsize
-        self._copies.append((offset, shape, dtype, sources, is_stacked))
-        return _Leaf(offset, shape, dtype.str if np.dtype(dtype.str) == dtype else dtype, is_torch)
-
-    def visit(self, value):
-        array, is_torch = _as_array(value)
-        if array is not None:
-            return self._leaf(array.shape, array.dtype, is_torch, array, False)
-        return _mapped(value, lambda items: [self.visit(item) for item in items])
-
-    def stack(self, samples):
-        if not samples:
-            raise ValueError("no samples to stack: a batch has one or more")
-        first = samples[0]
-        array, is_torch = _as_array(first)
-        if array is not None:
-            arrays = [_as_array(sample)[0] for sample in samples]
-            shapes = {None if array is None else array.shape for array in arrays}
-            if len(shapes) > 1:
-                raise ValueError(f"samples of shapes {sorted(map(str, shapes))} cannot be stacked: make them equal, or use `pack`")
-            return self._leaf((len(samples), *array.shape), _common_type(arrays), is_torch, arrays, True)
-        if isinstance(first, (bool, int, float)):
-            array = _numbers(samples)
-            is_torch = "torch" in sys.modules
-            return self._leaf(array.shape, array.dtype, is_torch, array, False)
-        if isinstance(first, dict):
-            return {key: self.stack([sample[key] for sample in samples]) for key in first}
-        if isinstance(first, (list, tuple)):
-            if len({len(sample) for sample in samples}) > 1:
-                raise ValueError("samples of different numbers of elements cannot be stacked: make them equal, or use `pack`")
-            return _like(first, [self.stack(list(column)) for column in zip(*samples, strict=True)])
-        return list(samples)
-
-    def fill(self, whole):
-        import numpy as np
-
-        for offset, shape, dtype, sources, is_stacked in self._copies:
-            target = np.ndarray(shape, dtype, whole, offset)
-            if is_stacked:
-                np.stack(sources, out=target, casting="safe")
-            else:
-                np.copyto(target, sources)
-        self._copies.clear()
-
-
-def _refuse_objects(dtype):
-    if dtype.hasobject:
-        raise TypeError(f"an array of {dtype}, which holds addresses of objects, cannot lie in memory that processes share")
-
-
-def _common_type(arrays):
-    """The type that holds the elements of all `arrays` without loss."""
-    import numpy as np
-
-    types = list(dict.fromkeys(array.dtype for array in arrays))
-    if len(types) == 1:
-        return types[0]
-    if len({dtype.kind for dtype in types}) > 1 or types[0].kind not in "iufcSU":
-        named = ", ".join(map(str, types))
-        raise ValueError(f"samples of the types {named} cannot be stacked without loss: convert them to one, or use `pack`")
-    return np.result_type(*types)
-
-
-def _numbers(samples):
-    """Python's numbers as an array; TypeError or ValueError for what an array of numbers does not hold as it is."""
-    import numpy as np
-
-    numbers = [sample.item() if isinstance(sample, (np.bool_, np.number)) else sample for sample in samples]
-    for number in numbers:
-        if not isinstance(number, (bool, int, float)):
-            raise TypeError(f"{type(numbers[0]).__name__} and {type(number).__name__} cannot be stacked: make them equal, or use `pack`")
-    try:
-        array = np.array(numbers)
-    except OverflowError:
-        array = None
-    # NumPy takes floats for whole numbers that fit into neither int64 nor uint64.
-    is_exact = array is not None and not array.dtype.hasobject
-    is_exact = is_exact and (array.dtype.kind != "f" or any(isinstance(number, float) for number in numbers))
-    if is_exact and all(not isinstance(number, int) or number == got for number, got in zip(numbers, array.tolist(), strict=True)):
-        return array
-    raise ValueError(f"the whole numbers from {min(numbers)} to {max(numbers)} have no common type of 64 bits: pass them as str")
-
-
-def _as_array(value):
-    """`value` as an array of NumPy, and whether it is a tensor of torch; None if it is neither."""
-    import numpy as np
-
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        if value.dtype == torch.bfloat16:
-            raise TypeError("a tensor of bfloat16 has no type of NumPy: pass tensor.view(torch.int16), and view it back")
-        return value.detach().cpu().contiguous().numpy(), True
-    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
-        return np.asarray(value), False
-    return None, False
-
-
-def _like(sequence, items):
-    if isinstance(sequence, tuple):
-        return type(sequence)(*items) if hasattr(sequence, "_fields") else tuple(items)
-    return items
-
-
-def _mapped(value, visit):
-    if isinstance(value, dict):
-        return dict(zip(value, visit(value.values()), strict=True))
-    if isinstance(value, (list, tuple)) and not isinstance(value, _Leaf):
-        return _like(value, visit(value))
-    return value
-
-
-class _Views:
-    """Arrays over one buffer. No function that calls itself by a closure: such a circle would keep the memory until the next collection."""
-
-    def __init__(self, buf):
-        import numpy as np
-
-        self._buf, self._tensor = buf, None
-        self._array = np.frombuffer(buf, np.uint8) if len(buf) else np.empty(0, np.uint8)
-
-    def of(self, value):
-        if not isinstance(value, _Leaf):
-            return _mapped(value, lambda items: [self.of(item) for item in items])
-        import numpy as np
-
-        dtype = np.dtype(value.dtype)
-        _refuse_objects(dtype)
-        view = np.ndarray(value.shape, dtype, self._array, value.offset)
-        if not value.is_torch:
-            return view
-        import torch
-
-        if view.nbytes == 0:
-            return torch.from_numpy(np.empty(value.shape, view.dtype))
-        if self._tensor is None:
-            # torch keeps the object it is given and gives the view back: so it is given a view.
-            self._tensor = torch.frombuffer(memoryview(self._buf), dtype=torch.uint8)
-            _arrays._buffers[self._buf.ptr] = self._buf
-        dtype = torch.from_numpy(np.empty(0, view.dtype)).dtype
-        return self._tensor[value.offset : value.offset + view.nbytes].view(dtype).reshape(value.shape)
-
-
-def _unpacked(tree, buf):
-    return _Views(buf).of(tree)

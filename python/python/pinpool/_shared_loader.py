@@ -15,10 +15,12 @@ from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal, NamedTuple
 
+from ._arguments import count, switch
 from ._errors import PeerError, ReleasedError, WorkerError
 from ._pool import Pool
-from ._shared import SharedPool, _Plan, _unpacked
-from ._worker import WorkerInfo, begin, seed_generators
+from ._shared import SharedPool
+from ._tree import Plan, Views, chosen
+from ._worker import WorkerInfo, begin, read, seed_generators
 
 __all__ = ["SharedLoader"]
 
@@ -45,7 +47,10 @@ def _work(shared, info, epoch, init, has_torch, collate, connection, others, tim
     for other in others:
         other.close()
     if has_torch:
-        import torch  # noqa: F401  A dataset that imports it later would draw unseeded numbers first.
+        import torch
+
+        # Threads of the trainer's are not there after a fork, and workers share its cores.
+        torch.set_num_threads(1)
     parent, dataset = os.getppid(), info.dataset
     begin(info)
     try:
@@ -61,12 +66,8 @@ def _work(shared, info, epoch, init, has_torch, collate, connection, others, tim
             connection.send((batch, _Begun()))
             try:
                 # By the batch, so that it has the same numbers whichever worker reads it, again after a death too.
-                seed_generators(info.seed, epoch, batch)
-                samples = [dataset[index] for index in indices]
-                if collate is None:
-                    packed = shared.collate(samples, tag=batch, timeout=timeout)
-                else:
-                    packed = shared.pack(collate(samples), tag=batch, timeout=timeout)
+                samples = read(dataset, indices, info.seed, epoch, batch)
+                packed = _packed(shared, collate, samples, batch, timeout)
                 message = ForkingPickler.dumps((batch, packed))
             except PeerError:
                 return
@@ -75,6 +76,12 @@ def _work(shared, info, epoch, init, has_torch, collate, connection, others, tim
             connection.send_bytes(message)
     except (EOFError, OSError, KeyboardInterrupt):
         pass
+
+
+def _packed(shared, collate, samples, number, timeout):
+    if collate is None:
+        return shared.collate(samples, tag=number, timeout=timeout)
+    return shared.pack(collate(samples), tag=number, timeout=timeout)
 
 
 def _task(connection, parent):
@@ -131,7 +138,8 @@ class _Worker:
         # A child of fork has the ends of those that were started before.
         inherited = [other.connection for other in others] + [self.connection] if context.get_start_method() == "fork" else []
         info = WorkerInfo(at, loader.num_workers, loader.seed, loader.dataset)
-        arguments = (loader.shared, info, loader.epoch, loader.worker_init_fn, "torch" in sys.modules, loader.collate, child, inherited, loader.timeout)
+        has_torch = "torch" in sys.modules
+        arguments = (loader.shared, info, loader.epoch, loader.worker_init_fn, has_torch, loader.collate, child, inherited, loader.timeout)
         self.process = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         child.close()
@@ -149,11 +157,13 @@ class _Worker:
 class SharedLoader:
     """Batches of a dataset, read by worker processes, in page-locked memory that they fill themselves.
 
-    As torch's DataLoader with `num_workers`: `dataset[i]` gives a sample, and samples are stacked as its `default_collate` does. The
+    As torch's DataLoader with `num_workers`: `dataset[i]` gives a sample, and samples are stacked as by `SharedPool.collate`. The
     batches come in order, as arrays of NumPy or tensors of torch over shared memory: no byte is pickled, and none is copied in this process.
+    It needs no torch; torch's own DataLoader with `SharedPool.collate` has samplers and datasets of every kind, and stops when a worker dies.
     With `num_workers=0` there are no workers. A worker that dies is replaced and its batches are read again (`on_death="replace"`), or
     raises WorkerError; either way its buffers come back. A batch with which three workers died raises WorkerError too. One iterator at a
-    time reads with workers: a second one ends the first, whose next batch is a ReleasedError. `collate_fn` gives the batch of a list of samples, which `SharedPool.pack` takes.
+    time reads with workers: a second one ends the first, whose next batch is a ReleasedError. `collate_fn` gives the batch of a list of
+    samples, which `SharedPool.pack` takes. LimitError where the program keeps so many batches that no buffer is left for the next one.
 
     In a worker the generators of `random`, NumPy and torch are seeded for each batch, from `seed`, the number of the epoch and that of the
     batch: no two batches have the same numbers, and a batch has the same ones again under the same seed, whichever worker reads it. Without
@@ -180,14 +190,16 @@ class SharedLoader:
         timeout: float = 60.0,
         pool: Pool | None = None,
         hugetlb: bool | None = None,
+        library: Literal["numpy", "torch"] | None = None,
         context: str | None = None,
     ) -> None:
-        if batch_size < 1 or num_workers < 0 or prefetch_factor < 1:
-            raise ValueError("batch_size and prefetch_factor are 1 or more, num_workers 0 or more")
+        batch_size, prefetch_factor = count("batch_size", batch_size, 1), count("prefetch_factor", prefetch_factor, 1)
+        num_workers = count("num_workers", num_workers, 0)
+        shuffle, drop_last = switch("shuffle", shuffle), switch("drop_last", drop_last)
+        if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout >= 0:
+            raise ValueError(f"timeout={timeout!r}: 0 or more seconds")
         if on_death not in ("raise", "replace"):
             raise ValueError(f"on_death={on_death!r}: 'raise' or 'replace'")
-        if buffers is not None and buffers < 1:
-            raise ValueError(f"buffers={buffers}: 1 or more, or None for as many as are read ahead and three")
         if isinstance(batch_sampler, Iterator):
             raise TypeError(
                 f"batch_sampler={batch_sampler!r}: an iterator gives its batches once; pass list(...) of it, or an object that gives "
@@ -201,21 +213,25 @@ class SharedLoader:
         self.epoch, self.replaced = 0, 0
         self._reading: Callable[[], _Reading | None] = lambda: None
         self._context: Any = multiprocessing.get_context(context)
+        library = chosen(library)
         if buffer_bytes is None:
-            buffer_bytes = self._measured()
+            buffer_bytes = self._measured(library)
         # Those that are read ahead, one in each worker's hands, and three for the user.
         if buffers is None:
             buffers = max(num_workers, 1) * (prefetch_factor + 1) + 3
+        buffers = count("buffers", buffers, 1)
         #: The buffers, a `pinpool.SharedPool`.
-        self.shared = SharedPool(buffer_bytes, buffers, pool=pool, hugetlb=hugetlb)
+        self.shared = SharedPool(buffer_bytes, buffers, pool=pool, hugetlb=hugetlb, library=library)
 
-    def _measured(self):
+    def _measured(self, library):
         """Bytes of the first batch: samples of other lengths need `buffer_bytes`."""
         indices = next(iter(self._batches()), [])
         samples = [self.dataset[index] for index in indices]
-        plan = _Plan(stacks=self.collate is None)
-        if samples:
-            plan.stack(samples) if self.collate is None else plan.visit(self.collate(samples))
+        plan = Plan()
+        if samples and self.collate is None:
+            plan.collate(samples, library)
+        elif samples:
+            plan.visit(self.collate(samples))
         return max(plan.nbytes, 1)
 
     def _batches(self):
@@ -255,10 +271,8 @@ class SharedLoader:
     def _alone(self, batches):
         for number, indices in enumerate(batches):
             samples = [self.dataset[index] for index in indices]
-            if self.collate is None:
-                packed = self.shared.collate(samples, tag=number, timeout=self.timeout)
-            else:
-                packed = self.shared.pack(self.collate(samples), tag=number, timeout=self.timeout)
+            self.shared._refuse_too_many_held()
+            packed = _packed(self.shared, self.collate, samples, number, self.timeout)
             del samples
             yield self.shared.unpack(packed)
 
@@ -284,7 +298,7 @@ class SharedLoader:
                 if isinstance(packed, _Failed):
                     raise _failed(f"batch {number}", packed) from packed.error
                 tree, buf = packed
-                yield _unpacked(tree, buf)
+                yield Views(buf).of(tree)
                 del packed, buf
         finally:
             self._end(workers, arrived, early)
@@ -300,7 +314,10 @@ class SharedLoader:
 
     def _collect(self, workers, arrived, early, deaths, batches):
         by_connection = {worker.connection: at for at, worker in enumerate(workers)}
-        for connection in wait(list(by_connection)):
+        ready = wait(list(by_connection), 0)
+        if not ready:
+            self.shared._refuse_too_many_held()
+        for connection in ready or wait(list(by_connection)):
             at = by_connection[connection]
             try:
                 number, packed = connection.recv()

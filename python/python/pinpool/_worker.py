@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import random
 import sys
 from typing import Any, NamedTuple
 
 __all__ = ["WorkerInfo", "get_worker_info"]
+
+# Of mallopt in glibc.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+#: The most that it takes for M_MMAP_THRESHOLD.
+_MMAP_MOST = 32 << 20
+_TRIM_MORE = 16 << 20
 
 
 class WorkerInfo(NamedTuple):
@@ -47,3 +54,27 @@ def seed_generators(*origin: int) -> None:
     # Its generator of the CPU alone: a worker has no device.
     if (torch := sys.modules.get("torch")) is not None:
         torch.default_generator.manual_seed(number)
+
+
+def read(dataset: Any, indices: list[int], *origin: int) -> list[Any]:
+    """The samples of `indices`, whose random numbers are those of `origin`."""
+    has_torch = "torch" in sys.modules
+    seed_generators(*origin)
+    samples = [dataset[index] for index in indices]
+    if "torch" in sys.modules and not has_torch:
+        # The dataset has just imported it, and drawn numbers that no seed repeats.
+        return read(dataset, indices, *origin)
+    return samples
+
+
+def keep_freed_memory(nbytes: int) -> None:
+    """Lets this process keep the memory of samples that it freed, about two batches of `nbytes`, for the next ones.
+
+    The C library would give it back to the kernel after each batch, and have every page of the next one filled with zeros again.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return  # A C library other than glibc.
+    mallopt(_M_TRIM_THRESHOLD, min(2 * nbytes + _TRIM_MORE, (1 << 31) - 1))
+    mallopt(_M_MMAP_THRESHOLD, _MMAP_MOST)

@@ -21,11 +21,15 @@ import ctypes
 import logging
 import os
 import re
+import subprocess
+import sysconfig
 import threading
 from pathlib import Path
+from typing import Any
 
 from .. import _pinpool
 from .._errors import BackendError, PinpoolError
+from .._pool import Pool
 from . import _ceiling
 
 __all__ = ["install", "is_installed", "pool", "uninstall"]
@@ -37,10 +41,12 @@ _log = logging.getLogger("pinpool")
 _SOURCE = Path(__file__).with_name("host_allocator.cpp")
 _lock = threading.Lock()
 _shim: ctypes.CDLL | None = None
-_installed = None
+_installed: Pool | None = None
+#: How many times the compiler failed in this process.
+_failures = 0
 
 
-def install(pool=None, /, **settings):
+def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
     """Makes a pool torch's pinned memory, and returns it.
 
     Call it before another thread asks torch for pinned memory: torch says that exchanging its allocator is not thread-safe.
@@ -85,7 +91,7 @@ def uninstall() -> int:
     with _lock:
         if _shim is None:
             return 0
-        left = _shim.pinpool_torch_uninstall()
+        left: int = _shim.pinpool_torch_uninstall()
         _installed = None
         return left
 
@@ -95,14 +101,12 @@ def is_installed() -> bool:
     return _installed is not None
 
 
-def pool():
+def pool() -> Pool | None:
     """The pool that is torch's pinned memory; ``None`` without one."""
     return _installed
 
 
-def _pinpool_pool(**settings):
-    from .. import Pool
-
+def _pinpool_pool(**settings: Any) -> Pool:
     if "device" not in settings and not os.environ.get("PINPOOL_DEVICE"):
         settings["device"] = _device()
     chosen = _ceiling.choose(settings, os.environ, _pinpool._host_memory())
@@ -135,7 +139,7 @@ def _warn_of_ignored_settings() -> None:
 
 def _load() -> ctypes.CDLL:
     """The shim, compiled for the torch that is there."""
-    global _shim
+    global _shim, _failures
     if _shim is not None:
         return _shim
     try:
@@ -150,22 +154,32 @@ def _load() -> ctypes.CDLL:
             f"{_dotted(OLDEST)} or newer is needed. Pools and their buffers work with it (pinpool.Pool, torch.frombuffer)"
         )
     version = re.sub(r"\W", "_", torch.__version__)
+    # torch takes what failed to build for built when it is asked again.
+    again = f"_{_failures}" if _failures else ""
+    search = os.environ.get("PATH", "")
     try:
+        # Where pip puts ninja, whether or not the environment of this interpreter is activated.
+        os.environ["PATH"] = os.pathsep.join(filter(None, [search, sysconfig.get_path("scripts")]))
         library = cpp_extension.load(
-            name=f"pinpool_torch_{version}",
+            name=f"pinpool_torch_{version}{again}",
             sources=[os.fspath(_SOURCE)],
             extra_cflags=["-O2"],
             is_python_module=False,
         )
-    except (RuntimeError, OSError) as why:
+    except (RuntimeError, OSError, subprocess.SubprocessError) as why:
+        _failures += 1
         raise BackendError(
             f"pinpool's allocator does not compile for torch {torch.__version__}: a C++ compiler and ninja are needed "
             f"(pip install ninja; CXX names the compiler). {why}"
         ) from why
+    finally:
+        os.environ["PATH"] = search
     shim = ctypes.CDLL(library)
     shim.pinpool_torch_install.restype = ctypes.c_int
     shim.pinpool_torch_uninstall.restype = ctypes.c_size_t
     _shim = shim
+    if not torch.cuda.is_available():
+        _log.warning("the pool is torch's pinned memory, and torch sees no GPU: pin_memory() fails here, and pin_memory=True does nothing")
     return shim
 
 

@@ -1,0 +1,27 @@
+"""What the caller passes, checked: an error names the argument."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+def count(name: str, value: Any, least: int, most: int = (1 << 63) - 1) -> int:
+    """`value` as a whole number from `least` to `most`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: a whole number")
+    if not least <= number <= most:
+        limit = f"{least} or more" if number < least else f"at most {most}"
+        raise ValueError(f"{name}={number}: {limit}")
+    return number
+
+
+def switch(name: str, value: Any) -> bool:
+    """`value` as True or False; other values that count as true are refused."""
+    if value not in (True, False):
+        raise TypeError(f"{name}={value!r}: True or False")
+    return bool(value)

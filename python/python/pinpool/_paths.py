@@ -1,0 +1,57 @@
+"""Paths as users write them: braces and patterns, as in recipes for WebDataset."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator
+
+#: The innermost braces: `{000000..000005}`, `{train,val}`.
+_BRACES = re.compile(r"\{([^{}]*(?:\.\.|,)[^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+#: More paths than that are a mistake.
+_MOST = 1_000_000
+
+
+def expanded(paths: list[str]) -> list[str]:
+    """Each path that is there as it is; else what its braces and its pattern name. ValueError if that is nothing, or a URL."""
+    return [found for path in paths for found in _expanded(path)]
+
+
+def _expanded(path: str) -> list[str]:
+    if os.path.lexists(path):
+        return [path]
+    if re.match(r"(?:[A-Za-z][A-Za-z0-9+.-]+://|pipe:)", path):
+        raise ValueError(f"paths: {path!r} is no file: the loader reads files; mount it, or fetch it first")
+    found = []
+    for each in _of_braces(path):
+        if not glob.has_magic(each) or os.path.lexists(each):
+            found.append(each)
+            continue
+        matches = sorted(glob.glob(each, recursive=True))
+        if not matches:
+            raise ValueError(f"paths: no file matches {each!r}")
+        found += matches
+        if len(found) > _MOST:
+            raise ValueError(f"paths: {path!r} names more than {_MOST} files: name their directory")
+    return found
+
+
+def _of_braces(path: str) -> Iterator[str]:
+    """The paths that the braces name, in order."""
+    braces = _BRACES.search(path)
+    if braces is None:
+        yield path
+        return
+    inner, numbers = braces[1], _RANGE.fullmatch(braces[1])
+    if numbers is None:
+        words = inner.split(",")
+    else:
+        first, last = int(numbers[1]), int(numbers[2])
+        if abs(last - first) >= _MOST:
+            raise ValueError(f"paths: {braces[0]!r} are more than {_MOST} names")
+        width = max(len(numbers[1]), len(numbers[2])) if "0" in (numbers[1][0], numbers[2][0]) else 0
+        words = [str(number).zfill(width) for number in range(first, last + 1)] or [inner]
+    for word in words:
+        yield from _of_braces(path[: braces.start()] + word + path[braces.end() :])

@@ -1,0 +1,270 @@
+"""The arrays and tensors of a batch: their places in one buffer, and the containers around them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any, Literal, NamedTuple
+
+from . import _arrays
+from ._pinpool import Buffer
+
+#: Each array begins at a multiple of this: a line of the cache, and what copies to a device like.
+_ALIGN = 64
+
+
+class Leaf(NamedTuple):
+    """An array within a buffer."""
+
+    offset: int
+    shape: tuple[int, ...]
+    #: The name of the type, torch's for a tensor; the type itself where its name does not say all, as with fields.
+    dtype: Any
+    is_torch: bool
+
+
+class Plan:
+    """Where the arrays of a batch go within a buffer."""
+
+    def __init__(self):
+        self.nbytes, self._copies = 0, []
+
+    def _place(self, shape, itemsize, dtype, is_torch, copy_to):
+        leaf = Leaf(-(-self.nbytes // _ALIGN) * _ALIGN, tuple(shape), dtype, is_torch)
+        self.nbytes = leaf.offset + math.prod(shape) * itemsize
+        self._copies.append((leaf, copy_to))
+        return leaf
+
+    def _array(self, shape, dtype, copy_to):
+        import numpy as np
+
+        _refuse_objects(dtype)
+        return self._place(shape, dtype.itemsize, dtype.str if np.dtype(dtype.str) == dtype else dtype, False, copy_to)
+
+    def _tensor(self, shape, dtype, copy_to):
+        return self._place(shape, dtype.itemsize, str(dtype).removeprefix("torch."), True, copy_to)
+
+    def visit(self, value):
+        """`value` with the places of its arrays and tensors for them; what is neither stays as it is."""
+        import numpy as np
+
+        if isinstance(value, Leaf):
+            return value
+        if _is_tensor(value):
+            if not _is_plain(value):
+                raise TypeError(f"a tensor of {value.dtype} and {value.layout} has no bytes in one piece: convert it, as by to_dense()")
+            return self._tensor(value.shape, value.dtype, lambda target: target.copy_(value.detach()))
+        if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+            return self._array(value.shape, value.dtype, lambda target: np.copyto(target, value))
+        return mapped(value, lambda items: [self.visit(item) for item in items])
+
+    def collate(self, samples, library):
+        """`samples` as one batch of tensors ("torch") or arrays ("numpy"), with places for what is stacked."""
+        return self._collate_as_torch(samples) if library == "torch" else self._stack(samples)
+
+    def _collate_as_torch(self, samples):
+        """What torch's `default_collate` makes of `samples`, by its own rules; tensors that it would stack have places."""
+        import torch
+        from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+        by_torch = default_collate_fn_map[torch.Tensor]
+
+        def stack(tensors, *, collate_fn_map):
+            first = tensors[0]
+            alike = all(
+                _is_plain(tensor) and tensor.shape == first.shape and tensor.dtype == first.dtype and tensor.device.type == "cpu"
+                for tensor in tensors
+            )
+            if not alike:
+                # An error, or a tensor that is copied to its place.
+                return by_torch(tensors, collate_fn_map=collate_fn_map)
+            tensors = [tensor.detach() for tensor in tensors]
+            return self._tensor((len(tensors), *first.shape), first.dtype, lambda target: torch.stack(tensors, out=target))
+
+        return self.visit(collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: stack}))
+
+    def _stack(self, samples):
+        """`samples` as arrays of NumPy, each with a place, in the containers of the first one."""
+        import numpy as np
+
+        if not samples:
+            raise ValueError("no samples to stack: a batch has one or more")
+        first = samples[0]
+        array = _as_array(first)
+        if array is not None:
+            arrays = [_as_array(sample) for sample in samples]
+            shapes = {None if array is None else array.shape for array in arrays}
+            if len(shapes) > 1:
+                raise ValueError(f"samples of shapes {sorted(map(str, shapes))} cannot be stacked: make them equal, or use `pack`")
+            shape = (len(samples), *array.shape)
+            return self._array(shape, _common_type(arrays), lambda target: np.stack(arrays, out=target, casting="safe"))
+        if isinstance(first, (bool, int, float)):
+            return self.visit(_numbers(samples))
+        if isinstance(first, dict):
+            return _with_items(first, list(first), [self._stack([sample[key] for sample in samples]) for key in first])
+        if isinstance(first, (list, tuple)):
+            if len({len(sample) for sample in samples}) > 1:
+                raise ValueError("samples of different numbers of elements cannot be stacked: make them equal, or use `pack`")
+            return _with_elements(first, [self._stack(list(column)) for column in zip(*samples, strict=True)])
+        return list(samples)
+
+    def fill(self, memory):
+        """Copies the arrays and tensors to their places in `memory`."""
+        views = Views(memory)
+        for leaf, copy_to in self._copies:
+            if math.prod(leaf.shape):
+                copy_to(views.of(leaf))
+        self._copies.clear()
+
+
+class Views:
+    """Arrays and tensors over one buffer."""
+
+    # No function that calls itself by a closure: such a circle would keep the memory until the next collection.
+
+    def __init__(self, memory):
+        import numpy as np
+
+        self._memory, self._tensor = memory, None
+        self._array = np.frombuffer(memory, np.uint8) if len(memory) else np.empty(0, np.uint8)
+
+    def of(self, value):
+        if not isinstance(value, Leaf):
+            return mapped(value, lambda items: [self.of(item) for item in items])
+        import numpy as np
+
+        if value.is_torch:
+            return self._tensor_of(value)
+        dtype = np.dtype(value.dtype)
+        _refuse_objects(dtype)
+        return np.ndarray(value.shape, dtype, self._array, value.offset)
+
+    def _tensor_of(self, leaf):
+        import torch
+
+        dtype, count = getattr(torch, leaf.dtype), math.prod(leaf.shape)
+        if not count:
+            return torch.empty(leaf.shape, dtype=dtype)
+        if self._tensor is None:
+            # torch keeps the object it is given and gives the view back: so it is given a view.
+            self._tensor = torch.frombuffer(memoryview(self._memory), dtype=torch.uint8)
+            if isinstance(self._memory, Buffer):
+                _arrays._buffers[self._memory.ptr] = self._memory
+        end = leaf.offset + count * dtype.itemsize
+        return self._tensor[leaf.offset : end].view(dtype).reshape(leaf.shape)
+
+
+def chosen(library: Literal["numpy", "torch"] | None) -> Literal["numpy", "torch"]:
+    """The library of batches; by default torch if this process has imported it."""
+    if library not in (None, "numpy", "torch"):
+        raise ValueError(f"library={library!r}: batches can be of 'numpy' or 'torch'")
+    return library or ("torch" if "torch" in sys.modules else "numpy")
+
+
+def _is_tensor(value):
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_plain(tensor):
+    """Whether its elements lie in memory one beside the other."""
+    import torch
+
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
+def _refuse_objects(dtype):
+    if dtype.hasobject:
+        raise TypeError(f"an array of {dtype}, which holds addresses of objects, cannot lie in memory that processes share")
+
+
+def _as_array(value):
+    """`value` as an array of NumPy; None if it is neither an array nor a tensor."""
+    import numpy as np
+
+    if _is_tensor(value):
+        try:
+            return value.detach().cpu().resolve_conj().resolve_neg().numpy()
+        except (TypeError, RuntimeError) as error:
+            raise TypeError(f"a tensor of {value.dtype} and {value.layout} is no array of NumPy: library='torch' keeps it. {error}") from None
+    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        return np.asarray(value)
+    return None
+
+
+def _common_type(arrays):
+    """The type that holds the elements of all `arrays` without loss."""
+    import numpy as np
+
+    types = list(dict.fromkeys(array.dtype for array in arrays))
+    if len(types) == 1:
+        return types[0]
+    if len({dtype.kind for dtype in types}) > 1 or types[0].kind not in "iufcSU":
+        named = ", ".join(map(str, types))
+        raise ValueError(f"samples of the types {named} cannot be stacked without loss: convert them to one, or use `pack`")
+    return np.result_type(*types)
+
+
+def _numbers(samples):
+    """Python's numbers as an array; TypeError or ValueError for what an array of numbers does not hold as it is."""
+    import numpy as np
+
+    numbers = [sample.item() if isinstance(sample, (np.bool_, np.number)) else sample for sample in samples]
+    for number in numbers:
+        if not isinstance(number, (bool, int, float)):
+            raise TypeError(f"{type(numbers[0]).__name__} and {type(number).__name__} cannot be stacked: make them equal, or use `pack`")
+    try:
+        array = np.array(numbers)
+    except OverflowError:
+        array = None
+    # NumPy takes floats for whole numbers that fit into neither int64 nor uint64.
+    is_exact = array is not None and not array.dtype.hasobject
+    is_exact = is_exact and (array.dtype.kind != "f" or any(isinstance(number, float) for number in numbers))
+    if is_exact and all(not isinstance(number, int) or number == got for number, got in zip(numbers, array.tolist(), strict=True)):
+        return array
+    raise ValueError(f"the whole numbers from {min(numbers)} to {max(numbers)} have no common type of 64 bits: pass them as str")
+
+
+def mapped(value: Any, visit: Callable[[list[Any]], list[Any]]) -> Any:
+    """`value` with what `visit` makes of its items; `value` itself if it has none, or none is another one then."""
+    if isinstance(value, Mapping):
+        keys, items, rebuilt = list(value), list(value.values()), _with_items
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview, range)):
+        keys, items, rebuilt = None, list(value), _with_elements
+    else:
+        return value
+    changed = visit(items)
+    if all(new is old for new, old in zip(changed, items, strict=True)):
+        return value
+    return rebuilt(value, changed) if keys is None else rebuilt(value, keys, changed)
+
+
+# As torch's `default_collate` does, which makes the same containers.
+
+
+def _with_items(mapping, keys, items):
+    changed = dict(zip(keys, items, strict=True))
+    try:
+        if not isinstance(mapping, MutableMapping):
+            return type(mapping)(changed)
+        clone = copy.copy(mapping)
+        clone.update(changed)
+        return clone
+    except TypeError:
+        return changed
+
+
+def _with_elements(sequence, elements):
+    if isinstance(sequence, tuple):
+        return type(sequence)(*elements) if hasattr(sequence, "_fields") else tuple(elements)
+    try:
+        if not isinstance(sequence, MutableSequence):
+            return type(sequence)(elements)
+        clone = copy.copy(sequence)
+        for at, element in enumerate(elements):
+            clone[at] = element
+        return clone
+    except TypeError:
+        return elements

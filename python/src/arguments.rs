@@ -1,0 +1,100 @@
+//! What the caller passes, as the crate takes it.
+
+use std::time::Duration;
+
+use pinpool::config::text::{parse_bytes, parse_duration};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyFloat, PyInt, PyString};
+
+use crate::errors::{RequestError, SettingError};
+
+/// What stands for an endless wait: 30 years.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000_000);
+
+/// The text of the argument `name`.
+pub(crate) fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    let kind = value.get_type().name()?;
+    value.extract().map_err(|_| PyTypeError::new_err(format!("{name}: a {kind} is no text; pass a str")))
+}
+
+fn shown(value: &Bound<'_, PyAny>) -> String {
+    value.repr().map_or_else(|_| "this".to_owned(), |text| text.to_string())
+}
+
+/// A value as its variable would be written.
+pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    if value.is_instance_of::<PyBool>() {
+        // Words that are no numbers, so that only switches take them.
+        return Ok(if value.is_truthy()? { "on" } else { "off" }.to_owned());
+    }
+    let kind = value.get_type();
+    // `torch.device` has no class to ask for without torch.
+    let is_device = name == "device" && kind.module()? == "torch";
+    if value.is_instance_of::<PyString>() || value.is_instance_of::<PyInt>() || is_device {
+        let text = value.str()?.to_string();
+        return Ok(match text.strip_prefix("cuda:") {
+            Some(number) if name == "device" => number.to_owned(),
+            _ => text,
+        });
+    }
+    if value.is_instance_of::<PyFloat>() {
+        let number = value.extract::<f64>()?;
+        // Without an exponent, which a size or a time may not have below 1.
+        return Ok(if number == f64::INFINITY { "none".to_owned() } else { format!("{number}") });
+    }
+    if let Some(path) = value.getattr_opt("__fspath__")? {
+        return Ok(path.call0()?.str()?.to_string());
+    }
+    if let Some(total) = value.getattr_opt("total_seconds")? {
+        return Ok(format!("{}", total.call0()?.extract::<f64>()?));
+    }
+    let kind = kind.name()?;
+    Err(PyTypeError::new_err(format!(
+        "{name}: a {kind} is no value of a setting; pass a str as in the variable, a number, a bool, a path or a timedelta"
+    )))
+}
+
+/// A number of bytes: an int, or text such as "64MiB".
+pub(crate) fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let wrong = || {
+        let text = shown(value);
+        PyTypeError::new_err(format!("asked {text}: a size is a whole number of bytes, or text such as \"64MiB\""))
+    };
+    if value.is_instance_of::<PyBool>() {
+        return Err(wrong());
+    }
+    if let Ok(int) = value.cast::<PyInt>()
+        && let Ok(size) = int.extract()
+    {
+        return Ok(size);
+    }
+    let too_many =
+        || RequestError::new_err(format!("asked {value} B: a buffer holds at most {} B; ask for less", isize::MAX));
+    if let Ok(text) = value.cast::<PyString>() {
+        let bytes = parse_bytes(&text.to_string()).map_err(|error| RequestError::new_err(error.to_string()))?;
+        return usize::try_from(bytes).map_err(|_| too_many());
+    }
+    // By `__index__`, so that integers of NumPy count and fractions do not.
+    let index = value.py().import("operator")?.call_method1("index", (value,)).map_err(|_| wrong())?;
+    if index.lt(0)? {
+        return Err(RequestError::new_err(format!("asked {index} B: a size is 0 or more")));
+    }
+    index.extract().map_err(|_| too_many())
+}
+
+/// A time: seconds, or text such as "500ms".
+pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
+    if let Ok(text) = value.cast::<PyString>() {
+        let wait =
+            parse_duration(&text.to_string()).map_err(|error| SettingError::new_err(format!("timeout: {error}")))?;
+        return Ok(wait.min(LONGEST_WAIT));
+    }
+    let seconds: f64 = value
+        .extract()
+        .map_err(|_| PyTypeError::new_err(format!("timeout={}: seconds, or text such as \"500ms\"", shown(value))))?;
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err(PyValueError::new_err(format!("timeout={seconds}: a time is 0 or more seconds")));
+    }
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT))
+}

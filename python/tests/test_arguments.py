@@ -1,0 +1,93 @@
+"""What a caller passes by mistake is named, with what is wanted."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+import pinpool
+
+from test_shared import Numbers
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda pool: pinpool.Pool(name=3), TypeError, "name: a int is no text"),
+        (lambda pool: pool.get(1.5), TypeError, "asked 1.5: a size is a whole number of bytes"),
+        (lambda pool: pool.get(None), TypeError, "asked None: a size"),
+        (lambda pool: pool.get(True), TypeError, "asked True: a size"),
+        (lambda pool: pool.get(1, timeout=[]), TypeError, r"timeout=\[\]: seconds, or text"),
+        (lambda pool: pinpool.Pool(env=False, max_bytes=True), pinpool.SettingError, "MAX_BYTES=on: .* nor a size"),
+        (lambda pool: pinpool.Pool(max_byte=1), TypeError, "did you mean max_bytes"),
+        (lambda pool: pinpool.Loader(__file__, pool=pool, batch_size=True), TypeError, "batch_size=True: a whole number"),
+        (lambda pool: pinpool.Loader(__file__, pool=pool, shuffle="yes"), TypeError, "shuffle='yes': True or False"),
+        (lambda pool: pinpool.Loader(__file__, pool=pool, shuffle=100), TypeError, "shuffle=100: True or False"),
+        (lambda pool: pinpool.Loader(__file__, pool=pool, device=True), ValueError, "device=True: 'cuda:0'"),
+        (lambda pool: next(iter(pinpool.Loader(__file__, pool=pool)))["jpg"], TypeError, r"batch.field\('jpg'\)"),
+        (lambda pool: pinpool.SharedPool(100, 2.5, pool=pool), TypeError, "buffers=2.5: a whole number"),
+        (lambda pool: pinpool.SharedPool(100, 2, pool=pool, library="jax"), ValueError, "library='jax': batches can be of"),
+        (lambda pool: pinpool.SharedLoader(Numbers(4), pool=pool, num_workers="2"), TypeError, "num_workers='2': a whole number"),
+        (lambda pool: pinpool.SharedLoader(Numbers(4), None, pool=pool), TypeError, "batch_size=None: a whole number"),
+        (lambda pool: pinpool.SharedLoader(Numbers(4), pool=pool, timeout=-1), ValueError, "timeout=-1: 0 or more seconds"),
+        (lambda pool: pinpool.SharedLoader(Numbers(4), pool=pool, shuffle="no"), TypeError, "shuffle='no': True or False"),
+    ],
+)
+def test_a_wrong_argument_is_named(pool, call, error, said):
+    with pytest.raises(error, match=said):
+        call(pool)
+
+
+def test_switches_take_booleans_and_sizes_of_numpy_count():
+    pool = pinpool.Pool(env=False, backend="heap", zero=True, poll=False)
+    assert len(pool.get(np.int64(7))) == 7 and len(pool.get("1KiB")) == 1024
+
+
+def test_a_pool_and_a_loader_name_a_gpu_alike(pool):
+    for device in ("cuda:0", 0, "0"):
+        pinpool.Pool(env=False, backend="heap", device=device)
+    with pytest.raises(pinpool.SettingError, match="DEVICE=first: not a device number"):
+        pinpool.Pool(env=False, backend="heap", device="first")
+    if not os.path.exists("/dev/nvidiactl"):
+        for device in ("cuda:7", 7):
+            with pytest.raises(pinpool.BackendError, match="device cuda:7"):
+                pinpool.Loader(__file__, pool=pool, device=device)
+
+
+def test_a_tensor_may_have_a_dtype_of_numpy(pool):
+    torch = pytest.importorskip("torch")
+    for dtype in (np.float32, np.dtype("f4"), "float32", torch.float32):
+        assert pool.empty(3, dtype, library="torch").dtype == torch.float32
+    with pytest.raises(TypeError, match="'str96' is none of torch"):
+        pool.empty(3, np.dtype("<U3"), library="torch")
+
+
+def test_a_loader_in_a_child_of_fork_names_the_fork(alone, tmp_path):
+    (tmp_path / "a").write_bytes(b"1")
+    out, _ = alone(
+        f"""
+        import os, pinpool
+        pool = pinpool.Pool(env=False, backend="heap")
+        loader = pinpool.Loader({str(tmp_path)!r}, pool=pool)
+        if os.fork() == 0:
+            try: list(loader)
+            except pinpool.ForkError as error: print("ForkError:", "build a new pool" in str(error), flush=True)
+            os._exit(0)
+        os.wait()
+        """
+    )
+    assert out == "ForkError: True\n"
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="the module has another name from 3.13 on")
+def test_an_import_into_a_sub_interpreter_fails_once(alone):
+    out, err = alone(
+        """
+        import _xxsubinterpreters as interpreters
+        one = interpreters.create()
+        try: interpreters.run_string(one, "import pinpool; pinpool.Pool(backend='heap')")
+        except interpreters.RunFailedError as error: print(error)
+        """
+    )
+    assert "thread" in out and "atexit" not in err, err

@@ -1,0 +1,272 @@
+"""What `collate` makes of samples: torch's `default_collate` in place, whichever process calls it, and batches of any length."""
+
+import collections
+import dataclasses
+import logging
+import pathlib
+import platform
+import resource
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+import pinpool
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+needs_torch = pytest.mark.skipif(torch is None, reason="torch is not installed: pip install torch")
+
+Point = collections.namedtuple("Point", "x y")
+
+
+class Chain(list):
+    pass
+
+
+class Fixed(collections.abc.Mapping):
+    def __init__(self, items):
+        self.items_of = dict(items)
+
+    def __getitem__(self, key):
+        return self.items_of[key]
+
+    def __iter__(self):
+        return iter(self.items_of)
+
+    def __len__(self):
+        return len(self.items_of)
+
+
+@dataclasses.dataclass
+class Box:
+    x: int
+
+
+def of_torch(name):
+    """Tensors of the dtype with this name, of any bits."""
+    return [torch.arange(i, i + 8, dtype=torch.uint8).view(getattr(torch, name)) for i in range(2)]
+
+
+# Each gives two samples; with what torch makes of them, or its error, ours is compared.
+KINDS = {
+    "uint8 arrays": lambda: [np.full((3, 4), i, np.uint8) for i in range(2)],
+    "float32 arrays": lambda: [np.full((3,), i, np.float32) for i in range(2)],
+    "uint16 arrays": lambda: [np.full((3,), i, np.uint16) for i in range(2)],
+    "transposed arrays": lambda: [np.arange(12).reshape(3, 4).T + i for i in range(2)],
+    "arrays without dimensions": lambda: [np.array(i, np.int16) for i in range(2)],
+    "empty arrays": lambda: [np.empty((0, 4), np.float16) for _ in range(2)],
+    "arrays of text": lambda: [np.array("a"), np.array("b")],
+    "arrays of objects": lambda: [np.array([None, i], object) for i in range(2)],
+    "arrays with fields": lambda: [np.zeros(2, "i4,f8") for _ in range(2)],
+    "arrays of dates": lambda: [np.array(["2026-01-01"], "M8[D]") for _ in range(2)],
+    "NumPy numbers": lambda: [np.float32(1.5), np.float32(2.5)],
+    "NumPy float64": lambda: [np.float64(0.1), np.float64(0.2)],
+    "NumPy bools": lambda: [np.True_, np.False_],
+    "whole numbers": lambda: [1, 2],
+    "floats": lambda: [0.1, 0.2],
+    "bools": lambda: [True, False],
+    "whole numbers and floats": lambda: [1, 0.5],
+    "text": lambda: ["a", "b"],
+    "bytes": lambda: [b"a", b"b"],
+    "None": lambda: [None, None],
+    "sets": lambda: [{1}, {2}],
+    "data classes": lambda: [Box(1), Box(2)],
+    "paths": lambda: [pathlib.Path("a"), pathlib.Path("b")],
+    "images of no library": lambda: [object(), object()],
+    "tuples": lambda: [(np.full(3, i), i, "a") for i in range(2)],
+    "lists": lambda: [[i, float(i)] for i in range(2)],
+    "lists of another class": lambda: [Chain([i, np.full(2, i)]) for i in range(2)],
+    "lists of other lengths": lambda: [[1], [1, 2]],
+    "named tuples": lambda: [Point(np.full(2, i), i) for i in range(2)],
+    "dicts": lambda: [{"image": np.full((2, 2), i), "meta": {"id": i, "name": "n"}} for i in range(2)],
+    "ordered dicts": lambda: [collections.OrderedDict(b=i, a=np.full(2, i)) for i in range(2)],
+    "default dicts": lambda: [collections.defaultdict(list, a=np.full(2, i)) for i in range(2)],
+    "read-only mappings": lambda: [Fixed({"a": np.full(2, i)}) for i in range(2)],
+    "mapping proxies": lambda: [MappingProxyType({"a": i}) for i in range(2)],
+    "dicts that lack a key": lambda: [{"a": 1}, {"b": 1}],
+    "ranges": lambda: [range(3), range(3)],
+    "tensors": lambda: [torch.full((2, 3), float(i)) for i in range(2)],
+    "tensors without dimensions": lambda: [torch.tensor(i) for i in range(2)],
+    "tensors and NumPy numbers": lambda: [{"image": torch.full((2,), i), "meta": np.float32(i)} for i in range(2)],
+    "transposed tensors": lambda: [torch.arange(6).reshape(2, 3).T + i for i in range(2)],
+    "tensors of other shapes": lambda: [torch.zeros(2), torch.zeros(3)],
+    "tensors of other types": lambda: [torch.zeros(2), torch.zeros(2, dtype=torch.float64)],
+    "conjugated tensors": lambda: [torch.tensor([1 + 2j]).conj() for _ in range(2)],
+    "parameters": lambda: [torch.nn.Parameter(torch.zeros(2), requires_grad=False) for _ in range(2)],
+    "sparse tensors": lambda: [torch.eye(3).to_sparse() for _ in range(2)],
+    "nested tensors": lambda: [torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]) for _ in range(2)],
+    **{
+        name: lambda name=name: of_torch(name)
+        for name in ("bfloat16", "float16", "complex32", "bool", "uint32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+        + ("float8_e8m0fnu", "float4_e2m1fn_x2")
+    },
+}
+
+
+def same(ours, theirs):
+    assert type(ours) is type(theirs)
+    if isinstance(theirs, torch.Tensor):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        if theirs.numel():
+            bits = [tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8) for tensor in (ours, theirs)]
+            assert torch.equal(*bits)
+    elif isinstance(theirs, collections.abc.Mapping):
+        assert list(ours) == list(theirs)
+        for key in theirs:
+            same(ours[key], theirs[key])
+    elif isinstance(theirs, (list, tuple)):
+        assert len(ours) == len(theirs)
+        for pair in zip(ours, theirs, strict=True):
+            same(*pair)
+    else:
+        assert ours == theirs
+
+
+@pytest.fixture
+def shared(pool):
+    with pinpool.SharedPool("1MiB", 2, pool=pool, library="torch") as shared:
+        yield shared
+
+
+@needs_torch
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_is_what_torchs_default_collate_makes(shared, kind):
+    try:
+        theirs = torch.utils.data.default_collate(KINDS[kind]())
+    except Exception as error:
+        with pytest.raises(type(error)):
+            shared.collate(KINDS[kind]())
+    else:
+        same(shared.unpack(shared.collate(KINDS[kind]())), theirs)
+    assert shared.counts()["free"] == 2
+
+
+@needs_torch
+def test_stacked_tensors_lie_in_the_shared_buffer_and_ask_for_no_gradient(shared):
+    packed = shared.collate([(torch.zeros(5, requires_grad=True), torch.ones(3, dtype=torch.bfloat16)) for _ in range(2)])
+    assert [(leaf.offset, leaf.shape, leaf.dtype) for leaf in packed.tree] == [(0, (2, 5), "float32"), (64, (2, 3), "bfloat16")]
+    zeros, ones = shared.unpack(packed)
+    assert ones.untyped_storage().data_ptr() == zeros.untyped_storage().data_ptr() and not zeros.requires_grad
+    assert shared.counts()["held"] == 1
+
+
+@needs_torch
+def test_pack_keeps_types_of_torch_that_numpy_has_not(shared):
+    batch = {name: of_torch(name)[1] for name in ("bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2")}
+    batch["ordered"] = collections.OrderedDict(a=np.float32(1), b=torch.tensor([1 + 2j]).conj())
+    got = shared.unpack(shared.pack(batch))
+    for name in list(batch)[:3]:
+        same(got[name], batch[name])
+    assert type(got["ordered"]) is collections.OrderedDict and got["ordered"]["b"].tolist() == [1 - 2j]
+    with pytest.raises(TypeError, match="sparse_coo has no bytes in one piece"):
+        shared.pack(torch.eye(2).to_sparse())
+
+
+@needs_torch
+def test_arrays_for_numpy_are_made_of_tensors_too(pool):
+    with pinpool.SharedPool(1000, 2, pool=pool, library="numpy") as shared:
+        got = shared.unpack(shared.collate([(torch.full((2,), i), i) for i in range(3)]))
+        assert [type(array) for array in got] == [np.ndarray] * 2 and got[0].tolist() == [[0, 0], [1, 1], [2, 2]]
+        with pytest.raises(TypeError, match="bfloat16.*library='torch' keeps it"):
+            shared.collate([torch.zeros(2, dtype=torch.bfloat16)] * 2)
+
+
+# The dataset lies in a module that does not import torch, and its samples need none.
+OF_THE_TRAINER = """
+    import sys
+    {before}
+    import pinpool, pinpool_samples
+    if __name__ == "__main__":
+        pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
+        for context in ("fork", "spawn", "forkserver"):
+            with pinpool.SharedLoader(pinpool_samples.Samples(), 2, num_workers=1, context=context, pool=pool) as loader:
+                kinds = {{type(value).__module__.partition(".")[0] for batch in loader for value in batch.values()}}
+                print(context, sorted(kinds))
+"""
+
+
+@needs_torch
+@pytest.mark.parametrize(("before", "kind"), [("import torch", "torch"), ("", "numpy")])
+def test_the_trainer_decides_what_batches_are_made_of(alone, tmp_path, monkeypatch, before, kind):
+    (tmp_path / "pinpool_samples.py").write_text(
+        "import numpy as np\n"
+        "class Samples:\n"
+        "    def __len__(self):\n"
+        "        return 4\n"
+        "    def __getitem__(self, index):\n"
+        "        return {'x': np.ones(3), 'y': index, 'z': 0.5, 'n': np.float32(1)}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    out, _ = alone(OF_THE_TRAINER.format(before=before))
+    assert out.splitlines() == [f"{context} ['{kind}']" for context in ("fork", "spawn", "forkserver")]
+
+
+class Growing:
+    """Sample i has 10 ** i numbers."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return np.full(10**index, index, np.uint8)
+
+
+def test_batches_longer_than_a_buffer_come_all_the_same_and_the_log_says_what_would_hold_them(pool, caplog):
+    with caplog.at_level(logging.WARNING, "pinpool"):
+        with pinpool.SharedLoader(Growing(), 1, num_workers=1, pool=pool, library="numpy") as loader:
+            got = [np.array(batch) for batch in loader]
+            assert [array.shape for array in got] == [(1, 10**index) for index in range(5)]
+            assert all((array == index).all() for index, array in enumerate(got))
+            assert loader.shared.counts()["free"] == loader.shared.buffers
+    assert [record.message for record in caplog.records if "longer" in record.message] == [
+        "a batch of 10 B is longer than a shared buffer: it and others like it are pickled and copied; buffer_bytes=10 would hold it (now 1)"
+    ]
+    with pytest.raises(pinpool.RequestError, match="2000 B"):
+        pinpool.SharedPool(1000, 1, pool=pool).get(2000)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_program_that_keeps_every_batch_is_told_at_once(pool, workers):
+    with pinpool.SharedLoader(Growing(), batch_sampler=[[1]] * 40, num_workers=workers, buffers=5, pool=pool, library="numpy") as loader:
+        with pytest.raises(pinpool.LimitError, match="5 of 5 shared buffers are held.*make 6 with buffers="):
+            list(loader)
+        # Of a circle of references the interpreter is the last to know.
+        for batch in loader:
+            circle = [batch]
+            circle.append(circle)
+            del batch, circle
+
+
+def test_a_dropped_packed_batch_gives_its_buffer_back_and_its_text_says_what_it_is(pool):
+    with pinpool.SharedPool(1000, 2, pool=pool, library="numpy") as shared, pinpool.SharedPool(1000, 1, pool=pool) as _other:
+        packed = shared.collate([1, 2])
+        assert "shared.batches(loader)" in repr(packed) and shared.counts()["sent"] == 1
+        del packed
+        assert shared.counts() == {"free": 2, "filling": 0, "sent": 0, "held": 0}
+        packed = shared.collate([1, 2])
+        array = shared.unpack(packed)
+        del packed
+        assert array.tolist() == [1, 2] and shared.counts()["held"] == 1
+
+
+class Fresh:
+    """Samples in new memory, each with the number of pages that the kernel has given this process so far."""
+
+    def __len__(self):
+        return 60 * 8
+
+    def __getitem__(self, index):
+        return np.full(1 << 19, index % 256, np.uint8), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc, whose malloc is told to keep memory")
+def test_a_worker_keeps_the_memory_of_its_samples_from_batch_to_batch(pool):
+    with pinpool.SharedLoader(Fresh(), 8, num_workers=1, pool=pool, library="numpy") as loader:
+        faults = [int(pages[0]) for _samples, pages in loader]
+    # A batch has 1024 pages; those of the first ones are new in any case.
+    assert faults[-1] - faults[20] < 39 * 1024 // 4

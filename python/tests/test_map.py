@@ -1,0 +1,108 @@
+"""`Loader(map=)`: order, threads, states, failures, and memory that goes back."""
+
+import gc
+import threading
+import time
+import weakref
+
+import numpy as np
+import pinpool
+import pytest
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number:02}.bin").write_bytes(bytes([number]) * 100)
+    return tmp_path
+
+
+def loader(folder, function, **settings):
+    pool = pinpool.Pool(backend="heap", env=False, max_bytes="64MiB")
+    return pinpool.Loader(folder, **{"batch_size": 4, "pool": pool, "map": function, **settings})
+
+
+def first_bytes(batch):
+    return [int(sample[0]) for sample in batch]
+
+
+def test_results_come_in_order_from_several_threads(folder):
+    threads, both = set(), threading.Barrier(2, timeout=20)
+
+    def function(batch):
+        threads.add(threading.current_thread().name)
+        if batch.number < 2:
+            both.wait()  # Only where two run at once.
+        time.sleep(0.01 if batch.number % 2 else 0)
+        return first_bytes(batch)
+
+    assert sum(loader(folder, function), []) == list(range(40))
+    assert len(threads) == 2 and all(name.startswith("pinpool-map") for name in threads)
+    assert not any(thread.name.startswith("pinpool-map") for thread in threading.enumerate())
+
+
+def test_the_state_is_that_of_the_loop_and_not_of_what_is_ahead(folder):
+    begun = []
+    loading = loader(folder, lambda batch: begun.append(batch.number) or first_bytes(batch), map_workers=3, shuffle=True)
+    plain = [first_bytes(batch) for batch in loader(folder, None, shuffle=True)]
+    for number, result in enumerate(loading):
+        assert result == plain[number]
+        if number == 4:
+            break
+    assert len(begun) > 5
+    state = loading.state()
+    assert list(loading) == plain[5:], "the next loop goes on behind the last result"
+    assert list(loader(folder, first_bytes, shuffle=True, state=state)) == plain[5:]
+
+
+def test_a_failure_comes_at_its_place_and_the_state_stays_before_it(folder):
+    def function(batch):
+        if batch.number == 3:
+            raise KeyError("three")
+        return batch.number
+
+    loading, seen = loader(folder, function), []
+    with pytest.raises(KeyError, match="three"):
+        seen.extend(loading)
+    assert seen == [0, 1, 2]
+    assert [first_bytes(batch)[0] for batch in loader(folder, None, state=loading.state())][0] == 12
+
+    (folder / "20.bin").unlink()
+    loading = loader(folder, function)
+    (folder / "06.bin").unlink()
+    seen = []
+    with pytest.raises(pinpool.LoadError, match="06.bin"):
+        for number in loading:
+            seen.append(number)
+    assert seen == [0]
+
+
+def test_memory_goes_back_with_the_result(folder):
+    loading = loader(folder, lambda batch: batch, map_workers=1, prefetch=1, workers=1)
+    pool = loading.pool
+    results = iter(loading)
+    held = next(results)
+    alive = weakref.ref(held)
+    del held
+    gc.collect()
+    assert alive() is None
+    results.close()
+    gc.collect()
+    assert pool.stats()["in_use"] == 0
+
+
+def test_arrays_of_the_function_are_what_the_loop_gets(folder):
+    def function(batch):
+        out = np.empty((len(batch), 100), np.float32)
+        for row, sample in zip(out, batch):
+            row[:] = sample
+        return out, batch.keys
+
+    arrays = [array for array, _ in loader(folder, function)]
+    assert (np.concatenate(arrays)[:, 0] == np.arange(40)).all()
+
+
+def test_wrong_arguments_are_refused(folder):
+    for settings, words in [({"map": 3}, "map=3"), ({"map_workers": 0}, "map_workers=0"), ({"map_workers": "2"}, "map_workers='2'")]:
+        with pytest.raises((TypeError, ValueError), match=words):
+            loader(folder, **{"function": first_bytes, **settings} if "map" not in settings else {"function": settings["map"]})

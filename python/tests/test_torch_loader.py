@@ -1,0 +1,159 @@
+"""torch's DataLoader with `collate_fn=shared.collate`: what its own workers give comes through `shared.batches` unchanged."""
+
+import random
+
+import numpy as np
+import pytest
+
+import pinpool
+from conftest import until
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info  # noqa: E402
+
+
+class Images(Dataset):
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        return torch.full((3, 8), index, dtype=torch.bfloat16), index
+
+
+class Stream(IterableDataset):
+    """The numbers up to 40, each from one worker."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        return iter(torch.full((8,), number) for number in range(worker, 40, workers))
+
+
+class Counted(Stream):
+    def __len__(self):
+        return 40
+
+
+class Drawn(Images):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return np.array([index, random.getrandbits(50), np.random.randint(1 << 50), int(torch.randint(1 << 50, (1,)))])
+
+
+class Files(IterableDataset):
+    """Batches of pinpool's own loader, made in the worker."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __iter__(self):
+        yield from pinpool.Loader(self.folder, batch_size=4, pool=pinpool.Pool(env=False, backend="heap"))
+
+
+def test_batches_of_the_loader_come_out_of_a_worker_of_torch(tmp_path):
+    for number in range(10):
+        (tmp_path / f"{number}.bin").write_bytes(bytes([number]) * 5)
+    batches = list(DataLoader(Files(tmp_path), batch_size=None, num_workers=1, timeout=300))
+    assert [bytes(view)[0] for batch in batches for view in batch] == list(range(10))
+    assert batches[2].keys == [str(tmp_path / f"{number}.bin") for number in (8, 9)]
+
+
+@pytest.fixture
+def shared(pool):
+    with pinpool.SharedPool("64KiB", 9, pool=pool) as shared:
+        assert shared.library == "torch"
+        yield shared
+
+
+def free(shared):
+    return shared.counts()["free"]
+
+
+def numbers(batches):
+    return [int(number) for batch in batches for number in (batch[1] if isinstance(batch, list) else batch[:, 0])]
+
+
+def test_a_loader_has_its_length_and_gives_what_it_gives_without_pinpool(shared):
+    expected = list(DataLoader(Images(), batch_size=4))
+    batches = shared.batches(DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=shared.collate))
+    assert len(batches) == len(expected) == 13
+    for _epoch in range(2):
+        for (images, labels), (its_images, its_labels) in zip(batches, expected, strict=True):
+            assert torch.equal(images, its_images) and torch.equal(labels, its_labels) and images.dtype == torch.bfloat16
+        del images, labels
+        until(lambda: free(shared) == 9)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samplers_and_iterable_datasets_give_each_sample_once(shared, workers):
+    arguments = dict(batch_size=4, num_workers=workers, collate_fn=shared.collate)
+    sampler = DistributedSampler(Images(), num_replicas=2, rank=1, shuffle=True)
+    sampler.set_epoch(3)
+    assert numbers(shared.batches(DataLoader(Images(), sampler=sampler, **arguments))) == list(sampler)
+    for dataset in (Stream(), Counted()):
+        assert sorted(numbers(shared.batches(DataLoader(dataset, **arguments)))) == list(range(40))
+    with pytest.raises(TypeError, match="Stream.*no len|has no length"):
+        len(shared.batches(DataLoader(Stream(), **arguments)))
+    assert free(shared) == 9
+
+
+def test_workers_that_persist_give_back_what_a_break_left_with_them(shared):
+    loader = DataLoader(Images(), batch_size=4, num_workers=2, persistent_workers=True, collate_fn=shared.collate)
+    workers = set()
+    for _epoch in range(12):
+        for number, batch in enumerate(shared.batches(loader)):
+            if number == 2:
+                break
+        workers |= {worker.pid for worker in loader._iterator._workers}
+    del batch
+    assert len(workers) == 2, "they are the same in each epoch"
+    assert numbers(shared.batches(loader)) == list(range(50))
+    until(lambda: free(shared) == 9)
+
+
+def test_a_loader_that_is_read_without_batches_leaves_no_buffer_behind(shared):
+    loader = DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=shared.collate)
+    for packed in loader:
+        assert "shared.batches(loader)" in repr(packed)
+        break
+    del packed
+    # Workers that have ended may leave tickets in torch's queue, which nobody reads.
+    assert numbers(shared.batches(loader)) == list(range(50))
+    assert free(shared) == 9
+
+
+@pytest.mark.parametrize(("workers", "kept"), [(0, 9), (1, 8), (2, 6)])
+def test_a_program_that_keeps_too_many_batches_is_told_at_once_but_not_at_the_end(shared, workers, kept):
+    def loader(samples):
+        dataset = torch.utils.data.Subset(Images(), range(samples))
+        return DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=shared.collate)
+
+    batches = []
+    with pytest.raises(pinpool.LimitError, match=f"{kept} of 9 shared buffers are held.*with buffers="):
+        for batch in shared.batches(loader(50)):
+            batches.append(batch)
+    assert len(batches) == kept
+    del batches, batch
+    batches = list(shared.batches(loader(36)))
+    assert numbers(batches) == list(range(36)) and shared.counts()["held"] == 9
+    del batches
+    assert numbers(shared.batches(loader(50))) == list(range(50))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_torchs_seeds_stay_torchs(shared, method):
+    def drawn():
+        # The seeds of an epoch's workers come from this generator.
+        generator = torch.Generator().manual_seed(5)
+        loader = DataLoader(
+            Drawn(), batch_size=1, num_workers=2, generator=generator, multiprocessing_context=method, collate_fn=shared.collate
+        )
+        return [batch[0].tolist() for _epoch in range(2) for batch in shared.batches(loader)]
+
+    rows = drawn()
+    assert drawn() == rows
+    for column in list(zip(*rows, strict=True))[1:]:
+        assert len(set(column)) == 2 * 8
