@@ -221,8 +221,7 @@ fn advise(
     let workload = resized.as_ref().unwrap_or(first);
     let leak = workload.judged().iter().find(|judged| judged.judgement.cause == Cause::Leak);
     if let Some(PoolJudgement { name, judgement, .. }) = leak {
-        let lines = judgement.lines().join("\n");
-        return Err(named(&traces[0], &format_args!("no ceiling helps {name}:\n{lines}")).into());
+        return Err(named(&traces[0], &format_args!("no ceiling helps {name}: {judgement}")).into());
     }
     let given = Replay::as_recorded(workload, &set.pairs)?;
     // Pools of a search are too small on purpose: what they would log is no news.

@@ -75,11 +75,11 @@ fn show_target(
     if pools(&object).is_empty() {
         return Err(format!("{target}: the process has no pool now").into());
     }
-    print_once(&object, &lines, terminal)
+    print_once((&object, Instant::now()), &lines, terminal)
 }
 
 /// The screen of each pool, alarms first, with the rates of one second.
-fn print_once(first: &Value, lines: &Newest, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+fn print_once((first, first_at): (&Value, Instant), lines: &Newest, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let second = loop {
         match lines.take() {
             Some(Ok(Some(line))) => break statistics(&line)?,
@@ -89,12 +89,13 @@ fn print_once(first: &Value, lines: &Newest, terminal: &Terminal) -> Result<(), 
             None => thread::sleep(PAUSE),
         }
     };
+    let second_at = Instant::now();
     let mut order: Vec<_> = (0..pools(first).len()).collect();
     order.sort_by_key(|&at| !pools(first)[at]["why"]["is_alarm"].as_bool().unwrap_or(false));
-    for at in order {
-        let mut seen = Seen { pool: at, ..Seen::default() };
-        seen.add(first);
-        seen.add(&second);
+    for pool in order {
+        let mut seen = Seen { pool, ..Seen::default() };
+        seen.add(first, first_at);
+        seen.add(&second, second_at);
         print(terminal, &screen::text(&seen.history, &seen.progress()))?;
     }
     Ok(())
@@ -129,12 +130,12 @@ fn show_host(stop: &StopFlag) -> Result<(), Box<dyn Error>> {
 fn show(first: &Value, lines: &Newest, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let mut session = Session::begin()?;
     let (mut seen, mut last, mut has_table) = (Seen::default(), first.clone(), false);
-    seen.add(first);
+    seen.add(first, Instant::now());
     while !stop.is_raised() {
         match lines.take() {
             Some(Ok(Some(line))) => {
                 last = statistics(&line)?;
-                seen.add(&last);
+                seen.add(&last, Instant::now());
             }
             Some(Ok(None)) => return Err("the process has ended".into()),
             Some(Err(why)) => return Err(why.into()),
@@ -173,11 +174,11 @@ struct Seen {
 }
 
 impl Seen {
-    fn add(&mut self, object: &Value) {
+    /// `now` is when the object came.
+    fn add(&mut self, object: &Value, now: Instant) {
         let pools = pools(object);
         (self.process, self.pools) = (object["process"].as_u64().unwrap_or(0), pools.len());
         if let Some(stats) = pools.get(self.pool).or(pools.first()) {
-            let now = Instant::now();
             let between = self.last.replace(now).map_or(Duration::ZERO, |last| now - last);
             self.history.add(Snapshot::of_json(stats), between);
         }
@@ -206,11 +207,15 @@ mod tests {
     fn the_next_pool_begins_a_history_of_its_own() {
         let mut seen = Seen::default();
         let object = statistics(r#"{"process":5,"pools":[{"gets":10,"hits":5},{"gets":3,"name":"b"}]}"#).unwrap();
-        seen.add(&object);
+        let begun = Instant::now();
+        seen.add(&object, begun);
         assert_eq!((seen.history.now.gets, seen.progress()), (10, "process 5, pool 1 of 2".to_owned()));
         seen.next_pool();
-        seen.add(&object);
-        assert_eq!((seen.history.now.gets, seen.history.now.name.as_str()), (3, "b"));
+        seen.add(&object, begun);
+        let later = statistics(r#"{"process":5,"pools":[{},{"gets":7,"name":"b"}]}"#).unwrap();
+        seen.add(&later, begun + Duration::from_secs(2));
+        assert!((seen.history.rate(|now| now.gets) - 2.0).abs() < 1e-9, "of the time between the objects");
+        assert_eq!((seen.history.now.gets, seen.history.now.name.as_str()), (7, "b"));
         seen.next_pool();
         assert_eq!(seen.pool, 0);
     }
