@@ -10,6 +10,7 @@ use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 use serde_json::Value;
 
+use super::remote::is_alarm;
 use crate::served::{name_of, pools, printable};
 
 const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "ceiling", "in use", "oldest owner", "why"];
@@ -26,7 +27,6 @@ pub(super) fn of(objects: &[Value]) -> String {
         return "no process serves a pool: start one with PINPOOL_SOCKET=1\n".to_owned();
     }
     rows.sort_by(|(_, one), (_, other)| {
-        let is_alarm = |pool: &Value| pool["why"]["is_alarm"].as_bool().unwrap_or(false);
         let order = is_alarm(other).cmp(&is_alarm(one));
         order
             .then(lost_share(other).partial_cmp(&lost_share(one)).unwrap_or(Ordering::Equal))

@@ -91,7 +91,7 @@ fn print_once((first, first_at): (&Value, Instant), lines: &Newest, terminal: &T
     };
     let second_at = Instant::now();
     let mut order: Vec<_> = (0..pools(first).len()).collect();
-    order.sort_by_key(|&at| !pools(first)[at]["why"]["is_alarm"].as_bool().unwrap_or(false));
+    order.sort_by_key(|&at| !is_alarm(&pools(first)[at]));
     for pool in order {
         let mut seen = Seen { pool, ..Seen::default() };
         seen.add(first, first_at);
@@ -99,6 +99,15 @@ fn print_once((first, first_at): (&Value, Instant), lines: &Newest, terminal: &T
         print(terminal, &screen::text(&seen.history, &seen.progress()))?;
     }
     Ok(())
+}
+
+pub(super) fn is_alarm(pool: &Value) -> bool {
+    pool["why"]["is_alarm"].as_bool().unwrap_or(false)
+}
+
+/// The first pool with an alarm, else the first.
+fn worst(object: &Value) -> usize {
+    pools(object).iter().position(is_alarm).unwrap_or(0)
 }
 
 fn print(terminal: &Terminal, text: &str) -> Result<(), Box<dyn Error>> {
@@ -129,8 +138,9 @@ fn show_host(stop: &StopFlag) -> Result<(), Box<dyn Error>> {
 /// Until a key, a signal or the process ends it.
 fn show(first: &Value, lines: &Newest, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let mut session = Session::begin()?;
-    let (mut seen, mut last, mut has_table) = (Seen::default(), first.clone(), false);
+    let (mut seen, mut last) = (Seen { pool: worst(first), ..Seen::default() }, first.clone());
     seen.add(first, Instant::now());
+    let mut has_table = seen.pools > 1;
     while !stop.is_raised() {
         match lines.take() {
             Some(Ok(Some(line))) => {
@@ -202,6 +212,16 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pool_with_an_alarm_is_shown_before_others() {
+        let calm = r#"{"why":{"is_alarm":false}}"#;
+        let alarming = r#"{"why":{"is_alarm":true}}"#;
+        for (pools, at) in [(format!("{calm},{{}},{alarming},{alarming}"), 2), (calm.to_owned(), 0), (String::new(), 0)]
+        {
+            assert_eq!(worst(&statistics(&format!("{{\"pools\":[{pools}]}}")).unwrap()), at, "{pools}");
+        }
+    }
 
     #[test]
     fn the_next_pool_begins_a_history_of_its_own() {
