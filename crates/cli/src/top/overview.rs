@@ -10,8 +10,7 @@ use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 use serde_json::Value;
 
-use super::remote::is_alarm;
-use crate::served::{name_of, pools, printable};
+use crate::served::{is_alarm, name_of, pools, printable};
 
 const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "ceiling", "in use", "oldest owner", "why"];
 /// What a process does not say: it runs another version.

@@ -15,7 +15,7 @@ use super::snapshot::{History, Snapshot};
 use super::{ends, overview, screen};
 use crate::interrupt::stop_at_interrupt;
 use crate::served::socket::{Newest, first_line, statistics};
-use crate::served::{on_host, pools};
+use crate::served::{is_alarm, on_host, pools};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
@@ -27,8 +27,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Show the pools of running processes live: the cause of what they cost, seconds lost, bytes by state, who holds them
 ///
 /// The processes must have been started with PINPOOL_SOCKET=1, or with a path there, and a pinpool built with the feature `serve`.
-/// Without a terminal the screen of each pool is printed once. The keys: n shows the next of its pools, a the table of all of them, the
-/// one that loses most first; q or Ctrl-C ends.
+/// Without a terminal the screen of each pool is printed once. Where a process has several pools, their table comes first, the one that
+/// loses most at its top. The keys: a shows one pool in place of the table, and the table again, n the next pool; q or Ctrl-C ends.
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
     /// Number of the process, or its socket
@@ -99,10 +99,6 @@ fn print_once((first, first_at): (&Value, Instant), lines: &Newest, terminal: &T
         print(terminal, &screen::text(&seen.history, &seen.progress()))?;
     }
     Ok(())
-}
-
-pub(super) fn is_alarm(pool: &Value) -> bool {
-    pool["why"]["is_alarm"].as_bool().unwrap_or(false)
 }
 
 /// The first pool with an alarm, else the first.

@@ -505,4 +505,25 @@ mod tests {
         // Nothing is in use at the end of a program that lasts for seconds.
         assert_eq!(run(1, 140).cause, Cause::SlowConsumer);
     }
+
+    #[test]
+    fn six_threads_under_a_ceiling_of_four_buffers_need_six() {
+        let (step_ns, woken_ns) = (SECOND_NS / 200, 60_000);
+        let mut events = vec![(0, 0, Event::Ceiling { bytes: 4 * MIB })];
+        // A thread puts a buffer and asks for the next one before the thread that is served by it has woken.
+        for n in 0..4000_u64 {
+            let put_ns = |n: u64| (n + 1) * step_ns;
+            let asked_ns = n.checked_sub(6).map_or(1000, |before| put_ns(before) + 1000);
+            let served_ns = n.checked_sub(4).map_or(asked_ns, |freed| put_ns(freed) + woken_ns);
+            let thread = u32::try_from(n % 6).unwrap();
+            events.push((served_ns, thread, get(n, 1, served_ns - asked_ns)));
+            events.push((put_ns(n), thread, put(n)));
+        }
+        let judged = judged(&events).judgement;
+        assert_eq!(
+            (judged.cause, judged.setting),
+            (Cause::CeilingTooSmall, Some(("PINPOOL_MAX_BYTES", 6 * MIB))),
+            "{judged}"
+        );
+    }
 }
