@@ -223,7 +223,8 @@ fn advise(
     if let Some(PoolJudgement { name, judgement, .. }) = leak {
         return Err(named(&traces[0], &format_args!("no ceiling helps {name}: {judgement}")).into());
     }
-    let given = Replay::as_recorded(workload, &set.pairs)?;
+    // Settings that no pool takes are an error of theirs, not of the trace.
+    Replay::as_recorded(workload, &set.pairs)?;
     // Pools of a search are too small on purpose: what they would log is no news.
     let level = log::max_level();
     log::set_max_level(log::LevelFilter::Off);
