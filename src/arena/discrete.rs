@@ -37,7 +37,12 @@ const MANY_BYTES_MAX: u64 = 16 << 20;
 /// A region of large buffers holds at least this many of the largest that is asked for, as far as that takes no more than
 /// `SEVERAL_BYTES_MAX`: where sizes vary, a region for the one size at hand would serve few of the next.
 const SEVERAL_LARGEST: u64 = 4;
-const SEVERAL_BYTES_MAX: u64 = 48 << 20;
+const SEVERAL_BYTES_MAX: u64 = 44 << 20;
+
+/// A region of one buffer above this is a multiple of an eighth of the next lower power of two: the classes are finer there, and
+/// a region that fits none of its neighbours would be replaced by each of them.
+const ROUNDED_ABOVE_BYTES: u64 = 256 << 20;
+const ROUNDED_SHARE: u64 = 8;
 
 /// The bytes of the next region for buffers of `class_bytes`, in whole buffers. The other regions of its set hold
 /// `held_bytes`; at most `limit_bytes` may be committed, and no more than `step_bytes` at once, unless a buffer or several
@@ -58,8 +63,12 @@ pub(super) fn region_bytes(
     let least = REGION_BYTES_MIN.max(many).max(several).max(class_bytes);
     let most = REGION_BYTES_MAX.max(class_bytes);
     let whole_buffers = |bytes: u64| bytes / class_bytes * class_bytes;
-    let wanted = whole_buffers((held_bytes / GROWTH_SHARE).clamp(least, most)).max(replaced_bytes);
-    let at_once = step_bytes.max(several).max(class_bytes).min(limit_bytes);
+    let own = match class_bytes {
+        ..=ROUNDED_ABOVE_BYTES => class_bytes,
+        _ => class_bytes.next_multiple_of((1 << (class_bytes - 1).ilog2()) / ROUNDED_SHARE),
+    };
+    let wanted = whole_buffers((held_bytes / GROWTH_SHARE).clamp(least, most)).max(own).max(replaced_bytes);
+    let at_once = step_bytes.max(several).max(own).min(limit_bytes);
     let bytes = if wanted <= at_once { wanted } else { whole_buffers(at_once) };
     (bytes > 0).then_some(bytes)
 }
@@ -145,6 +154,9 @@ mod tests {
             ("", (0, 640 * KIB, 0, MAX, MAX), Some(5 * MIB)),
             ("16 MiB, cut to whole buffers", (0, 3 * MIB, 0, MAX, MAX), Some(15 * MIB)),
             ("", (0, 100 * MIB, 0, MAX, MAX), Some(100 * MIB)),
+            ("the largest have room for their neighbours", (0, 258 * MIB, 0, MAX, MAX), Some(288 * MIB)),
+            ("", (0, 258 * MIB, 0, MAX, 8 * MIB), Some(288 * MIB)),
+            ("", (0, 258 * MIB, 0, 287 * MIB, MAX), Some(258 * MIB)),
             ("it grows with the bytes held", (200 * MIB, MIB, 0, MAX, MAX), Some(25 * MIB)),
             ("up to a bound", (2000 * MIB, MIB, 0, MAX, MAX), Some(64 * MIB)),
             ("it is as large as what it replaces, uncut", (0, 24 * MIB, 100 * MIB, MAX, MAX), Some(100 * MIB)),
@@ -162,12 +174,12 @@ mod tests {
     }
 
     #[test]
-    fn a_region_holds_four_of_the_largest_that_is_asked_for_in_48_mebibytes() {
+    fn a_region_holds_four_of_the_largest_that_is_asked_for_in_44_mebibytes() {
         const MAX: u64 = u64::MAX;
         let cases = [
             ("four", (2 * MIB, 8 * MIB, MAX, MAX), Some(32 * MIB)),
-            ("as far as they take 48 MiB", (2 * MIB, 20 * MIB, MAX, MAX), Some(48 * MIB)),
-            ("in whole buffers", (5 * MIB, 20 * MIB, MAX, MAX), Some(45 * MIB)),
+            ("as far as they take 44 MiB", (2 * MIB, 20 * MIB, MAX, MAX), Some(44 * MIB)),
+            ("in whole buffers", (5 * MIB, 20 * MIB, MAX, MAX), Some(40 * MIB)),
             ("beside copies too", (2 * MIB, 8 * MIB, MAX, 8 * MIB), Some(32 * MIB)),
             ("within the limit", (2 * MIB, 8 * MIB, 21 * MIB, 8 * MIB), Some(20 * MIB)),
             ("not for small buffers", (MIB, 20 * MIB, MAX, MAX), Some(8 * MIB)),
