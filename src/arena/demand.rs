@@ -107,8 +107,8 @@ impl Demand {
         self.surplus_bytes += bytes;
     }
 
-    /// A get of `bytes` missed while `held_bytes` were committed. Returns whether that says nothing about varied sizes: the size recurs, since a buffer of it
-    /// came back, or the program grows into what a growth committed for it.
+    /// A get of `bytes` missed while `held_bytes` were committed. Returns whether that says nothing about varied sizes: the
+    /// size recurs, since a buffer of it came back, or the program grows into what a growth committed for it.
     pub fn missed(&mut self, bytes: u64, held_bytes: u64, now_us: u64) -> bool {
         self.missed.note_largest(bytes, now_us);
         self.held.note_largest(held_bytes, now_us);

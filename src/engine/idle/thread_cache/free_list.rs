@@ -75,7 +75,7 @@ fn empty_heads(classes: usize) -> NonNull<Links> {
 
 #[repr(C)] // A hit uses the first two fields.
 pub(super) struct FreeList<T> {
-    /// One head for each class, in an allocation that only this pointer refers to; the shared heads as long as none is marked.
+    /// One head for each class, in an allocation that only this pointer refers to; the shared heads until a class is marked.
     heads: NonNull<Links>,
     /// The order of the newest put, or the last one before the tick that began since.
     order: u64,
@@ -312,13 +312,13 @@ impl<T> FreeList<T> {
 
     #[inline(always)]
     fn set_below(&mut self, node: *mut Links, to: *mut Links) {
-        // SAFETY: (list-I1) as in `below`.
+        // SAFETY: (list-I1) as in `below`; no shared head (list-I6), since each caller has seen a mark or an entry of the class.
         unsafe { (*node).below = to }
     }
 
     #[inline(always)]
     fn set_above(&mut self, node: *mut Links, to: *mut Links) {
-        // SAFETY: (list-I1) as in `below`.
+        // SAFETY: (list-I1) as in `set_below`, or `mark` has made the list's own heads.
         unsafe { (*node).above = to }
     }
 
