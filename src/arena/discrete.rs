@@ -39,11 +39,6 @@ const MANY_BYTES_MAX: u64 = 16 << 20;
 const SEVERAL_LARGEST: u64 = 4;
 const SEVERAL_BYTES_MAX: u64 = 44 << 20;
 
-/// A region of one buffer above this is a multiple of an eighth of the next lower power of two: the classes are finer there, and
-/// a region that fits none of its neighbours would be replaced by each of them.
-const ROUNDED_ABOVE_BYTES: u64 = 256 << 20;
-const ROUNDED_SHARE: u64 = 8;
-
 /// The bytes of the next region for buffers of `class_bytes`, in whole buffers. The other regions of its set hold
 /// `held_bytes`; at most `limit_bytes` may be committed, and no more than `step_bytes` at once, unless a buffer or several
 /// of `largest_bytes` need it. If it replaces empty regions of `replaced_bytes`, it has at least that many bytes, uncut.
@@ -63,12 +58,8 @@ pub(super) fn region_bytes(
     let least = REGION_BYTES_MIN.max(many).max(several).max(class_bytes);
     let most = REGION_BYTES_MAX.max(class_bytes);
     let whole_buffers = |bytes: u64| bytes / class_bytes * class_bytes;
-    let own = match class_bytes {
-        ..=ROUNDED_ABOVE_BYTES => class_bytes,
-        _ => class_bytes.next_multiple_of((1 << (class_bytes - 1).ilog2()) / ROUNDED_SHARE),
-    };
-    let wanted = whole_buffers((held_bytes / GROWTH_SHARE).clamp(least, most)).max(own).max(replaced_bytes);
-    let at_once = step_bytes.max(several).max(own).min(limit_bytes);
+    let wanted = whole_buffers((held_bytes / GROWTH_SHARE).clamp(least, most)).max(replaced_bytes);
+    let at_once = step_bytes.max(several).max(class_bytes).min(limit_bytes);
     let bytes = if wanted <= at_once { wanted } else { whole_buffers(at_once) };
     (bytes > 0).then_some(bytes)
 }
@@ -154,9 +145,6 @@ mod tests {
             ("", (0, 640 * KIB, 0, MAX, MAX), Some(5 * MIB)),
             ("16 MiB, cut to whole buffers", (0, 3 * MIB, 0, MAX, MAX), Some(15 * MIB)),
             ("", (0, 100 * MIB, 0, MAX, MAX), Some(100 * MIB)),
-            ("the largest have room for their neighbours", (0, 258 * MIB, 0, MAX, MAX), Some(288 * MIB)),
-            ("", (0, 258 * MIB, 0, MAX, 8 * MIB), Some(288 * MIB)),
-            ("", (0, 258 * MIB, 0, 287 * MIB, MAX), Some(258 * MIB)),
             ("it grows with the bytes held", (200 * MIB, MIB, 0, MAX, MAX), Some(25 * MIB)),
             ("up to a bound", (2000 * MIB, MIB, 0, MAX, MAX), Some(64 * MIB)),
             ("it is as large as what it replaces, uncut", (0, 24 * MIB, 100 * MIB, MAX, MAX), Some(100 * MIB)),
