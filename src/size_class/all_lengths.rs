@@ -46,9 +46,9 @@ fn check(rounding: Rounding, len: usize, align: usize, eighths: &[u128]) {
         let waste = bytes - needed;
         let is_small = match needed {
             ..=0x8000 => waste <= PAGE,
-            ..=0x100_0000 => waste * 8 < needed,
-            ..=0x1000_0000 => waste < 2 << 20,
-            ..=0x100_0000_0000 => waste * 64 < needed,
+            0x8001..=0x100_0000 => waste * 8 < needed,
+            0x100_0001..=0x1000_0000 => waste < 2 << 20,
+            0x1000_0001..=0x100_0000_0000 => waste * 64 < needed,
             _ => waste < needed,
         };
         assert!(is_small, "{len} at {align}: {bytes}");
