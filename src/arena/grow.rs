@@ -1,7 +1,8 @@
 //! Placements that must commit or remap granules first (policy-R5, policy-R7, policy-R8, policy-R11).
 //!
-//! Granules are committed in steps of an eighth of what is committed, in one call: the call costs the same time for one
-//! buffer as for the next few. What the buffer does not need of a step is a hole.
+//! Granules are committed in steps, in one call: the call costs the same time for one buffer as for the next few. What the
+//! buffer does not need of a step is a hole. Up to what was held lately a step is long, since the memory will be needed again;
+//! beyond that it is short, since what is left of the last step is unused at the peak.
 
 use super::discrete::region_bytes;
 use super::extent::{ArenaPtr, Extent, Grid};
@@ -14,9 +15,11 @@ use super::{Arena, GrowthMode, HoleSet, RangeKind};
 /// Idle granules are remapped once free bytes exceed one part in this many of the bytes in use (policy-R7).
 const SPARE_SHARE: u64 = 10;
 
-/// If granules must be committed, then one part in this many of those committed now, as far as that is no more than
-/// `STEP_BYTES_MAX`, and no more than so many times what is needed (policy-R7).
-const STEP_SHARE: u64 = 8;
+/// If granules must be committed, then one part in this many of those committed now up to what was held lately, and one in
+/// `NEW_STEP_SHARE` beyond that, as far as that is no more than `STEP_BYTES_MAX`, and no more than so many times what is needed
+/// (policy-R7).
+const STEP_SHARE: u64 = 4;
+const NEW_STEP_SHARE: u64 = 28;
 const STEP_BYTES_MAX: u64 = 64 << 20;
 const STEP_FACTOR: u64 = 9;
 
@@ -34,6 +37,8 @@ pub struct GrowthLimits {
     pub step_bytes: u64,
     /// The largest buffer that regions are to hold several of: what misses have asked for lately.
     pub largest_bytes: u64,
+    /// The most that was held lately: up to here steps are long.
+    pub known_bytes: u64,
 }
 
 impl GrowthLimits {
@@ -44,6 +49,7 @@ impl GrowthLimits {
         may_decommit_regions: true,
         step_bytes: u64::MAX,
         largest_bytes: 0,
+        known_bytes: u64::MAX,
     };
 }
 
@@ -170,8 +176,9 @@ impl Arena {
             return 0;
         };
         let (of_size, granule_bytes) = self.all_of_size(last);
-        let step =
-            (self.stats.committed_bytes / STEP_SHARE).min(STEP_BYTES_MAX).min(commit.saturating_mul(STEP_FACTOR));
+        let held = self.stats.committed_bytes;
+        let known = (held / STEP_SHARE).min(limits.known_bytes.saturating_sub(held));
+        let step = known.max(held / NEW_STEP_SHARE).min(STEP_BYTES_MAX).min(commit.saturating_mul(STEP_FACTOR));
         let step = step.min(limits.step_bytes).min(limits.commit_bytes) / granule_bytes * granule_bytes;
         step.saturating_sub(commit).min(run.end.min(of_size.end) - last.end) / granule_bytes * granule_bytes
     }

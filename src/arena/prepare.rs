@@ -1,4 +1,4 @@
-//! A standing hole (policy-R13): idle granules are moved together before a get needs them, a few at a time.
+//! A standing hole (policy-R13): idle granules are moved together before a get needs them, a part of them at a time.
 //!
 //! ```text
 //!   wanted: 5 granules       | live | hole hole | bare bare bare | live | hole | live |
@@ -13,9 +13,14 @@ use super::grow::pair;
 use super::plan::Plan;
 use super::{Arena, GrowthMode, HoleSet};
 
-/// A step moves at most this many granules, so that it holds few in transit; and a get that misses no more than these
-/// moves them itself.
+/// A step moves at most this many granules in a small pool, so that it holds few in transit; and a get that misses no more
+/// than these moves them itself.
 const STEP_GRANULES: u64 = 2;
+
+/// In a large pool a step moves up to this many, since each call takes time of its own, if that is no more than one part in
+/// `TRANSIT_SHARE` of what is committed.
+const LONG_STEP_GRANULES: u64 = 32;
+const TRANSIT_SHARE: u64 = 128;
 
 /// Searches for a place that the idle granules suffice for.
 const PLACES_TRIED: usize = 16;
@@ -36,7 +41,9 @@ impl Arena {
         // Only granules of one size take each other's place.
         let (of_size, granule_bytes) = self.all_of_size(*targets.first()?);
         let target_bytes: u64 = targets.iter().map(|target| target.bytes()).sum();
-        let step_bytes = target_bytes.min(STEP_GRANULES * granule_bytes);
+        let granules = self.stats.committed_bytes / TRANSIT_SHARE / granule_bytes;
+        let granules = granules.clamp(STEP_GRANULES, LONG_STEP_GRANULES);
+        let step_bytes = target_bytes.min(granules * granule_bytes);
         let sources = self.idle_outside(kept, of_size, step_bytes, granule_bytes);
         let moved_bytes: u64 = sources.iter().map(|source| source.bytes()).sum();
         let targets = self.beside_holes(targets, moved_bytes);
@@ -126,10 +133,14 @@ mod tests {
 
     /// Sixteen granules, all in buffers but those of `free`, which are idle since a second after the one before.
     fn with_free(free: &[u64]) -> Arena {
+        with_free_of(16, free)
+    }
+
+    fn with_free_of(granules: u64, free: &[u64]) -> Arena {
         let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
-        arena.add_virtual_range(64 * GRANULE).unwrap();
+        arena.add_virtual_range(4 * granules * GRANULE).unwrap();
         let limits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
-        let plan = arena.grow(16 * GRANULE, GRANULE, limits).unwrap();
+        let plan = arena.grow(granules * GRANULE, GRANULE, limits).unwrap();
         assert!(arena.settle(plan, PlanOutcome::Done, 0));
         for (second, &granule) in (0..).zip(free) {
             arena.free(at(granule), GRANULE, second * 1_000_000);
@@ -165,6 +176,15 @@ mod tests {
         assert!(arena.prepare(6 * GRANULE, PAGE).is_none() && !arena.lacks_hole(6 * GRANULE));
         assert!(arena.carve(5 * GRANULE, PAGE).is_some());
         arena.validate().unwrap();
+    }
+
+    #[test]
+    fn a_step_of_a_large_pool_is_longer() {
+        let free: Vec<u64> = (1..40).map(|nth| 2 * nth).collect();
+        for (granules, moved) in [(128, 2), (384, 3), (1024, 8), (8192, 32)] {
+            let plan = with_free_of(granules, &free).prepare(36 * GRANULE, PAGE).unwrap();
+            assert_eq!(moves(&plan).iter().map(|&(_, _, count)| count).sum::<u64>(), moved, "of {granules}");
+        }
     }
 
     #[test]

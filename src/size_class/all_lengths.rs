@@ -7,10 +7,14 @@ use super::*;
 const ROUNDINGS: [Rounding; 3] = [Rounding::Exact, Rounding::Pow2, Rounding::Eighths];
 const PAGE: u128 = PAGE_BYTES as u128;
 
-/// Each class of [`Rounding::Eighths`] below 2^64, smallest first: eight of whole pages, then eight for each doubling.
+/// Each class of [`Rounding::Eighths`] up to 2^64, smallest first: eight of whole pages, eight for each doubling, from 16 MiB
+/// those of 2 MiB, from 256 MiB 64 for each doubling, from 2^40 one for each.
 fn eighths_classes() -> Vec<u128> {
-    let doubled = (15..64).flat_map(|power| (9..=16).map(move |eighth| (1 << power) * eighth / 8));
-    (1..=8).map(|pages| pages * PAGE).chain(doubled).collect()
+    let doubled = (15..24).flat_map(|power| (9..=16).map(move |eighth| (1 << power) * eighth / 8));
+    let even = (9..=128).map(|step| step << 21);
+    let large = (28..40).flat_map(|power| (65..=128).map(move |step| (1 << power) * step / 64));
+    let huge = (41..=64).map(|power| 1 << power);
+    (1..=8).map(|pages| pages * PAGE).chain(doubled).chain(even).chain(large).chain(huge).collect()
 }
 
 /// The class and its index, as the module says; `None` if there is none.
@@ -40,7 +44,14 @@ fn check(rounding: Rounding, len: usize, align: usize, eighths: &[u128]) {
     if rounding == Rounding::Eighths {
         let needed = len as u128 + (align as u128).saturating_sub(PAGE);
         let waste = bytes - needed;
-        assert!(if needed <= 8 * PAGE { waste <= PAGE } else { waste * 8 < needed }, "{len} at {align}: {bytes}");
+        let is_small = match needed {
+            ..=0x8000 => waste <= PAGE,
+            0x8001..=0x100_0000 => waste * 8 < needed,
+            0x100_0001..=0x1000_0000 => waste < 2 << 20,
+            0x1000_0001..=0x100_0000_0000 => waste * 64 < needed,
+            _ => waste < needed,
+        };
+        assert!(is_small, "{len} at {align}: {bytes}");
         assert!(bytes.is_multiple_of(PAGE) && index < EIGHTHS_CLASSES as usize, "{len} at {align}: {bytes}, {index}");
     }
 }

@@ -69,7 +69,7 @@
 //! ```
 //!
 //! - **loader-I1**: a run holds at most `prefetch` buffers ahead of the copies and one for each lane of the destination. Each
-//!   has at most `batch_bytes`, rounded up to a class of the pool (less than an eighth more). So a run holds at most
+//!   has at most `batch_bytes`, rounded up to a class of the pool (less than an eighth more, above 16 MiB less than 2 MiB or a 64th). So a run holds at most
 //!   `(prefetch + lanes) * batch_bytes` of the pool, however long a file is. The destination has `lanes * batch_bytes` of its own.
 //!   A [`BatchReader`] holds at most `prefetch` buffers that it has not handed out. Compressed files add a decoder each while
 //!   they are open (compressed-I1, turn-I3).

@@ -296,7 +296,8 @@ impl World {
     }
 
     /// The plan obtains the missing granules: it remaps the longest idle ones (policy-R7, policy-R8) and commits the others,
-    /// one step per run, and behind the last run what makes up an eighth of all that is committed.
+    /// one step per run, and behind the last run what makes up a quarter of all that is committed up to what was held lately,
+    /// else one part in 28, and no more than nine times what is needed.
     fn check_granules(&self, plan: &Plan, choice: Choice, limits: GrowthLimits) {
         let (mut targets, mut sources, mut committed) = (Vec::new(), Vec::new(), 0);
         for step in plan.steps() {
@@ -321,8 +322,14 @@ impl World {
         let range = choice.buffer.range();
         let missed = self.ranges[&range].uncommitted(pages_of(choice.buffer)).map(|granule| (range, granule));
         let mut expected: Vec<_> = missed.collect();
-        let step =
-            (self.arena.stats().committed_bytes / 8).min(64 << 20).min(limits.step_bytes).min(limits.commit_bytes);
+        let held = self.arena.stats().committed_bytes;
+        let known = (held / 4).min(limits.known_bytes.saturating_sub(held));
+        let step = known
+            .max(held / 28)
+            .min(9 * (missing - remapped) * GRANULE)
+            .min(64 << 20)
+            .min(limits.step_bytes)
+            .min(limits.commit_bytes);
         if let Some(&(_, last)) = expected.last().filter(|_| missing > remapped) {
             let surplus = (step / GRANULE).saturating_sub(missing - remapped);
             let behind = (last + 1..self.ranges[&range].idle_since.len()).take(surplus as usize);
@@ -557,13 +564,18 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
         prop_oneof![2 => Just(u64::MAX), 1 => (0..6u64).prop_map(|granules| granules * GRANULE)],
         any::<bool>(),
     );
-    let steps = (prop_oneof![3 => Just(u64::MAX), 1 => (0..4u64).prop_map(|granules| granules * GRANULE)], 0..9u64);
-    let place =
-        (ptr, steps).prop_map(|((pages, align_log, commit_bytes, may_decommit_regions), (step_bytes, largest))| {
+    let known = prop_oneof![1 => Just(u64::MAX), 1 => (0..20u64).prop_map(|granules| granules * GRANULE)];
+    let steps =
+        (prop_oneof![3 => Just(u64::MAX), 1 => (0..4u64).prop_map(|granules| granules * GRANULE)], 0..9u64, known);
+    let place = (ptr, steps).prop_map(
+        |((pages, align_log, commit_bytes, may_decommit_regions), (step_bytes, largest, known_bytes))| {
             let largest_bytes = largest * GRANULE;
-            let limits = GrowthLimits { commit_bytes, over_bytes: 0, may_decommit_regions, step_bytes, largest_bytes };
+            let over_bytes = 0;
+            let limits =
+                GrowthLimits { commit_bytes, over_bytes, may_decommit_regions, step_bytes, largest_bytes, known_bytes };
             Op::Place { pages, align_log, limits }
-        });
+        },
+    );
     let settle = (any::<usize>(), prop_oneof![3 => Just(None), 1 => (0..4usize).prop_map(Some)], any::<bool>());
     prop_oneof![
         10 => place,

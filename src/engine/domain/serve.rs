@@ -181,7 +181,8 @@ impl Domain {
             (false, false) => (STEP_BESIDE_COPIES_BYTES, state.largest_missed_bytes(now_us)),
         };
         let over_bytes = self.arena.quota().over_bytes();
-        GrowthLimits { commit_bytes, over_bytes, may_decommit_regions: at_rest, step_bytes, largest_bytes }
+        let known_bytes = state.largest_held_bytes(now_us);
+        GrowthLimits { commit_bytes, over_bytes, may_decommit_regions: at_rest, step_bytes, largest_bytes, known_bytes }
     }
 }
 

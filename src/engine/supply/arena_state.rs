@@ -129,7 +129,7 @@ impl ArenaState {
 
     /// A get of `bytes` missed: carves it if a hole is long enough. Also returns whether the size recurs (policy-R12).
     pub(in crate::engine) fn serve_miss(&mut self, bytes: u64, now_us: u64) -> (Option<BlockMemory>, bool) {
-        let recurs = self.demand.missed(bytes, now_us);
+        let recurs = self.demand.missed(bytes, self.arena.stats().committed_bytes, now_us);
         let memory = self.carve(bytes);
         if memory.is_some() && !recurs {
             self.demand.want(bytes, now_us);
@@ -178,6 +178,11 @@ impl ArenaState {
     /// The largest block that regions are to hold several of (policy-R11).
     pub(in crate::engine) fn largest_missed_bytes(&self, now_us: u64) -> u64 {
         self.demand.largest_missed_bytes(now_us)
+    }
+
+    /// The most that was held lately (policy-R7).
+    pub(in crate::engine) fn largest_held_bytes(&self, now_us: u64) -> u64 {
+        self.demand.largest_held_bytes(now_us)
     }
 
     /// Whether `idle_bytes` of idle blocks and the holes together make up a block of `bytes` (policy-R6).

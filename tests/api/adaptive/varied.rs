@@ -52,34 +52,39 @@ fn a_large_get_takes_several_idle_buffers_and_holes_before_it_grows() {
 }
 
 #[test]
-fn growth_is_by_an_eighth_of_what_is_committed_but_no_more_than_nine_times_what_is_needed() {
+fn growth_is_by_a_quarter_up_to_what_was_held_lately_and_by_little_beyond_that() {
     let (pool, _clock) = with_manual_clock(over_virtual_memory());
     let pinned = |pool: &Pool| valid_stats(pool).pinned_bytes >> 20;
-    let _first = pool.get(160 * MIB).unwrap();
-    assert_eq!(pinned(&pool), 160);
-    let _second = pool.get(4 * MIB).unwrap();
-    assert_eq!(pinned(&pool), 180);
-    let _rest = pool.get(16 * MIB).unwrap();
-    assert_eq!((pinned(&pool), pool.stats().underlying.allocs), (180, 2));
+    let first = pool.get(200 * MIB).unwrap();
+    assert_eq!(pinned(&pool), 200);
+    let _second = pool.get(2 * MIB).unwrap();
+    assert_eq!(pinned(&pool), 206, "a part in 28");
+    drop(first);
+    pool.trim(0);
+    assert_eq!(pinned(&pool), 2);
+    let _third = pool.get(100 * MIB).unwrap();
+    assert_eq!(pinned(&pool), 102);
     let _small = pool.get(MIB).unwrap();
-    assert_eq!(pinned(&pool), 198, "nine granules");
+    assert_eq!(pinned(&pool), 120, "nine granules");
+    let _last = pool.get(20 * MIB).unwrap();
+    assert_eq!((pinned(&pool), pool.stats().underlying.allocs), (150, 5), "a quarter");
 }
 
 #[test]
 fn a_step_that_the_back_end_refuses_shrinks_to_what_is_needed() {
-    let (pool, _clock) = with_manual_clock(over(Arc::new(SimSource::new(166 << 20))));
+    let (pool, _clock) = with_manual_clock(over(Arc::new(SimSource::new(162 << 20))));
     let _first = pool.get(160 * MIB).unwrap();
-    let _second = pool.get(6 * MIB).unwrap();
+    let _second = pool.get(2 * MIB).unwrap();
     let stats = valid_stats(&pool);
-    assert_eq!((stats.pinned_bytes, stats.underlying.failures, stats.smaller_regions), (166 << 20, 1, 0));
+    assert_eq!((stats.pinned_bytes, stats.underlying.failures, stats.smaller_regions), (162 << 20, 1, 0));
 }
 
 #[test]
 fn a_step_keeps_within_the_ceiling() {
-    let (pool, _clock) = with_manual_clock(over_virtual_memory().max_bytes(Some(170 << 20)));
+    let (pool, _clock) = with_manual_clock(over_virtual_memory().max_bytes(Some(162 << 20)));
     let _first = pool.get(160 * MIB).unwrap();
-    let _second = pool.get(4 * MIB).unwrap();
-    assert_eq!(valid_stats(&pool).pinned_bytes, 170 << 20);
+    let _second = pool.get(2 * MIB).unwrap();
+    assert_eq!(valid_stats(&pool).pinned_bytes, 162 << 20);
 }
 
 #[test]

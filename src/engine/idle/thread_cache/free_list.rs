@@ -14,7 +14,9 @@
 //! years. More than 2^24 puts between two ticks carry into the next tick: their entries seem a tick younger,
 //! until the user of the cache begins a tick above theirs.
 //!
-//! The links are in the entries, so the list never allocates after `new`. It has no lock, no limit and no counters.
+//! The links are in the entries, so the list allocates once: at its first mark, the heads. Until then its heads are those that
+//! all lists share, or each pool would hold the heads of every shard that no thread uses. It has no lock, no limit and no
+//! counters.
 //!
 //! - **list-I1**: A node is a head of this list, or an entry that was leaked from its box in `push` and is in exactly one
 //!   class list until a take makes it a box again; only `&mut self` reaches it meanwhile.
@@ -23,11 +25,13 @@
 //! - **list-I4**: The head of a class that is not marked has a null `above`; such a class is empty. A class is marked while
 //!   the occupancy bitmap may name this shard for it; both change under the shard's lock.
 //! - **list-I5**: No entry of a marked class has an order below the class's bound.
+//! - **list-I6**: The shared heads are empty, not marked, and never written.
 #![allow(unsafe_code)] // Lists through boxes.
 
 use super::entry::{Entry, Links};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use std::sync::LazyLock;
 
 /// The order of a list without entries: above any other.
 pub(super) const NO_ORDER: u64 = u64::MAX;
@@ -46,9 +50,32 @@ pub(super) const fn tick_of(order: u64) -> u64 {
     order >> SEQUENCE_BITS
 }
 
+/// So many classes have shared heads: those of a pool.
+const SHARED_CLASSES: usize = 1024;
+static SHARED_HEADS: LazyLock<SharedHeads> = LazyLock::new(|| SharedHeads(empty_heads(SHARED_CLASSES)));
+
+struct SharedHeads(NonNull<Links>);
+
+// SAFETY: (list-I6) never written, so any thread may read them.
+unsafe impl Send for SharedHeads {}
+// SAFETY: as above.
+unsafe impl Sync for SharedHeads {}
+
+/// The heads of empty classes without a mark, leaked.
+fn empty_heads(classes: usize) -> NonNull<Links> {
+    let heads: Box<[Links]> = (0..classes).map(|_| Links::NONE).collect();
+    let heads: NonNull<Links> = NonNull::from(Box::leak(heads)).cast();
+    for at in 0..classes {
+        let head = heads.as_ptr().wrapping_add(at);
+        // SAFETY: within the allocation, which nothing else refers to yet.
+        unsafe { (*head).below = head };
+    }
+    heads
+}
+
 #[repr(C)] // A hit uses the first two fields.
 pub(super) struct FreeList<T> {
-    /// One head for each class, in an allocation that only this pointer refers to.
+    /// One head for each class, in an allocation that only this pointer refers to; the shared heads until a class is marked.
     heads: NonNull<Links>,
     /// The order of the newest put, or the last one before the tick that began since.
     order: u64,
@@ -63,7 +90,7 @@ struct Cold {
     sealed: bool,
     /// Orders that ticks have skipped.
     skipped: u64,
-    /// A bit for each marked class (list-I4).
+    /// A bit for each marked class (list-I4); none as long as the heads are the shared ones.
     marked: Box<[u64]>,
     /// Bound of each class (list-I5).
     bounds: Box<[u64]>,
@@ -84,16 +111,24 @@ pub(super) struct Recount {
 impl<T> FreeList<T> {
     pub(super) fn new(classes: u32) -> Self {
         let classes = classes as usize;
-        let heads: Box<[Links]> = (0..classes).map(|_| Links::NONE).collect();
-        let heads = NonNull::from(Box::leak(heads)).cast();
-        let (marked, bounds) = (vec![0; classes.div_ceil(64)].into(), vec![0; classes].into());
+        let (marked, bounds) = (Box::default(), Box::default());
         let cold = Box::new(Cold { classes, sealed: false, skipped: 0, marked, bounds });
-        let mut list = Self { heads, order: 0, cold, entries: PhantomData };
-        for class in 0..classes {
-            let head = list.head(class);
-            list.set_below(head, head);
+        let mut list = Self { heads: SHARED_HEADS.0, order: 0, cold, entries: PhantomData };
+        if classes > SHARED_CLASSES {
+            list.make_heads();
         }
         list
+    }
+
+    /// Makes the list's own heads.
+    fn make_heads(&mut self) {
+        let classes = self.cold.classes;
+        self.heads = empty_heads(classes);
+        (self.cold.marked, self.cold.bounds) = (vec![0; classes.div_ceil(64)].into(), vec![0; classes].into());
+    }
+
+    fn has_own_heads(&self) -> bool {
+        self.heads != SHARED_HEADS.0
     }
 
     pub(super) fn is_sealed(&self) -> bool {
@@ -128,6 +163,9 @@ impl<T> FreeList<T> {
     #[cold]
     pub(super) fn mark(&mut self, class: u16) {
         let at = usize::from(class);
+        if !self.has_own_heads() {
+            self.make_heads();
+        }
         let head = self.head(at);
         if self.above(head).is_null() {
             self.set_above(head, head);
@@ -141,7 +179,7 @@ impl<T> FreeList<T> {
     #[cold]
     pub(super) fn unmark(&mut self, class: u16) {
         let at = usize::from(class);
-        if at < self.cold.classes && self.is_empty(at) {
+        if self.is_marked(class) && self.is_empty(at) {
             self.set_above(self.head(at), std::ptr::null_mut());
             self.cold.marked[at / 64] &= !(1 << (at % 64));
         }
@@ -274,13 +312,13 @@ impl<T> FreeList<T> {
 
     #[inline(always)]
     fn set_below(&mut self, node: *mut Links, to: *mut Links) {
-        // SAFETY: (list-I1) as in `below`.
+        // SAFETY: (list-I1) as in `below`; no shared head (list-I6), since each caller has seen a mark or an entry of the class.
         unsafe { (*node).below = to }
     }
 
     #[inline(always)]
     fn set_above(&mut self, node: *mut Links, to: *mut Links) {
-        // SAFETY: (list-I1) as in `below`.
+        // SAFETY: (list-I1) as in `set_below`, or `mark` has made the list's own heads.
         unsafe { (*node).above = to }
     }
 
@@ -313,7 +351,7 @@ impl<T> FreeList<T> {
         let mut recount = Recount::default();
         for (at, class) in (0..self.cold.classes).zip(0u32..) {
             let head = self.head(at);
-            let is_marked = self.cold.marked[at / 64] & 1 << (at % 64) != 0;
+            let is_marked = self.cold.marked.get(at / 64).is_some_and(|marked| marked & 1 << (at % 64) != 0);
             if is_marked == self.above(head).is_null() || !is_marked && !self.is_empty(at) {
                 return Err(format!("class {class}: marked {is_marked}, empty {}", self.is_empty(at)));
             }
@@ -348,10 +386,13 @@ impl<T> FreeList<T> {
 
 impl<T> Drop for FreeList<T> {
     fn drop(&mut self) {
+        if !self.has_own_heads() {
+            return;
+        }
         (0..self.cold.classes)
             .for_each(|at| while u32::try_from(at).is_ok_and(|class| self.take_newest(class).is_some()) {});
         let heads = NonNull::slice_from_raw_parts(self.heads, self.cold.classes);
-        // SAFETY: leaked from this box in `new`, and no entry is left that refers to it.
+        // SAFETY: leaked from this box in `make_heads`, and no entry is left that refers to it.
         drop(unsafe { Box::from_raw(heads.as_ptr()) });
     }
 }
