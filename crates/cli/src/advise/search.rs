@@ -33,8 +33,9 @@ const MORE_MEMORY: f64 = 1.02;
 /// What it has to gain, and what other settings have to: this share of the seconds lost, and of the time of the trace.
 const GAIN: f64 = 0.1;
 const GAIN_OF_TIME: f64 = 0.0002;
-/// What a reserve has to gain of that time.
-const GAIN_OF_RESERVE: f64 = 0.02;
+/// What a reserve has to gain: this share of the seconds lost, or of that time.
+const GAIN_OF_RESERVE: f64 = 0.5;
+const GAIN_OF_RESERVE_OF_TIME: f64 = 0.02;
 /// Less memory than as given by less than this share, or than this much, is none.
 const LESS_MEMORY: f64 = 0.9;
 const LESS_BYTES: u64 = 16 << 20;
@@ -260,13 +261,14 @@ impl Search<'_> {
     }
 
     /// Whether these settings cost less too if the page-locks of the recording were no longer than the shortest of them, as those of a
-    /// busy machine are now and then. A reserve makes them all the same, at the start, and has to be worth its memory.
+    /// busy machine are now and then. A reserve makes them all the same, at the start: it has to spare those that come again and again.
     fn gains_surely(&self, settings: &[(&'static str, String)], cost: &Cost, as_given: &Cost) -> bool {
-        let of_time = self.workload.duration_us() as f64 / 1e6 * GAIN_OF_RESERVE;
+        let of_time = self.workload.duration_us() as f64 / 1e6 * GAIN_OF_RESERVE_OF_TIME;
+        let of_reserve = of_time.min(as_given.lost_seconds * GAIN_OF_RESERVE);
         let is_reserve = settings.iter().any(|(name, _)| *name == RESERVE);
         settings.is_empty()
             || (cost.lost_seconds_range.0 <= as_given.lost_seconds_range.0 * (1.0 - GAIN)
-                && (!is_reserve || cost.lost_seconds <= as_given.lost_seconds - of_time))
+                && (!is_reserve || cost.lost_seconds <= as_given.lost_seconds - of_reserve))
     }
 
     /// Less is better: other settings have to gain something over those as given.
