@@ -9,6 +9,7 @@
 //! signals.
 
 use std::num::{NonZeroU64, NonZeroUsize};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +23,7 @@ use pinpool_loader::{
     BatchReader, Catalog, DecodedField, Ended, Failure, FailureCause, LoadOptions, LoadState, LoadedBatch, LoadedPart,
     Loader, Shard, StopFlag, kept_fields,
 };
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::decode::{self, Decoder};
@@ -40,8 +41,8 @@ const UNINTERRUPTED: Duration = Duration::from_millis(100);
 type Failed = (String, bool);
 /// Sample, first byte in the buffer, length, first byte in the sample.
 type Part = (usize, usize, usize, u64);
-/// Number, epoch, place in the epoch, buffer, parts, the first byte of each array, labels if they are numbers, and failures.
-type Handed<'py> = (u64, u64, u64, Bound<'py, PyAny>, Vec<Part>, Vec<usize>, Option<Vec<i64>>, Vec<Failed>);
+/// Number, epoch, place in the epoch, buffer, parts, the first byte of each array, labels if a field has them, and failures.
+type Handed<'py> = (u64, u64, u64, Bound<'py, PyAny>, Vec<Part>, Vec<usize>, Option<Vec<Py<PyAny>>>, Vec<Failed>);
 
 /// A batch before Python has it.
 struct Ready {
@@ -51,7 +52,7 @@ struct Ready {
     memory: Loaded,
     parts: Vec<Part>,
     arrays: Vec<usize>,
-    labels: Option<Vec<i64>>,
+    labels: Option<Vec<Py<PyAny>>>,
     failures: Vec<Failed>,
     /// The state behind it.
     state: LoadState,
@@ -68,8 +69,13 @@ pub struct Files {
     gets: Arc<Gets>,
     catalog: Catalog,
     options: LoadOptions,
-    /// The field whose text is the label of a sample, a number.
-    label_field: Option<String>,
+    labels: Option<Arc<Labels>>,
+}
+
+/// The field whose text is the label of a sample, and the user's function that makes the label of it.
+struct Labels {
+    field: String,
+    parse: Py<PyAny>,
 }
 
 /// Batches that are read ahead, until it ends.
@@ -81,7 +87,7 @@ pub struct Reader {
     process: u32,
     catalog: Catalog,
     decode: Vec<DecodedField>,
-    label_field: Option<String>,
+    labels: Option<Arc<Labels>>,
     device: Option<Device>,
 }
 
@@ -136,7 +142,7 @@ pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
 impl Files {
     /// Lists `paths`. A count of 0 is none.
     #[new]
-    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world, label_field=None, decode=vec![]))]
+    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world, labels=None, decode=vec![]))]
     #[allow(clippy::too_many_arguments)] // One call, by keyword.
     fn new(
         py: Python<'_>,
@@ -150,7 +156,7 @@ impl Files {
         seed: Option<u64>,
         rank: u64,
         world: u64,
-        label_field: Option<String>,
+        labels: Option<(String, Py<PyAny>)>,
         decode: Vec<(Vec<String>, PyRef<'_, Decoder>)>,
     ) -> PyResult<Self> {
         let shard = Shard::new(rank, world);
@@ -163,9 +169,10 @@ impl Files {
         options.shuffle_seed = seed;
         options.shard = Some(shard);
         options.decode = decode::fields(decode);
+        let labels = labels.map(|(field, parse)| Arc::new(Labels { field, parse }));
         let stop = StopFlag::new();
         let catalog = interruptibly(py, &stop, || Catalog::from_paths(&paths, containers, &stop))?;
-        Ok(Self { gets: pool.gets().clone(), catalog, options, label_field })
+        Ok(Self { gets: pool.gets().clone(), catalog, options, labels })
     }
 
     /// What could not be listed.
@@ -260,7 +267,7 @@ impl Files {
             process: std::process::id(),
             catalog: self.catalog.clone(),
             decode: self.options.decode.clone(),
-            label_field: self.label_field.clone(),
+            labels: self.labels.clone(),
             device: device.map(|device| device.get().clone()),
         })
     }
@@ -305,22 +312,12 @@ impl Reader {
 
     /// Reads the labels, and begins the copy.
     fn ready(&self, batch: LoadedBatch, state: LoadState) -> PyResult<Ready> {
-        let LoadedBatch { number, epoch, in_epoch, buffer, arrays, mut parts, failures, .. } = batch;
+        let LoadedBatch { number, epoch, in_epoch, mut buffer, arrays, mut parts, failures, .. } = batch;
         let mut failures: Vec<_> = failures.iter().map(failed).collect();
-        let mut labels = self.label_field.is_some().then(Vec::new);
-        if let (Some(field), Some(labels)) = (&self.label_field, &mut labels) {
-            let bytes = buffer.as_slice_untracked().map_err(|error| errors::exception(&error))?;
-            parts.retain(|part| match self.label(part, bytes, field) {
-                Ok(label) => {
-                    labels.push(label);
-                    true
-                }
-                Err(why) => {
-                    failures.push((format!("{}: {why}", self.catalog.name(part.sample)), false));
-                    false
-                }
-            });
-        }
+        let labels = match &self.labels {
+            Some(labels) => Some(self.labelled(labels, &mut buffer, &arrays, &mut parts, &mut failures)?),
+            None => None,
+        };
         let parts = parts.into_iter().map(|part| (part.sample, part.bytes.start, part.bytes.len(), part.start));
         let parts = parts.collect();
         let arrays = arrays.into_iter().map(|array| array.start).collect();
@@ -331,8 +328,58 @@ impl Reader {
         Ok(Ready { number, epoch, in_epoch, memory, parts, arrays, labels, failures, state })
     }
 
-    /// The number in the field `field` of a sample.
-    fn label(&self, part: &LoadedPart, bytes: &[u8], field: &str) -> Result<i64, String> {
+    /// The labels of `parts`. A part that has none is a failure, and leaves no row in an array.
+    fn labelled(
+        &self,
+        labels: &Labels,
+        buffer: &mut PinnedBuf,
+        arrays: &[Range<usize>],
+        parts: &mut Vec<LoadedPart>,
+        failures: &mut Vec<Failed>,
+    ) -> PyResult<Vec<Py<PyAny>>> {
+        let bytes = buffer.as_mut_slice().map_err(|error| errors::exception(&error))?;
+        let mut found = Vec::new();
+        for (row, part) in std::mem::take(parts).into_iter().enumerate() {
+            match Python::attach(|py| self.label(py, &part, bytes, labels))? {
+                Ok(label) => {
+                    for (field, array) in self.decode.iter().zip(arrays) {
+                        let (len, to) = (field.len_bytes(), array.start + found.len() * field.len_bytes());
+                        bytes.copy_within(array.start + row * len..array.start + (row + 1) * len, to);
+                    }
+                    found.push(label);
+                    parts.push(part);
+                }
+                Err(why) => failures.push((format!("{}: {why}", self.catalog.name(part.sample)), false)),
+            }
+        }
+        Ok(found)
+    }
+
+    /// The label of a sample, or why it has none.
+    fn label(
+        &self,
+        py: Python<'_>,
+        part: &LoadedPart,
+        bytes: &[u8],
+        labels: &Labels,
+    ) -> PyResult<Result<Py<PyAny>, String>> {
+        let text = match self.text(part, bytes, &labels.field) {
+            Ok(text) => text,
+            Err(why) => return Ok(Err(why)),
+        };
+        match labels.parse.call1(py, (text,)) {
+            Ok(label) => Ok(Ok(label)),
+            Err(error) if error.is_instance_of::<PyException>(py) => {
+                let shown: String = text.chars().take(20).collect();
+                let field = &labels.field;
+                Ok(Err(format!("its field {field:?}, {shown:?}, is no label: {}", error.value(py))))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The text of the field `field` of a sample.
+    fn text<'a>(&self, part: &LoadedPart, bytes: &'a [u8], field: &str) -> Result<&'a str, String> {
         let Some(sample) = self.catalog.samples().get(part.sample) else { return Err("no such sample".to_owned()) };
         let is_whole = part.start == 0 && part.bytes.len() as u64 == sample.len_bytes;
         if !is_whole && self.decode.is_empty() {
@@ -348,9 +395,8 @@ impl Reader {
             return Err(format!("no field {field:?} to take the label from: it has {has}"));
         };
         let at = |offset| part.bytes.start + usize::try_from(offset).unwrap_or_default();
-        let text = String::from_utf8_lossy(bytes.get(at(range.start)..at(range.end)).unwrap_or_default());
-        let shown: String = text.chars().take(20).collect();
-        text.trim().parse().map_err(|_| format!("its field {field:?} is no whole number: {shown:?}"))
+        let bytes = bytes.get(at(range.start)..at(range.end)).unwrap_or_default();
+        str::from_utf8(bytes).map_err(|error| format!("its field {field:?} is no text: {error}"))
     }
 
     fn handed<'py>(&self, py: Python<'py>, ready: Ready) -> PyResult<Handed<'py>> {

@@ -187,9 +187,9 @@ class Batch:
         return self._files.names([sample for sample, *_ in self._parts])
 
     @property
-    def labels(self) -> list[str] | list[int]:
-        """The label of each sample. With `labels="cls"`: the number in that field. Else the name of the directory that a file
-        lies in, the member's name in a container."""
+    def labels(self) -> list[Any]:
+        """The label of each sample. With `labels="cls"`: the number in that field, or what `label_type` made of its text. Else the name
+        of the directory that a file lies in, the member's name in a container."""
         if self._labels is not None:
             return self._labels
         return self._files.labels([sample for sample, *_ in self._parts])
@@ -263,8 +263,8 @@ class Loader:
     a `.tar` (WebDataset) or `.safetensors` file that is named, or lies in a directory of nothing else, or of anything with
     `containers=True`, is opened, and its members are the samples. So are `.tar.gz`, `.tgz`, `.tar.zst`
     and `.tzst`; any other `.gz` or `.zst` file is one sample, decompressed. Members of a tar that share a name up to the first
-    dot are one sample, and `batch.fields` has them apart. `labels="cls"` takes the numbers in the field `cls` as labels. A batch has at most
-    `batch_size` samples and `batch_bytes` bytes (16 MiB if neither is given); a sample that is longer than `batch_bytes`
+    dot are one sample, and `batch.fields` has them apart. `labels="cls"` takes the numbers in the field `cls` as labels, and
+    `label_type=float`, `str`, `json.loads` or another function of the text what that makes. A batch has at most `batch_size` samples and `batch_bytes` bytes (16 MiB if neither is given); a sample that is longer than `batch_bytes`
     comes in parts. `workers` threads read (one for each core), at most `prefetch` batches ahead (two for each worker).
 
     `decode={"jpg;png": pinpool.Image(224, 224)}` decodes that field of each sample, of a file its ending, by the threads that read,
@@ -305,6 +305,7 @@ class Loader:
         containers: bool = False,
         decode: Mapping[str, Image | Array] | None = None,
         labels: str | None = None,
+        label_type: Callable[[str], Any] = int,
         map: Callable[[Batch], Any] | None = None,
         map_workers: int = 2,
         device: Any = None,
@@ -317,6 +318,8 @@ class Loader:
             raise ValueError(f"progress={progress!r}: True, False or 'always'")
         if labels is not None and not (isinstance(labels, str) and labels):
             raise TypeError(f"labels={labels!r}: the name of a field of each sample, such as 'cls'")
+        if not callable(label_type):
+            raise TypeError(f"label_type={label_type!r}: a function of the field's text, such as int, float, str or json.loads")
         if isinstance(paths, bytes) or not isinstance(paths, (str, os.PathLike, Iterable)):
             raise TypeError(f"paths={paths!r}: a path, or several, as str or os.PathLike")
         listed = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
@@ -353,7 +356,7 @@ class Loader:
             seed=count("seed", seed, 0) if switch("shuffle", shuffle) else None,
             rank=count("rank", rank, 0),
             world=count("world", world, 1),
-            label_field=None if labels is None else labels.removeprefix(".").lower(),
+            labels=None if labels is None else (labels.removeprefix(".").lower(), label_type),
             decode=_decode.handed(self._decoded),
         )
         # A dict for its order, and so that what fails in each epoch is named once.
