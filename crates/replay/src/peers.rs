@@ -1,6 +1,6 @@
 //! Two other pools of pinned memory, as models: what their rules would pin for a workload.
 //!
-//! The rules are those of PyTorch 2.11 (`CachingHostAllocatorImpl`) and of RMM 25 (`pool_memory_resource`) with their defaults. A
+//! The rules are those of PyTorch (`CachingHostAllocator`, sources of 2025) and of RMM (`pool_memory_resource`, 2026) with their defaults. A
 //! model has no ceiling, one stream and one thread, and a buffer is idle as soon as it is put. Neither pool gives memory back by itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
