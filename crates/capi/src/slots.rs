@@ -245,6 +245,7 @@ impl Slot {
 
     /// Holds `pool` as the generation that this thread claimed.
     fn begin(&self, generation: usize, pool: Pool) {
+        self.table.begin(pool.config().zero);
         // SAFETY: slots-I1: this thread claimed the slot.
         unsafe { *self.pool.get() = Some(pool) };
         self.forks.store(forks(), Ordering::Relaxed);
