@@ -316,7 +316,7 @@ mod tests {
     fn got(slot: &Slot) -> usize {
         // SAFETY: slots-I1: no other thread has this slot.
         let buf = unsafe { &*slot.pool.get() }.as_ref().unwrap().get(4096).unwrap();
-        slot.table.insert(buf).addr()
+        slot.table.insert(buf, crate::table::Owner::Pool).addr()
     }
 
     #[test]
