@@ -99,6 +99,7 @@ def test_fields_that_are_not_there_are_named(shards, tmp_path, pool):
     [batch] = pinpool.Loader(shards[0], pool=pool)
     with pytest.raises(KeyError, match=r"a.tar!train/0-000 has no field 'txt': it has jpg, seg.png, cls"):
         batch.field("txt")
+    assert batch.field("txt", None) == [None] * len(batch)
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "x.jpg").write_bytes(b"x")
     [plain] = pinpool.Loader(tmp_path / "plain", pool=pool)

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Never, SupportsIndex, overload
 
 from . import _decode, _device, _paths, _pinpool
 from ._arguments import count, switch
@@ -25,6 +25,18 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Loader"]
 
 _DEFAULT_BATCH_BYTES = 16 << 20
+
+#: Arguments of torch's DataLoader, and what does the same here.
+_OF_TORCH = {
+    "num_workers": "workers= is the number of threads that read",
+    "prefetch_factor": "prefetch= is the number of batches that are read ahead",
+    "collate_fn": "map= takes a function of a batch",
+    "drop_last": "the loop leaves out a batch with len(batch) < batch_size",
+    "pin_memory": "batches are in pinned memory always",
+    "sampler": "shuffle=, seed=, rank= and world= choose the order",
+}
+#: No default of `Batch.field`, as None may be one.
+_NONE = object()
 
 
 class Batch:
@@ -157,10 +169,10 @@ class Batch:
         start, (_, shape, dtype) = self._decoded[names]
         return DeviceArray(self.buffer, start + index * (rows.nbytes // len(self)), shape, dtype)
 
-    def field(self, name: str) -> Any:
+    def field(self, name: str, default: Any = _NONE) -> Any:
         """The member `name` of each sample: `batch.field("jpg")`, one array where it is decoded, a list of views where it is not.
 
-        KeyError names the first sample that has none.
+        A sample that has none has `default`; without one, KeyError names the first such sample.
         """
         if not isinstance(name, str):
             raise TypeError(f"field({name!r}): the name of a field of each sample, such as 'jpg'")
@@ -169,10 +181,10 @@ class Batch:
             if name in names or name == ";".join(names):
                 return self._array(names)
         for index, fields in enumerate(self.fields):
-            if name not in fields:
+            if name not in fields and default is _NONE:
                 has = ", ".join(fields) or "no fields"
                 raise KeyError(f"{self.keys[index]} has no field {name!r}: it has {has}")
-            found.append(fields[name])
+            found.append(fields.get(name, default))
         return found
 
     @property
@@ -311,7 +323,10 @@ class Loader:
         device: Any = None,
         progress: bool | Literal["always"] = False,
         on_error: Literal["raise", "skip"] = "raise",
+        **others: Never,
     ) -> None:
+        for name in others:
+            raise TypeError(f"a Loader has no argument {name}=" + (f": {_OF_TORCH[name]}" if name in _OF_TORCH else ""))
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error={on_error!r}: 'raise' or 'skip'")
         if progress not in (True, False, "always"):
