@@ -139,7 +139,7 @@ impl PinnedBuf {
     fn lend<'a, T: Pod>(&'a self, part: &Part<T>, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
         let nothing = (&[][..], SyncOnDrop::Record(None));
         let Some(block) = &*self.block else { return nothing };
-        let reached = || let_reach(stream.context(), self.start().as_ptr(), self.len());
+        let reached = || let_reach(stream.context().ordinal(), self.start().as_ptr(), self.len());
         let Ok(begun) = block.check_process().and_then(|()| reached()).and_then(|()| block.begin_copy()) else {
             refuse_host_slice(stream);
             return nothing;
@@ -164,7 +164,7 @@ impl PinnedBuf {
     }
 
     fn lend_mut<'a, T: Pod>(&'a mut self, part: &Part<T>, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
-        let reached = || let_reach(stream.context(), self.start().as_ptr(), self.len());
+        let reached = || let_reach(stream.context().ordinal(), self.start().as_ptr(), self.len());
         let Some(block) = &*self.block else { return (&mut [], SyncOnDrop::Record(None)) };
         let Ok(begun) = block.check_process().and_then(|()| reached()).and_then(|()| block.begin_copy()) else {
             refuse_host_slice(stream);

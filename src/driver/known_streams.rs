@@ -1,8 +1,11 @@
-//! Streams that copies of pools went to and that still exist: a release that would wait for their work is put off.
+//! Streams that copies of pools went to and that still exist, and work that memory was lent to: a release that would wait for them is
+//! put off.
 //!
-//! Held weakly, so that a stream ends with its owners. One that a framework lends by its handle alone is not known: nothing tells
-//! when that handle is gone, and a driver may crash on one that is. A reset of the device destroys the streams of its context under
+//! Streams are held weakly, so that one ends with its owners. A reset of the device destroys the streams of its context under
 //! their owners, so none is asked whose context has another number by now, or where the driver has no numbers.
+//!
+//! A stream that is known by its handle alone is never asked: nothing tells when that handle is gone, and a driver may crash on one
+//! that is. The fence of the last loan to it is asked instead, so work that is enqueued there later is not seen.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::cell::Cell;
@@ -52,8 +55,44 @@ pub(crate) fn note(stream: &Arc<CudaStream>) {
     known.push(Known { stream: Arc::downgrade(stream), context });
 }
 
+/// What memory was lent to, on one stream.
+#[derive(Clone)]
+struct Loan {
+    /// The stream's number in statistics. Where a later stream has it, that one's work counts.
+    stream: u64,
+    device: usize,
+    /// Asked under no lock: it may call the driver.
+    is_under_way: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+static LOANS: OfProcess<Mutex<Vec<Loan>>> = OfProcess::new(Mutex::default);
+
+/// Remembers the work of a stream that memory was lent to, in the place of what was lent to that stream before.
+pub(crate) fn note_loan(stream: u64, device: usize, is_under_way: impl Fn() -> bool + Send + Sync + 'static) {
+    let loan = Loan { stream, device, is_under_way: Arc::new(is_under_way) };
+    let mut loans = LOANS.get().lock();
+    let place = loans.iter().position(|other| other.stream == stream);
+    let place = place.or_else(|| (loans.len() == KNOWN_MAX).then_some(0));
+    let _dropped_last = place.map(|place| loans.remove(place));
+    loans.push(loan);
+    drop(loans);
+}
+
+/// Whether work of `device` that memory was lent to is under way. Forgets what is over.
+fn are_loans_under_way(device: usize) -> bool {
+    let loans: Vec<_> = LOANS.get().lock().iter().filter(|loan| loan.device == device).cloned().collect();
+    let is_over = |loan: &&Loan| !(loan.is_under_way)();
+    let over: Vec<_> = loans.iter().take_while(is_over).collect();
+    let is_one_of = |loan: &mut Loan| over.iter().any(|other| Arc::ptr_eq(&other.is_under_way, &loan.is_under_way));
+    LOANS.get().lock().retain_mut(|loan| !is_one_of(loan));
+    over.len() < loans.len()
+}
+
 /// Whether one of `device` has work, or captures, which a query would spoil. A context of the device is current.
 pub(super) fn are_busy(device: sys::CUdevice) -> bool {
+    if usize::try_from(device).is_ok_and(are_loans_under_way) {
+        return true;
+    }
     // Asked under no lock, and dropped there: this may be the last reference.
     let upgrade = |known: &Known| Some((known.stream.upgrade()?, known.context));
     let known: Vec<_> = KNOWN.get().lock().iter().filter_map(upgrade).collect();

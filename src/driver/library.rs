@@ -2,7 +2,10 @@
 #![allow(unsafe_code)] // Loads the driver.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::ptr::NonNull;
+use std::mem;
+use std::ptr::{self, NonNull};
+
+use pinpool_os::sync::process::{AtomicPtr, Ordering};
 
 /// Whether there is a driver to load. Never panics, and exists under every linking feature, unlike cudarc's own check.
 pub(crate) fn is_present() -> bool {
@@ -11,8 +14,7 @@ pub(crate) fn is_present() -> bool {
 
 /// The function of this name, if the driver has it.
 pub(crate) fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
-    // SAFETY: a handle that is never closed, and a name that ends in 0.
-    NonNull::new(unsafe { libc::dlsym(library()?.as_ptr(), name.as_ptr()) })
+    symbol_of(library()?, name)
 }
 
 /// The names of the driver's library, and what else `dlopen` is asked: the one that is loaded is the driver of this process, as
@@ -24,28 +26,56 @@ const LIBRARIES: [(&CStr, c_int); 4] = [
     (c"libcuda.so", 0),
 ];
 
-/// A handle of the driver, never closed, so that its symbols stay valid.
-fn library() -> Option<NonNull<c_void>> {
-    LIBRARIES.into_iter().find_map(|(library, flag)| {
-        // SAFETY: loading the driver runs its initialisers, as the first CUDA call of any program does.
-        NonNull::new(unsafe { libc::dlopen(library.as_ptr(), flag | libc::RTLD_LAZY | libc::RTLD_LOCAL) })
+type Handle = NonNull<c_void>;
+
+/// A handle of the driver, never closed, so that its symbols stay valid. Chosen once: all functions are those of one library.
+fn library() -> Option<Handle> {
+    static CHOSEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+    // Relaxed: what stands behind a handle is the loader's.
+    NonNull::new(CHOSEN.load(Ordering::Relaxed)).or_else(|| {
+        let chosen = choose()?;
+        let first = CHOSEN.compare_exchange(ptr::null_mut(), chosen.as_ptr(), Ordering::Relaxed, Ordering::Relaxed);
+        first.map_or_else(NonNull::new, |_| Some(chosen))
     })
+}
+
+/// The first that is no stub, or else the first.
+fn choose() -> Option<Handle> {
+    let mut opened = LIBRARIES.into_iter().filter_map(|(library, flag)| open(library, flag));
+    let first = opened.next()?;
+    std::iter::once(first).chain(opened).find(|&library| !is_stub(library)).or(Some(first))
+}
+
+/// Whether this is a toolkit's library for linking. A driver tells its version before it has started.
+fn is_stub(library: Handle) -> bool {
+    type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
+    let Some(found) = symbol_of(library, c"cuDriverGetVersion") else { return true };
+    // SAFETY: the driver exports this name with this argument, and so do its stubs.
+    let get_version = unsafe { mem::transmute::<Handle, GetVersion>(found) };
+    let mut version = 0;
+    // SAFETY: a place for a number; the call starts nothing.
+    unsafe { get_version(&raw mut version) != 0 }
+}
+
+fn open(library: &CStr, flag: c_int) -> Option<Handle> {
+    // SAFETY: loading the driver runs its initialisers, as the first CUDA call of any program does.
+    NonNull::new(unsafe { libc::dlopen(library.as_ptr(), flag | libc::RTLD_LAZY | libc::RTLD_LOCAL) })
+}
+
+fn symbol_of(library: Handle, name: &CStr) -> Option<Handle> {
+    // SAFETY: a handle that is never closed, and a name that ends in 0.
+    NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) })
 }
 
 /// The function of this name in another library that programs take for the driver which ask for the name without a version first, as
 /// cudarc does; `None` if they get the driver. Loads that library.
 pub(crate) fn symbol_before(name: &CStr) -> Option<NonNull<c_void>> {
     let own = symbol(name)?;
-    // SAFETY: as in `library`.
-    let first = NonNull::new(unsafe { libc::dlopen(c"libcuda.so".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) })?;
-    // SAFETY: a handle that is never closed, and a name that ends in 0.
-    NonNull::new(unsafe { libc::dlsym(first.as_ptr(), name.as_ptr()) }).filter(|&found| found != own)
+    symbol_of(open(c"libcuda.so", 0)?, name).filter(|&found| found != own)
 }
 
 /// Whether a driver is loaded in this process; loads none.
 pub(crate) fn is_loaded() -> bool {
-    LIBRARIES.into_iter().any(|(library, _)| {
-        // SAFETY: loads nothing; the handle stays open, as that of `library` does.
-        !unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY | libc::RTLD_LOCAL) }.is_null()
-    })
+    // The handle stays open, as that of `library` does.
+    LIBRARIES.into_iter().any(|(library, _)| open(library, libc::RTLD_NOLOAD).is_some())
 }

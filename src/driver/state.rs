@@ -53,7 +53,10 @@ fn remedy(code: c_int, library: &str, visible: Option<&str>, closed: Option<&str
                 .to_owned()
         }
         (34, ..) => {
-            format!("take {library} out of the loader's path (LD_LIBRARY_PATH, ldconfig) and install the driver")
+            format!(
+                "take {library} out of the loader's path (LD_LIBRARY_PATH, ldconfig) and install the driver; a stub that the program \
+                 has loaded hides the driver of the same name"
+            )
         }
         (46, ..) => "end the other process, or set the device's compute mode to DEFAULT (nvidia-smi -c 0)".to_owned(),
         (100, Some(visible), _) => {

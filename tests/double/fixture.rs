@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use driver_double::{Counts, Double};
+use pinpool::copy::CopyStream;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource};
 
 pub(crate) const MIB: usize = 1 << 20;
@@ -88,8 +89,13 @@ pub(crate) fn begin_capture(stream: &CudaStream, mode: CUstreamCaptureMode) {
     unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
 }
 
-/// Ends a capture; the graph is never launched.
+/// Ends a capture, and lends the stream something, after which nobody takes it for capturing still, in later tests too.
 pub(crate) fn end_capture(stream: &CudaStream) -> Result<(), DriverError> {
+    end_capture_unnoticed(stream).inspect(|()| drop(stream.mark().unwrap()))
+}
+
+/// Ends a capture; the graph is never launched.
+pub(crate) fn end_capture_unnoticed(stream: &CudaStream) -> Result<(), DriverError> {
     // SAFETY: a live stream that captures.
     let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }?;
     // SAFETY: just made, never launched.

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // Captures, raw handles and event tracking, which cudarc leaves to its users.
 
 use std::io::Write;
+use std::ptr;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
 use driver_double::Code;
-use pinpool::copy::cuda::RawMem;
+use pinpool::copy::cuda::{RawMem, RawStream};
 use pinpool::testing::ManualClock;
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
 
@@ -368,6 +369,37 @@ fn handles_of_other_frameworks_serve_as_streams_and_memory() {
     drop(gate);
     let back = filled(&pool, 0).copy_from(&stream, &raw).unwrap().wait().unwrap();
     assert_eq!(first_wrong(back.as_slice_untracked().unwrap(), 5), None);
+}
+
+#[test]
+fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
+    let (double, context, pool) = start();
+    let owner = context.new_stream().unwrap();
+    let allocated = memory(&owner, 0);
+    // SAFETY: the stream lives to the end of this test.
+    let stream = unsafe { RawStream::new(owner.cu_stream().cast()) };
+    // SAFETY: so does the memory, which no other code uses meanwhile.
+    let mut raw = unsafe { RawMem::from_raw(allocated.device_ptr(&owner).0, LEN, stream) };
+    // SAFETY: no context is allowed: the stream's own is taken.
+    unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
+    let gate = double.hold(owner.cu_stream());
+    let copy = filled(&pool, 5).copy_to(&stream, &mut raw).unwrap();
+    assert!(!copy.is_done().unwrap());
+    pool.poll();
+    assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 0));
+    drop(gate);
+    let back = filled(&pool, 0).copy_from(&stream, &raw).unwrap().wait().unwrap();
+    assert_eq!(first_wrong(back.as_slice_untracked().unwrap(), 5), None);
+    assert_eq!(result::ctx::get_current().unwrap(), None);
+    context.bind_to_thread().unwrap();
+    begin_capture(&owner, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    assert!(filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().to_string().contains("capturing a graph"));
+    end_capture(&owner).unwrap();
+    pool.poll();
+    assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0), "nothing was enqueued");
+    double.fail("cuMemcpyHtoDAsync_v2", 1, Code(9999));
+    assert!(filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().is_device(), "a code that no header lists");
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
 
 #[test]

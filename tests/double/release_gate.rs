@@ -1,4 +1,5 @@
 //! Releases that wait for the device, beside copies: no memory is released under a copy, and no release is forgotten.
+#![allow(unsafe_code)] // Resets the device, and passes handles.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,12 +7,17 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use cudarc::driver::sys::{self, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use driver_double::Double;
+use driver_double::{Cruelty, Double, HeldStream};
+use pinpool::copy::cuda::RawStream;
 use pinpool::testing::ManualClock;
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool, ReleasePolicy};
 
-use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
+use crate::child::alone;
+use crate::fixture::{
+    MIB, PressureFile, begin_capture, builder, end_capture_unnoticed, filled, held, stream_and_memory,
+};
 
 /// Back-ends whose release waits for the device.
 const BACKENDS: [Backend; 2] = [Backend::Register, Backend::Cuda];
@@ -355,4 +361,106 @@ fn nothing_is_released_under_work_of_a_stream_that_copies_went_to() {
         drop(other);
         assert_eq!(double.counts().frees_with_work_in_flight, 0);
     }
+}
+
+/// Whether a `trim(0)` of `pool` releases anything under held work. If not, the enqueue of another thread ends under that work, too.
+fn releases_under_held_work(double: &Double, pool: &Pool, held: HeldStream<'_>, other: &Arc<CudaStream>) -> bool {
+    let before = releases(double);
+    thread::scope(|scope| {
+        let trimming = scope.spawn(|| pool.trim(0));
+        while !trimming.is_finished() && releases(double) == before {
+            thread::yield_now();
+        }
+        let releases_any = releases(double) > before;
+        if !releases_any {
+            scope.spawn(|| other.clone_htod(&[1_u8; 64]).map(drop)).join().unwrap().unwrap();
+        }
+        drop(held);
+        releases_any
+    })
+}
+
+/// A release waits for all work of the device, and every enqueue for the release.
+#[test]
+fn nothing_is_released_under_work_that_another_pool_lent_memory_to_by_the_handle_of_its_stream() {
+    for backend in BACKENDS {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let ((stream, _), (other, _)) = (stream_and_memory(&context, 4096), stream_and_memory(&context, 4096));
+        let (pool, lender) = (builder(backend.clone()).build().unwrap(), builder(backend).build().unwrap());
+        drop(pool.get(3 * MIB).unwrap());
+        let before = releases(&double);
+        let held = double.hold(stream.cu_stream());
+        let work = stream.clone_htod(&[1_u8; 64]).unwrap();
+        lend(&lender, &stream).unwrap();
+        assert!(!releases_under_held_work(&double, &pool, held, &other));
+        assert!(releases(&double) == before && pool.stats().awaiting_release_bytes >= 3 << 20);
+        drop(work);
+        [&stream, &other].into_iter().for_each(|stream| stream.synchronize().unwrap());
+        drop(stream);
+        // What was put off is not forgotten, and the handle that is gone by now is not asked.
+        pool.trim(1 << 30);
+        assert_eq!((releases(&double) - before, pool.stats().awaiting_release_bytes), (1, 0));
+        assert_eq!((double.counts().frees_with_work_in_flight, double.wrong_uses()), (0, Vec::new()));
+    }
+}
+
+/// Lends memory to a stream by its handle.
+fn lend(pool: &Pool, stream: &CudaStream) -> Result<(), String> {
+    // SAFETY: the stream is alive.
+    let lent = pool.get(4096).unwrap().release_after(&unsafe { RawStream::new(stream.cu_stream().cast()) });
+    lent.map_err(|refused| refused.to_string())
+}
+
+/// A pool that would release memory at once, but for a capture that refused a loan of the other one.
+fn held_back_by_a_capture(double: &Double, backend: Backend, stream: &CudaStream) -> [Pool; 2] {
+    let [pool, lender] = [(); 2].map(|()| builder(backend.clone()).build().unwrap());
+    drop(pool.get(3 * MIB).unwrap());
+    begin_capture(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    assert!(lend(&lender, stream).unwrap_err().contains("capturing a graph"));
+    let before = releases(double);
+    pool.trim(0);
+    assert_eq!(releases(double), before);
+    assert!(pool.stats().awaiting_release_bytes >= 3 << 20);
+    [pool, lender]
+}
+
+/// The default stream does not see such a capture, and the handle of its stream may be gone with it.
+#[test]
+fn a_capture_that_refused_a_loan_by_handle_holds_releases_back_until_a_later_loan() {
+    for backend in BACKENDS {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let [pool, lender] = held_back_by_a_capture(&double, backend, &stream);
+        end_capture_unnoticed(&stream).unwrap();
+        let before = releases(&double);
+        pool.trim(1 << 30);
+        assert_eq!(releases(&double), before, "nobody has told that the capture is over");
+        lend(&lender, &stream).unwrap();
+        stream.synchronize().unwrap();
+        pool.trim(1 << 30);
+        assert_eq!((releases(&double) - before, pool.stats().awaiting_release_bytes), (1, 0));
+    }
+}
+
+#[test]
+fn a_capture_whose_context_was_reset_holds_no_release_back() {
+    alone(|| {
+        let double = Double::load();
+        double.set_cruel(&[Cruelty::RecurringHandles]);
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let old = held_back_by_a_capture(&double, Backend::Register, &stream);
+        end_capture_unnoticed(&stream).unwrap();
+        // SAFETY: nothing of the old context is used from here on.
+        unsafe { sys::cuDevicePrimaryCtxReset_v2(0) }.result().unwrap();
+        std::mem::forget((context, stream, old));
+        let _context = CudaContext::new(0).unwrap();
+        let pool = builder(Backend::Register).build().unwrap();
+        drop(pool.get(3 * MIB).unwrap());
+        let before = releases(&double);
+        pool.trim(0);
+        assert_eq!((releases(&double) - before, pool.stats().awaiting_release_bytes), (1, 0));
+    });
 }

@@ -17,6 +17,8 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, result, sys};
 use driver_double::{Code, Cruelty, Double};
+use pinpool::copy::CopyStream;
+use pinpool::copy::cuda::RawStream;
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
 
 use crate::child::alone;
@@ -317,6 +319,9 @@ impl<'a> Run<'a> {
         let graph = unsafe { result::stream::end_capture(stream) }.unwrap();
         // SAFETY: just made, never launched.
         unsafe { result::graph::destroy(graph) }.unwrap();
+        // Until then, releases are held back.
+        // SAFETY: a live stream.
+        let _refused = unsafe { RawStream::new(stream.cast()) }.mark();
     }
 
     fn check(&self, what: &str) {

@@ -19,14 +19,17 @@ use pinpool::{Backend, Level, Pool};
 use crate::child::alone_with;
 use crate::fixture::{MIB, builder};
 
+/// The SONAME of a driver, and of the stubs of toolkits.
+const DRIVER: &str = "libcuda.so.1";
+
 /// A folder with the stub, and one with the driver.
 struct Folders {
     root: tempfile::TempDir,
 }
 
 impl Folders {
-    /// `None` without a C compiler. The stub has the names `of_stub`.
-    fn new(of_stub: &[&str]) -> Option<Self> {
+    /// `None` without a C compiler. The stub has the names `of_stub`, and `soname` in itself.
+    fn new(of_stub: &[&str], soname: &str) -> Option<Self> {
         let folders = Self { root: tempfile::tempdir().unwrap() };
         fs::create_dir(folders.of_stub()).unwrap();
         fs::create_dir(folders.of_driver()).unwrap();
@@ -34,7 +37,7 @@ impl Folders {
         fs::write(&source, "int cuInit(unsigned flags) { return flags == 0 ? 34 : 1; }\n").unwrap();
         for name in of_stub {
             let mut command = Command::new("cc");
-            command.args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o"]);
+            command.args(["-shared", "-fPIC", &format!("-Wl,-soname,{soname}"), "-o"]);
             let compiled = command.arg(folders.of_stub().join(name)).arg(&source).status();
             if !compiled.is_ok_and(|status| status.success()) {
                 let _ = writeln!(std::io::stderr(), "skipped: no C compiler");
@@ -176,7 +179,7 @@ fn check_that_cudarc_gets_the_stub() {
 
 #[test]
 fn with_a_stub_first_in_the_path_pools_work_over_the_driver() {
-    let Some(folders) = Folders::new(&["libcuda.so"]) else { return };
+    let Some(folders) = Folders::new(&["libcuda.so"], DRIVER) else { return };
     alone_with(
         || folders.path(),
         || {
@@ -193,7 +196,7 @@ fn with_a_stub_first_in_the_path_pools_work_over_the_driver() {
 
 #[test]
 fn a_driver_that_the_program_has_loaded_already_is_taken() {
-    let Some(folders) = Folders::new(&["libcuda.so", "libcuda.so.1"]) else { return };
+    let Some(folders) = Folders::new(&["libcuda.so", "libcuda.so.1"], DRIVER) else { return };
     alone_with(
         || folders.path(),
         || {
@@ -204,15 +207,45 @@ fn a_driver_that_the_program_has_loaded_already_is_taken() {
     );
 }
 
+/// The stub's file for [`check_that_a_loaded_stub_is_passed_over`], and the path.
+fn with_the_stub(folders: &Folders, name: &str) -> Vec<(&'static str, String)> {
+    let mut variables = folders.path();
+    variables.push(("STUB", folders.of_stub().join(name).display().to_string()));
+    variables
+}
+
+/// The driver is found though the program has loaded a stub by its path, under the name that stands in it.
+fn check_that_a_loaded_stub_is_passed_over(soname: &CStr) {
+    let stub = open(Path::new(&std::env::var_os("STUB").unwrap()));
+    // SAFETY: loads nothing.
+    assert_eq!(unsafe { libc::dlopen(soname.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) }, stub);
+    let found = gpu(0);
+    assert!(found.level == Level::Ok && found.found.contains("/driver/libcuda.so"), "{found}");
+}
+
+#[test]
+fn a_stub_that_the_program_has_loaded_is_passed_over() {
+    let Some(folders) = Folders::new(&["libcuda.so"], "libcuda.so") else { return };
+    alone_with(|| with_the_stub(&folders, "libcuda.so"), || check_that_a_loaded_stub_is_passed_over(c"libcuda.so"));
+}
+
+#[test]
+fn a_stub_under_the_drivers_own_name_is_passed_over_for_a_driver_under_another() {
+    let Some(folders) = Folders::new(&["libcuda.so.1"], DRIVER) else { return };
+    fs::rename(folders.driver(), folders.of_driver().join("libcuda.so")).unwrap();
+    alone_with(|| with_the_stub(&folders, "libcuda.so.1"), || check_that_a_loaded_stub_is_passed_over(c"libcuda.so.1"));
+}
+
 #[test]
 fn a_stub_without_a_driver_is_named() {
-    let Some(folders) = Folders::new(&["libcuda.so", "libcuda.so.1"]) else { return };
+    let Some(folders) = Folders::new(&["libcuda.so", "libcuda.so.1"], DRIVER) else { return };
     alone_with(
         || folders.path(),
         || {
             let found = gpu(0);
             assert_eq!(found.level, Level::Warning, "{found}");
             assert!(found.found.contains("stub") && found.found.contains("(34)"), "{found}");
+            assert!(found.to_string().contains("hides the driver of the same name"), "{found}");
         },
     );
 }

@@ -47,7 +47,7 @@ struct Side {
     page_locking_seconds: f64,
     moving_seconds: f64,
     gets: u64,
-    /// Gets that waited or page-locked.
+    /// Gets that waited, page-locked or moved memory.
     slow_gets: u64,
     #[serde(skip)]
     lost: Lost,
@@ -192,7 +192,7 @@ fn in_words(changes: &Changes) -> String {
             row("  page-locking", &|side| seconds(side.lost.page_locking_ns)),
             row("  moving", &|side| seconds(side.lost.moving_ns)),
             row("gets", &|side| grouped(side.gets)),
-            row("  waited or page-locked", &|side| grouped(side.slow_gets)),
+            row("  waited, locked or moved", &|side| grouped(side.slow_gets)),
         ];
         let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
         rows.extend(settings.iter().map(|(name, old, new)| vec![name.clone(), value(old), value(new)]));

@@ -204,7 +204,11 @@ pub(crate) fn of_pool(judged: &PoolJudgement) -> Said {
     let mut lines = judgement.lines();
     lines.insert(
         1,
-        format!("  over the recording {} of {} gets waited or page-locked", grouped(*slow_gets), grouped(*gets)),
+        format!(
+            "  over the recording {} of {} gets waited, page-locked or moved memory",
+            grouped(*slow_gets),
+            grouped(*gets)
+        ),
     );
     Said { pool: name.clone(), cause: judgement.cause.name().to_owned(), is_alarm: judgement.is_alarm, lines }
 }

@@ -23,12 +23,23 @@ use crate::in_flight::SharedFence;
 ///
 /// The stream is alive, and its context until the fence is over.
 pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<SharedFence> {
+    // SAFETY: the caller's promise.
+    let (stream, context) = unsafe { stream_of(stream) }?;
+    mark(stream, context)
+}
+
+/// The stream with this handle, and the state of its context.
+///
+/// # Safety
+///
+/// As for [`fence_behind_stream`].
+pub(super) unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextState)> {
     require_driver()?;
     // SAFETY: the caller's promise.
     let handle = unsafe { calls::stream_context(stream) }.map_err(|error| refused("cuStreamGetCtx", error))?;
     // SAFETY: the context of a live stream.
     let context = unsafe { ContextState::of_handle(handle) }.map_err(|(call, error)| refused(call, error))?;
-    mark(Stream::new(stream, handle, context.device()), context)
+    Ok((Stream::new(stream, handle, context.device()), context))
 }
 
 /// A fence behind all work before the last record of `event`; `None` if that is over.

@@ -18,14 +18,15 @@
 //! user's next call of cudarc finds them. Errors are ours only between the two.
 //!
 //! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`. Where there is no context
-//! object either, [`RawStream`] and [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) take the handle.
+//! object either, [`RawStream`], [`RawMem`] and [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) take the handle.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::borrow::Borrow;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
-use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, sys};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop, sys};
 
 use self::context::ContextState;
 use self::event::EventFence;
@@ -44,6 +45,7 @@ mod handle;
 mod host_slice;
 mod later;
 mod own_context;
+mod raw_mem;
 mod raw_stream;
 mod stream;
 mod timeline;
@@ -51,6 +53,7 @@ mod timeline;
 pub(crate) use event::fence_behind_event;
 pub(crate) use handle::{fence_behind_event_handle, fence_behind_stream, require_driver};
 pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
+pub use raw_mem::RawMem;
 pub use raw_stream::RawStream;
 pub(crate) use timeline::held_bytes as timeline_bytes;
 
@@ -76,7 +79,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
             copied.map_err(|error| ("cuMemcpyHtoDAsync", error))
         };
         known_streams::note(self.stream());
-        let_reach(stream.context(), source, len).map_err(CopyFailure::Refused)?;
+        let_reach(stream.context().ordinal(), source, len).map_err(CopyFailure::Refused)?;
         copy_with_fence(stream, len, purpose, waits, move || self.device_ptr_mut(stream), copy)
     }
 }
@@ -96,7 +99,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
             copied.map_err(|error| ("cuMemcpyDtoHAsync", error))
         };
         known_streams::note(self.stream());
-        let_reach(stream.context(), target, len).map_err(CopyFailure::Refused)?;
+        let_reach(stream.context().ordinal(), target, len).map_err(CopyFailure::Refused)?;
         copy_with_fence(stream, len, FencePurpose::Buffer, waits, || self.device_ptr(stream), copy)
     }
 }
@@ -110,12 +113,30 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     }
 }
 
+/// Longest time that a capture which was met holds releases back, unless it is seen to be over.
+const CAPTURE_MAX: Duration = Duration::from_secs(60);
+
 /// A fence behind all work so far on the stream.
 fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
     // What the driver refuses once it may do the next time. The answer that the stream captures is final: a graph that holds the
     // work uses the memory at each launch, also when the capture is over.
     let marked = try_mark(stream, context).or_else(|_| try_mark(stream, context))?;
+    match &marked {
+        Some(fence) => note_loan(stream, context, fence),
+        None => {
+            // Its end is not told: the stream may be gone before.
+            let until = Instant::now() + CAPTURE_MAX;
+            let is_there = move || Instant::now() < until && context.check().is_ok();
+            known_streams::note_loan(number(stream), context.device(), is_there);
+        }
+    }
     marked.ok_or_else(|| Error::device(CAPTURING))
+}
+
+/// A release of other memory waits for the fence of what was lent to the stream.
+fn note_loan(stream: Stream, context: &ContextState, fence: &SharedFence) {
+    let fence = fence.clone();
+    known_streams::note_loan(number(stream), context.device(), move || matches!(fence.is_done(), Ok(false)));
 }
 
 /// `None` if the stream captures.
@@ -129,9 +150,9 @@ fn try_mark(stream: Stream, context: &'static ContextState) -> Result<Option<Sha
     fence_behind(stream, context, event, None, FencePurpose::Pool(FenceKind::Event)).map(Some)
 }
 
-/// Gives the device of this context access to memory of a pool that has another device. Precedes each copy.
-pub(crate) fn let_reach(context: &CudaContext, start: *const u8, len: usize) -> Result<()> {
-    let device = u32::try_from(context.ordinal()).unwrap_or(u32::MAX);
+/// Gives the device with this ordinal access to memory of a pool that has another device. Precedes each copy.
+pub(crate) fn let_reach(ordinal: usize, start: *const u8, len: usize) -> Result<()> {
+    let device = u32::try_from(ordinal).unwrap_or(u32::MAX);
     backend::let_reach(device, start, len)
         .map_err(|error| Error::copy(len, format!("device {device} cannot reach the memory of the pool: {error}")))
 }
@@ -139,7 +160,7 @@ pub(crate) fn let_reach(context: &CudaContext, start: *const u8, len: usize) -> 
 /// Where the device of this context sees page-locked memory.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let failed = |call, error| Error::copy(len, failed(call, error));
-    let_reach(context, start, len)?;
+    let_reach(context.ordinal(), start, len)?;
     let state = ContextState::of(context).map_err(|error| failed("cuCtxGetId", error))?;
     let _current = state.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
     // The first call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
@@ -158,32 +179,50 @@ fn copy_with_fence<'a>(
     copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, Code)>,
 ) -> Result<SharedFence, CopyFailure> {
     let _set_aside = SetAside::take(stream.context());
-    let of_driver = Stream::from(stream);
-    let refused = |call, error| {
-        let is_of_device = !(is_about_arguments(error) || is_about_captures_or_memory(error));
-        let text = failed(call, error);
-        CopyFailure::Refused(if is_of_device { Error::device(text) } else { Error::copy(len, text) })
+    let context = ContextState::of(stream.context()).map_err(|error| refused(len, "cuCtxGetId", error))?;
+    let wait = || {
+        let (address, record) = wait();
+        (address, record, stream.context().check_err().map_err(Code::from))
     };
-    let refuse_capturing = || match is_capturing(of_driver) {
+    copy_behind((stream.into(), context), len, purpose, may_wait, wait, copy)
+}
+
+/// A refusal before anything is enqueued.
+fn refused(len: usize, call: &str, error: Code) -> CopyFailure {
+    let is_of_device = !(is_about_arguments(error) || is_about_captures_or_memory(error));
+    let text = failed(call, error);
+    CopyFailure::Refused(if is_of_device { Error::device(text) } else { Error::copy(len, text) })
+}
+
+/// Copies as [`copy_with_fence`] does. What `wait` returns besides the address is dropped behind the copy.
+fn copy_behind<R>(
+    (stream, context): (Stream, &'static ContextState),
+    len: usize,
+    purpose: FencePurpose,
+    may_wait: bool,
+    wait: impl FnOnce() -> (sys::CUdeviceptr, R, Result<(), Code>),
+    copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, Code)>,
+) -> Result<SharedFence, CopyFailure> {
+    let refused = |call, error| refused(len, call, error);
+    let refuse_capturing = || match is_capturing(stream) {
         Ok(false) => Ok(()),
         Ok(true) => Err(CopyFailure::Refused(Error::copy(len, CAPTURING))),
         Err(error) => Err(refused("cuStreamIsCapturing", error)),
     };
-    let context = ContextState::of(stream.context()).map_err(|error| refused("cuCtxGetId", error))?;
     let _current = context.enter().map_err(|error| refused("cuCtxSetCurrent", error))?;
     // All calls that can be refused come before the copy.
-    let event = EventFence::new(of_driver, context).map_err(|error| refused("cuEventCreate", error))?;
+    let event = EventFence::new(stream, context).map_err(|error| refused("cuEventCreate", error))?;
     if may_wait {
         refuse_capturing()?;
     }
-    let (address, record) = wait();
-    let waited = stream.context().check_err().map_err(|error| refused("cuStreamWaitEvent", error.into()));
+    let (address, record, waited) = wait();
+    let waited = waited.map_err(|error| refused("cuStreamWaitEvent", error));
     if let Err(refusal) = waited.and_then(|()| refuse_capturing()) {
         // Nothing uses the memory, so there is nothing to record, and it must not become part of a graph.
         std::mem::forget(record);
         return Err(refusal);
     }
-    let id = if purpose == FencePurpose::Pool(FenceKind::Event) { None } else { context.stream_id(of_driver) };
+    let id = if purpose == FencePurpose::Pool(FenceKind::Event) { None } else { context.stream_id(stream) };
     let copied = match copy(address) {
         Err((call, error)) if is_about_arguments(error) => return Err(refused(call, error)),
         copied => copied.map_err(|(call, error)| Error::device(failed(call, error))),
@@ -191,7 +230,7 @@ fn copy_with_fence<'a>(
     // The device memory records our use of it before our fence, so that the fence is the last of this copy's work. An error
     // of that record is for the memory's next user, and stays in the context.
     drop(record);
-    match (copied, fence_behind(of_driver, context, Ok(event), id, purpose)) {
+    match (copied, fence_behind(stream, context, Ok(event), id, purpose)) {
         (Ok(()), Ok(fence)) => Ok(fence),
         (Err(error), Ok(fence)) => Err(CopyFailure::Failed(error, fence)),
         (Ok(()), Err(error)) | (Err(error), Err(_)) => Err(CopyFailure::Unknown(error)),
@@ -250,62 +289,4 @@ fn is_about_arguments(error: Code) -> bool {
 /// Errors after which the device goes on: those of captures, 900 to 999, and no memory for an event.
 fn is_about_captures_or_memory(error: Code) -> bool {
     error == Code::OUT_OF_MEMORY || (900..999).contains(&error.number())
-}
-
-/// Device memory of another framework, for copies from and to it. Owns nothing and orders nothing: its owner does.
-///
-/// ```no_run
-/// use pinpool::cudarc::driver::{CudaContext, sys::CUstream};
-/// use pinpool::{Pool, copy::cuda::RawMem};
-///
-/// /// A framework's stream, and 4096 bytes of its memory.
-/// fn send(pool: &Pool, stream: CUstream, address: u64) -> Result<(), Box<dyn std::error::Error>> {
-///     let context = CudaContext::new(0)?;
-///     // SAFETY: the framework keeps the stream alive until the copy is over.
-///     let stream = unsafe { context.wrap_borrowed_stream(stream) };
-///     // SAFETY: and the memory.
-///     let mut memory = unsafe { RawMem::from_raw(address, 4096, stream.clone()) };
-///     pool.get(4096)?.copy_to(&stream, &mut memory)?;
-///     Ok(())
-/// }
-/// ```
-#[derive(Debug)]
-pub struct RawMem {
-    address: sys::CUdeviceptr,
-    len: usize,
-    stream: Arc<CudaStream>,
-}
-
-impl RawMem {
-    /// `len` bytes at `address` of the device of `stream`.
-    ///
-    /// # Safety
-    ///
-    /// The bytes stay allocated until every copy made through this is over, and all other uses of them are ordered with
-    /// those copies.
-    pub unsafe fn from_raw(address: u64, len: usize, stream: Arc<CudaStream>) -> Self {
-        Self { address, len, stream }
-    }
-}
-
-impl DeviceSlice<u8> for RawMem {
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
-    }
-}
-
-impl DevicePtr<u8> for RawMem {
-    fn device_ptr<'a>(&'a self, _stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        (self.address, SyncOnDrop::Record(None))
-    }
-}
-
-impl DevicePtrMut<u8> for RawMem {
-    fn device_ptr_mut<'a>(&'a mut self, _stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        (self.address, SyncOnDrop::Record(None))
-    }
 }

@@ -58,8 +58,12 @@ impl RawStream {
         unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|code| (900..=908).contains(&code.number()))
     }
 
+    pub(super) fn handle(self) -> sys::CUstream {
+        self.handle
+    }
+
     /// Makes the context current that a default stream is of.
-    fn enter(self) -> Result<Option<CurrentContext>> {
+    pub(super) fn enter(self) -> Result<Option<CurrentContext>> {
         require_driver()?;
         let Some(ordinal) = self.device.filter(|_| self.handle.addr() <= DEFAULT_MAX) else { return Ok(None) };
         if calls::current_device().is_ok_and(|current| u32::try_from(current) == Ok(ordinal)) {

@@ -221,8 +221,7 @@ fn advise(
     let workload = resized.as_ref().unwrap_or(first);
     let leak = workload.judged().iter().find(|judged| judged.judgement.cause == Cause::Leak);
     if let Some(PoolJudgement { name, judgement, .. }) = leak {
-        let lines = judgement.lines().join("\n");
-        return Err(named(&traces[0], &format_args!("no ceiling helps {name}:\n{lines}")).into());
+        return Err(named(&traces[0], &format_args!("no ceiling helps {name}: {judgement}")).into());
     }
     let given = Replay::as_recorded(workload, &set.pairs)?;
     // Pools of a search are too small on purpose: what they would log is no news.
@@ -243,7 +242,7 @@ fn advise(
     log::set_max_level(level);
     let advice = advice.map_err(|error| named(&traces[0], &error))?;
     if let Some(file) = &args.svg {
-        std::fs::write(file, picture(&advice, given.max_bytes)).map_err(|error| named(file, &why(&error)))?;
+        std::fs::write(file, picture(&advice)).map_err(|error| named(file, &why(&error)))?;
     }
     let trace = traces.first().map(|path| path.display().to_string()).unwrap_or_default();
     let text = if args.json {
@@ -267,10 +266,10 @@ fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Workload, String> {
 }
 
 /// The ceilings that were played.
-fn picture(advice: &Advice, given: Option<u64>) -> String {
+fn picture(advice: &Advice) -> String {
     let Advice { as_given, advised, frontier, .. } = advice;
     let ceilings: Vec<_> = frontier.iter().map(|point| (point.max_bytes, point.lost_seconds)).collect();
-    let today = (given.unwrap_or(as_given.peak_pinned_bytes), as_given.lost_seconds);
+    let today = (as_given.peak_pinned_bytes, as_given.lost_seconds);
     let advised = advised.as_ref().and_then(|better| Some((better.max_bytes()?, better.cost.lost_seconds)));
     frontier_svg(&ceilings, today, advised)
 }

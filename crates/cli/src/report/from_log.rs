@@ -191,7 +191,9 @@ fn limit_words(log: &Log, drawn: &[usize], printed: usize, silent: usize) -> Str
         text.replace_range(..1, &first);
     }
     let separator = if text.is_empty() { "" } else { ". " };
-    format!("{text}{separator}{printed} raises were printed (triangles), {silent} were not (crosses).")
+    let printed = if printed == 1 { "1 raise was".to_owned() } else { format!("{printed} raises were") };
+    let were = if silent == 1 { "was" } else { "were" };
+    format!("{text}{separator}{printed} printed (triangles), {silent} {were} not (crosses).")
 }
 
 fn hit_rate_figure(log: &Log, drawn: &[usize]) -> Figure {

@@ -178,7 +178,8 @@ impl Canvas {
             }
             self.text(place, bottom + 14.0, "middle", &text);
             if let Some(begun) = axis.clock {
-                self.text(place, bottom + 29.0, "middle", &clock(begun + value));
+                let text = clock(begun + value);
+                self.text(place.min(self.width - text_width(&text) / 2.0), bottom + 29.0, "middle", &text);
             }
         }
         for value in ticks(y, y_factor, 5.0) {

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use pinpool_observe::judge::words::counted;
+use pinpool_observe::judge::words::{counted, seconds};
 
 use super::bars::{latency_bars, percentile, traffic_rows};
 use super::figure::{Axis, Bar, Figure, Panel, Report, Series, Shape, Table, Unit, Verdict, number};
@@ -73,7 +73,7 @@ pub(super) struct Timeline {
     pub(super) is_live: bool,
     /// Time that was lost: where, what it was lost by, and seconds.
     pub(super) lost: Vec<(f64, Doing, f64)>,
-    /// Gets that waited or page-locked, where it is known.
+    /// Gets that waited, page-locked or moved memory, where it is known.
     pub(super) slow_gets: Option<u64>,
     /// Who holds what: lanes, and what is still out at the end.
     pub(super) held: (Vec<Figure>, Option<Table>),
@@ -209,7 +209,7 @@ impl Timeline {
         }
         let words: Vec<_> = { all.iter() }
             .filter(|(.., sum)| *sum > 0.0)
-            .map(|(_, name, sum)| format!("{} {name}", Unit::Seconds.text(*sum)))
+            .map(|(_, name, sum)| format!("{} {name}", time_text(*sum)))
             .collect();
         let series = { all.iter() }.filter(|(.., sum)| *sum > 0.0).map(|(doing, name, _)| {
             let mut parts = vec![0.0; HIT_RATE_PARTS + 1];
@@ -228,7 +228,7 @@ impl Timeline {
         Some(Figure {
             id: "lost",
             title: "Time lost",
-            description: format!("Of all threads together {}: {}.", Unit::Seconds.text(total), words.join(", ")),
+            description: format!("Of all threads together {}: {}.", time_text(total), words.join(", ")),
             x: self.axis(),
             panels: vec![Panel::Lines { series: series.collect(), y: Axis::new(name, Unit::Seconds), is_lane: false }],
         })
@@ -250,7 +250,8 @@ impl Timeline {
             _ => format!("goes from {} to {}", number(first), number(last)),
         };
         let ends = self.limits.iter().filter_map(|(_, points)| Some((points.first()?.1, points.last()?.1)));
-        let ends: Vec<_> = ends.map(in_words).collect();
+        let mut ends: Vec<_> = ends.map(in_words).collect();
+        ends.dedup();
         let ends = if ends.is_empty() { String::new() } else { format!("The limit {}. ", ends.join("; ")) };
         let raises_marked = match self.raises.len() {
             0 => String::new(),
@@ -307,9 +308,12 @@ impl Timeline {
             if sorted.is_empty() {
                 return format!("No {name}.");
             }
-            let calls = counted(sorted.len() as u64, "call");
+            if sorted.len() == 1 {
+                return format!("1 call that {name}s, which took {}.", at(1.0));
+            }
+            let calls = grouped(sorted.len() as u64);
             let (half, most, longest) = (at(0.5), at(0.99), at(1.0));
-            format!("{calls} that {name}: half take up to {half}, 99 % up to {most}, the longest {longest}.")
+            format!("{calls} calls that {name}: half take up to {half}, 99 % up to {most}, the longest {longest}.")
         };
         let bars = |name: &str, times: &[u64]| Panel::Bars {
             name: format!("calls that {name}, by how long they take"),
@@ -330,7 +334,7 @@ impl Timeline {
         let bytes = |bytes: u64| Unit::Bytes.text(bytes as f64);
         let mut facts = vec![
             ("gets", grouped(last.gets)),
-            ("waited or page-locked", self.slow_gets.map_or_else(|| "?".to_owned(), grouped)),
+            ("waited, locked or moved", self.slow_gets.map_or_else(|| "?".to_owned(), grouped)),
             (
                 "hit rate",
                 percent(last.hits, last.gets).map_or_else(|| "?".to_owned(), |rate| format!("{} %", number(rate))),
@@ -362,6 +366,12 @@ fn sentences(said: &Said) -> String {
 
 fn percent(part: u64, all: u64) -> Option<f64> {
     (all > 0).then(|| part as f64 / all as f64 * 100.0)
+}
+
+/// Time lost, as the judge says it.
+fn time_text(time: f64) -> String {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
+    seconds((time * 1e9) as u64)
 }
 
 fn gets_in_words(gets: u64) -> String {

@@ -22,6 +22,11 @@ pub(crate) fn pools(object: &Value) -> &[Value] {
     object["pools"].as_array().map_or(&[][..], Vec::as_slice)
 }
 
+/// Whether the judge of the process sees something wrong with this pool.
+pub(crate) fn is_alarm(pool: &Value) -> bool {
+    pool["why"]["is_alarm"].as_bool().unwrap_or(false)
+}
+
 /// Names come from other processes: no control character of theirs reaches a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()

@@ -91,21 +91,25 @@ impl Newest {
     }
 }
 
-/// Reads the socket at `path` on a thread, which ends after the first line that is an error or the end.
+/// Reads the socket at `path` on a thread, which ends after the first line that is an error or the end, or that nobody can take: a
+/// command that asks again and again would take the place of other readers.
 fn follow(path: PathBuf) -> io::Result<Arc<Newest>> {
     let newest = Arc::new(Newest::default());
-    let read = newest.clone();
+    let read = Arc::downgrade(&newest);
+    let put = move |line: Line| read.upgrade().map(|read| read.put(line)).is_some();
     thread::Builder::new().name("pinpool-top".to_owned()).spawn(move || {
         let in_socket = |why: String| format!("{}: {why}", path.display());
         let mut lines = match connected(&path) {
             Ok(socket) => BufReader::new(socket),
-            Err(why) => return read.put(Err(in_socket(why))),
+            Err(why) => {
+                put(Err(in_socket(why)));
+                return;
+            }
         };
         loop {
             let line = next_line(&mut lines).map_err(in_socket);
             let is_last = !matches!(line, Ok(Some(_)));
-            read.put(line);
-            if is_last {
+            if !put(line) || is_last {
                 return;
             }
         }
@@ -185,6 +189,27 @@ mod tests {
         newest.put(Ok(None));
         assert_eq!(newest.take(), Some(Ok(Some("999".to_owned()))));
         assert_eq!((newest.take(), newest.take()), (Some(Ok(None)), None));
+    }
+
+    #[test]
+    fn a_reader_that_has_its_line_ends_its_connection() {
+        use std::io::Write;
+        use std::os::unix::net::UnixListener;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let line = b"{\"process\":5,\"pools\":[]}\n";
+        let serving = thread::spawn(move || {
+            let (mut reader, _) = listener.accept().unwrap();
+            reader.write_all(line).unwrap();
+            // Nobody but the reader closes the connection.
+            (0..1000).any(|_| {
+                thread::sleep(PAUSE);
+                reader.write_all(line).is_err()
+            })
+        });
+        assert_eq!(statistics_of(path.to_str().unwrap()).unwrap()["process"], 5);
+        assert!(serving.join().unwrap());
     }
 
     #[test]

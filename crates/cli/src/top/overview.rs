@@ -10,7 +10,7 @@ use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 use serde_json::Value;
 
-use crate::served::{name_of, pools, printable};
+use crate::served::{is_alarm, name_of, pools, printable};
 
 const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "ceiling", "in use", "oldest owner", "why"];
 /// What a process does not say: it runs another version.
@@ -26,7 +26,6 @@ pub(super) fn of(objects: &[Value]) -> String {
         return "no process serves a pool: start one with PINPOOL_SOCKET=1\n".to_owned();
     }
     rows.sort_by(|(_, one), (_, other)| {
-        let is_alarm = |pool: &Value| pool["why"]["is_alarm"].as_bool().unwrap_or(false);
         let order = is_alarm(other).cmp(&is_alarm(one));
         order
             .then(lost_share(other).partial_cmp(&lost_share(one)).unwrap_or(Ordering::Equal))

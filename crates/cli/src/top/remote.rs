@@ -15,7 +15,7 @@ use super::snapshot::{History, Snapshot};
 use super::{ends, overview, screen};
 use crate::interrupt::stop_at_interrupt;
 use crate::served::socket::{Newest, first_line, statistics};
-use crate::served::{on_host, pools};
+use crate::served::{is_alarm, on_host, pools};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
@@ -27,8 +27,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Show the pools of running processes live: the cause of what they cost, seconds lost, bytes by state, who holds them
 ///
 /// The processes must have been started with PINPOOL_SOCKET=1, or with a path there, and a pinpool built with the feature `serve`.
-/// Without a terminal the screen of each pool is printed once. The keys: n shows the next of its pools, a the table of all of them, the
-/// one that loses most first; q or Ctrl-C ends.
+/// Without a terminal the screen of each pool is printed once. Where a process has several pools, their table comes first, the one that
+/// loses most at its top. The keys: a shows one pool in place of the table, and the table again, n the next pool; q or Ctrl-C ends.
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
     /// Number of the process, or its socket
@@ -75,11 +75,11 @@ fn show_target(
     if pools(&object).is_empty() {
         return Err(format!("{target}: the process has no pool now").into());
     }
-    print_once(&object, &lines, terminal)
+    print_once((&object, Instant::now()), &lines, terminal)
 }
 
 /// The screen of each pool, alarms first, with the rates of one second.
-fn print_once(first: &Value, lines: &Newest, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+fn print_once((first, first_at): (&Value, Instant), lines: &Newest, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
     let second = loop {
         match lines.take() {
             Some(Ok(Some(line))) => break statistics(&line)?,
@@ -89,15 +89,21 @@ fn print_once(first: &Value, lines: &Newest, terminal: &Terminal) -> Result<(), 
             None => thread::sleep(PAUSE),
         }
     };
+    let second_at = Instant::now();
     let mut order: Vec<_> = (0..pools(first).len()).collect();
-    order.sort_by_key(|&at| !pools(first)[at]["why"]["is_alarm"].as_bool().unwrap_or(false));
-    for at in order {
-        let mut seen = Seen { pool: at, ..Seen::default() };
-        seen.add(first);
-        seen.add(&second);
+    order.sort_by_key(|&at| !is_alarm(&pools(first)[at]));
+    for pool in order {
+        let mut seen = Seen { pool, ..Seen::default() };
+        seen.add(first, first_at);
+        seen.add(&second, second_at);
         print(terminal, &screen::text(&seen.history, &seen.progress()))?;
     }
     Ok(())
+}
+
+/// The first pool with an alarm, else the first.
+fn worst(object: &Value) -> usize {
+    pools(object).iter().position(is_alarm).unwrap_or(0)
 }
 
 fn print(terminal: &Terminal, text: &str) -> Result<(), Box<dyn Error>> {
@@ -128,13 +134,14 @@ fn show_host(stop: &StopFlag) -> Result<(), Box<dyn Error>> {
 /// Until a key, a signal or the process ends it.
 fn show(first: &Value, lines: &Newest, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let mut session = Session::begin()?;
-    let (mut seen, mut last, mut has_table) = (Seen::default(), first.clone(), false);
-    seen.add(first);
+    let (mut seen, mut last) = (Seen { pool: worst(first), ..Seen::default() }, first.clone());
+    seen.add(first, Instant::now());
+    let mut has_table = seen.pools > 1;
     while !stop.is_raised() {
         match lines.take() {
             Some(Ok(Some(line))) => {
                 last = statistics(&line)?;
-                seen.add(&last);
+                seen.add(&last, Instant::now());
             }
             Some(Ok(None)) => return Err("the process has ended".into()),
             Some(Err(why)) => return Err(why.into()),
@@ -173,11 +180,11 @@ struct Seen {
 }
 
 impl Seen {
-    fn add(&mut self, object: &Value) {
+    /// `now` is when the object came.
+    fn add(&mut self, object: &Value, now: Instant) {
         let pools = pools(object);
         (self.process, self.pools) = (object["process"].as_u64().unwrap_or(0), pools.len());
         if let Some(stats) = pools.get(self.pool).or(pools.first()) {
-            let now = Instant::now();
             let between = self.last.replace(now).map_or(Duration::ZERO, |last| now - last);
             self.history.add(Snapshot::of_json(stats), between);
         }
@@ -203,14 +210,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_pool_with_an_alarm_is_shown_before_others() {
+        let calm = r#"{"why":{"is_alarm":false}}"#;
+        let alarming = r#"{"why":{"is_alarm":true}}"#;
+        for (pools, at) in [(format!("{calm},{{}},{alarming},{alarming}"), 2), (calm.to_owned(), 0), (String::new(), 0)]
+        {
+            assert_eq!(worst(&statistics(&format!("{{\"pools\":[{pools}]}}")).unwrap()), at, "{pools}");
+        }
+    }
+
+    #[test]
     fn the_next_pool_begins_a_history_of_its_own() {
         let mut seen = Seen::default();
         let object = statistics(r#"{"process":5,"pools":[{"gets":10,"hits":5},{"gets":3,"name":"b"}]}"#).unwrap();
-        seen.add(&object);
+        let begun = Instant::now();
+        seen.add(&object, begun);
         assert_eq!((seen.history.now.gets, seen.progress()), (10, "process 5, pool 1 of 2".to_owned()));
         seen.next_pool();
-        seen.add(&object);
-        assert_eq!((seen.history.now.gets, seen.history.now.name.as_str()), (3, "b"));
+        seen.add(&object, begun);
+        let later = statistics(r#"{"process":5,"pools":[{},{"gets":7,"name":"b"}]}"#).unwrap();
+        seen.add(&later, begun + Duration::from_secs(2));
+        assert!((seen.history.rate(|now| now.gets) - 2.0).abs() < 1e-9, "of the time between the objects");
+        assert_eq!((seen.history.now.gets, seen.history.now.name.as_str()), (7, "b"));
         seen.next_pool();
         assert_eq!(seen.pool, 0);
     }

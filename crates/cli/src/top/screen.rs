@@ -47,7 +47,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
     let Snapshot { name, backend, preset, .. } = &history.now;
     let name = if name.is_empty() { String::new() } else { format!("{}: ", printable(name)) };
     let partial = if history.now.is_partial { "; of another version: what it does not say is 0" } else { "" };
-    let title = format!(" {name}{preset} on {backend}  {}  {progress}{partial}", seconds(history.elapsed));
+    let title = format!(" {name}{preset} on {backend}  {progress}{partial}  seen for {}", seconds(history.elapsed));
     let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
     frame.render_widget(Paragraph::new(head_line), head);
     let color = if history.now.is_alarm { Color::Red } else { Color::Green };
@@ -291,7 +291,7 @@ mod tests {
             let lines = drawn(width, height);
             let text = lines.join("\n");
             let words = [
-                "pinpool top adaptive on sim  1.0 s  42 % loaded",
+                "pinpool top adaptive on sim  42 % loaded  seen for 1.0 s",
                 "leak: 9 buffers of loader/images are out",
                 "\n  to do: put them back",
                 "Bytes: 1.00 GiB of the ceiling 2.00 GiB are pinned, 50.0 %",
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn without_a_terminal_the_screen_is_text() {
         let text = text(&history(), "process 5");
-        assert!(text.starts_with("pinpool top adaptive on sim  1.0 s  process 5\nleak: 9 buffers"), "{text}");
+        assert!(text.starts_with("pinpool top adaptive on sim  process 5  seen for 1.0 s\nleak: 9 buffers"), "{text}");
         assert!(text.ends_with("  600.00 MiB in 9 buffers of loader?images, the oldest for 2 min 5 s\n"), "{text}");
     }
 

@@ -197,7 +197,7 @@ fn the_frontier_is_a_picture_with_today_and_the_advice() {
     let ran = advise(&path, &["--svg", svg.to_str().unwrap()]);
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let picture = fs::read_to_string(&svg).unwrap();
-    assert!(picture.contains("Today: 8 MiB and ") && picture.contains(">ceiling (MiB)<"), "{picture}");
+    assert!(picture.contains("Today: 8 MiB held at most and ") && picture.contains(">ceiling (MiB)<"), "{picture}");
     let ran = advise(&path, &["--svg", "/nonexistent/f.svg"]);
     assert_eq!(ran.code(), 1);
     ran.check_stderr("/nonexistent/f.svg");

@@ -147,7 +147,7 @@ fn a_leak_is_named_with_tag_rate_age_and_the_end_within_a_minute() {
         if n == 6 {
             assert!(judgement.is_alarm && judgement.found.starts_with("396 buffers of loader/labels"), "{judgement}");
             assert!(judgement.found.contains("the oldest for 60 s, 198 more than 30 s ago"), "{judgement}");
-            let evidence = "396 buffers a minute are kept; at this rate the ceiling is reached in 560 s";
+            let evidence = "396 buffers a minute are kept; at this rate the ceiling is reached in 9 min";
             assert_eq!(judgement.evidence[0], evidence);
         }
     }

@@ -28,7 +28,7 @@ pub struct PoolJudgement {
     /// That of the windows that cost most, with the time lost over the whole recording.
     pub judgement: Judgement,
     pub gets: u64,
-    /// Gets that waited or page-locked.
+    /// Gets that waited, page-locked or moved memory.
     pub slow_gets: u64,
     /// Gets that waited: when they were served, and for how long they had waited, in nanoseconds.
     pub waits: Vec<(u64, u64)>,
@@ -86,6 +86,9 @@ struct Watched<'a> {
     sizes: HashMap<u64, (u64, u64, u64)>,
     /// Bytes of the gets that wait at each time: when each was asked and served. Served ones go with the window.
     waits: Vec<(u64, u64, u64)>,
+    /// What was used at the begin of the window, and how it changed since, where there is a ceiling: when, whether more, and by how much.
+    used_before: u64,
+    used: Vec<(u64, u8, u64)>,
     /// Bytes that were used until a time, those of later times ever fewer: the first one from a time on is the most since then.
     levels: VecDeque<(u64, u64)>,
     /// Whether the ceiling is shared with other processes.
@@ -126,6 +129,8 @@ impl<'a> Watched<'a> {
             lengths: RecentLengths::default(),
             sizes: HashMap::new(),
             waits: Vec::new(),
+            used_before: 0,
+            used: Vec::new(),
             levels: VecDeque::new(),
             has_ledger: fact("PINPOOL_LEDGER").is_some_and(|name| name != "none"),
             lacked_bytes: 0,
@@ -202,11 +207,11 @@ impl<'a> Watched<'a> {
                         return;
                     }
                 }
-                self.back(id);
+                self.back(id, now_ns);
             }
-            Event::Completed { id } => self.back(id),
+            Event::Completed { id } => self.back(id, now_ns),
             Event::Gone { id } => {
-                self.back(id);
+                self.back(id, now_ns);
                 self.new.remove(&id);
                 let class_bytes = self.idle.remove(&id).unwrap_or(0);
                 self.now.idle_bytes -= class_bytes.min(self.now.idle_bytes);
@@ -248,16 +253,18 @@ impl<'a> Watched<'a> {
     }
 
     fn got(&mut self, id: u64, out: Out) {
-        self.back(id);
+        self.back(id, out.since_ns);
         self.now.gets += 1;
         self.now.idle_bytes -= self.idle.remove(&id).unwrap_or(0).min(self.now.idle_bytes);
         self.now.used_bytes += out.class_bytes;
         self.now.used += 1;
+        self.changed(out.since_ns, 1, out.class_bytes);
         self.out.insert(id, out);
     }
 
-    fn back(&mut self, id: u64) {
+    fn back(&mut self, id: u64, now_ns: u64) {
         let Some(out) = self.out.remove(&id) else { return };
+        self.changed(now_ns, 0, out.class_bytes);
         self.now.used_bytes = self.now.used_bytes.saturating_sub(out.class_bytes);
         self.now.used = self.now.used.saturating_sub(1);
         if out.is_in_flight {
@@ -265,6 +272,13 @@ impl<'a> Watched<'a> {
         }
         self.idle.insert(id, out.class_bytes);
         self.now.idle_bytes += out.class_bytes;
+    }
+
+    /// What is used is more or less from `at_ns` on.
+    fn changed(&mut self, at_ns: u64, is_more: u8, bytes: u64) {
+        if self.now.max_bytes.is_some() {
+            self.used.push((at_ns, is_more, bytes));
+        }
     }
 
     /// A get was served that waited for so long, beside calls of the back-end.
@@ -300,7 +314,8 @@ impl<'a> Watched<'a> {
         if !self.has_ended && self.judge.look(at_us, self.now.clone()).is_some() {
             self.judgements.extend(self.judge.latest().cloned());
             self.waits.clear();
-            self.lacked_bytes = 0;
+            self.used.clear();
+            (self.used_before, self.lacked_bytes) = (self.now.used_bytes, 0);
         }
     }
 
@@ -313,15 +328,17 @@ impl<'a> Watched<'a> {
 
     /// The most bytes that were used and waited for at one time of the window: what was used stays below the ceiling.
     fn most_wanted(&self) -> u64 {
-        let mut edges: Vec<_> =
-            self.waits.iter().flat_map(|&(from, to, bytes)| [(from, 1, bytes), (to, 0, bytes)]).collect();
+        let Some(least) = self.waits.iter().map(|&(.., bytes)| bytes).min() else { return 0 };
+        let waits = self.waits.iter().flat_map(|&(from, to, bytes)| [(from, 1, bytes), (to, 0, bytes)]);
+        let mut edges: Vec<_> = waits.chain(self.used.iter().copied()).collect();
         edges.sort_unstable();
-        let (mut wanted, mut most) = (0_u64, 0);
-        for (_, is_begun, bytes) in edges {
-            wanted = if is_begun == 1 { wanted + bytes } else { wanted.saturating_sub(bytes) };
+        let (mut wanted, mut most) = (self.used_before, 0);
+        for (_, is_more, bytes) in edges {
+            wanted = if is_more == 1 { wanted + bytes } else { wanted.saturating_sub(bytes) };
             most = most.max(wanted);
         }
-        if most == 0 { 0 } else { self.now.max_bytes.unwrap_or(self.now.used_bytes) + most }
+        // Gets that waited at a ceiling did not fit under it.
+        most.max(self.now.max_bytes.unwrap_or(self.now.used_bytes) + least)
     }
 
     fn holders(&self, at_ns: u64) -> Vec<Holder> {
@@ -487,5 +504,26 @@ mod tests {
         assert_eq!(run(0, 1200).cause, Cause::CeilingTooSmall);
         // Nothing is in use at the end of a program that lasts for seconds.
         assert_eq!(run(1, 140).cause, Cause::SlowConsumer);
+    }
+
+    #[test]
+    fn six_threads_under_a_ceiling_of_four_buffers_need_six() {
+        let (step_ns, woken_ns) = (SECOND_NS / 200, 60_000);
+        let mut events = vec![(0, 0, Event::Ceiling { bytes: 4 * MIB })];
+        // A thread puts a buffer and asks for the next one before the thread that is served by it has woken.
+        for n in 0..4000_u64 {
+            let put_ns = |n: u64| (n + 1) * step_ns;
+            let asked_ns = n.checked_sub(6).map_or(1000, |before| put_ns(before) + 1000);
+            let served_ns = n.checked_sub(4).map_or(asked_ns, |freed| put_ns(freed) + woken_ns);
+            let thread = u32::try_from(n % 6).unwrap();
+            events.push((served_ns, thread, get(n, 1, served_ns - asked_ns)));
+            events.push((put_ns(n), thread, put(n)));
+        }
+        let judged = judged(&events).judgement;
+        assert_eq!(
+            (judged.cause, judged.setting),
+            (Cause::CeilingTooSmall, Some(("PINPOOL_MAX_BYTES", 6 * MIB))),
+            "{judged}"
+        );
     }
 }

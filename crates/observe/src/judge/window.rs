@@ -159,7 +159,7 @@ impl<'a> Window<'a> {
         let reached = left_bytes.map(|left| left.saturating_mul(over_ms) / (*more_bytes).max(1) / 1000);
         let forecast = reached.map_or_else(
             || "at this rate it ends with the memory of the machine".to_owned(),
-            |left| format!("at this rate the ceiling is reached in {left} s"),
+            |left| format!("at this rate the ceiling is reached in {}", seconds(left.saturating_mul(1_000_000_000))),
         );
         let whose = match (&holder.place, holder.oldest) {
             (Some(_), _) => "",

@@ -18,7 +18,7 @@ impl fmt::Display for RoundedUp {
 pub fn seconds(ns: u64) -> String {
     let seconds = ns as f64 / 1e9;
     match ns / 1_000_000_000 {
-        0 if ns == 0 => "0 s".to_owned(),
+        0 if ns < 500_000 => "0 s".to_owned(),
         0 => format!("{seconds:.3} s"),
         1..=119 => format!("{seconds:.1} s"),
         more => format!("{} min", (more + 30) / 60),
