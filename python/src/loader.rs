@@ -9,7 +9,6 @@
 //! signals.
 
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,16 +19,17 @@ use std::time::Duration;
 use pinpool::PinnedBuf;
 use pinpool::config::text::parse_bytes;
 use pinpool_loader::{
-    BatchReader, Catalog, DecodedField, Ended, Failure, FailureCause, LoadOptions, LoadState, LoadedBatch, LoadedPart,
-    Loader, Shard, StopFlag, kept_fields,
+    BatchReader, Catalog, DecodedField, Ended, Failure, FailureCause, LoadOptions, LoadState, LoadedBatch, Loader,
+    Shard, StopFlag, kept_fields,
 };
-use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::decode::{self, Decoder};
 use crate::device::{Device, DeviceBuffer, DeviceMemory};
 use crate::errors;
 use crate::gets::{self, Gets};
+use crate::labels::Labels;
 use crate::lines;
 use crate::pool::Pool;
 use crate::unlocked::unlocked;
@@ -70,12 +70,6 @@ pub struct Files {
     catalog: Catalog,
     options: LoadOptions,
     labels: Option<Arc<Labels>>,
-}
-
-/// The field whose text is the label of a sample, and the user's function that makes the label of it.
-struct Labels {
-    field: String,
-    parse: Py<PyAny>,
 }
 
 /// Batches that are read ahead, until it ends.
@@ -315,7 +309,10 @@ impl Reader {
         let LoadedBatch { number, epoch, in_epoch, mut buffer, arrays, mut parts, failures, .. } = batch;
         let mut failures: Vec<_> = failures.iter().map(failed).collect();
         let labels = match &self.labels {
-            Some(labels) => Some(self.labelled(labels, &mut buffer, &arrays, &mut parts, &mut failures)?),
+            Some(labels) => {
+                let bytes = buffer.as_mut_slice().map_err(|error| errors::exception(&error))?;
+                Some(labels.of(&self.catalog, &self.decode, bytes, &arrays, &mut parts, &mut failures)?)
+            }
             None => None,
         };
         let parts = parts.into_iter().map(|part| (part.sample, part.bytes.start, part.bytes.len(), part.start));
@@ -326,77 +323,6 @@ impl Reader {
             None => Loaded::Host(buffer),
         };
         Ok(Ready { number, epoch, in_epoch, memory, parts, arrays, labels, failures, state })
-    }
-
-    /// The labels of `parts`. A part that has none is a failure, and leaves no row in an array.
-    fn labelled(
-        &self,
-        labels: &Labels,
-        buffer: &mut PinnedBuf,
-        arrays: &[Range<usize>],
-        parts: &mut Vec<LoadedPart>,
-        failures: &mut Vec<Failed>,
-    ) -> PyResult<Vec<Py<PyAny>>> {
-        let bytes = buffer.as_mut_slice().map_err(|error| errors::exception(&error))?;
-        let mut found = Vec::new();
-        for (row, part) in std::mem::take(parts).into_iter().enumerate() {
-            match Python::attach(|py| self.label(py, &part, bytes, labels))? {
-                Ok(label) => {
-                    for (field, array) in self.decode.iter().zip(arrays) {
-                        let (len, to) = (field.len_bytes(), array.start + found.len() * field.len_bytes());
-                        bytes.copy_within(array.start + row * len..array.start + (row + 1) * len, to);
-                    }
-                    found.push(label);
-                    parts.push(part);
-                }
-                Err(why) => failures.push((format!("{}: {why}", self.catalog.name(part.sample)), false)),
-            }
-        }
-        Ok(found)
-    }
-
-    /// The label of a sample, or why it has none.
-    fn label(
-        &self,
-        py: Python<'_>,
-        part: &LoadedPart,
-        bytes: &[u8],
-        labels: &Labels,
-    ) -> PyResult<Result<Py<PyAny>, String>> {
-        let text = match self.text(part, bytes, &labels.field) {
-            Ok(text) => text,
-            Err(why) => return Ok(Err(why)),
-        };
-        match labels.parse.call1(py, (text,)) {
-            Ok(label) => Ok(Ok(label)),
-            Err(error) if error.is_instance_of::<PyException>(py) => {
-                let shown: String = text.chars().take(20).collect();
-                let field = &labels.field;
-                Ok(Err(format!("its field {field:?}, {shown:?}, is no label: {}", error.value(py))))
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// The text of the field `field` of a sample.
-    fn text<'a>(&self, part: &LoadedPart, bytes: &'a [u8], field: &str) -> Result<&'a str, String> {
-        let Some(sample) = self.catalog.samples().get(part.sample) else { return Err("no such sample".to_owned()) };
-        let is_whole = part.start == 0 && part.bytes.len() as u64 == sample.len_bytes;
-        if !is_whole && self.decode.is_empty() {
-            return Err(format!(
-                "its label, the field {field:?}, needs the whole sample, whose {} B are more than a batch may have: raise \
-                 batch_bytes, or give batch_size alone",
-                sample.len_bytes
-            ));
-        }
-        let Some((_, range)) = kept_fields(&self.decode, sample).find(|(name, _)| *name == field) else {
-            let fields: Vec<_> = kept_fields(&self.decode, sample).map(|(name, _)| name).collect();
-            let has = if fields.is_empty() { "no fields".to_owned() } else { fields.join(", ") };
-            return Err(format!("no field {field:?} to take the label from: it has {has}"));
-        };
-        let at = |offset| part.bytes.start + usize::try_from(offset).unwrap_or_default();
-        let bytes = bytes.get(at(range.start)..at(range.end)).unwrap_or_default();
-        str::from_utf8(bytes).map_err(|error| format!("its field {field:?} is no text: {error}"))
     }
 
     fn handed<'py>(&self, py: Python<'py>, ready: Ready) -> PyResult<Handed<'py>> {
