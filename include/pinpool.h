@@ -105,6 +105,13 @@ typedef struct pp_pool pp_pool;
  */
 typedef void (*pp_log_fn)(int level, const char *text, void *user_data);
 
+/**
+ * Gives adopted memory back: the address and the pointer that pp_adopt was given.
+ *
+ * Called once, from any thread, while no lock of the library is held. It must not throw or longjmp, nor wait for the pool.
+ */
+typedef void (*pp_return_fn)(void *ptr, void *user_data);
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -281,7 +288,23 @@ pp_status pp_get_timeout(pp_pool *pool, size_t bytes, uint64_t timeout_ms, void 
 pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
 
 /**
- * Puts back the buffer at `ptr`, an address that a get of this pool gave. NULL is allowed and does nothing. No work of a
+ * Makes `bytes` bytes at `ptr`, memory that the program or another library has pinned, a buffer of the pool, so that
+ * pp_put_on_stream and pp_put_on_event know when work of a device with it is over: then, or at a pp_put, `on_return` is called with
+ * `ptr` and `user_data`. `is_pinned` says whether the memory is page-locked, and is what pp_is_pinned says. The bytes count neither as held nor
+ * under the ceiling.
+ *
+ * PP_INVALID_ARGUMENT: `ptr` or `on_return` is NULL, 0 bytes, or a buffer at `ptr` is out. PP_UNKNOWN_POOL, PP_FORKED. After each of
+ * them `on_return` is not called; neither is it where the end of the work cannot be known (PP_DEVICE of the put).
+ */
+pp_status pp_adopt(pp_pool *pool,
+                   void *ptr,
+                   size_t bytes,
+                   int is_pinned,
+                   pp_return_fn on_return,
+                   void *user_data);
+
+/**
+ * Puts back the buffer at `ptr`, an address that a get of this pool gave or that it adopted. NULL is allowed and does nothing. No work of a
  * device may use the buffer any more; while some may, use pp_put_on_stream or pp_put_on_event. Any thread may put.
  *
  * PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which. PP_UNKNOWN_POOL,

@@ -197,6 +197,13 @@ public:
         return got(bytes, [&](void **data) { return pp_get_tagged(handle(), bytes, tag.c_str(), data); });
     }
 
+    /** A buffer over memory that is pinned already, given back by a call of `on_return`; see pp_adopt. */
+    buffer adopt(void *data, std::size_t bytes, bool is_pinned, pp_return_fn on_return, void *user_data) const
+    {
+        detail::check(pp_adopt(handle(), data, bytes, is_pinned, on_return, user_data));
+        return buffer(handle_, data, bytes);
+    }
+
     /** A pool with its own counts and ceiling in the same memory; see pp_partition. */
     pool partition(const std::string &name, std::uint64_t max_bytes) const
     {

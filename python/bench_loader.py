@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """pinpool.Loader, torch.utils.data.DataLoader and SPDL on the same files: samples/s, CPU seconds, peak memory.
 
-    pip install ./python numpy torch spdl safetensors
+    pip install ./python numpy torch spdl safetensors pillow webdataset     # SPDL decodes with the libraries of FFmpeg
     python python/bench_loader.py [--files 10000] [--epochs 3] [--rounds 3]
     python python/bench_loader.py --weights 2       # GB: pinpool.safetensors.load beside safetensors.torch.load_file
     python python/bench_loader.py --shards 8        # .tar.gz shards of 500 samples, beside tarfile in workers of DataLoader
     python python/bench_loader.py --images 1000     # photos decoded to 224 x 224, beside Pillow in workers of DataLoader
+    python python/bench_loader.py --epochs 1        # one cold epoch of each, which pays for the pinning; as with --weights 2
 
 Makes the files itself, in a temporary folder: lengths log-normal with a mean of 100 KB, random bytes, a folder for each of
 ten classes. They were just written, so they come from the page cache if they fit it. Each loader runs in a process of its
@@ -13,6 +14,7 @@ own, in turns over several rounds; the table has the median round of each. One t
 
 Each loader gives batches of the same number of samples, as bytes in host memory, in the order of the files; the consumer
 looks at the first and the last byte of each sample. The number of samples and the sum of all lengths must be those of the files.
+A row "cold" makes a new pool for each epoch or load, so that each one pins its memory anew.
 
 CPU seconds are of the process and its children, from the first batch asked for to the end of all workers. Memory is the
 proportional set size (PSS: shared pages are counted once) of the process and its children, every 50 ms, less what the
@@ -63,6 +65,16 @@ def with_pinpool(root, epochs, batch, workers):
     for samples in loader:
         yield samples
     del samples
+
+
+def with_pinpool_cold(root, epochs, batch, workers):
+    batches = with_pinpool(root, 1, batch, workers)
+    yield next(batches)
+    yield from batches
+    for _ in range(epochs - 1):
+        batches = with_pinpool(root, 1, batch, workers)
+        next(batches)
+        yield from batches
 
 
 class _Samples:
@@ -116,25 +128,29 @@ def with_torch_one_tensor(root, epochs, batch, workers):
         yield whole.split(lengths)
 
 
-def with_spdl(root, epochs, batch, workers):
-    import numpy as np
+def _with_spdl(groups, epochs, read, workers):
     from spdl.pipeline import PipelineBuilder
 
-    paths = paths_of(root)
-
     # A task for each batch: with one for each sample it is many times slower.
-    def read(group):
-        return [np.fromfile(path, np.uint8) for path in group]
-
-    def source():
-        for _ in range(epochs):
-            yield from (paths[at : at + batch] for at in range(0, len(paths), batch))
-
-    builder = PipelineBuilder().add_source(source()).pipe(read, concurrency=workers, output_order="input")
+    source = (group for _ in range(epochs) for group in groups)
+    builder = PipelineBuilder().add_source(source).pipe(read, concurrency=workers, output_order="input")
     pipeline = builder.add_sink(2 * workers).build(num_threads=workers)
     yield
     with pipeline.auto_stop():
         yield from pipeline.get_iterator(timeout=60)
+
+
+def _groups(paths, batch):
+    return [paths[at : at + batch] for at in range(0, len(paths), batch)]
+
+
+def with_spdl(root, epochs, batch, workers):
+    import numpy as np
+
+    def read(group):
+        return [np.fromfile(path, np.uint8) for path in group]
+
+    return _with_spdl(_groups(paths_of(root), batch), epochs, read, workers)
 
 
 # The same for photos, decoded to one size.
@@ -196,6 +212,19 @@ def images_with_webdataset(root, epochs, batch, workers):
         yield from loader
 
 
+def images_with_spdl(root, epochs, batch, workers):
+    import spdl.io
+
+    resized = spdl.io.get_video_filter_desc(scale_width=SIDE, scale_height=SIDE, scale_algo="bilinear", scale_mode=None, pix_fmt="rgb24")
+    paths = sorted(str(path) for path in (Path(root) / "photos").glob("*.jpg"))
+
+    def read(group):
+        frames = [spdl.io.decode_packets(spdl.io.demux_image(path), filter_desc=resized) for path in group]
+        return spdl.io.to_numpy(spdl.io.convert_frames(frames)).reshape(len(group), -1)
+
+    return _with_spdl(_groups(paths, batch), epochs, read, workers)
+
+
 def make_images(root, count):
     """Photos of 640 x 480, as files and as shards: noise of several scales."""
     import io
@@ -231,7 +260,7 @@ def make_images(root, count):
 # The same for weights: one batch, of all tensors as bytes.
 
 
-def weights_with_pinpool(root, epochs, batch, workers):
+def weights_with_pinpool(root, epochs, batch, workers, is_cold=False):
     import torch
 
     import pinpool.safetensors
@@ -239,8 +268,14 @@ def weights_with_pinpool(root, epochs, batch, workers):
     pool = pinpool.Pool()
     yield
     for _ in range(epochs):
+        if is_cold:
+            pool = pinpool.Pool()
         tensors = pinpool.safetensors.load(Path(root) / WEIGHTS, library="torch", pool=pool, workers=workers)
         yield pages_of(tensors, torch)
+
+
+def weights_with_pinpool_cold(root, epochs, batch, workers):
+    return weights_with_pinpool(root, epochs, batch, workers, is_cold=True)
 
 
 def weights_with_safetensors(root, epochs, batch, workers):
@@ -349,6 +384,7 @@ SIDE = 224
 
 WEIGHT_LOADERS = {
     "pinpool.safetensors.load": weights_with_pinpool,
+    "pinpool.safetensors.load, cold": weights_with_pinpool_cold,
     # Maps the file: its pages are those of the page cache, which no device copies from at the speed of the bus.
     "safetensors.torch.load_file": weights_with_safetensors,
     # What a program does that wants them in memory of its own, as to pin it.
@@ -359,6 +395,7 @@ IMAGE_LOADERS = {
     "pinpool.Loader, decode": images_with_pinpool,
     "DataLoader over Pillow": images_with_torch,
     "webdataset over Pillow": images_with_webdataset,
+    "SPDL, threads": images_with_spdl,
 }
 
 SHARD_LOADERS = {
@@ -368,6 +405,7 @@ SHARD_LOADERS = {
 
 LOADERS = {
     "pinpool.Loader": with_pinpool,
+    "pinpool.Loader, cold": with_pinpool_cold,
     "DataLoader, one tensor a batch": with_torch_one_tensor,
     "DataLoader, a tensor a sample": with_torch_lists,
     "SPDL, threads": with_spdl,

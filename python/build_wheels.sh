@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds wheels into dist/: one for CPython 3.11 and newer, and one for each free-threaded interpreter that is found.
-# Needs Rust, and maturin (pip install maturin). More interpreters: PYTHONS="python3.11 /opt/py314t/bin/python3.14t".
+# Builds wheels into dist/: one for CPython 3.11 and newer, and one for each free-threaded interpreter that is found. With zig they run on
+# glibc 2.28 and newer (manylinux_2_28), without it on this machine's glibc. What was built is checked by auditwheel and twine.
+# Needs Rust, and: pip install 'maturin>=1.14' ziglang auditwheel twine. More interpreters: PYTHONS="python3.11 /opt/py314t/bin/python3.14t".
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -9,6 +10,15 @@ command -v maturin >/dev/null || { echo "maturin is not here: pip install 'matur
 is_free_threaded() { "$1" -c 'import sysconfig, sys; sys.exit(not sysconfig.get_config_var("Py_GIL_DISABLED"))' 2>/dev/null; }
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
+build=(maturin build --release --locked --out dist)
+if command -v zig >/dev/null || python3 -m ziglang version >/dev/null 2>&1; then
+    build+=(--zig --compatibility manylinux_2_28)
+else
+    echo "no zig (pip install ziglang): the wheels need the glibc of this machine, and no registry takes them" >&2
+    build+=(--compatibility linux)
+fi
+
+rm -rf dist
 read -ra pythons <<<"${PYTHONS:-python3 python3.14t python3.13t}"
 has_abi3=
 for python in "${pythons[@]}"; do
@@ -17,12 +27,17 @@ for python in "${pythons[@]}"; do
     if is_free_threaded "$python"; then
         # These have no stable interface before 3.15, so the wheel is for this version alone.
         echo "== free-threaded: $python"
-        maturin build --release --no-default-features --interpreter "$python" --out dist
+        "${build[@]}" --no-default-features --interpreter "$python"
     elif [ -z "$has_abi3" ]; then
         echo "== abi3, CPython 3.11 and newer: $python"
-        maturin build --release --interpreter "$python" --out dist
+        "${build[@]}" --interpreter "$python"
         has_abi3=1
     fi
 done
 [ -n "$has_abi3" ] || { echo "no CPython of 3.11 or newer was found: set PYTHONS" >&2; exit 1; }
+
+for wheel in dist/*.whl; do
+    if command -v auditwheel >/dev/null; then auditwheel show "$wheel"; else echo "== SKIPPED: auditwheel is not here"; fi
+    if command -v twine >/dev/null; then twine check --strict "$wheel"; else echo "== SKIPPED: twine is not here"; fi
+done
 ls -l dist

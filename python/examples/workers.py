@@ -42,11 +42,13 @@ def main() -> None:
         from torch.utils.data import DataLoader
 
         shared = pinpool.SharedPool(buffer_bytes="1MiB", buffers=3 * arguments.workers + 3)
-        loader = DataLoader(Images(), batch_size=BATCH, num_workers=arguments.workers, collate_fn=shared.collate)
+        # DataLoader takes whatever has a length and items; its annotations name a class of torch.
+        dataset: Any = Images()
+        loader = DataLoader(dataset, batch_size=BATCH, num_workers=arguments.workers, collate_fn=shared.collate)
         batches, replaced = shared.batches(loader), lambda: 0
     else:
-        loader = pinpool.SharedLoader(Images(), BATCH, num_workers=arguments.workers, on_death="replace")
-        shared, batches, replaced = loader.shared, loader, lambda: loader.replaced
+        own = pinpool.SharedLoader(Images(), BATCH, num_workers=arguments.workers, on_death="replace")
+        shared, batches, replaced = own.shared, own, lambda: own.replaced
     seen: list[int] = []
     for number, (images, labels) in enumerate(batches):
         # Here a copy to the GPU; then pinpool.record_stream(images, stream).

@@ -15,7 +15,7 @@ pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000_000);
 /// The text of the argument `name`.
 pub(crate) fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     let kind = value.get_type().name()?;
-    value.extract().map_err(|_| PyTypeError::new_err(format!("{name}: a {kind} is no text; pass a str")))
+    value.extract().map_err(|_| PyTypeError::new_err(format!("{name}: {kind} is no text; pass a str")))
 }
 
 fn shown(value: &Bound<'_, PyAny>) -> String {

@@ -19,6 +19,7 @@
 //! | `wait` | a get that asyncio awaits |
 //! | `decode` | the formats that the loader decodes |
 //! | `loader` | the crate's loader: files, and batches read ahead |
+//! | `labels` | labels of samples, by a function of the user |
 //! | `lines` | log lines on their way to Python's `logging` |
 //! | `errors` | the crate's errors as exceptions |
 //! | `frames` | the Python code that a get came from |
@@ -39,6 +40,7 @@ mod dlpack;
 mod errors;
 mod frames;
 mod gets;
+mod labels;
 mod lines;
 mod loader;
 mod memory;

@@ -19,8 +19,8 @@ use std::time::Duration;
 use pinpool::PinnedBuf;
 use pinpool::config::text::parse_bytes;
 use pinpool_loader::{
-    BatchReader, Catalog, DecodedField, Ended, Failure, FailureCause, LoadOptions, LoadState, LoadedBatch, LoadedPart,
-    Loader, Shard, StopFlag, kept_fields,
+    BatchReader, Catalog, DecodedField, Ended, Failure, FailureCause, LoadOptions, LoadState, LoadedBatch, Loader,
+    Shard, StopFlag, kept_fields,
 };
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -29,6 +29,7 @@ use crate::decode::{self, Decoder};
 use crate::device::{Device, DeviceBuffer, DeviceMemory};
 use crate::errors;
 use crate::gets::{self, Gets};
+use crate::labels::Labels;
 use crate::lines;
 use crate::pool::Pool;
 use crate::unlocked::unlocked;
@@ -40,8 +41,8 @@ const UNINTERRUPTED: Duration = Duration::from_millis(100);
 type Failed = (String, bool);
 /// Sample, first byte in the buffer, length, first byte in the sample.
 type Part = (usize, usize, usize, u64);
-/// Number, epoch, place in the epoch, buffer, parts, the first byte of each array, labels if they are numbers, and failures.
-type Handed<'py> = (u64, u64, u64, Bound<'py, PyAny>, Vec<Part>, Vec<usize>, Option<Vec<i64>>, Vec<Failed>);
+/// Number, epoch, place in the epoch, buffer, parts, the first byte of each array, labels if a field has them, and failures.
+type Handed<'py> = (u64, u64, u64, Bound<'py, PyAny>, Vec<Part>, Vec<usize>, Option<Vec<Py<PyAny>>>, Vec<Failed>);
 
 /// A batch before Python has it.
 struct Ready {
@@ -51,7 +52,7 @@ struct Ready {
     memory: Loaded,
     parts: Vec<Part>,
     arrays: Vec<usize>,
-    labels: Option<Vec<i64>>,
+    labels: Option<Vec<Py<PyAny>>>,
     failures: Vec<Failed>,
     /// The state behind it.
     state: LoadState,
@@ -68,8 +69,7 @@ pub struct Files {
     gets: Arc<Gets>,
     catalog: Catalog,
     options: LoadOptions,
-    /// The field whose text is the label of a sample, a number.
-    label_field: Option<String>,
+    labels: Option<Arc<Labels>>,
 }
 
 /// Batches that are read ahead, until it ends.
@@ -81,7 +81,7 @@ pub struct Reader {
     process: u32,
     catalog: Catalog,
     decode: Vec<DecodedField>,
-    label_field: Option<String>,
+    labels: Option<Arc<Labels>>,
     device: Option<Device>,
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
 impl Files {
     /// Lists `paths`. A count of 0 is none.
     #[new]
-    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world, label_field=None, decode=vec![]))]
+    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world, labels=None, decode=vec![]))]
     #[allow(clippy::too_many_arguments)] // One call, by keyword.
     fn new(
         py: Python<'_>,
@@ -150,7 +150,7 @@ impl Files {
         seed: Option<u64>,
         rank: u64,
         world: u64,
-        label_field: Option<String>,
+        labels: Option<(String, Py<PyAny>)>,
         decode: Vec<(Vec<String>, PyRef<'_, Decoder>)>,
     ) -> PyResult<Self> {
         let shard = Shard::new(rank, world);
@@ -163,9 +163,10 @@ impl Files {
         options.shuffle_seed = seed;
         options.shard = Some(shard);
         options.decode = decode::fields(decode);
+        let labels = labels.map(|(field, parse)| Arc::new(Labels { field, parse }));
         let stop = StopFlag::new();
         let catalog = interruptibly(py, &stop, || Catalog::from_paths(&paths, containers, &stop))?;
-        Ok(Self { gets: pool.gets().clone(), catalog, options, label_field })
+        Ok(Self { gets: pool.gets().clone(), catalog, options, labels })
     }
 
     /// What could not be listed.
@@ -260,7 +261,7 @@ impl Files {
             process: std::process::id(),
             catalog: self.catalog.clone(),
             decode: self.options.decode.clone(),
-            label_field: self.label_field.clone(),
+            labels: self.labels.clone(),
             device: device.map(|device| device.get().clone()),
         })
     }
@@ -305,22 +306,15 @@ impl Reader {
 
     /// Reads the labels, and begins the copy.
     fn ready(&self, batch: LoadedBatch, state: LoadState) -> PyResult<Ready> {
-        let LoadedBatch { number, epoch, in_epoch, buffer, arrays, mut parts, failures, .. } = batch;
+        let LoadedBatch { number, epoch, in_epoch, mut buffer, arrays, mut parts, failures, .. } = batch;
         let mut failures: Vec<_> = failures.iter().map(failed).collect();
-        let mut labels = self.label_field.is_some().then(Vec::new);
-        if let (Some(field), Some(labels)) = (&self.label_field, &mut labels) {
-            let bytes = buffer.as_slice_untracked().map_err(|error| errors::exception(&error))?;
-            parts.retain(|part| match self.label(part, bytes, field) {
-                Ok(label) => {
-                    labels.push(label);
-                    true
-                }
-                Err(why) => {
-                    failures.push((format!("{}: {why}", self.catalog.name(part.sample)), false));
-                    false
-                }
-            });
-        }
+        let labels = match &self.labels {
+            Some(labels) => {
+                let bytes = buffer.as_mut_slice().map_err(|error| errors::exception(&error))?;
+                Some(labels.of(&self.catalog, &self.decode, bytes, &arrays, &mut parts, &mut failures)?)
+            }
+            None => None,
+        };
         let parts = parts.into_iter().map(|part| (part.sample, part.bytes.start, part.bytes.len(), part.start));
         let parts = parts.collect();
         let arrays = arrays.into_iter().map(|array| array.start).collect();
@@ -329,28 +323,6 @@ impl Reader {
             None => Loaded::Host(buffer),
         };
         Ok(Ready { number, epoch, in_epoch, memory, parts, arrays, labels, failures, state })
-    }
-
-    /// The number in the field `field` of a sample.
-    fn label(&self, part: &LoadedPart, bytes: &[u8], field: &str) -> Result<i64, String> {
-        let Some(sample) = self.catalog.samples().get(part.sample) else { return Err("no such sample".to_owned()) };
-        let is_whole = part.start == 0 && part.bytes.len() as u64 == sample.len_bytes;
-        if !is_whole && self.decode.is_empty() {
-            return Err(format!(
-                "its label, the field {field:?}, needs the whole sample, whose {} B are more than a batch may have: raise \
-                 batch_bytes, or give batch_size alone",
-                sample.len_bytes
-            ));
-        }
-        let Some((_, range)) = kept_fields(&self.decode, sample).find(|(name, _)| *name == field) else {
-            let fields: Vec<_> = kept_fields(&self.decode, sample).map(|(name, _)| name).collect();
-            let has = if fields.is_empty() { "no fields".to_owned() } else { fields.join(", ") };
-            return Err(format!("no field {field:?} to take the label from: it has {has}"));
-        };
-        let at = |offset| part.bytes.start + usize::try_from(offset).unwrap_or_default();
-        let text = String::from_utf8_lossy(bytes.get(at(range.start)..at(range.end)).unwrap_or_default());
-        let shown: String = text.chars().take(20).collect();
-        text.trim().parse().map_err(|_| format!("its field {field:?} is no whole number: {shown:?}"))
     }
 
     fn handed<'py>(&self, py: Python<'py>, ready: Ready) -> PyResult<Handed<'py>> {

@@ -14,7 +14,7 @@ from test_shared import Numbers
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda pool: pinpool.Pool(name=3), TypeError, "name: a int is no text"),
+        (lambda pool: pinpool.Pool(name=3), TypeError, "name: int is no text"),
         (lambda pool: pool.get(1.5), TypeError, "asked 1.5: a size is a whole number of bytes"),
         (lambda pool: pool.get(None), TypeError, "asked None: a size"),
         (lambda pool: pool.get(True), TypeError, "asked True: a size"),
@@ -25,6 +25,10 @@ from test_shared import Numbers
         (lambda pool: pinpool.Loader(__file__, pool=pool, shuffle="yes"), TypeError, "shuffle='yes': True or False"),
         (lambda pool: pinpool.Loader(__file__, pool=pool, shuffle=100), TypeError, "shuffle=100: True or False"),
         (lambda pool: pinpool.Loader(__file__, pool=pool, device=True), ValueError, "device=True: 'cuda:0'"),
+        (lambda pool: pinpool.Loader(__file__, pool=pool, labels="cls", label_type="int"), TypeError, "label_type='int': a function of"),
+        (lambda pool: pinpool.Loader(__file__, pool=pool, num_workers=2), TypeError, "no argument num_workers=: workers= is"),
+        (lambda pool: pinpool.Loader(__file__, pool=pool, collate_fn=list), TypeError, "no argument collate_fn=: map= takes"),
+        (lambda pool: pinpool.Loader(__file__, pool=pool, batchsize=2), TypeError, "no argument batchsize=$"),
         (lambda pool: next(iter(pinpool.Loader(__file__, pool=pool)))["jpg"], TypeError, r"batch.field\('jpg'\)"),
         (lambda pool: pinpool.SharedPool(100, 2.5, pool=pool), TypeError, "buffers=2.5: a whole number"),
         (lambda pool: pinpool.SharedPool(100, 2, pool=pool, library="jax"), ValueError, "library='jax': batches can be of"),

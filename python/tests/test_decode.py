@@ -115,6 +115,23 @@ def test_a_sample_of_a_shard_has_arrays_labels_and_its_other_fields(tmp_path):
     assert [batch.labels for batch in again] == [batch.labels for batch in batches]
 
 
+@pytest.mark.parametrize("lost", [(), (0,), (2,), (1, 2, 4), (0, 1, 2, 3, 4)])
+def test_a_sample_without_a_label_leaves_no_row(tmp_path, lost):
+    members = {}
+    for index in range(5):
+        members |= {f"{index}.cls": b"cat" if index in lost else b"%d" % index, f"{index}.txt": b"%d" % index}
+        members |= {f"{index}.{name}": _npy(np.full(shape, index, "u1")) for name, shape in (("npy", (3,)), ("y.npy", (2, 2)))}
+    write_tar(tmp_path / "a.tar", members)
+    decode = {"npy": pinpool.Array((3,), "u1"), "y.npy": pinpool.Array((2, 2), "u1")}
+    [batch] = pinpool.Loader(tmp_path / "a.tar", batch_size=5, labels="cls", decode=decode, on_error="skip", pool=pool())
+    kept = [index for index in range(5) if index not in lost]
+    assert batch.labels == kept == [int(bytes(text)) for text in batch.field("txt")]
+    for name, shape in (("npy", (3,)), ("y.npy", (2, 2))):
+        assert batch.field(name).shape == (len(kept), *shape)
+        assert [row.flat[0] for row in batch.field(name)] == kept
+    assert len(batch.failures) == len(lost)
+
+
 def _npy(array):
     file = io.BytesIO()
     np.save(file, array)

@@ -1,6 +1,7 @@
 """Weights of safetensors files in pinned memory."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -55,7 +56,8 @@ def test_a_long_tensor_is_read_in_pieces_by_many_threads(tmp_path, monkeypatch, 
         assert (np.concatenate([tensors["x"], tensors["y"]]) == data).all()
 
 
-def test_torch_has_dtypes_that_numpy_has_not(tmp_path, pool):
+def test_torch_has_dtypes_that_numpy_has_not(tmp_path, pool, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # It cannot be imported.
     path = file_of(tmp_path / "a", {"w": entry("BF16", [2], 0, 4)}, b"\x80\x3f\x00\xc0")
     with pytest.raises(TypeError, match="w has the dtype BF16, which NumPy has not: use library='torch'"):
         pinpool.safetensors.load(path, pool=pool)

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import os
 import pickle
 import pty
@@ -98,6 +99,7 @@ def test_fields_that_are_not_there_are_named(shards, tmp_path, pool):
     [batch] = pinpool.Loader(shards[0], pool=pool)
     with pytest.raises(KeyError, match=r"a.tar!train/0-000 has no field 'txt': it has jpg, seg.png, cls"):
         batch.field("txt")
+    assert batch.field("txt", None) == [None] * len(batch)
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "x.jpg").write_bytes(b"x")
     [plain] = pinpool.Loader(tmp_path / "plain", pool=pool)
@@ -120,7 +122,13 @@ def test_fields_of_a_sample_in_parts_are_refused(shards, pool):
 
 @pytest.mark.parametrize(
     ("label", "said"),
-    [(b"cat", 'its field "cls" is no whole number: "cat"'), (b"", "no whole number"), (b"1.5", "no whole number"), (None, 'no field "cls" .* it has jpg')],
+    [
+        (b"cat", 'its field "cls", "cat", is no label: invalid literal for int'),
+        (b"", "is no label: invalid"),
+        (b"1.5", "is no label"),
+        (b"\xff", "is no text"),
+        (None, 'no field "cls" .* it has jpg'),
+    ],
 )
 def test_labels_that_are_no_numbers_are_named(tmp_path, pool, label, said):
     path = tmp_path / "a.tar"
@@ -131,6 +139,27 @@ def test_labels_that_are_no_numbers_are_named(tmp_path, pool, label, said):
     [batch] = pinpool.Loader(path, labels="cls", on_error="skip", pool=pool)
     assert batch.labels == [-7, 3] and [key[-2:] for key in batch.keys] == ["!0", "!2"]
     assert [sample.tobytes() for sample in batch] == [b"a-7", b"c3"] and len(batch.failures) == 1
+
+
+def test_labels_are_what_a_function_makes_of_the_text(tmp_path, pool):
+    path = tmp_path / "a.tar"
+    fields = {"cls": ["1", "2.5"], "txt": ["a cat\n", "Käse"], "json": ['{"boxes": [1, 2]}', "[]"]}
+    path.write_bytes(tar([(f"{at}.{name}", texts[at].encode()) for at in (0, 1) for name, texts in fields.items()]))
+
+    def labels(name, label_type):
+        [batch] = pinpool.Loader(path, labels=name, label_type=label_type, pool=pool)
+        return batch.labels
+
+    assert labels("cls", float) == [1.0, 2.5] and labels("txt", str) == fields["txt"]
+    assert labels("json", json.loads) == [{"boxes": [1, 2]}, []]
+    with pytest.raises(pinpool.LoadError, match='a.tar!0: its field "txt", "a cat.n", is no label: Expecting value'):
+        labels("txt", json.loads)
+    with pytest.raises(KeyboardInterrupt):
+        labels("txt", interrupted)
+
+
+def interrupted(_text):
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])

@@ -280,10 +280,11 @@ class Drawn:
 TORCH = importlib.util.find_spec("torch") is not None
 
 
-def drawn_in(heap, method, seed, flag=None, epochs=3):
-    """The samples of each epoch, by their number."""
+def drawn_in(heap, method, seed, flag=None, first=0, epochs=3):
+    """The samples of each epoch from `first` on, by their number."""
     arguments = dict(num_workers=2, seed=seed, pool=heap, context=method, on_death="replace", shuffle=True, buffer_bytes=1000)
     with pinpool.SharedLoader(Drawn(flag=flag), 2, **arguments) as loader:
+        loader.epoch = first
         return [[tuple(row) for rows in loader for row in rows.tolist()] for _ in range(epochs)]
 
 
@@ -294,7 +295,7 @@ def test_workers_draw_numbers_of_their_own_which_the_seed_repeats(heap, method, 
     assert len(generators) == 2 + TORCH
     for numbers in generators:
         assert len(set(numbers)) == 3 * 8, "each sample of each epoch has numbers of its own"
-    assert drawn_in(heap, method, 7, epochs=2) == epochs[:2]
+    assert drawn_in(heap, method, 7, first=2, epochs=1) == epochs[2:], "the same again, where a program that goes on sets the epoch"
     assert drawn_in(heap, method, 7, flag=tmp_path / "died", epochs=2) == epochs[:2], "a killed worker changes nothing"
     assert not set(generators[0]) & {row[1] for row in drawn_in(heap, method, 8, epochs=1)[0]}
 

@@ -52,9 +52,11 @@ print(pinpool.why(), len(batches))
 
 def test_the_examples_and_a_use_of_what_is_public_pass_mypy_strict(tmp_path):
     pytest.importorskip("mypy")
-    programs = {"use": "import pinpool.safetensors\n" + USE, **{readme.partition("/")[0]: examples(readme)[0] for readme in ("README.md", "python/README.md")}}
+    programs = {"use": "import pinpool.safetensors\n" + USE, "main": examples("README.md")[0], "python": examples("python/README.md")[1]}
+    given = "from typing import Any\n\ndataset: Any\n\ndef train(images: Any, labels: Any) -> None: ...\n\n"
+    programs["dataloader"] = given + examples("python/README.md")[0]
     for name, program in programs.items():
-        (tmp_path / f"{name.partition('.')[0].lower()}.py").write_text(program)
+        (tmp_path / f"{name}.py").write_text(program)
     files = [*map(str, sorted(tmp_path.glob("*.py"))), *map(str, sorted(PYTHON.glob("examples/*.py")))]
     # Of what is installed the annotations count, not what is within.
     flags = ["--strict", "--follow-imports=silent", "--ignore-missing-imports", f"--cache-dir={tmp_path / 'cache'}"]

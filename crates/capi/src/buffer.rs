@@ -1,7 +1,7 @@
 //! The functions on buffers.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use pinpool::cudarc::driver::sys;
@@ -12,6 +12,7 @@ use crate::handle::pp_pool;
 use crate::pool::text;
 use crate::slots;
 use crate::status::pp_status;
+use crate::table::{Owner, Unknown};
 
 /// What a CUstream of the CUDA driver and a cudaStream_t of its runtime point to.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ fn get<E: Into<Failure>>(
         match take(call.pool()?).map_err(Into::into)? {
             None => return Ok(pp_status::PP_NONE_IDLE),
             Some(buf) if buf.is_empty() => {}
-            Some(buf) => store(place, call.table().insert(buf).cast()),
+            Some(buf) => store(place, call.table().insert(buf, Owner::Pool).cast()),
         }
         Ok(pp_status::PP_OK)
     })
@@ -126,7 +127,69 @@ pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut 
     get(pool, ptr, |pool| pool.try_get(bytes))
 }
 
-/// Puts back the buffer at `ptr`, an address that a get of this pool gave. NULL is allowed and does nothing. No work of a
+/// Gives adopted memory back: the address and the pointer that pp_adopt was given.
+///
+/// Called once, from any thread, while no lock of the library is held. It must not throw or longjmp, nor wait for the pool.
+pub type pp_return_fn = Option<unsafe extern "C" fn(ptr: *mut c_void, user_data: *mut c_void)>;
+
+/// What pp_adopt was given, on its way to the thread that gives it back.
+struct Adopted {
+    on_return: unsafe extern "C" fn(*mut c_void, *mut c_void),
+    ptr: *mut c_void,
+    user_data: *mut c_void,
+}
+
+// SAFETY: the function may be called with these pointers from any thread (pp_adopt).
+unsafe impl Send for Adopted {}
+
+impl Adopted {
+    fn give_back(self) {
+        // SAFETY: the promise of pp_adopt.
+        unsafe { (self.on_return)(self.ptr, self.user_data) };
+    }
+}
+
+/// Makes `bytes` bytes at `ptr`, memory that the program or another library has pinned, a buffer of the pool, so that
+/// pp_put_on_stream and pp_put_on_event know when work of a device with it is over: then, or at a pp_put, `on_return` is called with
+/// `ptr` and `user_data`. `is_pinned` says whether the memory is page-locked, and is what pp_is_pinned says. The bytes count neither as held nor
+/// under the ceiling.
+///
+/// PP_INVALID_ARGUMENT: `ptr` or `on_return` is NULL, 0 bytes, or a buffer at `ptr` is out. PP_UNKNOWN_POOL, PP_FORKED. After each of
+/// them `on_return` is not called; neither is it where the end of the work cannot be known (PP_DEVICE of the put).
+///
+/// # Safety
+///
+/// The memory is initialised and nothing but the buffer's user uses it until `on_return` is called, which may be from any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_adopt(
+    pool: *mut pp_pool,
+    ptr: *mut c_void,
+    bytes: usize,
+    is_pinned: c_int,
+    on_return: pp_return_fn,
+    user_data: *mut c_void,
+) -> pp_status {
+    call(|| {
+        let start = required(ptr.cast::<u8>(), "ptr")?;
+        let on_return = on_return.ok_or_else(|| Failure::argument("the argument `on_return` is NULL"))?;
+        if bytes == 0 {
+            return Err(Failure::argument("the argument `bytes` is 0: there is nothing to adopt"));
+        }
+        let call = slots::enter(pool)?;
+        if matches!(call.table().with(ptr.addr(), |_| ()), Ok(()) | Err(Unknown::Leaving)) {
+            return Err(Failure::argument(format!(
+                "a buffer at {ptr:p} is out: put it before its memory is adopted again"
+            )));
+        }
+        let (memory, adopted) = (NonNull::slice_from_raw_parts(start, bytes), Adopted { on_return, ptr, user_data });
+        // SAFETY: the caller's promise is that of `adopt`.
+        let buf = unsafe { call.pool()?.adopt(memory, is_pinned != 0, move || adopted.give_back()) }?;
+        call.table().insert(buf, Owner::Program);
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// Puts back the buffer at `ptr`, an address that a get of this pool gave or that it adopted. NULL is allowed and does nothing. No work of a
 /// device may use the buffer any more; while some may, use pp_put_on_stream or pp_put_on_event. Any thread may put.
 ///
 /// PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which. PP_UNKNOWN_POOL,

@@ -29,6 +29,7 @@
 #[cfg(panic = "abort")]
 compile_error!("no panic may end the process of a C caller: build with panic = \"unwind\"");
 
+mod asan;
 mod buffer;
 mod call;
 mod config;
@@ -42,8 +43,8 @@ mod table;
 mod version;
 
 pub use buffer::{
-    CUevent_st, CUstream_st, pp_get, pp_get_aligned, pp_get_tagged, pp_get_timeout, pp_is_pinned, pp_put,
-    pp_put_on_event, pp_put_on_stream, pp_try_get,
+    CUevent_st, CUstream_st, pp_adopt, pp_get, pp_get_aligned, pp_get_tagged, pp_get_timeout, pp_is_pinned, pp_put,
+    pp_put_on_event, pp_put_on_stream, pp_return_fn, pp_try_get,
 };
 pub use call::pp_last_error;
 pub use handle::pp_pool;

@@ -245,6 +245,7 @@ impl Slot {
 
     /// Holds `pool` as the generation that this thread claimed.
     fn begin(&self, generation: usize, pool: Pool) {
+        self.table.begin(pool.config().zero);
         // SAFETY: slots-I1: this thread claimed the slot.
         unsafe { *self.pool.get() = Some(pool) };
         self.forks.store(forks(), Ordering::Relaxed);
@@ -315,7 +316,7 @@ mod tests {
     fn got(slot: &Slot) -> usize {
         // SAFETY: slots-I1: no other thread has this slot.
         let buf = unsafe { &*slot.pool.get() }.as_ref().unwrap().get(4096).unwrap();
-        slot.table.insert(buf).addr()
+        slot.table.insert(buf, crate::table::Owner::Pool).addr()
     }
 
     #[test]

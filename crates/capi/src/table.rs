@@ -6,10 +6,13 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crossbeam::utils::CachePadded;
 use pinpool::PinnedBuf;
+
+use crate::asan;
 
 const SHARDS: usize = 64;
 
@@ -18,9 +21,17 @@ type Shard = HashMap<usize, Out, ByAddress>;
 /// A buffer that is out.
 #[derive(Debug)]
 enum Out {
-    Held(PinnedBuf),
+    Held(PinnedBuf, Owner),
     /// A thread puts it behind a stream or an event, and may give up.
-    Leaving,
+    Leaving(Owner),
+}
+
+/// Whose the memory of a buffer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Owner {
+    Pool,
+    /// The program's, which adopted it.
+    Program,
 }
 
 /// Why an address stands for no buffer.
@@ -35,24 +46,42 @@ pub(crate) enum Unknown {
 
 /// Buffers by the address of their first byte.
 #[derive(Debug)]
-pub(crate) struct Table(Box<[CachePadded<Mutex<Shard>>]>);
+pub(crate) struct Table {
+    shards: Box<[CachePadded<Mutex<Shard>>]>,
+    /// Whether AddressSanitizer is told which buffers are out.
+    is_told: AtomicBool,
+}
 
 impl Table {
     pub(crate) fn new() -> Self {
-        Self((0..SHARDS).map(|_| CachePadded::default()).collect())
+        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), is_told: AtomicBool::new(false) }
+    }
+
+    /// For a pool that begins: one that zeroes what was put may write to it.
+    pub(crate) fn begin(&self, zeroes: bool) {
+        self.is_told.store(asan::is_here() && !zeroes, Ordering::Relaxed);
+    }
+
+    /// Whether AddressSanitizer is told of a buffer of this owner.
+    #[inline]
+    fn tells(&self, owner: Owner) -> bool {
+        owner == Owner::Pool && self.is_told.load(Ordering::Relaxed)
     }
 
     #[inline]
     fn shard(&self, address: usize) -> &Mutex<Shard> {
         // The bits below those that the map itself takes.
-        &self.0[(mixed(address as u64) >> 40) as usize % SHARDS]
+        &self.shards[(mixed(address as u64) >> 40) as usize % SHARDS]
     }
 
     /// Keeps a buffer and returns its address.
     #[inline]
-    pub(crate) fn insert(&self, mut buf: PinnedBuf) -> *mut u8 {
+    pub(crate) fn insert(&self, mut buf: PinnedBuf, owner: Owner) -> *mut u8 {
+        if self.tells(owner) {
+            asan::begin(&buf);
+        }
         let start = buf.as_mut_ptr();
-        let replaced = locked(self.shard(start.addr())).insert(start.addr(), Out::Held(buf));
+        let replaced = locked(self.shard(start.addr())).insert(start.addr(), Out::Held(buf, owner));
         // Two buffers that are out never share an address.
         debug_assert!(replaced.is_none(), "{replaced:?}");
         start
@@ -63,9 +92,14 @@ impl Table {
     pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, Unknown> {
         let mut shard = locked(self.shard(address));
         match shard.entry(address) {
-            Entry::Occupied(entry) if matches!(entry.get(), Out::Held(_)) => match entry.remove() {
-                Out::Held(buf) => Ok(buf),
-                Out::Leaving => Err(Unknown::Leaving),
+            Entry::Occupied(entry) if matches!(entry.get(), Out::Held(..)) => match entry.remove() {
+                Out::Held(buf, owner) => {
+                    if self.tells(owner) {
+                        asan::end(&buf);
+                    }
+                    Ok(buf)
+                }
+                Out::Leaving(_) => Err(Unknown::Leaving),
             },
             Entry::Occupied(_) => Err(Unknown::Leaving),
             Entry::Vacant(_) => {
@@ -82,9 +116,15 @@ impl Table {
             drop(shard);
             return Err(self.inside(address));
         };
-        match std::mem::replace(out, Out::Leaving) {
-            Out::Held(buf) => Ok(buf),
-            Out::Leaving => Err(Unknown::Leaving),
+        let (Out::Held(_, owner) | Out::Leaving(owner)) = *out;
+        match std::mem::replace(out, Out::Leaving(owner)) {
+            Out::Held(buf, _) => {
+                if self.tells(owner) {
+                    asan::end(&buf);
+                }
+                Ok(buf)
+            }
+            Out::Leaving(_) => Err(Unknown::Leaving),
         }
     }
 
@@ -96,14 +136,20 @@ impl Table {
     /// The buffer stays out after all.
     pub(crate) fn restore(&self, buf: PinnedBuf) {
         let address = buf.as_ptr().addr();
-        locked(self.shard(address)).insert(address, Out::Held(buf));
+        let mut shard = locked(self.shard(address));
+        if let Some(out @ &mut Out::Leaving(owner)) = shard.get_mut(&address) {
+            if self.tells(owner) {
+                asan::begin(&buf);
+            }
+            *out = Out::Held(buf, owner);
+        }
     }
 
     /// Calls `look` with the buffer at this address.
     pub(crate) fn with<R>(&self, address: usize, look: impl FnOnce(&PinnedBuf) -> R) -> Result<R, Unknown> {
         match locked(self.shard(address)).get(&address) {
-            Some(Out::Held(buf)) => return Ok(look(buf)),
-            Some(Out::Leaving) => return Err(Unknown::Leaving),
+            Some(Out::Held(buf, _)) => return Ok(look(buf)),
+            Some(Out::Leaving(_)) => return Err(Unknown::Leaving),
             None => {}
         }
         Err(self.inside(address))
@@ -111,24 +157,24 @@ impl Table {
 
     /// Is a buffer out?
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.iter().all(|shard| locked(shard).is_empty())
+        self.shards.iter().all(|shard| locked(shard).is_empty())
     }
 
     /// Frees what empty maps hold.
     pub(crate) fn shrink(&self) {
-        self.0.iter().for_each(|shard| locked(shard).shrink_to_fit());
+        self.shards.iter().for_each(|shard| locked(shard).shrink_to_fit());
     }
 
     /// Where an address that begins no buffer lies. Looks at all: for an error's text.
     #[cold]
     pub(crate) fn inside(&self, address: usize) -> Unknown {
         let holds = |(&start, out): (&usize, &Out)| match out {
-            Out::Held(buf) if start <= address && address - start < buf.len() => {
+            Out::Held(buf, _) if start <= address && address - start < buf.len() => {
                 Some(Unknown::Inside(start, buf.len()))
             }
             _ => None,
         };
-        let found = self.0.iter().find_map(|shard| locked(shard).iter().find_map(holds));
+        let found = self.shards.iter().find_map(|shard| locked(shard).iter().find_map(holds));
         found.unwrap_or(Unknown::Nowhere)
     }
 }
@@ -184,7 +230,7 @@ mod tests {
     fn a_buffer_leaves_once_and_what_lies_inside_is_named() {
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
         let table = Table::new();
-        let address = table.insert(pool.get(5000).unwrap()).addr();
+        let address = table.insert(pool.get(5000).unwrap(), Owner::Pool).addr();
         assert_eq!(table.remove(address + 4999).unwrap_err(), Unknown::Inside(address, 5000));
         assert_eq!(table.remove(address + 5000).unwrap_err(), Unknown::Nowhere);
         let buf = table.begin_leaving(address).unwrap();
@@ -205,7 +251,7 @@ mod tests {
         let mut hits = [0_u32; SHARDS];
         for page in pages {
             let shard = table.shard(page);
-            let at = table.0.iter().position(|each| std::ptr::eq(&**each, shard)).unwrap();
+            let at = table.shards.iter().position(|each| std::ptr::eq(&**each, shard)).unwrap();
             hits[at] += 1;
         }
         assert!(hits.iter().all(|hits| (16..=192).contains(hits)), "{hits:?}");

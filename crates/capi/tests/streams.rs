@@ -162,6 +162,8 @@ fn a_program_in_c_copies_through_the_driver() {
     let run = |backend| {
         let mut command = Command::new(&program);
         command.env("LD_LIBRARY_PATH", folder.path()).env("PINPOOL_BACKEND", backend);
+        // The double copies what was put behind the stream by a memmove of this process; the copies of a GPU are not checked either.
+        command.env("ASAN_OPTIONS", "replace_intrin=0");
         let output = command.env("DRIVER_DOUBLE_REPORT", "stderr").output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success() && out.contains("200 batches arrived whole"), "{backend}: {out}{err}");

@@ -36,6 +36,12 @@ impl DecodedField {
         Self { names, decoder }
     }
 
+    /// Bytes of each row of its array.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.decoder.len_bytes()
+    }
+
     fn is(&self, name: &str) -> bool {
         self.names.iter().any(|own| own == name)
     }

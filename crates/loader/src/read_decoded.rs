@@ -34,7 +34,7 @@ impl ArrayPlaces {
         let mut end: usize = 0;
         let arrays = decode.iter().map(|field| {
             let start = end;
-            end = field.decoder.len_bytes().checked_mul(samples)?.checked_add(start)?;
+            end = field.len_bytes().checked_mul(samples)?.checked_add(start)?;
             end = end.checked_next_multiple_of(ALIGN_BYTES)?;
             Some(start)
         });
@@ -71,7 +71,7 @@ pub(super) fn fill(
         let filled = reader.read_whole(part, turns, &mut encoded).and_then(|()| {
             for (field, start) in decode.iter().zip(&places.arrays) {
                 let bytes = field.of(catalog, sample).and_then(|bytes| slice_of(&encoded, &bytes))?;
-                let (start, len) = (start + row * field.decoder.len_bytes(), field.decoder.len_bytes());
+                let (start, len) = (start + row * field.len_bytes(), field.len_bytes());
                 let decoded = field.decoder.decode(bytes, &mut arrays[start..start + len]);
                 decoded.map_err(|why| FailureCause::Decode { field: field.names.join(";"), why })?;
             }
@@ -92,7 +92,7 @@ pub(super) fn fill(
     }
     let rows = contents.segments.len();
     if rows > 0 {
-        let array = |(field, &start): (&DecodedField, &usize)| start..start + rows * field.decoder.len_bytes();
+        let array = |(field, &start): (&DecodedField, &usize)| start..start + rows * field.len_bytes();
         contents.arrays = decode.iter().zip(&places.arrays).map(array).collect();
         contents.len_bytes = places.kept + kept_bytes;
     }

@@ -13,6 +13,7 @@
 //! | `replay.rs` | how a workload is replayed: the settings of the pool over `sim` |
 //! | `kind.rs` | the kinds of memory that it simulates |
 //! | `player.rs` | plays it in virtual time, and counts |
+//! | `peers.rs` | what the rules of torch and RMM would pin |
 //! | `watch.rs` | the pool's figures during a replay |
 //! | `report.rs` | what that cost |
 //! | `variables.rs` | settings of a replay as `PINPOOL_*` variables |
@@ -25,6 +26,7 @@ mod format;
 mod input;
 mod kind;
 mod open;
+mod peers;
 mod player;
 mod priced;
 mod replay;
@@ -41,6 +43,7 @@ pub use format::{TraceError, TraceHeader, TraceOp, TraceReader};
 pub use input::Input;
 pub use kind::SourceKind;
 pub use open::{open_recording, read_recording};
+pub use peers::Peer;
 pub use pinpool_observe::record::failed_recordings;
 pub use pinpool_observe::record::{Event, PoolDescription, Record, Recording, RecordingError};
 pub use replay::{OtherSettings, Replay};

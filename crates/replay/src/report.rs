@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 /// What a workload cost the pool; fields in the order in which they are printed.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ReplayReport {
     /// Rules that the pool followed.
     pub preset: &'static str,

@@ -8,6 +8,7 @@ Log lines come through `logging`, under the logger `pinpool`.
 """
 
 from ._arrays import record_stream
+from ._batch import Batch
 from ._decode import Array, Image
 from ._device import DeviceArray
 from ._errors import (
@@ -27,7 +28,7 @@ from ._errors import (
     WorkerError,
 )
 from ._kept import Kept, kept
-from ._loader import Batch, Loader
+from ._loader import Loader
 from ._packed import Batches, Packed
 from ._pinpool import Buffer, DeviceBuffer, SharedBuffer, __version__
 from ._pool import Pool, why

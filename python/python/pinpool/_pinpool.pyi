@@ -1,4 +1,4 @@
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from os import PathLike
 from types import TracebackType
@@ -278,7 +278,7 @@ class Files:
         seed: int | None,
         rank: int,
         world: int,
-        label_field: str | None = None,
+        labels: tuple[str, Callable[[str], Any]] | None = None,
         decode: list[tuple[list[str], Decoder]] = ...,
     ) -> Self: ...
     def __len__(self) -> int: ...

@@ -166,7 +166,8 @@ class SharedLoader:
     samples, which `SharedPool.pack` takes. LimitError where the program keeps so many batches that no buffer is left for the next one.
 
     In a worker the generators of `random`, NumPy and torch are seeded for each batch, from `seed`, the number of the epoch and that of the
-    batch: no two batches have the same numbers, and a batch has the same ones again under the same seed, whichever worker reads it. Without
+    batch: no two batches have the same numbers, and a batch has the same ones again under the same seed, whichever worker reads it. `epoch`
+    is the number of the next epoch, and may be set. Without
     workers the trainer's generators are used as they are. `worker_init_fn(id)` runs first in each worker; `pinpool.get_worker_info()` says
     which one it is.
     """

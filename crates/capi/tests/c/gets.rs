@@ -1,6 +1,6 @@
 //! What gets and puts give, and what a config string sets.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 use std::ptr;
 
 use pinpool_c::*;
@@ -149,6 +149,39 @@ fn a_ceiling_changes_while_the_pool_runs() {
     let error = outcome(pp_set_max_bytes(pool.0, 0), ()).unwrap_err();
     assert!(error.0 == pp_status::PP_INVALID_ARGUMENT && error.1.contains("max_bytes=0"), "{error:?}");
     assert_eq!(stats(pool)["max_bytes"], 8 << 20);
+    close(pool);
+}
+
+#[test]
+fn adopted_memory_is_put_as_a_buffer_and_given_back_once() {
+    unsafe extern "C" fn count(_ptr: *mut c_void, counter: *mut c_void) {
+        // SAFETY: the counter below.
+        unsafe { *counter.cast::<u32>() += 1 };
+    }
+    let (pool, mut memory, mut returned) = (open(HEAP), [7_u8; 100], 0_u32);
+    let (ptr, counter) = (memory.as_mut_ptr().cast::<c_void>(), (&raw mut returned).cast::<c_void>());
+    let adopt = |ptr, bytes, on_return| {
+        // SAFETY: nothing else uses the memory and the counter while the buffer is out.
+        outcome(unsafe { pp_adopt(pool.0, ptr, bytes, 1, on_return, counter) }, ())
+    };
+    adopt(ptr, 100, Some(count)).unwrap();
+    for (result, word) in [
+        (adopt(ptr, 100, Some(count)), "is out"),
+        (adopt(ptr::null_mut(), 100, Some(count)), "`ptr` is NULL"),
+        (adopt(ptr, 0, Some(count)), "`bytes` is 0"),
+        (adopt(ptr, 100, None), "`on_return` is NULL"),
+    ] {
+        let (status, text) = result.unwrap_err();
+        assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains(word), "{text}");
+    }
+    assert_eq!((stats(pool)["adopted"].as_u64(), stats(pool)["pinned_bytes"].as_u64()), (Some(1), Some(0)));
+    let mut is_pinned = 0;
+    // SAFETY: a place for the result.
+    assert_eq!((unsafe { pp_is_pinned(pool.0, ptr, &raw mut is_pinned) }, is_pinned), (pp_status::PP_OK, 1));
+    assert_eq!(pp_put(pool.0, ptr), pp_status::PP_OK);
+    assert_eq!(pp_put(pool.0, ptr), pp_status::PP_UNKNOWN_POINTER);
+    // SAFETY: nobody else has the counter now.
+    assert_eq!(unsafe { counter.cast::<u32>().read() }, 1);
     close(pool);
 }
 

@@ -40,6 +40,15 @@ impl Listener {
     }
 }
 
+impl Drop for Listener {
+    /// A test that fails leaves no callback behind, with which the others would call into memory that is gone.
+    fn drop(&mut self) {
+        if thread::panicking() {
+            unset();
+        }
+    }
+}
+
 unsafe extern "C" fn listen(level: c_int, text: *const c_char, user_data: *mut c_void) {
     // SAFETY: a C string.
     let text = unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("no UTF-8").to_owned();

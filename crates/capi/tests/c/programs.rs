@@ -106,6 +106,32 @@ fn a_process_may_end_without_a_close() {
 }
 
 #[test]
+fn address_sanitizer_sees_a_use_after_the_put_and_behind_the_length() {
+    if !is_here("cc") || !has_sanitizers("cc") {
+        return;
+    }
+    let (prefix, folder) = (installed(), tempfile::tempdir().unwrap());
+    let program = folder.path().join("program");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/poison.c");
+    let mut command = compiler("cc");
+    command.args(["-std=c99", SANITIZERS]).arg(source).arg("-I").arg(prefix.join("include"));
+    ran(command.arg("-L").arg(prefix.join("lib")).arg("-lpinpool").arg("-o").arg(&program));
+    let run = |mode: &str| {
+        let mut command = Command::new(&program);
+        command.arg(mode).env("LD_LIBRARY_PATH", prefix.join("lib")).output().unwrap()
+    };
+    for mode in ["right", "zeroed", "adopted", "cleared"] {
+        let output = run(mode);
+        assert!(output.status.success(), "{mode}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    for mode in ["after put", "behind the length", "behind a shorter one"] {
+        let output = run(mode);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("use-after-poison"), "{mode}: {said}");
+    }
+}
+
+#[test]
 fn cmake_finds_both_libraries() {
     if !is_here("cc") || !is_here("cmake") {
         return;

@@ -1,0 +1,59 @@
+//! What AddressSanitizer is told where the program has it: the bytes of a buffer that is out may be used, those behind its length and
+//! those of a buffer that was put may not.
+//!
+//! - **asan-I1**: a byte is told to be out of use only within the capacity of one buffer, and the get that next hands it out tells
+//!   the opposite first. Memory that goes back to the system is the sanitizer's own again, whose `mmap` and `free` tell of it.
+
+use std::ffi::{CStr, c_void};
+use std::sync::OnceLock;
+
+use pinpool::PinnedBuf;
+
+type Tell = unsafe extern "C" fn(*const c_void, usize);
+
+struct Sanitizer {
+    poison: Tell,
+    unpoison: Tell,
+}
+
+/// The sanitizer of this program.
+fn sanitizer() -> Option<&'static Sanitizer> {
+    static FOUND: OnceLock<Option<Sanitizer>> = OnceLock::new();
+    let find = || {
+        let [poison, unpoison] = [c"__asan_poison_memory_region", c"__asan_unpoison_memory_region"].map(function);
+        Some(Sanitizer { poison: poison?, unpoison: unpoison? })
+    };
+    FOUND.get_or_init(find).as_ref()
+}
+
+fn function(name: &CStr) -> Option<Tell> {
+    // SAFETY: `name` ends in 0.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    // SAFETY: null, which is `None`, or a function of these names, which is of this type in every version of the sanitizer.
+    unsafe { std::mem::transmute::<*mut c_void, Option<Tell>>(found) }
+}
+
+/// Whether there is a sanitizer to be told.
+pub(crate) fn is_here() -> bool {
+    sanitizer().is_some()
+}
+
+/// The buffer is out: its length may be used.
+pub(crate) fn begin(buf: &PinnedBuf) {
+    if let Some(sanitizer) = sanitizer() {
+        let (start, len) = (buf.as_ptr(), buf.len());
+        // SAFETY: bytes of the buffer; a call changes notes of the sanitizer alone.
+        unsafe { (sanitizer.unpoison)(start.cast(), len) };
+        let behind = start.wrapping_add(len);
+        // SAFETY: as above: the buffer has its capacity.
+        unsafe { (sanitizer.poison)(behind.cast(), buf.capacity() - len) };
+    }
+}
+
+/// The buffer is put: nothing of it may be used.
+pub(crate) fn end(buf: &PinnedBuf) {
+    if let Some(sanitizer) = sanitizer() {
+        // SAFETY: as in `begin`.
+        unsafe { (sanitizer.poison)(buf.as_ptr().cast(), buf.capacity()) };
+    }
+}

@@ -1,0 +1,78 @@
+/* Under AddressSanitizer: what may be used, and by the first argument one use that may not. */
+#define _GNU_SOURCE
+#include <pinpool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define OK(call)                                                                                                       \
+    do {                                                                                                               \
+        if ((call) != PP_OK) {                                                                                         \
+            printf("%s: %s\n", #call, pp_last_error(NULL));                                                            \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+static void freed(void *memory, void *count)
+{
+    free(memory);
+    ++*(int *)count;
+}
+
+int main(int count, char **arguments)
+{
+    const char *mode = count > 1 ? arguments[1] : "";
+    pp_pool *pool;
+    void *data;
+    volatile char *bytes;
+    OK(pp_pool_open(strcmp(mode, "zeroed") == 0 ? "backend=heap; zero=1" : "backend=heap", &pool));
+    for (size_t length = 1; length < 3 << 20; length = length * 3 + 1) {
+        OK(pp_get(pool, length, &data));
+        memset(data, 1, length);
+        OK(pp_put(pool, data));
+    }
+    OK(pp_get(pool, 5000, &data));
+    bytes = data;
+    bytes[4999] = 1;
+    if (strcmp(mode, "behind the length") == 0)
+        bytes[5000] = 1;
+    OK(pp_put(pool, data));
+    if (strcmp(mode, "after put") == 0)
+        bytes[0] = 1;
+    OK(pp_get(pool, 4990, &data));
+    bytes = data;
+    if (strcmp(mode, "behind a shorter one") == 0)
+        bytes[4999] = 1;
+    OK(pp_put(pool, data));
+    if (strcmp(mode, "adopted") == 0) {
+        int given_back = 0;
+        char *own = malloc(100);
+        memset(own, 7, 100);
+        OK(pp_adopt(pool, own, 100, 0, freed, &given_back));
+        if (pp_adopt(pool, own, 100, 0, freed, &given_back) != PP_INVALID_ARGUMENT || given_back != 0)
+            return 2;
+        own[99] = 8;
+        OK(pp_put(pool, own));
+        if (given_back != 1 || pp_put(pool, own) != PP_UNKNOWN_POINTER)
+            return 3;
+    }
+    if (strcmp(mode, "cleared") == 0) {
+        /* What went back to the system is others' memory, at the same address too. */
+        size_t length = (size_t)4 << 20;
+        char *blocks[16], *same;
+        OK(pp_clear(pool));
+        same = mmap(data, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (same == MAP_FAILED)
+            return 4;
+        memset(same, 1, 4096);
+        printf("%s address\n", same == data ? "the same" : "another");
+        for (int at = 0; at < 16; ++at)
+            memset(blocks[at] = malloc(length), 1, length);
+        for (int at = 0; at < 16; ++at)
+            free(blocks[at]);
+    }
+    OK(pp_pool_close(pool));
+    puts("right");
+    return 0;
+}

@@ -1,0 +1,86 @@
+//! Labels of samples: what a function of the user makes of the text of a field.
+
+use std::ops::Range;
+
+use pinpool_loader::{Catalog, DecodedField, LoadedPart, kept_fields};
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+
+/// The field whose text is the label of a sample, and the user's function that makes the label of it.
+pub(crate) struct Labels {
+    pub(crate) field: String,
+    pub(crate) parse: Py<PyAny>,
+}
+
+impl Labels {
+    /// The labels of `parts`. A part that has none is a failure, and leaves no row in an array.
+    pub(crate) fn of(
+        &self,
+        catalog: &Catalog,
+        decode: &[DecodedField],
+        bytes: &mut [u8],
+        arrays: &[Range<usize>],
+        parts: &mut Vec<LoadedPart>,
+        failures: &mut Vec<(String, bool)>,
+    ) -> PyResult<Vec<Py<PyAny>>> {
+        let mut found = Vec::new();
+        for (row, part) in std::mem::take(parts).into_iter().enumerate() {
+            let label = match self.text(catalog, decode, &part, bytes) {
+                Ok(text) => Python::attach(|py| self.label(py, text))?,
+                Err(why) => Err(why),
+            };
+            match label {
+                Ok(label) => {
+                    for (field, array) in decode.iter().zip(arrays) {
+                        let (len, to) = (field.len_bytes(), array.start + found.len() * field.len_bytes());
+                        bytes.copy_within(array.start + row * len..array.start + (row + 1) * len, to);
+                    }
+                    found.push(label);
+                    parts.push(part);
+                }
+                Err(why) => failures.push((format!("{}: {why}", catalog.name(part.sample)), false)),
+            }
+        }
+        Ok(found)
+    }
+
+    /// The label that the function makes of `text`, or why it makes none.
+    fn label(&self, py: Python<'_>, text: &str) -> PyResult<Result<Py<PyAny>, String>> {
+        match self.parse.call1(py, (text,)) {
+            Ok(label) => Ok(Ok(label)),
+            Err(error) if error.is_instance_of::<PyException>(py) => {
+                let shown: String = text.chars().take(20).collect();
+                Ok(Err(format!("its field {:?}, {shown:?}, is no label: {}", self.field, error.value(py))))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The text of the field of a sample.
+    fn text<'a>(
+        &self,
+        catalog: &Catalog,
+        decode: &[DecodedField],
+        part: &LoadedPart,
+        bytes: &'a [u8],
+    ) -> Result<&'a str, String> {
+        let field = self.field.as_str();
+        let Some(sample) = catalog.samples().get(part.sample) else { return Err("no such sample".to_owned()) };
+        let is_whole = part.start == 0 && part.bytes.len() as u64 == sample.len_bytes;
+        if !is_whole && decode.is_empty() {
+            return Err(format!(
+                "its label, the field {field:?}, needs the whole sample, whose {} B are more than a batch may have: raise \
+                 batch_bytes, or give batch_size alone",
+                sample.len_bytes
+            ));
+        }
+        let Some((_, range)) = kept_fields(decode, sample).find(|(name, _)| *name == field) else {
+            let fields: Vec<_> = kept_fields(decode, sample).map(|(name, _)| name).collect();
+            let has = if fields.is_empty() { "no fields".to_owned() } else { fields.join(", ") };
+            return Err(format!("no field {field:?} to take the label from: it has {has}"));
+        };
+        let at = |offset| part.bytes.start + usize::try_from(offset).unwrap_or_default();
+        let bytes = bytes.get(at(range.start)..at(range.end)).unwrap_or_default();
+        str::from_utf8(bytes).map_err(|error| format!("its field {field:?} is no text: {error}"))
+    }
+}
