@@ -4,10 +4,9 @@
 //! [`Member`].
 
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use super::domain::{Domain, Member};
-use super::supply::{Acquired, BlockMemory, CalledSource, Direct, Fallback, Gate, Refusal, SharedArena};
+use super::supply::{Acquired, BlockMemory, CalledSource, Direct, Fallback, Gate, Refusal, SharedArena, SlowCalls};
 use super::waiters::Beside;
 use crate::backend::{PageTiers, Source, SourceError};
 use crate::config::PressureSource;
@@ -201,12 +200,12 @@ impl Backing {
         }
     }
 
-    /// Memory for `class`, or what `reuse` found meanwhile. Idle blocks of `pool` make room. Waits for calls of other
-    /// threads no longer than `until`. A slow call.
+    /// Memory for `class`, or what `reuse` found meanwhile, as far as `calls` allow. Idle blocks of `pool` make room. A slow
+    /// call.
     pub(in crate::engine) fn acquire<R>(
         &self,
         class: Class,
-        (now_us, until): (u64, Instant),
+        (now_us, calls): (u64, SlowCalls),
         pool: &dyn Member,
         mut reuse: impl FnMut() -> Option<R>,
     ) -> Result<Acquired<R>, Refusal> {
@@ -217,8 +216,13 @@ impl Backing {
                     if let Some(reused) = reuse() {
                         return Ok(Acquired::Reused(reused));
                     }
-                    match direct.acquire(class.bytes, until) {
+                    match direct.acquire(class.bytes, calls) {
                         // A request that can never fit is no reason to release idle blocks.
+                        Err(Refusal::Over { over, .. })
+                            if over.could_ever && calls == SlowCalls::None && pool.idle_buffers() > 0 =>
+                        {
+                            return Err(Refusal::NeedsCall);
+                        }
                         Err(Refusal::Over { over, .. }) if over.could_ever && release_one(pool, &mut to_release) => {}
                         acquired => return acquired.map(Acquired::New),
                     }
@@ -226,7 +230,7 @@ impl Backing {
             }
             Supply::Shared(domain) => {
                 let own_claim = self.claim_own(class.bytes as u64, pool)?;
-                let mut acquired = domain.serve(class, (now_us, until), pool, reuse)?;
+                let mut acquired = domain.serve(class, (now_us, calls), pool, reuse)?;
                 if let Acquired::New(BlockMemory::Carved { claim, .. }) = &mut acquired {
                     *claim = Some(own_claim.held());
                 }

@@ -55,11 +55,13 @@ pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
 #[cfg(feature = "trace")]
 pub(crate) use self::core::recorded_description;
-pub(crate) use self::core::{Begun, Core, WaitingGet, Wanted};
+pub(crate) use self::core::{Begun, Core, Polled, SideCall, WaitingGet, Wanted};
 pub(crate) use self::domain::Domain;
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;
-pub(crate) use self::supply::{Adopted, BegunCopy, CalledSource, Direct, Fallback, SharedArena, SharedArenaConfig};
+pub(crate) use self::supply::{
+    Adopted, BegunCopy, CalledSource, Direct, Fallback, SharedArena, SharedArenaConfig, SlowCalls,
+};
 pub(crate) use self::user_block::Block;
 #[cfg(any(test, feature = "testing"))]
 pub use clock::ManualClock;

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
 use super::super::owners::Ledger;
-use super::super::supply::Refusal;
+use super::super::supply::{Refusal, SlowCalls};
 use super::super::waiters::{Offer, Pass, Server, Turn, Waiters};
 use super::attention::Reason;
+use super::side_thread::SideCall;
 use super::{Block, Core};
 use crate::diag::is_power_of_ten;
 use crate::error::Result;
@@ -54,9 +55,15 @@ pub(crate) struct WaitingGet {
     begun: Instant,
     /// Has a task look again.
     reminder: Option<Reminder>,
+    /// Calls were made for it and gave nothing: it asks for others no sooner.
+    rests_until: Option<Instant>,
 }
 
 impl WaitingGet {
+    pub(crate) fn wanted(&self) -> &Wanted {
+        &self.wanted
+    }
+
     /// Leaves the line.
     pub(crate) fn into_wanted(self) -> Wanted {
         self.wanted
@@ -67,6 +74,16 @@ impl WaitingGet {
 pub(crate) enum Begun {
     Served(Block),
     Waits(WaitingGet),
+    /// It is to be begun again with calls. It looked first at this time.
+    NeedsCall(Instant),
+}
+
+/// What a task that looks for its get finds.
+pub(crate) enum Polled {
+    Over(Result<Block>),
+    Pending,
+    /// [`Core::call_for`] is to be called for it.
+    NeedsCall,
 }
 
 impl Core {
@@ -81,7 +98,7 @@ impl Core {
             return Ok(block);
         }
         let deadline = deadline(wait);
-        let refusal = match self.acquire_in_turn(class, deadline) {
+        let refusal = match self.acquire_in_turn(class, SlowCalls::Until(deadline)) {
             Ok(block) => return Ok(block),
             Err(refusal) => refusal,
         };
@@ -92,57 +109,80 @@ impl Core {
                 self.end_wait(&refusal, wanted, begun, block.is_some());
                 block.map_or_else(|| self.give_up(wanted, refusal), Ok)
             }
+            // A thread makes its calls itself.
+            Ok(Begun::NeedsCall(_)) => self.give_up(wanted, Refusal::NeedsCall),
             Err(refusal) => self.give_up(wanted, refusal),
         }
     }
 
-    /// Begins a get that never waits on this thread, though it may call the back-end.
-    pub(crate) fn begin_get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Begun> {
+    /// Begins a get that never waits on this thread, and makes such `calls` of the back-end.
+    pub(crate) fn begin_get(self: &Arc<Self>, wanted: &Wanted, wait: Duration, calls: SlowCalls) -> Result<Begun> {
         let class = wanted.class;
         if let Some(block) = self.try_get(class) {
             self.record_get(&block, wanted, None);
             return Ok(Begun::Served(block));
         }
-        let now = Instant::now();
-        let served = match self.acquire_in_turn(class, now) {
+        let begun = calls.until();
+        let served = match self.acquire_in_turn(class, calls) {
             Ok(block) => Ok(block),
+            Err(Refusal::NeedsCall) => return Ok(Begun::NeedsCall(begun)),
             Err(refusal) => match self.join_line(wanted, wait, deadline(wait), refusal) {
                 Ok(Begun::Served(block)) => Ok(block),
                 Ok(waits) => return Ok(waits),
                 Err(refusal) => self.give_up(wanted, refusal),
             },
         };
-        self.record_outcome(&served, wanted, Some(now));
+        self.record_outcome(&served, wanted, Some(begun));
         served.inspect(|_| self.accounts.count_request(wanted.len, class.bytes)).map(Begun::Served)
     }
 
     /// A task looks whether its get was served.
-    pub(crate) fn poll_get(self: &Arc<Self>, get: &mut WaitingGet, context: &mut Context<'_>) -> Poll<Result<Block>> {
-        let WaitingGet { wanted, refusal, turn, begun, reminder } = get;
+    pub(crate) fn poll_get(self: &Arc<Self>, get: &mut WaitingGet, context: &mut Context<'_>) -> Polled {
         // The reminder is of the last poll.
-        *reminder = None;
-        match turn.poll(context, refusal) {
-            Poll::Ready(Some(block)) => {
-                self.end_wait(refusal, wanted, *begun, true);
-                self.accounts.count_request(wanted.len, wanted.class.bytes);
-                self.record_get(&block, wanted, Some(*begun));
-                return Poll::Ready(Ok(block));
-            }
-            Poll::Ready(None) => self.end_wait(refusal, wanted, *begun, false),
-            Poll::Pending => {
-                // Also where the pool is to be polled by its program alone: a deadline is not the program's to watch.
-                let waker = context.waker();
-                match MaintenanceThread::of_process().remind(Some(turn.next_look()), None, waker) {
-                    Ok(new) => *reminder = Some(new),
-                    // No thread is to be had: the executor takes the part of the clock.
-                    Err(_) => waker.wake_by_ref(),
-                }
-                return Poll::Pending;
+        get.reminder = None;
+        let before = get.refusal.clone();
+        if let Poll::Ready(served) = get.turn.poll(context, &mut get.refusal) {
+            return Polled::Over(self.end_get(get, served));
+        }
+        if self.needs_call(&get.refusal) {
+            get.refusal = before;
+            if get.rests_until.is_none_or(|until| Instant::now() >= until) {
+                return Polled::NeedsCall;
             }
         }
-        let served = self.give_up(wanted, refusal.clone());
+        // Also where the pool is to be polled by its program alone: a deadline is not the program's to watch.
+        let waker = context.waker();
+        match MaintenanceThread::of_process().remind(Some(get.turn.next_look()), None, waker) {
+            Ok(new) => get.reminder = Some(new),
+            // No thread is to be had: the executor takes the part of the clock.
+            Err(_) => waker.wake_by_ref(),
+        }
+        Polled::Pending
+    }
+
+    /// Makes the calls that a look of a task needs. Hands the get back if it is to wait on. A slow call.
+    pub(crate) fn call_for(self: &Arc<Self>, mut get: WaitingGet) -> Result<Result<Block>, WaitingGet> {
+        match get.turn.call(&mut get.refusal) {
+            Poll::Ready(served) => Ok(self.end_get(&get, served)),
+            Poll::Pending => {
+                get.rests_until = Some(Instant::now() + self.patience());
+                Err(get)
+            }
+        }
+    }
+
+    /// Has the thread of this pool make `call` for a task.
+    pub(crate) fn aside<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> SideCall<T> {
+        self.side.begin(call)
+    }
+
+    /// A get of a task has left the line, or is about to: with memory, or without.
+    fn end_get(self: &Arc<Self>, get: &WaitingGet, served: Option<Block>) -> Result<Block> {
+        let WaitingGet { wanted, refusal, begun, .. } = get;
+        self.end_wait(refusal, wanted, *begun, served.is_some());
+        let served = served.map_or_else(|| self.give_up(wanted, refusal.clone()), Ok);
         self.record_outcome(&served, wanted, Some(*begun));
-        Poll::Ready(served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes)))
+        served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes))
     }
 
     /// A get has left the line; `refusal` is that of its last attempt that was refused.
@@ -155,19 +195,18 @@ impl Core {
         self.log_want(refusal, asked_bytes, waited, is_served);
     }
 
-    /// Memory for a miss. While others wait, only beside the first of them. Waits for calls of other threads no longer
-    /// than `until`.
-    fn acquire_in_turn(self: &Arc<Self>, class: Class, until: Instant) -> Result<Block, Refusal> {
+    /// Memory for a miss. While others wait, only beside the first of them. Makes such `calls`.
+    fn acquire_in_turn(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Refusal> {
         let now_us = self.tick_if_alone();
         self.stock.idle().note_miss(now_us);
         match self.waiters.pass(|first| self.backing().beside(first, class)) {
             Pass::Free => {
-                let block = self.acquire(class, until, None)?;
+                let block = self.acquire(class, calls, None)?;
                 self.shortage.end_if_calm(&self.log, now_us);
                 self.stock.enforce_idle_limit(now_us);
                 Ok(block)
             }
-            Pass::Beside { number } => match self.acquire(class, Instant::now(), None) {
+            Pass::Beside { number } => match self.acquire(class, calls.without_waiting(), None) {
                 Ok(mut block) => {
                     block.note_passed(number);
                     Ok(block)
@@ -184,9 +223,14 @@ impl Core {
     }
 
     /// Memory of its own for a get of `class`, which was refused before for the reason `refused`, if any.
-    fn acquire(self: &Arc<Self>, class: Class, until: Instant, refused: Option<MissReason>) -> Result<Block, Refusal> {
+    fn acquire(
+        self: &Arc<Self>,
+        class: Class,
+        calls: SlowCalls,
+        refused: Option<MissReason>,
+    ) -> Result<Block, Refusal> {
         let is_in_flight = || self.in_flight.any(|block| block.adopted().is_none() && block.class() == class);
-        let at = (self.time.coarse_us(), until);
+        let at = (self.time.coarse_us(), calls);
         let acquired = self.stock.acquire(self, class, at, &**self, refused, is_in_flight);
         let (mut block, are_more) = acquired.inspect_err(|refusal| {
             if matches!(refusal, Refusal::Source(_)) {
@@ -232,7 +276,7 @@ impl Core {
         self.log.began_to_wait(len as u64, class.bytes as u64);
         let begun = Instant::now();
         let turn = Turn::join(self, class, deadline);
-        Ok(Begun::Waits(WaitingGet { wanted: wanted.clone(), refusal, turn, begun, reminder: None }))
+        Ok(Begun::Waits(WaitingGet { wanted: wanted.clone(), refusal, turn, begun, reminder: None, rests_until: None }))
     }
 
     /// Pageable memory, or an error.
@@ -294,7 +338,7 @@ fn reason_of(refusal: &Refusal) -> MissReason {
     match refusal {
         Refusal::Over { .. } => MissReason::AtCeiling,
         Refusal::Line { .. } => MissReason::InLine,
-        Refusal::Source(_) => MissReason::BackendFailed,
+        Refusal::Source(_) | Refusal::NeedsCall => MissReason::BackendFailed,
     }
 }
 
@@ -318,7 +362,7 @@ impl Server for Core {
         self.complete_copies();
     }
 
-    fn serve(self: &Arc<Self>, class: Class, refused: &Refusal, until: Instant) -> Result<Block, Refusal> {
+    fn serve(self: &Arc<Self>, class: Class, refused: &Refusal, calls: SlowCalls) -> Result<Block, Refusal> {
         if let Some(block) = self.stock.take(class) {
             return Ok(block);
         }
@@ -326,9 +370,9 @@ impl Server for Core {
             let block = self.fall_back(class.bytes, class, refused);
             return block.ok_or_else(|| self.backing().refusal_for_good(class));
         }
-        let acquired = self.acquire(class, until, Some(reason_of(refused)));
+        let acquired = self.acquire(class, calls, Some(reason_of(refused)));
         let acquired = match acquired {
-            Err(refusal) if self.note_want(&refusal) => self.acquire(class, until, Some(reason_of(refused))),
+            Err(refusal) if self.note_want(&refusal) => self.acquire(class, calls, Some(reason_of(refused))),
             acquired => acquired,
         };
         // The next in line wants what it wants since it is first.
@@ -353,6 +397,10 @@ impl Server for Core {
 
     fn patience(&self) -> Duration {
         if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { IDLE_PATIENCE }
+    }
+
+    fn needs_call(&self, refusal: &Refusal) -> bool {
+        matches!(refusal, Refusal::NeedsCall)
     }
 
     fn is_hopeless(&self, refusal: &Refusal) -> bool {

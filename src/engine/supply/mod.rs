@@ -30,6 +30,7 @@ mod mapping_watch;
 mod shared_arena;
 
 use std::ptr::NonNull;
+use std::time::Instant;
 
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
@@ -73,9 +74,37 @@ pub(in crate::engine) enum Acquired<R> {
     Reused(R),
 }
 
+/// Which calls of its source a get may make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SlowCalls {
+    /// None: a task polls it.
+    None,
+    /// All. It waits for those of other threads until then.
+    Until(Instant),
+    /// As `Until`, for a get that has looked without calls, and was counted as a miss then.
+    After(Instant),
+}
+
+impl SlowCalls {
+    /// It waits for calls of other threads no longer.
+    pub(in crate::engine) fn until(self) -> Instant {
+        match self {
+            Self::None => Instant::now(),
+            Self::Until(until) | Self::After(until) => until,
+        }
+    }
+
+    /// The same, and waits for those of other threads not at all.
+    pub(in crate::engine) fn without_waiting(self) -> Self {
+        if let Self::Until(_) = self { Self::Until(Instant::now()) } else { self }
+    }
+}
+
 /// Why there is no memory.
 #[derive(Debug, Clone)]
 pub(in crate::engine) enum Refusal {
+    /// The source would have to be called, and this get makes no [calls](SlowCalls).
+    NeedsCall,
     /// A block of this much would exceed a ceiling.
     Over { needed_bytes: u64, over: Over },
     /// Others wait for memory, the first of them for this much, and there is no room beside it.

@@ -5,6 +5,7 @@
 //! patience, so loom reports a lost wake-up as a deadlock.
 
 use super::*;
+use crate::engine::supply::SlowCalls;
 use loom::thread;
 use pinpool_os::sync::Condvar;
 use std::task::{Context, Poll, Wake, Waker};
@@ -64,7 +65,7 @@ impl Server for ModelPool {
 
     fn sweep(&self) {}
 
-    fn serve(self: &Arc<Self>, _class: Class, _: &Self::Refusal, _until: Instant) -> Result<(), ()> {
+    fn serve(self: &Arc<Self>, _class: Class, _: &Self::Refusal, _: SlowCalls) -> Result<(), ()> {
         self.take().ok_or(())
     }
 

@@ -4,6 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::*;
+use crate::engine::supply::SlowCalls;
 
 const LONG: Duration = Duration::from_secs(3600);
 const CLASS: Class = Class { bytes: 4096, index: 0 };
@@ -52,7 +53,7 @@ impl Server for TestPool {
 
     fn sweep(&self) {}
 
-    fn serve(self: &Arc<Self>, _class: Class, _: &Self::Refusal, _until: Instant) -> Result<u32, &'static str> {
+    fn serve(self: &Arc<Self>, _class: Class, _: &Self::Refusal, _: SlowCalls) -> Result<u32, &'static str> {
         self.attempts.fetch_add(1, Ordering::SeqCst);
         assert!(!self.panics.swap(false, Ordering::SeqCst), "the attempt panics");
         self.idle.lock().pop().ok_or("nothing is idle")

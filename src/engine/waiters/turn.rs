@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Waiters;
 use super::waiter::Waiter;
+use crate::engine::supply::SlowCalls;
 use crate::size_class::Class;
 
 /// What the line asks of its pool.
@@ -24,12 +25,12 @@ pub(in crate::engine) trait Server {
     /// Puts back what is ready to be put back and nobody has put yet.
     fn sweep(&self);
 
-    /// Serves the first in line, which was refused before, if it can; waits for calls of other threads no longer than `until`.
+    /// Serves the first in line, which was refused before, if it can with such `calls`.
     fn serve(
         self: &Arc<Self>,
         class: Class,
         refused: &Self::Refusal,
-        until: Instant,
+        calls: SlowCalls,
     ) -> Result<Self::Item, Self::Refusal>;
 
     /// A get took what it was handed.
@@ -43,6 +44,11 @@ pub(in crate::engine) trait Server {
 
     /// Longest sleep of the first in line, for room that no put announces.
     fn patience(&self) -> Duration;
+
+    /// Whether the first in line was refused because it makes no calls.
+    fn needs_call(&self, _refusal: &Self::Refusal) -> bool {
+        false
+    }
 
     /// Whether the first in line, refused for this reason, waits in vain.
     fn is_hopeless(&self, _refusal: &Self::Refusal) -> bool {
@@ -68,7 +74,7 @@ impl<S: Server> Turn<S> {
     /// Waits until it is served, its deadline has passed or there is no hope; `refusal` becomes that of the last attempt.
     pub(in crate::engine) fn wait(self, refusal: &mut S::Refusal) -> Option<S::Item> {
         loop {
-            if let Some(item) = self.attempt(refusal) {
+            if let Some(item) = self.attempt(refusal, SlowCalls::Until) {
                 return Some(item);
             }
             let now = Instant::now();
@@ -79,13 +85,26 @@ impl<S: Server> Turn<S> {
         }
     }
 
-    /// Does for a task what [`wait`](Self::wait) does for a thread: `Ready(None)` where that returns `None`.
+    /// Does for a task what [`wait`](Self::wait) does for a thread: `Ready(None)` where that returns `None`. Makes no calls. While
+    /// `refusal` says that one is needed, the get is not over: [`call`](Self::call) says that.
     pub(in crate::engine) fn poll(&self, context: &mut Context<'_>, refusal: &mut S::Refusal) -> Poll<Option<S::Item>> {
         // Before the attempt: what comes after it wakes this task.
         self.waiter.register(context.waker());
-        if let Some(item) = self.attempt(refusal) {
+        if let Some(item) = self.attempt(refusal, |_| SlowCalls::None) {
             return Poll::Ready(Some(item));
         }
+        if self.server.needs_call(refusal) { Poll::Pending } else { self.end_if_over(refusal) }
+    }
+
+    /// As [`poll`](Self::poll), with calls.
+    pub(in crate::engine) fn call(&self, refusal: &mut S::Refusal) -> Poll<Option<S::Item>> {
+        match self.attempt(refusal, SlowCalls::After) {
+            Some(item) => Poll::Ready(Some(item)),
+            None => self.end_if_over(refusal),
+        }
+    }
+
+    fn end_if_over(&self, refusal: &S::Refusal) -> Poll<Option<S::Item>> {
         if self.is_over(Instant::now(), refusal) { Poll::Ready(self.taken(self.leave())) } else { Poll::Pending }
     }
 
@@ -98,7 +117,7 @@ impl<S: Server> Turn<S> {
         self.server.waiters().next_look(&self.waiter, Instant::now() + self.server.patience())
     }
 
-    fn attempt(&self, refusal: &mut S::Refusal) -> Option<S::Item> {
+    fn attempt(&self, refusal: &mut S::Refusal, calls: fn(Instant) -> SlowCalls) -> Option<S::Item> {
         let is_first = || self.server.waiters().is_first(&self.waiter, |is_waiting| self.server.attend(is_waiting));
         if is_first() {
             // What it puts back is handed to the first in line, which may be this get.
@@ -113,7 +132,7 @@ impl<S: Server> Turn<S> {
         }
         // Short, so that it finds soon what it is handed meanwhile.
         let until = self.waiter.deadline.min(Instant::now() + self.server.patience());
-        self.server.serve(self.waiter.class, refusal, until).map_err(|later| *refusal = later).ok()
+        self.server.serve(self.waiter.class, refusal, calls(until)).map_err(|later| *refusal = later).ok()
     }
 
     fn taken(&self, handed: Option<S::Item>) -> Option<S::Item> {
