@@ -1,25 +1,27 @@
 //! Seeded runs of a pool over a cruel driver: each seed draws the switches of the double, one or two GPUs, a back-end, a fence,
-//! a ceiling, and steps. Copies of the pool, copies of others, captures, refused calls and resets of the devices follow each
-//! other; every byte on the devices and in buffers is compared.
+//! a ceiling, and steps. Copies of the pool, copies of others on its streams and on streams that it knows by their handle alone,
+//! captures, refused calls and resets of the devices follow each other; every byte on the devices and in buffers is compared.
 //!
 //! | command | runs |
 //! | --- | --- |
 //! | `cargo test --all-features --test double seeds` | 200 seeds |
-//! | `DOUBLE_SEEDS=100000 cargo test --release --all-features --test double seeds` | 100,000; `DOUBLE_FIRST` is the first one |
+//! | `DOUBLE_FIRST=7 DOUBLE_SEEDS=1 cargo test --all-features --test double seeds` | one seed |
+//! | `tests/double/seeds.sh 100000 3` | 100,000, in parts of 200 seeds and three processes at once |
 #![allow(unsafe_code)] // Makes copies that the pool does not see, and resets devices.
 
+use std::ptr;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use cudarc::driver::sys::CUstreamCaptureMode;
+use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, result, sys};
 use driver_double::{Code, Cruelty, Double};
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
 
 use crate::child::alone;
 use crate::draw::Draw;
-use crate::fixture::{MIB, begin_capture, builder, end_capture};
+use crate::fixture::{MIB, builder};
 
 const SEEDS: u64 = 200;
 const STEPS: u64 = 40;
@@ -53,6 +55,8 @@ struct Lane {
     address: u64,
     /// What the last copy wrote; `None` if it is not known.
     expected: Option<(u8, usize)>,
+    /// A stream that the pool knows by its handle alone, if there is one now. Its copies write to the same memory.
+    lent: Option<CUstream>,
 }
 
 impl Lane {
@@ -61,10 +65,48 @@ impl Lane {
         let mut memory = stream.alloc_zeros(LARGEST).unwrap();
         stream.synchronize().unwrap();
         let address = memory.device_ptr_mut(&stream).0;
-        Self { stream, memory, address, expected: Some((0, LARGEST)) }
+        Self { stream, memory, address, expected: Some((0, LARGEST)), lent: None }
+    }
+
+    fn enter(&self) {
+        // Not cudarc's own way, which reports what an earlier call left in the context object.
+        // SAFETY: a live context.
+        unsafe { result::ctx::set_current(self.stream.context().cu_ctx()) }.unwrap();
+    }
+
+    /// The stream by its handle, with no work left on either. A new one is blocking or not.
+    fn lend(&mut self, flags: u32) -> CUstream {
+        self.settle(false);
+        self.enter();
+        // SAFETY: a live stream.
+        unsafe { sys::cuStreamSynchronize(self.stream.cu_stream()) }.result().unwrap();
+        *self.lent.get_or_insert_with(|| {
+            let mut stream = ptr::null_mut();
+            // SAFETY: a place for the stream, in the context that is current.
+            unsafe { sys::cuStreamCreate(&raw mut stream, flags) }.result().unwrap();
+            stream
+        })
+    }
+
+    /// Waits for the stream by its handle, whose copies are not in the order of the other. Ends it if `is_over`.
+    fn settle(&mut self, is_over: bool) {
+        let Some(stream) = self.lent else { return };
+        self.enter();
+        // SAFETY: created by `lend`, and not destroyed yet.
+        unsafe { sys::cuStreamSynchronize(stream) }.result().unwrap();
+        if is_over {
+            self.lent = None;
+            // SAFETY: as above, and not used again.
+            unsafe { sys::cuStreamDestroy_v2(stream) }.result().unwrap();
+        }
     }
 
     fn check(&self, what: &str) {
+        if let Some(stream) = self.lent {
+            self.enter();
+            // SAFETY: created by `lend`, and not destroyed yet.
+            unsafe { sys::cuStreamSynchronize(stream) }.result().unwrap();
+        }
         // What cudarc keeps of calls that were refused.
         let _of_earlier_calls = self.stream.context().check_err();
         let Some((byte, len)) = self.expected else { return };
@@ -72,20 +114,18 @@ impl Lane {
         assert!(is_all(&arrived, byte), "{what}: wrong bytes on the device, expected {byte}, found {}", arrived[0]);
     }
 
-    /// A copy that the pool does not see.
-    fn copy_untracked(&mut self, buf: &PinnedBuf) -> bool {
-        // Not cudarc's own way, which reports what an earlier call left in the context object.
-        // SAFETY: a live context.
-        unsafe { result::ctx::set_current(self.stream.context().cu_ctx()) }.unwrap();
+    /// A copy that the pool does not see, on the stream of this lane or the one by its handle.
+    fn copy_untracked(&mut self, buf: &PinnedBuf, stream: CUstream) -> bool {
+        self.enter();
         let source = buf.as_ptr().cast();
         // SAFETY: both have this length; the caller records the stream, or keeps the buffer out of use.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, source, buf.len(), self.stream.cu_stream()) }.result().is_ok()
+        unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, source, buf.len(), stream) }.result().is_ok()
     }
 }
 
 /// Runs `run` beside work on a stream. That work ends by itself as well, as a device's does: a release that had begun before waits for
 /// it, and copies wait for the release.
-fn beside_work<R>(double: &Double, stream: sys::CUstream, run: impl FnOnce() -> R) -> R {
+fn beside_work<R>(double: &Double, stream: CUstream, run: impl FnOnce() -> R) -> R {
     let gate = double.hold(stream);
     let (running, ends) = mpsc::channel::<()>();
     thread::scope(|scope| {
@@ -183,9 +223,16 @@ impl<'a> Run<'a> {
             6 => self.pool.trim(self.draw.below(self.max_bytes)),
             7 => {
                 let lane = self.index(self.lanes.len());
-                beside_work(self.double, self.lanes[lane].stream.cu_stream(), || {
-                    self.copy_on(lane);
+                let by_handle = self.draw.once_in(2);
+                let stream = self.stream_of(lane, by_handle);
+                beside_work(self.double, stream, || {
+                    if by_handle {
+                        self.copy_of_others_on(lane, stream)
+                    } else {
+                        self.copy_on(lane)
+                    }
                     self.pool.poll();
+                    self.pool.trim(self.draw.below(self.max_bytes));
                     let byte = self.next_byte();
                     drop(filled(&self.pool, 4096, byte));
                 });
@@ -202,7 +249,16 @@ impl<'a> Run<'a> {
 
     fn copy(&mut self) {
         let lane = self.index(self.lanes.len());
+        self.stream_of(lane, false);
         self.copy_on(lane);
+    }
+
+    /// A stream for copies to the memory of the lane, with nothing on the other one. What was lent by its handle may end.
+    fn stream_of(&mut self, lane: usize, by_handle: bool) -> CUstream {
+        let (is_over, flags) = (self.draw.once_in(2), self.draw.pick(&[0, 1]));
+        let lane = &mut self.lanes[lane];
+        lane.settle(is_over);
+        if by_handle { lane.lend(flags) } else { lane.stream.cu_stream() }
     }
 
     fn copy_on(&mut self, lane: usize) {
@@ -220,36 +276,47 @@ impl<'a> Run<'a> {
 
     /// A copy that the pool learns of by the handle of its stream alone.
     fn copy_of_others(&mut self) {
+        let (lane, by_handle) = (self.index(self.lanes.len()), self.draw.once_in(2));
+        let stream = self.stream_of(lane, by_handle);
+        self.copy_of_others_on(lane, stream);
+    }
+
+    fn copy_of_others_on(&mut self, lane: usize, stream: CUstream) {
         let Some((mut buf, byte)) = self.take() else { return };
-        let lane = self.index(self.lanes.len());
         if !self.reaches(lane, &buf) {
             return;
         }
         let lane = &mut self.lanes[lane];
-        lane.expected = lane.copy_untracked(&buf).then_some((byte, buf.len()));
+        lane.expected = lane.copy_untracked(&buf, stream).then_some((byte, buf.len()));
         // Dropped also where the driver refuses a fence.
         // SAFETY: a live stream.
-        let _lost = unsafe { buf.record_stream(lane.stream.cu_stream()) };
+        let _lost = unsafe { buf.record_stream(stream) };
     }
 
     /// A captured copy reads its memory at each launch, so that memory never comes again.
     fn capture(&mut self) {
         let Some((mut buf, _)) = self.take() else { return };
-        let lane = self.index(self.lanes.len());
+        let (lane, by_handle) = (self.index(self.lanes.len()), self.draw.once_in(2));
         if !self.reaches(lane, &buf) {
             return;
         }
+        let stream = self.stream_of(lane, by_handle);
         let lane = &mut self.lanes[lane];
         let _of_earlier_calls = lane.stream.context().check_err();
-        begin_capture(&lane.stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-        lane.copy_untracked(&buf);
+        lane.enter();
+        // SAFETY: a live stream, whose capture ends below.
+        unsafe { result::stream::begin_capture(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED) }.unwrap();
+        lane.copy_untracked(&buf, stream);
         let address = buf.as_ptr();
         // SAFETY: a live stream.
-        assert!(unsafe { buf.record_stream(lane.stream.cu_stream()) }.is_err());
+        assert!(unsafe { buf.record_stream(stream) }.is_err());
         drop(buf);
         let again: Vec<_> = (0..4).filter_map(|_| self.pool.get(4096).ok()).collect();
         assert!(again.iter().all(|other| other.as_ptr() != address), "memory of a graph is handed out");
-        end_capture(&lane.stream).unwrap();
+        // SAFETY: a live stream that captures.
+        let graph = unsafe { result::stream::end_capture(stream) }.unwrap();
+        // SAFETY: just made, never launched.
+        unsafe { result::graph::destroy(graph) }.unwrap();
     }
 
     fn check(&self, what: &str) {
@@ -264,9 +331,14 @@ impl<'a> Run<'a> {
     fn reset(&mut self) {
         self.double.reset_scripts();
         self.check("before a reset");
-        let lane = self.index(self.lanes.len());
-        beside_work(self.double, self.lanes[lane].stream.cu_stream(), || {
-            self.copy_on(lane);
+        let (lane, by_handle) = (self.index(self.lanes.len()), self.draw.once_in(2));
+        let stream = self.stream_of(lane, by_handle);
+        beside_work(self.double, stream, || {
+            if by_handle {
+                self.copy_of_others_on(lane, stream)
+            } else {
+                self.copy_on(lane)
+            }
             for device in 0..self.devices {
                 // SAFETY: the streams and memory of the old contexts are not used again.
                 unsafe { sys::cuDevicePrimaryCtxReset_v2(i32::try_from(device).unwrap()) }.result().unwrap();
