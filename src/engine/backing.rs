@@ -6,7 +6,9 @@
 use std::sync::{Arc, OnceLock};
 
 use super::domain::{Domain, Member};
-use super::supply::{Acquired, BlockMemory, CalledSource, Direct, Fallback, Gate, Refusal, SharedArena, SlowCalls};
+use super::supply::{
+    Acquired, BlockMemory, CalledSource, Direct, Fallback, Gate, Refusal, SharedArena, SlowCalls, Stop,
+};
 use super::waiters::Beside;
 use crate::backend::{PageTiers, Source, SourceError};
 use crate::config::PressureSource;
@@ -208,7 +210,7 @@ impl Backing {
         (now_us, calls): (u64, SlowCalls),
         pool: &dyn Member,
         mut reuse: impl FnMut() -> Option<R>,
-    ) -> Result<Acquired<R>, Refusal> {
+    ) -> Result<Acquired<R>, Stop> {
         match &self.supply {
             Supply::Direct(direct) => {
                 let mut to_release = None;
@@ -218,12 +220,13 @@ impl Backing {
                     }
                     match direct.acquire(class.bytes, calls) {
                         // A request that can never fit is no reason to release idle blocks.
-                        Err(Refusal::Over { over, .. })
+                        Err(Stop::Refused(Refusal::Over { over, .. }))
                             if over.could_ever && calls == SlowCalls::None && pool.idle_buffers() > 0 =>
                         {
-                            return Err(Refusal::NeedsCall);
+                            return Err(Stop::NeedsCall);
                         }
-                        Err(Refusal::Over { over, .. }) if over.could_ever && release_one(pool, &mut to_release) => {}
+                        Err(Stop::Refused(Refusal::Over { over, .. }))
+                            if over.could_ever && release_one(pool, &mut to_release) => {}
                         acquired => return acquired.map(Acquired::New),
                     }
                 }

@@ -19,7 +19,7 @@ use super::idle::thread_cache::{Entry, SpareEntries};
 use super::idle::{Idle, LoweredLimit, PutOutcome};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
-use super::supply::{Acquired, Adopted, BlockMemory, Refusal, SlowCalls};
+use super::supply::{Acquired, Adopted, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::backend::{HugeTlb, SourceError, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
@@ -119,9 +119,9 @@ impl<E> Stock<E> {
         pool: &dyn Member,
         refused: Option<MissReason>,
         is_in_flight: impl FnOnce() -> bool,
-    ) -> Result<(Block<E>, bool), Refusal> {
+    ) -> Result<(Block<E>, bool), Stop> {
         if let Some(why) = self.gone.get() {
-            return Err(Refusal::Source(why.clone()));
+            return Err(Refusal::Source(why.clone()).into());
         }
         match self.backing.acquire(class, (now_us, calls), pool, || self.take(class))? {
             Acquired::Reused(block) => Ok((block, false)),

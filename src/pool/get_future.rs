@@ -1,15 +1,25 @@
 //! A get that a task awaits.
+//!
+//! ```text
+//!   poll ─▶ look without calls ─┬─▶ a buffer, or an error
+//!             ▲                 ├─▶ in line: woken by a put, by its deadline, or to look again
+//!             │                 └─▶ a call of the source is needed: the thread of the pool looks with calls ─┐
+//!             └────────────────── woken, with a buffer, an error, or the place in line ◀────────────────────┘
+//! ```
+//!
+//! The place in line goes with the call and comes back with its result, so a get never has two. Its wait counts from its first
+//! poll and bounds how long it waits for room; a call that has begun is waited for, as in a get of a thread.
 
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Pool, buffer};
 use crate::buffer::PinnedBuf;
-use crate::engine::{Begun, Ledger, Polled, SideCall, SlowCalls, WaitingGet};
+use crate::engine::{Begun, Ledger, Polled, SideCall, WaitingGet};
 use crate::error::{ErrorKind, Result};
 use crate::size_class::DEFAULT_ALIGN;
 
@@ -61,16 +71,18 @@ impl GetFuture {
             return Ok(Some(PinnedBuf::empty()));
         };
         let core = self.pool.core();
-        self.state = match core.begin_get(&wanted, self.wait, SlowCalls::None)? {
-            Begun::Served(block) => return Ok(Some(buffer(core, block, &wanted, DEFAULT_ALIGN))),
-            Begun::Waits(waiting) => State::Waits(waiting),
-            Begun::NeedsCall(begun) => {
+        let now = Instant::now();
+        self.state = match core.begin_get(&wanted, self.wait, now)? {
+            Some(Begun::Served(block)) => return Ok(Some(buffer(core, block, &wanted, DEFAULT_ALIGN))),
+            Some(Begun::Waits(waiting)) => State::Waits(waiting),
+            None => {
                 // With the pool, which cannot end during the call.
                 let (pool, wait) = (self.pool.clone(), self.wait);
-                let call = move || match pool.core().begin_get(&wanted, wait, SlowCalls::After(begun))? {
-                    Begun::Served(block) => Ok(Ok(buffer(pool.core(), block, &wanted, DEFAULT_ALIGN))),
-                    Begun::Waits(waiting) => Ok(Err(waiting)),
-                    Begun::NeedsCall(_) => Ok(Ok(PinnedBuf::empty())),
+                let call = move || {
+                    Ok(match pool.core().begin_get_with_calls(&wanted, wait, now)? {
+                        Begun::Served(block) => Ok(buffer(pool.core(), block, &wanted, DEFAULT_ALIGN)),
+                        Begun::Waits(waiting) => Err(waiting),
+                    })
                 };
                 State::Calls(core.aside(call))
             }

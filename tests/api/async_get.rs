@@ -322,6 +322,27 @@ fn a_pool_that_ends_while_its_thread_page_locks_releases_that_memory() {
 }
 
 #[test]
+fn a_get_whose_wait_is_over_before_its_call_begins_ends_with_an_error_in_numbers() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = over(source.clone(), 2 << 20).wait(SHORT).on_full(OnFull::Error).build().unwrap();
+    let gate = source.hold(SourceCall::Acquire);
+    let mut first = pin!(pool.get_async(2 * MIB));
+    let mut second = pin!(pool.get_async(2 * MIB));
+    assert!(poll(first.as_mut(), Waker::noop()).is_pending());
+    gate.wait_for(1);
+    // It has no room while the first has it, but the first may yet fail.
+    assert!(poll(second.as_mut(), Waker::noop()).is_pending());
+    thread::sleep(SHORT);
+    drop(gate);
+    let held = run(first).unwrap();
+    assert!(run(second).unwrap_err().is_limit());
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.gets, stats.failed_gets, stats.in_use), (1, 1, 1));
+    assert_eq!(source.calls(SourceCall::Acquire), 1);
+    drop(held);
+}
+
+#[test]
 fn many_tasks_and_threads_are_all_served() {
     const ROUNDS: usize = 200;
     let pool = over_sim(4 << 20).build().unwrap();

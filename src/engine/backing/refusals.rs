@@ -10,9 +10,6 @@ use crate::quota::{Level, Over};
 use crate::size_class::Class;
 use pinpool_os::host::limits;
 
-/// No error ends with this reason: the calls are made elsewhere.
-const NOT_CALLED: &str = "it was not called";
-
 impl Backing {
     /// Why a block of `class` can never be held.
     pub(in crate::engine) fn refusal_for_good(&self, class: Class) -> Refusal {
@@ -39,7 +36,6 @@ impl Backing {
             Refusal::Source(source) => {
                 ErrorKind::Backend { backend: self.source().name(), asked_bytes, usage, source, report }
             }
-            Refusal::NeedsCall => ErrorKind::Unavailable { backend: self.source().name(), why: NOT_CALLED.to_owned() },
         };
         kind.into()
     }
@@ -59,7 +55,6 @@ impl Backing {
                 format!("{waiting} {gets} in line, the first for {first_bytes} B")
             }
             Refusal::Source(source) => source.to_string(),
-            Refusal::NeedsCall => NOT_CALLED.to_owned(),
         }
     }
 

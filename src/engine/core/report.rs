@@ -79,7 +79,6 @@ impl Core {
             Refusal::Line { needed_bytes, waiting, first_bytes } => {
                 (*needed_bytes, Refused::Line { waiting: *waiting, first_bytes: *first_bytes })
             }
-            Refusal::NeedsCall => (wanted.class.bytes as u64, Refused::Line { waiting: 0, first_bytes: 0 }),
             Refusal::Source(error) => {
                 let (code, remedy) = (error.code(), error.remedy());
                 (wanted.class.bytes as u64, Refused::Source { error: error.to_string(), code, remedy })

@@ -7,13 +7,13 @@
 //! ```
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
 use super::super::owners::Ledger;
-use super::super::supply::{Refusal, SlowCalls};
-use super::super::waiters::{Offer, Pass, Server, Turn, Waiters};
+use super::super::supply::{Refusal, SlowCalls, Stop};
+use super::super::waiters::{Look, Offer, Pass, Server, Turn, Waiters};
 use super::attention::Reason;
 use super::side_thread::SideCall;
 use super::{Block, Core};
@@ -74,8 +74,6 @@ impl WaitingGet {
 pub(crate) enum Begun {
     Served(Block),
     Waits(WaitingGet),
-    /// It is to be begun again with calls. It looked first at this time.
-    NeedsCall(Instant),
 }
 
 /// What a task that looks for its get finds.
@@ -100,7 +98,7 @@ impl Core {
         let deadline = deadline(wait);
         let refusal = match self.acquire_in_turn(class, SlowCalls::Until(deadline)) {
             Ok(block) => return Ok(block),
-            Err(refusal) => refusal,
+            Err(stop) => stop.refusal(),
         };
         match self.join_line(wanted, wait, deadline, refusal) {
             Ok(Begun::Served(block)) => Ok(block),
@@ -109,46 +107,66 @@ impl Core {
                 self.end_wait(&refusal, wanted, begun, block.is_some());
                 block.map_or_else(|| self.give_up(wanted, refusal), Ok)
             }
-            // A thread makes its calls itself.
-            Ok(Begun::NeedsCall(_)) => self.give_up(wanted, Refusal::NeedsCall),
             Err(refusal) => self.give_up(wanted, refusal),
         }
     }
 
-    /// Begins a get that never waits on this thread, and makes such `calls` of the back-end.
-    pub(crate) fn begin_get(self: &Arc<Self>, wanted: &Wanted, wait: Duration, calls: SlowCalls) -> Result<Begun> {
-        let class = wanted.class;
-        if let Some(block) = self.try_get(class) {
+    /// Begins the get of a task at `now`, on its thread. `None` if the back-end would have to be called: then
+    /// [`begin_get_with_calls`](Self::begin_get_with_calls) begins it, on another thread.
+    pub(crate) fn begin_get(self: &Arc<Self>, wanted: &Wanted, wait: Duration, now: Instant) -> Result<Option<Begun>> {
+        if let Some(block) = self.try_get(wanted.class) {
+            self.record_get(&block, wanted, None);
+            return Ok(Some(Begun::Served(block)));
+        }
+        match self.acquire_in_turn(wanted.class, SlowCalls::None) {
+            Err(Stop::NeedsCall) => Ok(None),
+            Err(Stop::Refused(refusal)) => self.end_begin(wanted, wait, now, Err(refusal)).map(Some),
+            Ok(block) => self.end_begin(wanted, wait, now, Ok(block)).map(Some),
+        }
+    }
+
+    /// Begins the get of a task, which looked without calls at `begun`. A slow call.
+    pub(crate) fn begin_get_with_calls(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        wait: Duration,
+        begun: Instant,
+    ) -> Result<Begun> {
+        if let Some(block) = self.try_get(wanted.class) {
             self.record_get(&block, wanted, None);
             return Ok(Begun::Served(block));
         }
-        let begun = calls.until();
-        let served = match self.acquire_in_turn(class, calls) {
+        let acquired = self.acquire_in_turn(wanted.class, SlowCalls::After(begun));
+        self.end_begin(wanted, wait, begun, acquired.map_err(Stop::refusal))
+    }
+
+    fn end_begin(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        wait: Duration,
+        begun: Instant,
+        acquired: Result<Block, Refusal>,
+    ) -> Result<Begun> {
+        let served = match acquired {
             Ok(block) => Ok(block),
-            Err(Refusal::NeedsCall) => return Ok(Begun::NeedsCall(begun)),
-            Err(refusal) => match self.join_line(wanted, wait, deadline(wait), refusal) {
+            Err(refusal) => match self.join_line(wanted, wait, begun + wait.min(WAIT_MAX), refusal) {
                 Ok(Begun::Served(block)) => Ok(block),
                 Ok(waits) => return Ok(waits),
                 Err(refusal) => self.give_up(wanted, refusal),
             },
         };
         self.record_outcome(&served, wanted, Some(begun));
-        served.inspect(|_| self.accounts.count_request(wanted.len, class.bytes)).map(Begun::Served)
+        served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes)).map(Begun::Served)
     }
 
     /// A task looks whether its get was served.
     pub(crate) fn poll_get(self: &Arc<Self>, get: &mut WaitingGet, context: &mut Context<'_>) -> Polled {
         // The reminder is of the last poll.
         get.reminder = None;
-        let before = get.refusal.clone();
-        if let Poll::Ready(served) = get.turn.poll(context, &mut get.refusal) {
-            return Polled::Over(self.end_get(get, served));
-        }
-        if self.needs_call(&get.refusal) {
-            get.refusal = before;
-            if get.rests_until.is_none_or(|until| Instant::now() >= until) {
-                return Polled::NeedsCall;
-            }
+        match get.turn.poll(context, &mut get.refusal) {
+            Look::Over(served) => return Polled::Over(self.end_get(get, served)),
+            Look::NeedsCall if get.rests_until.is_none_or(|until| Instant::now() >= until) => return Polled::NeedsCall,
+            Look::NeedsCall | Look::Pending => {}
         }
         // Also where the pool is to be polled by its program alone: a deadline is not the program's to watch.
         let waker = context.waker();
@@ -163,8 +181,8 @@ impl Core {
     /// Makes the calls that a look of a task needs. Hands the get back if it is to wait on. A slow call.
     pub(crate) fn call_for(self: &Arc<Self>, mut get: WaitingGet) -> Result<Result<Block>, WaitingGet> {
         match get.turn.call(&mut get.refusal) {
-            Poll::Ready(served) => Ok(self.end_get(&get, served)),
-            Poll::Pending => {
+            Look::Over(served) => Ok(self.end_get(&get, served)),
+            Look::Pending | Look::NeedsCall => {
                 get.rests_until = Some(Instant::now() + self.patience());
                 Err(get)
             }
@@ -196,7 +214,7 @@ impl Core {
     }
 
     /// Memory for a miss. While others wait, only beside the first of them. Makes such `calls`.
-    fn acquire_in_turn(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Refusal> {
+    fn acquire_in_turn(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
         let now_us = self.tick_if_alone();
         self.stock.idle().note_miss(now_us);
         match self.waiters.pass(|first| self.backing().beside(first, class)) {
@@ -211,29 +229,24 @@ impl Core {
                     block.note_passed(number);
                     Ok(block)
                 }
-                Err(refusal) => {
+                Err(stop) => {
                     self.waiters.end_pass(number, self.backing().beside_bytes(class));
-                    Err(refusal)
+                    Err(stop)
                 }
             },
             Pass::Behind { waiting, first_bytes } => {
-                Err(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes })
+                Err(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes }.into())
             }
         }
     }
 
     /// Memory of its own for a get of `class`, which was refused before for the reason `refused`, if any.
-    fn acquire(
-        self: &Arc<Self>,
-        class: Class,
-        calls: SlowCalls,
-        refused: Option<MissReason>,
-    ) -> Result<Block, Refusal> {
+    fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls, refused: Option<MissReason>) -> Result<Block, Stop> {
         let is_in_flight = || self.in_flight.any(|block| block.adopted().is_none() && block.class() == class);
         let at = (self.time.coarse_us(), calls);
         let acquired = self.stock.acquire(self, class, at, &**self, refused, is_in_flight);
-        let (mut block, are_more) = acquired.inspect_err(|refusal| {
-            if matches!(refusal, Refusal::Source(_)) {
+        let (mut block, are_more) = acquired.inspect_err(|stop| {
+            if matches!(stop, Stop::Refused(Refusal::Source(_))) {
                 self.watch_device(at.0);
             }
         })?;
@@ -338,7 +351,7 @@ fn reason_of(refusal: &Refusal) -> MissReason {
     match refusal {
         Refusal::Over { .. } => MissReason::AtCeiling,
         Refusal::Line { .. } => MissReason::InLine,
-        Refusal::Source(_) | Refusal::NeedsCall => MissReason::BackendFailed,
+        Refusal::Source(_) => MissReason::BackendFailed,
     }
 }
 
@@ -362,17 +375,19 @@ impl Server for Core {
         self.complete_copies();
     }
 
-    fn serve(self: &Arc<Self>, class: Class, refused: &Refusal, calls: SlowCalls) -> Result<Block, Refusal> {
+    fn serve(self: &Arc<Self>, class: Class, refused: &Refusal, calls: SlowCalls) -> Result<Block, Stop> {
         if let Some(block) = self.stock.take(class) {
             return Ok(block);
         }
         if !self.backing().could_hold(class) {
             let block = self.fall_back(class.bytes, class, refused);
-            return block.ok_or_else(|| self.backing().refusal_for_good(class));
+            return block.ok_or_else(|| self.backing().refusal_for_good(class).into());
         }
         let acquired = self.acquire(class, calls, Some(reason_of(refused)));
         let acquired = match acquired {
-            Err(refusal) if self.note_want(&refusal) => self.acquire(class, calls, Some(reason_of(refused))),
+            Err(Stop::Refused(refusal)) if self.note_want(&refusal) => {
+                self.acquire(class, calls, Some(reason_of(refused)))
+            }
             acquired => acquired,
         };
         // The next in line wants what it wants since it is first.
@@ -397,10 +412,6 @@ impl Server for Core {
 
     fn patience(&self) -> Duration {
         if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { IDLE_PATIENCE }
-    }
-
-    fn needs_call(&self, refusal: &Refusal) -> bool {
-        matches!(refusal, Refusal::NeedsCall)
     }
 
     fn is_hopeless(&self, refusal: &Refusal) -> bool {

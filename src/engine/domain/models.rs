@@ -9,7 +9,7 @@ use loom::thread;
 use super::fixtures::{CountedHeap, NoBlocks, domain};
 use super::*;
 use crate::arena::ArenaPtr;
-use crate::engine::supply::{Acquired, BlockMemory, Refusal, SlowCalls};
+use crate::engine::supply::{Acquired, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::size_class::Rounding;
 
 const BUFFER_BYTES: u64 = 4096;
@@ -37,7 +37,7 @@ impl Model {
         match acquired {
             Ok(Acquired::New(BlockMemory::Carved { ptr, bytes, .. })) => Some((ptr, bytes)),
             refused => {
-                assert!(matches!(refused, Err(Refusal::Over { .. })), "{refused:?}");
+                assert!(matches!(refused, Err(Stop::Refused(Refusal::Over { .. }))), "{refused:?}");
                 None
             }
         }

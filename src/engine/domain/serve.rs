@@ -7,7 +7,7 @@ use super::{Domain, Member};
 use crate::arena::GrowthLimits;
 use crate::backend::SourceError;
 use crate::diag;
-use crate::engine::supply::{Acquired, ArenaState, Refusal, SlowCalls};
+use crate::engine::supply::{Acquired, ArenaState, Refusal, SlowCalls, Stop};
 use crate::quota::{Over, Room};
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
@@ -35,7 +35,7 @@ impl Domain {
         (now_us, calls): (u64, SlowCalls),
         pool: &dyn Member,
         reuse: impl FnMut() -> Option<R>,
-    ) -> Result<Acquired<R>, Refusal> {
+    ) -> Result<Acquired<R>, Stop> {
         let bytes = class.bytes as u64;
         if !matches!(calls, SlowCalls::After(_)) {
             let (memory, recurs) = self.arena.serve_miss(bytes, now_us);
@@ -48,7 +48,7 @@ impl Domain {
         }
         // A request that can never fit is no reason to release idle blocks.
         if !self.arena.could_hold(bytes) {
-            return Err(self.no_space(bytes, Room::UNLIMITED));
+            return Err(self.no_space(bytes, Room::UNLIMITED).into());
         }
         let _first = self.before_reserve();
         let pools = self.pools();
@@ -63,7 +63,7 @@ impl Domain {
         (now_us, calls): (u64, SlowCalls),
         (pool, pools): (&dyn Member, &[Arc<dyn Member>]),
         mut reuse: impl FnMut() -> Option<R>,
-    ) -> Result<Acquired<R>, Refusal> {
+    ) -> Result<Acquired<R>, Stop> {
         let arena = &self.arena;
         let mut ladder = Ladder::new(idle_buffers(pool, pools));
         let mut why = Why { room: Room::UNLIMITED, over: None, source: None };
@@ -96,7 +96,7 @@ impl Domain {
             let no_space = match state.plan_growth(bytes, limits) {
                 Ok(plan) if calls == SlowCalls::None => {
                     state.give_up(plan);
-                    return Err(Refusal::NeedsCall);
+                    return Err(Stop::NeedsCall);
                 }
                 Ok(plan) => {
                     let was_larger = plan.surplus_bytes() > 0;
@@ -107,11 +107,11 @@ impl Domain {
                             }
                             let no_address =
                                 || Refusal::Source(SourceError::new("arena", "a place without an address"));
-                            return memory.map(Acquired::New).ok_or_else(no_address);
+                            return Ok(Acquired::New(memory.ok_or_else(no_address)?));
                         }
                         Err(error) => {
                             if ladder.next(Seen::Refused { was_larger }) == Rung::Refuse {
-                                return Err(Refusal::Source(error));
+                                return Err(Refusal::Source(error).into());
                             }
                             why.source = (!ladder.may_commit()).then_some(error);
                             continue;
@@ -126,7 +126,7 @@ impl Domain {
             if ladder.next(Seen::NoPlan { in_transit: no_space.transit_bytes > 0 }) == Rung::Wait {
                 drop(closed);
                 if !arena.wait_settled(state, calls.until()) {
-                    return Err(self.refusal(bytes, why));
+                    return Err(self.refusal(bytes, why).into());
                 }
                 continue;
             }
@@ -146,7 +146,7 @@ impl Domain {
                         continue 'climb;
                     }
                     Rung::AskNodes if calls == SlowCalls::None && !self.nodes.beside(self).is_empty() => {
-                        return Err(Refusal::NeedsCall);
+                        return Err(Stop::NeedsCall);
                     }
                     Rung::AskNodes if self.ask_other_nodes(bytes, now_us) => continue 'climb,
                     Rung::AskNodes => {}
@@ -156,7 +156,7 @@ impl Domain {
                         ladder.drained(idle_buffers(pool, pools));
                         continue 'climb;
                     }
-                    _ => return Err(self.refusal(bytes, why)),
+                    _ => return Err(self.refusal(bytes, why).into()),
                 }
             }
         }

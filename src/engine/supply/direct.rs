@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{BlockMemory, CalledSource, Refusal, SlowCalls};
+use super::{BlockMemory, CalledSource, Refusal, SlowCalls, Stop};
 use crate::backend::{Region, Source, SourceError};
 use crate::diag::{Growth, PoolLog};
 use crate::quota::{Claim, Quota};
@@ -59,11 +59,11 @@ impl Direct {
     }
 
     /// Acquires `class_bytes`, as far as `calls` allow. A slow call.
-    pub(in crate::engine) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Refusal> {
+    pub(in crate::engine) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Stop> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = self.quota.claim(needed_bytes).map_err(|over| Refusal::Over { needed_bytes, over })?;
         if calls == SlowCalls::None {
-            return Err(Refusal::NeedsCall);
+            return Err(Stop::NeedsCall);
         }
         let begun = Instant::now();
         let acquired = self.source.acquire(class_bytes, Some(calls.until()));

@@ -100,11 +100,34 @@ impl SlowCalls {
     }
 }
 
+/// Why an attempt gave no memory.
+#[derive(Debug)]
+pub(in crate::engine) enum Stop<R = Refusal> {
+    Refused(R),
+    /// The source would have to be called, and the attempt makes no [calls](SlowCalls).
+    NeedsCall,
+}
+
+impl<R> From<R> for Stop<R> {
+    fn from(refusal: R) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl<R> Stop<R> {
+    /// Of an attempt that makes calls.
+    #[track_caller]
+    pub(in crate::engine) fn refusal(self) -> R {
+        match self {
+            Self::Refused(refusal) => refusal,
+            Self::NeedsCall => unreachable!("an attempt that makes calls stopped for one"),
+        }
+    }
+}
+
 /// Why there is no memory.
 #[derive(Debug, Clone)]
 pub(in crate::engine) enum Refusal {
-    /// The source would have to be called, and this get makes no [calls](SlowCalls).
-    NeedsCall,
     /// A block of this much would exceed a ceiling.
     Over { needed_bytes: u64, over: Over },
     /// Others wait for memory, the first of them for this much, and there is no room beside it.

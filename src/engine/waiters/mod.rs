@@ -36,7 +36,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub(super) use self::turn::{Server, Turn};
+pub(super) use self::turn::{Look, Server, Turn};
 use self::waiter::Waiter;
 use crate::size_class::Class;
 use pinpool_os::sync::Mutex;

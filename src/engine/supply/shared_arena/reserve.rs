@@ -115,7 +115,7 @@ impl SharedArena {
         match self.add_reserve(bytes, &|_| (), || refusal(bytes)) {
             Ok((_, len)) => self.state.lock().note_reserve_region(len as u64),
             Err(Refusal::Source(error)) => return Err(error),
-            Err(Refusal::Over { .. } | Refusal::Line { .. } | Refusal::NeedsCall) => {
+            Err(Refusal::Over { .. } | Refusal::Line { .. }) => {
                 let next = self.state.lock().without_room(bytes);
                 return Ok(if matches!(next, NextStep::Done) { Step::Done } else { Step::NoRoom(bytes) });
             }
