@@ -44,6 +44,7 @@ use crate::backend::{Source, SourceError};
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
+use crate::finding::Finding;
 use crate::in_flight::InFlight;
 use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
@@ -246,6 +247,10 @@ impl Core {
             Some(arena) if arena.lacks_hole() => Pace::Hole,
             _ => Pace::InUse,
         }
+    }
+
+    pub(crate) fn warnings(&self) -> Vec<Finding> {
+        self.log.warnings.all()
     }
 
     #[inline]

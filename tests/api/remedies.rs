@@ -1,6 +1,8 @@
 //! The remedy in a message is the one that helps, and what is less than was asked for is a warning.
 #![allow(clippy::print_stdout)] // Prints why it skips.
 
+use std::io::{Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
@@ -214,6 +216,33 @@ fn auto_without_page_locked_memory_warns_once_and_says_why() {
         listen();
         drop(Pool::builder().without_env().backend(Backend::Heap).build().unwrap());
         assert!(lines_with_levels().iter().all(|(level, _)| *level == Level::Info));
+    });
+}
+
+#[allow(unsafe_code)] // Changes this process.
+#[test]
+fn without_a_logger_stderr_has_each_warning_once_and_the_pool_has_it_too() {
+    alone(|| {
+        lower_memlock(64 << 10);
+        let mut written = tempfile::tempfile().unwrap();
+        // SAFETY: the descriptor stays open until the end of this process.
+        assert_eq!(unsafe { libc::dup2(written.as_raw_fd(), 2) }, 2);
+        let pools = [(); 2].map(|()| Pool::builder().without_env().build().unwrap());
+        if pools[0].backend() != "heap" {
+            println!("skipped: RLIMIT_MEMLOCK does not bind this process, or there is a GPU");
+            return;
+        }
+        for pool in &pools {
+            assert!(!pool.is_pinned());
+            let warnings = pool.warnings();
+            assert_eq!(warnings.iter().filter(|warning| warning.check == "page-lock").count(), 1, "{warnings:?}");
+        }
+        // What was asked for is no warning.
+        assert_eq!(Pool::builder().without_env().backend(Backend::Heap).build().unwrap().warnings(), []);
+        let mut text = String::new();
+        written.seek(SeekFrom::Start(0)).unwrap();
+        written.read_to_string(&mut text).unwrap();
+        assert_eq!(text.matches("pinpool: memory is not page-locked: ").count(), 1, "{text}");
     });
 }
 
