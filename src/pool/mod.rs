@@ -245,13 +245,13 @@ impl Pool {
         self.try_get_for(len, None)
     }
 
-    /// As [`get`](Pool::get), with the buffer's memory on memory node `node`: [`on`](Pool::on) and a get of that pool.
+    /// As [`get`](Pool::get), with the buffer's memory on memory node `node`: [`on_node`](Pool::on_node) and a get of that pool.
     ///
     /// # Errors
     ///
-    /// As [`get`](Pool::get) and [`on`](Pool::on).
+    /// As [`get`](Pool::get) and [`on_node`](Pool::on_node).
     pub fn get_on(&self, node: u32, len: usize) -> Result<PinnedBuf> {
-        self.on(node)?.get(len)
+        self.on_node(node)?.get(len)
     }
 
     /// This pool on memory node `node`: with buffers, idle buffers and statistics of its own, under the same ceiling. What is
@@ -267,7 +267,7 @@ impl Pool {
     /// - [`is_setting`](crate::Error::is_setting): no such node, a back-end that cannot choose the node, the preset
     ///   `tensorflow`, or this is a partition or the pool of another node,
     /// - [`is_backend`](crate::Error::is_backend): the back-end refused memory of that node.
-    pub fn on(&self, node: u32) -> Result<Self> {
+    pub fn on_node(&self, node: u32) -> Result<Self> {
         self.core().check_process()?;
         let refused = |why: &str| nodes::refused(node, why.to_owned());
         let none = || refused("ask the pool that was built, not a partition or the pool of a node");
