@@ -29,7 +29,7 @@ impl CountedHeap {
         Self { heap: HeapSource::new(), release_waits, acquired: AtomicU64::new(0), released: AtomicU64::new(0) }
     }
 
-    #[cfg(loom)]
+    #[cfg(pinpool_loom)]
     pub(super) fn acquired(&self) -> u64 {
         self.acquired.load(Ordering::Relaxed)
     }
