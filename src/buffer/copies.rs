@@ -1,7 +1,6 @@
 //! Copies from and into a buffer, and work of others on it: each is recorded in the buffer, or takes the buffer along.
 #![allow(unsafe_code)] // Lends the block's memory to devices.
 
-use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::ops::Range;
 use std::pin::Pin;
@@ -66,7 +65,8 @@ impl Future for PendingBuf {
 }
 
 /// Why [`PinnedBuf::copy_to`] failed, with the buffer if nothing was enqueued. `?` makes it an [`Error`].
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
 pub struct CopyError {
     error: Error,
     buf: Option<PinnedBuf>,
@@ -82,18 +82,6 @@ impl CopyError {
     /// or is never used again.
     pub fn into_buf(self) -> Option<PinnedBuf> {
         self.buf
-    }
-}
-
-impl fmt::Display for CopyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl std::error::Error for CopyError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
     }
 }
 
