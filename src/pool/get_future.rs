@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use super::{Pool, buffer};
 use crate::buffer::PinnedBuf;
-use crate::engine::{Begun, Ledger, Polled, SideCall, WaitingGet};
+use crate::engine::{Begun, Ledger, Polled, SideCall, WaitingGet, Wanted};
 use crate::error::{ErrorKind, Result};
 use crate::size_class::DEFAULT_ALIGN;
 
@@ -47,11 +47,24 @@ enum State {
     New,
     Waits(WaitingGet),
     /// A thread of the pool makes calls.
-    Calls(SideCall<Step>),
+    Calls(SideCall<Result<Step>>),
 }
 
-/// How far a get has come: to a buffer, or into the line.
-type Step = Result<Result<PinnedBuf, WaitingGet>>;
+/// How far a get has come.
+#[derive(Debug)]
+enum Step {
+    Served(PinnedBuf),
+    Waits(WaitingGet),
+}
+
+impl Step {
+    fn of(begun: Begun, pool: &Pool, wanted: &Wanted) -> Self {
+        match begun {
+            Begun::Served(block) => Self::Served(buffer(pool.core(), block, wanted, DEFAULT_ALIGN)),
+            Begun::Waits(waiting) => Self::Waits(waiting),
+        }
+    }
+}
 
 impl GetFuture {
     pub(super) fn new(pool: Pool, len: usize, wait: Duration, ledger: Option<Arc<Ledger>>) -> Self {
@@ -79,10 +92,8 @@ impl GetFuture {
                 // With the pool, which cannot end during the call.
                 let (pool, wait) = (self.pool.clone(), self.wait);
                 let call = move || {
-                    Ok(match pool.core().begin_get_with_calls(&wanted, wait, now)? {
-                        Begun::Served(block) => Ok(buffer(pool.core(), block, &wanted, DEFAULT_ALIGN)),
-                        Begun::Waits(waiting) => Err(waiting),
-                    })
+                    let begun = pool.core().begin_get_with_calls(&wanted, wait, now)?;
+                    Ok(Step::of(begun, &pool, &wanted))
                 };
                 State::Calls(core.aside(call))
             }
@@ -113,12 +124,7 @@ impl GetFuture {
                         let pool = self.pool.clone();
                         let call = move || {
                             let wanted = waiting.wanted().clone();
-                            match pool.core().call_for(waiting) {
-                                Ok(served) => {
-                                    served.map(|block| Ok(buffer(pool.core(), block, &wanted, DEFAULT_ALIGN)))
-                                }
-                                Err(waiting) => Ok(Err(waiting)),
-                            }
+                            pool.core().call_for(waiting).map(|begun| Step::of(begun, &pool, &wanted))
                         };
                         self.state = State::Calls(self.pool.core().aside(call));
                     }
@@ -128,8 +134,8 @@ impl GetFuture {
                         self.state = State::Calls(call);
                         return Poll::Pending;
                     }
-                    Poll::Ready(Some(Ok(Err(waiting)))) => self.state = State::Waits(waiting),
-                    Poll::Ready(Some(Ok(Ok(buf)))) => return Poll::Ready(Ok(buf)),
+                    Poll::Ready(Some(Ok(Step::Waits(waiting)))) => self.state = State::Waits(waiting),
+                    Poll::Ready(Some(Ok(Step::Served(buf)))) => return Poll::Ready(Ok(buf)),
                     Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
                     Poll::Ready(None) => {
                         let why = io::Error::other("it panicked");

@@ -225,9 +225,10 @@ fn a_miss_that_page_locks_does_so_on_another_thread_and_the_runtime_goes_on() {
         // Opens the gate of a runtime that stands: the test fails then, and does not hang.
         let (is_over, over) = mpsc::channel::<()>();
         let opener = held.clone();
-        let opener = thread::spawn(move || match over.recv_timeout(Duration::from_secs(30)) {
-            Err(mpsc::RecvTimeoutError::Timeout) => drop(opener.lock().unwrap().take()),
-            _ => {}
+        let opener = thread::spawn(move || {
+            if let Err(mpsc::RecvTimeoutError::Timeout) = over.recv_timeout(Duration::from_secs(30)) {
+                drop(opener.lock().unwrap().take());
+            }
         });
         let beats = run(async {
             let get = tokio::spawn(pool.get_async(4 * MIB));

@@ -178,13 +178,13 @@ impl Core {
         Polled::Pending
     }
 
-    /// Makes the calls that a look of a task needs. Hands the get back if it is to wait on. A slow call.
-    pub(crate) fn call_for(self: &Arc<Self>, mut get: WaitingGet) -> Result<Result<Block>, WaitingGet> {
+    /// Makes the calls that a look of a task needs. A slow call.
+    pub(crate) fn call_for(self: &Arc<Self>, mut get: WaitingGet) -> Result<Begun> {
         match get.turn.call(&mut get.refusal) {
-            Look::Over(served) => Ok(self.end_get(&get, served)),
+            Look::Over(served) => self.end_get(&get, served).map(Begun::Served),
             Look::Pending | Look::NeedsCall => {
                 get.rests_until = Some(Instant::now() + self.patience());
-                Err(get)
+                Ok(Begun::Waits(get))
             }
         }
     }
