@@ -36,8 +36,13 @@ struct Slot<T> {
 }
 
 impl SideThread {
-    /// Has the thread make `call`, after those before it. Makes it on this one if no thread can be had.
-    pub(super) fn begin<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> SideCall<T> {
+    /// Has the thread make `call`, after those before it. Makes it on this one if no thread can be had, and in a simulation, where
+    /// each step has its time.
+    pub(super) fn begin<T: Send + 'static>(
+        &self,
+        call: impl FnOnce() -> T + Send + 'static,
+        is_simulated: bool,
+    ) -> SideCall<T> {
         let slot = Arc::new(Mutex::new(Slot { is_over: false, result: None, waker: None }));
         let of_thread = slot.clone();
         let call: Call = Box::new(move || {
@@ -57,7 +62,8 @@ impl SideThread {
         if !queue.is_running {
             let own = self.0.clone();
             // Miri takes a thread that does not end for a leak.
-            queue.is_running = !cfg!(miri) && threads::spawn(c"pinpool-get", move || run(&own)).is_ok();
+            queue.is_running =
+                !cfg!(miri) && !is_simulated && threads::spawn(c"pinpool-get", move || run(&own)).is_ok();
         }
         if queue.is_running {
             queue.calls.push_back(call);

@@ -191,7 +191,7 @@ impl Core {
 
     /// Has the thread of this pool make `call` for a task.
     pub(crate) fn aside<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> SideCall<T> {
-        self.side.begin(call)
+        self.side.begin(call, self.time.is_manual())
     }
 
     /// A get of a task has left the line, or is about to: with memory, or without.
