@@ -19,7 +19,6 @@ use crate::backend::SourceError;
 use crate::config::BadVariable;
 use crate::dump::{Dump, HeldBuffer};
 use crate::error::{Error, UsageReport};
-use crate::finding::{Finding, Level};
 use crate::stats::Stats;
 use pinpool_observe::judge::Judgement;
 use pinpool_observe::record::Recorded;
@@ -30,12 +29,14 @@ mod checks;
 mod log;
 mod reserve;
 mod texts;
+mod warnings;
 
 pub(crate) use checks::Listener;
 pub use checks::{CheckReport, LogSampler};
 pub(crate) use log::defer;
 use texts::StillOut;
 pub(crate) use texts::{Growth, Start};
+pub(crate) use warnings::Warnings;
 
 /// The log of one pool: one method for each line.
 ///
@@ -46,13 +47,14 @@ pub(crate) struct PoolLog {
     pub(crate) log_sampler: LogSampler,
     pub(crate) log_every: u64,
     pub(crate) listener: Option<Listener>,
+    pub(crate) warnings: Warnings,
 }
 
 #[cfg(test)]
 impl PoolLog {
     /// Of a pool without a name.
     pub(crate) fn silent() -> Self {
-        Self { name: None, log_sampler: LogSampler::new(), log_every: 1, listener: None }
+        Self { name: None, log_sampler: LogSampler::new(), log_every: 1, listener: None, warnings: Warnings::default() }
     }
 }
 
@@ -81,20 +83,6 @@ impl PoolLog {
     /// `default`; version, process, why no better source.
     pub(crate) fn started(&self, start: &Start<'_>) {
         log::info!("{self}{start}");
-    }
-
-    /// Prints what the user has to know of the machine: warnings and errors.
-    ///
-    /// `the GPU is not used: ...`, `GPU N ... is here and not used ...` (warn): the line says what is wrong with the
-    /// driver and what to do; `pinpool doctor` tells more.
-    ///
-    /// `memory is not page-locked: ...` (warn): raise `RLIMIT_MEMLOCK`, or say `PINPOOL_BACKEND=heap` if that is meant.
-    pub(crate) fn found(&self, finding: &Finding) {
-        match finding.level {
-            Level::Ok | Level::Note => {}
-            Level::Warning => log::warn!("{self}{finding}"),
-            Level::Error => log::error!("{self}{finding}"),
-        }
     }
 
     /// `Lowering pool_size_limit_ from A to B` (info): nothing: no miss for five minutes; the limit can rise again.
@@ -401,13 +389,14 @@ impl PoolLog {
 
     /// No handle of the pool is left, and users still hold `buffers`, of which those under a tag are `tagged`.
     ///
-    /// `ended with N buffers still out ...` (warn): nothing, if they are dropped soon: until then the pool keeps their
+    /// `ended with N buffers still out ...` (info): nothing, if they are dropped soon: until then the pool keeps their
     /// memory. Else look for who has them: those of `Pool::tagged` are listed with size, tag and age, those that were sampled
     /// (`PINPOOL_CALL_STACKS`) with the line that got them.
     pub(crate) fn still_out(&self, buffers: u64, bytes: u64, tagged: &[HeldBuffer]) {
         let noun = if buffers == 1 { "buffer" } else { "buffers" };
         let list = StillOut { buffers, bytes, tagged };
-        log::warn!(
+        // No warning: a buffer that is a later field than its pool is dropped after it.
+        log::info!(
             "{self}ended with {buffers} {noun} still out, {bytes} bytes, which stay until they are dropped:{list}"
         );
     }

@@ -1,7 +1,8 @@
 //! What can go wrong, in numbers.
 //!
-//! [`Error`] is opaque: its text is for people, its predicates (`is_limit`, `is_backend`, ...) are for code that
-//! branches. Every text names the request, the value, the limit and the remedy.
+//! [`Error`] is opaque: its text is for people, its [`kind`](Error::kind) and its numbers are for code that branches. Every text
+//! is one line and names the request, the value, the limit and the remedy; [`report`](Error::report) has the lines on who holds
+//! what.
 
 use std::sync::Arc;
 use std::{fmt, io};
@@ -53,7 +54,7 @@ impl fmt::Display for UsageReport {
     }
 }
 
-/// What a pool held and for whom when a get failed: lines below the text of the error, which are made when it is printed.
+/// What a pool held and for whom when a get failed: lines below the text of the error, which are made when they are asked for.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Report(Option<Arc<dyn Lines>>);
 
@@ -82,12 +83,12 @@ pub(crate) enum ErrorKind {
     Length { len: usize, max_len: usize },
     #[error("asked {len} B at an alignment of {align}: an alignment is a power of two of at most {max_align}")]
     Alignment { len: usize, align: usize, max_align: usize },
-    #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {usage}; {remedy}{report}")]
+    #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {usage}; {remedy}")]
     Limit { asked_bytes: u64, needed_bytes: u64, usage: UsageReport, remedy: String, report: Report },
     #[error(
         "asked {asked_bytes} B ({needed_bytes} B with rounding): {waiting} {} in line for memory, the first for \
          {first_bytes} B, and what is free is theirs; {usage}; wait longer (PINPOOL_WAIT), put buffers back first or \
-         raise {limit}{report}",
+         raise {limit}",
         if *waiting == 1 { "get waits" } else { "gets wait" }
     )]
     Line {
@@ -99,7 +100,7 @@ pub(crate) enum ErrorKind {
         usage: UsageReport,
         report: Report,
     },
-    #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): {found}; {usage}; {remedy}{report}")]
+    #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): {found}; {usage}; {remedy}")]
     Ledger {
         asked_bytes: u64,
         needed_bytes: u64,
@@ -108,7 +109,7 @@ pub(crate) enum ErrorKind {
         usage: UsageReport,
         report: Report,
     },
-    #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {usage}{report}")]
+    #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {usage}")]
     Backend { backend: &'static str, asked_bytes: u64, usage: UsageReport, source: SourceError, report: Report },
     #[error("back-end `{backend}` is not available: {why}")]
     Unavailable { backend: &'static str, why: String },
@@ -132,31 +133,92 @@ pub(crate) enum ErrorKind {
     Thread { what: &'static str, why: io::Error },
 }
 
-macro_rules! predicates {
-    ($($(#[$doc:meta])+ $name:ident = $($kind:ident)|+;)+) => {
+macro_rules! kinds {
+    ($($(#[$doc:meta])+ $kind:ident, $predicate:ident = $($cause:ident)|+;)+) => {
+        /// What an [`Error`] is about, for code that branches.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Kind {
+            $($(#[$doc])+ $kind,)+
+        }
+
         impl Error {
-            $($(#[$doc])+ pub fn $name(&self) -> bool { matches!(*self.0, $(ErrorKind::$kind { .. })|+) })+
+            /// What it is about.
+            pub fn kind(&self) -> Kind {
+                match *self.0 {
+                    $($(ErrorKind::$cause { .. })|+ => Kind::$kind,)+
+                }
+            }
+
+            $($(#[$doc])+ pub fn $predicate(&self) -> bool { self.kind() == Kind::$kind })+
         }
     };
 }
-predicates! {
+kinds! {
     /// The length, the alignment or a handle of the request is wrong.
-    is_request = Length | Alignment | View | Handle;
+    Request, is_request = Length | Alignment | View | Handle;
     /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`), not under that of the host ledger (`PINPOOL_LEDGER`),
     /// or not before the gets that wait for memory.
-    is_limit = Limit | Line | Ledger;
+    Limit, is_limit = Limit | Line | Ledger;
     /// The driver or the kernel refused, or the back-end set is not available.
-    is_backend = Backend | Unavailable;
+    Backend, is_backend = Backend | Unavailable;
     /// Two settings contradict each other, or one set by code is out of range.
-    is_setting = Setting;
+    Setting, is_setting = Setting;
     /// A copy was refused before anything was enqueued.
-    is_copy = Copy;
+    Copy, is_copy = Copy;
     /// The device failed: whether a copy completed is unknown.
-    is_device = Device;
+    Device, is_device = Device;
     /// The system has no thread to give.
-    is_thread = Thread;
+    Thread, is_thread = Thread;
     /// The pool belongs to the process that forked this one.
-    is_forked = Forked;
+    Forked, is_forked = Forked;
+}
+
+impl Error {
+    /// The text, and below it who holds what, where a get found no memory: several lines, for a log.
+    pub fn report(&self) -> String {
+        match &*self.0 {
+            ErrorKind::Limit { report, .. }
+            | ErrorKind::Line { report, .. }
+            | ErrorKind::Ledger { report, .. }
+            | ErrorKind::Backend { report, .. } => format!("{self}{report}"),
+            _ => self.to_string(),
+        }
+    }
+
+    /// Bytes that the call asked for, if it asked for memory or for a copy.
+    pub fn asked_bytes(&self) -> Option<u64> {
+        match *self.0 {
+            ErrorKind::Length { len, .. } | ErrorKind::Alignment { len, .. } | ErrorKind::Copy { len, .. } => {
+                Some(len as u64)
+            }
+            ErrorKind::Limit { asked_bytes, .. }
+            | ErrorKind::Line { asked_bytes, .. }
+            | ErrorKind::Ledger { asked_bytes, .. }
+            | ErrorKind::Backend { asked_bytes, .. } => Some(asked_bytes),
+            _ => None,
+        }
+    }
+
+    /// Bytes that the pool held when a get found no memory.
+    pub fn held_bytes(&self) -> Option<u64> {
+        self.usage().map(|usage| usage.held_bytes)
+    }
+
+    /// The ceiling of the pool when a get found no memory, if it has one.
+    pub fn max_bytes(&self) -> Option<u64> {
+        self.usage()?.max_bytes
+    }
+
+    fn usage(&self) -> Option<&UsageReport> {
+        match &*self.0 {
+            ErrorKind::Limit { usage, .. }
+            | ErrorKind::Line { usage, .. }
+            | ErrorKind::Ledger { usage, .. }
+            | ErrorKind::Backend { usage, .. } => Some(usage),
+            _ => None,
+        }
+    }
 }
 
 impl Error {
@@ -290,6 +352,8 @@ mod tests {
             report: Report::default(),
         });
         assert!(error.is_limit() && !error.is_backend());
+        assert_eq!(error.kind(), Kind::Limit);
+        assert_eq!((error.asked_bytes(), error.held_bytes(), error.max_bytes()), (Some(64), Some(490), Some(512)));
         let text = error.to_string();
         for word in ["64 B", "128 B", "held 490 B", "in use 400", "idle 90", "512 B", "PINPOOL_MAX_BYTES"] {
             assert!(text.contains(word), "{word} is missing in: {text}");

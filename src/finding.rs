@@ -4,6 +4,7 @@ use std::fmt;
 
 /// How much a finding matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Level {
     /// Everything is as it should be.
     Ok,

@@ -84,14 +84,14 @@ pub mod ledger;
 pub mod testing;
 
 pub use backend::{Backend, HandleTypes, HugeTlb};
-pub use buffer::{BatchBuf, BatchSlice, PendingBuf, Pinned, PinnedBuf};
+pub use buffer::{BatchBuf, BatchSlice, CopyError, PendingBuf, Pinned, PinnedBuf};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
 pub use config::{Ceiling, Config, OnFull, Preset, PressureSource, ReleasePolicy};
 pub use copy::Completion;
 pub use diag::{CheckReport, LogSampler};
 pub use dump::{Dump, Owner};
-pub use error::{Error, Result};
+pub use error::{Error, Kind as ErrorKind, Result};
 pub use finding::{Finding, Level};
 pub use in_flight::{Fence, FenceKind, StreamId};
 pub use policy::{Check, Window};

@@ -428,7 +428,7 @@ impl Drop for Claim {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests {
     use std::path::Path;
 
@@ -668,7 +668,7 @@ mod tests {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, pinpool_loom))]
 mod models {
     use super::*;
 

@@ -112,7 +112,7 @@ impl DeviceMemory {
             && len > 0
         {
             let mut target = slice.slice_mut(at..end);
-            buf.copy_to(&**self.gpu.stream, &mut target).map_err(|error| exception(&error))?;
+            buf.copy_to(&**self.gpu.stream, &mut target).map_err(|error| exception(error.error()))?;
         }
         let recorded = self.ready.as_ref().map_or(Ok(()), |ready| ready.record(&self.gpu.stream));
         recorded.map_err(|error| self.gpu.failed("no event", error))

@@ -26,7 +26,7 @@ pub(crate) use python::{BackendError, DeviceError, ForkError, LimitError, Releas
 
 /// The exception for `error`, with its text.
 pub(crate) fn exception(error: &Error) -> PyErr {
-    of_kind(error, error.to_string())
+    of_kind(error, error.report())
 }
 
 /// The exception for an error of the pool, in other words.
@@ -61,7 +61,7 @@ pub(crate) fn of_shared(error: &pinpool_shared::Error) -> PyErr {
 /// The exception for the error of a get that might wait for `wait` and took `taken`.
 pub(crate) fn of_get(error: &Error, wait: Duration, taken: Duration) -> PyErr {
     match error.is_limit() && ran_out(wait, taken) {
-        true => python::TimeoutError::new_err(error.to_string()),
+        true => python::TimeoutError::new_err(error.report()),
         false => exception(error),
     }
 }

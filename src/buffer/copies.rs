@@ -64,6 +64,39 @@ impl Future for PendingBuf {
     }
 }
 
+/// Why [`PinnedBuf::copy_to`] failed, with the buffer if nothing was enqueued. `?` makes it an [`Error`].
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct CopyError {
+    error: Error,
+    buf: Option<PinnedBuf>,
+}
+
+impl CopyError {
+    /// Why.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// The buffer, for another attempt. `None` if the device failed: the memory then returns to the pool when the copy is over,
+    /// or is never used again.
+    pub fn into_buf(self) -> Option<PinnedBuf> {
+        self.buf
+    }
+}
+
+impl From<CopyError> for Error {
+    fn from(error: CopyError) -> Self {
+        error.error
+    }
+}
+
+impl From<CopyError> for std::io::Error {
+    fn from(error: CopyError) -> Self {
+        error.error.into()
+    }
+}
+
 /// Tells the gate how the copy went that it let begin.
 fn note_begun(begun: Option<BegunCopy<'_>>, enqueued: &Result<SharedFence, CopyFailure>) {
     let Some(begun) = begun else { return };
@@ -80,31 +113,41 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_copy`]: the target is too small, or the stream is capturing a graph; the buffer is back in the pool,
+    /// - [`Error::is_copy`]: the target is too small, or the stream is capturing a graph; [`CopyError::into_buf`] returns the
+    ///   buffer,
     /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory is never used again.
-    pub fn copy_to<S, E, T>(mut self, stream: &S, target: &mut T) -> Result<Completion>
+    pub fn copy_to<S, E, T>(mut self, stream: &S, target: &mut T) -> Result<Completion, CopyError>
     where
         S: ?Sized,
         T: CopyTarget<S, E> + ?Sized,
     {
-        let Some(block) = self.block.as_ref().filter(|block| block.bytes().1 > 0) else {
-            return Ok(Completion::already());
-        };
-        let begun = block.begin_read()?;
-        let purpose = FencePurpose::Pool(block.fence_kind());
-        // SAFETY: the engine gets the block below with this copy's fence and keeps it from every other use until the copy
-        // is over (in-flight-I1); on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), purpose) };
-        note_begun(begun, &enqueued);
-        match enqueued {
-            Ok(fence) => {
+        match self.enqueue_all(stream, target) {
+            Ok(None) => Ok(Completion::already()),
+            Ok(Some(fence)) => {
                 if let Some(block) = self.block.take() {
                     block.put_after(fence.clone());
                 }
                 Ok(Completion::of(fence))
             }
-            refused => self.track(refused, CopyFences::record),
+            Err(CopyFailure::Refused(error)) => Err(CopyError { error, buf: Some(self) }),
+            Err(failed) => self.track(Err(failed), CopyFences::record).map_err(|error| CopyError { error, buf: None }),
         }
+    }
+
+    /// Enqueues a copy of all bytes; `None` if there are none. Who calls it gives the block away with the fence.
+    fn enqueue_all<S, E, T>(&self, stream: &S, target: &mut T) -> Result<Option<SharedFence>, CopyFailure>
+    where
+        S: ?Sized,
+        T: CopyTarget<S, E> + ?Sized,
+    {
+        let Some(block) = self.block.as_ref().filter(|block| block.bytes().1 > 0) else { return Ok(None) };
+        let begun = block.begin_read().map_err(CopyFailure::Refused)?;
+        let purpose = FencePurpose::Pool(block.fence_kind());
+        // SAFETY: the engine gets the block with this copy's fence and keeps it from every other use until the copy is over
+        // (in-flight-I1); on a refusal nothing was enqueued.
+        let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), purpose) };
+        note_begun(begun, &enqueued);
+        enqueued.map(Some)
     }
 
     /// Enqueues a copy of `range` to the front of `target` and keeps the buffer, for another copy or another target.

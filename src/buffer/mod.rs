@@ -23,6 +23,7 @@
 //! - **buffer-I3**: the memory is initialised (source-C2).
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
 
+use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -41,7 +42,7 @@ mod host_slice;
 mod slice;
 
 pub use batch::{BatchBuf, BatchSlice};
-pub use copies::PendingBuf;
+pub use copies::{CopyError, PendingBuf};
 #[cfg(feature = "cuda")]
 pub use host_slice::{BufView, BufViewMut};
 pub use slice::Pinned;
@@ -102,10 +103,18 @@ struct Aligned;
 /// [`wait`](PinnedBuf::wait) returns that failure. If the copy wrote *into* the buffer, its bytes may still change, and
 /// every access to them is an error, never an empty slice. In a child of `fork` access fails if the memory belongs to a
 /// GPU's driver, since children do not inherit that.
-#[derive(Debug)]
 pub struct PinnedBuf {
     /// Ended by `drop`, and by nothing else: so a drop leaves nothing behind to look at.
     block: ManuallyDrop<Option<Block>>,
+}
+
+impl fmt::Debug for PinnedBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedBuf")
+            .field("len", &self.len())
+            .field("is_pinned", &self.is_pinned())
+            .finish_non_exhaustive()
+    }
 }
 
 /// A buffer of zero bytes, which belongs to no pool and is not counted.

@@ -4,10 +4,11 @@
 //! [`Member`].
 
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use super::domain::{Domain, Member};
-use super::supply::{Acquired, BlockMemory, CalledSource, Direct, Fallback, Gate, Refusal, SharedArena};
+use super::supply::{
+    Acquired, BlockMemory, CalledSource, Direct, Fallback, Gate, Refusal, SharedArena, SlowCalls, Stop,
+};
 use super::waiters::Beside;
 use crate::backend::{PageTiers, Source, SourceError};
 use crate::config::PressureSource;
@@ -201,15 +202,15 @@ impl Backing {
         }
     }
 
-    /// Memory for `class`, or what `reuse` found meanwhile. Idle blocks of `pool` make room. Waits for calls of other
-    /// threads no longer than `until`. A slow call.
+    /// Memory for `class`, or what `reuse` found meanwhile, as far as `calls` allow. Idle blocks of `pool` make room. A slow
+    /// call.
     pub(in crate::engine) fn acquire<R>(
         &self,
         class: Class,
-        (now_us, until): (u64, Instant),
+        (now_us, calls): (u64, SlowCalls),
         pool: &dyn Member,
         mut reuse: impl FnMut() -> Option<R>,
-    ) -> Result<Acquired<R>, Refusal> {
+    ) -> Result<Acquired<R>, Stop> {
         match &self.supply {
             Supply::Direct(direct) => {
                 let mut to_release = None;
@@ -217,16 +218,22 @@ impl Backing {
                     if let Some(reused) = reuse() {
                         return Ok(Acquired::Reused(reused));
                     }
-                    match direct.acquire(class.bytes, until) {
+                    match direct.acquire(class.bytes, calls) {
                         // A request that can never fit is no reason to release idle blocks.
-                        Err(Refusal::Over { over, .. }) if over.could_ever && release_one(pool, &mut to_release) => {}
+                        Err(Stop::Refused(Refusal::Over { over, .. }))
+                            if over.could_ever && calls == SlowCalls::None && pool.idle_buffers() > 0 =>
+                        {
+                            return Err(Stop::NeedsCall);
+                        }
+                        Err(Stop::Refused(Refusal::Over { over, .. }))
+                            if over.could_ever && release_one(pool, &mut to_release) => {}
                         acquired => return acquired.map(Acquired::New),
                     }
                 }
             }
             Supply::Shared(domain) => {
                 let own_claim = self.claim_own(class.bytes as u64, pool)?;
-                let mut acquired = domain.serve(class, (now_us, until), pool, reuse)?;
+                let mut acquired = domain.serve(class, (now_us, calls), pool, reuse)?;
                 if let Acquired::New(BlockMemory::Carved { claim, .. }) = &mut acquired {
                     *claim = Some(own_claim.held());
                 }

@@ -64,6 +64,15 @@ impl Timekeeper {
         Self { clock: self.clock.clone(), begun_us: self.begun_us, coarse_us: AtomicU64::new(self.coarse_us()) }
     }
 
+    /// Its time is moved by hand, by a test that makes each step itself.
+    pub(super) fn is_manual(&self) -> bool {
+        match &self.clock {
+            #[cfg(any(test, feature = "testing"))]
+            Clock::Manual(_) => true,
+            Clock::System => false,
+        }
+    }
+
     /// Reads the clock, and leaves the coarse copy as it is.
     pub(super) fn read_us(&self) -> u64 {
         match &self.clock {

@@ -44,6 +44,7 @@ use crate::backend::{Source, SourceError};
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
+use crate::finding::Finding;
 use crate::in_flight::InFlight;
 use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
@@ -73,6 +74,7 @@ mod report;
 mod sampling;
 #[cfg(feature = "serve")]
 mod serving;
+mod side_thread;
 mod ticks;
 mod verdicts;
 mod waiting;
@@ -82,8 +84,10 @@ use device::DeviceWatch;
 #[cfg(feature = "trace")]
 pub(crate) use recording::description as recorded_description;
 use report::SystemMemory;
+pub(crate) use side_thread::SideCall;
+use side_thread::SideThread;
 use verdicts::Verdicts;
-pub(crate) use waiting::{Begun, WaitingGet, Wanted};
+pub(crate) use waiting::{Begun, Polled, WaitingGet, Wanted};
 
 type Block = block::Block<Core>;
 
@@ -106,6 +110,8 @@ pub(crate) struct Core {
     /// Runs the ticks of this pool; `None` if it is not to.
     thread: Option<&'static MaintenanceThread>,
     attention: Attention,
+    /// Makes slow calls for tasks.
+    side: SideThread,
     /// What the first in line wants of other owners of the host ledger.
     wanted_of_ledger: Want,
     /// A put makes room in the host ledger.
@@ -148,6 +154,7 @@ impl Core {
             // Miri takes a thread that does not end for a leak.
             thread: (config.background_poll && !cfg!(miri)).then(MaintenanceThread::of_process),
             attention: Attention::default(),
+            side: SideThread::default(),
             wanted_of_ledger: Want::default(),
             is_giving: AtomicBool::new(false),
             shortage: Shortage::default(),
@@ -240,6 +247,10 @@ impl Core {
             Some(arena) if arena.lacks_hole() => Pace::Hole,
             _ => Pace::InUse,
         }
+    }
+
+    pub(crate) fn warnings(&self) -> Vec<Finding> {
+        self.log.warnings.all()
     }
 
     #[inline]

@@ -67,7 +67,7 @@ impl Lifetime {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, pinpool_loom))]
 mod models {
     use super::*;
     use loom::sync::Arc;

@@ -55,7 +55,7 @@ pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
 #[cfg(feature = "trace")]
 pub(crate) use self::core::recorded_description;
-pub(crate) use self::core::{Begun, Core, WaitingGet, Wanted};
+pub(crate) use self::core::{Begun, Core, Polled, SideCall, WaitingGet, Wanted};
 pub(crate) use self::domain::Domain;
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;

@@ -210,7 +210,7 @@ fn readable(tag: &str) -> String {
     text
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests {
     use super::*;
 

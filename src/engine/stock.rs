@@ -10,7 +10,6 @@
 
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use super::backing::Backing;
 use super::block::{Block, BlockBody};
@@ -20,7 +19,7 @@ use super::idle::thread_cache::{Entry, SpareEntries};
 use super::idle::{Idle, LoweredLimit, PutOutcome};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
-use super::supply::{Acquired, Adopted, BlockMemory, Refusal};
+use super::supply::{Acquired, Adopted, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::backend::{HugeTlb, SourceError, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
@@ -111,20 +110,20 @@ impl<E> Stock<E> {
     }
 
     /// A new block of `class`, or an idle one that came back meanwhile; and whether there are more blocks than ever before.
-    /// Idle blocks of `pool` make room. Waits for calls of other threads no longer than `until`. A slow call.
+    /// Idle blocks of `pool` make room. Makes such `calls` of the source. A slow call.
     pub(super) fn acquire(
         &self,
         owner: &Arc<E>,
         class: Class,
-        (now_us, until): (u64, Instant),
+        (now_us, calls): (u64, SlowCalls),
         pool: &dyn Member,
         refused: Option<MissReason>,
         is_in_flight: impl FnOnce() -> bool,
-    ) -> Result<(Block<E>, bool), Refusal> {
+    ) -> Result<(Block<E>, bool), Stop> {
         if let Some(why) = self.gone.get() {
-            return Err(Refusal::Source(why.clone()));
+            return Err(Refusal::Source(why.clone()).into());
         }
-        match self.backing.acquire(class, (now_us, until), pool, || self.take(class))? {
+        match self.backing.acquire(class, (now_us, calls), pool, || self.take(class))? {
             Acquired::Reused(block) => Ok((block, false)),
             Acquired::New(memory) => {
                 self.idle.count_allocated();

@@ -40,7 +40,7 @@ mod fence;
 mod queues;
 mod unanswered;
 
-#[cfg(all(test, not(loom)))] // For the tests of the gate, which loom has models instead of.
+#[cfg(all(test, not(pinpool_loom)))] // For the tests of the gate, which loom has models instead of.
 pub(crate) use fence::scripted::ScriptedFence;
 pub(crate) use fence::{CopyFences, Fences, SharedFence, is_over};
 pub use fence::{Fence, FenceKind, StreamId};
@@ -402,10 +402,10 @@ impl<T> Drop for Claim<'_, T> {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, pinpool_loom))]
 pub(crate) mod models;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests {
     use std::sync::Arc;
 

@@ -152,7 +152,7 @@ impl SharedCeiling {
     }
 }
 
-#[cfg(all(test, target_os = "linux", not(miri), not(loom)))] // Shared memory.
+#[cfg(all(test, target_os = "linux", not(miri), not(pinpool_loom)))] // Shared memory.
 mod tests {
     use std::sync::Arc;
 

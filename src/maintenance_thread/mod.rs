@@ -447,7 +447,7 @@ fn stop_at_exit(calls_driver: bool) {
     }
 }
 
-#[cfg(all(test, not(loom), not(miri)))]
+#[cfg(all(test, not(pinpool_loom), not(miri)))]
 mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::task::Wake;

@@ -17,7 +17,7 @@ use crate::config::{
     Ceiling, Config, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, ReleasePolicy,
     Settings, env, for_each_setting,
 };
-use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
+use crate::diag::{CheckReport, LogSampler, PoolLog, Start, Warnings};
 use crate::engine::{
     Backing, CalledSource, CeilingSource, Clock, Core, Direct, Domain, Fallback, SharedArena, SharedArenaConfig,
     Supply, Timekeeper,
@@ -53,7 +53,13 @@ impl PoolBuilder {
         Self {
             settings: Settings::default(),
             env_prefix: Some(env::PREFIX.to_owned()),
-            log: PoolLog { name: None, log_sampler: LogSampler::process(), log_every: 1, listener: None },
+            log: PoolLog {
+                name: None,
+                log_sampler: LogSampler::process(),
+                log_every: 1,
+                listener: None,
+                warnings: Warnings::default(),
+            },
             clock: Clock::System,
             host_root: PathBuf::from("/"),
         }

@@ -1,53 +1,149 @@
 //! A get that a task awaits.
+//!
+//! ```text
+//!   poll ─▶ look without calls ─┬─▶ a buffer, or an error
+//!             ▲                 ├─▶ in line: woken by a put, by its deadline, or to look again
+//!             │                 └─▶ a call of the source is needed: the thread of the pool looks with calls ─┐
+//!             └────────────────── woken, with a buffer, an error, or the place in line ◀────────────────────┘
+//! ```
+//!
+//! The place in line goes with the call and comes back with its result, so a get never has two. Its wait counts from its first
+//! poll and bounds how long it waits for room; a call that has begun is waited for, as in a get of a thread.
 
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::Pool;
+use super::{Pool, buffer};
 use crate::buffer::PinnedBuf;
-use crate::engine::{Begun, Ledger, WaitingGet};
-use crate::error::Result;
+use crate::engine::{Begun, Ledger, Polled, SideCall, WaitingGet, Wanted};
+use crate::error::{ErrorKind, Result};
 use crate::size_class::DEFAULT_ALIGN;
 
 /// The future of [`Pool::get_async`]: a buffer, or the error of [`Pool::get`].
 ///
 /// Begins when it is first polled. Dropped before it is ready, it leaves the line, and a buffer that it was handed
-/// meanwhile goes to the next get. While it waits it keeps its place also if it is not polled, until its wait has passed.
+/// meanwhile goes to the next get, as does memory that is being page-locked for it. While it waits it keeps its place also if it is
+/// not polled, until its wait has passed.
 ///
 /// Polled again after it was ready, it begins another get.
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
 pub struct GetFuture {
     // Before the pool: a get that leaves the line may put a buffer back.
-    waiting: Option<WaitingGet>,
+    state: State,
     pool: Pool,
     len: usize,
     wait: Duration,
     ledger: Option<Arc<Ledger>>,
 }
 
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    New,
+    Waits(WaitingGet),
+    /// A thread of the pool makes calls.
+    Calls(SideCall<Result<Step>>),
+}
+
+/// How far a get has come.
+#[derive(Debug)]
+enum Step {
+    Served(PinnedBuf),
+    Waits(WaitingGet),
+}
+
+impl Step {
+    fn of(begun: Begun, pool: &Pool, wanted: &Wanted) -> Self {
+        match begun {
+            Begun::Served(block) => Self::Served(buffer(pool.core(), block, wanted, DEFAULT_ALIGN)),
+            Begun::Waits(waiting) => Self::Waits(waiting),
+        }
+    }
+}
+
 impl GetFuture {
     pub(super) fn new(pool: Pool, len: usize, wait: Duration, ledger: Option<Arc<Ledger>>) -> Self {
-        Self { waiting: None, pool, len, wait, ledger }
+        Self { state: State::New, pool, len, wait, ledger }
     }
 
     /// In a child of `fork` the line stays as it was: its locks may be held by threads that do not exist here.
     fn forget_if_forked(&mut self) {
         if self.pool.core().is_forked() {
-            std::mem::forget(self.waiting.take());
+            std::mem::forget(std::mem::take(&mut self.state));
         }
     }
 
-    fn begin(&self) -> Result<Result<PinnedBuf, WaitingGet>> {
-        let wanted = self.pool.wanted(self.len, DEFAULT_ALIGN, self.ledger.as_ref())?;
-        let Some(wanted) = wanted else { return Ok(Ok(PinnedBuf::empty())) };
-        Ok(match self.pool.core().begin_get(&wanted, self.wait)? {
-            Begun::Served(block) => Ok(self.pool.buffer(block, &wanted, DEFAULT_ALIGN)),
-            Begun::Waits(waiting) => Err(waiting),
-        })
+    /// Begins the get. Slow calls are made on a thread of the pool.
+    fn begin(&mut self) -> Result<Option<PinnedBuf>> {
+        let Some(wanted) = self.pool.wanted(self.len, DEFAULT_ALIGN, self.ledger.as_ref())? else {
+            return Ok(Some(PinnedBuf::empty()));
+        };
+        let core = self.pool.core();
+        let now = Instant::now();
+        self.state = match core.begin_get(&wanted, self.wait, now)? {
+            Some(Begun::Served(block)) => return Ok(Some(buffer(core, block, &wanted, DEFAULT_ALIGN))),
+            Some(Begun::Waits(waiting)) => State::Waits(waiting),
+            None => {
+                // With the pool, which cannot end during the call.
+                let (pool, wait) = (self.pool.clone(), self.wait);
+                let call = move || {
+                    let begun = pool.core().begin_get_with_calls(&wanted, wait, now)?;
+                    Ok(Step::of(begun, &pool, &wanted))
+                };
+                State::Calls(core.aside(call))
+            }
+        };
+        Ok(None)
+    }
+
+    fn advance(&mut self, context: &mut Context<'_>) -> Poll<Result<PinnedBuf>> {
+        loop {
+            match std::mem::take(&mut self.state) {
+                State::New => match self.begin() {
+                    Ok(None) => {}
+                    Ok(Some(buf)) => return Poll::Ready(Ok(buf)),
+                    Err(error) => return Poll::Ready(Err(error)),
+                },
+                State::Waits(mut waiting) => match self.pool.core().poll_get(&mut waiting, context) {
+                    Polled::Over(served) => {
+                        let wanted = waiting.into_wanted();
+                        return Poll::Ready(
+                            served.map(|block| buffer(self.pool.core(), block, &wanted, DEFAULT_ALIGN)),
+                        );
+                    }
+                    Polled::Pending => {
+                        self.state = State::Waits(waiting);
+                        return Poll::Pending;
+                    }
+                    Polled::NeedsCall => {
+                        let pool = self.pool.clone();
+                        let call = move || {
+                            let wanted = waiting.wanted().clone();
+                            pool.core().call_for(waiting).map(|begun| Step::of(begun, &pool, &wanted))
+                        };
+                        self.state = State::Calls(self.pool.core().aside(call));
+                    }
+                },
+                State::Calls(call) => match call.poll(context) {
+                    Poll::Pending => {
+                        self.state = State::Calls(call);
+                        return Poll::Pending;
+                    }
+                    Poll::Ready(Some(Ok(Step::Waits(waiting)))) => self.state = State::Waits(waiting),
+                    Poll::Ready(Some(Ok(Step::Served(buf)))) => return Poll::Ready(Ok(buf)),
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
+                    Poll::Ready(None) => {
+                        let why = io::Error::other("it panicked");
+                        return Poll::Ready(Err(ErrorKind::Thread { what: "a get", why }.into()));
+                    }
+                },
+            }
+        }
     }
 }
 
@@ -55,25 +151,11 @@ impl Future for GetFuture {
     type Output = Result<PinnedBuf>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let get = &mut *self;
-        if let Err(error) = get.pool.core().check_process() {
-            get.forget_if_forked();
+        if let Err(error) = self.pool.core().check_process() {
+            self.forget_if_forked();
             return Poll::Ready(Err(error));
         }
-        let waiting = match &mut get.waiting {
-            Some(waiting) => waiting,
-            None => match get.begin() {
-                Ok(Ok(buf)) => return Poll::Ready(Ok(buf)),
-                Ok(Err(waiting)) => get.waiting.insert(waiting),
-                Err(error) => return Poll::Ready(Err(error)),
-            },
-        };
-        let Poll::Ready(served) = get.pool.core().poll_get(waiting, context) else { return Poll::Pending };
-        let wanted = get.waiting.take().map(WaitingGet::into_wanted);
-        Poll::Ready(served.map(|block| match wanted {
-            Some(wanted) => get.pool.buffer(block, &wanted, DEFAULT_ALIGN),
-            None => PinnedBuf::over(block, get.len, DEFAULT_ALIGN),
-        }))
+        self.advance(context)
     }
 }
 

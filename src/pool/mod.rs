@@ -79,6 +79,12 @@ impl Drop for Handle {
     }
 }
 
+/// The buffer of who `wanted` it.
+fn buffer(core: &Core, mut block: Block, wanted: &Wanted, align: usize) -> PinnedBuf {
+    core.note_holder(&mut block, wanted);
+    PinnedBuf::over(block, wanted.len, align)
+}
+
 impl Pool {
     /// Settings for a new pool.
     pub fn builder() -> PoolBuilder {
@@ -182,8 +188,8 @@ impl Pool {
     /// in one line with the gets of threads, first come, first served. Needs no runtime: the put that serves it wakes it, and
     /// the pool's maintenance thread wakes it for its deadline and for copies that have ended.
     ///
-    /// Does not wait for calls of other threads either. A miss may call the back-end on the thread that polls, as `get` does;
-    /// a [reserve](Pool::prewarm) avoids that.
+    /// Does not wait for calls of other threads either, and makes no slow call on the thread that polls: where memory must be
+    /// page-locked, a thread of the pool does that and wakes the task.
     ///
     /// ```
     /// # use std::pin::pin;
@@ -213,7 +219,7 @@ impl Pool {
         let Some(wanted) = self.wanted(len, align, ledger)? else { return Ok(PinnedBuf::empty()) };
         self.core().enter();
         let block = self.core().get(&wanted, wait)?;
-        Ok(self.buffer(block, &wanted, align))
+        Ok(buffer(self.core(), block, &wanted, align))
     }
 
     /// What a get asks for; `None` for no bytes.
@@ -223,17 +229,11 @@ impl Pool {
         Ok((len > 0).then(|| Wanted { len, class, ledger: ledger.cloned() }))
     }
 
-    /// The buffer of who `wanted` it.
-    fn buffer(&self, mut block: Block, wanted: &Wanted, align: usize) -> PinnedBuf {
-        self.core().note_holder(&mut block, wanted);
-        PinnedBuf::over(block, wanted.len, align)
-    }
-
     fn try_get_for(&self, len: usize, ledger: Option<&Arc<Ledger>>) -> Result<Option<PinnedBuf>> {
         let Some(wanted) = self.wanted(len, DEFAULT_ALIGN, ledger)? else { return Ok(Some(PinnedBuf::empty())) };
         let served = self.core().try_get(wanted.class);
         served.iter().for_each(|block| self.core().record_get(block, &wanted, None));
-        Ok(served.map(|block| self.buffer(block, &wanted, DEFAULT_ALIGN)))
+        Ok(served.map(|block| buffer(self.core(), block, &wanted, DEFAULT_ALIGN)))
     }
 
     /// A buffer of `len` bytes if one of its class is idle; never calls the back-end and never waits.
@@ -245,13 +245,13 @@ impl Pool {
         self.try_get_for(len, None)
     }
 
-    /// As [`get`](Pool::get), with the buffer's memory on memory node `node`: [`on`](Pool::on) and a get of that pool.
+    /// As [`get`](Pool::get), with the buffer's memory on memory node `node`: [`on_node`](Pool::on_node) and a get of that pool.
     ///
     /// # Errors
     ///
-    /// As [`get`](Pool::get) and [`on`](Pool::on).
+    /// As [`get`](Pool::get) and [`on_node`](Pool::on_node).
     pub fn get_on(&self, node: u32, len: usize) -> Result<PinnedBuf> {
-        self.on(node)?.get(len)
+        self.on_node(node)?.get(len)
     }
 
     /// This pool on memory node `node`: with buffers, idle buffers and statistics of its own, under the same ceiling. What is
@@ -267,7 +267,7 @@ impl Pool {
     /// - [`is_setting`](crate::Error::is_setting): no such node, a back-end that cannot choose the node, the preset
     ///   `tensorflow`, or this is a partition or the pool of another node,
     /// - [`is_backend`](crate::Error::is_backend): the back-end refused memory of that node.
-    pub fn on(&self, node: u32) -> Result<Self> {
+    pub fn on_node(&self, node: u32) -> Result<Self> {
         self.core().check_process()?;
         let refused = |why: &str| nodes::refused(node, why.to_owned());
         let none = || refused("ask the pool that was built, not a partition or the pool of a node");

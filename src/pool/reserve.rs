@@ -52,8 +52,8 @@ impl Pool {
     ///
     /// ```no_run
     /// let pool = pinpool::Pool::builder().reserve_wait(false).build()?;
-    /// let near = pool.on(1)?;
-    /// pool.on(0)?.prewarm(512 << 30)?;
+    /// let near = pool.on_node(1)?;
+    /// pool.on_node(0)?.prewarm(512 << 30)?;
     /// near.prewarm(512 << 30)?;
     /// near.reserve_first();
     /// # Ok::<(), pinpool::Error>(())

@@ -115,7 +115,7 @@ impl TaggedPool {
     ///
     /// The errors of [`Pool::get_on`].
     pub fn get_on(&self, node: u32, len: usize) -> Result<PinnedBuf> {
-        let pool = self.pool.on(node)?;
+        let pool = self.pool.on_node(node)?;
         pool.tagged(self.tag().unwrap_or_default()).get(len)
     }
 

@@ -2,18 +2,18 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
 use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, GetFuture, OnFull};
+use pinpool::{Backend, GetFuture, OnFull, Pool, Preset};
 use pinpool_testing::{FaultSource, SourceCall};
 
-use crate::fixture::{over_sim, until_waits, valid_stats};
+use crate::fixture::{LONG, over, over_sim, until_waits, valid_stats};
 
 const MIB: usize = 1 << 20;
 /// A wait that a test sees the end of.
@@ -50,6 +50,8 @@ fn two_tasks_on_one_thread_share_a_ceiling_that_holds_one_buffer() {
     for pool in
         [over_sim(2 << 20).build().unwrap(), over_sim(8 << 20).build().unwrap().partition("eval", 2 << 20).unwrap()]
     {
+        // So that no get needs a call, which another thread would make.
+        drop(pool.get(2 * MIB).unwrap());
         run(async {
             let tasks = [0_u8, 1].map(|task| {
                 let pool = pool.clone();
@@ -68,7 +70,7 @@ fn two_tasks_on_one_thread_share_a_ceiling_that_holds_one_buffer() {
             }
         });
         let stats = valid_stats(&pool);
-        assert_eq!((stats.gets, stats.in_use, stats.failed_gets), (200, 0, 0));
+        assert_eq!((stats.gets, stats.in_use, stats.failed_gets), (201, 0, 0));
         assert!(stats.waits > 0);
     }
 }
@@ -205,6 +207,140 @@ fn a_task_does_not_wait_on_its_thread_for_the_page_lock_of_another_thread() {
         run(get).unwrap();
     });
     valid_stats(&pool);
+}
+
+/// A pool that calls `source` for each size of its first get, under either preset.
+fn over_both_presets(source: &Arc<FaultSource>) -> [Pool; 2] {
+    let tensorflow = Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Source(source.clone()));
+    [over(source.clone(), 64 << 20).build().unwrap(), tensorflow.build().unwrap()]
+}
+
+#[test]
+fn a_miss_that_page_locks_does_so_on_another_thread_and_the_runtime_goes_on() {
+    const BEATS: usize = 1000;
+    for preset in 0..2 {
+        let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+        let pool = over_both_presets(&source)[preset].clone();
+        let held = Arc::new(Mutex::new(Some(source.hold(SourceCall::Acquire))));
+        // Opens the gate of a runtime that stands: the test fails then, and does not hang.
+        let (is_over, over) = mpsc::channel::<()>();
+        let opener = held.clone();
+        let opener = thread::spawn(move || {
+            if let Err(mpsc::RecvTimeoutError::Timeout) = over.recv_timeout(Duration::from_secs(30)) {
+                drop(opener.lock().unwrap().take());
+            }
+        });
+        let beats = run(async {
+            let get = tokio::spawn(pool.get_async(4 * MIB));
+            while source.calls(SourceCall::Acquire) == 0 {
+                tokio::task::yield_now().await;
+            }
+            let mut beats = 0;
+            while beats < BEATS && held.lock().unwrap().is_some() {
+                assert!(!get.is_finished());
+                tokio::task::yield_now().await;
+                beats += 1;
+            }
+            held.lock().unwrap().take();
+            assert_eq!(get.await.unwrap().unwrap().len(), 4 * MIB);
+            beats
+        });
+        drop(is_over);
+        opener.join().unwrap();
+        assert_eq!(beats, BEATS, "the gate was held meanwhile");
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.gets, stats.misses, stats.waits), (1, 1, 0));
+        // A hit needs no thread.
+        assert!(poll(pin!(pool.get_async(4 * MIB)), Waker::noop()).is_ready());
+        assert_eq!(source.calls(SourceCall::Acquire), 1);
+    }
+}
+
+#[test]
+fn memory_that_is_page_locked_for_a_future_that_is_dropped_serves_the_next_get() {
+    for preset in 0..2 {
+        let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+        let pool = over_both_presets(&source)[preset].clone();
+        let held = source.hold(SourceCall::Acquire);
+        let mut get = Box::pin(pool.get_async(4 * MIB));
+        let mut behind = Box::pin(pool.get_async(8 * MIB));
+        assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+        held.wait_for(1);
+        assert!(poll(behind.as_mut(), Waker::noop()).is_pending());
+        drop((get, behind));
+        drop(held);
+        while pool.stats().buffers_in_pool == 0 {
+            thread::yield_now();
+        }
+        assert_eq!(valid_stats(&pool).in_use, 0);
+        drop(pool.try_get(4 * MIB).unwrap().expect("it is idle"));
+        assert_eq!(source.calls(SourceCall::Acquire), 1, "nothing was done for the get behind it");
+    }
+}
+
+#[test]
+fn a_refusal_on_the_other_thread_is_the_error_of_the_future() {
+    for preset in 0..2 {
+        let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+        let pool = over_both_presets(&source)[preset].clone();
+        (0..4).for_each(|call| source.fail(SourceCall::Acquire, call));
+        assert!(run(pool.get_async(4 * MIB)).unwrap_err().is_backend());
+        assert_eq!(valid_stats(&pool).failed_gets, 1);
+    }
+}
+
+#[test]
+fn a_task_in_line_does_not_page_lock_on_its_thread_what_it_has_room_for_later() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = over(source.clone(), 2 << 20).wait(LONG).build().unwrap();
+    let _held = pool.get(2 * MIB).unwrap();
+    let mut get = pin!(pool.get_async(2 * MIB));
+    assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+    let gate = source.hold(SourceCall::Acquire);
+    pool.set_max_bytes(8 << 20).unwrap();
+    assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+    gate.wait_for(1);
+    assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+    drop(gate);
+    run(get).unwrap();
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.waits, stats.failed_gets), (1, 0));
+}
+
+#[test]
+fn a_pool_that_ends_while_its_thread_page_locks_releases_that_memory() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = over(source.clone(), 64 << 20).build().unwrap();
+    let gate = source.hold(SourceCall::Acquire);
+    let mut get = Box::pin(pool.get_async(4 * MIB));
+    assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+    gate.wait_for(1);
+    drop((get, pool));
+    drop(gate);
+    while source.calls(SourceCall::Release) == 0 {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_get_whose_wait_is_over_before_its_call_begins_waits_no_longer_for_room() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = over(source.clone(), 64 << 20).wait(SHORT).on_full(OnFull::Error).build().unwrap();
+    let gate = source.hold(SourceCall::Acquire);
+    let mut first = pin!(pool.get_async(4 * MIB));
+    let mut second = pin!(pool.get_async(8 * MIB));
+    assert!(poll(first.as_mut(), Waker::noop()).is_pending());
+    gate.wait_for(1);
+    assert!(poll(second.as_mut(), Waker::noop()).is_pending());
+    // It has its room only as long as the first has none.
+    pool.set_max_bytes(8 << 20).unwrap();
+    thread::sleep(SHORT);
+    drop(gate);
+    let held = run(first).unwrap();
+    assert!(run(second).unwrap_err().is_limit());
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.gets, stats.failed_gets, stats.timeouts, stats.in_use), (1, 1, 1, 1));
+    drop(held);
 }
 
 #[test]

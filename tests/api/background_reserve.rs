@@ -400,7 +400,7 @@ fn the_node_that_is_put_first_has_its_reserve_before_the_others() {
     for first in [0, 1] {
         let builder = Pool::builder().without_env().backend(Backend::Heap).host_root(root.path()).numa_node(0);
         let pool = builder.background_poll(false).reserve_wait(false).max_bytes(256 << 20).build().unwrap();
-        let nodes = [pool.on(0).unwrap(), pool.on(1).unwrap()];
+        let nodes = [pool.on_node(0).unwrap(), pool.on_node(1).unwrap()];
         nodes.iter().for_each(|node| node.prewarm(32 * MI).unwrap());
         let pinned = || [0, 1].map(|node: usize| nodes[node].stats().reserve_bytes / STEP);
         assert_eq!(pinned(), [1, 1], "the first step of each");
@@ -418,7 +418,7 @@ fn the_node_that_is_put_first_has_its_reserve_before_the_others() {
     // By threads, to the end.
     let builder = Pool::builder().without_env().backend(Backend::Heap).host_root(root.path()).numa_node(0);
     let pool = builder.reserve_wait(false).max_bytes(256 << 20).build().unwrap();
-    let other = pool.on(1).unwrap();
+    let other = pool.on_node(1).unwrap();
     other.reserve_first();
     pool.prewarm(32 * MI).unwrap();
     other.prewarm(32 * MI).unwrap();

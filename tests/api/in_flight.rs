@@ -107,15 +107,23 @@ fn a_buffer_dropped_after_borrowing_copies_on_two_streams_waits_for_both() {
 }
 
 #[test]
-fn a_refused_copy_puts_its_buffer_back() {
+fn a_refused_copy_gives_its_buffer_back() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10));
-    let error = pool.get(11).unwrap().copy_to(&stream, &mut device).unwrap_err();
-    assert!(error.is_copy(), "{error}");
+    let error = filled(&pool, 11, 5).copy_to(&stream, &mut device).unwrap_err();
+    assert!(error.error().is_copy(), "{error}");
     for part in ["11 B", "only 10 B"] {
         assert!(error.to_string().contains(part), "{error}");
     }
-    assert_eq!(pool.stats().buffers_in_pool, 1);
+    assert_eq!((pool.stats().buffers_in_pool, pool.stats().in_use), (0, 1));
+    // The bytes are still there, and may be copied elsewhere.
+    let mut larger = SinkMem::new(11);
+    error.into_buf().unwrap().copy_to(&stream, &mut larger).unwrap().wait().unwrap();
+    assert_eq!(larger.read(), [5; 11]);
+    // Else the buffer goes back with the error.
+    let error = pool.get(11).unwrap().copy_to(&stream, &mut device).unwrap_err();
+    assert!(pinpool::Error::from(error).is_copy());
+    assert_eq!((pool.stats().buffers_in_pool, pool.stats().in_use), (1, 0));
     let mut buffer = pool.get(8).unwrap();
     #[allow(clippy::reversed_empty_ranges)] // A mistake of the caller.
     let outside = [0..9, 9..9, 5..4];

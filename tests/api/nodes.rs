@@ -31,7 +31,7 @@ fn buffers_are_reused_on_the_node_that_they_lie_on() {
     let first = [address(None), address(Some(0)), address(Some(1))];
     assert!(first[0] != first[1] && first[1] != first[2] && first[0] != first[2], "{first:?}");
     assert_eq!([address(None), address(Some(0)), address(Some(1))], first);
-    for of_node in [pool.clone(), pool.on(0).unwrap(), pool.on(1).unwrap()] {
+    for of_node in [pool.clone(), pool.on_node(0).unwrap(), pool.on_node(1).unwrap()] {
         let stats = of_node.stats();
         assert_eq!((stats.gets, stats.hits, stats.backend), (2, 1, "heap"));
         stats.validate().unwrap();
@@ -42,7 +42,7 @@ fn buffers_are_reused_on_the_node_that_they_lie_on() {
 fn all_nodes_are_under_one_ceiling_and_what_is_idle_on_one_makes_room_on_another() {
     let root = machine("0-1\n");
     let pool = on(&root, Backend::Heap).max_bytes(Some(16 << 20)).wait(std::time::Duration::ZERO).build().unwrap();
-    let held = || [&pool, &pool.on(1).unwrap()].map(|pool| pool.stats().pinned_bytes);
+    let held = || [&pool, &pool.on_node(1).unwrap()].map(|pool| pool.stats().pinned_bytes);
     let here = pool.get(12 * MIB).unwrap();
     let error = pool.get_on(1, 8 * MIB).unwrap_err();
     assert!(error.is_limit(), "{error}");
@@ -59,7 +59,7 @@ fn all_nodes_are_under_one_ceiling_and_what_is_idle_on_one_makes_room_on_another
     let all = pool.get(16 * MIB).unwrap();
     assert_eq!(held(), [16 << 20, 0]);
     drop(all);
-    for of_node in [pool.clone(), pool.on(1).unwrap()] {
+    for of_node in [pool.clone(), pool.on_node(1).unwrap()] {
         of_node.stats().validate().unwrap();
     }
     pool.set_max_bytes(4 << 20).unwrap();
@@ -74,7 +74,7 @@ fn trim_and_clear_act_on_all_nodes_the_others_first() {
         drop(pool.get(8 * MIB).unwrap());
         drop(pool.get_on(2, 8 * MIB).unwrap());
     };
-    let held = || [&pool, &pool.on(2).unwrap()].map(|pool| pool.stats().pinned_bytes >> 20);
+    let held = || [&pool, &pool.on_node(2).unwrap()].map(|pool| pool.stats().pinned_bytes >> 20);
     fill();
     assert_eq!(held(), [8, 8]);
     pool.trim(12 << 20);
@@ -92,7 +92,7 @@ fn a_machine_with_one_node_has_one_pool() {
         let root = machine(nodes);
         let pool = on(&root, Backend::Sim { total_bytes: 1 << 30 }).build().unwrap();
         drop(pool.get_on(0, MIB).unwrap());
-        assert_eq!((pool.stats().gets, pool.on(0).unwrap().stats().gets), (1, 1));
+        assert_eq!((pool.stats().gets, pool.on_node(0).unwrap().stats().gets), (1, 1));
     }
 }
 
@@ -108,7 +108,7 @@ fn who_cannot_choose_the_node_says_so() {
     let heap = on(&root, Backend::Heap).max_bytes(Some(64 << 20)).build().unwrap();
     refused(&heap, 7, "no such memory node, the machine has [0, 1]");
     refused(&heap.partition("part", 1 << 20).unwrap(), 1, "partition");
-    refused(&heap.on(1).unwrap(), 0, "the pool that was built");
+    refused(&heap.on_node(1).unwrap(), 0, "the pool that was built");
     let exact = on(&root, Backend::Heap).preset(Preset::Tensorflow).build().unwrap();
     refused(&exact, 1, "PINPOOL_PRESET=adaptive");
 }

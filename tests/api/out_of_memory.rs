@@ -49,13 +49,18 @@ system: 800.00 MiB free of 1000.00 MiB (machine)
 likely cause: nearly all that is held is in use: buffers are put back too late or not at all; the oldest is 90 s old, of \
                 loader/images
 change: put buffers back sooner, lower the prefetch, or raise PINPOOL_MAX_BYTES to 8912896 bytes or more";
-    let text = error.to_string();
+    let text = error.report();
     let (first, rest) = text.split_once('\n').unwrap();
     assert!(
         first.starts_with("asked 1048576 B (1048576 B with rounding): over the ceiling; held 8388608 B"),
         "{first}"
     );
     assert_eq!(rest, body);
+    assert_eq!(error.to_string(), first, "one line");
+    assert_eq!(
+        (error.asked_bytes(), error.held_bytes(), error.max_bytes()),
+        (Some(1 << 20), Some(8 << 20), Some(8 << 20))
+    );
     let kept = lines_with_levels();
     let reports: Vec<_> = kept.iter().filter(|(_, line)| line.contains("out of memory")).collect();
     let [(Level::Warn, line)] = reports[..] else { panic!("one block: {kept:?}") };
@@ -69,7 +74,7 @@ fn the_block_is_logged_at_the_first_failure_and_at_each_power_of_ten() {
     let pool = pool_of(Backend::Heap).max_bytes(1 << 20).build().unwrap();
     let _all = pool.get(MIB).unwrap();
     listen();
-    let errors: Vec<_> = (0..120).map(|_| pool.get(4096).unwrap_err().to_string()).collect();
+    let errors: Vec<_> = (0..120).map(|_| pool.get(4096).unwrap_err().report()).collect();
     assert!(errors.iter().all(|text| text.contains("Current usage from device: host")), "each error has it");
     let kept = lines_with_levels();
     assert_eq!(kept.iter().filter(|(_, line)| line.starts_with("out of memory: ")).count(), 3, "1, 10 and 100");
@@ -87,7 +92,7 @@ fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
         listen();
         let error = tagged.get(2 * MIB).unwrap_err();
         assert!(error.is_backend(), "{error}");
-        let text = error.to_string();
+        let text = error.report();
         for part in [
             "\nCurrent usage from device: host, allocator: sim (",
             "\n  1.00 MiB from t (1 buffer, the oldest 0 s)\n",
@@ -106,7 +111,7 @@ fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
 #[test]
 fn the_limit_to_raise_is_the_one_that_is_reached() {
     let change = |pool: &Pool, len: usize| {
-        let text = pool.get(len).unwrap_err().to_string();
+        let text = pool.get(len).unwrap_err().report();
         text.lines().last().unwrap().to_owned()
     };
     let pool = pool_of(Backend::Heap).max_bytes(8 << 20).build().unwrap();
@@ -128,7 +133,7 @@ fn copies_that_do_not_end_are_the_likely_cause() {
     let gate = stream.hold();
     let copy = pool.tagged("t").get(2 * MIB).unwrap().copy_to(&stream, &mut device).unwrap();
     clock.advance_us(45_000_000);
-    let text = pool.get(4096).unwrap_err().to_string();
+    let text = pool.get(4096).unwrap_err().report();
     assert!(
         text.contains("likely cause: most of what is held is in flight, the oldest for 45 s on stream 0x"),
         "{text}"

@@ -1,6 +1,8 @@
 //! The remedy in a message is the one that helps, and what is less than was asked for is a warning.
 #![allow(clippy::print_stdout)] // Prints why it skips.
 
+use std::io::{Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
@@ -23,7 +25,7 @@ fn refusal(pool: &Pool, held: usize, len: usize) -> String {
     let _held = pool.get(held).unwrap();
     let error = pool.get(len).unwrap_err();
     assert!(error.is_limit(), "{error}");
-    error.to_string()
+    error.report()
 }
 
 #[test]
@@ -97,7 +99,7 @@ fn a_get_behind_a_large_one_in_line_names_it_and_advises_a_ceiling_above_the_pre
     thread::scope(|scope| {
         let large = scope.spawn(|| pool.get_timeout(60 * MIB, LONG).map(drop));
         until_waits(&pool, 1);
-        let text = pool.get(8 * MIB).unwrap_err().to_string();
+        let text = pool.get(8 * MIB).unwrap_err().report();
         drop(held);
         large.join().unwrap().unwrap();
         assert!(
@@ -118,21 +120,21 @@ fn the_limit_of_a_partition_inside_another_is_the_one_that_is_named() {
     let pool = heap().max_bytes(200 << 20).build().unwrap();
     let outer = pool.partition("outer", 32 << 20).unwrap();
     let inner = outer.partition("inner", 100 << 20).unwrap();
-    let text = inner.get(40 * MIB).unwrap_err().to_string();
+    let text = inner.get(40 * MIB).unwrap_err().report();
     let never =
         "it can never fit in the partition of 33554432 B around this one: ask for less, or make that one larger";
     assert!(text.contains(never), "{text}");
     let raise = "ask for less, or raise the ceiling of the partition around this one to 41943040 bytes or more";
     assert_eq!(cause(&text).1, raise);
     let held = outer.get(30 * MIB).unwrap();
-    let text = inner.get(8 * MIB).unwrap_err().to_string();
+    let text = inner.get(8 * MIB).unwrap_err().report();
     let full =
         "the partition of 33554432 B around this one is full: put its buffers back first, or make that one larger";
     assert!(text.contains(full), "{text}");
     drop(held);
     // The pool around both.
     let wide = pool.partition("wide", 300 << 20).unwrap();
-    let text = wide.get(201 * MIB).unwrap_err().to_string();
+    let text = wide.get(201 * MIB).unwrap_err().report();
     assert!(text.contains("it can never fit under the ceiling: ask for less or raise PINPOOL_MAX_BYTES"), "{text}");
 }
 
@@ -143,7 +145,7 @@ fn idle_memory_is_the_cause_where_it_is_most_of_what_is_held() {
     drop((0..60).map(|n| pool.get(MIB - n * 4096).unwrap()).collect::<Vec<_>>());
     let held = pool.stats().pinned_bytes;
     let error = pool.get(16 * MIB).unwrap_err();
-    let text = error.to_string();
+    let text = error.report();
     let (found, change) = cause(&text);
     assert!(
         error.is_backend() && found == format!("{held} of the {held} bytes held are idle, in other sizes or in pieces"),
@@ -214,6 +216,33 @@ fn auto_without_page_locked_memory_warns_once_and_says_why() {
         listen();
         drop(Pool::builder().without_env().backend(Backend::Heap).build().unwrap());
         assert!(lines_with_levels().iter().all(|(level, _)| *level == Level::Info));
+    });
+}
+
+#[allow(unsafe_code)] // Changes this process.
+#[test]
+fn without_a_logger_stderr_has_each_warning_once_and_the_pool_has_it_too() {
+    alone(|| {
+        lower_memlock(64 << 10);
+        let mut written = tempfile::tempfile().unwrap();
+        // SAFETY: the descriptor stays open until the end of this process.
+        assert_eq!(unsafe { libc::dup2(written.as_raw_fd(), 2) }, 2);
+        let pools = [(); 2].map(|()| Pool::builder().without_env().build().unwrap());
+        if pools[0].backend() != "heap" {
+            println!("skipped: RLIMIT_MEMLOCK does not bind this process, or there is a GPU");
+            return;
+        }
+        for pool in &pools {
+            assert!(!pool.is_pinned());
+            let warnings = pool.warnings();
+            assert_eq!(warnings.iter().filter(|warning| warning.check == "page-lock").count(), 1, "{warnings:?}");
+        }
+        // What was asked for is no warning.
+        assert_eq!(Pool::builder().without_env().backend(Backend::Heap).build().unwrap().warnings(), []);
+        let mut text = String::new();
+        written.seek(SeekFrom::Start(0)).unwrap();
+        written.read_to_string(&mut text).unwrap();
+        assert_eq!(text.matches("pinpool: memory is not page-locked: ").count(), 1, "{text}");
     });
 }
 

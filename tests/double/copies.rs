@@ -141,7 +141,7 @@ fn every_kind_of_stream_and_target_takes_a_copy() {
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), expected);
     }
     let error = pool.get(4097).unwrap().copy_to(&context.default_stream(), &mut memory).unwrap_err();
-    assert!(error.is_copy() && error.to_string().contains("4096"), "{error}");
+    assert!(error.error().is_copy() && error.to_string().contains("4096"), "{error}");
     let pageable = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
     filled(&pageable, 4096, 4).copy_to(&context.default_stream(), &mut memory).unwrap().wait().unwrap();
     assert_eq!(context.default_stream().clone_dtoh(&memory).unwrap(), vec![4; 4096]);
@@ -230,7 +230,7 @@ fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_survives() {
     let (stream, mut memory) = stream_and_memory(&context, 4096);
     let buf = filled(&pool, 4096, 1);
     begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
-    let error = buf.copy_to(&stream, &mut memory).unwrap_err();
+    let error = pinpool::Error::from(buf.copy_to(&stream, &mut memory).unwrap_err());
     assert!(error.is_copy() && error.to_string().contains("before the capture begins"), "{error}");
     assert_eq!(pool.stats().buffers_in_pool, 1, "the buffer is put back");
     assert_eq!(end_capture(&stream), Ok(()));
@@ -296,7 +296,7 @@ fn a_copy_that_fails_at_a_step_puts_its_buffer_back_only_if_nothing_was_enqueued
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let buf = filled(&pool, 4096, 1);
         double.fail(name, 1, code);
-        let error = buf.copy_to(&stream, &mut memory).unwrap_err();
+        let error = pinpool::Error::from(buf.copy_to(&stream, &mut memory).unwrap_err());
         let is_of_device = matches!(code, Code::LAUNCH_FAILED | Code::UNKNOWN);
         assert_eq!((error.is_device(), error.is_copy()), (is_of_device, !is_of_device), "{name}: {error}");
         // The copy may be running: the buffer waits for a fence that was put behind it all the same.

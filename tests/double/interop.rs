@@ -435,7 +435,8 @@ fn a_copy_without_an_event_is_refused_and_the_buffer_is_put_back() {
     double.fail_from("cuEventCreate", 1, Code::OUT_OF_MEMORY);
     // Events of earlier copies are used first.
     let refused = (0..2000).find_map(|_| pool.get(16).unwrap().copy_to(&stream, &mut target).err()).unwrap();
-    assert!(refused.is_copy() && refused.to_string().contains("cuEventCreate"), "{refused}");
+    assert!(refused.error().is_copy() && refused.to_string().contains("cuEventCreate"), "{refused}");
+    drop(refused);
     assert_eq!((pool.stats().lost, pool.stats().in_use), (0, 0));
 }
 
@@ -667,7 +668,7 @@ fn a_copy_whose_wait_would_join_a_capture_is_refused_before_it_is_enqueued() {
         origin.memset_zeros(&mut target).unwrap();
         origin.memset_zeros(&mut source).unwrap();
         let records = double.calls("cuEventRecord");
-        let refused = filled(&pool, 1).copy_to(&stream, &mut target).unwrap_err();
+        let refused = pinpool::Error::from(filled(&pool, 1).copy_to(&stream, &mut target).unwrap_err());
         assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");
         let refused = filled(&pool, 1).copy_from(&other, &source).unwrap_err();
         assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");

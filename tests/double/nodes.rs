@@ -29,7 +29,7 @@ fn vmm_and_register_serve_each_node_and_reuse_buffers_on_it() {
         assert_ne!(first[0], first[1], "{backend:?}");
         assert_eq!([address(0), address(1), address(0)], [first[0], first[1], first[0]], "{backend:?}");
         assert_eq!(double.all_calls(), calls, "{backend:?}: a hit calls nothing, on each node");
-        let of_nodes = [pool.clone(), pool.on(1).unwrap()];
+        let of_nodes = [pool.clone(), pool.on_node(1).unwrap()];
         for (of_node, hits) in of_nodes.iter().zip([2, 1]) {
             let stats = of_node.stats();
             assert_eq!((stats.gets, stats.hits, stats.backend), (hits + 1, hits, backend.name()));

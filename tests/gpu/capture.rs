@@ -39,6 +39,7 @@ fn a_stream_that_captures_is_refused() {
         let mut lane = Lane::on(&untracked.new_stream().unwrap(), name.to_owned(), MIB);
         captured(name, &lane.stream, || {
             let refused = pool.get(MIB).unwrap().copy_to(&lane.stream, &mut lane.memory).unwrap_err();
+            let refused = pinpool::Error::from(refused);
             assert!(refused.is_copy(), "{name}: {refused}");
             let refused = pool.get(MIB).unwrap().copy_from(&lane.stream, &lane.memory).unwrap_err();
             assert!(refused.is_copy(), "{name}: {refused}");

@@ -73,9 +73,9 @@ impl BenchTarget {
     /// Copies the buffer and gives it back.
     pub(super) fn copy_all(&mut self, buf: PinnedBuf) -> Result<Completion, Error> {
         match self {
-            BenchTarget::Sink { stream, memory } => buf.copy_to(stream, memory),
+            BenchTarget::Sink { stream, memory } => Ok(buf.copy_to(stream, memory)?),
             #[cfg(feature = "cuda")]
-            BenchTarget::Cuda { stream, memory, .. } => buf.copy_to(stream, memory),
+            BenchTarget::Cuda { stream, memory, .. } => Ok(buf.copy_to(stream, memory)?),
         }
     }
 
@@ -105,7 +105,7 @@ impl BenchTarget {
     pub(super) fn copy_by(&mut self, method: CopyMethod, buf: PinnedBuf) -> Result<(), Error> {
         match (self, method) {
             #[cfg(feature = "cuda")]
-            (BenchTarget::Cuda { stream, raw, .. }, CopyMethod::CopyTo) => buf.copy_to(stream, raw).map(drop),
+            (BenchTarget::Cuda { stream, raw, .. }, CopyMethod::CopyTo) => Ok(buf.copy_to(stream, raw).map(drop)?),
             #[cfg(feature = "cuda")]
             (BenchTarget::Cuda { stream, memory, .. }, CopyMethod::MemcpyHtod) => {
                 stream.memcpy_htod(&buf, memory).map_err(|error| driver_error(&error))

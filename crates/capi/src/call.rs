@@ -26,7 +26,7 @@ impl Failure {
 
 impl From<pinpool::Error> for Failure {
     fn from(error: pinpool::Error) -> Self {
-        Self::new(status::of_error(&error), error.to_string())
+        Self::new(status::of_error(&error), error.report())
     }
 }
 

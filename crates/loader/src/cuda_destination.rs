@@ -57,7 +57,7 @@ impl Destination for CudaDestination {
                 .alloc_zeros(batch.len())
                 .map_err(|error| Error::copy(batch.len(), format!("no device memory for it: {}", words(error))))?;
         }
-        batch.copy_to(stream, memory)
+        Ok(batch.copy_to(stream, memory)?)
     }
 
     fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error> {

@@ -65,7 +65,7 @@ impl Destination for SinkDestination {
         if batch.len() > memory.capacity_bytes() {
             *memory = SinkMem::new(batch.len());
         }
-        batch.copy_to(stream, memory)
+        Ok(batch.copy_to(stream, memory)?)
     }
 
     fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error> {

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 /// What a metric is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Kind {
     /// A figure of now.
     Gauge,

@@ -114,7 +114,7 @@ impl<T: AsFd> Drop for ParentOnly<T> {
     }
 }
 
-#[cfg(all(test, not(miri), not(loom)))]
+#[cfg(all(test, not(miri), not(pinpool_loom)))]
 mod tests {
     use std::fs::File;
     use std::os::fd::{FromRawFd, OwnedFd};

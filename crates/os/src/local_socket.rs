@@ -180,7 +180,7 @@ fn peer_user(socket: &UnixStream) -> io::Result<u32> {
     if asked == 0 { Ok(user) } else { Err(io::Error::last_os_error()) }
 }
 
-#[cfg(all(test, not(miri), not(loom)))] // Sockets.
+#[cfg(all(test, not(miri), not(pinpool_loom)))] // Sockets.
 mod tests {
     use std::os::unix::fs::symlink;
 

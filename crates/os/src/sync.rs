@@ -1,15 +1,15 @@
 //! Atomics, cells and locks that a model checker can replace.
 //!
-//! Under `cfg(loom)` the same names are loom's, which runs every interleaving of the models in the modules that use them.
+//! Under `cfg(pinpool_loom)` the same names are loom's, which runs every interleaving of the models in the modules that use them.
 //! Statics use [`process`], because loom's atomics cannot be statics; state that no model covers uses `process` and
 //! [`plain`].
 
 pub use crossbeam::utils::CachePadded;
 
-#[cfg(not(loom))]
+#[cfg(not(pinpool_loom))]
 pub use std::sync::atomic;
 
-#[cfg(loom)]
+#[cfg(pinpool_loom)]
 pub use loom::sync::atomic;
 
 /// Atomics that are never modelled.
@@ -17,7 +17,7 @@ pub mod process {
     pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }
 
-#[cfg(not(loom))]
+#[cfg(not(pinpool_loom))]
 pub use crossbeam::utils::Backoff;
 
 /// Locks that are never modelled.
@@ -92,14 +92,14 @@ pub mod plain {
     }
 }
 
-#[cfg(not(loom))]
+#[cfg(not(pinpool_loom))]
 pub use plain::{Condvar, Mutex, MutexGuard};
 
-#[cfg(loom)]
+#[cfg(pinpool_loom)]
 pub use modelled::{Condvar, Mutex, MutexGuard};
 
 /// loom's locks with the interface of [`plain`].
-#[cfg(loom)]
+#[cfg(pinpool_loom)]
 mod modelled {
     use std::sync::PoisonError;
     use std::time::Instant;
@@ -143,10 +143,10 @@ mod modelled {
 }
 
 /// In a model a wait lets loom run another thread.
-#[cfg(loom)]
+#[cfg(pinpool_loom)]
 pub struct Backoff;
 
-#[cfg(loom)]
+#[cfg(pinpool_loom)]
 impl Backoff {
     pub fn new() -> Self {
         Self
@@ -161,15 +161,15 @@ impl Backoff {
     }
 }
 
-#[cfg(loom)]
+#[cfg(pinpool_loom)]
 pub use loom::cell::UnsafeCell;
 
 /// `std`'s cell with the interface of loom's.
-#[cfg(not(loom))]
+#[cfg(not(pinpool_loom))]
 #[derive(Debug)]
 pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
-#[cfg(not(loom))]
+#[cfg(not(pinpool_loom))]
 impl<T> UnsafeCell<T> {
     pub fn new(value: T) -> Self {
         Self(std::cell::UnsafeCell::new(value))

@@ -124,7 +124,7 @@ pub(super) fn take(socket: &UnixStream, from: &str, what: &'static str) -> Resul
         .ok_or_else(|| peer(what, "a message came with something else than one descriptor"))
 }
 
-#[cfg(all(test, target_os = "linux", not(miri), not(loom)))] // Sockets.
+#[cfg(all(test, target_os = "linux", not(miri), not(pinpool_loom)))] // Sockets.
 mod tests {
     use std::fs::File;
     use std::os::fd::AsFd;

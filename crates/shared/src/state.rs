@@ -80,7 +80,7 @@ impl State {
 pub(super) struct StateWord(AtomicU64);
 
 impl StateWord {
-    #[cfg(any(test, loom))]
+    #[cfg(any(test, pinpool_loom))]
     pub(super) fn new() -> Self {
         Self(AtomicU64::new(0))
     }
@@ -117,7 +117,7 @@ impl StateWord {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests {
     use super::*;
 
@@ -163,7 +163,7 @@ mod tests {
 }
 
 /// loom tries every order of the steps of several processes.
-#[cfg(all(test, loom))]
+#[cfg(all(test, pinpool_loom))]
 mod models {
     use loom::sync::Arc;
 

@@ -34,6 +34,7 @@ pub struct FaultSource {
 
 /// A kind of calls of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SourceCall {
     /// An acquire or a commit.
     Acquire = 0,

@@ -37,7 +37,7 @@ impl Attention {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests {
     use std::cell::RefCell;
 

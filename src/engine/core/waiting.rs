@@ -7,14 +7,15 @@
 //! ```
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
 use super::super::owners::Ledger;
-use super::super::supply::Refusal;
-use super::super::waiters::{Offer, Pass, Server, Turn, Waiters};
+use super::super::supply::{Refusal, SlowCalls, Stop};
+use super::super::waiters::{Look, Offer, Pass, Server, Turn, Waiters};
 use super::attention::Reason;
+use super::side_thread::SideCall;
 use super::{Block, Core};
 use crate::diag::is_power_of_ten;
 use crate::error::Result;
@@ -54,9 +55,15 @@ pub(crate) struct WaitingGet {
     begun: Instant,
     /// Has a task look again.
     reminder: Option<Reminder>,
+    /// Calls were made for it and gave nothing: it asks for others no sooner.
+    rests_until: Option<Instant>,
 }
 
 impl WaitingGet {
+    pub(crate) fn wanted(&self) -> &Wanted {
+        &self.wanted
+    }
+
     /// Leaves the line.
     pub(crate) fn into_wanted(self) -> Wanted {
         self.wanted
@@ -67,6 +74,14 @@ impl WaitingGet {
 pub(crate) enum Begun {
     Served(Block),
     Waits(WaitingGet),
+}
+
+/// What a task that looks for its get finds.
+pub(crate) enum Polled {
+    Over(Result<Block>),
+    Pending,
+    /// [`Core::call_for`] is to be called for it.
+    NeedsCall,
 }
 
 impl Core {
@@ -81,9 +96,9 @@ impl Core {
             return Ok(block);
         }
         let deadline = deadline(wait);
-        let refusal = match self.acquire_in_turn(class, deadline) {
+        let refusal = match self.acquire_in_turn(class, SlowCalls::Until(deadline)) {
             Ok(block) => return Ok(block),
-            Err(refusal) => refusal,
+            Err(stop) => stop.refusal(),
         };
         match self.join_line(wanted, wait, deadline, refusal) {
             Ok(Begun::Served(block)) => Ok(block),
@@ -96,53 +111,96 @@ impl Core {
         }
     }
 
-    /// Begins a get that never waits on this thread, though it may call the back-end.
-    pub(crate) fn begin_get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Begun> {
-        let class = wanted.class;
-        if let Some(block) = self.try_get(class) {
+    /// Begins the get of a task at `now`, on its thread. `None` if the back-end would have to be called: then
+    /// [`begin_get_with_calls`](Self::begin_get_with_calls) begins it, on another thread.
+    pub(crate) fn begin_get(self: &Arc<Self>, wanted: &Wanted, wait: Duration, now: Instant) -> Result<Option<Begun>> {
+        if let Some(block) = self.try_get(wanted.class) {
+            self.record_get(&block, wanted, None);
+            return Ok(Some(Begun::Served(block)));
+        }
+        match self.acquire_in_turn(wanted.class, SlowCalls::None) {
+            Err(Stop::NeedsCall) => Ok(None),
+            Err(Stop::Refused(refusal)) => self.end_begin(wanted, wait, now, Err(refusal)).map(Some),
+            Ok(block) => self.end_begin(wanted, wait, now, Ok(block)).map(Some),
+        }
+    }
+
+    /// Begins the get of a task, which looked without calls at `begun`. A slow call.
+    pub(crate) fn begin_get_with_calls(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        wait: Duration,
+        begun: Instant,
+    ) -> Result<Begun> {
+        if let Some(block) = self.try_get(wanted.class) {
             self.record_get(&block, wanted, None);
             return Ok(Begun::Served(block));
         }
-        let now = Instant::now();
-        let served = match self.acquire_in_turn(class, now) {
+        let acquired = self.acquire_in_turn(wanted.class, SlowCalls::After(begun));
+        self.end_begin(wanted, wait, begun, acquired.map_err(Stop::refusal))
+    }
+
+    fn end_begin(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        wait: Duration,
+        begun: Instant,
+        acquired: Result<Block, Refusal>,
+    ) -> Result<Begun> {
+        let served = match acquired {
             Ok(block) => Ok(block),
-            Err(refusal) => match self.join_line(wanted, wait, deadline(wait), refusal) {
+            Err(refusal) => match self.join_line(wanted, wait, begun + wait.min(WAIT_MAX), refusal) {
                 Ok(Begun::Served(block)) => Ok(block),
                 Ok(waits) => return Ok(waits),
                 Err(refusal) => self.give_up(wanted, refusal),
             },
         };
-        self.record_outcome(&served, wanted, Some(now));
-        served.inspect(|_| self.accounts.count_request(wanted.len, class.bytes)).map(Begun::Served)
+        self.record_outcome(&served, wanted, Some(begun));
+        served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes)).map(Begun::Served)
     }
 
     /// A task looks whether its get was served.
-    pub(crate) fn poll_get(self: &Arc<Self>, get: &mut WaitingGet, context: &mut Context<'_>) -> Poll<Result<Block>> {
-        let WaitingGet { wanted, refusal, turn, begun, reminder } = get;
+    pub(crate) fn poll_get(self: &Arc<Self>, get: &mut WaitingGet, context: &mut Context<'_>) -> Polled {
         // The reminder is of the last poll.
-        *reminder = None;
-        match turn.poll(context, refusal) {
-            Poll::Ready(Some(block)) => {
-                self.end_wait(refusal, wanted, *begun, true);
-                self.accounts.count_request(wanted.len, wanted.class.bytes);
-                self.record_get(&block, wanted, Some(*begun));
-                return Poll::Ready(Ok(block));
-            }
-            Poll::Ready(None) => self.end_wait(refusal, wanted, *begun, false),
-            Poll::Pending => {
-                // Also where the pool is to be polled by its program alone: a deadline is not the program's to watch.
-                let waker = context.waker();
-                match MaintenanceThread::of_process().remind(Some(turn.next_look()), None, waker) {
-                    Ok(new) => *reminder = Some(new),
-                    // No thread is to be had: the executor takes the part of the clock.
-                    Err(_) => waker.wake_by_ref(),
-                }
-                return Poll::Pending;
+        get.reminder = None;
+        match get.turn.poll(context, &mut get.refusal) {
+            Look::Over(served) => return Polled::Over(self.end_get(get, served)),
+            Look::NeedsCall if get.rests_until.is_none_or(|until| Instant::now() >= until) => return Polled::NeedsCall,
+            Look::NeedsCall | Look::Pending => {}
+        }
+        // Also where the pool is to be polled by its program alone: a deadline is not the program's to watch.
+        let waker = context.waker();
+        match MaintenanceThread::of_process().remind(Some(get.turn.next_look()), None, waker) {
+            Ok(new) => get.reminder = Some(new),
+            // No thread is to be had: the executor takes the part of the clock.
+            Err(_) => waker.wake_by_ref(),
+        }
+        Polled::Pending
+    }
+
+    /// Makes the calls that a look of a task needs. A slow call.
+    pub(crate) fn call_for(self: &Arc<Self>, mut get: WaitingGet) -> Result<Begun> {
+        match get.turn.call(&mut get.refusal) {
+            Look::Over(served) => self.end_get(&get, served).map(Begun::Served),
+            Look::Pending | Look::NeedsCall => {
+                get.rests_until = Some(Instant::now() + self.patience());
+                Ok(Begun::Waits(get))
             }
         }
-        let served = self.give_up(wanted, refusal.clone());
+    }
+
+    /// Has the thread of this pool make `call` for a task.
+    pub(crate) fn aside<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> SideCall<T> {
+        self.side.begin(call, self.time.is_manual())
+    }
+
+    /// A get of a task has left the line, or is about to: with memory, or without.
+    fn end_get(self: &Arc<Self>, get: &WaitingGet, served: Option<Block>) -> Result<Block> {
+        let WaitingGet { wanted, refusal, begun, .. } = get;
+        self.end_wait(refusal, wanted, *begun, served.is_some());
+        let served = served.map_or_else(|| self.give_up(wanted, refusal.clone()), Ok);
         self.record_outcome(&served, wanted, Some(*begun));
-        Poll::Ready(served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes)))
+        served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes))
     }
 
     /// A get has left the line; `refusal` is that of its last attempt that was refused.
@@ -155,41 +213,40 @@ impl Core {
         self.log_want(refusal, asked_bytes, waited, is_served);
     }
 
-    /// Memory for a miss. While others wait, only beside the first of them. Waits for calls of other threads no longer
-    /// than `until`.
-    fn acquire_in_turn(self: &Arc<Self>, class: Class, until: Instant) -> Result<Block, Refusal> {
+    /// Memory for a miss. While others wait, only beside the first of them. Makes such `calls`.
+    fn acquire_in_turn(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
         let now_us = self.tick_if_alone();
         self.stock.idle().note_miss(now_us);
         match self.waiters.pass(|first| self.backing().beside(first, class)) {
             Pass::Free => {
-                let block = self.acquire(class, until, None)?;
+                let block = self.acquire(class, calls, None)?;
                 self.shortage.end_if_calm(&self.log, now_us);
                 self.stock.enforce_idle_limit(now_us);
                 Ok(block)
             }
-            Pass::Beside { number } => match self.acquire(class, Instant::now(), None) {
+            Pass::Beside { number } => match self.acquire(class, calls.without_waiting(), None) {
                 Ok(mut block) => {
                     block.note_passed(number);
                     Ok(block)
                 }
-                Err(refusal) => {
+                Err(stop) => {
                     self.waiters.end_pass(number, self.backing().beside_bytes(class));
-                    Err(refusal)
+                    Err(stop)
                 }
             },
             Pass::Behind { waiting, first_bytes } => {
-                Err(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes })
+                Err(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes }.into())
             }
         }
     }
 
     /// Memory of its own for a get of `class`, which was refused before for the reason `refused`, if any.
-    fn acquire(self: &Arc<Self>, class: Class, until: Instant, refused: Option<MissReason>) -> Result<Block, Refusal> {
+    fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls, refused: Option<MissReason>) -> Result<Block, Stop> {
         let is_in_flight = || self.in_flight.any(|block| block.adopted().is_none() && block.class() == class);
-        let at = (self.time.coarse_us(), until);
+        let at = (self.time.coarse_us(), calls);
         let acquired = self.stock.acquire(self, class, at, &**self, refused, is_in_flight);
-        let (mut block, are_more) = acquired.inspect_err(|refusal| {
-            if matches!(refusal, Refusal::Source(_)) {
+        let (mut block, are_more) = acquired.inspect_err(|stop| {
+            if matches!(stop, Stop::Refused(Refusal::Source(_))) {
                 self.watch_device(at.0);
             }
         })?;
@@ -232,7 +289,7 @@ impl Core {
         self.log.began_to_wait(len as u64, class.bytes as u64);
         let begun = Instant::now();
         let turn = Turn::join(self, class, deadline);
-        Ok(Begun::Waits(WaitingGet { wanted: wanted.clone(), refusal, turn, begun, reminder: None }))
+        Ok(Begun::Waits(WaitingGet { wanted: wanted.clone(), refusal, turn, begun, reminder: None, rests_until: None }))
     }
 
     /// Pageable memory, or an error.
@@ -318,17 +375,19 @@ impl Server for Core {
         self.complete_copies();
     }
 
-    fn serve(self: &Arc<Self>, class: Class, refused: &Refusal, until: Instant) -> Result<Block, Refusal> {
+    fn serve(self: &Arc<Self>, class: Class, refused: &Refusal, calls: SlowCalls) -> Result<Block, Stop> {
         if let Some(block) = self.stock.take(class) {
             return Ok(block);
         }
         if !self.backing().could_hold(class) {
             let block = self.fall_back(class.bytes, class, refused);
-            return block.ok_or_else(|| self.backing().refusal_for_good(class));
+            return block.ok_or_else(|| self.backing().refusal_for_good(class).into());
         }
-        let acquired = self.acquire(class, until, Some(reason_of(refused)));
+        let acquired = self.acquire(class, calls, Some(reason_of(refused)));
         let acquired = match acquired {
-            Err(refusal) if self.note_want(&refusal) => self.acquire(class, until, Some(reason_of(refused))),
+            Err(Stop::Refused(refusal)) if self.note_want(&refusal) => {
+                self.acquire(class, calls, Some(reason_of(refused)))
+            }
             acquired => acquired,
         };
         // The next in line wants what it wants since it is first.

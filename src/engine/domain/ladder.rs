@@ -131,7 +131,7 @@ impl Ladder {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests {
     use std::collections::BTreeSet;
 

@@ -149,8 +149,8 @@ impl Domain {
 #[cfg(test)]
 mod fixtures;
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, pinpool_loom))]
 mod models;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests;

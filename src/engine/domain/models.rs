@@ -9,7 +9,7 @@ use loom::thread;
 use super::fixtures::{CountedHeap, NoBlocks, domain};
 use super::*;
 use crate::arena::ArenaPtr;
-use crate::engine::supply::{Acquired, BlockMemory, Refusal};
+use crate::engine::supply::{Acquired, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::size_class::Rounding;
 
 const BUFFER_BYTES: u64 = 4096;
@@ -33,11 +33,11 @@ impl Model {
 
     fn get(&self) -> Option<(ArenaPtr, u64)> {
         let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
-        let acquired = self.domain.serve(class, (0, Instant::now()), &*self.pool, || None::<()>);
+        let acquired = self.domain.serve(class, (0, SlowCalls::Until(Instant::now())), &*self.pool, || None::<()>);
         match acquired {
             Ok(Acquired::New(BlockMemory::Carved { ptr, bytes, .. })) => Some((ptr, bytes)),
             refused => {
-                assert!(matches!(refused, Err(Refusal::Over { .. })), "{refused:?}");
+                assert!(matches!(refused, Err(Stop::Refused(Refusal::Over { .. }))), "{refused:?}");
                 None
             }
         }

@@ -1,14 +1,13 @@
 //! Memory for a get that missed: carries out the rungs of the ladder until there is some, or none can be had.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::ladder::{Ladder, Rung, Seen};
 use super::{Domain, Member};
 use crate::arena::GrowthLimits;
 use crate::backend::SourceError;
 use crate::diag;
-use crate::engine::supply::{Acquired, ArenaState, Refusal};
+use crate::engine::supply::{Acquired, ArenaState, Refusal, SlowCalls, Stop};
 use crate::quota::{Over, Room};
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
@@ -29,41 +28,42 @@ struct Why {
 }
 
 impl Domain {
-    /// Memory for `class`, whole pages, or what `reuse` found meanwhile. May call the source; waits for such calls of other
-    /// threads no longer than `until`.
+    /// Memory for `class`, whole pages, or what `reuse` found meanwhile. Makes such `calls` of the source.
     pub(in crate::engine) fn serve<R>(
         &self,
         class: Class,
-        (now_us, until): (u64, Instant),
+        (now_us, calls): (u64, SlowCalls),
         pool: &dyn Member,
         reuse: impl FnMut() -> Option<R>,
-    ) -> Result<Acquired<R>, Refusal> {
+    ) -> Result<Acquired<R>, Stop> {
         let bytes = class.bytes as u64;
-        let (memory, recurs) = self.arena.serve_miss(bytes, now_us);
-        if let Some(memory) = memory {
-            return Ok(Acquired::New(memory));
-        }
-        if !recurs {
-            self.arena.note_scattered(bytes, pool.idle_bytes(), now_us);
+        if !matches!(calls, SlowCalls::After(_)) {
+            let (memory, recurs) = self.arena.serve_miss(bytes, now_us);
+            if let Some(memory) = memory {
+                return Ok(Acquired::New(memory));
+            }
+            if !recurs {
+                self.arena.note_scattered(bytes, pool.idle_bytes(), now_us);
+            }
         }
         // A request that can never fit is no reason to release idle blocks.
         if !self.arena.could_hold(bytes) {
-            return Err(self.no_space(bytes, Room::UNLIMITED));
+            return Err(self.no_space(bytes, Room::UNLIMITED).into());
         }
         let _first = self.before_reserve();
         let pools = self.pools();
         // Fences are queried under no lock.
         self.arena.gate().complete_copies();
-        self.climb(bytes, (now_us, until), (pool, &pools), reuse)
+        self.climb(bytes, (now_us, calls), (pool, &pools), reuse)
     }
 
     fn climb<R>(
         &self,
         bytes: u64,
-        (now_us, until): (u64, Instant),
+        (now_us, calls): (u64, SlowCalls),
         (pool, pools): (&dyn Member, &[Arc<dyn Member>]),
         mut reuse: impl FnMut() -> Option<R>,
-    ) -> Result<Acquired<R>, Refusal> {
+    ) -> Result<Acquired<R>, Stop> {
         let arena = &self.arena;
         let mut ladder = Ladder::new(idle_buffers(pool, pools));
         let mut why = Why { room: Room::UNLIMITED, over: None, source: None };
@@ -94,20 +94,24 @@ impl Domain {
             why.room = state.room_for(arena.grown_bytes(bytes));
             let limits = self.limits(&state, &ladder, why.room, closed.is_some(), now_us);
             let no_space = match state.plan_growth(bytes, limits) {
+                Ok(plan) if calls == SlowCalls::None => {
+                    state.give_up(plan);
+                    return Err(Stop::NeedsCall);
+                }
                 Ok(plan) => {
                     let was_larger = plan.surplus_bytes() > 0;
-                    match arena.grow(state, plan, bytes, closed, (now_us, until)) {
+                    match arena.grow(state, plan, bytes, closed, (now_us, calls.until())) {
                         Ok(memory) => {
                             if ladder.is_one_buffer() {
                                 arena.note_smaller_region();
                             }
                             let no_address =
                                 || Refusal::Source(SourceError::new("arena", "a place without an address"));
-                            return memory.map(Acquired::New).ok_or_else(no_address);
+                            return Ok(Acquired::New(memory.ok_or_else(no_address)?));
                         }
                         Err(error) => {
                             if ladder.next(Seen::Refused { was_larger }) == Rung::Refuse {
-                                return Err(Refusal::Source(error));
+                                return Err(Refusal::Source(error).into());
                             }
                             why.source = (!ladder.may_commit()).then_some(error);
                             continue;
@@ -121,8 +125,8 @@ impl Domain {
             };
             if ladder.next(Seen::NoPlan { in_transit: no_space.transit_bytes > 0 }) == Rung::Wait {
                 drop(closed);
-                if !arena.wait_settled(state, until) {
-                    return Err(self.refusal(bytes, why));
+                if !arena.wait_settled(state, calls.until()) {
+                    return Err(self.refusal(bytes, why).into());
                 }
                 continue;
             }
@@ -141,15 +145,18 @@ impl Domain {
                         release_oldest(pool, pools);
                         continue 'climb;
                     }
+                    Rung::AskNodes if calls == SlowCalls::None && !self.nodes.beside(self).is_empty() => {
+                        return Err(Stop::NeedsCall);
+                    }
                     Rung::AskNodes if self.ask_other_nodes(bytes, now_us) => continue 'climb,
                     Rung::AskNodes => {}
                     Rung::Drain => {
                         deferral.get_or_insert_with(diag::defer);
-                        closed_late = self.close_late(until);
+                        closed_late = self.close_late(calls.until());
                         ladder.drained(idle_buffers(pool, pools));
                         continue 'climb;
                     }
-                    _ => return Err(self.refusal(bytes, why)),
+                    _ => return Err(self.refusal(bytes, why).into()),
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::fixtures::{CountedHeap, NoBlocks, domain};
 use super::*;
-use crate::engine::supply::{Acquired, BlockMemory};
+use crate::engine::supply::{Acquired, BlockMemory, SlowCalls};
 use crate::size_class::Rounding;
 use pinpool_os::sync::process::Ordering;
 
@@ -57,7 +57,7 @@ fn memory_is_said_to_stay_only_if_it_does() {
         let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
         domain.attach(attached);
         let class = Rounding::Eighths.class(4096, 4096).unwrap();
-        let acquired = domain.serve(class, (0, Instant::now()), &*pool, || None::<()>).unwrap();
+        let acquired = domain.serve(class, (0, SlowCalls::Until(Instant::now())), &*pool, || None::<()>).unwrap();
         let Acquired::New(BlockMemory::Carved { ptr, bytes, .. }) = acquired else { panic!("carved") };
         let copy = domain.arena.gate().begin_copy();
         // The pool closes while another thread, which has seen the copy to be over, has not yet counted that.

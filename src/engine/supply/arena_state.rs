@@ -212,6 +212,12 @@ impl ArenaState {
         let _not_granted = self.arena.settle(plan, PlanOutcome::Failed { done: 0 }, 0);
     }
 
+    /// Gives up a plan of [`plan_growth`](Self::plan_growth) that is not to be carried out.
+    pub(in crate::engine) fn give_up(&mut self, plan: Plan) {
+        self.undo(plan);
+        self.lower_claim();
+    }
+
     /// The process has few mappings left: memory is committed in larger granules from now on, as far as the ceiling has room
     /// for several. Returns their size if they are larger than before.
     pub(in crate::engine) fn grow_in_larger_granules(&mut self) -> Option<u64> {

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{BlockMemory, CalledSource, Refusal};
+use super::{BlockMemory, CalledSource, Refusal, SlowCalls, Stop};
 use crate::backend::{Region, Source, SourceError};
 use crate::diag::{Growth, PoolLog};
 use crate::quota::{Claim, Quota};
@@ -58,12 +58,15 @@ impl Direct {
         self.source.held_bytes(class_bytes) as u64
     }
 
-    /// Acquires `class_bytes`; waits for acquisitions of other threads until `until`. A slow call.
-    pub(in crate::engine) fn acquire(&self, class_bytes: usize, until: Instant) -> Result<BlockMemory, Refusal> {
+    /// Acquires `class_bytes`, as far as `calls` allow. A slow call.
+    pub(in crate::engine) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Stop> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = self.quota.claim(needed_bytes).map_err(|over| Refusal::Over { needed_bytes, over })?;
+        if calls == SlowCalls::None {
+            return Err(Stop::NeedsCall);
+        }
         let begun = Instant::now();
-        let acquired = self.source.acquire(class_bytes, Some(until));
+        let acquired = self.source.acquire(class_bytes, Some(calls.until()));
         let took = begun.elapsed();
         self.counts.lock().calls.pinned(class_bytes as u64, took, acquired.is_ok());
         let region = acquired.map_err(Refusal::Source)?;

@@ -279,10 +279,10 @@ impl Drop for ClosedGate<'_> {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, pinpool_loom))]
 mod models;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;

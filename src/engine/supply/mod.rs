@@ -30,6 +30,7 @@ mod mapping_watch;
 mod shared_arena;
 
 use std::ptr::NonNull;
+use std::time::Instant;
 
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
@@ -71,6 +72,57 @@ pub(in crate::engine) enum Acquired<R> {
     New(BlockMemory),
     /// An idle block that was put back while memory was being acquired.
     Reused(R),
+}
+
+/// Which calls of its source a get may make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SlowCalls {
+    /// None: a task polls it.
+    None,
+    /// All. It waits for those of other threads until then.
+    Until(Instant),
+    /// As `Until`, for a get that has looked without calls, and was counted as a miss then.
+    After(Instant),
+}
+
+impl SlowCalls {
+    /// It waits for calls of other threads no longer.
+    pub(in crate::engine) fn until(self) -> Instant {
+        match self {
+            Self::None => Instant::now(),
+            Self::Until(until) | Self::After(until) => until,
+        }
+    }
+
+    /// The same, and waits for those of other threads not at all.
+    pub(in crate::engine) fn without_waiting(self) -> Self {
+        if let Self::Until(_) = self { Self::Until(Instant::now()) } else { self }
+    }
+}
+
+/// Why an attempt gave no memory.
+#[derive(Debug)]
+pub(in crate::engine) enum Stop<R = Refusal> {
+    Refused(R),
+    /// The source would have to be called, and the attempt makes no [calls](SlowCalls).
+    NeedsCall,
+}
+
+impl<R> From<R> for Stop<R> {
+    fn from(refusal: R) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl<R> Stop<R> {
+    /// Of an attempt that makes calls.
+    #[track_caller]
+    pub(in crate::engine) fn refusal(self) -> R {
+        match self {
+            Self::Refused(refusal) => refusal,
+            Self::NeedsCall => unreachable!("an attempt that makes calls stopped for one"),
+        }
+    }
 }
 
 /// Why there is no memory.

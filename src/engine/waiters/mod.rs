@@ -36,7 +36,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub(super) use self::turn::{Server, Turn};
+pub(super) use self::turn::{Look, Server, Turn};
 use self::waiter::Waiter;
 use crate::size_class::Class;
 use pinpool_os::sync::Mutex;
@@ -269,8 +269,8 @@ impl<T> Line<T> {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, pinpool_loom))]
 mod models;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests;

@@ -5,9 +5,10 @@
 //! patience, so loom reports a lost wake-up as a deadlock.
 
 use super::*;
+use crate::engine::supply::{SlowCalls, Stop};
 use loom::thread;
 use pinpool_os::sync::Condvar;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 const CLASS: Class = Class { bytes: 4096, index: 0 };
@@ -64,8 +65,8 @@ impl Server for ModelPool {
 
     fn sweep(&self) {}
 
-    fn serve(self: &Arc<Self>, _class: Class, _: &Self::Refusal, _until: Instant) -> Result<(), ()> {
-        self.take().ok_or(())
+    fn serve(self: &Arc<Self>, _class: Class, _: &Self::Refusal, _: SlowCalls) -> Result<(), Stop<()>> {
+        self.take().ok_or(Stop::Refused(()))
     }
 
     fn take_back(&self, (): ()) {
@@ -188,7 +189,7 @@ fn loom_a_waiter_that_is_dropped_passes_on_what_it_was_handed() {
 /// A task whose deadline has passed when it joins. Returns once it has left the line, and passes on what it got.
 fn be_late(pool: &Arc<ModelPool>) {
     let turn = Turn::join(pool, CLASS, Instant::now());
-    let Poll::Ready(served) = turn.poll(&mut Context::from_waker(Waker::noop()), &mut ()) else {
+    let Look::Over(served) = turn.poll(&mut Context::from_waker(Waker::noop()), &mut ()) else {
         panic!("its deadline has passed")
     };
     served.into_iter().for_each(|()| pool.put(CLASS));
@@ -257,7 +258,7 @@ fn await_item(pool: &Arc<ModelPool>) {
     let parked = Arc::new(Parked::default());
     let waker = parked.clone().into();
     let turn = Turn::join(pool, CLASS, Instant::now() + FOREVER);
-    while turn.poll(&mut Context::from_waker(&waker), &mut ()) == Poll::Pending {
+    while let Look::Pending = turn.poll(&mut Context::from_waker(&waker), &mut ()) {
         let mut is_woken = parked.is_woken.lock();
         while !*is_woken {
             is_woken = parked.woken.wait(is_woken);

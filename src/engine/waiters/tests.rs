@@ -1,9 +1,10 @@
 use std::sync::atomic::AtomicUsize as Count;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
 use super::*;
+use crate::engine::supply::{SlowCalls, Stop};
 
 const LONG: Duration = Duration::from_secs(3600);
 const CLASS: Class = Class { bytes: 4096, index: 0 };
@@ -52,10 +53,10 @@ impl Server for TestPool {
 
     fn sweep(&self) {}
 
-    fn serve(self: &Arc<Self>, _class: Class, _: &Self::Refusal, _until: Instant) -> Result<u32, &'static str> {
+    fn serve(self: &Arc<Self>, _class: Class, _: &Self::Refusal, _: SlowCalls) -> Result<u32, Stop<&'static str>> {
         self.attempts.fetch_add(1, Ordering::SeqCst);
         assert!(!self.panics.swap(false, Ordering::SeqCst), "the attempt panics");
-        self.idle.lock().pop().ok_or("nothing is idle")
+        self.idle.lock().pop().ok_or(Stop::Refused("nothing is idle"))
     }
 
     fn take_back(&self, item: u32) {
@@ -85,7 +86,7 @@ impl Wake for Counting {
     }
 }
 
-fn poll(turn: &Turn<TestPool>, waker: &Waker) -> Poll<Option<u32>> {
+fn poll(turn: &Turn<TestPool>, waker: &Waker) -> Look<u32> {
     turn.poll(&mut Context::from_waker(waker), &mut "")
 }
 
@@ -172,11 +173,11 @@ fn a_task_is_woken_by_the_put_that_serves_it_through_the_waker_of_its_last_poll(
     let pool = Arc::new(TestPool::default());
     let (first, second) = (Arc::new(Counting::default()), Arc::new(Counting::default()));
     let turn = Turn::join(&pool, CLASS, Instant::now() + LONG);
-    assert_eq!(poll(&turn, &first.clone().into()), Poll::Pending);
-    assert_eq!(poll(&turn, &second.clone().into()), Poll::Pending);
+    assert_eq!(poll(&turn, &first.clone().into()), Look::Pending);
+    assert_eq!(poll(&turn, &second.clone().into()), Look::Pending);
     pool.put(1, CLASS);
     assert_eq!((first.0.load(Ordering::SeqCst), second.0.load(Ordering::SeqCst)), (0, 1));
-    assert_eq!(poll(&turn, &second.into()), Poll::Ready(Some(1)));
+    assert_eq!(poll(&turn, &second.into()), Look::Over(Some(1)));
 }
 
 #[test]
@@ -189,9 +190,9 @@ fn a_waker_that_panics_keeps_no_get_from_its_item() {
     }
     let pool = Arc::new(TestPool::default());
     let turn = Turn::join(&pool, CLASS, Instant::now() + LONG);
-    assert_eq!(poll(&turn, &Arc::new(Panicking).into()), Poll::Pending);
+    assert_eq!(poll(&turn, &Arc::new(Panicking).into()), Look::Pending);
     pool.put(1, CLASS);
-    assert_eq!(poll(&turn, Waker::noop()), Poll::Ready(Some(1)));
+    assert_eq!(poll(&turn, Waker::noop()), Look::Over(Some(1)));
 }
 
 #[test]
@@ -203,7 +204,7 @@ fn a_late_task_that_is_polled_no_more_leaves_the_line_to_the_next() {
     let waiting = Turn::join(&pool, CLASS, Instant::now() + LONG);
     assert_eq!(waiting.next_look(), deadline);
     pool.put(1, CLASS);
-    assert_eq!(poll(&waiting, Waker::noop()), Poll::Ready(Some(1)));
+    assert_eq!(poll(&waiting, Waker::noop()), Look::Over(Some(1)));
     drop(waiting);
     assert!(!pool.waiters.has_waiters(), "the late one counts no more");
     drop(abandoned);
@@ -214,7 +215,7 @@ fn a_late_task_that_is_polled_no_more_leaves_the_line_to_the_next() {
 fn a_late_task_that_is_alone_leaves_no_attention_behind() {
     let pool = Arc::new(TestPool::default());
     let turn = Turn::join(&pool, CLASS, Instant::now());
-    assert_eq!(poll(&turn, Waker::noop()), Poll::Ready(None));
+    assert_eq!(poll(&turn, Waker::noop()), Look::Over(None));
     assert_eq!(*pool.told.lock(), [true, false]);
     drop(turn);
     assert_eq!(*pool.told.lock(), [true, false]);
@@ -260,15 +261,15 @@ fn however_gets_leave_the_line_its_end_is_told_and_no_item_is_lost() {
                         0 => get_by(pool, deadline),
                         // Cancelled, or late at its first poll.
                         1 => match poll(&Turn::join(pool, CLASS, deadline), Waker::noop()) {
-                            Poll::Ready(served) => served,
-                            Poll::Pending => None,
+                            Look::Over(served) => served,
+                            Look::Pending | Look::NeedsCall => None,
                         },
                         // A task that is polled no more, and is dropped later.
                         2 => {
                             let turn = Turn::join(pool, CLASS, deadline);
                             let polled = poll(&turn, Waker::noop());
                             unpolled.push(turn);
-                            if let Poll::Ready(served) = polled { served } else { None }
+                            if let Look::Over(served) = polled { served } else { None }
                         }
                         3 => {
                             unpolled.clear();
@@ -304,9 +305,9 @@ fn the_next_is_woken_when_a_later_get_finds_the_first_late() {
     pool.waiters.line.lock().gets[0].register(Waker::noop());
     pool.waiters.line.lock().gets[1].register(&next.clone().into());
     let later = Turn::join(&pool, CLASS, Instant::now() + LONG);
-    assert_eq!(poll(&later, Waker::noop()), Poll::Pending);
+    assert_eq!(poll(&later, Waker::noop()), Look::Pending);
     assert_eq!(next.0.load(Ordering::SeqCst), 1);
-    assert_eq!(poll(&later, Waker::noop()), Poll::Pending);
+    assert_eq!(poll(&later, Waker::noop()), Look::Pending);
     assert_eq!(next.0.load(Ordering::SeqCst), 1, "once: the first in line has not changed");
 }
 
@@ -314,12 +315,12 @@ fn the_next_is_woken_when_a_later_get_finds_the_first_late() {
 fn only_the_first_in_line_looks_for_memory() {
     let pool = Arc::new(TestPool::default());
     let [first, second] = [(); 2].map(|()| Turn::join(&pool, CLASS, Instant::now() + LONG));
-    assert_eq!(poll(&first, Waker::noop()), Poll::Pending);
+    assert_eq!(poll(&first, Waker::noop()), Look::Pending);
     pool.idle.lock().push(7);
-    assert_eq!(poll(&second, Waker::noop()), Poll::Pending);
+    assert_eq!(poll(&second, Waker::noop()), Look::Pending);
     assert_eq!(pool.attempts.load(Ordering::SeqCst), 1);
     drop(first);
-    assert_eq!(poll(&second, Waker::noop()), Poll::Ready(Some(7)));
+    assert_eq!(poll(&second, Waker::noop()), Look::Over(Some(7)));
 }
 
 #[test]

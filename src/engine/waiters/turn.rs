@@ -1,11 +1,12 @@
 //! The turn of one get in the line: the same for a thread that waits and for a task.
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::time::{Duration, Instant};
 
 use super::Waiters;
 use super::waiter::Waiter;
+use crate::engine::supply::{SlowCalls, Stop};
 use crate::size_class::Class;
 
 /// What the line asks of its pool.
@@ -24,13 +25,13 @@ pub(in crate::engine) trait Server {
     /// Puts back what is ready to be put back and nobody has put yet.
     fn sweep(&self);
 
-    /// Serves the first in line, which was refused before, if it can; waits for calls of other threads no longer than `until`.
+    /// Serves the first in line, which was refused before, if it can with such `calls`.
     fn serve(
         self: &Arc<Self>,
         class: Class,
         refused: &Self::Refusal,
-        until: Instant,
-    ) -> Result<Self::Item, Self::Refusal>;
+        calls: SlowCalls,
+    ) -> Result<Self::Item, Stop<Self::Refusal>>;
 
     /// A get took what it was handed.
     fn note_taken(&self) {}
@@ -48,6 +49,16 @@ pub(in crate::engine) trait Server {
     fn is_hopeless(&self, _refusal: &Self::Refusal) -> bool {
         false
     }
+}
+
+/// What one look of a get in line finds.
+#[derive(Debug, PartialEq)]
+pub(in crate::engine) enum Look<T> {
+    /// It has been served; `None` if its deadline has passed or there is no hope.
+    Over(Option<T>),
+    Pending,
+    /// It is to look again with [calls](Turn::call).
+    NeedsCall,
 }
 
 /// A place in the line. Its drop leaves the line, also while its thread unwinds, and passes on what it was handed.
@@ -68,8 +79,8 @@ impl<S: Server> Turn<S> {
     /// Waits until it is served, its deadline has passed or there is no hope; `refusal` becomes that of the last attempt.
     pub(in crate::engine) fn wait(self, refusal: &mut S::Refusal) -> Option<S::Item> {
         loop {
-            if let Some(item) = self.attempt(refusal) {
-                return Some(item);
+            if let Look::Over(served) = self.attempt(refusal, SlowCalls::Until) {
+                return served;
             }
             let now = Instant::now();
             if self.is_over(now, refusal) {
@@ -79,14 +90,23 @@ impl<S: Server> Turn<S> {
         }
     }
 
-    /// Does for a task what [`wait`](Self::wait) does for a thread: `Ready(None)` where that returns `None`.
-    pub(in crate::engine) fn poll(&self, context: &mut Context<'_>, refusal: &mut S::Refusal) -> Poll<Option<S::Item>> {
+    /// Does for a task what [`wait`](Self::wait) does for a thread, without calls and without sleeping.
+    pub(in crate::engine) fn poll(&self, context: &mut Context<'_>, refusal: &mut S::Refusal) -> Look<S::Item> {
         // Before the attempt: what comes after it wakes this task.
         self.waiter.register(context.waker());
-        if let Some(item) = self.attempt(refusal) {
-            return Poll::Ready(Some(item));
+        self.look(refusal, |_| SlowCalls::None)
+    }
+
+    /// Looks once more, with calls.
+    pub(in crate::engine) fn call(&self, refusal: &mut S::Refusal) -> Look<S::Item> {
+        self.look(refusal, SlowCalls::After)
+    }
+
+    fn look(&self, refusal: &mut S::Refusal, calls: fn(Instant) -> SlowCalls) -> Look<S::Item> {
+        match self.attempt(refusal, calls) {
+            Look::Pending if self.is_over(Instant::now(), refusal) => Look::Over(self.taken(self.leave())),
+            looked => looked,
         }
-        if self.is_over(Instant::now(), refusal) { Poll::Ready(self.taken(self.leave())) } else { Poll::Pending }
     }
 
     fn is_over(&self, now: Instant, refusal: &S::Refusal) -> bool {
@@ -98,22 +118,29 @@ impl<S: Server> Turn<S> {
         self.server.waiters().next_look(&self.waiter, Instant::now() + self.server.patience())
     }
 
-    fn attempt(&self, refusal: &mut S::Refusal) -> Option<S::Item> {
+    fn attempt(&self, refusal: &mut S::Refusal, calls: fn(Instant) -> SlowCalls) -> Look<S::Item> {
         let is_first = || self.server.waiters().is_first(&self.waiter, |is_waiting| self.server.attend(is_waiting));
         if is_first() {
             // What it puts back is handed to the first in line, which may be this get.
             self.server.sweep();
         }
         if let Some(item) = self.taken(self.waiter.take_handed()) {
-            return Some(item);
+            return Look::Over(Some(item));
         }
         if !is_first() {
             // Another thread may have handed something over since.
-            return self.taken(self.waiter.take_handed());
+            return self.taken(self.waiter.take_handed()).map_or(Look::Pending, |item| Look::Over(Some(item)));
         }
         // Short, so that it finds soon what it is handed meanwhile.
         let until = self.waiter.deadline.min(Instant::now() + self.server.patience());
-        self.server.serve(self.waiter.class, refusal, until).map_err(|later| *refusal = later).ok()
+        match self.server.serve(self.waiter.class, refusal, calls(until)) {
+            Ok(item) => Look::Over(Some(item)),
+            Err(Stop::NeedsCall) => Look::NeedsCall,
+            Err(Stop::Refused(later)) => {
+                *refusal = later;
+                Look::Pending
+            }
+        }
     }
 
     fn taken(&self, handed: Option<S::Item>) -> Option<S::Item> {

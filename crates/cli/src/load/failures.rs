@@ -44,9 +44,7 @@ impl Failures {
             group.remedy = remedy(&failure.cause);
         }
         if self.all || group.count <= PRINTED {
-            // Without the lines on who holds what, which the log has.
-            let text = failure.to_string();
-            terminal.message(text.split("\nCurrent usage from device").next().unwrap_or_default());
+            terminal.message(failure);
         } else if group.count == PRINTED + 1 {
             terminal.message("more of these are counted and not printed (-v prints them)");
         }

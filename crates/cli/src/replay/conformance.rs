@@ -249,7 +249,7 @@ impl Player {
     }
 
     fn record_get(&mut self, buffer: Result<PinnedBuf, Error>) -> Result<PinnedBuf, String> {
-        let buffer = buffer.map_err(|error| error.to_string())?;
+        let buffer = buffer.map_err(|error| error.report())?;
         let missed = self.source.take_calls().acquired;
         match buffer.id() {
             None => {

@@ -19,7 +19,7 @@ impl Destination for TwoLanes {
 
     fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
         let (stream, memory) = &mut self.0[lane];
-        batch.copy_to(stream, memory)
+        Ok(batch.copy_to(stream, memory)?)
     }
 
     fn read_back(&mut self, _: usize, _: &mut dyn FnMut(&[u8])) -> Result<(), Error> {

@@ -439,5 +439,5 @@ fn remove(path: &Path, locks: &LockFile) {
     }
 }
 
-#[cfg(all(test, target_os = "linux", not(miri), not(loom)))] // Processes and files.
+#[cfg(all(test, target_os = "linux", not(miri), not(pinpool_loom)))] // Processes and files.
 mod tests;

@@ -54,7 +54,7 @@ impl Presence {
         self.locks.is_open()
     }
 
-    #[cfg(all(test, target_os = "linux", not(miri), not(loom)))]
+    #[cfg(all(test, target_os = "linux", not(miri), not(pinpool_loom)))]
     pub(super) fn descriptor(&self) -> std::os::fd::RawFd {
         std::os::fd::AsRawFd::as_raw_fd(self.locks.file())
     }

@@ -82,7 +82,7 @@ pub(super) fn claim<'a, W: Word + 'a>(
     outcome
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests {
     use std::cell::{Cell, RefCell};
 
@@ -163,7 +163,7 @@ mod tests {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, pinpool_loom))]
 mod models {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU64, Ordering, fence};

@@ -225,5 +225,5 @@ impl Attached {
     }
 }
 
-#[cfg(all(test, target_os = "linux", not(miri), not(loom)))] // Shared memory.
+#[cfg(all(test, target_os = "linux", not(miri), not(pinpool_loom)))] // Shared memory.
 mod tests;

@@ -195,7 +195,7 @@ impl<T: fmt::Debug> fmt::Debug for Entry<T> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests {
     use super::*;
     use std::sync::Arc;

@@ -397,7 +397,7 @@ impl<T> Drop for FreeList<T> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

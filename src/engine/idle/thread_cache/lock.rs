@@ -103,12 +103,12 @@ impl<T> Lock<T> {
     #[inline(always)]
     fn exchange(&self) -> u8 {
         // Acquire: sees what the last holder wrote. A model cannot tell a failed exchange from progress.
-        #[cfg(loom)]
+        #[cfg(pinpool_loom)]
         return [FREE, ATTENTION]
             .into_iter()
             .find(|&state| self.state.compare_exchange(state, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok())
             .unwrap_or(HELD);
-        #[cfg(not(loom))]
+        #[cfg(not(pinpool_loom))]
         self.state.swap(HELD, Ordering::Acquire)
     }
 
@@ -142,7 +142,7 @@ impl<T> Lock<T> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicU32;
@@ -277,7 +277,7 @@ mod tests {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, pinpool_loom))]
 mod loom_models {
     use super::*;
     use loom::sync::Arc;

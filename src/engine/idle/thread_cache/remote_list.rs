@@ -178,7 +178,7 @@ impl<T> Drop for EntryChain<T> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests {
     use super::*;
 
@@ -202,7 +202,7 @@ mod tests {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, pinpool_loom))]
 mod loom_models {
     use super::*;
     use loom::sync::Arc;

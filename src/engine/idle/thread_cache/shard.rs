@@ -56,7 +56,7 @@ struct OwnLines<T> {
     oldest: AtomicU64,
 }
 
-#[cfg(not(loom))] // Whose lock is larger.
+#[cfg(not(pinpool_loom))] // Whose lock is larger.
 const _: () = assert!(size_of::<Lock<FreeList<()>>>() + size_of::<u64>() <= 64);
 
 /// What a search reads without the lock (shard-I1).

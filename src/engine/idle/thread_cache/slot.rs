@@ -83,7 +83,7 @@ fn claim_lowest() -> Option<u16> {
     None
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(pinpool_loom)))]
 mod tests {
     use super::*;
     use std::sync::Barrier;

@@ -1,0 +1,51 @@
+#![allow(clippy::print_stdout)] // An example that shows something.
+//! How long a miss of 1 GiB holds a runtime of one thread up: a task that sleeps 1 ms again and again notes its longest beat while another
+//! task awaits the get, and while that one sleeps as long.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use pinpool::{Backend, Pool};
+use tokio::task::{LocalSet, spawn_local, yield_now};
+use tokio::time::sleep;
+
+const ROUNDS: usize = 5;
+const BEAT: Duration = Duration::from_millis(1);
+
+/// The longest beat during `work`, how long it took, and what it gave.
+async fn longest_beat<T>(work: impl Future<Output = T>) -> (Duration, Duration, T) {
+    let longest = Rc::new(Cell::new(Duration::ZERO));
+    let noted = longest.clone();
+    let heart = spawn_local(async move {
+        loop {
+            let begun = Instant::now();
+            sleep(BEAT).await;
+            noted.set(noted.get().max(begun.elapsed()));
+        }
+    });
+    yield_now().await;
+    let begun = Instant::now();
+    let given = work.await;
+    let took = begun.elapsed();
+    sleep(BEAT).await;
+    heart.abort();
+    (longest.get(), took, given)
+}
+
+async fn measure() -> pinpool::Result<()> {
+    for _ in 0..ROUNDS {
+        let pool = Pool::builder().without_env().backend(Backend::Mlock).max_bytes(2 << 30).build()?;
+        let (during, took, buf) = longest_beat(pool.get_async(1 << 30)).await;
+        drop((buf?, pool));
+        let (idle, ..) = longest_beat(sleep(took)).await;
+        println!("1 GiB in {took:.1?}: longest beat {during:.1?}, idle {idle:.1?}");
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    Ok(LocalSet::new().block_on(&runtime, measure())?)
+}

@@ -1,0 +1,49 @@
+//! What the user has to know of the machine: warnings and errors, also for a program that listens to no log.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
+use super::{PoolLog, log};
+use crate::finding::{Finding, Level};
+use pinpool_os::sync::plain;
+
+/// What was found so far, by a pool and its partitions.
+#[derive(Clone, Default)]
+pub(crate) struct Warnings(Arc<plain::Mutex<Vec<Finding>>>);
+
+impl Warnings {
+    pub(crate) fn all(&self) -> Vec<Finding> {
+        self.0.lock().clone()
+    }
+}
+
+impl PoolLog {
+    /// Prints what the user has to know of the machine: warnings and errors.
+    ///
+    /// `the GPU is not used: ...`, `GPU N ... is here and not used ...` (warn): the line says what is wrong with the
+    /// driver and what to do; `pinpool doctor` tells more.
+    ///
+    /// `memory is not page-locked: ...` (warn): raise `RLIMIT_MEMLOCK`, or say `PINPOOL_BACKEND=heap` if that is meant.
+    pub(crate) fn found(&self, finding: &Finding) {
+        match finding.level {
+            Level::Ok | Level::Note => return,
+            Level::Warning => log::warn!("{self}{finding}"),
+            Level::Error => log::error!("{self}{finding}"),
+        }
+        self.warnings.0.lock().push(finding.clone());
+        if ::log::max_level() == ::log::LevelFilter::Off {
+            self.tell(finding);
+        }
+    }
+
+    /// Nobody listens to the log: one line on stderr for each case.
+    fn tell(&self, finding: &Finding) {
+        static TOLD: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
+        // A panic here cannot leave it half changed.
+        let mut told = TOLD.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !told.contains(&finding.check) {
+            told.push(finding.check);
+            let _ = writeln!(io::stderr(), "pinpool: {self}{finding}");
+        }
+    }
+}
