@@ -398,7 +398,10 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
     pool.poll();
     assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0), "nothing was enqueued");
     double.fail("cuMemcpyHtoDAsync_v2", 1, Code(9999));
-    assert!(filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().is_device(), "a code that no header lists");
+    assert!(
+        filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().error().is_device(),
+        "a code that no header lists"
+    );
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
 
