@@ -462,13 +462,13 @@ fn a_replay_prints_its_figures_as_a_list_rows_and_json() {
     let one = run(&["replay", &cosmoflow]);
     assert_eq!(one.code(), 0, "{}", one.stderr);
     for figure in
-        ["page-locks         18", "gets               20,000", "fallbacks          0", "ceiling            none"]
+        ["page-locks         24", "gets               20,000", "fallbacks          0", "ceiling            none"]
     {
         assert!(one.stdout.lines().any(|line| line == figure), "no {figure} in {}", one.stdout);
     }
     let two = run(&["replay", &cosmoflow, &jitter]);
     assert_eq!(two.stdout.lines().count(), 4, "{}", two.stdout);
-    assert!(two.stdout.contains("2 workloads: 24 page-locks, 0 late"), "{}", two.stdout);
+    assert!(two.stdout.contains("2 workloads: 31 page-locks, 0 late"), "{}", two.stdout);
 
     let ceiled = ["replay", "--json", "--source", "walls", "--max-ratio", "1.25", "--set", "WAIT=1s", &cosmoflow];
     let figures = run(&ceiled).figures();
@@ -516,7 +516,7 @@ fn a_comparison_is_markdown_with_targets() {
     let compared = run(&["replay", "--format", "markdown", "--targets", &targets, &workload]);
     assert_eq!(compared.code(), 0, "{}", compared.stderr);
     let row = compared.stdout.lines().find(|line| line.starts_with("| cosmoflow |")).unwrap();
-    assert!(row.contains(" 18 (18) | 0 (0) | 1.409 (1.41) |"), "{row}");
+    assert!(row.contains(" 24 (24) | 0 (0) | 1.366 (1.37) |"), "{row}");
     assert_eq!(row.matches('|').count(), 15, "{row}");
 }
 

@@ -387,7 +387,8 @@ impl<'a> Watched<'a> {
     }
 }
 
-/// A leak that was there at the end; else the alarm whose windows lost most, unless they are few; else what was seen most often.
+/// A leak that was there at the end; else the alarm whose windows lost most, unless they are few; else what was seen most often, a
+/// pool that warmed up and has ended that left out.
 fn worst(judgements: &[Judgement]) -> Option<&Judgement> {
     let last = judgements.last()?;
     if matches!(last.cause, Cause::Leak | Cause::StuckCopy) {
@@ -403,8 +404,9 @@ fn worst(judgements: &[Judgement]) -> Option<&Judgement> {
         sums.values().filter(|(windows, _, judgement)| judgement.is_alarm && windows * ALARM_PART >= judgements.len());
     let worst = alarms.max_by_key(|(windows, lost_ns, judgement)| (*lost_ns, *windows, judgement.cause));
     let usual = || {
+        let is_past = |cause| cause == Cause::WarmingUp && last.cause != cause;
         let quiet = sums.values().filter(|(.., judgement)| !judgement.is_alarm);
-        quiet.max_by_key(|(windows, _, judgement)| (*windows, judgement.cause))
+        quiet.max_by_key(|(windows, _, judgement)| (!is_past(judgement.cause), *windows, judgement.cause))
     };
     worst.or_else(usual).map(|(.., judgement)| *judgement)
 }

@@ -125,7 +125,7 @@ impl Player<'_> {
             Due::Step(thread) => thread,
         };
         let Some(&Step { line, operation, free_after_ns, .. }) = schedule.step(thread) else { return Ok(()) };
-        let in_line = |error: pinpool::Error| error_at(line, operation, error.to_string());
+        let in_line = |error: pinpool::Error| error_at(line, operation, error.report());
         match operation {
             TraceOp::Get { id, bytes, align } => {
                 self.get(Some(id), bytes, align).map_err(in_line)?;
