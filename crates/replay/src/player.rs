@@ -164,7 +164,7 @@ impl<'a> Player<'a> {
             Some(threads) => self.play_threads(threads)?,
             None => {
                 for &(line, operation) in workload.lines() {
-                    self.perform(operation).map_err(|error| error_at(line, operation, error.to_string()))?;
+                    self.perform(operation).map_err(|error| error_at(line, operation, error.report()))?;
                     self.served.clear();
                     self.show(false);
                 }
