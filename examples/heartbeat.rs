@@ -7,7 +7,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use pinpool::{Backend, Pool};
+use pinpool::Pool;
 use tokio::task::{LocalSet, spawn_local, yield_now};
 use tokio::time::sleep;
 
@@ -36,7 +36,7 @@ async fn longest_beat<T>(work: impl Future<Output = T>) -> (Duration, Duration, 
 
 async fn measure() -> pinpool::Result<()> {
     for _ in 0..ROUNDS {
-        let pool = Pool::builder().without_env().backend(Backend::Mlock).max_bytes(2 << 30).build()?;
+        let pool = Pool::builder().max_bytes(2 << 30).build()?;
         let (during, took, buf) = longest_beat(pool.get_async(1 << 30)).await;
         drop((buf?, pool));
         let (idle, ..) = longest_beat(sleep(took)).await;

@@ -46,7 +46,7 @@ impl Pool {
         self.core().await_reserve(now.checked_add(timeout).unwrap_or(now + Duration::from_secs(366 * 86_400)))
     }
 
-    /// Has the reserve of this pool's memory node pinned before those of the same pool's other nodes ([`on`](Self::on)): they
+    /// Has the reserve of this pool's memory node pinned before those of the same pool's other nodes ([`on_node`](Self::on_node)): they
     /// pause until it is there, or cannot go on. Without a call all nodes are pinned at the same time. The last call counts; it
     /// may come while they are being pinned.
     ///

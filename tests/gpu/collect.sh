@@ -44,10 +44,12 @@ install -m 644 tests/gpu/beside_torch.py "$folder/beside_torch.py"
 install -m 755 tests/gpu/run.sh "$folder/run.sh"
 install -m 644 tests/gpu/peers.py "$folder/peers.py"
 install -m 644 tests/gpu/shim.py "$folder/shim.py"
+install -m 644 tests/gpu/libraries.py "$folder/libraries.py"
+install -m 644 tests/gpu/pinned_copies.py "$folder/pinned_copies.py"
 install -m 644 python/examples/workers.py "$folder/workers.py"
 ls -l "$folder"
 
 # What run.sh has a step for, by its file.
-for surface in gpu pinpool pinpool-bench libin_process.so libpinpool.so.0 on_stream libpinpool_preload.so steps "pinpool-*.whl" shim.py workers.py; do
+for surface in gpu pinpool pinpool-bench libin_process.so libpinpool.so.0 on_stream libpinpool_preload.so steps "pinpool-*.whl" shim.py libraries.py pinned_copies.py workers.py; do
     compgen -G "$folder/$surface" >/dev/null || { echo "$folder has no $surface" >&2; exit 1; }
 done

@@ -11,7 +11,7 @@
 # | variable | default | meaning |
 # | --- | --- | --- |
 # | PINPOOL_GPU_EXCEPT | | back-ends that this machine need not have: vmm, or vmm,register |
-# | PINPOOL_GPU_STEPS | facts c run wheel shim shared suite torch pool copy stall pin loader load hit peers | the steps, in this order |
+# | PINPOOL_GPU_STEPS | facts c run run_torch wheel shim libraries shared suite torch pool copy stall pin loader load hit peers | the steps, in this order |
 # | PINPOOL_GPU_THREADS | 1 4 8 16 | threads of `pinpool-bench hit` |
 # | PINPOOL_GPU_SUITE_SECONDS | 150 | the longest that the suite may take over one back-end |
 # | PINPOOL_GPU_SUITE | | only tests of the suite whose names contain one of these words |
@@ -28,7 +28,7 @@ bin=$(realpath "${1:?usage: run.sh FOLDER}")
 log=${PINPOOL_GPU_LOG:-$bin/log}
 mkdir -p "$log"
 
-steps=${PINPOOL_GPU_STEPS:-facts c run wheel shim shared suite torch pool copy stall pin loader load hit peers}
+steps=${PINPOOL_GPU_STEPS:-facts c run run_torch wheel shim libraries shared suite torch pool copy stall pin loader load hit peers}
 seconds=${PINPOOL_GPU_SECONDS:-2}
 ends=$((SECONDS + ${PINPOOL_GPU_BUDGET:-570}))
 failed=0
@@ -64,7 +64,7 @@ step() {
     case $status in 0) outcome=ok ;; 77) outcome=missing failed=1 ;; 124 | 137) outcome="timed out" ;; *) outcome=failed failed=1 ;; esac
     [ "$outcome" = "timed out" ] && failed=1
     printf '{"step":"%s","outcome":"%s","status":%d,"seconds":%d' "$name" "$outcome" "$status" "$((SECONDS - begun))"
-    [ "$status" -eq 0 ] || printf ',"why":%s' "$(quoted "$(grep -hE 'panicked|FAILED|no back-end|^pinpool:|hangs' "$log/$name.out" "$log/$name.err" | head -n 12)")"
+    [ "$status" -eq 0 ] || printf ',"why":%s' "$(quoted "$(grep -hE 'panicked|FAILED|no back-end|^pinpool:|hangs|Error' "$log/$name.out" "$log/$name.err" | head -n 12)")"
     printf '}\n'
     row "$name" "$outcome" "$((SECONDS - begun))"
     [ "$status" -ne 0 ] || printf '{"step":"%s","outcome":"ok","seconds":%d,"earlier":true}\n' "$name" "$((SECONDS - begun))" >"$log/$name.ok"
@@ -119,8 +119,20 @@ for name in $steps; do
         step run_same 10 cmp "$log/run_alone.out" "$log/run.out"
         step run_reset 60 "$bin/pinpool" run --log "$log/run_reset.log" -- "$bin/steps" query reset
         ;;
+    run_torch)
+        step run_torch 100 "$bin/pinpool" run --stats --log "$log/run_torch.log" -- python3 "$bin/pinned_copies.py"
+        # What the pool has served: a page-lock of each size, not of each tensor.
+        printf '{"figure":"run_torch","served":%s}\n' "$(quoted "$(grep -hE 'gets|not served' "$log/run_torch.log" | tail -n 2)")"
+        ;;
     wheel) step wheel 120 bash -c 'wheel && python3 -c "import pinpool; b = pinpool.Pool(env=False).get(1 << 20); assert b.is_pinned"' ;;
-    shim) step shim 120 bash -c 'wheel && python3 "$bin/shim.py"' ;;
+    shim)
+        step shim 120 bash -c 'wheel && python3 "$bin/shim.py"'
+        lines shim
+        ;;
+    libraries)
+        step libraries 200 bash -c 'wheel && python3 "$bin/libraries.py"'
+        lines libraries
+        ;;
     shared) step shared 120 bash -c 'wheel && python3 "$bin/workers.py" --kill' ;;
     hit)
         for threads in ${PINPOOL_GPU_THREADS:-1 4 8 16}; do

@@ -40,7 +40,8 @@ def memory_manager(pool: Pool):
             if mapped or wc:
                 return super().memhostalloc(size, mapped, portable, wc)
             buf = pool.get(size)
-            address = buf.ptr if driver.USE_NV_BINDING else ctypes.c_void_p(buf.ptr)
+            # Later versions have the bindings of NVIDIA alone, and no such name.
+            address = buf.ptr if getattr(driver, "USE_NV_BINDING", True) else ctypes.c_void_p(buf.ptr)
             context = weakref.proxy(self.context)
             return driver.PinnedMemory(context, address, size, finalizer=functools.partial(_give_back, buf))
 

@@ -113,24 +113,14 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     }
 }
 
-/// Longest time that a capture which was met holds releases back, unless it is seen to be over.
-const CAPTURE_MAX: Duration = Duration::from_secs(60);
-
 /// A fence behind all work so far on the stream.
 fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
     // What the driver refuses once it may do the next time. The answer that the stream captures is final: a graph that holds the
     // work uses the memory at each launch, also when the capture is over.
     let marked = try_mark(stream, context).or_else(|_| try_mark(stream, context))?;
-    match &marked {
-        Some(fence) => note_loan(stream, context, fence),
-        None => {
-            // Its end is not told: the stream may be gone before.
-            let until = Instant::now() + CAPTURE_MAX;
-            let is_there = move || Instant::now() < until && context.check().is_ok();
-            known_streams::note_loan(number(stream), context.device(), is_there);
-        }
-    }
-    marked.ok_or_else(|| Error::device(CAPTURING))
+    let fence = marked.ok_or_else(|| Error::device(CAPTURING))?;
+    note_loan(stream, context, &fence);
+    Ok(fence)
 }
 
 /// A release of other memory waits for the fence of what was lent to the stream.
