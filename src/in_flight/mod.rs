@@ -97,7 +97,7 @@ pub(crate) struct LostItem<T> {
 impl<T> InFlight<T> {
     pub(crate) fn new() -> Self {
         Self {
-            queues: Mutex::new(Queues { queues: Vec::new(), last_number: 0 }),
+            queues: Mutex::new(Queues { queues: Vec::new(), last_number: 0, waiting: 0 }),
             released: Condvar::default(),
             count: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -267,7 +267,9 @@ impl<T> InFlight<T> {
         };
         let mut is_late = false;
         while !is_late && is_open(&mut queues) {
+            queues.waiting += 1;
             (queues, is_late) = self.released.wait_until(queues, deadline);
+            queues.waiting -= 1;
         }
     }
 
@@ -397,8 +399,12 @@ impl<T> Drop for Claim<'_, T> {
         if let Some(queue) = queues.find(self.key) {
             queue.is_claimed = false;
         }
+        // A notification is a system call, also where nobody waits.
+        let is_awaited = queues.waiting > 0;
         drop(queues);
-        self.in_flight.released.notify_all();
+        if is_awaited {
+            self.in_flight.released.notify_all();
+        }
     }
 }
 

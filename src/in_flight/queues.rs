@@ -26,6 +26,8 @@ pub(super) struct Queues<T> {
     /// Searched linearly: programs copy on a few streams.
     pub(super) queues: Vec<Queue<T>>,
     pub(super) last_number: u64,
+    /// Threads that wait for the claim of another.
+    pub(super) waiting: usize,
 }
 
 /// The items of one stream in the order of their copies, or all items of several streams.

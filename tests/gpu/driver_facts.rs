@@ -19,7 +19,7 @@ const PAGE: usize = 4096;
 pub(crate) type Fact = fn(&Arc<CudaContext>);
 
 /// Every fact by name, each to be checked on a device without other users.
-pub(crate) const FACTS: [(&str, Fact); 13] = [
+pub(crate) const FACTS: [(&str, Fact); 14] = [
     ("unknown_pointers_are_refused", unknown_pointers_are_refused),
     ("a_copy_stays_in_one_registration", a_copy_stays_in_one_registration),
     ("a_copy_from_pageable_memory_has_read_it", a_copy_from_pageable_memory_has_read_it),
@@ -29,6 +29,7 @@ pub(crate) const FACTS: [(&str, Fact); 13] = [
     ),
     ("pinning_beside_a_global_capture_needs_relaxing_too", pinning_beside_a_global_capture_needs_relaxing_too),
     ("a_capturing_stream_cannot_be_waited_for", a_capturing_stream_cannot_be_waited_for),
+    ("the_default_stream_is_not_asked_beside_a_capture", the_default_stream_is_not_asked_beside_a_capture),
     ("events_are_queried_without_a_context", events_are_queried_without_a_context),
     ("only_an_event_that_was_recorded_has_a_time", only_an_event_that_was_recorded_has_a_time),
     ("a_stream_has_a_unique_id", a_stream_has_a_unique_id),
@@ -173,9 +174,48 @@ fn pinning_beside_a_global_capture_needs_relaxing_too(context: &Arc<CudaContext>
         on_a_fresh_thread(context, || {
             relax();
             unpin(pin(PAGE).unwrap()).unwrap();
+            let mut pages = vec![1_u8; 2 * PAGE];
+            let skip = pages.as_ptr().align_offset(PAGE);
+            let page = pages.as_mut_ptr().wrapping_add(skip).cast();
+            // SAFETY: a page of the vector, unregistered below; no copy uses it.
+            unsafe { sys::cuMemHostRegister_v2(page, PAGE, 0) }.result().unwrap();
+            // SAFETY: registered above.
+            unsafe { sys::cuMemHostUnregister(page) }.result().unwrap();
         });
     });
     assert_eq!(end, CUresult::CUDA_SUCCESS);
+}
+
+/// Of a stream that is ordered with it. Whether one captures can be asked.
+fn the_default_stream_is_not_asked_beside_a_capture(context: &Arc<CudaContext>) {
+    let mut stream = std::ptr::null_mut();
+    // SAFETY: space for a handle; destroyed below.
+    unsafe { sys::cuStreamCreate(&raw mut stream, 0) }.result().unwrap();
+    for asks in [false, true] {
+        // SAFETY: a live stream, which captures until the end below.
+        unsafe { result::stream::begin_capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) }.unwrap();
+        on_a_fresh_thread(context, || {
+            relax();
+            let legacy = std::ptr::without_provenance_mut(1);
+            let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+            // SAFETY: a stream that always exists, and space for a state.
+            let captures = unsafe { sys::cuStreamIsCapturing(legacy, &raw mut status) };
+            assert_eq!(captures, CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+            if asks {
+                // SAFETY: as above.
+                assert_eq!(unsafe { sys::cuStreamQuery(legacy) }, CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+            }
+        });
+        // SAFETY: as above.
+        let graph = unsafe { result::stream::end_capture(stream) };
+        assert_eq!(graph.is_err(), asks, "{graph:?}");
+        if let Ok(graph) = graph {
+            // SAFETY: just made, never launched.
+            unsafe { result::graph::destroy(graph) }.unwrap();
+        }
+    }
+    // SAFETY: made above, used no more.
+    unsafe { sys::cuStreamDestroy_v2(stream) }.result().unwrap();
 }
 
 fn a_capturing_stream_cannot_be_waited_for(context: &Arc<CudaContext>) {

@@ -132,6 +132,18 @@ pub(crate) fn forbid_waiting(stream: usize) -> Outcome {
     forbid_unsafe_call()
 }
 
+/// The legacy stream cannot be asked while a stream that is ordered with it captures; asking invalidates the capture.
+pub(crate) fn forbid_implicit(stream: usize) -> Outcome {
+    let mut streams = lock_streams();
+    let refused = streams.check_not_implicit(stream);
+    if refused.is_err() {
+        for member in streams.blocking_captures() {
+            streams.captures.spoil(member);
+        }
+    }
+    refused
+}
+
 /// Recorded work cannot wait for work outside the graph.
 pub(crate) fn forbid_outside_work(stream: usize) -> Outcome {
     forbid_naming(stream).map_err(|_| Code::STREAM_CAPTURE_ISOLATION)

@@ -51,6 +51,7 @@ driver_call! { Device fn cuStreamSynchronize(handle: usize) {
 
 driver_call! { Device fn cuStreamQuery(handle: usize) {
     let stream = resolve(handle)?;
+    capture::forbid_implicit(stream)?;
     capture::forbid_waiting(stream)?;
     let _cost = cost::charge(Work::StreamQuery);
     let streams = lock_streams();

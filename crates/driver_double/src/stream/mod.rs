@@ -159,11 +159,14 @@ impl Streams {
 
     /// The legacy stream may not be used while a stream that is ordered with it captures.
     pub(crate) fn check_not_implicit(&self, handle: usize) -> Outcome {
-        let blocking = |member: &usize| self.by_number.get(member).is_some_and(Stream::is_blocking);
-        if self.is_legacy(handle) && self.captures.members().any(blocking) {
-            return Err(Code::STREAM_CAPTURE_IMPLICIT);
-        }
-        Ok(())
+        let is_implicit = self.is_legacy(handle) && !self.blocking_captures().is_empty();
+        if is_implicit { Err(Code::STREAM_CAPTURE_IMPLICIT) } else { Ok(()) }
+    }
+
+    /// Streams that capture and are ordered with the legacy stream.
+    pub(crate) fn blocking_captures(&self) -> Vec<usize> {
+        let is_blocking = |member: &usize| self.by_number.get(member).is_some_and(Stream::is_blocking);
+        self.captures.members().copied().filter(is_blocking).collect()
     }
 
     fn last(&self, handle: usize) -> Ticket {
