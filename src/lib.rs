@@ -46,8 +46,8 @@
 //! # Platforms
 //!
 //! Linux, Rust 1.88 or newer. On macOS and other Unix systems the crate builds and has the back-ends `heap` and `sim`: no memory is
-//! page-locked there, and there is neither `pinpool-shared` nor a host ledger. The crate writes its log through the `log` crate and
-//! prints nothing.
+//! page-locked there, and there is neither `pinpool-shared` nor a host ledger. The crate writes its log through the `log` crate.
+//! In a program without a logger each warning of a pool is printed to stderr, once.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // What needs Linux is not there.

@@ -286,22 +286,33 @@ impl Reader {
 
     /// The next batch, on the device if there is one; pending if none is filled soon.
     fn take(&self) -> Poll<Option<PyResult<Ready>>> {
-        let mut reading = self.reading();
-        let Reading { reader: Some(reader), ahead, state } = &mut *reading else { return Poll::Ready(None) };
-        let next = match ahead.take() {
+        let ahead = self.reading().ahead.take();
+        let next = match ahead {
             Some(ready) => Poll::Ready(Some(ready)),
-            None => reader.next_within(UNINTERRUPTED).map(|next| next.map(|batch| self.ready(batch, reader.state()))),
+            None => self.prepared(|reader| reader.next_within(UNINTERRUPTED)),
         };
         if let Poll::Ready(Some(Ok(ready))) = &next {
-            *state = Some(ready.state);
+            self.reading().state = Some(ready.state);
             // The next batch is copied while this one is used.
             if self.device.is_some()
-                && let Poll::Ready(Some(batch)) = reader.next_if_filled()
+                && let Poll::Ready(ahead) = self.prepared(BatchReader::next_if_filled)
             {
-                *ahead = Some(self.ready(batch, reader.state()));
+                self.reading().ahead = ahead;
             }
         }
         next
+    }
+
+    /// What the reader gives, made ready under no lock: labels are made by a function of the user.
+    fn prepared(
+        &self,
+        next: impl FnOnce(&mut BatchReader) -> Poll<Option<LoadedBatch>>,
+    ) -> Poll<Option<PyResult<Ready>>> {
+        let mut reading = self.reading();
+        let Some(reader) = &mut reading.reader else { return Poll::Ready(None) };
+        let (next, state) = (next(reader), reader.state());
+        drop(reading);
+        next.map(|next| next.map(|batch| self.ready(batch, state)))
     }
 
     /// Reads the labels, and begins the copy.

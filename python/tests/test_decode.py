@@ -6,6 +6,7 @@ import tarfile
 import numpy as np
 import pinpool
 import pytest
+from pinpool import _paths
 
 PIL = pytest.importorskip("PIL.Image")
 from PIL import ImageOps  # noqa: E402
@@ -195,10 +196,15 @@ def test_braces_and_patterns_name_files_in_order(tmp_path):
         return [key.rpartition("/")[2] for batch in loader for key in batch.keys]
 
     assert keys("train-{008..011}.tar") == [f"train-{number:03}.tar!{number}" for number in (8, 9, 10, 11)]
+    # Zeros only where an end has them, and down as well as up, as in a shell.
+    assert keys("train-0{10..11}.tar") == keys("train-{010..011}.tar")
+    assert keys("train-00{0..9}.tar") == [f"train-{number:03}.tar!{number}" for number in range(10)]
+    assert keys("train-00{5..3}.tar") == [f"train-{number:03}.tar!{number}" for number in (5, 4, 3)]
+    assert _paths.expanded([str(tmp_path / "none-{0..10}.bin")])[-2:] == [str(tmp_path / f"none-{number}.bin") for number in (9, 10)]
     assert keys("train-00{3,1}.tar") == ["train-003.tar!3", "train-001.tar!1"]
     assert len(keys("train-*.tar")) == 12 and keys("train-00[01].tar") == keys("train-{000..001}.tar")
     assert keys("literal{1,2}.txt") == ["literal{1,2}.txt"]
-    for path, words in [("none-*.tar", "no file matches"), ("train-{0..9999999}.tar", "more than")]:
+    for path, words in [("none-*.tar", "no file matches"), ("train-{0..9999999}.tar", "more than"), ("{0..2000}{0..2000}", "more than")]:
         with pytest.raises(ValueError, match=words):
             keys(path)
     with pytest.raises(pinpool.LoadError, match=r"train-012\.tar"):

@@ -55,6 +55,25 @@ def test_the_state_is_that_of_the_loop_and_not_of_what_is_ahead(folder):
     assert list(loader(folder, first_bytes, shuffle=True, state=state)) == plain[5:]
 
 
+def test_a_state_that_is_loaded_in_the_loop_holds_after_it(folder):
+    loading = loader(folder, first_bytes)
+    plain = list(loading)
+    loading.load_state(loader(folder, None).state())
+    for result in loading:
+        middle = loading.state()
+        break
+    for result in loading:
+        loading.load_state(middle)
+    assert result == plain[1] and loading.state() == middle
+    first, second = iter(loading), None
+    next(first)
+    second = iter(loading)
+    assert next(second) == plain[2]
+    first.close()
+    second.close()
+    assert list(loading) == plain[3:], "a loop that is over says nothing of the one after it"
+
+
 def test_a_failure_comes_at_its_place_and_the_state_stays_before_it(folder):
     def function(batch):
         if batch.number == 3:

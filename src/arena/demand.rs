@@ -15,9 +15,7 @@
 //! A growth commits more than its buffer needs. Misses that this would have sufficed for are growth, not varied sizes: while
 //! a program starts, none of its sizes has come back yet.
 //!
-//! Both conditions spare programs of few sizes, as does the bound of a step by what is needed (policy-R7). In the replay of
-//! 25 workloads under the rules of that time, 385,075 instead of 373,024 of 636,801 gets were hits with the three of them, at
-//! 2,481 instead of 2,511 page-locks.
+//! Both conditions spare programs of few sizes, as does the bound of a step by what is needed (policy-R7).
 //!
 //! - **demand-I1**: There are at most [`GHOSTS_MAX`] ghosts, and `ghost_bytes` is the sum of their sizes.
 

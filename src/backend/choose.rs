@@ -35,8 +35,8 @@ pub enum Backend {
     /// `cuda` on.
     #[default]
     Auto,
-    /// The first that works here of `vmm`, `register` and `cuda`, under the preset `tensorflow` of `cuda` alone; else an error, where
-    /// [`Auto`](Self::Auto) goes on to memory that is not for a GPU.
+    /// The first of `vmm`, `register` and `cuda` that works here; under the preset `tensorflow` only `cuda` is tried. If none works, an
+    /// error, where [`Auto`](Self::Auto) goes on to memory that is not for a GPU.
     Gpu,
     /// Virtual host memory of the CUDA driver: grows and shrinks without blocking any copy. For `adaptive` only.
     Vmm,

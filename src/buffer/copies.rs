@@ -78,8 +78,8 @@ impl CopyError {
         &self.error
     }
 
-    /// The buffer, for another attempt. `None` if the device failed: the memory then returns to the pool when the copy is over,
-    /// or is never used again.
+    /// The buffer, for another attempt. `None` if the copy may have begun: the memory then returns to the pool when the
+    /// copy is over, or is never used again.
     pub fn into_buf(self) -> Option<PinnedBuf> {
         self.buf
     }

@@ -21,7 +21,7 @@ pub const PREFIX: &str = "PINPOOL_";
 
 /// How the names begin that set nothing of a pool: those of `pinpool run` with the library that it loads, and of the tests
 /// that need a GPU.
-const OF_NO_POOL: [&str; 3] = ["PINPOOL_PRELOAD_", "PINPOOL_REQUIRE_GPU", "PINPOOL_GPU_EXCEPT"];
+const OF_NO_POOL: [&str; 3] = ["PINPOOL_PRELOAD_", "PINPOOL_REQUIRE_GPU", "PINPOOL_GPU_"];
 
 /// A variable that sets something.
 #[derive(Debug)]

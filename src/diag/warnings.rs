@@ -1,10 +1,11 @@
 //! What the user has to know of the machine: warnings and errors, also for a program that listens to no log.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::{PoolLog, log};
 use crate::finding::{Finding, Level};
+use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain;
 
 /// What was found so far, by a pool and its partitions.
@@ -38,11 +39,14 @@ impl PoolLog {
 
     /// Nobody listens to the log: one line on stderr for each case.
     fn tell(&self, finding: &Finding) {
-        static TOLD: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
-        // A panic here cannot leave it half changed.
-        let mut told = TOLD.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if !told.contains(&finding.check) {
+        static TOLD: OfProcess<plain::Mutex<Vec<&'static str>>> = OfProcess::new(plain::Mutex::default);
+        let mut told = TOLD.get().lock();
+        let is_new = !told.contains(&finding.check);
+        if is_new {
             told.push(finding.check);
+        }
+        drop(told);
+        if is_new {
             let _ = writeln!(io::stderr(), "pinpool: {self}{finding}");
         }
     }

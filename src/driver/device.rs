@@ -111,9 +111,9 @@ impl Device {
         self.context.get().is_some() || calls::is_primary_active(self.handle).is_ok_and(|is_active| is_active)
     }
 
-    /// Whether the device is seen to have work: on the default stream, where many programs run all of theirs, or on a stream that
-    /// copies went to. Work of other streams is not seen. A capture counts as work, which the query would spoil, and so does a
-    /// driver that stands still.
+    /// Whether the device is seen to have work: on the default stream, where many programs run all of theirs, on a stream of device
+    /// memory that copies went to, or in front of the last loan to a stream. Other work is not seen. A capture that is ordered with
+    /// the default stream counts as work, since a query would spoil it, and so does a driver that stands still.
     pub(crate) fn is_seen_busy(&self) -> bool {
         standstill::ask(|| self.has_seen_work() || self.has_work_of_copies()).unwrap_or(true)
     }

@@ -1,5 +1,5 @@
-//! Streams that copies of pools went to and that still exist, and work that memory was lent to: a release that would wait for them is
-//! put off.
+//! Streams of the device memory that copies went to, while they exist, and work that memory was lent to: a release that would wait for
+//! them is put off.
 //!
 //! Streams are held weakly, so that one ends with its owners. A reset of the device destroys the streams of its context under
 //! their owners, so none is asked whose context has another number by now, or where the driver has no numbers.
@@ -8,8 +8,7 @@
 //! that is. The fence of the last loan to it is asked instead, so work that is enqueued there later is not seen.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::cell::Cell;
-use std::ptr;
+use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
 use cudarc::driver::{CudaStream, sys};
@@ -31,18 +30,19 @@ struct Known {
 }
 
 std::thread_local! {
-    /// The one that this thread noted last.
-    static LAST: Cell<*const CudaStream> = const { Cell::new(ptr::null()) };
+    /// The one that this thread noted last. Held, so that no other stream has its place.
+    static LAST: RefCell<Weak<CudaStream>> = const { RefCell::new(Weak::new()) };
 }
 
 /// Remembers the stream of the device memory of a copy.
 pub(crate) fn note(stream: &Arc<CudaStream>) {
     let place = Arc::as_ptr(stream);
     // A thread that is ending has no thread-local left, and looks each time.
-    if LAST.try_with(|last| last.replace(place) == place).unwrap_or(false) {
+    if LAST.try_with(|last| last.borrow().as_ptr() == place).unwrap_or(false) {
         return;
     }
     let Some(context) = number_of_context(stream) else { return };
+    let _no_last = LAST.try_with(|last| last.replace(Arc::downgrade(stream)));
     let mut known = KNOWN.get().lock();
     // No other stream has the place of one that is known: what is held weakly keeps it.
     if known.iter().any(|other| other.stream.as_ptr() == place) {

@@ -8,10 +8,10 @@
 //! ```
 //!
 //! The place in line goes with the call and comes back with its result, so a get never has two. Its wait counts from its first
-//! poll and bounds how long it waits for room; a call that has begun is waited for, as in a get of a thread.
+//! poll and bounds how long it waits for room. A call that it needs is waited for, with the calls of other tasks that are before it.
 
 use std::future::Future;
-use std::io;
+use std::panic::resume_unwind;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use super::{Pool, buffer};
 use crate::buffer::PinnedBuf;
 use crate::engine::{Begun, Ledger, Polled, SideCall, WaitingGet, Wanted};
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::size_class::DEFAULT_ALIGN;
 
 /// The future of [`Pool::get_async`]: a buffer, or the error of [`Pool::get`].
@@ -137,10 +137,8 @@ impl GetFuture {
                     Poll::Ready(Some(Ok(Step::Waits(waiting)))) => self.state = State::Waits(waiting),
                     Poll::Ready(Some(Ok(Step::Served(buf)))) => return Poll::Ready(Ok(buf)),
                     Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
-                    Poll::Ready(None) => {
-                        let why = io::Error::other("it panicked");
-                        return Poll::Ready(Err(ErrorKind::Thread { what: "a get", why }.into()));
-                    }
+                    // As on a thread: users' code is caught before, so an error of the pool itself.
+                    Poll::Ready(None) => resume_unwind(Box::new("a get panicked on the thread of its pool")),
                 },
             }
         }

@@ -188,8 +188,8 @@ impl Pool {
     /// in one line with the gets of threads, first come, first served. Needs no runtime: the put that serves it wakes it, and
     /// the pool's maintenance thread wakes it for its deadline and for copies that have ended.
     ///
-    /// Does not wait for calls of other threads either, and makes no slow call on the thread that polls: where memory must be
-    /// page-locked, a thread of the pool does that and wakes the task.
+    /// Does not wait for calls of other threads either, and page-locks nothing on the thread that polls: a thread of the pool does
+    /// that, for one task after the other, and wakes the task. Calls that are before it count in no wait.
     ///
     /// ```
     /// # use std::pin::pin;

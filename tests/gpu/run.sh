@@ -21,7 +21,7 @@
 # | PINPOOL_GPU_PIN | 1GiB | bytes pinned by `pinpool-bench pin` |
 # | PINPOOL_GPU_PRODUCERS | 8 12 | producers of `pinpool-bench loader` |
 # | PINPOOL_GPU_FILES | 10000 | files of the synthetic data set |
-# | PINPOOL_GPU_TREE | /usr/share | a real tree to load |
+# | PINPOOL_GPU_TREE | Python's library, else /usr/share | a real tree to load |
 # | PINPOOL_GPU_BUDGET | 570 | seconds in all |
 set -uo pipefail
 bin=$(realpath "${1:?usage: run.sh FOLDER}")
@@ -186,9 +186,11 @@ for name in $steps; do
         done
         ;;
     load)
+        # Whole: a link without its file is an error of the load.
+        tree=${PINPOOL_GPU_TREE:-$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))' || echo /usr/share)}
         for backend in "${backends[@]}"; do
             figure "load_synthetic_$backend" 60 pinpool load --require-gpu --verify --synthetic "${PINPOOL_GPU_FILES:-10000}" --set "BACKEND=$backend"
-            figure "load_tree_$backend" 60 pinpool load --require-gpu --verify --set "BACKEND=$backend" "${PINPOOL_GPU_TREE:-/usr/share}"
+            figure "load_tree_$backend" 60 pinpool load --require-gpu --verify --set "BACKEND=$backend" "$tree"
         done
         ;;
     peers)

@@ -12,7 +12,7 @@ use crate::handle::pp_pool;
 use crate::pool::text;
 use crate::slots;
 use crate::status::pp_status;
-use crate::table::{Owner, Unknown};
+use crate::table::Owner;
 
 /// What a CUstream of the CUDA driver and a cudaStream_t of its runtime point to.
 #[derive(Debug)]
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn pp_adopt(
             return Err(Failure::argument("the argument `bytes` is 0: there is nothing to adopt"));
         }
         let call = slots::enter(pool)?;
-        if matches!(call.table().with(ptr.addr(), |_| ()), Ok(()) | Err(Unknown::Leaving)) {
+        if call.table().is_out(ptr.addr()) {
             return Err(Failure::argument(format!(
                 "a buffer at {ptr:p} is out: put it before its memory is adopted again"
             )));

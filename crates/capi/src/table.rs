@@ -155,6 +155,11 @@ impl Table {
         Err(self.inside(address))
     }
 
+    /// Is a buffer out that begins there?
+    pub(crate) fn is_out(&self, address: usize) -> bool {
+        locked(self.shard(address)).contains_key(&address)
+    }
+
     /// Is a buffer out?
     pub(crate) fn is_empty(&self) -> bool {
         self.shards.iter().all(|shard| locked(shard).is_empty())

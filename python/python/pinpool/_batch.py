@@ -67,8 +67,10 @@ class Batch:
             raise TypeError(f"batch[{index!r}]: a batch has samples by number; batch.field({index!r}) is that field of each sample")
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
-        _, begin, length, _ = self._part(index)
-        return self.fields[index] if self._decoded else self._view(begin, length)
+        sample, begin, length, _ = self._part(index)
+        if self._decoded:
+            return self._fields_of(range(len(self))[index], self._files.fields([sample])[0])
+        return self._view(begin, length)
 
     def _part(self, index: SupportsIndex) -> tuple[int, int, int, int]:
         at = operator.index(index)
@@ -106,7 +108,7 @@ class Batch:
     def tensors(self) -> list[torch.Tensor]:
         """The samples as tensors of torch, of dtype uint8: views of the buffer, on a GPU for torch's current stream."""
         if self._decoded:
-            raise TypeError("batch.tensors(): its samples are decoded; torch.from_numpy(batch.field('jpg')) is one tensor of all")
+            raise TypeError("batch.tensors(): its samples are decoded; batch.field('jpg') is one array of all: torch.from_dlpack(it)")
         torch = _device.imported_torch("batch.tensors()")
         if isinstance(self.buffer, _pinpool.DeviceBuffer):
             whole = DeviceArray(self.buffer, 0, (self.buffer.nbytes,)).tensor()
@@ -123,27 +125,27 @@ class Batch:
         The name of a member is what follows the first dot of its base name, in lower case. A sample that is no member of an
         archive has none. ValueError for a sample that is not whole, or has two members of one name.
         """
-        found = []
-        for index, (part, fields) in enumerate(zip(self._parts, self._files.fields([part[0] for part in self._parts]))):
-            _, begin, length, _ = part
-            if fields and not self.is_whole(index):
-                raise ValueError(
-                    f"{self.keys[index]}: its fields are not all in this batch, since it is longer than batch_bytes: raise "
-                    "batch_bytes, or give batch_size alone"
-                )
-            views = {name: self._view(begin + first, end - first) for name, first, end in fields}
-            if len(views) < len(fields):
-                names = [name for name, *_ in fields]
-                twice = next(name for name in names if names.count(name) > 1)
-                raise ValueError(f"{self.keys[index]}: two members of the sample are named {twice!r}: use batch[{index}]")
-            found.append(views)
-        for names in self._decoded:
-            rows = self._array(names)
-            for index, views in enumerate(found):
-                views[";".join(names)] = self._row(names, rows, index)
-        return found
+        fields = self._files.fields([part[0] for part in self._parts])
+        return [self._fields_of(index, fields[index]) for index in range(len(self))]
 
-    def _row(self, names: tuple[str, ...], rows: Any, index: int) -> Any:
+    def _fields_of(self, index: int, fields: list[tuple[str, int, int]]) -> dict[str, Any]:
+        begin = self._parts[index][1]
+        if fields and not self.is_whole(index):
+            raise ValueError(
+                f"{self.keys[index]}: its fields are not all in this batch, since it is longer than batch_bytes: raise "
+                "batch_bytes, or give batch_size alone"
+            )
+        views = {name: self._view(begin + first, end - first) for name, first, end in fields}
+        if len(views) < len(fields):
+            names = [name for name, *_ in fields]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"{self.keys[index]}: two members of the sample are named {twice!r}: use batch[{index}]")
+        for names in self._decoded:
+            views[";".join(names)] = self._row(names, index)
+        return views
+
+    def _row(self, names: tuple[str, ...], index: int) -> Any:
+        rows = self._array(names)
         if not isinstance(rows, DeviceArray):
             return rows[index]
         start, (_, shape, dtype) = self._decoded[names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, Never, SupportsIndex
+from typing import Any, Literal, Never, SupportsIndex, TypeAlias
 
 from . import _decode, _device, _paths, _pinpool
 from ._arguments import count, switch
@@ -28,6 +28,9 @@ _OF_TORCH = {
     "pin_memory": "batches are in pinned memory always",
     "sampler": "shuffle=, seed=, rank= and world= choose the order",
 }
+
+#: A batch, and the state and the epoch behind it.
+_Taken: TypeAlias = tuple[Batch, "str | None", int]
 
 
 class Loader:
@@ -194,46 +197,36 @@ class Loader:
         self._reader = reader = self._files.begin(end, self._state, self._device)
         shown = self._shown(end)
 
-        def take() -> Batch | None:
-            batch = self._take(reader)
-            if batch is not None and shown is not None:
-                shown.add(len(batch), batch.nbytes)
-            return batch
+        def take() -> _Taken | None:
+            taken = self._take(reader)
+            if taken is not None and shown is not None:
+                shown.add(len(taken[0]), taken[0].nbytes)
+            return taken
 
+        def hand_out(taken: tuple[Any, str | None, int]) -> Any:
+            made, *behind = taken
+            # After `load_state`, and once another `for` has begun, the loader is where those say.
+            if self._reader is reader:
+                self._state, self._epoch = behind
+            return made
+
+        batches: Iterator[tuple[Any, str | None, int]] = iter(take, None)
+        mapped = None
+        if (function := self._map) is not None:
+            # What is ahead of the loop does not count for `state()`.
+            batches = mapped = Mapped(lambda taken: (function(taken[0]), *taken[1:]), batches, self._map_workers)
         try:
             # Keeps no reference to a batch, so that its memory goes back as soon as the user's is gone.
-            yield from iter(take, None) if self._map is None else self._mapped(self._map, take)
-            if reader.is_complete():
+            yield from map(hand_out, batches)
+            if self._reader is reader and reader.is_complete():
                 self._state, self._epoch = reader.end_state(end), end
         finally:
             # After `break`, an exception and Ctrl-C as well.
+            if mapped is not None:
+                mapped.close()
             reader.stop()
             if shown is not None:
                 shown.close()
-
-    def _mapped(self, function: Callable[[Batch], Any], take: Callable[[], Batch | None]) -> Iterator[Any]:
-        """What `function` makes of the batches. What is ahead of the loop does not count for `state()`."""
-        handed_out = self._state, self._epoch
-
-        def take_with_state() -> tuple[Batch, str | None, int] | None:
-            batch = take()
-            return None if batch is None else (batch, self._state, self._epoch)
-
-        def with_state(taken: tuple[Batch, str | None, int]) -> tuple[Any, str | None, int]:
-            batch, *behind = taken
-            return function(batch), *behind
-
-        def hand_out(result: tuple[Any, str | None, int]) -> Any:
-            nonlocal handed_out
-            handed_out = self._state, self._epoch = result[1:]
-            return result[0]
-
-        results = Mapped(with_state, iter(take_with_state, None), self._map_workers)
-        try:
-            yield from map(hand_out, results)
-        finally:
-            self._state, self._epoch = handed_out
-            results.close()
 
     def _shown(self, end: int) -> Progress | None:
         if not self._progress:
@@ -245,7 +238,7 @@ class Loader:
             done = batch + sum(self._files.batches(earlier) for earlier in range(end - self._epochs, epoch))
         return progress_of(self._progress, len(self), done)
 
-    def _take(self, reader: _pinpool.Reader) -> Batch | None:
+    def _take(self, reader: _pinpool.Reader) -> _Taken | None:
         handed = reader.next()
         if handed is None:
             return None
@@ -261,8 +254,7 @@ class Loader:
             raise LoadError(_told(failures))
         self._failed.update(dict.fromkeys(failures))
         batch = Batch(self._files, handed, failures, self._decoded)
-        self._state, self._epoch = reader.state(), batch.epoch
-        return batch
+        return batch, reader.state(), batch.epoch
 
     def state(self) -> str:
         """Where the loader is: behind the last batch that it handed out. A line of text, to be stored with the model."""

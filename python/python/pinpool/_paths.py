@@ -26,6 +26,8 @@ def _expanded(path: str) -> list[str]:
         raise ValueError(f"paths: {path!r} is no file: the loader reads files; mount it, or fetch it first")
     found = []
     for each in _of_braces(path):
+        if len(found) > _MOST:
+            raise ValueError(f"paths: {path!r} names more than {_MOST} files: name their directory")
         if not glob.has_magic(each) or os.path.lexists(each):
             found.append(each)
             continue
@@ -33,8 +35,6 @@ def _expanded(path: str) -> list[str]:
         if not matches:
             raise ValueError(f"paths: no file matches {each!r}")
         found += matches
-        if len(found) > _MOST:
-            raise ValueError(f"paths: {path!r} names more than {_MOST} files: name their directory")
     return found
 
 
@@ -51,7 +51,10 @@ def _of_braces(path: str) -> Iterator[str]:
         first, last = int(numbers[1]), int(numbers[2])
         if abs(last - first) >= _MOST:
             raise ValueError(f"paths: {braces[0]!r} are more than {_MOST} names")
-        width = max(len(numbers[1]), len(numbers[2])) if "0" in (numbers[1][0], numbers[2][0]) else 0
-        words = [str(number).zfill(width) for number in range(first, last + 1)] or [inner]
+        # As in a shell: zeros in front of one end are in all names, and the numbers go up or down.
+        has_zeros = any(len(end) > 1 and end.startswith("0") for end in numbers.groups())
+        width = max(map(len, numbers.groups())) if has_zeros else 0
+        step = 1 if first <= last else -1
+        words = [str(number).zfill(width) for number in range(first, last + step, step)]
     for word in words:
         yield from _of_braces(path[: braces.start()] + word + path[braces.end() :])

@@ -97,7 +97,7 @@ class Pool:
         pools_per_host: int | str | None = ...,
         ledger: str | None = ...,
         wait: _Time | timedelta | None = ...,
-        on_full: Literal["auto", "error", "pageable"] | None = ...,
+        on_full: Literal["error", "pageable"] | None = ...,
         max_fallback_bytes: int | str | None = ...,
         max_idle_bytes: int | str | None = ...,
         idle_timeout: _Time | timedelta | None = ...,
@@ -214,7 +214,7 @@ class Slabs:
 _Failed: TypeAlias = tuple[str, bool]
 _Part: TypeAlias = tuple[int, int, int, int]
 _Handed: TypeAlias = tuple[
-    int, int, int, Buffer | DeviceBuffer, list[_Part], list[int], list[int] | None, list[_Failed]
+    int, int, int, Buffer | DeviceBuffer, list[_Part], list[int], list[Any] | None, list[_Failed]
 ]
 
 def _parse_bytes(text: str) -> int: ...

@@ -41,7 +41,7 @@ def from_env(name=None):
 async def aget(self, n, *, timeout=None):
     """As `get` for asyncio: `await pool.aget(n)`. Stands in one line with the gets of threads.
 
-    Cancelled, it leaves the line. A miss pins memory on the thread of the event loop, which `reserve` avoids.
+    Cancelled, it leaves the line. A miss pins memory on a thread of the pool.
     """
     return await _asyncio.get(self, n, timeout)
 

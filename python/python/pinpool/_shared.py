@@ -152,7 +152,7 @@ class SharedPool:
     def unpack(self, packed: Packed) -> Any:
         """The batch of `pack` or `collate`: arrays and tensors over the worker's bytes, in page-locked memory, without a copy.
 
-        The memory goes back to the workers when all of them and their views are gone. Before a copy of one that is not waited for:
+        The memory goes back to the workers when all of them and their views are gone. After a copy of one that is not waited for, call
         `pinpool.record_stream(array, stream)`.
         """
         return Views(self.receive(packed)).of(packed.tree)

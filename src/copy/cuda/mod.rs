@@ -275,7 +275,7 @@ fn is_about_arguments(error: Code) -> bool {
     of_the_driver || of_a_handle || error == Code::INVALID_VALUE
 }
 
-/// Errors after which the device goes on: those of captures, 900 to 999, and no memory for an event.
+/// Errors after which the device goes on: those of captures, 900 to 998, and no memory for an event.
 fn is_about_captures_or_memory(error: Code) -> bool {
-    error == Code::OUT_OF_MEMORY || (900..999).contains(&error.number())
+    error == Code::OUT_OF_MEMORY || (900..=998).contains(&error.number())
 }

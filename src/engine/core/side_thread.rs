@@ -58,18 +58,18 @@ impl SideThread {
                 caught(|| waker.wake());
             }
         });
-        let mut queue = self.0.lock();
-        if !queue.is_running {
-            let own = self.0.clone();
-            // Miri takes a thread that does not end for a leak.
-            queue.is_running =
-                !cfg!(miri) && !is_simulated && threads::spawn(c"pinpool-get", move || run(&own)).is_ok();
-        }
-        if queue.is_running {
-            queue.calls.push_back(call);
-        } else {
-            drop(queue);
+        // Miri takes a thread that does not end for a leak.
+        if cfg!(miri) || is_simulated {
             call();
+            return SideCall(slot);
+        }
+        let mut queue = self.0.lock();
+        queue.calls.push_back(call);
+        let is_running = std::mem::replace(&mut queue.is_running, true);
+        drop(queue);
+        let own = self.0.clone();
+        if !is_running && threads::spawn(c"pinpool-get", move || run(&own)).is_err() {
+            run(&self.0);
         }
         SideCall(slot)
     }

@@ -14,7 +14,7 @@ pub(crate) struct Costs {
     unpin: CallCost,
     /// Times what a move takes on a device.
     move_scale: f64,
-    /// Nanoseconds for each byte of the shortest page-lock of the trace, and of the longest.
+    /// What the shortest page-lock of the trace took, of what `pin` says, and the longest.
     pin_range: Option<(f64, f64)>,
     origin: String,
 }
@@ -28,9 +28,13 @@ impl Costs {
             return Self { pin: cost, unpin: cost, move_scale, pin_range: None, origin: "as given".to_owned() };
         }
         let (pins, unpins) = (workload.pins(), workload.unpins());
-        let rates = || pins.iter().map(|call| call.took_ns as f64 / call.bytes.max(1) as f64);
-        let pin_range = rates().reduce(f64::min).zip(rates().reduce(f64::max));
         let pin = CallCost::fitted(pins, CallCost::ASSUMED_PIN);
+        let pin_range = pin.and_then(|pin| {
+            let of_fitted =
+                |call: &TimedCall| call.took_ns as f64 / (pin.call_ns + pin.byte_ns * call.bytes as f64).max(1.0);
+            let shares = || pins.iter().map(of_fitted);
+            shares().reduce(f64::min).zip(shares().reduce(f64::max))
+        });
         match (pin, CallCost::fitted(unpins, CallCost::ASSUMED_UNPIN)) {
             (Some(pin), Some(unpin)) => {
                 let origin = match (CallCost::is_one_size(pins), CallCost::is_one_size(unpins)) {
@@ -65,10 +69,10 @@ impl Costs {
 
     /// The same with each page-lock as short as the shortest of the trace, and as long as the longest.
     pub(crate) fn driver_seconds_range(&self, outcome: &ReplayOutcome) -> (f64, f64) {
-        let (least, most) = self.pin_range.unwrap_or((self.pin.byte_ns, self.pin.byte_ns));
-        let seconds = |byte_ns: f64| {
-            let call_ns = if self.pin_range.is_some() { 0.0 } else { self.pin.call_ns };
-            outcome.driver_seconds(CallCost { call_ns, byte_ns }, self.unpin, self.move_scale)
+        let (least, most) = self.pin_range.unwrap_or((1.0, 1.0));
+        let seconds = |share: f64| {
+            let pin = CallCost { call_ns: self.pin.call_ns * share, byte_ns: self.pin.byte_ns * share };
+            outcome.driver_seconds(pin, self.unpin, self.move_scale)
         };
         (seconds(least), seconds(most))
     }

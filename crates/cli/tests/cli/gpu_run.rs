@@ -51,7 +51,7 @@ fn lines(output: &Output) -> Vec<Value> {
 
 const SHORT: [(&str, &str); 8] = [
     ("PINPOOL_GPU_STEPS", "facts suite pool copy stall pin load peers"),
-    ("PINPOOL_GPU_SUITE", "a_kernel_reads an_event_of_a_capture"),
+    ("PINPOOL_GPU_SUITE", "a_kernel_reads capture"),
     ("PINPOOL_GPU_SECONDS", "0.02"),
     ("PINPOOL_GPU_POOL_MIB", "64"),
     ("PINPOOL_GPU_PIN", "4MiB"),

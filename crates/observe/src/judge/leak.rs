@@ -1,8 +1,8 @@
 //! Buffers of one tag that do not come back.
 //!
 //! A cache that fills grows, too: it grows ever slower, and then no more. More load brings more gets. A queue before a slow
-//! consumer gives back what it took first, so that its oldest buffer does not age. A leak does none of these. One that began with
-//! the pool is told from a working set that is built by that: most of what is got comes back, and most of what is held does not.
+//! consumer gives back what it took first, so that its oldest buffer does not age. A leak does none of these. What grows from
+//! the pool's start is a leak, and no working set being built, if most of what is got comes back and it is most of what is held.
 
 use std::collections::VecDeque;
 use std::time::Duration;

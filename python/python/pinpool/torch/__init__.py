@@ -156,10 +156,10 @@ def _load() -> ctypes.CDLL:
     version = re.sub(r"\W", "_", torch.__version__)
     # torch takes what failed to build for built when it is asked again.
     again = f"_{_failures}" if _failures else ""
-    search = os.environ.get("PATH", "")
+    search = os.environ.get("PATH")
     try:
         # Where pip puts ninja, whether or not the environment of this interpreter is activated.
-        os.environ["PATH"] = os.pathsep.join(filter(None, [search, sysconfig.get_path("scripts")]))
+        os.environ["PATH"] = os.pathsep.join([search or os.defpath, sysconfig.get_path("scripts")])
         library = cpp_extension.load(
             name=f"pinpool_torch_{version}{again}",
             sources=[os.fspath(_SOURCE)],
@@ -173,7 +173,10 @@ def _load() -> ctypes.CDLL:
             f"(pip install ninja; CXX names the compiler). {why}"
         ) from why
     finally:
-        os.environ["PATH"] = search
+        if search is None:
+            del os.environ["PATH"]
+        else:
+            os.environ["PATH"] = search
     shim = ctypes.CDLL(library)
     shim.pinpool_torch_install.restype = ctypes.c_int
     shim.pinpool_torch_uninstall.restype = ctypes.c_size_t

@@ -29,6 +29,7 @@
 #![allow(unsafe_code)] // Lists through boxes.
 
 use super::entry::{Entry, Links};
+use crate::size_class::EIGHTHS_CLASSES;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::LazyLock;
@@ -51,7 +52,7 @@ pub(super) const fn tick_of(order: u64) -> u64 {
 }
 
 /// So many classes have shared heads: those of a pool.
-const SHARED_CLASSES: usize = 1024;
+const SHARED_CLASSES: usize = EIGHTHS_CLASSES as usize;
 static SHARED_HEADS: LazyLock<SharedHeads> = LazyLock::new(|| SharedHeads(empty_heads(SHARED_CLASSES)));
 
 struct SharedHeads(NonNull<Links>);
