@@ -55,8 +55,8 @@ pub(crate) struct WaitingGet {
     begun: Instant,
     /// Has a task look again.
     reminder: Option<Reminder>,
-    /// Calls were made for it and gave nothing: it asks for others no sooner.
-    rests_until: Option<Instant>,
+    /// Calls were made for it and gave nothing: it asks for others no sooner. By the clock of the pool.
+    rests_until_us: Option<u64>,
 }
 
 impl WaitingGet {
@@ -165,7 +165,9 @@ impl Core {
         get.reminder = None;
         match get.turn.poll(context, &mut get.refusal) {
             Look::Over(served) => return Polled::Over(self.end_get(get, served)),
-            Look::NeedsCall if get.rests_until.is_none_or(|until| Instant::now() >= until) => return Polled::NeedsCall,
+            Look::NeedsCall if get.rests_until_us.is_none_or(|until_us| self.time.read_us() >= until_us) => {
+                return Polled::NeedsCall;
+            }
             Look::NeedsCall | Look::Pending => {}
         }
         // Also where the pool is to be polled by its program alone: a deadline is not the program's to watch.
@@ -183,7 +185,8 @@ impl Core {
         match get.turn.call(&mut get.refusal) {
             Look::Over(served) => self.end_get(&get, served).map(Begun::Served),
             Look::Pending | Look::NeedsCall => {
-                get.rests_until = Some(Instant::now() + self.patience());
+                get.rests_until_us =
+                    Some(self.time.read_us().saturating_add(u64::from(self.patience().subsec_micros())));
                 Ok(Begun::Waits(get))
             }
         }
@@ -289,7 +292,14 @@ impl Core {
         self.log.began_to_wait(len as u64, class.bytes as u64);
         let begun = Instant::now();
         let turn = Turn::join(self, class, deadline);
-        Ok(Begun::Waits(WaitingGet { wanted: wanted.clone(), refusal, turn, begun, reminder: None, rests_until: None }))
+        Ok(Begun::Waits(WaitingGet {
+            wanted: wanted.clone(),
+            refusal,
+            turn,
+            begun,
+            reminder: None,
+            rests_until_us: None,
+        }))
     }
 
     /// Pageable memory, or an error.
