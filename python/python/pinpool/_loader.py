@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import takewhile
 from typing import Any, Literal, Never, SupportsIndex, TypeAlias
 
 from . import _decode, _device, _paths, _pinpool
@@ -205,9 +206,7 @@ class Loader:
 
         def hand_out(taken: tuple[Any, str | None, int]) -> Any:
             made, *behind = taken
-            # After `load_state`, and once another `for` has begun, the loader is where those say.
-            if self._reader is reader:
-                self._state, self._epoch = behind
+            self._state, self._epoch = behind
             return made
 
         batches: Iterator[tuple[Any, str | None, int]] = iter(take, None)
@@ -216,8 +215,9 @@ class Loader:
             # What is ahead of the loop does not count for `state()`.
             batches = mapped = Mapped(lambda taken: (function(taken[0]), *taken[1:]), batches, self._map_workers)
         try:
-            # Keeps no reference to a batch, so that its memory goes back as soon as the user's is gone.
-            yield from map(hand_out, batches)
+            # Keeps no reference to a batch, so that its memory goes back as soon as the user's is gone. After `load_state` or
+            # `close`, and once another `for` has begun, it ends, also with results of `map` ahead.
+            yield from map(hand_out, takewhile(lambda _: self._reader is reader, batches))
             if self._reader is reader and reader.is_complete():
                 self._state, self._epoch = reader.end_state(end), end
         finally:
