@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut results = pool.get(NUMBERS * size_of::<f32>())?;
     stream.memcpy_dtoh(&device, &mut results.elements_mut::<f32>()?)?;
     results.wait()?;
-    let sum: f32 = results.cast_slice_untracked::<f32>()?.iter().sum();
+    let sum: f32 = results.cast_slice::<f32>()?.iter().sum();
     println!("sum {sum}, {} copies in flight", pool.stats().in_flight);
     Ok(())
 }

@@ -31,7 +31,7 @@ async fn copy(pool: Pool, mut to_copy: Receiver<PinnedBuf>) -> Result<Vec<u8>> {
         // The buffer is the pool's again when the copy is over.
         buf.copy_to(&stream, &mut device)?.await?;
         let back = pool.get_async(BATCH_BYTES).await?.copy_from(&stream, &device)?.await?;
-        first_bytes.push(back.as_slice_untracked()?[0]);
+        first_bytes.push(back.as_slice()?[0]);
     }
     Ok(first_bytes)
 }

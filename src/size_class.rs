@@ -117,50 +117,44 @@ impl Rounding {
 /// `len`. For 0 and for lengths over [`MAX_LEN`] it is that of a class that no buffer can have.
 #[inline(always)]
 pub(crate) fn plain_eighths_index(len: usize) -> u32 {
-    let last = len.wrapping_sub(1);
-    if last >= LARGE_BYTES {
-        return large(last).1;
-    }
-    // Up to 64 KiB each step is a page: one shift.
-    let doublings =
-        if last < 2 * EVEN_STEPS_BYTES { 0 } else { (last | EVEN_STEPS_BYTES).ilog2() - EVEN_STEPS_BYTES.ilog2() };
-    // At most 15 more than the first term.
-    #[allow(clippy::cast_possible_truncation)]
-    let index = STEPS_PER_DOUBLING * doublings + (last >> (PAGE_BYTES.ilog2() + doublings)) as u32;
-    index
+    step(len.wrapping_sub(1)).1
 }
 
-/// The step, as a shift, and the index of the class of `last + 1` bytes, more than [`LARGE_BYTES`].
+/// The class of `bytes`, which is at most [`MAX_LEN`].
 #[inline]
-fn large(last: usize) -> (u32, u32) {
+fn eighths(bytes: usize) -> Class {
+    let last = bytes.saturating_sub(1);
+    let (step_shift, index) = step(last);
+    Class { bytes: ((last >> step_shift) + 1) << step_shift, index }
+}
+
+/// The step, as a shift, and the index of the class of `last + 1` bytes.
+// Of a length there are at most 127 steps.
+#[allow(clippy::cast_possible_truncation)]
+#[inline(always)]
+fn step(last: usize) -> (u32, u32) {
+    // The sizes that are got most often take the shortest way: up to 64 KiB a step is a page.
+    if last < 2 * EVEN_STEPS_BYTES {
+        return (PAGE_BYTES.ilog2(), (last >> PAGE_BYTES.ilog2()) as u32);
+    }
+    if last >= LARGE_BYTES {
+        return large_step(last);
+    }
+    let doublings = last.ilog2() - EVEN_STEPS_BYTES.ilog2();
+    let step_shift = PAGE_BYTES.ilog2() + doublings;
+    (step_shift, STEPS_PER_DOUBLING * doublings + (last >> step_shift) as u32)
+}
+
+/// [`step`] of a class of more than [`LARGE_BYTES`].
+#[allow(clippy::cast_possible_truncation)]
+fn large_step(last: usize) -> (u32, u32) {
     if last >= HUGE_BYTES {
         let step_shift = last.ilog2();
         return (step_shift, HUGE_INDEX + step_shift - HUGE_BYTES.ilog2());
     }
     let doublings = (last >> (LARGE_STEP_SHIFT + LARGE_STEPS.ilog2()) | 1).ilog2();
     let step_shift = LARGE_STEP_SHIFT + doublings;
-    // Below 128.
-    #[allow(clippy::cast_possible_truncation)]
-    let steps = (last >> step_shift) as u32;
-    (step_shift, LARGE_INDEX + LARGE_STEPS * doublings + steps)
-}
-
-/// The class of `bytes`, which is at most [`MAX_LEN`]. One formula for both: below 64 KiB a step is a page, above it an
-/// eighth of the next lower power of two.
-#[inline]
-fn eighths(bytes: usize) -> Class {
-    let last = bytes.saturating_sub(1);
-    if last >= LARGE_BYTES {
-        let (step_shift, index) = large(last);
-        return Class { bytes: ((last >> step_shift) + 1) << step_shift, index };
-    }
-    let doublings = last.max(EVEN_STEPS_BYTES).ilog2() - EVEN_STEPS_BYTES.ilog2();
-    let step_shift = PAGE_BYTES.ilog2() + doublings;
-    let steps = (last >> step_shift) + 1;
-    // At most 16.
-    #[allow(clippy::cast_possible_truncation)]
-    let index = STEPS_PER_DOUBLING * doublings + steps as u32 - 1;
-    Class { bytes: steps << step_shift, index }
+    (step_shift, LARGE_INDEX + LARGE_STEPS * doublings + (last >> step_shift) as u32)
 }
 
 #[cfg(test)]

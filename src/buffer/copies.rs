@@ -189,7 +189,7 @@ impl PinnedBuf {
     /// let (stream, device) = (SinkStream::new()?, SinkMem::new(8));
     /// let pending = pool.get(8)?.copy_from(&stream, &device)?;
     /// let buf = pending.wait()?;
-    /// assert_eq!(buf.as_slice_untracked()?, [0; 8]);
+    /// assert_eq!(*buf.as_slice()?, [0; 8]);
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     ///

@@ -70,9 +70,9 @@ struct Aligned;
 ///   stream.memcpy_dtoh(&src, &mut buf.slice_mut(..n)?)?
 /// ```
 ///
-/// [`as_mut_slice`](PinnedBuf::as_mut_slice) gives a [`Pinned`] slice, which host code uses as any other slice and cudarc
-/// does not accept. Where a library takes only `&[u8]`, as candle's `Tensor::from_raw_buffer` does, pass
-/// [`as_slice_untracked`](PinnedBuf::as_slice_untracked) and keep the buffer until `device.synchronize()?` has returned; or
+/// [`as_slice`](PinnedBuf::as_slice) and [`as_mut_slice`](PinnedBuf::as_mut_slice) give a [`Pinned`] slice, which host code
+/// uses as any other slice and cudarc does not accept. Where a library takes only `&[u8]`, as candle's
+/// `Tensor::from_raw_buffer` does, pass [`as_slice_untracked`](PinnedBuf::as_slice_untracked) and keep the buffer until `device.synchronize()?` has returned; or
 /// [copy](PinnedBuf::copy_to) into the library's device memory, wrapped as `RawMem`.
 ///
 /// A copy consumes the buffer, so it cannot be touched while the device reads it:
@@ -237,31 +237,41 @@ impl PinnedBuf {
         block.state_mut().copy_fences.wait_for_all()
     }
 
-    /// The bytes for host code, after waiting until no recorded copy writes to them. Copies that only read them delay
-    /// nothing.
-    ///
-    /// **Untracked**: a copy to a device that is started from this slice is not seen by the pool, which reuses the memory
-    /// as soon as the buffer is dropped. For tracked copies see [`PinnedBuf`](PinnedBuf#which-copies-are-tracked).
+    /// The bytes for host code to read, after waiting until no recorded copy writes to them. Copies that only read them delay
+    /// nothing. One check serves as many reads as there are: `let bytes = buf.as_slice()?`, and no closure over `bytes` fails.
     ///
     /// # Errors
     ///
     /// - [`Error::is_device`](crate::Error::is_device): a copy into the buffer failed, and may still be writing to it,
     /// - [`Error::is_forked`](crate::Error::is_forked): this is a child of `fork`, and the memory a driver's.
     #[inline]
-    pub fn as_slice_untracked(&self) -> Result<&[u8]> {
+    pub fn as_slice(&self) -> Result<&Pinned<u8>> {
         if !self.is_plain() {
             self.check_reachable()?;
             self.wait_for_copies()?;
         }
         // SAFETY: no copy writes here: none was recorded (block-I2), or the wait returned `Ok` (buffer-I2).
-        Ok(unsafe { self.bytes() })
+        Ok(Pinned::from_ref(unsafe { self.bytes() }))
+    }
+
+    /// The bytes as a plain slice, for a library that takes nothing else; otherwise as [`as_slice`](PinnedBuf::as_slice).
+    ///
+    /// **Untracked**: a copy to a device that is started from this slice is not seen by the pool, which reuses the memory
+    /// as soon as the buffer is dropped. For tracked copies see [`PinnedBuf`](PinnedBuf#which-copies-are-tracked).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`as_slice`](PinnedBuf::as_slice).
+    #[inline]
+    pub fn as_slice_untracked(&self) -> Result<&[u8]> {
+        self.as_slice().map(|bytes| &**bytes)
     }
 
     /// The bytes to fill, after waiting until no recorded copy uses them.
     ///
     /// # Errors
     ///
-    /// The errors of [`as_slice_untracked`](PinnedBuf::as_slice_untracked).
+    /// The errors of [`as_slice`](PinnedBuf::as_slice).
     #[inline]
     pub fn as_mut_slice(&mut self) -> Result<&mut Pinned<u8>> {
         if !self.is_plain() {
@@ -287,8 +297,8 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`as_slice_untracked`](PinnedBuf::as_slice_untracked), and
-    /// [`Error::is_device`](crate::Error::is_device) also after a copy from the buffer failed.
+    /// The errors of [`as_slice`](PinnedBuf::as_slice), and [`Error::is_device`](crate::Error::is_device) also after a copy
+    /// from the buffer failed.
     pub fn try_as_mut_slice(&mut self) -> Result<Option<&mut Pinned<u8>>> {
         self.check_reachable()?;
         let are_over = self.block.as_mut().map_or(Ok(true), |block| block.state_mut().copy_fences.are_over())?;
@@ -296,15 +306,14 @@ impl PinnedBuf {
         if are_over { self.as_mut_slice().map(Some) } else { Ok(None) }
     }
 
-    /// The bytes as elements of `T`, otherwise as [`as_slice_untracked`](PinnedBuf::as_slice_untracked).
+    /// The bytes as elements of `T`, otherwise as [`as_slice`](PinnedBuf::as_slice).
     ///
     /// # Errors
     ///
-    /// The errors of [`as_slice_untracked`](PinnedBuf::as_slice_untracked), and
-    /// [`Error::is_request`](crate::Error::is_request) if the length is no multiple of the element's size, or the address
-    /// none of its alignment.
-    pub fn cast_slice_untracked<T: Pod>(&self) -> Result<&[T]> {
-        slice::cast(self.as_slice_untracked()?)
+    /// The errors of [`as_slice`](PinnedBuf::as_slice), and [`Error::is_request`](crate::Error::is_request) if the length is
+    /// no multiple of the element's size, or the address none of its alignment.
+    pub fn cast_slice<T: Pod>(&self) -> Result<&Pinned<T>> {
+        slice::cast(self.as_slice()?)
     }
 
     /// The bytes to fill as elements of `T`, otherwise as [`as_mut_slice`](PinnedBuf::as_mut_slice).
@@ -313,14 +322,14 @@ impl PinnedBuf {
     /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
     /// let mut buf = pool.get(16)?;
     /// buf.cast_slice_mut::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
-    /// assert_eq!(buf.cast_slice_untracked::<f32>()?[3], 4.0);
+    /// assert_eq!(buf.cast_slice::<f32>()?[3], 4.0);
     /// assert!(pool.get(15)?.cast_slice_mut::<f32>().is_err(), "15 bytes are no whole number of f32");
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// The errors of [`cast_slice_untracked`](PinnedBuf::cast_slice_untracked).
+    /// The errors of [`cast_slice`](PinnedBuf::cast_slice).
     pub fn cast_slice_mut<T: Pod>(&mut self) -> Result<&mut Pinned<T>> {
         slice::cast_mut(self.as_mut_slice()?)
     }

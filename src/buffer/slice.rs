@@ -57,7 +57,7 @@ impl<T> Pinned<T> {
         unsafe { &mut *(std::ptr::from_mut(slice) as *mut Self) }
     }
 
-    fn from_ref(slice: &[T]) -> &Self {
+    pub(crate) fn from_ref(slice: &[T]) -> &Self {
         // SAFETY: as in `from_mut`.
         unsafe { &*(std::ptr::from_ref(slice) as *const Self) }
     }
@@ -139,10 +139,10 @@ index_by_range!(
 );
 
 /// Bytes as elements of `T`.
-pub(super) fn cast<T: Pod>(bytes: &[u8]) -> Result<&[T]> {
+pub(super) fn cast<T: Pod>(bytes: &[u8]) -> Result<&Pinned<T>> {
     check_cast::<T>(bytes.as_ptr(), bytes.len())?;
     // Checked above, and reported with numbers.
-    Ok(bytemuck::try_cast_slice(bytes).unwrap_or_default())
+    Ok(Pinned::from_ref(bytemuck::try_cast_slice(bytes).unwrap_or_default()))
 }
 
 /// Bytes to fill as elements of `T`.

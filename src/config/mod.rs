@@ -40,7 +40,14 @@ pub enum Preset {
 
 /// Most bytes that a pool holds, in use and idle.
 ///
-/// Made from a number of bytes, or from `None` for no ceiling.
+/// Made from a number of bytes, from `None` for no ceiling, or by [`str::parse`] from what `PINPOOL_MAX_BYTES` takes. Of the
+/// integers it takes `u64` alone: beside a second one `max_bytes(8 << 30)` would no longer be known to be a `u64`, would be
+/// computed as `i32`, and be 0.
+///
+/// ```
+/// let pool = pinpool::Pool::builder().max_bytes("1.5GiB".parse::<pinpool::Ceiling>()?).build()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ceiling {

@@ -12,9 +12,9 @@ fn a_cast_that_does_not_fit_names_length_size_and_alignment() {
     for part in ["10 B", "f64", "8 B", "multiples of 8"] {
         assert!(error.to_string().contains(part), "{part}: {error}");
     }
-    assert!(buf.cast_slice_untracked::<()>().unwrap_err().is_request(), "an element has at least a byte");
+    assert!(buf.cast_slice::<()>().unwrap_err().is_request(), "an element has at least a byte");
     buf.truncate(8);
-    assert_eq!(buf.cast_slice_untracked::<f64>().unwrap().len(), 1);
+    assert_eq!(buf.cast_slice::<f64>().unwrap().len(), 1);
 }
 
 #[test]

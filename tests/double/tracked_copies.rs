@@ -146,7 +146,7 @@ fn typed_views_carry_their_elements_at_their_offset() {
     stream.memcpy_htod(&some, &mut memory.floats).unwrap();
     let mut back = pool.get(64).unwrap();
     stream.memcpy_dtoh(&memory.floats.slice(..16), &mut back.elements_mut::<f32>().unwrap()).unwrap();
-    assert_eq!(back.cast_slice_untracked::<f32>().unwrap(), &values[8..24]);
+    assert_eq!(back.cast_slice::<f32>().unwrap(), &values[8..24]);
     let error = buf.elements::<f32>().unwrap().slice(1..=ELEMENTS).unwrap_err();
     assert!(error.is_request() && error.to_string().contains("16384 elements"), "{error}");
     buf.truncate(LEN - 1);

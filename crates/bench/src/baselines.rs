@@ -9,8 +9,10 @@ use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 use pinpool::{PinnedBuf, Pool};
 
-/// Sizes in use, each a class of its own: 4 KiB to 64 KiB, which malloc serves without a system call.
+/// Sizes of `mix`, each a class of its own: 4 KiB to 64 KiB.
 pub(super) const SIZES: usize = 16;
+/// Sizes of `many`: 4 KiB to 800 KiB. Once warm, malloc serves all of them without a system call.
+pub(super) const MANY_SIZES: usize = 200;
 /// More buffers of one class than are ever idle at once.
 const QUEUE_LEN: usize = 1024;
 
@@ -68,11 +70,11 @@ impl Baseline for MutexHashMap {
 }
 
 /// A lock-free queue for each size.
-pub(super) struct ArrayQueues([ArrayQueue<Box<[u8]>>; SIZES]);
+pub(super) struct ArrayQueues(Box<[ArrayQueue<Box<[u8]>>]>);
 
 impl Default for ArrayQueues {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| ArrayQueue::new(QUEUE_LEN)))
+        Self((0..MANY_SIZES).map(|_| ArrayQueue::new(QUEUE_LEN)).collect())
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   same    every thread: get size 3, put, get size 3, put ...
-//!   mix     every thread: the sixteen sizes in turn
+//!   mix     every thread: sixteen sizes in turn
+//!   many    every thread: two hundred sizes in turn
 //!   cross   threads in pairs: one gets and passes on, the other puts; up to eight buffers in between
 //! ```
 //!
@@ -15,7 +16,7 @@ use crossbeam::queue::ArrayQueue;
 use crossbeam::utils::{Backoff, CachePadded};
 
 use super::Measured;
-use super::baselines::{Baseline, SIZES};
+use super::baselines::{Baseline, MANY_SIZES, SIZES};
 use crate::threads::spawn_all;
 
 /// The size number of `same` and `cross`: 16 KiB.
@@ -31,6 +32,8 @@ pub(super) enum Pattern {
     Same,
     /// Each thread gets and puts sixteen sizes in turn
     Mix,
+    /// Each thread gets and puts two hundred sizes in turn
+    Many,
     /// One thread of each pair gets, the other puts
     Cross,
 }
@@ -94,11 +97,8 @@ fn work<B: Baseline>(
                 probe.operation(|| baseline.put(baseline.get(SIZE)));
             }
         }
-        Pattern::Mix => {
-            for size in (0..SIZES).cycle().zip(0..pairs).map(|(size, _)| size) {
-                probe.operation(|| baseline.put(baseline.get(size)));
-            }
-        }
+        Pattern::Mix => in_turn(baseline, SIZES, pairs, probe),
+        Pattern::Many => in_turn(baseline, MANY_SIZES, pairs, probe),
         Pattern::Cross if thread.is_multiple_of(2) => {
             for _ in 0..pairs {
                 let mut buffer = probe.operation(|| baseline.get(SIZE));
@@ -121,5 +121,12 @@ fn work<B: Baseline>(
                 probe.operation(|| baseline.put(buffer));
             }
         }
+    }
+}
+
+/// Gets and puts the first `sizes` sizes in turn.
+fn in_turn(baseline: &impl Baseline, sizes: usize, pairs: u64, probe: &mut impl Probe) {
+    for (size, _) in (0..sizes).cycle().zip(0..pairs) {
+        probe.operation(|| baseline.put(baseline.get(size)));
     }
 }

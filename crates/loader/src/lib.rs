@@ -59,7 +59,7 @@
 //! let mut batches = loader.batches()?;
 //! while let Some(batch) = batches.next() {
 //!     for part in &batch.parts {
-//!         let bytes = &batch.buffer.as_slice_untracked()?[part.bytes.clone()];
+//!         let bytes = &batch.buffer.as_slice()?[part.bytes.clone()];
 //!         println!("{}: {} bytes", catalog.name(part.sample), bytes.len());
 //!     }
 //!     println!("{}", batches.state()); // `loader.resume_at(line.parse()?)?` loads the rest

@@ -331,7 +331,7 @@ mod tests {
         }
 
         fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
-            self.1.push(batch.as_slice_untracked()?[0]);
+            self.1.push(batch.as_slice()?[0]);
             self.0.send(lane, batch)
         }
 

@@ -87,7 +87,7 @@ impl Counts {
 
     /// Checks a buffer and puts it back.
     pub(super) fn put(&mut self, filled: Filled) -> Result<(), pinpool::Error> {
-        self.check(filled.buffer.as_slice_untracked()?, filled.seed);
+        self.check(filled.buffer.as_slice()?, filled.seed);
         self.puts += 1;
         drop(filled.buffer);
         Ok(())
@@ -218,7 +218,7 @@ impl<'a> Worker<'a> {
         };
         let Filled { buffer, seed } = filled;
         let len = buffer.len();
-        self.counts.check(buffer.as_slice_untracked()?, seed);
+        self.counts.check(buffer.as_slice()?, seed);
         // The put comes with the end of the copy.
         self.counts.copies += 1;
         self.counts.puts += 1;

@@ -41,7 +41,7 @@ fn is_positive(value: &Value) -> bool {
 
 #[test]
 fn hit_has_every_figure_in_each_pattern() {
-    for (pattern, threads) in [("same", "1"), ("mix", "2"), ("cross", "2")] {
+    for (pattern, threads) in [("same", "1"), ("mix", "2"), ("many", "1"), ("cross", "2")] {
         let figures = bench(&["hit", "--pattern", pattern, "--threads", threads]);
         assert_eq!((&figures["pattern"], &figures["backend"]), (&pattern.into(), &"heap".into()));
         assert_eq!(figures["threads"].to_string(), threads);
