@@ -92,8 +92,7 @@ impl KeepArgs {
                     drop(kept);
                     let (kept, took_again) = attach()?;
                     let buf = kept.get(0, bytes)?;
-                    let is_there =
-                        buf.as_slice()?.iter().step_by(512).all(|&byte| byte == round.to_le_bytes()[0] | 1);
+                    let is_there = buf.as_slice()?.iter().step_by(512).all(|&byte| byte == round.to_le_bytes()[0] | 1);
                     if !is_there || kept.completed().is_none_or(|mark| mark.len != self.bytes) {
                         return Err(BenchError::Failure("the bytes of the holder before are not there".to_owned()));
                     }
