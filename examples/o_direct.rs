@@ -9,7 +9,9 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 
 use pinpool::Pool;
-use pinpool::backend::PAGE_BYTES;
+
+/// What the file system asks of the length of a read.
+const BLOCK_BYTES: usize = 4096;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).unwrap_or_else(|| "Cargo.toml".into());
@@ -22,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let len = usize::try_from(file.metadata()?.len())?;
 
-    let mut buf = pool.get(len.next_multiple_of(PAGE_BYTES))?;
+    let mut buf = pool.get(len.next_multiple_of(BLOCK_BYTES))?;
     let room = buf.as_mut_slice()?;
     let mut filled = 0;
     // The last read ends at the end of the file, short of a whole page, and the one after it returns 0.

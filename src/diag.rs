@@ -12,11 +12,10 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::backend::SourceError;
-use crate::config::BadVariable;
 use crate::dump::{Dump, HeldBuffer};
 use crate::error::{Error, UsageReport};
 use crate::stats::Stats;
@@ -278,16 +277,19 @@ impl PoolLog {
 
     /// To standard error, once, where the program has no logger: what its user set does not hold, and nothing else says so.
     ///
-    /// `PINPOOL_X=V: ...` (warn): correct the name, the line says which was meant; or a value that cannot be read,
-    /// where code sets another (else it is an error). Also on standard error where the program has no logger.
-    pub(crate) fn bad_variables(&self, bad: &[BadVariable]) {
-        static IS_TOLD: Once = Once::new();
-        for bad in bad {
-            log::warn!("{self}{bad}");
+    /// `PINPOOL_X=V: ...` (warn): correct the name, the line says which was meant; a value that cannot be read, where code sets
+    /// another (else it is an error); or one that does not hold, since the program sets another in its code: change it there.
+    /// Also on standard error where the program has no logger.
+    pub(crate) fn unused_variables(&self, unused: &[String]) {
+        // A `Once` that is under way in a parent would hold its child of `fork` for ever.
+        static IS_TOLD: AtomicBool = AtomicBool::new(false);
+        for unused in unused {
+            log::warn!("{self}{unused}");
         }
-        if ::log::max_level() == ::log::LevelFilter::Off && !bad.is_empty() {
+        let has_no_logger = ::log::max_level() == ::log::LevelFilter::Off;
+        if has_no_logger && !unused.is_empty() && !IS_TOLD.swap(true, Ordering::Relaxed) {
             // What cannot be written there has nowhere else to go.
-            IS_TOLD.call_once(|| bad.iter().for_each(|bad| drop(writeln!(io::stderr(), "pinpool: {self}{bad}"))));
+            unused.iter().for_each(|unused| drop(writeln!(io::stderr(), "pinpool: {self}{unused}")));
         }
     }
 

@@ -27,7 +27,7 @@
 //! | [`Backend`] | where the memory comes from |
 //! | the crate `pinpool-shared` | buffers that worker processes fill; memory that outlives its process |
 //! | [`Stats`] | what happened |
-//! | [`config`] | settings and `PINPOOL_*` variables |
+//! | [`PoolBuilder`] | settings; each is a `PINPOOL_*` variable too |
 //! | [`architecture`] | how the crate is built, what its terms mean, and why |
 //!
 //! # Features
@@ -38,7 +38,9 @@
 //! | `serve` | no | the statistics of a running process on a Unix socket (`PINPOOL_SOCKET`), for `pinpool top` |
 //! | `serde` | no | `serde::Serialize` for [`Stats`] and its parts |
 //! | `trace` | no | recording what a pool does to a file (`PINPOOL_TRACE`), for the tool's `trace`, `replay` and `advise`; call stacks of gets |
-//! | `testing` | no | the module `testing`: a manual clock, and parts to be measured alone |
+//! | `custom-source` | no | the module `backend`: memory from elsewhere for a pool, and the sources there are, to be used without one |
+//! | `tools` | no | for programs about pools: the modules `config` (every variable with its text) and `ledger` (who holds what), each check of the rates; and `custom-source` |
+//! | `testing` | no | the module `testing`: a manual clock, and parts to be measured alone; and `tools` |
 //!
 //! The reference loader is the crate `pinpool-loader`, the tool is `pinpool-cli`, the statistics go to the facade `metrics` by
 //! `pinpool-metrics`, and the interface to C is `crates/capi`.
@@ -60,6 +62,7 @@ pub mod architecture {}
 #[cfg_attr(not(feature = "testing"), allow(dead_code, unreachable_pub))] // What only benches and tests use.
 mod arena;
 mod buffer;
+#[cfg_attr(not(feature = "tools"), allow(dead_code, unreachable_pub, unused_imports))] // What only tools use.
 mod diag;
 #[cfg(feature = "cuda")]
 mod driver;
@@ -69,6 +72,7 @@ mod error;
 mod finding;
 mod in_flight;
 mod maintenance_thread;
+#[cfg_attr(not(feature = "tools"), allow(dead_code, unreachable_pub, unused_imports))] // What only tools use.
 mod policy;
 mod pool;
 mod quota;
@@ -76,10 +80,23 @@ mod size_class;
 mod stats;
 mod why;
 
+// The same modules, with what only sources of memory of a program's own, or tools, need.
+#[cfg(feature = "custom-source")]
 pub mod backend;
+#[cfg(not(feature = "custom-source"))]
+#[allow(dead_code, unreachable_pub, unused_imports)] // What the feature is for.
+mod backend;
+#[cfg(feature = "tools")]
 pub mod config;
+#[cfg(not(feature = "tools"))]
+#[allow(dead_code, unreachable_pub, unused_imports)] // What the feature is for.
+mod config;
 pub mod copy;
+#[cfg(feature = "tools")]
 pub mod ledger;
+#[cfg(not(feature = "tools"))]
+#[allow(dead_code, unreachable_pub, unused_imports)] // What the feature is for.
+mod ledger;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
@@ -87,13 +104,15 @@ pub use backend::{Backend, HandleTypes, HugeTlb};
 pub use buffer::{BatchBuf, BatchSlice, CopyError, PendingBuf, Pinned, PinnedBuf};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
-pub use config::{Ceiling, Config, OnFull, Preset, PressureSource, ReleasePolicy};
+pub use config::{Ceiling, Config, LedgerName, OnFull, ParseError, Preset, PressureSource, ReleasePolicy};
 pub use copy::Completion;
+#[cfg(feature = "tools")]
 pub use diag::{CheckReport, LogSampler};
 pub use dump::{Dump, Owner};
-pub use error::{Error, Kind as ErrorKind, Result};
+pub use error::{Error, Kind as ErrorKind, Result, SourceError};
 pub use finding::{Finding, Level};
 pub use in_flight::{Fence, FenceKind, StreamId};
+#[cfg(feature = "tools")]
 pub use policy::{Check, Window};
 pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, TaggedPool};
 pub use size_class::{DEFAULT_ALIGN, Rounding};
@@ -104,7 +123,7 @@ pub use stats::{
 pub use why::Why;
 
 /// Whether this machine has a CUDA driver that can be loaded: cudarc panics without one. Loads it, and starts nothing.
-/// [`backend::gpu`] says more, with the cause.
+/// [`Pool::warnings`] says more, with the cause.
 #[must_use]
 pub fn cuda_is_present() -> bool {
     #[cfg(feature = "cuda")]

@@ -54,6 +54,7 @@ pub enum Backend {
         total_bytes: u64,
     },
     /// A source of your own, or a wrapped one.
+    #[cfg(feature = "custom-source")]
     Source(Arc<dyn Source>),
 }
 
@@ -69,7 +70,17 @@ impl Backend {
             Self::Mlock => "mlock",
             Self::Heap => "heap",
             Self::Sim { .. } => "sim",
+            #[cfg(feature = "custom-source")]
             Self::Source(source) => source.name(),
+        }
+    }
+
+    /// The source that the program made itself.
+    pub(crate) fn custom(&self) -> Option<&Arc<dyn Source>> {
+        match self {
+            #[cfg(feature = "custom-source")]
+            Self::Source(source) => Some(source),
+            _ => None,
         }
     }
 }
@@ -172,6 +183,7 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
         Backend::Mlock => host_source(HeapSource::locked(), options),
         Backend::Heap => host_source(HeapSource::new(), options),
         Backend::Sim { total_bytes } => Arc::new(SimSource::new(*total_bytes)),
+        #[cfg(feature = "custom-source")]
         Backend::Source(source) => source.clone(),
     };
     let findings = node_ignored(&*source, options.node).into_iter().chain(options.hugetlb.finding(options.root));
@@ -188,7 +200,8 @@ fn without_linux(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Ch
             let source = host_source(HeapSource::new(), options);
             Ok(Some(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings: vec![found] }))
         }
-        Backend::Heap | Backend::Sim { .. } | Backend::Source(_) => Ok(None),
+        Backend::Heap | Backend::Sim { .. } => Ok(None),
+        custom if custom.custom().is_some() => Ok(None),
         _ => {
             let why = "needs Linux; heap, sim and a source of your own work on this system".to_owned();
             Err(ErrorKind::Unavailable { backend: backend.name(), why }.into())

@@ -46,8 +46,10 @@ mod vmm;
 mod word_copy;
 
 pub use crate::error::SourceError;
+#[cfg(feature = "custom-source")]
+pub(crate) use choose::driver_source;
 pub use choose::{Backend, Chosen, gpu};
-pub(crate) use choose::{PinOptions, choose, default_device, driver_source, on_node};
+pub(crate) use choose::{PinOptions, choose, default_device, on_node};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;
 pub use heap::HeapSource;

@@ -32,7 +32,8 @@ pub struct Variable {
     pub meaning: &'static str,
     default: fn() -> String,
     read: fn(&mut Settings, &str) -> Result<(), ParseError>,
-    is_set: fn(&Settings) -> bool,
+    /// What it sets there, as text; `None` if nothing.
+    set_to: fn(&Settings) -> Option<String>,
     show: fn(&Config) -> String,
 }
 
@@ -40,6 +41,10 @@ impl Variable {
     /// What holds if it is not set.
     pub fn default(&self) -> String {
         (self.default)()
+    }
+
+    fn is_set(&self, settings: &Settings) -> bool {
+        (self.set_to)(settings).is_some()
     }
 }
 
@@ -61,7 +66,7 @@ macro_rules! variables {
                     settings.$name = Some(($format.parse)(text)?);
                     Ok(())
                 },
-                is_set: |settings| settings.$name.is_some(),
+                set_to: |settings| settings.$name.as_ref().map(|value| ($format.show)(value)),
                 show: |config| ($format.show)(&config.$name),
             },)+
         ];
@@ -123,8 +128,8 @@ pub(crate) fn origins(code: &Settings, env: &Settings, config: &Config) -> Strin
     let show = |variable: &Variable| {
         let value = (variable.show)(config);
         let origin = match () {
-            () if (variable.is_set)(code) => "builder",
-            () if (variable.is_set)(env) => "variable",
+            () if variable.is_set(code) => "builder",
+            () if variable.is_set(env) => "variable",
             () if !LIMITS.contains(&variable.name) => return None,
             () if value == variable.default() => "default",
             () => "implied",
@@ -132,6 +137,23 @@ pub(crate) fn origins(code: &Settings, env: &Settings, config: &Config) -> Strin
         Some(format!("{}={value} ({origin})", variable.name))
     };
     VARIABLES.iter().filter_map(show).collect::<Vec<_>>().join(", ")
+}
+
+/// The variables whose settings `code` sets.
+#[cfg(feature = "trace")]
+pub(crate) fn set_in(code: &Settings) -> impl Iterator<Item = &'static str> {
+    VARIABLES.iter().filter(|variable| variable.is_set(code)).map(|variable| variable.name)
+}
+
+/// The variables of `env`, whose names begin with `prefix`, that do not hold, since `code` sets something else.
+pub(crate) fn outdone(code: &Settings, env: &Settings, prefix: &str) -> impl Iterator<Item = String> {
+    VARIABLES.iter().filter_map(|variable| {
+        let (in_code, asked) = (variable.set_to)(code).zip((variable.set_to)(env))?;
+        let name = variable.name.replacen(PREFIX, prefix, 1);
+        let line =
+            || format!("{name}={asked}: not used: the program sets {in_code} in code, which goes before the variable");
+        (in_code != asked).then(line)
+    })
 }
 
 /// A variable that cannot be used.
@@ -162,7 +184,7 @@ impl fmt::Display for BadVariable {
 /// The error of a pool whose code sets `settings`; `None` if code sets what each unreadable variable would.
 pub(crate) fn refusal(bad: &[BadVariable], settings: &Settings) -> Option<Error> {
     let variable_of = |bad: &BadVariable| VARIABLES.iter().find(|variable| Some(variable.name) == bad.variable);
-    let mut refused = bad.iter().filter(|bad| variable_of(bad).is_some_and(|variable| !(variable.is_set)(settings)));
+    let mut refused = bad.iter().filter(|bad| variable_of(bad).is_some_and(|variable| !variable.is_set(settings)));
     let first = refused.next()?;
     let others: Vec<_> = refused.map(|bad| &*bad.name).collect();
     let others = if others.is_empty() { String::new() } else { format!("; nor can {} be read", others.join(", ")) };

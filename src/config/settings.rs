@@ -194,7 +194,7 @@ macro_rules! fields {
             /// as well.
             fn unwritable(&self) -> Vec<Error> {
                 // A source of the program's own has no name.
-                let has_name = |name| name != "PINPOOL_BACKEND" || !matches!(self.backend, Some(Backend::Source(_)));
+                let has_name = |name| name != "PINPOOL_BACKEND" || self.backend.as_ref().and_then(Backend::custom).is_none();
                 let mut problems = Vec::new();
                 $(
                     let (format, default): (ValueFormat<$type>, $type) = ($format, $default);

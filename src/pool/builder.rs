@@ -17,7 +17,9 @@ use crate::config::{
     Ceiling, Config, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, ReleasePolicy,
     Settings, env, for_each_setting,
 };
-use crate::diag::{CheckReport, LogSampler, PoolLog, Start, Warnings};
+#[cfg(feature = "tools")]
+use crate::diag::CheckReport;
+use crate::diag::{LogSampler, PoolLog, Start, Warnings};
 use crate::engine::{
     Backing, CalledSource, CeilingSource, Clock, Core, Direct, Domain, Fallback, SharedArena, SharedArenaConfig,
     Supply, Timekeeper,
@@ -28,7 +30,7 @@ use crate::quota::{Claim, Quota};
 use crate::size_class::Rounding;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "trace")]
-use pinpool_observe::record::{Unrecorded, count_failed};
+use pinpool_observe::record::{SET_IN_CODE, Unrecorded, count_failed};
 use pinpool_os::host::limits;
 
 /// Collects the settings of a new pool. A setting that code leaves out comes from the environment, else it has its default.
@@ -79,7 +81,7 @@ impl PoolBuilder {
     }
 
     /// Sets what the variable `name` sets, from its text, as the method of that setting would: for settings that come as text
-    /// from a file or from another language. [`VARIABLES`](crate::config::env::VARIABLES) has the names. An empty text sets
+    /// from a file or from another language. `docs/settings.md` has the names. An empty text sets
     /// nothing.
     ///
     /// ```
@@ -129,6 +131,7 @@ impl PoolBuilder {
     }
 
     /// Counts this pool's checks with `log_sampler` instead of with all pools of the process.
+    #[cfg(feature = "tools")]
     pub fn log_sampler(mut self, log_sampler: LogSampler) -> Self {
         self.log.log_sampler = log_sampler;
         self
@@ -136,6 +139,7 @@ impl PoolBuilder {
 
     /// Calls `listener` after every check of the rates, printed or not, on the thread whose put led to the check, outside
     /// of every lock of the pool. A panic of the listener ends there: it reaches neither the put nor the pool.
+    #[cfg(feature = "tools")]
     pub fn on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
         self
@@ -160,7 +164,9 @@ impl PoolBuilder {
         if let Some(refusal) = env::refusal(&bad, &self.settings) {
             return Err(refusal);
         }
-        self.log.bad_variables(&bad);
+        let prefix = self.env_prefix.as_deref().unwrap_or(env::PREFIX);
+        let unused = bad.iter().map(ToString::to_string).chain(env::outdone(&self.settings, &env, prefix));
+        self.log.unused_variables(&unused.collect::<Vec<_>>());
         let config = resolve(self.settings.clone().or(env.clone()))?;
         let origins = env::origins(&self.settings, &env, &config);
         let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });
@@ -190,7 +196,7 @@ impl PoolBuilder {
         chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
         #[cfg(feature = "trace")]
-        let recorder = recorder(&config, &log, &*chosen.source)?;
+        let recorder = recorder(&config, &self.settings, &log, &*chosen.source)?;
         #[cfg(not(feature = "trace"))]
         let recorder: Option<Arc<Recorder>> = None;
         let source = CalledSource::new(chosen.source, recorder.clone());
@@ -200,7 +206,7 @@ impl PoolBuilder {
         let supply = supply(&config, source, claim, &log, &ceiling_source.root)?;
         let reserve_bytes = config.reserve_bytes;
         let backing = Backing::new(supply, fallback);
-        let is_custom = matches!(config.backend, Backend::Source(_));
+        let is_custom = config.backend.custom().is_some();
         let (root, of_nodes) = (ceiling_source.root.clone(), (ceiling_source.root.clone(), config.clone()));
         let on_node = move |source: &dyn Source, wanted| {
             let (root, config) = &of_nodes;
@@ -255,9 +261,11 @@ fn resolve(settings: Settings) -> Result<Config> {
 
 /// Who records what the pool does, if `PINPOOL_TRACE` asks for it.
 #[cfg(feature = "trace")]
-fn recorder(config: &Config, log: &PoolLog, source: &dyn Source) -> Result<Option<Arc<Recorder>>> {
+fn recorder(config: &Config, code: &Settings, log: &PoolLog, source: &dyn Source) -> Result<Option<Arc<Recorder>>> {
     let Some(path) = &config.trace else { return Ok(None) };
-    let description = crate::engine::recorded_description(config, log.name.as_deref(), source);
+    let mut description = crate::engine::recorded_description(config, log.name.as_deref(), source);
+    let set_in_code: Vec<_> = env::set_in(code).collect();
+    description.facts.push((SET_IN_CODE.to_owned(), set_in_code.join(" ")));
     match Recorder::open(path, description) {
         Ok((recorder, earlier)) => {
             earlier.iter().for_each(|earlier| log.earlier_recording(recorder.path(), earlier));

@@ -1,14 +1,22 @@
 //! What settings mean on this machine: the ceiling in bytes, the threads that pin, the source of memory.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+#[cfg(feature = "custom-source")]
+use std::path::PathBuf;
+#[cfg(feature = "custom-source")]
 use std::sync::Arc;
 
-use crate::backend::{self, Chosen, PinOptions, Source};
+use crate::backend::PinOptions;
+#[cfg(feature = "custom-source")]
+use crate::backend::{self, Chosen, Source};
 use crate::config::{Ceiling, Config, Preset};
 use crate::engine::{AutoCeiling, CeilingSource};
+#[cfg(feature = "custom-source")]
 use crate::error::Result;
+#[cfg(feature = "custom-source")]
 use crate::finding::{Finding, Level};
 
+#[cfg(feature = "custom-source")]
 impl Config {
     /// The ceiling of a pool with these settings on this machine, in bytes, and its origin in words; `None` where the pool has
     /// no ceiling. The limit of locked memory may lower it: [`Chosen::lock_limit_bytes`].
@@ -17,13 +25,6 @@ impl Config {
         let source = CeilingSource { root, pools_per_host, lock_limit_bytes: None };
         let (max_bytes, origin, _) = ceiling_by(self, &source);
         (max_bytes, origin)
-    }
-
-    /// The threads that touch new memory at once in a pool with these settings: as many as are set, else one for each core that
-    /// the process may use.
-    pub fn pin_threads_on_host(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.pin_threads.map_or_else(cores, |threads| usize::try_from(threads).unwrap_or(usize::MAX))
     }
 
     /// The source that a pool with these settings takes its memory from, chosen as
@@ -55,6 +56,15 @@ impl Config {
                 _ => Finding::note(name, "needs a GPU and its driver"),
             }
         })
+    }
+}
+
+impl Config {
+    /// The threads that touch new memory at once in a pool with these settings: as many as are set, else one for each core that
+    /// the process may use.
+    pub fn pin_threads_on_host(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.pin_threads.map_or_else(cores, |threads| usize::try_from(threads).unwrap_or(usize::MAX))
     }
 }
 

@@ -241,7 +241,7 @@ pub struct Peaks {
     pub fallback_buffers: u64,
 }
 
-/// What the host ledger of a pool says ([`ledger`](crate::ledger)).
+/// What the host ledger of a pool says (`PINPOOL_LEDGER`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

@@ -27,7 +27,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
     ("started", &["preset P, back-end B ..."]),
     ("found", &["the GPU is not used: ...", "memory is not page-locked: ..."]),
     ("out_of_memory", &["out of memory: N bytes asked by ..."]),
-    ("bad_variables", &["PINPOOL_X=V: ..."]),
+    ("unused_variables", &["PINPOOL_X=V: ..."]),
     ("stuck", &["a buffer of N bytes has ..."]),
 ];
 

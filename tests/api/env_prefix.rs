@@ -27,6 +27,12 @@ fn variables_with_the_prefix_stand_in_place_of_those_of_the_process() {
         // Code wins.
         let pool = Pool::builder().env_prefix("EVAL_PINPOOL_").max_bytes(Some(1 << 20)).build().unwrap();
         assert_eq!(pool.config().max_bytes, Ceiling::Bytes(1 << 20));
+        let said = crate::captured_log::lines().join("\n");
+        assert!(said.contains("EVAL_PINPOOL_MAX_BYTES=64MiB: not used: the program sets 1MiB in code"), "{said}");
+        // The same value from both is no conflict.
+        Pool::builder().env_prefix("EVAL_PINPOOL_").max_bytes(64 << 20).build().unwrap();
+        let said = crate::captured_log::lines().join("\n");
+        assert!(said.contains("(builder)") && !said.contains("not used"), "{said}");
         let error = Pool::builder().env_prefix("BAD_").backend(Backend::Heap).build().unwrap_err();
         let text = error.to_string();
         assert!(error.is_setting() && text.contains("PINPOOL_MAX_BYTES=lots: "), "{text}");

@@ -1,6 +1,8 @@
 //! Drivers that refuse what saves `vmm` time alone: calls over several granules, a granule at two addresses, calls without a
 //! context. The back-end stays, with more calls.
 
+use std::time::Duration;
+
 use cudarc::driver::CudaContext;
 use driver_double::{Code, Cruelty, Double};
 use pinpool::Backend;
@@ -85,7 +87,7 @@ fn a_granule_that_can_neither_move_nor_stay_is_given_up_and_counted() {
     let double = Double::load();
     double.set_cruel(&[Cruelty::OneMapping]);
     let before = held(&double);
-    let pool = builder(Backend::Vmm).max_bytes(8 << 20).build().unwrap();
+    let pool = builder(Backend::Vmm).max_bytes(8 << 20).wait(Duration::ZERO).build().unwrap();
     let bufs: Vec<_> = (0..4).map(|byte| filled(&pool, 2 * MIB, byte)).collect();
     let kept: Vec<_> = bufs.into_iter().enumerate().filter(|(index, _)| index % 2 == 1).collect();
     // To the new place, and back.

@@ -362,7 +362,7 @@ fn on_a_lost_device_every_call_is_an_error_and_acquires_nothing() {
         assert!(refusal.unwrap_err().to_string().contains("LAUNCH_FAILED"));
     }
     assert!(vmm.are_intact(0..2), "still mapped");
-    let pool = builder(Backend::Register).build().unwrap();
+    let pool = builder(Backend::Register).wait(Duration::ZERO).build().unwrap();
     assert!(pool.get(MIB).unwrap_err().is_backend());
     double.reset();
     vmm.decommit(0, 2).unwrap();

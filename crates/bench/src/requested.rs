@@ -47,7 +47,8 @@ pub(super) fn distinct<T: Clone + Debug>(values: &[T]) -> Vec<T> {
 
 /// Settings for a pool on this back-end, independent of the environment.
 pub(super) fn pool_builder(backend: Backend) -> PoolBuilder {
-    Pool::builder().without_env().backend(backend).max_bytes(None)
+    // Without a ceiling a get is refused by the back-end alone, which no wait changes.
+    Pool::builder().without_env().backend(backend).max_bytes(None).wait(Duration::ZERO)
 }
 
 /// The default ceiling of a pool on this machine.

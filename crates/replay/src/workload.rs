@@ -14,7 +14,7 @@ use super::priced::move_ns;
 use super::threads::{Step, Threads};
 use pinpool::DEFAULT_ALIGN;
 use pinpool_observe::judge::{PoolJudgement, judge_recording};
-use pinpool_observe::record::{Event, Recording};
+use pinpool_observe::record::{Event, Recording, SET_IN_CODE};
 
 /// Longest duration of a workload: a replay polls the pool once a second.
 const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
@@ -36,6 +36,8 @@ pub struct Workload {
     threads: Option<Vec<Vec<Step>>>,
     /// Settings that a pool of a recording was made with, and the ceiling that it had last.
     recorded: Vec<(String, String)>,
+    /// Variables that set nothing there, since its code did.
+    set_in_code: Vec<String>,
     judged: Vec<PoolJudgement>,
 }
 
@@ -147,6 +149,8 @@ impl Workload {
         workload.threads = Some(threads.into_steps());
         let pool = recording.pools.iter().filter(|pool| workload.pools.contains(&pool.number.into()));
         let facts = pool.flat_map(|pool| &pool.facts).filter(|(name, _)| name != CEILING);
+        let in_code = facts.clone().filter(|(name, _)| name == SET_IN_CODE);
+        workload.set_in_code = in_code.flat_map(|(_, names)| names.split(' ').map(str::to_owned)).collect();
         workload.recorded.extend(facts.filter(|(name, _)| name.starts_with("PINPOOL_")).cloned());
         Ok(workload)
     }
@@ -154,6 +158,14 @@ impl Workload {
     /// The settings under which a recording of one pool was made; none of a trace of gets and puts alone.
     pub fn recorded(&self) -> &[(String, String)] {
         if self.pools.len() > 1 { &[] } else { &self.recorded }
+    }
+
+    /// Whether the program set in its code what the variable `name` would, which has no effect on it then. The preset and the
+    /// rounding, each of which implies the other, are so together.
+    pub fn is_set_in_code(&self, name: &str) -> bool {
+        const RULES: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
+        let is_set = |name: &str| self.set_in_code.iter().any(|set| set == name);
+        is_set(name) || RULES.contains(&name) && RULES.into_iter().any(is_set)
     }
 
     /// Why the pools of a recording were as fast as they were, the worst first.

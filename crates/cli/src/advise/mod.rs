@@ -133,6 +133,9 @@ struct JsonAdvice<'a> {
     batch: Option<&'a BatchFit>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pools_merged: Option<usize>,
+    /// Those of the settings that are for the code of the program.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    in_code: Vec<&'a str>,
     warnings: &'a [String],
 }
 
@@ -179,16 +182,29 @@ fn advise_and_run(
             traces.push(trace);
         }
         let (text, settings) = advise(args, &traces, set, bar, warnings, notes)?;
-        if settings.is_empty() {
+        if settings.variables.is_empty() {
             return Ok(text);
         }
         bar.set_message("the program runs as it is and with the advice in turns");
-        Ok(text + "\n" + &run::in_turns(&args.command, &settings, length, &folder)?)
+        let gain = run::in_turns(&args.command, &settings.variables, length, &folder)?;
+        let without = if settings.in_code.is_empty() {
+            ""
+        } else {
+            "it ran without the part of the advice that is for its code\n"
+        };
+        Ok(format!("{text}\n{gain}{without}"))
     };
     let text = run();
     // What is left there is of no use; one that cannot be removed is no failure of the advice.
     let _ = std::fs::remove_dir_all(&folder);
     text
+}
+
+/// What is advised: variables, and what a program has to change in its code, since it sets that there.
+#[derive(Debug, Default)]
+struct Settings {
+    variables: Variables,
+    in_code: Variables,
 }
 
 /// The text, and the settings that are advised.
@@ -199,7 +215,7 @@ fn advise(
     bar: &ProgressBar,
     warnings: &mut Vec<String>,
     notes: &mut Vec<String>,
-) -> Result<(String, Variables), Box<dyn Error>> {
+) -> Result<(String, Settings), Box<dyn Error>> {
     if let Some((name, _)) = set.pairs.iter().find(|(name, _)| name == "PINPOOL_MAX_BYTES") {
         return Err(format!("--set {name}: advise searches it; `pinpool replay --set` tries one value").into());
     }
@@ -245,18 +261,28 @@ fn advise(
     if let Some(file) = &args.svg {
         std::fs::write(file, picture(&advice)).map_err(|error| named(file, &why(&error)))?;
     }
-    let trace = traces.first().map(|path| path.display().to_string()).unwrap_or_default();
-    let text = if args.json {
-        let pools_merged = workload.pools_merged();
-        serde_json::to_string(&JsonAdvice { trace, advice: &advice, batch: fit.as_ref(), pools_merged, warnings })?
-    } else {
-        let scaled = fit.as_ref().map(BatchFit::lines).unwrap_or_default();
-        format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advice, set))
-    };
     let better = advice.advised.iter().flat_map(|better| &better.settings);
     let better: Variables = better.map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     // Settings of the user are part of the advice, and none without one.
     let settings = if better.is_empty() { better } else { [set.pairs.clone(), better].concat() };
+    let (in_code, variables) = settings.into_iter().partition(|(name, _)| first.is_set_in_code(name));
+    let settings = Settings { variables, in_code };
+    let trace = traces.first().map(|path| path.display().to_string()).unwrap_or_default();
+    let text = if args.json {
+        let pools_merged = workload.pools_merged();
+        let in_code = settings.in_code.iter().map(|(name, _)| &**name).collect();
+        serde_json::to_string(&JsonAdvice {
+            trace,
+            advice: &advice,
+            batch: fit.as_ref(),
+            pools_merged,
+            in_code,
+            warnings,
+        })?
+    } else {
+        let scaled = fit.as_ref().map(BatchFit::lines).unwrap_or_default();
+        format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advice, &settings))
+    };
     Ok((text, settings))
 }
 
@@ -276,7 +302,7 @@ fn picture(advice: &Advice) -> String {
 }
 
 /// What the settings as given cost and what those that are advised do, and the lines to export.
-fn table(advice: &Advice, set: &Set) -> String {
+fn table(advice: &Advice, settings: &Settings) -> String {
     let Advice { as_given, advised, tried, frontier, .. } = advice;
     let mut costs = vec![("as given".to_owned(), as_given)];
     costs.extend(advised.iter().map(|better| ("advised".to_owned(), &better.cost)));
@@ -290,7 +316,7 @@ fn table(advice: &Advice, set: &Set) -> String {
         text += "\nceilings that were played:\n";
         text += &frontier_table(frontier, advised.as_ref());
     }
-    let Some(better @ Better { settings, smallest_max_bytes, .. }) = advised else {
+    let Some(better @ Better { smallest_max_bytes, .. }) = advised else {
         let why = if advice.grows {
             GROWS
         } else {
@@ -315,10 +341,12 @@ fn table(advice: &Advice, set: &Set) -> String {
         );
     }
     text += "\n";
-    for (name, value) in &set.pairs {
-        text += &format!("export {name}={value}\n");
+    text.extend(settings.variables.iter().map(|(name, value)| format!("export {name}={value}\n")));
+    if !settings.in_code.is_empty() {
+        text += "# in the code of the program, which sets these there, so that their variables have no effect:\n";
+        text.extend(settings.in_code.iter().map(|(name, value)| format!("# {name}={value}\n")));
     }
-    text + &settings.iter().map(|(name, value)| format!("export {name}={value}\n")).collect::<String>()
+    text
 }
 
 fn cost_table(costs: &[(String, &Cost)]) -> String {

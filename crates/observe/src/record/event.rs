@@ -140,13 +140,16 @@ impl Event {
     }
 }
 
+/// The fact that names the variables whose settings the program set in its code, which goes before variables, apart by spaces.
+pub const SET_IN_CODE: &str = "set_in_code";
+
 /// A pool of a recording.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PoolDescription {
     /// Its number in the recording, from 0.
     pub number: u32,
-    /// What is known of it: `name`, `backend`, `process`, `version`, `time` (seconds since 1970 at time 0 of the recording), and each
-    /// `PINPOOL_*` variable with the value that holds.
+    /// What is known of it: `name`, `backend`, `process`, `version`, `time` (seconds since 1970 at time 0 of the recording), each
+    /// `PINPOOL_*` variable with the value that holds, and [`SET_IN_CODE`].
     pub facts: Vec<(String, String)>,
 }
 

@@ -23,7 +23,7 @@
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 mod event;
-pub use event::{Event, PoolDescription};
+pub use event::{Event, PoolDescription, SET_IN_CODE};
 
 #[cfg(feature = "trace")]
 mod exit;

@@ -32,7 +32,6 @@ use super::entry::{Entry, Links};
 use crate::size_class::EIGHTHS_CLASSES;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::sync::LazyLock;
 
 /// The order of a list without entries: above any other.
 pub(super) const NO_ORDER: u64 = u64::MAX;
@@ -53,14 +52,25 @@ pub(super) const fn tick_of(order: u64) -> u64 {
 
 /// So many classes have shared heads: those of a pool.
 const SHARED_CLASSES: usize = EIGHTHS_CLASSES as usize;
-static SHARED_HEADS: LazyLock<SharedHeads> = LazyLock::new(|| SharedHeads(empty_heads(SHARED_CLASSES)));
+/// Made by the compiler: a child of `fork` would wait for ever for what another thread was about to make.
+static SHARED_HEADS: SharedHeads = {
+    let mut heads = [Links::NONE; SHARED_CLASSES];
+    let mut at = 0;
+    while at < SHARED_CLASSES {
+        heads[at].below = shared_heads().wrapping_add(at);
+        at += 1;
+    }
+    SharedHeads(heads)
+};
 
-struct SharedHeads(NonNull<Links>);
+struct SharedHeads([Links; SHARED_CLASSES]);
 
 // SAFETY: (list-I6) never written, so any thread may read them.
-unsafe impl Send for SharedHeads {}
-// SAFETY: as above.
 unsafe impl Sync for SharedHeads {}
+
+const fn shared_heads() -> *mut Links {
+    (&raw const SHARED_HEADS.0).cast::<Links>().cast_mut()
+}
 
 /// The heads of empty classes without a mark, leaked.
 fn empty_heads(classes: usize) -> NonNull<Links> {
@@ -114,7 +124,7 @@ impl<T> FreeList<T> {
         let classes = classes as usize;
         let (marked, bounds) = (Box::default(), Box::default());
         let cold = Box::new(Cold { classes, sealed: false, skipped: 0, marked, bounds });
-        let mut list = Self { heads: SHARED_HEADS.0, order: 0, cold, entries: PhantomData };
+        let mut list = Self { heads: NonNull::from(&SHARED_HEADS.0).cast(), order: 0, cold, entries: PhantomData };
         if classes > SHARED_CLASSES {
             list.make_heads();
         }
@@ -129,7 +139,7 @@ impl<T> FreeList<T> {
     }
 
     fn has_own_heads(&self) -> bool {
-        self.heads != SHARED_HEADS.0
+        self.heads.as_ptr() != shared_heads()
     }
 
     pub(super) fn is_sealed(&self) -> bool {

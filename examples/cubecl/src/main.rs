@@ -1,0 +1,68 @@
+//! A batch from a pinned buffer to CubeCL, and so to Burn, whose `TensorData` takes the same `Bytes`.
+//!
+//! CubeCL copies from pinned bytes without a buffer of its own between, keeps them until the device has read them, and drops them
+//! then: the drop puts the buffer back. Nothing is synchronized, and no buffer is reused under a copy.
+
+use std::mem::MaybeUninit;
+
+use cubecl::bytes::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
+use pinpool::{PinnedBuf, Pool, bytemuck};
+
+/// A buffer in the form in which CubeCL takes memory of others.
+struct PinnedBytes(PinnedBuf);
+
+impl AllocationController for PinnedBytes {
+    /// Buffers begin at a page; this is what all types of elements need.
+    fn alloc_align(&self) -> usize {
+        align_of::<u128>()
+    }
+
+    fn property(&self) -> AllocationProperty {
+        if self.0.is_pinned() { AllocationProperty::Pinned } else { AllocationProperty::Other }
+    }
+
+    unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        let bytes = self.0.as_mut_slice().map_err(|error| AccessError::Read(error.to_string()))?;
+        // SAFETY: bytes are bytes that may be uninitialized; the caller writes none that are.
+        Ok(unsafe { &mut *(std::ptr::from_mut::<[u8]>(bytes) as *mut [MaybeUninit<u8>]) })
+    }
+
+    fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        // The name says that the pool does not see copies from this slice: CubeCL keeps the buffer until they are over.
+        let bytes = self.0.as_slice_untracked().map_err(|error| AccessError::Read(error.to_string()))?;
+        // SAFETY: initialized bytes are bytes that may be uninitialized.
+        Ok(unsafe { &*(std::ptr::from_ref(bytes) as *const [MaybeUninit<u8>]) })
+    }
+}
+
+/// The buffer as bytes of CubeCL.
+fn bytes(batch: PinnedBuf) -> Bytes {
+    let len = batch.len();
+    // SAFETY: all bytes of a buffer are initialized.
+    unsafe { Bytes::from_controller(Box::new(PinnedBytes(batch)), len) }
+}
+
+/// The bytes after their way to the device and back.
+#[cfg(feature = "cuda")]
+fn through_device(batch: Bytes) -> Result<Bytes, Box<dyn std::error::Error>> {
+    let client = cubecl::Device::default().client();
+    let tensor = client.create(batch);
+    Ok(client.read_one(tensor)?)
+}
+
+/// A build of CubeCL without a runtime has no device.
+#[cfg(not(feature = "cuda"))]
+fn through_device(batch: Bytes) -> Result<Bytes, Box<dyn std::error::Error>> {
+    Ok(batch)
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let pool = Pool::from_env()?;
+    let mut batch = pool.get(1000 * size_of::<f32>())?;
+    batch.cast_slice_mut::<f32>()?.fill(0.5);
+    let back = through_device(bytes(batch))?;
+    println!("sum {}", bytemuck::cast_slice::<u8, f32>(&back).iter().sum::<f32>());
+    drop(back);
+    println!("{} of {} buffers are put back", pool.stats().puts, pool.stats().gets);
+    Ok(())
+}
