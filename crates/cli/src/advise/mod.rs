@@ -207,6 +207,23 @@ struct Settings {
     in_code: Variables,
 }
 
+impl Settings {
+    fn of(workload: &Workload, settings: Variables) -> Self {
+        let (in_code, variables) = settings.into_iter().partition(|(name, _)| workload.is_set_in_code(name));
+        Self { variables, in_code }
+    }
+
+    /// Lines for a shell, in which those for the code are comments.
+    fn lines(&self) -> String {
+        let mut text: String = self.variables.iter().map(|(name, value)| format!("export {name}={value}\n")).collect();
+        if !self.in_code.is_empty() {
+            text += "# in the code of the program, which sets these there, so that their variables have no effect:\n";
+            text.extend(self.in_code.iter().map(|(name, value)| format!("# {name}={value}\n")));
+        }
+        text
+    }
+}
+
 /// The text, and the settings that are advised.
 fn advise(
     args: &AdviseArgs,
@@ -265,8 +282,7 @@ fn advise(
     let better: Variables = better.map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     // Settings of the user are part of the advice, and none without one.
     let settings = if better.is_empty() { better } else { [set.pairs.clone(), better].concat() };
-    let (in_code, variables) = settings.into_iter().partition(|(name, _)| first.is_set_in_code(name));
-    let settings = Settings { variables, in_code };
+    let settings = Settings::of(first, settings);
     let trace = traces.first().map(|path| path.display().to_string()).unwrap_or_default();
     let text = if args.json {
         let pools_merged = workload.pools_merged();
@@ -340,13 +356,7 @@ fn table(advice: &Advice, settings: &Settings) -> String {
              are lost; their number does not depend on that\n"
         );
     }
-    text += "\n";
-    text.extend(settings.variables.iter().map(|(name, value)| format!("export {name}={value}\n")));
-    if !settings.in_code.is_empty() {
-        text += "# in the code of the program, which sets these there, so that their variables have no effect:\n";
-        text.extend(settings.in_code.iter().map(|(name, value)| format!("# {name}={value}\n")));
-    }
-    text
+    text + "\n" + &settings.lines()
 }
 
 fn cost_table(costs: &[(String, &Cost)]) -> String {

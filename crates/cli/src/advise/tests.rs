@@ -312,6 +312,26 @@ fn a_steady_loop_keeps_what_it_has_and_one_that_grows_is_given_no_ceiling() {
     assert!(stepped[2].starts_with("PINPOOL_MAX_BYTES="), "{stepped:?}");
 }
 
+#[test]
+fn what_a_program_sets_in_its_code_is_not_advised_as_a_variable() {
+    let lines = |set_in_code| {
+        let acts = [Act { at_ns: 0, thread: 0, name: 1, op: Op::Get { bytes: MIB } }];
+        let workload = Workload::of(&Run::of(&acts).record_all(None, &[("set_in_code", set_in_code)])).unwrap();
+        let advised = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_MAX_BYTES", "7")];
+        let advised = advised.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        super::Settings::of(&workload, advised).lines()
+    };
+    let all = "export PINPOOL_PRESET=adaptive\nexport PINPOOL_ROUNDING=eighths\nexport PINPOOL_MAX_BYTES=7\n";
+    assert_eq!((lines(""), lines("PINPOOL_BACKEND PINPOOL_TRACE")), (all.to_owned(), all.to_owned()));
+    // Each of preset and rounding implies the other.
+    let (variables, in_code) =
+        ("export PINPOOL_MAX_BYTES=7\n", "# PINPOOL_PRESET=adaptive\n# PINPOOL_ROUNDING=eighths\n");
+    for set_in_code in ["PINPOOL_PRESET", "PINPOOL_ROUNDING PINPOOL_BACKEND"] {
+        let lines = lines(set_in_code);
+        assert!(lines.starts_with(variables) && lines.ends_with(in_code), "{lines}");
+    }
+}
+
 /// Whether the advice was right, and what it was.
 fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
     if workload.judged().iter().any(|judged| judged.judgement.cause == Cause::Leak) {

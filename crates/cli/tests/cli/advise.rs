@@ -227,18 +227,11 @@ fn the_promise_is_measured_by_running_the_program_in_turns() {
 }
 
 #[test]
-fn what_a_program_sets_in_its_code_is_not_advised_as_a_variable() {
+fn a_recording_names_what_the_program_set_in_its_code() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.gz");
-    let builder = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::Tensorflow).pool_size_limit(0);
-    let pool = builder.trace(path.clone()).build().unwrap();
-    (0..200).for_each(|_| drop(pool.get(8 << 20).unwrap().as_mut_slice().map(|bytes| bytes[0] = 1)));
-    drop(pool);
-    let text = advise(&path, &[]).stdout;
-    let (variables, in_code) = text.split_once("# in the code of the program, ").unwrap_or_else(|| panic!("{text}"));
-    assert!(in_code.contains("# PINPOOL_PRESET=adaptive") && !variables.contains("export PINPOOL_PRESET"), "{text}");
-    // Each of both implies the other.
-    assert!(!variables.contains("export PINPOOL_ROUNDING") && variables.contains("export PINPOOL_MAX_BYTES"), "{text}");
-    let figures = advise(&path, &["--json"]).figures();
-    assert_eq!(figures["in_code"][0], "PINPOOL_PRESET", "{figures}");
+    let builder = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::Tensorflow);
+    drop(builder.trace(path.clone()).build().unwrap().get(8 << 20).unwrap());
+    let text = finish(pinpool(&["trace"]).arg(&path)).stdout;
+    assert!(text.contains("set_in_code=PINPOOL_BACKEND PINPOOL_PRESET PINPOOL_TRACE\n"), "{text}");
 }
