@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use pinpool::config::env::{PREFIX, VARIABLES, nearest};
 use pinpool::config::text::format_bytes;
-use pinpool::{Ceiling, Error, GetFuture, PinnedBuf, Preset, TaggedPool};
+use pinpool::{Ceiling, DEFAULT_ALIGN, Error, GetFuture, PinnedBuf, Preset, TaggedPool};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -83,8 +83,14 @@ impl Pool {
     }
 
     /// A get that waits long enough for Ctrl-C to matter: it is asked for now and then, and keeps its place in line.
-    fn get_interruptibly(&self, py: Python<'_>, len: usize, wait: Duration) -> PyResult<Result<PinnedBuf, Error>> {
-        let mut future = self.future(len, wait)?;
+    fn get_interruptibly(
+        &self,
+        py: Python<'_>,
+        len: usize,
+        align: usize,
+        wait: Duration,
+    ) -> PyResult<Result<PinnedBuf, Error>> {
+        let mut future = self.future(len, wait)?.aligned(align);
         loop {
             let polled = py.detach(|| {
                 let waker = Waker::from(Arc::new(Unpark(thread::current())));
@@ -170,14 +176,14 @@ impl Pool {
             return Ok(idle);
         }
         let begun = Instant::now();
-        let served = match align {
-            None if wait > UNINTERRUPTED => self.get_interruptibly(py, len, wait)?,
-            align => py.detach(|| match (&self.tagged, align) {
-                (Some(tagged), Some(align)) => tagged.get_aligned_timeout(len, align, wait),
-                (Some(tagged), None) => tagged.get_timeout(len, wait),
-                (None, Some(align)) => pool.get_aligned_timeout(len, align, wait),
-                (None, None) => pool.get_timeout(len, wait),
-            }),
+        let align = align.unwrap_or(DEFAULT_ALIGN);
+        let served = if wait > UNINTERRUPTED {
+            self.get_interruptibly(py, len, align, wait)?
+        } else {
+            py.detach(|| match &self.tagged {
+                Some(tagged) => tagged.get_aligned_timeout(len, align, wait),
+                None => pool.get_aligned_timeout(len, align, wait),
+            })
         };
         let taken = begun.elapsed();
         let served = served.map(|buf| buffer(py, buf, &self.gets));

@@ -59,7 +59,8 @@ def test_an_exception_that_ends_the_program_ends_it_as_always(alone):
     assert err == ""
 
 
-def test_ctrl_c_ends_a_wait(alone):
+@pytest.mark.parametrize("align", ["None", "1 << 21"])
+def test_ctrl_c_ends_a_wait(alone, align):
     out, _ = alone(
         """
         import os, signal, threading, time, pinpool
@@ -71,12 +72,12 @@ def test_ctrl_c_ends_a_wait(alone):
             os.kill(os.getpid(), signal.SIGINT)
         threading.Thread(target=interrupt).start()
         try:
-            pool.get("6MiB", timeout=1000)
+            pool.get("6MiB", align=ALIGN, timeout=1000)
         except KeyboardInterrupt:
             print("interrupted", pool.stats()["waiting"])
         held.release()
         print(len(pool.get("6MiB")))
-        """
+        """.replace("ALIGN", align)
     )
     assert out == f"interrupted 0\n{6 << 20}\n"
 

@@ -37,6 +37,7 @@ pub struct GetFuture {
     state: State,
     pool: Pool,
     len: usize,
+    align: usize,
     wait: Duration,
     ledger: Option<Arc<Ledger>>,
 }
@@ -58,9 +59,9 @@ enum Step {
 }
 
 impl Step {
-    fn of(begun: Begun, pool: &Pool, wanted: &Wanted) -> Self {
+    fn of(begun: Begun, pool: &Pool, wanted: &Wanted, align: usize) -> Self {
         match begun {
-            Begun::Served(block) => Self::Served(buffer(pool.core(), block, wanted, DEFAULT_ALIGN)),
+            Begun::Served(block) => Self::Served(buffer(pool.core(), block, wanted, align)),
             Begun::Waits(waiting) => Self::Waits(waiting),
         }
     }
@@ -68,7 +69,13 @@ impl Step {
 
 impl GetFuture {
     pub(super) fn new(pool: Pool, len: usize, wait: Duration, ledger: Option<Arc<Ledger>>) -> Self {
-        Self { state: State::New, pool, len, wait, ledger }
+        Self { state: State::New, pool, len, align: DEFAULT_ALIGN, wait, ledger }
+    }
+
+    /// The buffer at a multiple of `align`, as that of [`Pool::get_aligned`]. Of no effect once the future was polled.
+    pub fn aligned(mut self, align: usize) -> Self {
+        self.align = align;
+        self
     }
 
     /// In a child of `fork` the line stays as it was: its locks may be held by threads that do not exist here.
@@ -80,20 +87,20 @@ impl GetFuture {
 
     /// Begins the get. Slow calls are made on a thread of the pool.
     fn begin(&mut self) -> Result<Option<PinnedBuf>> {
-        let Some(wanted) = self.pool.wanted(self.len, DEFAULT_ALIGN, self.ledger.as_ref())? else {
+        let Some(wanted) = self.pool.wanted(self.len, self.align, self.ledger.as_ref())? else {
             return Ok(Some(PinnedBuf::empty()));
         };
         let core = self.pool.core();
         let now = Instant::now();
         self.state = match core.begin_get(&wanted, self.wait, now)? {
-            Some(Begun::Served(block)) => return Ok(Some(buffer(core, block, &wanted, DEFAULT_ALIGN))),
+            Some(Begun::Served(block)) => return Ok(Some(buffer(core, block, &wanted, self.align))),
             Some(Begun::Waits(waiting)) => State::Waits(waiting),
             None => {
                 // With the pool, which cannot end during the call.
-                let (pool, wait) = (self.pool.clone(), self.wait);
+                let (pool, align, wait) = (self.pool.clone(), self.align, self.wait);
                 let call = move || {
                     let begun = pool.core().begin_get_with_calls(&wanted, wait, now)?;
-                    Ok(Step::of(begun, &pool, &wanted))
+                    Ok(Step::of(begun, &pool, &wanted, align))
                 };
                 State::Calls(core.aside(call))
             }
@@ -112,19 +119,17 @@ impl GetFuture {
                 State::Waits(mut waiting) => match self.pool.core().poll_get(&mut waiting, context) {
                     Polled::Over(served) => {
                         let wanted = waiting.into_wanted();
-                        return Poll::Ready(
-                            served.map(|block| buffer(self.pool.core(), block, &wanted, DEFAULT_ALIGN)),
-                        );
+                        return Poll::Ready(served.map(|block| buffer(self.pool.core(), block, &wanted, self.align)));
                     }
                     Polled::Pending => {
                         self.state = State::Waits(waiting);
                         return Poll::Pending;
                     }
                     Polled::NeedsCall => {
-                        let pool = self.pool.clone();
+                        let (pool, align) = (self.pool.clone(), self.align);
                         let call = move || {
                             let wanted = waiting.wanted().clone();
-                            pool.core().call_for(waiting).map(|begun| Step::of(begun, &pool, &wanted))
+                            pool.core().call_for(waiting).map(|begun| Step::of(begun, &pool, &wanted, align))
                         };
                         self.state = State::Calls(self.pool.core().aside(call));
                     }

@@ -45,6 +45,22 @@ fn the_future_may_move_between_threads() {
 }
 
 #[test]
+fn a_task_gets_a_buffer_at_a_multiple_of_its_alignment_at_once_and_after_a_wait() {
+    let pool = over_sim(8 << 20).build().unwrap();
+    let (align, waker) = (1 << 21, Waker::noop());
+    let at_once = run(pool.get_async(10).aligned(align)).unwrap();
+    assert!(at_once.as_ptr().addr().is_multiple_of(align));
+    drop(at_once);
+    let held = pool.get(7 * MIB).unwrap();
+    let mut get = pin!(pool.get_async(5 * MIB).aligned(align));
+    assert!(poll(get.as_mut(), waker).is_pending());
+    drop(held);
+    let served = run(get).unwrap();
+    assert!(served.as_ptr().addr().is_multiple_of(align) && served.len() == 5 * MIB);
+    assert!(run(pool.get_async(10).aligned(3)).unwrap_err().is_request());
+}
+
+#[test]
 fn two_tasks_on_one_thread_share_a_ceiling_that_holds_one_buffer() {
     // With a get that blocks the thread, the first task could never put its buffer back while the second one waits.
     for pool in
