@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use pinpool::{Pool, Why};
+use pinpool_observe::judge::words::counted;
 use pinpool_observe::judge::{Cause, PoolJudgement, judge_recording};
 use pinpool_replay::{Event, Recording, Replay, Watch, Workload};
 use serde_json::Value;
@@ -168,6 +169,10 @@ fn worth(path: &Path, recording: &Recording) -> Option<String> {
     let [only] = judged.as_slice() else { return None };
     let (name, value) = only.judgement.setting?;
     let workload = open_workload(path).ok().filter(|_| path.as_os_str() != "-")?;
+    if workload.failed_gets() > 0 {
+        let failed = counted(workload.failed_gets(), "get");
+        return Some(format!("what it is worth no replay shows: {failed} failed when it was recorded"));
+    }
     worth_of(&workload, name, value).ok()
 }
 

@@ -13,6 +13,7 @@ use super::open::{Trace, read_file};
 use super::priced::move_ns;
 use super::threads::{Step, Threads};
 use pinpool::DEFAULT_ALIGN;
+use pinpool_observe::judge::words::counted;
 use pinpool_observe::judge::{PoolJudgement, judge_recording};
 use pinpool_observe::record::{Event, Recording, SET_IN_CODE};
 
@@ -38,6 +39,7 @@ pub struct Workload {
     recorded: Vec<(String, String)>,
     /// Variables that set nothing there, since its code did.
     set_in_code: Vec<String>,
+    failed_gets: u64,
     judged: Vec<PoolJudgement>,
 }
 
@@ -91,13 +93,13 @@ impl Workload {
     /// If it lasts longer than a year.
     pub fn of(recording: &Recording) -> Result<Self, TraceError> {
         let refused = recording.records.iter().filter(|record| matches!(record.event, Event::Refused { .. })).count();
+        let failed_gets = refused as u64;
         let left_out = (refused > 0).then(|| {
-            format!(
-                "{refused} gets failed when it was recorded and are left out: the program needs more than this shows"
-            )
+            let left_out = counted(failed_gets, "get");
+            format!("left out: {left_out} that failed when it was recorded; the program needs more than this shows")
         });
         let warning = recording.warning.clone().or(left_out);
-        let mut workload = Self { warning, judged: judge_recording(recording), ..Self::default() };
+        let mut workload = Self { warning, failed_gets, judged: judge_recording(recording), ..Self::default() };
         let (mut names, mut threads) = (Names::default(), Threads::new(&workload.judged));
         let mut last_us = recording.records.first().map_or(0, |record| record.time_ns / 1_000);
         for (line, record) in (1..).zip(&recording.records) {
@@ -158,6 +160,11 @@ impl Workload {
     /// The settings under which a recording of one pool was made; none of a trace of gets and puts alone.
     pub fn recorded(&self) -> &[(String, String)] {
         if self.pools.len() > 1 { &[] } else { &self.recorded }
+    }
+
+    /// Gets that failed when it was recorded: no replay has them.
+    pub fn failed_gets(&self) -> u64 {
+        self.failed_gets
     }
 
     /// Whether the program set in its code what the variable `name` would, which has no effect on it then. The preset and the

@@ -21,6 +21,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::ProgressBar;
 use pinpool::config::text::ParseError;
+use pinpool_observe::judge::words::counted;
 use pinpool_observe::judge::{Cause, PoolJudgement};
 use pinpool_replay::{Replay, Workload};
 use serde::Serialize;
@@ -255,6 +256,18 @@ fn advise(
     let leak = workload.judged().iter().find(|judged| judged.judgement.cause == Cause::Leak);
     if let Some(PoolJudgement { name, judgement, .. }) = leak {
         return Err(named(&traces[0], &format_args!("no ceiling helps {name}: {judgement}")).into());
+    }
+    let short = workload.judged().iter().find(|judged| judged.judgement.cause == Cause::CeilingTooSmall);
+    if let Some((name, needed_bytes)) = short.and_then(|judged| judged.judgement.setting)
+        && workload.failed_gets() > 0
+    {
+        let failed = counted(workload.failed_gets(), "get");
+        let enough = needed_bytes as f64 * (1.0 + args.headroom);
+        let why = format!(
+            "{failed} failed under the ceiling, and no replay shows what the program would have done with memory: export \
+             {name}={enough:.0}, and record it again"
+        );
+        return Err(named(&traces[0], &why).into());
     }
     // Settings that no pool takes are an error of theirs, not of the trace.
     Replay::as_recorded(workload, &set.pairs)?;

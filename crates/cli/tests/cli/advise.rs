@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use pinpool::{Backend, Pool, Preset};
 use serde_json::Value;
@@ -234,4 +235,24 @@ fn a_recording_names_what_the_program_set_in_its_code() {
     drop(builder.trace(path.clone()).build().unwrap().get(8 << 20).unwrap());
     let text = finish(pinpool(&["trace"]).arg(&path)).stdout;
     assert!(text.contains("set_in_code=PINPOOL_BACKEND PINPOOL_PRESET PINPOOL_TRACE\n"), "{text}");
+}
+
+#[test]
+fn of_a_program_that_ended_with_a_get_that_failed_why_and_advice_say_how_much_it_lacked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.gz");
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8 << 20);
+    let pool = builder.wait(Duration::from_millis(200)).trace(path.clone()).build().unwrap();
+    (0..50).for_each(|_| drop(pool.get(1 << 20).unwrap()));
+    let held: Vec<_> = (0..6).map(|_| pool.get(1 << 20).unwrap()).collect();
+    assert!(pool.get(3 << 20).unwrap_err().is_limit());
+    drop((held, pool));
+    let why = finish(pinpool(&["why"]).arg(&path)).stdout;
+    for part in ["ceiling too small: 1 of ", "export PINPOOL_MAX_BYTES=11534336", "1 get failed when it was recorded"] {
+        assert!(why.contains(part), "no {part} in\n{why}");
+    }
+    let ran = advise(&path, &["--headroom", "0"]);
+    assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
+    ran.check_stderr("1 get failed under the ceiling, and no replay shows");
+    ran.check_stderr("export PINPOOL_MAX_BYTES=11534336, and record it again");
 }

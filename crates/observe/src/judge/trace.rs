@@ -1,7 +1,8 @@
 //! Snapshots of a recording, judged: the pools as they were seen while it was made.
 //!
 //! A get is recorded when it was served, with how long it took: it was asked that much earlier, and what its thread spent in calls
-//! of the back-end meanwhile was no waiting.
+//! of the back-end meanwhile was no waiting. A get that waits through the end of a window is in none of its records, so those gets are
+//! found first.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -40,8 +41,12 @@ pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
     let mut calls = HashMap::new();
     let end_ns = recording.records.last().map_or(0, |record| record.time_ns);
     let window_us = (end_ns / 1000 / PARTS).max(super::WINDOW_US);
+    let mut long_waits = long_waits(recording);
     for record in &recording.records {
-        let demand = || Watched::new(recording, record.pool, window_us, end_ns / 2);
+        let demand = || {
+            let long_waits = long_waits.remove(&record.pool).unwrap_or_default();
+            Watched { long_waits, ..Watched::new(recording, record.pool, window_us, end_ns / 2) }
+        };
         pools.entry(record.pool).or_insert_with(demand).apply(record, &mut calls);
     }
     let mut judged: Vec<_> =
@@ -51,6 +56,33 @@ pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
         (!is_alarm, std::cmp::Reverse(lost.total_ns()), one.pool)
     });
     judged
+}
+
+/// A get that waited: when it was asked, when its wait was over, and its bytes.
+type Wait = (u64, u64, u64);
+
+/// The gets of each pool that waited for so long that a window may have ended meanwhile.
+fn long_waits(recording: &Recording) -> HashMap<u32, Vec<Wait>> {
+    const LONG_NS: u64 = 1_000_000_000;
+    let mut waits: HashMap<u32, Vec<Wait>> = HashMap::new();
+    // Of each thread, since its last get.
+    let mut in_calls: HashMap<u32, u64> = HashMap::new();
+    for record in &recording.records {
+        match record.event {
+            Event::Pin { took_ns, .. } | Event::Unpin { took_ns, .. } | Event::Move { took_ns, .. } => {
+                *in_calls.entry(record.thread).or_default() += took_ns;
+            }
+            Event::Get { class_bytes, took_ns, .. } | Event::Refused { class_bytes, took_ns, .. } => {
+                let spent_ns = in_calls.remove(&record.thread).unwrap_or(0);
+                if took_ns.saturating_sub(spent_ns) >= LONG_NS {
+                    let begun_ns = record.time_ns.saturating_sub(took_ns);
+                    waits.entry(record.pool).or_default().push((begun_ns, record.time_ns, class_bytes));
+                }
+            }
+            _ => {}
+        }
+    }
+    waits
 }
 
 /// A buffer that is out.
@@ -84,8 +116,12 @@ struct Watched<'a> {
     lengths: RecentLengths,
     /// Buffers of each size now and at most, and those made, where an eviction is a release.
     sizes: HashMap<u64, (u64, u64, u64)>,
-    /// Bytes of the gets that wait at each time: when each was asked and served. Served ones go with the window.
-    waits: Vec<(u64, u64, u64)>,
+    /// Gets that waited at the ceiling. They go with the window.
+    waits: Vec<Wait>,
+    /// Of the whole recording, those that may wait at the end of a window.
+    long_waits: Vec<Wait>,
+    /// The pool when a get was refused last, in the window that is not over.
+    at_refusal: Option<(u64, Snapshot)>,
     /// What was used at the begin of the window, and how it changed since, where there is a ceiling: when, whether more, and by how much.
     used_before: u64,
     used: Vec<(u64, u8, u64)>,
@@ -129,6 +165,8 @@ impl<'a> Watched<'a> {
             lengths: RecentLengths::default(),
             sizes: HashMap::new(),
             waits: Vec::new(),
+            long_waits: Vec::new(),
+            at_refusal: None,
             used_before: 0,
             used: Vec::new(),
             levels: VecDeque::new(),
@@ -195,6 +233,9 @@ impl<'a> Watched<'a> {
                 self.now.gets += 1;
                 self.now.waiting_ns += took_ns;
                 self.waits.push((now_ns.saturating_sub(took_ns), now_ns, class_bytes));
+                self.note_needs();
+                self.at_refusal =
+                    Some((now_ns, Snapshot { holders: self.holders(now_ns), waiting: 0, ..self.now.clone() }));
             }
             Event::Put { id, in_flight } => {
                 self.now.puts += 1;
@@ -286,10 +327,7 @@ impl<'a> Watched<'a> {
         // Time that a loaded machine takes from a get is no wait: those are at a ceiling, or where the back-end refuses.
         let first = self.levels.partition_point(|&(until_ns, _)| until_ns < begun_ns);
         let needed_bytes = self.levels.get(first).map_or(0, |&(_, used_bytes)| used_bytes) + class_bytes;
-        let is_full = match self.now.max_bytes {
-            Some(max_bytes) => needed_bytes > max_bytes - max_bytes / 8,
-            None => self.has_refused,
-        };
+        let is_full = self.is_full(needed_bytes);
         let has_waited = waited_ns >= WAITED_NS && (is_full || self.has_ledger);
         self.slow_gets += u64::from(has_waited || has_called);
         if has_waited {
@@ -304,9 +342,22 @@ impl<'a> Watched<'a> {
         }
     }
 
+    /// Whether gets wait that would bring this much into use: at a ceiling, or where the back-end refuses.
+    fn is_full(&self, needed_bytes: u64) -> bool {
+        self.now.max_bytes.map_or(self.has_refused, |max_bytes| needed_bytes > max_bytes - max_bytes / 8)
+    }
+
     fn end_window(&mut self, at_us: u64) {
         let at_ns = at_us.saturating_mul(1000);
+        let is_waiting = |&&(from_ns, to_ns, bytes): &&Wait| {
+            from_ns < at_ns && at_ns < to_ns && self.is_full(self.now.used_bytes + bytes)
+        };
+        let waiting: Vec<_> = self.long_waits.iter().filter(is_waiting).copied().collect();
+        let ended = self.waits.len();
+        self.now.waiting = waiting.len() as u64;
+        self.waits.extend(waiting);
         self.note_needs();
+        self.waits.truncate(ended);
         self.now.holders = self.holders(at_ns);
         let copies = self.out.values().filter(|out| out.is_in_flight).map(|out| out.in_flight_since_ns).min();
         self.now.oldest_copy = copies.map(|since_ns| Duration::from_nanos(at_ns.saturating_sub(since_ns)));
@@ -315,6 +366,7 @@ impl<'a> Watched<'a> {
             self.judgements.extend(self.judge.latest().cloned());
             self.waits.clear();
             self.used.clear();
+            self.at_refusal = None;
             (self.used_before, self.lacked_bytes) = (self.now.used_bytes, 0);
         }
     }
@@ -364,6 +416,15 @@ impl<'a> Watched<'a> {
     fn finish(mut self, pool: u32, end_us: u64) -> Option<PoolJudgement> {
         if self.now.gets == 0 {
             return None;
+        }
+        // A program often ends with a get that failed.
+        if let Some((at_ns, now)) = self.at_refusal.take() {
+            let last = self.judge.end_window(at_ns / 1000, now);
+            // What keeps the memory is the cause of that.
+            let is_known = |before: &Judgement| matches!(before.cause, Cause::Leak | Cause::StuckCopy);
+            if last.is_alarm && !self.judgements.last().is_some_and(is_known) {
+                self.judgements = vec![last.clone()];
+            }
         }
         let begun_us = self.next_us - self.window_us;
         let is_short = self.judgements.is_empty() && end_us > begun_us;
@@ -484,6 +545,49 @@ mod tests {
         let PoolJudgement { judgement, slow_gets, .. } = judged(&events);
         assert_eq!((slow_gets, judgement.lost.waiting_ns / SECOND_NS), (300, 0), "{judgement}");
         assert!(judgement.lost.page_locking_ns > 11 * SECOND_NS, "{judgement}");
+    }
+
+    /// A buffer of a MiB each tenth of a second, each put when the sixth after it is there, until a get of three waits in vain.
+    fn until_refused(max_bytes: u64, gets: u64, wait_ns: u64, is_kept: fn(u64) -> bool) -> Judgement {
+        let mut events = vec![(0, 0, Event::Ceiling { bytes: max_bytes })];
+        for n in 1..=gets {
+            events.push((n * SECOND_NS / 10, 0, get(n, 1, 0)));
+            if n > 6 && !is_kept(n) {
+                events.push((n * SECOND_NS / 10 + 1000, 0, put(n - 6)));
+            }
+        }
+        let end_ns = gets * SECOND_NS / 10 + wait_ns;
+        let refused = Event::Refused { bytes: 3 * MIB, class_bytes: 3 * MIB, tag: 1, took_ns: wait_ns };
+        events.push((end_ns, 0, refused));
+        // The program ends, and puts what it has.
+        (gets - 5..=gets).for_each(|n| events.push((end_ns + 1000, 0, put(n))));
+        events.push((end_ns + 2000, 0, Event::End));
+        judged(&events).judgement
+    }
+
+    #[test]
+    fn a_recording_that_ends_with_a_get_that_failed_says_why() {
+        for (gets, wait_ns) in [(50, 30 * SECOND_NS), (50, SECOND_NS), (300, 30 * SECOND_NS), (300, 2 * SECOND_NS)] {
+            let judgement = until_refused(8 * MIB, gets, wait_ns, |_| false);
+            let setting = Some(("PINPOOL_MAX_BYTES", 9 * MIB));
+            assert_eq!((judgement.cause, judgement.setting), (Cause::CeilingTooSmall, setting), "{judgement}");
+        }
+        for wait_ns in [SECOND_NS, 30 * SECOND_NS] {
+            let leak = until_refused(53 * MIB, 900, wait_ns, |n| n % 20 == 0);
+            assert_eq!(leak.cause, Cause::Leak, "{leak}");
+        }
+    }
+
+    #[test]
+    fn a_page_lock_that_lasts_is_no_wait() {
+        let mut events = vec![(0, 0, Event::Ceiling { bytes: 40 * MIB })];
+        for n in 0..40 {
+            let (at_ns, took_ns) = ((n + 1) * SECOND_NS, SECOND_NS - 1000);
+            events.push((at_ns - 10, 0, Event::Pin { address: 1, bytes: MIB, took_ns, failed: false }));
+            events.push((at_ns, 0, get(n, 0, took_ns)));
+        }
+        let judgement = judged(&events).judgement;
+        assert!(!judgement.is_alarm && judgement.lost.waiting_ns < SECOND_NS, "{judgement}");
     }
 
     #[test]
