@@ -9,6 +9,7 @@
 //! | `open.rs` | a trace of either kind: a recording of a pool, or text |
 //! | `threads.rs` | what each thread of a recording did |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
+//! | `recorded.rs` | the settings that a recording was made under |
 //! | `priced.rs` | simulated memory that adds up what moves would take on a device |
 //! | `replay.rs` | how a workload is replayed: the settings of the pool over `sim` |
 //! | `kind.rs` | the kinds of memory that it simulates |
@@ -29,6 +30,7 @@ mod open;
 mod peers;
 mod player;
 mod priced;
+mod recorded;
 mod replay;
 mod report;
 mod rmm;

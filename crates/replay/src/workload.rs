@@ -11,15 +11,15 @@ use super::format::{TraceError, TraceOp, TraceReader};
 use super::input::Input;
 use super::open::{Trace, read_file};
 use super::priced::move_ns;
+use super::recorded::RecordedSettings;
 use super::threads::{Step, Threads};
 use pinpool::DEFAULT_ALIGN;
 use pinpool_observe::judge::words::counted;
 use pinpool_observe::judge::{PoolJudgement, judge_recording};
-use pinpool_observe::record::{Event, Recording, SET_IN_CODE};
+use pinpool_observe::record::{Event, Recording};
 
 /// Longest duration of a workload: a replay polls the pool once a second.
 const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
-const CEILING: &str = "PINPOOL_MAX_BYTES";
 
 /// A trace in which every put has its get.
 #[derive(Debug, Clone, Default)]
@@ -35,10 +35,7 @@ pub struct Workload {
     pools: BTreeSet<u64>,
     /// What each thread did; `None` where threads are not known.
     threads: Option<Vec<Vec<Step>>>,
-    /// Settings that a pool of a recording was made with, and the ceiling that it had last.
-    recorded: Vec<(String, String)>,
-    /// Variables that set nothing there, since its code did.
-    set_in_code: Vec<String>,
+    recorded: RecordedSettings,
     failed_gets: u64,
     judged: Vec<PoolJudgement>,
 }
@@ -125,9 +122,7 @@ impl Workload {
                     continue;
                 }
                 Event::Ceiling { bytes } => {
-                    let ceiling = if bytes == u64::MAX { "none".to_owned() } else { bytes.to_string() };
-                    workload.recorded.retain(|(name, _)| name != CEILING);
-                    workload.recorded.push((CEILING.to_owned(), ceiling));
+                    workload.recorded.set_ceiling(bytes);
                     continue;
                 }
                 event => {
@@ -149,17 +144,14 @@ impl Workload {
             }
         }
         workload.threads = Some(threads.into_steps());
-        let pool = recording.pools.iter().filter(|pool| workload.pools.contains(&pool.number.into()));
-        let facts = pool.flat_map(|pool| &pool.facts).filter(|(name, _)| name != CEILING);
-        let in_code = facts.clone().filter(|(name, _)| name == SET_IN_CODE);
-        workload.set_in_code = in_code.flat_map(|(_, names)| names.split(' ').map(str::to_owned)).collect();
-        workload.recorded.extend(facts.filter(|(name, _)| name.starts_with("PINPOOL_")).cloned());
+        let has_gets = |number: u32| workload.pools.contains(&number.into());
+        recording.pools.iter().filter(|pool| has_gets(pool.number)).for_each(|pool| workload.recorded.add(pool));
         Ok(workload)
     }
 
     /// The settings under which a recording of one pool was made; none of a trace of gets and puts alone.
     pub fn recorded(&self) -> &[(String, String)] {
-        if self.pools.len() > 1 { &[] } else { &self.recorded }
+        if self.pools.len() > 1 { &[] } else { self.recorded.values() }
     }
 
     /// Gets that failed when it was recorded: no replay has them.
@@ -170,9 +162,7 @@ impl Workload {
     /// Whether the program set in its code what the variable `name` would, which has no effect on it then. The preset and the
     /// rounding, each of which implies the other, are so together.
     pub fn is_set_in_code(&self, name: &str) -> bool {
-        const RULES: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
-        let is_set = |name: &str| self.set_in_code.iter().any(|set| set == name);
-        is_set(name) || RULES.contains(&name) && RULES.into_iter().any(is_set)
+        self.recorded.is_in_code(name)
     }
 
     /// Why the pools of a recording were as fast as they were, the worst first.

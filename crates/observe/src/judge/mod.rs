@@ -33,6 +33,7 @@
 //! | `news.rs` | which judgements are worth a line of the log |
 //! | `shortage.rs` | the cause of one get that found no memory |
 //! | `trace.rs` | snapshots of a recording |
+//! | `waits.rs` | its gets that waited |
 //! | `words.rs` | bytes, seconds and plurals in words |
 
 use std::collections::BTreeMap;
@@ -45,6 +46,8 @@ pub mod shortage;
 mod snapshot;
 #[cfg(feature = "trace")]
 mod trace;
+#[cfg(feature = "trace")]
+mod waits;
 mod window;
 pub mod words;
 

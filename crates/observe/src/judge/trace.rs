@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use super::snapshot::{Holder, Snapshot, UNKNOWN_BYTES};
+use super::waits::{Wait, Waits};
 use super::{Cause, GETS_MIN, Judge, Judgement, Lost, RecentLengths, largest};
 use crate::record::{Event, Record, Recording};
 
@@ -41,11 +42,11 @@ pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
     let mut calls = HashMap::new();
     let end_ns = recording.records.last().map_or(0, |record| record.time_ns);
     let window_us = (end_ns / 1000 / PARTS).max(super::WINDOW_US);
-    let mut long_waits = long_waits(recording);
+    let mut waits = Waits::of(recording);
     for record in &recording.records {
         let demand = || {
-            let long_waits = long_waits.remove(&record.pool).unwrap_or_default();
-            Watched { long_waits, ..Watched::new(recording, record.pool, window_us, end_ns / 2) }
+            let waits = waits.remove(&record.pool).unwrap_or_default();
+            Watched { waits, ..Watched::new(recording, record.pool, window_us, end_ns / 2) }
         };
         pools.entry(record.pool).or_insert_with(demand).apply(record, &mut calls);
     }
@@ -56,33 +57,6 @@ pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
         (!is_alarm, std::cmp::Reverse(lost.total_ns()), one.pool)
     });
     judged
-}
-
-/// A get that waited: when it was asked, when its wait was over, and its bytes.
-type Wait = (u64, u64, u64);
-
-/// The gets of each pool that waited for so long that a window may have ended meanwhile.
-fn long_waits(recording: &Recording) -> HashMap<u32, Vec<Wait>> {
-    const LONG_NS: u64 = 1_000_000_000;
-    let mut waits: HashMap<u32, Vec<Wait>> = HashMap::new();
-    // Of each thread, since its last get.
-    let mut in_calls: HashMap<u32, u64> = HashMap::new();
-    for record in &recording.records {
-        match record.event {
-            Event::Pin { took_ns, .. } | Event::Unpin { took_ns, .. } | Event::Move { took_ns, .. } => {
-                *in_calls.entry(record.thread).or_default() += took_ns;
-            }
-            Event::Get { class_bytes, took_ns, .. } | Event::Refused { class_bytes, took_ns, .. } => {
-                let spent_ns = in_calls.remove(&record.thread).unwrap_or(0);
-                if took_ns.saturating_sub(spent_ns) >= LONG_NS {
-                    let begun_ns = record.time_ns.saturating_sub(took_ns);
-                    waits.entry(record.pool).or_default().push((begun_ns, record.time_ns, class_bytes));
-                }
-            }
-            _ => {}
-        }
-    }
-    waits
 }
 
 /// A buffer that is out.
@@ -116,15 +90,9 @@ struct Watched<'a> {
     lengths: RecentLengths,
     /// Buffers of each size now and at most, and those made, where an eviction is a release.
     sizes: HashMap<u64, (u64, u64, u64)>,
-    /// Gets that waited at the ceiling. They go with the window.
-    waits: Vec<Wait>,
-    /// Of the whole recording, those that may wait at the end of a window.
-    long_waits: Vec<Wait>,
+    waits: Waits,
     /// The pool when a get was refused last, in the window that is not over.
     at_refusal: Option<(u64, Snapshot)>,
-    /// What was used at the begin of the window, and how it changed since, where there is a ceiling: when, whether more, and by how much.
-    used_before: u64,
-    used: Vec<(u64, u8, u64)>,
     /// Bytes that were used until a time, those of later times ever fewer: the first one from a time on is the most since then.
     levels: VecDeque<(u64, u64)>,
     /// Whether the ceiling is shared with other processes.
@@ -164,11 +132,8 @@ impl<'a> Watched<'a> {
             new: HashMap::new(),
             lengths: RecentLengths::default(),
             sizes: HashMap::new(),
-            waits: Vec::new(),
-            long_waits: Vec::new(),
+            waits: Waits::default(),
             at_refusal: None,
-            used_before: 0,
-            used: Vec::new(),
             levels: VecDeque::new(),
             has_ledger: fact("PINPOOL_LEDGER").is_some_and(|name| name != "none"),
             lacked_bytes: 0,
@@ -232,8 +197,9 @@ impl<'a> Watched<'a> {
                 self.now.short_gets += 1;
                 self.now.gets += 1;
                 self.now.waiting_ns += took_ns;
-                self.waits.push((now_ns.saturating_sub(took_ns), now_ns, class_bytes));
-                self.note_needs();
+                let from_ns = now_ns.saturating_sub(took_ns);
+                self.waits.ended(Wait { from_ns, to_ns: now_ns, bytes: class_bytes });
+                self.note_needs(&[]);
                 self.at_refusal =
                     Some((now_ns, Snapshot { holders: self.holders(now_ns), waiting: 0, ..self.now.clone() }));
             }
@@ -299,13 +265,13 @@ impl<'a> Watched<'a> {
         self.now.idle_bytes -= self.idle.remove(&id).unwrap_or(0).min(self.now.idle_bytes);
         self.now.used_bytes += out.class_bytes;
         self.now.used += 1;
-        self.changed(out.since_ns, 1, out.class_bytes);
+        self.changed(out.since_ns, true, out.class_bytes);
         self.out.insert(id, out);
     }
 
     fn back(&mut self, id: u64, now_ns: u64) {
         let Some(out) = self.out.remove(&id) else { return };
-        self.changed(now_ns, 0, out.class_bytes);
+        self.changed(now_ns, false, out.class_bytes);
         self.now.used_bytes = self.now.used_bytes.saturating_sub(out.class_bytes);
         self.now.used = self.now.used.saturating_sub(1);
         if out.is_in_flight {
@@ -316,9 +282,9 @@ impl<'a> Watched<'a> {
     }
 
     /// What is used is more or less from `at_ns` on.
-    fn changed(&mut self, at_ns: u64, is_more: u8, bytes: u64) {
+    fn changed(&mut self, at_ns: u64, is_more: bool, bytes: u64) {
         if self.now.max_bytes.is_some() {
-            self.used.push((at_ns, is_more, bytes));
+            self.waits.changed(at_ns, is_more, bytes);
         }
     }
 
@@ -335,7 +301,7 @@ impl<'a> Watched<'a> {
             self.now.waiting_ns += waited_ns;
             self.waited.push((now_ns, waited_ns));
             if is_full {
-                self.waits.push((begun_ns, now_ns, class_bytes));
+                self.waits.ended(Wait { from_ns: begun_ns, to_ns: now_ns, bytes: class_bytes });
             } else {
                 self.lacked_bytes = self.lacked_bytes.max(needed_bytes);
             }
@@ -349,48 +315,28 @@ impl<'a> Watched<'a> {
 
     fn end_window(&mut self, at_us: u64) {
         let at_ns = at_us.saturating_mul(1000);
-        let is_waiting = |&&(from_ns, to_ns, bytes): &&Wait| {
-            from_ns < at_ns && at_ns < to_ns && self.is_full(self.now.used_bytes + bytes)
-        };
-        let waiting: Vec<_> = self.long_waits.iter().filter(is_waiting).copied().collect();
-        let ended = self.waits.len();
-        self.now.waiting = waiting.len() as u64;
-        self.waits.extend(waiting);
-        self.note_needs();
-        self.waits.truncate(ended);
+        let is_at_ceiling = |wait: &Wait| self.is_full(self.now.used_bytes + wait.bytes);
+        let still: Vec<_> = self.waits.at(at_ns).filter(is_at_ceiling).collect();
+        self.now.waiting = still.len() as u64;
+        self.note_needs(&still);
         self.now.holders = self.holders(at_ns);
         let copies = self.out.values().filter(|out| out.is_in_flight).map(|out| out.in_flight_since_ns).min();
         self.now.oldest_copy = copies.map(|since_ns| Duration::from_nanos(at_ns.saturating_sub(since_ns)));
         // Pools that have not begun, or have ended, are not judged.
         if !self.has_ended && self.judge.look(at_us, self.now.clone()).is_some() {
             self.judgements.extend(self.judge.latest().cloned());
-            self.waits.clear();
-            self.used.clear();
-            self.at_refusal = None;
-            (self.used_before, self.lacked_bytes) = (self.now.used_bytes, 0);
+            self.waits.begin_window(self.now.used_bytes);
+            (self.at_refusal, self.lacked_bytes) = (None, 0);
         }
     }
 
-    fn note_needs(&mut self) {
+    /// What gets lacked, with those that `still` wait.
+    fn note_needs(&mut self, still: &[Wait]) {
         self.now.recurring = self.sizes.values().filter(|(.., made)| *made > 1).map(|(_, most, _)| most).sum();
-        let wanted_bytes = self.most_wanted();
+        let full_bytes = self.now.max_bytes.unwrap_or(self.now.used_bytes);
+        let wanted_bytes = self.waits.most_wanted(still, full_bytes);
         self.now.needed_bytes = if wanted_bytes > 0 { wanted_bytes } else { self.lacked_bytes };
         self.now.others_bytes = self.has_ledger.then_some(UNKNOWN_BYTES);
-    }
-
-    /// The most bytes that were used and waited for at one time of the window: what was used stays below the ceiling.
-    fn most_wanted(&self) -> u64 {
-        let Some(least) = self.waits.iter().map(|&(.., bytes)| bytes).min() else { return 0 };
-        let waits = self.waits.iter().flat_map(|&(from, to, bytes)| [(from, 1, bytes), (to, 0, bytes)]);
-        let mut edges: Vec<_> = waits.chain(self.used.iter().copied()).collect();
-        edges.sort_unstable();
-        let (mut wanted, mut most) = (self.used_before, 0);
-        for (_, is_more, bytes) in edges {
-            wanted = if is_more == 1 { wanted + bytes } else { wanted.saturating_sub(bytes) };
-            most = most.max(wanted);
-        }
-        // Gets that waited at a ceiling did not fit under it.
-        most.max(self.now.max_bytes.unwrap_or(self.now.used_bytes) + least)
     }
 
     fn holders(&self, at_ns: u64) -> Vec<Holder> {
@@ -431,7 +377,7 @@ impl<'a> Watched<'a> {
         if is_short && self.now.gets >= GETS_MIN {
             // Shorter than a window; what a pool holds at its end is not what it held.
             self.has_ended = false;
-            self.note_needs();
+            self.note_needs(&[]);
             let mut now = self.now.clone();
             if let Some(middle) = self.middle.take() {
                 let Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, holders, .. } = middle;
@@ -569,7 +515,7 @@ mod tests {
     fn a_recording_that_ends_with_a_get_that_failed_says_why() {
         for (gets, wait_ns) in [(50, 30 * SECOND_NS), (50, SECOND_NS), (300, 30 * SECOND_NS), (300, 2 * SECOND_NS)] {
             let judgement = until_refused(8 * MIB, gets, wait_ns, |_| false);
-            let setting = Some(("PINPOOL_MAX_BYTES", 9 * MIB));
+            let setting = Some(("PINPOOL_MAX_BYTES", 11 * MIB));
             assert_eq!((judgement.cause, judgement.setting), (Cause::CeilingTooSmall, setting), "{judgement}");
         }
         for wait_ns in [SECOND_NS, 30 * SECOND_NS] {

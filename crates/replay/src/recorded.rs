@@ -1,0 +1,40 @@
+//! The settings under which a recording was made.
+
+use pinpool_observe::record::{PoolDescription, SET_IN_CODE};
+
+const CEILING: &str = "PINPOOL_MAX_BYTES";
+/// Each of both implies the other.
+const RULES: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct RecordedSettings {
+    /// Each variable with the value that held, and the ceiling that there was last.
+    values: Vec<(String, String)>,
+    /// Variables that set nothing there, since the program's code did.
+    in_code: Vec<String>,
+}
+
+impl RecordedSettings {
+    /// The ceiling is `bytes` from now on, `u64::MAX` without one.
+    pub(super) fn set_ceiling(&mut self, bytes: u64) {
+        let ceiling = if bytes == u64::MAX { "none".to_owned() } else { bytes.to_string() };
+        self.values.retain(|(name, _)| name != CEILING);
+        self.values.push((CEILING.to_owned(), ceiling));
+    }
+
+    pub(super) fn add(&mut self, pool: &PoolDescription) {
+        let in_code = pool.fact(SET_IN_CODE).unwrap_or_default();
+        self.in_code.extend(in_code.split_whitespace().map(str::to_owned));
+        let values = pool.facts.iter().filter(|(name, _)| name.starts_with("PINPOOL_") && name != CEILING);
+        self.values.extend(values.cloned());
+    }
+
+    pub(super) fn values(&self) -> &[(String, String)] {
+        &self.values
+    }
+
+    pub(super) fn is_in_code(&self, name: &str) -> bool {
+        let is_set = |name: &str| self.in_code.iter().any(|set| set == name);
+        is_set(name) || RULES.contains(&name) && RULES.into_iter().any(is_set)
+    }
+}
