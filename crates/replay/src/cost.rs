@@ -4,6 +4,9 @@ use serde::Serialize;
 
 use super::workload::TimedCall;
 
+/// Times follow the bytes if these explain this part of how the times differ.
+const FOLLOWS: f64 = 0.25;
+
 /// `call_ns + bytes * byte_ns`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct CallCost {
@@ -20,7 +23,9 @@ impl CallCost {
     pub const ASSUMED_UNPIN: Self = Self { call_ns: 100_000.0, byte_ns: 0.1 };
 
     /// The line with the least squares through `calls`, neither part below 0. Calls of one size do not tell what a call takes
-    /// from what its bytes take, so that `assumed` is scaled to their mean. `None` for no call.
+    /// from what its bytes take, so that `assumed` is scaled to their mean. Nor do times that hardly follow the bytes, as those of a
+    /// busy machine: then a byte takes what it took in the fastest call, or a larger call than all of these would seem to cost
+    /// nothing. `None` for no call.
     pub fn fitted(calls: &[TimedCall], assumed: Self) -> Option<Self> {
         let n = calls.len() as f64;
         let mean = |of: fn(&TimedCall) -> u64| calls.iter().map(|call| of(call) as f64).sum::<f64>() / n;
@@ -34,13 +39,15 @@ impl CallCost {
         }
         let sums = calls.iter().map(|call| {
             let (x, y) = (call.bytes as f64 - bytes, call.took_ns as f64 - took);
-            (x * x, x * y)
+            (x * x, x * y, y * y)
         });
-        let (squares, products) = sums.fold((0.0, 0.0), |(a, b), (c, d)| (a + c, b + d));
-        let slope = if squares > 0.0 { products / squares } else { 0.0 };
+        let (squares, products, spread) = sums.fold((0.0, 0.0, 0.0), |(a, b, c), (x, y, z)| (a + x, b + y, c + z));
+        let slope = products / squares.max(1.0);
+        let follows = products > 0.0 && products * products >= squares * spread * FOLLOWS;
+        let fastest = calls.iter().map(|call| call.took_ns as f64 / call.bytes.max(1) as f64).fold(f64::MAX, f64::min);
+        let slope = if follows { slope } else { slope.max(fastest) };
         Some(match (slope, took - slope * bytes) {
-            // No size costs more for its bytes: all calls take the same.
-            (slope, _) if slope <= 0.0 => Self { call_ns: took, byte_ns: 0.0 },
+            (slope, base) if !follows => Self { call_ns: base.max(0.0), byte_ns: slope },
             // The line would cross 0: through 0, then.
             (_, base) if base < 0.0 => {
                 let weights = calls.iter().map(|call| (call.bytes as f64).powi(2)).sum::<f64>();
@@ -80,10 +87,22 @@ mod tests {
         let line = fitted(&[call(0, 50), call(100, 250), call(200, 450)]).unwrap();
         assert!((line.call_ns - 50.0).abs() < 1e-9 && (line.byte_ns - 2.0).abs() < 1e-9, "{line:?}");
         assert!((line.seconds(2, 50) - 200e-9).abs() < 1e-15);
-        assert_eq!(fitted(&[call(1, 20), call(2, 10)]), Some(CallCost { call_ns: 15.0, byte_ns: 0.0 }));
         let through = fitted(&[call(10, 0), call(20, 30)]).unwrap();
         assert!(through.call_ns == 0.0 && through.byte_ns > 0.0, "{through:?}");
         assert_eq!(fitted(&[]), None);
+    }
+
+    #[test]
+    fn where_times_do_not_follow_the_bytes_a_larger_call_takes_as_long_for_each_as_the_fastest() {
+        let fitted = |calls: &[TimedCall]| CallCost::fitted(calls, CallCost::ASSUMED_PIN).unwrap();
+        assert_eq!(fitted(&[call(1, 20), call(2, 10)]), CallCost { call_ns: 7.5, byte_ns: 5.0 });
+        // Calls of 4 and 8 MiB on a busy machine: those of 4 once took longer.
+        let (small, large) = (4_u64 << 20, 8_u64 << 20);
+        let busy =
+            fitted(&[call(small, 546_000), call(small, 20_000_000), call(large, 9_000_000), call(large, 12_000_000)]);
+        let fastest = 546_000.0 / small as f64;
+        assert!((busy.byte_ns - fastest).abs() < 1e-9, "{busy:?}");
+        assert!(busy.seconds(1, 256 << 20) > 0.03, "{busy:?}");
     }
 
     #[test]

@@ -20,6 +20,7 @@ const ROUNDING: &str = "PINPOOL_ROUNDING";
 const LIMIT: &str = "PINPOOL_POOL_SIZE_LIMIT";
 const IDLE_TIMEOUT: &str = "PINPOOL_IDLE_TIMEOUT";
 const RESERVE: &str = "PINPOOL_RESERVE";
+const GROWTH: &str = "PINPOOL_GROWTH";
 const CEILING: &str = "PINPOOL_MAX_BYTES";
 /// More idle buffers than any trace has.
 const NO_LIMIT: u64 = 1 << 40;
@@ -280,17 +281,22 @@ impl Search<'_> {
     fn choices(&self, given: &Replay, as_given: &Cost, grows: bool) -> Vec<Settings> {
         let is_free = |name: &str| !self.fixed.iter().any(|(fixed, _)| fixed == name);
         let is_adaptive = given.preset.is_none_or(|preset| preset == Preset::Adaptive);
+        // Under tensorflow there is nothing to reserve from, and the pool grows with each buffer.
+        let others = &given.others;
+        let mut of_arena = Settings::new();
+        of_arena.extend(others.reserve_bytes.filter(|&bytes| bytes > 0).map(|_| (RESERVE, "none".to_owned())));
+        of_arena.extend(others.growth.filter(|may_grow| !may_grow).map(|_| (GROWTH, "1".to_owned())));
         let no_limit = is_free(LIMIT).then(|| (LIMIT, NO_LIMIT.to_string()));
         let mut choices = vec![Settings::new()];
         if is_free(PRESET) && is_free(ROUNDING) {
             let of = |preset: &str, rounding: &str| vec![(PRESET, preset.to_owned()), (ROUNDING, rounding.to_owned())];
-            if is_adaptive {
+            if is_adaptive && of_arena.iter().all(|(name, _)| is_free(name)) {
                 choices.extend(["pow2", "exact"].map(|rounding| {
                     let mut tensorflow = of("tensorflow", rounding);
-                    tensorflow.extend(no_limit.clone());
+                    tensorflow.extend(of_arena.iter().cloned().chain(no_limit.clone()));
                     tensorflow
                 }));
-            } else {
+            } else if !is_adaptive {
                 choices.push(of("adaptive", "eighths"));
             }
         }

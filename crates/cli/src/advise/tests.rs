@@ -303,6 +303,10 @@ fn advised_for(held: u64, bytes: impl Fn(u64) -> u64, facts: &[(&str, &str)]) ->
 fn a_steady_loop_keeps_what_it_has_and_one_that_grows_is_given_no_ceiling() {
     let adaptive = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths")];
     assert_eq!(advised_for(4, |_| 16 * MIB, &adaptive), None);
+    // As one does that follows the advice of a reserve: other rules are tried without it.
+    let [preset, rounding] = adaptive;
+    let reserved = [preset, rounding, ("PINPOOL_RESERVE", "134217728"), ("PINPOOL_GROWTH", "0")];
+    assert_eq!(advised_for(4, |_| 16 * MIB, &reserved), None);
     let direct = [("PINPOOL_PRESET", "tensorflow"), ("PINPOOL_ROUNDING", "exact"), ("PINPOOL_POOL_SIZE_LIMIT", "1")];
     let set = ["PINPOOL_PRESET=adaptive", "PINPOOL_ROUNDING=eighths"].map(str::to_owned).to_vec();
     assert_eq!(advised_for(4, |name| MIB + name * 50_000 + name % 3 * 4096, &direct), Some(set.clone()), "it grows");
