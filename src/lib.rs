@@ -100,7 +100,7 @@ mod ledger;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use backend::{Backend, HandleTypes, HugeTlb};
+pub use backend::{Backend, HandleTypes, HugeTlb, PageTiers};
 pub use buffer::{BatchBuf, BatchSlice, CopyError, PendingBuf, Pinned, PinnedBuf};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
@@ -113,7 +113,8 @@ pub use error::{Error, Kind as ErrorKind, Result, SourceError};
 pub use finding::{Finding, Level};
 pub use in_flight::{Fence, FenceKind, StreamId};
 #[cfg(feature = "tools")]
-pub use policy::{Check, Window};
+pub use policy::Check;
+pub use policy::Window;
 pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, TaggedPool};
 pub use size_class::{DEFAULT_ALIGN, Rounding};
 pub use stats::{

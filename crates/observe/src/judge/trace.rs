@@ -14,6 +14,8 @@ use crate::record::{Event, Record, Recording};
 
 /// A get that waited less found memory at once.
 const WAITED_NS: u64 = 200_000;
+/// Between two refused gets at which the pool is looked at.
+const REFUSED_EVERY_NS: u64 = 100_000_000;
 /// The holder of buffers without a tag.
 const UNTAGGED: &str = "(untagged)";
 /// Parts of the recording; one has ten seconds at least.
@@ -91,7 +93,7 @@ struct Watched<'a> {
     /// Buffers of each size now and at most, and those made, where an eviction is a release.
     sizes: HashMap<u64, (u64, u64, u64)>,
     waits: Waits,
-    /// The pool when a get was refused last, in the window that is not over.
+    /// When a get was refused last, in the window that is not over, and the pool then.
     at_refusal: Option<(u64, Snapshot)>,
     /// Bytes that were used until a time, those of later times ever fewer: the first one from a time on is the most since then.
     levels: VecDeque<(u64, u64)>,
@@ -199,9 +201,12 @@ impl<'a> Watched<'a> {
                 self.now.waiting_ns += took_ns;
                 let from_ns = now_ns.saturating_sub(took_ns);
                 self.waits.ended(Wait { from_ns, to_ns: now_ns, bytes: class_bytes });
-                self.note_needs(&[]);
-                self.at_refusal =
-                    Some((now_ns, Snapshot { holders: self.holders(now_ns), waiting: 0, ..self.now.clone() }));
+                // Of gets that are refused one after the other it is enough to look at some.
+                if self.at_refusal.as_ref().is_none_or(|(before_ns, _)| now_ns >= before_ns + REFUSED_EVERY_NS) {
+                    self.note_needs(&[]);
+                    let now = Snapshot { holders: self.holders(now_ns), waiting: 0, ..self.now.clone() };
+                    self.at_refusal = Some((now_ns, now));
+                }
             }
             Event::Put { id, in_flight } => {
                 self.now.puts += 1;
@@ -363,8 +368,9 @@ impl<'a> Watched<'a> {
         if self.now.gets == 0 {
             return None;
         }
-        // A program often ends with a get that failed.
-        if let Some((at_ns, now)) = self.at_refusal.take() {
+        // A program often ends with a get that failed. One that goes on has others.
+        let gets = self.now.gets;
+        if let Some((at_ns, now)) = self.at_refusal.take().filter(|(_, now)| gets - now.gets < GETS_MIN) {
             let last = self.judge.end_window(at_ns / 1000, now);
             // What keeps the memory is the cause of that.
             let is_known = |before: &Judgement| matches!(before.cause, Cause::Leak | Cause::StuckCopy);
@@ -522,6 +528,20 @@ mod tests {
             let leak = until_refused(53 * MIB, 900, wait_ns, |n| n % 20 == 0);
             assert_eq!(leak.cause, Cause::Leak, "{leak}");
         }
+    }
+
+    #[test]
+    fn a_get_that_failed_long_before_the_end_is_not_the_cause() {
+        let mut events = vec![(0, 0, Event::Ceiling { bytes: 8 * MIB })];
+        for n in 1..=1990 {
+            events.push((n * SECOND_NS / 10, 0, get(n, 1, 0)));
+            events.push((n * SECOND_NS / 10 + 1000, 0, put(n)));
+        }
+        let took_ns = SECOND_NS / 2;
+        let refused = Event::Refused { bytes: 3 * MIB, class_bytes: 3 * MIB, tag: 1, took_ns };
+        events.push((196 * SECOND_NS, 1, refused));
+        let judgement = judged(&events).judgement;
+        assert!(!judgement.is_alarm, "{judgement}");
     }
 
     #[test]
