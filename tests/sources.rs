@@ -1,14 +1,120 @@
-//! Holds two rules for all sources: a file without its tests has at most [`MOST_LINES`] lines, and who allows code that has no
-//! caller says why on the same line.
+//! Rules for all sources: a room (a folder or file in the tables below) does not grow, a file without its tests has at most
+//! [`MOST_LINES`] lines, and an attribute that allows unused code states the reason on its line.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use count::Count;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
+
+#[path = "sources/count.rs"]
+mod count;
+
+/// Code lines of each room. A number is lowered in the commit that makes its room smaller, and raised only in a commit that
+/// lowers another by more.
+const ROOMS: &[(&str, usize)] = &[
+    ("benches", 470),
+    ("crates/bench", 2628),
+    ("crates/capi", 1120),
+    ("crates/cli", 9796),
+    ("crates/decode", 230),
+    ("crates/driver_double", 3592),
+    ("crates/loader", 2809),
+    ("crates/metrics", 479),
+    ("crates/observe", 3025),
+    ("crates/os", 1349),
+    ("crates/preload", 1666),
+    ("crates/replay", 2044),
+    ("crates/shared", 1613),
+    ("crates/shm", 1524),
+    ("crates/testing", 444),
+    ("examples", 403),
+    ("fuzz", 8),
+    ("python", 2799),
+    ("src/arena", 1680),
+    ("src/backend", 2885),
+    ("src/buffer", 781),
+    ("src/config", 838),
+    ("src/copy", 1940),
+    ("src/diag", 669),
+    ("src/driver", 917),
+    ("src/dump", 166),
+    ("src/engine", 9396),
+    ("src/error", 255),
+    ("src/finding", 59),
+    ("src/in_flight", 633),
+    ("src/ledger", 355),
+    ("src/lib", 79),
+    ("src/maintenance_thread", 362),
+    ("src/policy", 76),
+    ("src/pool", 959),
+    ("src/quota", 301),
+    ("src/size_class", 92),
+    ("src/stats", 620),
+    ("src/testing", 30),
+    ("src/why", 38),
+    ("sum of code and tests", 105104),
+    ("tests", 45974),
+];
+
+/// Bytes of all Markdown files.
+const MARKDOWN_BYTES: usize = 300_612;
 
 /// Lines of a file, comments among them, without its tests.
 const MOST_LINES: usize = 450;
+
+#[test]
+fn rooms_do_not_grow() {
+    let mut found = BTreeMap::<String, usize>::new();
+    let mut add = |room: String, lines: usize| *found.entry(room).or_default() += lines;
+    for (path, text) in files("").filter(|(path, _)| path.extension().is_some_and(|extension| extension == "rs")) {
+        let Count { code, tests } = count::count(&path, &text);
+        add("tests".to_owned(), tests);
+        add("sum of code and tests".to_owned(), code + tests);
+        if code > 0 {
+            add(room_of(&path), code);
+        }
+    }
+    check_limits(found, ROOMS);
+}
+
+#[test]
+fn markdown_does_not_grow() {
+    let is_markdown = |path: &Path| path.extension().is_some_and(|extension| extension == "md");
+    let bytes = files("").filter(|(path, _)| is_markdown(path)).map(|(_, text)| text.len()).sum();
+    check_limits(BTreeMap::from([("Markdown".to_owned(), bytes)]), &[("Markdown", MARKDOWN_BYTES)]);
+}
+
+/// `src/pool/handle.rs` is in the room `src/pool`, a file of the folder `src` in a room of its own; elsewhere a room is a crate
+/// or a top-level folder.
+fn room_of(path: &Path) -> String {
+    let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
+    let depth = if parts[0] == "src" || parts[0] == "crates" { 2 } else { 1 };
+    let room = parts[..depth].join("/");
+    room.strip_suffix(".rs").unwrap_or(&room).to_owned()
+}
+
+/// Fails if a room is above its limit or far enough below that the limit must follow.
+fn check_limits(found: BTreeMap<String, usize>, limits: &[(&str, usize)]) {
+    let limits: BTreeMap<_, _> = limits.iter().map(|&(room, limit)| (room.to_owned(), limit)).collect();
+    let rooms: BTreeSet<_> = found.keys().chain(limits.keys()).collect();
+    let mut wrong = String::new();
+    for room in rooms {
+        let (lines, limit) = (found.get(room).copied().unwrap_or(0), limits.get(room).copied().unwrap_or(0));
+        let tolerance = if limit < 200 { 10 } else { limit / 20 };
+        let problem = if lines > limit {
+            "is above its limit"
+        } else if lines + tolerance < limit || lines == 0 {
+            "is far below its limit; lower the limit"
+        } else {
+            continue;
+        };
+        let _ = writeln!(wrong, "    (\"{room}\", {lines}), // {problem} of {limit}");
+    }
+    assert!(wrong.is_empty(), "limits in tests/sources.rs:\n{wrong}");
+}
 
 #[test]
 fn no_file_is_long() {
@@ -97,16 +203,28 @@ fn root() -> &'static Path {
 }
 
 /// The path below the root and the text of each source below `folder`.
-fn sources(folder: PathBuf) -> Vec<(PathBuf, String)> {
+fn sources(folder: PathBuf) -> impl Iterator<Item = (PathBuf, String)> {
+    files(folder).filter(|(path, _)| path.extension().is_some_and(|extension| extension == "rs"))
+}
+
+/// The same of each source and Markdown file.
+fn files(folder: impl AsRef<Path>) -> impl Iterator<Item = (PathBuf, String)> {
+    let mut folders = vec![root().join(folder)];
     let mut found = Vec::new();
-    for entry in fs::read_dir(&folder).expect("the sources can be read") {
-        let path = entry.expect("the sources can be read").path();
-        if path.is_dir() {
-            found.extend(sources(path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path).expect("a source file is text");
-            found.push((path.strip_prefix(root()).expect("it lies below the root").to_owned(), text));
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("the sources can be read") {
+            let path = entry.expect("the sources can be read").path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if path.is_dir() {
+                // Folders that git does not track.
+                if !matches!(name, "target" | "dist" | "corpus" | "artifacts") && !name.starts_with('.') {
+                    folders.push(path);
+                }
+            } else if name.ends_with(".rs") || name.ends_with(".md") {
+                let text = fs::read_to_string(&path).expect("a source file is text");
+                found.push((path.strip_prefix(root()).expect("it lies below the root").to_owned(), text));
+            }
         }
     }
-    found
+    found.into_iter()
 }
