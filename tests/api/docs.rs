@@ -11,13 +11,12 @@ use pinpool::config::env::VARIABLES;
 use proc_macro2::{Delimiter, Literal, TokenStream, TokenTree};
 
 /// Where lines are printed.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 5] = [
     "src/diag.rs",
     "src/diag/warnings.rs",
     "src/diag/checks.rs",
     "src/diag/reserve.rs",
     "src/diag/ceilings.rs",
-    "crates/shared/src/keep.rs",
 ];
 
 /// Methods whose text comes from elsewhere, and the first patterns of the lines that stand for them. TensorFlow's two lines are

@@ -21,8 +21,6 @@ mod inspect;
 mod inspect_pools;
 mod inspect_styles;
 #[cfg(target_os = "linux")]
-mod keep;
-#[cfg(target_os = "linux")]
 mod ledger;
 mod limits;
 mod load;
