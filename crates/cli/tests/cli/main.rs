@@ -3,6 +3,7 @@
 mod advise;
 mod bad_files;
 mod bench;
+mod benchmarks;
 mod call_stacks;
 #[path = "../../../../tests/api/captured_log.rs"]
 #[allow(dead_code)] // Not all of it is needed here.
