@@ -1,4 +1,4 @@
-//! A get and its put on the thread cache alone, beside other structures to build a pool on. `pinpool bench hit` measures the
+//! A get and its put on the thread cache alone, beside other structures to build a pool on. `pinpool-bench hit` measures the
 //! same patterns on the whole pool.
 //!
 //! `same`: every thread uses one class; `mix`: sixteen classes in turn; `cross`: one thread of a pair gets, the other puts,

@@ -143,7 +143,7 @@ impl PoolLog {
     ///
     /// `verdict: warming up ...` (info): nothing, if `healthy` follows; else look at what holds the buffers.
     ///
-    /// `verdict: sizes never recur ...` (info, warn where it costs time): what the line says, if it says anything.
+    /// `verdict: sizes never recur ...` (info, warn): nothing if it is info; a warning says what to change and what it costs.
     ///
     /// `verdict: leak ...` (warn): look at what holds the buffers of the tag in the line. It names where most of them were got that were
     /// sampled (`PINPOOL_CALL_STACKS`).

@@ -37,12 +37,13 @@ impl Decode for Format {
 
 #[pymethods]
 impl Decoder {
-    /// Images of this size; `None` if nothing can have it.
+    /// Images of this size, from files of at most `pixels_max` pixels; `None` if nothing can have it.
     #[staticmethod]
-    fn image(height: u32, width: u32, is_chw: bool, is_cropped: bool) -> Option<Self> {
+    fn image(height: u32, width: u32, is_chw: bool, is_cropped: bool, pixels_max: Option<usize>) -> Option<Self> {
         let layout = if is_chw { Layout::Chw } else { Layout::Hwc };
         let fit = if is_cropped { Fit::Crop } else { Fit::Stretch };
-        Image::new(height, width, layout, fit).map(|image| Self(Format::Image(image)))
+        let image = Image::new(height, width, layout, fit)?;
+        Some(Self(Format::Image(image.pixels_max(pixels_max.unwrap_or(usize::MAX)))))
     }
 
     /// Arrays of this shape and type; `None` if no memory holds one.

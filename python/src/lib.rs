@@ -13,7 +13,7 @@
 //! | `memory` | one buffer of the crate, its views, its streams, and when it goes back |
 //! | `device` | memory of a GPU, and the order of the streams that use it |
 //! | `dlpack` | the structures of DLPack |
-//! | `shared` | buffers that worker processes fill; memory of a keeper |
+//! | `shared` | buffers that worker processes fill |
 //! | `stream` | fences behind streams of other libraries |
 //! | `torch` | the functions by which torch's host allocator uses a pool, and the memory that bounds it |
 //! | `wait` | a get that asyncio awaits |
@@ -66,7 +66,7 @@ mod _pinpool {
     #[pymodule_export]
     use super::pool::Pool;
     #[pymodule_export]
-    use super::shared::{KeptMemory, SharedBuffer, SharedWorker, Slabs};
+    use super::shared::{SharedBuffer, SharedWorker, Slabs};
     #[pymodule_export]
     use super::torch::{_host_memory, _torch_functions};
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! The classes behind `pinpool.SharedPool`, buffers that worker processes fill for a trainer, and `pinpool.kept`.
+//! The classes behind `pinpool.SharedPool`, buffers that worker processes fill for a trainer.
 #![allow(unsafe_code)] // Fills in the structure of the buffer protocol.
 
 use std::ffi::c_int;
@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pinpool_shared::keep::Kept;
 use pinpool_shared::{Error, SharedSlabs, SlabBuf, SlabWorker, Ticket};
 use pyo3::exceptions::{PyBufferError, PyOSError};
 use pyo3::ffi;
@@ -214,75 +213,6 @@ impl SharedWorker {
 
     fn buffers(&self) -> usize {
         self.worker.buffers()
-    }
-}
-
-/// Memory of a keeper.
-#[pyclass(frozen, module = "pinpool._pinpool")]
-pub struct KeptMemory {
-    /// `None` once it is closed.
-    kept: Mutex<Option<Arc<Kept>>>,
-    origin: Arc<Origin>,
-}
-
-impl KeptMemory {
-    fn kept(&self) -> PyResult<Arc<Kept>> {
-        locked(&self.kept).clone().ok_or_else(|| ReleasedError::new_err("the kept memory was closed"))
-    }
-}
-
-#[pymethods]
-impl KeptMemory {
-    #[new]
-    fn new(py: Python<'_>, pool: &Pool, name: &str, bytes: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let (pool, bytes) = (pool.handle()?, size(bytes)?);
-        let attached = py.detach(move || Kept::attach(&pool, name, bytes));
-        lines::flush(py)?;
-        let kept = attached.map_err(|error| of_shared(&error))?;
-        let origin = Arc::new(Origin::of_shared(kept.pool(), kept.page_lock() == "register"));
-        Ok(Self { kept: Mutex::new(Some(Arc::new(kept))), origin })
-    }
-
-    fn generation(&self) -> PyResult<u64> {
-        Ok(self.kept()?.generation())
-    }
-
-    fn nbytes(&self) -> PyResult<usize> {
-        Ok(self.kept()?.len())
-    }
-
-    fn page_lock(&self) -> PyResult<&'static str> {
-        Ok(self.kept()?.page_lock())
-    }
-
-    /// Label, bytes and generation of what is complete.
-    fn completed(&self) -> PyResult<Option<(String, u64, u64)>> {
-        Ok(self.kept()?.completed().map(|mark| (mark.label, mark.len, mark.generation)))
-    }
-
-    fn begin(&self) -> PyResult<()> {
-        self.kept()?.begin();
-        Ok(())
-    }
-
-    fn complete(&self, label: &str, bytes: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.kept()?.complete(label, size(bytes)? as u64).map_err(|error| of_shared(&error))
-    }
-
-    fn get(&self, offset: &Bound<'_, PyAny>, n: &Bound<'_, PyAny>) -> PyResult<Buffer> {
-        let buf = self.kept()?.get(size(offset)?, size(n)?).map_err(|error| of_shared(&error))?;
-        Ok(Buffer::over(Memory::of(buf, self.origin.clone())))
-    }
-
-    fn close(&self) {
-        let kept = locked(&self.kept).take();
-        unlocked(move || drop(kept));
-    }
-}
-
-impl Drop for KeptMemory {
-    fn drop(&mut self) {
-        self.close();
     }
 }
 

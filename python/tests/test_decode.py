@@ -171,6 +171,7 @@ def test_arrays_of_another_shape_or_type_are_named(tmp_path):
         ({"jpg": pinpool.Image(0, 1)}, "height=0"),
         ({"jpg": pinpool.Image(1, True)}, "width=True"),
         ({"jpg": pinpool.Image(1 << 30, 1 << 30)}, "more pixels"),
+        ({"jpg": pinpool.Image(1, 1, pixels_max=0)}, "pixels_max=0"),
         ({"jpg": pinpool.Image(1, 1, layout="NHWC")}, "layout='NHWC'"),
         ({"jpg": pinpool.Image(1, 1, fit="pad")}, "fit='pad'"),
         ({"npy": pinpool.Array((1, -1), "u1")}, "0 or more"),

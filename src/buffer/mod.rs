@@ -61,19 +61,28 @@ struct Aligned;
 /// ```text
 ///   right: tracked                                          wrong: untracked, data is lost
 ///   ─────────────────────────────────────────────────────   ──────────────────────────────────────────────────────
-///   buf.copy_to(&stream, &mut dst)?                         stream.memcpy_htod(buf.as_slice_untracked()?, &mut dst)
-///   buf.copy_range_to(0..n, &stream, &mut dst)?             stream.memcpy_htod(&buf.as_slice_untracked()?[..n], ..)
-///   stream.memcpy_htod(&buf, &mut dst)?                     stream.memcpy_htod(&**buf.as_mut_slice()?, &mut dst)
-///   stream.memcpy_htod(&buf.slice(..n)?, &mut dst)?         Tensor::from_raw_buffer(buf.as_slice_untracked()?, ..)
-///   stream.memcpy_htod(&buf.elements::<f32>()?, &mut f)?      and drop(buf) before the device is synchronized
+///   buf.copy_to(&stream, &mut dst)?                         stream.memcpy_htod(&**buf.as_slice()?, &mut dst)
+///   buf.copy_range_to(0..n, &stream, &mut dst)?             Tensor::from_raw_buffer(buf.as_slice()?, ..)
+///   stream.memcpy_htod(&buf, &mut dst)?                       and drop(buf) before the device is synchronized
+///   stream.memcpy_htod(&buf.slice(..n)?, &mut dst)?
+///   stream.memcpy_htod(&buf.elements::<f32>()?, &mut f)?
 ///   stream.memcpy_dtoh(&src, &mut buf)?
 ///   stream.memcpy_dtoh(&src, &mut buf.slice_mut(..n)?)?
 /// ```
 ///
 /// [`as_slice`](PinnedBuf::as_slice) and [`as_mut_slice`](PinnedBuf::as_mut_slice) give a [`Pinned`] slice, which host code
-/// uses as any other slice and cudarc does not accept. Where a library takes only `&[u8]`, as candle's
-/// `Tensor::from_raw_buffer` does, pass [`as_slice_untracked`](PinnedBuf::as_slice_untracked) and keep the buffer until `device.synchronize()?` has returned; or
-/// [copy](PinnedBuf::copy_to) into the library's device memory, wrapped as `RawMem`.
+/// uses as any other slice and cudarc does not accept. Both deref to plain slices, since host code such as `read_exact`
+/// accepts nothing else, and no type can tell whether a library copies from a plain slice. If a library that starts copies
+/// accepts only `&[u8]`, as candle's `Tensor::from_raw_buffer` does, pass
+/// [`as_slice_untracked`](PinnedBuf::as_slice_untracked), which is `unsafe`, and keep the buffer until `device.synchronize()?` has
+/// returned; or [copy](PinnedBuf::copy_to) into the library's device memory, wrapped as `RawMem`.
+///
+/// ```compile_fail,E0133
+/// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
+/// let buf = pool.get(8)?;
+/// let bytes = buf.as_slice_untracked()?; // requires `unsafe`
+/// # Ok::<(), pinpool::Error>(())
+/// ```
 ///
 /// A copy consumes the buffer, so it cannot be touched while the device reads it:
 ///
@@ -254,16 +263,19 @@ impl PinnedBuf {
         Ok(Pinned::from_ref(unsafe { self.bytes() }))
     }
 
-    /// The bytes as a plain slice, for a library that takes nothing else; otherwise as [`as_slice`](PinnedBuf::as_slice).
-    ///
-    /// **Untracked**: a copy to a device that is started from this slice is not seen by the pool, which reuses the memory
-    /// as soon as the buffer is dropped. For tracked copies see [`PinnedBuf`](PinnedBuf#which-copies-are-tracked).
+    /// The bytes as a plain slice, for a library that accepts nothing else and starts a copy from it; otherwise as
+    /// [`as_slice`](PinnedBuf::as_slice). For tracked copies see [`PinnedBuf`](PinnedBuf#which-copies-are-tracked).
     ///
     /// # Errors
     ///
     /// The errors of [`as_slice`](PinnedBuf::as_slice).
+    ///
+    /// # Safety
+    ///
+    /// The pool does not see a copy that is started from this slice. Until each such copy has completed, the buffer must be neither
+    /// dropped nor written to.
     #[inline]
-    pub fn as_slice_untracked(&self) -> Result<&[u8]> {
+    pub unsafe fn as_slice_untracked(&self) -> Result<&[u8]> {
         self.as_slice().map(|bytes| &**bytes)
     }
 

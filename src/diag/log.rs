@@ -12,6 +12,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::Location;
 
 use pinpool_os::unwind::caught;
 
@@ -67,21 +68,28 @@ pub(super) fn call(call: impl FnOnce() + 'static) {
     }
 }
 
-/// Passes a line to the logger, now or when the thread's last deferral ends.
+/// Passes a line to the logger, now or when the thread's last deferral ends. The record has the file and line of the caller.
+#[track_caller]
 pub(super) fn emit(level: ::log::Level, line: fmt::Arguments<'_>) {
     const TARGET: &str = "pinpool::diag";
+    let (file, number) = (Location::caller().file(), Location::caller().line());
+    let emit = move |line: fmt::Arguments<'_>| {
+        let mut record = ::log::Record::builder();
+        record.level(level).target(TARGET).module_path_static(Some(TARGET)).file_static(Some(file)).line(Some(number));
+        ::log::logger().log(&record.args(line).build());
+    };
     if is_deferring() {
         let line = line.to_string();
-        call(move || ::log::log!(target: TARGET, level, "{line}"));
+        call(move || emit(format_args!("{line}")));
     } else {
-        caught(|| ::log::log!(target: TARGET, level, "{line}"));
+        caught(|| emit(line));
     }
 }
 
 /// Evaluates its arguments only if lines of the level are wanted.
 macro_rules! at_level {
     ($level:ident, $($line:tt)+) => {
-        if ::log::Level::$level <= ::log::max_level() {
+        if ::log::Level::$level <= ::log::STATIC_MAX_LEVEL && ::log::Level::$level <= ::log::max_level() {
             $crate::diag::log::emit(::log::Level::$level, format_args!($($line)+));
         }
     };

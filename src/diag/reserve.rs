@@ -6,7 +6,7 @@ use super::{PoolLog, log};
 use crate::backend::{PageTiers, SourceError};
 
 impl PoolLog {
-    /// `left`: the time for the rest, where it is known.
+    /// With the time that is `left`, if it is known.
     ///
     /// `reserve: N of M bytes ...` (info): nothing: progress of pinning `PINPOOL_RESERVE`.
     pub(crate) fn reserving(&self, done_bytes: u64, of_bytes: u64, left: Option<Duration>) {

@@ -142,8 +142,8 @@ fn run(
         let mut by_address = BTreeMap::new();
         for Held { buffer, mark } in live.clone() {
             by_address.insert(buffer.as_ptr().addr(), (buffer.capacity(), buffer.id()));
-            let intact = !write
-                || marked_bytes(buffer.len()).iter().all(|&place| buffer.as_slice_untracked().unwrap()[place] == *mark);
+            let intact =
+                !write || marked_bytes(buffer.len()).iter().all(|&place| buffer.as_slice().unwrap()[place] == *mark);
             prop_assert!(intact, "overwritten: {:?}", buffer);
         }
         prop_assert_eq!(by_address.len(), live.clone().count());

@@ -44,7 +44,7 @@ fn memory_of_a_user_is_a_buffer_until_it_is_dropped() {
     for pool in pools() {
         let frames = Frames::default();
         let mut buf = frames.adopted(&pool, 7, true);
-        assert_eq!(buf.as_slice_untracked().unwrap(), [7; BYTES]);
+        assert_eq!(*buf.as_slice().unwrap(), [7; BYTES]);
         buf.as_mut_slice().unwrap().fill(8);
         assert_eq!((buf.len(), buf.capacity(), buf.is_pinned(), buf.id()), (BYTES, BYTES, true, None));
         let stats = pool.stats();
@@ -87,7 +87,7 @@ fn a_pool_that_ends_waits_for_its_copies_and_gives_it_back() {
     let outlives = frames.adopted(&pool, 1, true);
     frames.adopted(&pool, 2, true).copy_to(&stream, &mut device).unwrap();
     drop(pool);
-    assert_eq!(outlives.as_slice_untracked().unwrap(), [1; BYTES]);
+    assert_eq!(*outlives.as_slice().unwrap(), [1; BYTES]);
     drop(outlives);
     assert_eq!(frames.returned(), 2);
     assert_eq!(device.read(), [2; BYTES]);
@@ -279,8 +279,8 @@ fn in_a_child_of_fork_it_is_refused_and_stays_where_it_is() {
             let refused = unsafe { pool.adopt(none, false, || ()) };
             let held = [
                 ("adopting is refused", refused.is_err_and(|error| error.is_forked())),
-                ("pinned memory cannot be read", pinned.as_slice_untracked().is_err()),
-                ("other memory can", plain.as_slice_untracked().is_ok_and(|bytes| bytes[0] == 2)),
+                ("pinned memory cannot be read", pinned.as_slice().is_err()),
+                ("other memory can", plain.as_slice().is_ok_and(|bytes| bytes[0] == 2)),
             ];
             drop((pinned, plain));
             let returned = ("nothing comes back", frames.returned() == 0);

@@ -50,7 +50,7 @@ fn a_pending_buffer_is_awaited_and_brings_its_bytes() {
     let runtime = one_worker();
     let fetching = runtime.spawn(async move {
         let buf = pending.await?;
-        buf.as_slice_untracked().map(<[u8]>::to_vec)
+        buf.as_slice().map(|bytes| bytes.to_vec())
     });
     drop(runtime.spawn(async move { drop(gate) }));
     assert_eq!(runtime.block_on(fetching).unwrap().unwrap(), vec![9; 4096]);

@@ -77,7 +77,7 @@ fn two_tasks_on_one_thread_share_a_ceiling_that_holds_one_buffer() {
                         buf.as_mut_slice().unwrap()[0] = task;
                         // The other task runs, and waits for this buffer.
                         tokio::task::yield_now().await;
-                        assert_eq!(buf.as_slice_untracked().unwrap()[0], task, "round {round}");
+                        assert_eq!(buf.as_slice().unwrap()[0], task, "round {round}");
                     }
                 })
             });

@@ -7,6 +7,8 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 
 thread_local! {
     static LINES: RefCell<Vec<(Level, String)>> = const { RefCell::new(Vec::new()) };
+    /// File and line of the record that this thread has logged last.
+    static PLACE: RefCell<(String, u32)> = const { RefCell::new((String::new(), 0)) };
     /// Lines above this level are not kept.
     static LEVEL: Cell<LevelFilter> = const { Cell::new(LevelFilter::Info) };
     static PANIC_AT: Cell<&'static str> = const { Cell::new("") };
@@ -29,6 +31,8 @@ impl Log for LinesByThread {
         if record.level() > LEVEL.try_with(Cell::get).unwrap_or(LevelFilter::Off) {
             return;
         }
+        let place = (record.file().unwrap_or_default().to_owned(), record.line().unwrap_or(0));
+        let _ = PLACE.try_with(|last| last.replace(place));
         // Fails where the thread is ending.
         let _ = LINES.try_with(|lines| lines.borrow_mut().push((record.level(), line)));
     }
@@ -57,6 +61,11 @@ pub(crate) fn lines_with_levels() -> Vec<(Level, String)> {
 /// The lines that this thread has logged since the last call.
 pub(crate) fn lines() -> Vec<String> {
     LINES.take().into_iter().map(|(_, line)| line).collect()
+}
+
+/// File and line in the last record of this thread.
+pub(crate) fn last_place() -> (String, u32) {
+    PLACE.with_borrow(Clone::clone)
 }
 
 /// How many of `lines` contain `part`.

@@ -11,14 +11,8 @@ use pinpool::config::env::VARIABLES;
 use proc_macro2::{Delimiter, Literal, TokenStream, TokenTree};
 
 /// Where lines are printed.
-const SOURCES: [&str; 6] = [
-    "src/diag.rs",
-    "src/diag/warnings.rs",
-    "src/diag/checks.rs",
-    "src/diag/reserve.rs",
-    "src/diag/ceilings.rs",
-    "crates/shared/src/keep.rs",
-];
+const SOURCES: [&str; 5] =
+    ["src/diag.rs", "src/diag/warnings.rs", "src/diag/checks.rs", "src/diag/reserve.rs", "src/diag/ceilings.rs"];
 
 /// Methods whose text comes from elsewhere, and the first patterns of the lines that stand for them. TensorFlow's two lines are
 /// explained in `presets.md`.
@@ -30,6 +24,8 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
     ("unused_variables", &["PINPOOL_X=V: ..."]),
     ("stuck", &["a buffer of N bytes has ..."]),
 ];
+
+const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
 
 /// A line that the code prints.
 #[derive(Debug)]
@@ -45,7 +41,7 @@ struct Line {
 struct Documented {
     /// Several where a second one says more of the first.
     patterns: Vec<String>,
-    level: String,
+    levels: Vec<String>,
     what_to_do: String,
 }
 
@@ -85,22 +81,36 @@ fn start_of(text: &Literal) -> String {
     text.split('{').next().unwrap_or_default().to_owned()
 }
 
-/// The paragraphs of comments that begin with a pattern and have a level.
-fn documented() -> Vec<Documented> {
-    let source = SOURCES.map(read).concat();
+/// The levels of a documented line, and its text without them. Fails on a paragraph without levels.
+fn split_levels(text: &str) -> (Vec<String>, String, String) {
+    let levels_of = |behind: &str| {
+        let (levels, what_to_do) = behind.split_once("): ")?;
+        let levels: Vec<_> = levels.split(", ").map(str::to_owned).collect();
+        levels.iter().all(|level| LEVELS.contains(&level.as_str())).then(|| (levels, what_to_do.to_owned()))
+    };
+    let found = text.split_once("` (").and_then(|(patterns, behind)| Some((patterns, levels_of(behind)?)));
+    let (patterns, (levels, what_to_do)) = found.unwrap_or_else(|| {
+        panic!("a paragraph that begins with a backtick documents a log line: `LINE ...` (LEVEL): WHAT TO DO; found: {text}")
+    });
+    (levels, format!("{patterns}`"), what_to_do)
+}
+
+/// The paragraphs of comments that begin with a pattern.
+fn documented_in(source: &str) -> Vec<Documented> {
     let comments = source.lines().map(|line| line.trim().strip_prefix("///").map(str::trim));
     let text: Vec<_> = comments.map(|comment| comment.unwrap_or_default()).collect();
     let paragraphs =
         text.split(|line| line.is_empty()).filter(|lines| lines.first().is_some_and(|line| line.starts_with('`')));
     let of = |lines: &[&str]| {
-        let text = lines.join(" ");
-        let mut levels = ["error", "warn", "info", "debug", "trace"].into_iter();
-        let level = levels.find(|level| text.contains(&format!("` ({level}): ")))?;
-        let (patterns, what_to_do) = text.split_once(&format!(" ({level}): "))?;
+        let (levels, patterns, what_to_do) = split_levels(&lines.join(" "));
         let patterns = patterns.split('`').skip(1).step_by(2).map(str::to_owned).collect();
-        Some(Documented { patterns, level: level.to_owned(), what_to_do: what_to_do.to_owned() })
+        Documented { patterns, levels, what_to_do }
     };
-    paragraphs.filter_map(of).collect()
+    paragraphs.map(of).collect()
+}
+
+fn documented() -> Vec<Documented> {
+    documented_in(&SOURCES.map(read).concat())
 }
 
 /// Up to its first figure, which stands as one capital letter, or to three dots.
@@ -127,7 +137,8 @@ fn the_comments_have_every_line_with_its_level_and_no_other() {
                     let are_long = start.len() >= 6 && line.start.len() >= 6;
                     are_long && (line.start.starts_with(&start) || start.starts_with(&line.start))
                 };
-                let of_level = documented.iter().filter(|of| of.level == line.level).flat_map(|of| &of.patterns);
+                let of_level =
+                    documented.iter().filter(|of| of.levels.contains(&line.level)).flat_map(|of| &of.patterns);
                 of_level.map(String::as_str).filter(|pattern| is_it(pattern)).collect()
             }
         };
@@ -168,10 +179,16 @@ fn item(text: &str) -> String {
 }
 
 #[test]
+#[should_panic(expected = "`verdict: odd ...` (info, warn if it costs time): nothing")]
+fn a_documented_line_without_a_level_is_an_error() {
+    documented_in("/// The verdict.\n///\n/// `verdict: odd ...` (info, warn if it costs time): nothing.\n");
+}
+
+#[test]
 fn the_page_of_the_log_lines_is_that_of_the_comments() {
-    let items = documented().into_iter().map(|Documented { patterns, level, what_to_do }| {
+    let items = documented().into_iter().map(|Documented { patterns, levels, what_to_do }| {
         let patterns: Vec<_> = patterns.iter().map(|pattern| format!("`{pattern}`")).collect();
-        item(&format!("{} ({level}): {what_to_do}", patterns.join(", ")))
+        item(&format!("{} ({}): {what_to_do}", patterns.join(", "), levels.join(", ")))
     });
     check_page("docs/log-lines.md", &items.collect::<String>());
 }
@@ -180,6 +197,29 @@ fn the_page_of_the_log_lines_is_that_of_the_comments() {
 fn the_page_of_the_settings_is_that_of_the_table_of_settings() {
     let items = VARIABLES.iter().map(|of| item(&format!("`{}` (`{}`): {}", of.name, of.default(), of.meaning)));
     check_page("docs/settings.md", &items.collect::<String>());
+}
+
+#[test]
+fn the_globs_of_the_mutation_tests_name_files() {
+    let text = read(".cargo/mutants.toml");
+    let lists = text.lines().filter(|line| line.contains("_globs = ["));
+    let globs: Vec<_> = lists.flat_map(|line| line.split('"').skip(1).step_by(2)).collect();
+    assert!(globs.len() > 4, "{globs:?}");
+    for glob in globs {
+        // A file, or all below a folder.
+        let named = glob.split("/**").next().unwrap();
+        assert!(fs::exists(path(named)).unwrap(), ".cargo/mutants.toml: {glob}");
+    }
+}
+
+#[test]
+fn the_page_of_the_features_names_every_example() {
+    let page = read("docs/features.md");
+    let files = fs::read_dir(path("examples")).unwrap().map(|file| file.unwrap().path());
+    for example in files {
+        let name = example.file_stem().unwrap().to_string_lossy().into_owned();
+        assert!(page.contains(&format!("`{name}`")) || page.contains(&format!("examples/{name}/")), "{name}");
+    }
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn a_reserve_lies_in_huge_pages_where_there_are_enough_and_else_in_others() {
                 );
                 let mut buf = pool.get(8 * MIB).unwrap();
                 buf.as_mut_slice().unwrap().fill(7);
-                assert!(buf.as_slice_untracked().unwrap().iter().all(|&byte| byte == 7));
+                assert!(buf.as_slice().unwrap().iter().all(|&byte| byte == 7));
                 drop(buf);
                 pool.stats().validate().unwrap();
                 drop(pool);
@@ -98,7 +98,7 @@ fn a_child_of_fork_gets_an_error_instead_of_the_bytes() {
             let mut childs = Some(buf);
             in_a_child(|| {
                 let buf = childs.take().unwrap();
-                let read = buf.as_slice_untracked().map(|bytes| bytes[0]);
+                let read = buf.as_slice().map(|bytes| bytes[0]);
                 let is_as_told = match hugetlb {
                     HugeTlb::Off => read.is_ok_and(|byte| byte == 3),
                     _ => read.is_err_and(|error| error.is_forked()),

@@ -8,7 +8,7 @@ use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::testing::ManualClock;
 use pinpool::{Backend, Check, CheckReport, LogSampler, Pool, PoolBuilder, Preset, Rounding, Window};
 
-use crate::captured_log::{lines_with_levels, listen, listen_from};
+use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
 use crate::child::alone;
 
 fn evicting_pool() -> PoolBuilder {
@@ -33,6 +33,17 @@ fn the_lines_are_the_ones_of_the_public_logs() {
         "PoolAllocator: After 63521 get requests, put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and \
          unsatisfied allocation rate=0.0173171\nRaising pool_size_limit_ from 100 to 110"
     );
+}
+
+#[test]
+fn a_record_names_the_file_and_line_of_the_call_that_logs_it() {
+    listen();
+    let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+    let (file, line) = last_place();
+    let source = std::fs::read_to_string(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let call = source.lines().nth(line as usize - 1).unwrap();
+    assert!(lines().last().unwrap().contains("preset ") && call.contains("log::info!("), "{file}:{line}: {call}");
+    drop(pool);
 }
 
 #[test]

@@ -158,11 +158,11 @@ fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
 fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
     let pool = builder().max_idle_bytes(4 << 20).build().unwrap();
     let held = fill(&pool, 2 * MIB, 4);
-    let addresses: Vec<_> = held.iter().map(|buffer| buffer.as_slice_untracked().unwrap().as_ptr()).collect();
+    let addresses: Vec<_> = held.iter().map(|buffer| buffer.as_slice().unwrap().as_ptr()).collect();
     held.into_iter().for_each(drop);
     pool.poll();
     let kept: Vec<_> = std::iter::from_fn(|| pool.try_get(2 * MIB).unwrap()).collect();
-    let kept: Vec<_> = kept.iter().map(|buffer| buffer.as_slice_untracked().unwrap().as_ptr()).collect();
+    let kept: Vec<_> = kept.iter().map(|buffer| buffer.as_slice().unwrap().as_ptr()).collect();
     assert_eq!(kept, [addresses[3], addresses[2]]);
 
     let pool = builder().max_idle_bytes(0).reserve_bytes(8 << 20).build().unwrap();

@@ -26,7 +26,7 @@ fn buffers_are_reused_on_the_node_that_they_lie_on() {
     let pool = on(&root, Backend::Heap).max_bytes(Some(64 << 20)).build().unwrap();
     let address = |node: Option<u32>| {
         let buf = node.map_or_else(|| pool.get(3 * MIB), |node| pool.get_on(node, 3 * MIB)).unwrap();
-        buf.as_slice_untracked().unwrap().as_ptr().addr()
+        buf.as_slice().unwrap().as_ptr().addr()
     };
     let first = [address(None), address(Some(0)), address(Some(1))];
     assert!(first[0] != first[1] && first[1] != first[2] && first[0] != first[2], "{first:?}");
@@ -121,7 +121,7 @@ fn memory_of_a_node_has_its_policy() {
     let pool = on(&root, Backend::Heap).max_bytes(Some(64 << 20)).build().unwrap();
     let mut buf = pool.get_on(0, 4 * MIB).unwrap();
     buf.as_mut_slice().unwrap().fill(1);
-    let at = buf.as_slice_untracked().unwrap().as_ptr().addr() as u64;
+    let at = buf.as_slice().unwrap().as_ptr().addr() as u64;
     let maps = fs::read_to_string("/proc/self/numa_maps").unwrap();
     let start = |line: &str| u64::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap();
     let line = maps.lines().filter(|line| start(line) <= at).max_by_key(|line| start(line)).unwrap();

@@ -8,10 +8,8 @@ use std::thread;
 
 use pinpool::{Backend, Pool, PoolBuilder};
 use pinpool_observe::record::Recording;
-use pinpool_shared::keep::Keeper;
 
-use super::child::Child;
-use super::child::{alone, alone_with};
+use super::child::{Child, alone};
 
 fn heap() -> PoolBuilder {
     Pool::builder().without_env().backend(Backend::Heap)
@@ -85,18 +83,6 @@ fn first_line(socket: &Path) -> String {
     let mut line = String::new();
     BufReader::new(UnixStream::connect(socket).unwrap()).read_line(&mut line).unwrap();
     line
-}
-
-#[test]
-fn a_name_is_kept_anew() {
-    let dir = tempfile::tempdir().unwrap();
-    alone_with(
-        || vec![("XDG_RUNTIME_DIR", dir.path().display().to_string())],
-        || {
-            let keep = || Keeper::new("w", 4096, Some(false)).unwrap();
-            with_an_orphan(keep, || drop(keep()));
-        },
-    );
 }
 
 #[test]

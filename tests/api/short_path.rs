@@ -211,7 +211,7 @@ fn the_next_user_of_a_buffer_finds_it_as_new() {
                 for (len, align) in [(LEN, align), (LEN - 1, align), (LEN, align)] {
                     let mut next = pool.get_aligned(len, align).unwrap();
                     assert_eq!((next.len(), next.position(), next.capacity()), (len, 0, capacity));
-                    assert_eq!(next.as_slice_untracked().unwrap().len(), len);
+                    assert_eq!(next.as_slice().unwrap().len(), len);
                     assert!(next.as_ptr().addr().is_multiple_of(align));
                     assert!(preset == Preset::Tensorflow || next.id() == id);
                     next.write_all(&vec![7; len]).unwrap();

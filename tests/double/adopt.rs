@@ -112,26 +112,3 @@ fn children_of_fork_have_the_pages_again_when_the_lock_has_ended() {
         in_a_child(|| vec![("the pages are there", pages.0.iter().all(|&byte| byte == 9))]);
     });
 }
-
-#[test]
-fn kept_memory_that_a_device_may_still_use_has_no_other_holder() {
-    alone(|| {
-        let double = Double::load();
-        let pool = builder(Backend::Register).build().unwrap();
-        let name = format!("double-{}", std::process::id());
-        let keeper = pinpool_shared::keep::Keeper::new(&name, MIB, Some(false)).unwrap();
-        let is_over = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let (over, keeper) = (&is_over, &keeper);
-            scope.spawn(move || keeper.serve(|| over.load(std::sync::atomic::Ordering::SeqCst)).unwrap());
-            let attach = || pinpool_shared::keep::Kept::attach(&pool, &name, MIB);
-            drop(attach().unwrap());
-            let kept = attach().unwrap();
-            double.fail("cuMemHostUnregister", 1, Code::UNKNOWN);
-            drop(kept);
-            let refused = attach();
-            is_over.store(true, std::sync::atomic::Ordering::SeqCst);
-            assert!(refused.unwrap_err().is_peer(), "the first holder's memory may be in use");
-        });
-    });
-}

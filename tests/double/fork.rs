@@ -23,12 +23,12 @@ fn a_child_of_fork_gets_an_error_instead_of_the_drivers_memory() {
                 let is_mapped = unsafe { libc::mincore(start, 4096, &raw mut resident) } == 0;
                 vec![
                     ("mapped", !(is_kept_from_children && is_mapped)),
-                    ("slice", buf.as_slice_untracked().is_err_and(|error| error.is_forked())),
+                    ("slice", buf.as_slice().is_err_and(|error| error.is_forked())),
                     ("mut slice", buf.as_mut_slice().is_err_and(|error| error.is_forked())),
                     ("try", buf.try_as_mut_slice().is_err_and(|error| error.is_forked())),
                 ]
             });
-            assert!(buf.as_slice_untracked().unwrap().iter().all(|&byte| byte == 7));
+            assert!(buf.as_slice().unwrap().iter().all(|&byte| byte == 7));
         }
     });
 }

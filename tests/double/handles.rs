@@ -26,7 +26,8 @@ fn current() -> Option<cudarc::driver::sys::CUcontext> {
 
 /// A copy of `buf` that the pool does not see.
 fn untracked(stream: &Arc<CudaStream>, buf: &PinnedBuf, memory: &mut cudarc::driver::CudaSlice<u8>) {
-    stream.memcpy_htod(buf.as_slice_untracked().unwrap(), memory).unwrap();
+    // SAFETY: the callers keep the buffer, unchanged, until the work of the stream is over.
+    stream.memcpy_htod(unsafe { buf.as_slice_untracked() }.unwrap(), memory).unwrap();
 }
 
 /// Drops `buf` under held work, and looks that it comes back only when that work is over.

@@ -73,7 +73,7 @@ fn a_copy_by_cudarc_keeps_the_buffer_until_it_completes() {
         let buf = filled(&pool, byte);
         let id = buf.id();
         stream.memcpy_htod(&buf, &mut target).unwrap();
-        assert_eq!(buf.as_slice_untracked().unwrap().len(), LEN, "a copy that reads does not block readers");
+        assert_eq!(buf.as_slice().unwrap().len(), LEN, "a copy that reads does not block readers");
         drop(buf);
         pool.poll();
         assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 0), "stream {byte}");
@@ -119,7 +119,7 @@ fn a_read_waits_for_bytes_that_cudarc_copies_back() {
         assert!(buf.try_as_mut_slice().unwrap().is_none());
         let waits = double.calls("cuEventSynchronize");
         thread::scope(|scope| {
-            let reader = scope.spawn(|| first_wrong(buf.as_slice_untracked().unwrap(), byte));
+            let reader = scope.spawn(|| first_wrong(buf.as_slice().unwrap(), byte));
             while double.calls("cuEventSynchronize") == waits {
                 thread::yield_now();
             }
@@ -142,7 +142,7 @@ fn a_buffer_filled_on_one_stream_is_copied_on_another_only_when_it_is_full() {
         let other = memory(&down, 200);
         down.memcpy_dtoh(&other, &mut buf).unwrap();
         assert_eq!(first_wrong(&up.clone_dtoh(&target).unwrap(), byte), None);
-        assert_eq!(first_wrong(buf.as_slice_untracked().unwrap(), 200), None);
+        assert_eq!(first_wrong(buf.as_slice().unwrap(), 200), None);
     }
 }
 
@@ -267,7 +267,7 @@ fn copies_by_cudarc_deliver_every_batch_intact_under_churn() {
                     for ((index, stream), target) in (0..).zip(&streams).zip(&targets) {
                         let mut back = pool.get(LEN).unwrap();
                         stream.memcpy_dtoh(target, &mut back).unwrap();
-                        let wrong = first_wrong(back.as_slice_untracked().unwrap(), byte(index));
+                        let wrong = first_wrong(back.as_slice().unwrap(), byte(index));
                         assert_eq!(wrong, None, "first wrong byte, lane {lane}, round {round}, stream {index}");
                     }
                 }
@@ -294,7 +294,7 @@ fn a_pending_buffer_is_readable_only_when_its_copy_completes() {
     pool.poll();
     assert_eq!((pool.stats().in_flight, pool.stats().in_use), (1, 1));
     drop(gate);
-    assert_eq!(first_wrong(arriving.wait().unwrap().as_slice_untracked().unwrap(), 7), None);
+    assert_eq!(first_wrong(arriving.wait().unwrap().as_slice().unwrap(), 7), None);
     poll_until_idle(&pool);
     let error = pool.get(LEN + 1).unwrap().copy_from(&stream, &source).unwrap_err();
     assert!(error.is_copy() && error.to_string().contains("65536"), "{error}");
@@ -312,7 +312,7 @@ fn a_copy_back_that_fails_returns_no_bytes() {
     double.lose_device(Code::LAUNCH_FAILED);
     assert!(arriving.wait().unwrap_err().is_device());
     assert!(buf.wait().unwrap_err().is_device());
-    assert!(buf.as_slice_untracked().unwrap_err().is_device());
+    assert!(buf.as_slice().unwrap_err().is_device());
     assert!(buf.cast_slice_mut::<u32>().unwrap_err().is_device());
     assert!(buf.try_as_mut_slice().unwrap_err().is_device());
     let written = buf.write(&[1]).unwrap_err();
@@ -368,7 +368,7 @@ fn handles_of_other_frameworks_serve_as_streams_and_memory() {
     assert!(!copy.is_done().unwrap());
     drop(gate);
     let back = filled(&pool, 0).copy_from(&stream, &raw).unwrap().wait().unwrap();
-    assert_eq!(first_wrong(back.as_slice_untracked().unwrap(), 5), None);
+    assert_eq!(first_wrong(back.as_slice().unwrap(), 5), None);
 }
 
 #[test]
@@ -389,7 +389,7 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
     assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 0));
     drop(gate);
     let back = filled(&pool, 0).copy_from(&stream, &raw).unwrap().wait().unwrap();
-    assert_eq!(first_wrong(back.as_slice_untracked().unwrap(), 5), None);
+    assert_eq!(first_wrong(back.as_slice().unwrap(), 5), None);
     assert_eq!(result::ctx::get_current().unwrap(), None);
     context.bind_to_thread().unwrap();
     begin_capture(&owner, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
@@ -488,7 +488,7 @@ fn timelines_deliver_every_batch_intact_on_threads_that_share_streams() {
                     }
                     for ((index, stream), target) in (0..).zip(streams).zip(&targets) {
                         let back = pool.get(LEN).unwrap().copy_from(stream, target).unwrap().wait().unwrap();
-                        let wrong = first_wrong(back.as_slice_untracked().unwrap(), byte(index));
+                        let wrong = first_wrong(back.as_slice().unwrap(), byte(index));
                         assert_eq!(wrong, None, "first wrong byte, lane {lane}, round {round}, stream {index}");
                     }
                 }
@@ -638,7 +638,7 @@ fn work_of_a_destroyed_stream_is_waited_for_on_the_next_stream_with_its_handle()
         filler.join().unwrap();
     });
     assert_eq!(first_wrong(&owner.clone_dtoh(&target).unwrap(), 8), None);
-    assert_eq!(first_wrong(buf.as_slice_untracked().unwrap(), 7), None);
+    assert_eq!(first_wrong(buf.as_slice().unwrap(), 7), None);
 }
 
 #[test]

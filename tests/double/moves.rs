@@ -30,7 +30,7 @@ fn with_kept(double: &Double, kept: &[usize], has_thread: bool) -> (Pool, Vec<Pi
 
 fn are_intact(bufs: &[PinnedBuf]) -> bool {
     bufs.iter().all(|buf| {
-        let bytes = buf.as_slice_untracked().unwrap();
+        let bytes = buf.as_slice().unwrap();
         bytes.iter().all(|&byte| byte == bytes[0])
     })
 }
@@ -49,7 +49,7 @@ fn a_get_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped_lat
     pool.poll();
     assert_eq!(calls(&double), [0, 4, 1, 2, 0], "granules 1 and 2, and 5 and 6, of {CALLS:?}");
     assert_eq!(held(&double).mappings - before.mappings, 8);
-    assert!(buf.as_slice_untracked().unwrap().iter().all(|&byte| byte == 9) && are_intact(&kept));
+    assert!(buf.as_slice().unwrap().iter().all(|&byte| byte == 9) && are_intact(&kept));
     pool.poll();
     assert_eq!(calls(&double), [0, 4, 1, 2, 0]);
     drop((buf, kept, pool));

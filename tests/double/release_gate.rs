@@ -223,7 +223,7 @@ impl Lane {
                 4 => {
                     buf.copy_to(&stream, memory).unwrap().wait().unwrap();
                     let back = pool.get(len).unwrap().copy_from(&stream, memory).unwrap();
-                    assert!(back.wait().unwrap().as_slice_untracked().unwrap() == vec![byte; len]);
+                    assert!(*back.wait().unwrap().as_slice().unwrap() == vec![byte; len]);
                 }
                 _ => {
                     stream.memcpy_htod(&buf, memory).unwrap();

@@ -205,7 +205,7 @@ impl<'a> Run<'a> {
         }
         let index = self.index(self.held.len());
         let (buf, byte) = self.held.swap_remove(index);
-        assert!(is_all(buf.as_slice_untracked().unwrap(), byte), "a buffer that is held was written to");
+        assert!(is_all(buf.as_slice().unwrap(), byte), "a buffer that is held was written to");
         Some((buf, byte))
     }
 
@@ -328,7 +328,7 @@ impl<'a> Run<'a> {
     fn check(&self, what: &str) {
         self.lanes.iter().for_each(|lane| lane.check(what));
         for (buf, byte) in &self.held {
-            assert!(is_all(buf.as_slice_untracked().unwrap(), *byte), "{what}: wrong bytes in a buffer");
+            assert!(is_all(buf.as_slice().unwrap(), *byte), "{what}: wrong bytes in a buffer");
         }
         self.pool.stats().validate().unwrap();
     }

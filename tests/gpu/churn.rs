@@ -210,5 +210,5 @@ fn compare(pool: &Pool, lane: &Lane, batch: Batch) {
             return lane.check(batch);
         }
     };
-    batch.check(whole.as_slice_untracked().unwrap(), &lane.name);
+    batch.check(whole.as_slice().unwrap(), &lane.name);
 }

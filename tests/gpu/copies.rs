@@ -91,13 +91,13 @@ fn a_buffer_that_a_device_writes_is_not_read_or_reused_before_the_copy_completes
             let pending = buf.copy_from(&lane.stream, &lane.memory).unwrap();
             assert!(!pending.is_done().unwrap(), "{}", lane.name);
             hold.open();
-            batch.check(pending.wait().unwrap().as_slice_untracked().unwrap(), &lane.name);
+            batch.check(pending.wait().unwrap().as_slice().unwrap(), &lane.name);
 
             let (mut buf, hold) = (empty(), HeldStream::on(&lane.stream));
             lane.stream.memcpy_dtoh(&lane.memory, &mut buf).unwrap();
             assert!(buf.try_as_mut_slice().unwrap().is_none(), "{}: in use by a copy", lane.name);
             hold.open();
-            batch.check(buf.as_slice_untracked().unwrap(), &lane.name);
+            batch.check(buf.as_slice().unwrap(), &lane.name);
         }
     });
 }
@@ -144,7 +144,7 @@ fn a_buffer_filled_on_one_stream_is_copied_on_another_only_when_it_is_full() {
             drop(filled(&pool, next).copy_to(&down.stream, &mut down.memory).unwrap());
             down.stream.memcpy_dtoh(&down.memory, &mut buf).unwrap();
             up.check(batch);
-            next.check(buf.as_slice_untracked().unwrap(), &down.name);
+            next.check(buf.as_slice().unwrap(), &down.name);
         }
     });
 }

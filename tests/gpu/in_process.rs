@@ -38,7 +38,7 @@ fn round_trips(rounds: u32) -> Result<i64, Box<dyn Error>> {
         buf.as_mut_slice()?.fill(byte);
         buf.copy_to(&stream, &mut device)?;
         let back = pool.get(len)?.copy_from(&stream, &device)?.wait()?;
-        let bytes = back.as_slice_untracked()?;
+        let bytes = back.as_slice()?;
         wrong += i64::try_from(bytes.iter().filter(|&&arrived| arrived != byte).count())?;
         held.push(back);
         if held.len() > HELD {

@@ -4,8 +4,6 @@ mod baselines;
 mod copy;
 mod destination;
 mod hit;
-#[cfg(target_os = "linux")]
-mod keep;
 mod loader;
 mod patterns;
 mod pin;
@@ -47,8 +45,6 @@ enum Bench {
     Stall(stall::StallArgs),
     Copy(copy::CopyArgs),
     Loader(loader::LoaderArgs),
-    #[cfg(target_os = "linux")]
-    Keep(keep::KeepArgs),
     Soak(soak::SoakArgs),
 }
 
@@ -72,8 +68,6 @@ enum BenchError {
     Threads(#[from] TooManyThreads),
     #[error(transparent)]
     Pool(#[from] pinpool::Error),
-    #[error(transparent)]
-    Shared(#[from] pinpool_shared::Error),
 }
 
 fn main() -> ExitCode {
@@ -87,8 +81,6 @@ fn main() -> ExitCode {
         Bench::Stall(args) => print(args.measure(), json, &terminal),
         Bench::Copy(args) => print(args.measure(), json, &terminal),
         Bench::Loader(args) => print(args.measure(), json, &terminal),
-        #[cfg(target_os = "linux")]
-        Bench::Keep(args) => print(args.measure(), json, &terminal),
         Bench::Soak(args) => soak::run(&args, json, &terminal),
     };
     measured.map_or_else(|error| ExitCode::from(error as u8), |()| ExitCode::SUCCESS)

@@ -9,8 +9,6 @@ mod files;
 mod input;
 mod inspect;
 mod interrupt;
-#[cfg(target_os = "linux")]
-mod keep;
 mod ledger;
 mod load;
 mod pages;
@@ -69,10 +67,22 @@ enum Command {
     Stats(served::stats::StatsArgs),
     Top(top::TopArgs),
     Why(why::WhyArgs),
-    #[cfg(target_os = "linux")]
-    Keep(keep::KeepArgs),
+    #[command(hide = true)]
+    Keep(RetiredArgs),
     Completions(pages::CompletionsArgs),
     Man(pages::ManArgs),
+}
+
+/// The arguments of a command that was removed.
+#[derive(Debug, clap::Args)]
+struct RetiredArgs {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    _ignored: Vec<std::ffi::OsString>,
+}
+
+fn retired(terminal: &Terminal, command: &str, instead: &str) -> Result<(), ExitError> {
+    terminal.message(format_args!("`pinpool {command}` was removed: {instead}"));
+    Err(ExitError::Settings)
 }
 
 fn main() -> ExitCode {
@@ -87,8 +97,6 @@ fn main() -> ExitCode {
         (Verbosity::Quiet, _) => "error",
         (Verbosity::Verbose, _) => "debug",
         (Verbosity::Normal, Command::Load(_)) => "warn,pinpool=info",
-        #[cfg(target_os = "linux")]
-        (Verbosity::Normal, Command::Keep(_)) => "warn",
         // `replay` prints the pool's diagnostics as part of its result, and `env` prints the warnings itself.
         (Verbosity::Normal, _) => "error",
     };
@@ -113,8 +121,7 @@ fn main() -> ExitCode {
         Command::Metrics(args) => served::metrics::run(&args, &terminal),
         Command::Top(args) => top::run(&args, &terminal),
         Command::Why(args) => why::run(&args, &terminal),
-        #[cfg(target_os = "linux")]
-        Command::Keep(args) => keep::run(&args, &terminal),
+        Command::Keep(_) => retired(&terminal, "keep", "reserve memory at the start of each process (PINPOOL_RESERVE)"),
         Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
         Command::Man(args) => terminal.report(pages::man(&args, Cli::command())),
     };

@@ -1,8 +1,9 @@
 //! An array of one shape and type, from NumPy's files.
 
-use npyz::{NpyHeader, Order};
-
 use crate::DecodeError;
+
+/// Longest header, as in NumPy.
+const HEADER_BYTES_MAX: usize = 10_000;
 
 /// Arrays of one shape and type, from `.npy` files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,25 +36,112 @@ impl Array {
     ///
     /// [`DecodeError`]; one if `into` has another length than [`len_bytes`](Self::len_bytes).
     pub fn decode(&self, encoded: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {
-        let damaged = |why: &dyn std::fmt::Display| DecodeError::damaged(".npy", why);
-        let mut data = encoded;
-        let header = NpyHeader::from_reader(&mut data).map_err(|error| damaged(&error))?;
-        let descr = header.dtype().descr();
-        let descr = descr.trim_matches('\'');
+        let damaged = |why: String| DecodeError::damaged(".npy", why);
+        let (header, data) = Header::of(encoded).map_err(damaged)?;
         // Of one dimension both orders are the same.
-        let is_in_order = header.order() == Order::C || header.shape().len() < 2;
-        if header.shape() != self.shape || descr != self.descr || !is_in_order {
+        let is_in_order = !header.is_fortran || header.shape.len() < 2;
+        if header.shape != self.shape || header.descr != self.descr || !is_in_order {
             let order = if is_in_order { "" } else { ", in Fortran's order" };
             return Err(DecodeError::OtherArray {
-                found: format!("{:?} of {descr}{order}", header.shape()),
+                found: format!("{:?} of {}{order}", header.shape, header.descr),
                 expected: format!("{:?} of {}", self.shape, self.descr),
             });
         }
         if data.len() != self.len_bytes || into.len() != self.len_bytes {
-            return Err(damaged(&format_args!("{} B of data where there should be {}", data.len(), self.len_bytes)));
+            return Err(damaged(format!("{} B of data where there should be {}", data.len(), self.len_bytes)));
         }
         into.copy_from_slice(data);
         Ok(())
+    }
+}
+
+/// What a file says of its data.
+#[derive(Debug, Default)]
+struct Header<'a> {
+    descr: &'a str,
+    is_fortran: bool,
+    shape: Vec<u64>,
+}
+
+impl<'a> Header<'a> {
+    /// The header and the data behind it.
+    fn of(file: &'a [u8]) -> Result<(Self, &'a [u8]), String> {
+        let rest = file.strip_prefix(b"\x93NUMPY").ok_or("it does not begin as a .npy file")?;
+        let (bytes, rest) = match rest {
+            [1, _, a, b, rest @ ..] => (usize::from(u16::from_le_bytes([*a, *b])), rest),
+            [2 | 3, _, a, b, c, d, rest @ ..] => (u32::from_le_bytes([*a, *b, *c, *d]) as usize, rest),
+            _ => return Err("it is truncated, or of a version above 3".to_owned()),
+        };
+        if bytes > HEADER_BYTES_MAX {
+            return Err(format!("a header of {bytes} B; at most {HEADER_BYTES_MAX} are read"));
+        }
+        let (header, data) = rest.split_at_checked(bytes).ok_or("it is truncated")?;
+        let header = str::from_utf8(header).ok().and_then(|header| Text(header).header());
+        let header =
+            header.ok_or("its header is not {'descr': 'TYPE', 'fortran_order': BOOL, 'shape': (SIDE, ...)}")?;
+        Ok((header, data))
+    }
+}
+
+/// A literal of Python that is read from its front. Reads each byte once and nests nothing.
+struct Text<'a>(&'a str);
+
+impl<'a> Text<'a> {
+    /// The three keys in any order, each once.
+    fn header(mut self) -> Option<Header<'a>> {
+        let (mut descr, mut is_fortran, mut shape) = (None, None, None);
+        self.take("{").then_some(())?;
+        while !self.take("}") {
+            let key = self.string()?;
+            self.take(":").then_some(())?;
+            let is_first = match key {
+                "descr" => descr.replace(self.string()?).is_none(),
+                "fortran_order" => is_fortran.replace(self.bool()?).is_none(),
+                "shape" => shape.replace(self.tuple()?).is_none(),
+                _ => false,
+            };
+            // Behind a value is a comma, or the end.
+            if !is_first || !(self.take(",") || self.0.starts_with('}')) {
+                return None;
+            }
+        }
+        let header = Header { descr: descr?, is_fortran: is_fortran?, shape: shape? };
+        self.0.is_empty().then_some(header)
+    }
+
+    /// Passes over `token` and the blanks around it.
+    fn take(&mut self, token: &str) -> bool {
+        let rest = self.0.trim_start().strip_prefix(token);
+        self.0 = rest.unwrap_or(self.0).trim_start();
+        rest.is_some()
+    }
+
+    fn string(&mut self) -> Option<&'a str> {
+        let quote = if self.take("'") { '\'' } else { self.take("\"").then_some('"')? };
+        let (string, rest) = self.0.split_once(quote)?;
+        self.0 = rest.trim_start();
+        (!string.contains('\\')).then_some(string)
+    }
+
+    fn bool(&mut self) -> Option<bool> {
+        if self.take("True") { Some(true) } else { self.take("False").then_some(false) }
+    }
+
+    fn tuple(&mut self) -> Option<Vec<u64>> {
+        let mut sides = Vec::new();
+        self.take("(").then_some(())?;
+        while !self.take(")") {
+            let digits = self.0.len() - self.0.trim_start_matches(|letter: char| letter.is_ascii_digit()).len();
+            let (side, rest) = self.0.split_at(digits);
+            self.0 = rest;
+            // Python 2 wrote long numbers as `3L`.
+            self.take("L");
+            sides.push(side.parse().ok()?);
+            if !(self.take(",") || self.0.starts_with(')')) {
+                return None;
+            }
+        }
+        Some(sides)
     }
 }
 
@@ -107,6 +195,42 @@ mod tests {
             assert!(decoded(&array, &whole[..len]).is_err(), "{len}");
         }
         assert!(decoded(&array, &[&whole[..], &[0]].concat()).unwrap_err().contains("13 B of data"));
+    }
+
+    /// A parser that backtracks takes twice as long for each level.
+    #[test]
+    fn nested_headers_are_refused_at_once_and_long_ones_unread() {
+        let array = Array::new(&[2, 3], "<i2", 2).unwrap();
+        for depth in 2..=64 {
+            for (open, close) in [("[", "]"), ("{0:", "}"), ("((1,),", ")")] {
+                let nested = format!("{}1{}", open.repeat(depth), close.repeat(depth));
+                for header in [format!("{{'descr': {nested}, }}"), format!("{{{nested}}}"), nested] {
+                    let error = decoded(&array, &file(&header, &[])).unwrap_err();
+                    assert!(error.contains("damaged .npy"), "{header}: {error}");
+                }
+            }
+        }
+        let long = file(&" ".repeat(20_000), &[0; 12]);
+        assert!(decoded(&array, &long).unwrap_err().contains("a header of 20001 B; at most 10000 are read"));
+    }
+
+    #[test]
+    fn headers_are_read_in_each_form_that_numpy_wrote() {
+        let array = Array::new(&[2, 3], "<i2", 2).unwrap();
+        let data: Vec<u8> = (0..12).collect();
+        let header = "{'shape': (2L, 3L), \"descr\": '<i2', 'fortran_order': False}\n";
+        let len = u32::try_from(header.len()).unwrap().to_le_bytes();
+        for version in [2, 3] {
+            let whole = [b"\x93NUMPY", &[version, 0][..], &len, header.as_bytes(), &data].concat();
+            assert_eq!(decoded(&array, &whole).unwrap(), data);
+        }
+        let of_one = Array::new(&[6], "<i2", 2).unwrap();
+        let fortran = file("{'descr': '<i2', 'fortran_order': True, 'shape': (6,), }", &data);
+        assert_eq!(decoded(&of_one, &fortran).unwrap(), data, "of one dimension both orders are the same");
+        for twice in ["'descr': '<i2', 'descr': '<i2', ", "'other': 'x', "] {
+            let header = format!("{{{twice}'fortran_order': False, 'shape': (2, 3), }}");
+            assert!(decoded(&array, &file(&header, &data)).is_err(), "{header}");
+        }
     }
 
     #[test]

@@ -35,7 +35,11 @@ pub struct Image {
     width: u32,
     layout: Layout,
     fit: Fit,
+    pixels_max: usize,
 }
+
+/// Scratch memory that a thread keeps: 22 million pixels. What a larger image needs is freed behind it.
+const SCRATCH_BYTES_MAX: usize = 64 << 20;
 
 /// Memory of a thread for one image after the other.
 #[derive(Default)]
@@ -45,17 +49,29 @@ struct Scratch {
     resizer: Resizer,
 }
 
+impl Scratch {
+    fn bytes(&self) -> usize {
+        self.pixels.capacity() + self.resized.capacity() + self.resizer.size_of_internal_buffers()
+    }
+}
+
 std::thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 impl Image {
-    /// `None` if a side is 0, or there are more than [`PIXELS_MAX`](crate::PIXELS_MAX) pixels.
+    /// Images of any size up to [`PIXELS_MAX`](crate::PIXELS_MAX) pixels become images of this size. `None` if a side is 0, or there are more than [`PIXELS_MAX`](crate::PIXELS_MAX) pixels.
     #[must_use]
     pub fn new(height: u32, width: u32, layout: Layout, fit: Fit) -> Option<Self> {
         let pixels = u64::from(height) * u64::from(width);
         let fits = usize::try_from(pixels).is_ok_and(|pixels| (1..=pixels::PIXELS_MAX).contains(&pixels));
-        fits.then_some(Self { height, width, layout, fit })
+        fits.then_some(Self { height, width, layout, fit, pixels_max: pixels::PIXELS_MAX })
+    }
+
+    /// Refuses encoded images of more than `most` pixels. Decoding takes 3 B a pixel, and 4 more for each of an interlaced PNG.
+    #[must_use]
+    pub fn pixels_max(self, most: usize) -> Self {
+        Self { pixels_max: most.min(pixels::PIXELS_MAX), ..self }
     }
 
     /// Bytes of a decoded image.
@@ -71,20 +87,28 @@ impl Image {
     /// [`DecodeError`]; what `into` holds then is not defined. One if it has another length than [`len_bytes`](Self::len_bytes).
     pub fn decode(&self, encoded: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {
         SCRATCH.with_borrow_mut(|scratch| {
-            let Scratch { pixels, resized, resizer } = scratch;
-            let (width, height) = pixels::decode(encoded, pixels)?;
-            let is_of_size = (width, height) == (self.width as usize, self.height as usize);
-            match (self.layout, is_of_size) {
-                (Layout::Hwc, false) => self.resize(resizer, pixels, (width, height), into),
-                (Layout::Hwc, true) => copy(pixels, into),
-                (Layout::Chw, true) => planes(pixels, into),
-                (Layout::Chw, false) => {
-                    resized.resize(self.len_bytes(), 0);
-                    self.resize(resizer, pixels, (width, height), resized)?;
-                    planes(resized, into)
-                }
+            let decoded = self.decode_with(scratch, encoded, into);
+            if scratch.bytes() > SCRATCH_BYTES_MAX {
+                *scratch = Scratch::default();
             }
+            decoded
         })
+    }
+
+    fn decode_with(&self, scratch: &mut Scratch, encoded: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {
+        let Scratch { pixels, resized, resizer } = scratch;
+        let (width, height) = pixels::decode(encoded, self.pixels_max, pixels)?;
+        let is_of_size = (width, height) == (self.width as usize, self.height as usize);
+        match (self.layout, is_of_size) {
+            (Layout::Hwc, false) => self.resize(resizer, pixels, (width, height), into),
+            (Layout::Hwc, true) => copy(pixels, into),
+            (Layout::Chw, true) => planes(pixels, into),
+            (Layout::Chw, false) => {
+                resized.resize(self.len_bytes(), 0);
+                self.resize(resizer, pixels, (width, height), resized)?;
+                planes(resized, into)
+            }
+        }
     }
 
     fn resize(
@@ -191,6 +215,61 @@ mod tests {
         let error = image.decode(b"GIF89a", &mut into).unwrap_err();
         assert_eq!(error.to_string(), "neither a JPEG nor a PNG image: it begins with [47, 49, 46, 38]");
         assert!(image.decode(&file, &mut into[1..]).is_err());
+    }
+
+    #[test]
+    fn scratch_of_a_large_image_is_freed_and_of_a_small_one_kept() {
+        let image = Image::new(1, 1, Layout::Hwc, Fit::Stretch).unwrap();
+        // 75 MB of pixels, in a file of some KB.
+        let large = encoded(5000, 5000, png::ColorType::Grayscale, &vec![7; 25_000_000]);
+        assert_eq!(decoded(image, &large), [7; 3]);
+        assert_eq!(SCRATCH.with_borrow(Scratch::bytes), 0);
+        let small = encoded(500, 500, png::ColorType::Grayscale, &vec![7; 250_000]);
+        assert_eq!(decoded(image, &small), [7; 3]);
+        assert!(SCRATCH.with_borrow(Scratch::bytes) >= 750_000);
+    }
+
+    #[test]
+    fn interlaced_images_and_others_are_the_same() {
+        // 3 x 2 gray pixels in the seven passes of Adam7: (0, 0); (2, 0); (1, 0); then the second row.
+        let header = [0, 0, 0, 3, 0, 0, 0, 2, 8, 0, 0, 0, 1];
+        let passes = [0, 10, 0, 12, 0, 11, 0, 13, 14, 15];
+        let mut data = vec![0x78, 0x01, 0x01, 10, 0, !10, 0xff];
+        data.extend(passes);
+        data.extend(adler32(&passes).to_be_bytes());
+        let chunks = [(b"IHDR", &header[..]), (b"IDAT", &data), (b"IEND", &[])];
+        let file = chunks.iter().fold(b"\x89PNG\r\n\x1a\n".to_vec(), |mut file, (name, data)| {
+            let len = u32::try_from(data.len()).unwrap().to_be_bytes();
+            let named = [&name[..], data].concat();
+            file.extend(len.iter().chain(&named).chain(&crc32(&named).to_be_bytes()));
+            file
+        });
+        let image = Image::new(2, 3, Layout::Hwc, Fit::Stretch).unwrap();
+        let expected = decoded(image, &encoded(3, 2, png::ColorType::Grayscale, &[10, 11, 12, 13, 14, 15]));
+        assert_eq!(decoded(image, &file), expected);
+    }
+
+    fn adler32(bytes: &[u8]) -> u32 {
+        let (a, b) = bytes
+            .iter()
+            .fold((1, 0), |(a, b), &byte| ((a + u32::from(byte)) % 65521, (b + a + u32::from(byte)) % 65521));
+        b << 16 | a
+    }
+
+    fn crc32(bytes: &[u8]) -> u32 {
+        let bit = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
+        !bytes.iter().fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), bit))
+    }
+
+    #[test]
+    fn an_image_over_the_limit_is_refused_with_the_limit() {
+        let image = Image::new(1, 1, Layout::Hwc, Fit::Stretch).unwrap();
+        let file = encoded(20, 10, png::ColorType::Grayscale, &[7; 200]);
+        assert_eq!(decoded(image.pixels_max(200), &file), [7; 3]);
+        let error = image.pixels_max(199).decode(&file, &mut [0; 3]).unwrap_err();
+        let text = "an image of 20 x 10 pixels: the limit is 199 (pixels_max, up to 178956970); raise it, or leave the file out";
+        assert_eq!(error.to_string(), text);
+        assert_eq!(image.pixels_max(usize::MAX), image, "never above the most that any image may have");
     }
 
     #[test]

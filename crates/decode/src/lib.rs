@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Each result has a length that is known before anything is read, so that a batch is one array. Never allocates what only a
-//! header asks for beyond [`PIXELS_MAX`]; scratch memory is the thread's and is used again.
+//! header asks for beyond [`Image::pixels_max`]. Each thread keeps scratch memory of at most 64 MiB for the next image.
 
 mod array;
 mod image;
@@ -34,13 +34,17 @@ pub enum DecodeError {
         /// What the decoder says.
         why: String,
     },
-    /// An image of more pixels than are decoded.
-    #[error("{width} x {height} pixels are more than {PIXELS_MAX}, which no photo has: leave the file out")]
+    /// An image of more pixels than the limit.
+    #[error(
+        "an image of {width} x {height} pixels: the limit is {most} (pixels_max, up to {PIXELS_MAX}); raise it, or leave the file out"
+    )]
     TooLarge {
         /// Pixels of a line.
         width: usize,
         /// Lines.
         height: usize,
+        /// The limit.
+        most: usize,
     },
     /// An array of another shape or type than the batch is made of.
     #[error("the array is {found}, and {expected} was asked for")]

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The objects of `pools` are the statistics, with the largest owners beside them: `tag`, `buffers`, `bytes`, `asked_bytes` and
-//! `oldest_seconds`, which is `null` for buffers without a tag; `why`, what the judge says; `table` and `dump`, the texts for people. A thread of its own reads them, and only while there are readers, so that nothing is
-//! done for it by a get or a put. A reader that does not keep up is left, and where there are `READERS_MAX` the one that came first: its last line is
+//! `oldest_seconds`, which is `null` for buffers without a tag; `why`, what the judge says; `table` and `dump`, the texts for people. One thread of the process serves
+//! all sockets, and reads the statistics only while there are readers, so that a get or a put does nothing for it. A reader that does not keep up is left, and where there are `READERS_MAX` the one that came first: its last line is
 //! `{"closed":"..."}`, which says so. Nobody but the user that the process belongs to can read the socket. The file is removed with the last pool that it
 //! shows, or by the end of the process; one that is left behind by a process that was killed is replaced.
 
@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -42,19 +42,29 @@ pub trait Shown: Send + Sync {
 }
 
 /// What this process serves.
-static SERVED: OfProcess<Mutex<Vec<Served>>> = OfProcess::new(Mutex::default);
+static SERVING: OfProcess<Mutex<Serving>> = OfProcess::new(Mutex::default);
 
-/// One socket.
+#[derive(Default)]
+struct Serving {
+    sockets: Vec<Served>,
+    next_number: u64,
+    /// Whether the thread runs that serves all of them.
+    is_running: bool,
+}
+
+/// One socket. Dropped, it listens no more.
 struct Served {
+    number: u64,
     path: PathBuf,
-    socket: Arc<LocalSocket>,
+    socket: LocalSocket,
     pools: Vec<Weak<dyn Shown>>,
+    readers: VecDeque<UnixStream>,
 }
 
 /// A pool is shown as long as this lives.
 #[derive(Debug)]
 pub struct Showing {
-    socket: Arc<LocalSocket>,
+    socket: u64,
     /// Where the pool lies.
     pool: usize,
 }
@@ -84,17 +94,21 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
 /// If the socket cannot be made, another process serves it, or no thread can be had.
 pub fn serve(path: &Path, pool: Weak<dyn Shown>) -> io::Result<Showing> {
     let shown = address_of(&pool);
-    let mut served = SERVED.get().lock();
-    if let Some(known) = served.iter_mut().find(|served| served.path == path) {
+    let mut serving = SERVING.get().lock();
+    if let Some(known) = serving.sockets.iter_mut().find(|served| served.path == path) {
         known.pools.push(pool);
-        return Ok(Showing { socket: known.socket.clone(), pool: shown });
+        return Ok(Showing { socket: known.number, pool: shown });
     }
-    let socket = Arc::new(LocalSocket::listen(path)?);
-    let there = socket.clone();
+    let socket = LocalSocket::listen(path)?;
     remove_at_exit();
-    threads::spawn(c"pinpool-stats", move || run(&there))?;
-    served.push(Served { path: path.to_owned(), socket: socket.clone(), pools: vec![pool] });
-    Ok(Showing { socket, pool: shown })
+    if !serving.is_running {
+        threads::spawn(c"pinpool-stats", run)?;
+        serving.is_running = true;
+    }
+    let number = serving.next_number;
+    serving.next_number += 1;
+    serving.sockets.push(Served { number, path: path.to_owned(), socket, pools: vec![pool], readers: VecDeque::new() });
+    Ok(Showing { socket: number, pool: shown })
 }
 
 fn address_of(pool: &Weak<dyn Shown>) -> usize {
@@ -104,14 +118,13 @@ fn address_of(pool: &Weak<dyn Shown>) -> usize {
 impl Drop for Showing {
     fn drop(&mut self) {
         // In a child of `fork` nothing is found.
-        let Some(served) = SERVED.get_if_made() else { return };
-        let mut served = served.lock();
-        let Some(at) = served.iter().position(|served| Arc::ptr_eq(&served.socket, &self.socket)) else { return };
-        served[at].pools.retain(|pool| address_of(pool) != self.pool);
-        if served[at].pools.is_empty() {
-            served.swap_remove(at);
-            // Under the lock, so that a pool that is made now opens a socket after this. The thread closes the socket when it looks next.
-            self.socket.remove_file();
+        let Some(serving) = SERVING.get_if_made() else { return };
+        let mut serving = serving.lock();
+        let Some(at) = serving.sockets.iter().position(|served| served.number == self.socket) else { return };
+        serving.sockets[at].pools.retain(|pool| address_of(pool) != self.pool);
+        if serving.sockets[at].pools.is_empty() {
+            // Under the lock, so that a pool that is made now opens a socket after this.
+            serving.sockets.swap_remove(at);
         }
     }
 }
@@ -122,8 +135,8 @@ fn remove_at_exit() {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     extern "C" fn remove() {
         // In a child of `fork` that serves nothing there is no list, and no lock that a thread of the parent holds.
-        if let Some(served) = SERVED.get_if_made() {
-            served.lock().iter().for_each(|served| served.socket.remove_file());
+        if let Some(serving) = SERVING.get_if_made() {
+            serving.lock().sockets.iter().for_each(|served| served.socket.remove_file());
         }
     }
     // A child of `fork` has the handlers of its parent.
@@ -133,38 +146,61 @@ fn remove_at_exit() {
     }
 }
 
-/// Serves until the last pool is gone.
-fn run(socket: &Arc<LocalSocket>) {
-    let mut readers: VecDeque<UnixStream> = VecDeque::new();
+/// Serves all sockets until there is none.
+fn run() {
     let mut due = Instant::now() + EVERY;
     loop {
-        let mut fresh = VecDeque::new();
-        while let Ok((reader, _)) = socket.listener().accept() {
-            if check_peer(&reader).and_then(|()| reader.set_nonblocking(true)).is_err() {
-                continue;
-            }
-            fresh.push_back(reader);
-            if readers.len() + fresh.len() > READERS_MAX {
-                // The one that came first: a reader that is stuck is more likely than one that is new.
-                readers.pop_front().or_else(|| fresh.pop_front()).into_iter().for_each(close);
-            }
-        }
         let is_due = Instant::now() >= due;
         if is_due {
             due = Instant::now() + EVERY;
         }
-        if is_due || !fresh.is_empty() {
-            let is_read = !fresh.is_empty() || !readers.is_empty();
-            let Some(line) = line_or_end(socket, is_read) else { return };
-            // A reader that does not keep up is left.
-            let mut tell = |reader: &mut UnixStream| reader.write_all(line.as_bytes()).is_ok();
-            if is_due {
-                readers.retain_mut(&mut tell);
-            }
-            fresh.retain_mut(&mut tell);
-            readers.append(&mut fresh);
-        }
+        let Some(rounds) = begin_rounds(is_due) else { return };
+        rounds.into_iter().for_each(Round::send);
         thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// What is to be sent now. `None`: no socket is left, and the thread counts as ended.
+fn begin_rounds(is_due: bool) -> Option<Vec<Round>> {
+    let mut serving = SERVING.get().lock();
+    serving.is_running = !serving.sockets.is_empty();
+    serving.is_running.then(|| serving.sockets.iter_mut().filter_map(|served| served.begin_round(is_due)).collect())
+}
+
+/// One line for some readers of a socket.
+struct Round {
+    socket: u64,
+    pools: Vec<Weak<dyn Shown>>,
+    readers: VecDeque<UnixStream>,
+}
+
+impl Served {
+    /// For the readers that have just connected and, if a line is due, for all.
+    fn begin_round(&mut self, is_due: bool) -> Option<Round> {
+        let mut readers = if is_due { std::mem::take(&mut self.readers) } else { VecDeque::new() };
+        while let Ok((reader, _)) = self.socket.listener().accept() {
+            if check_peer(&reader).and_then(|()| reader.set_nonblocking(true)).is_err() {
+                continue;
+            }
+            readers.push_back(reader);
+            if self.readers.len() + readers.len() > READERS_MAX {
+                // The one that came first: a reader that is stuck is more likely than one that is new.
+                self.readers.pop_front().or_else(|| readers.pop_front()).into_iter().for_each(close);
+            }
+        }
+        (!readers.is_empty()).then(|| Round { socket: self.number, pools: self.pools.clone(), readers })
+    }
+}
+
+impl Round {
+    /// Under no lock: this may be the last reference to a pool. A reader that does not keep up is left.
+    fn send(mut self) {
+        let shown: Vec<_> = self.pools.iter().filter_map(Weak::upgrade).map(|pool| pool.object()).collect();
+        let line = format!("{}\n", serde_json::json!({ "process": std::process::id(), "pools": shown }));
+        self.readers.retain_mut(|reader| reader.write_all(line.as_bytes()).is_ok());
+        if let Some(served) = SERVING.get().lock().sockets.iter_mut().find(|served| served.number == self.socket) {
+            served.readers.append(&mut self.readers);
+        }
     }
 }
 
@@ -174,25 +210,13 @@ fn close(mut reader: UnixStream) {
     let _ = writeln!(reader, "{}", serde_json::json!({ "closed": why }));
 }
 
-/// The next line, empty if nobody reads; `None` when no pool is left.
-fn line_or_end(socket: &Arc<LocalSocket>, is_read: bool) -> Option<String> {
-    let served = SERVED.get().lock();
-    let pools = served.iter().find(|served| Arc::ptr_eq(&served.socket, socket))?.pools.clone();
-    drop(served);
-    if !is_read {
-        return Some(String::new());
-    }
-    // Under no lock: this may be the last reference to a pool.
-    let shown: Vec<_> = pools.iter().filter_map(Weak::upgrade).map(|pool| pool.object()).collect();
-    let line = serde_json::json!({ "process": std::process::id(), "pools": shown });
-    Some(format!("{line}\n"))
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::io::{BufRead, BufReader};
     use std::os::unix::fs::PermissionsExt;
+
+    use std::sync::Arc;
 
     use super::*;
     use pinpool_os::sync::process::AtomicU64;
@@ -227,17 +251,48 @@ mod tests {
     fn a_pool_is_looked_at_for_readers_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("looked-at.sock");
-        let socket = Arc::new(LocalSocket::listen(&path).unwrap());
         let (pool, weak) = counted();
-        let shown: Weak<dyn Shown> = weak;
-        let showing = Showing { socket: socket.clone(), pool: address_of(&shown) };
-        SERVED.get().lock().push(Served { path, socket: socket.clone(), pools: vec![shown] });
-        assert_eq!(line_or_end(&socket, false), Some(String::new()));
+        let _showing = serve(&path, weak).unwrap();
+        // Long enough for the thread to look for readers.
+        thread::sleep(3 * LOOK_EVERY);
         assert_eq!(pool.looks.load(Ordering::Relaxed), 0);
-        assert!(line_or_end(&socket, true).is_some_and(|line| line.contains("\"gets\":7")));
-        assert_eq!(pool.looks.load(Ordering::Relaxed), 1);
+        assert_eq!(reader(&path).1["pools"][0]["gets"], 7);
+        assert_ne!(pool.looks.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn the_last_pool_closes_the_listener_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, link) = (dir.path().join("stats.sock"), dir.path().join("link.sock"));
+        let (_pool, weak) = counted();
+        let showing = serve(&path, weak).unwrap();
+        // The file of the socket is removed; by another name of it a listener can still be reached.
+        fs::hard_link(&path, &link).unwrap();
+        drop(reader(&link));
         drop(showing);
-        assert_eq!(line_or_end(&socket, false), None, "the last pool is gone");
+        assert_eq!(UnixStream::connect(&link).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn one_thread_serves_all_sockets() {
+        let dir = tempfile::tempdir().unwrap();
+        let serve_at = |number: usize| {
+            let (pool, weak) = counted();
+            (serve(&dir.path().join(format!("{number}.sock")), weak).unwrap(), pool)
+        };
+        let threads = || {
+            let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path().join("comm"));
+            tasks.filter(|comm| fs::read_to_string(comm).is_ok_and(|name| name == "pinpool-stats\n")).count()
+        };
+        (0..20).for_each(|number| drop(serve_at(number)));
+        let all: Vec<_> = (0..20).map(serve_at).collect();
+        assert!(all.iter().enumerate().all(|(number, _)| {
+            let (_, object) = reader(&dir.path().join(format!("{number}.sock")));
+            object["pools"].as_array().unwrap().len() == 1
+        }));
+        // One of them may be ending.
+        assert!(threads() <= 2, "{} threads", threads());
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl Error {
         matches!(*self.0, ErrorKind::Ticket { .. })
     }
 
-    /// The process at the other end is gone, or was never there: a trainer, a keeper.
+    /// The process at the other end is gone, or was never there.
     pub fn is_peer(&self) -> bool {
         matches!(*self.0, ErrorKind::Peer { .. })
     }

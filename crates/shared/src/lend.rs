@@ -15,7 +15,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use pinpool::{PageLocked, PinnedBuf, Pool};
-use pinpool_shm::file::LockFile;
 
 use crate::error::Result;
 use crate::memory_file::SharedMemory;
@@ -32,15 +31,8 @@ pub(super) struct Lender {
 
 /// The mapping, until its last user is gone.
 struct Parts {
-    memory: PageLocked<Mapping>,
+    memory: PageLocked<SharedMemory>,
     returned: Returned,
-}
-
-/// What goes when the page-lock has ended, and stays if the driver refuses to end it.
-struct Mapping {
-    memory: SharedMemory,
-    /// Keeps other processes out. Dropped after the mapping.
-    _held: Option<LockFile>,
 }
 
 impl fmt::Debug for Parts {
@@ -50,18 +42,17 @@ impl fmt::Debug for Parts {
 }
 
 impl Lender {
-    /// Page-locks `memory` as the memory of `pool` is, under its ceiling, and lends parts of it. The locks of `held` end once no
-    /// buffer and no copy uses the memory.
-    pub(super) fn new(pool: &Pool, held: Option<LockFile>, memory: SharedMemory, returned: Returned) -> Result<Self> {
+    /// Page-locks `memory` as the memory of `pool` is, under its ceiling, and lends parts of it.
+    pub(super) fn new(pool: &Pool, memory: SharedMemory, returned: Returned) -> Result<Self> {
         let bytes = NonNull::slice_from_raw_parts(memory.at(0), memory.len());
         // SAFETY: whole pages that stay mapped as long as `memory` (memory-file-I1). The page-lock ends with the last of `Parts`, of
         // which each lent part has one until its copies are over.
-        let memory = unsafe { pool.page_lock(bytes, Mapping { memory, _held: held }) }?;
+        let memory = unsafe { pool.page_lock(bytes, memory) }?;
         Ok(Self { pool: pool.clone(), parts: Arc::new(Parts { memory, returned }) })
     }
 
     pub(super) fn memory(&self) -> &SharedMemory {
-        &self.parts.memory.owner().memory
+        self.parts.memory.owner()
     }
 
     /// The pool that the lent buffers are of.
@@ -77,7 +68,7 @@ impl Lender {
     pub(super) fn lend(&self, offset: usize, len: usize) -> Result<PinnedBuf> {
         let parts = self.parts.clone();
         let bytes = NonNull::slice_from_raw_parts(self.memory().at(offset), len);
-        let give_back = move || (parts.returned)(&parts.memory.owner().memory, offset);
+        let give_back = move || (parts.returned)(parts.memory.owner(), offset);
         // SAFETY: pages of a file are initialised, and these are the caller's alone until `returned` (lend-I1). They are mapped and
         // page-locked as long as `parts`, which ends with the call.
         Ok(unsafe { self.pool.adopt(bytes, self.parts.memory.is_pinned(), give_back) }?)

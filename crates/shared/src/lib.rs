@@ -1,4 +1,4 @@
-//! Memory that several processes use: buffers that workers fill for a trainer, and memory that outlives its process.
+//! Memory that several processes use: buffers that workers fill for a trainer.
 //!
 //! ```text
 //!   worker: get ──▶ SlabBuf ──fill──▶ send ──ticket──▶ receive ──▶ PinnedBuf ──copy_to──▶ device      trainer
@@ -30,8 +30,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`keep`] is memory that outlives its process: a restarted trainer finds its bytes, page-locks them and goes on.
-//!
 //! # Death
 //!
 //! | who dies | what becomes of it |
@@ -53,15 +51,11 @@
 //! | `lend.rs` | parts of the memory as buffers of a pool |
 //! | `pass.rs` | a descriptor over a Unix socket |
 //! | `ticket.rs` | the message |
-//! | `keep.rs`, `kept_file.rs`, `kept_socket.rs` | memory that outlives its process |
 
 #![cfg(target_os = "linux")] // Memory files, locks of open file descriptions.
 
 mod counts;
 mod error;
-pub mod keep;
-mod kept_file;
-mod kept_socket;
 mod layout;
 mod lend;
 mod memory_file;

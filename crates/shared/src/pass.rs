@@ -177,7 +177,7 @@ mod tests {
     fn a_process_that_does_not_answer_is_named() {
         let (here, _there) = UnixStream::pair().unwrap();
         here.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-        let error = take(&here, "the keeper of w", "a file").unwrap_err();
-        assert!(error.is_peer() && error.to_string().contains("the keeper of w does not answer"), "{error}");
+        let error = take(&here, "the trainer", "a file").unwrap_err();
+        assert!(error.is_peer() && error.to_string().contains("the trainer does not answer"), "{error}");
     }
 }

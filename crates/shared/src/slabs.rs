@@ -62,7 +62,7 @@ impl SharedSlabs {
         }
         let SlabFile { memory, geometry } = slab;
         let give_back = move |memory: &SharedMemory, offset| free(View { memory, geometry: &geometry }, offset);
-        let lender = Lender::new(pool, None, memory, Box::new(give_back))?;
+        let lender = Lender::new(pool, memory, Box::new(give_back))?;
         Ok(Self { lender, file, geometry, owners, generation: ForkGeneration::now() })
     }
 

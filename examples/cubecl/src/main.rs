@@ -28,8 +28,8 @@ impl AllocationController for PinnedBytes {
     }
 
     fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
-        // The name says that the pool does not see copies from this slice: CubeCL keeps the buffer until they are over.
-        let bytes = self.0.as_slice_untracked().map_err(|error| AccessError::Read(error.to_string()))?;
+        // SAFETY: CubeCL keeps the buffer, unchanged, until the copies that it starts from the slice are complete.
+        let bytes = unsafe { self.0.as_slice_untracked() }.map_err(|error| AccessError::Read(error.to_string()))?;
         // SAFETY: initialized bytes are bytes that may be uninitialized.
         Ok(unsafe { &*(std::ptr::from_ref(bytes) as *const [MaybeUninit<u8>]) })
     }

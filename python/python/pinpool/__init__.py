@@ -7,6 +7,8 @@
 Log lines come through `logging`, under the logger `pinpool`.
 """
 
+from typing import TYPE_CHECKING
+
 from ._arrays import record_stream
 from ._batch import Batch
 from ._decode import Array, Image
@@ -27,7 +29,6 @@ from ._errors import (
     TimeoutError,
     WorkerError,
 )
-from ._kept import Kept, kept
 from ._loader import Loader
 from ._packed import Batches, Packed
 from ._pinpool import Buffer, DeviceBuffer, SharedBuffer, __version__
@@ -47,7 +48,6 @@ __all__ = [
     "DeviceError",
     "ForkError",
     "Image",
-    "Kept",
     "LimitError",
     "LoadError",
     "Loader",
@@ -67,7 +67,14 @@ __all__ = [
     "WorkerError",
     "WorkerInfo",
     "get_worker_info",
-    "kept",
     "record_stream",
     "why",
 ]
+
+if not TYPE_CHECKING:  # With this function a type checker would accept every name.
+
+    def __getattr__(name: str) -> object:
+        if name in ("Kept", "kept"):
+            instead = "allocate from a pool (pinpool.Pool) and reserve its memory with PINPOOL_RESERVE"
+            raise AttributeError(f"pinpool.{name} was removed: {instead}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

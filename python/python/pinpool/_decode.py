@@ -21,24 +21,28 @@ class Image:
 
     `layout` is "HWC", or "CHW" for the channels first. An image of another size is resized by a bilinear filter, as by Pillow's
     `resize(..., Image.BILINEAR)`: the whole of it with `fit="stretch"`, as much from its middle as has the proportions with
-    "crop". Transparency is left out, as by `convert("RGB")`.
+    "crop". Transparency is left out, as by `convert("RGB")`. A file of more than `pixels_max` pixels fails before it is decoded, which
+    bounds the memory of a decoding thread: 3 bytes a pixel, 7 for an interlaced PNG. The limit is never above 178,956,970.
     """
 
     height: int
     width: int
     layout: Literal["HWC", "CHW"] = "HWC"
     fit: Literal["stretch", "crop"] = "stretch"
+    pixels_max: int | None = None
 
     def _decoder(self) -> Decoded:
         if self.layout not in ("HWC", "CHW"):
             raise ValueError(f"Image(layout={self.layout!r}): 'HWC' or 'CHW'")
         if self.fit not in ("stretch", "crop"):
             raise ValueError(f"Image(fit={self.fit!r}): 'stretch' or 'crop'")
-        sides = {"height": self.height, "width": self.width}
+        sides = {"height": self.height, "width": self.width, "pixels_max": self.pixels_max}
         for name, side in sides.items():
+            if side is None and name == "pixels_max":
+                continue
             if not isinstance(side, int) or isinstance(side, bool) or not 0 < side < 1 << 32:
                 raise ValueError(f"Image({name}={side!r}): a number of pixels, 1 or more")
-        decoder = _pinpool.Decoder.image(self.height, self.width, self.layout == "CHW", self.fit == "crop")
+        decoder = _pinpool.Decoder.image(self.height, self.width, self.layout == "CHW", self.fit == "crop", self.pixels_max)
         if decoder is None:
             raise ValueError(f"Image({self.height}, {self.width}): more pixels than any image may have")
         sizes = (self.height, self.width)

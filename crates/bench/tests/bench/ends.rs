@@ -1,6 +1,4 @@
-//! What a measurement of kept memory, of threads and of recording shows, and how it ends without threads.
-
-use serde_json::Value;
+//! How a measurement ends without threads, and what recording costs.
 
 use crate::tool::{Ran, finish};
 use crate::{bench, run};
@@ -10,37 +8,6 @@ const NO_STACK: &str = "70368744177664";
 
 fn without_threads(args: &[&str]) -> Ran {
     finish(bench(args).env("RUST_MIN_STACK", NO_STACK))
-}
-
-#[test]
-fn the_bench_measures_a_fresh_pin_and_two_holders() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut command = bench(&["keep", "--bytes", "8MiB", "--rounds", "2", "--backend", "heap", "--json"]);
-    command.env("XDG_RUNTIME_DIR", dir.path());
-    let ran = finish(&mut command);
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    let figures: Value = ran.figures();
-    assert_eq!((&figures["page_lock"], &figures["generation"]), (&"none".into(), &1.into()));
-    for name in ["fresh_ms", "first_ms", "again_ms", "again_gb_s"] {
-        assert!(figures[name].as_f64().unwrap() > 0.0, "{name}: {figures}");
-    }
-}
-
-/// Runs with the driver double as libcuda: a part of a page of hugetlb cannot be kept from children, so the whole is.
-#[test]
-fn kept_memory_is_registered_with_a_driver() {
-    let dir = tempfile::tempdir().unwrap();
-    let here = std::env::current_exe().unwrap();
-    let double = here.parent().unwrap().join("libdriver_double.so");
-    std::os::unix::fs::symlink(double, dir.path().join("libcuda.so")).unwrap();
-    for hugetlb in [&[][..], &["--hugetlb", "never"]] {
-        let args = ["keep", "--bytes", "8MiB", "--rounds", "1", "--backend", "register", "--json"];
-        let mut command = bench(&[&args, hugetlb].concat());
-        command.env("XDG_RUNTIME_DIR", dir.path()).env("LD_LIBRARY_PATH", dir.path());
-        let ran = finish(&mut command);
-        assert_eq!(ran.code(), 0, "{}", ran.stderr);
-        assert_eq!(ran.figures()["page_lock"], "register");
-    }
 }
 
 #[test]

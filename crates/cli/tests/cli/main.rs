@@ -3,6 +3,7 @@
 mod advise;
 mod bad_files;
 mod bench;
+mod benchmarks;
 mod call_stacks;
 #[path = "../../../../tests/api/captured_log.rs"]
 #[allow(dead_code)] // Not all of it is needed here.
@@ -20,8 +21,6 @@ mod input_once;
 mod inspect;
 mod inspect_pools;
 mod inspect_styles;
-#[cfg(target_os = "linux")]
-mod keep;
 #[cfg(target_os = "linux")]
 mod ledger;
 mod limits;

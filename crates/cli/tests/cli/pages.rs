@@ -1,4 +1,4 @@
-//! `pinpool completions` and `pinpool man`.
+//! `pinpool completions`, `pinpool man` and removed commands.
 
 use crate::tool::run;
 
@@ -12,6 +12,15 @@ fn completions_know_every_command_and_flag() {
         }
     }
     assert_eq!(run(&["completions", "purple"]).code(), 2);
+}
+
+#[test]
+fn a_removed_command_is_answered_with_its_replacement() {
+    let ran = run(&["keep", "weights", "--bytes", "4GiB"]);
+    assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""));
+    assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+    ran.check_stderr("`pinpool keep` was removed: reserve memory at the start of each process (PINPOOL_RESERVE)");
+    assert!(!run(&["--help"]).stdout.contains("\n  keep "));
 }
 
 #[test]

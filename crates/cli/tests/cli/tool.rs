@@ -452,7 +452,7 @@ fn a_pool_that_evicts_logs_tensorflows_lines() {
 }
 
 /// The path of a file in `tests/data`.
-fn data(name: &str) -> String {
+pub(crate) fn data(name: &str) -> String {
     format!("{}/tests/data/{name}", crate::ROOT)
 }
 

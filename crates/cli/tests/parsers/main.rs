@@ -101,6 +101,7 @@ tests! {
     recording
     tar
     safetensors
+    decoders
     cgroup
     pressure
     number_list

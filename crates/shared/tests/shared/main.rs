@@ -4,13 +4,11 @@
 //! | --- | --- |
 //! | `slabs` | buffers within one process: what is refused, tickets, waits, the ceiling, copies |
 //! | `kills` | workers and trainers that are killed at any instruction |
-//! | `kept` | memory that outlives its process |
 #![cfg(target_os = "linux")]
 
 #[path = "../../../../tests/child/mod.rs"]
 mod child;
 #[path = "../../../../tests/api/draw.rs"]
 mod draw;
-mod kept;
 mod kills;
 mod slabs;

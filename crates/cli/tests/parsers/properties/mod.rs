@@ -3,6 +3,7 @@
 //! Compiled twice: by the test `parsers`, which tries the seeds and changed seeds, and by the fuzz targets in `fuzz`.
 
 pub(crate) mod container;
+pub(crate) mod decoded;
 pub(crate) mod host;
 pub(crate) mod recording;
 pub(crate) mod settings;
@@ -27,6 +28,7 @@ pub(crate) const ALL: &[(&str, Property)] = &[
     ("recording", recording::recording),
     ("tar", container::tar),
     ("safetensors", container::safetensors),
+    ("decoders", decoded::decoders),
     ("cgroup", host::cgroup),
     ("pressure", host::pressure),
     ("number_list", host::number_list),

@@ -1,0 +1,24 @@
+//! How much memory an image takes while it is decoded.
+
+#[path = "../../cli/tests/parsers/allocated.rs"]
+mod allocated;
+
+use pinpool_decode::{Fit, Image, Layout};
+
+#[test]
+fn a_png_takes_three_bytes_a_pixel_whatever_its_file_has() {
+    const SIDE: u32 = 2000;
+    let mut file = Vec::new();
+    let mut encoder = png::Encoder::new(&mut file, SIDE, SIDE);
+    encoder.set_color(png::ColorType::Rgba);
+    let pixels = vec![7; (SIDE * SIDE * 4) as usize];
+    encoder.write_header().unwrap().write_image_data(&pixels).unwrap();
+    let image = Image::new(4, 4, Layout::Hwc, Fit::Stretch).unwrap();
+    let mut into = vec![0; image.len_bytes()];
+    let before = allocated::start();
+    image.decode(&file, &mut into).unwrap();
+    let bytes = allocated::peak() - before;
+    assert_eq!(into, [7; 48]);
+    let least = (SIDE * SIDE * 3) as usize;
+    assert!(bytes < least + (1 << 20), "{bytes} B at one time");
+}
