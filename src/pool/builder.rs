@@ -50,6 +50,13 @@ impl fmt::Debug for PoolBuilder {
     }
 }
 
+/// As [`Pool::builder`].
+impl Default for PoolBuilder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl PoolBuilder {
     pub(super) fn new() -> Self {
         Self {
@@ -81,7 +88,7 @@ impl PoolBuilder {
     }
 
     /// Sets what the variable `name` sets, from its text, as the method of that setting would: for settings that come as text
-    /// from a file or from another language. `docs/settings.md` has the names. An empty text sets
+    /// from a file or from another language. The methods below name the variables. An empty text sets
     /// nothing.
     ///
     /// ```

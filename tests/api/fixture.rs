@@ -15,7 +15,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(3600);
 pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Ceiling>) -> PoolBuilder {
     Pool::builder()
         .without_env()
-        .backend(Backend::Source(source))
+        .backend(Backend::from(source))
         .max_bytes(max_bytes)
         .wait(Duration::ZERO)
         .pressure(PressureSource::Off)
