@@ -68,21 +68,22 @@ pub(super) fn call(call: impl FnOnce() + 'static) {
 }
 
 /// Passes a line to the logger, now or when the thread's last deferral ends.
-pub(super) fn emit(level: ::log::Level, line: fmt::Arguments<'_>) {
-    const TARGET: &str = "pinpool::diag";
+pub(super) fn emit(target: &'static str, level: ::log::Level, line: fmt::Arguments<'_>) {
     if is_deferring() {
         let line = line.to_string();
-        call(move || ::log::log!(target: TARGET, level, "{line}"));
+        call(move || ::log::log!(target: target, level, "{line}"));
     } else {
-        caught(|| ::log::log!(target: TARGET, level, "{line}"));
+        caught(|| ::log::log!(target: target, level, "{line}"));
     }
 }
 
-/// Evaluates its arguments only if lines of the level are wanted.
+/// Logs a line of this kind of event: its target is `pinpool::KIND`. Evaluates its arguments only if lines of the level are
+/// wanted.
 macro_rules! at_level {
-    ($level:ident, $($line:tt)+) => {
+    ($level:ident, $kind:ident, $($line:tt)+) => {
         if ::log::Level::$level <= ::log::max_level() {
-            $crate::diag::log::emit(::log::Level::$level, format_args!($($line)+));
+            let target = concat!("pinpool::", stringify!($kind));
+            $crate::diag::log::emit(target, ::log::Level::$level, format_args!($($line)+));
         }
     };
 }
