@@ -19,6 +19,20 @@ impl PoolLog {
         log::debug!(growth, "{self}page-lock: {growth}");
     }
 
+    /// Sizes began to vary (policy-R12), or recur again.
+    ///
+    /// `sizes vary ...` (debug): nothing: requests come for sizes that no idle buffer has. Large buffers are merged when
+    /// they return, so their requests miss, and less memory is held. `sizes recur` ends it.
+    ///
+    /// `sizes recur ...` (debug): nothing: requests repeat their sizes, and large buffers stay idle for the next ones.
+    pub(crate) fn sizes_changed(&self, vary: Option<bool>) {
+        match vary {
+            None => {}
+            Some(true) => log::debug!(sizes, "{self}sizes vary: large buffers are merged when they return"),
+            Some(false) => log::debug!(sizes, "{self}sizes recur: large buffers stay idle when they return"),
+        }
+    }
+
     /// `memory is short ...` (info): nothing, or `PINPOOL_PRESSURE=off` to ignore the kernel's signal.
     ///
     /// `memory is no longer short ...` (info): nothing.
