@@ -112,6 +112,7 @@ fn a_refused_copy_gives_its_buffer_back() {
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10));
     let error = filled(&pool, 11, 5).copy_to(&stream, &mut device).unwrap_err();
     assert!(error.error().is_copy(), "{error}");
+    assert_eq!(format!("{error:?}"), format!("Copy: {error}"));
     for part in ["11 B", "only 10 B"] {
         assert!(error.to_string().contains(part), "{error}");
     }
