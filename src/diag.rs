@@ -114,12 +114,12 @@ impl PoolLog {
         log::warn!(shortage, "{self}shortage: no memory for {asked_bytes} bytes: {why}; {usage}");
     }
 
-    /// `shortage over ...` (warn): what the line of its beginning says; this one has how long it lasted and what it cost.
+    /// `shortage over ...` (info): what the line of its beginning says; this one has how long it lasted and what it cost.
     pub(crate) fn shortage_ended(&self, after: Duration, gets: u64, fallbacks: u64) {
         // Of a single get there is no time between the first and the last.
         let after = if after.is_zero() { String::new() } else { format!(" after {after:?}") };
         let subject = if gets == 1 { "1 get".to_owned() } else { format!("{gets} gets") };
-        log::warn!(
+        log::info!(
             shortage,
             "{self}shortage over{after}: {subject} found no memory at once, {fallbacks} were given memory that is not pinned"
         );
@@ -359,7 +359,7 @@ impl PoolLog {
     pub(crate) fn ended(&self, stats: &Stats) {
         let Stats { gets, hits, misses, failed_gets, fallbacks, puts, evicted, underlying, .. } = stats;
         let (page_locks, bytes, peak_bytes) = (underlying.allocs, underlying.alloc_bytes, stats.peak_pinned_bytes);
-        let calls = if page_locks == 1 { "page-lock" } else { "page-locks" };
+        let calls = if page_locks == 1 { "call" } else { "calls" };
         log::info!(
             pool,
             "{self}ended: {gets} gets ({hits} hits, {misses} misses, {failed_gets} failed, {fallbacks} not pinned), {puts} \

@@ -5,7 +5,7 @@ use super::{Growth, PoolLog, log};
 impl PoolLog {
     /// Pinned memory has doubled since the last such line.
     ///
-    /// `growth: N bytes asked in M page-locks, held A -> B bytes ...` (info): nothing if it stops; one line for each
+    /// `growth: N bytes asked in M calls, held A -> B bytes ...` (info): nothing if it stops; one line for each
     /// doubling from 64 MiB on, since the line before.
     pub(crate) fn grown(&self, growth: &Growth) {
         log::info!(growth, "{self}growth: {growth}");
@@ -13,10 +13,10 @@ impl PoolLog {
 
     /// One call that took memory from the system.
     ///
-    /// `page-lock: N bytes asked in M page-locks, held A -> B bytes ...` (debug): many in steady state: what is pinned
-    /// goes back too early; see the verdict.
+    /// `acquired: N bytes asked in M calls, held A -> B bytes ...` (debug): if many appear in steady state, memory is
+    /// released too early; see the verdict.
     pub(crate) fn page_locked(&self, growth: &Growth) {
-        log::debug!(growth, "{self}page-lock: {growth}");
+        log::debug!(growth, "{self}acquired: {growth}");
     }
 
     /// Sizes began to vary (policy-R12), or recur again.

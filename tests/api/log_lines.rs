@@ -154,7 +154,7 @@ fn the_start_says_where_each_limit_comes_from() {
     let kept = lines_with_levels();
     let [(Level::Info, started)] = kept.as_slice() else { panic!("one line: {kept:?}") };
     let start =
-        "[loader] preset adaptive, back-end heap (not page-locked), ceiling 1048576 bytes; granules of 4096 bytes";
+        "[loader] preset adaptive, back-end heap (not page-locked), ceiling 1048576 bytes; granules of 131072 bytes";
     assert!(started.starts_with(start), "{started}");
     let settings =
         "; PINPOOL_BACKEND=heap (builder), PINPOOL_POOL_SIZE_LIMIT=100 (default), PINPOOL_MAX_BYTES=1MiB (builder); ";
@@ -218,7 +218,7 @@ fn debug_and_trace_say_more_of_page_locks_and_of_gets_that_wait() {
     let of =
         |level: Level| kept.iter().filter(|(of, _)| *of == level).map(|(_, line)| line.as_str()).collect::<Vec<_>>();
     let [page_lock, waited] = of(Level::Debug)[..] else { panic!("two lines: {kept:?}") };
-    let start = "page-lock: 1048576 bytes asked in 1 page-lock, held 0 -> 1048576 bytes, ";
+    let start = "acquired: 1048576 bytes asked in 1 call, held 0 -> 1048576 bytes, ";
     assert!(page_lock.starts_with(start) && page_lock.ends_with(" ms, ceiling 1048576 bytes"), "{page_lock}");
     assert!(waited.starts_with("wait: a get of 4096 bytes found no memory after "), "{waited}");
     assert_eq!(of(Level::Trace), ["wait: a get of 4096 bytes (4096 with rounding) joins the line"]);
