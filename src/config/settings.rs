@@ -285,10 +285,10 @@ impl Settings {
     fn rules(&self) -> Result<(Preset, Rounding)> {
         let is_tensorflows = |rounding| matches!(rounding, Rounding::Exact | Rounding::Pow2);
         match (self.preset, self.rounding) {
-            (None | Some(Preset::Tensorflow), Some(rounding)) if is_tensorflows(rounding) => {
-                Ok((Preset::Tensorflow, rounding))
+            (None | Some(Preset::TensorFlow), Some(rounding)) if is_tensorflows(rounding) => {
+                Ok((Preset::TensorFlow, rounding))
             }
-            (Some(Preset::Tensorflow), None) => Ok((Preset::Tensorflow, Rounding::Pow2)),
+            (Some(Preset::TensorFlow), None) => Ok((Preset::TensorFlow, Rounding::Pow2)),
             (None | Some(Preset::Adaptive), None | Some(Rounding::Eighths)) => {
                 Ok((Preset::Adaptive, Rounding::Eighths))
             }

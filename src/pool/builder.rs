@@ -348,7 +348,7 @@ fn process_ceiling(config: &Config, log: &PoolLog, source: &CeilingSource) -> Op
 
 fn supply(config: &Config, source: CalledSource, claim: Claim, log: &Arc<PoolLog>, root: &Path) -> Result<Supply> {
     match config.preset {
-        Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, claim, log.clone()))),
+        Preset::TensorFlow => Ok(Supply::Direct(Direct::new(source, claim, log.clone()))),
         Preset::Adaptive => {
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
             let retention = Retention::after(idle_timeout_us);

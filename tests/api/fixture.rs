@@ -49,7 +49,7 @@ pub(crate) fn faulty_heap() -> Arc<FaultSource> {
 pub(crate) fn two_buffers(source: &Arc<FaultSource>) -> PoolBuilder {
     Pool::builder()
         .without_env()
-        .preset(Preset::Tensorflow)
+        .preset(Preset::TensorFlow)
         .backend(Backend::Source(source.clone()))
         .pool_size_limit(2)
         // These tests say when copies are looked at.

@@ -15,7 +15,7 @@ fn evicting_pool() -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::Sim { total_bytes: 1 << 30 })
-        .preset(Preset::Tensorflow)
+        .preset(Preset::TensorFlow)
         .rounding(Rounding::Exact)
 }
 
@@ -84,7 +84,7 @@ fn a_stuck_copy_is_warned_of_once() {
     let clock = ManualClock::default();
     let pool = Pool::builder()
         .without_env()
-        .preset(Preset::Tensorflow)
+        .preset(Preset::TensorFlow)
         .backend(Backend::Heap)
         .clock(clock.clone())
         .build()
@@ -112,7 +112,7 @@ fn a_stuck_copy_is_warned_of_once() {
 #[test]
 fn a_stuck_after_of_zero_never_warns() {
     let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Heap);
+    let builder = Pool::builder().without_env().preset(Preset::TensorFlow).backend(Backend::Heap);
     let pool = builder.clock(clock.clone()).stuck_after(Duration::ZERO).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
     let _gate = stream.hold();
@@ -162,7 +162,7 @@ fn the_start_says_where_each_limit_comes_from() {
     let end = format!("; pinpool {}, pid {}", env!("CARGO_PKG_VERSION"), std::process::id());
     assert!(started.ends_with(&end), "{started}");
     drop(pool);
-    let _tensorflow = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::Tensorflow).build().unwrap();
+    let _tensorflow = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::TensorFlow).build().unwrap();
     let kept = lines_with_levels();
     let started = &kept.last().unwrap().1;
     assert!(started.contains("PINPOOL_MAX_BYTES=none (implied)"), "{started}");

@@ -70,7 +70,7 @@ fn idle_buffers_grow_old_while_the_program_is_silent() {
 
 #[test]
 fn copies_that_ended_leave_the_figures_while_the_program_is_silent() {
-    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let pool = Pool::builder().without_env().preset(preset).backend(Backend::Heap).build().unwrap();
         let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
         let gate = stream.hold();
