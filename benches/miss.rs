@@ -52,7 +52,7 @@ fn of_backend(criterion: &mut Criterion, backend: &Backend) -> Result<(), Error>
     let stats = cut.stats();
     assert_eq!((stats.hits, stats.failed_gets, stats.underlying.allocs), (0, 0, 1), "{backend:?}: not only misses");
 
-    let locked = without_idle_buffers(backend, Preset::Tensorflow)?;
+    let locked = without_idle_buffers(backend, Preset::TensorFlow)?;
     each_time(criterion, backend.name(), "locked", get(&locked));
     let stats = locked.stats();
     assert_eq!((stats.hits, stats.failed_gets), (0, 0), "{backend:?}: not only misses");

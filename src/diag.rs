@@ -1,6 +1,8 @@
 //! Every log line, one method each; the only user of the crate `log` in the library.
 //!
-//! Those about reserves, ceilings and checks are in files of their own.
+//! Those about memory, reserves, limits and checks are in their own files.
+//!
+//! The target of a line is `pinpool::` and the kind of its event, the first argument of its macro.
 //!
 //! The comment of each method has its lines, with their levels and what to do about them: docs/log-lines.md is made of these.
 //!
@@ -26,6 +28,7 @@ mod ceilings;
 mod checks;
 /// Here and in the files below `log::warn!` and its siblings are the macros of this module.
 mod log;
+mod memory;
 mod reserve;
 mod texts;
 mod warnings;
@@ -81,35 +84,19 @@ impl PoolLog {
     /// ceiling, GPU, memory node; the limits and what was set, from the `builder`, a `variable`, `implied` or by
     /// `default`; version, process, why no better source.
     pub(crate) fn started(&self, start: &Start<'_>) {
-        log::info!("{self}{start}");
+        log::info!(pool, "{self}{start}");
     }
 
     /// `Lowering pool_size_limit_ from A to B` (info): nothing: no miss for five minutes; the limit can rise again.
     pub(crate) fn limit_lowered(&self, from: u64, to: u64) {
-        log::info!("{self}Lowering pool_size_limit_ from {from} to {to}");
-    }
-
-    /// Pinned memory has doubled since the last such line.
-    ///
-    /// `growth: N bytes asked in M page-locks, held A -> B bytes ...` (info): nothing if it stops; one line for each
-    /// doubling from 64 MiB on, since the line before.
-    pub(crate) fn grown(&self, growth: &Growth) {
-        log::info!("{self}growth: {growth}");
-    }
-
-    /// One call that took memory from the system.
-    ///
-    /// `page-lock: N bytes asked in M page-locks, held A -> B bytes ...` (debug): many in steady state: what is pinned
-    /// goes back too early; see the verdict.
-    pub(crate) fn page_locked(&self, growth: &Growth) {
-        log::debug!("{self}page-lock: {growth}");
+        log::info!(pool_size_limit, "{self}Lowering pool_size_limit_ from {from} to {to}");
     }
 
     /// A get joins the line.
     ///
     /// `wait: a get of N bytes ... joins the line` (trace): nothing: the next line says how it ended.
     pub(crate) fn began_to_wait(&self, asked_bytes: u64, needed_bytes: u64) {
-        log::trace!("{self}wait: a get of {asked_bytes} bytes ({needed_bytes} with rounding) joins the line");
+        log::trace!(wait, "{self}wait: a get of {asked_bytes} bytes ({needed_bytes} with rounding) joins the line");
     }
 
     /// A get that waited in line has left it.
@@ -118,21 +105,22 @@ impl PoolLog {
     /// less.
     pub(crate) fn waited(&self, asked_bytes: u64, waited: Duration, is_served: bool) {
         let end = if is_served { "was served" } else { "found no memory" };
-        log::debug!("{self}wait: a get of {asked_bytes} bytes {end} after {waited:?} in line");
+        log::debug!(wait, "{self}wait: a get of {asked_bytes} bytes {end} after {waited:?} in line");
     }
 
     /// `shortage: no memory for N bytes ...` (warn): what the line says: it names the limit that is reached; or lower
     /// the prefetch, or raise `PINPOOL_WAIT`.
     pub(crate) fn shortage_began(&self, asked_bytes: u64, why: &str, usage: &UsageReport) {
-        log::warn!("{self}shortage: no memory for {asked_bytes} bytes: {why}; {usage}");
+        log::warn!(shortage, "{self}shortage: no memory for {asked_bytes} bytes: {why}; {usage}");
     }
 
-    /// `shortage over ...` (warn): what the line of its beginning says; this one has how long it lasted and what it cost.
+    /// `shortage over ...` (info): what the line of its beginning says; this one has how long it lasted and what it cost.
     pub(crate) fn shortage_ended(&self, after: Duration, gets: u64, fallbacks: u64) {
         // Of a single get there is no time between the first and the last.
         let after = if after.is_zero() { String::new() } else { format!(" after {after:?}") };
         let subject = if gets == 1 { "1 get".to_owned() } else { format!("{gets} gets") };
-        log::warn!(
+        log::info!(
+            shortage,
             "{self}shortage over{after}: {subject} found no memory at once, {fallbacks} were given memory that is not pinned"
         );
     }
@@ -151,9 +139,9 @@ impl PoolLog {
     /// `verdict: CAUSE ...` (warn): what the line says: what was seen, what to set or to change, and the seconds lost.
     pub(crate) fn judged(&self, judgement: &Judgement) {
         if judgement.is_alarm {
-            log::warn!("{self}verdict: {judgement}");
+            log::warn!(diagnosis, "{self}verdict: {judgement}");
         } else {
-            log::info!("{self}verdict: {judgement}");
+            log::info!(diagnosis, "{self}verdict: {judgement}");
         }
     }
 
@@ -162,7 +150,7 @@ impl PoolLog {
     /// `out of memory: N bytes asked by ...` (warn): a get has failed: the last two lines of the block say the likely
     /// cause and what to change; above them are the largest owners (`Pool::tagged`) and what is held.
     pub(crate) fn out_of_memory(&self, dump: &Dump) {
-        log::warn!("{self}{dump}");
+        log::warn!(shortage, "{self}{dump}");
     }
 
     /// The first such get of the pool, and then each power of ten.
@@ -173,6 +161,7 @@ impl PoolLog {
         let limit = max_bytes.map_or_else(String::new, |max_bytes| format!(" of at most {max_bytes}"));
         let so_far = if nth == 1 { String::new() } else { format!(", as for {nth} gets so far") };
         log::warn!(
+            shortage,
             "{self}fallback: memory for {asked_bytes} bytes is not pinned{so_far}, so a copy from it is slow and holds up its \
              caller; {fallback_bytes} bytes{limit} are such memory now (PINPOOL_MAX_FALLBACK_BYTES sets the limit, \
              PINPOOL_ON_FULL=error refuses instead)"
@@ -182,19 +171,19 @@ impl PoolLog {
     /// `socket: statistics at PATH ...` (info): nothing: `pinpool top PATH` shows them.
     #[cfg(feature = "serve")]
     pub(crate) fn serving(&self, path: &std::path::Path) {
-        log::info!("{self}socket: statistics at {}: `pinpool top` shows them", path.display());
+        log::info!(socket, "{self}socket: statistics at {}: `pinpool top` shows them", path.display());
     }
 
     /// `socket: no statistics at PATH ...` (warn): what the line says: another path, or the feature `serve`.
     #[cfg(feature = "serve")]
     pub(crate) fn not_serving(&self, path: &std::path::Path, why: &str) {
-        log::warn!("{self}socket: no statistics at {}: {why}", path.display());
+        log::warn!(socket, "{self}socket: no statistics at {}: {why}", path.display());
     }
 
     /// `trace: recording to F`, `trace: N records are in F` (info): nothing: `PINPOOL_TRACE` is set.
     #[cfg(feature = "trace")]
     pub(crate) fn recording(&self, path: &Path) {
-        log::info!("{self}trace: recording to {}", path.display());
+        log::info!(trace, "{self}trace: recording to {}", path.display());
     }
 
     /// The file was there, and would have been written over.
@@ -204,6 +193,7 @@ impl PoolLog {
     #[cfg(feature = "trace")]
     pub(crate) fn earlier_recording(&self, path: &Path, earlier: &Path) {
         log::warn!(
+            trace,
             "{self}trace: the earlier recording in {} is {} now, until the next one takes its place there; put %p, the number of the \
              process, into the name to keep all",
             path.display(),
@@ -215,7 +205,7 @@ impl PoolLog {
     /// is missing.
     #[cfg(feature = "trace")]
     pub(crate) fn not_recording(&self, path: &Path, why: &str) {
-        log::warn!("{self}trace: nothing is recorded to {}: {why}", path.display());
+        log::warn!(trace, "{self}trace: nothing is recorded to {}: {why}", path.display());
     }
 
     /// `trace: N records are in F, and M were lost ...` (warn): nothing if few: figures from the trace lack them; a
@@ -228,34 +218,16 @@ impl PoolLog {
         let path = path.display();
         match failure {
             Some(why) => log::error!(
+                trace,
                 "{self}trace: {path} is not complete, {records} records are in it and {lost} were lost: {why}"
             ),
             None if *lost > 0 => log::warn!(
+                trace,
                 "{self}trace: {records} records are in {path}, and {lost} were lost: threads recorded faster than they could \
                  be written"
             ),
-            None => log::info!("{self}trace: {records} records are in {path}"),
+            None => log::info!(trace, "{self}trace: {records} records are in {path}"),
         }
-    }
-
-    /// `memory is short ...` (info): nothing, or `PINPOOL_PRESSURE=off` to ignore the kernel's signal.
-    ///
-    /// `memory is no longer short ...` (info): nothing.
-    pub(crate) fn pressure_changed(&self, is_calm: bool) {
-        if is_calm {
-            log::info!("{self}memory is no longer short: idle memory is kept for PINPOOL_IDLE_TIMEOUT again");
-        } else {
-            log::info!("{self}memory is short: idle memory is given back sooner (PINPOOL_PRESSURE=off ignores this)");
-        }
-    }
-
-    /// `mappings: the process has N of the M ...` (warn): raise `vm.max_map_count`; until then the pool grows in larger
-    /// pieces, each of which is one mapping.
-    pub(crate) fn few_mappings(&self, used: u64, limit: u64, own: u64, granule_bytes: u64) {
-        log::warn!(
-            "{self}mappings: the process has {used} of the {limit} that the kernel allows (vm.max_map_count), {own} of them this \
-             pool's; from now on it grows by {granule_bytes} bytes at least (raise the limit: sysctl vm.max_map_count)"
-        );
     }
 
     /// Logs why there is no maintenance thread, if there is none.
@@ -270,6 +242,7 @@ impl PoolLog {
     #[cold]
     pub(crate) fn no_thread_for(&self, error: &std::io::Error) {
         log::warn!(
+            maintenance,
             "{self}no thread for maintenance (PINPOOL_POLL): idle memory is given back only while the pool is used; call \
              Pool::poll when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}"
         );
@@ -284,7 +257,7 @@ impl PoolLog {
         // A `Once` that is under way in a parent would hold its child of `fork` for ever.
         static IS_TOLD: AtomicBool = AtomicBool::new(false);
         for unused in unused {
-            log::warn!("{self}{unused}");
+            log::warn!(settings, "{self}{unused}");
         }
         let has_no_logger = ::log::max_level() == ::log::LevelFilter::Off;
         if has_no_logger && !unused.is_empty() && !IS_TOLD.swap(true, Ordering::Relaxed) {
@@ -296,18 +269,19 @@ impl PoolLog {
     /// `release failed ...` (error): read the driver's reason in the line; memory stays pinned, for now or until the
     /// process ends, as the line says.
     pub(crate) fn release_failed(&self, held_bytes: u64, error: &SourceError) {
-        log::error!("{self}release failed: {held_bytes} bytes stay allocated until the process ends: {error}");
+        log::error!(release, "{self}release failed: {held_bytes} bytes stay allocated until the process ends: {error}");
     }
 
     /// `the memory of this pool is gone ...` (error): build a new pool after a reset of the device; the line says what took it.
     pub(crate) fn memory_gone(&self, why: &SourceError) {
-        log::error!("{self}the memory of this pool is gone, and no get is served any more: {why}");
+        log::error!(release, "{self}the memory of this pool is gone, and no get is served any more: {why}");
     }
 
     /// Logs why the arena could not give memory back, if it could not.
     pub(crate) fn release_error(&self, released: Result<(), SourceError>) {
         if let Err(error) = released {
             log::error!(
+                release,
                 "{self}release failed: idle memory stays pinned and is released later; further failures are not logged \
                  until a release succeeds: {error}"
             );
@@ -338,6 +312,7 @@ impl PoolLog {
                 String::new()
             };
             log::error!(
+                copies,
                 "{self}completion unknown: a buffer of {held_bytes} bytes is {reuse} ({lost} lost now){all}: {error}"
             );
         }
@@ -349,7 +324,7 @@ impl PoolLog {
     /// again.
     pub(crate) fn completion_known(&self, buffers: u64, bytes: u64) {
         let (subject, are) = if buffers == 1 { ("buffer", "is") } else { ("buffers", "are") };
-        log::info!("{self}completion known: {buffers} lost {subject} of {bytes} bytes {are} used again");
+        log::info!(copies, "{self}completion known: {buffers} lost {subject} of {bytes} bytes {are} used again");
     }
 
     /// A copy holds up the releases of a pool, since its fence failed.
@@ -360,6 +335,7 @@ impl PoolLog {
             "from now on"
         };
         log::error!(
+            copies,
             "{self}completion unknown: the pool releases no memory {end}, since a release would wait for a copy: {error}"
         );
     }
@@ -370,6 +346,7 @@ impl PoolLog {
         let (subject, have) =
             if buffers == 1 { ("a buffer".to_owned(), "has") } else { (format!("{buffers} buffers"), "have") };
         log::warn!(
+            copies,
             "{self}{subject} of {bytes} bytes {have} been in flight for {age:?} on stream {stream:#x}, unavailable until \
              the copies complete; look for what blocks that stream (PINPOOL_STUCK_AFTER sets the time)"
         );
@@ -382,8 +359,9 @@ impl PoolLog {
     pub(crate) fn ended(&self, stats: &Stats) {
         let Stats { gets, hits, misses, failed_gets, fallbacks, puts, evicted, underlying, .. } = stats;
         let (page_locks, bytes, peak_bytes) = (underlying.allocs, underlying.alloc_bytes, stats.peak_pinned_bytes);
-        let calls = if page_locks == 1 { "page-lock" } else { "page-locks" };
+        let calls = if page_locks == 1 { "call" } else { "calls" };
         log::info!(
+            pool,
             "{self}ended: {gets} gets ({hits} hits, {misses} misses, {failed_gets} failed, {fallbacks} not pinned), {puts} \
              puts, {evicted} evicted; {bytes} bytes in {page_locks} {calls}, at most {peak_bytes} bytes pinned"
         );
@@ -399,6 +377,7 @@ impl PoolLog {
         let list = StillOut { buffers, bytes, tagged };
         // No warning: a buffer that is a later field than its pool is dropped after it.
         log::info!(
+            pool,
             "{self}ended with {buffers} {noun} still out, {bytes} bytes, which stay until they are dropped:{list}"
         );
     }
@@ -407,6 +386,7 @@ impl PoolLog {
     /// would wait for the device, so all memory stays pinned.
     pub(crate) fn left_pinned(&self, bytes: u64) {
         log::error!(
+            release,
             "{self}closing: {bytes} bytes stay pinned until the process ends: a copy was never seen to complete, and a \
              release would wait for it"
         );
@@ -414,6 +394,7 @@ impl PoolLog {
 
     pub(crate) fn left_by_refusal(&self, bytes: u64, error: &SourceError) {
         log::error!(
+            release,
             "{self}release failed: closing, and {bytes} bytes stay pinned, or addresses reserved, until the process ends: {error}"
         );
     }
@@ -422,6 +403,7 @@ impl PoolLog {
     /// memory of these copies is never released.
     pub(crate) fn closed_in_flight(&self, copies: u64, bytes: u64, waited: Duration) {
         log::error!(
+            copies,
             "{self}closing with {copies} copies in flight after waiting {waited:?}: their {bytes} bytes are never released, \
              since a device may still read them (PINPOOL_CLOSE_WAIT sets the wait)"
         );

@@ -13,9 +13,16 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why a call of the pool failed.
 ///
 /// The kind is boxed so that a `Result<PinnedBuf, Error>` stays small on the path that succeeds.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error(transparent)]
 pub struct Error(Box<ErrorKind>);
+
+/// The kind and the text: what `unwrap` and a `main` that returns the error print.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {self}", self.kind())
+    }
+}
 
 /// Bytes of the pool at the moment of an error.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -355,6 +362,7 @@ mod tests {
         assert_eq!(error.kind(), Kind::Limit);
         assert_eq!((error.asked_bytes(), error.held_bytes(), error.max_bytes()), (Some(64), Some(490), Some(512)));
         let text = error.to_string();
+        assert_eq!([format!("{error:?}"), format!("{error:#?}")], [(); 2].map(|()| format!("Limit: {text}")));
         for word in ["64 B", "128 B", "held 490 B", "in use 400", "idle 90", "512 B", "PINPOOL_MAX_BYTES"] {
             assert!(text.contains(word), "{word} is missing in: {text}");
         }

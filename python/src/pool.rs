@@ -340,7 +340,7 @@ impl Pool {
         if let Some(name) = pool.name() {
             text += &format!(" {name:?}");
         }
-        let preset = if pool.config().preset == Preset::Tensorflow { "tensorflow" } else { "adaptive" };
+        let preset = if pool.config().preset == Preset::TensorFlow { "tensorflow" } else { "adaptive" };
         let ceiling = stats.max_bytes.map_or_else(|| "none".to_owned(), format_bytes);
         let (backend, held) = (stats.backend, format_bytes(stats.pinned_bytes));
         text += &format!(" preset={preset} backend={backend} max_bytes={ceiling} held={held} in_use={}", stats.in_use);

@@ -5,6 +5,7 @@
 //!   a miss for 7 MiB: there is a ghost of 7 MiB          the size recurs: nobody needs a hole
 //!   a miss for 8 MiB: none, yet memory for it is free    a hole of 8 MiB is wanted, for half a minute or more
 //!   three such misses or more                            sizes vary
+//!   1,024 misses in a row that find a ghost              sizes recur again
 //! ```
 //!
 //! A ghost is the size of a buffer that came back and would still lie whole in a hole, had no other buffer been carved
@@ -15,7 +16,9 @@
 //! A growth commits more than its buffer needs. Misses that this would have sufficed for are growth, not varied sizes: while
 //! a program starts, none of its sizes has come back yet.
 //!
-//! Both conditions spare programs of few sizes, as does the bound of a step by what is needed (policy-R7).
+//! Both conditions spare programs of few sizes, as does the bound of a step by what is needed (policy-R7). A program that
+//! changes from one set of fixed sizes to another can still meet them. While sizes count as varied, its large buffers are
+//! merged, so each of its requests misses and finds a ghost: such misses in a row are the evidence that its sizes recur.
 //!
 //! - **demand-I1**: There are at most [`GHOSTS_MAX`] ghosts, and `ghost_bytes` is the sum of their sizes.
 
@@ -25,6 +28,10 @@ const GHOSTS_MAX: usize = 128;
 
 /// Fewer wants than these are exceptions: the short batch at the end of an epoch.
 const WANTS_MIN: u64 = 3;
+
+/// After this many misses in a row that found a ghost, sizes recur: keeping these buffers would have made each one a hit.
+/// Fewer make the replays of the 25 workloads worse.
+const RECURRING_MISSES: u64 = 1024;
 
 /// A size is remembered for as long as this, and at most twice as long.
 const PERIOD_US: u64 = 30_000_000;
@@ -43,6 +50,8 @@ pub struct Demand {
     /// The largest size for which memory was there in other sizes, and how often that was so.
     wanted: Lately,
     wants: Lately,
+    /// Misses since the last want that found a ghost.
+    recurring: u64,
     /// The largest size that missed.
     missed: Lately,
     /// The most that was committed at a miss.
@@ -113,6 +122,10 @@ impl Demand {
         if let Some(newest) = self.ghosts.iter().rposition(|&ghost| ghost == bytes) {
             self.ghosts.remove(newest);
             self.ghost_bytes -= bytes;
+            self.recurring += 1;
+            if self.recurring >= RECURRING_MISSES {
+                (self.wanted, self.wants) = (Lately::default(), Lately::default());
+            }
             return true;
         }
         let grows = self.surplus_bytes >= bytes;
@@ -124,6 +137,7 @@ impl Demand {
     pub fn want(&mut self, bytes: u64, now_us: u64) {
         self.wanted.note_largest(bytes, now_us);
         self.wants.count(now_us);
+        self.recurring = 0;
     }
 
     /// The largest size that was wanted in the last half minute or more; 0 if that was seldom: sizes recur, or nothing
@@ -221,6 +235,26 @@ mod tests {
         assert_eq!(demand.wanted_bytes(540_000_000), 0);
         (0..2).for_each(|_| demand.want(8 * MIB, 541_000_000));
         assert_eq!([541, 599].map(|second| demand.wanted_bytes(second * 1_000_000)), [8 * MIB, 8 * MIB]);
+    }
+
+    #[test]
+    fn sizes_recur_again_after_many_misses_in_a_row_that_find_a_ghost() {
+        let mut demand = Demand::default();
+        let miss_and_return = |demand: &mut Demand, times: u64| {
+            (0..times).for_each(|_| {
+                demand.given(MIB, 100 * MIB);
+                assert!(demand.missed(MIB, 0, 0));
+            });
+        };
+        for _ in 0..2 {
+            (0..WANTS_MIN).for_each(|_| demand.want(8 * MIB, 0));
+            miss_and_return(&mut demand, RECURRING_MISSES - 1);
+            demand.want(8 * MIB, 0);
+            miss_and_return(&mut demand, RECURRING_MISSES - 1);
+            assert_eq!(demand.wanted_bytes(0), 8 * MIB, "a want begins the count again");
+            miss_and_return(&mut demand, 1);
+            assert_eq!(demand.wanted_bytes(0), 0);
+        }
     }
 
     #[test]

@@ -58,6 +58,13 @@ pub enum Backend {
     Source(Arc<dyn Source>),
 }
 
+#[cfg(feature = "custom-source")]
+impl From<Arc<dyn Source>> for Backend {
+    fn from(source: Arc<dyn Source>) -> Self {
+        Self::Source(source)
+    }
+}
+
 impl Backend {
     /// Name in settings, log lines and statistics.
     pub fn name(&self) -> &'static str {

@@ -1,6 +1,7 @@
 //! Copies from and into a buffer, and work of others on it: each is recorded in the buffer, or takes the buffer along.
 #![allow(unsafe_code)] // Lends the block's memory to devices.
 
+use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::ops::Range;
 use std::pin::Pin;
@@ -65,11 +66,18 @@ impl Future for PendingBuf {
 }
 
 /// Why [`PinnedBuf::copy_to`] failed, with the buffer if nothing was enqueued. `?` makes it an [`Error`].
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct CopyError {
     error: Error,
     buf: Option<PinnedBuf>,
+}
+
+/// As that of [`Error`].
+impl fmt::Debug for CopyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
 }
 
 impl CopyError {

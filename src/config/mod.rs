@@ -35,7 +35,7 @@ pub enum Preset {
     #[default]
     Adaptive,
     /// TensorFlow's `PoolAllocator`, exact to its counters and log lines: each miss is an allocation of its own.
-    Tensorflow,
+    TensorFlow,
 }
 
 /// Most bytes that a pool holds, in use and idle.

@@ -70,8 +70,8 @@ macro_rules! for_each_setting {
 
         // Longer than a step of a training, and shorter than a person waits for an answer: a loader that is ahead of its device
         // waits for it, and a program that holds every buffer itself hears of it. The log says at once that a get waits.
-        /// Longest wait of a get for memory under the ceiling, none for one without end. The default is 100ms where
-        /// PINPOOL_ON_FULL=pageable, and 0 under tensorflow.
+        /// How long a request waits for memory at the limit: a time, 0 (it fails at once), or none (it waits forever; in
+        /// code `None`). The default is 100ms with PINPOOL_ON_FULL=pageable, and 0 with tensorflow.
         "PINPOOL_WAIT" = Some(Duration::from_secs(30)), wait(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
         // The same with and without a GPU, so that a loader that holds too much shows it on the machine where it is written.
@@ -285,10 +285,10 @@ impl Settings {
     fn rules(&self) -> Result<(Preset, Rounding)> {
         let is_tensorflows = |rounding| matches!(rounding, Rounding::Exact | Rounding::Pow2);
         match (self.preset, self.rounding) {
-            (None | Some(Preset::Tensorflow), Some(rounding)) if is_tensorflows(rounding) => {
-                Ok((Preset::Tensorflow, rounding))
+            (None | Some(Preset::TensorFlow), Some(rounding)) if is_tensorflows(rounding) => {
+                Ok((Preset::TensorFlow, rounding))
             }
-            (Some(Preset::Tensorflow), None) => Ok((Preset::Tensorflow, Rounding::Pow2)),
+            (Some(Preset::TensorFlow), None) => Ok((Preset::TensorFlow, Rounding::Pow2)),
             (None | Some(Preset::Adaptive), None | Some(Rounding::Eighths)) => {
                 Ok((Preset::Adaptive, Rounding::Eighths))
             }

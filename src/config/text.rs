@@ -70,7 +70,7 @@ macro_rules! words {
     (@list $first:literal $($word:literal)*) => { concat!($first $(, ", ", $word)*) };
 }
 
-words!(Preset, "a preset": Adaptive = "adaptive", Tensorflow = "tensorflow");
+words!(Preset, "a preset": Adaptive = "adaptive", TensorFlow = "tensorflow");
 words!(Rounding, "a rounding": Eighths = "eighths", Pow2 = "pow2", Exact = "exact" or "noop");
 words!(FenceKind, "a kind of fence": Auto = "auto", Event = "event", Timeline = "timeline");
 words!(HugeTlb, "a kind of huge pages": Off = "off", Auto = "auto", Of2MiB = "2MiB" or "2M", Of1GiB = "1GiB" or "1G");

@@ -10,12 +10,13 @@ impl PoolLog {
     /// group has changed (`auto`).
     pub(crate) fn ceiling_changed(&self, from: Option<u64>, to: Option<u64>, why: &str) {
         let bytes = |ceiling: Option<u64>| ceiling.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
-        log::info!("{self}ceiling changed from {} to {}: {why}", bytes(from), bytes(to));
+        log::info!(limit, "{self}ceiling changed from {} to {}: {why}", bytes(from), bytes(to));
     }
 
     /// `locked memory is limited ...` (warn): raise `RLIMIT_MEMLOCK` or set `PINPOOL_MAX_BYTES`.
     pub(crate) fn lock_limited(&self, limit_bytes: u64) {
         log::warn!(
+            limit,
             "{self}locked memory is limited to {limit_bytes} bytes for this process (RLIMIT_MEMLOCK), and so is the \
              ceiling; raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK for more"
         );
@@ -23,7 +24,7 @@ impl PoolLog {
 
     /// `partition, ceiling N bytes ...` (info): nothing: a pool with a ceiling of its own was made.
     pub(crate) fn partitioned(&self, max_bytes: u64) {
-        log::info!("{self}partition, ceiling {max_bytes} bytes, shares the memory of its parent pool");
+        log::info!(limit, "{self}partition, ceiling {max_bytes} bytes, shares the memory of its parent pool");
     }
 
     /// The pool has a place in the host ledger.
@@ -34,6 +35,7 @@ impl PoolLog {
         let ceiling = max_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
         let others = owners.len().saturating_sub(1);
         log::info!(
+            ledger,
             "{self}ledger: the ceiling of {name} holds for this pool and {others} others: {ceiling}, of which {held_bytes} are \
              held"
         );
@@ -44,6 +46,7 @@ impl PoolLog {
     pub(crate) fn ledger_has_other_ceiling(&self, name: &str, max_bytes: Option<u64>, asked_bytes: u64) {
         let ceiling = max_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
         log::warn!(
+            ledger,
             "{self}ledger: the ceiling of {name} stays {ceiling}, as its first owner has set it, not {asked_bytes} bytes; give all \
              its processes the same PINPOOL_MAX_BYTES"
         );
@@ -51,14 +54,14 @@ impl PoolLog {
 
     /// `ledger: none is used ...` (warn): what the line says; until then the pool has its own ceiling alone.
     pub(crate) fn no_ledger(&self, why: &str) {
-        log::warn!("{self}ledger: none is used, and the pool has its own ceiling alone: {why}");
+        log::warn!(ledger, "{self}ledger: none is used, and the pool has its own ceiling alone: {why}");
     }
 
     /// A get waited for room that other owners made.
     ///
     /// `ledger: L had room for N bytes ...` (debug): nothing: idle memory of other processes served a get.
     pub(crate) fn ledger_had_room(&self, name: &str, asked_bytes: u64, waited: Duration) {
-        log::debug!("{self}ledger: {name} had room for {asked_bytes} bytes after {waited:?}");
+        log::debug!(ledger, "{self}ledger: {name} had room for {asked_bytes} bytes after {waited:?}");
     }
 
     /// A get waited for room that other owners did not make.
@@ -66,14 +69,14 @@ impl PoolLog {
     /// `ledger: L had no room for N bytes ...` (info): what other processes hold stands in the line: put buffers back
     /// there, or raise the ceiling.
     pub(crate) fn ledger_had_no_room(&self, name: &str, asked_bytes: u64, waited: Duration, others: &str) {
-        log::info!("{self}ledger: {name} had no room for {asked_bytes} bytes in {waited:?}: {others}");
+        log::info!(ledger, "{self}ledger: {name} had no room for {asked_bytes} bytes in {waited:?}: {others}");
     }
 
     /// Idle memory was released because other owners lack it.
     ///
     /// `ledger: L was given N bytes ...` (debug): nothing: another process needed what was idle here.
     pub(crate) fn ledger_was_given(&self, name: &str, bytes: u64) {
-        log::debug!("{self}ledger: {name} was given {bytes} bytes of idle memory, which other owners want");
+        log::debug!(ledger, "{self}ledger: {name} was given {bytes} bytes of idle memory, which other owners want");
     }
 
     /// What became of the pool's place in a ledger, if anything did.
@@ -89,18 +92,22 @@ impl PoolLog {
         match news {
             None => {}
             Some(LedgerNews::Closed) => log::error!(
+                ledger,
                 "{self}ledger: the place in {name} is lost, as this process has closed its descriptor: what is held counts there \
                  no more, and nothing more is pinned; close only descriptors of your own, and start this process again"
             ),
             Some(LedgerNews::Taken) => log::error!(
+                ledger,
                 "{self}ledger: the place in {name} is lost, as another owner has written to it: what is held counts there no more, \
                  and nothing more is pinned; start this process again"
             ),
             Some(LedgerNews::Moved { what }) => log::error!(
+                ledger,
                 "{self}ledger: the file of {name} was {what} while it was used: this pool has moved to the one that has the name \
                  now, with all that it holds; keep others from removing it (RemoveIPC=no in logind.conf, cleaners of /dev/shm)"
             ),
             Some(LedgerNews::NotMoved { what, why }) => log::error!(
+                ledger,
                 "{self}ledger: the file of {name} was {what} while it was used, and there is no other: nothing more is pinned \
                  until there is one: {why}"
             ),

@@ -106,9 +106,9 @@ impl PoolLog {
     pub(crate) fn checked(&self, check: Check) {
         let report = CheckReport { check, printed: self.log_sampler.next_is_printed(self.log_every) };
         if report.printed {
-            log::info!("{}", After(&check));
+            log::info!(pool_size_limit, "{}", After(&check));
             if let Some(to) = check.raised_to {
-                log::info!("{}", Raising { from: check.limit, to });
+                log::info!(pool_size_limit, "{}", Raising { from: check.limit, to });
             }
         }
         if let Some(listener) = self.listener.clone() {

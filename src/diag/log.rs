@@ -70,12 +70,11 @@ pub(super) fn call(call: impl FnOnce() + 'static) {
 
 /// Passes a line to the logger, now or when the thread's last deferral ends. The record has the file and line of the caller.
 #[track_caller]
-pub(super) fn emit(level: ::log::Level, line: fmt::Arguments<'_>) {
-    const TARGET: &str = "pinpool::diag";
+pub(super) fn emit(target: &'static str, level: ::log::Level, line: fmt::Arguments<'_>) {
     let (file, number) = (Location::caller().file(), Location::caller().line());
     let emit = move |line: fmt::Arguments<'_>| {
         let mut record = ::log::Record::builder();
-        record.level(level).target(TARGET).module_path_static(Some(TARGET)).file_static(Some(file)).line(Some(number));
+        record.level(level).target(target).module_path_static(Some(target)).file_static(Some(file)).line(Some(number));
         ::log::logger().log(&record.args(line).build());
     };
     if is_deferring() {
@@ -86,11 +85,13 @@ pub(super) fn emit(level: ::log::Level, line: fmt::Arguments<'_>) {
     }
 }
 
-/// Evaluates its arguments only if lines of the level are wanted.
+/// Logs a line of this kind of event: its target is `pinpool::KIND`. Evaluates its arguments only if lines of the level are
+/// wanted.
 macro_rules! at_level {
-    ($level:ident, $($line:tt)+) => {
+    ($level:ident, $kind:ident, $($line:tt)+) => {
         if ::log::Level::$level <= ::log::STATIC_MAX_LEVEL && ::log::Level::$level <= ::log::max_level() {
-            $crate::diag::log::emit(::log::Level::$level, format_args!($($line)+));
+            let target = concat!("pinpool::", stringify!($kind));
+            $crate::diag::log::emit(target, ::log::Level::$level, format_args!($($line)+));
         }
     };
 }

@@ -11,7 +11,7 @@ impl PoolLog {
     /// `reserve: N of M bytes ...` (info): nothing: progress of pinning `PINPOOL_RESERVE`.
     pub(crate) fn reserving(&self, done_bytes: u64, of_bytes: u64, left: Option<Duration>) {
         let left = left.map_or_else(String::new, |left| format!(", {:.1} s to go", left.as_secs_f64()));
-        log::info!("{self}reserve: {done_bytes} of {of_bytes} bytes pinned{left}");
+        log::info!(reserve, "{self}reserve: {done_bytes} of {of_bytes} bytes pinned{left}");
     }
 
     /// A reserve that is not waited for has its first step.
@@ -20,6 +20,7 @@ impl PoolLog {
     /// program; a line for each quarter follows, with the time to go.
     pub(crate) fn reserve_begun(&self, done_bytes: u64, of_bytes: u64) {
         log::info!(
+            reserve,
             "{self}reserve: begun, {done_bytes} of {of_bytes} bytes are there, the rest is pinned beside the program"
         );
     }
@@ -31,7 +32,7 @@ impl PoolLog {
         let node = numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
         #[allow(clippy::cast_precision_loss)] // A rate.
         let rate = bytes as f64 / took.as_secs_f64().max(1e-9) / 1e9;
-        log::info!("{self}reserve: all is there, {bytes} bytes in {took:?} ({rate:.1} GB/s){node}");
+        log::info!(reserve, "{self}reserve: all is there, {bytes} bytes in {took:?} ({rate:.1} GB/s){node}");
     }
 
     /// The ceiling leaves no room for the rest now.
@@ -41,6 +42,7 @@ impl PoolLog {
     pub(crate) fn reserve_waits(&self, done_bytes: u64, of_bytes: u64, max_bytes: Option<u64>) {
         let max_bytes = max_bytes.unwrap_or(u64::MAX);
         log::warn!(
+            reserve,
             "{self}reserve: waits for room, {done_bytes} of {of_bytes} bytes pinned under a ceiling of {max_bytes}: the rest \
              comes when there is some; raise PINPOOL_MAX_BYTES, or lower PINPOOL_RESERVE"
         );
@@ -52,6 +54,7 @@ impl PoolLog {
     /// what is there, and `Pool::prewarm` pins the rest once that is cured.
     pub(crate) fn reserve_stopped(&self, done_bytes: u64, of_bytes: u64, error: &SourceError) {
         log::warn!(
+            reserve,
             "{self}reserve: stopped at {done_bytes} of {of_bytes} bytes, the pool goes on with these: {error}; then \
              Pool::prewarm pins the rest, or lower PINPOOL_RESERVE"
         );
@@ -62,7 +65,7 @@ impl PoolLog {
     /// `reserve: N bytes are in ...` (info): if the pages are not huge, check `transparent_hugepage`.
     pub(crate) fn reserved(&self, bytes: u64, tiers: impl Fn() -> PageTiers, numa_node: Option<u32>) {
         let node = numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
-        log::info!("{self}reserve: {bytes} bytes are in {}{node}", tiers());
+        log::info!(reserve, "{self}reserve: {bytes} bytes are in {}{node}", tiers());
     }
 
     /// The huge pages that were asked for do not suffice.
@@ -70,6 +73,6 @@ impl PoolLog {
     /// `too few huge pages, other pages are taken: ...` (warn): set more aside as the line says, or
     /// `PINPOOL_HUGETLB=auto`, which takes what there is without a word.
     pub(crate) fn few_huge_pages(&self, lack: &SourceError) {
-        log::warn!("{self}too few huge pages, other pages are taken: {lack}");
+        log::warn!(reserve, "{self}too few huge pages, other pages are taken: {lack}");
     }
 }

@@ -28,8 +28,8 @@ impl PoolLog {
     pub(crate) fn found(&self, finding: &Finding) {
         match finding.level {
             Level::Ok | Level::Note => return,
-            Level::Warning => log::warn!("{self}{finding}"),
-            Level::Error => log::error!("{self}{finding}"),
+            Level::Warning => log::warn!(machine, "{self}{finding}"),
+            Level::Error => log::error!(machine, "{self}{finding}"),
         }
         self.warnings.0.lock().push(finding.clone());
         if ::log::max_level() == ::log::LevelFilter::Off {

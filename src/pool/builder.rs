@@ -22,7 +22,7 @@ use crate::diag::CheckReport;
 use crate::diag::{LogSampler, PoolLog, Start, Warnings};
 use crate::engine::{
     Backing, CalledSource, CeilingSource, Clock, Core, Direct, Domain, Fallback, SharedArena, SharedArenaConfig,
-    Supply, Timekeeper,
+    Supply, Timekeeper, granule_bytes,
 };
 use crate::error::{ErrorKind, Result};
 use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
@@ -47,6 +47,13 @@ pub struct PoolBuilder {
 impl fmt::Debug for PoolBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PoolBuilder").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+/// As [`Pool::builder`].
+impl Default for PoolBuilder {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -81,7 +88,7 @@ impl PoolBuilder {
     }
 
     /// Sets what the variable `name` sets, from its text, as the method of that setting would: for settings that come as text
-    /// from a file or from another language. `docs/settings.md` has the names. An empty text sets
+    /// from a file or from another language. The methods below name the variables. An empty text sets
     /// nothing.
     ///
     /// ```
@@ -187,7 +194,10 @@ impl PoolBuilder {
             ceiling: &ceiling,
             device: source.needs_gpu().then_some(config.device),
             numa_node: source.numa_node(),
-            granule_bytes: source.virtual_memory().filter(|_| has_arena).map(|memory| memory.granule_bytes()),
+            granule_bytes: source
+                .virtual_memory()
+                .filter(|_| has_arena)
+                .map(|memory| granule_bytes(max_bytes, memory.granule_bytes() as u64)),
             huge_pages: limits::memory_rules(&root).huge_pages.as_deref(),
             settings: &origins,
             passed_over: &chosen.passed_over,
@@ -338,7 +348,7 @@ fn process_ceiling(config: &Config, log: &PoolLog, source: &CeilingSource) -> Op
 
 fn supply(config: &Config, source: CalledSource, claim: Claim, log: &Arc<PoolLog>, root: &Path) -> Result<Supply> {
     match config.preset {
-        Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, claim, log.clone()))),
+        Preset::TensorFlow => Ok(Supply::Direct(Direct::new(source, claim, log.clone()))),
         Preset::Adaptive => {
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
             let retention = Retention::after(idle_timeout_us);

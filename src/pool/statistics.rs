@@ -25,9 +25,13 @@ impl Pool {
     /// A snapshot of the statistics. Exact while no other thread uses the pool; otherwise its numbers may be some
     /// operations apart. Its [`Display`](std::fmt::Display) is a table.
     ///
-    /// Takes some microseconds, and waits for no call of a driver, a listener or a fence, nor for a lock that a thread holds
-    /// around one.
+    /// Queries the copies in flight first, as [`poll`](Pool::poll) does, so that finished copies do not count; what other
+    /// threads are querying is skipped. Without copies in flight it makes no driver call. It never waits for a driver call,
+    /// listener or fence of another thread, nor for a lock that is held around one.
     pub fn stats(&self) -> Stats {
+        if !self.core().is_forked() {
+            self.core().complete_copies();
+        }
         self.core().stats()
     }
 

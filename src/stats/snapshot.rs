@@ -82,8 +82,8 @@ pub struct Stats {
     /// From a get that missed to its put, and nothing else: a hit reads no clock, so of a pool in steady state this has what
     /// its first gets showed. A recorded trace has all.
     pub use_time: Histogram,
-    /// From the put of a buffer that has copies to the look that found them ended. Gets without an idle buffer look, and the
-    /// maintenance thread ten times a second, so it is longer than the copy by up to 0.1 s.
+    /// From the return of a buffer with running copies until the pool found them finished. Misses, [`stats`](crate::Pool::stats)
+    /// calls and, ten times a second, the maintenance thread query copies, so this is up to 0.1 s longer than the copy.
     pub in_flight_time: Histogram,
     /// Gets that found no memory under the ceiling and got memory that is not pinned; they count as misses.
     pub fallbacks: u64,

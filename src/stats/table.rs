@@ -121,7 +121,7 @@ impl Stats {
             ("remap", &self.remap.time, Some(&self.remap)),
             ("wait", &self.wait_time, None),
             ("use of a miss", &self.use_time, None),
-            ("in flight", &self.in_flight_time, None),
+            ("in flight (seen)", &self.in_flight_time, None),
         ];
         if rows.iter().all(|(_, time, _)| time.count() == 0) {
             return Ok(());

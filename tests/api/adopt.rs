@@ -36,7 +36,7 @@ impl Frames {
 
 fn pools() -> [Pool; 3] {
     let heap = || Pool::builder().without_env().backend(Backend::Heap).background_poll(false);
-    [heap().build(), heap().preset(Preset::Tensorflow).build(), heap().zero(true).build()].map(Result::unwrap)
+    [heap().build(), heap().preset(Preset::TensorFlow).build(), heap().zero(true).build()].map(Result::unwrap)
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn memory_that_is_page_locked_is_under_the_ceiling_until_its_owner_is_gone() {
     let builder = || Pool::builder().without_env().backend(Backend::Heap).max_bytes(16_384_u64).background_poll(false);
     let all = builder().max_bytes(1_u64 << 20).build().unwrap();
     let part = all.partition("part", 16_384).unwrap();
-    for pool in [builder().build().unwrap(), builder().preset(Preset::Tensorflow).build().unwrap(), part] {
+    for pool in [builder().build().unwrap(), builder().preset(Preset::TensorFlow).build().unwrap(), part] {
         memory_is_locked_under_the_ceiling_of(&pool);
     }
     assert_eq!((all.stats().outside_bytes, all.stats().partition_bytes), (0, 0));
@@ -193,7 +193,7 @@ fn the_figures_hold_beside_buffers_in_use_and_idle() {
     let builder = || Pool::builder().without_env().backend(Backend::Heap).max_bytes(1_u64 << 20).background_poll(false);
     let all = builder().build().unwrap();
     let part = all.partition("part", 1 << 19).unwrap();
-    for pool in [builder().build().unwrap(), builder().preset(Preset::Tensorflow).build().unwrap(), part] {
+    for pool in [builder().build().unwrap(), builder().preset(Preset::TensorFlow).build().unwrap(), part] {
         let used = pool.get(16_384).unwrap();
         drop(pool.get(8192).unwrap());
         let before = pool.stats();
@@ -219,7 +219,7 @@ fn locked(pool: &Pool) -> Result<pinpool::PageLocked<Box<Pages>>, pinpool::Error
 #[test]
 fn idle_memory_makes_room_whichever_pool_keeps_it() {
     let builder = || Pool::builder().without_env().backend(Backend::Heap).max_bytes(32_768_u64).background_poll(false);
-    let direct = builder().preset(Preset::Tensorflow).build().unwrap();
+    let direct = builder().preset(Preset::TensorFlow).build().unwrap();
     let first = locked(&direct).unwrap();
     drop(direct.get(12_000).unwrap());
     assert_eq!(direct.stats().idle_bytes, 16_384);

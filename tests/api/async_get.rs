@@ -227,7 +227,7 @@ fn a_task_does_not_wait_on_its_thread_for_the_page_lock_of_another_thread() {
 
 /// A pool that calls `source` for each size of its first get, under either preset.
 fn over_both_presets(source: &Arc<FaultSource>) -> [Pool; 2] {
-    let tensorflow = Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Source(source.clone()));
+    let tensorflow = Pool::builder().without_env().preset(Preset::TensorFlow).backend(Backend::Source(source.clone()));
     [over(source.clone(), 64 << 20).build().unwrap(), tensorflow.build().unwrap()]
 }
 

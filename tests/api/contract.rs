@@ -56,7 +56,7 @@ fn a_requested_source_is_used() {
 #[test]
 fn a_source_for_arenas_is_refused_without_one() {
     for backend in [Backend::Vmm, Backend::Register] {
-        let builder = Pool::builder().without_env().preset(Preset::Tensorflow);
+        let builder = Pool::builder().without_env().preset(Preset::TensorFlow);
         let error = builder.backend(backend.clone()).build().unwrap_err();
         assert!(error.is_setting(), "{error}");
         for word in [backend.name(), "PINPOOL_BACKEND", "PINPOOL_PRESET=adaptive"] {

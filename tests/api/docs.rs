@@ -11,8 +11,14 @@ use pinpool::config::env::VARIABLES;
 use proc_macro2::{Delimiter, Literal, TokenStream, TokenTree};
 
 /// Where lines are printed.
-const SOURCES: [&str; 5] =
-    ["src/diag.rs", "src/diag/warnings.rs", "src/diag/checks.rs", "src/diag/reserve.rs", "src/diag/ceilings.rs"];
+const SOURCES: [&str; 6] = [
+    "src/diag.rs",
+    "src/diag/warnings.rs",
+    "src/diag/checks.rs",
+    "src/diag/memory.rs",
+    "src/diag/reserve.rs",
+    "src/diag/ceilings.rs",
+];
 
 /// Methods whose text comes from elsewhere, and the first patterns of the lines that stand for them. TensorFlow's two lines are
 /// explained in `presets.md`.
@@ -32,6 +38,8 @@ const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
 struct Line {
     method: String,
     level: String,
+    /// Where the target names it.
+    kind: Option<String>,
     /// Its text up to the first figure, without the name of the pool.
     start: String,
 }
@@ -63,8 +71,10 @@ fn collect(tokens: TokenStream, method: &str, lines: &mut Vec<Line>) {
             TokenTree::Ident(word) if word == "fn" => method = after(1),
             TokenTree::Ident(word) if word == "log" && after(1) == ":" && after(4) == "!" => {
                 let Some(TokenTree::Group(arguments)) = tokens.get(at + 5) else { continue };
-                let Some(TokenTree::Literal(text)) = arguments.stream().into_iter().next() else { continue };
-                lines.push(Line { method: method.clone(), level: after(3), start: start_of(&text) });
+                let mut arguments = arguments.stream().into_iter().peekable();
+                let kind = arguments.next_if(|first| matches!(first, TokenTree::Ident(_))).map(|kind| kind.to_string());
+                let Some(TokenTree::Literal(text)) = arguments.nth(kind.iter().count()) else { continue };
+                lines.push(Line { method: method.clone(), level: after(3), kind, start: start_of(&text) });
             }
             TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => {
                 collect(group.stream(), &method, lines);
@@ -148,6 +158,16 @@ fn the_comments_have_every_line_with_its_level_and_no_other() {
     let is_met = |of: &&Documented| !of.patterns.iter().any(|pattern| met.contains(pattern));
     let unknown: Vec<_> = documented.iter().filter(is_met).collect();
     assert!(unknown.is_empty(), "no line of the code is {unknown:?}");
+}
+
+#[test]
+fn the_page_of_the_log_lines_has_every_target_and_no_other() {
+    let mut lines = Vec::new();
+    collect(SOURCES.map(read).concat().parse().unwrap(), "", &mut lines);
+    let kinds: BTreeSet<_> = lines.into_iter().filter_map(|line| line.kind).collect();
+    let page = read("docs/log-lines.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `pinpool::")?.split('`').next());
+    assert_eq!(rows.map(str::to_owned).collect::<BTreeSet<_>>(), kinds);
 }
 
 /// Compares what stands between the marks of a page with `made`, or writes it there.

@@ -15,7 +15,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(3600);
 pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Ceiling>) -> PoolBuilder {
     Pool::builder()
         .without_env()
-        .backend(Backend::Source(source))
+        .backend(Backend::from(source))
         .max_bytes(max_bytes)
         .wait(Duration::ZERO)
         .pressure(PressureSource::Off)
@@ -49,7 +49,7 @@ pub(crate) fn faulty_heap() -> Arc<FaultSource> {
 pub(crate) fn two_buffers(source: &Arc<FaultSource>) -> PoolBuilder {
     Pool::builder()
         .without_env()
-        .preset(Preset::Tensorflow)
+        .preset(Preset::TensorFlow)
         .backend(Backend::Source(source.clone()))
         .pool_size_limit(2)
         // These tests say when copies are looked at.

@@ -25,7 +25,7 @@ use crate::fixture::faulty_heap;
 fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
     // A fork beside other tests would copy locks that their threads hold.
     alone(|| {
-        for preset in [Preset::Tensorflow, Preset::Adaptive] {
+        for preset in [Preset::TensorFlow, Preset::Adaptive] {
             let source = faulty_heap();
             let builder = Pool::builder().without_env().preset(preset);
             let pool = builder.backend(Backend::Source(source.clone())).build().unwrap();

@@ -165,7 +165,7 @@ fn a_hit_makes_no_system_call() {
 #[test]
 fn a_hit_of_the_tensorflow_preset_makes_no_system_call() {
     alone(|| {
-        let builder = Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Heap);
+        let builder = Pool::builder().without_env().preset(Preset::TensorFlow).backend(Backend::Heap);
         let pool = builder.build().unwrap();
         run_without_a_call([Box::new(move || touch(&pool, 4096))]);
     });

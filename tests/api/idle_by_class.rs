@@ -6,7 +6,7 @@ use pinpool::{Backend, Pool, Preset};
 
 #[test]
 fn idle_buffers_have_a_column_in_the_rows_of_the_classes() {
-    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let pool = Pool::builder().without_env().backend(Backend::Heap).preset(preset).build().unwrap();
         let small: Vec<_> = (0..3).map(|_| pool.get(5_000).unwrap()).collect();
         let large: Vec<_> = (0..2).map(|_| pool.get(1 << 20).unwrap()).collect();

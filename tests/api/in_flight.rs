@@ -30,6 +30,16 @@ fn a_buffer_in_flight_is_not_reused_until_its_copy_completes() {
 }
 
 #[test]
+fn statistics_count_no_copy_that_has_finished() {
+    let pool = two_buffers(&faulty_heap()).background_poll(false).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
+    filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap().wait().unwrap();
+    let stats = pool.stats();
+    assert_eq!((stats.in_flight, stats.oldest_in_flight, stats.buffers_in_pool), (0, None, 1));
+    assert_eq!(stats.in_flight_time.count(), 1);
+}
+
+#[test]
 fn one_slow_stream_does_not_hold_back_the_buffers_of_another() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (slow, fast) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
@@ -112,6 +122,7 @@ fn a_refused_copy_gives_its_buffer_back() {
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10));
     let error = filled(&pool, 11, 5).copy_to(&stream, &mut device).unwrap_err();
     assert!(error.error().is_copy(), "{error}");
+    assert_eq!(format!("{error:?}"), format!("Copy: {error}"));
     for part in ["11 B", "only 10 B"] {
         assert!(error.to_string().contains(part), "{error}");
     }

@@ -306,7 +306,7 @@ fn worker() {
 
 #[test]
 fn a_get_is_served_by_the_idle_memory_of_another_process() {
-    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let named = Named::new("idle");
         let pool = named.builder(64).preset(preset).name("own").build().unwrap();
         let mut other = Worker::start(&named, "other", 64);
@@ -345,7 +345,7 @@ fn a_get_waits_until_another_process_puts_a_buffer_back_or_is_killed() {
 
 #[test]
 fn a_get_takes_the_idle_memory_of_others_beside_idle_memory_of_its_own() {
-    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
         for (own, others, needed) in [(15, 47, 50), (10, 50, 60), (15, 47, 37), (24, 36, 50)] {
             let named = Named::new("both");
             let pool = named.builder(64).preset(preset).build().unwrap();

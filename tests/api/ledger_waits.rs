@@ -83,7 +83,7 @@ fn a_get_is_served_though_another_process_cycles_its_buffers_without_a_pause() {
 #[test]
 fn a_get_of_the_preset_tensorflow_is_served_as_well() {
     for shape in [(4, 14, 0), (6, 14, 1_000), (1, 50, 0)] {
-        are_served_beside(Preset::Tensorflow, 20, shape);
+        are_served_beside(Preset::TensorFlow, 20, shape);
     }
 }
 

@@ -13,7 +13,7 @@ const MIB: usize = 1 << 20;
 const WHILE_ASLEEP: Duration = Duration::from_millis(30);
 
 fn tensorflow(max_bytes: u64) -> PoolBuilder {
-    over_sim(max_bytes).preset(Preset::Tensorflow).rounding(Rounding::Exact)
+    over_sim(max_bytes).preset(Preset::TensorFlow).rounding(Rounding::Exact)
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn evicting_pool() -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::Sim { total_bytes: 1 << 30 })
-        .preset(Preset::Tensorflow)
+        .preset(Preset::TensorFlow)
         .rounding(Rounding::Exact)
 }
 
@@ -95,7 +95,7 @@ fn a_stuck_copy_is_warned_of_once() {
     let clock = ManualClock::default();
     let pool = Pool::builder()
         .without_env()
-        .preset(Preset::Tensorflow)
+        .preset(Preset::TensorFlow)
         .backend(Backend::Heap)
         .clock(clock.clone())
         .build()
@@ -123,7 +123,7 @@ fn a_stuck_copy_is_warned_of_once() {
 #[test]
 fn a_stuck_after_of_zero_never_warns() {
     let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Heap);
+    let builder = Pool::builder().without_env().preset(Preset::TensorFlow).backend(Backend::Heap);
     let pool = builder.clock(clock.clone()).stuck_after(Duration::ZERO).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
     let _gate = stream.hold();
@@ -165,7 +165,7 @@ fn the_start_says_where_each_limit_comes_from() {
     let kept = lines_with_levels();
     let [(Level::Info, started)] = kept.as_slice() else { panic!("one line: {kept:?}") };
     let start =
-        "[loader] preset adaptive, back-end heap (not page-locked), ceiling 1048576 bytes; granules of 4096 bytes";
+        "[loader] preset adaptive, back-end heap (not page-locked), ceiling 1048576 bytes; granules of 131072 bytes";
     assert!(started.starts_with(start), "{started}");
     let settings =
         "; PINPOOL_BACKEND=heap (builder), PINPOOL_POOL_SIZE_LIMIT=100 (default), PINPOOL_MAX_BYTES=1MiB (builder); ";
@@ -173,7 +173,7 @@ fn the_start_says_where_each_limit_comes_from() {
     let end = format!("; pinpool {}, pid {}", env!("CARGO_PKG_VERSION"), std::process::id());
     assert!(started.ends_with(&end), "{started}");
     drop(pool);
-    let _tensorflow = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::Tensorflow).build().unwrap();
+    let _tensorflow = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::TensorFlow).build().unwrap();
     let kept = lines_with_levels();
     let started = &kept.last().unwrap().1;
     assert!(started.contains("PINPOOL_MAX_BYTES=none (implied)"), "{started}");
@@ -229,7 +229,7 @@ fn debug_and_trace_say_more_of_page_locks_and_of_gets_that_wait() {
     let of =
         |level: Level| kept.iter().filter(|(of, _)| *of == level).map(|(_, line)| line.as_str()).collect::<Vec<_>>();
     let [page_lock, waited] = of(Level::Debug)[..] else { panic!("two lines: {kept:?}") };
-    let start = "page-lock: 1048576 bytes asked in 1 page-lock, held 0 -> 1048576 bytes, ";
+    let start = "acquired: 1048576 bytes asked in 1 call, held 0 -> 1048576 bytes, ";
     assert!(page_lock.starts_with(start) && page_lock.ends_with(" ms, ceiling 1048576 bytes"), "{page_lock}");
     assert!(waited.starts_with("wait: a get of 4096 bytes found no memory after "), "{waited}");
     assert_eq!(of(Level::Trace), ["wait: a get of 4096 bytes (4096 with rounding) joins the line"]);

@@ -28,7 +28,7 @@ fn builder() -> PoolBuilder {
 }
 
 fn both_presets(set: impl Fn(PoolBuilder) -> PoolBuilder) -> [Pool; 2] {
-    [Preset::Adaptive, Preset::Tensorflow].map(|preset| set(builder().preset(preset)).build().unwrap())
+    [Preset::Adaptive, Preset::TensorFlow].map(|preset| set(builder().preset(preset)).build().unwrap())
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn the_peak_of_a_partition_is_memory_that_was_there() {
 
 #[test]
 fn the_peak_of_a_pool_is_memory_that_was_there() {
-    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let source = Arc::new(FaultSource::around(Arc::new(SimSource::discrete(1 << 40))));
         let pool =
             builder().preset(preset).backend(Backend::Source(source.clone())).max_bytes(1 << 30).build().unwrap();
@@ -200,7 +200,7 @@ fn buffers_of_no_bytes_are_prepared_at_once_and_too_many_are_refused() {
         }
         pool.prewarm_classes(&[(0, 9), (100, 2)]).unwrap();
     }
-    let pool = builder().preset(Preset::Tensorflow).build().unwrap();
+    let pool = builder().preset(Preset::TensorFlow).build().unwrap();
     pool.prewarm_classes(&[(0, 1 << 40)]).unwrap();
     assert_eq!(valid_stats(&pool).pinned_bytes, 0);
 }
@@ -218,7 +218,7 @@ fn lose_one(pool: &Pool) {
 
 #[test]
 fn a_refusal_names_the_bytes_that_are_lost() {
-    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let pool = builder().preset(preset).backend(Backend::Heap).max_bytes(3 << 20).build().unwrap();
         lose_one(&pool);
         assert_eq!(valid_stats(&pool).lost, 1);
@@ -226,7 +226,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
         assert!(error.contains(", lost 1048576)") || error.contains(", lost 2097152)"), "{preset}: {error}");
     }
     let source = faulty_heap();
-    let pool = builder().preset(Preset::Tensorflow).backend(Backend::Source(source.clone())).max_bytes(3 << 20);
+    let pool = builder().preset(Preset::TensorFlow).backend(Backend::Source(source.clone())).max_bytes(3 << 20);
     let pool = pool.pool_size_limit(0).build().unwrap();
     source.fail(SourceCall::Release, 0);
     drop(pool.get(MIB).unwrap());
@@ -272,7 +272,7 @@ fn where_the_addresses_ran_out_the_refusal_names_their_limit() {
             assert!(!error.to_string().contains("PINPOOL_MAX_BYTES"), "{error}");
         }
         assert!(pool.get(1 << 41).unwrap_err().is_limit());
-        let pool = builder().backend(Backend::Heap).preset(Preset::Tensorflow).build().unwrap();
+        let pool = builder().backend(Backend::Heap).preset(Preset::TensorFlow).build().unwrap();
         let error = pool.get(4 << 30).unwrap_err().to_string();
         assert!(error.contains("ulimit -v"), "{error}");
     });
@@ -336,7 +336,7 @@ unsafe impl Source for Costly {
 
 #[test]
 fn what_a_source_holds_beyond_the_bytes_asked_for_counts_under_the_ceiling() {
-    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
         for max_bytes in [64 << 10, (64 << 10) + 4096, 1 << 20, (1 << 20) + 4095, 3_000_000, 40 << 20] {
             let (held_bytes, peak_bytes, fast) = Default::default();
             let source = Arc::new(Costly { inner: SimSource::discrete(1 << 40), held_bytes, peak_bytes, fast });

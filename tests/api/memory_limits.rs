@@ -28,7 +28,7 @@ fn builder() -> PoolBuilder {
 /// One pool over each kind of memory.
 fn every_kind(set: impl Fn(PoolBuilder) -> PoolBuilder) -> Vec<Pool> {
     let discrete = std::sync::Arc::new(SimSource::discrete(1 << 40));
-    let builders = [builder(), builder().backend(Backend::Source(discrete)), builder().preset(Preset::Tensorflow)];
+    let builders = [builder(), builder().backend(Backend::Source(discrete)), builder().preset(Preset::TensorFlow)];
     builders.into_iter().map(|builder| set(builder).build().unwrap()).collect()
 }
 
@@ -293,7 +293,7 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
 fn what_one_pool_of_a_process_keeps_idle_is_given_to_a_get_of_another() {
     let root = tempfile::tempdir().unwrap();
     machine(root.path(), "419430400\n");
-    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let of = |builder: PoolBuilder| builder.preset(preset).max_bytes(Ceiling::Auto).build().unwrap();
         let (idle, lacking) = (of(automatic(root.path()).name("idle")), of(automatic(root.path()).wait(LONG)));
         drop(fill(&idle, 10 * MIB, 10));

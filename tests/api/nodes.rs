@@ -109,7 +109,7 @@ fn who_cannot_choose_the_node_says_so() {
     refused(&heap, 7, "no such memory node, the machine has [0, 1]");
     refused(&heap.partition("part", 1 << 20).unwrap(), 1, "partition");
     refused(&heap.on_node(1).unwrap(), 0, "the pool that was built");
-    let exact = on(&root, Backend::Heap).preset(Preset::Tensorflow).build().unwrap();
+    let exact = on(&root, Backend::Heap).preset(Preset::TensorFlow).build().unwrap();
     refused(&exact, 1, "PINPOOL_PRESET=adaptive");
 }
 

@@ -342,7 +342,7 @@ fn the_wait_is_short_where_other_memory_may_be_given_and_a_full_pool_is_an_error
     assert_eq!(of(|pool| pool), (OnFull::Error, Some(Duration::from_secs(30))));
     assert_eq!(of(|pool| pool.on_full(OnFull::Pageable)), (OnFull::Pageable, Some(Duration::from_millis(100))));
     assert_eq!(of(|pool| pool.on_full(OnFull::Pageable).wait(None)), (OnFull::Pageable, None));
-    let of_tensorflow = of(|pool| pool.preset(Preset::Tensorflow));
+    let of_tensorflow = of(|pool| pool.preset(Preset::TensorFlow));
     assert_eq!(of_tensorflow, (OnFull::Error, Some(Duration::ZERO)));
     let config = Pool::builder().without_env().max_bytes(8 << 20).build().unwrap().config().clone();
     assert_eq!(config.on_full, OnFull::Error, "whatever the back-end that is found");
@@ -358,10 +358,10 @@ fn a_limit_of_zero_implies_no_resizing_and_contradicts_it_when_explicit() {
 #[test]
 fn a_rounding_implies_the_preset_that_it_belongs_to_and_contradicts_the_other() {
     let exact = resolved(|pool| pool.rounding(Rounding::Exact)).unwrap();
-    assert_eq!((exact.preset, exact.max_bytes, exact.wait), (Preset::Tensorflow, Ceiling::None, Some(Duration::ZERO)));
-    assert_eq!(resolved(|pool| pool.preset(Preset::Tensorflow)).unwrap().rounding, Rounding::Pow2);
+    assert_eq!((exact.preset, exact.max_bytes, exact.wait), (Preset::TensorFlow, Ceiling::None, Some(Duration::ZERO)));
+    assert_eq!(resolved(|pool| pool.preset(Preset::TensorFlow)).unwrap().rounding, Rounding::Pow2);
     assert_eq!(resolved(|pool| pool).unwrap().preset, Preset::Adaptive);
-    for (preset, rounding) in [(Preset::Adaptive, Rounding::Pow2), (Preset::Tensorflow, Rounding::Eighths)] {
+    for (preset, rounding) in [(Preset::Adaptive, Rounding::Pow2), (Preset::TensorFlow, Rounding::Eighths)] {
         let error = refused(|pool| pool.preset(preset).rounding(rounding));
         assert!(error.to_string().contains("PINPOOL_ROUNDING"), "{error}");
     }
@@ -370,7 +370,7 @@ fn a_rounding_implies_the_preset_that_it_belongs_to_and_contradicts_the_other() 
 #[test]
 fn a_reserve_needs_an_arena_and_fits_under_the_ceiling() {
     let tight = refused(|pool| pool.reserve_bytes(2 << 30).max_bytes(1 << 30));
-    let plain = refused(|pool| pool.reserve_bytes(2 << 30).preset(Preset::Tensorflow));
+    let plain = refused(|pool| pool.reserve_bytes(2 << 30).preset(Preset::TensorFlow));
     for error in [tight, plain] {
         assert!(error.to_string().contains("PINPOOL_RESERVE"), "{error}");
     }

@@ -15,7 +15,7 @@ use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource};
 
 use crate::child::{alone, in_a_child};
 
-const PRESETS: [Preset; 2] = [Preset::Adaptive, Preset::Tensorflow];
+const PRESETS: [Preset; 2] = [Preset::Adaptive, Preset::TensorFlow];
 const LEN: usize = 5_000;
 /// Longer than any test may take.
 const LONG: Duration = Duration::from_secs(3600);
@@ -213,7 +213,7 @@ fn the_next_user_of_a_buffer_finds_it_as_new() {
                     assert_eq!((next.len(), next.position(), next.capacity()), (len, 0, capacity));
                     assert_eq!(next.as_slice().unwrap().len(), len);
                     assert!(next.as_ptr().addr().is_multiple_of(align));
-                    assert!(preset == Preset::Tensorflow || next.id() == id);
+                    assert!(preset == Preset::TensorFlow || next.id() == id);
                     next.write_all(&vec![7; len]).unwrap();
                     assert!(next.write_all(&[7]).is_err(), "at its end");
                 }

@@ -35,7 +35,7 @@ fn left(stats: &Stats) -> Vec<(&'static str, u64)> {
 
 #[test]
 fn the_reason_of_a_miss_follows_from_what_became_of_the_buffers_of_its_class() {
-    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let pool = over(simulated(), 1 << 30).preset(preset).background_poll(false).build().unwrap();
         let first = pool.get(MIB).unwrap();
         assert_eq!(misses(&valid_stats(&pool)), [("first_of_size", 1)], "{preset:?}");
@@ -170,7 +170,7 @@ fn each_way_for_a_buffer_to_leave_has_its_count() {
 #[test]
 fn calls_that_page_lock_and_calls_that_give_back_are_apart() {
     let source = discrete();
-    let pool = over(source.clone(), 64 << 20).preset(Preset::Tensorflow).pool_size_limit(4).build().unwrap();
+    let pool = over(source.clone(), 64 << 20).preset(Preset::TensorFlow).pool_size_limit(4).build().unwrap();
     drop([1, 2, 3].map(|mib| pool.get(mib * MIB).unwrap()));
     let stats = valid_stats(&pool);
     let class_bytes = stats.idle_bytes;

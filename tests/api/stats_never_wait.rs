@@ -34,7 +34,7 @@ fn faulty(source: impl Source + 'static) -> Arc<FaultSource> {
 /// A pool of each preset over each kind of memory.
 fn pools() -> Vec<(Arc<FaultSource>, Pool)> {
     let (regions, granules) = (|| faulty(SimSource::discrete(1 << 40)), || faulty(SimSource::new(1 << 40)));
-    let all = [(regions(), Preset::Tensorflow), (regions(), Preset::Adaptive), (granules(), Preset::Adaptive)];
+    let all = [(regions(), Preset::TensorFlow), (regions(), Preset::Adaptive), (granules(), Preset::Adaptive)];
     let build = |(source, preset): (Arc<FaultSource>, Preset)| {
         let pool = over(source.clone(), 64 << 20).preset(preset).wait(LONG).build().unwrap();
         (source, pool)
@@ -96,7 +96,7 @@ fn while_gets_wait_and_a_listener_runs() {
         let _ = may_go_on.recv();
     };
     let source = faulty(SimSource::discrete(1 << 40));
-    let pool = over(source, 64 << 20).preset(Preset::Tensorflow).pool_size_limit(1).on_check(listener).build().unwrap();
+    let pool = over(source, 64 << 20).preset(Preset::TensorFlow).pool_size_limit(1).on_check(listener).build().unwrap();
     thread::scope(|scope| {
         let evicting = scope.spawn(|| {
             for _ in 0..600 {

@@ -126,5 +126,5 @@ fn adaptive_balances_after_everything_at_once() {
 
 #[test]
 fn tensorflow_balances_after_everything_at_once() {
-    stress(Preset::Tensorflow);
+    stress(Preset::TensorFlow);
 }

@@ -21,7 +21,7 @@ fn heap() -> PoolBuilder {
 fn owners(pool: &Pool) -> Vec<(String, u64, u64)> {
     let all = pool.dump().owners().to_vec();
     // Under `tensorflow` each buffer takes a page more than its length.
-    let more = if pool.config().preset == Preset::Tensorflow { 4096 } else { 0 };
+    let more = if pool.config().preset == Preset::TensorFlow { 4096 } else { 0 };
     all.into_iter().map(|owner| (owner.tag, owner.buffers, owner.bytes - more * owner.buffers)).collect()
 }
 

@@ -102,7 +102,7 @@ proptest! {
         let auto_resize = auto_resize && limit > 0;
         let pool = Pool::builder()
             .without_env()
-            .preset(Preset::Tensorflow)
+            .preset(Preset::TensorFlow)
             .backend(Backend::Sim { total_bytes: 1 << 40 })
             .pool_size_limit(limit)
             .auto_resize(auto_resize)

@@ -1,9 +1,9 @@
-//! The lines of the pool as `tracing` receives them through its bridge for the crate `log`.
+//! The lines of the pool as `tracing` receives them through its bridge for the crate `log`, and as filters select them.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
-use pinpool::{Backend, Pool};
+use pinpool::{Backend, Pool, PoolBuilder};
 use tracing::Level;
 
 use crate::child::alone;
@@ -37,11 +37,29 @@ fn a_subscriber_gets_the_lines_with_level_target_and_name_of_the_pool() {
         drop(pool);
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         for start in [
-            " INFO pinpool::diag: [loader] preset adaptive, back-end heap",
-            "DEBUG pinpool::diag: [loader] page-lock: 4096 bytes asked in 1 page-lock, held 0 -> ",
-            " INFO pinpool::diag: [loader] ended: 1 gets (0 hits, 1 misses, ",
+            " INFO pinpool::pool: [loader] preset adaptive, back-end heap",
+            "DEBUG pinpool::growth: [loader] acquired: 4096 bytes asked in 1 call, held 0 -> ",
+            " INFO pinpool::pool: [loader] ended: 1 gets (0 hits, 1 misses, ",
         ] {
             assert!(text.lines().any(|line| line.starts_with(start)), "{start:?} is missing in:\n{text}");
         }
+    });
+}
+
+#[test]
+fn a_filter_selects_one_kind_of_event() {
+    alone(|| {
+        let written = Written::default();
+        env_logger::Builder::new()
+            .parse_filters("off,pinpool::shortage=warn")
+            .target(env_logger::Target::Pipe(Box::new(written.clone())))
+            .init();
+        let builder = PoolBuilder::default().without_env().backend(Backend::Heap).max_bytes(1 << 20);
+        let pool = builder.wait(std::time::Duration::ZERO).build().unwrap();
+        pool.get(2 << 20).unwrap_err();
+        drop(pool);
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        let records: Vec<_> = text.lines().filter(|line| line.starts_with('[')).collect();
+        assert!(!records.is_empty() && records.iter().all(|line| line.contains(" pinpool::shortage] ")), "{text}");
     });
 }

@@ -16,7 +16,7 @@ fn builder(backend: Backend, preset: Preset) -> PoolBuilder {
 fn pools(with: impl Fn(PoolBuilder) -> PoolBuilder) -> impl Iterator<Item = Pool> {
     let all = BACKENDS
         .into_iter()
-        .flat_map(|backend| [Preset::Adaptive, Preset::Tensorflow].map(|preset| builder(backend.clone(), preset)));
+        .flat_map(|backend| [Preset::Adaptive, Preset::TensorFlow].map(|preset| builder(backend.clone(), preset)));
     all.filter_map(move |builder| with(builder).build().ok())
 }
 

@@ -93,7 +93,7 @@ fn granules_have_handles_where_asked_and_only_there() {
         assert!(error.is_setting() && text.contains("PINPOOL_HANDLE_TYPES=posix_fd"), "{text}");
         assert!(text.contains(&format!("PINPOOL_BACKEND={}", backend.name())), "{text}");
     }
-    let error = builder(Backend::Auto).handle_types(HandleTypes::PosixFd).preset(Preset::Tensorflow).build();
+    let error = builder(Backend::Auto).handle_types(HandleTypes::PosixFd).preset(Preset::TensorFlow).build();
     assert!(error.unwrap_err().to_string().contains("adaptive"));
     assert_eq!(held(&double), before);
 }

@@ -98,7 +98,7 @@ fn the_driver_never_holds_more_for_buffers_of_their_own() {
         let double = Double::load();
         let before = held(&double);
         let pool = builder(Backend::Cuda)
-            .preset(Preset::Tensorflow)
+            .preset(Preset::TensorFlow)
             .max_bytes(max_bytes)
             .wait(Duration::ZERO)
             .build()

@@ -108,7 +108,7 @@ fn each_refusal_at_each_step_is_named_and_the_next_back_end_is_taken() {
 #[test]
 fn under_tensorflow_only_cuda_is_tried_of_the_driver() {
     let double = Double::load();
-    let of = || taken(auto().preset(Preset::Tensorflow));
+    let of = || taken(auto().preset(Preset::TensorFlow));
     assert_eq!((of().backend, double.calls("cuMemHostAlloc"), double.calls("cuMemFreeHost")), ("cuda", 1, 1));
     double.fail_from("cuMemHostAlloc", 1, Code::NOT_PERMITTED);
     let Taken { start, warnings, .. } = of();
@@ -121,7 +121,7 @@ fn where_registering_is_refused_auto_ends_at_cuda() {
     let double = Double::load();
     double.fail_from("cuMemCreate", 1, NOT_SUPPORTED);
     double.fail_from("cuMemHostRegister_v2", 1, NOT_SUPPORTED);
-    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let Taken { backend, warnings, .. } = taken(auto().preset(preset));
         assert_eq!((backend, warnings), ("cuda", Vec::new()), "{preset:?}");
     }
@@ -158,7 +158,7 @@ fn a_trial_that_a_capture_forbids_is_no_refusal() {
         for (call, preset, expected) in [
             ("cuMemCreate", Preset::Adaptive, "vmm"),
             ("cuMemSetAccess", Preset::Adaptive, "vmm"),
-            ("cuMemHostAlloc", Preset::Tensorflow, "cuda"),
+            ("cuMemHostAlloc", Preset::TensorFlow, "cuda"),
         ] {
             double.reset();
             double.fail_from(call, 1, code);

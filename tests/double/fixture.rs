@@ -17,7 +17,7 @@ pub(crate) fn builder(backend: Backend) -> PoolBuilder {
 }
 
 pub(crate) fn tensorflow() -> PoolBuilder {
-    builder(Backend::Cuda).preset(Preset::Tensorflow)
+    builder(Backend::Cuda).preset(Preset::TensorFlow)
 }
 
 pub(crate) fn start() -> (Double, Arc<CudaContext>, Pool) {

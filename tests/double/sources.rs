@@ -134,7 +134,7 @@ fn a_driver_that_needs_a_context_for_addresses_gets_one() {
 fn auto_takes_the_best_back_end_of_the_driver_and_each_refusal_names_what_is_missing() {
     let double = Double::load();
     let taken = |preset| builder(Backend::Auto).preset(preset).build().unwrap().stats().backend;
-    assert_eq!((taken(Preset::Adaptive), taken(Preset::Tensorflow)), ("vmm", "cuda"));
+    assert_eq!((taken(Preset::Adaptive), taken(Preset::TensorFlow)), ("vmm", "cuda"));
 
     for name in ["cuMemCreate", "cuMemSetAccess", "cuMemUnmap"] {
         assert!(double.hide(name));
@@ -372,8 +372,8 @@ fn on_a_lost_device_every_call_is_an_error_and_acquires_nothing() {
 #[test]
 fn under_zero_every_back_end_of_the_driver_gives_zeros_fresh_and_reused() {
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
-        for preset in [Preset::Adaptive, Preset::Tensorflow] {
-            if preset == Preset::Tensorflow && backend.name() != "cuda" {
+        for preset in [Preset::Adaptive, Preset::TensorFlow] {
+            if preset == Preset::TensorFlow && backend.name() != "cuda" {
                 continue;
             }
             for background_poll in [false, true] {

@@ -71,7 +71,7 @@ fn a_pool_for_the_gpu_takes_the_best_of_its_back_ends_or_none() {
         let pool = builder().build().unwrap();
         assert_eq!((pool.backend(), pool.is_pinned()), ("vmm", true));
         assert!(pool.get(4096).unwrap().is_pinned());
-        assert_eq!(builder().preset(Preset::Tensorflow).build().unwrap().backend(), "cuda");
+        assert_eq!(builder().preset(Preset::TensorFlow).build().unwrap().backend(), "cuda");
         assert!(double.hide("cuMemCreate"));
         assert_eq!(builder().build().unwrap().backend(), "register");
         for (name, code) in [("cuMemHostRegister_v2", 801), ("cuMemHostAlloc", 304)] {

@@ -11,7 +11,7 @@ use pinpool::{Backend, Pool, Preset};
 fn pools() -> Vec<Pool> {
     let backends = [Backend::Vmm, Backend::Register, Backend::Cuda];
     let adaptive = backends.map(|backend| (Preset::Adaptive, backend));
-    let all = adaptive.into_iter().chain([(Preset::Tensorflow, Backend::Cuda)]);
+    let all = adaptive.into_iter().chain([(Preset::TensorFlow, Backend::Cuda)]);
     let build = |(preset, backend)| {
         let builder = Pool::builder().without_env().preset(preset).backend(backend);
         let builder = builder.wait(Duration::from_millis(100)).idle_timeout(Duration::from_millis(20));

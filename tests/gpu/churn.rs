@@ -50,7 +50,7 @@ fn every_batch_arrives_intact_under_tensorflows_rules() {
         // The tensorflow preset refuses back-ends that need the arena.
         if rig.name() == "cuda" {
             for fence in [FenceKind::Event, FenceKind::Timeline] {
-                churn(rig, &with_a_low_ceiling(rig.builder().preset(Preset::Tensorflow).fence(fence)));
+                churn(rig, &with_a_low_ceiling(rig.builder().preset(Preset::TensorFlow).fence(fence)));
             }
         }
     });

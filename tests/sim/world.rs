@@ -150,8 +150,8 @@ impl World {
             .clock(clock.clone());
         builder = match (setup.tensorflow, setup.exact) {
             (0, _) => builder.preset(Preset::Adaptive).reserve_bytes(setup.reserve_bytes),
-            (_, 0) => builder.preset(Preset::Tensorflow),
-            _ => builder.preset(Preset::Tensorflow).rounding(Rounding::Exact),
+            (_, 0) => builder.preset(Preset::TensorFlow),
+            _ => builder.preset(Preset::TensorFlow).rounding(Rounding::Exact),
         };
         let pool = builder.build().map_err(|error| format!("the pool cannot be built: {error}"))?;
         Ok(Self {

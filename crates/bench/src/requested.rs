@@ -54,7 +54,7 @@ pub(super) fn pool_builder(backend: Backend) -> PoolBuilder {
 /// The default ceiling of a pool on this machine.
 pub(super) fn default_ceiling_bytes() -> Result<u64, Error> {
     // Under this preset a pool reserves no virtual range.
-    let pool = pool_builder(Backend::Heap).preset(Preset::Tensorflow).max_bytes(Ceiling::Auto).build()?;
+    let pool = pool_builder(Backend::Heap).preset(Preset::TensorFlow).max_bytes(Ceiling::Auto).build()?;
     Ok(pool.stats().max_bytes.unwrap_or(u64::MAX))
 }
 

@@ -171,7 +171,7 @@ fn pin_once(bytes: u64) -> Result<Duration, Error> {
 
 /// One `cuMemHostAlloc`; `None` without a driver.
 fn pin_by_driver(len: usize) -> Option<Duration> {
-    let builder = Pool::builder().without_env().backend(Backend::Cuda).preset(Preset::Tensorflow);
+    let builder = Pool::builder().without_env().backend(Backend::Cuda).preset(Preset::TensorFlow);
     let pool = builder.max_bytes(Ceiling::None).build().ok()?;
     let begun = Instant::now();
     let buf = pool.get(len).ok()?;

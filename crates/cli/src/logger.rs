@@ -14,9 +14,6 @@ use log::{Level, Record};
 
 use crate::terminal::Terminal;
 
-/// The target of the pool's lines.
-const POOL: &str = "pinpool::diag";
-
 /// Sends the log to `terminal`, filtered by `RUST_LOG` or, where that is not set, by `default_filter`.
 pub fn init(terminal: &Terminal, default_filter: &str) {
     // An empty filter is unset: to env_logger it hides warnings.
@@ -40,7 +37,8 @@ fn line(out: &mut impl Write, time: impl Display, record: &Record<'_>) -> io::Re
     write!(out, "{time}: {severity} {file}:{line}] ")?;
     let text = record.args().to_string();
     // The pool's own reports have several lines; a line end in any other text is part of a name.
-    if record.target() == POOL { writeln!(out, "{text}") } else { writeln!(out, "{}", text.replace('\n', "\\n")) }
+    let is_report = record.target().starts_with("pinpool::");
+    writeln!(out, "{}", if is_report { text } else { text.replace('\n', "\\n") })
 }
 
 /// The terminal as a writer. env_logger writes each record in one call: one line, or a report of the pool.
@@ -80,7 +78,7 @@ mod tests {
             line(&mut out, "now", record).unwrap();
             String::from_utf8(out).unwrap()
         };
-        assert_eq!([text(POOL), text("other")], ["now: I ?:0] a\nb\n", "now: I ?:0] a\\nb\n"]);
+        assert_eq!([text("pinpool::shortage"), text("other")], ["now: I ?:0] a\nb\n", "now: I ?:0] a\\nb\n"]);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! use pinpool_testing::{FaultSource, SourceCall};
 //!
 //! let faulty = Arc::new(FaultSource::around(Arc::new(HeapSource::new())));
-//! let builder = pinpool::Pool::builder().without_env().preset(pinpool::Preset::Tensorflow);
+//! let builder = pinpool::Pool::builder().without_env().preset(pinpool::Preset::TensorFlow);
 //! let pool = builder.backend(Backend::Source(faulty.clone())).build()?;
 //! faulty.fail(SourceCall::Acquire, 0);
 //! assert!(pool.get(100).unwrap_err().is_backend());

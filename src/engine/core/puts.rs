@@ -109,7 +109,7 @@ impl Core {
 
     /// Puts back the blocks whose copies are over, but those of a stream that another thread is querying. Costs one load
     /// while nothing is in flight.
-    pub(super) fn complete_copies(&self) {
+    pub(crate) fn complete_copies(&self) {
         if self.in_flight.count() > 0 {
             self.complete(self.in_flight.sweep());
         }

@@ -40,6 +40,7 @@ pub(crate) use adopted::Adopted;
 pub(in crate::engine) use arena_state::ArenaState;
 pub(crate) use called_source::CalledSource;
 pub(crate) use direct::Direct;
+pub(crate) use executor::granule_bytes;
 pub(crate) use fallback::Fallback;
 pub(crate) use gate::BegunCopy;
 pub(in crate::engine) use gate::{ClosedGate, Gate};

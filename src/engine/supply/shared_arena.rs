@@ -165,8 +165,10 @@ impl SharedArena {
     pub(in crate::engine) fn serve_miss(&self, bytes: u64, now_us: u64) -> (Option<BlockMemory>, bool) {
         let mut state = self.state.lock();
         let served = state.serve_miss(bytes, now_us);
-        self.note_demand(&state, now_us);
+        let changed = self.note_demand(&state, now_us);
         self.note_holes(&state, now_us);
+        drop(state);
+        self.log.sizes_changed(changed);
         served
     }
 
@@ -174,7 +176,9 @@ impl SharedArena {
     pub(in crate::engine) fn note_scattered(&self, bytes: u64, idle_bytes: u64, now_us: u64) {
         let mut state = self.state.lock();
         state.note_scattered(bytes, idle_bytes, now_us);
-        self.note_demand(&state, now_us);
+        let changed = self.note_demand(&state, now_us);
+        drop(state);
+        self.log.sizes_changed(changed);
     }
 
     /// Waits until a plan of another thread is settled. False if none was until `until`.

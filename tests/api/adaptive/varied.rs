@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use log::{Level, LevelFilter};
 use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{PinnedBuf, Pool};
+
+use crate::captured_log::{lines_with_levels, listen_from};
 
 use super::{
     KIB, MIB, after_seconds, over, over_both, over_discrete_regions, over_virtual_memory, valid_stats,
@@ -37,6 +40,34 @@ fn while_sizes_vary_large_buffers_merge_and_small_ones_keep_their_class() {
         after_seconds(&clock, &pool, 60);
         drop(pool.get(9 * MIB).unwrap());
         assert_eq!(valid_stats(&pool).buffers_in_pool, 1, "a minute later it is kept");
+    }
+}
+
+/// As a training that is followed by an evaluation with a larger number of smaller batches.
+#[test]
+fn after_a_change_from_one_fixed_size_to_another_requests_hit_again() {
+    for (pool, _clock) in over_both().map(with_manual_clock) {
+        listen_from(LevelFilter::Debug);
+        let epochs = |len: usize, buffers: usize| {
+            for _ in 0..3 {
+                drop((0..buffers).map(|_| pool.get(len).unwrap()).collect::<Vec<_>>());
+            }
+        };
+        let hits_of_round = || {
+            let before = pool.stats().hits;
+            for len in [12 * MIB, MIB] {
+                (0..10_000).for_each(|_| drop(pool.get(len).unwrap()));
+            }
+            valid_stats(&pool).hits - before
+        };
+        epochs(16 * MIB, 8);
+        epochs(12 * MIB, 4);
+        let hits = [hits_of_round(), hits_of_round(), hits_of_round()];
+        assert!(hits[1..].iter().all(|&hits| hits >= 19_990), "{hits:?}");
+        let lines = lines_with_levels();
+        let sizes: Vec<_> = lines.iter().filter(|(_, line)| line.starts_with("sizes ")).collect();
+        let [(Level::Debug, begin), (Level::Debug, end)] = sizes.as_slice() else { panic!("two lines: {lines:?}") };
+        assert!(begin.starts_with("sizes vary: ") && end.starts_with("sizes recur: "), "{begin}, {end}");
     }
 }
 

@@ -123,7 +123,7 @@ fn of_ceiling(max_bytes: Option<u64>, ceiling: &str, config: &Config) -> Finding
             Finding::warning(CHECK, found).remedy("lower PINPOOL_MAX_BYTES, or free memory: a pool that fills up is refused memory, or the process is killed")
         }
         (Some(bytes), _) => Finding::ok(CHECK, format!("{}: {ceiling}", format_about(bytes))),
-        (None, _) if config.preset == Preset::Tensorflow => Finding::note(CHECK, "none under the preset tensorflow")
+        (None, _) if config.preset == Preset::TensorFlow => Finding::note(CHECK, "none under the preset tensorflow")
             .remedy("set PINPOOL_MAX_BYTES to bound the memory held"),
         (None, _) => Finding::note(CHECK, ceiling).remedy("set PINPOOL_MAX_BYTES to bound the memory held"),
     }
@@ -200,7 +200,7 @@ pub(super) fn reserve_problem(
     let asked = format_about(bytes);
     match max_bytes {
         _ if bytes == 0 => None,
-        _ if config.preset == Preset::Tensorflow => {
+        _ if config.preset == Preset::TensorFlow => {
             Some(("the preset tensorflow has no reserve".to_owned(), "set PINPOOL_PRESET=adaptive"))
         }
         Some(max_bytes) if bytes > max_bytes => {

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use pinpool::Preset::{Adaptive, Tensorflow};
+use pinpool::Preset::{Adaptive, TensorFlow};
 use pinpool::Rounding::{self, Eighths, Exact, Pow2};
 use pinpool_replay::{Peer, Replay, ReplayReport, SourceKind, Workload};
 
@@ -51,7 +51,7 @@ pub(super) fn markdown(workloads: &[(String, Workload)], targets: Option<&Path>)
         ..Replay::default()
     };
     let adaptive = [SourceKind::Virtual, SourceKind::Discrete].map(|source| replay(Adaptive, Eighths, source));
-    let tensorflow = [Exact, Pow2].map(|rounding| replay(Tensorflow, rounding, SourceKind::Virtual));
+    let tensorflow = [Exact, Pow2].map(|rounding| replay(TensorFlow, rounding, SourceKind::Virtual));
     let unlimited = play(workloads, |_| adaptive.iter().chain(&tensorflow).cloned().collect())?;
     let limited = play(workloads, |workload| {
         let max_bytes = Some(ceiling_bytes(workload, CEILING_RATIO));

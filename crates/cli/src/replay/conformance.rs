@@ -187,7 +187,7 @@ impl Player {
             };
             Pool::builder()
                 .without_env()
-                .preset(Preset::Tensorflow)
+                .preset(Preset::TensorFlow)
                 .backend(Backend::Source(source.clone()))
                 .pool_size_limit(header.limit)
                 .auto_resize(header.auto_resize)

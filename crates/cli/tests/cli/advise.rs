@@ -231,7 +231,7 @@ fn the_promise_is_measured_by_running_the_program_in_turns() {
 fn a_recording_names_what_the_program_set_in_its_code() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.gz");
-    let builder = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::Tensorflow);
+    let builder = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::TensorFlow);
     drop(builder.trace(path.clone()).build().unwrap().get(8 << 20).unwrap());
     let text = finish(pinpool(&["trace"]).arg(&path)).stdout;
     assert!(text.contains("set_in_code=PINPOOL_BACKEND PINPOOL_PRESET PINPOOL_TRACE\n"), "{text}");

@@ -224,7 +224,7 @@ fn a_get_over_the_ceiling_delays_no_other() {
 
 #[test]
 fn a_get_under_tensorflows_rules_waits_at_the_ceiling_too() {
-    let replay = Replay { preset: Some(Preset::Tensorflow), ..under(4 * MIB) };
+    let replay = Replay { preset: Some(Preset::TensorFlow), ..under(4 * MIB) };
     let report = play("a 1 2000000\na 2 2000000\na 3 1000\nt 50\nf 1\nf 2\nf 3\n", &replay);
     assert_eq!((report.waits, report.fallbacks), (1, 0));
     assert_eq!(report.peak_pinned_bytes, 4 * MIB);
@@ -250,7 +250,7 @@ fn late_page_locks_are_those_after_half_of_the_gets() {
 
 #[test]
 fn the_mean_is_over_the_time_of_the_trace() {
-    let replay = Replay { pool_size_limit: Some(0), preset: Some(Preset::Tensorflow), ..Replay::default() };
+    let replay = Replay { pool_size_limit: Some(0), preset: Some(Preset::TensorFlow), ..Replay::default() };
     let report = play("a 1 1000\nt 1000000\nf 1\nt 3000000\n", &replay);
     assert_eq!(report.mean_pinned_bytes * 4, report.peak_pinned_bytes);
     let timeless = play("a 1 1000\nf 1\n", &replay);

@@ -153,7 +153,7 @@ fn the_memory_counts_under_the_ceiling_of_the_pool() {
     let exact = Pool::builder()
         .without_env()
         .backend(Backend::Heap)
-        .preset(pinpool::Preset::Tensorflow)
+        .preset(pinpool::Preset::TensorFlow)
         .max_bytes(8_u64 << 20)
         .build()
         .unwrap();

@@ -35,16 +35,21 @@ impl SharedArena {
     /// Sizes that varied long enough ago do so no more at `now_us`.
     pub(in crate::engine) fn refresh_demand(&self, now_us: u64) {
         if self.is_varied() {
-            self.note_demand(&self.state.lock(), now_us);
+            let changed = self.note_demand(&self.state.lock(), now_us);
+            self.log.sizes_changed(changed);
         }
     }
 
-    pub(in crate::engine) fn note_demand(&self, state: &ArenaState, now_us: u64) {
+    /// Returns whether sizes vary, if that has changed: for the log, when the lock is released.
+    #[must_use]
+    pub(in crate::engine) fn note_demand(&self, state: &ArenaState, now_us: u64) -> Option<bool> {
         let is_varied = state.is_varied(now_us);
         // Compared first: the line stays shared while nothing changes.
-        if self.is_varied() != is_varied {
-            self.is_varied.store(is_varied, Ordering::Relaxed);
+        if self.is_varied() == is_varied {
+            return None;
         }
+        self.is_varied.store(is_varied, Ordering::Relaxed);
+        Some(is_varied)
     }
 
     pub(in crate::engine) fn note_holes(&self, state: &ArenaState, now_us: u64) {

@@ -125,7 +125,7 @@ fn lengths_of_chance_never_recur_and_cost_nothing_under_adaptive() {
 
 #[test]
 fn lengths_of_chance_page_lock_each_time_under_tensorflow() {
-    let exact = |pool: pinpool::PoolBuilder| pool.preset(Preset::Tensorflow).rounding(Rounding::Exact).max_bytes(None);
+    let exact = |pool: pinpool::PoolBuilder| pool.preset(Preset::TensorFlow).rounding(Rounding::Exact).max_bytes(None);
     let mut program = Program::one(|pool| exact(pool).pool_size_limit(20));
     program.load(60, 3, |program, _| MIB + program.below(31 * MIB));
     program.judged(()).check("sizes never recur", true);
@@ -133,7 +133,7 @@ fn lengths_of_chance_page_lock_each_time_under_tensorflow() {
 
 #[test]
 fn sizes_that_recur_and_are_evicted_before_are_thrashing() {
-    let mut program = Program::one(|pool| pool.preset(Preset::Tensorflow).pool_size_limit(4).auto_resize(false));
+    let mut program = Program::one(|pool| pool.preset(Preset::TensorFlow).pool_size_limit(4).auto_resize(false));
     program.load(60, 1, |_, step| MIB << (step % 8));
     let said = program.judged(());
     said.check("thrashing", true);
@@ -171,7 +171,7 @@ fn a_copy_that_does_not_end_is_stuck() {
 fn idle_memory_of_other_sizes_is_a_hoard_where_no_ceiling_releases_it() {
     let small = Arc::new(SimSource::new(512 << 20));
     let mut program = Program::one(|pool| {
-        let pool = pool.preset(Preset::Tensorflow).rounding(Rounding::Exact).pool_size_limit(1 << 20);
+        let pool = pool.preset(Preset::TensorFlow).rounding(Rounding::Exact).pool_size_limit(1 << 20);
         pool.backend(Backend::Source(small.clone())).max_bytes(None)
     });
     program.load(60, 2, |program, _| MIB + program.below(MIB));

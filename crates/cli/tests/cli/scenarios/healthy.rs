@@ -93,7 +93,7 @@ fn sixteen_sizes_in_turn_recur() {
 
 #[test]
 fn sixteen_sizes_within_the_limit_are_no_thrashing_under_tensorflow() {
-    let mut program = Program::one(|pool| pool.preset(Preset::Tensorflow).rounding(Rounding::Exact));
+    let mut program = Program::one(|pool| pool.preset(Preset::TensorFlow).rounding(Rounding::Exact));
     program.load(80, 3, |_, step| MIB + usize::try_from(step % 16).unwrap() * 2 * MIB);
     program.judged(()).check_healthy();
 }

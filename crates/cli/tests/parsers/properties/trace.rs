@@ -116,7 +116,7 @@ pub(crate) fn replay(data: &[u8]) {
     for (preset, source) in [
         (Preset::Adaptive, SourceKind::Virtual),
         (Preset::Adaptive, SourceKind::Discrete),
-        (Preset::Tensorflow, SourceKind::Virtual),
+        (Preset::TensorFlow, SourceKind::Virtual),
     ] {
         for max_bytes in [None, Some(64 << 20)] {
             let replay = Replay { preset: Some(preset), source, max_bytes, ..Replay::default() };
