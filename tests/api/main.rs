@@ -60,6 +60,7 @@ mod fault;
 mod fences;
 mod fixture;
 mod fork;
+mod full_pool;
 #[cfg(not(miri))]
 mod granules;
 mod heap_calls;

@@ -19,15 +19,14 @@ use super::side_thread::SideCall;
 use super::{Block, Core};
 use crate::diag::is_power_of_ten;
 use crate::error::Result;
-use crate::maintenance_thread::{MaintenanceThread, Reminder};
+use crate::maintenance_thread::{MaintenanceThread, Reminder, pause_for_copies};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, MissReason};
+use pinpool_os::sync::process::{Ordering, fence};
 
 /// Longest wait for room.
 const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
-/// Longest sleep of the first in line while copies are in flight, whose end no put announces.
-const IN_FLIGHT_PATIENCE: Duration = Duration::from_micros(500);
-/// Longest sleep otherwise: room may also come from other pools and processes.
+/// Longest sleep of the first in line while no copy is in flight: room may also come from other pools and processes.
 const IDLE_PATIENCE: Duration = Duration::from_millis(5);
 
 /// What a get asks for, and for whom.
@@ -186,7 +185,7 @@ impl Core {
             Look::Over(served) => self.end_get(&get, served).map(Begun::Served),
             Look::Pending | Look::NeedsCall => {
                 get.rests_until_us =
-                    Some(self.time.read_us().saturating_add(u64::from(self.patience().subsec_micros())));
+                    Some(self.time.read_us().saturating_add(u64::from(get.turn.call_patience().subsec_micros())));
                 Ok(Begun::Waits(get))
             }
         }
@@ -379,6 +378,7 @@ impl Server for Core {
 
     fn attend(&self, is_waiting: bool) {
         self.attention.change(Reason::Line, || is_waiting, |attends| self.stock.idle().attend(attends));
+        self.backing().domain().into_iter().for_each(|domain| domain.note_waiting(is_waiting));
     }
 
     fn sweep(&self) {
@@ -420,8 +420,14 @@ impl Server for Core {
         self.keep(block);
     }
 
-    fn patience(&self) -> Duration {
-        if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { IDLE_PATIENCE }
+    fn patience(&self, since: Instant) -> Duration {
+        // Pairs with the fence in `announce_copy`: the get sees the copy, or the copy sees the get in the line and wakes it.
+        fence(Ordering::SeqCst);
+        let has_copies = match self.backing().domain() {
+            Some(domain) => domain.has_copies(),
+            None => self.in_flight.count() > 0,
+        };
+        if has_copies { pause_for_copies(since) } else { IDLE_PATIENCE }
     }
 
     fn is_hopeless(&self, refusal: &Refusal) -> bool {
