@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -185,7 +186,9 @@ impl<O: Send + 'static> Drop for PageLocked<O> {
             return;
         }
         let Held { owner, claim, .. } = held;
-        drop(owner);
+        // A drop that panics does not keep the waiting requests from the room.
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(owner)));
         self.core.end_outside_claim(claim);
+        dropped.unwrap_or_else(|panic| resume_unwind(panic));
     }
 }
