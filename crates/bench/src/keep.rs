@@ -4,6 +4,7 @@
 //!   round 1..R:  a new pool pins the bytes   beside   kept memory: attached first, filled, given up; attached again, checked
 //! ```
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -54,7 +55,6 @@ pub(super) struct KeepReport {
     fresh_gb_s: f64,
     first_gb_s: f64,
     again_gb_s: f64,
-    missing: Vec<String>,
 }
 
 fn ms(seconds: f64) -> f64 {
@@ -76,7 +76,7 @@ impl KeepArgs {
             fresh.push(begun.elapsed());
             drop(pool_of_round);
             let keeper = Keeper::new(&name, bytes, hugetlb)?;
-            let is_over = std::sync::atomic::AtomicBool::new(false);
+            let is_over = AtomicBool::new(false);
             let attach = || -> Measured<(Kept, Duration)> {
                 let pool = pool()?;
                 let begun = Instant::now();
@@ -84,7 +84,7 @@ impl KeepArgs {
                 Ok((kept, begun.elapsed()))
             };
             let measured = std::thread::scope(|scope| {
-                scope.spawn(|| keeper.serve(|| is_over.load(std::sync::atomic::Ordering::Relaxed)));
+                scope.spawn(|| keeper.serve(|| is_over.load(Ordering::Relaxed)));
                 let measured = (|| {
                     let (kept, took) = attach()?;
                     kept.get(0, bytes)?.as_mut_slice()?.fill(round.to_le_bytes()[0] | 1);
@@ -99,7 +99,7 @@ impl KeepArgs {
                     (page_lock, generation) = (kept.page_lock(), kept.generation());
                     Ok((took, took_again))
                 })();
-                is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+                is_over.store(true, Ordering::Relaxed);
                 measured
             });
             is_hugetlb = keeper.is_hugetlb();
@@ -122,7 +122,6 @@ impl KeepArgs {
             fresh_gb_s: rate(fresh),
             first_gb_s: rate(first),
             again_gb_s: rate(again),
-            missing: Vec::new(),
         })
     }
 }
@@ -143,6 +142,6 @@ impl Report for KeepReport {
             line("first", self.first_ms, self.first_gb_s, "kept memory that nobody has used yet"),
             line("again", self.again_ms, self.again_gb_s, "kept memory with the bytes of the holder before"),
         ];
-        (lines, &self.missing)
+        (lines, &[])
     }
 }
