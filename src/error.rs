@@ -5,6 +5,7 @@
 //! what.
 
 use std::sync::Arc;
+use std::time::Duration;
 use std::{fmt, io};
 
 /// Result of the fallible calls of this crate.
@@ -127,6 +128,11 @@ pub(crate) enum ErrorKind {
          build a new pool after the fork"
     )]
     Forked { parent: u32, child: u32 },
+    #[error(
+        "cannot allocate {asked_bytes} B: a driver call did not return within the wait of {waited:?}; wait longer \
+         (PINPOOL_WAIT), or pin memory before it is needed (PINPOOL_RESERVE)"
+    )]
+    Late { asked_bytes: u64, waited: Duration },
     #[error("completion of a copy is unknown: {why}")]
     Device { why: String },
     #[error("no thread for {what}: {why}; raise the limit on processes (`ulimit -u`) or on memory (`ulimit -v`)")]
@@ -158,8 +164,8 @@ kinds! {
     /// The length, the alignment or a handle of the request is wrong.
     Request, is_request = Length | Alignment | View | Handle;
     /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`), not under that of the host ledger (`PINPOOL_LEDGER`),
-    /// or not before the gets that wait for memory.
-    Limit, is_limit = Limit | Line | Ledger;
+    /// or not before the gets that wait for memory; or a driver call did not return within the wait of a task.
+    Limit, is_limit = Limit | Line | Ledger | Late;
     /// The driver or the kernel refused, or the back-end set is not available.
     Backend, is_backend = Backend | Unavailable;
     /// Two settings contradict each other, or one set by code is out of range.
@@ -195,6 +201,7 @@ impl Error {
             ErrorKind::Limit { asked_bytes, .. }
             | ErrorKind::Line { asked_bytes, .. }
             | ErrorKind::Ledger { asked_bytes, .. }
+            | ErrorKind::Late { asked_bytes, .. }
             | ErrorKind::Backend { asked_bytes, .. } => Some(asked_bytes),
             _ => None,
         }
@@ -249,6 +256,7 @@ impl From<Error> for io::Error {
             ErrorKind::Backend { .. } => io::ErrorKind::OutOfMemory,
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
             ErrorKind::Thread { ref why, .. } => why.kind(),
+            ErrorKind::Late { .. } => io::ErrorKind::TimedOut,
             ErrorKind::Forked { .. } | ErrorKind::Device { .. } => io::ErrorKind::Other,
         };
         Self::new(kind, error)

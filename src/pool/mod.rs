@@ -168,6 +168,10 @@ impl Pool {
 
     /// As [`get`](Pool::get), with `wait` in place of `PINPOOL_WAIT`.
     ///
+    /// `wait` limits how long the thread waits for room and for driver calls of other threads. It does not interrupt a driver
+    /// call that this thread makes to allocate memory: if the driver hangs, so does the thread. A request that must return in
+    /// time is [`get_async_timeout`](Self::get_async_timeout), whose driver calls run on another thread.
+    ///
     /// # Errors
     ///
     /// As [`get`](Pool::get).
@@ -188,8 +192,10 @@ impl Pool {
     /// in one line with the gets of threads, first come, first served. Needs no runtime: the put that serves it wakes it, and
     /// the pool's maintenance thread wakes it for its deadline and for copies that have ended.
     ///
-    /// Does not wait for calls of other threads either, and page-locks nothing on the thread that polls: a thread of the pool does
-    /// that, for one task after the other, and wakes the task. Calls that are before it count in no wait.
+    /// The polling thread makes no driver call and waits for none. A thread of the pool makes the calls, for one task after the
+    /// other, and wakes the task. Their time counts towards the wait: if it passes while a call runs, the future fails with
+    /// [`is_limit`](crate::Error::is_limit), and the next request gets the memory once the call returns. With a wait of zero
+    /// the future does not wait for room, but still waits for the calls.
     ///
     /// ```
     /// # use std::pin::pin;

@@ -7,7 +7,7 @@
 //! ```
 
 use std::sync::Arc;
-use std::task::Context;
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
@@ -17,8 +17,9 @@ use super::super::waiters::{Look, Offer, Pass, Server, Turn, Waiters};
 use super::attention::Reason;
 use super::side_thread::SideCall;
 use super::{Block, Core};
+use crate::backend::SourceError;
 use crate::diag::is_power_of_ten;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::maintenance_thread::{MaintenanceThread, Reminder, pause_for_copies};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, MissReason};
@@ -61,6 +62,10 @@ pub(crate) struct WaitingGet {
 impl WaitingGet {
     pub(crate) fn wanted(&self) -> &Wanted {
         &self.wanted
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.turn.deadline()
     }
 
     /// Leaves the line.
@@ -169,14 +174,29 @@ impl Core {
             }
             Look::NeedsCall | Look::Pending => {}
         }
-        // Also where the pool is to be polled by its program alone: a deadline is not the program's to watch.
-        let waker = context.waker();
-        match MaintenanceThread::of_process().remind(Some(get.turn.next_look()), None, waker) {
-            Ok(new) => get.reminder = Some(new),
-            // No thread is to be had: the executor takes the part of the clock.
-            Err(_) => waker.wake_by_ref(),
-        }
+        get.reminder = self.remind(get.turn.next_look(), context.waker());
         Polled::Pending
+    }
+
+    /// Has `waker` woken at that time, also if the program alone polls the pool: a deadline is not the program's to watch.
+    pub(crate) fn remind(&self, at: Instant, waker: &Waker) -> Option<Reminder> {
+        let reminder = MaintenanceThread::of_process().remind(Some(at), None, waker).ok();
+        if reminder.is_none() {
+            // There is no thread: the executor polls again and again.
+            waker.wake_by_ref();
+        }
+        reminder
+    }
+
+    /// The calls for the get of a task have not returned within its `wait`.
+    pub(crate) fn give_up_call(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+        let call = Refusal::Source(SourceError::new("a driver call", "has not returned"));
+        let served = self.fall_back(wanted.len, wanted.class, &call).ok_or_else(|| {
+            self.accounts.count_failed_get();
+            ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into()
+        });
+        self.record_outcome(&served, wanted, None);
+        served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes))
     }
 
     /// Makes the calls that a look of a task needs. A slow call.
