@@ -128,6 +128,8 @@ pub(crate) enum ErrorKind {
          build a new pool after the fork"
     )]
     Forked { parent: u32, child: u32 },
+    #[error("the pool was closed by `Pool::close`: it serves no more requests")]
+    Closed,
     #[error(
         "cannot allocate {asked_bytes} B: a driver call did not return within the wait of {waited:?}; wait longer \
          (PINPOOL_WAIT), or pin memory before it is needed (PINPOOL_RESERVE)"
@@ -178,6 +180,8 @@ kinds! {
     Thread, is_thread = Thread;
     /// The pool belongs to the process that forked this one.
     Forked, is_forked = Forked;
+    /// The pool was closed by [`Pool::close`](crate::Pool::close).
+    Closed, is_closed = Closed;
 }
 
 impl Error {
@@ -257,7 +261,7 @@ impl From<Error> for io::Error {
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
             ErrorKind::Thread { ref why, .. } => why.kind(),
             ErrorKind::Late { .. } => io::ErrorKind::TimedOut,
-            ErrorKind::Forked { .. } | ErrorKind::Device { .. } => io::ErrorKind::Other,
+            ErrorKind::Forked { .. } | ErrorKind::Closed | ErrorKind::Device { .. } => io::ErrorKind::Other,
         };
         Self::new(kind, error)
     }

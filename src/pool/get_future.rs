@@ -178,8 +178,10 @@ impl Future for GetFuture {
     type Output = Result<PinnedBuf>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Err(error) = self.pool.core().check_process() {
+        if let Err(error) = self.pool.core().check_open() {
             self.forget_if_forked();
+            // Leaves the line.
+            self.state = State::New;
             return Poll::Ready(Err(error));
         }
         self.advance(context)

@@ -130,7 +130,8 @@ impl Pool {
     /// - [`is_request`](crate::Error::is_request): `len` is over `isize::MAX` with rounding,
     /// - [`is_limit`](crate::Error::is_limit): over the ceiling, even with every idle buffer released,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
-    /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
+    /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process,
+    /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close).
     #[inline]
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
         match self.core().shard_at_hand() {
@@ -230,7 +231,7 @@ impl Pool {
 
     /// What a get asks for; `None` for no bytes.
     fn wanted(&self, len: usize, align: usize, ledger: Option<&Arc<Ledger>>) -> Result<Option<Wanted>> {
-        self.core().check_process()?;
+        self.core().check_open()?;
         let class = self.core().config().rounding.class(len, align)?;
         Ok((len > 0).then(|| Wanted { len, class, ledger: ledger.cloned() }))
     }
@@ -274,7 +275,7 @@ impl Pool {
     ///   `tensorflow`, or this is a partition or the pool of another node,
     /// - [`is_backend`](crate::Error::is_backend): the back-end refused memory of that node.
     pub fn on_node(&self, node: u32) -> Result<Self> {
-        self.core().check_process()?;
+        self.core().check_open()?;
         let refused = |why: &str| nodes::refused(node, why.to_owned());
         let none = || refused("ask the pool that was built, not a partition or the pool of a node");
         let make = |source: Arc<dyn Source>| {
@@ -304,7 +305,7 @@ impl Pool {
     ///
     /// [`is_setting`](crate::Error::is_setting) under the preset `tensorflow`, which has no arena to share.
     pub fn partition(&self, name: &str, max_bytes: u64) -> Result<Self> {
-        self.core().check_process()?;
+        self.core().check_open()?;
         let partition = self.core().partition(name, max_bytes).map(Self::of);
         partition.ok_or_else(|| {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow pools share nothing".to_owned();
@@ -363,6 +364,29 @@ impl Pool {
         if !self.core().is_forked() {
             self.core().poll();
             self.on_other_nodes().iter().for_each(Self::poll);
+        }
+    }
+
+    /// Closes the pool and its partitions to requests: those that wait, threads and tasks, and all later ones fail with
+    /// [`is_closed`](crate::Error::is_closed). Idle memory is released by the calling thread, so this is a slow call. Buffers in
+    /// use and copies in flight remain valid; their memory is released when the buffers are dropped and the copies have
+    /// completed. Closing a pool twice has no effect.
+    ///
+    /// ```
+    /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(Some(1 << 20)).build()?;
+    /// let held = pool.get(1 << 20)?;
+    /// std::thread::scope(|scope| {
+    ///     let worker = scope.spawn(|| pool.get(1 << 20).map(drop)); // waits for `held`
+    ///     pool.close();
+    ///     assert!(worker.join().unwrap().unwrap_err().is_closed());
+    /// });
+    /// # drop(held);
+    /// # Ok::<(), pinpool::Error>(())
+    /// ```
+    pub fn close(&self) {
+        if !self.core().is_forked() {
+            self.core().refuse_requests();
+            self.on_other_nodes().iter().for_each(Self::close);
         }
     }
 

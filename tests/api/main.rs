@@ -48,6 +48,7 @@ mod captured_log;
 mod ceiling;
 #[path = "../child/mod.rs"]
 mod child;
+mod close;
 mod contract;
 mod counting;
 mod deadlines;

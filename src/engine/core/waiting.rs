@@ -332,6 +332,9 @@ impl Core {
 
     /// A block that is not pinned, if this pool may give one out and its limit leaves room.
     fn fall_back(self: &Arc<Self>, len: usize, class: Class, refusal: &Refusal) -> Option<Block> {
+        if self.is_closed() {
+            return None;
+        }
         let (mut block, are_more) = self.stock.acquire_pageable(self, class, reason_of(refusal))?;
         block.begin_time(self.time.read_us());
         let nth = self.accounts.count_fallback();
@@ -451,6 +454,6 @@ impl Server for Core {
     }
 
     fn is_hopeless(&self, refusal: &Refusal) -> bool {
-        matches!(refusal, Refusal::Source(_)) && self.stock.is_gone()
+        self.is_closed() || matches!(refusal, Refusal::Source(_)) && self.stock.is_gone()
     }
 }

@@ -244,6 +244,12 @@ impl<T> Waiters<T> {
         first.iter().for_each(|first| first.wake_by(until));
     }
 
+    /// Lets all that wait look again.
+    pub(super) fn wake_all(&self) {
+        let gets: Vec<_> = self.line.lock().gets.iter().cloned().collect();
+        gets.iter().for_each(|get| get.wake());
+    }
+
     /// Lets the first in line look again.
     pub(super) fn wake_first(&self) {
         let first = self.line.lock().gets.front().cloned();
