@@ -5,6 +5,7 @@
 //! what.
 
 use std::sync::Arc;
+use std::time::Duration;
 use std::{fmt, io};
 
 /// Result of the fallible calls of this crate.
@@ -134,6 +135,13 @@ pub(crate) enum ErrorKind {
          build a new pool after the fork"
     )]
     Forked { parent: u32, child: u32 },
+    #[error("the pool was closed by `Pool::close`: it serves no more requests")]
+    Closed,
+    #[error(
+        "cannot allocate {asked_bytes} B: a driver call did not return within the wait of {waited:?}; wait longer \
+         (PINPOOL_WAIT), or pin memory before it is needed (PINPOOL_RESERVE)"
+    )]
+    Late { asked_bytes: u64, waited: Duration },
     #[error("completion of a copy is unknown: {why}")]
     Device { why: String },
     #[error("no thread for {what}: {why}; raise the limit on processes (`ulimit -u`) or on memory (`ulimit -v`)")]
@@ -165,8 +173,8 @@ kinds! {
     /// The length, the alignment or a handle of the request is wrong.
     Request, is_request = Length | Alignment | View | Handle;
     /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`), not under that of the host ledger (`PINPOOL_LEDGER`),
-    /// or not before the gets that wait for memory.
-    Limit, is_limit = Limit | Line | Ledger;
+    /// or not before the gets that wait for memory; or a driver call did not return within the wait of a task.
+    Limit, is_limit = Limit | Line | Ledger | Late;
     /// The driver or the kernel refused, or the back-end set is not available.
     Backend, is_backend = Backend | Unavailable;
     /// Two settings contradict each other, or one set by code is out of range.
@@ -179,6 +187,8 @@ kinds! {
     Thread, is_thread = Thread;
     /// The pool belongs to the process that forked this one.
     Forked, is_forked = Forked;
+    /// The pool was closed by [`Pool::close`](crate::Pool::close).
+    Closed, is_closed = Closed;
 }
 
 impl Error {
@@ -202,6 +212,7 @@ impl Error {
             ErrorKind::Limit { asked_bytes, .. }
             | ErrorKind::Line { asked_bytes, .. }
             | ErrorKind::Ledger { asked_bytes, .. }
+            | ErrorKind::Late { asked_bytes, .. }
             | ErrorKind::Backend { asked_bytes, .. } => Some(asked_bytes),
             _ => None,
         }
@@ -256,7 +267,8 @@ impl From<Error> for io::Error {
             ErrorKind::Backend { .. } => io::ErrorKind::OutOfMemory,
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
             ErrorKind::Thread { ref why, .. } => why.kind(),
-            ErrorKind::Forked { .. } | ErrorKind::Device { .. } => io::ErrorKind::Other,
+            ErrorKind::Late { .. } => io::ErrorKind::TimedOut,
+            ErrorKind::Forked { .. } | ErrorKind::Closed | ErrorKind::Device { .. } => io::ErrorKind::Other,
         };
         Self::new(kind, error)
     }

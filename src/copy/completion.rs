@@ -36,8 +36,9 @@ pub struct Completion(Option<SharedFence>);
 /// The end of a copy, for a task: what [`Completion`] becomes when it is awaited. Its output is that of
 /// [`Completion::wait`].
 ///
-/// The task is woken by the process's maintenance thread, which queries the copy about every 200 us meanwhile, and which is
-/// started if there is none. Where the system refuses a thread, the task is woken at once and polls again and again.
+/// The task is woken by the process's maintenance thread, which is started if there is none. The thread queries the copy every
+/// 0.1 ms at first, and less often once the copy has been running for a while. If the system refuses a thread, the task is woken
+/// at once and polls again and again.
 #[derive(Debug)]
 pub struct CompletionFuture {
     completion: Completion,

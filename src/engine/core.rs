@@ -116,6 +116,8 @@ pub(crate) struct Core {
     wanted_of_ledger: Want,
     /// A put makes room in the host ledger.
     is_giving: AtomicBool,
+    /// [`Pool::close`](crate::Pool::close) was called.
+    is_closed: AtomicBool,
     shortage: Shortage,
     accounts: Accounts,
     /// Its partitions, some of which may have ended.
@@ -157,6 +159,7 @@ impl Core {
             side: SideThread::default(),
             wanted_of_ledger: Want::default(),
             is_giving: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
             shortage: Shortage::default(),
             accounts: Accounts::default(),
             partitions: Mutex::default(),
@@ -277,6 +280,19 @@ impl Core {
         if self.is_forked() { Err(self.forked()) } else { Ok(()) }
     }
 
+    /// # Errors
+    ///
+    /// In a child of the process that made the pool, and after [`Pool::close`](crate::Pool::close).
+    pub(crate) fn check_open(&self) -> Result<()> {
+        self.check_process()?;
+        if self.is_closed() { Err(ErrorKind::Closed.into()) } else { Ok(()) }
+    }
+
+    fn is_closed(&self) -> bool {
+        // Relaxed: a request that joins the queue after `refuse_requests` woke it has seen the lock of the queue, and so this.
+        self.is_closed.load(Ordering::Relaxed)
+    }
+
     #[cold]
     fn forked(&self) -> Error {
         ErrorKind::Forked { parent: self.process, child: std::process::id() }.into()
@@ -314,7 +330,7 @@ impl Core {
 
     /// A block over a user's memory, which is counted apart and never kept.
     pub(crate) fn adopt(self: &Arc<Self>, adopted: Adopted) -> Result<Block> {
-        self.check_process()?;
+        self.check_open()?;
         self.accounts.count_adopted();
         Ok(self.stock.adopt(self, adopted))
     }

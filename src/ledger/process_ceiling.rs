@@ -167,6 +167,10 @@ impl ProcessCeiling {
 
     pub(super) fn give_back(&self, bytes: u64) {
         self.with_part(|part| part.demand.held_bytes = part.demand.held_bytes.saturating_sub(bytes));
+        if self.is_wanted() {
+            // It wakes the requests of other pools that wait for this.
+            MaintenanceThread::of_process().look_soon();
+        }
     }
 
     pub(super) fn room_for(&self, bytes: u64) -> u64 {
@@ -249,5 +253,56 @@ impl ProcessCeiling {
 impl Drop for ProcessCeiling {
     fn drop(&mut self) {
         self.with(|pools, number| pools.parts.remove(&number).map(drop));
+    }
+}
+
+#[cfg(all(test, not(miri), not(pinpool_loom)))]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::maintenance_thread::{Maintained, Pace};
+
+    #[derive(Default)]
+    struct Counted(AtomicUsize);
+
+    impl Maintained for Counted {
+        fn maintain(&self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+
+        fn pace(&self) -> Pace {
+            Pace::Never
+        }
+    }
+
+    #[test]
+    fn room_that_a_pool_makes_while_another_wants_it_is_looked_at_at_once() {
+        let (thread, pool) = (MaintenanceThread::of_process(), Arc::new(Counted::default()));
+        let counted: Weak<Counted> = Arc::downgrade(&pool);
+        thread.add(counted, false);
+        let looks = || pool.0.load(Ordering::SeqCst);
+        let until_after = |before: usize| {
+            let begun = Instant::now();
+            while looks() <= before {
+                assert!(begun.elapsed() < Duration::from_secs(20), "nobody looks");
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        thread.notice(Pace::Idle).unwrap();
+        until_after(0);
+        let root = Path::new("/the pools of this test");
+        let [full, lacking] = ["full", "lacking"].map(|name| ProcessCeiling::attach(root, Some(name), |_| 10));
+        assert!(full.claim(10));
+        lacking.set_want(&Want::default(), 5, 5);
+        // The look that the want caused is over.
+        thread::sleep(Duration::from_millis(200));
+        let before = looks();
+        full.give_back(5);
+        until_after(before);
+        assert!(lacking.claim(5));
+        thread.remove(Arc::as_ptr(&pool).cast());
     }
 }

@@ -64,9 +64,11 @@ pub(crate) enum Pace {
 }
 
 impl Pace {
-    fn period(self) -> Option<Duration> {
+    /// Between two rounds, if the thread was last woken at `since`.
+    fn period(self, since: Instant) -> Option<Duration> {
         match self {
-            Self::Hole | Self::Copies => Some(Duration::from_micros(200)),
+            Self::Hole => Some(Duration::from_micros(200)),
+            Self::Copies => Some(pause_for_copies(since)),
             Self::Idle => Some(Duration::from_millis(100)),
             Self::InUse => Some(Duration::from_secs(1)),
             Self::Never => None,
@@ -74,16 +76,20 @@ impl Pace {
     }
 }
 
-/// The sleep between rounds for a copy that does not end grows by one period every time this many have passed.
-const ROUNDS_TO_SLOW: u32 = 64;
-/// Longest sleep while a waker waits for a copy.
-const COPIES_PERIOD_MAX: Duration = Duration::from_millis(5);
+/// Shortest pause between two looks at copies. With the timer slack of Linux it takes up to 0.1 ms.
+pub(crate) const SHORTEST_COPY_PAUSE: Duration = Duration::from_micros(40);
+const LONGEST_COPY_PAUSE: Duration = Duration::from_millis(5);
 /// The thread ends when there has been no pool for this long.
 const LINGER: Duration = Duration::from_secs(1);
 /// A thread that has been in one call for this long is replaced.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
 /// The exit of the process waits this long for a call of the thread to return.
 const EXIT_PATIENCE: Duration = Duration::from_millis(200);
+
+/// Between two looks at copies, the last of which began at `since`: longer for a copy that has been running for long.
+pub(crate) fn pause_for_copies(since: Instant) -> Duration {
+    (since.elapsed() / 256).clamp(SHORTEST_COPY_PAUSE, LONGEST_COPY_PAUSE)
+}
 
 /// A pool as the thread sees it.
 pub(crate) trait Maintained: Send + Sync {
@@ -118,6 +124,7 @@ struct Schedule {
     stuck: Vec<usize>,
     /// Somebody woke the thread since it last began a round.
     is_woken: bool,
+    last_woken: Option<Instant>,
 }
 
 /// A call of the pool or reminder at an address.
@@ -174,7 +181,8 @@ impl MaintenanceThread {
         }
     }
 
-    /// A pool now needs to be looked at `pace`. Starts the thread if there is none.
+    /// A pool now needs to be looked at `pace`. Starts the thread if there is none. At the pace of copies, whose looks become
+    /// rarer, one more has begun.
     ///
     /// # Errors
     ///
@@ -184,7 +192,8 @@ impl MaintenanceThread {
         // SeqCst: maint-I1.
         fence(Ordering::SeqCst);
         // Relaxed: the barrier orders it.
-        if self.pace.load(Ordering::Relaxed) <= pace as u32 { Ok(()) } else { self.hurry() }
+        let is_as_often = self.pace.load(Ordering::Relaxed) <= pace as u32;
+        if is_as_often && pace != Pace::Copies { Ok(()) } else { self.hurry() }
     }
 
     /// Has the thread look at the pools at once, if it runs.
@@ -238,12 +247,12 @@ impl MaintenanceThread {
     }
 
     fn wake(&self, schedule: &mut Schedule) {
-        schedule.is_woken = true;
+        (schedule.is_woken, schedule.last_woken) = (true, Some(Instant::now()));
         self.pace.store(Pace::Hole as u32, Ordering::Relaxed);
         self.changed.notify_one();
     }
 
-    /// Wakes `waker` at `deadline`, or when `is_over` returns true, which is asked about every 200 us; then never again.
+    /// Wakes `waker` at `deadline`, or when `is_over` returns true, which is asked at the pace of copies; then never again.
     /// Both calls come from the maintenance thread, outside of its locks.
     ///
     /// # Errors
@@ -262,7 +271,6 @@ impl MaintenanceThread {
     }
 
     fn run(&'static self, number: u64) {
-        let mut rounds = 0;
         while let Some(round) = self.begin_round() {
             if !self.look(number, &round) {
                 // Another thread has taken over.
@@ -271,7 +279,6 @@ impl MaintenanceThread {
                 return;
             }
             let pace = round.pace();
-            rounds = if pace == Pace::Copies { rounds + 1 } else { 0 };
             // Relaxed: ordered by the barrier (maint-I1).
             self.pace.store(pace as u32, Ordering::Relaxed);
             fence(Ordering::SeqCst);
@@ -279,9 +286,7 @@ impl MaintenanceThread {
             // Its pools may be over; then their last pieces go here.
             drop(round);
             self.calling.fetch_sub(1, Ordering::SeqCst);
-            if self.sleep(pace, rounds) {
-                rounds = 0;
-            }
+            self.sleep(pace);
         }
     }
 
@@ -348,17 +353,18 @@ impl MaintenanceThread {
         false
     }
 
-    /// Sleeps for one period, or until a reminder is due. Returns whether it was woken.
-    fn sleep(&self, pace: Pace, rounds: u32) -> bool {
+    /// Sleeps for one period, or until a reminder is due.
+    fn sleep(&self, pace: Pace) {
         let now = Instant::now();
         let mut schedule = self.schedule.lock();
         let over: Vec<_> = schedule.reminders.extract_if(.., |reminded| !reminded.is_wanted()).collect();
         let deadlines = schedule.reminders.iter().filter_map(|reminded| reminded.deadline).min();
-        let period = match pace {
-            Pace::Copies => pace.period().map(|least| (least * (1 + rounds / ROUNDS_TO_SLOW)).min(COPIES_PERIOD_MAX)),
-            pace => pace.period(),
-        };
-        let until = period.map(|period| now + period).into_iter().chain(deadlines).min();
+        let until = pace
+            .period(schedule.last_woken.unwrap_or(now))
+            .map(|period| now + period)
+            .into_iter()
+            .chain(deadlines)
+            .min();
         if !schedule.is_woken {
             match until {
                 Some(until) => (schedule, _) = self.changed.wait_until(schedule, until),
@@ -366,11 +372,9 @@ impl MaintenanceThread {
                 None => schedule = self.changed.wait(schedule),
             }
         }
-        let is_woken = schedule.is_woken;
         drop(schedule);
         // Outside the lock: a condition is its caller's.
         drop(over);
-        is_woken
     }
 
     /// Another thread of this crate makes a call until the result is dropped, for which the exit of the process waits a

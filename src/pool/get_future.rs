@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The place in line goes with the call and comes back with its result, so a get never has two. Its wait counts from its first
-//! poll and bounds how long it waits for room. A call that it needs is waited for, with the calls of other tasks that are before it.
+//! poll. When the wait is over while a driver call runs, or while the calls of other tasks delay it, the get fails, and the next
+//! get has the memory once the call returns. A get with a wait of zero needs no room but may need a call: it waits for the call.
 
 use std::future::Future;
 use std::panic::resume_unwind;
@@ -21,6 +22,7 @@ use super::{Pool, buffer};
 use crate::buffer::PinnedBuf;
 use crate::engine::{Begun, Ledger, Polled, SideCall, WaitingGet, Wanted};
 use crate::error::Result;
+use crate::maintenance_thread::Reminder;
 use crate::size_class::DEFAULT_ALIGN;
 
 /// The future of [`Pool::get_async`]: a buffer, or the error of [`Pool::get`].
@@ -48,7 +50,17 @@ enum State {
     New,
     Waits(WaitingGet),
     /// A thread of the pool makes calls.
-    Calls(SideCall<Result<Step>>),
+    Calls(CallInProgress),
+}
+
+/// Calls for a get that gives up at `deadline`, if it has one.
+#[derive(Debug)]
+struct CallInProgress {
+    call: SideCall<Result<Step>>,
+    wanted: Wanted,
+    deadline: Option<Instant>,
+    /// Wakes the task at the deadline.
+    reminder: Option<Reminder>,
 }
 
 /// How far a get has come.
@@ -98,11 +110,13 @@ impl GetFuture {
             None => {
                 // With the pool, which cannot end during the call.
                 let (pool, align, wait) = (self.pool.clone(), self.align, self.wait);
+                let deadline = now.checked_add(wait).filter(|_| !wait.is_zero());
+                let of_call = wanted.clone();
                 let call = move || {
-                    let begun = pool.core().begin_get_with_calls(&wanted, wait, now)?;
-                    Ok(Step::of(begun, &pool, &wanted, align))
+                    let begun = pool.core().begin_get_with_calls(&of_call, wait, now)?;
+                    Ok(Step::of(begun, &pool, &of_call, align))
                 };
-                State::Calls(core.aside(call))
+                State::Calls(CallInProgress { call: core.aside(call), wanted, deadline, reminder: None })
             }
         };
         Ok(None)
@@ -127,16 +141,26 @@ impl GetFuture {
                     }
                     Polled::NeedsCall => {
                         let (pool, align) = (self.pool.clone(), self.align);
-                        let call = move || {
-                            let wanted = waiting.wanted().clone();
-                            pool.core().call_for(waiting).map(|begun| Step::of(begun, &pool, &wanted, align))
-                        };
-                        self.state = State::Calls(self.pool.core().aside(call));
+                        let (wanted, deadline) = (waiting.wanted().clone(), Some(waiting.deadline()));
+                        let of_call = wanted.clone();
+                        let call =
+                            move || pool.core().call_for(waiting).map(|begun| Step::of(begun, &pool, &of_call, align));
+                        let call = self.pool.core().aside(call);
+                        self.state = State::Calls(CallInProgress { call, wanted, deadline, reminder: None });
                     }
                 },
-                State::Calls(call) => match call.poll(context) {
+                State::Calls(mut calls) => match calls.call.poll(context) {
+                    Poll::Pending if calls.deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                        let served = self.pool.core().give_up_call(&calls.wanted, self.wait);
+                        return Poll::Ready(
+                            served.map(|block| buffer(self.pool.core(), block, &calls.wanted, self.align)),
+                        );
+                    }
                     Poll::Pending => {
-                        self.state = State::Calls(call);
+                        if let Some(deadline) = calls.deadline {
+                            calls.reminder = self.pool.core().remind(deadline, context.waker());
+                        }
+                        self.state = State::Calls(calls);
                         return Poll::Pending;
                     }
                     Poll::Ready(Some(Ok(Step::Waits(waiting)))) => self.state = State::Waits(waiting),
@@ -154,8 +178,10 @@ impl Future for GetFuture {
     type Output = Result<PinnedBuf>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Err(error) = self.pool.core().check_process() {
+        if let Err(error) = self.pool.core().check_open() {
             self.forget_if_forked();
+            // Leaves the line.
+            self.state = State::New;
             return Poll::Ready(Err(error));
         }
         self.advance(context)

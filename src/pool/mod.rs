@@ -130,7 +130,8 @@ impl Pool {
     /// - [`is_request`](crate::Error::is_request): `len` is over `isize::MAX` with rounding,
     /// - [`is_limit`](crate::Error::is_limit): over the ceiling, even with every idle buffer released,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
-    /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
+    /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process,
+    /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close).
     #[inline]
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
         match self.core().shard_at_hand() {
@@ -168,6 +169,10 @@ impl Pool {
 
     /// As [`get`](Pool::get), with `wait` in place of `PINPOOL_WAIT`.
     ///
+    /// `wait` limits how long the thread waits for room and for driver calls of other threads. It does not interrupt a driver
+    /// call that this thread makes to allocate memory: if the driver hangs, so does the thread. A request that must return in
+    /// time is [`get_async_timeout`](Self::get_async_timeout), whose driver calls run on another thread.
+    ///
     /// # Errors
     ///
     /// As [`get`](Pool::get).
@@ -188,8 +193,10 @@ impl Pool {
     /// in one line with the gets of threads, first come, first served. Needs no runtime: the put that serves it wakes it, and
     /// the pool's maintenance thread wakes it for its deadline and for copies that have ended.
     ///
-    /// Does not wait for calls of other threads either, and page-locks nothing on the thread that polls: a thread of the pool does
-    /// that, for one task after the other, and wakes the task. Calls that are before it count in no wait.
+    /// The polling thread makes no driver call and waits for none. A thread of the pool makes the calls, for one task after the
+    /// other, and wakes the task. Their time counts towards the wait: if it passes while a call runs, the future fails with
+    /// [`is_limit`](crate::Error::is_limit), and the next request gets the memory once the call returns. With a wait of zero
+    /// the future does not wait for room, but still waits for the calls.
     ///
     /// ```
     /// # use std::pin::pin;
@@ -224,7 +231,7 @@ impl Pool {
 
     /// What a get asks for; `None` for no bytes.
     fn wanted(&self, len: usize, align: usize, ledger: Option<&Arc<Ledger>>) -> Result<Option<Wanted>> {
-        self.core().check_process()?;
+        self.core().check_open()?;
         let class = self.core().config().rounding.class(len, align)?;
         Ok((len > 0).then(|| Wanted { len, class, ledger: ledger.cloned() }))
     }
@@ -268,7 +275,7 @@ impl Pool {
     ///   `tensorflow`, or this is a partition or the pool of another node,
     /// - [`is_backend`](crate::Error::is_backend): the back-end refused memory of that node.
     pub fn on_node(&self, node: u32) -> Result<Self> {
-        self.core().check_process()?;
+        self.core().check_open()?;
         let refused = |why: &str| nodes::refused(node, why.to_owned());
         let none = || refused("ask the pool that was built, not a partition or the pool of a node");
         let make = |source: Arc<dyn Source>| {
@@ -298,7 +305,7 @@ impl Pool {
     ///
     /// [`is_setting`](crate::Error::is_setting) under the preset `tensorflow`, which has no arena to share.
     pub fn partition(&self, name: &str, max_bytes: u64) -> Result<Self> {
-        self.core().check_process()?;
+        self.core().check_open()?;
         let partition = self.core().partition(name, max_bytes).map(Self::of);
         partition.ok_or_else(|| {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow pools share nothing".to_owned();
@@ -357,6 +364,29 @@ impl Pool {
         if !self.core().is_forked() {
             self.core().poll();
             self.on_other_nodes().iter().for_each(Self::poll);
+        }
+    }
+
+    /// Closes the pool and its partitions to requests: those that wait, threads and tasks, and all later ones fail with
+    /// [`is_closed`](crate::Error::is_closed). Idle memory is released by the calling thread, so this is a slow call. Buffers in
+    /// use and copies in flight remain valid; their memory is released when the buffers are dropped and the copies have
+    /// completed. Closing a pool twice has no effect.
+    ///
+    /// ```
+    /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(Some(1 << 20)).build()?;
+    /// let held = pool.get(1 << 20)?;
+    /// std::thread::scope(|scope| {
+    ///     let worker = scope.spawn(|| pool.get(1 << 20).map(drop)); // waits for `held`
+    ///     pool.close();
+    ///     assert!(worker.join().unwrap().unwrap_err().is_closed());
+    /// });
+    /// # drop(held);
+    /// # Ok::<(), pinpool::Error>(())
+    /// ```
+    pub fn close(&self) {
+        if !self.core().is_forked() {
+            self.core().refuse_requests();
+            self.on_other_nodes().iter().for_each(Self::close);
         }
     }
 

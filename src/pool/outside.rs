@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -95,7 +96,7 @@ impl Pool {
     /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
     pub unsafe fn page_lock<O: Send + 'static>(&self, memory: NonNull<[u8]>, owner: O) -> Result<PageLocked<O>> {
         let core = self.core();
-        core.check_process()?;
+        core.check_open()?;
         let (start, len) = (memory.cast::<u8>(), memory.len());
         if !start.addr().get().is_multiple_of(PAGE_BYTES) || !len.is_multiple_of(PAGE_BYTES) {
             let why = format!("{len} B at {start:p}: memory to page-lock is whole pages of {PAGE_BYTES} B");
@@ -185,7 +186,9 @@ impl<O: Send + 'static> Drop for PageLocked<O> {
             return;
         }
         let Held { owner, claim, .. } = held;
-        drop(owner);
+        // A drop that panics does not keep the waiting requests from the room.
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(owner)));
         self.core.end_outside_claim(claim);
+        dropped.unwrap_or_else(|panic| resume_unwind(panic));
     }
 }

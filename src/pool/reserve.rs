@@ -22,7 +22,7 @@ impl Pool {
     /// - [`is_limit`](crate::Error::is_limit): over the ceiling, or no room would be left for a get that waits,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused.
     pub fn prewarm(&self, bytes: u64) -> Result<()> {
-        self.core().check_process()?;
+        self.core().check_open()?;
         if !self.core().backing().has_arena() {
             let why =
                 "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is an allocation of its own".to_owned();

@@ -1,9 +1,13 @@
 //! Memory that a user pinned, as buffers: it comes back once, after the last copy, and is counted apart.
 #![allow(unsafe_code)] // Adopts memory.
 
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::{Context, Wake, Waker};
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, PinnedBuf, Pool, Preset};
@@ -287,4 +291,41 @@ fn in_a_child_of_fork_it_is_refused_and_stays_where_it_is() {
             held.into_iter().chain([returned]).collect()
         });
     });
+}
+
+/// Pages whose owner panics when it is dropped.
+struct Panicking(#[allow(dead_code)] Box<Pages>);
+
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        panic!("the owner panics");
+    }
+}
+
+#[test]
+fn an_owner_that_panics_in_its_drop_does_not_keep_a_waiting_request_from_the_room() {
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8192_u64).background_poll(false);
+    let pool = builder.build().unwrap();
+    let mut pages = Box::new(Pages([3; 8192]));
+    let memory = NonNull::from(pages.0.as_mut_slice());
+    // SAFETY: mapped as long as `pages`, which nothing else uses.
+    let locked = unsafe { pool.page_lock(memory, Panicking(pages)) }.unwrap();
+    let woken = Arc::new(Woken::default());
+    let mut get = pin!(pool.get_async(8192));
+    assert!(get.as_mut().poll(&mut Context::from_waker(&woken.clone().into())).is_pending());
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(locked))).is_err());
+    // The fallback of a look every 5 ms rarely comes between the two calls.
+    assert!(woken.0.load(Ordering::SeqCst), "the request is not told of the room");
+    while get.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        std::thread::yield_now();
+    }
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::backend::{HeapSource, SimSource, Source};
-use pinpool::{Backend, Ceiling, LogSampler, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource, Stats};
+use pinpool::{Backend, Ceiling, LogSampler, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource, Rounding, Stats};
 use pinpool_testing::FaultSource;
 
 /// Longer than any test may take: a test that waits this long has failed.
@@ -25,6 +25,13 @@ pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Ceiling>) -> Po
 /// A pool over simulated memory whose gets wait.
 pub(crate) fn over_sim(max_bytes: u64) -> PoolBuilder {
     over(Arc::new(SimSource::new(1 << 40)), max_bytes).wait(LONG)
+}
+
+/// A pool over simulated memory under either preset, whose buffers take what they are asked for.
+pub(crate) fn both_presets(max_bytes: u64) -> [PoolBuilder; 2] {
+    // TensorFlow's header is beside each buffer.
+    let tensorflow = over_sim(max_bytes + (16 << 10)).preset(Preset::Tensorflow).rounding(Rounding::Exact);
+    [over_sim(max_bytes), tensorflow]
 }
 
 /// The figures, which balance.

@@ -48,6 +48,7 @@ mod captured_log;
 mod ceiling;
 #[path = "../child/mod.rs"]
 mod child;
+mod close;
 mod contract;
 mod counting;
 mod deadlines;
@@ -60,6 +61,7 @@ mod fault;
 mod fences;
 mod fixture;
 mod fork;
+mod full_pool;
 #[cfg(not(miri))]
 mod granules;
 mod heap_calls;

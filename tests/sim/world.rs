@@ -5,7 +5,8 @@ use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
 use pinpool::testing::ManualClock;
@@ -71,9 +72,22 @@ pub(crate) struct Pending {
     value: u64,
 }
 
+/// Whether a task was woken since it was polled last.
+#[derive(Debug, Default)]
+pub(crate) struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// A get that waits in line, in the order of the line of its pool.
 pub(crate) struct Waiting {
     get: Pin<Box<GetFuture>>,
+    woken: Arc<Woken>,
+    /// The step that polled it last.
+    polled_at: usize,
     pub(crate) pool: usize,
     len: usize,
     /// Failures of the source before it was polled last.
@@ -179,17 +193,41 @@ impl World {
     fn run(&self, steps: &[Step]) -> Result<u64, (usize, String)> {
         for (at, &step) in steps.iter().enumerate() {
             self.at.set(at);
+            let in_flight_before = self.in_flight();
             match step.during {
                 Some(call) if self.may_be_inside(step.op) => self.armed.borrow_mut().push((call, step)),
                 _ => self.act(step),
             }
             self.abandon();
             checks::after_step(self).map_err(|what| (at, what))?;
+            if self.in_flight().iter().zip(&in_flight_before).any(|(now, before)| now > before) {
+                self.check_woken().map_err(|what| (at, what))?;
+            }
         }
         self.at.set(steps.len());
         self.end();
         checks::after_end(self).map_err(|what| (steps.len(), what))?;
         Ok(self.trace.get())
+    }
+
+    /// Buffers in flight of each pool.
+    fn in_flight(&self) -> Vec<u64> {
+        let pools = self.pools.borrow();
+        pools.iter().map(|pool| pool.as_ref().map_or(0, |pool| pool.stats().in_flight)).collect()
+    }
+
+    /// A copy has begun in this step: who is first in the line of any pool over this memory was woken, or has looked since.
+    fn check_woken(&self) -> Result<(), String> {
+        let waiting = self.waiting.borrow();
+        for index in 0..POOLS_MAX {
+            if let Some(first) = waiting.iter().find(|waiting| waiting.pool == index)
+                && first.polled_at < self.at.get()
+                && !first.woken.0.load(Ordering::SeqCst)
+            {
+                return Err(format!("a copy begins, and the get of {} B that waits in pool {index} sleeps", first.len));
+            }
+        }
+        Ok(())
     }
 
     /// Notes what happened, for the comparison of two runs.
@@ -230,7 +268,7 @@ impl World {
                 let (len, failures) = (as_len(args[1]), self.site.memory().failures);
                 let (is_late, before) = (args[2] == 1, self.waiting.borrow().len());
                 let get = Box::pin(pool.get_async_timeout(len, if is_late { LATE } else { FOREVER }));
-                self.poll_get(Waiting { get, pool: index, len, failures });
+                self.poll_get(Waiting { get, woken: Arc::default(), polled_at: 0, pool: index, len, failures });
                 if is_late && self.waiting.borrow().len() > before {
                     self.site.report(format!("a get of {len} B waits though its deadline has passed"));
                 }
@@ -374,7 +412,9 @@ impl World {
         let failures = self.site.memory().failures;
         // The schedule decides when it is polled again, not who wakes it.
         let outer = self.is_polling.replace(true);
-        let polled = waiting.get.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        waiting.woken.0.store(false, Ordering::SeqCst);
+        waiting.polled_at = self.at.get();
+        let polled = waiting.get.as_mut().poll(&mut Context::from_waker(&waiting.woken.clone().into()));
         self.is_polling.set(outer);
         match polled {
             Poll::Pending => {

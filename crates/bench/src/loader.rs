@@ -46,6 +46,10 @@ pub(super) struct LoaderArgs {
     #[arg(long, value_name = "NAME", default_value = "auto")]
     backend: Backend,
 
+    /// Buffers of the longest batch that the ceiling of the pool holds [default: no ceiling]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    buffers: Option<u16>,
+
     /// Rules of the pool
     #[arg(long, value_name = "NAME", default_value = "adaptive")]
     preset: Preset,
@@ -58,6 +62,7 @@ pub(super) struct LoaderReport {
     preset: &'static str,
     producers: u16,
     fills: bool,
+    buffers: Option<u16>,
     loaders: Vec<LoaderFigures>,
 }
 
@@ -99,9 +104,15 @@ impl LoaderArgs {
         }
         let mut destination = BenchTarget::open(LONGEST_BYTES)?;
         // Building a pool allocates nothing.
-        let pool = || pool_builder(self.backend.clone()).preset(self.preset).build();
-        let names = pool()?.stats();
-        let loaders = all_batches.iter().map(|&batches| self.measure_batches(batches, &mut destination, &pool()?));
+        let pool = |batches: BatchPattern| {
+            // Classes are up to an eighth longer than what they hold.
+            let max_bytes = self.buffers.map(|buffers| u64::from(buffers) * batches.longest_bytes() as u64 * 9 / 8);
+            let pool = pool_builder(self.backend.clone()).preset(self.preset).max_bytes(max_bytes);
+            pool.wait(Duration::from_secs(30)).build()
+        };
+        let names = pool(BatchPattern::Fixed)?.stats();
+        let loaders =
+            all_batches.iter().map(|&batches| self.measure_batches(batches, &mut destination, &pool(batches)?));
         Ok(LoaderReport {
             loaders: loaders.collect::<Measured<_>>()?,
             to: destination.describe(),
@@ -109,6 +120,7 @@ impl LoaderArgs {
             preset: names.preset,
             producers: self.producers,
             fills: !self.no_fill,
+            buffers: self.buffers,
         })
     }
 
@@ -165,9 +177,10 @@ impl LoaderArgs {
 
 impl Report for LoaderReport {
     fn table(&self) -> (Vec<String>, &[String]) {
-        let Self { to, backend, preset, producers, fills, loaders } = self;
+        let Self { to, backend, preset, producers, fills, buffers, loaders } = self;
         let what = if *fills { "producers" } else { "producers that fill nothing" };
-        let title = format!("{producers} {what}, {preset} over {backend}, to {to}");
+        let buffers = buffers.map_or_else(String::new, |buffers| format!(", at most {buffers} buffers"));
+        let title = format!("{producers} {what}, {preset} over {backend}{buffers}, to {to}");
         ([title].into_iter().chain(loaders.iter().flat_map(LoaderFigures::lines)).collect(), &[])
     }
 }

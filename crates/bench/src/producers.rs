@@ -52,7 +52,7 @@ impl BatchPattern {
         format!("{self:?}").to_lowercase()
     }
 
-    fn longest_bytes(self) -> usize {
+    pub(super) fn longest_bytes(self) -> usize {
         if self == BatchPattern::Fixed { FIXED_BYTES } else { LONGEST_BYTES }
     }
 

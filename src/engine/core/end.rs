@@ -1,10 +1,13 @@
 //! The end of a pool: no handle is left, then no block but those in flight.
 
+use std::sync::Weak;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Core;
+use crate::backend::SourceError;
 use pinpool_os::lost;
+use pinpool_os::sync::process::Ordering;
 
 impl Core {
     /// No handle is left. Idle blocks are released now, others when they come back.
@@ -25,6 +28,20 @@ impl Core {
         }
         idle.into_iter().for_each(|block| self.stock.release(block, self.time.coarse_us()));
         self.close_if_unused();
+    }
+
+    /// Waiting and later requests fail. What is idle is released, and so is what comes back.
+    pub(crate) fn refuse_requests(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+        let partitions: Vec<_> = self.partitions.lock().iter().filter_map(Weak::upgrade).collect();
+        partitions.iter().for_each(|partition| partition.refuse_requests());
+        self.stock.give_up(SourceError::new("the pool", "is closed"), self.time.coarse_us());
+        if !self.backing().is_partition() {
+            self.backing().domain().into_iter().for_each(|domain| domain.cancel_reserve());
+            self.trim(0);
+        }
+        self.waiters.wake_all();
+        self.others_have_room();
     }
 
     /// Closes a sealed pool once every block is in flight, released or leaked.

@@ -210,7 +210,7 @@ impl Core {
                 return added;
             };
             // What can never fit is not worth that others release what they have.
-            if *needed_bytes > ledger.max_bytes() || Instant::now() >= until {
+            if *needed_bytes > ledger.max_bytes() || Instant::now() >= until || self.is_closed() {
                 return added;
             }
             if ledger.set_want(&own.want, *missing_bytes, *needed_bytes) >= *missing_bytes {

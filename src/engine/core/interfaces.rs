@@ -1,8 +1,10 @@
 //! The pool as its domain and the maintenance thread see it.
 
+use std::time::Instant;
+
 use super::super::domain::Member;
 use super::Core;
-use crate::maintenance_thread::{Maintained, Pace};
+use crate::maintenance_thread::{Maintained, Pace, SHORTEST_COPY_PAUSE};
 use crate::stats::EvictionReason;
 
 impl Member for Core {
@@ -22,6 +24,16 @@ impl Member for Core {
 
     fn complete_copies(&self) {
         Self::complete_copies(self);
+    }
+
+    fn has_copies(&self) -> bool {
+        self.in_flight.count() > 0
+    }
+
+    fn copy_began(&self) {
+        if self.has_waiters() {
+            self.waiters.wake_first_by(Instant::now() + SHORTEST_COPY_PAUSE);
+        }
     }
 
     fn waiting_bytes(&self) -> Vec<u64> {
@@ -50,6 +62,10 @@ impl Member for Core {
 impl Maintained for Core {
     fn maintain(&self) {
         self.give_to_others();
+        if self.wanted_of_ledger.bytes() > 0 {
+            // Another pool of the process may have made room, which wakes this thread alone.
+            self.wake_waiters();
+        }
         let is_preparing = self.backing().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
         // While holes are prepared, a look comes more often than anything else is due.
         if !is_preparing || self.accounts.adopted() > 0 || self.maintenance.is_tick_due(self.time.coarse_us()) {
@@ -72,8 +88,8 @@ impl Core {
         self.stock.pace()
     }
 
-    /// The pace that copies in flight ask for: somebody may wait for adopted memory.
+    /// The pace that copies in flight ask for: somebody may wait for adopted memory, and other pools for what this one releases.
     pub(super) fn pace_of_copies(&self) -> Pace {
-        if self.accounts.adopted() > 0 { Pace::Copies } else { Pace::Idle }
+        if self.accounts.adopted() > 0 || self.attention.is_for_ledger() { Pace::Copies } else { Pace::Idle }
     }
 }

@@ -1,12 +1,14 @@
 //! Puts: a block comes back from its user, from its copies, or never.
 
 use super::{Block, Core, SWEEP_PATIENCE};
+use crate::engine::domain::Member;
 use crate::engine::stock::PutEnd;
 use crate::error::Error;
 use crate::in_flight::{Fences, LostItem, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use pinpool_observe::record::Event;
+use pinpool_os::sync::process::{Ordering, fence};
 
 impl Core {
     /// The user is done with `block`; devices may use it until the copies recorded on it are over. The caller keeps a reference
@@ -39,6 +41,7 @@ impl Core {
         self.end_use(&mut block, || now_us);
         block.begin_time(now_us);
         self.in_flight.insert(block, bytes, fences, now_us);
+        self.announce_copy();
         self.notice(self.pace_of_copies());
         self.tick_if_alone();
         self.close_if_unused();
@@ -82,6 +85,18 @@ impl Core {
             self.close_if_unused();
         }
         self.wake_waiters();
+    }
+
+    /// A copy has begun: the requests that wait for this memory, here or in a pool over the same arena, look soon and at short
+    /// intervals from now on. Before, they sleep as if nothing would end unannounced.
+    fn announce_copy(&self) {
+        // Pairs with the fence in `patience`.
+        fence(Ordering::SeqCst);
+        match self.backing().domain() {
+            Some(domain) if !domain.has_waiters() => {}
+            Some(domain) => domain.pools().iter().for_each(|pool| pool.copy_began()),
+            None => self.copy_began(),
+        }
     }
 
     pub(in crate::engine) fn has_waiters(&self) -> bool {

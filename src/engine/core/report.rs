@@ -11,7 +11,7 @@ use super::super::supply::Refusal;
 use super::{Core, Wanted};
 use crate::diag::is_power_of_ten;
 use crate::dump::{Dump, Host, Owner, Refused, Request};
-use crate::error::{Error, Report};
+use crate::error::{Error, ErrorKind, Report};
 use crate::quota::{Level, Over};
 use crate::stats::Stats;
 use pinpool_os::host::{self, LimitOrigin};
@@ -66,6 +66,9 @@ impl Core {
 
     /// The error of a get that found no memory: the `nth` of the pool, 0 for a reserve. Logs the first, and each power of ten.
     pub(super) fn refused(&self, wanted: &Wanted, refusal: Refusal, nth: u64) -> Error {
+        if self.is_closed() {
+            return ErrorKind::Closed.into();
+        }
         let (stats, asked_bytes) = (self.stats(), wanted.len as u64);
         let (needed_bytes, refused) = match &refusal {
             Refusal::Over { needed_bytes, over: Over { level: Level::Shared, .. } } => {

@@ -7,7 +7,7 @@
 //! ```
 
 use std::sync::Arc;
-use std::task::Context;
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
@@ -17,17 +17,17 @@ use super::super::waiters::{Look, Offer, Pass, Server, Turn, Waiters};
 use super::attention::Reason;
 use super::side_thread::SideCall;
 use super::{Block, Core};
+use crate::backend::SourceError;
 use crate::diag::is_power_of_ten;
-use crate::error::Result;
-use crate::maintenance_thread::{MaintenanceThread, Reminder};
+use crate::error::{ErrorKind, Result};
+use crate::maintenance_thread::{MaintenanceThread, Reminder, pause_for_copies};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, MissReason};
+use pinpool_os::sync::process::{Ordering, fence};
 
 /// Longest wait for room.
 const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
-/// Longest sleep of the first in line while copies are in flight, whose end no put announces.
-const IN_FLIGHT_PATIENCE: Duration = Duration::from_micros(500);
-/// Longest sleep otherwise: room may also come from other pools and processes.
+/// Longest sleep of the first in line while no copy is in flight: room may also come from other pools and processes.
 const IDLE_PATIENCE: Duration = Duration::from_millis(5);
 
 /// What a get asks for, and for whom.
@@ -62,6 +62,10 @@ pub(crate) struct WaitingGet {
 impl WaitingGet {
     pub(crate) fn wanted(&self) -> &Wanted {
         &self.wanted
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.turn.deadline()
     }
 
     /// Leaves the line.
@@ -170,14 +174,29 @@ impl Core {
             }
             Look::NeedsCall | Look::Pending => {}
         }
-        // Also where the pool is to be polled by its program alone: a deadline is not the program's to watch.
-        let waker = context.waker();
-        match MaintenanceThread::of_process().remind(Some(get.turn.next_look()), None, waker) {
-            Ok(new) => get.reminder = Some(new),
-            // No thread is to be had: the executor takes the part of the clock.
-            Err(_) => waker.wake_by_ref(),
-        }
+        get.reminder = self.remind(get.turn.next_look(), context.waker());
         Polled::Pending
+    }
+
+    /// Has `waker` woken at that time, also if the program alone polls the pool: a deadline is not the program's to watch.
+    pub(crate) fn remind(&self, at: Instant, waker: &Waker) -> Option<Reminder> {
+        let reminder = MaintenanceThread::of_process().remind(Some(at), None, waker).ok();
+        if reminder.is_none() {
+            // There is no thread: the executor polls again and again.
+            waker.wake_by_ref();
+        }
+        reminder
+    }
+
+    /// The calls for the get of a task have not returned within its `wait`.
+    pub(crate) fn give_up_call(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+        let call = Refusal::Source(SourceError::new("a driver call", "has not returned"));
+        let served = self.fall_back(wanted.len, wanted.class, &call).ok_or_else(|| {
+            self.accounts.count_failed_get();
+            ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into()
+        });
+        self.record_outcome(&served, wanted, None);
+        served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes))
     }
 
     /// Makes the calls that a look of a task needs. A slow call.
@@ -186,7 +205,7 @@ impl Core {
             Look::Over(served) => self.end_get(&get, served).map(Begun::Served),
             Look::Pending | Look::NeedsCall => {
                 get.rests_until_us =
-                    Some(self.time.read_us().saturating_add(u64::from(self.patience().subsec_micros())));
+                    Some(self.time.read_us().saturating_add(u64::from(get.turn.call_patience().subsec_micros())));
                 Ok(Begun::Waits(get))
             }
         }
@@ -313,6 +332,9 @@ impl Core {
 
     /// A block that is not pinned, if this pool may give one out and its limit leaves room.
     fn fall_back(self: &Arc<Self>, len: usize, class: Class, refusal: &Refusal) -> Option<Block> {
+        if self.is_closed() {
+            return None;
+        }
         let (mut block, are_more) = self.stock.acquire_pageable(self, class, reason_of(refusal))?;
         block.begin_time(self.time.read_us());
         let nth = self.accounts.count_fallback();
@@ -379,6 +401,7 @@ impl Server for Core {
 
     fn attend(&self, is_waiting: bool) {
         self.attention.change(Reason::Line, || is_waiting, |attends| self.stock.idle().attend(attends));
+        self.backing().domain().into_iter().for_each(|domain| domain.note_waiting(is_waiting));
     }
 
     fn sweep(&self) {
@@ -420,11 +443,17 @@ impl Server for Core {
         self.keep(block);
     }
 
-    fn patience(&self) -> Duration {
-        if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { IDLE_PATIENCE }
+    fn patience(&self, since: Instant) -> Duration {
+        // Pairs with the fence in `announce_copy`: the get sees the copy, or the copy sees the get in the line and wakes it.
+        fence(Ordering::SeqCst);
+        let has_copies = match self.backing().domain() {
+            Some(domain) => domain.has_copies(),
+            None => self.in_flight.count() > 0,
+        };
+        if has_copies { pause_for_copies(since) } else { IDLE_PATIENCE }
     }
 
     fn is_hopeless(&self, refusal: &Refusal) -> bool {
-        matches!(refusal, Refusal::Source(_)) && self.stock.is_gone()
+        self.is_closed() || matches!(refusal, Refusal::Source(_)) && self.stock.is_gone()
     }
 }

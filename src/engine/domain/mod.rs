@@ -11,7 +11,7 @@
 //!
 //! The arena answers, and knows no pool. A pool asks its domain, and knows no other pool.
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::supply::{CalledSource, SharedArena};
@@ -43,6 +43,12 @@ pub(super) trait Member: Send + Sync {
     fn release_oldest(&self, why: EvictionReason) -> bool;
     /// Puts back the blocks whose copies are over.
     fn complete_copies(&self);
+    /// Whether blocks wait for copies.
+    fn has_copies(&self) -> bool {
+        false
+    }
+    /// A copy has begun in a pool over the same arena: waiting gets look at short intervals from now on.
+    fn copy_began(&self) {}
     /// Bytes that its waiting gets ask for, in the order of the line.
     fn waiting_bytes(&self) -> Vec<u64> {
         Vec::new()
@@ -65,6 +71,8 @@ pub(crate) struct Domain {
     ticks: DomainTicks,
     /// A thread is releasing what is due.
     is_releasing: AtomicBool,
+    /// Pools in which requests wait.
+    waiting: AtomicU64,
     /// Gets that are after new memory: a reserve waits for them.
     getting: AtomicU64,
     background: BackgroundPinning,
@@ -89,6 +97,7 @@ impl Domain {
             nodes: Arc::default(),
             ticks: DomainTicks::new(pressure),
             is_releasing: AtomicBool::new(false),
+            waiting: AtomicU64::new(0),
             getting: AtomicU64::new(0),
             background: BackgroundPinning::default(),
         }
@@ -133,6 +142,22 @@ impl Domain {
     /// The pools that are not closed. Upgraded under the lock and dropped outside of it: one may be the last reference.
     pub(super) fn pools(&self) -> Vec<Arc<dyn Member>> {
         self.pools.lock().0.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Requests wait in one more pool, or in one less.
+    pub(super) fn note_waiting(&self, is_waiting: bool) {
+        // SeqCst, here and below: ordered by the fences of `Core::announce_copy` and `Core::patience`.
+        self.waiting.fetch_add(if is_waiting { 1 } else { u64::MAX }, Ordering::SeqCst);
+    }
+
+    /// Whether requests wait in any pool.
+    pub(super) fn has_waiters(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether blocks of any pool wait for copies.
+    pub(super) fn has_copies(&self) -> bool {
+        self.pools().iter().any(|pool| pool.has_copies())
     }
 
     /// Puts back the blocks of all pools whose copies are over.

@@ -1,13 +1,14 @@
 //! Every interleaving of gets in line, puts and hits.
 //!
 //! The idle items lie behind a lock with the flag that the line sets, as in the shards of the thread cache: a put that finds
-//! no flag keeps its item and does nothing else; it reads no count of waiting gets and makes no barrier. No get has
-//! patience, so loom reports a lost wake-up as a deadlock.
+//! no flag keeps its item and does nothing else; it reads no count of waiting gets and makes no barrier. A get sleeps without a
+//! time limit unless it sees an item in flight, so loom reports a lost wake-up as a deadlock.
 
 use super::*;
 use crate::engine::supply::{SlowCalls, Stop};
 use loom::thread;
 use pinpool_os::sync::Condvar;
+use pinpool_os::sync::atomic::{AtomicU32, fence};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ struct Shard {
 struct ModelPool {
     waiters: Waiters<()>,
     shard: Mutex<Shard>,
+    /// Items whose copies run until somebody looks.
+    in_flight: AtomicU32,
 }
 
 impl ModelPool {
@@ -41,6 +44,15 @@ impl ModelPool {
                 self.shard.lock().idle += 1;
                 self.waiters.wake_first();
             }
+        }
+    }
+
+    /// `Core::announce_copy`.
+    fn put_in_flight(&self) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if self.waiters.has_waiters() {
+            self.waiters.wake_first_by(Instant::now());
         }
     }
 
@@ -63,7 +75,9 @@ impl Server for ModelPool {
         self.shard.lock().is_attended = is_waiting;
     }
 
-    fn sweep(&self) {}
+    fn sweep(&self) {
+        (0..self.in_flight.swap(0, Ordering::Relaxed)).for_each(|_| self.put(CLASS));
+    }
 
     fn serve(self: &Arc<Self>, _class: Class, _: &Self::Refusal, _: SlowCalls) -> Result<(), Stop<()>> {
         self.take().ok_or(Stop::Refused(()))
@@ -73,8 +87,9 @@ impl Server for ModelPool {
         self.put(CLASS);
     }
 
-    fn patience(&self) -> Duration {
-        FOREVER
+    fn patience(&self, _since: Instant) -> Duration {
+        fence(Ordering::SeqCst);
+        if self.in_flight.load(Ordering::Relaxed) > 0 { Duration::ZERO } else { FOREVER }
     }
 }
 
@@ -116,6 +131,25 @@ fn loom_a_put_serves_a_waiter() {
     model(0, |pool| {
         let putting = spawn(pool, |pool| pool.put(CLASS));
         get(pool);
+        putting.join().unwrap();
+    });
+}
+
+/// Fails without the wake-up in `put_in_flight`, and without either fence.
+#[test]
+fn loom_a_copy_that_begins_while_a_get_waits_is_looked_at() {
+    model(0, |pool| {
+        let putting = spawn(pool, |pool| pool.put_in_flight());
+        get(pool);
+        putting.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_copy_that_begins_while_a_task_waits_is_looked_at() {
+    model(0, |pool| {
+        let putting = spawn(pool, |pool| pool.put_in_flight());
+        await_item(pool);
         putting.join().unwrap();
     });
 }
@@ -259,6 +293,9 @@ fn await_item(pool: &Arc<ModelPool>) {
     let waker = parked.clone().into();
     let turn = Turn::join(pool, CLASS, Instant::now() + FOREVER);
     while let Look::Pending = turn.poll(&mut Context::from_waker(&waker), &mut ()) {
+        if turn.next_look() <= Instant::now() {
+            continue;
+        }
         let mut is_woken = parked.is_woken.lock();
         while !*is_woken {
             is_woken = parked.woken.wait(is_woken);

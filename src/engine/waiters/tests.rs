@@ -63,7 +63,7 @@ impl Server for TestPool {
         self.put(item, CLASS);
     }
 
-    fn patience(&self) -> Duration {
+    fn patience(&self, _since: Instant) -> Duration {
         LONG
     }
 }

@@ -42,14 +42,17 @@ pub(in crate::engine) trait Server {
     /// A get that was handed `item` has gone.
     fn take_back(&self, item: Self::Item);
 
-    /// Longest sleep of the first in line, for room that no put announces.
-    fn patience(&self) -> Duration;
+    /// Longest sleep of the first in line, which joined or was last woken at `since`, for memory whose return wakes nobody.
+    fn patience(&self, since: Instant) -> Duration;
 
     /// Whether the first in line, refused for this reason, waits in vain.
     fn is_hopeless(&self, _refusal: &Self::Refusal) -> bool {
         false
     }
 }
+
+/// Shortest time that an attempt may wait for driver calls of other threads, however soon the next look is due.
+const CALL_PATIENCE: Duration = Duration::from_micros(500);
 
 /// What one look of a get in line finds.
 #[derive(Debug, PartialEq)]
@@ -86,7 +89,7 @@ impl<S: Server> Turn<S> {
             if self.is_over(now, refusal) {
                 return self.taken(self.leave());
             }
-            self.waiter.sleep(self.waiter.deadline.min(now + self.server.patience()));
+            self.waiter.sleep(self.waiter.deadline.min(now + self.patience()));
         }
     }
 
@@ -115,7 +118,20 @@ impl<S: Server> Turn<S> {
 
     /// When its task is to look again by itself.
     pub(in crate::engine) fn next_look(&self) -> Instant {
-        self.server.waiters().next_look(&self.waiter, Instant::now() + self.server.patience())
+        self.server.waiters().next_look(&self.waiter, Instant::now() + self.patience())
+    }
+
+    pub(in crate::engine) fn deadline(&self) -> Instant {
+        self.waiter.deadline
+    }
+
+    fn patience(&self) -> Duration {
+        self.server.patience(self.waiter.since())
+    }
+
+    /// How long an attempt may wait for driver calls of other threads.
+    pub(in crate::engine) fn call_patience(&self) -> Duration {
+        self.patience().max(CALL_PATIENCE)
     }
 
     fn attempt(&self, refusal: &mut S::Refusal, calls: fn(Instant) -> SlowCalls) -> Look<S::Item> {
@@ -132,7 +148,7 @@ impl<S: Server> Turn<S> {
             return self.taken(self.waiter.take_handed()).map_or(Look::Pending, |item| Look::Over(Some(item)));
         }
         // Short, so that it finds soon what it is handed meanwhile.
-        let until = self.waiter.deadline.min(Instant::now() + self.server.patience());
+        let until = self.waiter.deadline.min(Instant::now() + self.call_patience());
         match self.server.serve(self.waiter.class, refusal, calls(until)) {
             Ok(item) => Look::Over(Some(item)),
             Err(Stop::NeedsCall) => Look::NeedsCall,

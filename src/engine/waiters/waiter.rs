@@ -21,6 +21,10 @@ pub(super) struct Waiter<T> {
 #[derive(Debug)]
 struct WaiterState<T> {
     is_woken: bool,
+    /// When it joined or was last woken.
+    since: Instant,
+    /// When the sleep of its thread ends; `None` while the thread looks, and of a task.
+    sleeps_until: Option<Instant>,
     /// Handed over by a put. Then this is in the line no more.
     handed: Option<T>,
     /// A task waits here, not a thread.
@@ -31,7 +35,14 @@ struct WaiterState<T> {
 
 impl<T> Waiter<T> {
     pub(super) fn new(number: u64, class: Class, deadline: Instant) -> Self {
-        let state = WaiterState { is_woken: false, handed: None, is_task: false, waker: None };
+        let state = WaiterState {
+            is_woken: false,
+            since: Instant::now(),
+            sleeps_until: None,
+            handed: None,
+            is_task: false,
+            waker: None,
+        };
         Self { number, class, deadline, state: Mutex::new(state), changed: Condvar::default() }
     }
 
@@ -48,7 +59,7 @@ impl<T> Waiter<T> {
     pub(super) fn wake(&self) {
         let waker = {
             let mut state = self.state.lock();
-            state.is_woken = true;
+            (state.is_woken, state.since) = (true, Instant::now());
             state.waker.take()
         };
         self.changed.notify_one();
@@ -57,17 +68,26 @@ impl<T> Waiter<T> {
         }
     }
 
+    /// As [`wake`](Self::wake), unless its thread looks by `until` anyway.
+    pub(super) fn wake_by(&self, until: Instant) {
+        if self.state.lock().sleeps_until.is_none_or(|end| end > until) {
+            self.wake();
+        }
+    }
+
     /// Returns when woken, at once if that happened since the last sleep, or at `until`.
     pub(super) fn sleep(&self, until: Instant) {
         let mut state = self.state.lock();
-        while !state.is_woken {
-            let timed_out;
-            (state, timed_out) = self.changed.wait_until(state, until);
-            if timed_out {
-                break;
-            }
+        state.sleeps_until = Some(until);
+        while !state.is_woken && Instant::now() < until {
+            (state, _) = self.changed.wait_until(state, until);
         }
-        state.is_woken = false;
+        (state.is_woken, state.sleeps_until) = (false, None);
+    }
+
+    /// When it joined or was last woken.
+    pub(super) fn since(&self) -> Instant {
+        self.state.lock().since
     }
 
     /// Wakes this waker from now on. Clones and drops wakers, which is code of the user, outside of the lock.

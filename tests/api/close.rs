@@ -1,0 +1,127 @@
+//! `Pool::close`: requests that wait and later ones fail, and buffers in use stay valid.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+
+use pinpool::backend::SimSource;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Backend, ErrorKind, GetFuture, OnFull, PinnedBuf, Result};
+use pinpool_testing::{FaultSource, SourceCall};
+
+use crate::fixture::{LONG, both_presets, over_sim, until_waits, valid_stats};
+
+const MIB: usize = 1 << 20;
+
+fn poll(get: Pin<&mut GetFuture>) -> Poll<Result<PinnedBuf>> {
+    get.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+#[test]
+fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
+    for builder in both_presets(2 << 20) {
+        let pool = builder.on_full(OnFull::Pageable).build().unwrap();
+        let held = pool.get(2 * MIB).unwrap();
+        let tagged = pool.tagged("tag");
+        thread::scope(|scope| {
+            // The first in line is a task that nobody polls.
+            let mut unpolled = pin!(pool.get_async(MIB));
+            assert!(poll(unpolled.as_mut()).is_pending());
+            let waiting = [2, 1].map(|mib| {
+                let pool = &pool;
+                scope.spawn(move || pool.get_timeout(mib * MIB, LONG).map(drop))
+            });
+            until_waits(&pool, 3);
+            let mut task = pin!(pool.get_async(MIB));
+            assert!(poll(task.as_mut()).is_pending());
+            pool.close();
+            for thread in waiting {
+                assert_eq!(thread.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+            }
+            for task in [task, unpolled] {
+                let Poll::Ready(Err(error)) = poll(task) else { panic!("the task still waits") };
+                assert!(error.is_closed() && error.to_string().contains("Pool::close"), "{error}");
+            }
+        });
+        for error in [
+            pool.get(MIB).unwrap_err(),
+            pool.get(2 * MIB).unwrap_err(),
+            pool.try_get(2 * MIB).unwrap_err(),
+            pool.get_aligned(MIB, 4096).unwrap_err(),
+            tagged.get(MIB).unwrap_err(),
+            pool.batch(MIB).unwrap_err(),
+        ] {
+            assert!(error.is_closed(), "{error}");
+        }
+        assert!(matches!(poll(pin!(pool.get_async(MIB))), Poll::Ready(Err(error)) if error.is_closed()));
+        pool.close();
+        drop(held);
+        let stats = valid_stats(&pool);
+        assert_eq!(
+            (stats.in_use, stats.buffers_in_pool, stats.timeouts, stats.waiting, stats.fallbacks),
+            (0, 0, 0, 0, 0)
+        );
+    }
+}
+
+#[test]
+fn idle_memory_goes_at_once_and_buffers_in_use_stay_valid_until_they_are_dropped() {
+    for builder in both_presets(2 << 20) {
+        let pool = builder.build().unwrap();
+        drop(pool.get(MIB).unwrap());
+        let (mut used, copied) = (pool.get(MIB / 2).unwrap(), pool.get(MIB / 4).unwrap());
+        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+        let gate = stream.hold();
+        let copy = copied.copy_to(&stream, &mut device).unwrap();
+        pool.close();
+        assert_eq!(valid_stats(&pool).idle_bytes, 0);
+        used.as_mut_slice().unwrap().fill(7);
+        let last = used.copy_to(&stream, &mut device).unwrap();
+        drop(gate);
+        copy.wait().unwrap();
+        last.wait().unwrap();
+        pool.poll();
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.in_use, stats.in_flight, stats.buffers_in_pool), (0, 0, 0));
+        pool.trim(0);
+        assert_eq!(pool.stats().pinned_bytes, 0);
+    }
+}
+
+#[test]
+fn a_pool_closes_its_partitions_and_a_partition_not_its_pool() {
+    let pool = over_sim(8 << 20).build().unwrap();
+    let [one, other] = ["one", "other"].map(|name| pool.partition(name, 2 << 20).unwrap());
+    drop(one.get(MIB).unwrap());
+    one.close();
+    assert!(one.get(MIB).unwrap_err().is_closed());
+    assert!(other.get(MIB).is_ok() && pool.get(MIB).is_ok());
+    pool.close();
+    assert!(other.get(MIB).unwrap_err().is_closed() && pool.partition("late", 1 << 20).unwrap_err().is_closed());
+}
+
+#[test]
+fn a_task_whose_driver_call_runs_fails_and_the_memory_of_the_call_is_not_kept() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = over_sim(8 << 20).backend(Backend::Source(source.clone())).build().unwrap();
+    let gate = source.hold(SourceCall::Acquire);
+    let mut get = pin!(pool.get_async(MIB));
+    assert!(poll(get.as_mut()).is_pending());
+    gate.wait_for(1);
+    let closing = thread::scope(|scope| {
+        // Idle memory is released by this call, which waits for the driver.
+        let closing = scope.spawn(|| pool.close());
+        while !matches!(poll(get.as_mut()), Poll::Ready(Err(ref error)) if error.is_closed()) {
+            thread::yield_now();
+        }
+        drop(gate);
+        closing.join()
+    });
+    closing.unwrap();
+    while pool.stats().in_use > 0 {
+        thread::yield_now();
+    }
+    assert_eq!(valid_stats(&pool).buffers_in_pool, 0);
+}

@@ -1,0 +1,95 @@
+//! A full pool: copies that begin while requests wait for the memory of these copies.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Wake};
+use std::time::Duration;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{PinnedBuf, Pool};
+
+use crate::fixture::{both_presets, over_sim, valid_stats};
+
+const MIB: usize = 1 << 20;
+
+#[derive(Debug, Default)]
+struct Counting(AtomicUsize);
+
+impl Wake for Counting {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn run<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+/// A request of `waiting` that needs the memory of `held` is woken when a copy of that begins, and served when the copy ends.
+fn a_copy_wakes(waiting: &Pool, held: PinnedBuf) {
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(held.len()));
+    let gate = stream.hold();
+    let woken = Arc::new(Counting::default());
+    let mut get = pin!(waiting.get_async(MIB));
+    assert!(get.as_mut().poll(&mut Context::from_waker(&woken.clone().into())).is_pending());
+    let copy = held.copy_to(&stream, &mut device).unwrap();
+    // The fallback of a look every 5 ms rarely comes between the two calls.
+    assert!(woken.0.load(Ordering::SeqCst) > 0, "the request sleeps as if nothing were in flight");
+    drop(gate);
+    run(get).unwrap();
+    copy.wait().unwrap();
+    valid_stats(waiting);
+}
+
+#[test]
+fn a_copy_that_begins_wakes_the_request_that_waits_for_its_memory() {
+    for has_thread in [false, true] {
+        for builder in both_presets(1 << 20) {
+            let pool = builder.background_poll(has_thread).build().unwrap();
+            let held = pool.get(MIB).unwrap();
+            a_copy_wakes(&pool, held);
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_begins_wakes_the_requests_that_wait_in_pools_over_the_same_arena() {
+    let pool = over_sim(2 << 20).build().unwrap();
+    let [one, other] = ["one", "other"].map(|name| pool.partition(name, 1 << 20).unwrap());
+    for (holding, waiting) in [(&pool, &one), (&one, &pool), (&one, &other)] {
+        let rest = pool.get(MIB).unwrap();
+        let held = holding.get(MIB).unwrap();
+        a_copy_wakes(waiting, held);
+        drop(rest);
+    }
+}
+
+/// How often a request that fails after `wait` is polled.
+fn polls(pool: &Pool, wait: Duration) -> u128 {
+    let (mut get, mut polls) = (pin!(pool.get_async_timeout(MIB, wait)), 0);
+    let counted = poll_fn(|context| {
+        polls += 1;
+        get.as_mut().poll(context)
+    });
+    assert!(run(counted).unwrap_err().is_limit());
+    polls
+}
+
+#[test]
+fn a_request_looks_rarely_while_nothing_is_in_flight_and_ever_more_rarely_while_a_copy_does_not_end() {
+    let pool = over_sim(1 << 20).build().unwrap();
+    let held = pool.get(MIB).unwrap();
+    let wait = Duration::from_millis(200);
+    let idle = polls(&pool, wait);
+    assert!(idle <= wait.as_millis() / 5 + 3, "{idle} looks for nothing");
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    let gate = stream.hold();
+    let copy = held.copy_to(&stream, &mut device).unwrap();
+    // At most 256 looks until each pause exceeds 40 us, and then at most 256 each time that the wait has grown e-fold.
+    let looks = polls(&pool, wait);
+    assert!(looks <= 256 * 5, "{looks} looks at one copy");
+    drop(gate);
+    copy.wait().unwrap();
+}
