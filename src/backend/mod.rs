@@ -70,4 +70,4 @@ pub use virtual_memory::{AddressRange, HandleTypes, RANGE_ALIGN_BYTES, RemapErro
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;
 #[cfg(feature = "cuda")]
-pub(crate) use vmm::let_reach;
+pub(crate) use vmm::{let_all_reach, let_reach};

@@ -1,7 +1,7 @@
 //! Anonymous memory that the CUDA driver page-locks: huge pages, touched by many threads, then registered in one call.
 //!
 //! ```text
-//!   mmap ──▶ MADV_HUGEPAGE ──▶ touched by N threads ──▶ cuMemHostRegister, once       28 to 35 GB/s
+//!   mmap ──▶ MADV_HUGEPAGE ──▶ touched by N threads ──▶ cuMemHostRegister, once       17 to 24 GB/s
 //!                                                       (cuMemHostAlloc:             2.5 to 3 GB/s)
 //! ```
 //!
@@ -69,7 +69,7 @@ impl RegisterSource {
             return Err(SourceError::new("cuDeviceGetAttribute", "the device registers no host memory"));
         }
         let node = node.or_else(|| device.numa_node(root));
-        Ok(Self::of(root, Arc::new(device), node))
+        Ok(Self::of(root, device, node))
     }
 
     pub(super) fn of(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
