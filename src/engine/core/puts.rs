@@ -173,7 +173,6 @@ impl Core {
 
     /// Asks the fences again that failed, at most so many. Uses the blocks again whose copies are over.
     pub(super) fn ask_again(&self, most: usize) {
-        self.backing().release_refused();
         if self.has_unanswered() {
             self.recover(self.in_flight.ask_again(most));
             self.gate.iter().for_each(|gate| gate.ask_again(most));
