@@ -83,7 +83,7 @@ impl Slabs {
         buffers: usize,
         hugetlb: Option<bool>,
     ) -> PyResult<Self> {
-        let (pool, buffer_bytes) = (pool.handle()?, size(buffer_bytes)?);
+        let (pool, buffer_bytes) = (pool.pool()?.clone(), size(buffer_bytes)?);
         let made = py.detach(move || SharedSlabs::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
         lines::flush(py)?;
         let slabs = made.map_err(|error| of_shared(&error))?;
@@ -235,7 +235,7 @@ impl KeptMemory {
 impl KeptMemory {
     #[new]
     fn new(py: Python<'_>, pool: &Pool, name: &str, bytes: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let (pool, bytes) = (pool.handle()?, size(bytes)?);
+        let (pool, bytes) = (pool.pool()?.clone(), size(bytes)?);
         let attached = py.detach(move || Kept::attach(&pool, name, bytes));
         lines::flush(py)?;
         let kept = attached.map_err(|error| of_shared(&error))?;

@@ -48,6 +48,11 @@ pub(crate) fn context_id(context: sys::CUcontext) -> Option<Result<u64, Code>> {
     }
 }
 
+/// Whether anybody has started the driver in this process.
+pub(crate) fn is_started() -> bool {
+    calls::current_context() != Err(Code::NOT_INITIALIZED)
+}
+
 /// Makes a context current on this thread; dropping it restores the previous one.
 #[derive(Debug)]
 pub(crate) struct CurrentContext {

@@ -29,10 +29,12 @@ struct Taken {
 fn taken(builder: PoolBuilder) -> Taken {
     listen();
     let pool = builder.build().unwrap();
+    // The first use of the pool chooses the backend.
+    let backend = pool.stats().backend;
     let lines = lines_with_levels();
     let start = lines.iter().find(|(_, line)| line.starts_with("preset ")).unwrap().1.clone();
     let warnings = lines.into_iter().filter(|(level, _)| *level == Level::Warn).map(|(_, line)| line).collect();
-    Taken { backend: pool.stats().backend, start, warnings }
+    Taken { backend, start, warnings }
 }
 
 fn auto() -> PoolBuilder {
