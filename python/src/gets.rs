@@ -1,6 +1,6 @@
 //! A pool that several Python objects share, and the Python objects over its buffers.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use pinpool::{PinnedBuf, Pool};
 use pyo3::exceptions::PyRuntimeError;
@@ -16,21 +16,26 @@ use crate::unlocked::unlocked;
 pub(crate) struct Gets {
     /// `None` only while it is dropped.
     pool: Option<Pool>,
-    pub(crate) origin: Arc<Origin>,
+    /// Known once the pool has begun, which its first use does.
+    pub(crate) origin: OnceLock<Arc<Origin>>,
 }
 
 impl Drop for Gets {
     fn drop(&mut self) {
-        if let Some(pool) = self.pool.take() {
-            let origin = self.origin.clone();
+        if let (Some(pool), Some(origin)) = (self.pool.take(), self.origin.take()) {
             unlocked(move || origin.close(pool));
         }
     }
 }
 
 impl Gets {
-    pub(crate) fn new(pool: Pool, origin: Arc<Origin>) -> Self {
-        Self { pool: Some(pool), origin }
+    pub(crate) fn new(pool: Pool) -> Self {
+        Self { pool: Some(pool), origin: OnceLock::new() }
+    }
+
+    pub(crate) fn origin(&self) -> &Arc<Origin> {
+        let of = |pool: &Pool| Arc::new(Origin::of(pool.config(), pool.stats().backend));
+        self.origin.get_or_init(|| self.pool.as_ref().map_or_else(|| unreachable!("it is dropped"), of))
     }
 
     pub(crate) fn pool(&self) -> PyResult<&Pool> {
@@ -41,5 +46,5 @@ impl Gets {
 /// The Python object over a buffer of the crate. Where its get was sampled, it came from the Python code that runs now.
 pub(crate) fn buffer(py: Python<'_>, buf: PinnedBuf, gets: &Gets) -> Buffer {
     buf.describe_caller(|| frames(py));
-    Buffer::over(Memory::of(buf, gets.origin.clone()))
+    Buffer::over(Memory::of(buf, gets.origin().clone()))
 }

@@ -41,8 +41,7 @@ pub(crate) struct Origin {
 
 impl Drop for Origin {
     fn drop(&mut self) {
-        let pool = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if pool.is_some() {
+        if let Some(pool) = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
             unlocked(move || drop(pool));
         }
     }
@@ -322,9 +321,9 @@ unsafe impl Fence for UnknownEnd {
 
 /// Work of several streams.
 #[derive(Debug, Clone)]
-struct Behind {
-    last: Arc<dyn Fence>,
-    others: Vec<Arc<dyn Fence>>,
+pub(crate) struct Behind {
+    pub(crate) last: Arc<dyn Fence>,
+    pub(crate) others: Vec<Arc<dyn Fence>>,
 }
 
 // SAFETY: the fence is the recorded ones together.
@@ -339,12 +338,8 @@ unsafe impl CopyStream for Behind {
 #[allow(unsafe_code)]
 unsafe impl Fence for Behind {
     fn is_done(&self) -> pinpool::Result<bool> {
-        for fence in self.others.iter().chain([&self.last]) {
-            if !fence.is_done()? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let mut fences = self.others.iter().chain([&self.last]);
+        fences.try_fold(true, |are_over, fence| Ok(are_over && fence.is_done()?))
     }
 
     fn wait(&self) -> pinpool::Result<()> {

@@ -19,7 +19,6 @@ use crate::buffer::Buffer;
 use crate::errors::{self, exception};
 use crate::gets::{Gets, buffer};
 use crate::lines;
-use crate::memory::Origin;
 use crate::wait::WaitingGet;
 
 /// Longest wait that is not interrupted by a look at the signals.
@@ -46,21 +45,15 @@ impl Wake for Unpark {
 
 impl Pool {
     fn of(pool: pinpool::Pool) -> Self {
-        let origin = Arc::new(Origin::of(pool.config(), pool.stats().backend));
-        Self { gets: Arc::new(Gets::new(pool, origin)), tagged: None }
+        Self { gets: Arc::new(Gets::new(pool)), tagged: None }
     }
 
-    fn pool(&self) -> PyResult<&pinpool::Pool> {
+    pub(crate) fn pool(&self) -> PyResult<&pinpool::Pool> {
         self.gets.pool()
     }
 
     pub(crate) fn gets(&self) -> &Arc<Gets> {
         &self.gets
-    }
-
-    /// The pool itself, which lives on with the result.
-    pub(crate) fn handle(&self) -> PyResult<pinpool::Pool> {
-        self.pool().cloned()
     }
 
     fn future(&self, len: usize, wait: Duration) -> PyResult<GetFuture> {
@@ -72,7 +65,7 @@ impl Pool {
 
     /// An idle buffer, if that takes so little time that the lock may stay held.
     fn get_idle(&self, py: Python<'_>, len: usize) -> PyResult<Option<Buffer>> {
-        if !self.gets.origin.are_hits_short() {
+        if !self.gets.origin.get().is_some_and(|origin| origin.are_hits_short()) {
             return Ok(None);
         }
         let found = match &self.tagged {

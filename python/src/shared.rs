@@ -82,7 +82,7 @@ impl Slabs {
         buffers: usize,
         hugetlb: Option<bool>,
     ) -> PyResult<Self> {
-        let (pool, buffer_bytes) = (pool.handle()?, size(buffer_bytes)?);
+        let (pool, buffer_bytes) = (pool.pool()?.clone(), size(buffer_bytes)?);
         let made = py.detach(move || SharedSlabs::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
         lines::flush(py)?;
         let slabs = made.map_err(|error| of_shared(&error))?;

@@ -8,12 +8,16 @@ use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr;
+use std::sync::Once;
 use std::time::Duration;
 
-use pinpool::copy::Streams;
+use pinpool::copy::CopyStream;
 use pinpool::copy::cuda::RawStream;
 use pinpool::{Calls, PinnedBuf, Pool};
 use pyo3::prelude::*;
+
+use crate::errors::BackendError;
+use crate::memory::Behind;
 
 #[repr(C)]
 struct Totals {
@@ -59,7 +63,7 @@ impl Stream {
 struct Functions {
     pool: *const Pool,
     get: unsafe extern "C" fn(*const Pool, usize, *mut *mut PinnedBuf, *mut *mut c_void, *mut c_char, usize) -> c_int,
-    put: unsafe extern "C" fn(*mut PinnedBuf, *const Stream, usize),
+    put: unsafe extern "C" fn(*mut PinnedBuf, *const Stream, usize) -> c_int,
     trim: unsafe extern "C" fn(*const Pool),
     totals: unsafe extern "C" fn(*const Pool, *mut Totals),
     is_capturing: unsafe extern "C" fn(*const Stream) -> c_int,
@@ -75,7 +79,12 @@ pub(crate) fn _host_memory() -> Option<(u64, String)> {
 /// The address of the functions of `pool`. They live as long as the process, as torch's memory may.
 #[pyfunction]
 pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<usize> {
-    let pool = pool.get().handle()?;
+    let (is_cudas, pool) = (pool.get().gets().origin().is_cudas, pool.get().pool()?.clone());
+    if !is_cudas && pool.config().backend.name() == "auto" {
+        let why =
+            "torch's pinned memory needs the backend vmm, register or cuda, and none works here: see `pinpool doctor`";
+        return Err(BackendError::new_err(why));
+    }
     let functions = Functions { pool: Box::leak(Box::new(pool)), get, put, trim, totals, is_capturing };
     Ok(ptr::from_ref(Box::leak(Box::new(functions))).expose_provenance())
 }
@@ -93,8 +102,7 @@ unsafe extern "C" fn get(
 ) -> c_int {
     let got = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: leaked by `_torch_functions`.
-        let pool = unsafe { &*pool };
-        pool.get(bytes)
+        unsafe { &*pool }.get(bytes)
     }));
     let why = match got {
         Ok(Ok(mut buf)) => {
@@ -117,23 +125,30 @@ unsafe extern "C" fn get(
     1
 }
 
+/// Returns 0, or 1 if a stream is refused: then the block is still the caller's.
+///
 /// # Safety
 ///
-/// `block` is of [`get`] and comes here once; `streams` has `count` live streams.
-unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: usize) {
-    let _panic = catch_unwind(AssertUnwindSafe(|| {
+/// `block` is of [`get`] and comes here until this returns 0; `streams` has `count` live streams.
+unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: usize) -> c_int {
+    static WARNED: Once = Once::new();
+    let put = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the caller's array.
+        let streams = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(streams, count) } };
+        // SAFETY: the streams are alive, as torch's are until the process ends.
+        let marked = streams.iter().map(|stream| unsafe { stream.as_raw() }.mark()).collect::<Result<Vec<_>, _>>();
+        let warn =
+            |why: &pinpool::Error| WARNED.call_once(|| log::warn!("torch: a freed block waits for its stream: {why}"));
+        let Ok(mut others) = marked.inspect_err(warn) else { return 1 };
         // SAFETY: of `get`, and given up by the caller.
         let buf = unsafe { Box::from_raw(block) };
-        if count == 0 {
-            return drop(buf);
+        match others.pop() {
+            Some(last) => drop(buf.release_after(&Behind { last, others })),
+            None => drop(buf),
         }
-        // SAFETY: the caller's array.
-        let streams = unsafe { std::slice::from_raw_parts(streams, count) };
-        // SAFETY: the streams are alive, as torch's are until the process ends.
-        let streams: Vec<_> = streams.iter().map(|stream| unsafe { stream.as_raw() }).collect();
-        // The pool reports a failure, and never uses the memory again.
-        drop(buf.release_after(&Streams(&streams)));
+        0
     }));
+    put.unwrap_or(0)
 }
 
 /// # Safety
@@ -142,8 +157,7 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
 unsafe extern "C" fn trim(pool: *const Pool) {
     let _panic = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: leaked by `_torch_functions`.
-        let pool = unsafe { &*pool };
-        pool.clear()
+        unsafe { &*pool }.clear();
     }));
 }
 
@@ -179,9 +193,7 @@ unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
 unsafe extern "C" fn is_capturing(stream: *const Stream) -> c_int {
     let asked = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the caller's stream.
-        let stream = unsafe { &*stream };
-        // SAFETY: as above.
-        unsafe { stream.as_raw() }.is_capturing()
+        unsafe { (*stream).as_raw() }.is_capturing()
     }));
     asked.unwrap_or(false).into()
 }

@@ -18,6 +18,7 @@ at::HostAllocator* allocator() {
 
 std::string calls;
 bool is_capturing = false;
+bool refuses_streams = false;
 bool is_lost = false;
 
 // A device whose streams have handles 100 above their ids, and are all captured or none.
@@ -67,6 +68,10 @@ void probe_use_device() {
 
 void probe_set_capturing(int yes) {
   is_capturing = yes != 0;
+}
+
+void probe_refuse_streams(int yes) {
+  refuses_streams = yes != 0;
 }
 
 void probe_lose_device(int yes) {
@@ -172,13 +177,18 @@ int probe_pool_get(void*, size_t bytes, void** block, void** address, char* erro
   return 0;
 }
 
-void probe_pool_put(void* block, const probe_stream* streams, size_t count) {
+int probe_pool_put(void* block, const probe_stream* streams, size_t count) {
+  if (refuses_streams && count > 0) {
+    calls += "refused\n";
+    return 1;
+  }
   calls += "put";
   for (size_t index = 0; index < count; ++index) {
     calls += " " + std::to_string(streams[index].device) + ":" + std::to_string(reinterpret_cast<uintptr_t>(streams[index].handle));
   }
   calls += "\n";
   std::free(block);
+  return 0;
 }
 
 void probe_pool_trim(void*) {

@@ -62,6 +62,9 @@ class Probe:
     def set_capturing(self, yes):
         self.library.probe_set_capturing(int(yes))
 
+    def refuse_streams(self, yes):
+        self.library.probe_refuse_streams(int(yes))
+
     def lose_device(self, yes):
         self.library.probe_lose_device(int(yes))
 

@@ -79,12 +79,12 @@ def over_the_double(alone, tmp_path):
     for name in ("libcuda.so", "libcuda.so.1"):
         (tmp_path / name).symlink_to(DOUBLE)
 
-    def run(code):
-        code = PRELUDE + textwrap.dedent(code) + "\nassert cuda.double_wrong_use(0, ctypes.create_string_buffer(256)) == 2**64 - 1\n"
+    def run(code, prelude):
+        code = prelude + textwrap.dedent(code) + "\nassert cuda.double_wrong_use(0, ctypes.create_string_buffer(256)) == 2**64 - 1\n"
         return alone(code + "print('passed')", env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)})
 
-    def passes(code):
-        out, err = run(code)
+    def passes(code, prelude=PRELUDE):
+        out, err = run(code, prelude)
         assert out.endswith("passed\n"), f"{out}\n{err}"
 
     return passes
@@ -386,3 +386,45 @@ def test_shared_memory_is_registered_once_and_a_buffer_comes_back_behind_its_str
         del shared, buf, filling, other
         """
     )
+
+
+def test_a_block_of_torch_whose_stream_is_refused_is_not_lost(over_the_double):
+    over_the_double("""
+    class Stream(ctypes.Structure):
+        _fields_ = [("handle", ctypes.c_void_p), ("device", ctypes.c_int32)]
+
+    pool = pool_of(backend="vmm", preset="adaptive")
+    table = (ctypes.c_void_p * 6).from_address(pinpool._pinpool._torch_functions(pool))
+    get = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 1, ctypes.c_size_t, *[ctypes.c_void_p] * 3, ctypes.c_size_t)(table[1])
+    put = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Stream), ctypes.c_size_t)(table[2])
+    block, address = ctypes.c_void_p(), ctypes.c_void_p()
+    assert get(table[0], SIZE, ctypes.byref(block), ctypes.byref(address), None, 0) == 0
+    streams = (Stream * 2)(Stream(new_stream(), 0), Stream(new_stream(), 0))
+    cuda.double_fail.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]
+    cuda.double_fail(b"cuStreamGetCtx_v2", 2, 3, 400)
+    assert put(block, streams, 2) == 1, "the caller keeps it"
+    assert put(block, streams, 2) == put(block, streams, 2) == 1
+    assert pool.stats()["in_use"] == 1
+    assert put(block, streams, 2) == 0
+    driver("cuCtxSynchronize")
+    settled(pool, (0, 0, 1))
+    assert pool.stats()["lost"] == 0
+    """)
+
+
+def test_a_launcher_that_builds_a_pool_and_only_forks_does_not_start_the_driver(over_the_double):
+    over_the_double("""
+    pool = pinpool.Pool(env=False)
+    child = os.fork()
+    if child == 0:
+        own = pinpool.Pool(env=False, backend="gpu")
+        os._exit(0 if own.get(SIZE).is_pinned and pool.get(SIZE).is_pinned else 1)
+    assert os.waitpid(child, 0)[1] == 0, "the child has no CUDA"
+    assert cuda.double_calls(b"cuInit") == 0
+    assert pool.get(SIZE).is_pinned and pool.stats()["backend"] == "vmm"
+    del pool
+    """, """
+import ctypes, os, pinpool
+cuda, SIZE = ctypes.CDLL("libcuda.so"), 65536
+cuda.double_wrong_use.restype = ctypes.c_size_t
+""")

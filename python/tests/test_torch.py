@@ -125,7 +125,23 @@ def test_a_block_of_a_stream_under_capture_waits_for_its_end():
     assert calls.split("\n")[:2] == ["put 0:107", "trim"]
 
 
-def test_a_lost_device_loses_the_memory_and_nothing_else():
+def test_a_block_whose_stream_is_refused_is_put_again_later():
+    calls = run("""
+        functions = probe.written_down()
+        block = probe.allocate(8)
+        probe.record_event(block.address, block.context, stream=7)
+        probe.refuse_streams(True)
+        block.free()
+        probe.allocate(9).free()
+        probe.refuse_streams(False)
+        probe.allocate(10).free()
+        print(probe.calls())
+    """)
+    assert [line for line in calls.split("\n") if line == "put 0:107"] == ["put 0:107"]
+    assert calls.split("\n")[:3] == ["get 8", "refused", "refused"]
+
+
+def test_a_lost_device_keeps_the_memory_until_it_answers_again():
     calls = run("""
         functions = probe.written_down()
         block = probe.allocate(8)
@@ -134,8 +150,12 @@ def test_a_lost_device_loses_the_memory_and_nothing_else():
         block.free()
         probe.allocate(9).free()
         print(probe.calls())
+        probe.lose_device(False)
+        probe.allocate(10).free()
+        print(probe.calls())
     """)
     assert calls.split("\n")[:3] == ["get 8", "get 9", "put"]
+    assert "put 0:107" in calls
 
 
 def test_uninstall_keeps_serving_the_blocks_that_are_out():

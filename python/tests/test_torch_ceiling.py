@@ -1,6 +1,8 @@
 """The ceiling of a pool that ``pinpool.torch.install()`` makes. Needs no torch: the compiled part is a stand-in that takes the pool."""
 
 import logging
+import sys
+import types
 
 import pytest
 
@@ -99,3 +101,33 @@ def test_install_with_a_ceiling_tells_nothing_of_its_own(stand_in, caplog):
 def test_the_memory_of_this_process_is_known():
     total, origin = _pinpool._host_memory()
     assert total > 0 and (origin == "machine" or origin.startswith("cgroup limit /"))
+
+
+def test_the_pool_of_torch_is_pinned_by_cuda_unless_a_backend_is_named(stand_in, monkeypatch):
+    built = []
+    monkeypatch.setattr(pinpool.torch, "Pool", lambda **settings: built.append(settings) or pinpool.Pool(env=False, backend="heap"))
+    for variable, settings, expected in [(None, {}, "gpu"), ("auto", {}, "gpu"), ("cuda", {}, None), (None, {"backend": "heap"}, "heap")]:
+        monkeypatch.setenv("PINPOOL_BACKEND", variable) if variable else monkeypatch.delenv("PINPOOL_BACKEND", raising=False)
+        pinpool.torch.install(**settings)
+        pinpool.torch.uninstall()
+        assert built.pop().get("backend") == expected
+
+
+def test_a_pool_whose_choice_found_no_gpu_is_refused(stand_in):
+    pool = pinpool.Pool(env=False)
+    if pool.stats()["backend"] in ("vmm", "register", "cuda"):
+        pytest.skip("a GPU is here")
+    with pytest.raises(pinpool.BackendError, match="needs the backend vmm, register or cuda"):
+        pinpool.torch.install(pool)
+    assert not pinpool.torch.is_installed()
+
+
+def test_a_torch_for_rocm_is_refused_in_one_sentence(monkeypatch):
+    torch, utils = types.ModuleType("torch"), types.ModuleType("torch.utils")
+    torch.__version__, torch.version, torch.utils = "2.11.0+rocm6.4", types.SimpleNamespace(hip="6.4", cuda=None), utils
+    utils.cpp_extension = types.ModuleType("torch.utils.cpp_extension")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.utils", utils)
+    with pytest.raises(pinpool.PinpoolError, match="built for ROCm, and pinpool pins memory with CUDA"):
+        pinpool.torch.install()
+    assert not pinpool.torch.is_installed()

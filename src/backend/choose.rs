@@ -389,6 +389,14 @@ pub(crate) fn default_device() -> u32 {
     0
 }
 
+/// Whether a choice that tries the driver's backends would start a driver that nobody has started in this process.
+pub(crate) fn may_start_driver() -> bool {
+    #[cfg(feature = "cuda")]
+    return crate::driver::is_present() && !crate::driver::is_started();
+    #[cfg(not(feature = "cuda"))]
+    false
+}
+
 /// The limit to keep under, `None` where there is none or the ceiling is below it; or the reason against `mlock`.
 fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
     trial::reserve(mlock, host::PAGE_BYTES, 1).map_err(|error| error.to_string())?;

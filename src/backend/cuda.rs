@@ -14,6 +14,7 @@
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
@@ -31,7 +32,7 @@ const CARVED_BYTES: usize = GRANULE_BYTES;
 /// Memory page-locked by the CUDA driver for one device, readable by all.
 #[derive(Debug)]
 pub struct CudaSource {
-    device: Device,
+    device: Arc<Device>,
     /// Flags of `cuMemHostAlloc`.
     flags: u32,
     ids: RegionIds,
@@ -116,7 +117,11 @@ unsafe impl Source for CudaSource {
         let _entered = self.device.enter()?;
         let block = self.take_block(region.start());
         // SAFETY: the caller's promise: allocated by `acquire`, not freed, and unused by every device.
-        unsafe { calls::host_free(block.0.as_ptr().cast()) }.map_err(|error| driver_error("cuMemFreeHost", error))
+        unsafe { calls::host_free(block.0.as_ptr().cast()) }.map_err(|error| {
+            // The next release of the region frees the same block.
+            self.shifted.lock().insert(region.start().as_ptr().addr(), block);
+            driver_error("cuMemFreeHost", error)
+        })
     }
 
     fn needs_gpu(&self) -> bool {

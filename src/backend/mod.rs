@@ -49,7 +49,7 @@ pub use crate::error::SourceError;
 #[cfg(feature = "custom-source")]
 pub(crate) use choose::driver_source;
 pub use choose::{Backend, Chosen, gpu};
-pub(crate) use choose::{PinOptions, choose, default_device, on_node};
+pub(crate) use choose::{PinOptions, choose, default_device, may_start_driver, on_node};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;
 pub use heap::HeapSource;
@@ -70,4 +70,4 @@ pub use virtual_memory::{AddressRange, HandleTypes, RANGE_ALIGN_BYTES, RemapErro
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;
 #[cfg(feature = "cuda")]
-pub(crate) use vmm::let_reach;
+pub(crate) use vmm::{let_all_reach, let_reach};

@@ -1,7 +1,7 @@
 //! Anonymous memory that the CUDA driver page-locks: huge pages, touched by many threads, then registered in one call.
 //!
 //! ```text
-//!   mmap ──▶ MADV_HUGEPAGE ──▶ touched by N threads ──▶ cuMemHostRegister, once       28 to 35 GB/s
+//!   mmap ──▶ MADV_HUGEPAGE ──▶ touched by N threads ──▶ cuMemHostRegister, once       17 to 24 GB/s
 //!                                                       (cuMemHostAlloc:             2.5 to 3 GB/s)
 //! ```
 //!
@@ -36,10 +36,6 @@ const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DE
 /// between; with it they wait for at most 0.45 ms.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// A get waits at least this long for registrations of other threads, even if it may not wait for room: they take
-/// milliseconds, as its own does.
-const PATIENCE: Duration = Duration::from_millis(100);
-
 /// Anonymous memory registered with the CUDA driver, readable by all devices.
 #[derive(Debug)]
 pub struct RegisterSource {
@@ -69,7 +65,7 @@ impl RegisterSource {
             return Err(SourceError::new("cuDeviceGetAttribute", "the device registers no host memory"));
         }
         let node = node.or_else(|| device.numa_node(root));
-        Ok(Self::of(root, Arc::new(device), node))
+        Ok(Self::of(root, device, node))
     }
 
     pub(super) fn of(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
@@ -136,12 +132,11 @@ impl RegisterSource {
 
     fn register(&self, region: &Region, until: Option<Instant>) -> Result<(), SourceError> {
         let bytes = mapping::mapped_bytes(region.len_bytes())?;
-        let turn =
-            self.registrations.take(until.map(|until| until.max(Instant::now() + PATIENCE))).ok_or_else(|| {
-                let what = "another thread is registering memory, and the driver registers for one at a time";
-                let remedy = "wait longer (PINPOOL_WAIT), or register memory before it is needed (PINPOOL_RESERVE)";
-                SourceError::new("cuMemHostRegister", what).with_remedy(remedy)
-            })?;
+        let turn = self.registrations.take(until).ok_or_else(|| {
+            let what = "another thread is registering memory, and the driver registers for one at a time";
+            let remedy = "wait longer (PINPOOL_WAIT), or register memory before it is needed (PINPOOL_RESERVE)";
+            SourceError::new("cuMemHostRegister", what).with_remedy(remedy)
+        })?;
         if let Some(pause) = turn.last_end.and_then(|last_end| PAUSE.checked_sub(last_end.elapsed())) {
             thread::sleep(pause);
         }

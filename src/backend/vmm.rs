@@ -11,11 +11,10 @@
 //!
 //! A commit blocks no enqueue of another thread for more than 0.3 ms, a decommit for more than 0.06 ms, and neither waits for
 //! the device. But a commit pins only 4 to 5 GB/s, so a reserve, which is acquired once and kept, is registered memory
-//! instead ([`RegisterSource`]) at 28 to 35 GB/s; of granules only where the driver registers nothing. To unregister it waits
+//! instead ([`RegisterSource`]) at 17 to 24 GB/s; of granules only where the driver registers nothing. To unregister it waits
 //! for the device and holds up every enqueue ([`Source::release_fast_would_wait`]).
 //!
-//! Access is set for the CPU and for every GPU that the driver lists (`calls`), since the memory is copied by
-//! other libraries, too. Creating a source tries two granules, at each [location](super::location) in turn, and makes a context
+//! Access is set for the CPU, the own GPU and those that use the memory or may use it unseen (`table`). Creating a source tries two granules, at each [location](super::location) in turn, and makes a context
 //! only if the driver needs one; reserving makes none.
 //!
 //! A driver may refuse calls that save time alone: to set the access of several granules, to unmap several, to map a granule at
@@ -60,8 +59,8 @@ use calls::Calls;
 use granule::{Granule, GranuleRun};
 use left::LeftRange;
 use old_places::OldPlaces;
-pub(crate) use table::let_reach;
 use table::{GranuleTable, source_error};
+pub(crate) use table::{let_all_reach, let_reach};
 
 /// Page-locked memory of the driver's virtual memory, readable by its device, and by each other that copies through the pool.
 #[derive(Debug)]

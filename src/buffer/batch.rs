@@ -80,7 +80,7 @@ impl BatchBuf {
             .ok()?;
         let offset = range_after(before)?.start;
         // SAFETY: `offset + len` is inside the buffer, as just checked.
-        let start = unsafe { self.buf.as_ptr().cast_mut().add(offset) };
+        let start = unsafe { self.buf.start().as_ptr().add(offset) };
         // SAFETY: the batch owns the buffer, which is initialised, used by no copy (it is fresh) and lends no slice of
         // itself while the batch lives; no other slice has this range (batch-buf-I1).
         let bytes = unsafe { std::slice::from_raw_parts_mut(start, len) };

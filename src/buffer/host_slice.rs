@@ -52,7 +52,7 @@ fn note_begun(begun: BegunCopy<'_>, fence: &HostSliceFence) {
 
 impl<T: Pod> Part<T> {
     fn all(buf: &PinnedBuf) -> Result<Self> {
-        check_cast::<T>(buf.as_ptr(), buf.len())?;
+        check_cast::<T>(buf.start().as_ptr(), buf.len())?;
         Ok(Self { start_bytes: 0, len: buf.len() / size_of::<T>(), element: PhantomData })
     }
 

@@ -225,14 +225,19 @@ impl PinnedBuf {
 
     /// Address of the first byte; page-aligned, aligned as requested of `get_aligned`, or that of adopted memory. Does not wait for
     /// copies.
+    ///
+    /// The pool does not see copies that others start from this address: on a machine with several GPUs the first call gives
+    /// all of them access to the memory of `vmm` pools, which is slow.
     pub fn as_ptr(&self) -> *const u8 {
+        #[cfg(feature = "cuda")]
+        crate::backend::let_all_reach();
         self.start().as_ptr()
     }
 
     /// Address of the first byte, as [`as_ptr`](PinnedBuf::as_ptr) gives it, for code that writes through the address, such
     /// as `O_DIRECT` reads and io_uring. A device may be using the bytes until [`wait`](PinnedBuf::wait) has returned.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.start().as_ptr()
+        self.as_ptr().cast_mut()
     }
 
     /// Waits until no copy uses the buffer, those that cudarc enqueued included.
@@ -276,6 +281,8 @@ impl PinnedBuf {
     /// dropped nor written to.
     #[inline]
     pub unsafe fn as_slice_untracked(&self) -> Result<&[u8]> {
+        #[cfg(feature = "cuda")]
+        crate::backend::let_all_reach();
         self.as_slice().map(|bytes| &**bytes)
     }
 

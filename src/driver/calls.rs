@@ -32,15 +32,17 @@ macro_rules! calls {
         /// The driver's manual states the conditions of this call.
         $vis unsafe fn $function($($arg: $type),*) -> Result<(), Code> {
             type Call = unsafe extern "C" fn($($type),*) -> c_int;
-            static FOUND: OnceLock<Call> = OnceLock::new();
+            /// `None` if this driver does not have the function.
+            static FOUND: OnceLock<Option<Call>> = OnceLock::new();
             let call = match FOUND.get() {
                 Some(call) => *call,
                 None => {
-                    let found = symbol($name).ok_or(Code::NOT_FOUND)?;
                     // SAFETY: the driver exports this name with these arguments (its header), and is never unloaded.
-                    *FOUND.get_or_init(|| unsafe { mem::transmute::<NonNull<c_void>, Call>(found) })
+                    let found = symbol($name).map(|found| unsafe { mem::transmute::<NonNull<c_void>, Call>(found) });
+                    *FOUND.get_or_init(|| found)
                 }
             };
+            let call = call.ok_or(Code::NOT_FOUND)?;
             // SAFETY: the caller's promise.
             Code::check(unsafe { call($($arg),*) })
         }
@@ -48,6 +50,11 @@ macro_rules! calls {
 }
 
 calls! {
+    pub(super) init = c"cuInit"(flags: c_uint);
+    pub(super) driver_version = c"cuDriverGetVersion"(out: *mut c_int);
+    pub(super) device_name = c"cuDeviceGetName"(text: *mut c_char, bytes: c_int, device: CUdevice);
+    pub(super) device_attribute = c"cuDeviceGetAttribute"(out: *mut c_int, number: c_int, device: CUdevice);
+    pub(super) context_id = c"cuCtxGetId"(context: CUcontext, out: *mut u64);
     device_get = c"cuDeviceGet"(out: *mut CUdevice, ordinal: c_int);
     device_count_call = c"cuDeviceGetCount"(out: *mut c_int);
     pub(crate) pci_bus_id = c"cuDeviceGetPCIBusId"(out: *mut c_char, bytes: c_int, device: CUdevice);
@@ -66,12 +73,15 @@ calls! {
     pub(crate) stream_query = c"cuStreamQuery"(stream: CUstream);
     pub(crate) stream_synchronize = c"cuStreamSynchronize"(stream: CUstream);
     stream_wait_event_call = c"cuStreamWaitEvent"(stream: CUstream, event: CUevent, flags: c_uint);
+    pub(crate) stream_id = c"cuStreamGetId"(stream: CUstream, out: *mut u64);
     is_capturing_call = c"cuStreamIsCapturing"(stream: CUstream, status: *mut c_int);
     stream_context_call = c"cuStreamGetCtx"(stream: CUstream, out: *mut CUcontext);
+    stream_contexts_call = c"cuStreamGetCtx_v2"(stream: CUstream, out: *mut CUcontext, green: *mut CUcontext);
     pub(crate) stream_write_value = c"cuStreamWriteValue32_v2"(stream: CUstream, address: u64, value: u32, flags: c_uint);
 
     event_create_call = c"cuEventCreate"(out: *mut CUevent, flags: c_uint);
     pub(crate) event_destroy = c"cuEventDestroy_v2"(event: CUevent);
+    pub(crate) green_record_event = c"cuGreenCtxRecordEvent"(green: CUcontext, event: CUevent);
     pub(crate) event_record = c"cuEventRecord"(event: CUevent, stream: CUstream);
     pub(crate) event_query = c"cuEventQuery"(event: CUevent);
     pub(crate) event_synchronize = c"cuEventSynchronize"(event: CUevent);
@@ -183,15 +193,21 @@ pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, Code> {
     unsafe { is_capturing_call(stream, &raw mut status) }.map(|()| status != CAPTURES_NOTHING)
 }
 
-/// The context of a stream.
+/// The context of a stream, and null; for a stream of a green context, the primary context of its device and the green one. Drivers
+/// before CUDA 12.5 do not tell them apart.
 ///
 /// # Safety
 ///
 /// It is alive.
-pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<CUcontext, Code> {
-    let mut context = ptr::null_mut();
-    // SAFETY: the caller's promise; `context` takes the result.
-    unsafe { stream_context_call(stream, &raw mut context) }.map(|()| context)
+pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, CUcontext), Code> {
+    let (mut context, mut green) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: the caller's promise; both places take results.
+    match unsafe { stream_contexts_call(stream, &raw mut context, &raw mut green) } {
+        // SAFETY: as above.
+        Err(Code::NOT_FOUND) => unsafe { stream_context_call(stream, &raw mut context) },
+        told => told,
+    }
+    .map(|()| (context, green))
 }
 
 /// An event of the current context, without timing.

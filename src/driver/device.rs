@@ -7,14 +7,16 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
 
 use super::code::Code;
 use super::{CurrentContext, RelaxedCapture, calls, known_streams, standstill};
 use crate::error::SourceError;
+use pinpool_os::fork::OfProcess;
 use pinpool_os::host;
+use pinpool_os::sync::plain::Mutex;
 
 /// Buffer length for an id on the PCI bus: domain, bus, device, function.
 const PCI_ID_BYTES: usize = 32;
@@ -23,9 +25,13 @@ const PCI_ID_BYTES: usize = 32;
 pub(crate) const SHORT_OF_MEMORY: &str =
     "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES, or raise its cgroup's limit";
 
+/// The devices that this process has found. Each keeps one reference to its primary context.
+static DEVICES: OfProcess<Mutex<Vec<Arc<Device>>>> = OfProcess::new(Mutex::default);
+
 /// A device that the driver lists.
 #[derive(Debug)]
 pub(crate) struct Device {
+    pub(crate) ordinal: u32,
     handle: sys::CUdevice,
     context: OnceLock<PrimaryContext>,
 }
@@ -40,6 +46,11 @@ unsafe impl Send for PrimaryContext {}
 unsafe impl Sync for PrimaryContext {}
 
 impl PrimaryContext {
+    /// Whether it is known to be there, as far as the driver has numbers.
+    fn is_there(self) -> bool {
+        self.1.is_none_or(|id| super::context_id(self.0) == Some(Ok(id)))
+    }
+
     /// Whether a reset of the device has ended it: another context may have its handle by now, but not its number.
     fn has_ended(self) -> bool {
         match (self.1, super::context_id(self.0)) {
@@ -51,19 +62,35 @@ impl PrimaryContext {
 }
 
 impl Device {
-    /// Finds the driver and the device number `ordinal`; creates nothing on it.
-    pub(crate) fn find(ordinal: u32) -> Result<Self, SourceError> {
+    /// The device that this process has found before, else [`find`](Self::find).
+    pub(crate) fn known(ordinal: u32) -> Result<Arc<Self>, SourceError> {
+        Self::found(ordinal).map_or_else(|| Self::find(ordinal), Ok)
+    }
+
+    fn found(ordinal: u32) -> Option<Arc<Self>> {
+        let found = DEVICES.get().lock().iter().rev().find(|device| device.ordinal == ordinal).cloned();
+        found.filter(|device| device.context.get().is_none_or(|context| context.is_there()))
+    }
+
+    /// Finds the driver and the device number `ordinal`; creates nothing on it. After a reset of the device it is another object,
+    /// since the pools of the old one have lost their memory.
+    pub(crate) fn find(ordinal: u32) -> Result<Arc<Self>, SourceError> {
         if !super::is_present() {
             return Err(SourceError::new("dlopen", "no CUDA driver (libcuda.so.1) on this machine"));
         }
         super::state::init().map_err(|(what, code)| SourceError::new("cuInit", what).with_code(code.into()))?;
         let devices = count()?;
-        let ordinal = i32::try_from(ordinal).ok().filter(|&ordinal| ordinal < devices).ok_or_else(|| {
+        let number = i32::try_from(ordinal).ok().filter(|&number| number < devices).ok_or_else(|| {
             SourceError::new("cuDeviceGet", format!("no device {ordinal}, the driver sees {devices}"))
                 .with_remedy("set PINPOOL_DEVICE, or check CUDA_VISIBLE_DEVICES")
         })?;
-        let handle = calls::device(ordinal).map_err(|error| driver_error("cuDeviceGet", error))?;
-        Ok(Self { handle, context: OnceLock::new() })
+        let handle = calls::device(number).map_err(|error| driver_error("cuDeviceGet", error))?;
+        // Threads that come at once may each add one; later calls find the last.
+        Ok(Self::found(ordinal).unwrap_or_else(|| {
+            let device = Arc::new(Self { ordinal, handle, context: OnceLock::new() });
+            DEVICES.get().lock().push(device.clone());
+            device
+        }))
     }
 
     /// The state that calls of the driver need, until the result is dropped: a relaxed capture mode, and the device's
@@ -72,13 +99,17 @@ impl Device {
         let relaxed = RelaxedCapture::enter();
         let context = match self.context.get() {
             Some(&context) => context,
-            // A failure is not stored: a device without memory now may have some later. Concurrent threads may retain
-            // more than once, which only raises the driver's count, and the context is never released.
+            // A failure is not stored: a device without memory now may have some later.
             None => {
                 let retained = calls::primary_retain(self.handle)
                     .map_err(|error| driver_error("cuDevicePrimaryCtxRetain", error))?;
                 // What the driver refuses once it may do the next time.
                 let id = (0..2).find_map(|_| super::context_id(retained)?.ok());
+                if self.context.set(PrimaryContext(retained, id)).is_err() {
+                    // Another thread was faster.
+                    // SAFETY: taken above, released once.
+                    let _counted_twice = unsafe { calls::primary_give_back(self.handle) };
+                }
                 *self.context.get_or_init(|| PrimaryContext(retained, id))
             }
         };
@@ -143,7 +174,9 @@ impl Device {
 
     /// An attribute by its number in the driver's header; `None` if the driver does not know it.
     pub(crate) fn attribute(&self, number: c_int) -> Option<c_int> {
-        attribute_of(self.handle, number)
+        let mut value = 0;
+        // SAFETY: `value` takes the result; the driver refuses an attribute that it does not know.
+        unsafe { calls::device_attribute(&raw mut value, number, self.handle) }.ok().map(|()| value)
     }
 
     /// The memory node nearest to the device on the machine below `root`; `None` where there is only one, or it is unknown.
@@ -182,17 +215,6 @@ pub(crate) fn in_use() -> Option<u32> {
 /// How many devices the driver lists.
 pub(crate) fn count() -> Result<c_int, SourceError> {
     calls::device_count().map_err(|error| driver_error("cuDeviceGetCount", error))
-}
-
-/// Bypasses cudarc, whose enumeration of attributes depends on the CUDA version of the build.
-fn attribute_of(device: sys::CUdevice, number: c_int) -> Option<c_int> {
-    type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, sys::CUdevice) -> c_int;
-    let found = super::symbol(c"cuDeviceGetAttribute")?;
-    // SAFETY: the driver exports this name with these arguments, and is never unloaded.
-    let get = unsafe { std::mem::transmute::<*mut std::ffi::c_void, GetAttribute>(found.as_ptr()) };
-    let mut value = 0;
-    // SAFETY: `value` takes the result; the driver refuses an attribute or a device that it does not know.
-    (unsafe { get(&raw mut value, number, device) } == 0).then_some(value)
 }
 
 /// The error that [`driver_error`] makes, for a call that pins: with a remedy where memory is short.

@@ -19,9 +19,7 @@
 //! other libraries left in a context to the next caller.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::ffi::{c_int, c_void};
-use std::ptr::NonNull;
-use std::sync::OnceLock;
+use std::ffi::c_int;
 
 use cudarc::driver::sys;
 
@@ -42,19 +40,17 @@ pub(crate) use self::library::{is_loaded, is_present, symbol};
 /// The number of a context, which no other of the process ever has, or the driver's code; `None` if the driver has no numbers
 /// (before CUDA 12.0). Null is the context that is current on this thread.
 pub(crate) fn context_id(context: sys::CUcontext) -> Option<Result<u64, Code>> {
-    type GetId = unsafe extern "C" fn(sys::CUcontext, *mut u64) -> c_int;
-    static GET_ID: OnceLock<Option<GetId>> = OnceLock::new();
-    let get_id = (*GET_ID.get_or_init(|| {
-        let found = symbol(c"cuCtxGetId")?;
-        // SAFETY: the driver exports this name with these arguments, and is never unloaded.
-        Some(unsafe { std::mem::transmute::<NonNull<c_void>, GetId>(found) })
-    }))?;
     let mut id = 0;
     // SAFETY: memory for a number. The driver knows the contexts that there are, and refuses others.
-    match unsafe { get_id(context, &raw mut id) } {
-        0 => Some(Ok(id)),
-        code => Some(Err(Code(code))),
+    match unsafe { calls::context_id(context, &raw mut id) } {
+        Err(Code::NOT_FOUND) => None,
+        told => Some(told.map(|()| id)),
     }
+}
+
+/// Whether anybody has started the driver in this process.
+pub(crate) fn is_started() -> bool {
+    calls::current_context() != Err(Code::NOT_INITIALIZED)
 }
 
 /// Makes a context current on this thread; dropping it restores the previous one.

@@ -1,27 +1,35 @@
 //! Whether there is a driver and a device, and if not, why: the known causes, each with what to do about it.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::ptr::NonNull;
 
+use super::calls;
+use super::code::Code;
 use crate::finding::Finding;
+use pinpool_os::fork::OfProcess;
 use pinpool_os::host::limits;
+use pinpool_os::sync::process::{AtomicBool, Ordering};
 
 /// What findings of this module are about.
 const CHECK: &str = "gpu";
 
+/// Whether `cuInit` has succeeded in this process; a forked child starts with "no".
+static IS_STARTED: OfProcess<AtomicBool> = OfProcess::new(AtomicBool::default);
+
+/// [`init`], unless it has succeeded in this process.
+pub(crate) fn init_once() -> Result<(), (&'static str, c_int)> {
+    // Relaxed, here and below: the flag publishes nothing, and a second `cuInit` does no harm.
+    if IS_STARTED.get().load(Ordering::Relaxed) { Ok(()) } else { init() }
+}
+
 /// `cuInit`; on refusal what it means, and the driver's code.
 pub(crate) fn init() -> Result<(), (&'static str, c_int)> {
-    type Init = unsafe extern "C" fn(c_uint) -> c_int;
-    let Some(found) = super::symbol(c"cuInit") else { return Err(("the library has no cuInit", 500)) };
-    // SAFETY: the driver exports this name with this argument, and is never unloaded.
-    let init = unsafe { std::mem::transmute::<*mut c_void, Init>(found.as_ptr()) };
     // SAFETY: may be called at any time, any number of times; 0 is the only flag there is.
-    match unsafe { init(0) } {
-        0 => Ok(()),
-        code => Err((meaning(code), code)),
-    }
+    unsafe { calls::init(0) }.map_err(|Code(code)| (meaning(code), code))?;
+    IS_STARTED.get().store(true, Ordering::Relaxed);
+    Ok(())
 }
 
 /// What a code of `cuInit` means.
@@ -33,6 +41,7 @@ fn meaning(code: c_int) -> &'static str {
         100 => "CUDA_ERROR_NO_DEVICE",
         101 => "CUDA_ERROR_INVALID_DEVICE",
         304 => "CUDA_ERROR_OPERATING_SYSTEM",
+        500 => "the library has no cuInit",
         802 => "CUDA_ERROR_SYSTEM_NOT_READY",
         803 => "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: the library and the kernel's module are of different versions",
         804 => {
@@ -88,7 +97,7 @@ pub(crate) fn find(ordinal: u32) -> Finding {
         let found = format!("the driver ({library}) does not start: {what} ({code})");
         return Finding::warning(CHECK, found).remedy(remedy(code, &library, visible, closed.as_deref()));
     }
-    let devices = number_from(c"cuDeviceGetCount").unwrap_or(0);
+    let devices = calls::device_count().unwrap_or(0);
     if devices == 0 {
         let found = format!("the driver ({library}) lists no device");
         return Finding::warning(CHECK, found).remedy(remedy(100, &library, visible, None));
@@ -109,7 +118,10 @@ pub(crate) fn find(ordinal: u32) -> Finding {
 
 /// The CUDA version of the driver's library, as it is numbered there: 13020 is 13.2. 0 if unknown.
 pub(crate) fn version() -> c_int {
-    number_from(c"cuDriverGetVersion").unwrap_or(0)
+    let mut version = 0;
+    // SAFETY: `version` takes the result.
+    let _unknown = unsafe { calls::driver_version(&raw mut version) };
+    version
 }
 
 /// No library of the driver; `sign` is where the kernel shows a GPU all the same.
@@ -176,29 +188,12 @@ fn closed_device(signs: &[String]) -> Option<String> {
     control.into_iter().chain(nodes).find(|path| !may_open(path))
 }
 
-/// The result of a call that gives one number.
-fn number_from(function: &CStr) -> Option<c_int> {
-    type Number = unsafe extern "C" fn(*mut c_int) -> c_int;
-    let found = super::symbol(function)?;
-    // SAFETY: the driver exports this name with this argument, and is never unloaded.
-    let call = unsafe { std::mem::transmute::<*mut c_void, Number>(found.as_ptr()) };
-    let mut value = 0;
-    // SAFETY: `value` takes the result.
-    (unsafe { call(&raw mut value) } == 0).then_some(value)
-}
-
 fn name(ordinal: u32) -> Option<String> {
     const BYTES: usize = 128;
-    type Name = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
-    let found = super::symbol(c"cuDeviceGetName")?;
-    // SAFETY: the driver exports this name with these arguments, and is never unloaded.
-    let call = unsafe { std::mem::transmute::<*mut c_void, Name>(found.as_ptr()) };
     let mut text: [c_char; BYTES] = [0; BYTES];
     let (room, device) = (c_int::try_from(BYTES - 1).ok()?, c_int::try_from(ordinal).ok()?);
     // SAFETY: the buffer is one byte longer than the call may write, so it ends in 0. Devices are numbered as they are listed.
-    if unsafe { call(text.as_mut_ptr(), room, device) } != 0 {
-        return None;
-    }
+    unsafe { calls::device_name(text.as_mut_ptr(), room, device) }.ok()?;
     // SAFETY: within the buffer, whose last byte is 0.
     Some(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
 }

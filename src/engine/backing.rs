@@ -322,6 +322,13 @@ impl Backing {
         }
     }
 
+    /// Releases what the source refused to release before; an arena does so with its next release. Slow calls.
+    pub(in crate::engine) fn release_refused(&self) {
+        if let Supply::Direct(direct) = &self.supply {
+            direct.release_refused();
+        }
+    }
+
     /// Whether a block of `class` fits under all ceilings when nothing else is held.
     pub(in crate::engine) fn could_hold(&self, class: Class) -> bool {
         match &self.supply {

@@ -373,6 +373,7 @@ impl Core {
     pub(crate) fn trim(&self, to_bytes: u64) {
         self.complete_all_copies();
         self.ask_again(usize::MAX);
+        self.backing().release_refused();
         self.stock.trim(to_bytes, self.time.coarse_us());
         self.close_if_unused();
     }

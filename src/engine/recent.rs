@@ -84,15 +84,21 @@ impl Core {
     /// The calling thread's shard, if this pool is the first at hand.
     #[inline(always)]
     pub(crate) fn shard_at_hand(&self) -> Option<ShardAtHand<'_>> {
-        self.shard_of(0)
+        // SAFETY: alive as long as it is borrowed.
+        unsafe { Self::shard_of(self, 0, self) }
     }
 
+    /// The calling thread's shard, if the pool at this address is at hand at `at`.
+    ///
+    /// # Safety
+    ///
+    /// A pool at this address, if there is one, lives as long as its `owner`.
     #[inline(always)]
-    fn shard_of(&self, at: usize) -> Option<ShardAtHand<'_>> {
+    pub(crate) unsafe fn shard_of<T>(address: *const Self, at: usize, _owner: &T) -> Option<ShardAtHand<'_>> {
         // A small closure: a large one would not be inlined, and then each access calls through a pointer.
         let (pool, shard) = RECENT.with(|recent| (recent[at].pool.get(), recent[at].shard.get()));
-        // SAFETY: (recent-I1) the entry's pool is alive, so its shard is as long as `self` is borrowed.
-        ptr::eq(pool, self).then(|| ShardAtHand(unsafe { &*shard }))
+        // SAFETY: (recent-I1) the entry's pool is alive, so its shard is as long as the owner is borrowed.
+        ptr::eq(pool, address).then(|| ShardAtHand(unsafe { &*shard }))
     }
 
     /// A plain block for a plain get of `len` bytes of which the first pool at hand has none: of this pool if it is the other
@@ -103,7 +109,8 @@ impl Core {
         match self.shard_at_hand() {
             Some(first) => take_remote(first),
             None => {
-                let second = self.shard_of(1)?;
+                // SAFETY: as above.
+                let second = unsafe { Self::shard_of(self, 1, self) }?;
                 second.take(len).or_else(|| take_remote(second))
             }
         }

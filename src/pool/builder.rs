@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Pool;
+use super::handle::Handle;
 use super::nodes::NodePools;
 use super::on_host::{ceiling_by, pin_options};
 use crate::arena::Retention;
@@ -24,7 +25,7 @@ use crate::engine::{
     Backing, CalledSource, CeilingSource, Clock, Core, Direct, Domain, Fallback, SharedArena, SharedArenaConfig,
     Supply, Timekeeper, granule_bytes,
 };
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
 use crate::quota::{Claim, Quota};
 use crate::size_class::Rounding;
@@ -178,62 +179,86 @@ impl PoolBuilder {
         let origins = env::origins(&self.settings, &env, &config);
         let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });
         let (root, pools_per_host) = (self.host_root, config.pools_per_host);
-        let mut ceiling_source = CeilingSource { root: root.clone(), pools_per_host, lock_limit_bytes: None };
-        let (mut max_bytes, ceiling, auto) = ceiling_by(&config, &ceiling_source);
-        let asked_bytes = max_bytes;
+        let ceiling_source = CeilingSource { root: root.clone(), pools_per_host, lock_limit_bytes: None };
         // Before the driver opens descriptors: see `shared_memory` for the order in which those of a process are closed.
         let ledger = host_ledger(&config, &log, &root)?.map(SharedCeiling::OfHost);
-        let chosen = backend::choose(&config.backend, pin_options(&config, &root, asked_bytes, &[]))?;
-        max_bytes = chosen.lock_limit_bytes.or(max_bytes);
-        ceiling_source.lock_limit_bytes = chosen.lock_limit_bytes;
-        let (source, has_arena) = (&*chosen.source, config.preset == Preset::Adaptive);
-        log.started(&Start {
-            preset: config.preset.name(),
-            backend: source.name(),
-            is_pinned: source.is_pinned(),
-            ceiling: &ceiling,
-            device: source.needs_gpu().then_some(config.device),
-            numa_node: source.numa_node(),
-            granule_bytes: source
-                .virtual_memory()
-                .filter(|_| has_arena)
-                .map(|memory| granule_bytes(max_bytes, memory.granule_bytes() as u64)),
-            huge_pages: limits::memory_rules(&root).huge_pages.as_deref(),
-            settings: &origins,
-            passed_over: &chosen.passed_over,
-        });
-        chosen.findings.iter().for_each(|finding| log.found(finding));
-        chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
-
-        #[cfg(feature = "trace")]
-        let recorder = recorder(&config, &self.settings, &log, &*chosen.source)?;
-        #[cfg(not(feature = "trace"))]
-        let recorder: Option<Arc<Recorder>> = None;
-        let source = CalledSource::new(chosen.source, recorder.clone());
-        let fallback = (config.on_full == OnFull::Pageable).then(|| fallback(&config, max_bytes));
-        let ledger = ledger.or_else(|| process_ceiling(&config, &log, &ceiling_source)).map(Arc::new);
-        let claim = Quota::under(ledger, max_bytes);
-        let supply = supply(&config, source, claim, &log, &ceiling_source.root)?;
-        let reserve_bytes = config.reserve_bytes;
-        let backing = Backing::new(supply, fallback);
+        let asked_bytes = ceiling_by(&config, &ceiling_source).0;
         let is_custom = config.backend.custom().is_some();
-        let (root, of_nodes) = (ceiling_source.root.clone(), (ceiling_source.root.clone(), config.clone()));
+        let of_nodes = (root.clone(), config.clone());
         let on_node = move |source: &dyn Source, wanted| {
             let (root, config) = &of_nodes;
             let options = pin_options(config, root, asked_bytes, &[]);
             backend::on_node(root, source, is_custom, wanted, options)
         };
-        let core = Core::new(config, backing, Timekeeper::new(self.clock), log, recorder);
-        core.change_ceiling_by(ceiling_source, auto);
-        #[cfg(feature = "serve")]
-        core.serve_statistics();
-        core.watch_ledger();
-        let pool = Pool::with_nodes(core, NodePools::new(&root, Box::new(on_node)));
+        let nodes = Some(NodePools::new(&root, Box::new(on_node)));
+        let begins_late = ledger.is_none() && may_begin_late(&config);
+        let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..config.clone() };
+        let reserve_bytes = config.reserve_bytes;
+        let begin = move |config: &Config, ledger: Option<SharedCeiling>| {
+            let mut ceiling_source = ceiling_source.clone();
+            let (mut max_bytes, ceiling, auto) = ceiling_by(config, &ceiling_source);
+            let chosen = backend::choose(&config.backend, pin_options(config, &root, max_bytes, &[]))?;
+            max_bytes = chosen.lock_limit_bytes.or(max_bytes);
+            ceiling_source.lock_limit_bytes = chosen.lock_limit_bytes;
+            let (source, has_arena) = (&*chosen.source, config.preset == Preset::Adaptive);
+            log.started(&Start {
+                preset: config.preset.name(),
+                backend: source.name(),
+                is_pinned: source.is_pinned(),
+                ceiling: &ceiling,
+                device: source.needs_gpu().then_some(config.device),
+                numa_node: source.numa_node(),
+                granule_bytes: source
+                    .virtual_memory()
+                    .filter(|_| has_arena)
+                    .map(|memory| granule_bytes(max_bytes, memory.granule_bytes() as u64)),
+                huge_pages: limits::memory_rules(&root).huge_pages.as_deref(),
+                settings: &origins,
+                passed_over: &chosen.passed_over,
+            });
+            chosen.findings.iter().for_each(|finding| log.found(finding));
+            chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
+
+            #[cfg(feature = "trace")]
+            let recorder = recorder(config, &self.settings, &log, &*chosen.source)?;
+            #[cfg(not(feature = "trace"))]
+            let recorder: Option<Arc<Recorder>> = None;
+            let source = CalledSource::new(chosen.source, recorder.clone());
+            let fallback = (config.on_full == OnFull::Pageable).then(|| fallback(config, max_bytes));
+            let ledger = ledger.or_else(|| process_ceiling(config, &log, &ceiling_source)).map(Arc::new);
+            let claim = Quota::under(ledger, max_bytes);
+            let backing = Backing::new(supply(config, source, claim, &log, &root)?, fallback);
+            let core = Core::new(config.clone(), backing, Timekeeper::new(self.clock.clone()), log.clone(), recorder);
+            core.change_ceiling_by(ceiling_source, auto);
+            #[cfg(feature = "serve")]
+            core.serve_statistics();
+            core.watch_ledger();
+            Ok(core)
+        };
+        if begins_late {
+            // Where the arena cannot have its addresses, ordinary memory needs none.
+            let begin = move || begin(&config, None).or_else(|_: Error| begin(&heap, None));
+            let begin = move || begin().unwrap_or_else(|error| unreachable!("ordinary memory: {error}"));
+            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(begin), nodes)) });
+        }
+        let pool = Pool::with_nodes(begin(&config, ledger)?, nodes);
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
         }
         Ok(pool)
     }
+}
+
+/// Whether the first use of the pool is soon enough to choose its backend: no step can fail, nothing is reserved, and the driver,
+/// which the choice starts, is not started yet.
+fn may_begin_late(config: &Config) -> bool {
+    let Config { backend, reserve_bytes, trace, numa_node, handle_types, write_combined, .. } = config;
+    let is_plain = *handle_types == HandleTypes::None && !write_combined && numa_node.is_none();
+    matches!(backend, Backend::Auto)
+        && is_plain
+        && *reserve_bytes == 0
+        && trace.is_none()
+        && backend::may_start_driver()
 }
 
 macro_rules! setters {

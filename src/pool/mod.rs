@@ -16,6 +16,7 @@ use crate::size_class::DEFAULT_ALIGN;
 
 mod builder;
 mod get_future;
+mod handle;
 mod nodes;
 mod on_host;
 mod outside;
@@ -25,6 +26,7 @@ mod tagged;
 
 pub use builder::PoolBuilder;
 pub use get_future::GetFuture;
+use handle::Handle;
 use nodes::NodePools;
 pub use outside::PageLocked;
 pub use tagged::TaggedPool;
@@ -47,14 +49,6 @@ pub struct Pool {
     handle: Arc<Handle>,
 }
 
-/// Shared by the clones of a pool and by nothing else: after its drop there are no more gets.
-#[derive(Debug)]
-struct Handle {
-    core: Arc<Core>,
-    /// `None` in a partition and in a pool on another node.
-    nodes: Option<NodePools<Pool>>,
-}
-
 /// Name, back-end, preset and ceiling; [`Pool::stats`] and [`Pool::config`] have the rest.
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -65,17 +59,6 @@ impl fmt::Debug for Pool {
             .field("preset", &config.preset)
             .field("max_bytes", &config.max_bytes)
             .finish_non_exhaustive()
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        if self.core.is_forked() {
-            // In a child the bookkeeping stays as it was at the fork: its locks may be held by threads that do not exist here.
-            std::mem::forget(self.core.clone());
-            return;
-        }
-        self.core.seal();
     }
 }
 
@@ -101,11 +84,13 @@ impl Pool {
     }
 
     pub(crate) fn of(core: Arc<Core>) -> Self {
-        Self { handle: Arc::new(Handle { core, nodes: None }) }
+        Self::with_nodes(core, None)
     }
 
-    fn with_nodes(core: Arc<Core>, nodes: NodePools<Self>) -> Self {
-        Self { handle: Arc::new(Handle { core, nodes: Some(nodes) }) }
+    fn with_nodes(core: Arc<Core>, nodes: Option<NodePools<Self>>) -> Self {
+        let pool = Self { handle: Arc::new(Handle::new(Box::new(move || core.clone()), nodes)) };
+        let _begun = pool.core();
+        pool
     }
 
     /// The pools on other memory nodes.
@@ -115,7 +100,7 @@ impl Pool {
 
     #[inline]
     pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.handle.core
+        self.handle.core()
     }
 
     /// A buffer of `len` bytes at a page-aligned address.
@@ -134,7 +119,7 @@ impl Pool {
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close).
     #[inline]
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
-        match self.core().shard_at_hand() {
+        match self.handle.shard_at_hand() {
             Some(shard) => self.get_at_hand(shard, len),
             None => self.get_slowly(len),
         }

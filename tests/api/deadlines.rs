@@ -1,12 +1,12 @@
 //! A get returns by its deadline, whatever other threads do, and no call runs as long as others keep the pool busy.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pinpool::PressureSource;
-use pinpool::backend::{SimSource, Source};
+use pinpool::backend::{Region, SimSource, Source, SourceError};
 use pinpool::testing::ManualClock;
 use pinpool_testing::{FaultSource, SourceCall};
 
@@ -127,4 +127,44 @@ fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
         assert!(ended, "the poll runs as long as others put buffers back");
     });
     assert_eq!(pool.stats().validate(), Ok(()));
+}
+
+/// Refuses every acquisition, and notes until when each may wait for those of other threads.
+#[derive(Debug, Default)]
+struct Refusing(Mutex<Vec<Instant>>);
+
+// SAFETY: it gives out no memory.
+#[allow(unsafe_code)]
+unsafe impl Source for Refusing {
+    fn name(&self) -> &'static str {
+        "refusing"
+    }
+
+    fn is_pinned(&self) -> bool {
+        true
+    }
+
+    fn acquire(&self, _: usize) -> Result<Region, SourceError> {
+        Err(SourceError::new("acquire", "refused"))
+    }
+
+    fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
+        self.0.lock().unwrap().push(until);
+        self.acquire(len_bytes)
+    }
+
+    unsafe fn release(&self, _: Region) -> Result<(), SourceError> {
+        unreachable!("nothing was acquired")
+    }
+}
+
+#[test]
+fn all_attempts_of_a_request_wait_for_calls_of_other_threads_until_one_time() {
+    let source = Arc::new(Refusing::default());
+    let pool = over(source.clone(), 64 << 20).build().unwrap();
+    let begun = Instant::now();
+    assert!(pool.get_timeout(3 * MIB, Duration::ZERO).unwrap_err().is_backend());
+    let untils = source.0.lock().unwrap();
+    assert!(untils.len() > 1 && untils.iter().all(|until| *until == untils[0]), "{untils:?}");
+    assert!(untils[0] >= begun + Duration::from_millis(100), "the calls of other threads take milliseconds");
 }

@@ -30,7 +30,7 @@ pub(crate) fn over_sim(max_bytes: u64) -> PoolBuilder {
 /// A pool over simulated memory under either preset, whose buffers take what they are asked for.
 pub(crate) fn both_presets(max_bytes: u64) -> [PoolBuilder; 2] {
     // TensorFlow's header is beside each buffer.
-    let tensorflow = over_sim(max_bytes + (16 << 10)).preset(Preset::Tensorflow).rounding(Rounding::Exact);
+    let tensorflow = over_sim(max_bytes + (16 << 10)).preset(Preset::TensorFlow).rounding(Rounding::Exact);
     [over_sim(max_bytes), tensorflow]
 }
 

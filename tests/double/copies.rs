@@ -57,28 +57,27 @@ fn the_source_reports_the_bytes_that_it_holds() {
 
 #[test]
 fn a_new_pool_creates_no_context_and_a_get_keeps_the_threads_own() {
-    let double = Double::load();
-    thread::scope(|scope| {
-        // A new thread, which has no context yet.
-        scope.spawn(|| {
-            let pool = tensorflow().build().unwrap();
-            assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 0);
-            drop(pool.get(4096).unwrap());
-            assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 1);
-            drop(pool.get(MIB).unwrap());
-            assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 1);
-            assert_eq!(result::ctx::get_current(), Ok(None));
-        });
+    alone(|| {
+        let double = Double::load();
+        let pool = tensorflow().build().unwrap();
+        assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 0);
+        drop(pool.get(4096).unwrap());
+        assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 1);
+        drop(pool.get(MIB).unwrap());
+        assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 1);
+        assert_eq!(result::ctx::get_current(), Ok(None));
     });
 }
 
 #[test]
 fn a_context_that_failed_is_retained_by_the_next_get() {
-    let double = Double::load();
-    let pool = tensorflow().build().unwrap();
-    double.fail("cuDevicePrimaryCtxRetain", 1, Code::OUT_OF_MEMORY);
-    assert!(pool.get(4096).unwrap_err().is_backend());
-    pool.get(4096).unwrap();
+    alone(|| {
+        let double = Double::load();
+        let pool = tensorflow().build().unwrap();
+        double.fail("cuDevicePrimaryCtxRetain", 1, Code::OUT_OF_MEMORY);
+        assert!(pool.get(4096).unwrap_err().is_backend());
+        pool.get(4096).unwrap();
+    });
 }
 
 #[test]

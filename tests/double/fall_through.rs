@@ -29,10 +29,12 @@ struct Taken {
 fn taken(builder: PoolBuilder) -> Taken {
     listen();
     let pool = builder.build().unwrap();
+    // The first use of the pool chooses the backend.
+    let backend = pool.stats().backend;
     let lines = lines_with_levels();
     let start = lines.iter().find(|(_, line)| line.starts_with("preset ")).unwrap().1.clone();
     let warnings = lines.into_iter().filter(|(level, _)| *level == Level::Warn).map(|(_, line)| line).collect();
-    Taken { backend: pool.stats().backend, start, warnings }
+    Taken { backend, start, warnings }
 }
 
 fn auto() -> PoolBuilder {
@@ -78,11 +80,12 @@ const REFUSALS: &[(&[&str], &str, &[&str])] = &[
 fn each_refusal_at_each_step_is_named_and_the_next_back_end_is_taken() {
     alone(|| {
         let double = Double::load();
-        // With a context there is a copy in every trial.
-        let _context = CudaContext::new(0).unwrap();
         for code in [Code::OUT_OF_MEMORY, Code::NOT_PERMITTED, NOT_SUPPORTED] {
             for (refused, expected, says) in REFUSALS {
                 double.reset();
+                // One that the pools of this process have not retained. With a context there is a copy in every trial.
+                double.renew_contexts();
+                std::mem::forget(CudaContext::new(0).unwrap());
                 refused.iter().for_each(|call| double.fail_from(call, 1, code));
                 let Taken { backend, start, warnings } = taken(auto());
                 let is_host = ["mlock", "heap"].contains(&backend);

@@ -53,3 +53,45 @@ fn a_pool_of_a_child_whose_parent_used_cuda_says_why_it_has_no_gpu() {
         assert_eq!(double.wrong_uses(), Vec::<String>::new());
     });
 }
+
+#[test]
+fn a_launcher_that_builds_a_pool_and_only_forks_leaves_its_children_with_cuda() {
+    alone(|| {
+        let double = driver_double::Double::load();
+        let pool = Pool::builder().without_env().build().unwrap();
+        assert_eq!(double.calls("cuInit"), 0);
+        in_a_child(|| {
+            let own = Pool::builder().without_env().backend(Backend::Gpu).build();
+            vec![
+                ("own", own.is_ok_and(|own| own.get(4096).is_ok_and(|buf| buf.is_pinned()))),
+                ("launcher's", pool.get(4096).is_ok_and(|buf| buf.is_pinned()) && pool.stats().backend == "vmm"),
+            ]
+        });
+        assert_eq!(double.calls("cuInit"), 0);
+        drop(pool.clone());
+        // The first request chooses; the pool is the same for all clones.
+        let clone = pool.clone();
+        drop(pool.get(4096).unwrap());
+        assert!(double.calls("cuInit") > 0);
+        assert_eq!((clone.stats().backend, clone.stats().gets, pool.stats().misses), ("vmm", 1, 1));
+        in_a_child(|| vec![("begun", clone.get(4096).is_err_and(|error| error.is_forked()))]);
+        drop((pool, clone));
+        assert_eq!(double.wrong_uses(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_pool_that_names_its_backend_or_reserves_memory_begins_when_it_is_built() {
+    alone(|| {
+        let double = driver_double::Double::load();
+        let build = |settings: &[(&str, &str)]| {
+            let builder = Pool::builder().without_env();
+            let builder = settings.iter().try_fold(builder, |builder, (name, text)| builder.variable(name, text));
+            drop(builder.unwrap().build().unwrap());
+            double.calls("cuInit")
+        };
+        assert_eq!(build(&[]), 0, "never used");
+        assert_eq!(build(&[("PINPOOL_BACKEND", "heap")]), 0);
+        assert!(build(&[("PINPOOL_RESERVE", "2MiB")]) > 0);
+    });
+}

@@ -5,10 +5,10 @@ use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
-use cudarc::driver::{CudaContext, CudaStream, result};
-use driver_double::{Code, Double};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result};
+use driver_double::{Code, Cruelty, Double};
 use pinpool::copy::CopyStream;
-use pinpool::copy::cuda::RawStream;
+use pinpool::copy::cuda::{RawMem, RawStream};
 use pinpool::{PinnedBuf, Pool};
 
 use crate::fixture::{begin_capture, end_capture, start, stream_and_memory, tensorflow};
@@ -203,4 +203,58 @@ fn a_default_stream_is_that_of_the_gpu_that_is_named() {
     assert!(raw.mark().unwrap_err().to_string().contains("capturing a graph"));
     end_capture(&stream).unwrap();
     assert!(!raw.is_capturing());
+}
+
+/// Puts ten buffers behind the default stream of GPU 1, on a thread that has no context; the driver's calls by name.
+fn calls_of_ten_puts(double: &Double, pool: &Pool) -> Vec<(&'static str, u64)> {
+    let names = ["cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDevicePrimaryCtxRetain"];
+    let before = names.map(|name| double.calls(name));
+    let put = || {
+        // SAFETY: a default stream lives as long as its context.
+        let default = unsafe { RawStream::new(ptr::null_mut()) }.on_device(1);
+        (0..10).for_each(|_| pool.get(LEN).unwrap().release_after(&default).unwrap());
+    };
+    std::thread::scope(|scope| scope.spawn(put).join().unwrap());
+    names.iter().zip(before).map(|(name, before)| (*name, double.calls(name) - before)).collect()
+}
+
+#[test]
+fn a_put_by_a_handle_neither_starts_the_driver_nor_retains_a_context() {
+    let double = Double::load();
+    double.set_device_count(2);
+    let _contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
+    let pool = tensorflow().build().unwrap();
+    calls_of_ten_puts(&double, &pool);
+    assert!(calls_of_ten_puts(&double, &pool).iter().all(|&(_, calls)| calls == 0));
+}
+
+#[test]
+fn a_stream_of_a_green_context_is_served_through_the_primary_context() {
+    let (double, context, pool) = start();
+    let (stream, mut memory) = stream_and_memory(&context, LEN);
+    double.set_cruel(&[Cruelty::GreenStreams]);
+    let mut buf = pool.get(LEN).unwrap();
+    let gate = double.hold(stream.cu_stream());
+    untracked(&stream, &buf, &mut memory);
+    record_stream(&mut buf, &stream).unwrap();
+    returns_only_after(&double, &pool, buf, gate);
+    assert_eq!(double.calls("cuGreenCtxRecordEvent"), 0);
+}
+
+#[test]
+fn the_default_stream_of_a_green_context_is_that_of_the_context_and_takes_no_copies() {
+    let (double, context, pool) = start();
+    let memory = context.default_stream().alloc_zeros::<u8>(LEN).unwrap();
+    double.set_cruel(&[Cruelty::GreenStreams]);
+    // SAFETY: a default stream lives as long as its context.
+    let default = unsafe { RawStream::new(ptr::null_mut()) };
+    let (address, _record) = memory.device_ptr(memory.stream());
+    // SAFETY: the memory lives until the end of the test.
+    let mut target = unsafe { RawMem::from_raw(address, LEN, default) };
+    let error = pool.get(LEN).unwrap().copy_to(&default, &mut target).unwrap_err();
+    assert!(error.to_string().contains("green context"), "{error}");
+    let buf = error.into_buf().expect("nothing was enqueued");
+    // The primary context has another default stream: an event there would say nothing of this work.
+    buf.release_after(&default).unwrap();
+    assert_eq!(double.calls("cuGreenCtxRecordEvent"), 1);
 }

@@ -12,7 +12,7 @@ use pinpool::backend::{VirtualMemory, VmmSource};
 use pinpool::{Backend, FenceKind, Pool};
 
 use crate::child;
-use crate::fixture::{MIB, begin_capture, builder, end_capture_unnoticed, filled, held, stream_and_memory};
+use crate::fixture::{MIB, begin_capture, builder, end_capture_unnoticed, filled, held, stream_and_memory, tensorflow};
 
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
 const OF_A_CAPTURE: [Code; 2] = [Code(900), Code(901)];
@@ -346,5 +346,44 @@ fn any_refusal_of_an_address_on_the_device_is_followed_by_another_question() {
         }
         let error = buf.device_ptr(&context).unwrap_err().to_string();
         assert!(error.contains("cuPointerGetAttribute") && error.contains("NOT_SUPPORTED"), "{error}");
+    }
+}
+
+#[test]
+fn tensorflows_preset_asks_again_for_a_release_that_the_driver_refused() {
+    let ask_again: [fn(&Pool); 2] = [|pool| pool.trim(0), Pool::poll];
+    // A small block begins anywhere in a page of the driver's.
+    for (len, code) in [4096, 3 * MIB].into_iter().flat_map(|len| [1, 2, 201, 999].map(|code| (len, Code(code)))) {
+        for ask_again in ask_again {
+            let double = Double::load();
+            let before = held(&double);
+            let pool = tensorflow().max_bytes(4 << 20).build().unwrap();
+            drop(pool.get(len).unwrap());
+            double.fail("cuMemFreeHost", 1, code);
+            pool.trim(0);
+            let stuck_bytes = held(&double).pinned_bytes - before.pinned_bytes;
+            assert_eq!((pool.stats().lost_bytes, pool.stats().pinned_bytes), (stuck_bytes, stuck_bytes), "{code:?}");
+            ask_again(&pool);
+            assert_eq!((pool.stats().lost_bytes, pool.stats().pinned_bytes), (0, 0), "{len} {code:?}");
+            assert_eq!(held(&double), before);
+            drop(pool.get(4 * MIB - 4096).expect("under the same ceiling"));
+            assert_eq!(pool.stats().validate(), Ok(()));
+            drop(pool);
+            assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
+        }
+    }
+}
+
+#[test]
+fn tensorflows_preset_asks_once_more_at_the_end_and_keeps_what_is_refused_then() {
+    for refusals in [1, 2, 3] {
+        let double = Double::load();
+        let before = held(&double);
+        let pool = tensorflow().build().unwrap();
+        drop(pool.get(3 * MIB).unwrap());
+        (1..=refusals).for_each(|nth| double.fail("cuMemFreeHost", nth, Code::UNKNOWN));
+        pool.trim(0);
+        drop(pool);
+        assert_eq!(held(&double) == before, refusals < 2, "{refusals}");
     }
 }

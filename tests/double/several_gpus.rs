@@ -8,7 +8,7 @@ use pinpool::{Backend, Config};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
-use crate::fixture::{MIB, builder, filled};
+use crate::fixture::{MIB, builder, filled, stream_and_memory};
 
 /// Whether the device has a primary context.
 fn is_active(device: i32) -> bool {
@@ -116,7 +116,8 @@ fn a_gpu_that_is_refused_is_logged_and_takes_nothing_from_the_others() {
 fn a_gpu_that_is_refused_later_is_logged_once() {
     let double = Double::load();
     double.set_device_count(2);
-    let _context = CudaContext::new(0).unwrap();
+    let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
+    contexts[0].bind_to_thread().unwrap();
     let pool = builder(Backend::Vmm).build().unwrap();
     drop(filled(&pool, MIB, 1));
     listen();
@@ -127,4 +128,75 @@ fn a_gpu_that_is_refused_later_is_logged_once() {
         lines_with_levels().iter().filter(|(_, line)| line.contains("GPU 1 cannot copy from this memory")).count()
     };
     assert_eq!(refused() + refused(), 1);
+}
+
+#[test]
+fn a_commit_reaches_gpus_with_a_context_and_a_later_gpu_copies_from_old_and_from_reused_buffers() {
+    alone(|| {
+        let double = Double::load();
+        double.set_device_count(2);
+        double.set_cruel(&[Cruelty::StickyFaults]);
+        let _first = CudaContext::new(0).unwrap();
+        let pool = builder(Backend::Vmm).device(0).build().unwrap();
+        // A GPU without a context is not asked for: a refusal would be a call more.
+        double.refuse_access(1 << 1);
+        let before = double.calls("cuMemSetAccess");
+        let mut old = filled(&pool, 3 * MIB, 1);
+        assert_eq!(double.calls("cuMemSetAccess"), before + 1);
+        drop(filled(&pool, 20 * MIB, 2));
+        double.refuse_access(0);
+        let later = CudaContext::new(1).unwrap();
+        later.bind_to_thread().unwrap();
+        let reused = filled(&pool, 20 * MIB, 3);
+        assert_eq!(pool.stats().hits, 1);
+        // A copy that the pool sees.
+        let (stream, mut memory) = stream_and_memory(&later, 3 * MIB);
+        old.copy_range_to(0..3 * MIB, &stream, &mut memory).unwrap().wait().unwrap();
+        // Copies that it does not see.
+        for (buf, byte) in [(&old, 1), (&reused, 3)] {
+            assert!(copied(buf.as_ptr(), buf.len()).unwrap().iter().all(|&arrived| arrived == byte));
+        }
+        // From now on all GPUs have access from the start.
+        let double_calls = double.calls("cuMemSetAccess");
+        let new = filled(&pool, 40 * MIB, 4);
+        assert_eq!(double.calls("cuMemSetAccess"), double_calls + 1);
+        let start = new.as_ptr();
+        assert_eq!(double.calls("cuMemSetAccess"), double_calls + 1);
+        assert!(copied(start, new.len()).unwrap().iter().all(|&arrived| arrived == 4));
+        assert_eq!(double.wrong_uses(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn granules_are_reached_by_a_gpu_whose_context_comes_after_their_address_was_handed_out() {
+    alone(|| {
+        let double = Double::load();
+        double.set_device_count(2);
+        double.set_cruel(&[Cruelty::StickyFaults]);
+        let _first = CudaContext::new(0).unwrap();
+        let pool = builder(Backend::Vmm).device(0).build().unwrap();
+        let known = filled(&pool, 3 * MIB, 1);
+        // As torch, a program in C or a preloaded pool has it.
+        let start = known.as_ptr();
+        let later = filled(&pool, 20 * MIB, 2);
+        let second = CudaContext::new(1).unwrap();
+        second.bind_to_thread().unwrap();
+        assert!(copied(start, 3 * MIB).unwrap().iter().all(|&arrived| arrived == 1));
+        assert!(copied(later.as_slice().unwrap()[..].as_ptr(), 20 * MIB).unwrap().iter().all(|&arrived| arrived == 2));
+        assert_eq!(double.wrong_uses(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn pools_take_one_reference_to_the_primary_context_of_a_gpu() {
+    let double = Double::load();
+    let use_pools = || {
+        for backend in [Backend::Vmm, Backend::Register, Backend::Cuda, Backend::Auto] {
+            drop(filled(&builder(backend).build().unwrap(), 3 * MIB, 1));
+        }
+    };
+    use_pools();
+    let before = double.calls("cuDevicePrimaryCtxRetain");
+    use_pools();
+    assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), before);
 }

@@ -121,13 +121,15 @@ fn a_new_pool_creates_no_context_and_holds_nothing() {
 
 #[test]
 fn a_driver_that_needs_a_context_for_addresses_gets_one() {
-    let double = Double::load();
-    // The source's probe reserves first, the pool second.
-    double.fail("cuMemAddressReserve", 1, Code::INVALID_CONTEXT);
-    double.fail("cuMemAddressReserve", 2, Code::INVALID_CONTEXT);
-    let pool = builder(Backend::Vmm).build().unwrap();
-    assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 1);
-    drop(pool.get(MIB).unwrap());
+    alone(|| {
+        let double = Double::load();
+        // The source's probe reserves first, the pool second.
+        double.fail("cuMemAddressReserve", 1, Code::INVALID_CONTEXT);
+        double.fail("cuMemAddressReserve", 2, Code::INVALID_CONTEXT);
+        let pool = builder(Backend::Vmm).build().unwrap();
+        assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 1);
+        drop(pool.get(MIB).unwrap());
+    });
 }
 
 #[test]

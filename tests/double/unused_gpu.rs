@@ -50,7 +50,7 @@ fn a_driver_without_a_device_and_a_device_that_is_not_there_are_warned_of() {
         check_warned(&["the GPU is not used", "CUDA_ERROR_NO_DEVICE", "nvidia-smi"]);
         double.reset();
         listen();
-        drop(Pool::builder().without_env().device(3).build().unwrap());
+        Pool::builder().without_env().device(3).build().unwrap().stats();
         let lines = lines_with_levels();
         let warned = |(level, line): &(Level, String)| {
             *level == Level::Warn

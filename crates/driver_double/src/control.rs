@@ -129,11 +129,6 @@ controls! {
         stream::let_pass(stream, count);
     }
 
-    /// Bytes per second on each link; 0 is as fast as memory.
-    fn double_set_copy_rate(bytes_per_second: u64) {
-        link::set_rate(bytes_per_second);
-    }
-
     /// More page-locked bytes than this are refused.
     fn double_limit_pinned(bytes: u64) {
         ledger::limit_pinned(bytes);

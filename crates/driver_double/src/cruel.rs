@@ -13,6 +13,7 @@
 //! | `other-codes` | answers 101 where it refuses a memory node, and 3 instead of 201 where virtual memory needs a context |
 //! | `access-needs-context` | sets no access without a context |
 //! | `no-registering` | answers 801 to `cuMemHostRegister`, as under confidential computing |
+//! | `green-streams` | has all streams in a green context |
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -52,6 +53,7 @@ switches! {
     OtherCodes = "other-codes",
     AccessNeedsContext = "access-needs-context",
     NoRegistering = "no-registering",
+    GreenStreams = "green-streams",
 }
 
 impl Cruelty {

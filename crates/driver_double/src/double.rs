@@ -119,11 +119,6 @@ impl Double {
         HeldStream::new(self, ALL_STREAMS)
     }
 
-    /// Sets the bytes per second of each direction; 0 is as fast as memory.
-    pub fn set_copy_rate(&self, bytes_per_second: u64) {
-        (self.controls.double_set_copy_rate)(bytes_per_second);
-    }
-
     /// More page-locked bytes than this are refused as out of memory.
     pub fn limit_pinned(&self, bytes: u64) {
         (self.controls.double_limit_pinned)(bytes);

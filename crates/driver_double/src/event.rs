@@ -113,8 +113,9 @@ driver_call! { Enqueue fn cuCtxRecordEvent(context: usize, handle: usize) {
     Ok(())
 }}
 
-driver_call! { Enqueue fn cuEventRecordWithFlags(handle: usize, stream: usize, _flags: u32) {
-    record(handle, stream)
+// A green context has one default stream with its primary context here.
+driver_call! { Enqueue fn cuGreenCtxRecordEvent(_green: usize, handle: usize) {
+    record(handle, 0)
 }}
 
 // A query of an event that was never recorded needs no device, so it does not report a lost one.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   access    CPU, own GPU, other GPUs   over the run ──refused──▶ CPU, own GPU   over the run ──refused──▶ granule by granule
-//!                                                                  each other GPU apart: one that is refused is remembered
+//!             (see `table`)                                        each other GPU apart: one that is refused is remembered
 //!   unmap     the run ──refused──▶ granule by granule
 //! ```
 //!
@@ -12,6 +12,7 @@
 use std::ffi::c_int;
 
 use super::granule::{Granule, placed};
+use crate::driver::calls::is_primary_active;
 use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, MemoryLocation, VmmApi};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
@@ -36,6 +37,26 @@ pub(super) struct Calls {
     maps_once: AtomicBool,
 }
 
+/// Whether a plain address was handed out on a machine with several devices.
+static ADDRESSES_ARE_OUT: AtomicBool = AtomicBool::new(false);
+
+pub(super) fn are_addresses_out() -> bool {
+    // Relaxed, here and below: who stores it then locks each table, and who maps a granule locks its table before the last look.
+    ADDRESSES_ARE_OUT.load(Ordering::Relaxed)
+}
+
+pub(super) fn note_addresses_out() {
+    ADDRESSES_ARE_OUT.store(true, Ordering::Relaxed);
+}
+
+/// Other devices with access, a bit each, and those for which it was asked.
+pub(super) type Reached = (u64, u64);
+
+/// The devices of a word of bits.
+pub(super) fn devices_in(bits: u64) -> impl Iterator<Item = u32> + Clone {
+    (0..DEVICES_MAX).filter(move |device| bits >> device & 1 == 1)
+}
+
 // Relaxed, for all of the flags: hints, which save calls that are refused.
 impl Calls {
     /// For memory at `node`, a source of `device`, and a driver that lists so many `devices`.
@@ -50,6 +71,11 @@ impl Calls {
     /// Devices that were refused, each with the driver's answer.
     pub(super) fn refused(&self) -> Vec<(u32, DriverRefusal)> {
         self.refused.lock().clone()
+    }
+
+    /// Other devices that are not refused, a bit each.
+    pub(super) fn others(&self) -> u64 {
+        self.others.load(Ordering::Relaxed)
     }
 
     /// Asks for access of `device` again from now on.
@@ -68,24 +94,27 @@ impl Calls {
     }
 
     /// Makes `granules` readable and writable from `start` on: by the CPU and the own device, or fails, and by the other
-    /// devices that it returns, a bit each.
+    /// devices that it returns: those with an active primary context, or all once addresses are out.
     ///
     /// # Safety
     ///
     /// They are mapped there.
-    pub(super) unsafe fn set_access(&self, start: u64, granules: &[Granule]) -> Result<u64, DriverRefusal> {
-        let others = self.others.load(Ordering::Relaxed);
-        let devices = || (0..DEVICES_MAX).filter(|device| others >> device & 1 == 1);
-        let of_others: Vec<_> = devices().map(|device| AccessDescriptor::read_write(of_device(device))).collect();
+    pub(super) unsafe fn set_access(&self, start: u64, granules: &[Granule]) -> Result<Reached, DriverRefusal> {
+        let are_all = are_addresses_out();
+        // A device that does not answer is asked, and its refusal remembered.
+        let is_asked = |&device: &u32| are_all || is_primary_active(device.cast_signed()).unwrap_or(true);
+        let devices = devices_in(self.others()).filter(is_asked).collect::<Vec<_>>();
+        let asked = devices.iter().fold(0, |bits, device| bits | 1 << device);
+        let of_others: Vec<_> = devices.iter().map(|&device| AccessDescriptor::read_write(of_device(device))).collect();
         // SAFETY: the caller's promise, here and below.
         match unsafe { self.set(start, granules, &[&self.own[..], &of_others].concat()) } {
-            Ok(()) => return Ok(others),
-            Err(refusal) if others == 0 => return Err(refusal),
+            Ok(()) => return Ok((asked, asked)),
+            Err(refusal) if asked == 0 => return Err(refusal),
             Err(_) => {}
         }
         // SAFETY: as above.
         unsafe { self.set(start, granules, &self.own) }?;
-        Ok(devices().zip(&of_others).fold(0, |reached, (device, descriptor)| {
+        let reached = devices.iter().zip(&of_others).fold(0, |reached, (&device, descriptor)| {
             // SAFETY: as above.
             match unsafe { self.set(start, granules, std::slice::from_ref(descriptor)) } {
                 Ok(()) => reached | 1 << device,
@@ -97,7 +126,8 @@ impl Calls {
                     reached
                 }
             }
-        }))
+        });
+        Ok((reached, asked))
     }
 
     /// # Safety

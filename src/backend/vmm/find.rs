@@ -75,7 +75,6 @@ impl VmmSource {
         let wanted = node.or_else(|| device.numa_node(root)).or_else(of_driver);
         let machine = Machine::read(root, state::version());
         let locations = machine.locations(wanted, insists).map_err(|why| SourceError::new("vmm", why))?;
-        let device = Arc::new(device);
         let mut refused: Option<SourceError> = None;
         for location in locations {
             let is_there = if location == HostLocation::Anywhere { has_host } else { has_nodes };
@@ -120,7 +119,7 @@ impl VmmSource {
         }
         let devices = device::count()?;
         let calls = Arc::new(Calls::new(driver, node, ordinal, u32::try_from(devices).unwrap_or(1)));
-        let granules = GranuleTable::new(driver, calls.clone(), ordinal, devices > 1);
+        let granules = GranuleTable::new(driver, calls.clone(), device.clone(), devices > 1);
         let (ids, unreleased, old_places) = Default::default();
         let registers_nothing = device.attribute(attribute::REGISTERS_HOST_MEMORY) == Some(0);
         let registers_nothing = AtomicBool::new(registers_nothing);

@@ -4,6 +4,7 @@
 
 use super::super::mapping;
 use super::super::virtual_memory::RemapError;
+use super::calls::Reached;
 use super::granule::{Granule, GranuleRun, placed};
 use super::table::source_error;
 use super::{VmmSource, bytes_of, lengths_of};
@@ -11,12 +12,12 @@ use crate::driver::virtual_memory::DriverRefusal;
 
 impl VmmSource {
     /// Maps `granules` from `start` on, readable and writable, or commits nothing there. Returns the other devices that have
-    /// access, a bit each.
+    /// access.
     ///
     /// # Safety
     ///
     /// The addresses are reserved by the caller, and no granule is committed there.
-    pub(super) unsafe fn map(&self, start: u64, granules: &[Granule]) -> Result<u64, DriverRefusal> {
+    pub(super) unsafe fn map(&self, start: u64, granules: &[Granule]) -> Result<Reached, DriverRefusal> {
         let bytes = bytes_of(granules);
         self.old_places.unmap(&self.calls, &(start..start + bytes as u64))?;
         let undo = |count: usize| self.unmap_or_keep(start, &granules[..count]);

@@ -1,9 +1,14 @@
 //! The granules that are mapped, by address, and which devices may reach each.
 //!
 //! ```text
-//!   commit, remap ──▶ access for the CPU and all devices, but those that were refused
+//!   commit, remap ──▶ access for the CPU, the own device and each with an active primary context, but those that were refused
 //!   a copy of device 1 from [a, b) ──▶ granules of [a, b) without access for device 1 ──▶ access for it, and a note
+//!   a plain address leaves the crate ──▶ access for all devices, now and at each later commit
 //! ```
+//!
+//! A copy that the crate enqueues is preceded by [`let_reach`]. What another library copies from a plain address (torch, a program
+//! in C, a preloaded pool) is not seen, and a device whose context is made later may copy: so once an address was handed out
+//! ([`let_all_reach`]), every device of the machine has access to every granule of the process, as far as it is not refused.
 //!
 //! A device that was refused is asked for again when it copies through the pool, and only for what it copies: a device that
 //! answers no more, or that can reach no memory of the host, fails its own copies and keeps no pool from growing.
@@ -16,10 +21,9 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Weak};
 
-use super::calls::Calls;
+use super::calls::{Calls, Reached, are_addresses_out, devices_in, note_addresses_out};
 use super::granule::{Granule, GranuleRun, placed};
-use crate::driver::RelaxedCapture;
-use crate::driver::device;
+use crate::driver::device::{self, Device};
 use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, MemoryLocation, VmmApi};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
@@ -39,7 +43,7 @@ struct Mapped {
 pub(super) struct GranuleTable {
     driver: VmmApi,
     calls: Arc<Calls>,
-    own_device: u32,
+    device: Arc<Device>,
     mapped: Mutex<BTreeMap<u64, Mapped>>,
 }
 
@@ -49,6 +53,16 @@ static TABLES: OfProcess<Mutex<Vec<Weak<GranuleTable>>>> = OfProcess::new(Mutex:
 /// The device of all sources in the list, plus 1; 0 where there is none, `SEVERAL` where they differ.
 static OWN_DEVICE: AtomicU32 = AtomicU32::new(0);
 const SEVERAL: u32 = u32::MAX;
+
+/// A plain address of the process's pools is handed out: gives all devices access to all granules. A slow call once.
+pub(crate) fn let_all_reach() {
+    if OWN_DEVICE.load(Ordering::Relaxed) == 0 || are_addresses_out() {
+        return;
+    }
+    note_addresses_out();
+    let tables: Vec<_> = TABLES.get().lock().iter().filter_map(Weak::upgrade).collect();
+    tables.iter().for_each(|table| table.let_all_reach());
+}
 
 /// Gives `device` access to the `len` bytes at `start`, where they lie in granules of a source that has another device.
 /// Nothing may remap them meanwhile. A slow call only at the first copy of a device from them.
@@ -63,7 +77,7 @@ pub(crate) fn let_reach(device: u32, start: *const u8, len: usize) -> Result<(),
     }
     let (start, end) = (start.addr() as u64, start.addr() as u64 + len as u64);
     let tables: Vec<_> = TABLES.get().lock().iter().filter_map(Weak::upgrade).collect();
-    let mut others = tables.iter().filter(|table| table.own_device != device);
+    let mut others = tables.iter().filter(|table| table.device.ordinal != device);
     others.try_for_each(|table| table.let_reach(device, start, end)).map_err(|refusal| {
         let refused = source_error(refusal);
         refused.with_remedy("the pool's own device has access; give this device a pool of its own (PINPOOL_DEVICE)")
@@ -71,24 +85,37 @@ pub(crate) fn let_reach(device: u32, start: *const u8, len: usize) -> Result<(),
 }
 
 impl GranuleTable {
-    /// An empty table; `is_listed` if there are other devices than `own_device`.
-    pub(super) fn new(driver: VmmApi, calls: Arc<Calls>, own_device: u32, is_listed: bool) -> Arc<Self> {
-        let table = Arc::new(Self { driver, calls, own_device, mapped: Mutex::new(BTreeMap::new()) });
+    /// An empty table; `is_listed` if there are other devices than `device`.
+    pub(super) fn new(driver: VmmApi, calls: Arc<Calls>, device: Arc<Device>, is_listed: bool) -> Arc<Self> {
+        let own_device = device.ordinal;
+        let table = Arc::new(Self { driver, calls, device, mapped: Mutex::new(BTreeMap::new()) });
         if is_listed {
             let mut tables = TABLES.get().lock();
             tables.retain(|table| table.strong_count() > 0);
             tables.push(Arc::downgrade(&table));
-            let alike = tables.iter().filter_map(Weak::upgrade).all(|other| other.own_device == own_device);
+            let alike = tables.iter().filter_map(Weak::upgrade).all(|other| other.device.ordinal == own_device);
             // Relaxed: see `let_reach`.
             OWN_DEVICE.store(if alike { own_device.saturating_add(1) } else { SEVERAL }, Ordering::Relaxed);
         }
         table
     }
 
-    /// The `granules` are mapped from `start` on, with access for the `others`, a bit each.
-    pub(super) fn remember(&self, start: u64, granules: &[Granule], others: u64) {
+    /// The `granules` are mapped from `start` on, with access for the `others`.
+    pub(super) fn remember(&self, start: u64, granules: &[Granule], (others, asked): Reached) {
         let mapped = placed(start, granules).map(|(address, granule)| (address, Mapped { granule, others }));
         self.mapped.lock().extend(mapped);
+        // An address was handed out since.
+        if are_addresses_out() && self.calls.others() & !asked != 0 {
+            self.let_all_reach();
+        }
+    }
+
+    /// Gives all devices that are not refused access to all granules.
+    fn let_all_reach(&self) {
+        for device in devices_in(self.calls.others()) {
+            // The next commit asks again, and remembers a refusal.
+            let _refused = self.let_reach(device, 0, u64::MAX);
+        }
     }
 
     pub(super) fn forget(&self, run: &GranuleRun) {
@@ -147,17 +174,18 @@ impl GranuleTable {
             return Ok(());
         }
         let access = AccessDescriptor::read_write(MemoryLocation::device(c_int::try_from(device).unwrap_or(0)));
-        let _relaxed = RelaxedCapture::enter();
+        // Without a context, as before the first one, drivers set access all the same.
+        let _entered = self.device.enter_if_active();
+        let mut reached = Ok(());
         for (address, granule) in lacking {
-            // SAFETY: mapped with this length, and a buffer of the caller's lies in it, so nothing unmaps it meanwhile
-            // (core-I1); one descriptor, alive as long as the call.
-            unsafe { self.driver.set_access(address, granule.bytes, &raw const access, 1) }?;
-            if let Some(mapped) = self.mapped.lock().get_mut(&address) {
-                mapped.others |= bit;
+            // SAFETY: mapped with this length; a buffer of the caller's lies in it, so nothing unmaps it meanwhile (core-I1), or
+            // the driver refuses an address at which nothing is mapped any more. One descriptor, alive as long as the call.
+            match unsafe { self.driver.set_access(address, granule.bytes, &raw const access, 1) } {
+                Ok(()) => self.mapped.lock().get_mut(&address).into_iter().for_each(|mapped| mapped.others |= bit),
+                refused => reached = reached.and(refused),
             }
         }
-        self.calls.restore(device);
-        Ok(())
+        reached.map(|()| self.calls.restore(device))
     }
 }
 

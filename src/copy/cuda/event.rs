@@ -47,8 +47,13 @@ impl EventFence {
 
     /// Records the event behind all work so far on the stream, whose id is `id` if that matters to the fence's purpose.
     pub(super) fn record(&mut self, stream: Stream, id: Option<StreamId>) -> Result<(), Code> {
-        // SAFETY: both are alive, and of one context.
-        unsafe { calls::event_record(self.event.0, stream.handle()) }?;
+        if stream.green().is_null() {
+            // SAFETY: both are alive, and of one context.
+            unsafe { calls::event_record(self.event.0, stream.handle()) }?;
+        } else {
+            // SAFETY: the green context was current on this thread just now, and has the primary context of the event.
+            unsafe { calls::green_record_event(stream.green(), self.event.0) }?;
+        }
         self.stream_id = id;
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Streams and events by their handles alone, for callers that have no object of cudarc: programs in C, other frameworks.
 //!
-//! The context of a stream is asked of the driver. An event does not tell its own, so the wait for it is made in the context
+//! The driver tells the context of a stream. A green context can be current on one thread at a time, so its streams are served
+//! through the primary context of the device. An event does not tell its own, so the wait for it is made in the context
 //! that is current on the thread; a stream may wait for an event of any context.
 //!
 //! A refusal of this module comes before anything is enqueued.
@@ -36,10 +37,11 @@ pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<Shared
 pub(super) unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextState)> {
     require_driver()?;
     // SAFETY: the caller's promise.
-    let handle = unsafe { calls::stream_context(stream) }.map_err(|error| refused("cuStreamGetCtx", error))?;
+    let of_stream = unsafe { calls::stream_context(stream) };
+    let (handle, green) = of_stream.map_err(|error| refused("cuStreamGetCtx", error))?;
     // SAFETY: the context of a live stream.
     let context = unsafe { ContextState::of_handle(handle) }.map_err(|(call, error)| refused(call, error))?;
-    Ok((Stream::new(stream, handle, context.device()), context))
+    Ok((Stream::new(stream, handle, context.device()).in_green(green), context))
 }
 
 /// A fence behind all work before the last record of `event`; `None` if that is over.
@@ -53,9 +55,9 @@ pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Op
     if current.is_null() {
         return Err(wrong("no CUDA context is current on this thread, where the wait for the event would be enqueued"));
     }
-    // SAFETY: a context that is current is alive.
-    let context = unsafe { ContextState::of_handle(current) };
-    let context = context.map_err(|(call, error)| refused(call, error))?;
+    // SAFETY: the default stream of the current context, which is not always the context that is current: a green context has
+    // the primary one.
+    let (_, context) = unsafe { stream_of(std::ptr::null_mut()) }?;
     // SAFETY: the caller's promise.
     unsafe { behind_event(event, context) }
 }
@@ -68,7 +70,7 @@ pub(crate) fn require_driver() -> Result<()> {
     if !driver::is_present() {
         return Err(unavailable("no CUDA driver (libcuda.so.1) on this machine, so no stream and no event".to_owned()));
     }
-    driver::state::init().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
+    driver::state::init_once().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
 }
 
 fn refused(call: &str, error: Code) -> Error {

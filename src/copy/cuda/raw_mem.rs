@@ -11,6 +11,7 @@ use super::{copy_behind, let_reach, note_loan};
 use crate::copy::{CopyFailure, CopySource, CopyTarget, FencePurpose};
 use crate::driver::calls;
 use crate::driver::code::Code;
+use crate::error::Error;
 use crate::in_flight::SharedFence;
 
 /// Device memory of another framework, for copies from and to it. Owns nothing and orders nothing: its owner does.
@@ -119,6 +120,10 @@ fn copy_on(
     let _entered = raw.enter().map_err(CopyFailure::Refused)?;
     // SAFETY: alive (`RawStream::new`).
     let (stream, context) = unsafe { stream_of(raw.handle()) }.map_err(CopyFailure::Refused)?;
+    if !stream.green().is_null() {
+        let why = "the default stream of a green context takes no copies: pass another stream of that context";
+        return Err(CopyFailure::Refused(Error::copy(len, why)));
+    }
     let_reach(context.device(), start, len).map_err(CopyFailure::Refused)?;
     let fence = copy_behind((stream, context), len, purpose, false, || (0, (), Ok(())), |_| copy(raw.handle()))?;
     note_loan(stream, context, &fence);

@@ -38,7 +38,9 @@ impl RawStream {
     ///
     /// # Safety
     ///
-    /// The stream is not destroyed while this is used, nor its context before its work is over.
+    /// The stream is not destroyed while this is used. Its context, unless it is a primary one, is not destroyed
+    /// (`cuCtxDestroy`) before the pool has seen the end of the work: until [`Pool::poll`](crate::Pool::poll) after it, the pool may
+    /// query the context.
     #[must_use]
     pub unsafe fn new(handle: *mut c_void) -> Self {
         Self { handle: handle.cast(), device: None }
@@ -69,7 +71,7 @@ impl RawStream {
         if calls::current_device().is_ok_and(|current| u32::try_from(current) == Ok(ordinal)) {
             return Ok(None);
         }
-        let entered = Device::find(ordinal).and_then(|device| device.enter());
+        let entered = Device::known(ordinal).and_then(|device| device.enter());
         let refused = |error: SourceError| Error::from(ErrorKind::Handle { why: error.to_string() });
         entered.map(|(context, _relaxed)| Some(context)).map_err(refused)
     }

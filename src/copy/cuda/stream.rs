@@ -10,13 +10,8 @@
 //! may be older than the driver.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::ffi::{c_int, c_void};
-use std::ptr::NonNull;
-use std::sync::OnceLock;
-
 use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
 
-use crate::driver;
 use crate::driver::calls;
 use crate::driver::code::Code;
 use crate::in_flight::StreamId;
@@ -38,12 +33,24 @@ pub(super) struct Stream {
     handle: sys::CUstream,
     context: sys::CUcontext,
     device: usize,
+    /// The green context of which this is a default stream, or null.
+    green: sys::CUcontext,
 }
 
 impl Stream {
     /// The stream `handle` of this context, which is of the device with this ordinal.
     pub(super) fn new(handle: sys::CUstream, context: sys::CUcontext, device: usize) -> Self {
-        Self { handle, context, device }
+        Self { handle, context, device, green: std::ptr::null_mut() }
+    }
+
+    /// A stream of this green context, null for none: its default streams have no handle in the primary context.
+    pub(super) fn in_green(self, green: sys::CUcontext) -> Self {
+        if self.handle.addr() <= PER_THREAD { Self { green, ..self } } else { self }
+    }
+
+    /// The green context of which this is a default stream, or null.
+    pub(super) fn green(self) -> sys::CUcontext {
+        self.green
     }
 
     pub(super) fn handle(self) -> sys::CUstream {
@@ -87,9 +94,6 @@ impl OwnStream {
     }
 }
 
-/// The type of `cuStreamGetId` in the driver's header.
-type GetId = unsafe extern "C" fn(sys::CUstream, *mut u64) -> c_int;
-
 /// The stream's number in statistics and log lines. Handles and contexts are addresses, far above the numbers of host
 /// sinks, which count from one.
 pub(super) fn number(stream: Stream) -> u64 {
@@ -112,17 +116,14 @@ pub(super) fn number(stream: Stream) -> u64 {
 /// The stream's identity. Queried each time, since a handle may be another stream's by now. `family` stands for
 /// the context. The context is current, and the stream does not capture: the driver would refuse.
 pub(super) fn id(stream: Stream, family: usize) -> Option<StreamId> {
-    static GET_ID: OnceLock<Option<GetId>> = OnceLock::new();
-    let get_id = (*GET_ID.get_or_init(|| {
-        let found = driver::symbol(c"cuStreamGetId")?;
-        // SAFETY: the driver's function of this name has this type.
-        Some(unsafe { std::mem::transmute::<NonNull<c_void>, GetId>(found) })
-    }))?;
+    if !stream.green.is_null() {
+        return None;
+    }
     let mut id = 0;
     // What the driver refuses once it may do the next time.
     let is_known = (0..2).any(|_| {
         // SAFETY: a live stream, and memory for a number.
-        unsafe { get_id(stream.handle, &raw mut id) == 0 }
+        unsafe { calls::stream_id(stream.handle, &raw mut id) }.is_ok()
     });
     is_known.then(|| StreamId::of_driver(family, id))
 }

@@ -12,6 +12,7 @@ impl Core {
     /// Completes copies and does what is due; what the maintenance thread prepares only where there is none.
     pub(crate) fn poll(&self) {
         self.ask_again(usize::MAX);
+        self.backing().release_refused();
         self.look();
         if let Some(domain) = self.backing().domain().filter(|_| self.thread.is_none()) {
             domain.arena().prepare_hole(self.time.coarse_us());
@@ -62,6 +63,7 @@ impl Core {
         }
         if tick.may_ask_again(now_us) {
             self.ask_again(ASKED_AT_ONCE);
+            self.backing().release_refused();
         }
         self.shortage.end_if_calm(&self.log, now_us);
         if let Some(stuck_after) = self.config.stuck_after.filter(|time| !time.is_zero())

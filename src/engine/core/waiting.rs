@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
 use super::super::owners::Ledger;
-use super::super::supply::{Refusal, SlowCalls, Stop};
+use super::super::supply::{CALL_PATIENCE, Refusal, SlowCalls, Stop};
 use super::super::waiters::{Look, Offer, Pass, Server, Turn, Waiters};
 use super::attention::Reason;
 use super::side_thread::SideCall;
@@ -100,7 +100,8 @@ impl Core {
             return Ok(block);
         }
         let deadline = deadline(wait);
-        let refusal = match self.acquire_in_turn(class, SlowCalls::Until(deadline)) {
+        let calls = SlowCalls::Until(deadline, deadline.max(Instant::now() + CALL_PATIENCE));
+        let refusal = match self.acquire_in_turn(class, calls) {
             Ok(block) => return Ok(block),
             Err(stop) => stop.refusal(),
         };
@@ -140,7 +141,7 @@ impl Core {
             self.record_get(&block, wanted, None);
             return Ok(Begun::Served(block));
         }
-        let acquired = self.acquire_in_turn(wanted.class, SlowCalls::After(begun));
+        let acquired = self.acquire_in_turn(wanted.class, SlowCalls::After(begun, begun + CALL_PATIENCE));
         self.end_begin(wanted, wait, begun, acquired.map_err(Stop::refusal))
     }
 

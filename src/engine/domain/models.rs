@@ -33,7 +33,8 @@ impl Model {
 
     fn get(&self) -> Option<(ArenaPtr, u64)> {
         let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
-        let acquired = self.domain.serve(class, (0, SlowCalls::Until(Instant::now())), &*self.pool, || None::<()>);
+        let acquired =
+            self.domain.serve(class, (0, SlowCalls::Until(Instant::now(), Instant::now())), &*self.pool, || None::<()>);
         match acquired {
             Ok(Acquired::New(BlockMemory::Carved { ptr, bytes, .. })) => Some((ptr, bytes)),
             refused => {

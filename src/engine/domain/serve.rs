@@ -37,7 +37,7 @@ impl Domain {
         reuse: impl FnMut() -> Option<R>,
     ) -> Result<Acquired<R>, Stop> {
         let bytes = class.bytes as u64;
-        if !matches!(calls, SlowCalls::After(_)) {
+        if !matches!(calls, SlowCalls::After(..)) {
             let (memory, recurs) = self.arena.serve_miss(bytes, now_us);
             if let Some(memory) = memory {
                 return Ok(Acquired::New(memory));
@@ -100,7 +100,7 @@ impl Domain {
                 }
                 Ok(plan) => {
                     let was_larger = plan.surplus_bytes() > 0;
-                    match arena.grow(state, plan, bytes, closed, (now_us, calls.until())) {
+                    match arena.grow(state, plan, bytes, closed, (now_us, calls.until().1)) {
                         Ok(memory) => {
                             if ladder.is_one_buffer() {
                                 arena.note_smaller_region();
@@ -125,7 +125,7 @@ impl Domain {
             };
             if ladder.next(Seen::NoPlan { in_transit: no_space.transit_bytes > 0 }) == Rung::Wait {
                 drop(closed);
-                if !arena.wait_settled(state, calls.until()) {
+                if !arena.wait_settled(state, calls.until().0) {
                     return Err(self.refusal(bytes, why).into());
                 }
                 continue;
@@ -152,7 +152,7 @@ impl Domain {
                     Rung::AskNodes => {}
                     Rung::Drain => {
                         deferral.get_or_insert_with(diag::defer);
-                        closed_late = self.close_late(calls.until());
+                        closed_late = self.close_late(calls.until().0);
                         ladder.drained(idle_buffers(pool, pools));
                         continue 'climb;
                     }

@@ -57,7 +57,8 @@ fn memory_is_said_to_stay_only_if_it_does() {
         let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
         domain.attach(attached);
         let class = Rounding::Eighths.class(4096, 4096).unwrap();
-        let acquired = domain.serve(class, (0, SlowCalls::Until(Instant::now())), &*pool, || None::<()>).unwrap();
+        let acquired =
+            domain.serve(class, (0, SlowCalls::Until(Instant::now(), Instant::now())), &*pool, || None::<()>).unwrap();
         let Acquired::New(BlockMemory::Carved { ptr, bytes, .. }) = acquired else { panic!("carved") };
         let copy = domain.arena.gate().begin_copy();
         // The pool closes while another thread, which has seen the copy to be over, has not yet counted that.

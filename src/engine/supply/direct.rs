@@ -19,6 +19,8 @@ pub(crate) struct Direct {
     quota: Arc<Quota>,
     /// Of no bytes: keeps the ceiling that several pools share until the pool is closed.
     base: Mutex<Option<Claim>>,
+    /// Regions that the source refused to release: it is asked again.
+    refused: Mutex<Vec<(Region, Claim)>>,
     counts: Box<Mutex<CallCounts>>,
     log: Arc<PoolLog>,
 }
@@ -31,13 +33,25 @@ struct CallCounts {
 
 impl Direct {
     pub(crate) fn new(source: CalledSource, claim: Claim, log: Arc<PoolLog>) -> Self {
-        Self { source, quota: claim.quota().clone(), base: Mutex::new(Some(claim)), counts: Box::default(), log }
+        let (quota, base) = (claim.quota().clone(), Mutex::new(Some(claim)));
+        Self { source, quota, base, refused: Mutex::default(), counts: Box::default(), log }
     }
 
-    /// The pool has closed, and claims no more than its blocks do that are lost.
+    /// The pool has closed, and claims no more than its blocks do that are lost, and the regions that are never released.
     pub(in crate::engine) fn close(&self) {
+        self.release_refused();
+        self.refused.lock().drain(..).for_each(|(_, claim)| claim.keep_forever());
         let base = self.base.lock().take();
         drop(base);
+    }
+
+    /// Releases what the source refused to release before. Slow calls.
+    pub(in crate::engine) fn release_refused(&self) {
+        let refused = std::mem::take(&mut *self.refused.lock());
+        for (region, claim) in refused {
+            self.counts.lock().stuck_bytes -= claim.bytes();
+            let _refused_again = self.release(region, claim);
+        }
     }
 
     pub(in crate::engine) fn source(&self) -> &dyn Source {
@@ -66,7 +80,7 @@ impl Direct {
             return Err(Stop::NeedsCall);
         }
         let begun = Instant::now();
-        let acquired = self.source.acquire(class_bytes, Some(calls.until()));
+        let acquired = self.source.acquire(class_bytes, Some(calls.until().1));
         let took = begun.elapsed();
         self.counts.lock().calls.pinned(class_bytes as u64, took, acquired.is_ok());
         let region = acquired.map_err(Refusal::Source)?;
@@ -82,10 +96,12 @@ impl Direct {
         Ok(BlockMemory::Region { region, claim: claim.held() })
     }
 
-    /// Releases `region`. On failure its bytes stay held; returns their number with the reason. A slow call.
+    /// Releases `region`. On failure its bytes stay held until a later release; returns their number with the reason. A slow
+    /// call.
     #[allow(unsafe_code)] // Memory leaves the pool.
     pub(in crate::engine) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
         let class_bytes = region.len_bytes() as u64;
+        let again = Region::new(region.start(), region.len_bytes(), region.id());
         let begun = Instant::now();
         // SAFETY: the region came from this source (`acquire` above), and the caller gave up its block by value, so no
         // reference and no copy uses it (core-I1).
@@ -101,7 +117,7 @@ impl Direct {
             Err(error) => {
                 let held_bytes = claim.bytes();
                 counts.stuck_bytes += held_bytes;
-                claim.keep_forever();
+                self.refused.lock().push((again, claim));
                 Err((held_bytes, error))
             }
         }

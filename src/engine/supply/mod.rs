@@ -30,7 +30,7 @@ mod mapping_watch;
 mod shared_arena;
 
 use std::ptr::NonNull;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
@@ -80,24 +80,28 @@ pub(in crate::engine) enum Acquired<R> {
 pub(crate) enum SlowCalls {
     /// None: a task polls it.
     None,
-    /// All. It waits for those of other threads until then.
-    Until(Instant),
+    /// All. It waits for the plans of other threads until the first time, for their calls until the second.
+    Until(Instant, Instant),
     /// As `Until`, for a get that has looked without calls, and was counted as a miss then.
-    After(Instant),
+    After(Instant, Instant),
 }
 
+/// A request that begins waits at least this long for calls of other threads, even if it may not wait for room: they take
+/// milliseconds, as its own does.
+pub(in crate::engine) const CALL_PATIENCE: Duration = Duration::from_millis(100);
+
 impl SlowCalls {
-    /// It waits for calls of other threads no longer.
-    pub(in crate::engine) fn until(self) -> Instant {
+    /// It waits no longer for plans of other threads, and for their calls.
+    pub(in crate::engine) fn until(self) -> (Instant, Instant) {
         match self {
-            Self::None => Instant::now(),
-            Self::Until(until) | Self::After(until) => until,
+            Self::None => (Instant::now(), Instant::now()),
+            Self::Until(plans, calls) | Self::After(plans, calls) => (plans, calls),
         }
     }
 
-    /// The same, and waits for those of other threads not at all.
+    /// The same, and waits for plans of other threads not at all.
     pub(in crate::engine) fn without_waiting(self) -> Self {
-        if let Self::Until(_) = self { Self::Until(Instant::now()) } else { self }
+        if let Self::Until(_, calls) = self { Self::Until(Instant::now(), calls) } else { self }
     }
 }
 

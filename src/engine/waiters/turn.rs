@@ -82,7 +82,7 @@ impl<S: Server> Turn<S> {
     /// Waits until it is served, its deadline has passed or there is no hope; `refusal` becomes that of the last attempt.
     pub(in crate::engine) fn wait(self, refusal: &mut S::Refusal) -> Option<S::Item> {
         loop {
-            if let Look::Over(served) = self.attempt(refusal, SlowCalls::Until) {
+            if let Look::Over(served) = self.attempt(refusal, |until| SlowCalls::Until(until, until)) {
                 return served;
             }
             let now = Instant::now();
@@ -102,7 +102,7 @@ impl<S: Server> Turn<S> {
 
     /// Looks once more, with calls.
     pub(in crate::engine) fn call(&self, refusal: &mut S::Refusal) -> Look<S::Item> {
-        self.look(refusal, SlowCalls::After)
+        self.look(refusal, |until| SlowCalls::After(until, until))
     }
 
     fn look(&self, refusal: &mut S::Refusal, calls: fn(Instant) -> SlowCalls) -> Look<S::Item> {

@@ -7,8 +7,12 @@ use crate::address_space::{self, MemoryKind};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::cost::{self, Work};
+use crate::cruel::{self, Cruelty};
 use crate::op::{HostFunction, Op};
 use crate::{capture, context};
+
+/// The handle of a green context, which no thread may make current.
+const GREEN: usize = 0x6000_0000;
 
 fn create(out: Out<usize>, flags: u32, priority: c_int) -> Outcome {
     let context = context::current()?;
@@ -59,17 +63,18 @@ driver_call! { Device fn cuStreamQuery(handle: usize) {
 }}
 
 driver_call! { Device fn cuStreamGetCtx(handle: usize, out: Out<usize>) {
-    out.put(context_of(resolve(handle)?)?)
+    let context = context_of(resolve(handle)?)?;
+    out.put(if cruel::is(Cruelty::GreenStreams) { GREEN } else { context })
+}}
+
+driver_call! { Device fn cuStreamGetCtx_v2(handle: usize, out: Out<usize>, green: Out<usize>) {
+    out.put(context_of(resolve(handle)?)?)?;
+    green.put(if cruel::is(Cruelty::GreenStreams) { GREEN } else { 0 })
 }}
 
 driver_call! { Device fn cuStreamGetFlags(handle: usize, out: Out<u32>) {
     let stream = resolve(handle)?;
     out.put(lock_streams().by_number.get(&stream).and_then(|stream| stream.created).map_or(0, |(flags, _)| flags))
-}}
-
-driver_call! { Device fn cuStreamGetPriority(handle: usize, out: Out<c_int>) {
-    let stream = resolve(handle)?;
-    out.put(lock_streams().by_number.get(&stream).and_then(|stream| stream.created).map_or(0, |(_, priority)| priority))
 }}
 
 driver_call! { Device fn cuStreamGetId(handle: usize, out: Out<u64>) {

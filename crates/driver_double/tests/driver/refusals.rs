@@ -138,3 +138,12 @@ fn the_calls_of_a_program_are_listed_with_their_numbers() {
     let calls = ["cuMemAddressFree", "cuMemAddressReserve", "cuMemCreate", "cuMemRelease"];
     assert_eq!(double.all_calls(), calls.map(String::from).into_iter().zip([1, 1, 2, 2]).collect::<Vec<_>>());
 }
+
+#[test]
+fn freeing_null_is_no_error() {
+    let double = Double::load();
+    let _context = CudaContext::new(0).unwrap();
+    // SAFETY: there is nothing to free.
+    assert_eq!(raw(unsafe { sys::cuMemFreeHost(std::ptr::null_mut()) }), 0);
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}

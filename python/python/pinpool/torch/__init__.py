@@ -55,12 +55,14 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
         pool: a :class:`pinpool.Pool`; by default a new one.
         settings: those of :class:`pinpool.Pool`, for a new one. Without ``max_bytes`` and ``PINPOOL_MAX_BYTES`` its ceiling is three
             quarters of the memory of the control group, else of the machine, divided by ``LOCAL_WORLD_SIZE``; a log line says
-            so. Without ``device`` it is torch's current GPU if torch has started
+            so. Without ``backend`` and ``PINPOOL_BACKEND`` it is ``gpu``: memory that CUDA does not pin is an error. Without ``device``
+            it is torch's current GPU if torch has started
             CUDA, else the one that ``LOCAL_RANK`` names, else the first: a rank of a distributed run makes no context on
             the GPU of another.
 
     Raises:
-        PinpoolError: torch is missing, too old, or built without CUDA; the compiler failed; or an earlier pool is still in use.
+        PinpoolError: torch is missing, too old, or built for ROCm or without CUDA; the compiler failed; no GPU backend works; or an
+            earlier pool is still in use.
         TypeError: both a pool and settings are given.
     """
     global _installed
@@ -109,6 +111,8 @@ def pool() -> Pool | None:
 def _pinpool_pool(**settings: Any) -> Pool:
     if "device" not in settings and not os.environ.get("PINPOOL_DEVICE"):
         settings["device"] = _device()
+    if settings.get("backend") is None and os.environ.get("PINPOOL_BACKEND", "auto") in ("", "auto"):
+        settings["backend"] = "gpu"
     chosen = _ceiling.choose(settings, os.environ, _pinpool._host_memory())
     if chosen is not None:
         settings["max_bytes"], line = chosen
@@ -153,6 +157,8 @@ def _load() -> ctypes.CDLL:
             f"torch {torch.__version__} has another interface of host allocators than pinpool implements: "
             f"{_dotted(OLDEST)} or newer is needed. Pools and their buffers work with it (pinpool.Pool, torch.frombuffer)"
         )
+    if torch.version.hip is not None:
+        raise PinpoolError(f"torch {torch.__version__} is built for ROCm, and pinpool pins memory with CUDA: install a CUDA build of torch")
     version = re.sub(r"\W", "_", torch.__version__)
     # torch takes what failed to build for built when it is asked again.
     again = f"_{_failures}" if _failures else ""

@@ -57,8 +57,9 @@ struct pinpool_torch_functions {
   void* pool;
   // Writes a handle and the address; returns 0, or else writes a text.
   int (*get)(void* pool, size_t bytes, void** block, void** address, char* error, size_t error_bytes);
-  // Gives a block back; it is used again once all work enqueued on these streams is over.
-  void (*put)(void* block, const pinpool_torch_stream* streams, size_t count);
+  // Releases a block; it is used again once all work enqueued on these streams is over. Returns 0, or another number if a stream
+  // was refused: the block stays the caller's.
+  int (*put)(void* block, const pinpool_torch_stream* streams, size_t count);
   void (*trim)(void* pool);
   void (*totals)(void* pool, pinpool_torch_totals* totals);
   // Whether the stream captures a graph; 0 if the driver does not tell.
@@ -456,18 +457,17 @@ class HostAllocator final : public at::HostAllocator {
   void put(Block block) noexcept {
     try {
       const auto streams = native(block.streams);
-      // A mark on a stream that is being captured would become part of the graph: wait until the capture ends.
-      if (is_capturing(block, streams)) {
-        const std::lock_guard<std::mutex> guard(blocks_mutex_);
-        deferred_.push_back(std::move(block));
-        any_deferred_.store(true, std::memory_order_release);
+      // A mark on a stream that is being captured would become part of the graph.
+      if (!is_capturing(block, streams) && functions_.put(block.handle, streams.data(), streams.size()) == 0) {
         return;
       }
-      functions_.put(block.handle, streams.data(), streams.size());
-    } catch (const std::exception& failure) {
-      // The device failed, so the end of its copies is unknown: the memory is never used again.
-      std::fprintf(stderr, "pinpool: %zu bytes of pinned memory are lost: %s\n", block.bytes, failure.what());
+    } catch (const std::exception&) {
+      // The device failed: the end of its copies is unknown.
     }
+    // Until the capture ends, or the device answers again.
+    const std::lock_guard<std::mutex> guard(blocks_mutex_);
+    deferred_.push_back(std::move(block));
+    any_deferred_.store(true, std::memory_order_release);
   }
 
   void put_deferred() {

@@ -1,0 +1,70 @@
+//! What the clones of a pool share. Its core may begin with the first use of the pool.
+//!
+//! A pool that chooses its backend starts the CUDA driver, and forked children of a process that has started it have no CUDA. A
+//! launcher that builds a pool and only forks must not start it, so where no step can fail the first call that needs the core begins
+//! it. A child that is the first to use such a pool has a core of its own.
+#![allow(unsafe_code)] // Finds a shard by the address of its pool.
+
+use std::ptr;
+use std::sync::{Arc, OnceLock};
+
+use super::Pool;
+use super::nodes::NodePools;
+use crate::engine::{Core, ShardAtHand};
+use pinpool_os::fork::ForkGeneration;
+use pinpool_os::sync::process::{AtomicPtr, Ordering};
+
+/// Shared by the clones of a pool and by nothing else: after its drop there are no more gets.
+pub(super) struct Handle {
+    /// The address of the core: of none before it begins.
+    address: AtomicPtr<Core>,
+    /// That of the process that built the pool, and that of a child which begins it: a thread of the parent may have been at the
+    /// first one during the fork.
+    cores: [OnceLock<Arc<Core>>; 2],
+    begin: Box<dyn Fn() -> Arc<Core> + Send + Sync>,
+    generation: ForkGeneration,
+    /// `None` in a partition and in a pool on another node.
+    pub(super) nodes: Option<NodePools<Pool>>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        for core in self.cores.iter().filter_map(OnceLock::get) {
+            if core.is_forked() {
+                // In a child the bookkeeping stays as it was at the fork: its locks may be held by threads that do not exist here.
+                std::mem::forget(core.clone());
+            } else {
+                core.seal();
+            }
+        }
+    }
+}
+
+impl Handle {
+    pub(super) fn new(begin: Box<dyn Fn() -> Arc<Core> + Send + Sync>, nodes: Option<NodePools<Pool>>) -> Self {
+        // Neither null, which a thread without a pool at hand has, nor the address of any core.
+        let address = AtomicPtr::new(ptr::without_provenance_mut(1));
+        Self { address, cores: Default::default(), begin, generation: ForkGeneration::now(), nodes }
+    }
+
+    #[inline(always)]
+    pub(super) fn shard_at_hand(&self) -> Option<ShardAtHand<'_>> {
+        // Relaxed: an address to compare.
+        // SAFETY: the core at this address is one of `cores`.
+        unsafe { Core::shard_of(self.address.load(Ordering::Relaxed), 0, self) }
+    }
+
+    #[inline]
+    pub(super) fn core(&self) -> &Arc<Core> {
+        self.cores[0].get().unwrap_or_else(|| self.begun())
+    }
+
+    #[cold]
+    fn begun(&self) -> &Arc<Core> {
+        self.cores[usize::from(self.generation.is_stale())].get_or_init(|| {
+            let core = (self.begin)();
+            self.address.store(Arc::as_ptr(&core).cast_mut(), Ordering::Relaxed);
+            core
+        })
+    }
+}
