@@ -74,6 +74,6 @@ impl Core {
 
     /// The pace that copies in flight ask for: somebody may wait for adopted memory.
     pub(super) fn pace_of_copies(&self) -> Pace {
-        if self.accounts.adopted() > 0 { Pace::Copies } else { Pace::Idle }
+        if self.accounts.adopted() > 0 { Pace::Copies } else { Pace::Active }
     }
 }
