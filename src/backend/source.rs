@@ -171,7 +171,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Why all memory of this source is gone, if it is: a reset of its device has taken it. Asked ten times a second.
+    /// Why all memory of this source is gone, if it is: a reset of its device has taken it. Asked by the maintenance thread, at least once a second.
     fn gone(&self) -> Option<SourceError> {
         None
     }

@@ -4,10 +4,11 @@
 //! The share is computed when a pool is made, and again when the limit has changed. What is free changes all the time, also
 //! by what the pool itself holds, so it alone changes no ceiling.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::config::Ceiling;
 use crate::policy;
+use pinpool_os::fork::OfProcess;
 use pinpool_os::host::{HostMemory, LimitOrigin, MemoryGauge};
 use pinpool_os::sync::plain::Mutex;
 
@@ -20,8 +21,17 @@ pub(crate) struct AutoCeiling {
     gauge: MemoryGauge,
     pools_per_host: u64,
     limit: (u64, LimitOrigin),
-    next_reading_us: u64,
 }
+
+/// The last reading of the limits, which all pools of the process use for [`READ_EVERY_US`].
+#[derive(Debug)]
+struct Reading {
+    root: PathBuf,
+    at_us: u64,
+    limit: (u64, LimitOrigin),
+}
+
+static LAST: OfProcess<Mutex<Option<Reading>>> = OfProcess::new(Mutex::default);
 
 /// Where `auto` is read from, and for how many pools.
 #[derive(Debug, Clone)]
@@ -66,17 +76,17 @@ impl CeilingControl {
     }
 
     /// The new ceiling and why, if `auto` holds and the limit of the control group has changed. That of all pools of the
-    /// process follows it in `process`.
+    /// process follows it in `process`. `clock_us` is a time that other pools know too.
     pub(super) fn follow(
         &self,
-        now_us: u64,
+        clock_us: u64,
         held_bytes: impl FnOnce() -> u64,
         process: impl FnOnce(&CeilingSource),
     ) -> Option<(Option<u64>, String)> {
         // Another thread that is at it is enough.
         let mut origin = self.0.try_lock()?;
         let Origin { source, auto } = origin.as_mut()?;
-        let (bytes, why) = auto.as_mut()?.change(now_us, held_bytes)?;
+        let (bytes, why) = auto.as_mut()?.change(&source.root, clock_us, held_bytes)?;
         process(source);
         Some((source.within_lock_limit(Some(bytes)), why))
     }
@@ -88,7 +98,7 @@ impl CeilingSource {
         let gauge = MemoryGauge::open(&self.root)?;
         let memory = gauge.read()?;
         let limit = (memory.total_bytes, memory.origin.clone());
-        let auto = AutoCeiling { gauge, pools_per_host: self.pools_per_host, limit, next_reading_us: 0 };
+        let auto = AutoCeiling { gauge, pools_per_host: self.pools_per_host, limit };
         let (bytes, why) = auto.share(&memory, held_bytes);
         Some((auto, bytes, why))
     }
@@ -108,16 +118,15 @@ impl CeilingSource {
 impl AutoCeiling {
     /// The new ceiling and its origin, if a reading is due and finds that the limit has changed. `held_bytes` are held by the
     /// pool, and so not available to others but to it.
-    fn change(&mut self, now_us: u64, held_bytes: impl FnOnce() -> u64) -> Option<(u64, String)> {
-        if now_us < self.next_reading_us {
-            return None;
+    fn change(&mut self, root: &Path, clock_us: u64, held_bytes: impl FnOnce() -> u64) -> Option<(u64, String)> {
+        let mut last = LAST.get().lock();
+        let is_recent = |last: &Reading| last.root == root && clock_us.wrapping_sub(last.at_us) < READ_EVERY_US;
+        if !last.as_ref().is_some_and(is_recent) {
+            *last = Some(Reading { root: root.to_owned(), at_us: clock_us, limit: self.gauge.limit() });
         }
-        self.next_reading_us = now_us.saturating_add(READ_EVERY_US);
-        let limit = self.gauge.limit();
-        if limit == self.limit {
-            return None;
-        }
-        self.limit = limit;
+        let limit = last.as_ref().map(|last| &last.limit).filter(|limit| **limit != self.limit)?;
+        self.limit = limit.clone();
+        drop(last);
         Some(self.share(&self.gauge.read()?, held_bytes()))
     }
 

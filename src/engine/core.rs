@@ -232,7 +232,7 @@ impl Core {
         self.complete_copies();
         self.stock.enforce_limits(self.time.coarse_us());
         self.backing().domain().into_iter().for_each(|domain| domain.resume_reserve(self.time.coarse_us()));
-        self.notice(Pace::Idle);
+        self.notice(Pace::Active);
         self.room_was_made();
         self.others_have_room();
     }
@@ -248,7 +248,7 @@ impl Core {
     fn pace_of_change(&self) -> Pace {
         match self.backing().arena() {
             Some(arena) if arena.lacks_hole() => Pace::Hole,
-            _ => Pace::InUse,
+            _ => Pace::Quiet,
         }
     }
 

@@ -387,19 +387,19 @@ impl<E> Stock<E> {
             let may_pass_limit = self.max_idle_bytes.is_some() || self.backing.is_over_own_ceiling();
             return match (may_pass_limit, idle_bytes, self.backing.has_blocks()) {
                 (false, ..) | (true, 0, false) => Pace::Never,
-                (true, 0, true) => Pace::InUse,
-                (true, ..) => Pace::Idle,
+                (true, 0, true) => Pace::Quiet,
+                (true, ..) => Pace::Active,
             };
         };
         if arena.is_preparing() {
             return Pace::Hole;
         }
         if idle_bytes > 0 || arena.ages() {
-            return Pace::Idle;
+            return if self.backing.own_bytes() > idle_bytes { Pace::Active } else { Pace::Quiet };
         }
         // A put that is kept tells nobody, and makes an idle buffer of one in use. Free memory is to go if memory is short.
         let may_change = arena.has_free() || self.backing.domain().is_some_and(|domain| domain.reserve_waits());
-        if self.backing.has_blocks() || may_change { Pace::InUse } else { Pace::Never }
+        if self.backing.has_blocks() || may_change { Pace::Quiet } else { Pace::Never }
     }
 
     pub(super) fn fill(&self, stats: &mut Stats) {

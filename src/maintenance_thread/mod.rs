@@ -55,10 +55,10 @@ pub(crate) enum Pace {
     Hole,
     /// A waker waits for a copy.
     Copies,
-    /// Something is idle or in flight.
-    Idle,
-    /// Buffers are in use, and a put without copies tells nobody.
-    InUse,
+    /// Copies are in flight, or some memory is idle and some in use.
+    Active,
+    /// All memory is in use, and a put without copies tells nobody; or none is, and what is idle only grows older.
+    Quiet,
     /// Nothing is held.
     Never,
 }
@@ -69,8 +69,8 @@ impl Pace {
         match self {
             Self::Hole => Some(Duration::from_micros(200)),
             Self::Copies => Some(pause_for_copies(since)),
-            Self::Idle => Some(Duration::from_millis(100)),
-            Self::InUse => Some(Duration::from_secs(1)),
+            Self::Active => Some(Duration::from_millis(100)),
+            Self::Quiet => Some(Duration::from_secs(1)),
             Self::Never => None,
         }
     }
@@ -510,7 +510,7 @@ mod tests {
 
         fn pace(&self) -> Pace {
             let pace = self.pace.load(Ordering::SeqCst);
-            [Pace::Hole, Pace::Copies, Pace::Idle, Pace::InUse, Pace::Never]
+            [Pace::Hole, Pace::Copies, Pace::Active, Pace::Quiet, Pace::Never]
                 .into_iter()
                 .find(|&one| one as u32 == pace)
                 .unwrap()
@@ -559,10 +559,10 @@ mod tests {
     #[test]
     fn the_thread_looks_as_often_as_its_pools_need_and_sleeps_while_they_need_nothing() {
         let thread = record();
-        let pool = FakePool::at(Pace::Idle);
+        let pool = FakePool::at(Pace::Active);
         added(thread, &pool);
         assert!(!thread.schedule.lock().is_running, "nothing was noticed yet");
-        thread.notice(Pace::InUse).unwrap();
+        thread.notice(Pace::Quiet).unwrap();
         wait_until("looks again and again", || pool.looks() >= 3);
         pool.pace.store(Pace::Never as u32, Ordering::SeqCst);
         wait_until("sleeps", || thread.pace.load(Ordering::SeqCst) == Pace::Never as u32);
@@ -570,8 +570,8 @@ mod tests {
         thread::sleep(Duration::from_millis(250));
         assert_eq!(pool.looks(), looks);
         // What a miss does.
-        pool.pace.store(Pace::InUse as u32, Ordering::SeqCst);
-        thread.notice(Pace::InUse).unwrap();
+        pool.pace.store(Pace::Quiet as u32, Ordering::SeqCst);
+        thread.notice(Pace::Quiet).unwrap();
         wait_until("woken", || pool.looks() > looks);
         thread.remove(Arc::as_ptr(&pool).cast());
         wait_until("ends after the last pool", || !thread.schedule.lock().is_running);
@@ -580,11 +580,11 @@ mod tests {
     #[test]
     fn a_pool_that_panics_stops_no_other() {
         let thread = record();
-        let broken = Arc::new(FakePool { panics: true, ..Arc::into_inner(FakePool::at(Pace::Idle)).unwrap() });
-        let sound = FakePool::at(Pace::Idle);
+        let broken = Arc::new(FakePool { panics: true, ..Arc::into_inner(FakePool::at(Pace::Active)).unwrap() });
+        let sound = FakePool::at(Pace::Active);
         added(thread, &sound);
         added(thread, &broken);
-        thread.notice(Pace::Idle).unwrap();
+        thread.notice(Pace::Active).unwrap();
         wait_until("both again and again", || broken.looks() >= 2 && sound.looks() >= 2);
     }
 
@@ -601,7 +601,7 @@ mod tests {
         }
 
         fn pace(&self) -> Pace {
-            Pace::Idle
+            Pace::Active
         }
     }
 
@@ -611,9 +611,9 @@ mod tests {
         let hanging = Arc::new(HangingPool(Mutex::new(false), Condvar::default(), AtomicUsize::new(0)));
         let pool: Weak<HangingPool> = Arc::downgrade(&hanging);
         thread.add(pool, false);
-        thread.notice(Pace::Idle).unwrap();
+        thread.notice(Pace::Active).unwrap();
         wait_until("it hangs", || hanging.2.load(Ordering::SeqCst) == 1);
-        let sound = FakePool::at(Pace::Idle);
+        let sound = FakePool::at(Pace::Active);
         added(thread, &sound);
         let waker = Arc::<CountingWaker>::default();
         wait_until("a task's reminder starts another thread", || {
@@ -647,9 +647,9 @@ mod tests {
     #[test]
     fn after_the_exit_has_begun_nothing_is_called() {
         let thread = record();
-        let pool = FakePool::at(Pace::Idle);
+        let pool = FakePool::at(Pace::Active);
         added(thread, &pool);
-        thread.notice(Pace::Idle).unwrap();
+        thread.notice(Pace::Active).unwrap();
         wait_until("it looks", || pool.looks() > 0);
         thread.stop();
         let looks = pool.looks();

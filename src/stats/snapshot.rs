@@ -214,9 +214,9 @@ pub struct Stats {
 /// The highest figures so far; those of `pinned_bytes` and `fallback_bytes` are in [`Stats`] itself.
 ///
 /// A hit writes none of them. Those of what is in use and idle are samples: taken by each snapshot, by each look of the
-/// maintenance thread (ten times a second while something is idle or in flight, once a second otherwise), by each
-/// [`poll`](crate::Pool::poll), and when a miss makes more buffers than there ever were. So a rise between two samples is
-/// missed if it needs no new buffer. The others are exact.
+/// maintenance thread (ten times a second while copies are in flight, or some buffers are idle and some in use; once a second
+/// otherwise), by each [`poll`](crate::Pool::poll), and when a miss makes more buffers than there ever were. So a rise between
+/// two samples is missed if it needs no new buffer. The others are exact.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

@@ -15,6 +15,7 @@ pub(crate) struct CountingSource {
     peak_bytes: AtomicU64,
     ranges: AtomicI64,
     threads: AtomicUsize,
+    looks: AtomicU64,
 }
 
 impl CountingSource {
@@ -27,8 +28,8 @@ impl CountingSource {
     }
 
     fn over(inner: SimSource) -> Arc<Self> {
-        let (held_bytes, peak_bytes, ranges, threads) = Default::default();
-        Arc::new(Self { inner, held_bytes, peak_bytes, ranges, threads })
+        let (held_bytes, peak_bytes, ranges, threads, looks) = Default::default();
+        Arc::new(Self { inner, held_bytes, peak_bytes, ranges, threads, looks })
     }
 
     pub(crate) fn held_bytes(&self) -> u64 {
@@ -43,6 +44,11 @@ impl CountingSource {
     /// Threads that the last `acquire_fast` could use.
     pub(crate) fn threads(&self) -> usize {
         self.threads.load(Ordering::SeqCst)
+    }
+
+    /// How often it was asked whether it is gone: once in each look of the maintenance thread.
+    pub(crate) fn looks(&self) -> u64 {
+        self.looks.load(Ordering::SeqCst)
     }
 
     /// Address ranges that are still reserved.
@@ -70,6 +76,11 @@ unsafe impl Source for CountingSource {
 
     fn is_pinned(&self) -> bool {
         true
+    }
+
+    fn gone(&self) -> Option<SourceError> {
+        self.looks.fetch_add(1, Ordering::SeqCst);
+        None
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {

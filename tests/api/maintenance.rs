@@ -11,6 +11,8 @@ use pinpool::testing::ManualClock;
 use pinpool::{Backend, Pool, PoolBuilder, Preset, PressureSource};
 use pinpool_testing::{FaultSource, SourceCall};
 
+use crate::child::alone;
+use crate::counting::CountingSource;
 use crate::fixture::filled;
 
 const MIB: usize = 1 << 20;
@@ -116,6 +118,41 @@ fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance()
     assert_eq!(other.stats().aged, 1, "the miss looked for what is old");
     drop(gate);
     silently_until("the first pool goes on", || hanging.stats().pinned_bytes == 0);
+}
+
+#[test]
+fn a_pool_of_which_nothing_is_in_use_is_looked_at_once_a_second() {
+    alone(|| {
+        let source = CountingSource::virtual_memory();
+        let pool = Pool::builder().without_env().backend(Backend::Source(source.clone())).build().unwrap();
+        drop(pool.get(4096).unwrap());
+        // The thread sees that nothing is in use any more.
+        silently_until("a look", || source.looks() > 0);
+        let before = source.looks();
+        thread::sleep(Duration::from_millis(2500));
+        let looks = source.looks() - before;
+        assert!(looks <= 5, "{looks} looks in 2.5 s");
+        assert_eq!(pool.stats().buffers_in_pool, 1);
+    });
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn idle_pools_of_a_process_read_the_kernels_files_together() {
+    const POOLS: u64 = 100;
+    alone(|| {
+        let build = |_| Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+        let pools: Vec<_> = (0..POOLS).map(build).inspect(|pool| drop(pool.get(4096).unwrap())).collect();
+        let reads = || {
+            let counts = std::fs::read_to_string("/proc/self/io").unwrap();
+            counts.lines().find_map(|line| line.strip_prefix("syscr: ")?.parse::<u64>().ok()).unwrap()
+        };
+        let before = reads();
+        // Two readings in a second and a half; one alone has several calls.
+        thread::sleep(Duration::from_millis(1500));
+        assert!(reads() - before < 2 * POOLS, "{} calls of `read`", reads() - before);
+        drop(pools);
+    });
 }
 
 #[test]

@@ -90,6 +90,6 @@ impl Core {
 
     /// The pace that copies in flight ask for: somebody may wait for adopted memory, and other pools for what this one releases.
     pub(super) fn pace_of_copies(&self) -> Pace {
-        if self.accounts.adopted() > 0 || self.attention.is_for_ledger() { Pace::Copies } else { Pace::Idle }
+        if self.accounts.adopted() > 0 || self.attention.is_for_ledger() { Pace::Copies } else { Pace::Active }
     }
 }

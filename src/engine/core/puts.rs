@@ -169,7 +169,7 @@ impl Core {
             Some(fences) => {
                 self.stock.suspend();
                 self.in_flight.suspend(block, fences);
-                self.notice(Pace::Idle);
+                self.notice(Pace::Active);
             }
             None => {
                 self.stock.leak(block);

@@ -80,7 +80,7 @@ impl Core {
         self.report_verdict(now_us);
         let held_bytes = || self.backing().held_bytes();
         if let Some((max_bytes, why)) =
-            self.ceiling.follow(now_us, held_bytes, |source| self.follow_for_process(source))
+            self.ceiling.follow(self.time.on_clock(now_us), held_bytes, |source| self.follow_for_process(source))
         {
             self.apply_ceiling(max_bytes, &why);
         }

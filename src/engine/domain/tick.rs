@@ -6,6 +6,8 @@ use super::{Domain, Member};
 use crate::config::PressureSource;
 use crate::engine::maintenance::TICK_EVERY_US;
 use crate::stats::EvictionReason;
+use pinpool_os::clock::monotonic_us;
+use pinpool_os::fork::OfProcess;
 use pinpool_os::host::{Pressure, PressureGauge};
 use pinpool_os::sync::plain::Mutex;
 
@@ -22,24 +24,58 @@ pub(super) struct DomainTicks(Mutex<Watch>);
 #[derive(Debug)]
 struct Watch {
     next_tick_us: u64,
-    gauge: Option<PressureGauge>,
-    next_gauge_us: u64,
+    /// `None`: that of the kernel's files.
+    gauge: Option<Gauge>,
     pressure: Pressure,
 }
 
+/// The pressure on memory, read at most once in [`GAUGE_EVERY_US`].
+#[derive(Debug)]
+struct Gauge {
+    source: Option<PressureGauge>,
+    next_reading_us: u64,
+    pressure: Pressure,
+}
+
+/// The kernel's files are read once for all pools of the process.
+static OF_KERNEL: OfProcess<Mutex<Gauge>> = OfProcess::new(|| Mutex::new(Gauge::open(&PressureSource::Kernel)));
+
 impl DomainTicks {
     pub(super) fn new(from: &PressureSource) -> Self {
-        let gauge = from.open();
-        Self(Mutex::new(Watch { next_tick_us: 0, gauge, next_gauge_us: 0, pressure: Pressure::Calm }))
+        let gauge = match from {
+            PressureSource::Kernel => {
+                // Counts what happens from now on.
+                OF_KERNEL.get();
+                None
+            }
+            own => Some(Gauge::open(own)),
+        };
+        Self(Mutex::new(Watch { next_tick_us: 0, gauge, pressure: Pressure::Calm }))
+    }
+}
+
+impl Gauge {
+    fn open(from: &PressureSource) -> Self {
+        Self { source: from.open(), next_reading_us: 0, pressure: Pressure::Calm }
+    }
+
+    fn read(&mut self, now_us: u64) -> Pressure {
+        if let Some(source) = self.source.as_mut().filter(|_| now_us >= self.next_reading_us) {
+            self.next_reading_us = now_us.saturating_add(GAUGE_EVERY_US);
+            self.pressure = source.read();
+        }
+        self.pressure
     }
 }
 
 impl Watch {
-    /// Reads the pressure on memory if that is due; returns it if it changed.
+    /// The pressure on memory, if it changed.
     fn pressure_change(&mut self, now_us: u64) -> Option<Pressure> {
-        let gauge = self.gauge.as_mut().filter(|_| now_us >= self.next_gauge_us)?;
-        self.next_gauge_us = now_us.saturating_add(GAUGE_EVERY_US);
-        let before = std::mem::replace(&mut self.pressure, gauge.read());
+        let now = match &mut self.gauge {
+            Some(own) => own.read(now_us),
+            None => OF_KERNEL.get().lock().read(monotonic_us()),
+        };
+        let before = std::mem::replace(&mut self.pressure, now);
         (self.pressure != before).then_some(self.pressure)
     }
 }
