@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::PinnedBuf;
 use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
-use crate::engine::BegunCopy;
+use crate::engine::{BegunCopy, Block};
 use crate::error::{Error, Result};
 use crate::in_flight::{CopyFences, SharedFence};
 
@@ -132,10 +132,11 @@ impl PinnedBuf {
         match self.enqueue_all(stream, target) {
             Ok(None) => Ok(Completion::already()),
             Ok(Some(fence)) => {
+                let keeper = self.block.as_ref().map(Block::keeper);
                 if let Some(block) = self.block.take() {
                     block.put_after(fence.clone());
                 }
-                Ok(Completion::of(fence))
+                Ok(Completion::of(fence, keeper))
             }
             Err(CopyFailure::Refused(error)) => Err(CopyError { error, buf: Some(self) }),
             Err(failed) => self.track(Err(failed), CopyFences::record).map_err(|error| CopyError { error, buf: None }),
@@ -364,7 +365,7 @@ impl PinnedBuf {
                 if let Some(block) = &mut *self.block {
                     record(&mut block.state_mut().copy_fences, fence.clone());
                 }
-                Ok(Completion::of(fence))
+                Ok(Completion::of(fence, None))
             }
             Err(CopyFailure::Refused(error)) => Err(error),
             Err(CopyFailure::Failed(error, fence)) => {

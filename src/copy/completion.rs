@@ -2,6 +2,7 @@
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
+use std::sync::Weak;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,7 +32,18 @@ const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(
 /// # Ok::<(), pinpool::Error>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct Completion(Option<SharedFence>);
+pub struct Completion {
+    /// `None` for a copy of zero bytes.
+    fence: Option<SharedFence>,
+    /// The pool that keeps the buffer until the copy is over, if the copy took the buffer.
+    keeper: Option<Weak<dyn CopyKeeper>>,
+}
+
+/// Keeps buffers until their copies are over.
+pub(crate) trait CopyKeeper: Send + Sync {
+    /// The user has seen that a copy is over.
+    fn copy_ended(&self);
+}
 
 /// The end of a copy, for a task: what [`Completion`] becomes when it is awaited. Its output is that of
 /// [`Completion::wait`].
@@ -46,13 +58,20 @@ pub struct CompletionFuture {
 }
 
 impl Completion {
-    pub(crate) fn of(fence: SharedFence) -> Self {
-        Self(Some(fence))
+    pub(crate) fn of(fence: SharedFence, keeper: Option<Weak<dyn CopyKeeper>>) -> Self {
+        Self { fence: Some(fence), keeper }
     }
 
     /// The completion of a copy of zero bytes.
     pub(crate) fn already() -> Self {
-        Self(None)
+        Self { fence: None, keeper: None }
+    }
+
+    /// The buffer of a copy that is over is idle at once, and counts as such.
+    fn note_end(&self) {
+        if let Some(keeper) = self.keeper.as_ref().and_then(Weak::upgrade) {
+            keeper.copy_ended();
+        }
     }
 
     /// Is the copy over? Does not wait.
@@ -61,16 +80,18 @@ impl Completion {
     ///
     /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that the end of the copy is unknown.
     pub fn is_done(&self) -> Result<bool> {
-        self.0.as_ref().map_or(Ok(true), |fence| fence.is_done())
+        self.fence.as_ref().map_or(Ok(true), |fence| fence.is_done())
     }
 
-    /// Waits until the copy is over.
+    /// Waits until the copy is over. If the copy took its buffer, the buffer is then back in its pool.
     ///
     /// # Errors
     ///
     /// The errors of [`is_done`](Completion::is_done).
     pub fn wait(&self) -> Result<()> {
-        self.0.as_ref().map_or(Ok(()), |fence| fence.wait())
+        self.fence.as_ref().map_or(Ok(()), |fence| fence.wait())?;
+        self.note_end();
+        Ok(())
     }
 
     /// Waits until the copy is over, at most for `timeout`. Returns whether it is.
@@ -89,6 +110,7 @@ impl Completion {
             thread::sleep(pause.min(left));
             pause = (pause * 2).min(longest);
         }
+        self.note_end();
         Ok(true)
     }
 }
@@ -127,7 +149,7 @@ impl Future for CompletionFuture {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let Some(fence) = self.completion.0.clone() else { return Poll::Ready(Ok(())) };
+        let Some(fence) = self.completion.fence.clone() else { return Poll::Ready(Ok(())) };
         match fence.is_done() {
             Ok(true) => Poll::Ready(Ok(())),
             Ok(false) => {

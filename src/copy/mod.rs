@@ -23,6 +23,7 @@ pub mod cuda;
 pub mod sink;
 mod streams;
 
+pub(crate) use completion::CopyKeeper;
 pub use completion::{Completion, CompletionFuture};
 pub use streams::Streams;
 

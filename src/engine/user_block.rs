@@ -8,11 +8,14 @@
 //!
 //! `put` is in `recent`, with the short path of a plain block.
 
+use std::sync::{Arc, Weak};
+
 use super::block;
 use super::core::Core;
 use super::recent;
 use super::supply::BegunCopy;
 use crate::backend::HugeTlb;
+use crate::copy::CopyKeeper;
 use crate::error::{Error, Result};
 use crate::in_flight::{FenceKind, SharedFence};
 
@@ -92,6 +95,12 @@ impl Block {
         let mut fences = self.state_mut().copy_fences.take();
         fences.push(fence);
         recent::with_core_alive(self, |core, block| core.put_after(block, fences));
+    }
+
+    /// Who keeps the block while a copy uses it that took it.
+    pub(crate) fn keeper(&self) -> Weak<dyn CopyKeeper> {
+        let core: Weak<Core> = Arc::downgrade(self.owner());
+        core
     }
 
     /// Never uses the block again: whether a device still uses it cannot be known.

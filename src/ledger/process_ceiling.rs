@@ -291,7 +291,7 @@ mod tests {
                 thread::sleep(Duration::from_millis(1));
             }
         };
-        thread.notice(Pace::Idle).unwrap();
+        thread.notice(Pace::Active).unwrap();
         until_after(0);
         let root = Path::new("/the pools of this test");
         let [full, lacking] = ["full", "lacking"].map(|name| ProcessCeiling::attach(root, Some(name), |_| 10));

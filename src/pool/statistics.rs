@@ -25,13 +25,10 @@ impl Pool {
     /// A snapshot of the statistics. Exact while no other thread uses the pool; otherwise its numbers may be some
     /// operations apart. Its [`Display`](std::fmt::Display) is a table.
     ///
-    /// Queries the copies in flight first, as [`poll`](Pool::poll) does, so that finished copies do not count; what other
-    /// threads are querying is skipped. Without copies in flight it makes no driver call. It never waits for a driver call,
-    /// listener or fence of another thread, nor for a lock that is held around one.
+    /// Takes some microseconds, and waits for no call of a driver, a listener or a fence, nor for a lock that a thread holds
+    /// around one. So it queries no copy: one that has finished counts as in flight until [`poll`](Pool::poll), a miss,
+    /// [`Completion::wait`](crate::Completion::wait) or, within 0.1 s, the maintenance thread finds it.
     pub fn stats(&self) -> Stats {
-        if !self.core().is_forked() {
-            self.core().complete_copies();
-        }
         self.core().stats()
     }
 

@@ -82,8 +82,9 @@ pub struct Stats {
     /// From a get that missed to its put, and nothing else: a hit reads no clock, so of a pool in steady state this has what
     /// its first gets showed. A recorded trace has all.
     pub use_time: Histogram,
-    /// From the return of a buffer with running copies until the pool found them finished. Misses, [`stats`](crate::Pool::stats)
-    /// calls and, ten times a second, the maintenance thread query copies, so this is up to 0.1 s longer than the copy.
+    /// From the return of a buffer with running copies until the pool found them finished. Misses,
+    /// [`Completion::wait`](crate::Completion::wait) and, ten times a second, the maintenance thread query copies, so this is up to
+    /// 0.1 s longer than the copy.
     pub in_flight_time: Histogram,
     /// Gets that found no memory under the ceiling and got memory that is not pinned; they count as misses.
     pub fallbacks: u64,

@@ -12,8 +12,9 @@ fn a_copy_of_a_partition_that_is_over_makes_room_for_its_parent() {
     let pool = builder.max_bytes(Some(8 << 20)).wait(Duration::ZERO).build().unwrap();
     let partition = pool.partition("part", 8 << 20).unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(LEN));
-    partition.get(LEN).unwrap().copy_to(&stream, &mut device).unwrap().wait().unwrap();
-    assert_eq!(partition.class_stats()[0].in_flight, 1, "nobody has asked for its end");
+    partition.get(LEN).unwrap().copy_to(&stream, &mut device).unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(partition.stats().in_flight, 1, "nobody has asked for its end");
     assert!(pool.get(LEN).is_ok());
     pool.stats().validate().unwrap();
 }

@@ -1,6 +1,7 @@
 //! Puts: a block comes back from its user, from its copies, or never.
 
 use super::{Block, Core, SWEEP_PATIENCE};
+use crate::copy::CopyKeeper;
 use crate::engine::domain::Member;
 use crate::engine::stock::PutEnd;
 use crate::error::Error;
@@ -9,6 +10,14 @@ use crate::maintenance_thread::Pace;
 use crate::policy;
 use pinpool_observe::record::Event;
 use pinpool_os::sync::process::{Ordering, fence};
+
+impl CopyKeeper for Core {
+    fn copy_ended(&self) {
+        if !self.is_forked() {
+            self.complete_copies();
+        }
+    }
+}
 
 impl Core {
     /// The user is done with `block`; devices may use it until the copies recorded on it are over. The caller keeps a reference
@@ -124,7 +133,7 @@ impl Core {
 
     /// Puts back the blocks whose copies are over, but those of a stream that another thread is querying. Costs one load
     /// while nothing is in flight.
-    pub(crate) fn complete_copies(&self) {
+    pub(super) fn complete_copies(&self) {
         if self.in_flight.count() > 0 {
             self.complete(self.in_flight.sweep());
         }
