@@ -1,7 +1,6 @@
 //! Puts: a block comes back from its user, from its copies, or never.
 
 use super::{Block, Core, SWEEP_PATIENCE};
-use crate::engine::domain::Member;
 use crate::engine::stock::PutEnd;
 use crate::error::Error;
 use crate::in_flight::{Fences, LostItem, Swept};
@@ -94,8 +93,8 @@ impl Core {
         fence(Ordering::SeqCst);
         match self.backing().domain() {
             Some(domain) if !domain.has_waiters() => {}
-            Some(domain) => domain.pools().iter().for_each(|pool| pool.copy_began()),
-            None => self.copy_began(),
+            Some(_) => self.others_have_room(),
+            None => self.wake_waiters(),
         }
     }
 
