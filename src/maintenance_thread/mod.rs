@@ -77,7 +77,7 @@ impl Pace {
 }
 
 /// Shortest pause between two looks at copies. With the timer slack of Linux it takes up to 0.1 ms.
-pub(crate) const SHORTEST_COPY_PAUSE: Duration = Duration::from_micros(40);
+const SHORTEST_COPY_PAUSE: Duration = Duration::from_micros(40);
 const LONGEST_COPY_PAUSE: Duration = Duration::from_millis(5);
 /// The thread ends when there has been no pool for this long.
 const LINGER: Duration = Duration::from_secs(1);

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::{Pool, buffer};
 use crate::buffer::PinnedBuf;
-use crate::engine::{Begun, Ledger, Polled, SideCall, WaitingGet, Wanted};
+use crate::engine::{Begun, Block, Core, Ledger, Polled, SideCall, WaitingGet, Wanted};
 use crate::error::Result;
 use crate::maintenance_thread::Reminder;
 use crate::size_class::DEFAULT_ALIGN;
@@ -41,6 +41,8 @@ pub struct GetFuture {
     len: usize,
     align: usize,
     wait: Duration,
+    /// When it gives up calls; `None` before it begins, and with a wait of zero.
+    deadline: Option<Instant>,
     ledger: Option<Arc<Ledger>>,
 }
 
@@ -53,12 +55,11 @@ enum State {
     Calls(CallInProgress),
 }
 
-/// Calls for a get that gives up at `deadline`, if it has one.
+/// Calls for a get.
 #[derive(Debug)]
 struct CallInProgress {
     call: SideCall<Result<Step>>,
     wanted: Wanted,
-    deadline: Option<Instant>,
     /// Wakes the task at the deadline.
     reminder: Option<Reminder>,
 }
@@ -70,18 +71,9 @@ enum Step {
     Waits(WaitingGet),
 }
 
-impl Step {
-    fn of(begun: Begun, pool: &Pool, wanted: &Wanted, align: usize) -> Self {
-        match begun {
-            Begun::Served(block) => Self::Served(buffer(pool.core(), block, wanted, align)),
-            Begun::Waits(waiting) => Self::Waits(waiting),
-        }
-    }
-}
-
 impl GetFuture {
     pub(super) fn new(pool: Pool, len: usize, wait: Duration, ledger: Option<Arc<Ledger>>) -> Self {
-        Self { state: State::New, pool, len, align: DEFAULT_ALIGN, wait, ledger }
+        Self { state: State::New, pool, len, align: DEFAULT_ALIGN, wait, deadline: None, ledger }
     }
 
     /// The buffer at a multiple of `align`, as that of [`Pool::get_aligned`]. Of no effect once the future was polled.
@@ -104,22 +96,32 @@ impl GetFuture {
         };
         let core = self.pool.core();
         let now = Instant::now();
+        self.deadline = now.checked_add(self.wait).filter(|_| !self.wait.is_zero());
         self.state = match core.begin_get(&wanted, self.wait, now)? {
-            Some(Begun::Served(block)) => return Ok(Some(buffer(core, block, &wanted, self.align))),
+            Some(Begun::Served(block)) => return Ok(Some(self.buffer(block, &wanted))),
             Some(Begun::Waits(waiting)) => State::Waits(waiting),
             None => {
-                // With the pool, which cannot end during the call.
-                let (pool, align, wait) = (self.pool.clone(), self.align, self.wait);
-                let deadline = now.checked_add(wait).filter(|_| !wait.is_zero());
-                let of_call = wanted.clone();
-                let call = move || {
-                    let begun = pool.core().begin_get_with_calls(&of_call, wait, now)?;
-                    Ok(Step::of(begun, &pool, &of_call, align))
-                };
-                State::Calls(CallInProgress { call: core.aside(call), wanted, deadline, reminder: None })
+                let (wait, of_call) = (self.wait, wanted.clone());
+                self.call(wanted, move |core| core.begin_get_with_calls(&of_call, wait, now))
             }
         };
         Ok(None)
+    }
+
+    fn buffer(&self, block: Block, wanted: &Wanted) -> PinnedBuf {
+        buffer(self.pool.core(), block, wanted, self.align)
+    }
+
+    /// Has a thread of the pool make `call`. With the pool, which cannot end during the call.
+    fn call(&self, wanted: Wanted, call: impl FnOnce(&Arc<Core>) -> Result<Begun> + Send + 'static) -> State {
+        let (pool, align, of_call) = (self.pool.clone(), self.align, wanted.clone());
+        let call = move || {
+            Ok(match call(pool.core())? {
+                Begun::Served(block) => Step::Served(buffer(pool.core(), block, &of_call, align)),
+                Begun::Waits(waiting) => Step::Waits(waiting),
+            })
+        };
+        State::Calls(CallInProgress { call: self.pool.core().aside(call), wanted, reminder: None })
     }
 
     fn advance(&mut self, context: &mut Context<'_>) -> Poll<Result<PinnedBuf>> {
@@ -133,31 +135,23 @@ impl GetFuture {
                 State::Waits(mut waiting) => match self.pool.core().poll_get(&mut waiting, context) {
                     Polled::Over(served) => {
                         let wanted = waiting.into_wanted();
-                        return Poll::Ready(served.map(|block| buffer(self.pool.core(), block, &wanted, self.align)));
+                        return Poll::Ready(served.map(|block| self.buffer(block, &wanted)));
                     }
                     Polled::Pending => {
                         self.state = State::Waits(waiting);
                         return Poll::Pending;
                     }
                     Polled::NeedsCall => {
-                        let (pool, align) = (self.pool.clone(), self.align);
-                        let (wanted, deadline) = (waiting.wanted().clone(), Some(waiting.deadline()));
-                        let of_call = wanted.clone();
-                        let call =
-                            move || pool.core().call_for(waiting).map(|begun| Step::of(begun, &pool, &of_call, align));
-                        let call = self.pool.core().aside(call);
-                        self.state = State::Calls(CallInProgress { call, wanted, deadline, reminder: None });
+                        self.state = self.call(waiting.wanted().clone(), |core| core.call_for(waiting));
                     }
                 },
                 State::Calls(mut calls) => match calls.call.poll(context) {
-                    Poll::Pending if calls.deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                    Poll::Pending if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
                         let served = self.pool.core().give_up_call(&calls.wanted, self.wait);
-                        return Poll::Ready(
-                            served.map(|block| buffer(self.pool.core(), block, &calls.wanted, self.align)),
-                        );
+                        return Poll::Ready(served.map(|block| self.buffer(block, &calls.wanted)));
                     }
                     Poll::Pending => {
-                        if let Some(deadline) = calls.deadline {
+                        if let Some(deadline) = self.deadline {
                             calls.reminder = self.pool.core().remind(deadline, context.waker());
                         }
                         self.state = State::Calls(calls);

@@ -1,10 +1,8 @@
 //! The pool as its domain and the maintenance thread see it.
 
-use std::time::Instant;
-
 use super::super::domain::Member;
 use super::Core;
-use crate::maintenance_thread::{Maintained, Pace, SHORTEST_COPY_PAUSE};
+use crate::maintenance_thread::{Maintained, Pace};
 use crate::stats::EvictionReason;
 
 impl Member for Core {
@@ -30,20 +28,12 @@ impl Member for Core {
         self.in_flight.count() > 0
     }
 
-    fn copy_began(&self) {
-        if self.has_waiters() {
-            self.waiters.wake_first_by(Instant::now() + SHORTEST_COPY_PAUSE);
-        }
-    }
-
     fn waiting_bytes(&self) -> Vec<u64> {
         self.waiters.waiting_bytes()
     }
 
     fn room_was_made(&self) {
-        if self.waiters.has_waiters() {
-            self.waiters.wake_first();
-        }
+        self.wake_waiters();
     }
 
     fn room_is_wanted(&self) {

@@ -2,7 +2,6 @@
 
 use super::{Block, Core, SWEEP_PATIENCE};
 use crate::copy::CopyKeeper;
-use crate::engine::domain::Member;
 use crate::engine::stock::PutEnd;
 use crate::error::Error;
 use crate::in_flight::{Fences, LostItem, Swept};
@@ -103,8 +102,8 @@ impl Core {
         fence(Ordering::SeqCst);
         match self.backing().domain() {
             Some(domain) if !domain.has_waiters() => {}
-            Some(domain) => domain.pools().iter().for_each(|pool| pool.copy_began()),
-            None => self.copy_began(),
+            Some(_) => self.others_have_room(),
+            None => self.wake_waiters(),
         }
     }
 

@@ -64,10 +64,6 @@ impl WaitingGet {
         &self.wanted
     }
 
-    pub(crate) fn deadline(&self) -> Instant {
-        self.turn.deadline()
-    }
-
     /// Leaves the line.
     pub(crate) fn into_wanted(self) -> Wanted {
         self.wanted

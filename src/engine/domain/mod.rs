@@ -47,8 +47,6 @@ pub(super) trait Member: Send + Sync {
     fn has_copies(&self) -> bool {
         false
     }
-    /// A copy has begun in a pool over the same arena: waiting gets look at short intervals from now on.
-    fn copy_began(&self) {}
     /// Bytes that its waiting gets ask for, in the order of the line.
     fn waiting_bytes(&self) -> Vec<u64> {
         Vec::new()

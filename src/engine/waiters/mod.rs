@@ -238,12 +238,6 @@ impl<T> Waiters<T> {
         self.line.lock().end_pass(number, beside_bytes);
     }
 
-    /// Lets the first in line look by `until`, and at short intervals from then on: a copy has begun, whose end wakes nobody.
-    pub(super) fn wake_first_by(&self, until: Instant) {
-        let first = self.line.lock().gets.front().cloned();
-        first.iter().for_each(|first| first.wake_by(until));
-    }
-
     /// Lets all that wait look again.
     pub(super) fn wake_all(&self) {
         let gets: Vec<_> = self.line.lock().gets.iter().cloned().collect();

@@ -52,7 +52,7 @@ impl ModelPool {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if self.waiters.has_waiters() {
-            self.waiters.wake_first_by(Instant::now());
+            self.waiters.wake_first();
         }
     }
 

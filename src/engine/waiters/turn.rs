@@ -121,10 +121,6 @@ impl<S: Server> Turn<S> {
         self.server.waiters().next_look(&self.waiter, Instant::now() + self.patience())
     }
 
-    pub(in crate::engine) fn deadline(&self) -> Instant {
-        self.waiter.deadline
-    }
-
     fn patience(&self) -> Duration {
         self.server.patience(self.waiter.since())
     }

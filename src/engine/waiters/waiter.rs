@@ -23,8 +23,6 @@ struct WaiterState<T> {
     is_woken: bool,
     /// When it joined or was last woken.
     since: Instant,
-    /// When the sleep of its thread ends; `None` while the thread looks, and of a task.
-    sleeps_until: Option<Instant>,
     /// Handed over by a put. Then this is in the line no more.
     handed: Option<T>,
     /// A task waits here, not a thread.
@@ -35,14 +33,7 @@ struct WaiterState<T> {
 
 impl<T> Waiter<T> {
     pub(super) fn new(number: u64, class: Class, deadline: Instant) -> Self {
-        let state = WaiterState {
-            is_woken: false,
-            since: Instant::now(),
-            sleeps_until: None,
-            handed: None,
-            is_task: false,
-            waker: None,
-        };
+        let state = WaiterState { is_woken: false, since: Instant::now(), handed: None, is_task: false, waker: None };
         Self { number, class, deadline, state: Mutex::new(state), changed: Condvar::default() }
     }
 
@@ -68,21 +59,13 @@ impl<T> Waiter<T> {
         }
     }
 
-    /// As [`wake`](Self::wake), unless its thread looks by `until` anyway.
-    pub(super) fn wake_by(&self, until: Instant) {
-        if self.state.lock().sleeps_until.is_none_or(|end| end > until) {
-            self.wake();
-        }
-    }
-
     /// Returns when woken, at once if that happened since the last sleep, or at `until`.
     pub(super) fn sleep(&self, until: Instant) {
         let mut state = self.state.lock();
-        state.sleeps_until = Some(until);
         while !state.is_woken && Instant::now() < until {
             (state, _) = self.changed.wait_until(state, until);
         }
-        (state.is_woken, state.sleeps_until) = (false, None);
+        state.is_woken = false;
     }
 
     /// When it joined or was last woken.
