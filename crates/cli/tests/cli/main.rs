@@ -20,6 +20,7 @@ mod input_once;
 mod inspect;
 mod inspect_pools;
 mod inspect_styles;
+mod inspect_wrapped;
 #[cfg(target_os = "linux")]
 mod keep;
 #[cfg(target_os = "linux")]
