@@ -264,11 +264,6 @@ fn shows_several(pairs: impl Iterator<Item = (String, String)>) -> bool {
     is_of_ray || local_ranks.map_or(is_rank, |ranks| ranks > 1)
 }
 
-/// The value that holds under `config` for the variable `name`.
-pub(super) fn value(name: &str, config: &Config) -> String {
-    VARIABLES.iter().find(|variable| variable.name == name).map_or_else(String::new, |variable| (variable.show)(config))
-}
-
 /// Each variable with the value that holds under `config`.
 pub(crate) fn values(config: &Config) -> impl Iterator<Item = (String, String)> {
     VARIABLES.iter().map(|variable| (variable.name.to_owned(), (variable.show)(config)))

@@ -294,29 +294,23 @@ impl Settings {
 
     /// The settings that are set and have no effect under `config`, which was made of them.
     pub(crate) fn ineffective(&self, config: &Config) -> Vec<Error> {
-        let is_tensorflow = config.preset == Preset::Tensorflow;
-        let has_reserve = config.reserve_bytes > 0;
-        let is_reserve_huge =
-            has_reserve && config.reserve_wait && !matches!(config.backend, Backend::Cuda | Backend::Sim { .. });
-        let is_huge = is_reserve_huge || matches!(config.backend, Backend::Auto | Backend::Gpu | Backend::Register);
-        let is_pageable = config.on_full == OnFull::Pageable;
+        let (is_arena, has_reserve) = (config.preset == Preset::Adaptive, config.reserve_bytes > 0);
+        let is_huge = match config.backend {
+            Backend::Auto | Backend::Gpu | Backend::Register => is_arena,
+            Backend::Cuda | Backend::Sim { .. } => false,
+            _ => has_reserve && config.reserve_wait,
+        };
+        let (waits, is_pageable) = (config.wait.is_some(), config.on_full == OnFull::Pageable);
         let rules = [
-            ("PINPOOL_IDLE_TIMEOUT", self.idle_timeout.is_some() && is_tensorflow, "under PINPOOL_PRESET=tensorflow"),
-            ("PINPOOL_HUGETLB", config.hugetlb != HugeTlb::Off && is_tensorflow, "under PINPOOL_PRESET=tensorflow"),
-            (
-                "PINPOOL_HUGETLB",
-                config.hugetlb != HugeTlb::Off && !is_tensorflow && !is_huge,
-                "without a reserve that is waited for, except on register",
-            ),
+            ("PINPOOL_IDLE_TIMEOUT", self.idle_timeout.is_some() && !is_arena, "under PINPOOL_PRESET=tensorflow"),
+            ("PINPOOL_HUGETLB", config.hugetlb != HugeTlb::Off && !is_huge, "without a reserve, or register"),
             ("PINPOOL_RESERVE_WAIT", !config.reserve_wait && !has_reserve, "without PINPOOL_RESERVE"),
-            ("PINPOOL_ON_FULL", is_pageable && config.wait.is_none(), "with PINPOOL_WAIT=none, which never ends"),
-            (
-                "PINPOOL_MAX_FALLBACK_BYTES",
-                self.max_fallback_bytes.is_some() && !is_pageable,
-                "without PINPOOL_ON_FULL=pageable",
-            ),
+            ("PINPOOL_ON_FULL", is_pageable && !waits, "with PINPOOL_WAIT=none, which never ends"),
         ];
-        let problem = |(name, _, why)| refused(name, env::value(name, config), format!("has no effect {why}"));
+        let problem = |(name, _, why): (&'static str, bool, &str)| {
+            let value = env::values(config).find(|(known, _)| known == name).map(|(_, value)| value);
+            refused(name, value.unwrap_or_default(), format!("has no effect {why}"))
+        };
         rules.into_iter().filter(|(_, is_ineffective, _)| *is_ineffective).map(problem).collect()
     }
 

@@ -326,7 +326,7 @@ fn settings_that_fail_every_request_are_refused_and_settings_without_effect_are_
             [("PINPOOL_IDLE_TIMEOUT", "5s"), tensorflow],
             "PINPOOL_IDLE_TIMEOUT=5s: has no effect under PINPOOL_PRESET=tensorflow",
         ),
-        ([("PINPOOL_HUGETLB", "auto"), tensorflow], "PINPOOL_HUGETLB=auto: has no effect under"),
+        ([("PINPOOL_HUGETLB", "auto"), tensorflow], "PINPOOL_HUGETLB=auto: has no effect without"),
         (
             [("PINPOOL_HUGETLB", "2M"), ("PINPOOL_BACKEND", "heap")],
             "PINPOOL_HUGETLB=2MiB: has no effect without a reserve",
