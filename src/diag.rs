@@ -251,7 +251,8 @@ impl PoolLog {
     /// To standard error, once, where the program has no logger: what its user set does not hold, and nothing else says so.
     ///
     /// `PINPOOL_X=V: ...` (warn): correct the name, the line says which was meant; a value that cannot be read, where code sets
-    /// another (else it is an error); or one that does not hold, since the program sets another in its code: change it there.
+    /// another (else it is an error); one that does not hold, since the program sets another in its code: change it there; or
+    /// one without effect under the others, as the line says.
     /// Also on standard error where the program has no logger.
     pub(crate) fn unused_variables(&self, unused: &[String]) {
         // A `Once` that is under way in a parent would hold its child of `fork` for ever.

@@ -239,6 +239,12 @@ fn process_pairs() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
 }
 
+/// Ranks of torchrun on this host, this process among them; 1 without torchrun.
+pub fn local_ranks() -> u64 {
+    let ranks = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|ranks| ranks.trim().parse().ok());
+    ranks.unwrap_or(1).max(1)
+}
+
 /// Whether the environment shows that this process is one of several on its host: a rank of torchrun, or a process of Ray.
 /// [`LedgerName::Auto`] attaches a pool to the host ledger then.
 pub fn is_one_of_several() -> bool {
@@ -288,6 +294,8 @@ pub struct EnvReport {
     pub bad: Vec<BadVariable>,
     /// Settings that contradict each other.
     pub contradictions: Vec<Error>,
+    /// Settings without effect, as the others are.
+    pub ineffective: Vec<Error>,
     /// The settings that hold; what cannot be used has its default.
     pub config: Config,
 }
@@ -307,7 +315,8 @@ pub fn report() -> EnvReport {
 /// The variables as they would be in an environment of `pairs` (names and values), and all that is wrong with them.
 pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
     let (settings, bad) = read(pairs.iter().cloned());
-    let (config, contradictions) = settings.examine();
+    let (config, contradictions) = settings.clone().examine();
+    let ineffective = settings.ineffective(&config);
     let is_set = |name: &str| pairs.iter().any(|(set, value)| set == name && !value.trim().is_empty());
     let usable = |name: &str| is_set(name) && !bad.iter().any(|bad| bad.name == name);
     let reports = VARIABLES.iter().map(|variable| {
@@ -319,7 +328,7 @@ pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
         };
         VariableReport { name, value, origin, default, meaning: variable.meaning }
     });
-    EnvReport { variables: reports.collect(), bad, contradictions, config }
+    EnvReport { variables: reports.collect(), bad, contradictions, ineffective, config }
 }
 
 #[cfg(test)]

@@ -10,10 +10,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::env;
 use super::text::*;
 use super::{
     Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, ReleasePolicy,
 };
+use crate::backend::PAGE_BYTES;
 use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
 
@@ -266,6 +268,15 @@ impl Settings {
             let why = format!("is over PINPOOL_MAX_BYTES={max_bytes}: lower the one or raise the other");
             problems.push(refused("PINPOOL_RESERVE", &*reserve, why));
         }
+        if is_adaptive && !config.growth && config.reserve_bytes == 0 {
+            let why = "fails every request, since there is no reserve: set PINPOOL_RESERVE, or PINPOOL_GROWTH=1";
+            problems.push(refused("PINPOOL_GROWTH", "0", why));
+        }
+        if is_adaptive && matches!(config.max_bytes, Ceiling::Bytes(bytes) if bytes < PAGE_BYTES as u64) {
+            let why =
+                format!("fails every request: the smallest takes {}; raise the limit", format_bytes(PAGE_BYTES as u64));
+            problems.push(refused("PINPOOL_MAX_BYTES", config.max_bytes.to_string(), why));
+        }
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let call_stacks = Some(config.call_stacks.to_string()).filter(|_| config.call_stacks > 0);
         for (name, value, feature, is_built) in [
@@ -279,6 +290,28 @@ impl Settings {
             }
         }
         (config, problems)
+    }
+
+    /// The settings that are set and have no effect under `config`, which was made of them.
+    pub(crate) fn ineffective(&self, config: &Config) -> Vec<Error> {
+        let (is_arena, has_reserve) = (config.preset == Preset::Adaptive, config.reserve_bytes > 0);
+        let is_huge = match config.backend {
+            Backend::Auto | Backend::Gpu | Backend::Register => is_arena,
+            Backend::Cuda | Backend::Sim { .. } => false,
+            _ => has_reserve && config.reserve_wait,
+        };
+        let (waits, is_pageable) = (config.wait.is_some(), config.on_full == OnFull::Pageable);
+        let rules = [
+            ("PINPOOL_IDLE_TIMEOUT", self.idle_timeout.is_some() && !is_arena, "under PINPOOL_PRESET=tensorflow"),
+            ("PINPOOL_HUGETLB", config.hugetlb != HugeTlb::Off && !is_huge, "without a reserve, or register"),
+            ("PINPOOL_RESERVE_WAIT", !config.reserve_wait && !has_reserve, "without PINPOOL_RESERVE"),
+            ("PINPOOL_ON_FULL", is_pageable && !waits, "with PINPOOL_WAIT=none, which never ends"),
+        ];
+        let problem = |(name, _, why): (&'static str, bool, &str)| {
+            let value = env::values(config).find(|(known, _)| known == name).map(|(_, value)| value);
+            refused(name, value.unwrap_or_default(), format!("has no effect {why}"))
+        };
+        rules.into_iter().filter(|(_, is_ineffective, _)| *is_ineffective).map(problem).collect()
     }
 
     /// Preset and rounding belong together: each rounding is that of one preset, and implies it.

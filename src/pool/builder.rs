@@ -174,8 +174,11 @@ impl PoolBuilder {
         }
         let prefix = self.env_prefix.as_deref().unwrap_or(env::PREFIX);
         let unused = bad.iter().map(ToString::to_string).chain(env::outdone(&self.settings, &env, prefix));
-        self.log.unused_variables(&unused.collect::<Vec<_>>());
-        let config = resolve(self.settings.clone().or(env.clone()))?;
+        let settings = self.settings.clone().or(env.clone());
+        let resolved = resolve(settings.clone());
+        let ineffective = resolved.as_ref().map_or_else(|_| Vec::new(), |config| settings.ineffective(config));
+        self.log.unused_variables(&unused.chain(ineffective.iter().map(ToString::to_string)).collect::<Vec<_>>());
+        let config = resolved?;
         let origins = env::origins(&self.settings, &env, &config);
         let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });
         let (root, pools_per_host) = (self.host_root, config.pools_per_host);

@@ -255,7 +255,7 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         ("PINPOOL_AUTO_RESIZE", "off", |pool| pool.auto_resize(false), "0"),
         ("PINPOOL_ROUNDING", "noop", |pool| pool.rounding(Rounding::Exact), "exact"),
         ("PINPOOL_MAX_BYTES", "none", |pool| pool.max_bytes(None), "none"),
-        ("PINPOOL_MAX_BYTES", "1", |pool| pool.max_bytes(1), "1B"),
+        ("PINPOOL_MAX_BYTES", "4096", |pool| pool.max_bytes(4096), "4KiB"),
         ("PINPOOL_POOLS_PER_HOST", "1000000", |pool| pool.pools_per_host(1_000_000), "1000000"),
         ("PINPOOL_WAIT", "none", |pool| pool.wait(None), "none"),
         ("PINPOOL_WAIT", "0", |pool| pool.wait(Duration::ZERO), "0s"),
@@ -271,7 +271,7 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         ("PINPOOL_HUGETLB", "2m", |pool| pool.hugetlb(pinpool::HugeTlb::Of2MiB), "2MiB"),
         ("PINPOOL_PIN_THREADS", "auto", |pool| pool.pin_threads(None), "auto"),
         ("PINPOOL_PRESSURE", "0", |pool| pool.pressure(PressureSource::Off), "off"),
-        ("PINPOOL_GROWTH", "false", |pool| pool.growth(false), "0"),
+        ("PINPOOL_GROWTH", "true", |pool| pool.growth(true), "1"),
         ("PINPOOL_ZERO", "on", |pool| pool.zero(true), "1"),
         ("PINPOOL_POLL", "no", |pool| pool.background_poll(false), "0"),
         ("PINPOOL_SOCKET", "0", |pool| pool.socket(None), "none"),
@@ -300,6 +300,57 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         // Sizes are shown with their unit.
         let of_code = of_code.replacen("=0B:", "=0:", 1);
         assert_eq!(of_text(name, text), [Err(of_code.clone()), Err(of_code)], "{name}={text}");
+    }
+}
+
+#[test]
+fn settings_that_fail_every_request_are_refused_and_settings_without_effect_are_named() {
+    let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    let report = |pairs: &[(&str, &str)]| report_of(&pairs.iter().map(owned).collect::<Vec<_>>());
+    for (name, value, words) in [
+        ("PINPOOL_GROWTH", "0", "PINPOOL_GROWTH=0: fails every request, since there is no reserve"),
+        ("PINPOOL_MAX_BYTES", "1", "PINPOOL_MAX_BYTES=1B: fails every request: the smallest takes 4KiB"),
+        ("PINPOOL_MAX_BYTES", "4095", "the smallest takes 4KiB; raise the limit"),
+    ] {
+        let problems = report(&[(name, value)]).contradictions;
+        assert!(problems.len() == 1 && problems[0].to_string().contains(words), "{problems:?}");
+        assert!(of_text(name, value)[0].as_ref().is_err_and(|error| error.contains(words)));
+    }
+    let tensorflow = ("PINPOOL_PRESET", "tensorflow");
+    for pairs in [[("PINPOOL_GROWTH", "0"), ("PINPOOL_RESERVE", "1M")], [("PINPOOL_MAX_BYTES", "1"), tensorflow]] {
+        let report = report(&pairs);
+        assert!(report.contradictions.is_empty() && report.ineffective.is_empty(), "{report:?}");
+    }
+    for (pairs, words) in [
+        (
+            [("PINPOOL_IDLE_TIMEOUT", "5s"), tensorflow],
+            "PINPOOL_IDLE_TIMEOUT=5s: has no effect under PINPOOL_PRESET=tensorflow",
+        ),
+        ([("PINPOOL_HUGETLB", "auto"), tensorflow], "PINPOOL_HUGETLB=auto: has no effect without"),
+        (
+            [("PINPOOL_HUGETLB", "2M"), ("PINPOOL_BACKEND", "heap")],
+            "PINPOOL_HUGETLB=2MiB: has no effect without a reserve",
+        ),
+        (
+            [("PINPOOL_RESERVE_WAIT", "0"), ("PINPOOL_ZERO", "1")],
+            "PINPOOL_RESERVE_WAIT=0: has no effect without PINPOOL_RESERVE",
+        ),
+        (
+            [("PINPOOL_ON_FULL", "pageable"), ("PINPOOL_WAIT", "none")],
+            "PINPOOL_ON_FULL=pageable: has no effect with PINPOOL_WAIT",
+        ),
+    ] {
+        let report = report(&pairs);
+        assert!(report.contradictions.is_empty() && report.ineffective.len() == 1, "{report:?}");
+        assert!(report.ineffective[0].to_string().contains(words), "{:?}", report.ineffective);
+    }
+    for pairs in [
+        [("PINPOOL_HUGETLB", "2M"), ("PINPOOL_BACKEND", "register")],
+        [("PINPOOL_HUGETLB", "2M"), ("PINPOOL_RESERVE", "2M")],
+        [("PINPOOL_RESERVE_WAIT", "0"), ("PINPOOL_RESERVE", "2M")],
+        [("PINPOOL_IDLE_TIMEOUT", "5s"), ("PINPOOL_ON_FULL", "pageable")],
+    ] {
+        assert!(report(&pairs).ineffective.is_empty(), "{pairs:?}");
     }
 }
 

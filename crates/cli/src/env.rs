@@ -51,6 +51,9 @@ pub(crate) fn run(args: &EnvArgs, terminal: &Terminal) -> Result<(), ExitError> 
         let word = if bad.is_error() { "error" } else { "warning" };
         terminal.write(format!("{word}: {bad}\n").as_bytes());
     }
+    for ineffective in &report.ineffective {
+        terminal.write(format!("warning: {ineffective}\n").as_bytes());
+    }
     for error in &report.contradictions {
         terminal.write(format!("error: {error}\n").as_bytes());
     }

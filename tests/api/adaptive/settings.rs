@@ -23,7 +23,7 @@ fn a_limit_of_one_evicts_to_the_arena_and_a_limit_of_zero_keeps_nothing() {
 
 #[test]
 fn a_ceiling_below_one_granule_can_be_used_up() {
-    for (max_bytes, buffers) in [(1 << 20, 256), (100 << 10, 24), (4096, 1), (4095, 0)] {
+    for (max_bytes, buffers) in [(1 << 20, 256), (100 << 10, 24), (4096, 1)] {
         let pool = over_virtual_memory().max_bytes(max_bytes).build().unwrap();
         let held = fill(&pool, 4096);
         assert_eq!(held.len(), buffers, "{max_bytes}");

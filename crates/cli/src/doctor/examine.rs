@@ -17,6 +17,7 @@ use pinpool::{Config, Finding, Level};
 use super::machine;
 use super::memory::{self, ReservePlan, SETTINGS};
 use super::probe::{self, Apart, Asker};
+use pinpool_cli::exit::ExitError;
 
 /// What is asked of [`examine`]; a field that is `None` has the value of its variable.
 #[derive(Debug, Clone, Default)]
@@ -42,20 +43,10 @@ pub(super) struct Diagnosis {
     pub(super) max_bytes: Option<u64>,
     /// What a reserve would take, if one was asked for and a back-end can be had.
     pub(super) reserve: Option<ReservePlan>,
-    /// Everything that was looked at, in the order of the report.
+    /// Everything that was looked at, in the order of the report; the verdict is the last.
     pub(super) findings: Vec<Finding>,
-}
-
-impl Diagnosis {
-    /// Whether pinned memory for the GPU can be had, the reserve with it, and nothing else is an error.
-    pub(super) fn is_ready(&self) -> bool {
-        self.serves_gpu && self.findings.iter().all(|finding| finding.level < Level::Error)
-    }
-
-    /// Whether no pool is built because of the settings.
-    pub(super) fn has_bad_settings(&self) -> bool {
-        self.findings.iter().any(|finding| finding.check == SETTINGS && finding.level == Level::Error)
-    }
+    /// What the verdict says, as an exit status.
+    pub(super) status: Result<(), ExitError>,
 }
 
 /// Looks at the settings of the environment, at the machine and at each back-end. `apart` asks the driver the question of the
@@ -79,7 +70,8 @@ pub(super) fn examine(examination: &Examination, apart: Apart<'_>) -> Diagnosis 
     }
     let source = tried.chosen.as_deref();
     let serves_gpu = tried.works && source.is_some_and(|source| source.is_pinned() && source.needs_gpu());
-    findings.push(memory::verdict(config.device, &gpu, source, tried.works));
+    let (status, verdict) = conclude(&findings, memory::verdict(config.device, &gpu, source, tried.works));
+    findings.push(verdict);
     Diagnosis {
         device: config.device,
         backend: source.map(|source| source.name()),
@@ -88,6 +80,24 @@ pub(super) fn examine(examination: &Examination, apart: Apart<'_>) -> Diagnosis 
         max_bytes: tried.max_bytes,
         reserve,
         findings,
+        status,
+    }
+}
+
+/// The status and the verdict: what `of_gpu` says, unless one of `findings` is an error.
+fn conclude(findings: &[Finding], of_gpu: Finding) -> (Result<(), ExitError>, Finding) {
+    let errors = || findings.iter().filter(|finding| finding.level == Level::Error);
+    if errors().any(|error| error.check == SETTINGS) {
+        let refused = Finding::error(of_gpu.check, "no pool is built with these settings");
+        return (Err(ExitError::Settings), refused.remedy("correct the settings named above"));
+    }
+    match errors().next() {
+        Some(error) if of_gpu.level == Level::Ok => {
+            let failed = Finding::error(of_gpu.check, format!("{}, but {} failed", of_gpu.found, error.check));
+            (Err(ExitError::Failure), failed.remedy(format!("see {} above", error.check)))
+        }
+        _ if of_gpu.level == Level::Ok => (Ok(()), of_gpu),
+        _ => (Err(ExitError::Failure), of_gpu),
     }
 }
 
@@ -119,6 +129,9 @@ fn settings(examination: &Examination) -> (Config, Vec<Finding>) {
     pairs.extend(asked.iter().filter_map(|(name, value)| Some(((*name).to_owned(), value.clone()?))));
     let report = env::report_of(&pairs);
     findings.extend(report.contradictions.iter().map(|problem| Finding::error(SETTINGS, problem.to_string())));
+    let ineffective = report.ineffective.iter().map(|problem| Finding::warning(SETTINGS, problem.to_string()));
+    findings
+        .extend(ineffective.map(|finding| finding.remedy("remove the setting, or change the one that disables it")));
     if findings.is_empty() {
         let set: Vec<_> = set.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let found = if set.is_empty() { "all default".to_owned() } else { set.join(" ") };

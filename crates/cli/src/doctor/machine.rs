@@ -4,7 +4,7 @@ use std::path::Path;
 
 use pinpool::backend::{GRANULE_BYTES, Source, lock_limit};
 use pinpool::config::{LedgerName, env};
-use pinpool::{Config, Finding, PressureSource, ledger};
+use pinpool::{Backend, Config, Finding, Level, Pool, PressureSource, ledger};
 use pinpool_cli::table::format_about;
 use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
 use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};
@@ -58,7 +58,7 @@ fn huge_pages(rules: &MemoryRules) -> Finding {
     }
 }
 
-/// Whether this process shares its ceiling with others of the host.
+/// Whether this process shares its limit with others of the host, tried as a pool does.
 fn ledger(config: &Config, is_one_of_several: bool) -> Finding {
     const CHECK: &str = "ledger";
     let name = match &config.ledger {
@@ -73,6 +73,13 @@ fn ledger(config: &Config, is_one_of_several: bool) -> Finding {
         }
         name => name.to_string(),
     };
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(config.max_bytes);
+    if let Err(error) = builder.background_poll(false).ledger(LedgerName::Named(name.clone())).build() {
+        // A pool that does not name it is built without it.
+        let level = if config.ledger == LedgerName::Auto { Level::Warning } else { Level::Error };
+        return Finding::new(CHECK, level, error.to_string())
+            .remedy("free space in /dev/shm, or set PINPOOL_LEDGER=none and a PINPOOL_MAX_BYTES for each process");
+    }
     match ledger::report(&name) {
         Ok(Some(report)) if !report.owners.is_empty() => {
             let ceiling = report.max_bytes.map_or_else(|| "none".to_owned(), format_about);

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pinpool::backend::{self, Chosen, GRANULE_BYTES, HeapSource, PAGE_BYTES, Source, SourceError, lock_limit};
+use pinpool::config::{LedgerName, env};
 use pinpool::{Backend, Config, Finding, Level, Preset};
 use pinpool_cli::table::format_about;
-use pinpool_os::host;
+use pinpool_os::host::{self, HostMemory};
 
 use super::probe::{Answer, Asker, BACKENDS, of_error, tried};
 
@@ -113,20 +114,52 @@ fn choice(config: &Config, chosen: &Chosen) -> Finding {
     }
 }
 
-/// The ceiling beside what the machine has left.
+/// The limit compared with the available memory, which the ranks of this host share.
 fn of_ceiling(max_bytes: Option<u64>, ceiling: &str, config: &Config) -> Finding {
     const CHECK: &str = "ceiling";
-    let available = host::memory(Path::new("/")).map(|memory| memory.available_bytes);
-    match (max_bytes, available) {
-        (Some(bytes), Some(available)) if bytes > available => {
-            let found = format!("{}, and only {} are available", format_about(bytes), format_about(available));
-            Finding::warning(CHECK, found).remedy("lower PINPOOL_MAX_BYTES, or free memory: a pool that fills up is refused memory, or the process is killed")
+    let memory = host::memory(Path::new("/"));
+    let ranks = limits_on_host(config);
+    match (max_bytes, memory.as_ref().and_then(|memory| too_much(ranks, max_bytes?, memory))) {
+        (Some(_), Some(found)) => {
+            let remedy = if ranks > 1 {
+                "set PINPOOL_LEDGER=auto, so that all ranks share one limit, or lower PINPOOL_MAX_BYTES"
+            } else {
+                "lower PINPOOL_MAX_BYTES, or free memory: a pool that fills up is refused memory, or the process is killed"
+            };
+            Finding::warning(CHECK, found).remedy(remedy)
         }
         (Some(bytes), _) => Finding::ok(CHECK, format!("{}: {ceiling}", format_about(bytes))),
         (None, _) if config.preset == Preset::TensorFlow => Finding::note(CHECK, "none under the preset tensorflow")
             .remedy("set PINPOOL_MAX_BYTES to bound the memory held"),
         (None, _) => Finding::note(CHECK, ceiling).remedy("set PINPOOL_MAX_BYTES to bound the memory held"),
     }
+}
+
+/// Whether the processes of the host share one limit.
+fn is_shared(config: &Config) -> bool {
+    match config.ledger {
+        LedgerName::None => false,
+        LedgerName::Auto => env::is_one_of_several(),
+        _ => true,
+    }
+}
+
+/// The ranks of this host that have a limit each.
+pub(super) fn limits_on_host(config: &Config) -> u64 {
+    if is_shared(config) { 1 } else { env::local_ranks() }
+}
+
+/// That `bytes` in each of so many ranks are more than is available; `None` if they are not.
+pub(super) fn too_much(ranks: u64, bytes: u64, memory: &HostMemory) -> Option<String> {
+    let needed_bytes = ranks.saturating_mul(bytes);
+    let [needed, total, available] = [needed_bytes, memory.total_bytes, memory.available_bytes].map(format_about);
+    let found = match ranks {
+        1 if needed_bytes > memory.total_bytes => format!("{needed} is over the {total} of this machine"),
+        1 => format!("{needed} is over the {available} that are available"),
+        _ if needed_bytes > memory.total_bytes => format!("{ranks} ranks need {needed} of {total}"),
+        _ => format!("{ranks} ranks need {needed} of the {available} that are available"),
+    };
+    (needed_bytes > memory.available_bytes).then_some(found)
 }
 
 /// What a reserve takes, with its findings.
@@ -163,9 +196,9 @@ pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Opti
     }
     let asked = format_about(bytes);
     let is_lock_limit = source.name() == "mlock" && max_bytes.is_some() && lock_limit() == max_bytes;
-    let too_much = reserve_problem(config, max_bytes, available, bytes, is_lock_limit);
-    let fits = too_much.is_none() && estimate.is_some();
-    findings.push(match (too_much, estimate) {
+    let problem = reserve_problem(config, max_bytes, memory.as_ref(), bytes, is_lock_limit);
+    let fits = problem.is_none() && estimate.is_some();
+    findings.push(match (problem, estimate) {
         (Some((found, remedy)), _) => Finding::error(CHECK, found).remedy(remedy),
         (None, Some(estimate)) => {
             Finding::ok(CHECK, format!("{asked} fits and takes about {:.2} s", estimate.as_secs_f64()))
@@ -191,32 +224,33 @@ fn time_to_pin(source: &dyn Source, bytes: usize, config: &Config) -> Result<Dur
 pub(super) fn reserve_problem(
     config: &Config,
     max_bytes: Option<u64>,
-    available: u64,
+    memory: Option<&HostMemory>,
     bytes: u64,
     is_lock_limit: bool,
 ) -> Option<(String, &'static str)> {
-    // A higher ceiling alone would end the process for want of memory.
+    // A higher limit alone would end the process for want of memory.
     const SCARCE: &str = "lower the reserve, free memory, or raise the limit of the control group";
-    let asked = format_about(bytes);
-    match max_bytes {
+    const OVER: &str = "lower the reserve or raise PINPOOL_MAX_BYTES";
+    let (asked, ranks) = (format_about(bytes), env::local_ranks());
+    match (max_bytes, memory.and_then(|memory| too_much(ranks, bytes, memory))) {
         _ if bytes == 0 => None,
         _ if config.preset == Preset::TensorFlow => {
             Some(("the preset tensorflow has no reserve".to_owned(), "set PINPOOL_PRESET=adaptive"))
         }
-        Some(max_bytes) if bytes > max_bytes => {
-            let remedy = if is_lock_limit {
-                "lower the reserve, or raise the limit of locked memory (`ulimit -l`)"
-            } else if bytes > available {
-                SCARCE
-            } else {
-                "lower the reserve or raise PINPOOL_MAX_BYTES"
+        (_, Some(scarce)) if ranks > 1 => Some((scarce, "lower the reserve: each rank pins its own")),
+        (Some(max_bytes), scarce) if bytes > max_bytes => {
+            let remedy = match scarce {
+                _ if is_lock_limit => "lower the reserve, or raise the limit of locked memory (`ulimit -l`)",
+                Some(_) => SCARCE,
+                None => OVER,
             };
             Some((format!("{asked} is over the ceiling of {}", format_about(max_bytes)), remedy))
         }
-        _ if bytes > available => {
-            Some((format!("{asked} is over the {} that are available", format_about(available)), SCARCE))
+        (Some(max_bytes), _) if is_shared(config) && ranks.saturating_mul(bytes) > max_bytes => {
+            let [all, limit] = [ranks.saturating_mul(bytes), max_bytes].map(format_about);
+            Some((format!("{ranks} ranks need {all} under their shared limit of {limit}"), OVER))
         }
-        _ => None,
+        (_, scarce) => scarce.map(|scarce| (scarce, SCARCE)),
     }
 }
 

@@ -72,16 +72,9 @@ const PROBE: &str = "doctor-probe";
 pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), ExitError> {
     let examination = Examination { device: args.device, reserve_bytes: args.reserve };
     let diagnosis = examine(&examination, &|name| ask_apart(name, args.device, args.probe_limit));
-    let verdict = if diagnosis.has_bad_settings() {
-        Err(ExitError::Settings)
-    } else if diagnosis.is_ready() {
-        Ok(())
-    } else {
-        Err(ExitError::Failure)
-    };
-    let text = if args.json { Report::of(&diagnosis, &verdict).json() } else { table(&diagnosis) };
+    let text = if args.json { Report::of(&diagnosis).json() } else { table(&diagnosis) };
     let printed = terminal.print(text.trim_end());
-    verdict.and(printed)
+    diagnosis.status.and(printed)
 }
 
 /// The other side of [`ask_apart`].
@@ -177,7 +170,7 @@ struct Row<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn of(diagnosis: &'a Diagnosis, verdict: &Result<(), ExitError>) -> Self {
+    fn of(diagnosis: &'a Diagnosis) -> Self {
         let reserve = diagnosis.reserve.map(|plan| Reserve {
             bytes: plan.bytes,
             fits: plan.fits,
@@ -190,7 +183,7 @@ impl<'a> Report<'a> {
             remedy: finding.remedy.as_deref(),
         };
         Self {
-            status: verdict.map_or_else(|error| error as u8, |()| 0),
+            status: diagnosis.status.map_or_else(|error| error as u8, |()| 0),
             device: diagnosis.device,
             backend: diagnosis.backend,
             pinned: diagnosis.is_pinned,

@@ -1,12 +1,15 @@
 //! What the settings ask of this machine and it does not have: cheap looks, without a page-lock.
 
+use std::fs;
 use std::path::Path;
 
 use pinpool::config::EnvReport;
-use pinpool::{Config, Finding, Level, PressureSource, backend};
+use pinpool::{Ceiling, Config, Finding, Level, PressureSource, backend};
 use pinpool_os::host;
+use pinpool_replay::Input;
 
-use super::memory::reserve_problem;
+use super::memory::{limits_on_host, reserve_problem, too_much};
+use crate::input::RECORDING;
 
 /// What the settings of the environment `env` ask for and this machine does not have, one finding for each setting; none where
 /// two of them contradict each other. Pins nothing, opens no trace and no socket.
@@ -17,17 +20,24 @@ pub(crate) fn unmet(env: &EnvReport) -> Vec<Finding> {
     let config = &env.config;
     let is_set = |name| env.variables.iter().any(|variable| variable.name == name && variable.origin == "environment");
     let device = is_set("PINPOOL_DEVICE").then(|| device(config)).flatten();
-    [reserve(config), numa_node(config), pressure(config), device, trace(config), socket(config)]
+    [reserve(config), limit(config), numa_node(config), pressure(config), device, trace(config), socket(config)]
         .into_iter()
         .flatten()
         .collect()
 }
 
 fn reserve(config: &Config) -> Option<Finding> {
-    let available_bytes = host::memory(Path::new("/")).map_or(u64::MAX, |memory| memory.available_bytes);
+    let memory = host::memory(Path::new("/"));
     let max_bytes = config.ceiling_on_host().0;
-    let (found, remedy) = reserve_problem(config, max_bytes, available_bytes, config.reserve_bytes, false)?;
+    let (found, remedy) = reserve_problem(config, max_bytes, memory.as_ref(), config.reserve_bytes, false)?;
     Some(Finding::error("PINPOOL_RESERVE", found).remedy(remedy))
+}
+
+fn limit(config: &Config) -> Option<Finding> {
+    let (Ceiling::Bytes(bytes), memory) = (config.max_bytes, host::memory(Path::new("/"))?) else { return None };
+    let ranks = limits_on_host(config);
+    let found = too_much(ranks, bytes, &memory).filter(|_| ranks.saturating_mul(bytes) > memory.total_bytes)?;
+    Some(Finding::warning("PINPOOL_MAX_BYTES", found).remedy("lower it, or set auto"))
 }
 
 fn numa_node(config: &Config) -> Option<Finding> {
@@ -44,7 +54,7 @@ fn numa_node(config: &Config) -> Option<Finding> {
 
 fn pressure(config: &Config) -> Option<Finding> {
     let PressureSource::File(path) = &config.pressure else { return None };
-    let error = std::fs::read(path).err()?;
+    let error = fs::read(path).err()?;
     let found = format!("{} cannot be read: {error}", path.display());
     Some(Finding::warning("PINPOOL_PRESSURE", found).remedy("name a file like /proc/pressure/memory, or set on or off"))
 }
@@ -56,8 +66,15 @@ fn device(config: &Config) -> Option<Finding> {
 }
 
 fn trace(config: &Config) -> Option<Finding> {
-    let folder = missing_folder(config.trace.as_deref()?)?;
-    Some(Finding::error("PINPOOL_TRACE", folder).remedy("make it, or name a file in another one"))
+    let path = config.trace.as_deref()?;
+    if let Some(folder) = missing_folder(path) {
+        return Some(Finding::error("PINPOOL_TRACE", folder).remedy("make it, or name a file in another one"));
+    }
+    let is_other = |input: Input| !input.first().starts_with(RECORDING);
+    let holds_other = fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0)
+        && Input::open(path).is_ok_and(is_other);
+    let found = format!("{} is no recording, and is not overwritten", path.display());
+    holds_other.then(|| Finding::error("PINPOOL_TRACE", found).remedy("name another file, or remove this one"))
 }
 
 fn socket(config: &Config) -> Option<Finding> {

@@ -126,7 +126,7 @@ impl Plotter {
 
 /// The limits after each of `raises`, of which the last gives `to`. `to` alone where the chain from `before` does not lead to it.
 fn limits_up_to(before: Option<u64>, to: u64, raises: u64) -> Vec<u64> {
-    let mut limit = before.unwrap_or(super::history::START_LIMIT);
+    let mut limit = before.unwrap_or(super::message::START_LIMIT);
     let mut limits = Vec::new();
     for _ in 0..raises {
         limit = limit.saturating_add(limit / 10).min(to);

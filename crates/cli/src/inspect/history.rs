@@ -8,10 +8,8 @@
 use std::cmp::Reverse;
 
 use super::ledger::{Chain, Fit, allocated_by_rate};
-use super::message::{Counters, Figures, Message, TOLERABLE_RATE};
+use super::message::{Counters, Figures, Message, START_LIMIT, TOLERABLE_RATE};
 
-/// The limit that TensorFlow's pool starts with.
-pub(super) const START_LIMIT: u64 = 100;
 /// Starting limits that are told apart.
 const CHAINS_MAX: usize = 16;
 /// Pools, and starts of programs, that are told apart: each message is compared with all.
@@ -53,6 +51,13 @@ pub(super) struct PoolHistory {
     window: Option<Counters>,
     /// The place of the check with these counters in [`History::entries`].
     checked_at: usize,
+}
+
+impl PoolHistory {
+    /// Whether the limit was raised after the last check that the log shows.
+    pub(super) fn is_raised(&self) -> bool {
+        self.window.is_none() && self.printed_raises > 0
+    }
 }
 
 impl History {
@@ -288,6 +293,6 @@ fn increase(last: Option<&Counters>, next: &Counters) -> Option<u128> {
 }
 
 /// Whether the limit may be raised at a check with these rates, which are printed with six digits.
-fn may_raise(counters: &Counters) -> bool {
+pub(super) fn may_raise(counters: &Counters) -> bool {
     counters.eviction_rate >= TOLERABLE_RATE && counters.unsatisfied_rate >= TOLERABLE_RATE
 }

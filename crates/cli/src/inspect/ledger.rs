@@ -11,7 +11,7 @@
 //! where the previous limit is 0 before the first raise. The message prints `allocated / get` with six significant digits, and
 //! limits lie on a chain, so that mostly one limit of the chain fits.
 
-use super::message::{Counters, raised};
+use super::message::{Counters, TOLERABLE_RATE, raised};
 
 /// Limits that follow one another by TensorFlow's rule of a raise.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,12 +77,28 @@ fn six_digits(rate: f64) -> String {
 /// The gets that went to the underlying allocator by the printed rate alone, whatever the limit; `None` if several numbers
 /// print alike.
 pub(super) fn allocated_by_rate(counters: &Counters) -> Option<u64> {
-    let get = counters.get?;
+    let mut fits = all_by_rate(counters);
+    fits.next().filter(|_| fits.next().is_none())
+}
+
+/// Whether the printed rate is that of any number of gets.
+pub(super) fn is_plausible(counters: &Counters) -> bool {
+    counters.get.is_none() || !counters.unsatisfied_rate.is_finite() || all_by_rate(counters).next().is_some()
+}
+
+fn all_by_rate(counters: &Counters) -> impl Iterator<Item = u64> {
+    let get = counters.get.unwrap_or(0);
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Saturates; checked below.
     let nearest = (counters.unsatisfied_rate * get as f64).round() as u64;
     let around = nearest.saturating_sub(1)..=nearest.saturating_add(1).min(get);
-    let mut fits = around.filter(|&allocated| prints_as(allocated, counters));
-    fits.next().filter(|_| fits.next().is_none())
+    around.filter(move |&allocated| prints_as(allocated, counters))
+}
+
+/// Whether the printed rate raises no limit although the counters, whatever the limit, say that one is due.
+pub(super) fn is_too_low(counters: &Counters) -> bool {
+    let allocated = |get| i128::from(get) - i128::from(counters.put) + i128::from(counters.evicted);
+    let is_due = |get: u64| allocated(get) as f64 > TOLERABLE_RATE * get as f64;
+    counters.unsatisfied_rate <= TOLERABLE_RATE && counters.get.is_some_and(is_due)
 }
 
 #[cfg(test)]

@@ -3,7 +3,9 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `text.rs` | log text in pieces that may hold a message, whatever ends them |
-//! | `message.rs` | the two messages and the prefixes around them |
+//! | `finder.rs` | the messages in these pieces, and the prefixes around them |
+//! | `parts.rs` | what a message is made of, and how lines continue one another |
+//! | `message.rs` | the two messages, and what their numbers say by themselves |
 //! | `origin.rs` | which process a line is of, where a launcher says so |
 //! | `ledger.rs` | what the figures of one line say about the limit |
 //! | `history.rs` | many lines: which pool each is of, the limit in force, raises that were not printed |
@@ -12,10 +14,12 @@
 //! | `curve.rs` | all of it as curves, for `pinpool report` |
 
 pub(crate) mod curve;
+mod finder;
 mod history;
 mod ledger;
 mod message;
 mod origin;
+mod parts;
 mod report;
 mod text;
 mod verdict;
@@ -109,9 +113,10 @@ fn find(input: Input) -> Result<(Found, History), Box<dyn Error>> {
         )
         .into());
     }
-    let found = message::find(text::Pieces::new(text_of(input)))?;
+    let encoded = encoding(input.first());
+    let found = finder::find(text::Pieces::new(text_of(input)))?;
     if found.messages.is_empty() {
-        return Err(none_found(kind, &found).into());
+        return Err(encoded.map_or_else(|| none_found(kind, &found), str::to_owned).into());
     }
     let history = History::of(&found.messages)?;
     Ok((found, history))
@@ -125,6 +130,19 @@ fn packed_otherwise(first: &[u8]) -> Option<(&'static str, &'static str)> {
         [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(("zstd", "zstd -dc")),
         _ => None,
     }
+}
+
+/// What to do with a log that is encoded as one long word.
+fn encoding(first: &[u8]) -> Option<&'static str> {
+    let line = first.split(|byte| *byte == b'\n').next().filter(|line| line.len() >= 60)?;
+    let has = |word: &[u8]| line.windows(word.len()).any(|found| found == word);
+    if has(b"%20") && !has(b" ") {
+        return Some("the text is URL-encoded (%20 for a blank); decode it first");
+    }
+    let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=\r".contains(byte);
+    line.iter()
+        .all(is_base64)
+        .then_some("the text looks like base64; decode it first: `base64 -d FILE | pinpool inspect -`")
 }
 
 fn inspect(path: &Path, args: &InspectArgs) -> Result<(), Box<dyn Error>> {

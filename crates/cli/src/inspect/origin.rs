@@ -1,6 +1,11 @@
 //! Which process a line is of, where a launcher says so before it.
 
+use std::collections::{HashMap, HashSet};
+
 use regex::bytes::Regex;
+
+use super::history::{History, may_raise};
+use super::message::{Figures, Message};
 
 /// A time before what names a process, or behind it.
 const TIME: &str = r"\[?(?:(?:\d{4}[-/]\d\d[-/]\d\d[ T]|[A-Z][a-z]{2} [ \d]\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[-+]\d\d:?\d\d)?)\]?[\s:]\s*";
@@ -80,6 +85,58 @@ impl Origins {
 
 fn in_words(name: &[u8]) -> String {
     String::from_utf8_lossy(name).trim().to_owned()
+}
+
+/// Removes from the origins what numbers the lines and names no process: first what has no letters, such as a thread or the
+/// number of a record, then the rest.
+pub(super) fn forget_numbers(messages: &mut Vec<Message>) {
+    let words = |origin: String| {
+        let words: Vec<_> = origin.split(' ').filter(|word| word.contains(|c: char| c.is_alphabetic())).collect();
+        Some(words.join(" ")).filter(|words| !words.is_empty())
+    };
+    let forgotten: Vec<_> = with_origins(messages, words);
+    let are_numbers = |forgotten: &[Message]| {
+        let [named, forgotten_pairs] = [&*messages, forgotten].map(pairs);
+        forgotten_pairs * 2 > named * 3 || ((forgotten_pairs > named || forgotten_pairs == 0) && is_one_pool(forgotten))
+    };
+    if forgotten != *messages && (is_many(messages, &[]) || are_numbers(&forgotten)) {
+        *messages = forgotten;
+    }
+    let forgotten = with_origins(messages, |_| None);
+    // What stands in brackets differs from line to line where each process has one message.
+    if is_many(messages, &['[', '(']) || pairs(&forgotten) * 2 > pairs(messages) * 3 {
+        *messages = forgotten;
+    }
+}
+
+fn with_origins(messages: &[Message], origin: impl Fn(String) -> Option<String>) -> Vec<Message> {
+    let renamed = |message: &Message| Message { origin: message.origin.clone().and_then(&origin), ..message.clone() };
+    messages.iter().map(renamed).collect()
+}
+
+/// Whether the origins, but for those that begin with one of `excepted`, are nearly as many as the messages.
+fn is_many(messages: &[Message], excepted: &[char]) -> bool {
+    let origins = messages.iter().filter_map(|message| message.origin.as_deref());
+    let origins: HashSet<_> = origins.filter(|origin| !origin.starts_with(excepted)).collect();
+    origins.len() * 2 > messages.len()
+}
+
+/// Whether the messages may all be of one pool, and none is there twice, as those of like processes are.
+fn is_one_pool(messages: &[Message]) -> bool {
+    let is_twice = messages.windows(2).any(|pair| pair[0].figures == pair[1].figures);
+    !is_twice && History::of(messages).is_ok_and(|history| history.pools.len() == 1)
+}
+
+/// Raises that follow their check. Both are printed by one process, one after the other.
+fn pairs(messages: &[Message]) -> usize {
+    let (mut checked, mut pairs) = (HashMap::new(), 0);
+    for message in messages {
+        match &message.figures {
+            Figures::After(counters) => _ = checked.insert(&message.origin, counters),
+            Figures::Raise { .. } => pairs += usize::from(checked.remove(&message.origin).is_some_and(may_raise)),
+        }
+    }
+    pairs
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use pinpool_observe::judge::words::counted;
 
 use super::history::PoolHistory;
+use super::ledger::is_too_low;
 use super::message::{Counters, TOLERABLE_RATE};
 
 /// With more misses than this share of the gets, a pool whose limit has grown a lot is of little use.
@@ -28,9 +29,9 @@ pub(super) enum Verdict {
     TooShort,
 }
 
-/// The last check that decides anything.
+/// The last check that decides anything: one with gets enough, and with a rate that they do not contradict.
 fn deciding(pool: &PoolHistory) -> Option<&Counters> {
-    let is_long = |counters: &&Counters| counters.get.unwrap_or(counters.put) >= GETS_MIN;
+    let is_long = |counters: &&Counters| counters.get.unwrap_or(counters.put) >= GETS_MIN && !is_too_low(counters);
     pool.checks.iter().rev().map(|(_, counters)| counters).find(is_long)
 }
 
@@ -40,7 +41,7 @@ impl Verdict {
             return Self::Unknown;
         }
         let Some(last) = deciding(pool) else { return Self::TooShort };
-        if !is_raise_due(last) {
+        if !is_raise_due(last) && !pool.is_raised() {
             return Self::Steady;
         }
         let raises = pool.printed_raises + pool.silent_raises;
@@ -66,10 +67,10 @@ impl Verdict {
     pub(super) fn advice(self, pool: &PoolHistory) -> Vec<String> {
         let raises = pool.printed_raises + pool.silent_raises;
         let start = |limit: u64| {
-            format!(
-                "PINPOOL_POOL_SIZE_LIMIT={limit} has pinpool begin there, without the {}.",
-                counted(raises, "raise")
-            )
+            (raises > 0).then(|| {
+                let raises = counted(raises, "raise");
+                format!("Set PINPOOL_POOL_SIZE_LIMIT={limit} to start there and skip the {raises}.")
+            })
         };
         let rate = deciding(pool).map_or(0.0, |last| last.unsatisfied_rate);
         let misses = rate * 100.0;
@@ -78,17 +79,18 @@ impl Verdict {
                 vec![format!("The pool has found its size with the limit that it began with, {limit} buffers: nothing to set.")]
             }
             (Self::Steady, Some(limit)) => {
-                vec![format!("The pool has found its size: it keeps up to {limit} idle buffers."), start(limit)]
+                let found = format!("The pool has found its size: it keeps up to {limit} idle buffers.");
+                std::iter::once(found).chain(start(limit)).collect()
             }
             (Self::Steady, None) => vec!["The pool has found its size: nothing to set.".to_owned()],
             (Self::WarmingUp, Some(limit)) if rate > USELESS_RATE => vec![format!(
                 "The limit was still rising at the last line, to {limit} buffers, and {misses:.1} % of the gets missed: too early to \
                  say what to begin with."
             )],
-            (Self::WarmingUp, Some(limit)) => vec![
-                format!("The limit was still rising at the last line, to {limit} buffers; {misses:.3} % of the gets missed."),
-                start(limit),
-            ],
+            (Self::WarmingUp, Some(limit)) => {
+                let rising = format!("The limit was still rising at the last line, to {limit} buffers; {misses:.3} % of the gets missed.");
+                std::iter::once(rising).chain(start(limit)).collect()
+            }
             (Self::WarmingUp, None) => vec![format!("The limit was still rising at the last line; {misses:.3} % of the gets missed.")],
             (Self::Thrashing, _) => vec![
                 format!(
@@ -101,7 +103,7 @@ impl Verdict {
                     .to_owned(),
             ],
             (Self::Unknown, _) => vec!["The log has raises alone, which do not say how many gets miss.".to_owned()],
-            (Self::TooShort, _) => vec![format!("No line has {GETS_MIN} gets since a raise: too few to say what to set.")],
+            (Self::TooShort, _) => vec![format!("No line has {GETS_MIN} gets since a raise and a rate that they allow: too little to say what to set.")],
         }
     }
 }

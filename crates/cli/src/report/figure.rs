@@ -70,15 +70,6 @@ pub(super) enum Panel {
         name: String,
         bars: Vec<Bar>,
     },
-    /// Memory by place and time.
-    Map {
-        /// What one row is.
-        name: String,
-        x_max: f64,
-        /// For each column, which are equal spans of time, the state of each row from the lowest address on; `None` is not
-        /// pinned.
-        columns: Vec<Vec<Option<MapState>>>,
-    },
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -129,16 +120,6 @@ pub(super) struct Bar {
     pub(super) value: f64,
     /// Written behind the bar.
     pub(super) text: String,
-}
-
-/// In the order in which one hides another in the same cell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum MapState {
-    Free,
-    Idle,
-    InUse,
-    InFlight,
 }
 
 impl Figure {

@@ -6,7 +6,6 @@ use pinpool_observe::judge::judge_recording;
 use pinpool_replay::{Event, Record, Recording, Usage};
 
 use super::held::{Held, pool_name};
-use super::map::map;
 use super::timeline::{Doing, Sample, Timeline};
 use pinpool_cli::table::grouped;
 
@@ -50,7 +49,6 @@ pub(super) fn timeline(recording: &Recording) -> Timeline {
     for (_, points) in &mut timeline.limits {
         points.dedup();
     }
-    timeline.map = map(records);
     let judged = judge_recording(recording);
     timeline.said = judged.iter().map(crate::why::of_pool).collect();
     timeline.slow_gets = Some(judged.iter().map(|pool| pool.slow_gets).sum());

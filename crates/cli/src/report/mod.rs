@@ -6,7 +6,6 @@
 //! | `from_process.rs` | a process that runs |
 //! | `from_recording.rs` | what a pool did, recorded |
 //! | `held.rs` | who holds what, and what is still out at the end |
-//! | `map.rs` | the map of its memory |
 //! | `from_replay.rs` | a trace of gets and puts alone, replayed |
 //! | `timeline.rs` | what a trace shows over its time, and the figures of it |
 //! | `bars.rs` | sizes by traffic, calls by time |
@@ -26,7 +25,6 @@ mod from_replay;
 mod frontier;
 mod held;
 mod lines;
-mod map;
 mod page;
 mod svg;
 mod timeline;
@@ -54,7 +52,7 @@ use pinpool_cli::terminal::Terminal;
 
 /// Draws a log, a trace or a running process as a page: what is held and by whom, time lost, limits and evictions
 ///
-/// A trace is what PINPOOL_TRACE recorded, which also has times of page-locks and a map of the memory, or what `pinpool replay` reads. One of gets and puts alone is replayed with the default settings on simulated memory.
+/// A trace is what PINPOOL_TRACE recorded, which also has pin times, or what `pinpool replay` reads. One of gets and puts alone is replayed with the default settings on simulated memory.
 /// A process, which was started with PINPOOL_SOCKET=1, is drawn as it was for --seconds, or with --watch until it ends, again and again.
 /// The page is one HTML file that needs no network, for light and dark screens, phones and paper. Exits with 1 if there is nothing to draw, the file is cut off, or the process ends meanwhile: then what is there of it is drawn.
 #[derive(Debug, Args)]

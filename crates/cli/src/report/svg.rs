@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::escape::escaped;
-use super::figure::{Axis, Bar, Figure, MapState, Panel, Shape, number, short};
+use super::figure::{Axis, Bar, Figure, Panel, Shape, number, short};
 
 /// The style sheet of the figures.
 pub(super) const STYLE: &str = include_str!("figure.css");
@@ -26,13 +26,6 @@ const Y_LABELS_WIDTH: f64 = 58.0;
 pub(super) const MARGIN: f64 = 12.0;
 /// Lines that look different.
 pub(super) const LOOKS: usize = 6;
-const STATES: [(MapState, &str); 4] = [
-    (MapState::Free, "free"),
-    (MapState::Idle, "idle buffers"),
-    (MapState::InUse, "in use"),
-    (MapState::InFlight, "in flight"),
-];
-
 /// The figure as one `svg` element.
 pub(super) fn svg(figure: &Figure, place: Place) -> String {
     let (class, width, style) = match place {
@@ -41,14 +34,8 @@ pub(super) fn svg(figure: &Figure, place: Place) -> String {
         Place::File => ("plot", 860.0, format!("<style>\n{STYLE}</style>\n")),
     };
     let id = format!("{}-{width}", figure.id);
-    let mut canvas = Canvas {
-        body: String::new(),
-        width,
-        has_hover: place != Place::File,
-        has_numbers: true,
-        top: 0.0,
-        hatch: format!("{id}-hatch"),
-    };
+    let mut canvas =
+        Canvas { body: String::new(), width, has_hover: place != Place::File, has_numbers: true, top: 0.0 };
     if place == Place::File {
         canvas.line(format_args!("<text class=\"title\" x=\"{MARGIN}\" y=\"16\">{}</text>", escaped(figure.title)));
         canvas.top = ROW + 8.0;
@@ -59,7 +46,6 @@ pub(super) fn svg(figure: &Figure, place: Place) -> String {
         match panel {
             Panel::Lines { y, series, is_lane } => canvas.lines(&figure.x, x_range, y, series, *is_lane),
             Panel::Bars { name, bars } => canvas.bars(name, bars),
-            Panel::Map { name, columns, .. } => canvas.map(&figure.x, x_range, name, columns),
         }
     }
     let Canvas { body, top, .. } = canvas;
@@ -82,8 +68,6 @@ pub(super) struct Canvas {
     has_numbers: bool,
     /// Where the next row or panel begins.
     top: f64,
-    /// The pattern of what is in flight. Each figure has its own: one of a hidden figure is not drawn.
-    hatch: String,
 }
 
 /// Where values are drawn.
@@ -219,39 +203,6 @@ impl Canvas {
         }
         self.top += MARGIN;
     }
-
-    fn map(&mut self, axis: &Axis, x: (f64, f64), name: &str, columns: &[Vec<Option<MapState>>]) {
-        let hatch = self.hatch.clone();
-        self.line(format_args!(
-            "<defs><pattern id=\"{hatch}\" width=\"5\" height=\"5\" patternUnits=\"userSpaceOnUse\" \
-             patternTransform=\"rotate(45)\"><rect class=\"fill paper\" width=\"5\" height=\"5\"/><rect class=\"fill m3\" \
-             width=\"3\" height=\"5\"/></pattern></defs>"
-        ));
-        let paint = |state: MapState| match state {
-            MapState::InFlight => format!("fill=\"url(#{hatch})\""),
-            state => format!("class=\"fill m{}\"", state as u8),
-        };
-        self.header(name);
-        self.legend(STATES.iter().map(|state| state.1), |canvas, at, x, y| {
-            canvas.rect(&paint(STATES[at].0), (x + 6.0, y - 6.0), (20.0, 12.0));
-        });
-        let rows = columns.iter().map(Vec::len).max().unwrap_or(0);
-        let plot = self.axes(axis, x, (0.0, rows.max(1) as f64), 1.0, PLOT_HEIGHT * 2.0);
-        for row in 0..rows {
-            let states: Vec<_> = columns.iter().map(|states| states.get(row).copied().flatten()).collect();
-            let mut column = 0;
-            // Cells next to each other with the same state are one rectangle.
-            for run in states.chunk_by(|a, b| a == b) {
-                let place = |column: usize| x.1 * column as f64 / columns.len() as f64;
-                let (left, top) = plot.at(place(column), row as f64 + 1.0);
-                let (right, bottom) = plot.at(place(column + run.len()), row as f64);
-                if let Some(state) = run[0] {
-                    self.rect(&paint(state), (left, top), (right - left, bottom - top));
-                }
-                column += run.len();
-            }
-        }
-    }
 }
 
 /// What a clock shows, in UTC, at so many seconds since 1970.
@@ -270,7 +221,6 @@ fn text_width(text: &str) -> f64 {
 fn x_range(figure: &Figure) -> (f64, f64) {
     let of_panel = |panel: &Panel| match panel {
         Panel::Lines { series, .. } => series.iter().flat_map(|one| &one.points).map(|point| point.0).collect(),
-        Panel::Map { x_max, .. } => vec![*x_max],
         Panel::Bars { .. } => Vec::new(),
     };
     let values: Vec<f64> = figure.panels.iter().flat_map(of_panel).collect();
@@ -350,9 +300,6 @@ mod tests {
         let x = Axis::new("time", Unit::Seconds);
         let empty = svg(&figure(&x, panel(Vec::new(), Vec::new())), Place::Wide);
         assert!(empty.contains("time (ms)") && !empty.contains("NaN"), "{empty}");
-        let map = Panel::Map { name: "granules".to_owned(), x_max: 0.0, columns: Vec::new() };
-        let map = svg(&figure(&x, map), Place::Narrow);
-        assert!(map.contains("granules") && !map.contains("NaN"), "{map}");
         let bars = Panel::Bars { name: "none".to_owned(), bars: Vec::new() };
         assert!(svg(&figure(&x, bars), Place::Wide).contains("none"));
     }
@@ -379,16 +326,5 @@ mod tests {
         assert_eq!(ticks((0.0, 2e-3), 1e-3, 2.0), [0.0, 1e-3, 2e-3]);
         assert_eq!(ticks((0.0, 3.0 * 1024.0), 1024.0, 3.0), [0.0, 1024.0, 2048.0, 3072.0]);
         assert_eq!(powers_of_ten((2_000.0, 3e5)), [1e4, 1e5]);
-    }
-
-    #[test]
-    fn equal_cells_of_a_map_are_one_rectangle() {
-        let (free, used, flying) = (Some(MapState::Free), Some(MapState::InUse), Some(MapState::InFlight));
-        let columns = vec![vec![free, None], vec![free, used], vec![used, used], vec![used, flying]];
-        let map = Panel::Map { name: "rows".to_owned(), x_max: 4.0, columns };
-        let svg = svg(&figure(&Axis::new("time", Unit::Seconds), map), Place::Wide);
-        let cells = |paint: &str| svg.lines().filter(|line| line.starts_with(&format!("<rect {paint}"))).count() - 1;
-        assert_eq!(["class=\"fill m0\"", "class=\"fill m1\"", "class=\"fill m2\""].map(cells), [1, 0, 2], "{svg}");
-        assert_eq!(cells("fill=\"url(#x-860-hatch)\""), 1);
     }
 }

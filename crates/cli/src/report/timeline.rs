@@ -64,12 +64,10 @@ pub(super) struct Timeline {
     /// Nanoseconds of each call.
     pub(super) pins: Vec<u64>,
     pub(super) unpins: Vec<u64>,
-    /// With what it shows in words.
-    pub(super) map: Option<(Panel, String)>,
     pub(super) notes: Vec<String>,
     /// What the clock showed at 0, in seconds since 1970.
     pub(super) clock: Option<f64>,
-    /// Whether it is of a process that runs: then there are no sizes, and no map.
+    /// Whether it is of a process that runs: then there are no sizes.
     pub(super) is_live: bool,
     /// Time that was lost: where, what it was lost by, and seconds.
     pub(super) lost: Vec<(f64, Doing, f64)>,
@@ -83,25 +81,14 @@ pub(super) struct Timeline {
 
 impl Timeline {
     pub(super) fn report(self, source: String) -> Report {
-        let (verdicts, facts, x) = (self.verdicts(), self.facts(), self.axis());
+        let (verdicts, facts) = (self.verdicts(), self.facts());
         let mut figures = vec![self.bytes_figure()];
         figures.extend(self.lost_figure());
         let sizes = Some(self.traffic_figure()).filter(|_| !self.is_live);
         let rest = sizes.into_iter().chain(self.latency_figure()).chain(self.limit_figure());
         let rest: Vec<_> = rest.chain([self.hit_rate_figure()]).collect();
-        let Self { map, mut notes, held: (lanes, table), is_live, .. } = self;
-        figures.extend(lanes);
-        match map {
-            Some((map, description)) => {
-                let panels = vec![map];
-                figures.push(Figure { id: "arena", title: "Map of the memory", description, x, panels });
-            }
-            None if is_live => {}
-            None => {
-                notes.push("There is no map of the memory: the trace has no addresses of pinned memory.".to_owned())
-            }
-        }
-        figures.extend(rest);
+        let Self { notes, held: (lanes, table), .. } = self;
+        figures.extend(lanes.into_iter().chain(rest));
         let tables = table.into_iter().collect();
         Report {
             title: "The pool in this trace",

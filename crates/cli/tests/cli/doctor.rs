@@ -148,6 +148,75 @@ fn bad_settings_have_a_status_of_their_own() {
     }
 }
 
+#[test]
+fn the_verdict_says_what_the_exit_status_says() {
+    let sets: [&[(&str, &str)]; 6] = [
+        &[],
+        &[("PINPOOL_RESERVE", "all")],
+        &[("PINPOOL_GROWTH", "0")],
+        &[("PINPOOL_BACKEND", "heap")],
+        &[("PINPOOL_RESERVE", "9000TiB"), ("PINPOOL_MAX_BYTES", "none")],
+        &[("PINPOOL_IDLE_TIMEOUT", "5s"), ("PINPOOL_PRESET", "tensorflow")],
+    ];
+    for set in sets {
+        let found = diagnosis(doctor(&[]).envs(set.iter().copied()));
+        let (level, text, _) = finding(&found, "verdict");
+        assert_eq!(level == "ok", found["status"] == 0, "{set:?}: {text}");
+        assert_eq!(text.contains("no pool is built with these settings"), found["status"] == 2, "{set:?}: {text}");
+        let verdicts = found["findings"].as_array().unwrap().iter().filter(|finding| finding["check"] == "verdict");
+        assert_eq!(verdicts.count(), 1);
+    }
+    let ineffective = diagnosis(doctor(&[]).env("PINPOOL_IDLE_TIMEOUT", "5s").env("PINPOOL_PRESET", "tensorflow"));
+    let (level, text, _) = finding(&ineffective, "settings");
+    assert!(level == "warning" && text.contains("PINPOOL_IDLE_TIMEOUT=5s: has no effect"), "{text}");
+}
+
+#[test]
+fn what_each_rank_pins_is_counted_for_all_ranks_of_the_host() {
+    let of = |ranks: &str, ledger: &str| {
+        let mut command = doctor(&[]);
+        command.env("LOCAL_WORLD_SIZE", ranks).env("PINPOOL_LEDGER", ledger);
+        diagnosis(command.env("PINPOOL_MAX_BYTES", "1000TiB").env("PINPOOL_RESERVE", "1000TiB"))
+    };
+    let found = of("4", "none");
+    let words = "4 ranks need 4000 TiB of ";
+    let (level, text, remedy) = finding(&found, "ceiling");
+    assert!(
+        level == "warning" && text.starts_with(words) && remedy.contains("PINPOOL_LEDGER=auto"),
+        "{text}; {remedy}"
+    );
+    let (level, text, _) = finding(&found, "reserve");
+    assert!(level == "error" && text.starts_with(words) && found["reserve"]["fits"] == false, "{text}");
+    // They share a limit, and pin a reserve each.
+    let shared = of("4", &format!("doctor-{}", std::process::id()));
+    assert!(finding(&shared, "ceiling").1.starts_with("1000 TiB is over"), "{shared}");
+    assert!(finding(&shared, "reserve").1.starts_with(words), "{shared}");
+    assert!(finding(&of("1", "none"), "reserve").1.starts_with("1000 TiB is over"));
+    let ran = finish(
+        doctor(&[]).env("LOCAL_WORLD_SIZE", "4").env("PINPOOL_RESERVE", "1000TiB").env("PINPOOL_MAX_BYTES", "none"),
+    );
+    assert!(ran.code == 1 && ran.stdout.contains(words), "{}", ran.stdout);
+}
+
+#[test]
+fn a_shared_limit_without_room_for_its_file_fails_as_it_does_for_a_pool() {
+    let script = "mount -t tmpfs -o size=16k none /dev/shm && { head -c 16384 /dev/zero > /dev/shm/full; exec \"$0\" doctor --json; }";
+    let of = |ledger: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_pinpool")]);
+        command.env("PINPOOL_LEDGER", ledger).env("PINPOOL_MAX_BYTES", "1G").env("LOCAL_WORLD_SIZE", "2").output()
+    };
+    for (ledger, level) in [("train", "error"), ("auto", "warning")] {
+        let Some(found) = of(ledger).ok().and_then(|ran| serde_json::from_slice::<Value>(&ran.stdout).ok()) else {
+            println!("skipped: no memory of its own can be mounted here");
+            return;
+        };
+        let (of_ledger, text, remedy) = finding(&found, "ledger");
+        assert!(of_ledger == level && text.contains("No space left on device"), "{ledger}: {text}");
+        assert!(remedy.contains("/dev/shm") && found["status"] == 1, "{remedy}");
+    }
+}
+
 /// Lowers a limit of a process that only ends, and takes from root what would make it exempt.
 #[allow(unsafe_code)] // Runs between fork and exec.
 fn under_limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64) -> &mut Command {
@@ -237,6 +306,8 @@ fn with_a_driver_there_is_pinned_memory_for_the_gpu() {
 
     let without_room = diagnosis(&mut with(&["--reserve", "2G"]));
     assert_eq!((&without_room["status"], &without_room["gpu"]), (&1.into(), &true.into()), "{without_room}");
+    let (level, text, _) = finding(&without_room, "verdict");
+    assert!(level == "error" && text == "pinned memory for GPU 0, by vmm, but reserve failed", "{text}");
 }
 
 /// A driver that ends the process, or never answers, is a row of the report, which goes on without it.

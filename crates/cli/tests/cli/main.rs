@@ -21,6 +21,7 @@ mod input_once;
 mod inspect;
 mod inspect_pools;
 mod inspect_styles;
+mod inspect_wrapped;
 #[cfg(target_os = "linux")]
 mod ledger;
 mod limits;

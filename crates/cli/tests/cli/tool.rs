@@ -385,11 +385,19 @@ fn env_lists_the_few_that_most_programs_need_and_those_that_are_set() {
 fn env_says_what_this_machine_does_not_have_and_opens_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (trace, socket) = (dir.path().join("t"), dir.path().join("s"));
+    let ran = finish(pinpool(&["env"]).env("PINPOOL_TRACE", &trace).env("PINPOOL_SOCKET", &socket));
+    assert_eq!((ran.code(), trace.exists(), socket.exists()), (0, false, false), "{}", ran.stderr);
+    // As a pool, which would not be built.
     fs::write(&trace, "precious").unwrap();
-    let mut command = pinpool(&["env"]);
-    let ran = finish(command.env("PINPOOL_TRACE", &trace).env("PINPOOL_SOCKET", &socket));
+    let ran = finish(pinpool(&["env"]).env("PINPOOL_TRACE", &trace));
+    assert_eq!((ran.code(), fs::read_to_string(&trace).unwrap().as_str()), (1, "precious"));
+    ran.check_stderr(&format!("error: PINPOOL_TRACE: {} is no recording, and is not overwritten", trace.display()));
+    let ran = finish(pinpool(&["env"]).env("PINPOOL_IDLE_TIMEOUT", "5s").env("PINPOOL_PRESET", "tensorflow"));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    assert_eq!((fs::read_to_string(&trace).unwrap().as_str(), socket.exists()), ("precious", false));
+    ran.check_stderr("warning: PINPOOL_IDLE_TIMEOUT=5s: has no effect under PINPOOL_PRESET=tensorflow\n");
+    let ran = finish(pinpool(&["env"]).env("PINPOOL_MAX_BYTES", "999TiB"));
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("warning: PINPOOL_MAX_BYTES: 999 TiB is over the ");
     for (variable, value, line) in [
         ("PINPOOL_RESERVE", "1048576TiB", "error: PINPOOL_RESERVE: 1048576 TiB is over the"),
         ("PINPOOL_NUMA_NODE", "99", "warning: PINPOOL_NUMA_NODE: there is no node 99: the m"),

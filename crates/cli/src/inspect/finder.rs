@@ -1,0 +1,322 @@
+//! Finds the messages in the lines of a log, behind the prefixes that TensorFlow's versions and pinpool print.
+//!
+//! A message may be anywhere in a line, behind a progress bar or another message, and may be wrapped over several lines at any
+//! place, its prefix included. A truncated message, or one whose numbers are no longer the printed ones, is counted, and its
+//! numbers are not used.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::LazyLock;
+
+use regex::bytes::{Captures, Regex};
+
+use super::message::{Figures, Found, Message, Trust};
+use super::origin::{self, Origins};
+use super::parts::{self, AFTER, FIRST_LETTERS, Followed, Parts, RAISE, follow, frame, is_line_end};
+use super::text::{Piece, Pieces};
+use crate::files::why;
+
+/// So many lines of other text may stand between two parts of a message.
+const OTHER_LINES: usize = 3;
+/// A message is shorter, however it is wrapped.
+const LONGEST_MESSAGE_BYTES: usize = 512;
+/// A prefix is shorter, and is wrapped over fewer lines.
+const LONGEST_PREFIX_BYTES: usize = 256;
+const PREFIX_LINES: usize = 8;
+/// A line of a container is put together up to so many bytes.
+const LONGEST_LINE_BYTES: usize = 1 << 20;
+/// More messages than any program prints. A file that was made to fill the memory has more.
+const MOST_MESSAGES: usize = 200_000;
+
+/// The time, the severity and the place in the source, where there are any.
+const PREFIX: &str = r"(?-u)(?:\[?(?<time>\d{4}-\d\d-\d\d[ T]?\d\d:\d\d:\d\d(?:\.\d+)?)Z?:?\s*)?[A-Z]+\s*(?:\S*pool_allocator\.cc:(?<at>\d+)|\S+?)\]\s*$";
+/// What terminals, web pages and mark-up put into a line: colours, links, blanks and dashes of their own, escapes.
+const DECORATION: &str = r"(?-u)(?:\x1b|\\u001[bB])(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|&nbsp;|&#\d{1,3};|\xc2\xa0|\xc2\xad|\xe2\x80\x8b|\xe2\x80\x93|\xe2\x88\x92|\\_";
+/// What containerd writes before a line, or before a part of one (`P`).
+const CONTAINER: &str = r"(?-u)^\d{4}-\d\d-\d\dT\S+ std(?:out|err) (?<part>[PF]) ";
+
+static CONTAINERS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(CONTAINER).ok());
+static DECORATIONS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(DECORATION).ok());
+static PREFIXES: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(PREFIX).ok());
+
+/// Finds all messages.
+///
+/// # Errors
+///
+/// If the patterns do not compile. What ends the log too early is [`Found::stopped`].
+pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> io::Result<Found> {
+    let (Some(prefixes), Some(origins), Some(decorations), Some(containers)) =
+        (&*PREFIXES, Origins::new(), &*DECORATIONS, &*CONTAINERS)
+    else {
+        return Err(io::Error::other("the patterns of this command do not compile"));
+    };
+    let (found, recent) = (Found::default(), VecDeque::new());
+    let mut finder = Finder { prefixes, origins, decorations, containers, found, recent, open: None, part: None };
+    let stopped = loop {
+        match pieces.next() {
+            Ok(Some(piece)) => finder.search(piece),
+            Ok(None) => break None,
+            Err(error) => break Some(format!("read up to line {} only: {}", pieces.lines(), why(&error))),
+        }
+        if finder.found.messages.len() >= MOST_MESSAGES {
+            let line = pieces.lines();
+            break Some(format!(
+                "read up to line {line} only: {MOST_MESSAGES} diagnostics are the most that are read of a log; split it \
+                 (`split -l {line} FILE`)"
+            ));
+        }
+    };
+    finder.close();
+    let mut found = finder.found;
+    origin::forget_numbers(&mut found.messages);
+    Ok(Found { lines: pieces.lines(), stopped, ..found })
+}
+
+struct Finder<'a> {
+    prefixes: &'a Regex,
+    origins: Origins,
+    decorations: &'a Regex,
+    containers: &'a Regex,
+    found: Found,
+    /// The lines before, where a wrapped prefix begins.
+    recent: VecDeque<(u64, Vec<u8>)>,
+    open: Option<Open>,
+    /// The first parts of a line of a container, and where it began.
+    part: Option<(u64, Vec<u8>)>,
+}
+
+/// What comes before a message.
+struct Head {
+    line: u64,
+    time: Option<String>,
+    source_line: Option<u32>,
+    origin: Option<String>,
+}
+
+/// A message that may go on in the next line.
+struct Open {
+    head: Head,
+    parts: Parts,
+    /// Its text so far.
+    text: Vec<u8>,
+    /// The line that it begins in, and what follows its text at the end of the last one.
+    first: Vec<u8>,
+    tail: Vec<u8>,
+    /// Whether it is one for sure, and not another text that begins alike.
+    is_message: bool,
+    other_lines: usize,
+}
+
+impl Open {
+    /// Its numbers, if all are there.
+    fn figures(&self) -> Option<Figures> {
+        let followed = follow(self.parts, &self.text);
+        Figures::of(&followed.numbers).filter(|_| followed.is_whole)
+    }
+
+    /// The text with `line` behind it, if the message goes on there, and the bytes of `line` up to its end.
+    fn extended(&self, line: &[u8]) -> Option<(Vec<u8>, usize)> {
+        let is_end = is_line_end(&self.tail);
+        let is_alike = |rest: &[u8]| !is_end && parts::ends_alike(&self.tail, rest);
+        let starts = [frame(&self.first, line), 0].into_iter().filter(|_| is_end || is_alike(line));
+        starts.map(|start| line.len() - line[start..].trim_ascii_start().len()).find_map(|start| {
+            let text = [&self.text, some(&line[start..])].concat();
+            let Followed { end, is_whole, .. } = follow(self.parts, &text);
+            let used = start + end.checked_sub(self.text.len())?;
+            let goes_on = end > self.text.len() && (is_whole || is_line_end(&line[used..]) || is_alike(&line[used..]));
+            goes_on.then(|| (text[..end].to_vec(), used))
+        })
+    }
+}
+
+impl Finder<'_> {
+    fn search(&mut self, piece: Piece) {
+        if piece.bytes.is_empty() {
+            return;
+        }
+        let Some(Piece { line, bytes }) = self.whole_line(piece) else { return };
+        let bytes = self.undecorated(bytes);
+        self.origins.note_head(&bytes);
+        let mut at = self.go_on(&bytes);
+        while let Some(next) = bytes[at..].iter().position(|byte| matches!(byte, b'P' | b'R')) {
+            at += next;
+            at += self.try_at(line, &bytes, at);
+        }
+        if self.recent.len() >= PREFIX_LINES {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((line, if bytes.len() > LONGEST_PREFIX_BYTES { Vec::new() } else { bytes }));
+    }
+
+    /// Opens or keeps the message that begins at `at`, if there is one; returns the bytes that are done.
+    fn try_at(&mut self, line: u64, bytes: &[u8], at: usize) -> usize {
+        let (parts, text) = (if bytes[at] == b'P' { AFTER } else { RAISE }, &bytes[at..]);
+        let followed = follow(parts, text);
+        let (end, tail) = (followed.end, some(&text[followed.end..]));
+        let has_begun = followed.letters >= FIRST_LETTERS;
+        let is_likely = has_begun || followed.letters >= FIRST_LETTERS / 2;
+        let is_part = is_line_end(tail) && (is_likely || self.open.is_none());
+        if !has_begun && !is_part && !bytes[..at].trim_ascii_end().ends_with(b"]") {
+            return 1;
+        }
+        let head = self.head(line, bytes, at);
+        let is_message = is_likely || head.source_line.is_some();
+        if followed.letters == 0 || (!has_begun && !is_part && head.source_line.is_none()) {
+            return 1;
+        }
+        self.close();
+        let (text, first, tail) = (text[..end].to_vec(), some(bytes).to_vec(), tail.to_vec());
+        self.wait(Open { head, parts, text, first, tail, is_message, other_lines: 0 });
+        end
+    }
+
+    /// Keeps `open` open if it may go on in the next line.
+    fn wait(&mut self, open: Open) {
+        let is_whole = follow(open.parts, &open.text).is_whole;
+        let is_sure = open.figures().is_some_and(|figures| figures.trust() == Trust::Sure);
+        self.open = Some(open);
+        if is_whole && is_sure {
+            self.close();
+        }
+    }
+
+    /// Lets the open message go on in `line`; returns the bytes of it that are done.
+    fn go_on(&mut self, line: &[u8]) -> usize {
+        let Some(mut open) = self.open.take() else { return 0 };
+        let own = [(b'P', AFTER), (b'R', RAISE)].into_iter().filter_map(|(letter, parts)| {
+            let mut places = (0..line.len()).filter(|&at| line[at] == letter);
+            places.find(|&at| follow(parts, &line[at..]).letters >= FIRST_LETTERS)
+        });
+        let own = own.min().unwrap_or(line.len());
+        let was = follow(open.parts, &open.text).is_whole;
+        let extended = open.extended(&line[..own]).filter(|(text, used)| {
+            // A number that may be whole goes on only if it is better so, or no worse and the line has nothing else.
+            let [before, after] = [&open.text, text].map(|text| Figures::of(&follow(open.parts, text).numbers));
+            let [before, after] = [before, after].map(|figures| figures.map(|figures| figures.trust()));
+            !was || after > before
+                || (after == before
+                    && is_line_end(&line[*used..])
+                    && !continues_number(&line[*used..])
+                    && parts::is_printed(text))
+        });
+        let used = match extended {
+            Some((text, used)) if text.len() <= LONGEST_MESSAGE_BYTES => {
+                (open.text, open.tail, open.other_lines) = (text, some(&line[used..]).to_vec(), 0);
+                used
+            }
+            _ => {
+                open.other_lines = if was { OTHER_LINES } else { open.other_lines } + 1;
+                0
+            }
+        };
+        let is_over = own < line.len() || open.other_lines > if open.is_message { OTHER_LINES } else { 0 };
+        self.wait(open);
+        if is_over {
+            self.close();
+        }
+        used
+    }
+
+    /// Keeps the open message, or counts it as cut.
+    fn close(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        let ends_line = is_line_end(&open.tail);
+        let figures = open.figures().filter(|figures| !ends_line || figures.trust() > Trust::Contradicted);
+        let Some(figures) = figures.filter(|_| !continues_number(&open.tail)) else {
+            self.found.cut += u64::from(open.is_message);
+            return;
+        };
+        let Head { line, time, source_line, origin } = open.head;
+        self.found.source_line = self.found.source_line.or(source_line);
+        self.found.messages.push(Message { line, time, origin, figures });
+    }
+
+    /// What comes before the message at `at` of `bytes`, in this line or, if that is wrapped, in those before.
+    fn head(&self, line: u64, bytes: &[u8], at: usize) -> Head {
+        let mut text = bytes[at.saturating_sub(LONGEST_PREFIX_BYTES)..at].to_vec();
+        let (mut head, mut first) = (self.prefix(line, &text).map(|(_, head)| head), bytes);
+        for (number, whole) in self.recent.iter().rev() {
+            let is_over =
+                text.len() > LONGEST_PREFIX_BYTES || !matches!(text.trim_ascii_end().last(), None | Some(b']'));
+            if is_over || head.as_ref().is_some_and(|head| head.time.is_some()) {
+                break;
+            }
+            let before = without_border(whole);
+            let joined = [0, frame(before, &text)].map(|start| [before, text[start..].trim_ascii_start()].concat());
+            let longer =
+                joined.iter().find_map(|text| self.prefix(*number, text).filter(|(start, _)| *start < before.len()));
+            if let Some((_, longer)) =
+                longer.filter(|(_, longer)| longer.time.is_some() || longer.source_line.is_some())
+            {
+                (head, first) = (Some(longer), whole);
+            }
+            [_, text] = joined;
+        }
+        let head = head.unwrap_or(Head { line, time: None, source_line: None, origin: None });
+        Head { origin: self.origins.of(first), ..head }
+    }
+
+    /// Where the prefix begins that `text` ends with, and what it says, if there is one.
+    fn prefix(&self, line: u64, text: &[u8]) -> Option<(usize, Head)> {
+        let captures = self.prefixes.captures(text).filter(|_| text.trim_ascii_end().ends_with(b"]"))?;
+        let start = captures.get_match().start();
+        // ASCII, by the pattern.
+        let text = |name| std::str::from_utf8(captures.name(name)?.as_bytes()).ok();
+        let source_line = text("at").and_then(|at| at.parse().ok());
+        Some((start, Head { line, time: text("time").map(str::to_owned), source_line, origin: None }))
+    }
+
+    /// The line of a container behind its last part; other pieces as they are.
+    fn whole_line(&mut self, Piece { line, bytes }: Piece) -> Option<Piece> {
+        let Some(captures) = self.containers.captures(&bytes) else { return Some(Piece { line, bytes }) };
+        let is_part = captures.name("part").is_some_and(|part| part.as_bytes() == b"P");
+        let text = &bytes[captures.get_match().end()..];
+        let (line, before) = self.part.take().unwrap_or((line, Vec::new()));
+        let whole = [before.as_slice(), text].concat();
+        if is_part && whole.len() <= LONGEST_LINE_BYTES {
+            self.part = Some((line, whole));
+            return None;
+        }
+        Some(Piece { line, bytes: whole })
+    }
+
+    /// The text without colours and escapes, with plain blanks and dashes.
+    fn undecorated(&self, bytes: Vec<u8>) -> Vec<u8> {
+        // Few logs have any, and looking for these bytes is fast.
+        if !bytes.iter().any(|byte| matches!(byte, 0x1b | b'&' | b'\\' | 0xc2 | 0xe2)) {
+            return bytes;
+        }
+        let plain = |found: &Captures<'_>| match found.get_match().as_bytes() {
+            [b'&', b'#', number @ .., b';'] => {
+                std::str::from_utf8(number).ok().and_then(|text| text.parse().ok()).into_iter().collect()
+            }
+            [b'&', ..] | [0xc2, 0xa0] => vec![b' '],
+            [0xe2, 0x80, 0x93] | [0xe2, 0x88, 0x92] => vec![b'-'],
+            [b'\\', b'_'] => vec![b'_'],
+            _ => Vec::new(),
+        };
+        self.decorations.replace_all(&bytes, plain).into_owned()
+    }
+}
+
+/// The beginning of a text that may be as long as a file.
+fn some(text: &[u8]) -> &[u8] {
+    &text[..text.len().min(LONGEST_MESSAGE_BYTES)]
+}
+
+/// A line without what a terminal draws, or a format writes, at its end.
+fn without_border(line: &[u8]) -> &[u8] {
+    let line = line.trim_ascii_end();
+    let line = line.strip_suffix(b"\"]").unwrap_or(line);
+    let is_border = |byte: &u8| !byte.is_ascii() || b" \"',|=".contains(byte);
+    &line[..line.len() - line.iter().rev().take_while(|byte| is_border(byte)).count()]
+}
+
+/// Whether what follows a figure is more of a number, such as the rest of a progress bar that was written over its end.
+fn continues_number(behind: &[u8]) -> bool {
+    match behind {
+        [b'/' | b'%', ..] => true,
+        [b'.' | b',' | b':', next, ..] => next.is_ascii_digit(),
+        _ => false,
+    }
+}
