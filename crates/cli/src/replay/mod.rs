@@ -149,6 +149,9 @@ fn table(args: &ReplayArgs, warnings: &mut Vec<String>, notes: &mut Vec<String>)
         let replays = replays.collect::<Result<Vec<_>, String>>().map_err(|error| named(path, &error))?;
         let columns =
             side_by_side::play(&workload, &replays, ceiling, &costs).map_err(|error| in_file(path, &error))?;
+        if let ([as_recorded], true, None, None) = (columns.as_slice(), args.set.is_empty(), ceiling, args.source) {
+            notes.extend(workload.doubt(&as_recorded.outcome).map(|doubt| named(path, &doubt)));
+        }
         match columns.as_slice() {
             columns if args.json => {
                 for column in columns {
