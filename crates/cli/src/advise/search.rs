@@ -383,7 +383,7 @@ impl Search<'_> {
         let mut max_bytes = high;
         // A little more memory may cost more: then the headroom is less.
         let few_buffers = self.workload.mean_get_bytes().saturating_mul(BUFFERS_MORE) as f64 / high as f64;
-        let ahead = if is_faster { self.headroom.max(few_buffers) } else { self.headroom };
+        let ahead = if is_faster && !settings.is_empty() { self.headroom.max(few_buffers) } else { self.headroom };
         for headroom in [ahead, self.headroom, self.headroom / 2.0] {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Rounded anyway; not below 0.
             let ample = whole((high as f64 * (1.0 + headroom)) as u64);

@@ -51,8 +51,10 @@ fn a_recording_is_given_the_settings_that_advise_recommends() {
     let ran = why(&path, &[]);
     assert_eq!(ran.code(), 1, "{}{}", ran.stdout, ran.stderr);
     assert!(ran.stdout.starts_with("ceiling too small: "), "{}", ran.stdout);
+    // The program sets its limit in its code.
     let exports = |text: &str| {
-        let lines = text.lines().map(str::trim).filter(|line| line.starts_with("export ")).map(str::to_owned);
+        let lines =
+            text.lines().map(str::trim).filter(|line| line.starts_with("# PINPOOL_MAX_BYTES=")).map(str::to_owned);
         lines.collect::<Vec<_>>()
     };
     let advised = finish(pinpool(&["advise"]).arg(&path)).stdout;
