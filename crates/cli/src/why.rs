@@ -16,7 +16,7 @@ use pinpool_observe::judge::{Cause, PoolJudgement, judge_recording};
 use pinpool_replay::{Event, Recording, Replay, Watch, Workload};
 use serde_json::Value;
 
-use crate::advise::worth as worth_of;
+use crate::advise::recommendation;
 use crate::files::{in_file, named, why};
 use crate::input::{self, Kind, open_workload, read_workload};
 use crate::served::{name_of, names_process, pools, statistics_of};
@@ -136,8 +136,8 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
         Kind::Recording => {
             let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(&path, &error))?;
             let mut said = of_recording(&recording);
-            if let (Some(said), Some(worth)) = (said.first_mut(), worth(&path, &recording)) {
-                said.lines.push(format!("  {worth}"));
+            if let Some(said) = said.first_mut() {
+                recommend(said, &path, &recording);
             }
             if said.is_empty() {
                 return Err(named(&path, &"too few gets to judge: a pool shows why from 20 gets on").into());
@@ -162,18 +162,27 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
     }
 }
 
-/// What following the cure would give; `None` where that is no setting that a replay follows. Several pools are played as one,
-/// which says nothing of each.
-fn worth(path: &Path, recording: &Recording) -> Option<String> {
+/// Puts what `advise` says in the place of a recommended setting: a replay knows more than the counters of a pool. Several pools are
+/// played as one, which says nothing of each.
+fn recommend(said: &mut Said, path: &Path, recording: &Recording) {
     let judged = judge_recording(recording);
-    let [only] = judged.as_slice() else { return None };
-    let (name, value) = only.judgement.setting?;
-    let workload = open_workload(path).ok().filter(|_| path.as_os_str() != "-")?;
+    let [only] = judged.as_slice() else { return };
+    if only.judgement.setting.is_none() || path.as_os_str() == "-" {
+        return;
+    }
+    let Ok(workload) = open_workload(path) else { return };
     if workload.failed_gets() > 0 {
         let failed = counted(workload.failed_gets(), "get");
-        return Some(format!("what it is worth no replay shows: {failed} failed when it was recorded"));
+        said.lines.push(format!("  what it is worth no replay shows: {failed} failed when it was recorded"));
+        return;
     }
-    worth_of(&workload, name, value).ok()
+    match recommendation(&workload) {
+        Ok(lines) => {
+            said.lines.retain(|line| !["  to do: ", "  export "].iter().any(|begin| line.starts_with(begin)));
+            said.lines.extend(lines.iter().map(|line| format!("  {line}")));
+        }
+        Err(doubt) => said.lines.push(format!("  {doubt}")),
+    }
 }
 
 /// The process's own judgements, over its socket.

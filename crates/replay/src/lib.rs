@@ -9,12 +9,11 @@
 //! | `open.rs` | a trace of either kind: a recording of a pool, or text |
 //! | `threads.rs` | what each thread of a recording did |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
-//! | `recorded.rs` | the settings that a recording was made under |
+//! | `recorded.rs` | the settings that a recording was made under, and whether replaying them gives the recording |
 //! | `priced.rs` | simulated memory that adds up what moves would take on a device |
 //! | `replay.rs` | how a workload is replayed: the settings of the pool over `sim` |
 //! | `kind.rs` | the kinds of memory that it simulates |
-//! | `player.rs` | plays it in virtual time, and counts |
-//! | `peers.rs` | what the rules of torch and RMM would pin |
+//! | `player.rs`, `player/closed.rs` | plays it in virtual time, and counts; in closed loop |
 //! | `watch.rs` | the pool's figures during a replay |
 //! | `report.rs` | what that cost |
 //! | `variables.rs` | settings of a replay as `PINPOOL_*` variables |
@@ -27,7 +26,6 @@ mod format;
 mod input;
 mod kind;
 mod open;
-mod peers;
 mod player;
 mod priced;
 mod recorded;
@@ -45,7 +43,6 @@ pub use format::{TraceError, TraceHeader, TraceOp, TraceReader};
 pub use input::Input;
 pub use kind::SourceKind;
 pub use open::{open_recording, read_recording};
-pub use peers::Peer;
 pub use pinpool_observe::record::failed_recordings;
 pub use pinpool_observe::record::{Event, PoolDescription, Record, Recording, RecordingError};
 pub use replay::{OtherSettings, Replay};

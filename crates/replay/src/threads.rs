@@ -1,9 +1,22 @@
-//! What each thread of a recording did, and how long it took between: a replay in closed loop moves what comes after a wait.
+//! What each thread of a recording did and how long it took in between. A closed-loop replay moves everything that follows a wait.
 //!
-//! The time between two operations of a thread is the program's own, and stays, but for waits at the ceiling, which the replay has anew.
-//! What a get took beside its wait stays too: without it threads that follow each other would drift apart. A put of what another
-//! thread got meanwhile follows that get: its thread had waited for the buffer. A buffer that a device may still use is free as long
-//! after its put as it was when recorded.
+//! The time between two operations of a thread belongs to the program and is kept, except for waits at the limit, which the replay
+//! repeats. The time a request took in addition to its wait is kept too; otherwise threads that follow each other would drift apart.
+//!
+//! A thread that returns the buffer of another thread needs two things: time of its own since its last step, and the buffer, which the
+//! other thread filled first. The recording shows only the later of the two:
+//!
+//! ```text
+//!  producer   get ──── fills ────▶ next get (at the latest now the buffer is handed over)
+//!  consumer        last step ── own time ──▶ put
+//! ```
+//!
+//! If the buffer was handed over before the consumer's last step, the time since that step is the consumer's own. Otherwise the
+//! consumer may have been idle: its own time is then at most the median of its busy steps, and the time since the get is kept. A
+//! busy consumer keeps a buffer at least as long after it was handed over as an idle one does (the median).
+//!
+//! A thread whose first step comes after a wait follows that wait: other threads started it, or handed their work to it. Memory that
+//! a device still uses becomes free as long after its put as recorded.
 
 use std::collections::HashMap;
 
@@ -12,20 +25,37 @@ use pinpool_observe::record::{Event, Record};
 
 use super::format::TraceOp;
 
+/// If more than one request in this many begins while another waits, threads do not queue to wait one at a time.
+const CONCURRENT_PART: usize = 16;
+
 /// One operation of a thread.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
     /// Number of its record.
     pub(super) line: u64,
-    /// The buffer whose get it follows, if that ended later than the step before it.
-    pub(super) follows: Option<u64>,
-    /// Nanoseconds since that get, or the step before it, ended.
+    /// The buffer whose get it follows, and the nanoseconds between the two.
+    pub(super) follows: Option<(u64, u64)>,
+    /// Nanoseconds since the last step of its thread ended.
     pub(super) gap_ns: u64,
+    /// Of these, how long other threads waited for memory while this one waited for its turn to request some.
+    pub(super) queued_ns: u64,
     /// Of these, what its thread spent in calls of the back-end.
     pub(super) calls_ns: u64,
     pub(super) operation: TraceOp,
     /// How long after a put the memory is free; `None` if it never was.
     pub(super) free_after_ns: Option<u64>,
+}
+
+/// A put of a buffer that another thread got.
+#[derive(Debug, Clone, Copy)]
+struct Taken {
+    thread: usize,
+    place: usize,
+    name: u64,
+    got_ns: u64,
+    /// When the last step of the thread ended.
+    before_ns: u64,
+    put_ns: u64,
 }
 
 /// All threads, while their records are read.
@@ -34,8 +64,23 @@ pub(super) struct Threads {
     steps: Vec<Vec<Step>>,
     ended_ns: Vec<u64>,
     began_ns: Option<u64>,
+    /// When the last buffer was put.
+    last_put_ns: u64,
     /// The thread that got each buffer that is held, and when.
     got: HashMap<u64, (u32, u64)>,
+    /// The buffer that was got by the last step of each thread.
+    last_got: HashMap<usize, u64>,
+    /// When the thread that got a buffer began its next step.
+    left_ns: HashMap<u64, u64>,
+    /// When another thread put a buffer.
+    taken_ns: HashMap<u64, u64>,
+    taken: Vec<Taken>,
+    /// Requests that waited, in the order in which they ended: when they began and ended, and the names of their buffers.
+    waits: Vec<(u64, u64, u64)>,
+    /// When the last request began.
+    asked_ns: u64,
+    /// Requests that began while another waited.
+    concurrent: usize,
     /// How long gets of pools waited that were served then.
     waited_ns: HashMap<(u32, u64), Vec<u64>>,
     /// Time in calls of threads since their last steps.
@@ -123,23 +168,91 @@ impl Threads {
             self.steps.resize_with(thread + 1, Vec::new);
             self.ended_ns.resize(thread + 1, self.began_ns.unwrap_or(0));
         }
-        let (mut follows, mut since_ns) = (None, self.ended_ns[thread]);
+        let (before_ns, place, time_ns) = (self.ended_ns[thread], self.steps[thread].len(), record.time_ns);
+        let mut gap_ns = began_ns.saturating_sub(before_ns);
+        let last_got = self.last_got.remove(&thread);
+        let queued_ns = last_got.map_or(0, |name| {
+            self.left_ns.insert(name, began_ns);
+            self.taken_ns.get(&name).map_or(0, |&taken_ns| self.waited_between(before_ns.max(taken_ns), began_ns))
+        });
+        let mut follows = None;
         match operation {
-            TraceOp::Get { id, .. } => _ = self.got.insert(id, (record.thread, record.time_ns)),
+            TraceOp::Get { id, .. } => {
+                let waited = &self.waits[..self.waits.partition_point(|&(_, until_ns, _)| until_ns <= began_ns)];
+                if let (0, Some(&(_, until_ns, name))) = (place, waited.last()) {
+                    (follows, gap_ns) = (Some((name, began_ns - until_ns)), 0);
+                }
+                let waits_until_ns = self.waits.last().map_or(0, |&(_, until_ns, _)| until_ns);
+                let is_concurrent = waits_until_ns > began_ns || (time_ns > began_ns && self.asked_ns > began_ns);
+                self.concurrent += usize::from(is_concurrent);
+                self.asked_ns = self.asked_ns.max(began_ns);
+                if time_ns > began_ns {
+                    self.waits.push((began_ns, time_ns, id));
+                }
+                self.got.insert(id, (record.thread, time_ns));
+                self.last_got.insert(thread, id);
+            }
             TraceOp::Put { id } => {
-                let got = self.got.remove(&id).filter(|&(by, at_ns)| by != record.thread && at_ns > since_ns);
-                (follows, since_ns) = got.map_or((None, since_ns), |(_, at_ns)| (Some(id), at_ns));
+                self.last_put_ns = time_ns;
+                if let Some((_, got_ns)) = self.got.remove(&id).filter(|&(by, _)| by != record.thread) {
+                    follows = Some((id, 0));
+                    self.taken_ns.insert(id, time_ns);
+                    self.taken.push(Taken { thread, place, name: id, got_ns, before_ns, put_ns: time_ns });
+                }
             }
             _ => {}
         }
-        self.ended_ns[thread] = record.time_ns;
-        let gap_ns = began_ns.saturating_sub(since_ns);
-        let calls_ns = self.called_ns.remove(&record.thread).unwrap_or(0).min(gap_ns);
-        self.steps[thread].push(Step { line, follows, gap_ns, calls_ns, operation, free_after_ns });
-        (thread, self.steps[thread].len() - 1)
+        self.ended_ns[thread] = time_ns;
+        let calls_ns = self.called_ns.remove(&record.thread).unwrap_or(0);
+        self.steps[thread].push(Step { line, follows, gap_ns, queued_ns, calls_ns, operation, free_after_ns });
+        (thread, place)
+    }
+
+    /// How long requests waited between these times, of which one waits at a time.
+    fn waited_between(&self, from_ns: u64, to_ns: u64) -> u64 {
+        let waits = self.waits.iter().rev().take_while(|&&(_, until_ns, _)| until_ns > from_ns);
+        waits.map(|&(since_ns, until_ns, _)| until_ns.min(to_ns).saturating_sub(since_ns.max(from_ns))).sum()
+    }
+
+    /// Nanoseconds from the first record to the last put.
+    pub(super) fn ended_ns(&self) -> u64 {
+        self.last_put_ns.saturating_sub(self.began_ns.unwrap_or(0))
     }
 
     pub(super) fn into_steps(self) -> Vec<Vec<Step>> {
-        self.steps
+        let Self { mut steps, left_ns, taken, waits, concurrent, .. } = self;
+        // Buffers that were handed over before the last step of the thread that puts them, which was busy, and those that were later.
+        let left_ns = |taken: &Taken| left_ns.get(&taken.name).copied();
+        let busy_ns = |taken: &Taken| left_ns(taken).filter(|&left_ns| left_ns <= taken.before_ns);
+        let own_ns = medians(&taken, |taken| busy_ns(taken).map(|_| taken.put_ns - taken.before_ns));
+        let held_ns = medians(&taken, |taken| match busy_ns(taken) {
+            None => taken.put_ns.checked_sub(left_ns(taken)?),
+            Some(_) => None,
+        });
+        for taken in &taken {
+            let step = &mut steps[taken.thread][taken.place];
+            let of = |medians: &HashMap<usize, u64>| medians.get(&taken.thread).copied().unwrap_or(0);
+            let mut after_ns = taken.put_ns - taken.got_ns;
+            match busy_ns(taken) {
+                Some(left_ns) => after_ns = after_ns.min(left_ns.saturating_sub(taken.got_ns) + of(&held_ns)),
+                None => step.gap_ns = step.gap_ns.min(of(&own_ns)),
+            }
+            step.follows = Some((taken.name, after_ns));
+        }
+        if concurrent > waits.len() / CONCURRENT_PART {
+            steps.iter_mut().flatten().for_each(|step| step.queued_ns = 0);
+        }
+        steps
     }
+}
+
+/// The median of each thread.
+fn medians(taken: &[Taken], ns: impl Fn(&Taken) -> Option<u64>) -> HashMap<usize, u64> {
+    let mut all = HashMap::<usize, Vec<u64>>::new();
+    taken.iter().for_each(|taken| all.entry(taken.thread).or_default().extend(ns(taken)));
+    let median = |(thread, mut all): (usize, Vec<u64>)| {
+        all.sort_unstable();
+        Some((thread, *all.get(all.len() / 2)?))
+    };
+    all.into_iter().filter_map(median).collect()
 }

@@ -35,6 +35,8 @@ pub struct Workload {
     pools: BTreeSet<u64>,
     /// What each thread did; `None` where threads are not known.
     threads: Option<Vec<Vec<Step>>>,
+    /// When the last buffer of a recording was put.
+    pub(super) ended_us: u64,
     recorded: RecordedSettings,
     failed_gets: u64,
     judged: Vec<PoolJudgement>,
@@ -143,6 +145,7 @@ impl Workload {
                 workload.add(line, operation)?;
             }
         }
+        workload.ended_us = threads.ended_ns() / 1_000;
         workload.threads = Some(threads.into_steps());
         let has_gets = |number: u32| workload.pools.contains(&number.into());
         recording.pools.iter().filter(|pool| has_gets(pool.number)).for_each(|pool| workload.recorded.add(pool));
@@ -175,12 +178,13 @@ impl Workload {
         self.threads.is_some()
     }
 
-    /// The same program if no call of the back-end had taken time: its threads go on that much sooner.
+    /// The same program if no backend call had taken time, and no thread had queued behind another that waited for memory: its
+    /// threads continue that much sooner.
     #[must_use]
     pub fn hurried(&self) -> Self {
         let mut hurried = self.clone();
         for step in hurried.threads.iter_mut().flatten().flatten() {
-            step.gap_ns -= step.calls_ns;
+            step.gap_ns = step.gap_ns.saturating_sub(step.calls_ns.max(step.queued_ns));
         }
         hurried
     }

@@ -90,30 +90,61 @@ pub(crate) struct AdviseArgs {
     json: bool,
 }
 
-/// What a cure is worth: a recording, played as it was made and with one setting changed.
+/// Plays `workload` under many settings.
+fn search(
+    workload: &Workload,
+    fixed: &[(String, String)],
+    headroom: f64,
+    progress: &ProgressBar,
+) -> Result<Advice, Box<dyn Error>> {
+    // Pools of a search are too small on purpose: do not log what they find.
+    let level = log::max_level();
+    log::set_max_level(log::LevelFilter::Off);
+    let (costs, hurried) = (Costs::of(workload, None), workload.hurried());
+    let advice = Search { workload, hurried: &hurried, fixed, costs: &costs, headroom, progress }.advise();
+    log::set_max_level(level);
+    advice
+}
+
+/// Why nothing is advised.
+fn why_kept(as_given: &Cost, grows: bool) -> &'static str {
+    match (grows, as_given.waits) {
+        (true, _) => GROWS,
+        (false, 0) => NO_GAIN,
+        (false, _) => NO_SOONER,
+    }
+}
+
+/// Why a recording cannot be replayed faithfully; `None` if it can be.
+fn doubt(workload: &Workload) -> Result<Option<String>, Box<dyn Error>> {
+    match workload.is_closed() {
+        true => Ok(workload.doubt(&Replay::as_recorded(workload, &[])?.play_with_lines(workload)?)),
+        false => Ok(None),
+    }
+}
+
+/// What `advise` says of a recording, in lines that replace the recommendation of `why`; the error is why it promises nothing.
 ///
 /// # Errors
 ///
-/// If the recording cannot be played, or a replay does not follow the setting.
-pub(crate) fn worth(workload: &Workload, name: &str, value: u64) -> Result<String, Box<dyn Error>> {
-    let set = |pairs: Vec<(String, String)>| Set { pairs, ..Set::default() };
-    let costs = Costs::of(workload, None);
-    let cost = |set: &Set| -> Result<Cost, Box<dyn Error>> {
-        Ok(Cost::of(&Replay::as_recorded(workload, &set.pairs)?.play_with_lines(workload)?, &costs))
+/// If the recording cannot be played, or not faithfully.
+pub(crate) fn recommendation(workload: &Workload) -> Result<Vec<String>, Box<dyn Error>> {
+    if let Some(doubt) = doubt(workload)? {
+        return Err(doubt.into());
+    }
+    let Advice { as_given, advised, grows, .. } = search(workload, &[], HEADROOM, &ProgressBar::hidden())?;
+    let Some(better) = advised else {
+        return Ok(vec![format!("to do: keep what you have: {}", why_kept(&as_given, grows))]);
     };
-    // What the pools of a replay would log is no news.
-    let level = log::max_level();
-    log::set_max_level(log::LevelFilter::Off);
-    let both =
-        cost(&Set::default()).and_then(|given| Ok((given, cost(&set(vec![(name.to_owned(), value.to_string())]))?)));
-    log::set_max_level(level);
-    let (given, cured) = both?;
-    let lost = format!("{:.3} s lost -> {:.3} s", given.lost_seconds, cured.lost_seconds);
-    let held = format!("{} MiB held at most -> {} MiB", mib(given.peak_pinned_bytes), mib(cured.peak_pinned_bytes));
-    let end = format!("ends after {:.1} s -> {:.1} s", given.ended_seconds, cured.ended_seconds);
-    let is_little = cured.lost_seconds > given.lost_seconds * 0.9 && cured.ended_seconds > given.ended_seconds * 0.98;
-    let worth = if is_little { "worth little" } else { "worth" };
-    Ok(format!("{worth}, replayed: {lost}; {end}; {held}"))
+    let lost = format!("{:.3} s lost -> {:.3} s", as_given.lost_seconds, better.cost.lost_seconds);
+    let end = format!("ends after {:.1} s -> {:.1} s", as_given.ended_seconds, better.cost.ended_seconds);
+    let held = [&as_given, &better.cost].map(|cost| mib(cost.peak_pinned_bytes));
+    let [before, after] = held.map(|mib| format!("{mib} MiB held at most"));
+    let settings = better.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    let settings = Settings::of(workload, settings).lines();
+    let mut lines = vec![format!("to do: set what follows; replayed: {lost}; {end}; {before} -> {after}")];
+    lines.extend(settings.lines().map(str::to_owned));
+    Ok(lines)
 }
 
 /// Names with their values.
@@ -122,6 +153,11 @@ type Variables = Vec<(String, String)>;
 /// Why no ceiling is advised.
 const GROWS: &str =
     "what is in use at once grows to the end, and a longer run would not fit under a ceiling that this one needs";
+const NO_GAIN: &str =
+    "nothing that was tried gains a tenth of the time lost, or of the memory held, and costs no more of the other";
+const NO_SOONER: &str = "requests wait, but with more memory the program would end less than 15 % sooner";
+/// How far an advised limit is above the smallest that costs no more.
+const HEADROOM: f64 = 0.1;
 /// Ceilings that are printed, about.
 const FRONTIER_ROWS: usize = 8;
 
@@ -262,32 +298,20 @@ fn advise(
         && workload.failed_gets() > 0
     {
         let failed = counted(workload.failed_gets(), "get");
-        let enough = needed_bytes as f64 * (1.0 + args.headroom);
         let why = format!(
             "{failed} failed under the ceiling, and no replay shows what the program would have done with memory: export \
-             {name}={enough:.0}, and record it again"
+             {name}={needed_bytes}, and record it again"
         );
         return Err(named(&traces[0], &why).into());
     }
     // Settings that no pool takes are an error of theirs, not of the trace.
     Replay::as_recorded(workload, &set.pairs)?;
-    // Pools of a search are too small on purpose: what they would log is no news.
-    let level = log::max_level();
-    log::set_max_level(log::LevelFilter::Off);
     bar.enable_steady_tick(Duration::from_millis(100));
-    let costs = Costs::of(workload, None);
-    let hurried = workload.hurried();
-    let search = Search {
-        workload,
-        hurried: &hurried,
-        fixed: &set.pairs,
-        costs: &costs,
-        headroom: args.headroom,
-        progress: bar,
-    };
-    let advice = search.advise();
-    log::set_max_level(level);
-    let advice = advice.map_err(|error| named(&traces[0], &error))?;
+    let doubt = doubt(first).map_err(|error| named(&traces[0], &error))?;
+    if let Some(doubt) = doubt {
+        return Err(named(&traces[0], &doubt).into());
+    }
+    let advice = search(workload, &set.pairs, args.headroom, bar).map_err(|error| named(&traces[0], &error))?;
     if let Some(file) = &args.svg {
         std::fs::write(file, picture(&advice)).map_err(|error| named(file, &why(&error)))?;
     }
@@ -346,12 +370,7 @@ fn table(advice: &Advice, settings: &Settings) -> String {
         text += &frontier_table(frontier, advised.as_ref());
     }
     let Some(better @ Better { smallest_max_bytes, .. }) = advised else {
-        let why = if advice.grows {
-            GROWS
-        } else {
-            "nothing that was tried gains a tenth of the time lost, or of the memory held, and costs no more of the other"
-        };
-        return format!("{text}\nkeep what you have: {why}\n");
+        return format!("{text}\nkeep what you have: {}\n", why_kept(as_given, advice.grows));
     };
     text += &match smallest_max_bytes {
         Some(smallest) => {

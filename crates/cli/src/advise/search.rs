@@ -42,8 +42,8 @@ const LESS_MEMORY: f64 = 0.9;
 const LESS_BYTES: u64 = 16 << 20;
 /// Threads that are held up less by calls run ahead by so many buffers more than a replay shows.
 const BUFFERS_MORE: u64 = 2;
-/// A ceiling above the one that made gets wait has to end the program earlier by this share.
-const EARLIER: f64 = 0.02;
+/// A limit above the one that made requests wait has to end the program earlier by this share: a replay is not more exact.
+const EARLIER: f64 = 0.15;
 
 type Found<T> = Result<T, Box<dyn Error>>;
 
@@ -140,7 +140,8 @@ pub(super) struct Advice {
 /// Replays of one workload.
 pub(super) struct Search<'a> {
     pub(super) workload: &'a Workload,
-    /// The same, as its threads go on where other settings spare them calls of the back-end.
+    /// The same program without the time of backend calls, and without the queue in front of a request that waits: its end shows what
+    /// settings gain that spare threads these.
     pub(super) hurried: &'a Workload,
     /// Variables that the user has set, which are not searched.
     pub(super) fixed: &'a [(String, String)],
@@ -156,6 +157,11 @@ impl Search<'_> {
         self.progress.set_message("replays under the settings as given");
         let given = self.under(&[])?;
         let as_given = self.play(&given)?;
+        // What it costs at least: the same replay of the hurried program.
+        let hurried_seconds = match self.workload.is_closed() {
+            true => self.play_of(self.hurried, &given)?.ended_seconds + as_given.driver_seconds,
+            false => 0.0,
+        };
         let grows = self.workload.grows();
         let (mut tried, mut bases) = (Vec::new(), Vec::new());
         for settings in self.choices(&given, &as_given, grows) {
@@ -184,12 +190,16 @@ impl Search<'_> {
             bases.extend(base.map(|base| (settings, base)));
         }
         bases.sort_by(|(one, cost), (other, other_cost)| self.rank(one, cost).total_cmp(&self.rank(other, other_cost)));
+        // Of a pool that is full the limit is tried first; other rules have to gain as much over a higher one.
+        let has_waited = as_given.waits > 0 && self.workload.is_closed();
+        bases.sort_by_key(|(settings, _)| has_waited && !settings.is_empty());
+        let gain = if has_waited { as_given.lost_seconds * GAIN } else { 0.0 };
         let (mut advised, mut frontier) = (None::<(Better, f64)>, Vec::new());
         for (settings, base) in bases {
             let (is_as_given, rank) = (settings.is_empty(), self.rank(&settings, &base));
             // What gains less than this is no advice.
             let least = advised.as_ref().map(|(_, best)| *best);
-            let is_less = |rank: f64| least.map_or(rank <= self.below(&as_given), |least| rank < least);
+            let is_less = |rank: f64| least.map_or(rank <= self.below(&as_given), |least| rank < least - gain);
             if !is_less(rank) || !self.gains_surely(&settings, &base, &as_given) {
                 continue;
             }
@@ -199,7 +209,7 @@ impl Search<'_> {
                 let better = Better { settings: settings.clone(), cost: base, smallest_max_bytes: None };
                 is_better.then_some((better, settings))
             } else {
-                self.smallest(settings, &base, &given, &as_given, &mut points)?
+                self.smallest(settings, &base, &given, (&as_given, hurried_seconds), &mut points)?
             };
             let rank = found.as_ref().map(|(better, settings)| self.rank(settings, &better.cost));
             if rank.is_some_and(is_less) {
@@ -318,7 +328,7 @@ impl Search<'_> {
         settings: Settings,
         base: &Cost,
         given: &Replay,
-        as_given: &Cost,
+        (as_given, hurried_seconds): (&Cost, f64),
         frontier: &mut Vec<Point>,
     ) -> Found<Option<(Better, Settings)>> {
         let replay = self.under(&settings)?;
@@ -326,7 +336,7 @@ impl Search<'_> {
         let gain = (as_given.lost_seconds - base.lost_seconds).max(0.0);
         let enough = (base.lost_seconds + gain * GAIN).min(as_given.lost_seconds);
         let is_slow = Cell::new(false);
-        let is_faster = !settings.is_empty() && self.workload.is_closed();
+        let is_faster = (!settings.is_empty() || as_given.waits > 0) && self.workload.is_closed();
         let mut suffices = |max_bytes: u64| -> Found<Option<Cost>> {
             let replay = Replay { max_bytes: Some(max_bytes), ..replay.clone() };
             let mut cost = self.play(&replay)?;
@@ -336,7 +346,9 @@ impl Search<'_> {
                 // Threads that are held up less have more in use at once.
                 let hurried = self.play_of(self.hurried, &replay)?;
                 is_slow.set(as_given.waits == 0 && hurried.waits > 0);
-                cost.ended_seconds = cost.ended_seconds.min(hurried.ended_seconds + cost.driver_seconds);
+                // Of both ends the hurried program shows how much sooner the one is.
+                let share = (hurried.ended_seconds + cost.driver_seconds) / hurried_seconds.max(1e-9);
+                cost.ended_seconds = cost.ended_seconds.min(as_given.ended_seconds * share);
             }
             Ok((!is_slow.get() && self.is_better(&cost, as_given)).then_some(cost))
         };
@@ -371,7 +383,7 @@ impl Search<'_> {
         let mut max_bytes = high;
         // A little more memory may cost more: then the headroom is less.
         let few_buffers = self.workload.mean_get_bytes().saturating_mul(BUFFERS_MORE) as f64 / high as f64;
-        let ahead = if is_faster { self.headroom.max(few_buffers) } else { self.headroom };
+        let ahead = if is_faster && !settings.is_empty() { self.headroom.max(few_buffers) } else { self.headroom };
         for headroom in [ahead, self.headroom, self.headroom / 2.0] {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Rounded anyway; not below 0.
             let ample = whole((high as f64 * (1.0 + headroom)) as u64);

@@ -336,6 +336,45 @@ fn what_a_program_sets_in_its_code_is_not_advised_as_a_variable() {
     }
 }
 
+/// A loader whose pool is full: four threads take turns to wait for memory, and a fifth passes what they fill to a device, which reads
+/// it for 8 ms of the 10 ms that each buffer takes. `last_bytes` is the limit at the end.
+fn full_pool(last_bytes: u64) -> Workload {
+    let record = |time_ns, thread, event| Record { time_ns, thread, pool: 0, event };
+    let class = class_bytes(4 * MIB);
+    let round = |n: u64| {
+        let (at_ns, thread) = (n * 10 * MS, u32::try_from(n % 4).unwrap());
+        let took_ns = if n == 0 { 0 } else { 10 * MS };
+        [
+            record(at_ns, thread, Event::Completed { id: n.max(1) - 1 }),
+            record(at_ns, thread, Event::Get { id: n, bytes: 4 * MIB, class_bytes: class, tag: 0, took_ns }),
+            record(at_ns + 2 * MS, CONSUMER, Event::Put { id: n, in_flight: true }),
+        ]
+    };
+    let mut records = vec![record(0, 0, Event::Ceiling { bytes: 4 * MIB })];
+    records.extend((0..400).flat_map(round));
+    records.push(record(4010 * MS, 0, Event::Ceiling { bytes: last_bytes }));
+    let facts = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_WAIT", "30s")];
+    let facts = facts.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    let pools = vec![PoolDescription { number: 0, facts }];
+    Workload::of(&Recording { records, pools, ..Recording::default() }).unwrap()
+}
+
+#[test]
+fn a_full_pool_is_given_more_memory_if_its_threads_queue_for_it() {
+    let lines = super::recommendation(&full_pool(4 * MIB)).unwrap();
+    let limit = lines.iter().find_map(|line| line.strip_prefix("export PINPOOL_MAX_BYTES=")).unwrap();
+    assert!((8..64).contains(&(limit.parse::<u64>().unwrap() / MIB)), "{lines:?}");
+    let (_, ends) = lines[0].split_once("ends after 4.0 s -> ").unwrap();
+    assert!(ends.split(' ').next().unwrap().parse::<f64>().unwrap() < 2.0, "{lines:?}");
+}
+
+#[test]
+fn nothing_is_promised_if_the_recorded_settings_do_not_give_what_was_recorded() {
+    // The limit was raised at the end: a replay has the last one from the start.
+    let error = super::recommendation(&full_pool(64 * MIB)).unwrap_err().to_string();
+    assert!(error.starts_with("this recording cannot be replayed faithfully: "), "{error}");
+}
+
 /// Whether the advice was right, and what it was.
 fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
     if workload.judged().iter().any(|judged| judged.judgement.cause == Cause::Leak) {

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use pinpool::Preset::{Adaptive, TensorFlow};
 use pinpool::Rounding::{self, Eighths, Exact, Pow2};
-use pinpool_replay::{Peer, Replay, ReplayReport, SourceKind, Workload};
+use pinpool_replay::{Replay, ReplayReport, SourceKind, Workload};
 
 use super::summary::{ceiling_bytes, counts_for_worst, geometric_mean, in_mib, mib, worst_ratio};
 use crate::files::{named, why};
@@ -57,24 +57,11 @@ pub(super) fn markdown(workloads: &[(String, Workload)], targets: Option<&Path>)
         let max_bytes = Some(ceiling_bytes(workload, CEILING_RATIO));
         adaptive.iter().map(|replay| Replay { max_bytes, ..replay.clone() }).collect()
     })?;
-    let beside_peers: Vec<_> = unlimited
-        .iter()
-        .zip(workloads)
-        .map(|(compared, (_, workload))| {
-            let peers = [Peer::Torch, Peer::Rmm].map(|peer| peer.play(workload));
-            ComparedWorkload {
-                name: compared.name,
-                replays: compared.replays[..1].iter().cloned().chain(peers).collect(),
-            }
-        })
-        .collect();
     let tables = [
-        page_locks_and_peaks(&unlimited, &SETTINGS, &targets),
-        over_time(&unlimited, &SETTINGS),
+        page_locks_and_peaks(&unlimited, &targets),
+        over_time(&unlimited),
         moves(&unlimited, &targets),
         under_ceiling(&limited),
-        page_locks_and_peaks(&beside_peers, &PEERS, &Targets::new()),
-        over_time(&beside_peers, &PEERS),
     ];
     Ok(tables.join("\n"))
 }
@@ -110,11 +97,9 @@ fn read_targets(path: &Path) -> Result<Targets, String> {
 
 /// Column groups of the compared settings, in the order of the replays; the first two have targets.
 const SETTINGS: [&str; 4] = ["adaptive", "with walls", "tensorflow exact", "tensorflow pow2"];
-/// The same of the default preset beside models of other pools.
-const PEERS: [&str; 3] = ["adaptive", "torch", "RMM"];
 
-fn page_locks_and_peaks(rows: &[ComparedWorkload<'_>], settings: &[&str], targets: &Targets) -> String {
-    let mut table = MarkdownTable::grouped(settings, "asked MiB", ["page-locks", "late", "peak / asked"]);
+fn page_locks_and_peaks(rows: &[ComparedWorkload<'_>], targets: &Targets) -> String {
+    let mut table = MarkdownTable::grouped("asked MiB", ["page-locks", "late", "peak / asked"]);
     for ComparedWorkload { name, replays } in rows {
         let target = targets.get(*name);
         let cells = replays.iter().enumerate().flat_map(|(at, replayed)| {
@@ -128,7 +113,7 @@ fn page_locks_and_peaks(rows: &[ComparedWorkload<'_>], settings: &[&str], target
         });
         table.line(name, mib(replays[0].peak_requested_bytes), cells);
     }
-    let of_each = |cells: &dyn Fn(usize) -> [String; 3]| (0..settings.len()).flat_map(cells).collect::<Vec<_>>();
+    let of_each = |cells: &dyn Fn(usize) -> [String; 3]| (0..SETTINGS.len()).flat_map(cells).collect::<Vec<_>>();
     let none = String::new;
     let sum = |at, figure| sum(rows, at, figure).to_string();
     table.line("**sum**", none(), of_each(&|at| [sum(at, |r| r.page_locks), sum(at, |r| r.late_page_locks), none()]));
@@ -139,8 +124,8 @@ fn page_locks_and_peaks(rows: &[ComparedWorkload<'_>], settings: &[&str], target
     table.0
 }
 
-fn over_time(rows: &[ComparedWorkload<'_>], settings: &[&str]) -> String {
-    let mut table = MarkdownTable::grouped(settings, "gets", ["mean MiB", "60 s later", "hits"]);
+fn over_time(rows: &[ComparedWorkload<'_>]) -> String {
+    let mut table = MarkdownTable::grouped("gets", ["mean MiB", "60 s later", "hits"]);
     for ComparedWorkload { name, replays } in rows {
         let cells = replays.iter().flat_map(|replayed| {
             let hits = replayed.front_hits.to_string();
@@ -149,12 +134,12 @@ fn over_time(rows: &[ComparedWorkload<'_>], settings: &[&str]) -> String {
         table.line(name, replays[0].gets.to_string(), cells);
     }
     let none = String::new;
-    let means = (0..settings.len()).flat_map(|at| {
+    let means = (0..SETTINGS.len()).flat_map(|at| {
         let mean = geometric_mean(column(rows, at).map(|replayed| in_mib(replayed.mean_pinned_bytes)));
         [format!("{mean:.1}"), none(), none()]
     });
     table.line("**geometric mean**", none(), means);
-    let sums = (0..settings.len()).flat_map(|at| {
+    let sums = (0..SETTINGS.len()).flat_map(|at| {
         [none(), mib(sum(rows, at, |r| r.pinned_after_60s_bytes)), sum(rows, at, |r| r.front_hits).to_string()]
     });
     table.line("**sum**", sum(rows, 0, |r| r.gets).to_string(), sums);
@@ -227,10 +212,10 @@ impl MarkdownTable {
     }
 
     /// With three columns for each of the settings.
-    fn grouped(settings: &[&str], first: &str, [lead, second, third]: [&str; 3]) -> Self {
+    fn grouped(first: &str, [lead, second, third]: [&str; 3]) -> Self {
         Self::new(
             first,
-            settings.iter().flat_map(|setting| [format!("{setting}: {lead}"), second.to_owned(), third.to_owned()]),
+            SETTINGS.iter().flat_map(|setting| [format!("{setting}: {lead}"), second.to_owned(), third.to_owned()]),
         )
     }
 

@@ -69,7 +69,7 @@ pub(crate) struct ReplayArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// The figures; for several workloads a line each, with sums and means
+    /// A table for each workload, with a column for each --set
     Table,
     /// Presets and sources side by side, in Markdown, and the adaptive preset under a ceiling of 1.25 times the requested
     /// peak; takes no settings
@@ -129,14 +129,12 @@ fn play(args: &ReplayArgs, warnings: &mut Vec<String>, notes: &mut Vec<String>) 
     Ok(to_stdout(&text)?)
 }
 
-/// The figures: a list, a row for each workload, or a table for each with a column for each of several `--set`. Empty with
-/// `--json`, which prints each workload as soon as it is played.
+/// A table for each workload. Empty with `--json`, which prints each workload as soon as it is played.
 fn table(args: &ReplayArgs, warnings: &mut Vec<String>, notes: &mut Vec<String>) -> Result<String, Box<dyn Error>> {
     let as_given = [Set { text: "as given".to_owned(), ..Set::default() }];
     let sets = if args.set.is_empty() { &as_given } else { args.set.as_slice() };
     let source = args.source.unwrap_or_default();
     let mut text = String::new();
-    let mut rows = Vec::new();
     for path in &args.workloads {
         let (name, workload) = open(path)?;
         warnings.extend(warning(path, &workload));
@@ -149,20 +147,19 @@ fn table(args: &ReplayArgs, warnings: &mut Vec<String>, notes: &mut Vec<String>)
         let replays = replays.collect::<Result<Vec<_>, String>>().map_err(|error| named(path, &error))?;
         let columns =
             side_by_side::play(&workload, &replays, ceiling, &costs).map_err(|error| in_file(path, &error))?;
-        match columns.as_slice() {
-            columns if args.json => {
-                for column in columns {
-                    let pools_merged = workload.pools_merged();
-                    let line = JsonLine { workload: &name, column, costs: &costs, pools_merged };
-                    to_stdout(&format!("{}\n", serde_json::to_string(&line)?))?;
-                }
-            }
-            [one] if args.workloads.len() == 1 => text = side_by_side::list(one, &costs),
-            [one] => rows.push((name, one.outcome.report.clone())),
-            columns => text += &side_by_side::table(&name, &workload, columns, &costs),
+        if let ([as_recorded], true, None, None) = (columns.as_slice(), args.set.is_empty(), ceiling, args.source) {
+            notes.extend(workload.doubt(&as_recorded.outcome).map(|doubt| named(path, &doubt)));
+        }
+        if !args.json {
+            text += &side_by_side::table(&name, &workload, &columns, &costs);
+            continue;
+        }
+        for column in &columns {
+            let line = JsonLine { workload: &name, column, costs: &costs, pools_merged: workload.pools_merged() };
+            to_stdout(&format!("{}\n", serde_json::to_string(&line)?))?;
         }
     }
-    Ok(if rows.is_empty() { text } else { summary::rows(&rows) })
+    Ok(text)
 }
 
 /// Why the figures are those of a part of the trace, if they are.

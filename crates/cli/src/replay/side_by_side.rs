@@ -1,11 +1,11 @@
-//! One trace under one choice of settings, as a list, or under several, a column each.
+//! A trace under one or several choices of settings, a column each.
 
 use pinpool::config::text::{ParseError, parse_duration};
 use pinpool_replay::{CallCost, Replay, ReplayOutcome, TimedCall, Workload};
 use serde::Serialize;
 
 use super::summary::{in_mib, mib};
-use pinpool_cli::table::{columns, grouped, list as figure_list};
+use pinpool_cli::table::{columns, grouped};
 
 /// What calls of a back-end take, and where that is from.
 #[derive(Debug, Clone, Serialize)]
@@ -151,44 +151,6 @@ pub(super) fn play(
     sets.iter().map(column).collect()
 }
 
-/// One column, a figure a line.
-pub(super) fn list(column: &Column, costs: &Costs) -> String {
-    let replayed = &column.outcome.report;
-    let bytes = |bytes: u64| format!("{} bytes", grouped(bytes));
-    let figures = figure_list(&[
-        ("rules", format!("{}, {}, {}", replayed.preset, replayed.rounding, replayed.source)),
-        ("page-locks", grouped(replayed.page_locks)),
-        ("in second half", format!("{} (after half of the gets)", grouped(replayed.late_page_locks))),
-        ("locked", bytes(replayed.bytes_locked)),
-        ("pinned at most", bytes(replayed.peak_pinned_bytes)),
-        ("requested at most", bytes(replayed.peak_requested_bytes)),
-        ("ratio of the two", format!("{:.3}", replayed.peak_ratio())),
-        ("pinned on average", bytes(replayed.mean_pinned_bytes)),
-        ("pinned after 60 s", bytes(replayed.pinned_after_60s_bytes)),
-        ("gets", grouped(replayed.gets)),
-        ("hits", grouped(replayed.front_hits)),
-        ("evictions", grouped(replayed.evicted)),
-        ("reclaimed", grouped(replayed.reclaimed)),
-        ("raises", grouped(replayed.raises)),
-        ("lowers", grouped(replayed.lowers)),
-        ("waits", grouped(replayed.waits)),
-        ("fallbacks", grouped(replayed.fallbacks)),
-        ("limit", format!("{} buffers", grouped(replayed.pool_size_limit))),
-        ("ceiling", replayed.max_bytes.map_or("none".to_owned(), bytes)),
-        ("slow gets", format!("{} (over 0.5 ms of moves)", grouped(replayed.slow_gets))),
-        ("worst moves", format!("{} us", grouped(replayed.worst_moves_us))),
-        ("moved by gets", bytes(replayed.moved_bytes)),
-        ("moved ahead", bytes(replayed.prepared_bytes)),
-        ("misses", grouped(column.misses)),
-        ("releases", grouped(column.outcome.releases)),
-        ("driver seconds", format!("{:.6}", column.driver_seconds)),
-        ("seconds lost", format!("{:.6} (the driver and waits)", column.lost_seconds)),
-        ("waste at the peak", bytes(column.waste_bytes)),
-        ("TensorFlow checks", grouped(column.outcome.checks)),
-    ]);
-    format!("{figures}{}\n{}", costs.line(), last_lines(column))
-}
-
 /// The columns as text.
 pub(super) fn table(name: &str, workload: &Workload, columns_of: &[Column], costs: &Costs) -> String {
     let share =
@@ -203,15 +165,21 @@ pub(super) fn table(name: &str, workload: &Workload, columns_of: &[Column], cost
         ("misses", row(|c| grouped(c.misses))),
         ("miss rate", Box::new(move |c: &Column| share(c.misses, c.outcome.report.gets))),
         ("pins", row(|c| grouped(c.outcome.report.page_locks))),
+        ("pins after half of the gets", row(|c| grouped(c.outcome.report.late_page_locks))),
         ("releases", row(|c| grouped(c.outcome.releases))),
         ("driver seconds", row(|c| format!("{:.6}", c.driver_seconds))),
         ("seconds lost", row(|c| format!("{:.6}", c.lost_seconds))),
         ("peak pinned MiB", row(|c| mib(c.outcome.report.peak_pinned_bytes))),
         ("waste at peak MiB", row(|c| mib(c.waste_bytes))),
         ("mean pinned MiB", row(|c| mib(c.outcome.report.mean_pinned_bytes))),
+        ("pinned after 60 s MiB", row(|c| mib(c.outcome.report.pinned_after_60s_bytes))),
+        ("slow gets", row(|c| grouped(c.outcome.report.slow_gets))),
+        ("moved by gets MiB", row(|c| mib(c.outcome.report.moved_bytes))),
+        ("moved ahead MiB", row(|c| mib(c.outcome.report.prepared_bytes))),
         ("waits", row(|c| grouped(c.outcome.report.waits))),
         ("not served in time", row(|c| grouped(c.outcome.report.fallbacks))),
         ("evictions", row(|c| grouped(c.outcome.report.evicted))),
+        ("reclaimed", row(|c| grouped(c.outcome.report.reclaimed))),
         ("TensorFlow checks", row(|c| grouped(c.outcome.checks))),
         ("raises", row(|c| grouped(c.outcome.report.raises))),
         ("limit at the end", row(|c| grouped(c.outcome.report.pool_size_limit))),

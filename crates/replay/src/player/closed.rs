@@ -1,9 +1,16 @@
-//! A recording in closed loop: a get that waits holds its thread back, and all that this thread does later.
+//! A recording in closed loop: a request that waits holds up its thread, and everything that this thread does later.
 //!
-//! A put of a buffer that its get has not got yet waits for that, as the program's own queue would.
+//! ```text
+//!  thread ──▶ next step is a put of a buffer that another thread gets?
+//!              ├─ no ──▶ due after its gap, and after the get that it follows
+//!              └─ yes ─▶ any put before the thread's next other step: the first one whose buffer is ready; idle while none is
+//! ```
+//!
+//! So a thread that takes buffers from a queue takes what is ready, as the program would, in the order of the recording where it has
+//! the choice. If nothing is due and requests wait all the same, idle threads put what they have before what they wait for.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
 use super::{GetState, Player};
 use crate::format::{TraceError, TraceOp};
@@ -13,78 +20,173 @@ use crate::workload::error_at;
 /// What is due, in order of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
-    Step(usize),
+    /// The step of a thread at this place.
+    Step(usize, usize),
+    /// The buffer that the thread puts at this place is filled.
+    Ready(usize, usize),
     /// Memory that a device has read.
     Free(u64),
 }
 
+/// A thread, and how far it is.
+struct Thread<'a> {
+    steps: &'a [Step],
+    /// Of the steps from `place` on.
+    is_done: Vec<bool>,
+    place: usize,
+    ended_ns: u64,
+    /// Up to here the steps from `place` on are puts of buffers of other threads, which the thread looks for.
+    looks_until: usize,
+    /// The places of those whose buffers are ready.
+    ready: BTreeSet<usize>,
+    is_idle: bool,
+}
+
 /// What each thread does next.
 struct Schedule<'a> {
-    threads: &'a [Vec<Step>],
-    places: Vec<usize>,
-    /// When each thread ended its last step.
-    ended_ns: Vec<u64>,
+    threads: Vec<Thread<'a>>,
     /// What is due when, at one time in the order of the recording.
     due: BinaryHeap<Reverse<(u64, u64, Due)>>,
-    /// When buffers that are held were got.
+    /// When buffers were got.
     got_ns: HashMap<u64, u64>,
-    /// Threads whose gets wait for the buffers of these names.
-    waiting: HashMap<u64, usize>,
-    /// Threads that cannot put the buffers of these names, since they are not there yet.
+    /// Threads, and their places, whose gets wait for the buffers of these names.
+    waiting: HashMap<u64, (usize, usize)>,
+    /// Threads, and their places, that put the buffers of other threads.
+    takers: HashMap<u64, (usize, usize)>,
+    /// Threads whose steps follow the gets of these names.
     blocked: HashMap<u64, Vec<usize>>,
 }
 
-impl Schedule<'_> {
-    fn step(&self, thread: usize) -> Option<&Step> {
-        self.threads[thread].get(self.places[thread])
+/// Whether the step is a put of a buffer that another thread gets.
+fn is_taking(step: &Step) -> bool {
+    matches!(step.operation, TraceOp::Put { .. }) && step.follows.is_some()
+}
+
+impl<'a> Schedule<'a> {
+    fn new(threads: &'a [Vec<Step>]) -> Self {
+        let taking = threads.iter().enumerate().flat_map(|(thread, steps)| {
+            let steps = steps.iter().enumerate().filter(|(_, step)| is_taking(step));
+            steps.filter_map(move |(place, step)| Some((step.follows?.0, (thread, place))))
+        });
+        let thread = |steps: &'a Vec<Step>| Thread {
+            steps,
+            is_done: vec![false; steps.len()],
+            place: 0,
+            ended_ns: 0,
+            looks_until: 0,
+            ready: BTreeSet::new(),
+            is_idle: false,
+        };
+        let mut schedule = Self {
+            takers: taking.collect(),
+            threads: threads.iter().map(thread).collect(),
+            due: BinaryHeap::new(),
+            got_ns: HashMap::new(),
+            waiting: HashMap::new(),
+            blocked: HashMap::new(),
+        };
+        (0..threads.len()).for_each(|thread| schedule.plan(thread, 0));
+        schedule
     }
 
-    /// The thread has done its step at `now_ns`.
-    fn finish(&mut self, thread: usize, now_ns: u64) {
-        self.places[thread] += 1;
-        self.ended_ns[thread] = now_ns;
-        self.plan(thread);
+    /// The thread has done the step at `place` at `now_ns`.
+    fn finish(&mut self, thread: usize, place: usize, now_ns: u64) {
+        self.threads[thread].is_done[place] = true;
+        self.threads[thread].ended_ns = now_ns;
+        self.plan(thread, now_ns);
     }
 
-    fn plan(&mut self, thread: usize) {
-        let Some(&Step { line, follows, gap_ns, .. }) = self.step(thread) else { return };
-        let followed_ns = follows.map_or(Some(0), |name| self.got_ns.get(&name).copied());
-        match (followed_ns, follows) {
-            (None, Some(name)) => self.blocked.entry(name).or_default().push(thread),
-            (followed_ns, _) => {
-                let since_ns = self.ended_ns[thread].max(followed_ns.unwrap_or(0));
-                self.due.push(Reverse((since_ns.saturating_add(gap_ns), line, Due::Step(thread))));
+    /// The thread begins its next step at `now_ns`, or is idle.
+    fn plan(&mut self, at: usize, now_ns: u64) {
+        let thread = &mut self.threads[at];
+        while thread.is_done.get(thread.place) == Some(&true) {
+            thread.place += 1;
+        }
+        let Some(&next) = thread.steps.get(thread.place) else { return };
+        if !is_taking(&next) {
+            let followed_ns = next.follows.map_or(Some(0), |(name, after_ns)| Some(self.got_ns.get(&name)? + after_ns));
+            match (followed_ns, next.follows) {
+                (None, Some((name, _))) => self.blocked.entry(name).or_default().push(at),
+                (followed_ns, _) => {
+                    let due_ns = thread.ended_ns.saturating_add(next.gap_ns).max(followed_ns.unwrap_or(0));
+                    self.due.push(Reverse((due_ns, next.line, Due::Step(at, thread.place))));
+                }
             }
+            return;
+        }
+        if thread.place >= thread.looks_until {
+            let looked_at = thread.steps[thread.place..].iter().take_while(|step| is_taking(step)).count();
+            thread.looks_until = thread.place + looked_at;
+            let got_ns =
+                |step: &Step| step.follows.and_then(|(name, after_ns)| Some(self.got_ns.get(&name)? + after_ns));
+            for (place, step) in thread.steps.iter().enumerate().take(thread.looks_until).skip(thread.place) {
+                if let Some(ready_ns) = got_ns(step) {
+                    self.due.push(Reverse((ready_ns.max(now_ns), step.line, Due::Ready(at, place))));
+                }
+            }
+        }
+        match thread.ready.pop_first() {
+            Some(place) => self.due.push(thread.take(at, place, now_ns)),
+            None => thread.is_idle = true,
         }
     }
 
-    /// The thread's get is served: it goes on, and those that put the buffer.
-    fn got(&mut self, thread: usize, name: u64, now_ns: u64) {
+    /// The buffer that a thread puts at `place` is filled.
+    fn ready(&mut self, thread: usize, place: usize, now_ns: u64) {
+        self.threads[thread].ready.insert(place);
+        if std::mem::take(&mut self.threads[thread].is_idle) {
+            self.plan(thread, now_ns);
+        }
+    }
+
+    /// The thread's get is served: it goes on, and those that follow it.
+    fn got(&mut self, (thread, place): (usize, usize), name: u64, now_ns: u64) {
         self.got_ns.insert(name, now_ns);
-        self.finish(thread, now_ns);
+        self.finish(thread, place, now_ns);
+        if let Some(&(taker, place)) = self.takers.get(&name)
+            && let Thread { steps, looks_until, .. } = &self.threads[taker]
+            && place < *looks_until
+        {
+            let after_ns = steps[place].follows.map_or(0, |(_, after_ns)| after_ns);
+            self.due.push(Reverse((now_ns + after_ns, steps[place].line, Due::Ready(taker, place))));
+        }
         for thread in self.blocked.remove(&name).unwrap_or_default() {
-            match self.step(thread) {
-                Some(Step { follows: None, line, .. }) => self.due.push(Reverse((now_ns, *line, Due::Step(thread)))),
-                _ => self.plan(thread),
+            self.plan(thread, now_ns);
+        }
+    }
+
+    /// Has idle threads put what they got before what they wait for. Whether there is any.
+    fn put_others(&mut self, now_ns: u64) -> bool {
+        let has_due = self.due.len();
+        for (at, thread) in self.threads.iter_mut().enumerate().filter(|(_, thread)| thread.is_idle) {
+            let puts = thread.steps.iter().enumerate().skip(thread.looks_until);
+            let mut puts = puts.take_while(|(_, step)| matches!(step.operation, TraceOp::Put { .. }));
+            let is_there = |step: &Step| matches!(step.operation, TraceOp::Put { id } if self.got_ns.contains_key(&id));
+            if let Some((place, _)) = puts.find(|(place, step)| !thread.is_done[*place] && is_there(step)) {
+                thread.is_idle = false;
+                self.due.push(thread.take(at, place, now_ns));
             }
         }
+        self.due.len() > has_due
+    }
+}
+
+impl Thread<'_> {
+    /// Begins the put at `place`.
+    fn take(&self, at: usize, place: usize, now_ns: u64) -> Reverse<(u64, u64, Due)> {
+        let Step { line, gap_ns, .. } = self.steps[place];
+        Reverse((self.ended_ns.saturating_add(gap_ns).max(now_ns), line, Due::Step(at, place)))
     }
 }
 
 impl Player<'_> {
     /// Performs what the threads did.
     pub(super) fn play_threads(&mut self, threads: &[Vec<Step>]) -> Result<(), TraceError> {
-        let mut schedule = Schedule {
-            threads,
-            places: vec![0; threads.len()],
-            ended_ns: vec![0; threads.len()],
-            due: BinaryHeap::new(),
-            got_ns: HashMap::new(),
-            waiting: HashMap::new(),
-            blocked: HashMap::new(),
-        };
-        (0..threads.len()).for_each(|thread| schedule.plan(thread));
+        let mut schedule = Schedule::new(threads);
         loop {
+            if schedule.due.is_empty() && !self.queue.is_empty() {
+                schedule.put_others(self.clock.now_us() * 1_000);
+            }
             let next_us = schedule.due.peek().map(|Reverse((at_ns, ..))| at_ns / 1_000);
             let expires_us = self.queue.values().next().map(|first| first.since_us.saturating_add(self.wait_us));
             let stop_us = [next_us, expires_us].into_iter().flatten().filter(|&stop_us| stop_us < u64::MAX).min();
@@ -113,44 +215,41 @@ impl Player<'_> {
     /// Threads go on whose gets were served.
     fn resume(&mut self, schedule: &mut Schedule<'_>, now_ns: u64) {
         for name in std::mem::take(&mut self.served) {
-            if let Some(thread) = schedule.waiting.remove(&name) {
-                schedule.got(thread, name, now_ns);
+            if let Some(step) = schedule.waiting.remove(&name) {
+                schedule.got(step, name, now_ns);
             }
         }
     }
 
     fn perform_due(&mut self, schedule: &mut Schedule<'_>, due: Due, now_ns: u64) -> Result<(), TraceError> {
-        let thread = match due {
+        let (thread, place) = match due {
             Due::Free(name) => return Ok(self.put(Some(name))?),
-            Due::Step(thread) => thread,
+            Due::Ready(thread, place) => {
+                schedule.ready(thread, place, now_ns);
+                return Ok(());
+            }
+            Due::Step(thread, place) => (thread, place),
         };
-        let Some(&Step { line, operation, free_after_ns, .. }) = schedule.step(thread) else { return Ok(()) };
+        let Step { line, operation, free_after_ns, .. } = schedule.threads[thread].steps[place];
         let in_line = |error: pinpool::Error| error_at(line, operation, error.report());
-        match operation {
-            TraceOp::Get { id, bytes, align } => {
+        match (operation, free_after_ns) {
+            (TraceOp::Get { id, bytes, align }, _) => {
                 self.get(Some(id), bytes, align).map_err(in_line)?;
                 if let Some(GetState::Waiting { .. }) = self.held.get(&Some(id)) {
-                    schedule.waiting.insert(id, thread);
+                    schedule.waiting.insert(id, (thread, place));
                 } else {
-                    schedule.got(thread, id, now_ns);
+                    schedule.got((thread, place), id, now_ns);
                 }
                 return Ok(());
             }
-            TraceOp::Put { id } => match (self.held.get(&Some(id)), free_after_ns) {
-                (None | Some(GetState::Waiting { .. }), _) => {
-                    schedule.blocked.entry(id).or_default().push(thread);
-                    return Ok(());
-                }
-                (_, Some(0)) => self.put(Some(id)).map_err(in_line)?,
-                (_, Some(after_ns)) => schedule.due.push(Reverse((now_ns + after_ns, line, Due::Free(id)))),
-                (_, None) => {}
-            },
+            (TraceOp::Put { id }, Some(0)) => self.put(Some(id)).map_err(in_line)?,
+            (TraceOp::Put { id }, Some(after_ns)) => {
+                schedule.due.push(Reverse((now_ns + after_ns, line, Due::Free(id))));
+            }
+            (TraceOp::Put { .. }, None) => {}
             _ => self.perform(operation).map_err(in_line)?,
         }
-        if let TraceOp::Put { id } = operation {
-            schedule.got_ns.remove(&id);
-        }
-        schedule.finish(thread, now_ns);
+        schedule.finish(thread, place, now_ns);
         Ok(())
     }
 }

@@ -188,6 +188,74 @@ fn threads_that_are_spared_their_calls_go_on_sooner_and_have_more_in_use_at_once
     assert!(as_recorded > 2_800_000 && hurried < 600_000, "{as_recorded} {hurried}");
 }
 
+/// One buffer for all: of three threads the third asks later than the second, but gets it before. Another thread puts what they got.
+fn served_out_of_order() -> Workload {
+    const CONSUMER: u32 = 1000;
+    let round = |n: u64| {
+        let (at_ms, name, thread) = (n * 30, 3 * n, u32::try_from(3 * n).unwrap());
+        [
+            (at_ms, thread, get_of(name, if n == 0 { 0 } else { 29 })),
+            (at_ms + 10, CONSUMER, put_of(name)),
+            (at_ms + 10, thread + 2, get_of(name + 2, 8)),
+            (at_ms + 20, CONSUMER, put_of(name + 2)),
+            (at_ms + 20, thread + 1, get_of(name + 1, 19)),
+            (at_ms + 30, CONSUMER, put_of(name + 1)),
+        ]
+    };
+    written(4, &(0..40).flat_map(round).collect::<Vec<_>>())
+}
+
+#[test]
+fn a_consumer_takes_the_buffer_that_is_there_and_no_request_times_out() {
+    let workload = served_out_of_order();
+    let replay = Replay { wait: Duration::from_secs(30), ..under(Some(4)) };
+    let outcome = replay.play_with_lines(&workload).unwrap();
+    assert_eq!((outcome.report.fallbacks, workload.doubt(&outcome)), (0, None), "{outcome:?}");
+    assert!((1_140_000..1_260_000).contains(&outcome.ended_us), "{}", outcome.ended_us);
+}
+
+#[test]
+fn a_thread_that_waits_for_a_buffer_puts_its_own_if_nothing_else_goes_on() {
+    // Two buffers fit. Thread 0 holds one until it has put that of thread 1, which asked later than thread 2 but was served first.
+    let alone = (0..30).flat_map(|n| [(n, 0, get_of(n, 0)), (n, 0, put_of(n))]);
+    let gets = [(40, 0, get_of(40, 0)), (42, 1, get_of(41, 0)), (45, 2, get_of(42, 4))];
+    let puts = [(45, 0, put_of(41)), (46, 0, put_of(40)), (47, 0, put_of(42))];
+    let workload = written(8, &alone.chain(gets).chain(puts).collect::<Vec<_>>());
+    let outcome = Replay { wait: Duration::from_secs(30), ..under(Some(8)) }.play_with_lines(&workload).unwrap();
+    assert_eq!((outcome.report.fallbacks, workload.doubt(&outcome)), (0, None), "{outcome:?}");
+}
+
+#[test]
+fn time_in_which_a_consumer_is_idle_or_threads_queue_for_a_request_is_not_their_own() {
+    // Four threads take turns: one waits for the only buffer while the others queue behind it. A device reads it for 8 ms of 10.
+    let round = |n: u64| {
+        let thread = u32::try_from(n % 4).unwrap();
+        [
+            (n * 10, thread, Event::Completed { id: n.max(1) - 1 }),
+            (n * 10, thread, get_of(n, if n == 0 { 0 } else { 10 })),
+            (n * 10 + 2, 4, Event::Put { id: n, in_flight: true }),
+        ]
+    };
+    let workload = written(4, &(0..200).flat_map(round).collect::<Vec<_>>());
+    let ended_ms = |workload: &Workload, mib| under(Some(mib)).play_with_lines(workload).unwrap().ended_us / 1000;
+    assert_eq!(workload.doubt(&under(Some(4)).play_with_lines(&workload).unwrap()), None);
+    let hurried = workload.hurried();
+    assert!((1_900..2_100).contains(&ended_ms(&hurried, 4)), "{}", ended_ms(&hurried, 4));
+    // The memory of the device's reads is all that still holds them up: four at a time, then each at once.
+    assert!(ended_ms(&hurried, 64) < 200, "{}", ended_ms(&hurried, 64));
+}
+
+#[test]
+fn a_replay_that_ends_at_another_time_or_times_out_is_doubted() {
+    let workload = served_out_of_order();
+    let doubt = |replay: Replay| workload.doubt(&replay.play_with_lines(&workload).unwrap()).unwrap_or_default();
+    let ends_early = doubt(under(None));
+    assert!(ends_early.contains("the replay ends after 0.1 s instead of 1.2 s"), "{ends_early}");
+    let times_out = doubt(Replay { wait: Duration::from_millis(19), ..under(Some(4)) });
+    assert!(times_out.contains("of the replay time out"), "{times_out}");
+    assert!(times_out.starts_with("this recording cannot be replayed faithfully: "), "{times_out}");
+}
+
 #[test]
 fn what_is_in_use_grows_only_where_each_eighth_has_more() {
     let run = |is_kept: fn(u64) -> bool| {

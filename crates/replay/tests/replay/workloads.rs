@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::{Pool, Preset, Rounding, Why};
-use pinpool_replay::{Peer, Replay, ReplayReport, SourceKind, TraceReader, Watch, Workload};
+use pinpool_replay::{Replay, ReplayReport, SourceKind, TraceReader, Watch, Workload};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -296,29 +296,4 @@ fn the_thread_cache_may_keep_one_buffer_or_none() {
         // A miss of the thread cache is served by the arena: fewer hits are not more page-locks.
         assert!(none.page_locks <= many.page_locks + 3, "{none:?} {many:?}");
     }
-}
-
-#[test]
-fn torch_pins_powers_of_two_and_keeps_them_by_size() {
-    let report = Peer::Torch.play(&written("a 1 3000\na 2 5000\nt 10\nf 1\nf 2\na 3 4096\na 4 4000\nt 10\nf 3\nf 4\n"));
-    // 4,096 for the first and, while the third has that, for the fourth; 8,192 for the second, which no smaller one takes.
-    assert_eq!((report.page_locks, report.late_page_locks, report.peak_pinned_bytes), (3, 1, 16_384));
-    assert_eq!((report.gets, report.front_hits, report.mean_pinned_bytes), (4, 1, (12_288 + 16_384) / 2));
-}
-
-#[test]
-fn rmm_divides_the_smallest_block_that_fits_merges_neighbours_and_doubles() {
-    let report = |text: &str| Peer::Rmm.play(&written(text));
-    // 1,024; then a second one as long as the first; then what they hold together.
-    let grown = report("a 1 1000\na 2 256\na 3 1024\nf 1\nf 2\nf 3\n");
-    assert_eq!((grown.page_locks, grown.peak_pinned_bytes), (3, 4096));
-    // Blocks of 256 in one of 1,024 are one again when all are put, in any order: nothing is pinned for the last get.
-    let merged = report("a 1 1024\nf 1\na 2 256\na 3 256\na 4 256\na 5 256\nf 3\nf 5\nf 2\nf 4\na 6 1024\nf 6\n");
-    assert_eq!((merged.page_locks, merged.peak_pinned_bytes), (1, 1024));
-    // Neighbours of two regions stay apart, as a copy must not cross them.
-    let apart = report("a 1 1024\na 2 1024\nf 1\nf 2\na 3 2048\nf 3\n");
-    assert_eq!((apart.page_locks, apart.peak_pinned_bytes), (3, 4096));
-    // The smallest that fits: the block of 512 is left for the get of 512.
-    let fitting = report("a 1 4096\nf 1\na 2 512\na 3 256\nf 2\na 4 512\na 5 3328\nf 3\nf 4\nf 5\n");
-    assert_eq!((fitting.page_locks, fitting.peak_pinned_bytes), (1, 4096));
 }
