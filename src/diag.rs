@@ -91,7 +91,7 @@ impl PoolLog {
 
     /// Pinned memory has doubled since the last such line.
     ///
-    /// `growth: N bytes asked in M page-locks, held A -> B bytes ...` (info): nothing if it stops; one line for each
+    /// `growth: N bytes asked in M calls, held A -> B bytes ...` (info): nothing if it stops; one line for each
     /// doubling from 64 MiB on, since the line before.
     pub(crate) fn grown(&self, growth: &Growth) {
         log::info!("{self}growth: {growth}");
@@ -99,10 +99,15 @@ impl PoolLog {
 
     /// One call that took memory from the system.
     ///
-    /// `page-lock: N bytes asked in M page-locks, held A -> B bytes ...` (debug): many in steady state: what is pinned
-    /// goes back too early; see the verdict.
+    /// `acquired: N bytes asked in M calls, held A -> B bytes ...` (debug): if there are many in steady state, memory goes back to the
+    /// system too early; see the verdict.
     pub(crate) fn page_locked(&self, growth: &Growth) {
-        log::debug!("{self}page-lock: {growth}");
+        log::debug!("{self}acquired: {growth}");
+    }
+
+    /// `carved: N bytes of memory that is held` (trace): nothing: no idle buffer had the size.
+    pub(crate) fn carved(&self, bytes: u64) {
+        log::trace!("{self}carved: {bytes} bytes of memory that is held");
     }
 
     /// A get joins the line.
@@ -121,18 +126,24 @@ impl PoolLog {
         log::debug!("{self}wait: a get of {asked_bytes} bytes {end} after {waited:?} in line");
     }
 
-    /// `shortage: no memory for N bytes ...` (warn): what the line says: it names the limit that is reached; or lower
-    /// the prefetch, or raise `PINPOOL_WAIT`.
-    pub(crate) fn shortage_began(&self, asked_bytes: u64, why: &str, usage: &UsageReport) {
-        log::warn!("{self}shortage: no memory for {asked_bytes} bytes: {why}; {usage}");
+    /// `shortage: no memory for N bytes ...` (info): nothing if the consumer is always busy: the pool is full, and the request waits
+    /// for a return. Else raise the limit that the line names.
+    ///
+    /// `shortage: no memory for N bytes ...` (warn): the source refused, or the request does not wait: follow the line.
+    pub(crate) fn shortage_began(&self, asked_bytes: u64, waits: bool, why: &str, usage: &UsageReport) {
+        if waits {
+            log::info!("{self}shortage: no memory for {asked_bytes} bytes: {why}; {usage}");
+        } else {
+            log::warn!("{self}shortage: no memory for {asked_bytes} bytes: {why}; {usage}");
+        }
     }
 
-    /// `shortage over ...` (warn): what the line of its beginning says; this one has how long it lasted and what it cost.
+    /// `shortage over ...` (info): nothing; the line says how long the shortage lasted and what it cost.
     pub(crate) fn shortage_ended(&self, after: Duration, gets: u64, fallbacks: u64) {
         // Of a single get there is no time between the first and the last.
         let after = if after.is_zero() { String::new() } else { format!(" after {after:?}") };
         let subject = if gets == 1 { "1 get".to_owned() } else { format!("{gets} gets") };
-        log::warn!(
+        log::info!(
             "{self}shortage over{after}: {subject} found no memory at once, {fallbacks} were given memory that is not pinned"
         );
     }
@@ -142,6 +153,8 @@ impl PoolLog {
     /// `verdict: healthy ...` (info): nothing. Looked at each 10 s, printed when it changes.
     ///
     /// `verdict: warming up ...` (info): nothing, if `healthy` follows; else look at what holds the buffers.
+    ///
+    /// `verdict: pool full ...` (info): nothing if the consumer is always busy, as before a device; else raise the limit.
     ///
     /// `verdict: sizes never recur ...` (info, warn where it costs time): what the line says, if it says anything.
     ///
@@ -382,7 +395,7 @@ impl PoolLog {
     pub(crate) fn ended(&self, stats: &Stats) {
         let Stats { gets, hits, misses, failed_gets, fallbacks, puts, evicted, underlying, .. } = stats;
         let (page_locks, bytes, peak_bytes) = (underlying.allocs, underlying.alloc_bytes, stats.peak_pinned_bytes);
-        let calls = if page_locks == 1 { "page-lock" } else { "page-locks" };
+        let calls = if page_locks == 1 { "call" } else { "calls" };
         log::info!(
             "{self}ended: {gets} gets ({hits} hits, {misses} misses, {failed_gets} failed, {fallbacks} not pinned), {puts} \
              puts, {evicted} evicted; {bytes} bytes in {page_locks} {calls}, at most {peak_bytes} bytes pinned"

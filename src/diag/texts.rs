@@ -16,7 +16,7 @@ pub(crate) struct Start<'a> {
     pub(crate) device: Option<u32>,
     pub(crate) numa_node: Option<u32>,
     /// The unit in which memory is taken, and the kernel's rule for transparent huge pages.
-    pub(crate) granule_bytes: Option<usize>,
+    pub(crate) granule_bytes: Option<u64>,
     pub(crate) huge_pages: Option<&'a str>,
     /// The limits and what was set, each with where it comes from.
     pub(crate) settings: &'a str,
@@ -66,7 +66,7 @@ pub(crate) struct Growth {
 impl fmt::Display for Growth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { asked_bytes, held_before_bytes, held_bytes, page_locks, took, max_bytes } = self;
-        let calls = if *page_locks == 1 { "page-lock" } else { "page-locks" };
+        let calls = if *page_locks == 1 { "call" } else { "calls" };
         let ms = took.as_secs_f64() * 1e3;
         write!(
             f,
@@ -142,11 +142,11 @@ mod tests {
             took: Duration::from_micros(1_234),
             max_bytes: Some(9),
         };
-        let text = "3 bytes asked in 2 page-locks, held 1 -> 4 bytes, 1.2 ms, ceiling 9 bytes";
+        let text = "3 bytes asked in 2 calls, held 1 -> 4 bytes, 1.2 ms, ceiling 9 bytes";
         assert_eq!(growth.to_string(), text);
         assert_eq!(
             Growth { page_locks: 1, max_bytes: None, ..growth }.to_string(),
-            "3 bytes asked in 1 page-lock, held 1 -> 4 bytes, 1.2 ms"
+            "3 bytes asked in 1 call, held 1 -> 4 bytes, 1.2 ms"
         );
     }
 }

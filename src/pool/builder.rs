@@ -22,7 +22,7 @@ use crate::diag::CheckReport;
 use crate::diag::{LogSampler, PoolLog, Start, Warnings};
 use crate::engine::{
     Backing, CalledSource, CeilingSource, Clock, Core, Direct, Domain, Fallback, SharedArena, SharedArenaConfig,
-    Supply, Timekeeper,
+    Supply, Timekeeper, granule_bytes,
 };
 use crate::error::{ErrorKind, Result};
 use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
@@ -180,6 +180,7 @@ impl PoolBuilder {
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         ceiling_source.lock_limit_bytes = chosen.lock_limit_bytes;
         let (source, has_arena) = (&*chosen.source, config.preset == Preset::Adaptive);
+        let granules = source.virtual_memory().filter(|_| has_arena);
         log.started(&Start {
             preset: config.preset.name(),
             backend: source.name(),
@@ -187,7 +188,7 @@ impl PoolBuilder {
             ceiling: &ceiling,
             device: source.needs_gpu().then_some(config.device),
             numa_node: source.numa_node(),
-            granule_bytes: source.virtual_memory().filter(|_| has_arena).map(|memory| memory.granule_bytes()),
+            granule_bytes: granules.map(|memory| granule_bytes(max_bytes, memory.granule_bytes() as u64)),
             huge_pages: limits::memory_rules(&root).huge_pages.as_deref(),
             settings: &origins,
             passed_over: &chosen.passed_over,

@@ -38,7 +38,7 @@ fn a_subscriber_gets_the_lines_with_level_target_and_name_of_the_pool() {
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         for start in [
             " INFO pinpool::diag: [loader] preset adaptive, back-end heap",
-            "DEBUG pinpool::diag: [loader] page-lock: 4096 bytes asked in 1 page-lock, held 0 -> ",
+            "DEBUG pinpool::diag: [loader] acquired: 4096 bytes asked in 1 call, held 0 -> ",
             " INFO pinpool::diag: [loader] ended: 1 gets (0 hits, 1 misses, ",
         ] {
             assert!(text.lines().any(|line| line.starts_with(start)), "{start:?} is missing in:\n{text}");

@@ -29,6 +29,7 @@ impl Member for Core {
     }
 
     fn room_was_made(&self) {
+        self.backoff.end();
         if self.waiters.has_waiters() {
             self.waiters.wake_first();
         }

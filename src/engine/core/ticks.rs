@@ -63,7 +63,9 @@ impl Core {
         if tick.may_ask_again(now_us) {
             self.ask_again(ASKED_AT_ONCE);
         }
-        self.shortage.end_if_calm(&self.log, now_us);
+        if !self.has_waiters() {
+            self.shortage.end_if_calm(&self.log, now_us);
+        }
         if let Some(stuck_after) = self.config.stuck_after.filter(|time| !time.is_zero())
             && self.in_flight.count() > 0
         {

@@ -367,7 +367,7 @@ pub(in crate::engine) struct GrowthShape {
 }
 
 /// The smallest granule of a pool under that ceiling.
-fn granule_bytes(max_bytes: Option<u64>, least_bytes: u64) -> u64 {
+pub(crate) fn granule_bytes(max_bytes: Option<u64>, least_bytes: u64) -> u64 {
     let previous_power_of_two = |n: u64| n.checked_ilog2().map_or(1, |log| 1 << log);
     let fair = max_bytes.map_or(GRANULE_BYTES, |max_bytes| previous_power_of_two(max_bytes / GRANULES_MIN));
     fair.min(GRANULE_BYTES).max(least_bytes)

@@ -40,6 +40,7 @@ pub(crate) use adopted::Adopted;
 pub(in crate::engine) use arena_state::ArenaState;
 pub(crate) use called_source::CalledSource;
 pub(crate) use direct::Direct;
+pub(crate) use executor::granule_bytes;
 pub(crate) use fallback::Fallback;
 pub(crate) use gate::BegunCopy;
 pub(in crate::engine) use gate::{ClosedGate, Gate};
@@ -83,6 +84,8 @@ pub(crate) enum SlowCalls {
     Until(Instant),
     /// As `Until`, for a get that has looked without calls, and was counted as a miss then.
     After(Instant),
+    /// As `After`, without asking the source for more memory: it has refused, and it is too early to ask again.
+    Held(Instant),
 }
 
 impl SlowCalls {
@@ -90,8 +93,13 @@ impl SlowCalls {
     pub(in crate::engine) fn until(self) -> Instant {
         match self {
             Self::None => Instant::now(),
-            Self::Until(until) | Self::After(until) => until,
+            Self::Until(until) | Self::After(until) | Self::Held(until) => until,
         }
+    }
+
+    /// The same, without asking the source for more memory.
+    pub(in crate::engine) fn held(self) -> Self {
+        if self == Self::None { self } else { Self::Held(self.until()) }
     }
 
     /// The same, and waits for those of other threads not at all.
