@@ -108,13 +108,19 @@ impl PoolLog {
         log::debug!(wait, "{self}wait: a get of {asked_bytes} bytes {end} after {waited:?} in line");
     }
 
-    /// `shortage: no memory for N bytes ...` (warn): what the line says: it names the limit that is reached; or lower
-    /// the prefetch, or raise `PINPOOL_WAIT`.
-    pub(crate) fn shortage_began(&self, asked_bytes: u64, why: &str, usage: &UsageReport) {
-        log::warn!(shortage, "{self}shortage: no memory for {asked_bytes} bytes: {why}; {usage}");
+    /// `shortage: no memory for N bytes ...` (info): nothing if the consumer is always busy: the pool is full, and the request waits
+    /// for a return. Else raise the limit that the line names.
+    ///
+    /// `shortage: no memory for N bytes ...` (warn): the source refused, or the request does not wait: follow the line.
+    pub(crate) fn shortage_began(&self, asked_bytes: u64, waits: bool, why: &str, usage: &UsageReport) {
+        if waits {
+            log::info!(shortage, "{self}shortage: no memory for {asked_bytes} bytes: {why}; {usage}");
+        } else {
+            log::warn!(shortage, "{self}shortage: no memory for {asked_bytes} bytes: {why}; {usage}");
+        }
     }
 
-    /// `shortage over ...` (info): what the line of its beginning says; this one has how long it lasted and what it cost.
+    /// `shortage over ...` (info): nothing; the line says how long the shortage lasted and what it cost.
     pub(crate) fn shortage_ended(&self, after: Duration, gets: u64, fallbacks: u64) {
         // Of a single get there is no time between the first and the last.
         let after = if after.is_zero() { String::new() } else { format!(" after {after:?}") };
@@ -130,6 +136,8 @@ impl PoolLog {
     /// `verdict: healthy ...` (info): nothing. Looked at each 10 s, printed when it changes.
     ///
     /// `verdict: warming up ...` (info): nothing, if `healthy` follows; else look at what holds the buffers.
+    ///
+    /// `verdict: pool full ...` (info): nothing if the consumer is always busy, as before a device; else raise the limit.
     ///
     /// `verdict: sizes never recur ...` (info, warn): nothing if it is info; a warning says what to change and what it costs.
     ///

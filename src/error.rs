@@ -30,7 +30,10 @@ impl fmt::Debug for Error {
 pub(crate) struct UsageReport {
     pub(crate) held_bytes: u64,
     pub(crate) in_use_bytes: u64,
+    /// In idle buffers.
     pub(crate) idle_bytes: u64,
+    /// In no buffer.
+    pub(crate) free_bytes: u64,
     pub(crate) in_flight_bytes: u64,
     pub(crate) lost_bytes: u64,
     /// Bytes of users, page-locked under the same ceiling and not held.
@@ -42,9 +45,10 @@ pub(crate) struct UsageReport {
 
 impl fmt::Display for UsageReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { held_bytes, in_use_bytes, idle_bytes, in_flight_bytes, lost_bytes, .. } = self;
+        let Self { held_bytes, in_use_bytes, idle_bytes, free_bytes, in_flight_bytes, lost_bytes, .. } = self;
         let Self { outside_bytes, fallback_bytes, max_bytes, .. } = self;
-        write!(f, "held {held_bytes} B (in use {in_use_bytes}, idle {idle_bytes}, in flight {in_flight_bytes}")?;
+        write!(f, "held {held_bytes} B (in use {in_use_bytes}, idle {idle_bytes}, free {free_bytes}")?;
+        write!(f, ", in flight {in_flight_bytes}")?;
         if *lost_bytes > 0 {
             write!(f, ", lost {lost_bytes}")?;
         }
@@ -91,32 +95,8 @@ pub(crate) enum ErrorKind {
     Length { len: usize, max_len: usize },
     #[error("asked {len} B at an alignment of {align}: an alignment is a power of two of at most {max_align}")]
     Alignment { len: usize, align: usize, max_align: usize },
-    #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {usage}; {remedy}")]
-    Limit { asked_bytes: u64, needed_bytes: u64, usage: UsageReport, remedy: String, report: Report },
-    #[error(
-        "asked {asked_bytes} B ({needed_bytes} B with rounding): {waiting} {} in line for memory, the first for \
-         {first_bytes} B, and what is free is theirs; {usage}; wait longer (PINPOOL_WAIT), put buffers back first or \
-         raise {limit}",
-        if *waiting == 1 { "get waits" } else { "gets wait" }
-    )]
-    Line {
-        asked_bytes: u64,
-        needed_bytes: u64,
-        waiting: u64,
-        first_bytes: u64,
-        limit: &'static str,
-        usage: UsageReport,
-        report: Report,
-    },
     #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): {found}; {usage}; {remedy}")]
-    Ledger {
-        asked_bytes: u64,
-        needed_bytes: u64,
-        found: String,
-        remedy: &'static str,
-        usage: UsageReport,
-        report: Report,
-    },
+    Limit { asked_bytes: u64, needed_bytes: u64, found: String, usage: UsageReport, remedy: String, report: Report },
     #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {usage}")]
     Backend { backend: &'static str, asked_bytes: u64, usage: UsageReport, source: SourceError, report: Report },
     #[error("back-end `{backend}` is not available: {why}")]
@@ -174,7 +154,7 @@ kinds! {
     Request, is_request = Length | Alignment | View | Handle;
     /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`), not under that of the host ledger (`PINPOOL_LEDGER`),
     /// or not before the gets that wait for memory; or a driver call did not return within the wait of a task.
-    Limit, is_limit = Limit | Line | Ledger | Late;
+    Limit, is_limit = Limit | Late;
     /// The driver or the kernel refused, or the back-end set is not available.
     Backend, is_backend = Backend | Unavailable;
     /// Two settings contradict each other, or one set by code is out of range.
@@ -195,10 +175,7 @@ impl Error {
     /// The text, and below it who holds what, where a get found no memory: several lines, for a log.
     pub fn report(&self) -> String {
         match &*self.0 {
-            ErrorKind::Limit { report, .. }
-            | ErrorKind::Line { report, .. }
-            | ErrorKind::Ledger { report, .. }
-            | ErrorKind::Backend { report, .. } => format!("{self}{report}"),
+            ErrorKind::Limit { report, .. } | ErrorKind::Backend { report, .. } => format!("{self}{report}"),
             _ => self.to_string(),
         }
     }
@@ -210,8 +187,6 @@ impl Error {
                 Some(len as u64)
             }
             ErrorKind::Limit { asked_bytes, .. }
-            | ErrorKind::Line { asked_bytes, .. }
-            | ErrorKind::Ledger { asked_bytes, .. }
             | ErrorKind::Late { asked_bytes, .. }
             | ErrorKind::Backend { asked_bytes, .. } => Some(asked_bytes),
             _ => None,
@@ -230,10 +205,7 @@ impl Error {
 
     fn usage(&self) -> Option<&UsageReport> {
         match &*self.0 {
-            ErrorKind::Limit { usage, .. }
-            | ErrorKind::Line { usage, .. }
-            | ErrorKind::Ledger { usage, .. }
-            | ErrorKind::Backend { usage, .. } => Some(usage),
+            ErrorKind::Limit { usage, .. } | ErrorKind::Backend { usage, .. } => Some(usage),
             _ => None,
         }
     }
@@ -263,7 +235,7 @@ impl From<Error> for io::Error {
             | ErrorKind::Handle { .. }
             | ErrorKind::Setting { .. }
             | ErrorKind::Copy { .. } => io::ErrorKind::InvalidInput,
-            ErrorKind::Limit { .. } | ErrorKind::Line { .. } | ErrorKind::Ledger { .. } => io::ErrorKind::QuotaExceeded,
+            ErrorKind::Limit { .. } => io::ErrorKind::QuotaExceeded,
             ErrorKind::Backend { .. } => io::ErrorKind::OutOfMemory,
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
             ErrorKind::Thread { ref why, .. } => why.kind(),
@@ -285,28 +257,48 @@ impl From<ErrorKind> for Error {
 #[error("{call} failed: {what}{}{}", code.map(|code| format!(" (code {code})")).unwrap_or_default(),
         remedy.map(|remedy| format!("; {remedy}")).unwrap_or_default())]
 pub struct SourceError {
-    call: &'static str,
-    code: Option<i64>,
-    what: String,
-    remedy: Option<&'static str>,
+    pub(crate) call: &'static str,
+    pub(crate) code: Option<i64>,
+    pub(crate) what: String,
+    pub(crate) remedy: Option<&'static str>,
+    pub(crate) retry: Retry,
+}
+
+/// When the same call may succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// As soon as another call or a stream capture ends.
+    Soon,
+    /// When memory or a quota is free again.
+    Later,
+    /// Never: the arguments or a limit of the process forbid it.
+    Never,
 }
 
 impl SourceError {
     /// `call` failed with `what`.
     pub fn new(call: &'static str, what: impl Into<String>) -> Self {
-        Self { call, code: None, what: what.into(), remedy: None }
+        Self { call, code: None, what: what.into(), remedy: None, retry: Retry::Later }
     }
 
     /// `call` failed as the calling thread's `errno` says.
     pub(crate) fn last_os(call: &'static str) -> Self {
         let error = std::io::Error::last_os_error();
-        Self { call, code: error.raw_os_error().map(i64::from), what: error.kind().to_string(), remedy: None }
+        let code = error.raw_os_error().map(i64::from);
+        Self { code, ..Self::new(call, error.kind().to_string()) }
     }
 
     /// Adds the error number of the driver or the kernel.
     #[must_use]
     pub fn with_code(mut self, code: i64) -> Self {
         self.code = Some(code);
+        self.retry = match code {
+            // `CUDA_ERROR_INVALID_VALUE`, `EPERM`.
+            1 => Retry::Never,
+            // Errors of a stream capture.
+            900 | 901 => Retry::Soon,
+            _ => Retry::Later,
+        };
         self
     }
 
@@ -366,6 +358,7 @@ mod tests {
         let error = Error::from(ErrorKind::Limit {
             asked_bytes: 64,
             needed_bytes: 128,
+            found: "over the ceiling".to_owned(),
             usage,
             remedy: remedy.to_owned(),
             report: Report::default(),

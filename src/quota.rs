@@ -28,8 +28,13 @@ use std::sync::{Arc, Weak};
 use crate::ledger::SharedCeiling;
 use crate::stats::Stats;
 pub(crate) use over::{Level, Over};
+use pinpool_os::fork::OfProcess;
 use pinpool_os::lost;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
+use pinpool_os::sync::plain;
+
+/// The quotas of all pools of the process.
+static POOLS: OfProcess<plain::Mutex<Vec<Weak<Quota>>>> = OfProcess::new(plain::Mutex::default);
 
 /// One ceiling, and the bytes that are claimed under it.
 #[derive(Debug)]
@@ -97,7 +102,18 @@ impl Quota {
     /// with its last claim.
     pub(crate) fn under(shared: Option<Arc<SharedCeiling>>, max_bytes: Option<u64>) -> Claim {
         let outer = shared.as_ref().map_or(Outer::Nothing, |shared| Outer::Shared(Arc::downgrade(shared)));
-        Claim { quota: Self::with(max_bytes, outer), shared, bytes: 0, is_held: false, is_outside: false }
+        let quota = Self::with(max_bytes, outer);
+        let mut pools = POOLS.get().lock();
+        pools.retain(|other| other.strong_count() > 0);
+        pools.push(Arc::downgrade(&quota));
+        Claim { quota, shared, bytes: 0, is_held: false, is_outside: false }
+    }
+
+    /// Whether a pool of this process, or another owner of the host ledger, has memory.
+    pub(crate) fn has_claims_nearby(&self) -> bool {
+        let in_ledger = || self.shared()?.host_ledger().map(|ledger| ledger.report().held_bytes);
+        let in_pools = POOLS.get().lock().iter().filter_map(Weak::upgrade).any(|pool| pool.claimed_bytes() > 0);
+        in_pools || in_ledger().is_some_and(|bytes| bytes > 0)
     }
 
     /// A quota inside `outer`.

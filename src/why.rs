@@ -12,16 +12,9 @@ use pinpool_observe::judge::{Cause, Judgement};
 pub struct Why(pub(crate) Judgement);
 
 impl Why {
-    /// All causes: `healthy`, `warming up`, `not pinned`, `sizes never recur`, `thrashing`, `idle hoard`, `memory refused`, `ceiling
-    /// too small`, `slow consumer`, `waiting for another process`, `leak` and `stuck copy`.
-    pub const CAUSES: [&'static str; Cause::ALL.len()] = {
-        let (mut names, mut at) = ([""; Cause::ALL.len()], 0);
-        while at < names.len() {
-            names[at] = Cause::ALL[at].name();
-            at += 1;
-        }
-        names
-    };
+    /// All causes: `healthy`, `warming up`, `not pinned`, `pool full`, `sizes never recur`, `thrashing`, `idle hoard`, `memory refused`,
+    /// `ceiling too small`, `slow consumer`, `waiting for another process`, `leak` and `stuck copy`.
+    pub const CAUSES: &'static [&'static str] = Cause::NAMES;
 
     /// One of [`CAUSES`](Why::CAUSES).
     pub fn cause(&self) -> &'static str {

@@ -267,14 +267,28 @@ impl Arena {
     /// (see policy-R5), or in discrete regions as policy-R11 says. `bytes` and `align` are multiples of a page, `align` is
     /// a power of two.
     pub fn carve(&mut self, bytes: u64, align: u64) -> Option<ArenaPtr> {
-        let own = self.own_set(bytes);
+        self.carve_in(self.own_set(bytes), bytes, align)
+    }
+
+    /// As [`carve`](Self::carve), from discrete regions for buffers of other lengths: the last resort of policy-R11.
+    pub fn carve_in_other_regions(&mut self, bytes: u64, align: u64) -> Option<ArenaPtr> {
+        let other = if self.own_set(bytes) == HoleSet::Small { HoleSet::Large } else { HoleSet::Small };
+        self.carve_in(other, bytes, align)
+    }
+
+    fn carve_in(&mut self, set: HoleSet, bytes: u64, align: u64) -> Option<ArenaPtr> {
         let shared = self.holes[HoleSet::Shared as usize].tightest(bytes, align).map(|hole| (HoleSet::Shared, hole));
-        let (set, hole) = shared.or_else(|| Some((own, self.best_in_regions(own, bytes, align)?)))?;
+        let (set, hole) = shared.or_else(|| Some((set, self.best_in_regions(set, bytes, align)?)))?;
         let start = align_up(hole.start, align);
         let buffer = Extent { start, end: start + bytes };
         self.take(set, hole, buffer, |_| ());
         self.stats.live_bytes += bytes;
         Some(buffer.ptr())
+    }
+
+    /// The length of the longest hole.
+    pub fn longest_hole_bytes(&self) -> u64 {
+        self.holes.iter().map(Holes::longest_bytes).max().unwrap_or(0)
     }
 
     /// The hole that policy-R11 chooses: one of exactly `bytes`, else one in the oldest region in use, else the tightest

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use super::mapping::{self, Accounting};
 use super::source::Region;
-use crate::error::SourceError;
+use crate::error::{Retry, SourceError};
 use pinpool_os::host::limits;
 
 /// The bytes that the process may lock, found by trying to lock one page more than `RLIMIT_MEMLOCK` allows; `None` if no
@@ -68,7 +68,8 @@ fn lock_error(call: &'static str, error: &SourceError, len_bytes: usize) -> Sour
     let what = format!(
         "{len_bytes} B refused, RLIMIT_MEMLOCK is {limit_bytes} B for all locked memory of this process{so_far}"
     );
-    SourceError::new(call, what).with_code(error.code().unwrap_or_default()).with_remedy(limits::LOCKED)
+    let refused = SourceError::new(call, what).with_code(error.code().unwrap_or_default()).with_remedy(limits::LOCKED);
+    SourceError { retry: Retry::Never, ..refused }
 }
 
 pub(super) fn unlock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceError> {
@@ -86,4 +87,16 @@ fn rlimit_memlock() -> Option<u64> {
     // SAFETY: `limit` is a live `rlimit` for the length of the call.
     let status = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     (status == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_over_the_limit_of_the_process_is_not_repeated() {
+        let refused = SourceError::new("mlock", "out of memory").with_code(libc::ENOMEM.into());
+        let expected = if rlimit_memlock().is_some() { Retry::Never } else { Retry::Later };
+        assert_eq!(lock_error("mlock", &refused, usize::MAX >> 1).retry, expected);
+    }
 }

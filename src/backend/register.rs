@@ -27,7 +27,7 @@ use super::turns::Turns;
 use crate::driver::calls;
 use crate::driver::device::{Device, driver_error, pinning_error};
 use crate::driver::virtual_memory::attribute;
-use crate::error::SourceError;
+use crate::error::{Retry, SourceError};
 
 /// Any context may copy from the memory, and the device has an address for it.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -135,7 +135,7 @@ impl RegisterSource {
         let turn = self.registrations.take(until).ok_or_else(|| {
             let what = "another thread is registering memory, and the driver registers for one at a time";
             let remedy = "wait longer (PINPOOL_WAIT), or register memory before it is needed (PINPOOL_RESERVE)";
-            SourceError::new("cuMemHostRegister", what).with_remedy(remedy)
+            SourceError { retry: Retry::Soon, ..SourceError::new("cuMemHostRegister", what).with_remedy(remedy) }
         })?;
         if let Some(pause) = turn.last_end.and_then(|last_end| PAUSE.checked_sub(last_end.elapsed())) {
             thread::sleep(pause);

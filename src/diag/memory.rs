@@ -33,6 +33,11 @@ impl PoolLog {
         }
     }
 
+    /// `carved: N bytes of memory that is held` (trace): nothing: no idle buffer had the size.
+    pub(crate) fn carved(&self, bytes: u64) {
+        log::trace!(growth, "{self}carved: {bytes} bytes of memory that is held");
+    }
+
     /// `memory is short ...` (info): nothing, or `PINPOOL_PRESSURE=off` to ignore the kernel's signal.
     ///
     /// `memory is no longer short ...` (info): nothing.

@@ -18,7 +18,7 @@ use std::time::Duration;
 use crate::error::{Lines, UsageReport};
 
 pub(crate) use pinpool_observe::judge::shortage::{Host, Refused};
-use pinpool_observe::judge::shortage::{Shortage, likely_cause};
+use pinpool_observe::judge::shortage::{LikelyCause, Shortage, likely_cause};
 use pinpool_observe::judge::{Holder, Judgement};
 use pinpool_os::call_stack::CallStack;
 
@@ -82,6 +82,7 @@ pub(crate) struct Request {
     pub(crate) asked_bytes: u64,
     pub(crate) needed_bytes: u64,
     pub(crate) tag: Option<String>,
+    pub(crate) is_reserve: bool,
     pub(crate) refused: Refused,
 }
 
@@ -96,7 +97,7 @@ pub struct Dump {
     /// The largest first.
     pub(crate) owners: Vec<Owner>,
     pub(crate) usage: UsageReport,
-    pub(crate) free_bytes: u64,
+    pub(crate) longest_free_bytes: u64,
     pub(crate) peak_bytes: u64,
     /// Age of the oldest copy in flight, and its stream.
     pub(crate) oldest_copy: Option<(Duration, u64)>,
@@ -112,6 +113,31 @@ impl Dump {
     /// The owners that hold buffers, the largest first.
     pub fn owners(&self) -> &[Owner] {
         &self.owners
+    }
+
+    /// Why the request failed, or the next ones may.
+    pub(crate) fn likely_cause(&self) -> Option<LikelyCause> {
+        let holders: Vec<_> = self.owners.iter().map(|owner| (owner.holder(), owner.asked_bytes)).collect();
+        let UsageReport { max_bytes, .. } = self.usage;
+        likely_cause(&Shortage {
+            held_bytes: self.usage.held_bytes,
+            in_use_bytes: self.usage.in_use_bytes,
+            in_flight_bytes: self.usage.in_flight_bytes,
+            idle_bytes: self.usage.idle_bytes,
+            free_bytes: self.usage.free_bytes,
+            longest_free_bytes: self.longest_free_bytes,
+            fallback_bytes: self.usage.fallback_bytes,
+            oldest_copy: self.oldest_copy,
+            host: self.host.as_ref(),
+            request: self.request.as_ref().map(|request| (request.needed_bytes, &request.refused)),
+            is_reserve: self.request.as_ref().is_some_and(|request| request.is_reserve),
+            limit: self.limit,
+            // Other limits than the pool's ceiling are not among the figures.
+            max_bytes: max_bytes.filter(|_| !matches!(self.limit, "PINPOOL_RESERVE" | OUTER_PARTITION)),
+            own_max_bytes: max_bytes,
+            holders: &holders,
+            judged: self.judged.as_ref(),
+        })
     }
 }
 
@@ -135,6 +161,7 @@ impl Lines for Dump {
             held_bytes,
             in_use_bytes,
             idle_bytes,
+            free_bytes,
             in_flight_bytes,
             lost_bytes,
             outside_bytes,
@@ -148,7 +175,7 @@ impl Lines for Dump {
             Mib(in_use_bytes),
             Mib(idle_bytes),
             Mib(in_flight_bytes),
-            Mib(dump.free_bytes),
+            Mib(free_bytes),
             Mib(lost_bytes),
             Mib(fallback_bytes),
             max_bytes.map_or_else(|| "none".to_owned(), |bytes| Mib(bytes).to_string()),
@@ -163,24 +190,7 @@ impl Lines for Dump {
         if let Some(Host { total_bytes, available_bytes, origin, .. }) = &dump.host {
             write!(f, "\nsystem: {} free of {} ({origin})", Mib(*available_bytes), Mib(*total_bytes))?;
         }
-        let holders: Vec<_> = dump.owners.iter().map(|owner| (owner.holder(), owner.asked_bytes)).collect();
-        let shortage = Shortage {
-            held_bytes,
-            in_use_bytes,
-            in_flight_bytes,
-            idle_bytes: idle_bytes.saturating_add(dump.free_bytes),
-            fallback_bytes,
-            oldest_copy: dump.oldest_copy,
-            host: dump.host.as_ref(),
-            request: dump.request.as_ref().map(|request| (request.needed_bytes, &request.refused)),
-            limit: dump.limit,
-            // Other limits than the pool's ceiling are not among the figures.
-            max_bytes: max_bytes.filter(|_| !matches!(dump.limit, "PINPOOL_RESERVE" | OUTER_PARTITION)),
-            own_max_bytes: max_bytes,
-            holders: &holders,
-            judged: dump.judged.as_ref(),
-        };
-        match likely_cause(&shortage) {
+        match dump.likely_cause() {
             Some(cause) => write!(f, "\nlikely cause: {}\nchange: {}", cause.found, cause.change),
             None => Ok(()),
         }
@@ -191,7 +201,7 @@ impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.request {
             None => f.write_str("memory of the pool")?,
-            Some(Request { asked_bytes, needed_bytes, tag, refused }) => {
+            Some(Request { asked_bytes, needed_bytes, tag, refused, .. }) => {
                 let tag = tag.as_deref().unwrap_or("(untagged)");
                 write!(f, "out of memory: {asked_bytes} bytes asked by {tag} ({needed_bytes} with rounding): ")?;
                 match refused {
@@ -244,11 +254,11 @@ mod tests {
             allocator: "heap (adaptive)".to_owned(),
             owners,
             usage,
-            free_bytes: 0,
+            longest_free_bytes: 0,
             peak_bytes: 1 << 30,
             oldest_copy: None,
             host: None,
-            request: Some(Request { asked_bytes: 5000, needed_bytes: 8192, tag, refused }),
+            request: Some(Request { asked_bytes: 5000, needed_bytes: 8192, tag, is_reserve: false, refused }),
             limit: "PINPOOL_MAX_BYTES",
             judged: None,
         };

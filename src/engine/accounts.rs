@@ -196,6 +196,7 @@ pub(super) fn usage_report(stats: &Stats) -> UsageReport {
         held_bytes: stats.pinned_bytes,
         in_use_bytes: stats.in_use_bytes,
         idle_bytes: stats.idle_bytes,
+        free_bytes: stats.arena_free_bytes + stats.arena_transit_bytes + stats.arena_overhead_bytes,
         in_flight_bytes: stats.in_flight_bytes,
         lost_bytes: stats.lost_bytes,
         outside_bytes: stats.outside_bytes,

@@ -63,6 +63,7 @@ static POOLS: AtomicU64 = AtomicU64::new(0);
 const SWEEP_PATIENCE: Duration = Duration::from_millis(5);
 
 mod attention;
+mod backoff;
 mod device;
 mod end;
 mod figures;
@@ -80,6 +81,7 @@ mod verdicts;
 mod waiting;
 
 use attention::Attention;
+use backoff::Backoff;
 use device::DeviceWatch;
 #[cfg(feature = "trace")]
 pub(crate) use recording::description as recorded_description;
@@ -119,6 +121,7 @@ pub(crate) struct Core {
     /// [`Pool::close`](crate::Pool::close) was called.
     is_closed: AtomicBool,
     shortage: Shortage,
+    backoff: Backoff,
     accounts: Accounts,
     /// Its partitions, some of which may have ended.
     partitions: Mutex<Vec<Weak<Self>>>,
@@ -161,6 +164,7 @@ impl Core {
             is_giving: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             shortage: Shortage::default(),
+            backoff: Backoff::default(),
             accounts: Accounts::default(),
             partitions: Mutex::default(),
             owners: Owners::default(),

@@ -36,13 +36,14 @@ struct ShortageCounts {
 }
 
 impl Shortage {
-    /// A get of `len_bytes` found no room at `now_us`. `why` is called for the first of a shortage that is logged.
+    /// A get of `len_bytes` found no room at `now_us`. `why` is called for the first of a shortage that is logged, and also returns
+    /// whether the request just waits for room under a limit.
     pub(super) fn count_get(
         &self,
         log: &PoolLog,
         len_bytes: u64,
         now_us: u64,
-        why: impl FnOnce() -> (String, UsageReport),
+        why: impl FnOnce() -> (bool, String, UsageReport),
     ) {
         let mut counts = self.counts.lock();
         if let Some(counts) = &mut *counts {
@@ -57,8 +58,8 @@ impl Shortage {
         self.is_on.store(true, Ordering::Relaxed);
         drop(counts);
         if is_logged {
-            let (why, usage) = why();
-            log.shortage_began(len_bytes, &why, &usage);
+            let (waits, why, usage) = why();
+            log.shortage_began(len_bytes, waits, &why, &usage);
         }
     }
 

@@ -10,6 +10,7 @@ use pinpool::{Backend, Check, CheckReport, LogSampler, Pool, PoolBuilder, Preset
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
 use crate::child::alone;
+use crate::fixture::LONG;
 
 fn evicting_pool() -> PoolBuilder {
     Pool::builder()
@@ -257,6 +258,39 @@ fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
         "{kept:?}"
     );
     assert!(kept.iter().any(|(_, line)| line.contains("is not pinned, as for 10 gets so far, so a copy")), "{kept:?}");
+}
+
+#[test]
+fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
+    let clock = ManualClock::default();
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).wait(LONG);
+    let pool = builder.clock(clock.clone()).build().unwrap();
+    listen();
+    let held = pool.get(1 << 20).unwrap();
+    let mut waiting = Box::pin(pool.get_async(1 << 20));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(waiting.as_mut().poll(&mut context).is_pending());
+    clock.advance_us(3_000_000);
+    pool.poll();
+    let kept = lines_with_levels();
+    let [(Level::Info, line)] = kept.as_slice() else { panic!("one line: {kept:?}") };
+    assert!(line.starts_with("shortage: no memory for 1048576 bytes: over the ceiling: "), "{line}");
+    drop(held);
+    assert!(waiting.as_mut().poll(&mut context).is_ready());
+    clock.advance_us(3_000_000);
+    pool.poll();
+    let kept = lines_with_levels();
+    let [(Level::Info, line)] = kept.as_slice() else { panic!("one line: {kept:?}") };
+    assert!(line.starts_with("shortage over: 1 get "), "{line}");
+}
+
+#[test]
+fn a_miss_that_is_served_from_held_memory_is_traced() {
+    let pool = Pool::builder().without_env().backend(Backend::Heap).background_poll(false).build().unwrap();
+    let _first = pool.get(4096).unwrap();
+    listen_from(LevelFilter::Trace);
+    let _second = pool.get(8192).unwrap();
+    assert_eq!(lines_with_levels(), [(Level::Trace, "carved: 8192 bytes of memory that is held".to_owned())]);
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
             "\n  1.00 MiB from t (1 buffer, the oldest 0 s)\n",
             "\ndriver: ",
             "\nlikely cause: the back-end refused though 838860800 bytes are free",
-            "\nchange: raise RLIMIT_MEMLOCK",
+            "\nchange: request less at once; or release pinned memory",
         ] {
             assert!(text.contains(part), "{part:?} is missing in: {text}");
         }
@@ -140,4 +140,48 @@ fn copies_that_do_not_end_are_the_likely_cause() {
     );
     drop(gate);
     copy.wait().unwrap();
+}
+
+#[test]
+fn free_memory_in_pieces_is_called_that_by_error_dump_and_why() {
+    let pool = pool_of(Backend::Heap).max_bytes(64 << 20).build().unwrap();
+    let mut buffers: Vec<_> = (0..64).map(|_| pool.get(MIB).unwrap()).collect();
+    let mut nth = 0;
+    buffers.retain(|_| {
+        nth += 1;
+        nth % 2 == 0
+    });
+    let error = pool.get(2 * MIB).unwrap_err();
+    let (text, report, why) = (error.to_string(), error.report(), pool.why());
+    assert!(text.contains("idle 0, free 33554432, in flight 0"), "{text}");
+    assert!(report.contains("idle 0.00 MiB, in flight 0.00 MiB, free 32.00 MiB"), "{report}");
+    let cause = "likely cause: 32.0 MiB free, longest piece 1.0 MiB\nchange: raise PINPOOL_MAX_BYTES to 66.0 MiB or more, or use \
+                 fewer sizes";
+    assert!(report.ends_with(cause), "{report}");
+    assert_eq!((why.cause(), why.is_alarm(), why.found()), ("pool full", true, "32.0 MiB free, longest piece 1.0 MiB"));
+    assert!(why.evidence().iter().any(|line| line.ends_with("0.0 MiB idle, 32.0 MiB free")), "{why}");
+}
+
+#[test]
+fn after_a_request_that_failed_why_has_the_cause_of_the_failure() {
+    let clock = ManualClock::default();
+    let pool = pool_of(Backend::Heap).max_bytes(8 << 20).clock(clock.clone()).build().unwrap();
+    let cache = pool.tagged("cache");
+    let mut kept = Vec::new();
+    let error = loop {
+        match pool.tagged("batch").get(2 * MIB).and_then(|_batch| cache.get(MIB)) {
+            Ok(buffer) => kept.push(buffer),
+            Err(error) => break error,
+        }
+    };
+    let why = pool.why();
+    assert_eq!((why.cause(), why.is_alarm()), ("pool full", true), "{why}");
+    assert!(why.found().ends_with("the oldest is 0 s old, of cache"), "{why}");
+    assert!(error.report().contains(why.found()) && error.report().ends_with(why.cure().unwrap()), "{why}");
+    // A later judgement has seen what came after it.
+    drop(kept);
+    (0..20).for_each(|_| drop(pool.get(MIB).unwrap()));
+    clock.advance_us(11_000_000);
+    pool.poll();
+    assert_ne!(pool.why().cause(), "pool full");
 }

@@ -148,7 +148,8 @@ fn idle_memory_is_the_cause_where_it_is_most_of_what_is_held() {
     let text = error.report();
     let (found, change) = cause(&text);
     assert!(
-        error.is_backend() && found == format!("{held} of the {held} bytes held are idle, in other sizes or in pieces"),
+        error.is_backend()
+            && found == format!("{held} of the {held} bytes held are idle or free, in other sizes or in pieces"),
         "{text}"
     );
     assert!(
@@ -243,6 +244,32 @@ fn without_a_logger_stderr_has_each_warning_once_and_the_pool_has_it_too() {
         written.seek(SeekFrom::Start(0)).unwrap();
         written.read_to_string(&mut text).unwrap();
         assert_eq!(text.matches("pinpool: memory is not page-locked: ").count(), 1, "{text}");
+    });
+}
+
+#[test]
+fn a_refusal_by_the_limit_on_locked_memory_fails_at_once_and_is_not_repeated() {
+    alone(|| {
+        let builder = Pool::builder().without_env().backend(Backend::Mlock).max_bytes(256 << 20).wait(LONG);
+        let pool = builder.build().unwrap();
+        lower_memlock(8 << 20);
+        let error = match pool.get(64 * MIB) {
+            Ok(_) => return println!("skipped: RLIMIT_MEMLOCK does not bind this process"),
+            Err(error) => error,
+        };
+        assert!(error.is_backend() && error.to_string().contains("RLIMIT_MEMLOCK"), "{error}");
+        let stats = pool.stats();
+        assert_eq!((stats.waits, stats.timeouts), (0, 0));
+        let why = pool.why();
+        assert_eq!(why.cause(), "memory refused");
+        assert!(why.cure().is_some_and(|cure| cure.contains("ulimit -l")), "{why}");
+        // While something is held a return may help, and no call is made meanwhile.
+        let _held = pool.get(MIB).unwrap();
+        let failures = pool.stats().pin.failures;
+        assert!(pool.get_timeout(64 * MIB, Duration::from_millis(200)).unwrap_err().is_backend());
+        let stats = pool.stats();
+        assert_eq!((stats.waits, stats.timeouts), (1, 1));
+        assert!(stats.pin.failures - failures <= 2, "{} failures", stats.pin.failures - failures);
     });
 }
 

@@ -168,7 +168,7 @@ fn at_the_end_the_log_has_totals_and_what_is_still_out() {
     let [(Level::Info, ended), (Level::Info, out)] = kept.as_slice() else { panic!("two lines: {kept:?}") };
     assert_eq!(
         ended,
-        "[p] ended: 3 gets (0 hits, 3 misses, 0 failed, 0 not pinned), 0 puts, 0 evicted; 2097152 bytes in 1 page-lock, at \
+        "[p] ended: 3 gets (0 hits, 3 misses, 0 failed, 0 not pinned), 0 puts, 0 evicted; 2097152 bytes in 1 call, at \
          most 2097152 bytes pinned"
     );
     assert_eq!(

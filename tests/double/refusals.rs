@@ -9,7 +9,7 @@ use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use driver_double::{Code, Double};
 use pinpool::backend::{VirtualMemory, VmmSource};
-use pinpool::{Backend, FenceKind, Pool};
+use pinpool::{Backend, FenceKind, Pool, Preset};
 
 use crate::child;
 use crate::fixture::{MIB, begin_capture, builder, end_capture_unnoticed, filled, held, stream_and_memory, tensorflow};
@@ -385,5 +385,134 @@ fn tensorflows_preset_asks_once_more_at_the_end_and_keeps_what_is_refused_then()
         pool.trim(0);
         drop(pool);
         assert_eq!(held(&double) == before, refusals < 2, "{refusals}");
+    }
+}
+
+const PINS: [(Backend, &str); 3] =
+    [(Backend::Vmm, "cuMemCreate"), (Backend::Register, "cuMemHostRegister_v2"), (Backend::Cuda, "cuMemHostAlloc")];
+
+#[test]
+fn a_refusal_while_nothing_is_held_fails_at_once() {
+    child::alone(|| {
+        let (double, runtime) = (Double::load(), tokio::runtime::Builder::new_current_thread().build().unwrap());
+        for (backend, call) in PINS {
+            for code in [Code::INVALID_VALUE, Code::OUT_OF_MEMORY] {
+                for preset in [Preset::Adaptive, Preset::TensorFlow] {
+                    double.reset();
+                    let pool = builder(backend.clone()).preset(preset).wait(Duration::from_secs(60)).build();
+                    // Not under this preset.
+                    let Ok(pool) = pool else { continue };
+                    let before = double.calls(call);
+                    double.fail_from(call, 1, code);
+                    let error = pool.get(40 * MIB).unwrap_err();
+                    let task = runtime.block_on(pool.get_async(40 * MIB)).unwrap_err();
+                    assert!(error.is_backend() && task.is_backend(), "{error}");
+                    let (calls, stats) = (double.calls(call) - before, pool.stats());
+                    assert!(calls <= 100, "{call} {code:?}: {calls} calls");
+                    assert_eq!((stats.waits, stats.timeouts, stats.failed_gets), (0, 0, 2), "{call} {code:?}");
+                    assert_eq!(pool.why().cause(), "memory refused");
+                }
+            }
+        }
+        double.reset();
+    });
+}
+
+#[test]
+fn a_refused_call_is_repeated_ever_less_often_and_never_if_it_is_invalid() {
+    child::alone(|| {
+        let double = Double::load();
+        for (backend, call) in PINS {
+            for (code, most) in [(Code::INVALID_VALUE, 0), (Code::OUT_OF_MEMORY, 8)] {
+                double.reset();
+                let pool = builder(backend.clone()).wait(Duration::from_millis(600)).build().unwrap();
+                let held = pool.get(MIB).unwrap();
+                double.fail_from(call, 1, code);
+                let before = double.calls(call);
+                let at_once = pool.get_timeout(40 * MIB, Duration::ZERO).unwrap_err();
+                let of_one = double.calls(call) - before;
+                assert!(at_once.is_backend() && of_one > 0);
+                assert!(pool.get(40 * MIB).unwrap_err().is_backend());
+                // The first attempt, and then after 5, 10, 20, ... ms.
+                let repeated = double.calls(call) - before - 2 * of_one;
+                assert!(repeated <= most * of_one, "{call} {code:?}: {repeated} calls");
+                assert_eq!((pool.stats().waits, pool.stats().timeouts), (1, 1), "{call} {code:?}");
+                drop(held);
+            }
+        }
+        double.reset();
+    });
+}
+
+#[test]
+fn a_return_serves_a_request_that_the_driver_refuses() {
+    let double = Double::load();
+    for (backend, call) in PINS {
+        let pool = builder(backend).wait(Duration::from_secs(60)).build().unwrap();
+        let mut held = vec![pool.get(8 * MIB).unwrap()];
+        double.fail_from(call, 1, Code::INVALID_VALUE);
+        held.extend(std::iter::from_fn(|| pool.get_timeout(8 * MIB, Duration::ZERO).ok()));
+        let waiting = thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.get(6 * MIB).map(drop));
+            while pool.stats().waiting == 0 && !waiting.is_finished() {
+                thread::yield_now();
+            }
+            drop(held);
+            waiting.join().unwrap()
+        });
+        waiting.unwrap();
+        double.reset();
+    }
+}
+
+#[test]
+fn what_the_driver_refuses_is_not_blamed_on_the_limit() {
+    child::alone(|| {
+        let double = Double::load();
+        for (backend, _) in PINS {
+            double.limit_pinned(held(&double).pinned_bytes + (64 << 20));
+            let pool = builder(backend).max_bytes(4 << 30).wait(Duration::from_secs(60)).build().unwrap();
+            let error = pool.get(300 * MIB).unwrap_err();
+            let why = pool.why();
+            assert_eq!((why.cause(), why.is_alarm()), ("memory refused", true), "{why}");
+            let text = why.to_string();
+            assert!(!text.contains("export ") && !text.contains("raise PINPOOL_MAX_BYTES"), "{text}");
+            assert!(error.report().contains(why.cure().unwrap()), "{}", error.report());
+            double.reset();
+        }
+    });
+}
+
+#[test]
+fn a_refused_reserve_is_answered_with_a_smaller_one() {
+    let double = Double::load();
+    for code in [Code::INVALID_VALUE, Code::OUT_OF_MEMORY] {
+        double.fail_from("cuMemHostRegister_v2", 1, code);
+        let pool = builder(Backend::Register).build().unwrap();
+        let text = pool.prewarm(64 << 20).unwrap_err().report();
+        let change = text.lines().last().unwrap();
+        assert!(change.starts_with("change: ") && change.contains("lower PINPOOL_RESERVE"), "{text}");
+        assert!(!text.contains("RLIMIT_MEMLOCK") && !text.contains("pin at the start"), "{text}");
+        double.reset();
+    }
+}
+
+#[test]
+fn at_the_limit_free_space_of_other_regions_is_used() {
+    for (backend, _) in PINS {
+        let _double = Double::load();
+        let pool = builder(backend).max_bytes(64 << 20).wait(Duration::ZERO).build().unwrap();
+        let mut held: Vec<_> = (0..60).map(|_| pool.get(MIB).unwrap()).collect();
+        let mut nth = 0;
+        // Pieces of 3 MiB are free.
+        held.retain(|_| {
+            nth += 1;
+            nth % 4 == 0
+        });
+        let larger: Vec<_> = (0..8).map(|_| pool.get(MIB + MIB / 4).unwrap()).collect();
+        assert_eq!(pool.stats().failed_gets, 0);
+        drop((held, larger));
+        let pool = pool.stats();
+        assert!(pool.pinned_bytes <= 64 << 20);
     }
 }

@@ -5,12 +5,27 @@ use std::path::Path;
 use super::super::supply::Refusal;
 use super::{Backing, Supply};
 use crate::dump::OUTER_PARTITION;
-use crate::error::{Error, ErrorKind, Report, UsageReport};
+use crate::error::{Error, ErrorKind, Report, Retry, SourceError, UsageReport};
 use crate::quota::{Level, Over};
 use crate::size_class::Class;
 use pinpool_os::host::limits;
 
 impl Backing {
+    /// Whether waiting may help a request that the source refused: some pool has memory that may come back, or the source is
+    /// only busy.
+    pub(in crate::engine) fn may_recover(&self, error: &SourceError) -> bool {
+        match error.retry {
+            Retry::Soon => true,
+            Retry::Later => self.supply_quota().has_claims_nearby(),
+            Retry::Never => self.supply_quota().claimed_bytes() > 0,
+        }
+    }
+
+    /// The longest piece of free memory.
+    pub(in crate::engine) fn longest_free_bytes(&self) -> u64 {
+        self.arena().map_or(0, |arena| arena.state().arena().longest_hole_bytes())
+    }
+
     /// Why a block of `class` can never be held.
     pub(in crate::engine) fn refusal_for_good(&self, class: Class) -> Refusal {
         let needed_bytes = class.bytes as u64;
@@ -21,40 +36,42 @@ impl Backing {
     /// The error of a get of `len` bytes that was refused while the pool held `usage`.
     pub(in crate::engine) fn error(&self, len: usize, refusal: Refusal, usage: UsageReport, report: Report) -> Error {
         let asked_bytes = len as u64;
-        let kind = match refusal {
-            Refusal::Over { needed_bytes, over: Over { level: Level::Shared, .. } } => {
-                let (found, remedy) = self.ledger_in_words(needed_bytes);
-                ErrorKind::Ledger { asked_bytes, needed_bytes, found, remedy, usage, report }
-            }
-            Refusal::Over { needed_bytes, over } => {
-                ErrorKind::Limit { asked_bytes, needed_bytes, usage, remedy: self.remedy(needed_bytes, over), report }
-            }
-            Refusal::Line { needed_bytes, waiting, first_bytes } => {
-                let limit = self.limit_for(needed_bytes);
-                ErrorKind::Line { asked_bytes, needed_bytes, waiting, first_bytes, limit, usage, report }
-            }
+        let needed_bytes = match refusal {
+            Refusal::Over { needed_bytes, .. } | Refusal::Line { needed_bytes, .. } => needed_bytes,
             Refusal::Source(source) => {
-                ErrorKind::Backend { backend: self.source().name(), asked_bytes, usage, source, report }
+                let backend = self.source().name();
+                return ErrorKind::Backend { backend, asked_bytes, usage, source, report }.into();
             }
         };
-        kind.into()
+        let (found, remedy) = self.in_words(&refusal);
+        ErrorKind::Limit { asked_bytes, needed_bytes, found, usage, remedy, report }.into()
     }
 
     /// Why there is no memory, for the log line of a shortage.
     pub(in crate::engine) fn why(&self, refusal: &Refusal) -> String {
+        let (found, remedy) = self.in_words(refusal);
+        if remedy.is_empty() { found } else { format!("{found}: {remedy}") }
+    }
+
+    /// Why there is no memory, and what helps.
+    fn in_words(&self, refusal: &Refusal) -> (String, String) {
         match refusal {
             Refusal::Over { needed_bytes, over: Over { level: Level::Shared, .. } } => {
                 let (found, remedy) = self.ledger_in_words(*needed_bytes);
-                format!("{found}: {remedy}")
+                (found, remedy.to_owned())
             }
-            Refusal::Over { needed_bytes, over } => {
-                format!("the ceiling is reached: {}", self.remedy(*needed_bytes, *over))
-            }
-            Refusal::Line { waiting, first_bytes, .. } => {
+            Refusal::Over { needed_bytes, over } => ("over the ceiling".to_owned(), self.remedy(*needed_bytes, *over)),
+            Refusal::Line { needed_bytes, waiting, first_bytes } => {
                 let gets = if *waiting == 1 { "get waits" } else { "gets wait" };
-                format!("{waiting} {gets} in line, the first for {first_bytes} B")
+                let limit = self.limit_for(*needed_bytes);
+                (
+                    format!(
+                        "{waiting} {gets} in line for memory, the first for {first_bytes} B, and what is free is theirs"
+                    ),
+                    format!("wait longer (PINPOOL_WAIT), put buffers back first or raise {limit}"),
+                )
             }
-            Refusal::Source(source) => source.to_string(),
+            Refusal::Source(source) => (source.to_string(), String::new()),
         }
     }
 
@@ -68,20 +85,15 @@ impl Backing {
 
     /// What helps where `over` has no room for `needed_bytes`.
     fn remedy(&self, needed_bytes: u64, Over { level, max_bytes, could_ever, .. }: Over) -> String {
-        match (level, could_ever) {
-            (Level::Partition { depth: 0 }, false) => {
-                "it can never fit in this partition: ask for less, or make the partition larger".to_owned()
-            }
-            (Level::Partition { depth: 0 }, true) => {
-                "this partition is full: put its buffers back first, or make the partition larger".to_owned()
-            }
-            (Level::Partition { .. }, false) => format!(
-                "it can never fit in the partition of {max_bytes} B around this one: ask for less, or make that one larger"
-            ),
-            (Level::Partition { .. }, true) => format!(
-                "the partition of {max_bytes} B around this one is full: put its buffers back first, or make that one larger"
-            ),
-            (Level::Pool | Level::Shared, _) => self.remedy_of_pool(needed_bytes).to_owned(),
+        let (partition, it) = match level {
+            Level::Partition { depth: 0 } => ("this partition".to_owned(), "the partition"),
+            Level::Partition { .. } => (format!("the partition of {max_bytes} B around this one"), "that one"),
+            Level::Pool | Level::Shared => return self.remedy_of_pool(needed_bytes).to_owned(),
+        };
+        if could_ever {
+            format!("{partition} is full: put its buffers back first, or make {it} larger")
+        } else {
+            format!("it can never fit in {partition}: ask for less, or make {it} larger")
         }
     }
 

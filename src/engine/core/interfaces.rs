@@ -33,6 +33,7 @@ impl Member for Core {
     }
 
     fn room_was_made(&self) {
+        self.backoff.end();
         self.wake_waiters();
     }
 

@@ -14,6 +14,7 @@ use crate::dump::{Dump, Host, Owner, Refused, Request};
 use crate::error::{Error, ErrorKind, Report};
 use crate::quota::{Level, Over};
 use crate::stats::Stats;
+use pinpool_observe::judge::Cause;
 use pinpool_os::host::{self, LimitOrigin};
 use pinpool_os::sync::plain::Mutex;
 
@@ -87,8 +88,17 @@ impl Core {
                 (wanted.class.bytes as u64, Refused::Source { error: error.to_string(), code, remedy })
             }
         };
+        let cause = match &refused {
+            Refused::Source { .. } => Cause::MemoryRefused,
+            Refused::Ledger { .. } => Cause::OtherProcess,
+            _ => Cause::PoolFull,
+        };
         let tag = wanted.ledger.as_ref().map(|ledger| ledger.tag().to_owned());
-        let dump = Arc::new(self.dump_of(&stats, Some(Request { asked_bytes, needed_bytes, tag, refused })));
+        let request = Request { asked_bytes, needed_bytes, tag, is_reserve: nth == 0, refused };
+        let dump = Arc::new(self.dump_of(&stats, Some(request)));
+        if nth > 0 {
+            *self.verdicts.failure.lock() = dump.likely_cause().map(|likely| (cause, likely));
+        }
         if is_power_of_ten(nth) {
             self.log.out_of_memory(&dump);
         }
@@ -115,7 +125,7 @@ impl Core {
             allocator: format!("{} ({})", stats.backend, stats.preset),
             owners: self.owners_of(stats),
             usage: usage_report(stats),
-            free_bytes: stats.arena_free_bytes + stats.arena_transit_bytes + stats.arena_overhead_bytes,
+            longest_free_bytes: if is_forked { 0 } else { self.backing().longest_free_bytes() },
             peak_bytes: stats.peak_pinned_bytes,
             oldest_copy: stats.oldest_in_flight.zip(stats.oldest_in_flight_stream),
             host: if is_forked { None } else { self.system.at(self.time.coarse_us()) },

@@ -65,7 +65,9 @@ impl Core {
             self.ask_again(ASKED_AT_ONCE);
             self.backing().release_refused();
         }
-        self.shortage.end_if_calm(&self.log, now_us);
+        if !self.has_waiters() {
+            self.shortage.end_if_calm(&self.log, now_us);
+        }
         if let Some(stuck_after) = self.config.stuck_after.filter(|time| !time.is_zero())
             && self.in_flight.count() > 0
         {

@@ -1,10 +1,11 @@
 //! What the judge of a pool sees. Ticks look, never a hit.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use pinpool_observe::judge::{Holder, Judge, Judgement, Snapshot};
+use pinpool_observe::judge::shortage::LikelyCause;
+use pinpool_observe::judge::{Cause, Holder, Judge, Judgement, Snapshot};
 use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 use super::Core;
 use crate::dump::Owner;
@@ -16,6 +17,12 @@ use crate::stats::{Calls, Stats};
 pub(super) struct Verdicts {
     judge: Mutex<Judge>,
     short_gets: AtomicU64,
+    /// Whether the source refused the last attempt that was refused.
+    pub(super) is_by_source: AtomicBool,
+    /// Time of waiting requests in calls of the source, which counts as such.
+    pub(super) calls_in_line_ns: AtomicU64,
+    /// The last request that failed since the last judgement, and why.
+    pub(super) failure: Mutex<Option<(Cause, LikelyCause)>>,
     /// The most bytes in use and asked for at one time, since the last judgement.
     needed_bytes: AtomicU64,
 }
@@ -44,6 +51,7 @@ impl Core {
         if judge.look(now_us, snapshot).is_none() {
             return;
         }
+        self.verdicts.failure.lock().take();
         // A get that waits on needs what it needed when it began.
         if !self.has_waiters() {
             self.verdicts.needed_bytes.store(0, Ordering::Relaxed);
@@ -60,7 +68,14 @@ impl Core {
         let (now_us, snapshot) = (self.time.coarse_us(), self.snapshot());
         // In a child of `fork` a thread that does not exist here may hold the lock.
         let judge = if self.is_forked() { None } else { self.verdicts.judge.try_lock() };
-        judge.as_deref().unwrap_or(&Default::default()).why(now_us, &snapshot)
+        let judged = judge.as_deref().unwrap_or(&Default::default()).why(now_us, &snapshot);
+        let failure = if self.is_forked() { None } else { self.verdicts.failure.lock().clone() };
+        match failure {
+            Some((cause, likely)) if !matches!(judged.cause, Cause::Leak | Cause::StuckCopy | Cause::SlowConsumer) => {
+                judged.of_failure(cause, likely)
+            }
+            _ => judged,
+        }
     }
 
     /// The judgement of the last window, if there was one and no thread judges now.
@@ -71,6 +86,9 @@ impl Core {
     fn snapshot(&self) -> Snapshot {
         let (stats, is_direct) = (self.stats(), !self.backing().has_arena());
         let needed_bytes = self.verdicts.needed_bytes.load(Ordering::Relaxed);
+        // A wait counts while it lasts, not in the window that it ends in.
+        let in_line = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
+        let waited = stats.wait_time.total() + in_line;
         let limit = self.backing().limit_for(needed_bytes);
         let has_limit = limit != "PINPOOL_MAX_BYTES" || stats.max_bytes.is_some() || stats.ledger.is_some();
         // The calls are of the whole arena: beside what a partition holds they say nothing.
@@ -90,8 +108,10 @@ impl Core {
             remote_puts: None,
             evicted: stats.evicted,
             short_gets: self.verdicts.short_gets.load(Ordering::Relaxed),
+            failed_gets: stats.failed_gets,
+            is_by_source: self.verdicts.is_by_source.load(Ordering::Relaxed),
             waiting: stats.waiting,
-            waiting_ns: self::nanos(stats.wait_time.total()),
+            waiting_ns: self::nanos(waited).saturating_sub(self.verdicts.calls_in_line_ns.load(Ordering::Relaxed)),
             page_locks: own(pin.count),
             pinned_bytes: own(stats.underlying.alloc_bytes),
             unpinned_bytes: own(stats.underlying.free_bytes),
@@ -102,7 +122,8 @@ impl Core {
             used_bytes: stats.in_use_bytes + stats.in_flight_bytes + stats.partition_bytes,
             used: stats.in_use + stats.in_flight,
             in_flight_bytes: stats.in_flight_bytes,
-            idle_bytes: stats.idle_bytes + stats.arena_free_bytes + stats.arena_transit_bytes,
+            idle_bytes: stats.idle_bytes,
+            free_bytes: stats.arena_free_bytes + stats.arena_transit_bytes + stats.arena_overhead_bytes,
             needed_bytes,
             limit: has_limit.then_some(limit),
             max_bytes: stats.max_bytes,
@@ -118,6 +139,6 @@ impl Core {
     }
 }
 
-fn nanos(time: Duration) -> u64 {
+pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -16,6 +16,7 @@ use super::super::supply::{CALL_PATIENCE, Refusal, SlowCalls, Stop};
 use super::super::waiters::{Look, Offer, Pass, Server, Turn, Waiters};
 use super::attention::Reason;
 use super::side_thread::SideCall;
+use super::verdicts::nanos;
 use super::{Block, Core};
 use crate::backend::SourceError;
 use crate::diag::is_power_of_ten;
@@ -264,10 +265,17 @@ impl Core {
         let is_in_flight = || self.in_flight.any(|block| block.adopted().is_none() && block.class() == class);
         let at = (self.time.coarse_us(), calls);
         let acquired = self.stock.acquire(self, class, at, &**self, refused, is_in_flight);
-        let (mut block, are_more) = acquired.inspect_err(|stop| {
-            if matches!(stop, Stop::Refused(Refusal::Source(_))) {
+        // Relaxed: a figure.
+        let (mut block, are_more) = acquired.inspect_err(|stop| match stop {
+            Stop::Refused(Refusal::Source(_)) => {
+                self.verdicts.is_by_source.store(true, Ordering::Relaxed);
+                self.backoff.refused();
                 self.watch_device(at.0);
             }
+            Stop::Refused(_) if !matches!(calls, SlowCalls::Held(_)) => {
+                self.verdicts.is_by_source.store(false, Ordering::Relaxed);
+            }
+            _ => {}
         })?;
         if are_more {
             self.sample_peaks();
@@ -293,16 +301,19 @@ impl Core {
         let could_hold = self.backing().could_hold(class);
         // A request that can never be served is no shortage, unless it is served otherwise.
         let is_servable = could_hold || self.backing().could_fall_back(class);
+        let is_to_wait = is_servable && !wait.is_zero() && !self.is_hopeless(&refusal);
         if is_servable {
             self.note_need(class);
-            let why = || (self.backing().why(&refusal), usage_report(&self.stats()));
+            // A full pool is ordinary.
+            let is_ordinary = is_to_wait && could_hold && !matches!(refusal, Refusal::Source(_));
+            let why = || (is_ordinary, self.backing().why(&refusal), usage_report(&self.stats()));
             self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
         }
         // What is over the ceiling need not wait for room under it.
         if !could_hold && let Some(block) = self.fall_back(len, class, &refusal) {
             return Ok(Begun::Served(block));
         }
-        if !is_servable || wait.is_zero() || self.stock.is_gone() {
+        if !is_to_wait {
             return Err(refusal);
         }
         self.log.began_to_wait(len as u64, class.bytes as u64);
@@ -360,6 +371,9 @@ impl Core {
             Offer::MakeRoom(block) => {
                 self.accounts.count_made_room();
                 self.stock.evict(block, self.time.coarse_us(), EvictionReason::Reclaimed);
+                if !self.backing().has_arena() {
+                    self.backoff.end();
+                }
                 self.waiters.wake_first();
                 self.close_if_unused();
                 None
@@ -413,13 +427,15 @@ impl Server for Core {
             let block = self.fall_back(class.bytes, class, refused);
             return block.ok_or_else(|| self.backing().refusal_for_good(class).into());
         }
-        let acquired = self.acquire(class, calls, Some(reason_of(refused)));
-        let acquired = match acquired {
-            Err(Stop::Refused(refusal)) if self.note_want(&refusal) => {
-                self.acquire(class, calls, Some(reason_of(refused)))
-            }
+        let (begun, is_early) = (Instant::now(), self.backoff.is_early(refused));
+        let calls = if is_early { calls.held() } else { calls };
+        let attempt = || self.acquire(class, calls, Some(reason_of(refused)));
+        let acquired = match attempt() {
+            Err(_) if matches!(calls, SlowCalls::Held(_)) => Err(refused.clone().into()),
+            Err(Stop::Refused(refusal)) if self.note_want(&refusal) => attempt(),
             acquired => acquired,
         };
+        self.verdicts.calls_in_line_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
         // The next in line wants what it wants since it is first.
         acquired.inspect(|_| self.end_want())
     }
@@ -451,6 +467,7 @@ impl Server for Core {
     }
 
     fn is_hopeless(&self, refusal: &Refusal) -> bool {
-        self.is_closed() || matches!(refusal, Refusal::Source(_)) && self.stock.is_gone()
+        let Refusal::Source(error) = refusal else { return self.is_closed() };
+        self.is_closed() || self.stock.is_gone() || !self.backing().may_recover(error)
     }
 }

@@ -66,14 +66,15 @@ pub(super) struct Ladder {
 }
 
 impl Ladder {
-    pub(super) fn new(idle_blocks: u64) -> Self {
+    /// With `is_refused` only committed memory is used, as after a refusal by the source.
+    pub(super) fn new(idle_blocks: u64, is_refused: bool) -> Self {
         Self {
             to_release: idle_blocks,
             has_swept: false,
             has_asked_nodes: false,
             has_drained: false,
             is_one_buffer: false,
-            is_refused: false,
+            is_refused,
         }
     }
 
@@ -180,7 +181,7 @@ mod tests {
     #[test]
     fn every_rung_but_a_plan_and_a_wait_uses_something_up() {
         for idle_blocks in 0..3 {
-            sweep(Ladder::new(idle_blocks), &mut |before, seen, rung, after| {
+            sweep(Ladder::new(idle_blocks, false), &mut |before, seen, rung, after| {
                 let is_free = matches!(rung, Rung::Plan | Rung::Wait | Rung::Sweep | Rung::Refuse);
                 assert!(is_free || left(&after) < left(&before), "{before:?} {seen:?} {rung:?} {after:?}");
             });
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn what_is_given_back_is_never_more_than_was_idle() {
-        sweep(Ladder::new(2), &mut |before, seen, rung, after| match rung {
+        sweep(Ladder::new(2, false), &mut |before, seen, rung, after| match rung {
             Rung::ReleaseOwn => assert_eq!(after.to_release + 1, before.to_release, "{seen:?}"),
             Rung::ReleaseAny => {
                 let Seen::Swept { idle_blocks, is_enough, .. } = seen else { panic!("{seen:?}") };
@@ -203,7 +204,7 @@ mod tests {
     #[test]
     fn a_get_is_refused_for_lack_of_room_when_nothing_else_is_left() {
         let mut refusals = 0;
-        sweep(Ladder::new(1), &mut |before, seen, rung, after| {
+        sweep(Ladder::new(1, false), &mut |before, seen, rung, after| {
             if rung != Rung::Refuse {
                 return;
             }
@@ -222,7 +223,7 @@ mod tests {
 
     #[test]
     fn own_blocks_come_before_a_plan_and_those_of_others_after_a_sweep() {
-        let mut ladder = Ladder::new(1);
+        let mut ladder = Ladder::new(1, false);
         assert_eq!(ladder.next(Seen::NoHole { is_covered: true }), Rung::ReleaseOwn);
         assert_eq!(ladder.next(Seen::NoHole { is_covered: true }), Rung::Plan);
         assert_eq!(ladder.next(Seen::NoPlan { in_transit: false }), Rung::Sweep);
@@ -237,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_refusal_of_more_than_a_buffer_leaves_two_attempts() {
-        let mut ladder = Ladder::new(0);
+        let mut ladder = Ladder::new(0, false);
         assert!(!ladder.is_one_buffer() && ladder.may_commit());
         assert_eq!(ladder.next(Seen::Refused { was_larger: true }), Rung::Retry);
         assert!(ladder.is_one_buffer() && ladder.may_commit());

@@ -37,9 +37,10 @@ impl Domain {
         reuse: impl FnMut() -> Option<R>,
     ) -> Result<Acquired<R>, Stop> {
         let bytes = class.bytes as u64;
-        if !matches!(calls, SlowCalls::After(..)) {
+        if !matches!(calls, SlowCalls::After(..) | SlowCalls::Held(..)) {
             let (memory, recurs) = self.arena.serve_miss(bytes, now_us);
             if let Some(memory) = memory {
+                self.log.carved(bytes);
                 return Ok(Acquired::New(memory));
             }
             if !recurs {
@@ -65,7 +66,7 @@ impl Domain {
         mut reuse: impl FnMut() -> Option<R>,
     ) -> Result<Acquired<R>, Stop> {
         let arena = &self.arena;
-        let mut ladder = Ladder::new(idle_buffers(pool, pools));
+        let mut ladder = Ladder::new(idle_buffers(pool, pools), matches!(calls, SlowCalls::Held(_)));
         let mut why = Why { room: Room::UNLIMITED, over: None, source: None };
         // Outlives the closed gate: behind it copies are swept, and their puts may log or call a listener.
         let mut deferral = None;
@@ -156,7 +157,10 @@ impl Domain {
                         ladder.drained(idle_buffers(pool, pools));
                         continue 'climb;
                     }
-                    _ => return Err(self.refusal(bytes, why).into()),
+                    _ => {
+                        let memory = arena.state().carve_in_other_regions(bytes);
+                        return memory.map(Acquired::New).ok_or_else(|| self.refusal(bytes, why).into());
+                    }
                 }
             }
         }

@@ -119,6 +119,12 @@ impl ArenaState {
         self.memory_at(ptr, bytes)
     }
 
+    /// Carves `bytes` from regions for buffers of other lengths, when nothing else serves the request (policy-R11).
+    pub(in crate::engine) fn carve_in_other_regions(&mut self, bytes: u64) -> Option<BlockMemory> {
+        let ptr = self.arena.carve_in_other_regions(bytes, ALIGN_BYTES)?;
+        self.memory_at(ptr, bytes)
+    }
+
     /// The memory that a plan granted.
     pub(in crate::engine) fn memory_at(&mut self, ptr: ArenaPtr, bytes: u64) -> Option<BlockMemory> {
         let start = self.mappings.address(ptr)?;

@@ -84,6 +84,8 @@ pub(crate) enum SlowCalls {
     Until(Instant, Instant),
     /// As `Until`, for a get that has looked without calls, and was counted as a miss then.
     After(Instant, Instant),
+    /// As `After`, without asking the source for more memory: it has refused, and it is too early to ask again.
+    Held(Instant, Instant),
 }
 
 /// A request that begins waits at least this long for calls of other threads, even if it may not wait for room: they take
@@ -95,8 +97,14 @@ impl SlowCalls {
     pub(in crate::engine) fn until(self) -> (Instant, Instant) {
         match self {
             Self::None => (Instant::now(), Instant::now()),
-            Self::Until(plans, calls) | Self::After(plans, calls) => (plans, calls),
+            Self::Until(plans, calls) | Self::After(plans, calls) | Self::Held(plans, calls) => (plans, calls),
         }
+    }
+
+    /// The same, without asking the source for more memory.
+    pub(in crate::engine) fn held(self) -> Self {
+        let (plans, calls) = self.until();
+        if self == Self::None { self } else { Self::Held(plans, calls) }
     }
 
     /// The same, and waits for plans of other threads not at all.

@@ -34,7 +34,7 @@ mod waiter;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub(super) use self::turn::{Look, Server, Turn};
 use self::waiter::Waiter;
@@ -127,6 +127,11 @@ impl<T> Waiters<T> {
             return Vec::new();
         }
         self.line.lock().gets.iter().map(|waiter| waiter.class.bytes as u64).collect()
+    }
+
+    /// How long those that wait have waited so far, in sum.
+    pub(super) fn waiting_for(&self, now: Instant) -> Duration {
+        self.line.lock().gets.iter().map(|waiter| now.saturating_duration_since(waiter.begun)).sum()
     }
 
     /// Changes who is in the line. Tells the pool by `attend` if the line has become empty or is empty no more, and wakes the

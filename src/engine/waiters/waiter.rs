@@ -14,6 +14,7 @@ pub(super) struct Waiter<T> {
     pub(super) number: u64,
     pub(super) class: Class,
     pub(super) deadline: Instant,
+    pub(super) begun: Instant,
     state: Mutex<WaiterState<T>>,
     changed: Condvar,
 }
@@ -33,8 +34,9 @@ struct WaiterState<T> {
 
 impl<T> Waiter<T> {
     pub(super) fn new(number: u64, class: Class, deadline: Instant) -> Self {
-        let state = WaiterState { is_woken: false, since: Instant::now(), handed: None, is_task: false, waker: None };
-        Self { number, class, deadline, state: Mutex::new(state), changed: Condvar::default() }
+        let begun = Instant::now();
+        let state = WaiterState { is_woken: false, since: begun, handed: None, is_task: false, waker: None };
+        Self { number, class, deadline, begun, state: Mutex::new(state), changed: Condvar::default() }
     }
 
     /// Only under the lock of the line: one that leaves the line finds what it was handed before.

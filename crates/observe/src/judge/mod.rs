@@ -13,9 +13,10 @@
 //! | | where these are the first three: it is most of what is held, and most gets come back |
 //! | waiting for another process | more than 2 of 1000 gets, 3 or a hundredth of the time, found no memory at once, for lack of what others hold |
 //! | slow consumer | the same at the ceiling, where serving all that wait would bring at most a quarter more into use, and buffers stay out long |
-//! | ceiling too small | the same otherwise |
-//! | idle hoard | the same without a ceiling, while idle memory is most of what is held |
-//! | memory refused | the same without a ceiling otherwise |
+//! | ceiling too small | the same otherwise, if gets fail, no buffer comes back, or threads show who waits for whom |
+//! | pool full | the same otherwise |
+//! | idle hoard | the same where the source refuses, while unused memory is most of what is held |
+//! | memory refused | the same where the source refuses otherwise |
 //! | sizes never recur | most gets missed, and asked for a length that was not asked for lately; under `tensorflow` each of them is a page-lock |
 //! | thrashing | in two windows as much was pinned and as much released as was held |
 //! | | or most gets missed, of lengths that recur, and a twentieth of the time went into calls |
@@ -54,6 +55,7 @@ pub mod words;
 use leak::Growth;
 pub use lengths::RecentLengths;
 use news::News;
+use shortage::LikelyCause;
 pub use snapshot::{Holder, Snapshot};
 #[cfg(feature = "trace")]
 pub use trace::{PoolJudgement, judge_recording};
@@ -67,55 +69,40 @@ const GETS_MIN: u64 = 20;
 /// Less time is none in words.
 const SHOWN_NS: u64 = 1_000_000;
 
-/// Why a pool is as fast as it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Cause {
-    Healthy,
-    WarmingUp,
-    NotPinned,
-    SizesNeverRecur,
-    Thrashing,
-    IdleHoard,
-    MemoryRefused,
-    CeilingTooSmall,
-    SlowConsumer,
-    OtherProcess,
-    Leak,
-    StuckCopy,
-}
-
-impl Cause {
-    pub const ALL: [Self; 12] = [
-        Self::Healthy,
-        Self::WarmingUp,
-        Self::NotPinned,
-        Self::SizesNeverRecur,
-        Self::Thrashing,
-        Self::IdleHoard,
-        Self::MemoryRefused,
-        Self::CeilingTooSmall,
-        Self::SlowConsumer,
-        Self::OtherProcess,
-        Self::Leak,
-        Self::StuckCopy,
-    ];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Healthy => "healthy",
-            Self::WarmingUp => "warming up",
-            Self::NotPinned => "not pinned",
-            Self::SizesNeverRecur => "sizes never recur",
-            Self::Thrashing => "thrashing",
-            Self::IdleHoard => "idle hoard",
-            Self::MemoryRefused => "memory refused",
-            Self::CeilingTooSmall => "ceiling too small",
-            Self::SlowConsumer => "slow consumer",
-            Self::OtherProcess => "waiting for another process",
-            Self::Leak => "leak",
-            Self::StuckCopy => "stuck copy",
+macro_rules! causes {
+    ($($cause:ident = $name:literal,)+) => {
+        /// Why a pool is as fast as it is.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Cause {
+            $($cause,)+
         }
-    }
+
+        impl Cause {
+            pub const ALL: &[Self] = &[$(Self::$cause),+];
+            pub const NAMES: &[&str] = &[$($name),+];
+
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$cause => $name,)+
+                }
+            }
+        }
+    };
+}
+causes! {
+    Healthy = "healthy",
+    WarmingUp = "warming up",
+    NotPinned = "not pinned",
+    PoolFull = "pool full",
+    SizesNeverRecur = "sizes never recur",
+    Thrashing = "thrashing",
+    IdleHoard = "idle hoard",
+    MemoryRefused = "memory refused",
+    CeilingTooSmall = "ceiling too small",
+    SlowConsumer = "slow consumer",
+    OtherProcess = "waiting for another process",
+    Leak = "leak",
+    StuckCopy = "stuck copy",
 }
 
 /// Time of all threads that a pool took from its program.
@@ -177,6 +164,11 @@ impl fmt::Display for Judgement {
 }
 
 impl Judgement {
+    /// The same numbers, and the cause of a request that failed.
+    pub fn of_failure(self, cause: Cause, LikelyCause { found, change }: LikelyCause) -> Self {
+        Self { cause, is_alarm: true, found, cure: Some(change), setting: None, ..self }
+    }
+
     /// Cause, evidence and cure, a line each: what `why` prints.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("{}: {}", self.cause.name(), self.found), format!("  {}", self.lost)];

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::window::STUCK_AFTER;
+use super::words::RoundedUp;
 use super::{Cause, Holder, Judgement};
 
 /// Errors of the driver (`CUresult`) that belong to earlier work: once a context has failed, its later calls return them too.
@@ -12,6 +13,10 @@ const WASTE_PERCENT: u64 = 150;
 
 /// A pool of which so much of its ceiling is in use will soon refuse a get.
 const SHORT_PERCENT: u64 = 90;
+
+/// What helps if the system refuses memory.
+pub(super) const OF_SYSTEM: &str = "release pinned memory of this or other processes, or use less; `pinpool doctor` checks the limits of \
+                                    the system (under WSL2 there is one on pinned memory)";
 
 /// What the system has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,14 +47,19 @@ pub struct Shortage<'a> {
     pub held_bytes: u64,
     pub in_use_bytes: u64,
     pub in_flight_bytes: u64,
-    /// Idle in buffers and beside them.
+    /// In idle buffers.
     pub idle_bytes: u64,
+    /// In no buffer, and the longest piece of them.
+    pub free_bytes: u64,
+    pub longest_free_bytes: u64,
     pub fallback_bytes: u64,
     /// Age of the oldest copy in flight, and its stream.
     pub oldest_copy: Option<(Duration, u64)>,
     pub host: Option<&'a Host>,
     /// What was needed, with rounding, and why it was refused; `None` where nothing was asked.
     pub request: Option<(u64, &'a Refused)>,
+    /// Whether a reserve was asked for.
+    pub is_reserve: bool,
     /// The limit to raise for more, and its value if that is known.
     pub limit: &'static str,
     pub max_bytes: Option<u64>,
@@ -85,7 +95,7 @@ fn is_short(shortage: &Shortage<'_>) -> bool {
 }
 
 fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
-    let Shortage { held_bytes, in_use_bytes, in_flight_bytes, idle_bytes: kept_bytes, limit, .. } = *shortage;
+    let Shortage { held_bytes, in_use_bytes, in_flight_bytes, free_bytes, longest_free_bytes, limit, .. } = *shortage;
     let needed_bytes = shortage.request.map_or(0, |(needed_bytes, _)| needed_bytes);
     let cause = |found: String, change: String| LikelyCause { found, change };
     // A ceiling that is not above the present one helps nobody.
@@ -94,6 +104,8 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
         if enough_bytes > max_bytes { enough_bytes } else { max_bytes.saturating_add(needed_bytes) }
     };
     let used_bytes = in_use_bytes.saturating_add(in_flight_bytes);
+    let unused_bytes = shortage.idle_bytes.saturating_add(free_bytes);
+    let less = if shortage.is_reserve { "lower PINPOOL_RESERVE" } else { "request less at once" };
     match shortage.request.map(|(_, refused)| refused) {
         Some(Refused::Source { code: Some(code), .. }) if OF_EARLIER_WORK.contains(code) => {
             return cause(
@@ -107,6 +119,10 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
                 format!("ask for less, or raise {limit} to {needed_bytes} bytes or more"),
             );
         }
+        Some(Refused::Limit { .. }) if free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => {
+            let found = format!("{} free, longest piece {}", RoundedUp(free_bytes), RoundedUp(longest_free_bytes));
+            return cause(found, format!("raise {limit} to {} or more, or use fewer sizes", RoundedUp(raised_to(0))));
+        }
         Some(Refused::Line { first_bytes, .. }) => {
             let enough_bytes = raised_to(used_bytes.saturating_add(*first_bytes).saturating_add(needed_bytes));
             return cause(
@@ -116,18 +132,21 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
                 ),
             );
         }
-        Some(Refused::Source { .. }) if kept_bytes > held_bytes / 2 && kept_bytes >= needed_bytes => {
+        Some(Refused::Source { .. }) if unused_bytes > held_bytes / 2 && unused_bytes >= needed_bytes => {
             return cause(
-                format!("{kept_bytes} of the {held_bytes} bytes held are idle, in other sizes or in pieces"),
+                format!("{unused_bytes} of the {held_bytes} bytes held are idle or free, in other sizes or in pieces"),
                 format!(
                     "set PINPOOL_MAX_BYTES below {held_bytes} bytes, so that gets release what is idle; or batch to fewer sizes \
                      (PINPOOL_PRESET=adaptive has fewer); Pool::trim releases it now"
                 ),
             );
         }
-        Some(Refused::Ledger { found, remedy }) => return cause(found.clone(), (*remedy).to_owned()),
+        Some(Refused::Ledger { found, remedy }) => {
+            return cause(found.clone(), (*remedy).to_owned());
+        }
         Some(Refused::Source { remedy: Some(remedy), .. }) => {
-            return cause("what the driver or the kernel says above".to_owned(), (*remedy).to_owned());
+            let found = "what the driver or the kernel says above".to_owned();
+            return cause(found, format!("{remedy}; or {less}"));
         }
         refused => {
             let is_refused_by_source = matches!(refused, Some(Refused::Source { .. }));
@@ -137,16 +156,15 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
             {
                 return of_full_memory(host, needed_bytes);
             }
-            if is_refused_by_source {
-                let free = shortage
-                    .host
-                    .map_or_else(String::new, |host| format!(" though {} bytes are free", host.available_bytes));
-                return cause(
-                    format!("the back-end refused{free}: a limit other than memory, or no piece as long as that"),
-                    "raise RLIMIT_MEMLOCK and vm.max_map_count; under WSL2 its limit on pinned memory; pin at the start with \
-                     PINPOOL_RESERVE; `pinpool doctor` looks at each"
-                        .to_owned(),
-                );
+            if let Some(Refused::Source { code, .. }) = refused {
+                let found = match (code, shortage.host) {
+                    (Some(1), _) => "the driver does not pin as much in one call".to_owned(),
+                    (_, Some(Host { available_bytes, .. })) => {
+                        format!("the back-end refused though {available_bytes} bytes are free on the machine")
+                    }
+                    _ => "the back-end refused".to_owned(),
+                };
+                return cause(found, format!("{less}; or {OF_SYSTEM}"));
             }
         }
     }
@@ -159,9 +177,9 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
             format!("look at what blocks the stream (PINPOOL_STUCK_AFTER warns); or raise {limit}"),
         );
     }
-    if kept_bytes > in_use_bytes {
+    if unused_bytes > in_use_bytes {
         return cause(
-            "most of what is held is idle, in other sizes or in pieces".to_owned(),
+            "most of what is held is idle or free, in other sizes or in pieces".to_owned(),
             "call Pool::trim, lower PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES; or batch to fewer sizes".to_owned(),
         );
     }
@@ -191,27 +209,23 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
 }
 
 fn of_full_memory(host: &Host, needed_bytes: u64) -> LikelyCause {
-    let Host { total_bytes, available_bytes, origin, .. } = host;
-    if needed_bytes > *total_bytes {
-        return LikelyCause {
-            found: format!("the request alone is larger than all memory there is: {total_bytes} bytes ({origin})"),
-            change: "ask for less".to_owned(),
-        };
-    }
-    if host.is_group {
-        return LikelyCause {
-            found: format!(
-                "the control group is full ({available_bytes} bytes left of its {origin}): over its limit the kernel ends a \
-                 process without an error"
-            ),
-            change: "raise memory.max (docker --memory), or lower PINPOOL_MAX_BYTES; pinned pages count as RssShmem"
-                .to_owned(),
-        };
-    }
-    LikelyCause {
-        found: format!("the machine has too little memory left: {available_bytes} bytes"),
-        change: "lower PINPOOL_MAX_BYTES, or end other programs".to_owned(),
-    }
+    let Host { total_bytes, available_bytes, origin, is_group } = host;
+    let (found, change) = if needed_bytes > *total_bytes {
+        (
+            format!("the request alone is larger than all memory there is: {total_bytes} bytes ({origin})"),
+            "ask for less",
+        )
+    } else if *is_group {
+        let found = format!(
+            "the control group is full ({available_bytes} bytes left of its {origin}): over its limit the kernel ends a process \
+             without an error"
+        );
+        (found, "raise memory.max (docker --memory), or lower PINPOOL_MAX_BYTES; pinned pages count as RssShmem")
+    } else {
+        let found = format!("the machine has too little memory left: {available_bytes} bytes");
+        (found, "lower PINPOOL_MAX_BYTES, or end other programs")
+    };
+    LikelyCause { found, change: change.to_owned() }
 }
 
 fn seconds(age: Duration) -> String {
@@ -242,10 +256,13 @@ mod tests {
             in_use_bytes: 4 * GIB,
             in_flight_bytes: 0,
             idle_bytes: 0,
+            free_bytes: 0,
+            longest_free_bytes: 0,
             fallback_bytes: 0,
             oldest_copy: None,
             host: Some(host),
             request: Some((GIB, refused)),
+            is_reserve: false,
             limit: "PINPOOL_MAX_BYTES",
             max_bytes: Some(4 * GIB),
             own_max_bytes: Some(4 * GIB),
@@ -285,10 +302,10 @@ mod tests {
         says(&rounding, "rounding: 2147483649 bytes asked for take 4294967296", "PINPOOL_ROUNDING");
 
         let idle = Shortage { in_use_bytes: GIB, idle_bytes: 3 * GIB, ..in_use.clone() };
-        says(&idle, "most of what is held is idle", "PINPOOL_IDLE_TIMEOUT");
+        says(&idle, "most of what is held is idle or free", "PINPOOL_IDLE_TIMEOUT");
         let refused = of_source(2);
         let of_idle = Shortage { request: Some((GIB, &refused)), ..idle };
-        says(&of_idle, "3221225472 of the 4294967296 bytes held are idle", "set PINPOOL_MAX_BYTES below");
+        says(&of_idle, "3221225472 of the 4294967296 bytes held are idle or free", "set PINPOOL_MAX_BYTES below");
         let copies = Shortage {
             in_use_bytes: GIB,
             in_flight_bytes: 3 * GIB,
@@ -297,7 +314,7 @@ mod tests {
         };
         says(&copies, "in flight, the oldest for 45 s on stream 0x10", "PINPOOL_STUCK_AFTER");
         let by_source = Shortage { request: Some((GIB, &refused)), ..in_use.clone() };
-        says(&by_source, "the back-end refused though 34359738368 bytes are free", "vm.max_map_count");
+        says(&by_source, "the back-end refused though 34359738368 bytes are free", "`pinpool doctor`");
         let of_host = |is_group| Host {
             total_bytes: 8 * GIB,
             available_bytes: 1 << 20,
@@ -312,6 +329,22 @@ mod tests {
         let says_why = Refused::Source { error: "mmap failed".to_owned(), code: Some(12), remedy };
         says(&full(&host, &says_why), "what the driver or the kernel says above", "raise vm.max_map_count");
         says(&full(&host, &of_source(700)), "an error of earlier work (code 700)", "first CUDA error");
+        let in_pieces = Shortage {
+            in_use_bytes: 2 * GIB,
+            free_bytes: 2 * GIB,
+            longest_free_bytes: 1 << 20,
+            ..full(&host, &ceiling)
+        };
+        says(
+            &in_pieces,
+            "2.0 GiB free, longest piece 1.0 MiB",
+            "PINPOOL_MAX_BYTES to 5.0 GiB or more, or use fewer sizes",
+        );
+        let in_one_call = of_source(1);
+        says(&full(&host, &in_one_call), "the driver does not pin as much in one call", "request less at once");
+        let reserve = Shortage { is_reserve: true, ..full(&host, &in_one_call) };
+        says(&reserve, "in one call", "lower PINPOOL_RESERVE");
+        assert!(!likely_cause(&reserve).unwrap().change.contains("RLIMIT_MEMLOCK"));
         let too_large = Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: false };
         says(&full(&host, &too_large), "the request alone is larger than PINPOOL_MAX_BYTES", "ask for less");
     }

@@ -32,6 +32,10 @@ pub struct Snapshot {
     pub evicted: u64,
     /// Gets that found no memory at once.
     pub short_gets: u64,
+    /// Those that failed.
+    pub failed_gets: u64,
+    /// Whether the source refused the last attempt that was refused, not a limit.
+    pub is_by_source: bool,
     /// Gets that wait now.
     pub waiting: u64,
     pub waiting_ns: u64,
@@ -47,8 +51,10 @@ pub struct Snapshot {
     pub used_bytes: u64,
     pub used: u64,
     pub in_flight_bytes: u64,
-    /// Held and not used.
+    /// In idle buffers.
     pub idle_bytes: u64,
+    /// Held and in no buffer.
+    pub free_bytes: u64,
     /// The most that was in use and asked for at one time, since the last window, while memory was short.
     pub needed_bytes: u64,
     /// The name of what is to be raised for more bytes; `None` where there is no limit.
@@ -65,4 +71,21 @@ pub struct Snapshot {
     pub copies: u64,
     pub is_pinned: bool,
     pub holders: Vec<Holder>,
+}
+
+impl Snapshot {
+    /// What its counters have counted since `before`, and nothing else.
+    pub(super) fn since(&self, before: &Self) -> Self {
+        macro_rules! differences {
+            ($($counter:ident)*) => {
+                Self { $($counter: self.$counter.saturating_sub(before.$counter),)* ..Self::default() }
+            };
+        }
+        let remote_puts = self.remote_puts.map(|puts| puts.saturating_sub(before.remote_puts.unwrap_or(0)));
+        let counted = differences! {
+            gets misses new_lengths puts evicted short_gets failed_gets waiting_ns page_locks pinned_bytes unpinned_bytes
+            page_locking_ns moving_ns
+        };
+        Self { remote_puts, ..counted }
+    }
 }

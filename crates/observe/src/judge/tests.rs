@@ -79,7 +79,7 @@ fn seconds_lost_are_in_the_line_with_what_they_were_spent_on() {
 fn a_ceiling_that_is_too_small_names_what_was_needed_rounded_up() {
     let mut run = Run::new();
     let short = |of: &mut Snapshot| {
-        of.short_gets += 300;
+        (of.short_gets, of.remote_puts) = (of.short_gets + 300, Some(0));
         (of.used_bytes, of.used) = (4 * GIB, 8);
         of.needed_bytes = 6 * GIB + 200 * MIB;
     };
@@ -116,11 +116,11 @@ fn a_slow_consumer_is_not_offered_memory() {
         queued(of);
         (of.used, of.used_bytes, of.max_bytes, of.needed_bytes) = (4, 64 * MIB, Some(64 * MIB), 96 * MIB);
     };
-    assert_eq!(run.cause(threads), Cause::CeilingTooSmall);
+    assert_eq!(run.cause(threads), Cause::PoolFull);
     // Gets that are refused: the program goes on, and no queue holds it back.
     let refused = |of: &mut Snapshot| {
         queued(of);
-        of.gets += 150;
+        (of.gets, of.failed_gets) = (of.gets + 150, of.failed_gets + 150);
     };
     assert_eq!(run.cause(refused), Cause::CeilingTooSmall);
     // Threads that put what they got themselves wait for memory, however little more would do.
@@ -134,7 +134,47 @@ fn a_slow_consumer_is_not_offered_memory() {
         queued(of);
         (of.remote_puts, of.in_flight_bytes) = (None, 200 * MIB);
     };
-    assert_eq!(run.cause(copies), Cause::CeilingTooSmall);
+    assert_eq!(run.cause(copies), Cause::PoolFull);
+}
+
+#[test]
+fn a_loader_before_a_busy_device_is_no_alarm_and_loses_nothing() {
+    // Buffers of prefetch, and milliseconds that the device takes for each.
+    for (prefetch, step_ms) in [(2, 5), (4, 10), (8, 5), (8, 25), (3, 20)] {
+        let mut run = Run::new();
+        let full = |of: &mut Snapshot| {
+            let taken = 10_000 / step_ms;
+            (of.gets, of.puts) = (of.gets - 1000 + taken, of.puts - 1000 + taken);
+            of.short_gets += taken;
+            of.waiting_ns += 9_900_000_000;
+            held(of, "batches", prefetch, 0);
+            (of.held_bytes, of.max_bytes, of.needed_bytes) =
+                (prefetch * MIB, Some(prefetch * MIB), (prefetch + 1) * MIB);
+        };
+        for _ in 0..6 {
+            let judgement = run.window(full);
+            assert!(!judgement.is_alarm && judgement.setting.is_none(), "{prefetch} {step_ms}: {judgement}");
+            let text = judgement.lines().join(" ");
+            assert!(!text.contains("export") && judgement.lost.total_ns() == 0, "{text}");
+            for both in ["always busy, nothing is lost", "raise PINPOOL_MAX_BYTES", "buffers a second come back"] {
+                assert!(text.contains(both), "{both} is missing in: {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_refusal_of_the_source_is_no_matter_of_the_limit() {
+    let mut run = Run::new();
+    let refused = |of: &mut Snapshot| {
+        (of.short_gets, of.failed_gets, of.is_by_source) = (of.short_gets + 300, 300, true);
+        (of.held_bytes, of.used_bytes, of.needed_bytes) = (GIB, GIB, 2 * GIB);
+    };
+    let judgement = run.window(refused);
+    assert_eq!((judgement.cause, judgement.is_alarm, judgement.setting), (Cause::MemoryRefused, true, None));
+    // Requests that wait for the source through a whole window.
+    let waiting = |of: &mut Snapshot| (of.gets, of.puts, of.waiting) = (of.gets - 1000, of.puts - 1000, 1);
+    assert_eq!(run.cause(waiting), Cause::MemoryRefused);
 }
 
 #[test]
@@ -229,7 +269,7 @@ fn memory_that_other_processes_hold_is_theirs() {
     // What is needed passes the pool's own ceiling.
     let own = |of: &mut Snapshot| {
         short(of);
-        of.needed_bytes = 5 * GIB;
+        (of.needed_bytes, of.failed_gets) = (5 * GIB, 1);
     };
     assert_eq!(run.cause(own), Cause::CeilingTooSmall);
 }
@@ -244,7 +284,7 @@ fn without_a_ceiling_idle_memory_is_a_hoard_and_else_the_system_lacks_memory() {
     });
     assert_eq!(judgement.cause, Cause::IdleHoard);
     assert!(
-        judgement.to_string().contains("3.0 GiB of the 4.0 GiB held are idle, and 300 of 1000 gets"),
+        judgement.to_string().contains("3.0 GiB of the 4.0 GiB held are idle or free, and 300 of 1000 gets"),
         "{judgement}"
     );
     let judgement = run.window(|of| {
@@ -360,7 +400,7 @@ fn few_gets_that_wait_matter_for_their_time_alone() {
     };
     let causes =
         [(2, 99_000_000), (2, 100_000_000), (3, 0)].map(|(gets, waiting_ns)| run.cause(short(gets, waiting_ns)));
-    assert_eq!(causes, [Cause::Healthy, Cause::CeilingTooSmall, Cause::CeilingTooSmall]);
+    assert_eq!(causes, [Cause::Healthy, Cause::PoolFull, Cause::PoolFull]);
 }
 
 #[test]
@@ -373,7 +413,7 @@ fn a_copy_that_does_not_end_comes_before_all_else() {
             of.needed_bytes = 6 * GIB;
         }
     };
-    assert_eq!(run.cause(copy(29)), Cause::CeilingTooSmall);
+    assert_eq!(run.cause(copy(29)), Cause::PoolFull);
     assert_eq!(run.cause(copy(30)), Cause::StuckCopy);
 }
 

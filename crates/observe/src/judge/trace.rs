@@ -74,6 +74,11 @@ struct Out {
     in_flight_since_ns: u64,
 }
 
+/// Time in `calls` of the source that ended since then.
+fn spent_since(begun_ns: u64, calls: Option<Vec<(u64, u64)>>) -> u64 {
+    calls.unwrap_or_default().iter().filter(|(at, _)| *at >= begun_ns).map(|(_, took)| took).sum()
+}
+
 /// One pool, while its records are read.
 struct Watched<'a> {
     recording: &'a Recording,
@@ -174,9 +179,8 @@ impl<'a> Watched<'a> {
                 self.now.idle_bytes += class_bytes;
             }
             Event::Get { id, bytes, class_bytes, tag, took_ns } => {
-                let in_calls = calls.remove(&thread).unwrap_or_default();
                 let begun_ns = now_ns.saturating_sub(took_ns);
-                let spent_ns: u64 = in_calls.iter().filter(|(at, _)| *at >= begun_ns).map(|(_, took)| took).sum();
+                let spent_ns = spent_since(begun_ns, calls.remove(&thread));
                 self.ended(begun_ns, now_ns, took_ns.saturating_sub(spent_ns), class_bytes, spent_ns > 0);
                 let (stack, is_in_flight, in_flight_since_ns) = (0, false, 0);
                 let out = Out { class_bytes, since_ns: now_ns, tag, stack, thread, is_in_flight, in_flight_since_ns };
@@ -198,8 +202,10 @@ impl<'a> Watched<'a> {
             Event::Refused { class_bytes, took_ns, .. } => {
                 self.now.short_gets += 1;
                 self.now.gets += 1;
-                self.now.waiting_ns += took_ns;
+                self.now.failed_gets += 1;
+                self.now.is_by_source &= !self.is_full(self.now.used_bytes + class_bytes);
                 let from_ns = now_ns.saturating_sub(took_ns);
+                self.now.waiting_ns += took_ns.saturating_sub(spent_since(from_ns, calls.remove(&thread)));
                 self.waits.ended(Wait { from_ns, to_ns: now_ns, bytes: class_bytes });
                 // Of gets that are refused one after the other it is enough to look at some.
                 if self.at_refusal.as_ref().is_none_or(|(before_ns, _)| now_ns >= before_ns + REFUSED_EVERY_NS) {
@@ -235,6 +241,7 @@ impl<'a> Watched<'a> {
                 called(took_ns);
                 self.now.page_locking_ns += took_ns;
                 self.has_refused |= failed;
+                self.now.is_by_source |= failed;
                 if !failed {
                     self.now.page_locks += 1;
                     self.now.pinned_bytes += bytes;
@@ -306,6 +313,7 @@ impl<'a> Watched<'a> {
             self.now.waiting_ns += waited_ns;
             self.waited.push((now_ns, waited_ns));
             if is_full {
+                self.now.is_by_source = false;
                 self.waits.ended(Wait { from_ns: begun_ns, to_ns: now_ns, bytes: class_bytes });
             } else {
                 self.lacked_bytes = self.lacked_bytes.max(needed_bytes);
@@ -342,6 +350,7 @@ impl<'a> Watched<'a> {
         let wanted_bytes = self.waits.most_wanted(still, full_bytes);
         self.now.needed_bytes = if wanted_bytes > 0 { wanted_bytes } else { self.lacked_bytes };
         self.now.others_bytes = self.has_ledger.then_some(UNKNOWN_BYTES);
+        self.now.free_bytes = self.now.held_bytes.saturating_sub(self.now.used_bytes + self.now.idle_bytes);
     }
 
     fn holders(&self, at_ns: u64) -> Vec<Holder> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::leak::Leak;
 use super::snapshot::UNKNOWN_BYTES;
 use super::words::{RoundedUp, counted, percent, seconds};
-use super::{Cause, Judgement, Lost, Snapshot};
+use super::{Cause, Judgement, Lost, Snapshot, shortage};
 
 /// More than one part in this many is not tolerable: TensorFlow's rate of 0.002.
 const TOLERABLE_PART: u64 = 500;
@@ -20,11 +20,9 @@ const WARM_PART: u64 = 50;
 /// No copy takes this long.
 pub(super) const STUCK_AFTER: Duration = Duration::from_secs(30);
 /// A queue before a slow consumer keeps a buffer at least this long.
-const QUEUED: Duration = Duration::from_millis(200);
+const QUEUED: Duration = Duration::from_millis(500);
 /// More memory would bring no more than one part in this many into use beside what is: then memory is not what lacks.
 const OVERHANG_PART: u64 = 4;
-/// Gets of a queue beyond what comes back: one part in this many.
-const REFUSED_PART: u64 = 8;
 /// Windows in succession in which memory goes back and forth.
 const CHURNED: u32 = 2;
 /// Seconds lost of a hundred from which sizes that never recur are an alarm.
@@ -33,17 +31,8 @@ const COSTLY_PERCENT: u64 = 5;
 /// What happened between two snapshots, and the second of them.
 pub(super) struct Window<'a> {
     now: &'a Snapshot,
-    /// Differences of the counters.
-    gets: u64,
-    misses: u64,
-    new_lengths: u64,
-    puts: u64,
-    remote_puts: Option<u64>,
-    evicted: u64,
-    short_gets: u64,
-    page_locks: u64,
-    pinned_bytes: u64,
-    unpinned_bytes: u64,
+    /// The counters since the first.
+    of: Snapshot,
     held_before_bytes: u64,
     most_held_bytes: u64,
     lost: Lost,
@@ -60,34 +49,16 @@ fn is_high(part: u64, whole: u64) -> bool {
 impl<'a> Window<'a> {
     /// `most_held_bytes` is the most that was held at the end of a window before.
     pub(super) fn between(before: &Snapshot, now: &'a Snapshot, of_us: u64, most_held_bytes: u64) -> Self {
-        let since = |of: fn(&Snapshot) -> u64| of(now).saturating_sub(of(before));
-        Self {
-            gets: since(|of| of.gets),
-            misses: since(|of| of.misses),
-            new_lengths: since(|of| of.new_lengths),
-            puts: since(|of| of.puts),
-            remote_puts: now.remote_puts.map(|puts| puts.saturating_sub(before.remote_puts.unwrap_or(0))),
-            evicted: since(|of| of.evicted),
-            short_gets: since(|of| of.short_gets),
-            page_locks: since(|of| of.page_locks),
-            pinned_bytes: since(|of| of.pinned_bytes),
-            unpinned_bytes: since(|of| of.unpinned_bytes),
-            held_before_bytes: before.held_bytes,
-            most_held_bytes,
-            lost: Lost {
-                of_us,
-                waiting_ns: since(|of| of.waiting_ns),
-                page_locking_ns: since(|of| of.page_locking_ns),
-                moving_ns: since(|of| of.moving_ns),
-            },
-            now,
-        }
+        let of = now.since(before);
+        let Snapshot { waiting_ns, page_locking_ns, moving_ns, .. } = of;
+        let lost = Lost { of_us, waiting_ns, page_locking_ns, moving_ns };
+        Self { held_before_bytes: before.held_bytes, most_held_bytes, lost, of, now }
     }
 
     /// Whether as much was pinned and as much released as was held at either end.
     pub(super) fn is_churning(&self) -> bool {
         let held_bytes = self.cycled_bytes();
-        held_bytes > 0 && self.pinned_bytes >= held_bytes && self.unpinned_bytes >= held_bytes
+        held_bytes > 0 && self.of.pinned_bytes >= held_bytes && self.of.unpinned_bytes >= held_bytes
     }
 
     /// What is pinned again each time that memory goes back and forth.
@@ -113,20 +84,21 @@ impl<'a> Window<'a> {
         let evidence = vec![
             format!(
                 "{}, {} of which missed; {} page-locked {} and released {}",
-                counted(self.gets, "get"),
-                self.misses,
-                counted(self.page_locks, "call"),
-                RoundedUp(self.pinned_bytes),
-                RoundedUp(self.unpinned_bytes)
+                counted(self.of.gets, "get"),
+                self.of.misses,
+                counted(self.of.page_locks, "call"),
+                RoundedUp(self.of.pinned_bytes),
+                RoundedUp(self.of.unpinned_bytes)
             ),
             format!(
-                "{} held{}: {} in {}, {} in flight, {} idle",
+                "{} held{}: {} in {}, {} in flight, {} idle, {} free",
                 RoundedUp(now.held_bytes),
                 now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", RoundedUp(bytes))),
                 RoundedUp(now.used_bytes),
                 counted(now.used, "buffer"),
                 RoundedUp(now.in_flight_bytes),
-                RoundedUp(now.idle_bytes)
+                RoundedUp(now.idle_bytes),
+                RoundedUp(now.free_bytes)
             ),
         ];
         Judgement { cause, is_alarm: false, found, evidence, cure: None, setting: None, lost: *lost, size: 0 }
@@ -177,12 +149,12 @@ impl<'a> Window<'a> {
 
     /// Gets that found no memory at once.
     fn shortage(&self) -> Option<Judgement> {
-        let Self { now, short_gets, .. } = self;
-        let gets = self.gets.max(*short_gets);
+        let Self { now, of: Snapshot { short_gets, .. }, .. } = self;
+        let gets = self.of.gets.max(*short_gets);
         // Gets of which none has ended make no counts.
         let is_short = is_high(*short_gets, gets)
             && (*short_gets >= SHORT_MIN || self.lost.waiting_ns / 1000 >= self.lost.of_us / WAITED_PART);
-        if !is_short && (now.waiting == 0 || self.puts > 0) {
+        if !is_short && (now.waiting == 0 || self.of.puts > 0) {
             return None;
         }
         let short = match short_gets {
@@ -192,7 +164,7 @@ impl<'a> Window<'a> {
             ),
             _ => format!("{short_gets} of {gets} gets found no memory at once"),
         };
-        let Some(limit) = now.limit else { return Some(self.refused(short)) };
+        let Some(limit) = now.limit.filter(|_| !now.is_by_source) else { return Some(self.refused(short)) };
         if let Some(others_bytes) = now.others_bytes.filter(|_| self.is_of_others()) {
             let held =
                 if others_bytes == UNKNOWN_BYTES { "the rest".to_owned() } else { RoundedUp(others_bytes).to_string() };
@@ -202,6 +174,10 @@ impl<'a> Window<'a> {
         }
         if let Some(judgement) = self.slow_consumer(&short) {
             return Some(judgement);
+        }
+        // Nothing else shows that what takes the buffers was ever idle.
+        if !self.is_of_one_thread() && self.of.failed_gets == 0 && self.of.puts > 0 {
+            return Some(self.full(&short, limit));
         }
         // What lies beside the buffers, or between them, lacks in what gets need: a ceiling that refused is too small.
         let refused_bytes = now.max_bytes.filter(|&max_bytes| now.needed_bytes <= max_bytes);
@@ -213,6 +189,27 @@ impl<'a> Window<'a> {
         Some(judgement)
     }
 
+    /// A full pool: ordinary if what takes the buffers is always busy.
+    fn full(&self, short: &str, limit: &str) -> Judgement {
+        let found = format!("{short}, and {} buffers a second come back", self.puts_a_second());
+        let cure = format!(
+            "if what takes the buffers is always busy, nothing is lost, and more memory only lengthens its queue; if it waits for \
+             buffers, raise {limit} (`pinpool advise` of a recording shows which)"
+        );
+        let lost = Lost { waiting_ns: 0, ..self.lost };
+        Judgement { cure: Some(cure), lost, ..self.judgement(Cause::PoolFull, found) }
+    }
+
+    /// Threads return what they requested, so those that wait are those that use the buffers.
+    fn is_of_one_thread(&self) -> bool {
+        self.of.remote_puts.is_some_and(|puts| puts < self.of.puts / 2)
+    }
+
+    fn puts_a_second(&self) -> String {
+        let tenths = self.of.puts.saturating_mul(10_000_000) / self.lost.of_us.max(1);
+        format!("{}.{}", tenths / 10, tenths % 10)
+    }
+
     /// Whether what lacks is held by other processes: this pool's own ceiling has room.
     fn is_of_others(&self) -> bool {
         let Snapshot { needed_bytes, max_bytes, others_bytes, .. } = self.now;
@@ -222,20 +219,15 @@ impl<'a> Window<'a> {
     }
 
     fn refused(&self, short: String) -> Judgement {
-        let now = self.now;
-        if now.idle_bytes > now.held_bytes / 2 {
-            let found = format!(
-                "{} of the {} held are idle, and {short}",
-                RoundedUp(now.idle_bytes),
-                RoundedUp(now.held_bytes)
-            );
+        let (unused_bytes, held_bytes) = (self.now.idle_bytes + self.now.free_bytes, self.now.held_bytes);
+        if unused_bytes > held_bytes / 2 {
+            let (unused, held) = (RoundedUp(unused_bytes), RoundedUp(held_bytes));
             let cure =
-                "set PINPOOL_MAX_BYTES, so that gets release what is idle, or PINPOOL_PRESET=adaptive".to_owned();
-            return self.alarm(Cause::IdleHoard, found, cure);
+                "set a lower PINPOOL_MAX_BYTES, so that requests release what is idle, or PINPOOL_PRESET=adaptive";
+            let found = format!("{unused} of the {held} held are idle or free, and {short}");
+            return self.alarm(Cause::IdleHoard, found, cure.to_owned());
         }
-        let cure =
-            "set PINPOOL_MAX_BYTES, so that gets release what is idle; `pinpool doctor` names the limits of the system";
-        self.alarm(Cause::MemoryRefused, format!("{short}: the back-end refused"), cure.to_owned())
+        self.alarm(Cause::MemoryRefused, format!("{short}: the back-end refused"), shortage::OF_SYSTEM.to_owned())
     }
 
     /// Buffers that lie in a queue: all that waits is little beside them, so that more memory would lengthen the queue.
@@ -245,30 +237,25 @@ impl<'a> Window<'a> {
         let overhang_bytes = now.needed_bytes.saturating_sub(max_bytes);
         let is_full = now.used_bytes >= max_bytes - max_bytes / 8;
         let is_copying = now.in_flight_bytes > now.used_bytes / 8;
-        // A queue gets a buffer for each that comes back; a program whose gets are refused goes on without them.
-        let is_refused = self.gets > self.puts + self.puts / REFUSED_PART + now.used;
-        let is_of_one_thread = self.remote_puts.is_some_and(|puts| puts < self.puts / 2);
         if !is_full
             || is_copying
-            || is_refused
-            || is_of_one_thread
+            || self.of.failed_gets > 0
+            || self.is_of_one_thread()
             || overhang_bytes > max_bytes / OVERHANG_PART
-            || self.puts == 0
+            || self.of.puts == 0
         {
             return None;
         }
         // By Little's law.
-        let out_ns = now.used.saturating_mul(self.lost.of_us).saturating_mul(1000) / self.puts;
+        let out_ns = now.used.saturating_mul(self.lost.of_us).saturating_mul(1000) / self.of.puts;
         if u128::from(out_ns) < QUEUED.as_nanos() {
             return None;
         }
         let holder = now.holders.iter().max_by_key(|holder| holder.bytes);
         let of = holder.map_or_else(String::new, |holder| format!(", most of them in {}", holder.tag));
-        let tenths = self.puts.saturating_mul(10_000_000) / self.lost.of_us.max(1);
         let found = format!(
-            "{}.{} buffers a second come back, each after {}{of}, and {short}",
-            tenths / 10,
-            tenths % 10,
+            "{} buffers a second come back, each after {}{of}, and {short}",
+            self.puts_a_second(),
             seconds(out_ns)
         );
         let cure =
@@ -281,12 +268,12 @@ impl<'a> Window<'a> {
 
     /// Memory that is pinned and released, or evicted and missed, again and again.
     fn back_and_forth(&self, churned: u32) -> Option<Judgement> {
-        let Self { now, misses, gets, new_lengths, .. } = self;
+        let Self { now, of: Snapshot { misses, gets, new_lengths, .. }, .. } = self;
         let missed = || format!("{misses} of {gets} gets missed");
         let is_varied = *new_lengths > gets / 2;
         if let Some(size_limit) = now.pool_size_limit
             && is_high(*misses, *gets)
-            && is_high(self.evicted, self.puts)
+            && is_high(self.of.evicted, self.of.puts)
         {
             // Buffers that no get asks for again do not help, however many are kept.
             if is_varied && *misses > gets / 10 * 8 {
@@ -294,7 +281,7 @@ impl<'a> Window<'a> {
                 let cure = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes".to_owned();
                 return Some(self.alarm(Cause::SizesNeverRecur, found, cure));
             }
-            let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(&self.evicted));
+            let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(&self.of.evicted));
             let found = format!("{} what was evicted", missed());
             let cure = format!("raise PINPOOL_POOL_SIZE_LIMIT above {needed}");
             let mut judgement = self.alarm(Cause::Thrashing, found, cure);
@@ -302,7 +289,7 @@ impl<'a> Window<'a> {
             return Some(judgement);
         }
         if churned >= CHURNED {
-            let (pinned, held) = (RoundedUp(self.pinned_bytes), RoundedUp(self.cycled_bytes()));
+            let (pinned, held) = (RoundedUp(self.of.pinned_bytes), RoundedUp(self.cycled_bytes()));
             let found = format!("{pinned} were pinned and released to hold {held}");
             let cure = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES".to_owned();
             return Some(self.alarm(Cause::Thrashing, found, cure));
@@ -332,7 +319,7 @@ impl<'a> Window<'a> {
     /// Nothing is wrong that the pool knows.
     fn quiet(&self) -> Judgement {
         let now = self.now;
-        if self.is_growing() && self.misses > self.gets / WARM_PART {
+        if self.is_growing() && self.of.misses > self.of.gets / WARM_PART {
             let found = format!("held {} -> {}", RoundedUp(self.held_before_bytes), RoundedUp(now.held_bytes));
             return self.judgement(Cause::WarmingUp, found);
         }
@@ -341,8 +328,8 @@ impl<'a> Window<'a> {
             let cure = "`pinpool doctor` says why, and what helps".to_owned();
             return Judgement { cure: Some(cure), ..self.judgement(Cause::NotPinned, found) };
         }
-        let served = self.gets.saturating_sub(self.page_locks);
-        let found = format!("{served} of {} gets waited for nothing, {} held", self.gets, RoundedUp(now.held_bytes));
+        let served = self.of.gets.saturating_sub(self.of.page_locks);
+        let found = format!("{served} of {} gets waited for nothing, {} held", self.of.gets, RoundedUp(now.held_bytes));
         self.judgement(Cause::Healthy, found)
     }
 }

@@ -153,6 +153,28 @@ fn a_full_queue_whose_producer_does_not_wait_is_no_slow_consumer() {
 }
 
 #[test]
+fn a_loader_before_a_busy_device_is_no_alarm_and_loses_nothing() {
+    // Batches of prefetch, and batches that the device takes at each step of the program.
+    for (prefetch, taken) in [(2, 10), (2, 2), (4, 5), (6, 4), (8, 2)] {
+        let mut program = Program::one(|pool| pool.max_bytes(prefetch << 20));
+        let mut queue = VecDeque::new();
+        program.run(30, |program, _| {
+            for _ in 0..taken {
+                queue.extend(program.served().into_iter().map(|(_, buffer)| buffer));
+                while program.asked.is_empty() {
+                    queue.extend(program.get(0, "batches", MIB));
+                }
+                let oldest = queue.pop_front().unwrap();
+                program.put(1, oldest);
+            }
+        });
+        let said = program.judged(queue);
+        said.check("pool full", false);
+        assert!(said.causes_logged().iter().all(|cause| ["pool full", "warming up"].contains(cause)), "{said:?}");
+    }
+}
+
+#[test]
 fn a_get_that_waits_once_needs_no_higher_ceiling() {
     let mut program = Program::one(|pool| pool.max_bytes(64 << 20));
     let mut held: Vec<_> = (0..4).map(|_| program.must_get("images", 16 * MIB)).collect();
