@@ -272,7 +272,7 @@ impl Core {
                 self.backoff.refused();
                 self.watch_device(at.0);
             }
-            Stop::Refused(_) if !matches!(calls, SlowCalls::Held(_)) => {
+            Stop::Refused(_) if !matches!(calls, SlowCalls::Held(..)) => {
                 self.verdicts.is_by_source.store(false, Ordering::Relaxed);
             }
             _ => {}
@@ -431,7 +431,7 @@ impl Server for Core {
         let calls = if is_early { calls.held() } else { calls };
         let attempt = || self.acquire(class, calls, Some(reason_of(refused)));
         let acquired = match attempt() {
-            Err(_) if matches!(calls, SlowCalls::Held(_)) => Err(refused.clone().into()),
+            Err(_) if matches!(calls, SlowCalls::Held(..)) => Err(refused.clone().into()),
             Err(Stop::Refused(refusal)) if self.note_want(&refusal) => attempt(),
             acquired => acquired,
         };

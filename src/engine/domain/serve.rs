@@ -66,7 +66,7 @@ impl Domain {
         mut reuse: impl FnMut() -> Option<R>,
     ) -> Result<Acquired<R>, Stop> {
         let arena = &self.arena;
-        let mut ladder = Ladder::new(idle_buffers(pool, pools), matches!(calls, SlowCalls::Held(_)));
+        let mut ladder = Ladder::new(idle_buffers(pool, pools), matches!(calls, SlowCalls::Held(..)));
         let mut why = Why { room: Room::UNLIMITED, over: None, source: None };
         // Outlives the closed gate: behind it copies are swept, and their puts may log or call a listener.
         let mut deferral = None;

@@ -76,7 +76,7 @@ impl Direct {
     pub(in crate::engine) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Stop> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = self.quota.claim(needed_bytes).map_err(|over| Refusal::Over { needed_bytes, over })?;
-        if matches!(calls, SlowCalls::None | SlowCalls::Held(_)) {
+        if matches!(calls, SlowCalls::None | SlowCalls::Held(..)) {
             return Err(Stop::NeedsCall);
         }
         let begun = Instant::now();
