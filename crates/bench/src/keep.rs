@@ -16,8 +16,6 @@ use super::requested::{self, pool_builder};
 use super::statistics::{gb_per_s, median, mib, rounded};
 use super::{BenchError, Measured, Report};
 
-const PAGE_BYTES: u64 = 4096;
-
 /// Measure how fast kept memory is page-locked again, beside a fresh pin of as many bytes
 ///
 /// A keeper is started within this process. `fresh` is a reserve of a new pool. `first` attaches to memory that nobody has used yet. `again`
@@ -25,7 +23,7 @@ const PAGE_BYTES: u64 = 4096;
 /// page are compared with what was written.
 #[derive(Debug, Args)]
 pub(super) struct KeepArgs {
-    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = requested::at_least(PAGE_BYTES))]
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = requested::at_least(4096))]
     bytes: u64,
 
     /// How often each is measured; the table shows the median
@@ -47,18 +45,12 @@ pub(super) struct KeepReport {
     rounds: u16,
     page_lock: &'static str,
     hugetlb: bool,
-    /// Processes that held it before the last one.
-    generation: u64,
     fresh_ms: f64,
     first_ms: f64,
     again_ms: f64,
     fresh_gb_s: f64,
     first_gb_s: f64,
     again_gb_s: f64,
-}
-
-fn ms(seconds: f64) -> f64 {
-    rounded(seconds * 1e3)
 }
 
 impl KeepArgs {
@@ -68,7 +60,7 @@ impl KeepArgs {
         let pool = || -> Measured<Pool> { Ok(pool_builder(self.backend.clone()).build()?) };
         let name = format!("bench-{}", std::process::id());
         let (mut fresh, mut first, mut again) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut page_lock, mut is_hugetlb, mut generation) = ("none", false, 0);
+        let (mut page_lock, mut is_hugetlb) = ("none", false);
         for round in 0..self.rounds {
             let pool_of_round = pool()?;
             let begun = Instant::now();
@@ -96,7 +88,7 @@ impl KeepArgs {
                     if !is_there || kept.completed().is_none_or(|mark| mark.len != self.bytes) {
                         return Err(BenchError::Failure("the bytes of the holder before are not there".to_owned()));
                     }
-                    (page_lock, generation) = (kept.page_lock(), kept.generation());
+                    page_lock = kept.page_lock();
                     Ok((took, took_again))
                 })();
                 is_over.store(true, Ordering::Relaxed);
@@ -109,13 +101,13 @@ impl KeepArgs {
         }
         let [fresh, first, again] =
             [fresh, first, again].map(|times: Vec<Duration>| median(times.iter().map(Duration::as_secs_f64).collect()));
+        let ms = |seconds| rounded(seconds * 1e3);
         let rate = |seconds| gb_per_s(self.bytes, Duration::from_secs_f64(seconds));
         Ok(KeepReport {
             bytes: self.bytes,
             rounds: self.rounds,
             page_lock,
             hugetlb: is_hugetlb,
-            generation,
             fresh_ms: ms(fresh),
             first_ms: ms(first),
             again_ms: ms(again),
@@ -128,16 +120,12 @@ impl KeepArgs {
 
 impl Report for KeepReport {
     fn table(&self) -> (Vec<String>, &[String]) {
+        let Self { bytes, page_lock, rounds, .. } = self;
         let pages = if self.hugetlb { "hugetlb pages" } else { "pages of a memory file" };
         let line =
             |name: &str, ms: f64, rate: f64, what: &str| format!("  {name:<6} {ms:>10.2} ms {rate:>8.2} GB/s  {what}");
         let lines = vec![
-            format!(
-                "{} page-locked by {}, kept in {pages}; median of {}",
-                mib(self.bytes),
-                self.page_lock,
-                self.rounds
-            ),
+            format!("{} page-locked by {page_lock}, kept in {pages}; median of {rounds}", mib(*bytes)),
             line("fresh", self.fresh_ms, self.fresh_gb_s, "a new pool pins as much"),
             line("first", self.first_ms, self.first_gb_s, "kept memory that nobody has used yet"),
             line("again", self.again_ms, self.again_gb_s, "kept memory with the bytes of the holder before"),
