@@ -23,7 +23,8 @@
 //! Owns the line. Never acquires memory: that is the [`Server`]'s.
 //!
 //! - waiters-I1: no wake-up is lost. A put made after a get joined the line finds it, or that get's first attempt finds the
-//!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep.
+//!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep. The end of a copy wakes nobody, so the begin
+//!   of a copy wakes the head of the queue, which looks at short intervals while copies are in flight.
 //! - waiters-I2: a get that leaves the line, in whatever way, wakes the next, and what it was handed is passed on.
 //! - waiters-I3: nothing is handed to a get that has left the line: both happen under the lock of the line.
 //! - waiters-I4: the pool attends to the line exactly while a get is in it: each change of the line is a [`Waiters::change`],
