@@ -161,6 +161,9 @@ impl PoolBuilder {
     /// it. Giving back on `register` and `cuda` waits for the work of the device. A back-end that is set is tried by the first
     /// get, except for `vmm`.
     ///
+    /// If the process has not started the driver, `Auto` tries the backends at the first use of the pool, so that children forked
+    /// before it have CUDA; a pool with a reserve, a recording, a memory node or a shared limit tries them here.
+    ///
     /// # Errors
     ///
     /// - [`Error::is_setting`](crate::Error::is_setting) if a variable cannot be read, code sets a value that its variable could
