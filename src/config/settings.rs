@@ -11,9 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::text::*;
-use super::{
-    Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, ReleasePolicy,
-};
+use super::{Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
 
@@ -89,13 +87,10 @@ macro_rules! for_each_setting {
         // Measured: half or twice as long changes driver time and memory held by less than 5 % over 25 loaders.
         /// How long memory stays idle before it goes back to the system; none keeps it. Of it a buffer is at most 10 s in the
         /// thread cache, then its memory stays so long in the arena, and a fifth of what is due goes each second; under 10 s, all of
-        /// it at once. Raise it for bursts far apart.
+        /// it at once. Raise it for bursts far apart. Under register and cuda, where a release waits for the device, idle memory is
+        /// not released by time.
         "PINPOOL_IDLE_TIMEOUT" = Some(Duration::from_secs(60)),
             idle_timeout(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
-
-        /// When register and cuda give memory back, which waits for the device: idle, only while no copy of the pool is in
-        /// flight; force, at the ceiling a get waits for those copies first.
-        "PINPOOL_RELEASE_POLICY" = ReleasePolicy::Idle, release_policy(ReleasePolicy): ReleasePolicy as word();
 
         /// Where the pool learns that memory is short, to give idle memory back: on (from the kernel), off, or a file in the
         /// format of /proc/pressure/memory.

@@ -38,7 +38,7 @@ use super::maintenance::Maintenance;
 use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::supply::{Adopted, CalledSource, Gate, Refusal};
+use super::supply::{Adopted, CalledSource, Refusal};
 use super::waiters::Waiters;
 use crate::backend::{Source, SourceError};
 use crate::config::{Ceiling, Config};
@@ -102,8 +102,6 @@ pub(crate) struct Core {
     log: Arc<PoolLog>,
     stock: Stock<Self>,
     pub(super) in_flight: InFlight<Block>,
-    /// Where its copies are counted; `None` if no release has to wait for them.
-    pub(super) gate: Option<Arc<Gate>>,
     waiters: Waiters<Block>,
     time: Timekeeper,
     maintenance: Maintenance,
@@ -144,7 +142,6 @@ impl Core {
             process: std::process::id(),
             // Relaxed: a number on its own.
             number: POOLS.fetch_add(1, Ordering::Relaxed),
-            gate: backing.gate().cloned(),
             device: DeviceWatch::new(backing.source()),
             stock: Stock::new(&config, backing, log.clone(), recorder),
             in_flight: InFlight::new(),

@@ -1,7 +1,7 @@
 //! The calls of a buffer on its block: copies begin and end, and the block goes back to its pool.
 //!
 //! ```text
-//!   fill ─▶ begin_copy ─▶ enqueue ─▶ put_after(fence) ─▶ in flight ─▶ idle
+//!   fill ─▶ begin_read ─▶ enqueue ─▶ put_after(fence) ─▶ in flight ─▶ idle
 //!     └───────────────────────────▶ put ───────────────────────────▶ idle
 //!                └─ completion can never be known ─▶ leak
 //! ```
@@ -11,7 +11,6 @@
 use super::block;
 use super::core::Core;
 use super::recent;
-use super::supply::BegunCopy;
 use crate::backend::HugeTlb;
 use crate::error::{Error, Result};
 use crate::in_flight::{FenceKind, SharedFence};
@@ -68,23 +67,15 @@ impl Block {
         }
     }
 
-    /// Call before each copy is enqueued. May wait, while memory is released to a driver that would wait for the copy. `None`
-    /// where no release waits for copies. Fails in a child of `fork`.
-    #[inline]
-    pub(crate) fn begin_copy(&self) -> Result<Option<BegunCopy<'_>>> {
-        self.check_process()?;
-        Ok(self.owner().gate.as_ref().and_then(|gate| gate.begin_copy()))
-    }
-
-    /// Call before each copy from the buffer, as [`begin_copy`](Self::begin_copy). Waits for the copies into it, and fails if one
-    /// failed: its bytes are unknown.
-    pub(crate) fn begin_read(&self) -> Result<Option<BegunCopy<'_>>> {
+    /// Call before each copy from the buffer. Waits for the copies into it, and fails if one failed, since its bytes are unknown,
+    /// or in a forked child.
+    pub(crate) fn begin_read(&self) -> Result<()> {
         self.check_process()?;
         let fences = &self.state().copy_fences;
         if fences.any() {
             fences.wait_for_writes(None)?;
         }
-        self.begin_copy()
+        Ok(())
     }
 
     /// The put of a buffer that a copy took, which `fence` ends.

@@ -147,11 +147,9 @@ pub struct Stats {
     /// Bytes that the back-end holds beyond those it was asked for: for alignment, under `cuda`. Under `tensorflow` they
     /// count with their buffer.
     pub arena_overhead_bytes: u64,
-    /// Free bytes that go back to the system as soon as no copy is in flight; until then they are reused
-    /// first. Only back-ends whose release waits for the device (`register`, `cuda`) have any.
+    /// Free bytes that have been idle for longer than `PINPOOL_IDLE_TIMEOUT` and stay pinned, because a release would wait for the
+    /// device (`register`, `cuda`). They are reused first; [`Pool::trim`](crate::Pool::trim) releases them.
     pub awaiting_release_bytes: u64,
-    /// Gets that waited for the copies in flight so that such bytes could be released (`PINPOOL_RELEASE_POLICY=force`).
-    pub drains: u64,
     /// Bytes pinned by [`Pool::prewarm`](crate::Pool::prewarm) or `PINPOOL_RESERVE`, kept to the end.
     pub reserve_bytes: u64,
     /// Bytes that these asked for. More than `reserve_bytes` while a reserve that is not waited for

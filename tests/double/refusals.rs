@@ -299,8 +299,7 @@ fn captures_of_another_thread_are_not_spoiled_while_a_pool_grows_copies_and_give
             capturing.join().unwrap()
         });
         assert!(captures >= 3);
-        let counts = double.counts();
-        assert_eq!((counts.spoiled_captures, counts.frees_with_work_in_flight), (0, 0), "{}", backend.name());
+        assert_eq!(double.counts().spoiled_captures, 0, "{}", backend.name());
     }
 }
 

@@ -59,11 +59,6 @@ impl HostSliceFence {
         }
     }
 
-    /// The fence for a watcher that may query it before cudarc has recorded the event; `None` if the copy is not tracked.
-    pub(crate) fn watched(&self) -> Option<SharedFence> {
-        self.tracked.as_ref().map(|tracked| -> SharedFence { Arc::new(WatchedCopy(tracked.clone())) })
-    }
-
     /// What cudarc drops when the copy is enqueued.
     ///
     /// # Safety
@@ -242,31 +237,6 @@ unsafe impl Fence for TrackedCopy {
 
     fn stream_id(&self) -> Option<StreamId> {
         self.stream_id
-    }
-}
-
-/// A copy that cudarc may not have enqueued yet.
-#[derive(Debug)]
-struct WatchedCopy(Arc<TrackedCopy>);
-
-// SAFETY: as `TrackedCopy`, except that it may be queried at any time: without a record it is not over.
-unsafe impl Fence for WatchedCopy {
-    fn is_done(&self) -> Result<bool> {
-        match self.0.unrecorded.get() {
-            Some(later) => later.as_ref().ok_or_else(unrecorded)?.is_done(),
-            None => self.0.find_record()?.flatten().map_or(Ok(false), |event| self.0.ask(event)),
-        }
-    }
-
-    fn wait(&self) -> Result<()> {
-        while !self.is_done()? {
-            std::thread::yield_now();
-        }
-        Ok(())
-    }
-
-    fn stream(&self) -> u64 {
-        self.0.number
     }
 }
 

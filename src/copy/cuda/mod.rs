@@ -32,8 +32,8 @@ use self::event::EventFence;
 use self::stream::{CAPTURING, SetAside, Stream, failed, is_capturing, number};
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
 use crate::backend;
+use crate::driver::calls;
 use crate::driver::code::Code;
-use crate::driver::{calls, known_streams};
 use crate::error::{Error, Result};
 use crate::in_flight::{FenceKind, SharedFence, StreamId};
 
@@ -77,7 +77,6 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
             let copied = unsafe { calls::copy_to_device(address, source.cast(), len, stream.cu_stream()) };
             copied.map_err(|error| ("cuMemcpyHtoDAsync", error))
         };
-        known_streams::note(self.stream());
         let_reach(stream.context().ordinal(), source, len).map_err(CopyFailure::Refused)?;
         copy_with_fence(stream, len, purpose, waits, move || self.device_ptr_mut(stream), copy)
     }
@@ -97,7 +96,6 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
             let copied = unsafe { calls::copy_to_host(target.cast(), address, len, stream.cu_stream()) };
             copied.map_err(|error| ("cuMemcpyDtoHAsync", error))
         };
-        known_streams::note(self.stream());
         let_reach(stream.context().ordinal(), target, len).map_err(CopyFailure::Refused)?;
         copy_with_fence(stream, len, FencePurpose::Buffer, waits, || self.device_ptr(stream), copy)
     }
@@ -117,15 +115,7 @@ fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
     // What the driver refuses once it may do the next time. The answer that the stream captures is final: a graph that holds the
     // work uses the memory at each launch, also when the capture is over.
     let marked = try_mark(stream, context).or_else(|_| try_mark(stream, context))?;
-    let fence = marked.ok_or_else(|| Error::device(CAPTURING))?;
-    note_loan(stream, context, &fence);
-    Ok(fence)
-}
-
-/// A release of other memory waits for the fence of what was lent to the stream.
-fn note_loan(stream: Stream, context: &ContextState, fence: &SharedFence) {
-    let fence = fence.clone();
-    known_streams::note_loan(number(stream), context.device(), move || matches!(fence.is_done(), Ok(false)));
+    marked.ok_or_else(|| Error::device(CAPTURING))
 }
 
 /// `None` if the stream captures.

@@ -63,6 +63,7 @@ impl Core {
         }
         // A release that waits for the device would wait for a stuck copy.
         let may_release = abandoned.is_empty() || !self.backing().source().release_waits();
+        abandoned.iter().filter_map(|_| self.backing().arena()).for_each(|arena| arena.count_quarantined());
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(lost::keep);
         if may_release {

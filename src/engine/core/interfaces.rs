@@ -20,6 +20,10 @@ impl Member for Core {
         released
     }
 
+    fn has_copies(&self) -> bool {
+        self.in_flight.count() > 0
+    }
+
     fn complete_copies(&self) {
         Self::complete_copies(self);
     }

@@ -124,10 +124,6 @@ impl Core {
     }
 
     pub(super) fn complete(&self, swept: Swept<Block>) {
-        if !swept.completed.is_empty() {
-            // The gate has the same fences, which are over: it drops them, and their events are used again.
-            self.gate.iter().for_each(|gate| gate.complete_copies());
-        }
         let now_us = if swept.completed.is_empty() { 0 } else { self.time.read_us() };
         for mut block in swept.completed {
             block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
@@ -149,17 +145,15 @@ impl Core {
         self.stock.record_of(&block, |id| Event::Leaked { id });
         self.backing().note_lost(held_bytes);
         let lost = self.accounts.count_lost(held_bytes);
-        let keeps_all = self.backing().has_arena() && self.backing().source().release_waits();
+        self.backing().arena().into_iter().for_each(|arena| arena.count_quarantined());
+        let keeps_all = self.backing().arena().is_some_and(|arena| arena.may_never_release());
         match fences {
             Some(fences) => {
                 self.stock.suspend();
                 self.in_flight.suspend(block, fences);
                 self.notice(Pace::Idle);
             }
-            None => {
-                self.stock.leak(block);
-                self.gate.iter().for_each(|gate| gate.note_leak());
-            }
+            None => self.stock.leak(block),
         }
         // After the block is where it counts, since a line may be slow.
         self.log.completion_unknown(held_bytes, lost, keeps_all, is_asked_again, error);
@@ -168,14 +162,13 @@ impl Core {
 
     /// Whether the end of a copy is unknown that is asked about again.
     pub(super) fn has_unanswered(&self) -> bool {
-        self.in_flight.unanswered() > 0 || self.gate.as_ref().is_some_and(|gate| gate.unanswered() > 0)
+        self.in_flight.unanswered() > 0
     }
 
     /// Asks the fences again that failed, at most so many. Uses the blocks again whose copies are over.
     pub(super) fn ask_again(&self, most: usize) {
         if self.has_unanswered() {
             self.recover(self.in_flight.ask_again(most));
-            self.gate.iter().for_each(|gate| gate.ask_again(most));
         }
     }
 
@@ -188,6 +181,7 @@ impl Core {
         let bytes = blocks.iter().map(|block| block.held_bytes()).sum();
         self.accounts.count_recovered(buffers, bytes);
         self.log.completion_known(buffers, bytes);
+        self.backing().arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
         for mut block in blocks {
             block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
             self.backing().note_recovered(block.held_bytes());

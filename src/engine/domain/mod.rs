@@ -43,6 +43,10 @@ pub(super) trait Member: Send + Sync {
     fn release_oldest(&self, why: EvictionReason) -> bool;
     /// Puts back the blocks whose copies are over.
     fn complete_copies(&self);
+    /// Whether a copy is in flight.
+    fn has_copies(&self) -> bool {
+        false
+    }
     /// Bytes that its waiting gets ask for, in the order of the line.
     fn waiting_bytes(&self) -> Vec<u64> {
         Vec::new()
