@@ -286,8 +286,7 @@ impl PinnedBuf {
             }
         };
         let fences = &mut block.state_mut().copy_fences;
-        // Forgets copies that are over, so that the list of a buffer that is used again and again stays short.
-        let _failures_stay = fences.are_over();
+        fences.forget_completed();
         fences.record_write(fence);
         refused
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::settings::{Config, Settings, for_each_setting, unreadable};
 use super::text::*;
-use super::{Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
+use super::{Backend, Ceiling, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
 
@@ -18,10 +18,13 @@ use crate::size_class::Rounding;
 pub const PREFIX: &str = "PINPOOL_";
 
 /// Variables of earlier versions, and what holds instead.
-const RETIRED: [(&str, &str); 1] = [(
-    "PINPOOL_RELEASE_POLICY",
-    "register and cuda release memory in trim() and clear(), at the limit when nothing else serves a request, and at the end",
-)];
+const RETIRED: [(&str, &str); 2] = [
+    ("PINPOOL_FENCE", "streams write numbers to host memory, and events replace them if the driver refuses that"),
+    (
+        "PINPOOL_RELEASE_POLICY",
+        "register and cuda release memory in trim() and clear(), at the limit when nothing else serves a request, and at the end",
+    ),
+];
 
 /// How the names begin that set nothing of a pool: those of `pinpool run` with the library that it loads, and of the tests
 /// that need a GPU.

@@ -148,10 +148,6 @@ macro_rules! for_each_setting {
         "PINPOOL_CLOSE_WAIT" = Some(Duration::from_secs(30)),
             close_wait(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
-        /// How the pool detects the end of a copy: event (cheap to set, queried through the driver), timeline (dearer to set,
-        /// queried by a load), or auto: event until many threads query at once.
-        "PINPOOL_FENCE" = FenceKind::Auto, fence(FenceKind): FenceKind as word();
-
         // As for `close_wait`.
         /// Time in flight after which a buffer is warned of, once; none, or 0, never warns.
         "PINPOOL_STUCK_AFTER" = Some(Duration::from_secs(30)),
@@ -170,6 +166,8 @@ macro_rules! fields {
         #[derive(Debug, Clone, Default)]
         pub(crate) struct Settings {
             $(pub(crate) $name: Option<$type>,)+
+            /// No variable sets it.
+            pub(crate) fence: Option<FenceKind>,
         }
 
         /// The settings that hold for a pool.
@@ -177,12 +175,14 @@ macro_rules! fields {
         #[non_exhaustive]
         pub struct Config {
             $($(#[doc = $doc])+ pub $name: $type,)+
+            #[doc(hidden)]
+            pub fence: FenceKind,
         }
 
         impl Settings {
             /// `self`, and `other` where `self` sets nothing.
             pub(crate) fn or(self, other: Self) -> Self {
-                Self { $($name: self.$name.or(other.$name),)+ }
+                Self { $($name: self.$name.or(other.$name),)+ fence: self.fence.or(other.fence) }
             }
 
             /// The values, set by code, that their variables could not have: they mean the same as there, so they are errors
@@ -205,7 +205,7 @@ macro_rules! fields {
 
             /// `self`, and the default where it sets nothing.
             pub(crate) fn or_defaults(self) -> Config {
-                Config { $($name: self.$name.unwrap_or($default),)+ }
+                Config { $($name: self.$name.unwrap_or($default),)+ fence: self.fence.unwrap_or_default() }
             }
         }
     };

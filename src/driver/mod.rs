@@ -63,6 +63,11 @@ pub(crate) struct CurrentContext {
 }
 
 impl CurrentContext {
+    /// The context that is wanted is current already.
+    pub(crate) fn unchanged() -> Self {
+        Self { previous: None }
+    }
+
     /// Makes `context` current.
     ///
     /// # Safety

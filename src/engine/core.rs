@@ -45,7 +45,7 @@ use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::finding::Finding;
-use crate::in_flight::InFlight;
+use crate::in_flight::{Ask, InFlight};
 use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::size_class::Class;
@@ -328,8 +328,8 @@ impl Core {
     /// A block of `class` whose copies are over, found by sweeping.
     fn take_completed(&self, class: Class, patience: Duration) -> Option<Block> {
         while self.in_flight.count() > 0 {
-            let swept =
-                self.in_flight.sweep_until(patience, |block| block.adopted().is_none() && block.class() == class);
+            let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
+            let swept = self.in_flight.sweep_until(Ask::Unknown, patience, is_enough);
             let found_none = swept.completed.is_empty();
             self.complete(swept);
             // Another thread may take it first; then there may be more.

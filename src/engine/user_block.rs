@@ -55,16 +55,9 @@ impl Block {
         self.owner().check_process()
     }
 
-    /// How the end of a copy that takes the block is best learnt.
+    /// How the pool learns the end of a copy that takes the block.
     pub(crate) fn fence_kind(&self) -> FenceKind {
-        let core = self.owner();
-        match core.config().fence {
-            // Few threads query at once: an event is cheaper to record. Many threads: each query of an event would be a
-            // call of a busy driver.
-            FenceKind::Auto if core.in_flight.is_contended() => FenceKind::Timeline,
-            FenceKind::Auto => FenceKind::Event,
-            chosen => chosen,
-        }
+        self.owner().config().fence
     }
 
     /// Call before each copy from the buffer. Waits for the copies into it, and fails if one failed, since its bytes are unknown,

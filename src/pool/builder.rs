@@ -14,8 +14,7 @@ use super::on_host::{ceiling_by, pin_options};
 use crate::arena::Retention;
 use crate::backend::{self, Backend, Source};
 use crate::config::{
-    Ceiling, Config, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, Settings, env,
-    for_each_setting,
+    Ceiling, Config, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, Settings, env, for_each_setting,
 };
 #[cfg(feature = "tools")]
 use crate::diag::CheckReport;
@@ -106,6 +105,13 @@ impl PoolBuilder {
     pub fn config(&self) -> Result<Config> {
         let (env, bad) = self.env_prefix.as_deref().map(env::read_process).unwrap_or_default();
         env::refusal(&bad, &self.settings).map_or_else(|| resolve(self.settings.clone().or(env)), Err)
+    }
+
+    /// Sets how the pool learns that a copy is over, for benchmarks. It may change or go at any time.
+    #[doc(hidden)]
+    pub fn unstable_fence(mut self, fence: crate::FenceKind) -> Self {
+        self.settings.fence = Some(fence);
+        self
     }
 
     /// Name of the pool, for its log lines: `[loader] preset adaptive, ...`. TensorFlow's two lines carry no name.

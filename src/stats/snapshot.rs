@@ -189,7 +189,7 @@ pub struct Stats {
     pub peak_fallback_bytes: u64,
     /// The limit on such bytes (`PINPOOL_MAX_FALLBACK_BYTES`).
     pub max_fallback_bytes: Option<u64>,
-    /// Page-locked bytes of this process's timelines ([`FenceKind::Timeline`](crate::FenceKind::Timeline)): 4160 B for each 64
+    /// Pinned bytes of the numbers that streams write behind copies in this process: 4160 B for each 64
     /// streams that are in use at once. In no other figure and under no ceiling: they are no pool's, since a stream's
     /// timeline serves the copies of all pools, and they are held until the process ends.
     pub timeline_bytes: u64,

@@ -114,7 +114,6 @@ class Pool:
         log_every: int | str | None = ...,
         socket: str | PathLike[str] | None = ...,
         close_wait: _Time | timedelta | None = ...,
-        fence: Literal["auto", "event", "timeline"] | None = ...,
         stuck_after: _Time | timedelta | None = ...,
     ) -> Self: ...
     @staticmethod

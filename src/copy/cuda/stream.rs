@@ -49,6 +49,16 @@ impl Stream {
     pub(super) fn handle(self) -> sys::CUstream {
         self.handle
     }
+
+    /// Whether the handle stands for a stream of the calling context or thread.
+    pub(super) fn is_default(self) -> bool {
+        is_default(self.handle)
+    }
+}
+
+/// Whether the handle stands for a stream of the calling context or thread, instead of naming one.
+pub(super) fn is_default(handle: sys::CUstream) -> bool {
+    handle.addr() <= PER_THREAD
 }
 
 impl From<&CudaStream> for Stream {
@@ -112,6 +122,12 @@ pub(super) fn number(stream: Stream) -> u64 {
 /// The stream's identity. Queried each time, since a handle may be another stream's by now. `family` stands for
 /// the context. The context is current, and the stream does not capture: the driver would refuse.
 pub(super) fn id(stream: Stream, family: usize) -> Option<StreamId> {
+    // What the driver refuses once it may do the next time.
+    id_number(stream.handle).or_else(|| id_number(stream.handle)).map(|id| StreamId::of_driver(family, id))
+}
+
+/// The number of the stream's identity, which is unique for the life of the process.
+pub(super) fn id_number(stream: sys::CUstream) -> Option<u64> {
     static GET_ID: OnceLock<Option<GetId>> = OnceLock::new();
     let get_id = (*GET_ID.get_or_init(|| {
         let found = driver::symbol(c"cuStreamGetId")?;
@@ -119,12 +135,8 @@ pub(super) fn id(stream: Stream, family: usize) -> Option<StreamId> {
         Some(unsafe { std::mem::transmute::<NonNull<c_void>, GetId>(found) })
     }))?;
     let mut id = 0;
-    // What the driver refuses once it may do the next time.
-    let is_known = (0..2).any(|_| {
-        // SAFETY: a live stream, and memory for a number.
-        unsafe { get_id(stream.handle, &raw mut id) == 0 }
-    });
-    is_known.then(|| StreamId::of_driver(family, id))
+    // SAFETY: a live stream, and memory for a number.
+    (unsafe { get_id(stream, &raw mut id) } == 0).then_some(id)
 }
 
 pub(super) fn is_capturing(stream: Stream) -> Result<bool, Code> {

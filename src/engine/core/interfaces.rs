@@ -70,7 +70,7 @@ impl Maintained for Core {
 
 impl Core {
     fn own_pace(&self) -> Pace {
-        if self.in_flight.count() > 0 || self.has_unanswered() {
+        if self.in_flight.held() > 0 {
             return self.pace_of_copies().min(self.stock.pace());
         }
         self.stock.pace()

@@ -3,7 +3,7 @@
 use super::{Block, Core, SWEEP_PATIENCE};
 use crate::engine::stock::PutEnd;
 use crate::error::Error;
-use crate::in_flight::{Fences, LostItem, Swept};
+use crate::in_flight::{Ask, Fences, LostItem, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use pinpool_observe::record::Event;
@@ -115,11 +115,11 @@ impl Core {
         }
     }
 
-    /// Puts back blocks as [`complete_copies`](Self::complete_copies) does, for a user who expects the end of every copy to
-    /// be seen: waits a while for other threads that are querying.
+    /// Puts back blocks as [`complete_copies`](Self::complete_copies) does, for a user who expects the end of every copy, and a device
+    /// that failed, to be seen: waits a while for other threads that are querying.
     pub(super) fn complete_all_copies(&self) {
         if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep_until(SWEEP_PATIENCE, |_| false));
+            self.complete(self.in_flight.sweep_until(Ask::All, SWEEP_PATIENCE, |_| false));
         }
     }
 
@@ -147,29 +147,24 @@ impl Core {
         let lost = self.accounts.count_lost(held_bytes);
         self.backing().arena().into_iter().for_each(|arena| arena.count_quarantined());
         let keeps_all = self.backing().arena().is_some_and(|arena| arena.may_never_release());
-        match fences {
-            Some(fences) => {
-                self.stock.suspend();
-                self.in_flight.suspend(block, fences);
-                self.notice(Pace::Idle);
-            }
-            None => self.stock.leak(block),
+        let leaked = match fences {
+            Some(fences) => self.in_flight.quarantine(block, fences).err(),
+            None => Some(block),
+        };
+        match leaked {
+            Some(block) => self.stock.leak(block),
+            None => self.notice(Pace::Idle),
         }
         // After the block is where it counts, since a line may be slow.
         self.log.completion_unknown(held_bytes, lost, keeps_all, is_asked_again, error);
         self.close_if_unused();
     }
 
-    /// Whether the end of a copy is unknown that is asked about again.
-    pub(super) fn has_unanswered(&self) -> bool {
-        self.in_flight.unanswered() > 0
-    }
-
     /// Asks the fences again that failed, at most so many. Uses the blocks again whose copies are over.
     pub(super) fn ask_again(&self, most: usize) {
-        if self.has_unanswered() {
-            self.recover(self.in_flight.ask_again(most));
-        }
+        let (over, lost) = self.in_flight.ask_again(most);
+        lost.into_iter().for_each(|block| self.stock.leak(block));
+        self.recover(over);
     }
 
     /// The copies of `blocks`, which were lost, are over.
@@ -185,7 +180,7 @@ impl Core {
         for mut block in blocks {
             block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
             self.backing().note_recovered(block.held_bytes());
-            self.stock.resume(&block);
+            self.stock.record_new(&block);
             self.keep(block);
         }
     }
