@@ -97,8 +97,8 @@ impl<T> Queues<T> {
         for queue in &mut self.queues {
             match queue.key {
                 QueueKey::Stream(_) => {
-                    while let Some(copy) = queue.copies.pop_front_if(|copy| is_over(copy)) {
-                        completed.push(copy);
+                    while queue.copies.front().is_some_and(is_over) {
+                        completed.extend(queue.copies.pop_front());
                     }
                 }
                 QueueKey::MultiStream => {
