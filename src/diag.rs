@@ -52,14 +52,6 @@ pub(crate) struct PoolLog {
     pub(crate) warnings: Warnings,
 }
 
-#[cfg(test)]
-impl PoolLog {
-    /// Of a pool without a name.
-    pub(crate) fn silent() -> Self {
-        Self { name: None, log_sampler: LogSampler::new(), log_every: 1, listener: None, warnings: Warnings::default() }
-    }
-}
-
 impl fmt::Debug for PoolLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, log_every, .. } = self;
@@ -297,6 +289,18 @@ impl PoolLog {
         }
     }
 
+    /// Idle memory is due and stays.
+    ///
+    /// `idle memory stays pinned ...` (info): nothing, unless the host needs the memory: `trim()` releases it and
+    /// waits for the device. Under `vmm` idle memory is released by time.
+    pub(crate) fn idle_memory_stays(&self, bytes: u64, backend: &str) {
+        log::info!(
+            release,
+            "{self}idle memory stays pinned: {bytes} bytes, because a release by {backend} would wait for the device; trim() \
+             releases them (logged once)"
+        );
+    }
+
     /// Logs the first buffer that is lost, the second, the fourth, the eighth: one failed device loses many.
     ///
     /// `completion unknown ...` (error): check the device: it failed, or a copy cannot be followed; the buffer is
@@ -334,19 +338,6 @@ impl PoolLog {
     pub(crate) fn completion_known(&self, buffers: u64, bytes: u64) {
         let (subject, are) = if buffers == 1 { ("buffer", "is") } else { ("buffers", "are") };
         log::info!(copies, "{self}completion known: {buffers} lost {subject} of {bytes} bytes {are} used again");
-    }
-
-    /// A copy holds up the releases of a pool, since its fence failed.
-    pub(crate) fn gate_waits_for_an_answer(&self, error: &Error, is_asked_again: bool) {
-        let end = if is_asked_again {
-            "until the device answers, which is asked again ten times a second"
-        } else {
-            "from now on"
-        };
-        log::error!(
-            copies,
-            "{self}completion unknown: the pool releases no memory {end}, since a release would wait for a copy: {error}"
-        );
     }
 
     /// `a buffer of N bytes has ...`, `N buffers ...` (warn): a stream is blocked: look at what was enqueued on it

@@ -104,7 +104,7 @@ pub use backend::{Backend, HandleTypes, HugeTlb, PageTiers};
 pub use buffer::{BatchBuf, BatchSlice, CopyError, PendingBuf, Pinned, PinnedBuf};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
-pub use config::{Ceiling, Config, LedgerName, OnFull, ParseError, Preset, PressureSource, ReleasePolicy};
+pub use config::{Ceiling, Config, LedgerName, OnFull, ParseError, Preset, PressureSource};
 pub use copy::Completion;
 #[cfg(feature = "tools")]
 pub use diag::{CheckReport, LogSampler};

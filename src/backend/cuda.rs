@@ -24,7 +24,6 @@ use crate::driver::device::{Device, driver_error, pinning_error};
 use crate::error::SourceError;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 use pinpool_os::sync::Mutex;
-use pinpool_os::sync::process::{AtomicUsize, Ordering};
 
 /// The driver carves blocks below this out of larger ones and guarantees no alignment for them.
 const CARVED_BYTES: usize = GRANULE_BYTES;
@@ -38,8 +37,6 @@ pub struct CudaSource {
     ids: RegionIds,
     /// Region start -> start of the driver's block, where the two differ.
     shifted: Mutex<HashMap<usize, DriverBlock>>,
-    /// Threads that page-lock: a release waits for them in the driver.
-    acquiring: AtomicUsize,
 }
 
 /// First byte of a block of `cuMemHostAlloc`.
@@ -56,8 +53,8 @@ impl CudaSource {
     ///
     /// There is no driver, no such device, or the driver refuses to start.
     pub fn new(ordinal: u32) -> Result<Self, SourceError> {
-        let (ids, shifted, acquiring) = Default::default();
-        Ok(Self { device: Device::find(ordinal)?, flags: sys::CU_MEMHOSTALLOC_PORTABLE, ids, shifted, acquiring })
+        let (ids, shifted) = Default::default();
+        Ok(Self { device: Device::find(ordinal)?, flags: sys::CU_MEMHOSTALLOC_PORTABLE, ids, shifted })
     }
 
     /// Memory that the CPU writes past its caches, and reads 10 to 100 times as slowly as other memory: for buffers that are
@@ -94,10 +91,7 @@ unsafe impl Source for CudaSource {
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let _entered = self.device.enter()?;
         let held_bytes = self.held_bytes(len_bytes);
-        // Relaxed, here and below: a hint.
-        self.acquiring.fetch_add(1, Ordering::Relaxed);
         let block = calls::host_alloc(held_bytes, self.flags);
-        self.acquiring.fetch_sub(1, Ordering::Relaxed);
         let block = block.map_err(|error| pinning_error("cuMemHostAlloc", error))?;
         let block = block.cast::<u8>();
         let skip = block.align_offset(PAGE_BYTES);
@@ -134,13 +128,5 @@ unsafe impl Source for CudaSource {
 
     fn release_waits(&self) -> bool {
         true
-    }
-
-    fn release_would_wait(&self) -> bool {
-        self.is_acquiring() || self.device.is_seen_busy()
-    }
-
-    fn is_acquiring(&self) -> bool {
-        self.acquiring.load(Ordering::Relaxed) > 0
     }
 }

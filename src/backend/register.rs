@@ -190,14 +190,6 @@ unsafe impl Source for RegisterSource {
         true
     }
 
-    fn release_would_wait(&self) -> bool {
-        self.is_acquiring() || self.device.is_seen_busy()
-    }
-
-    fn is_acquiring(&self) -> bool {
-        self.registrations.is_taken()
-    }
-
     fn numa_node(&self) -> Option<u32> {
         self.placement.as_ref().map(NodePlacement::node)
     }

@@ -149,25 +149,9 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Whether a release waits for work of the device, as `cuMemFreeHost` does.
+    /// Whether a release waits for all work of the device and blocks every enqueue meanwhile, as `cuMemFreeHost` does. The pool
+    /// then releases memory only on request, at the limit, under memory pressure and at its end.
     fn release_waits(&self) -> bool {
-        false
-    }
-
-    /// Whether a release made now would wait, where [`release_waits`](Source::release_waits) says that it may: the device is
-    /// seen to have work, or the source [acquires](Source::is_acquiring). A cheap guess; `false` says that none is seen.
-    fn release_would_wait(&self) -> bool {
-        false
-    }
-
-    /// Answers as [`release_would_wait`](Source::release_would_wait) does, for memory of
-    /// [`acquire_fast`](Source::acquire_fast), which may be of another kind.
-    fn release_fast_would_wait(&self) -> bool {
-        self.release_would_wait()
-    }
-
-    /// Whether a thread is acquiring memory for which a release made now would wait. Calls nothing.
-    fn is_acquiring(&self) -> bool {
         false
     }
 

@@ -25,11 +25,6 @@ pub(super) struct Turn<'a> {
 }
 
 impl Turns {
-    /// Whether a thread has its turn.
-    pub(super) fn is_taken(&self) -> bool {
-        self.state.lock().is_taken
-    }
-
     /// Waits for a turn, at most until `until`; `None` if it is not there then.
     pub(super) fn take(&self, until: Option<Instant>) -> Option<Turn<'_>> {
         let mut state = self.state.lock();
@@ -65,13 +60,12 @@ mod tests {
     fn a_turn_is_waited_for_until_a_deadline_and_the_next_knows_when_it_ended() {
         let turns = Turns::default();
         let turn = turns.take(None).unwrap();
-        assert_eq!((turn.last_end, turns.is_taken()), (None, true));
+        assert_eq!(turn.last_end, None);
         assert!(turns.take(Some(Instant::now())).is_none());
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| turns.take(None).unwrap().last_end.is_some());
             drop(turn);
             assert!(waiting.join().unwrap());
         });
-        assert!(!turns.is_taken());
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::PinnedBuf;
 use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
-use crate::engine::{BegunCopy, Block};
+use crate::engine::Block;
 use crate::error::{Error, Result};
 use crate::in_flight::{CopyFences, SharedFence};
 
@@ -105,16 +105,6 @@ impl From<CopyError> for std::io::Error {
     }
 }
 
-/// Tells the gate how the copy went that it let begin.
-fn note_begun(begun: Option<BegunCopy<'_>>, enqueued: &Result<SharedFence, CopyFailure>) {
-    let Some(begun) = begun else { return };
-    match enqueued {
-        Ok(fence) | Err(CopyFailure::Failed(_, fence)) => begun.ends_with(fence.clone()),
-        Err(CopyFailure::Refused(_)) => drop(begun),
-        Err(CopyFailure::Unknown(_)) => begun.never_ends(),
-    }
-}
-
 impl PinnedBuf {
     /// Enqueues a copy of the whole buffer to the front of `target` and gives the buffer up: it returns to the pool when
     /// the copy is over. Waits for earlier copies into the buffer. `E` is the target's element and is inferred.
@@ -150,13 +140,11 @@ impl PinnedBuf {
         T: CopyTarget<S, E> + ?Sized,
     {
         let Some(block) = self.block.as_ref().filter(|block| block.bytes().1 > 0) else { return Ok(None) };
-        let begun = block.begin_read().map_err(CopyFailure::Refused)?;
+        block.begin_read().map_err(CopyFailure::Refused)?;
         let purpose = FencePurpose::Pool(block.fence_kind());
         // SAFETY: the engine gets the block with this copy's fence and keeps it from every other use until the copy is over
         // (in-flight-I1); on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), purpose) };
-        note_begun(begun, &enqueued);
-        enqueued.map(Some)
+        unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), purpose) }.map(Some)
     }
 
     /// Enqueues a copy of `range` to the front of `target` and keeps the buffer, for another copy or another target.
@@ -179,13 +167,12 @@ impl PinnedBuf {
             return Err(Error::copy(len, why));
         }
         let Some(block) = self.block.as_ref().filter(|_| len > 0) else { return Ok(Completion::already()) };
-        let begun = block.begin_read()?;
+        block.begin_read()?;
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (buffer-I1).
         let source = unsafe { self.start().add(range.start) };
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
         // pool, until the copy is over (buffer-I2); on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, FencePurpose::Buffer) };
-        note_begun(begun, &enqueued);
         self.track(enqueued, CopyFences::record)
     }
 
@@ -217,11 +204,10 @@ impl PinnedBuf {
         // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at the
         // put.
         let _failures_stay = block.state_mut().copy_fences.wait_for_all();
-        let (begun, (start, len)) = (block.begin_copy()?, block.bytes());
+        let (start, len) = block.bytes();
         // SAFETY: the fence is recorded below, and from then on nothing touches the memory, nor does it return to the pool,
         // until the copy is over (buffer-I2); on a refusal nothing was enqueued.
         let fetched = unsafe { copy::fetch(stream, source, start.as_ptr(), len) };
-        note_begun(begun, &fetched);
         let copy = self.track(fetched, CopyFences::record_write)?;
         Ok(PendingBuf { buf: self, copy: copy.into_future() })
     }
@@ -298,24 +284,19 @@ impl PinnedBuf {
     #[cfg(feature = "cuda")]
     fn record_work(&mut self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         let Some(block) = &mut *self.block else { return Ok(()) };
-        let begun = block.begin_copy()?;
+        block.check_process()?;
         let (fence, refused) = match mark() {
             Ok(None) => return Ok(()),
             // Without a driver there is no such work.
             Err(error) if error.is_backend() => return Err(error),
-            Ok(Some(fence)) => {
-                begun.into_iter().for_each(|begun| begun.ends_with(fence.clone()));
-                (fence, Ok(()))
-            }
+            Ok(Some(fence)) => (fence, Ok(())),
             Err(error) => {
-                begun.into_iter().for_each(BegunCopy::never_ends);
                 let fence: SharedFence = std::sync::Arc::new(copy::UnknownEnd(error.to_string()));
                 (fence, Err(error))
             }
         };
         let fences = &mut block.state_mut().copy_fences;
-        // Forgets copies that are over, so that the list of a buffer that is used again and again stays short.
-        let _failures_stay = fences.are_over();
+        fences.forget_completed();
         fences.record_write(fence);
         refused
     }
@@ -324,11 +305,9 @@ impl PinnedBuf {
     fn release_behind(mut self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         // Not by the length: others may still use the memory of a buffer that was truncated to nothing.
         let Some(block) = &*self.block else { return Ok(()) };
-        // The engine learns of the others' work here, and not before.
-        let begun = block.begin_copy()?;
+        block.check_process()?;
         match mark() {
             Ok(Some(fence)) => {
-                begun.into_iter().for_each(|begun| begun.ends_with(fence.clone()));
                 if let Some(block) = self.block.take() {
                     block.put_after(fence);
                 }
@@ -336,7 +315,6 @@ impl PinnedBuf {
             }
             Ok(None) => Ok(()),
             Err(error) => {
-                begun.into_iter().for_each(BegunCopy::never_ends);
                 self.leak(&error);
                 Err(error)
             }

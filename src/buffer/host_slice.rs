@@ -15,7 +15,6 @@ use super::PinnedBuf;
 use super::slice::check_cast;
 use crate::copy::cuda::{HostSliceFence, let_reach, refuse_host_slice};
 use crate::copy::elements_in;
-use crate::engine::BegunCopy;
 use crate::error::Result;
 
 /// A part of a [`PinnedBuf`] as elements of `T`, to copy from: `stream.memcpy_htod(&buf.slice(..n)?, &mut device)`. The
@@ -40,14 +39,6 @@ struct Part<T> {
     start_bytes: usize,
     len: usize,
     element: PhantomData<T>,
-}
-
-/// Tells the gate when the copy ends that cudarc is about to make.
-fn note_begun(begun: BegunCopy<'_>, fence: &HostSliceFence) {
-    match fence.watched() {
-        Some(watched) => begun.ends_with(watched),
-        None => begun.never_ends(),
-    }
 }
 
 impl<T: Pod> Part<T> {
@@ -140,10 +131,10 @@ impl PinnedBuf {
         let nothing = (&[][..], SyncOnDrop::Record(None));
         let Some(block) = &*self.block else { return nothing };
         let reached = || let_reach(stream.context().ordinal(), self.start().as_ptr(), self.len());
-        let Ok(begun) = block.check_process().and_then(|()| reached()).and_then(|()| block.begin_copy()) else {
+        if block.check_process().and_then(|()| reached()).is_err() {
             refuse_host_slice(stream);
             return nothing;
-        };
+        }
         let Some(fence) = HostSliceFence::new(stream) else {
             refuse_host_slice(stream);
             return nothing;
@@ -152,7 +143,6 @@ impl PinnedBuf {
         let copy_fences = block.shared_fences();
         let written = copy_fences.wait_for_writes(fence.shared.stream_id());
         copy_fences.lend(fence.shared.clone());
-        begun.into_iter().for_each(|begun| note_begun(begun, &fence));
         // SAFETY: the fence outlives `'a` (host-slice-I1): it is in the buffer's list, which lets go of it through `&mut`.
         let guard = unsafe { fence.guard() };
         if written.is_err() {
@@ -166,15 +156,14 @@ impl PinnedBuf {
     fn lend_mut<'a, T: Pod>(&'a mut self, part: &Part<T>, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
         let reached = || let_reach(stream.context().ordinal(), self.start().as_ptr(), self.len());
         let Some(block) = &*self.block else { return (&mut [], SyncOnDrop::Record(None)) };
-        let Ok(begun) = block.check_process().and_then(|()| reached()).and_then(|()| block.begin_copy()) else {
+        if block.check_process().and_then(|()| reached()).is_err() {
             refuse_host_slice(stream);
             return (&mut [], SyncOnDrop::Record(None));
-        };
+        }
         let Some(fence) = HostSliceFence::new(stream) else {
             refuse_host_slice(stream);
             return (&mut [], SyncOnDrop::Record(None));
         };
-        begun.into_iter().for_each(|begun| note_begun(begun, &fence));
         let Some(block) = &mut *self.block else { return (&mut [], SyncOnDrop::Record(None)) };
         let copy_fences = &mut block.state_mut().copy_fences;
         let written = copy_fences.wait_for_others(fence.shared.stream_id());

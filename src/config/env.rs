@@ -10,14 +10,21 @@ use std::time::Duration;
 
 use super::settings::{Config, Settings, for_each_setting, unreadable};
 use super::text::*;
-use super::{
-    Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, ReleasePolicy,
-};
+use super::{Backend, Ceiling, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
 
 /// What the name of every variable begins with.
 pub const PREFIX: &str = "PINPOOL_";
+
+/// Variables of earlier versions, and what holds instead.
+const RETIRED: [(&str, &str); 2] = [
+    ("PINPOOL_FENCE", "streams write numbers to host memory, and events replace them if the driver refuses that"),
+    (
+        "PINPOOL_RELEASE_POLICY",
+        "register and cuda release memory in trim() and clear(), at the limit when nothing else serves a request, and at the end",
+    ),
+];
 
 /// How the names begin that set nothing of a pool: those of `pinpool run` with the library that it loads, and of the tests
 /// that need a GPU.
@@ -78,13 +85,21 @@ for_each_setting!(variables);
 pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()> {
     let text = text.trim();
     let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
-        let why = format!("not a variable of pinpool; {}", advice_for(name));
+        let why = problem_of(name, "");
         return Err(ErrorKind::Setting { name: "variable", value: name.to_owned(), why }.into());
     };
     if text.is_empty() {
         return Ok(());
     }
     (variable.read)(settings, text).map_err(|error| unreadable(variable.name, text, &error, &variable.default()))
+}
+
+/// Why `name`, which is no variable, sets nothing.
+fn problem_of(name: &str, ignored: &str) -> String {
+    match RETIRED.iter().find(|(retired, _)| *retired == name) {
+        Some((_, instead)) => format!("no longer a variable of pinpool{ignored}: {instead}"),
+        None => format!("not a variable of pinpool{ignored}; {}", advice_for(name)),
+    }
 }
 
 /// What helps who wrote `name`, which is no variable.
@@ -204,7 +219,7 @@ pub(crate) fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settin
     pairs.sort();
     for (name, value) in pairs {
         let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
-            let problem = format!("not a variable of pinpool, and ignored; {}", advice_for(&name));
+            let problem = problem_of(&name, ", and ignored");
             bad.push(BadVariable { name, value, problem, variable: None });
             continue;
         };

@@ -104,14 +104,3 @@ impl PressureSource {
         }
     }
 }
-
-/// When memory goes back to a driver whose release waits for all work of the device (`register`, `cuda`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum ReleasePolicy {
-    /// Only while no copy of the pool is in flight.
-    #[default]
-    Idle,
-    /// At the ceiling a get waits for the copies in flight, at most `PINPOOL_WAIT`, and new copies wait behind it.
-    Force,
-}

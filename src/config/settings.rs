@@ -12,9 +12,7 @@ use std::time::Duration;
 
 use super::env;
 use super::text::*;
-use super::{
-    Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, ReleasePolicy,
-};
+use super::{Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
 use crate::backend::PAGE_BYTES;
 use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
@@ -91,13 +89,10 @@ macro_rules! for_each_setting {
         // Measured: half or twice as long changes driver time and memory held by less than 5 % over 25 loaders.
         /// How long memory stays idle before it goes back to the system; none keeps it. Of it a buffer is at most 10 s in the
         /// thread cache, then its memory stays so long in the arena, and a fifth of what is due goes each second; under 10 s, all of
-        /// it at once. Raise it for bursts far apart.
+        /// it at once. Raise it for bursts far apart. Under register and cuda, where a release waits for the device, idle memory is
+        /// not released by time.
         "PINPOOL_IDLE_TIMEOUT" = Some(Duration::from_secs(60)),
             idle_timeout(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
-
-        /// When register and cuda give memory back, which waits for the device: idle, only while no copy of the pool is in
-        /// flight; force, at the ceiling a get waits for those copies first.
-        "PINPOOL_RELEASE_POLICY" = ReleasePolicy::Idle, release_policy(ReleasePolicy): ReleasePolicy as word();
 
         /// Where the pool learns that memory is short, to give idle memory back: on (from the kernel), off, or a file in the
         /// format of /proc/pressure/memory.
@@ -155,10 +150,6 @@ macro_rules! for_each_setting {
         "PINPOOL_CLOSE_WAIT" = Some(Duration::from_secs(30)),
             close_wait(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
-        /// How the pool detects the end of a copy: event (cheap to set, queried through the driver), timeline (dearer to set,
-        /// queried by a load), or auto: event until many threads query at once.
-        "PINPOOL_FENCE" = FenceKind::Auto, fence(FenceKind): FenceKind as word();
-
         // As for `close_wait`.
         /// Time in flight after which a buffer is warned of, once; none, or 0, never warns.
         "PINPOOL_STUCK_AFTER" = Some(Duration::from_secs(30)),
@@ -177,6 +168,8 @@ macro_rules! fields {
         #[derive(Debug, Clone, Default)]
         pub(crate) struct Settings {
             $(pub(crate) $name: Option<$type>,)+
+            /// No variable sets it.
+            pub(crate) fence: Option<FenceKind>,
         }
 
         /// The settings that hold for a pool.
@@ -184,12 +177,14 @@ macro_rules! fields {
         #[non_exhaustive]
         pub struct Config {
             $($(#[doc = $doc])+ pub $name: $type,)+
+            #[doc(hidden)]
+            pub fence: FenceKind,
         }
 
         impl Settings {
             /// `self`, and `other` where `self` sets nothing.
             pub(crate) fn or(self, other: Self) -> Self {
-                Self { $($name: self.$name.or(other.$name),)+ }
+                Self { $($name: self.$name.or(other.$name),)+ fence: self.fence.or(other.fence) }
             }
 
             /// The values, set by code, that their variables could not have: they mean the same as there, so they are errors
@@ -212,7 +207,7 @@ macro_rules! fields {
 
             /// `self`, and the default where it sets nothing.
             pub(crate) fn or_defaults(self) -> Config {
-                Config { $($name: self.$name.unwrap_or($default),)+ }
+                Config { $($name: self.$name.unwrap_or($default),)+ fence: self.fence.unwrap_or_default() }
             }
         }
     };

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::sys;
 
 use super::code::Code;
-use super::{CurrentContext, RelaxedCapture, calls, known_streams, standstill};
+use super::{CurrentContext, RelaxedCapture, calls, standstill};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::host;
@@ -140,36 +140,6 @@ impl Device {
     /// Whether the device has a primary context, made by this process: entering it costs nothing more.
     pub(crate) fn is_active(&self) -> bool {
         self.context.get().is_some() || calls::is_primary_active(self.handle).is_ok_and(|is_active| is_active)
-    }
-
-    /// Whether the device is seen to have work: on the default stream, where many programs run all of theirs, on a stream of device
-    /// memory that copies went to, or in front of the last loan to a stream. Other work is not seen. A capture that is ordered with
-    /// the default stream counts as work, since a query would spoil it, and so does a driver that stands still.
-    pub(crate) fn is_seen_busy(&self) -> bool {
-        standstill::ask(|| self.has_seen_work() || self.has_work_of_copies()).unwrap_or(true)
-    }
-
-    fn has_work_of_copies(&self) -> bool {
-        self.is_active() && self.enter().is_ok_and(|_entered| known_streams::are_busy(self.handle))
-    }
-
-    fn has_seen_work(&self) -> bool {
-        if !self.is_active() {
-            return false;
-        }
-        let Ok(_entered) = self.enter() else { return false };
-        // The legacy stream by its name.
-        let stream = std::ptr::without_provenance_mut(1);
-        // SAFETY: a stream that always exists. Asking spoils no capture.
-        let asked = unsafe { calls::is_capturing(stream) };
-        let outcome = match asked {
-            // SAFETY: as above; the context is current.
-            Ok(_) => unsafe { calls::stream_query(stream) },
-            Err(error) => Err(error),
-        };
-        let is_busy =
-            |error| matches!(error, Code::NOT_READY | Code::CAPTURE_IMPLICIT) || error.is_forbidden_by_capture();
-        outcome.is_err_and(is_busy)
     }
 
     /// An attribute by its number in the driver's header; `None` if the driver does not know it.

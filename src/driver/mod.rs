@@ -9,7 +9,6 @@
 //! | [`library`], [`symbol`] | cudarc's bindings depend on the CUDA version of the final build, and take a stub for the driver |
 //! | [`calls`] | cudarc's results are an enumeration, and its functions may be those of a stub |
 //! | [`code`] | cudarc's texts of errors call the driver, which may be gone |
-//! | [`known_streams`] | the streams of copies, and what memory was lent to: work that a release would wait for |
 //! | [`device`] | the devices, their primary contexts and attributes |
 //! | [`standstill`] | questions that are not asked while the driver answers nobody |
 //! | [`state`] | whether there is a driver and a device, and if not, why |
@@ -28,7 +27,6 @@ use self::code::Code;
 pub(crate) mod calls;
 pub(crate) mod code;
 pub(crate) mod device;
-pub(crate) mod known_streams;
 mod library;
 pub(crate) mod standstill;
 pub(crate) mod state;
@@ -61,6 +59,11 @@ pub(crate) struct CurrentContext {
 }
 
 impl CurrentContext {
+    /// The context that is wanted is current already.
+    pub(crate) fn unchanged() -> Self {
+        Self { previous: None }
+    }
+
     /// Makes `context` current.
     ///
     /// # Safety

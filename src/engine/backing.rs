@@ -6,9 +6,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::domain::{Domain, Member};
-use super::supply::{
-    Acquired, BlockMemory, CalledSource, Direct, Fallback, Gate, Refusal, SharedArena, SlowCalls, Stop,
-};
+use super::supply::{Acquired, BlockMemory, CalledSource, Direct, Fallback, Refusal, SharedArena, SlowCalls, Stop};
 use super::waiters::Beside;
 use crate::backend::{PageTiers, Source, SourceError};
 use crate::config::PressureSource;
@@ -187,12 +185,6 @@ impl Backing {
             Supply::Direct(_) => None,
             Supply::Shared(domain) => Some(domain),
         }
-    }
-
-    /// Where copies are counted; `None` if no release has to wait for them.
-    #[inline]
-    pub(in crate::engine) fn gate(&self) -> Option<&Arc<Gate>> {
-        self.arena().map(|arena| arena.gate())
     }
 
     pub(crate) fn source(&self) -> &dyn Source {

@@ -38,14 +38,14 @@ use super::maintenance::Maintenance;
 use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::supply::{Adopted, CalledSource, Gate, Refusal};
+use super::supply::{Adopted, CalledSource, Refusal};
 use super::waiters::Waiters;
 use crate::backend::{Source, SourceError};
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::finding::Finding;
-use crate::in_flight::InFlight;
+use crate::in_flight::{Ask, InFlight};
 use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::size_class::Class;
@@ -104,8 +104,6 @@ pub(crate) struct Core {
     log: Arc<PoolLog>,
     stock: Stock<Self>,
     pub(super) in_flight: InFlight<Block>,
-    /// Where its copies are counted; `None` if no release has to wait for them.
-    pub(super) gate: Option<Arc<Gate>>,
     waiters: Waiters<Block>,
     time: Timekeeper,
     maintenance: Maintenance,
@@ -149,7 +147,6 @@ impl Core {
             process: std::process::id(),
             // Relaxed: a number on its own.
             number: POOLS.fetch_add(1, Ordering::Relaxed),
-            gate: backing.gate().cloned(),
             device: DeviceWatch::new(backing.source()),
             stock: Stock::new(&config, backing, log.clone(), recorder),
             in_flight: InFlight::new(),
@@ -351,8 +348,8 @@ impl Core {
     /// A block of `class` whose copies are over, found by sweeping.
     fn take_completed(&self, class: Class, patience: Duration) -> Option<Block> {
         while self.in_flight.count() > 0 {
-            let swept =
-                self.in_flight.sweep_until(patience, |block| block.adopted().is_none() && block.class() == class);
+            let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
+            let swept = self.in_flight.sweep_until(Ask::Unknown, patience, is_enough);
             let found_none = swept.completed.is_empty();
             self.complete(swept);
             // Another thread may take it first; then there may be more.

@@ -59,9 +59,7 @@ pub(crate) use self::core::{Begun, Core, Polled, SideCall, WaitingGet, Wanted};
 pub(crate) use self::domain::Domain;
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;
-pub(crate) use self::supply::{
-    Adopted, BegunCopy, CalledSource, Direct, Fallback, SharedArena, SharedArenaConfig, granule_bytes,
-};
+pub(crate) use self::supply::{Adopted, CalledSource, Direct, Fallback, SharedArena, SharedArenaConfig, granule_bytes};
 pub(crate) use self::user_block::Block;
 #[cfg(any(test, feature = "testing"))]
 pub use clock::ManualClock;

@@ -168,7 +168,7 @@ impl<E> Stock<E> {
         }
     }
 
-    fn record_new(&self, block: &Block<E>) {
+    pub(super) fn record_new(&self, block: &Block<E>) {
         let (address, from_source) = (block.start().addr().get() as u64, block.is_from_source());
         let class_bytes = block.class_bytes() as u64;
         self.record_of(block, |id| Event::New { id, address, class_bytes, from_source });
@@ -420,16 +420,5 @@ impl<E: Send + Sync + 'static> Stock<E> {
     pub(super) fn leak(&self, block: Block<E>) {
         lost::keep(block);
         self.lifetime.remove_block();
-    }
-
-    /// A block is lost for now, and is not waited for at the end of the pool.
-    pub(super) fn suspend(&self) {
-        self.lifetime.remove_block();
-    }
-
-    /// A block that was lost is one of the pool again.
-    pub(super) fn resume(&self, block: &Block<E>) {
-        self.lifetime.add_block();
-        self.record_new(block);
     }
 }

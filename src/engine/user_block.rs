@@ -1,7 +1,7 @@
 //! The calls of a buffer on its block: copies begin and end, and the block goes back to its pool.
 //!
 //! ```text
-//!   fill ─▶ begin_copy ─▶ enqueue ─▶ put_after(fence) ─▶ in flight ─▶ idle
+//!   fill ─▶ begin_read ─▶ enqueue ─▶ put_after(fence) ─▶ in flight ─▶ idle
 //!     └───────────────────────────▶ put ───────────────────────────▶ idle
 //!                └─ completion can never be known ─▶ leak
 //! ```
@@ -13,7 +13,6 @@ use std::sync::{Arc, Weak};
 use super::block;
 use super::core::Core;
 use super::recent;
-use super::supply::BegunCopy;
 use crate::backend::HugeTlb;
 use crate::copy::CopyKeeper;
 use crate::error::{Error, Result};
@@ -59,35 +58,20 @@ impl Block {
         self.owner().check_process()
     }
 
-    /// How the end of a copy that takes the block is best learnt.
+    /// How the pool learns the end of a copy that takes the block.
     pub(crate) fn fence_kind(&self) -> FenceKind {
-        let core = self.owner();
-        match core.config().fence {
-            // Few threads query at once: an event is cheaper to record. Many threads: each query of an event would be a
-            // call of a busy driver.
-            FenceKind::Auto if core.in_flight.is_contended() => FenceKind::Timeline,
-            FenceKind::Auto => FenceKind::Event,
-            chosen => chosen,
-        }
+        self.owner().config().fence
     }
 
-    /// Call before each copy is enqueued. May wait, while memory is released to a driver that would wait for the copy. `None`
-    /// where no release waits for copies. Fails in a child of `fork`.
-    #[inline]
-    pub(crate) fn begin_copy(&self) -> Result<Option<BegunCopy<'_>>> {
-        self.check_process()?;
-        Ok(self.owner().gate.as_ref().and_then(|gate| gate.begin_copy()))
-    }
-
-    /// Call before each copy from the buffer, as [`begin_copy`](Self::begin_copy). Waits for the copies into it, and fails if one
-    /// failed: its bytes are unknown.
-    pub(crate) fn begin_read(&self) -> Result<Option<BegunCopy<'_>>> {
+    /// Call before each copy from the buffer. Waits for the copies into it, and fails if one failed, since its bytes are unknown,
+    /// or in a forked child.
+    pub(crate) fn begin_read(&self) -> Result<()> {
         self.check_process()?;
         let fences = &self.state().copy_fences;
         if fences.any() {
             fences.wait_for_writes(None)?;
         }
-        self.begin_copy()
+        Ok(())
     }
 
     /// The put of a buffer that a copy took, which `fence` ends.

@@ -35,6 +35,13 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// The errors of [`is_done`](Fence::is_done).
     fn wait(&self) -> Result<()>;
 
+    /// Whether the copy is over, if a load tells that: `None` if [`is_done`](Fence::is_done) has to be asked. Calls nothing and takes
+    /// no lock.
+    #[doc(hidden)]
+    fn is_done_by_load(&self) -> Option<bool> {
+        None
+    }
+
     /// The stream's number in statistics and log lines. A later stream may get the same number, also while copies of this
     /// one still run: memory is never reused because two numbers are equal.
     fn stream(&self) -> u64;
@@ -78,14 +85,12 @@ impl StreamId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum FenceKind {
-    /// `Event`, until many threads query at once; then `Timeline`.
+    /// A number behind each copy, which the stream writes to host memory, so that a query is a load. An event where the driver
+    /// does not support that.
     #[default]
-    Auto,
-    /// An event behind each copy: cheap to record, but each query is a call of the driver.
-    Event,
-    /// A word in host memory that the stream increments behind each copy: costs the copying thread more, and a query is a
-    /// load. An event where the driver does not support it.
     Timeline,
+    /// An event behind each copy: each query is a call of the driver. For benchmarks.
+    Event,
 }
 
 /// A fence that the pool, the buffer and the user's handle share.
@@ -122,6 +127,17 @@ pub(super) fn state_of(fences: &Fences) -> Result<Option<u64>, Refusal> {
         let is_over = ask(&**fence)?;
         Ok(pending.or_else(|| (!is_over).then(|| stream_of(&**fence))))
     })
+}
+
+/// Whether all fences are over, if loads tell that.
+pub(super) fn known_by_load(fences: &Fences) -> Option<bool> {
+    // One that is not over decides, whatever the others say.
+    let known = fences.iter().try_fold(true, |all, fence| match fence.is_done_by_load() {
+        Some(false) => Err(()),
+        Some(true) => Ok(all),
+        None => Ok(false),
+    });
+    known.map_or(Some(false), |all| all.then_some(true))
 }
 
 /// The number of a fence's stream; 0 if the fence panics.
@@ -185,8 +201,7 @@ impl CopyFences {
             discard(Fences::from_buf([std::mem::replace(earlier, fence)]));
             return;
         }
-        // Forgets copies that are over, so that the list of a buffer that is copied again and again stays short.
-        let _failures_stay = self.are_over();
+        self.forget_completed();
         self.push(fence, AccessKind::Read);
     }
 
@@ -205,6 +220,15 @@ impl CopyFences {
     #[cfg(any(feature = "cuda", test))] // Only cudarc borrows so.
     pub(crate) fn lend(&self, fence: SharedFence) {
         self.push(fence, AccessKind::Lent);
+    }
+
+    /// Forgets copies that are over, so that the list of a buffer that is copied again and again stays short. Those that failed
+    /// stay.
+    pub(crate) fn forget_completed(&mut self) {
+        let is_pending = |each: &Access| each.fence.is_done_by_load() == Some(false);
+        if !self.0.get_mut().is_some_and(|accesses| accesses.get_mut().iter().all(is_pending)) {
+            let _failures_stay = self.are_over();
+        }
     }
 
     /// Are all copies over? Forgets those that are.

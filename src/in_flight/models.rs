@@ -127,7 +127,7 @@ fn loom_an_item_that_arrives_during_a_sweep_is_counted_and_completes() {
 
 /// Ends the flight of all items; returns their number.
 fn ended(in_flight: &Items) -> usize {
-    let (swept, abandoned) = in_flight.abandon();
+    let Ended { swept, abandoned, .. } = in_flight.end();
     reuse(swept) + abandoned.len()
 }
 
@@ -169,7 +169,7 @@ fn loom_a_patient_sweep_goes_on_when_the_other_ends() {
         insert(&in_flight, &copied);
         let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep()));
         copied.finish();
-        let mine = reuse(in_flight.sweep_until(FOREVER, |_| true));
+        let mine = reuse(in_flight.sweep_until(Ask::Unknown, FOREVER, |_| true));
         assert_eq!(mine + sweeping.join().unwrap(), 1, "the copy was over before one of the sweeps began");
         mine
     });

@@ -4,7 +4,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::fence::Fences;
+use smallvec::SmallVec;
+
+use super::fence::{Fences, known_by_load};
 
 /// Empty queues are removed when there are more than this many; up to here they are kept for their streams.
 pub(super) const KEPT_QUEUES: usize = 16;
@@ -26,6 +28,10 @@ pub(super) struct Queues<T> {
     /// Searched linearly: programs copy on a few streams.
     pub(super) queues: Vec<Queue<T>>,
     pub(super) last_number: u64,
+    /// Items with a fence that failed; those that were asked longest ago come first.
+    pub(super) failed: VecDeque<(T, Fences)>,
+    /// The pool has ended, and nothing is asked again.
+    pub(super) has_ended: bool,
     /// Threads that wait for the claim of another.
     pub(super) waiting: usize,
 }
@@ -38,6 +44,15 @@ pub(super) struct Queue<T> {
     pub(super) is_claimed: bool,
     /// How often it was claimed.
     pub(super) claims: u64,
+}
+
+/// Which fences a sweep asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// Those of which loads say nothing.
+    Unknown,
+    /// All, so that a device that failed is noticed.
+    All,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,9 +90,39 @@ impl<T> Queues<T> {
         self.queues.push(Queue { key, copies: VecDeque::from([copy]), is_claimed: false, claims: 0 });
     }
 
-    /// The queues with items, those of one stream first.
-    pub(super) fn pending_keys(&self) -> impl Iterator<Item = QueueKey> + '_ {
-        let pending = self.queues.iter().filter(|queue| !queue.copies.is_empty()).map(|queue| queue.key);
+    /// Takes out the items whose fences say by loads that they are over: of a stream all before the first that does not.
+    pub(super) fn take_completed(&mut self) -> SmallVec<[PendingCopy<T>; 4]> {
+        let is_over = |copy: &PendingCopy<T>| known_by_load(&copy.fences) == Some(true);
+        let mut completed = SmallVec::new();
+        for queue in &mut self.queues {
+            match queue.key {
+                QueueKey::Stream(_) => {
+                    while queue.copies.front().is_some_and(is_over) {
+                        completed.extend(queue.copies.pop_front());
+                    }
+                }
+                QueueKey::MultiStream => {
+                    let mut at = 0;
+                    while at < queue.copies.len() {
+                        match is_over(&queue.copies[at]) {
+                            true => completed.extend(queue.copies.remove(at)),
+                            false => at += 1,
+                        }
+                    }
+                }
+            }
+        }
+        completed
+    }
+
+    /// The queues to be asked, those of one stream first: those with items of which loads say nothing, or all with items.
+    pub(super) fn pending_keys(&self, ask: Ask) -> impl Iterator<Item = QueueKey> + '_ {
+        let is_asked = move |copy: &PendingCopy<T>| ask == Ask::All || known_by_load(&copy.fences).is_none();
+        let pending = self.queues.iter().filter(move |queue| match queue.key {
+            QueueKey::Stream(_) => queue.copies.front().is_some_and(is_asked),
+            QueueKey::MultiStream => queue.copies.iter().any(is_asked),
+        });
+        let pending = pending.map(|queue| queue.key);
         let (multi, single) = (QueueKey::MultiStream, pending.clone().filter(|&key| key != QueueKey::MultiStream));
         single.chain(pending.filter(move |&key| key == multi))
     }

@@ -15,8 +15,7 @@ use super::on_host::{ceiling_by, pin_options};
 use crate::arena::Retention;
 use crate::backend::{self, Backend, Source};
 use crate::config::{
-    Ceiling, Config, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, ReleasePolicy,
-    Settings, env, for_each_setting,
+    Ceiling, Config, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, Settings, env, for_each_setting,
 };
 #[cfg(feature = "tools")]
 use crate::diag::CheckReport;
@@ -114,6 +113,13 @@ impl PoolBuilder {
     pub fn config(&self) -> Result<Config> {
         let (env, bad) = self.env_prefix.as_deref().map(env::read_process).unwrap_or_default();
         env::refusal(&bad, &self.settings).map_or_else(|| resolve(self.settings.clone().or(env)), Err)
+    }
+
+    /// Sets how the pool learns that a copy is over, for benchmarks. It may change or go at any time.
+    #[doc(hidden)]
+    pub fn unstable_fence(mut self, fence: crate::FenceKind) -> Self {
+        self.settings.fence = Some(fence);
+        self
     }
 
     /// Name of the pool, for its log lines: `[loader] preset adaptive, ...`. TensorFlow's two lines carry no name.
@@ -384,14 +390,13 @@ fn supply(config: &Config, source: CalledSource, claim: Claim, log: &Arc<PoolLog
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
             let retention = Retention::after(idle_timeout_us);
             let backend = source.name();
-            let drain_at_most = (config.release_policy == ReleasePolicy::Force).then_some(config.longest_wait());
             let (may_grow, pin_threads) = (config.growth, config.pin_threads_on_host());
             // Miri takes a thread that does not end for a leak.
             let background_thread = config.background_poll && !cfg!(miri);
             SharedArena::new(
                 source,
                 claim,
-                SharedArenaConfig { may_grow, pin_threads, background_thread, retention, drain_at_most },
+                SharedArenaConfig { may_grow, pin_threads, background_thread, retention },
                 log.clone(),
             )
             .map(|arena| {

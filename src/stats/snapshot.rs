@@ -148,11 +148,9 @@ pub struct Stats {
     /// Bytes that the back-end holds beyond those it was asked for: for alignment, under `cuda`. Under `tensorflow` they
     /// count with their buffer.
     pub arena_overhead_bytes: u64,
-    /// Free bytes that go back to the system as soon as no copy is in flight; until then they are reused
-    /// first. Only back-ends whose release waits for the device (`register`, `cuda`) have any.
+    /// Free bytes that have been idle for longer than `PINPOOL_IDLE_TIMEOUT` and stay pinned, because a release would wait for the
+    /// device (`register`, `cuda`). They are reused first; [`Pool::trim`](crate::Pool::trim) releases them.
     pub awaiting_release_bytes: u64,
-    /// Gets that waited for the copies in flight so that such bytes could be released (`PINPOOL_RELEASE_POLICY=force`).
-    pub drains: u64,
     /// Bytes pinned by [`Pool::prewarm`](crate::Pool::prewarm) or `PINPOOL_RESERVE`, kept to the end.
     pub reserve_bytes: u64,
     /// Bytes that these asked for. More than `reserve_bytes` while a reserve that is not waited for
@@ -192,7 +190,7 @@ pub struct Stats {
     pub peak_fallback_bytes: u64,
     /// The limit on such bytes (`PINPOOL_MAX_FALLBACK_BYTES`).
     pub max_fallback_bytes: Option<u64>,
-    /// Page-locked bytes of this process's timelines ([`FenceKind::Timeline`](crate::FenceKind::Timeline)): 4160 B for each 64
+    /// Pinned bytes of the numbers that streams write behind copies in this process: 4160 B for each 64
     /// streams that are in use at once. In no other figure and under no ceiling: they are no pool's, since a stream's
     /// timeline serves the copies of all pools, and they are held until the process ends.
     pub timeline_bytes: u64,

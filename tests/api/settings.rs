@@ -5,9 +5,7 @@ use std::time::Duration;
 use pinpool::config::BadVariable;
 use pinpool::config::env::{VARIABLES, VariableReport, report, report_of};
 use pinpool::config::text::{format_bytes, parse_bytes, parse_duration};
-use pinpool::{
-    Backend, Ceiling, Config, Error, FenceKind, OnFull, Pool, PoolBuilder, Preset, PressureSource, Result, Rounding,
-};
+use pinpool::{Backend, Ceiling, Config, Error, OnFull, Pool, PoolBuilder, Preset, PressureSource, Result, Rounding};
 
 use crate::child::alone_with;
 
@@ -138,6 +136,23 @@ fn unknown_variables_of_ours_are_named_and_others_left_alone() {
 }
 
 #[test]
+fn a_retired_variable_is_a_warning_that_says_what_holds_instead() {
+    alone_with(
+        || owned(&[("PINPOOL_FENCE", "event"), ("PINPOOL_RELEASE_POLICY", "force")]),
+        || {
+            let report = report();
+            let texts: Vec<_> = report.bad.iter().map(ToString::to_string).collect();
+            assert!(!report.is_refused() && texts.len() == 2, "{texts:?}");
+            assert!(
+                texts[0].contains("no longer a variable") && texts[0].contains("streams write numbers"),
+                "{texts:?}"
+            );
+            assert!(texts[1].contains("no longer a variable") && texts[1].contains("trim()"), "{texts:?}");
+        },
+    );
+}
+
+#[test]
 fn values_are_read() {
     let vars = || {
         owned(&[
@@ -152,7 +167,6 @@ fn values_are_read() {
             ("PINPOOL_PRESSURE", "/tmp/psi"),
             ("PINPOOL_LOG_EVERY", "1"),
             ("PINPOOL_CLOSE_WAIT", "250ms"),
-            ("PINPOOL_FENCE", "timeline"),
             ("PINPOOL_STUCK_AFTER", "2s"),
             ("PINPOOL_WAIT", "NONE"),
             ("PINPOOL_PIN_THREADS", "8"),
@@ -172,7 +186,7 @@ fn values_are_read() {
             (Rounding::Exact, Ceiling::Bytes(64 << 20), 1)
         );
         assert_eq!((config.close_wait, config.idle_timeout), (Some(Duration::from_millis(250)), None));
-        assert_eq!((config.fence, config.stuck_after), (FenceKind::Timeline, Some(Duration::from_secs(2))));
+        assert_eq!(config.stuck_after, Some(Duration::from_secs(2)));
         assert_eq!(
             (config.wait, config.on_full, config.max_fallback_bytes),
             (None, OnFull::Pageable, Ceiling::Bytes(0))
@@ -276,7 +290,6 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         ("PINPOOL_POLL", "no", |pool| pool.background_poll(false), "0"),
         ("PINPOOL_SOCKET", "0", |pool| pool.socket(None), "none"),
         ("PINPOOL_TRACE", "none", |pool| pool.trace(None), "none"),
-        ("PINPOOL_FENCE", "event", |pool| pool.fence(FenceKind::Event), "event"),
     ];
     for &(name, text, set, value) in same {
         let value = Ok(value.to_owned());

@@ -6,7 +6,6 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::backend::{SimSource, Source};
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Pool, Preset};
 use pinpool_testing::{FaultSource, SourceCall};
 
@@ -109,23 +108,4 @@ fn while_gets_wait_and_a_listener_runs() {
         evicting.join().unwrap();
     });
     let _held = pool.get(64 * MIB - 4096);
-}
-
-#[test]
-fn while_a_copy_is_drained() {
-    let source = faulty(SimSource::discrete(1 << 40));
-    let builder = over(source, 8 << 20).wait(LONG).release_policy(pinpool::ReleasePolicy::Force);
-    let pool = builder.build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(8 * MIB));
-    let gate = stream.hold();
-    drop(pool.get(8 * MIB).unwrap().copy_to(&stream, &mut device).unwrap());
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| pool.get(4 * MIB).map(drop));
-        while pool.stats().waits + pool.stats().drains == 0 {
-            thread::yield_now();
-        }
-        figures_come_at_once(&pool, "a drain");
-        drop(gate);
-        waiting.join().unwrap().unwrap();
-    });
 }

@@ -117,18 +117,18 @@ fn run(double: &Double, case: &Case, is_well_at_end: bool, script: impl FnOnce()
     listen();
     double.reset();
     let mut lane = Lane::new(double);
-    let before = counted(double, case);
+    let before = held(double);
     double.reset();
     script();
     let build = || {
-        let builder = builder(case.backend.clone()).fence(case.fence).max_bytes(CEILING).wait(Duration::ZERO);
+        let builder = builder(case.backend.clone()).unstable_fence(case.fence).max_bytes(CEILING).wait(Duration::ZERO);
         builder.close_wait(Duration::from_millis(100)).build()
     };
     // What a failed attempt leaves is the error's to say.
     let (pool, before) = match build() {
         Ok(pool) => (pool, before),
         Err(_) => {
-            let before = Held { reservations: counted(double, case).reservations, ..before };
+            let before = Held { reservations: held(double).reservations, ..before };
             let pool = (0..2 * AT_ONCE).find_map(|_| build().ok()).expect("a later attempt succeeds");
             (pool, before)
         }
@@ -146,9 +146,7 @@ fn run(double: &Double, case: &Case, is_well_at_end: bool, script: impl FnOnce()
     }
     pool.trim(0);
     // The double's work is over shortly before its events are. What is never over is a hang, which is reported.
-    while pool.stats().in_flight > 0
-        || is_well_at_end && pool.stats().awaiting_release_bytes > 0 && pool.stats().lost == 0
-    {
+    while pool.stats().in_flight > 0 || is_well_at_end && pool.stats().lost > 0 {
         thread::yield_now();
         pool.trim(0);
     }
@@ -161,8 +159,8 @@ fn run(double: &Double, case: &Case, is_well_at_end: bool, script: impl FnOnce()
         let kept_bytes = stats.pinned_bytes - stats.reserve_bytes;
         assert_eq!((stats.lost, kept_bytes), (0, stats.lost_bytes), "{stats}\n{:?}", lines_with_levels());
     }
-    if case.fence == FenceKind::Event {
-        let pinned_bytes = counted(double, case).pinned_bytes - before.pinned_bytes;
+    {
+        let pinned_bytes = held(double).pinned_bytes - before.pinned_bytes;
         // A granule that was refused to be released is no longer the pool's, and the first that it commits again.
         let refused = if calls.iter().any(|(name, _)| name == "cuMemRelease") { 2 << 20 } else { 0 };
         let told = stats.pinned_bytes..=stats.pinned_bytes + refused;
@@ -170,7 +168,7 @@ fn run(double: &Double, case: &Case, is_well_at_end: bool, script: impl FnOnce()
     }
     lines_with_levels();
     drop(pool);
-    let (after, lines) = (counted(double, case), lines_with_levels());
+    let (after, lines) = (held(double), lines_with_levels());
     let is_said = lines.iter().any(|(level, line)| *level == Level::Error && line.contains("until the process ends"));
     assert!(
         is_nothing_left(&after, &before) || is_said,
@@ -190,18 +188,6 @@ fn is_nothing_left(after: &Held, before: &Held) -> bool {
         [pinned_bytes, host_allocations, registrations, granules, mappings, reservations]
     };
     counts(after).into_iter().zip(counts(before)).all(|(after, before)| after <= before)
-}
-
-/// What the driver holds for pools. The words that streams write, kept for the context, are not a pool's.
-fn counted(double: &Double, case: &Case) -> Held {
-    let held = held(double);
-    match case.fence {
-        FenceKind::Timeline => {
-            let any = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
-            Held { pinned_bytes: 0, registrations: held.registrations - any.stats().timeline_bytes / 4096, ..held }
-        }
-        _ => held,
-    }
 }
 
 /// Codes that occur.

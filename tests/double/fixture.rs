@@ -6,7 +6,6 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use driver_double::{Counts, Double};
-use pinpool::copy::CopyStream;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource};
 
 pub(crate) const MIB: usize = 1 << 20;
@@ -55,6 +54,11 @@ pub(crate) struct Held {
 pub(crate) fn held(double: &Double) -> Held {
     let Counts { pinned_bytes, host_allocations, registrations, granules, mappings, reservations, .. } =
         double.counts();
+    // The pages of words that streams write are no pool's.
+    let any = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+    let words_bytes = any.stats().timeline_bytes;
+    let pinned_bytes = pinned_bytes.saturating_sub(words_bytes);
+    let registrations = registrations.saturating_sub(words_bytes / 4096);
     Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations }
 }
 
@@ -89,13 +93,8 @@ pub(crate) fn begin_capture(stream: &CudaStream, mode: CUstreamCaptureMode) {
     unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
 }
 
-/// Ends a capture, and lends the stream something, after which nobody takes it for capturing still, in later tests too.
-pub(crate) fn end_capture(stream: &CudaStream) -> Result<(), DriverError> {
-    end_capture_unnoticed(stream).inspect(|()| drop(stream.mark().unwrap()))
-}
-
 /// Ends a capture; the graph is never launched.
-pub(crate) fn end_capture_unnoticed(stream: &CudaStream) -> Result<(), DriverError> {
+pub(crate) fn end_capture(stream: &CudaStream) -> Result<(), DriverError> {
     // SAFETY: a live stream that captures.
     let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }?;
     // SAFETY: just made, never launched.

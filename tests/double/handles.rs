@@ -119,10 +119,11 @@ fn memory_is_lost_where_the_driver_refuses_a_fence_behind_work_on_it() {
         refused
     };
     let of_device: Record<'_> = &|buf| {
-        // Once more after a refusal.
-        double.fail("cuStreamIsCapturing", 1, Code::LAUNCH_FAILED);
-        double.fail("cuStreamIsCapturing", 2, Code::LAUNCH_FAILED);
-        record_stream(buf, &stream)
+        // Asked again after a refusal.
+        double.fail_from("cuStreamIsCapturing", 1, Code::LAUNCH_FAILED);
+        let refused = record_stream(buf, &stream);
+        double.reset_scripts();
+        refused
     };
     let mut lost = Vec::new();
     for (record, words) in [

@@ -57,30 +57,3 @@ fn a_get_is_served_when_the_registration_of_another_thread_ends_in_time() {
         waiting.join().unwrap().unwrap();
     });
 }
-
-#[test]
-fn a_trim_does_not_wait_for_the_page_lock_of_another_thread() {
-    for (backend, page_lock) in [(Backend::Register, "cuMemHostRegister_v2"), (Backend::Cuda, "cuMemHostAlloc")] {
-        let double = Double::load();
-        let pool = builder(backend).max_bytes(1 << 30).build().unwrap();
-        drop(pool.get(3 * MIB).unwrap());
-        let held = double.hold_call(page_lock);
-        thread::scope(|scope| {
-            let registering = scope.spawn(|| pool.get(64 * MIB).map(drop));
-            held.wait_for(1);
-            let trimming = scope.spawn(|| pool.trim(0));
-            let begun = Instant::now();
-            while !trimming.is_finished() && begun.elapsed() < HANGS {
-                thread::sleep(Duration::from_millis(1));
-            }
-            let ended = trimming.is_finished();
-            let awaiting_bytes = pool.stats().awaiting_release_bytes;
-            drop(held);
-            assert!(ended, "a trim waited for a page-lock of another thread");
-            assert!(awaiting_bytes >= 3 << 20, "{awaiting_bytes}");
-            registering.join().unwrap().unwrap();
-        });
-        pool.trim(0);
-        assert_eq!(pool.stats().pinned_bytes, 0, "what waited is released by the next call");
-    }
-}

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use driver_double::Double;
-use pinpool::{Backend, Pool};
+use pinpool::{Backend, FenceKind, Pool};
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
 
@@ -44,7 +44,7 @@ fn the_figures_wait_for_no_page_lock_no_release_and_no_copy_call() {
         (Backend::Register, "cuMemHostRegister_v2", "cuMemHostUnregister"),
         (Backend::Cuda, "cuMemHostAlloc", "cuMemFreeHost"),
     ] {
-        let pool = builder(backend).max_bytes(64 << 20).build().unwrap();
+        let pool = builder(backend).unstable_fence(FenceKind::Event).max_bytes(64 << 20).build().unwrap();
         while_held(&double, &pool, pin, |pool| drop(pool.get(4 * MIB).unwrap()));
         if pin != "cuMemCreate" {
             // A reserve of `vmm` is made of other calls.

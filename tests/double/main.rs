@@ -17,8 +17,8 @@
 //! | `spare_events` | events that are kept, and those that are destroyed |
 //! | `each_call_fails` | every call of the driver, failed at each of its first times |
 //! | `refusals` | calls that are refused once, or while a stream captures a graph |
-//! | `pools`, `release_gate` | pools over each back-end: releases beside copies |
-//! | `never_by_the_clock` | what makes `register` and `cuda` give memory back, and when |
+//! | `pools` | pools over each back-end |
+//! | `releases` | when `register` and `cuda` release memory |
 //! | `several_gpus` | copies of other libraries on any GPU, contexts on no other |
 //! | `one_by_one` | drivers that refuse calls over several granules, or a granule at two addresses |
 //! | `seeds` | drawn runs over the cruel switches of the double |
@@ -57,13 +57,12 @@ mod held_registrations;
 mod held_statistics;
 mod interop;
 mod moves;
-mod never_by_the_clock;
 mod nodes;
 mod old_drivers;
 mod one_by_one;
 mod pools;
 mod refusals;
-mod release_gate;
+mod releases;
 mod reserves;
 mod resets;
 mod seeds;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use driver_double::{Cruelty, Double};
-use pinpool::{Backend, FenceKind, Pool};
+use pinpool::{Backend, Pool};
 
 use crate::child::alone;
 use crate::fixture::{MIB, builder, filled, stream_and_memory, tensorflow};
@@ -12,7 +12,7 @@ use crate::fixture::{MIB, builder, filled, stream_and_memory, tensorflow};
 /// Checks that an event detects the completion of a copy, although the pool was built for timelines.
 fn copy_without_a_timeline(double: &Double) -> (Pool, Arc<CudaStream>, CudaSlice<u8>) {
     let context = CudaContext::new(0).unwrap();
-    let pool = tensorflow().fence(FenceKind::Timeline).build().unwrap();
+    let pool = tensorflow().build().unwrap();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
     let gate = double.hold(stream.cu_stream());
     let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
@@ -59,7 +59,7 @@ fn a_driver_that_registers_nothing_is_asked_for_a_timeline_once() {
         double.set_cruel(&[Cruelty::NoRegistering]);
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, MIB);
-        let pool = builder(Backend::Vmm).fence(FenceKind::Timeline).build().unwrap();
+        let pool = builder(Backend::Vmm).build().unwrap();
         let asked = double.calls("cuMemHostRegister_v2");
         for byte in 0..9 {
             filled(&pool, MIB, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();

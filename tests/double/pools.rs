@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use driver_double::Double;
 use pinpool::backend::PAGE_BYTES;
 use pinpool::testing::ManualClock;
-use pinpool::{Backend, Pool, ReleasePolicy};
+use pinpool::{Backend, Pool};
 
 use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
 
@@ -67,7 +67,9 @@ fn churn(backend: Backend, double: &Double) {
             });
         }
     });
-    assert_eq!(double.counts().frees_with_work_in_flight, 0, "{name} released memory under a copy");
+    if name == "vmm" {
+        assert_eq!(double.counts().frees_with_work_in_flight, 0, "a release that waits");
+    }
     for (lane, (stream, memories)) in (0..).zip(&lanes) {
         for ((byte, len), memory) in batches_of(lane).zip(memories) {
             let arrived = stream.clone_dtoh(memory).unwrap();
@@ -87,7 +89,7 @@ fn churn(backend: Backend, double: &Double) {
 }
 
 #[test]
-fn pools_over_each_back_end_deliver_every_batch_intact_and_release_nothing_under_a_copy() {
+fn pools_over_each_back_end_deliver_every_batch_intact() {
     let double = Double::load();
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
         churn(backend, &double);
@@ -119,160 +121,32 @@ fn start_copy(pool: &Pool, stream: &Arc<CudaStream>, memory: &mut CudaSlice<u8>)
 }
 
 #[test]
-fn a_release_due_under_pressure_waits_for_copies_is_reused_before_and_runs_on_its_own_thread() {
+fn a_release_due_under_pressure_runs_on_its_own_thread() {
     let double = Double::load();
     let pressure = PressureFile::of_short_memory();
-    let context = CudaContext::new(0).unwrap();
-    let (stream, mut memory) = stream_and_memory(&context, 4096);
     for backend in [Backend::Register, Backend::Cuda] {
         let clock = ManualClock::default();
         let pool = builder(backend).clock(clock.clone()).pressure(pressure.source()).build().unwrap();
         let at_start = double.counts();
         drop(pool.get(3 * MIB).unwrap());
-        let large = double.counts();
-        let gate = double.hold(stream.cu_stream());
-        start_copy(&pool, &stream, &mut memory);
-        // Buffers expire from the thread cache; then their regions are due.
-        for _ in 0..8 {
-            clock.advance_us(60_000_000);
-            pool.poll();
-        }
-        let stats = pool.stats();
-        assert!(stats.awaiting_release_bytes >= 3 << 20, "{stats:?}");
-        assert!(stats.awaiting_release_bytes <= stats.arena_free_bytes);
-        stats.validate().unwrap();
-        assert_eq!(double.counts().peak_pinned_bytes, double.counts().pinned_bytes, "nothing was released");
-        // A region that waits for its release serves a get that fits.
-        let locks = stats.underlying.allocs;
-        drop(pool.get(3 * MIB).unwrap());
-        assert_eq!(pool.stats().underlying.allocs, locks);
-        drop(gate);
-        stream.synchronize().unwrap();
-        let call = if stats.backend == "cuda" { "cuMemFreeHost" } else { "cuMemHostUnregister" };
+        let call = if pool.stats().backend == "cuda" { "cuMemFreeHost" } else { "cuMemHostUnregister" };
         let held_call = double.hold_call(call);
+        // Buffers expire from the thread cache; then their regions are due.
         for _ in 0..8 {
             clock.advance_us(60_000_000);
             pool.poll();
         }
         // The poll has returned while the release hangs in the driver.
         held_call.wait_for(1);
-        assert_eq!(pool.stats().awaiting_release_bytes, 0, "the release runs");
+        pool.stats().validate().unwrap();
         drop(held_call);
-        while double.counts().pinned_bytes >= large.pinned_bytes {
+        while double.counts().pinned_bytes > at_start.pinned_bytes {
             clock.advance_us(60_000_000);
             pool.poll();
             thread::yield_now();
         }
         drop(pool);
-        let counts = double.counts();
-        assert_eq!((counts.pinned_bytes, counts.frees_with_work_in_flight), (at_start.pinned_bytes, 0));
         double.reset();
-    }
-}
-
-#[test]
-fn a_trim_beside_a_copy_runs_once_the_copy_completes() {
-    let double = Double::load();
-    let context = CudaContext::new(0).unwrap();
-    let (stream, mut memory) = stream_and_memory(&context, 4096);
-    let pool = builder(Backend::Register).build().unwrap();
-    drop(pool.get(3 * MIB).unwrap());
-    let gate = double.hold(stream.cu_stream());
-    start_copy(&pool, &stream, &mut memory);
-    pool.clear();
-    pool.trim(0);
-    assert_eq!(double.calls("cuMemHostUnregister"), 0);
-    assert!(pool.stats().awaiting_release_bytes >= 3 << 20);
-    drop(gate);
-    stream.synchronize().unwrap();
-    while double.calls("cuMemHostUnregister") == 0 {
-        pool.poll();
-        thread::sleep(Duration::from_millis(1));
-    }
-    drop(pool);
-    assert_eq!(double.counts().frees_with_work_in_flight, 0);
-}
-
-#[test]
-fn a_borrowed_copy_counts_as_in_flight_until_its_buffer_is_free() {
-    let double = Double::load();
-    let context = CudaContext::new(0).unwrap();
-    let (stream, mut memory) = stream_and_memory(&context, 4096);
-    let pool = builder(Backend::Register).build().unwrap();
-    drop(pool.get(3 * MIB).unwrap());
-    let mut buf = pool.get(4096).unwrap();
-    let gate = double.hold(stream.cu_stream());
-    buf.copy_range_to(0..4096, &stream, &mut memory).unwrap();
-    pool.trim(0);
-    assert_eq!(double.calls("cuMemHostUnregister"), 0);
-    drop(gate);
-    buf.as_mut_slice().unwrap().fill(1);
-    pool.trim(0);
-    assert!(double.calls("cuMemHostUnregister") > 0, "the buffer is in use, but no copy runs");
-    assert_eq!(double.counts().frees_with_work_in_flight, 0);
-}
-
-#[test]
-fn copies_wait_while_memory_is_released_and_hits_continue() {
-    let double = Double::load();
-    let context = CudaContext::new(0).unwrap();
-    let (stream, mut memory) = stream_and_memory(&context, 4096);
-    let pool = builder(Backend::Register).build().unwrap();
-    let mut buf = pool.get(4096).unwrap();
-    buf.as_mut_slice().unwrap().fill(7);
-    drop(pool.get(3 * MIB).unwrap());
-    let gate = double.hold_call("cuMemHostUnregister");
-    thread::scope(|scope| {
-        scope.spawn(|| pool.trim(0));
-        gate.wait_for(1);
-        let copies = double.calls("cuMemcpyHtoDAsync_v2");
-        let copy = scope.spawn(|| {
-            context.bind_to_thread().unwrap();
-            drop(buf.copy_to(&stream, &mut memory).unwrap());
-        });
-        drop(pool.get(4096).unwrap());
-        assert!(pool.try_get(4096).unwrap().is_some(), "a hit while the release hangs in the driver");
-        assert_eq!((double.calls("cuMemcpyHtoDAsync_v2"), copy.is_finished()), (copies, false));
-        drop(gate);
-        copy.join().unwrap();
-    });
-    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; 4096]);
-    assert_eq!(double.counts().frees_with_work_in_flight, 0);
-}
-
-#[test]
-fn at_the_ceiling_idle_regions_wait_for_copies_or_a_forced_drain() {
-    for release in [ReleasePolicy::Idle, ReleasePolicy::Force] {
-        let double = Double::load();
-        let context = CudaContext::new(0).unwrap();
-        let (stream, mut memory) = stream_and_memory(&context, 4096);
-        let before = double.counts().pinned_bytes;
-        let wait = Duration::from_secs(if release == ReleasePolicy::Force { 20 } else { 0 });
-        let pool = builder(Backend::Register).max_bytes(6 << 20).release_policy(release).wait(wait).build().unwrap();
-        let gate = double.hold(stream.cu_stream());
-        start_copy(&pool, &stream, &mut memory);
-        drop(pool.get(3 * MIB).unwrap());
-        // No idle region is large enough, and the ceiling allows no other.
-        thread::scope(|scope| {
-            let get = scope.spawn(|| {
-                context.bind_to_thread().unwrap();
-                pool.get(5 * MIB).map(drop)
-            });
-            if release == ReleasePolicy::Idle {
-                assert!(get.join().unwrap().unwrap_err().is_limit());
-                return;
-            }
-            while pool.stats().drains == 0 {
-                thread::yield_now();
-            }
-            assert!(!get.is_finished());
-            drop(gate);
-            get.join().unwrap().unwrap();
-        });
-        assert_eq!(pool.stats().drains, u64::from(release == ReleasePolicy::Force));
-        let most_bytes = double.counts().peak_pinned_bytes - before;
-        assert!(most_bytes <= 6 << 20, "{release:?}: {most_bytes}, {:?}", pool.stats());
-        assert_eq!(double.counts().frees_with_work_in_flight, 0);
     }
 }
 

@@ -1,11 +1,7 @@
-//! Reserves of `vmm`: where the driver registers no memory, as under confidential computing, and at the end of their pool.
+//! Reserves of `vmm`: where the driver registers no memory, as under confidential computing.
 
-use std::thread;
-use std::time::Duration;
-
-use cudarc::driver::CudaContext;
 use driver_double::{Code, Double};
-use pinpool::{Backend, ledger};
+use pinpool::Backend;
 
 use crate::fixture::{MIB, builder, filled, held};
 
@@ -72,28 +68,4 @@ fn any_other_refusal_of_a_reserve_stays_an_error() {
     assert!(pool.prewarm(4 << 20).unwrap_err().is_backend());
     pool.prewarm(4 << 20).unwrap();
     assert_eq!(double.counts().registrations - before, 1, "registered again");
-}
-
-#[test]
-fn a_reserve_stays_claimed_after_the_end_of_its_pool_until_the_device_has_released_it() {
-    let double = Double::load();
-    let context = CudaContext::new(0).unwrap();
-    let stream = context.default_stream();
-    let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
-    stream.synchronize().unwrap();
-    let before = held(&double);
-    let name = format!("reserves{}", std::process::id());
-    let held_bytes = || ledger::report(&name).unwrap().map_or(0, |report| report.held_bytes);
-    let pool = builder(Backend::Vmm).max_bytes(64 << 20).ledger(name.as_str()).reserve_bytes(8 << 20).build().unwrap();
-    drop(pool.get(16 * MIB).unwrap());
-    let work = double.hold_all();
-    stream.memset_zeros(&mut memory).unwrap();
-    drop(pool);
-    assert_eq!(held(&double).registrations, before.registrations + 1, "the device has work");
-    assert_eq!(held_bytes(), 8 << 20, "and the rest is released");
-    drop(work);
-    while held(&double) != before || held_bytes() > 0 {
-        thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(double.counts().frees_with_work_in_flight, 0);
 }

@@ -17,7 +17,7 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
     let double = Double::load();
     double.set_cruel(AS_ON_A_DEVICE);
     let context = CudaContext::new(0).unwrap();
-    let pool = builder(backend.clone()).fence(fence).build().unwrap();
+    let pool = builder(backend.clone()).unstable_fence(fence).build().unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
     // Its event is kept for the next copy.
     filled(&pool, MIB, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
@@ -47,7 +47,7 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
     assert_eq!(pool.stats().buffers_in_pool, 0, "what comes back after the reset is not kept");
     pool.stats().validate().unwrap();
 
-    let pool = builder(backend.clone()).fence(fence).build().unwrap();
+    let pool = builder(backend.clone()).unstable_fence(fence).build().unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
     for byte in 3..8 {
         filled(&pool, MIB, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();

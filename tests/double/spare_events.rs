@@ -17,7 +17,7 @@ fn a_thread_without_a_context_destroys_the_events_that_are_too_many() {
     double.renew_contexts();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
-    let pool = builder(Backend::Vmm).fence(FenceKind::Event).build().unwrap();
+    let pool = builder(Backend::Vmm).unstable_fence(FenceKind::Event).build().unwrap();
     let before = double.counts().events;
     let gate = double.hold(stream.cu_stream());
     for _ in 0..COPIES {

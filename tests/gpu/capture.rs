@@ -89,9 +89,9 @@ fn captures_survive_commits_remaps_releases_and_copies_on_any_thread() {
         for (fence, on_this_thread) in
             [(FenceKind::Event, true), (FenceKind::Event, false), (FenceKind::Timeline, false)]
         {
-            let pool = rig.builder().max_bytes(CEILING).fence(fence).build().unwrap();
+            let pool = rig.builder().max_bytes(CEILING).unstable_fence(fence).build().unwrap();
             let (capturing, mut lane, batch) = (rig.lane(0, 1), rig.lane(1, MIB), Batch::new(1, MIB));
-            let what = format!("{}, fence {fence}, this thread: {on_this_thread}", rig.name());
+            let what = format!("{}, fence {fence:?}, this thread: {on_this_thread}", rig.name());
             captured(&what, &capturing.stream, || {
                 if on_this_thread {
                     use_pool(rig, &pool, &mut lane, batch);

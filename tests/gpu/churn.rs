@@ -36,8 +36,8 @@ type Job = (Batch, PinnedBuf);
 fn every_batch_arrives_intact_while_memory_is_committed_remapped_and_released() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
-        for fence in [FenceKind::Event, FenceKind::Timeline, FenceKind::Auto] {
-            let pool = with_a_low_ceiling(rig.builder().fence(fence));
+        for fence in [FenceKind::Event, FenceKind::Timeline] {
+            let pool = with_a_low_ceiling(rig.builder().unstable_fence(fence));
             churn(rig, &pool);
         }
     });
@@ -50,7 +50,7 @@ fn every_batch_arrives_intact_under_tensorflows_rules() {
         // The tensorflow preset refuses back-ends that need the arena.
         if rig.name() == "cuda" {
             for fence in [FenceKind::Event, FenceKind::Timeline] {
-                churn(rig, &with_a_low_ceiling(rig.builder().preset(Preset::TensorFlow).fence(fence)));
+                churn(rig, &with_a_low_ceiling(rig.builder().preset(Preset::TensorFlow).unstable_fence(fence)));
             }
         }
     });
@@ -167,7 +167,7 @@ fn hold_streams(streams: &[Arc<CudaStream>; 3], are_copying: &Weak<Mutex<Receive
 /// Two lanes on each stream, used in turn.
 fn copy(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], jobs: &Mutex<Receiver<Job>>) {
     let lane = |number: usize| {
-        let name = format!("{}, fence {}, stream {}", rig.name(), pool.config().fence, number % streams.len());
+        let name = format!("{}, fence {:?}, stream {}", rig.name(), pool.config().fence, number % streams.len());
         Lane::on(&streams[number % streams.len()], name, LONGEST)
     };
     let mut lanes: Vec<(Lane, Option<Batch>)> = (0..2 * streams.len()).map(|number| (lane(number), None)).collect();

@@ -50,10 +50,10 @@ fn a_copied_buffer_is_in_flight_until_its_copy_completes() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         for fence in FENCES {
-            let pool = rig.builder().fence(fence).build().unwrap();
+            let pool = rig.builder().unstable_fence(fence).build().unwrap();
             for (number, mut lane) in (1..).zip(usual_lanes(rig)) {
                 for (method, copy) in METHODS {
-                    let (what, batch) = (format!("{}, {method}, fence {fence}", lane.name), Batch::new(number, LEN));
+                    let (what, batch) = (format!("{}, {method}, fence {fence:?}", lane.name), Batch::new(number, LEN));
                     let buf = filled(&pool, batch);
                     let id = buf.id();
                     let hold = HeldStream::on(&lane.stream);
@@ -182,7 +182,7 @@ fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         for fence in FENCES {
-            let pool = rig.builder().fence(fence).build().unwrap();
+            let pool = rig.builder().unstable_fence(fence).build().unwrap();
             let mut lanes: Vec<Lane> = (0..4).map(|number| rig.lane(number, LEN)).collect();
             // A driver gives the handle of a destroyed stream to the next one.
             for round in 0..24 {
@@ -197,7 +197,7 @@ fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
                             pool.poll();
                             pool.stats().in_flight <= 1
                         });
-                        assert_eq!(pool.stats().in_flight, 1, "{}, fence {fence}", lane.name);
+                        assert_eq!(pool.stats().in_flight, 1, "{}, fence {fence:?}", lane.name);
                         hold.open();
                     }
                 }
@@ -209,7 +209,7 @@ fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
                 pool.poll();
                 pool.stats().in_flight == 0
             });
-            assert_eq!(pool.stats().lost, 0, "{}, fence {fence}", rig.name());
+            assert_eq!(pool.stats().lost, 0, "{}, fence {fence:?}", rig.name());
         }
     });
 }
@@ -219,7 +219,7 @@ fn a_thread_without_a_context_puts_waits_and_polls() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         for fence in FENCES {
-            let pool = rig.builder().fence(fence).background_poll(true).build().unwrap();
+            let pool = rig.builder().unstable_fence(fence).background_poll(true).build().unwrap();
             let (mut lane, mut borrowing) = (rig.lane(0, LEN), rig.lane(1, LEN));
             let [given, borrowed, sliced] = [1, 2, 3].map(|number| Batch::new(number, LEN));
             let (mut kept, by_cudarc) = (filled(&pool, borrowed), filled(&pool, sliced));
@@ -246,7 +246,7 @@ fn a_thread_without_a_context_puts_waits_and_polls() {
             });
             lane.check(given);
             borrowing.check(sliced);
-            assert_eq!(pool.stats().lost, 0, "{}, fence {fence}", rig.name());
+            assert_eq!(pool.stats().lost, 0, "{}, fence {fence:?}", rig.name());
         }
     });
 }

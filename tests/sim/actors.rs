@@ -35,7 +35,6 @@ fn setup(draw: &mut Draw) -> Setup {
         discrete,
         release_waits: u64::from(discrete == 1 && draw.once_in(2)),
         extra_page: u64::from(discrete == 1 && draw.once_in(3)),
-        force: u64::from(draw.once_in(3)),
         max_bytes,
         limit: draw.pick(&[1, 1, 2, 3, 5, 8, 100]),
         granule_bytes: draw.pick(&[4 * KIB, 64 * KIB, 2 * MIB]).min(if max_bytes == 0 {

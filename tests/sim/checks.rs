@@ -120,7 +120,6 @@ fn note(world: &World, stats: &Stats) {
         stats.partition_bytes,
         stats.arena_free_bytes,
         stats.awaiting_release_bytes,
-        stats.drains,
         stats.reserve_bytes,
         stats.moves,
         stats.pinned_bytes,

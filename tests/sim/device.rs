@@ -143,15 +143,14 @@ impl Device {
             (stream.failing_queries, stream.refuses, stream.is_unknown) = (0, false, false);
         }
     }
+}
 
-    /// Whether a copy is not over: those of failed streams never are.
-    pub(crate) fn is_copying(&self) -> bool {
-        self.streams.iter().flat_map(|stream| &stream.pending).any(|copy| copy.buffer.is_some())
-    }
-
-    /// Streams, failed ones included.
-    pub(crate) fn count(&self) -> usize {
-        self.streams.len()
+/// The device ends all copies but those of failed streams.
+pub(crate) fn finish_all(site: &Arc<Site>) {
+    let count = site.device().streams.len();
+    for index in 0..count {
+        let stream = SimStream { site: site.clone(), index };
+        while stream.finish_one() {}
     }
 }
 

@@ -10,6 +10,7 @@ use pinpool::backend::{
     AddressRange, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, RemapError, Source, SourceError, Subrange, VirtualMemory,
 };
 
+use crate::device::finish_all;
 use crate::scenario::{Call, Setup};
 use crate::site::Site;
 use crate::world;
@@ -277,10 +278,6 @@ impl SimMemory {
         if let Some(user) = self.site.used(bytes) {
             self.site.report(format!("{call:?} of bytes that are in use ({user})"));
         }
-        let must_wait = self.setup.release_waits == 1 && self.setup.tensorflow == 0;
-        if must_wait && self.site.device().is_copying() {
-            self.site.report(format!("{call:?} while copies run, for which it waits"));
-        }
         let mut memory = self.site.memory();
         if !memory.is_committed(bytes) {
             self.site.report(format!("{call:?} of bytes that are not committed"));
@@ -342,6 +339,13 @@ unsafe impl Source for SimMemory {
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         self.enter(Call::Release);
+        if self.setup.release_waits == 1 {
+            // A pool that ends may have given up copies that this ends.
+            if self.site.memory().is_ending {
+                self.site.excuse_copied();
+            }
+            finish_all(&self.site);
+        }
         let start = region.start().as_ptr().addr();
         self.release_bytes(&(start..start + self.held_bytes(region.len_bytes())), Call::Release)
     }

@@ -45,10 +45,8 @@ setup! {
     exact,
     /// The source has discrete regions only.
     discrete,
-    /// A release waits for copies, as that of `cuda`.
+    /// A release waits for all copies of the device, as that of `cuda`.
     release_waits,
-    /// `PINPOOL_RELEASE_POLICY=force`.
-    force,
     /// The source holds a page more for each region, as `cuda` does.
     extra_page,
     /// Ceiling; 0 is none.

@@ -127,6 +127,14 @@ impl Site {
         }
     }
 
+    /// The pool may leak every buffer that only copies use.
+    pub(crate) fn excuse_copied(&self) {
+        let mut owners = self.owners();
+        let Owners { by_start, excused, .. } = &mut *owners;
+        let copied = by_start.iter().filter(|(_, owner)| !owner.is_held && owner.copies > 0);
+        excused.extend(copied.map(|(start, owner)| owner.block(*start)));
+    }
+
     /// The pool has closed, and waits no longer for the copies that run. With them it abandons buffers that were given up
     /// later, although their copies are over: it asks about the oldest of each stream alone.
     pub(crate) fn excuse_pool(&self, pool: usize) {

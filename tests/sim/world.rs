@@ -12,11 +12,11 @@ use std::time::Duration;
 use pinpool::testing::ManualClock;
 use pinpool::{
     Backend, Ceiling, Error, GetFuture, LogSampler, OnFull, PendingBuf, PinnedBuf, Pool, Preset, PressureSource,
-    ReleasePolicy, Rounding,
+    Rounding,
 };
 
 use crate::checks;
-use crate::device::{Device, GivesUp, SimStream, SimTarget, stamp};
+use crate::device::{Device, GivesUp, SimStream, SimTarget, finish_all, stamp};
 use crate::memory::{Memory, SimMemory, Slab};
 use crate::scenario::{Call, Op, Scenario, Setup, Step};
 use crate::site::Site;
@@ -158,7 +158,6 @@ impl World {
             .reserve_wait(setup.background == 0)
             .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })
             .idle_timeout((setup.idle_seconds > 0).then(|| Duration::from_secs(setup.idle_seconds)))
-            .release_policy(if setup.force == 1 { ReleasePolicy::Force } else { ReleasePolicy::Idle })
             .pressure(PressureSource::Off)
             .log_sampler(LogSampler::new())
             .clock(clock.clone());
@@ -239,9 +238,15 @@ impl World {
     fn may_be_inside(&self, op: Op) -> bool {
         match op {
             Op::Get => self.setup.tensorflow == 1,
-            // A copy waits at the gate while a release runs.
-            Op::CopyTo | Op::CopyRange => self.setup.release_waits == 0,
-            Op::Put | Op::TryGet | Op::Finish | Op::Poll | Op::Trim | Op::Clear | Op::Advance => true,
+            Op::CopyTo
+            | Op::CopyRange
+            | Op::Put
+            | Op::TryGet
+            | Op::Finish
+            | Op::Poll
+            | Op::Trim
+            | Op::Clear
+            | Op::Advance => true,
             _ => false,
         }
     }
@@ -590,11 +595,7 @@ impl World {
     }
 
     fn finish_all(&self) {
-        let count = self.site.device().count();
-        for index in 0..count {
-            let stream = SimStream { site: self.site.clone(), index };
-            while stream.finish_one() {}
-        }
+        finish_all(&self.site);
     }
 
     /// Every get that waits is served when what others hold comes back, unless it can never be.

@@ -126,10 +126,6 @@ unsafe impl Source for HostSource {
     fn release_waits(&self) -> bool {
         true
     }
-
-    fn release_would_wait(&self) -> bool {
-        captures::are_under_way()
-    }
 }
 
 /// Forgets the blocks of the context with this number, which is gone: their addresses may be another's.

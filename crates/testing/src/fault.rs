@@ -197,18 +197,6 @@ unsafe impl Source for FaultSource {
         self.inner.release_waits()
     }
 
-    fn release_would_wait(&self) -> bool {
-        self.inner.release_would_wait()
-    }
-
-    fn release_fast_would_wait(&self) -> bool {
-        self.inner.release_fast_would_wait()
-    }
-
-    fn is_acquiring(&self) -> bool {
-        self.inner.is_acquiring()
-    }
-
     fn gone(&self) -> Option<SourceError> {
         self.inner.gone()
     }

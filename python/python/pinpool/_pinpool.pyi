@@ -101,7 +101,6 @@ class Pool:
         max_fallback_bytes: int | str | None = ...,
         max_idle_bytes: int | str | None = ...,
         idle_timeout: _Time | timedelta | None = ...,
-        release_policy: Literal["idle", "force"] | None = ...,
         pressure: str | PathLike[str] | None = ...,
         reserve: int | str | None = ...,
         reserve_wait: _Switch | None = ...,
@@ -115,7 +114,6 @@ class Pool:
         log_every: int | str | None = ...,
         socket: str | PathLike[str] | None = ...,
         close_wait: _Time | timedelta | None = ...,
-        fence: Literal["auto", "event", "timeline"] | None = ...,
         stuck_after: _Time | timedelta | None = ...,
     ) -> Self: ...
     @staticmethod

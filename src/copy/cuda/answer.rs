@@ -66,7 +66,7 @@ impl Answer {
 /// Whether an error is the answer to every later call as well: by the manual the process has to be started anew after it
 /// (214, 220, 700 to 720), the handle or its context is gone (201, 400, 709), or the event is part of a graph, and with it the copy
 /// (907), which each launch makes again.
-fn stays(code: i64) -> bool {
+pub(super) fn stays(code: i64) -> bool {
     matches!(code, 201 | 214 | 220 | 400 | 700..=720 | 907)
 }
 

@@ -4,7 +4,8 @@
 //! | --- | --- |
 //! | idle events | a copy creates and destroys none |
 //! | idle streams | waiting for an event of other code creates and destroys none |
-//! | [`Timelines`] | the words that streams increment |
+//! | [`Words`] | what streams write |
+//! | [`ContextWaits`] | waits for work without a fence |
 //! | [`OwnContext`] | slices are lent to cudarc by it |
 //!
 //! **context-I1**: a `ContextState` is never freed, so its address stands for this context alone. It holds a reference to a
@@ -25,10 +26,10 @@ use std::time::Duration;
 use crossbeam::queue::ArrayQueue;
 use cudarc::driver::{CudaContext, sys};
 
-use super::later::{Idle, LaterFences};
+use super::idle::{ContextWaits, IdleFence};
 use super::own_context::OwnContext;
 use super::stream::{OwnStream, Stream, failed, id, number};
-use super::timeline::{StreamContext, TimelineFence, Timelines};
+use super::timeline::{StreamContext, Timeline, Words};
 use crate::driver::code::Code;
 use crate::driver::{self, CurrentContext, RelaxedCapture, calls, standstill};
 use crate::error::{Error, Result};
@@ -62,8 +63,8 @@ pub(super) struct ContextState {
     /// No work ever runs on it, so a query returns at once whether the device is well.
     idle_stream: OnceLock<OwnStream>,
     own: OnceLock<OwnContext>,
-    timelines: Timelines,
-    pub(super) later: LaterFences,
+    words: Words,
+    waits: ContextWaits,
 }
 
 impl fmt::Debug for ContextState {
@@ -149,8 +150,8 @@ impl ContextState {
                 spare_streams: ArrayQueue::new(SPARE_STREAMS),
                 idle_stream: OnceLock::new(),
                 own: OnceLock::new(),
-                timelines: Timelines::default(),
-                later: LaterFences::default(),
+                words: Words::default(),
+                waits: ContextWaits::default(),
             }));
             states.push(state);
             state
@@ -185,6 +186,20 @@ impl ContextState {
             (_, Some(Err(code))) if !code.is_of_ended_context() => Err(code),
             _ => Err(Code::CONTEXT_IS_DESTROYED),
         }
+    }
+
+    /// The state of a context, which is current on this thread until the guard is dropped. One call of the driver if it was current
+    /// before, and used by this thread last.
+    pub(super) fn enter_of(context: &Arc<CudaContext>) -> Result<(&'static Self, CurrentContext), Code> {
+        if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(|state| state.context.0 == context.cu_ctx())
+            && let Some(id) = state.id
+            // The context that is current: it has this number, so it is alive, and has this handle.
+            && driver::context_id(ptr::null_mut()) == Some(Ok(id))
+        {
+            return Ok((state, CurrentContext::unchanged()));
+        }
+        let state = Self::of(context)?;
+        state.enter().map(|current| (state, current))
     }
 
     /// Makes the context current on this thread until the guard is dropped. Fails if it has ended.
@@ -283,11 +298,17 @@ impl ContextState {
         }
     }
 
-    /// Waits for all work of the context so far.
-    pub(super) fn idle(&'static self) -> Idle {
-        Box::new(|| self.wait_for_all())
+    /// A fence behind all work of the stream so far, where the driver refuses others; it is over already if `is_over`.
+    pub(super) fn idle_fence(
+        &'static self,
+        stream: (u64, Option<StreamId>),
+        refused: String,
+        is_over: bool,
+    ) -> IdleFence {
+        IdleFence::new(stream, refused, (&self.waits, Arc::new(|| self.wait_for_all())), is_over)
     }
 
+    /// Waits for all work of the context so far.
     fn wait_for_all(&self) -> Result<()> {
         let failed = |call, error| Error::device(failed(call, error));
         let _relaxed = RelaxedCapture::enter();
@@ -302,15 +323,9 @@ impl ContextState {
         }
     }
 
-    /// A fence behind all work so far on the stream, by its timeline; `None` if an event has to do it. The context is
-    /// current.
-    pub(super) fn timeline_fence(&'static self, stream: Stream, id: StreamId) -> Result<Option<TimelineFence>, Code> {
-        if !self.timelines.are_supported() {
-            return Ok(None);
-        }
-        // Created before any thread waits, since waiters query its idle stream (timeline-I3).
-        let idle_stream = self.idle_stream()?;
-        self.timelines.fence(stream, id, number(stream), (self, idle_stream))
+    /// The timeline of the stream with this id; `None` if an event has to do. The context is current.
+    pub(super) fn timeline(&'static self, stream: Stream, id: StreamId) -> Option<Arc<Timeline>> {
+        self.words.timeline(id, number(stream), self, || self.idle_stream())
     }
 
     /// The stream on which no work ever runs. The context is current.

@@ -39,23 +39,25 @@ pub(super) struct EventFence {
 }
 
 impl EventFence {
-    /// With an event not yet recorded. The stream's context is current.
-    pub(super) fn new(stream: Stream, context: &'static ContextState) -> Result<Self, Code> {
+    /// With an event not yet recorded, for a stream with this id if it is known. The stream's context is current.
+    pub(super) fn new(
+        stream: Stream,
+        stream_id: Option<StreamId>,
+        context: &'static ContextState,
+    ) -> Result<Self, Code> {
         let (event, answer) = (context.take_event()?, Answer::default());
-        Ok(Self { event, stream: number(stream), stream_id: None, context, answer, waiting_stream: None })
+        Ok(Self { event, stream: number(stream), stream_id, context, answer, waiting_stream: None })
     }
 
-    /// Records the event behind all work so far on the stream, whose id is `id` if that matters to the fence's purpose.
-    pub(super) fn record(&mut self, stream: Stream, id: Option<StreamId>) -> Result<(), Code> {
+    /// Records the event behind all work so far on the stream.
+    pub(super) fn record(&self, stream: Stream) -> Result<(), Code> {
         if stream.green().is_null() {
             // SAFETY: both are alive, and of one context.
-            unsafe { calls::event_record(self.event.0, stream.handle()) }?;
+            unsafe { calls::event_record(self.event.0, stream.handle()) }
         } else {
             // SAFETY: the green context was current on this thread just now, and has the primary context of the event.
-            unsafe { calls::green_record_event(stream.green(), self.event.0) }?;
+            unsafe { calls::green_record_event(stream.green(), self.event.0) }
         }
-        self.stream_id = id;
-        Ok(())
     }
 }
 
@@ -126,11 +128,11 @@ unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> 
     let _current = context.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
     let stream = context.take_stream().map_err(|error| failed("cuStreamCreate", error))?;
     let of_context = context.stream(stream);
-    let mut fence = EventFence::new(of_context, context).map_err(|error| failed("cuEventCreate", error))?;
+    let mut fence = EventFence::new(of_context, None, context).map_err(|error| failed("cuEventCreate", error))?;
     // SAFETY: both are alive.
     unsafe { calls::stream_wait_event(of_context.handle(), event) }
         .map_err(|error| failed("cuStreamWaitEvent", error))?;
-    fence.record(of_context, None).map_err(|error| failed("cuEventRecord", error))?;
+    fence.record(of_context).map_err(|error| failed("cuEventRecord", error))?;
     fence.waiting_stream = Some(stream);
     Ok(Some(Arc::new(fence)))
 }

@@ -7,12 +7,15 @@
 //! A refusal of this module comes before anything is enqueued.
 #![allow(unsafe_code)] // Calls the driver.
 
+use std::sync::Arc;
+
 use cudarc::driver::sys;
 
 use super::context::ContextState;
 use super::event::behind_event;
 use super::mark;
-use super::stream::{Stream, failed};
+use super::stream::{Stream, failed, id_number, is_default};
+use super::timeline::Timeline;
 use crate::driver::code::Code;
 use crate::driver::{self, calls};
 use crate::error::{Error, ErrorKind, Result};
@@ -25,8 +28,29 @@ use crate::in_flight::SharedFence;
 /// The stream is alive, and its context until the fence is over.
 pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<SharedFence> {
     // SAFETY: the caller's promise.
+    if let Some(fence) = unsafe { fence_by_timeline(stream) } {
+        return Ok(fence);
+    }
+    // SAFETY: the caller's promise.
     let (stream, context) = unsafe { stream_of(stream) }?;
+    // What the driver refuses once it may do the next time.
+    let current = context.enter().or_else(|_| context.enter());
+    let _current = current.map_err(|error| Error::device(failed("cuCtxSetCurrent", error)))?;
     mark(stream, context)
+}
+
+/// A fence behind all work so far on a stream that has a timeline already; `None` if it has none, captures, or the driver refuses. Of
+/// a default stream the context has to be known first.
+///
+/// # Safety
+///
+/// As for [`fence_behind_stream`].
+unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
+    // SAFETY: the caller's promise.
+    if is_default(stream) || unsafe { calls::is_capturing(stream) } != Ok(false) {
+        return None;
+    }
+    Some(Arc::new(Timeline::known(id_number(stream)?)?.write(stream)?))
 }
 
 /// The stream with this handle, and the state of its context.

@@ -16,8 +16,8 @@
 //!
 //! - **host-slice-I1**: the event of a fence is new, is recorded only by cudarc's `SyncOnDrop`, and lives until the borrow
 //!   of the memory is over: `CopyFences` lets go of a fence only through `&mut` (copy-fences-I1).
-//! - **host-slice-I2**: once that borrow is over, a fence without a record is an error until a [later](super::later) fence of
-//!   the stream stands for it: the end of the copy is unknown. If the event was recorded into a graph, so was the copy; that
+//! - **host-slice-I2**: once that borrow is over, a fence without a record is an error until all work of the
+//!   [context](super::idle) is over: the end of the copy is unknown. If the event was recorded into a graph, so was the copy; that
 //!   is an error for good.
 //! - **host-slice-I3**: a copy is not waited for only if the stream's [id](super::stream::id) shows that the next one comes
 //!   behind it.
@@ -32,7 +32,7 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 
 use super::answer::Answer;
 use super::context::{CAPTURE_PAUSE, ContextState, Event};
-use super::later::LaterFence;
+use super::idle::IdleFence;
 use super::stream::{CAPTURING, SetAside, Stream, failed, is_capturing, number};
 use crate::driver::code::Code;
 use crate::driver::{self, RelaxedCapture};
@@ -59,11 +59,6 @@ impl HostSliceFence {
         }
     }
 
-    /// The fence for a watcher that may query it before cudarc has recorded the event; `None` if the copy is not tracked.
-    pub(crate) fn watched(&self) -> Option<SharedFence> {
-        self.tracked.as_ref().map(|tracked| -> SharedFence { Arc::new(WatchedCopy(tracked.clone())) })
-    }
-
     /// What cudarc drops when the copy is enqueued.
     ///
     /// # Safety
@@ -72,8 +67,7 @@ impl HostSliceFence {
     pub(crate) unsafe fn guard<'a>(self) -> SyncOnDrop<'a> {
         // SAFETY: the caller keeps another reference to it for `'a`.
         let tracked = self.tracked.map(|tracked| -> &'a TrackedCopy { unsafe { &*Arc::as_ptr(&tracked) } });
-        let record = tracked.and_then(|tracked| tracked.record.as_ref().ok());
-        SyncOnDrop::Record(record.map(|Record { event, stream }| (&**event, &**stream)))
+        SyncOnDrop::Record(tracked.map(|tracked| &tracked.record).map(|Record { event, stream }| (&**event, &**stream)))
     }
 }
 
@@ -93,49 +87,40 @@ struct Record {
 
 #[derive(Debug)]
 struct TrackedCopy {
-    /// Or why there is none.
-    record: Result<Record, String>,
+    record: Record,
     number: u64,
     stream_id: Option<StreamId>,
     context: &'static ContextState,
     /// The record was checked, and is there.
     is_recorded: AtomicBool,
-    /// The borrow is over, and there is no record: what stands for it, if anything does.
-    unrecorded: OnceLock<Option<LaterFence>>,
+    /// The borrow is over, and there is no record: what stands for it.
+    unrecorded: OnceLock<IdleFence>,
     answer: Answer,
 }
 
 impl TrackedCopy {
-    /// `None` for a stream that captures. Fails where no fence can stand for the copy, nor a later one of the stream.
+    /// `None` for a stream that captures. Fails where no fence can stand for the copy.
     fn new(stream: &CudaStream) -> Result<Option<Self>, String> {
-        let context = ContextState::of(stream.context()).map_err(|error| failed("cuCtxGetId", error))?;
-        let _current = context.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
+        let entered = ContextState::enter_of(stream.context());
+        let (context, _current) = entered.map_err(|error| failed("cuCtxSetCurrent", error))?;
         let of_driver = Stream::from(stream);
         if is_capturing(of_driver).map_err(|error| failed("cuStreamIsCapturing", error))? {
             return Ok(None);
         }
-        let (record, stream_id) = (Record::new(stream, context), context.stream_id(of_driver));
-        if let (Err(why), None) = (&record, stream_id) {
-            return Err(why.clone());
-        }
+        let (record, stream_id) = (Record::new(stream, context)?, context.stream_id(of_driver));
         let (is_recorded, unrecorded, answer) = (AtomicBool::new(false), OnceLock::new(), Answer::default());
         Ok(Some(Self { record, number: number(of_driver), stream_id, context, is_recorded, unrecorded, answer }))
     }
 
-    /// Whether the event is known to be recorded: a capture may forbid to look. If cudarc recorded nothing, what stands for
-    /// it; fails if nothing does (host-slice-I2). The borrow is over.
-    fn check_recorded(&self) -> Result<Option<Event>, Result<&LaterFence, Error>> {
-        let found = match self.unrecorded.get() {
-            Some(_) => Some(None),
-            None => self.find_record().map_err(Err)?,
-        };
-        if let Some(None) = found {
-            let why = || self.record.as_ref().map_or_else(String::clone, |_| UNRECORDED.to_owned());
-            let expect = |id| self.context.later.expect(id, self.number, why(), self.context.idle());
-            let later = self.unrecorded.get_or_init(|| self.stream_id.map(expect));
-            return Err(later.as_ref().ok_or_else(unrecorded));
+    /// The event, if it is known to be recorded: a capture may forbid to look. If cudarc recorded nothing, what stands for it. The
+    /// borrow is over.
+    fn recorded(&self) -> Result<Option<Event>, Result<&IdleFence, Error>> {
+        match self.unrecorded.get().map_or_else(|| self.find_record(), |_| Ok(Some(None))) {
+            Ok(Some(None)) => Err(Ok(self
+                .unrecorded
+                .get_or_init(|| self.context.idle_fence((self.number, self.stream_id), UNRECORDED.to_owned(), false)))),
+            found => found.map(Option::flatten).map_err(Err),
         }
-        Ok(found.flatten())
     }
 
     fn ask(&self, event: Event) -> Result<bool> {
@@ -145,7 +130,7 @@ impl TrackedCopy {
     /// The event, if cudarc has recorded it, or `Some(None)` if not; `None` while a capture forbids to look. Needs a current
     /// context, which the caller may not have.
     fn find_record(&self) -> Result<Option<Option<Event>>> {
-        let Ok(Record { event, .. }) = &self.record else { return Ok(Some(None)) };
+        let Record { event, .. } = &self.record;
         let recorded = Ok(Some(Some(Event(event.cu_event()))));
         // Relaxed: set once and never cleared; no other data depends on it.
         if self.is_recorded.load(Ordering::Relaxed) {
@@ -169,10 +154,6 @@ impl TrackedCopy {
 }
 
 const UNRECORDED: &str = "cudarc recorded no event behind its copy";
-
-fn unrecorded() -> Error {
-    Error::device(UNRECORDED)
-}
 
 const IN_A_GRAPH: c_int = Code::CAPTURED_EVENT.0;
 const INVALID_HANDLE: c_int = Code::INVALID_HANDLE.0;
@@ -208,7 +189,7 @@ impl Record {
 
 impl Drop for TrackedCopy {
     fn drop(&mut self) {
-        let Ok(Record { event, .. }) = &mut self.record else { return };
+        let Record { event, .. } = &mut self.record;
         let _current = self.context.enter();
         // SAFETY: dropped here, once.
         unsafe { ManuallyDrop::drop(event) };
@@ -219,19 +200,19 @@ impl Drop for TrackedCopy {
 // behind the copy.
 unsafe impl Fence for TrackedCopy {
     fn is_done(&self) -> Result<bool> {
-        match self.check_recorded() {
+        match self.recorded() {
             Ok(Some(event)) => self.ask(event),
             Ok(None) => Ok(false),
-            Err(later) => later?.is_done(),
+            Err(idle) => idle?.is_done(),
         }
     }
 
     fn wait(&self) -> Result<()> {
         loop {
-            match self.check_recorded() {
+            match self.recorded() {
                 Ok(Some(event)) => return self.answer.or_wait(|| self.context.wait_for(event)),
                 Ok(None) => std::thread::sleep(CAPTURE_PAUSE),
-                Err(later) => return later?.wait(),
+                Err(idle) => return idle?.wait(),
             }
         }
     }
@@ -242,31 +223,6 @@ unsafe impl Fence for TrackedCopy {
 
     fn stream_id(&self) -> Option<StreamId> {
         self.stream_id
-    }
-}
-
-/// A copy that cudarc may not have enqueued yet.
-#[derive(Debug)]
-struct WatchedCopy(Arc<TrackedCopy>);
-
-// SAFETY: as `TrackedCopy`, except that it may be queried at any time: without a record it is not over.
-unsafe impl Fence for WatchedCopy {
-    fn is_done(&self) -> Result<bool> {
-        match self.0.unrecorded.get() {
-            Some(later) => later.as_ref().ok_or_else(unrecorded)?.is_done(),
-            None => self.0.find_record()?.flatten().map_or(Ok(false), |event| self.0.ask(event)),
-        }
-    }
-
-    fn wait(&self) -> Result<()> {
-        while !self.is_done()? {
-            std::thread::yield_now();
-        }
-        Ok(())
-    }
-
-    fn stream(&self) -> u64 {
-        self.0.number
     }
 }
 

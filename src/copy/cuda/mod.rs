@@ -7,8 +7,8 @@
 //! ```
 //!
 //! *Refused* means that nothing uses the buffer; *unknown* that a device may be using it for an unknown time. A copy that
-//! failed for another reason than its arguments may be running: a fence goes behind it all the same. A fence that the driver
-//! refuses is tried once more; then a later one of the stream stands for the copy, whenever there is one.
+//! failed for another reason than its arguments may be running: a fence goes behind it all the same. That is a number that the
+//! stream writes ([`timeline`]), else an event; if the driver refuses both, the stream is waited for ([`idle`]).
 //!
 //! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
 //! makes the stream part of that capture. Where the memory waits at all it is checked before as well: a capturing stream
@@ -30,19 +30,20 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, SyncOnDro
 use self::context::ContextState;
 use self::event::EventFence;
 use self::stream::{CAPTURING, SetAside, Stream, failed, is_capturing, number};
+use self::timeline::Timeline;
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
 use crate::backend;
+use crate::driver::calls;
 use crate::driver::code::Code;
-use crate::driver::{calls, known_streams};
 use crate::error::{Error, Result};
-use crate::in_flight::{FenceKind, SharedFence, StreamId};
+use crate::in_flight::{Fence, FenceKind, SharedFence, StreamId};
 
 mod answer;
 mod context;
 mod event;
 mod handle;
 mod host_slice;
-mod later;
+mod idle;
 mod own_context;
 mod raw_mem;
 mod raw_stream;
@@ -77,7 +78,6 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
             let copied = unsafe { calls::copy_to_device(address, source.cast(), len, stream.cu_stream()) };
             copied.map_err(|error| ("cuMemcpyHtoDAsync", error))
         };
-        known_streams::note(self.stream());
         let_reach(stream.context().ordinal(), source, len).map_err(CopyFailure::Refused)?;
         copy_with_fence(stream, len, purpose, waits, move || self.device_ptr_mut(stream), copy)
     }
@@ -97,7 +97,6 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
             let copied = unsafe { calls::copy_to_host(target.cast(), address, len, stream.cu_stream()) };
             copied.map_err(|error| ("cuMemcpyDtoHAsync", error))
         };
-        known_streams::note(self.stream());
         let_reach(stream.context().ordinal(), target, len).map_err(CopyFailure::Refused)?;
         copy_with_fence(stream, len, FencePurpose::Buffer, waits, || self.device_ptr(stream), copy)
     }
@@ -107,36 +106,23 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
 unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     fn mark(&self) -> Result<SharedFence> {
         let stream = self.borrow();
-        let context = ContextState::of(stream.context()).map_err(|error| Error::device(failed("cuCtxGetId", error)))?;
+        // What the driver refuses once it may do the next time.
+        let enter = || ContextState::enter_of(stream.context());
+        let entered = enter().or_else(|_| enter());
+        let (context, _current) = entered.map_err(|error| Error::device(failed("cuCtxSetCurrent", error)))?;
         mark(stream.into(), context)
     }
 }
 
-/// A fence behind all work so far on the stream.
+/// A fence behind all work so far on the stream, whose context is current. The answer that the stream captures is final: a graph that
+/// holds the work uses the memory at each launch, also when the capture is over.
 fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
-    // What the driver refuses once it may do the next time. The answer that the stream captures is final: a graph that holds the
-    // work uses the memory at each launch, also when the capture is over.
-    let marked = try_mark(stream, context).or_else(|_| try_mark(stream, context))?;
-    let fence = marked.ok_or_else(|| Error::device(CAPTURING))?;
-    note_loan(stream, context, &fence);
-    Ok(fence)
-}
-
-/// A release of other memory waits for the fence of what was lent to the stream.
-fn note_loan(stream: Stream, context: &ContextState, fence: &SharedFence) {
-    let fence = fence.clone();
-    known_streams::note_loan(number(stream), context.device(), move || matches!(fence.is_done(), Ok(false)));
-}
-
-/// `None` if the stream captures.
-fn try_mark(stream: Stream, context: &'static ContextState) -> Result<Option<SharedFence>> {
-    let refused = |call, error| Error::device(failed(call, error));
-    let _current = context.enter().map_err(|error| refused("cuCtxSetCurrent", error))?;
-    if is_capturing(stream).map_err(|error| refused("cuStreamIsCapturing", error))? {
-        return Ok(None);
+    // What the driver refuses once it may do the next time.
+    match is_capturing(stream).or_else(|_| is_capturing(stream)) {
+        Ok(false) => Ok(Prepared::new(stream, context, FenceKind::Timeline).put(stream, context)),
+        Ok(true) => Err(Error::device(CAPTURING)),
+        Err(error) => Err(Error::device(failed("cuStreamIsCapturing", error))),
     }
-    let event = EventFence::new(stream, context).map_err(|error| ("cuEventCreate", error));
-    fence_behind(stream, context, event, None, FencePurpose::Pool(FenceKind::Event)).map(Some)
 }
 
 /// Gives the device with this ordinal access to memory of a pool that has another device. Precedes each copy.
@@ -168,7 +154,8 @@ fn copy_with_fence<'a>(
     copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, Code)>,
 ) -> Result<SharedFence, CopyFailure> {
     let _set_aside = SetAside::take(stream.context());
-    let context = ContextState::of(stream.context()).map_err(|error| refused(len, "cuCtxGetId", error))?;
+    let entered = ContextState::enter_of(stream.context());
+    let (context, _current) = entered.map_err(|error| refused(len, "cuCtxSetCurrent", error))?;
     let wait = || {
         let (address, record) = wait();
         (address, record, stream.context().check_err().map_err(Code::from))
@@ -183,7 +170,7 @@ fn refused(len: usize, call: &str, error: Code) -> CopyFailure {
     CopyFailure::Refused(if is_of_device { Error::device(text) } else { Error::copy(len, text) })
 }
 
-/// Copies as [`copy_with_fence`] does. What `wait` returns besides the address is dropped behind the copy.
+/// Copies as [`copy_with_fence`] does, with the context current. What `wait` returns besides the address is dropped behind the copy.
 fn copy_behind<R>(
     (stream, context): (Stream, &'static ContextState),
     len: usize,
@@ -198,9 +185,6 @@ fn copy_behind<R>(
         Ok(true) => Err(CopyFailure::Refused(Error::copy(len, CAPTURING))),
         Err(error) => Err(refused("cuStreamIsCapturing", error)),
     };
-    let _current = context.enter().map_err(|error| refused("cuCtxSetCurrent", error))?;
-    // All calls that can be refused come before the copy.
-    let event = EventFence::new(stream, context).map_err(|error| refused("cuEventCreate", error))?;
     if may_wait {
         refuse_capturing()?;
     }
@@ -211,7 +195,12 @@ fn copy_behind<R>(
         std::mem::forget(record);
         return Err(refusal);
     }
-    let id = if purpose == FencePurpose::Pool(FenceKind::Event) { None } else { context.stream_id(stream) };
+    // All calls that can be refused come before the copy.
+    let kind = if purpose == FencePurpose::Pool(FenceKind::Event) { FenceKind::Event } else { FenceKind::Timeline };
+    let prepared = match Prepared::new(stream, context, kind) {
+        Prepared::Nothing(call, error) => return Err(refused(call, error)),
+        prepared => prepared,
+    };
     let copied = match copy(address) {
         Err((call, error)) if is_about_arguments(error) => return Err(refused(call, error)),
         copied => copied.map_err(|(call, error)| Error::device(failed(call, error))),
@@ -219,53 +208,58 @@ fn copy_behind<R>(
     // The device memory records our use of it before our fence, so that the fence is the last of this copy's work. An error
     // of that record is for the memory's next user, and stays in the context.
     drop(record);
-    match (copied, fence_behind(stream, context, Ok(event), id, purpose)) {
-        (Ok(()), Ok(fence)) => Ok(fence),
-        (Err(error), Ok(fence)) => Err(CopyFailure::Failed(error, fence)),
-        (Ok(()), Err(error)) | (Err(error), Err(_)) => Err(CopyFailure::Unknown(error)),
+    let fence = prepared.put(stream, context);
+    match copied {
+        Ok(()) => Ok(fence),
+        Err(error) => Err(CopyFailure::Failed(error, fence)),
     }
 }
 
-/// Puts a fence behind all work so far on the stream, whose context is current; `id` is that of the stream if it is known
-/// already.
-fn fence_behind(
-    stream: Stream,
-    context: &'static ContextState,
-    event: Result<EventFence, (&'static str, Code)>,
-    id: Option<StreamId>,
-    purpose: FencePurpose,
-) -> Result<SharedFence> {
-    // Before the fence is put there (later-I1).
-    let noted = context.later.noted();
-    let timeline = match (purpose, id) {
-        (FencePurpose::Pool(FenceKind::Timeline), Some(id)) => context.timeline_fence(stream, id).ok().flatten(),
-        _ => None,
-    };
-    let fence: SharedFence = match timeline {
-        Some(fence) => Arc::new(fence),
-        None => match event.and_then(|event| recorded(event, stream, id)) {
-            Ok(event) => Arc::new(event),
-            Err((call, error)) => {
-                let why = failed(call, error);
-                return match id.or_else(|| context.stream_id(stream)) {
-                    Some(id) => Ok(Arc::new(context.later.expect(id, number(stream), why, context.idle()))),
-                    None => Err(Error::device(why)),
-                };
+/// A fence that is not yet behind anything.
+enum Prepared {
+    Timeline(Arc<Timeline>),
+    Event(EventFence),
+    /// The driver refused this call.
+    Nothing(&'static str, Code),
+}
+
+impl Prepared {
+    /// A fence for the stream, which does not capture. Its context is current.
+    fn new(stream: Stream, context: &'static ContextState, kind: FenceKind) -> Self {
+        let id = if kind == FenceKind::Timeline { context.stream_id(stream) } else { None };
+        match id.and_then(|id| context.timeline(stream, id)) {
+            Some(timeline) => Self::Timeline(timeline),
+            None => Self::event(stream, context, id),
+        }
+    }
+
+    fn event(stream: Stream, context: &'static ContextState, id: Option<StreamId>) -> Self {
+        EventFence::new(stream, id, context).map_or_else(|error| Self::Nothing("cuEventCreate", error), Self::Event)
+    }
+
+    /// Puts it behind all work so far on the stream. Waits for the stream where the driver refuses that.
+    fn put(self, stream: Stream, context: &'static ContextState) -> SharedFence {
+        let prepared = match self {
+            Self::Timeline(timeline) => {
+                let id = timeline.id();
+                match timeline.write(stream.handle()) {
+                    Some(fence) => return Arc::new(fence),
+                    None => Self::event(stream, context, Some(id)),
+                }
             }
-        },
-    };
-    if noted > 0
-        && let Some(id) = id.or_else(|| context.stream_id(stream))
-    {
-        context.later.note(noted, id, &fence);
+            prepared => prepared,
+        };
+        let (id, call, error) = match prepared {
+            Self::Event(event) => match event.record(stream) {
+                Ok(()) => return Arc::new(event),
+                Err(error) => (event.stream_id(), "cuEventRecord", error),
+            },
+            Self::Nothing(call, error) => (None, call, error),
+            Self::Timeline(_) => (None, "cuStreamWriteValue32", Code::NOT_SUPPORTED),
+        };
+        let is_over = idle::wait_for(stream).is_ok();
+        Arc::new(context.idle_fence((number(stream), id), failed(call, error), is_over))
     }
-    Ok(fence)
-}
-
-/// The event behind all work so far on the stream.
-fn recorded(mut event: EventFence, stream: Stream, id: Option<StreamId>) -> Result<EventFence, (&'static str, Code)> {
-    let recorded = event.record(stream, id).or_else(|_| event.record(stream, id));
-    recorded.map(|()| event).map_err(|error| ("cuEventRecord", error))
 }
 
 /// Errors that a copy call gives before it enqueues anything. All others may be left over from earlier work.

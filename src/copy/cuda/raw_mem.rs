@@ -7,7 +7,7 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDro
 
 use super::handle::stream_of;
 use super::raw_stream::RawStream;
-use super::{copy_behind, let_reach, note_loan};
+use super::{copy_behind, let_reach, refused};
 use crate::copy::{CopyFailure, CopySource, CopyTarget, FencePurpose};
 use crate::driver::calls;
 use crate::driver::code::Code;
@@ -125,7 +125,6 @@ fn copy_on(
         return Err(CopyFailure::Refused(Error::copy(len, why)));
     }
     let_reach(context.device(), start, len).map_err(CopyFailure::Refused)?;
-    let fence = copy_behind((stream, context), len, purpose, false, || (0, (), Ok(())), |_| copy(raw.handle()))?;
-    note_loan(stream, context, &fence);
-    Ok(fence)
+    let _current = context.enter().map_err(|error| refused(len, "cuCtxSetCurrent", error))?;
+    copy_behind((stream, context), len, purpose, false, || (0, (), Ok(())), |_| copy(raw.handle()))
 }

@@ -6,14 +6,12 @@ use std::ffi::c_void;
 use cudarc::driver::sys;
 
 use super::handle::{fence_behind_stream, require_driver};
+use super::stream::is_default;
 use crate::copy::CopyStream;
 use crate::driver::device::Device;
 use crate::driver::{CurrentContext, calls};
 use crate::error::{Error, ErrorKind, Result, SourceError};
 use crate::in_flight::SharedFence;
-
-/// The largest handle that stands for a default stream, of the context that is current or of the one that is named.
-const DEFAULT_MAX: usize = 2;
 
 /// A stream of other code, which has no object of cudarc.
 ///
@@ -66,8 +64,8 @@ impl RawStream {
 
     /// Makes the context current that a default stream is of.
     pub(super) fn enter(self) -> Result<Option<CurrentContext>> {
+        let Some(ordinal) = self.device.filter(|_| is_default(self.handle)) else { return Ok(None) };
         require_driver()?;
-        let Some(ordinal) = self.device.filter(|_| self.handle.addr() <= DEFAULT_MAX) else { return Ok(None) };
         if calls::current_device().is_ok_and(|current| u32::try_from(current) == Ok(ordinal)) {
             return Ok(None);
         }

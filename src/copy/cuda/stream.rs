@@ -56,6 +56,16 @@ impl Stream {
     pub(super) fn handle(self) -> sys::CUstream {
         self.handle
     }
+
+    /// Whether the handle stands for a stream of the calling context or thread.
+    pub(super) fn is_default(self) -> bool {
+        is_default(self.handle)
+    }
+}
+
+/// Whether the handle stands for a stream of the calling context or thread, instead of naming one.
+pub(super) fn is_default(handle: sys::CUstream) -> bool {
+    handle.addr() <= PER_THREAD
 }
 
 impl From<&CudaStream> for Stream {
@@ -119,13 +129,15 @@ pub(super) fn id(stream: Stream, family: usize) -> Option<StreamId> {
     if !stream.green.is_null() {
         return None;
     }
-    let mut id = 0;
     // What the driver refuses once it may do the next time.
-    let is_known = (0..2).any(|_| {
-        // SAFETY: a live stream, and memory for a number.
-        unsafe { calls::stream_id(stream.handle, &raw mut id) }.is_ok()
-    });
-    is_known.then(|| StreamId::of_driver(family, id))
+    id_number(stream.handle).or_else(|| id_number(stream.handle)).map(|id| StreamId::of_driver(family, id))
+}
+
+/// The number of the stream's identity, which is unique for the life of the process.
+pub(super) fn id_number(stream: sys::CUstream) -> Option<u64> {
+    let mut id = 0;
+    // SAFETY: a live stream, and memory for a number.
+    unsafe { calls::stream_id(stream, &raw mut id) }.is_ok().then_some(id)
 }
 
 pub(super) fn is_capturing(stream: Stream) -> Result<bool, Code> {

@@ -6,18 +6,16 @@
 //!   fence 18 is over once the word has reached 18
 //! ```
 //!
-//! The write costs the enqueuing thread more than the record of an event, and a query is a load; threads that query events
-//! contend for a lock of the driver. So timelines are for pools in which many threads query
-//! ([`FenceKind`](crate::in_flight::FenceKind)).
-//!
-//! Needs `cuStreamWriteValue32_v2`, which cudarc binds only in some versions: it is found by name. Events are used instead
-//! where it is missing or refused, and for a stream without an [id](super::stream::id).
+//! Any thread learns that a copy is over by a load, and one load tells it for all earlier copies of the stream. The words serve
+//! all pools of the process. Events are used instead for a stream without an [id](super::stream::id), and if the driver lacks or
+//! refuses `cuStreamWriteValue32_v2`, which cudarc binds only in some versions: it is found by name.
 //!
 //! Invariants:
 //!
-//! - **timeline-I1**: a word is written by one stream only, in the order of its numbers. Streams are distinguished by id,
-//!   since a handle may be another stream's while its own copies still run. A number is taken and its write enqueued under
-//!   one lock, and no number is taken twice, not even if its write failed.
+//! - **timeline-I1**: a word is written by one stream only, in the order of its numbers. Streams are distinguished by id, which
+//!   is unique for the life of the process (the manual on `cuStreamGetId`), since a handle may be another stream's while its own
+//!   copies still run. A number is taken and its write enqueued under one lock, and no number is taken twice, not even if its
+//!   write failed.
 //! - **timeline-I2**: words live as long as the process, as their context's state does (context-I1), so a fence may read one
 //!   at any time.
 //! - **timeline-I3**: a word that stands still says nothing about a lost device, so a fence that is not over also queries a
@@ -34,15 +32,16 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
-use super::answer::Answer;
-use super::stream::{OwnStream, Stream};
+use super::answer::{Answer, stays};
+use super::stream::OwnStream;
 use crate::backend;
 use crate::driver::code::Code;
 use crate::driver::{self, CurrentContext, RelaxedCapture, calls, standstill};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
+use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
+use pinpool_os::sync::process::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Between two queries whether the device is well.
 const HEALTH_EVERY_US: u64 = 1000;
@@ -74,25 +73,28 @@ pub(super) trait StreamContext: std::fmt::Debug + Sync {
     fn enter(&self) -> Result<CurrentContext, Code>;
 }
 
-/// The timelines of one context.
+/// The timelines of all streams of this process, by the numbers of their ids.
+static TIMELINES: OfProcess<Mutex<HashMap<u64, Arc<Timeline>>>> = OfProcess::new(Mutex::default);
+
+/// The words of one context.
 #[derive(Debug, Default)]
-pub(super) struct Timelines {
-    are_supported: OnceLock<bool>,
+pub(super) struct Words {
     /// The driver registers no memory for words here: it is not asked with each copy.
     are_refused: AtomicBool,
-    by_stream: Mutex<HashMap<StreamId, Arc<Timeline>>>,
-    words: Mutex<Vec<Word>>,
+    free: Mutex<Vec<Word>>,
     /// A page that the driver gave no address for, kept for the next attempt: freeing it would wait for the device. The
     /// address is its first byte's on the host, and 0.
     unmapped_page: Mutex<Option<Word>>,
     health: Health,
 }
 
-/// When the device was last queried.
+/// When the device was last queried, and what it answered.
 #[derive(Debug, Default)]
 struct Health {
     since: OnceLock<Instant>,
     queried_us: AtomicU64,
+    /// The code of a failure that stays, or 0.
+    answer: AtomicU32,
 }
 
 /// Where a stream writes, as the host and as the device address it.
@@ -118,101 +120,125 @@ impl Word {
 
 /// The progress of one stream.
 #[derive(Debug)]
-struct Timeline {
+pub(super) struct Timeline {
+    id: StreamId,
+    /// The stream's number in statistics.
     stream: u64,
     word: Word,
     sequence: Sequence,
     /// The last number whose write was enqueued.
     last: Mutex<u64>,
+    words: &'static Words,
+    context: &'static dyn StreamContext,
+    /// A stream of the context on which no work ever runs.
+    idle_stream: OwnStream,
 }
 
-impl Timelines {
-    /// Does the driver write words?
-    pub(super) fn are_supported(&self) -> bool {
-        // Relaxed: a hint.
-        !self.are_refused.load(Ordering::Relaxed)
-            && *self.are_supported.get_or_init(|| driver::symbol(c"cuStreamWriteValue32_v2").is_some())
+impl Timeline {
+    pub(super) fn id(&self) -> StreamId {
+        self.id
     }
 
-    /// Puts a number behind all work so far on the stream with this id; `None` if an event has to do it. `idle_stream` is a
-    /// stream of the context on which no work ever runs. The context is current.
-    pub(super) fn fence(
-        &'static self,
-        stream: Stream,
-        id: StreamId,
-        stream_number: u64,
-        (context, idle_stream): (&'static dyn StreamContext, OwnStream),
-    ) -> Result<Option<TimelineFence>, Code> {
-        if !self.are_supported() {
-            return Ok(None);
-        }
-        let Some(timeline) = self.of(id, stream_number)? else { return Ok(None) };
-        let mut last = timeline.last.lock();
-        let Some(next) = timeline.sequence.next(*last, || timeline.word.read()) else { return Ok(None) };
+    /// The timeline of the stream with this id, if it is known already.
+    pub(super) fn known(id: u64) -> Option<Arc<Self>> {
+        TIMELINES.get().lock().get(&id).cloned()
+    }
+
+    /// Has the stream write the next number behind all of its work so far; `None` if it cannot.
+    pub(super) fn write(self: Arc<Self>, stream: sys::CUstream) -> Option<TimelineFence> {
+        let mut last = self.last.lock();
+        let next = self.sequence.next(*last, || self.word.read())?;
         #[allow(clippy::cast_possible_truncation)] // The low half is what the stream writes.
         // SAFETY: a live stream, and a word that is never freed (timeline-I2). The default flags order the write behind all
         // work before it.
-        let written = unsafe { calls::stream_write_value(stream.handle(), timeline.word.device, next as u32, 0) };
-        if written == Err(Code::NOT_SUPPORTED) {
-            // Nothing was enqueued.
-            return Ok(None);
-        }
-        // After any other error the write may be enqueued, so its number is not taken again (timeline-I1).
+        let written = unsafe { calls::stream_write_value(stream, self.word.device, next as u32, 0) };
+        // Also after a refusal the write may be enqueued, so its number is not taken again (timeline-I1).
         *last = next;
         drop(last);
-        let answer = Answer::default();
-        written.map(|()| {
-            Some(TimelineFence { timeline, number: next, health: &self.health, context, idle_stream, answer })
-        })
+        written.ok()?;
+        Some(TimelineFence { timeline: self, number: next, answer: Answer::default() })
     }
 
-    /// The timeline of a stream; `None` where there is no memory for one.
-    fn of(&self, id: StreamId, stream: u64) -> Result<Option<Arc<Timeline>>, Code> {
-        let mut by_stream = self.by_stream.lock();
-        if let Some(timeline) = by_stream.get(&id) {
-            return Ok(Some(timeline.clone()));
+    /// Whether all of its numbers are written.
+    fn is_at_rest(&self) -> bool {
+        self.sequence.update(|| self.word.read()) == *self.last.lock()
+    }
+}
+
+impl Words {
+    /// The timeline of the stream with this id, which is of the context of these words; `None` if there is no memory for one, or the
+    /// driver writes no words. The context is current.
+    pub(super) fn timeline(
+        &'static self,
+        id: StreamId,
+        stream: u64,
+        context: &'static dyn StreamContext,
+        idle_stream: impl FnOnce() -> Result<OwnStream, Code>,
+    ) -> Option<Arc<Timeline>> {
+        if let Some(known) = Timeline::known(id.number()) {
+            return (known.id == id).then_some(known);
         }
-        let Some(word) = self.take_word(&mut by_stream)? else { return Ok(None) };
+        // Relaxed: a hint.
+        if self.are_refused.load(Ordering::Relaxed) || driver::symbol(c"cuStreamWriteValue32_v2").is_none() {
+            return None;
+        }
+        // Made before any thread waits, since waiters query it (timeline-I3).
+        let idle_stream = idle_stream().ok()?;
+        let word = self.take_word()?;
         // Continues where the word's last stream ended: it has written all of its numbers.
         let seen = (FIRST & !u64::from(u32::MAX)) | u64::from(word.read());
-        let timeline = Arc::new(Timeline { stream, word, sequence: Sequence::new(seen), last: Mutex::new(seen) });
-        by_stream.insert(id, timeline.clone());
-        Ok(Some(timeline))
+        let (sequence, last) = (Sequence::new(seen), Mutex::new(seen));
+        let timeline = Arc::new(Timeline { id, stream, word, sequence, last, words: self, context, idle_stream });
+        let mut timelines = TIMELINES.get().lock();
+        // Another thread may have been faster.
+        let (timeline, other) = match timelines.get(&id.number()) {
+            Some(first) => (first.clone(), Some(word)),
+            None => (timelines.entry(id.number()).or_insert(timeline).clone(), None),
+        };
+        drop(timelines);
+        self.free.lock().extend(other);
+        (timeline.id == id).then_some(timeline)
     }
 
     /// A free word: a spare one, one of a stream at rest, or the first of a new page.
-    fn take_word(&self, by_stream: &mut HashMap<StreamId, Arc<Timeline>>) -> Result<Option<Word>, Code> {
-        let mut words = self.words.lock();
-        if words.is_empty() {
-            by_stream.retain(|_, timeline| {
-                // No thread is enqueuing (it would hold a reference, taken under the lock held here), no fence is left, and
-                // all numbers are written: the word is free.
-                let is_at_rest = Arc::strong_count(timeline) == 1
-                    && timeline.sequence.update(|| timeline.word.read()) == *timeline.last.lock();
-                if is_at_rest {
-                    words.push(timeline.word);
-                }
-                !is_at_rest
-            });
+    fn take_word(&self) -> Option<Word> {
+        if let Some(word) = self.free.lock().pop() {
+            return Some(word);
         }
-        if words.is_empty() {
-            words.extend(self.page_of_words()?);
+        let mut freed = Vec::new();
+        TIMELINES.get().lock().retain(|_, timeline| {
+            // No thread is enqueuing (it would have a reference, taken under the lock held here), no fence is left, and all
+            // numbers are written: the word is free.
+            let is_free =
+                std::ptr::eq(timeline.words, self) && Arc::strong_count(timeline) == 1 && timeline.is_at_rest();
+            freed.extend(is_free.then_some(timeline.word));
+            !is_free
+        });
+        if freed.is_empty() {
+            // One thread at a time makes a page, and the next one finds its words.
+            let mut unmapped = self.unmapped_page.lock();
+            if self.free.lock().is_empty() {
+                freed = self.page_of_words(&mut unmapped).ok()?;
+                self.free.lock().append(&mut freed);
+            }
+            return self.free.lock().pop();
         }
-        Ok(words.pop())
+        let mut free = self.free.lock();
+        free.append(&mut freed);
+        free.pop()
     }
 
     /// Words in page-locked and mapped memory, which is never freed. It is this process's own, so that a fence may read its word
     /// also when a reset of the device has ended the registration.
-    fn page_of_words(&self) -> Result<Vec<Word>, Code> {
+    fn page_of_words(&self, unmapped: &mut Option<Word>) -> Result<Vec<Word>, Code> {
         let _relaxed = RelaxedCapture::enter();
-        let mut unmapped = self.unmapped_page.lock();
         let page = match unmapped.take() {
             Some(kept) => kept.host.cast(),
             None => {
                 let page = backend::page_of_this_process(WORDS_BYTES).ok_or(Code::OUT_OF_MEMORY)?;
                 let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
                 // SAFETY: a page of this process that is never unmapped; the stream's context is current
-                // (`Timelines::fence`).
+                // (`Words::timeline`).
                 let registered = unsafe { calls::host_register(page, WORDS_BYTES, flags) };
                 registered.inspect_err(|&code| {
                     self.are_refused.fetch_or(code == Code::NOT_SUPPORTED, Ordering::Relaxed);
@@ -249,9 +275,16 @@ impl Health {
             && self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Fails if the device did, at the calls that are due (timeline-I3).
+    /// Fails if the device did, when it was last queried, which is now if that is due (timeline-I3).
     fn check(&self, context: &dyn StreamContext, idle_stream: OwnStream) -> Result<(), Code> {
-        if self.is_due() { standstill::ask(|| Self::query(context, idle_stream)).unwrap_or(Ok(())) } else { Ok(()) }
+        if self.is_due() {
+            let answer = standstill::ask(|| Self::query(context, idle_stream)).unwrap_or(Ok(()));
+            let failed = answer.err().filter(|code| stays(code.number()));
+            // Relaxed: the number is all.
+            self.answer.store(failed.map_or(0, |code| code.0.cast_unsigned()), Ordering::Relaxed);
+            return answer;
+        }
+        Code::check(self.answer.load(Ordering::Relaxed).cast_signed())
     }
 
     fn query(context: &dyn StreamContext, idle_stream: OwnStream) -> Result<(), Code> {
@@ -278,22 +311,34 @@ impl Health {
 pub(super) struct TimelineFence {
     timeline: Arc<Timeline>,
     number: u64,
-    health: &'static Health,
-    context: &'static dyn StreamContext,
-    idle_stream: OwnStream,
     /// An answer of the device, not of this number.
     answer: Answer,
+}
+
+impl TimelineFence {
+    fn is_reached(&self) -> bool {
+        let Timeline { sequence, word, .. } = &*self.timeline;
+        sequence.seen() >= self.number || sequence.update(|| word.read()) >= self.number
+    }
 }
 
 // SAFETY: the stream writes the number behind the work, and the word only grows (timeline-I1), also through the wraps of its
 // low half (timeline-I4).
 unsafe impl Fence for TimelineFence {
     fn is_done(&self) -> Result<bool> {
-        let Timeline { sequence, word, .. } = &*self.timeline;
-        if sequence.seen() >= self.number || sequence.update(|| word.read()) >= self.number {
+        if self.is_reached() {
             return Ok(true);
         }
-        self.answer.or_ask("cuStreamQuery", || self.health.check(self.context, self.idle_stream).map(|()| false))
+        let Timeline { words, context, idle_stream, .. } = *self.timeline;
+        self.answer.or_ask("cuStreamQuery", || words.health.check(context, idle_stream).map(|()| false))
+    }
+
+    fn is_done_by_load(&self) -> Option<bool> {
+        Some(self.is_reached())
+    }
+
+    fn stream_id(&self) -> Option<StreamId> {
+        Some(self.timeline.id)
     }
 
     fn wait(&self) -> Result<()> {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Core;
 use crate::backend::SourceError;
+use crate::in_flight::{Ask, Ended};
 use pinpool_os::lost;
 use pinpool_os::sync::process::Ordering;
 
@@ -47,7 +48,7 @@ impl Core {
     /// Closes a sealed pool once every block is in flight, released or leaked.
     pub(super) fn close_if_unused(&self) {
         // Blocks in flight do not keep the pool open: `close` waits for their copies.
-        if self.stock.lifetime().begin_close(|| self.in_flight.count()) {
+        if self.stock.lifetime().begin_close(|| self.in_flight.held()) {
             self.close();
         }
     }
@@ -58,7 +59,8 @@ impl Core {
         // Short copies are over at once; a stuck one is not worth a busy processor.
         let mut pause = Duration::from_micros(20);
         while self.in_flight.count() > 0 {
-            self.complete_copies();
+            // A device that failed is not waited for.
+            self.complete(self.in_flight.sweep_until(Ask::All, Duration::ZERO, |_| false));
             if begun.elapsed() >= longest_wait {
                 return;
             }
@@ -71,15 +73,17 @@ impl Core {
     fn close(&self) {
         let begun = Instant::now();
         self.await_copies();
-        let (swept, abandoned) = self.in_flight.abandon();
+        let Ended { swept, abandoned, recovered, failed } = self.in_flight.end();
         self.complete(swept);
-        self.recover(self.in_flight.end_unanswered());
+        self.recover(recovered);
+        failed.into_iter().for_each(lost::keep);
         if !abandoned.is_empty() {
             let (copies, bytes) = (abandoned.len() as u64, abandoned.iter().map(|block| block.held_bytes()).sum());
             self.log.closed_in_flight(copies, bytes, begun.elapsed());
         }
         // A release that waits for the device would wait for a stuck copy.
         let may_release = abandoned.is_empty() || !self.backing().source().release_waits();
+        abandoned.iter().filter_map(|_| self.backing().arena()).for_each(|arena| arena.count_quarantined());
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(lost::keep);
         if may_release {

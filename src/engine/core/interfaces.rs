@@ -20,12 +20,12 @@ impl Member for Core {
         released
     }
 
-    fn complete_copies(&self) {
-        Self::complete_copies(self);
-    }
-
     fn has_copies(&self) -> bool {
         self.in_flight.count() > 0
+    }
+
+    fn complete_copies(&self) {
+        Self::complete_copies(self);
     }
 
     fn waiting_bytes(&self) -> Vec<u64> {
@@ -73,7 +73,7 @@ impl Maintained for Core {
 
 impl Core {
     fn own_pace(&self) -> Pace {
-        if self.in_flight.count() > 0 || self.has_unanswered() {
+        if self.in_flight.held() > 0 {
             return self.pace_of_copies().min(self.stock.pace());
         }
         self.stock.pace()

@@ -4,7 +4,7 @@ use super::{Block, Core, SWEEP_PATIENCE};
 use crate::copy::CopyKeeper;
 use crate::engine::stock::PutEnd;
 use crate::error::Error;
-use crate::in_flight::{Fences, LostItem, Swept};
+use crate::in_flight::{Ask, Fences, LostItem, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use pinpool_observe::record::Event;
@@ -138,19 +138,15 @@ impl Core {
         }
     }
 
-    /// Puts back blocks as [`complete_copies`](Self::complete_copies) does, for a user who expects the end of every copy to
-    /// be seen: waits a while for other threads that are querying.
+    /// Puts back blocks as [`complete_copies`](Self::complete_copies) does, for a user who expects the end of every copy, and a device
+    /// that failed, to be seen: waits a while for other threads that are querying.
     pub(super) fn complete_all_copies(&self) {
         if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep_until(SWEEP_PATIENCE, |_| false));
+            self.complete(self.in_flight.sweep_until(Ask::All, SWEEP_PATIENCE, |_| false));
         }
     }
 
     pub(super) fn complete(&self, swept: Swept<Block>) {
-        if !swept.completed.is_empty() {
-            // The gate has the same fences, which are over: it drops them, and their events are used again.
-            self.gate.iter().for_each(|gate| gate.complete_copies());
-        }
         let now_us = if swept.completed.is_empty() { 0 } else { self.time.read_us() };
         for mut block in swept.completed {
             block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
@@ -172,34 +168,26 @@ impl Core {
         self.stock.record_of(&block, |id| Event::Leaked { id });
         self.backing().note_lost(held_bytes);
         let lost = self.accounts.count_lost(held_bytes);
-        let keeps_all = self.backing().has_arena() && self.backing().source().release_waits();
-        match fences {
-            Some(fences) => {
-                self.stock.suspend();
-                self.in_flight.suspend(block, fences);
-                self.notice(Pace::Active);
-            }
-            None => {
-                self.stock.leak(block);
-                self.gate.iter().for_each(|gate| gate.note_leak());
-            }
+        self.backing().arena().into_iter().for_each(|arena| arena.count_quarantined());
+        let keeps_all = self.backing().arena().is_some_and(|arena| arena.may_never_release());
+        let leaked = match fences {
+            Some(fences) => self.in_flight.quarantine(block, fences).err(),
+            None => Some(block),
+        };
+        match leaked {
+            Some(block) => self.stock.leak(block),
+            None => self.notice(Pace::Active),
         }
         // After the block is where it counts, since a line may be slow.
         self.log.completion_unknown(held_bytes, lost, keeps_all, is_asked_again, error);
         self.close_if_unused();
     }
 
-    /// Whether the end of a copy is unknown that is asked about again.
-    pub(super) fn has_unanswered(&self) -> bool {
-        self.in_flight.unanswered() > 0 || self.gate.as_ref().is_some_and(|gate| gate.unanswered() > 0)
-    }
-
     /// Asks the fences again that failed, at most so many. Uses the blocks again whose copies are over.
     pub(super) fn ask_again(&self, most: usize) {
-        if self.has_unanswered() {
-            self.recover(self.in_flight.ask_again(most));
-            self.gate.iter().for_each(|gate| gate.ask_again(most));
-        }
+        let (over, lost) = self.in_flight.ask_again(most);
+        lost.into_iter().for_each(|block| self.stock.leak(block));
+        self.recover(over);
     }
 
     /// The copies of `blocks`, which were lost, are over.
@@ -211,10 +199,11 @@ impl Core {
         let bytes = blocks.iter().map(|block| block.held_bytes()).sum();
         self.accounts.count_recovered(buffers, bytes);
         self.log.completion_known(buffers, bytes);
+        self.backing().arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
         for mut block in blocks {
             block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
             self.backing().note_recovered(block.held_bytes());
-            self.stock.resume(&block);
+            self.stock.record_new(&block);
             self.keep(block);
         }
     }

@@ -93,13 +93,8 @@ pub(super) fn domain(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64
         warnings: Warnings::default(),
     };
     let (log, claim) = (Arc::new(log), Quota::new(max_bytes).nothing());
-    let config = SharedArenaConfig {
-        may_grow: true,
-        pin_threads: 1,
-        background_thread: false,
-        retention: Retention::default(),
-        drain_at_most: None,
-    };
+    let config =
+        SharedArenaConfig { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };
     let arena = SharedArena::new(CalledSource::new(source, None), claim, config, log.clone()).unwrap();
     Domain::new(arena, log, &PressureSource::Off)
 }

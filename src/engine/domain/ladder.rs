@@ -4,14 +4,13 @@
 //!  own idle blocks and holes would do ─▶ release the oldest of the pool                                  (policy-R6)
 //!  a plan ─▶ carry it out ─refused─▶ once more: for this one buffer, or out of what is committed
 //!  granules in transit ─▶ wait for their plan
-//!  no room ─▶ sweep copies ─▶ release the oldest of any pool ─▶ ask other memory nodes ─▶ drain ─▶ refuse (policy-R8)
+//!  no room ─▶ sweep copies ─▶ release the oldest of any pool ─▶ release regions ─▶ ask other memory nodes ─▶ refuse (policy-R8)
 //! ```
 //!
 //! Knows no memory, and calls nothing. After every rung but the last the get looks at the memory again.
 //!
-//! - ladder-I1: no more blocks are released than were idle when the climb began, or when copies were swept for the first time,
-//!   or drained. Other memory nodes are asked once, and copies are drained once. So a climb ends, whatever other threads put
-//!   back meanwhile.
+//! - ladder-I1: no more blocks are released than were idle when the climb began, or when copies were swept for the first time.
+//!   Other memory nodes are asked once. So a climb ends, whatever other threads put back meanwhile.
 //! - ladder-I2: a get is refused for lack of room only after a sweep, and with no idle block left that would help.
 
 /// What a round of a climb saw.
@@ -21,9 +20,9 @@ pub(super) enum Seen {
     NoHole { is_covered: bool },
     /// The ceilings leave no room for a plan, or the addresses. Whether memory is in transit.
     NoPlan { in_transit: bool },
-    /// Copies were swept. Whether the idle blocks of all pools make up what is lacking, and whether memory is free that may be
-    /// released only when no copy is in flight.
-    Swept { idle_blocks: u64, is_enough: bool, is_held_by_copies: bool },
+    /// Copies were swept. Whether the idle blocks of all pools make up what is lacking, and whether regions are free whose
+    /// release waits for the device.
+    Swept { idle_blocks: u64, is_enough: bool, has_regions: bool },
     /// The source refused a plan. Whether that was for more than this buffer.
     Refused { was_larger: bool },
 }
@@ -43,8 +42,8 @@ pub(super) enum Rung {
     ReleaseAny,
     /// Have the other memory nodes release idle memory, and look again if they did.
     AskNodes,
-    /// Wait for copies, behind which regions can be released, and look again.
-    Drain,
+    /// From now on a plan may release regions, which waits for the device.
+    ReleaseRegions,
     /// Look again.
     Retry,
     /// There is no memory.
@@ -58,7 +57,7 @@ pub(super) struct Ladder {
     to_release: u64,
     has_swept: bool,
     has_asked_nodes: bool,
-    has_drained: bool,
+    may_release_regions: bool,
     /// The source has refused more than this one buffer.
     is_one_buffer: bool,
     /// The source has refused this one buffer: only committed memory can help.
@@ -72,7 +71,7 @@ impl Ladder {
             to_release: idle_blocks,
             has_swept: false,
             has_asked_nodes: false,
-            has_drained: false,
+            may_release_regions: false,
             is_one_buffer: false,
             is_refused,
         }
@@ -88,6 +87,11 @@ impl Ladder {
         !self.is_refused
     }
 
+    /// Whether a plan may release regions where that waits for the device: nothing else has served the get.
+    pub(super) fn may_release_regions(&self) -> bool {
+        self.may_release_regions || self.is_refused
+    }
+
     /// What to do about what was `seen`.
     pub(super) fn next(&mut self, seen: Seen) -> Rung {
         match seen {
@@ -98,17 +102,17 @@ impl Ladder {
             Seen::NoHole { .. } => Rung::Plan,
             Seen::NoPlan { in_transit: true } => Rung::Wait,
             Seen::NoPlan { in_transit: false } => Rung::Sweep,
-            Seen::Swept { idle_blocks, is_enough, is_held_by_copies } => {
+            Seen::Swept { idle_blocks, is_enough, has_regions } => {
                 if !std::mem::replace(&mut self.has_swept, true) {
                     self.to_release = idle_blocks;
                 }
                 if self.to_release > 0 && is_enough {
                     self.to_release -= 1;
                     Rung::ReleaseAny
+                } else if has_regions && !std::mem::replace(&mut self.may_release_regions, true) {
+                    Rung::ReleaseRegions
                 } else if !std::mem::replace(&mut self.has_asked_nodes, true) {
                     Rung::AskNodes
-                } else if is_held_by_copies && !std::mem::replace(&mut self.has_drained, true) {
-                    Rung::Drain
                 } else {
                     Rung::Refuse
                 }
@@ -124,11 +128,6 @@ impl Ladder {
                 Rung::Retry
             }
         }
-    }
-
-    /// Copies were drained, and so many blocks are idle now.
-    pub(super) fn drained(&mut self, idle_blocks: u64) {
-        self.to_release = idle_blocks;
     }
 }
 
@@ -149,9 +148,6 @@ mod tests {
                 let mut after = ladder;
                 let rung = after.next(seen);
                 visit(ladder, seen, rung, after);
-                if rung == Rung::Drain {
-                    after.drained(2);
-                }
                 if rung != Rung::Refuse {
                     next.push(after);
                 }
@@ -166,16 +162,16 @@ mod tests {
         seen.extend(flags.map(|was_larger| Seen::Refused { was_larger }));
         for idle_blocks in 0..3 {
             for is_enough in flags {
-                seen.extend(flags.map(|is_held_by_copies| Seen::Swept { idle_blocks, is_enough, is_held_by_copies }));
+                seen.extend(flags.map(|has_regions| Seen::Swept { idle_blocks, is_enough, has_regions }));
             }
         }
         seen
     }
 
-    /// What a climb has left before it ends: each part only falls, but for the blocks that a first sweep or a drain finds.
+    /// What a climb has left before it ends: each part only falls, but for the blocks that a first sweep finds.
     fn left(ladder: &Ladder) -> (bool, bool, u64, bool, bool, bool) {
-        let &Ladder { to_release, has_swept, has_asked_nodes, has_drained, is_one_buffer, is_refused } = ladder;
-        (!has_drained, !has_swept, to_release, !has_asked_nodes, !is_one_buffer, !is_refused)
+        let &Ladder { to_release, has_swept, has_asked_nodes, may_release_regions, is_one_buffer, is_refused } = ladder;
+        (!may_release_regions, !has_swept, to_release, !has_asked_nodes, !is_one_buffer, !is_refused)
     }
 
     #[test]
@@ -210,9 +206,9 @@ mod tests {
             }
             refusals += 1;
             match seen {
-                Seen::Swept { is_enough, is_held_by_copies, .. } => {
+                Seen::Swept { is_enough, has_regions, .. } => {
                     assert!(!is_enough || after.to_release == 0, "{before:?}");
-                    assert!(before.has_asked_nodes && (!is_held_by_copies || before.has_drained), "{before:?}");
+                    assert!(before.has_asked_nodes && (!has_regions || before.may_release_regions), "{before:?}");
                 }
                 Seen::Refused { .. } => assert!(before.is_refused),
                 _ => panic!("{seen:?}"),
@@ -227,12 +223,12 @@ mod tests {
         assert_eq!(ladder.next(Seen::NoHole { is_covered: true }), Rung::ReleaseOwn);
         assert_eq!(ladder.next(Seen::NoHole { is_covered: true }), Rung::Plan);
         assert_eq!(ladder.next(Seen::NoPlan { in_transit: false }), Rung::Sweep);
-        let swept = |idle_blocks, is_enough| Seen::Swept { idle_blocks, is_enough, is_held_by_copies: true };
+        let swept = |idle_blocks, is_enough| Seen::Swept { idle_blocks, is_enough, has_regions: true };
         assert_eq!(ladder.next(swept(1, true)), Rung::ReleaseAny);
-        assert_eq!(ladder.next(swept(1, true)), Rung::AskNodes);
-        assert_eq!(ladder.next(swept(1, false)), Rung::Drain);
-        ladder.drained(1);
-        assert_eq!(ladder.next(swept(0, true)), Rung::ReleaseAny);
+        assert!(!ladder.may_release_regions());
+        assert_eq!(ladder.next(swept(1, true)), Rung::ReleaseRegions);
+        assert!(ladder.may_release_regions());
+        assert_eq!(ladder.next(swept(1, false)), Rung::AskNodes);
         assert_eq!(ladder.next(swept(0, true)), Rung::Refuse);
     }
 

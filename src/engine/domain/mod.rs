@@ -43,7 +43,7 @@ pub(super) trait Member: Send + Sync {
     fn release_oldest(&self, why: EvictionReason) -> bool;
     /// Puts back the blocks whose copies are over.
     fn complete_copies(&self);
-    /// Whether blocks wait for copies.
+    /// Whether a copy is in flight.
     fn has_copies(&self) -> bool {
         false
     }

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use super::Domain;
 use crate::backend::{PAGE_BYTES, SourceError};
-use crate::engine::supply::{ArenaState, ClosedGate};
 use crate::maintenance_thread::MaintenanceThread;
 use crate::stats::EvictionReason;
 use pinpool_os::threads;
@@ -15,19 +13,16 @@ impl Domain {
     /// Releases what is due (policy-R9), soon: where a driver is called, a thread of its own does it, so that no get or
     /// put pays for it. That thread ends after one round.
     pub(in crate::engine) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
-        let by_time = self.arena.may_release_by_time();
-        // Relaxed: a thread that sees an old value finds the gate closed, or nothing due.
-        if self.is_releasing.load(Ordering::Relaxed) || !self.arena.state().is_release_due(now_us, by_time) {
+        if !self.arena.may_release_by_time() {
+            self.arena.count_overdue(now_us);
             return Ok(());
         }
-        if !self.is_at_rest() {
-            if by_time {
-                self.arena.state().note_overdue(now_us);
-            }
+        // Relaxed: a thread that sees an old value finds nothing due.
+        if self.is_releasing.load(Ordering::Relaxed) || !self.arena.state().arena().is_release_due(now_us) {
             return Ok(());
         }
         if !self.arena.source().needs_gpu() {
-            return self.arena.release_now(now_us);
+            return self.arena.release(now_us, |state| state.plan_due(now_us));
         }
         // Acquire, with the Release below: the threads of two rounds run one after the other.
         if self.is_releasing.swap(true, Ordering::Acquire) {
@@ -37,7 +32,8 @@ impl Domain {
         let release = move || {
             // `None`: the process exits.
             let call = MaintenanceThread::of_process().enter();
-            let released = if call.is_some() { domain.arena.release_now(now_us) } else { Ok(()) };
+            let release = || domain.arena.release(now_us, |state| state.plan_due(now_us));
+            let released = if call.is_some() { release() } else { Ok(()) };
             drop(call);
             domain.is_releasing.store(false, Ordering::Release);
             domain.log.release_error(released);
@@ -46,29 +42,16 @@ impl Domain {
             return Ok(());
         }
         self.is_releasing.store(false, Ordering::Release);
-        self.arena.release_now(now_us)
-    }
-
-    /// Whether no copy of any pool is pending. Looks for completed copies of pools that are not in use.
-    pub(in crate::engine) fn is_at_rest(&self) -> bool {
-        self.arena.gate().is_at_rest() || {
-            self.complete_copies();
-            self.arena.gate().complete_copies();
-            self.arena.gate().is_at_rest()
-        }
+        self.arena.release(now_us, |state| state.plan_due(now_us))
     }
 
     /// Releases free granules until at most `to_bytes` are held or nothing is free.
     pub(in crate::engine) fn release_down_to(&self, to_bytes: u64, now_us: u64) -> Result<(), SourceError> {
-        // Recorded first: what cannot be released now is released by the next thread that closes the gate, and a later
-        // trim with a higher target does not undo this one.
-        let was_requested = self.arena.state().request_trim(to_bytes);
-        // A trim in many steps sweeps for completed copies once.
-        if was_requested || self.is_at_rest() { self.arena.release(now_us, ArenaState::plan_trim) } else { Ok(()) }
+        self.arena.release(now_us, |state| state.plan_trim(to_bytes))
     }
 
     /// Releases free memory, then idle blocks of all pools, the oldest first, until no more is held than the ceiling and no
-    /// more is idle than `max_idle_bytes`. While copies are pending that a release would wait for, leaves it to the next call.
+    /// more is idle than `max_idle_bytes`.
     pub(in crate::engine) fn enforce_limits(
         &self,
         max_idle_bytes: Option<u64>,
@@ -84,9 +67,7 @@ impl Domain {
             if excess_bytes == 0 || released.is_err() {
                 return released;
             }
-            let Some(closed) = self.arena.close_on_idle_device() else { return released };
-            released = self.arena.release_behind(&closed, now_us, |state| state.plan_release_of(excess_bytes));
-            drop(closed);
+            released = self.arena.release(now_us, |state| state.plan_release_of(excess_bytes));
             if self.arena.state().excess_bytes(idle_bytes(), max_idle_bytes) == 0 {
                 return released;
             }
@@ -129,17 +110,5 @@ impl Domain {
     /// Bytes of idle buffers of all pools, and of free memory, that are no reserve.
     pub(in crate::engine) fn idle_bytes(&self) -> u64 {
         self.arena.idle_bytes(self.pools().iter().map(|pool| pool.idle_bytes()).sum())
-    }
-
-    /// Closes the gate after the release that is running and, if configured, after the pending copies; by `until`.
-    pub(super) fn close_late(&self, until: Instant) -> Option<ClosedGate<'_>> {
-        // Completed copies may belong to a pool that is not in use.
-        let Some(patience) = self.arena.config().drain_at_most else {
-            self.complete_copies();
-            return self.arena.gate().close_in_turn_until(Some(until));
-        };
-        self.arena.state().count_drain();
-        let patience: Duration = patience.min(until.saturating_duration_since(Instant::now()));
-        self.arena.gate().drain(patience, || self.complete_copies())
     }
 }

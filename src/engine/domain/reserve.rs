@@ -426,7 +426,7 @@ impl Domain {
         progress.stepper = Some(thread::current().id());
         drop(progress);
         let _end = EndOfStep(&self.background);
-        self.arena.commit_step(now_us, |bytes| self.refusal_for_line(bytes))
+        self.arena.commit_step((now_us, self.has_copies()), |bytes| self.refusal_for_line(bytes))
     }
 }
 

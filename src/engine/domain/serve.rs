@@ -6,7 +6,6 @@ use super::ladder::{Ladder, Rung, Seen};
 use super::{Domain, Member};
 use crate::arena::GrowthLimits;
 use crate::backend::SourceError;
-use crate::diag;
 use crate::engine::supply::{Acquired, ArenaState, Refusal, SlowCalls, Stop};
 use crate::quota::{Over, Room};
 use crate::size_class::Class;
@@ -53,8 +52,6 @@ impl Domain {
         }
         let _first = self.before_reserve();
         let pools = self.pools();
-        // Fences are queried under no lock.
-        self.arena.gate().complete_copies();
         self.climb(bytes, (now_us, calls), (pool, &pools), reuse)
     }
 
@@ -68,9 +65,8 @@ impl Domain {
         let arena = &self.arena;
         let mut ladder = Ladder::new(idle_buffers(pool, pools), matches!(calls, SlowCalls::Held(..)));
         let mut why = Why { room: Room::UNLIMITED, over: None, source: None };
-        // Outlives the closed gate: behind it copies are swept, and their puts may log or call a listener.
-        let mut deferral = None;
-        let mut closed_late = None;
+        // While copies run, registering much at once would delay their enqueues.
+        let is_short_step = arena.source().release_waits() && pools.iter().any(|pool| pool.has_copies());
         'climb: loop {
             let idle_bytes = pool.idle_bytes();
             let mut state = arena.state();
@@ -88,12 +84,8 @@ impl Domain {
                 pool.release_oldest(EvictionReason::Reclaimed);
                 continue;
             }
-            // Regions are released only behind the closed gate, which opens again at once unless the plan releases one.
-            let closed = closed_late.take().or_else(|| arena.gate().close());
-            // Nor while another thread's acquisition would be waited for.
-            let closed = closed.filter(|_| !arena.is_acquiring());
             why.room = state.room_for(arena.grown_bytes(bytes));
-            let limits = self.limits(&state, &ladder, why.room, closed.is_some(), now_us);
+            let limits = self.limits(&state, &ladder, why.room, is_short_step, now_us);
             let no_space = match state.plan_growth(bytes, limits) {
                 Ok(plan) if calls == SlowCalls::None => {
                     state.give_up(plan);
@@ -101,7 +93,7 @@ impl Domain {
                 }
                 Ok(plan) => {
                     let was_larger = plan.surplus_bytes() > 0;
-                    match arena.grow(state, plan, bytes, closed, (now_us, calls.until().1)) {
+                    match arena.grow(state, plan, bytes, (now_us, calls.until().1)) {
                         Ok(memory) => {
                             if ladder.is_one_buffer() {
                                 arena.note_smaller_region();
@@ -125,23 +117,22 @@ impl Domain {
                 }
             };
             if ladder.next(Seen::NoPlan { in_transit: no_space.transit_bytes > 0 }) == Rung::Wait {
-                drop(closed);
                 if !arena.wait_settled(state, calls.until().0) {
                     return Err(self.refusal(bytes, why).into());
                 }
                 continue;
             }
             let lacking_bytes = lacking_bytes(&state, arena.block_bytes(bytes), limits);
-            let is_held_by_copies = closed.is_none() && state.arena().stats().idle_bytes > 0;
-            drop(closed);
+            let has_regions = !limits.may_decommit_regions && state.arena().stats().idle_bytes > 0;
             drop(state);
             // Copies of pools that nobody uses at the moment may be over; what they used is idle then.
             pools.iter().for_each(|pool| pool.complete_copies());
             let idle_bytes: u64 = pools.iter().map(|pool| pool.idle_bytes()).sum();
             let is_enough = idle_bytes > 0 && idle_bytes >= lacking_bytes;
-            let seen = Seen::Swept { idle_blocks: idle_buffers(pool, pools), is_enough, is_held_by_copies };
+            let seen = Seen::Swept { idle_blocks: idle_buffers(pool, pools), is_enough, has_regions };
             loop {
                 match ladder.next(seen) {
+                    Rung::ReleaseRegions => continue 'climb,
                     Rung::ReleaseAny => {
                         release_oldest(pool, pools);
                         continue 'climb;
@@ -151,12 +142,6 @@ impl Domain {
                     }
                     Rung::AskNodes if self.ask_other_nodes(bytes, now_us) => continue 'climb,
                     Rung::AskNodes => {}
-                    Rung::Drain => {
-                        deferral.get_or_insert_with(diag::defer);
-                        closed_late = self.close_late(calls.until().0);
-                        ladder.drained(idle_buffers(pool, pools));
-                        continue 'climb;
-                    }
                     _ => {
                         let memory = arena.state().carve_in_other_regions(bytes);
                         return memory.map(Acquired::New).ok_or_else(|| self.refusal(bytes, why).into());
@@ -179,21 +164,32 @@ impl Domain {
         self.arena.no_space(bytes, self.pools().iter().map(|pool| pool.idle_bytes()).sum(), room)
     }
 
-    fn limits(&self, state: &ArenaState, ladder: &Ladder, room: Room, at_rest: bool, now_us: u64) -> GrowthLimits {
+    fn limits(
+        &self,
+        state: &ArenaState,
+        ladder: &Ladder,
+        room: Room,
+        is_short_step: bool,
+        now_us: u64,
+    ) -> GrowthLimits {
         let commit_bytes = match (ladder.may_commit(), self.arena.may_grow()) {
             (false, _) => 0,
             (true, true) => room.bytes(),
             // What of the reserve is still to come.
             (true, false) => room.bytes().min(state.reserve_to_come()),
         };
-        let (step_bytes, largest_bytes) = match (ladder.is_one_buffer(), at_rest) {
+        let (step_bytes, largest_bytes) = match (ladder.is_one_buffer(), is_short_step) {
             (true, _) => (0, 0),
-            (false, true) => (u64::MAX, state.largest_missed_bytes(now_us)),
-            (false, false) => (STEP_BESIDE_COPIES_BYTES, state.largest_missed_bytes(now_us)),
+            (false, false) => (u64::MAX, state.largest_missed_bytes(now_us)),
+            (false, true) => (STEP_BESIDE_COPIES_BYTES, state.largest_missed_bytes(now_us)),
+        };
+        let may_decommit_regions = match self.arena.source().release_waits() {
+            true => ladder.may_release_regions() && !self.arena.may_never_release(),
+            false => true,
         };
         let over_bytes = self.arena.quota().over_bytes();
         let known_bytes = state.largest_held_bytes(now_us);
-        GrowthLimits { commit_bytes, over_bytes, may_decommit_regions: at_rest, step_bytes, largest_bytes, known_bytes }
+        GrowthLimits { commit_bytes, over_bytes, may_decommit_regions, step_bytes, largest_bytes, known_bytes }
     }
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!   claimed = arena's claims + reserves' overhead + pending reserves      what is added keeps it within the ceiling
 //!   closed, live bytes                                                    true and 0: no pool can use this memory again
-//!   trim target, overdue bytes                                            releases that wait until no copy is pending
+//!   overdue bytes                                                         due, and kept since a release waits for the device
 //!   demand                                                                whether sizes vary, and how large a hole is wanted
 //! ```
 //!
@@ -48,11 +48,8 @@ pub(in crate::engine) struct ArenaState {
     next_preparation_us: u64,
     /// No pool carves from here any more.
     is_closed: bool,
-    /// Bytes that were due at the last tick and could not be released because of pending copies.
+    /// Bytes that were due at the last tick and stay, since their release would wait for the device.
     overdue_bytes: u64,
-    /// Target of a trim that pending copies prevented.
-    trim_to_bytes: Option<u64>,
-    drains: u64,
     quota: Arc<Quota>,
     /// What this arena claims there, beside the arenas of other memory nodes; `None` after its end.
     claim: Option<Claim>,
@@ -81,8 +78,6 @@ impl ArenaState {
             next_preparation_us: 0,
             is_closed: false,
             overdue_bytes: 0,
-            trim_to_bytes: None,
-            drains: 0,
             quota: claim.quota().clone(),
             claim: Some(claim),
             pending_bytes: 0,
@@ -319,22 +314,14 @@ impl ArenaState {
         self.arena.set_retention(retention);
     }
 
-    pub(in crate::engine) fn count_drain(&mut self) {
-        self.drains += 1;
+    pub(in crate::engine) fn overdue_bytes(&self) -> u64 {
+        self.overdue_bytes
     }
 
-    /// Whether a trim is waiting, or, where time alone may release, memory has been idle too long at `now_us`.
-    pub(in crate::engine) fn is_release_due(&self, now_us: u64, by_time: bool) -> bool {
-        self.is_trim_waiting() || by_time && self.arena.is_release_due(now_us)
-    }
-
-    pub(in crate::engine) fn is_trim_waiting(&self) -> bool {
-        self.trim_to_bytes.is_some()
-    }
-
-    /// Records what is due and cannot be released now.
-    pub(in crate::engine) fn note_overdue(&mut self, now_us: u64) {
+    /// Counts what is due and stays. Returns how much that is.
+    pub(in crate::engine) fn count_overdue(&mut self, now_us: u64) -> u64 {
         self.overdue_bytes = self.arena.due_bytes(now_us);
+        self.overdue_bytes
     }
 
     /// Plans the release of what is due (policy-R9).
@@ -343,17 +330,8 @@ impl ArenaState {
         self.arena.release_due(now_us)
     }
 
-    /// Records the target of a trim. Returns whether an earlier one is still waiting; the lower target wins.
-    pub(in crate::engine) fn request_trim(&mut self, to_bytes: u64) -> bool {
-        let before_bytes = self.trim_to_bytes;
-        self.trim_to_bytes = Some(before_bytes.map_or(to_bytes, |before_bytes| before_bytes.min(to_bytes)));
-        before_bytes.is_some()
-    }
-
-    /// Plans the trim that was requested, if any.
-    pub(in crate::engine) fn plan_trim(&mut self) -> Option<Plan> {
-        self.overdue_bytes = 0;
-        let to_bytes = self.trim_to_bytes.take()?;
+    /// Plans the release of free memory until at most `to_bytes` are held.
+    pub(in crate::engine) fn plan_trim(&mut self, to_bytes: u64) -> Option<Plan> {
         self.arena.release_down_to(to_bytes)
     }
 
@@ -387,7 +365,6 @@ impl ArenaState {
 
     /// Plans the release of everything that is free.
     pub(in crate::engine) fn plan_release_all(&mut self) -> Option<Plan> {
-        self.overdue_bytes = 0;
         self.background = BackgroundReserve::default();
         self.arena.keep_nothing();
         self.arena.release_down_to(0)
@@ -418,8 +395,6 @@ impl ArenaState {
 
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
         let arena = self.arena.stats();
-        // Free, and to be released as soon as no copy is pending.
-        let trim_bytes = self.trim_to_bytes.map_or(0, |to_bytes| self.held_bytes().saturating_sub(to_bytes));
         self.quota().fill(stats);
         stats.pinned_bytes = self.held_bytes();
         stats.peak_pinned_bytes = self.peak_bytes;
@@ -428,8 +403,7 @@ impl ArenaState {
         stats.arena_overhead_bytes = arena.overhead_bytes + self.reserve_overhead_bytes;
         stats.reserve_bytes = self.pinned_reserve_bytes();
         stats.reserve_asked_bytes = self.asked_reserve_bytes();
-        stats.awaiting_release_bytes = trim_bytes.max(self.overdue_bytes).min(self.arena.releasable_bytes());
-        stats.drains = self.drains;
+        stats.awaiting_release_bytes = self.overdue_bytes.min(self.arena.releasable_bytes());
         stats.smaller_regions = self.smaller_regions;
         stats.moves = arena.remaps;
         stats.mappings = arena.mappings;

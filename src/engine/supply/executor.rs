@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::called_source::CalledSource;
-use super::gate::ClosedGate;
 use crate::arena::{
     Arena, ArenaPtr, Extent, GranuleSizes, GrowthMode, Plan, PlanOutcome, RANGE_BYTES_MAX, Retention, Step,
 };
@@ -154,24 +153,18 @@ pub(in crate::engine) struct Executor {
 
 impl Executor {
     /// Executes the steps of `plan` in order, up to the first that fails. Waits for acquisitions of other threads until
-    /// `until`. Opens the gate after the last release, because copies need not wait for a commit. Slow calls.
+    /// `until`. Slow calls.
     pub(in crate::engine) fn execute(
         mut self,
         source: &CalledSource,
         plan: &Plan,
         until: Instant,
-        mut closed: Option<ClosedGate<'_>>,
     ) -> (Executed, PlanOutcome) {
         self.until = Some(until);
         let (mut executed, mut outcome) = (Executed::default(), PlanOutcome::Done);
-        let releases =
-            plan.steps().iter().rposition(|step| matches!(step, Step::Decommit { .. })).map_or(0, |last| last + 1);
         let mut rest = plan.steps();
         while !rest.is_empty() {
             let done = plan.steps().len() - rest.len();
-            if done >= releases {
-                closed = None;
-            }
             let (now, later) = rest.split_at(steps_in_one_call(rest));
             if let Err(error) = self.call(source, now, &mut executed) {
                 let (reached, error) = match error {
@@ -186,7 +179,6 @@ impl Executor {
             }
             rest = later;
         }
-        drop(closed);
         (self.finish(executed), outcome)
     }
 

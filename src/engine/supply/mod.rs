@@ -5,13 +5,12 @@
 //! | `adopted.rs` | memory of a user, lent to the pool for one buffer |
 //! | `fallback.rs` | memory that is not pinned, in place of memory for which there is no room |
 //! | `direct.rs` | preset `tensorflow`: each miss is an acquisition, each victim a release |
-//! | `shared_arena.rs` | preset `adaptive`: a lock around an arena, its gate, and the slow calls of a plan |
+//! | `shared_arena.rs` | preset `adaptive`: a lock around an arena, and the slow calls of a plan |
 //! | `arena_state.rs` | what that lock guards: sequential bookkeeping |
 //! | `arena_state/claims.rs` | what is claimed under the ceiling |
 //! | `mapping_watch.rs` | how near the process is to the most mappings that it may have |
 //! | `executor.rs` | addresses of the arena's ranges, and the source calls of a plan |
 //! | `called_source.rs` | the slow calls of a source: recorded, and failed if they panic |
-//! | `gate.rs` | keeps copies and releases that wait for copies apart |
 //!
 //! `Direct` releases at once, as TensorFlow does, and with `cuda` each release waits for the device. `SharedArena` never
 //! makes such a release while a copy of its pools is in flight.
@@ -25,7 +24,6 @@ mod called_source;
 mod direct;
 mod executor;
 mod fallback;
-mod gate;
 mod mapping_watch;
 mod shared_arena;
 
@@ -42,8 +40,6 @@ pub(crate) use called_source::CalledSource;
 pub(crate) use direct::Direct;
 pub(crate) use executor::granule_bytes;
 pub(crate) use fallback::Fallback;
-pub(crate) use gate::BegunCopy;
-pub(in crate::engine) use gate::{ClosedGate, Gate};
 pub(in crate::engine) use shared_arena::Step;
 pub(crate) use shared_arena::{SharedArena, SharedArenaConfig};
 

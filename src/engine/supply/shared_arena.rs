@@ -1,4 +1,4 @@
-//! An arena over a source: its lock, its gate, and the slow calls of a plan.
+//! An arena over a source: its lock, and the slow calls of a plan.
 //!
 //! ```text
 //!  carve:   [lock: carve] ─fits─▶ memory
@@ -8,18 +8,18 @@
 //!  end:     closed, and the last block given back, in either order ─▶ granules, then regions, then addresses
 //! ```
 //!
-//! Answers, and knows no pool: [`Domain`](crate::engine::domain::Domain) decides which step comes when. Where a release waits
-//! for the device, it happens only while the [gate](super::gate) is closed. What cannot be released yet stays free in the
-//! arena: it is used again first, counts under the ceiling, and is reported as `awaiting_release_bytes`.
+//! Answers, and knows no pool: [`Domain`](crate::engine::domain::Domain) decides which step comes when. Only completely free
+//! memory is released, which no copy uses, so a release needs no lock against copies.
 //!
-//! | release asked by | while copies are pending, or the device is seen to have other work |
-//! | --- | --- |
-//! | time (policy-R9) | never, but under pressure; where no release waits, at once |
-//! | `trim`, `clear`, pressure, a lower ceiling | done at the first tick that finds none |
-//! | a get at the ceiling | waits in line, or for the copies (`PINPOOL_RELEASE_POLICY=force`); other work is waited for |
-//! | the end of the pool | comes after the copies, and waits a second for other work; with a stuck copy, nothing is released |
+//! Where a release waits for the device ([`Source::release_waits`]), it blocks every enqueue meanwhile. It happens only:
 //!
-//! A leaked block counts as a copy that never ends: from then on nothing is released that waits for the device.
+//! - in `trim` and `clear`, and when a limit is lowered or passed
+//! - at the limit, if a request cannot be served otherwise, or a request of another pool or process under a common limit
+//! - under memory pressure
+//! - at the end of the pool
+//!
+//! Until then idle memory is used again first, and counts as `awaiting_release_bytes` when it is due. While the end of a copy is
+//! unknown, nothing is released there: a release would wait for that copy.
 //!
 //! Never decides what is due. No source call happens under the lock.
 //!
@@ -28,13 +28,12 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
 
 use super::CalledSource;
 use super::arena_state::ArenaState;
 use super::executor::{GrowthShape, arena_over, held};
-use super::gate::Gate;
 use super::mapping_watch::MappingWatch;
 use super::{BlockMemory, Refusal};
 use crate::arena::{ArenaPtr, Retention};
@@ -45,7 +44,6 @@ use crate::stats::{SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
 
 mod grow;
-mod late_release;
 mod prepare;
 mod release;
 mod reserve;
@@ -65,13 +63,16 @@ pub(crate) struct SharedArena {
     log: Arc<PoolLog>,
     config: SharedArenaConfig,
     shape: GrowthShape,
-    gate: Arc<Gate>,
     state: Mutex<ArenaState>,
     /// Notified when a plan is settled.
     settled: Condvar,
     mappings: MappingWatch,
     /// The kernel reports that memory is short.
     is_short: AtomicBool,
+    /// Blocks whose copies end at an unknown time, or never.
+    quarantined: AtomicU64,
+    /// The log says that idle memory stays.
+    told_idle: AtomicBool,
     /// Sizes vary, as of the last miss or look at the clock (policy-R12).
     is_varied: AtomicBool,
     /// Since the last preparation the holes changed, and none is as long as is wanted (policy-R13).
@@ -89,8 +90,6 @@ pub(crate) struct SharedArenaConfig {
     /// A reserve that is not waited for is pinned by a thread of its own.
     pub(crate) background_thread: bool,
     pub(crate) retention: Retention,
-    /// At the ceiling, wait this long for pending copies so that regions can be released; `None`: do not wait.
-    pub(crate) drain_at_most: Option<Duration>,
 }
 
 impl SharedArena {
@@ -108,7 +107,6 @@ impl SharedArena {
             VARIED_GRANULES * shape.sizes.zone_at(0).granule_bytes
         };
         Ok(Self {
-            gate: Arc::new(Gate::new(source.release_waits(), log.clone())),
             source,
             log,
             config,
@@ -118,6 +116,8 @@ impl SharedArena {
             settled: Condvar::default(),
             mappings: MappingWatch::below("/".into()),
             is_short: AtomicBool::new(false),
+            quarantined: AtomicU64::new(0),
+            told_idle: AtomicBool::new(false),
             is_varied: AtomicBool::new(false),
             lacks_hole: AtomicBool::new(false),
             quiet_looks: AtomicU32::new(u32::MAX),
@@ -143,22 +143,12 @@ impl SharedArena {
         &*self.source
     }
 
-    #[inline]
-    pub(in crate::engine) fn gate(&self) -> &Arc<Gate> {
-        &self.gate
-    }
-
     pub(in crate::engine) fn state(&self) -> MutexGuard<'_, ArenaState> {
         self.state.lock()
     }
 
     pub(in crate::engine) fn config(&self) -> &SharedArenaConfig {
         &self.config
-    }
-
-    /// Whether another thread's acquisition would be waited for.
-    pub(in crate::engine) fn is_acquiring(&self) -> bool {
-        self.source.is_acquiring()
     }
 
     /// A get of `bytes` missed: carves it if a hole is long enough. Also returns whether the size recurs (policy-R12).
@@ -310,10 +300,11 @@ impl SharedArena {
         self.state.lock().set_retention(Retention { idle_timeout_us, ..self.config.retention });
     }
 
-    /// Whether free memory waits here for its release: for its time, or for copies.
+    /// Whether free memory will be due, and is not known to be.
     pub(in crate::engine) fn ages(&self) -> bool {
         let state = self.state.lock();
-        state.arena().releasable_bytes() > 0 && (state.is_trim_waiting() || self.may_release_by_time())
+        let releasable_bytes = state.arena().releasable_bytes();
+        releasable_bytes > 0 && (self.may_release_by_time() || state.overdue_bytes() < releasable_bytes)
     }
 
     /// Bytes of free memory, and `buffer_bytes` of idle buffers, that are no reserve.

@@ -126,18 +126,6 @@ unsafe impl Source for RecordingSource {
         self.sim.release_waits()
     }
 
-    fn release_would_wait(&self) -> bool {
-        self.sim.release_would_wait()
-    }
-
-    fn release_fast_would_wait(&self) -> bool {
-        self.sim.release_fast_would_wait()
-    }
-
-    fn is_acquiring(&self) -> bool {
-        self.sim.is_acquiring()
-    }
-
     fn gone(&self) -> Option<SourceError> {
         self.sim.gone()
     }

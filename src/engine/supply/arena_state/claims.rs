@@ -28,12 +28,6 @@ impl ArenaState {
         }
     }
 
-    /// All is released but what a thread releases later: that stays claimed by the result.
-    pub(in crate::engine) fn end_claims_but(&mut self, later_bytes: u64) -> Option<Claim> {
-        let mut claim = self.claim.take()?;
-        claim.resize(later_bytes).ok().map(|()| claim)
-    }
-
     /// Bytes that others claim under the same ceiling: the arenas of other memory nodes, and what is held beside buffers.
     pub(in crate::engine) fn claimed_by_others(&self) -> u64 {
         self.quota.claimed_bytes().saturating_sub(self.claim.as_ref().map_or(0, Claim::bytes))

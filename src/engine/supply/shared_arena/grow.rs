@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use super::super::BlockMemory;
 use super::super::arena_state::ArenaState;
-use super::super::gate::ClosedGate;
 use super::SharedArena;
 use crate::arena::Plan;
 use crate::backend::SourceError;
@@ -12,20 +11,18 @@ use crate::diag::Growth;
 use pinpool_os::sync::MutexGuard;
 
 impl SharedArena {
-    /// Carries out a plan for a block of `bytes` and returns its memory. The gate opens after the last release.
+    /// Carries out a plan for a block of `bytes` and returns its memory.
     pub(in crate::engine) fn grow(
         &self,
         mut state: MutexGuard<'_, ArenaState>,
         plan: Plan,
         bytes: u64,
-        closed: Option<ClosedGate<'_>>,
         (now_us, until): (u64, Instant),
     ) -> Result<Option<BlockMemory>, SourceError> {
         let ptr = plan.ptr();
-        let closed = closed.filter(|_| plan.decommits());
         let executor = state.executor(&plan);
         drop(state);
-        let executed = executor.execute(&self.source, &plan, until, closed);
+        let executed = executor.execute(&self.source, &plan, until);
         let (page_locks, took) = (executed.0.calls.pin.count, executed.0.calls.underlying().time);
         let mut state = self.state.lock();
         let held_before_bytes = state.held_bytes();

@@ -106,8 +106,7 @@ impl SharedArena {
         let Some(plan) = state.plan_preparation(now_us) else { return false };
         let executor = state.executor(&plan);
         drop(state);
-        // Moves wait for no copy, so the gate may be open.
-        let executed = executor.execute(&self.source, &plan, Instant::now(), None);
+        let executed = executor.execute(&self.source, &plan, Instant::now());
         self.state.lock().settle_preparation(plan, executed, now_us);
         self.settled.notify_all();
         true

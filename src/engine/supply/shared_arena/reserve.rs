@@ -65,10 +65,10 @@ impl SharedArena {
     /// [`add_reserve`](Self::add_reserve). A slow call.
     pub(in crate::engine) fn commit_step(
         &self,
-        now_us: u64,
+        (now_us, has_copies): (u64, bool),
         refusal: impl FnOnce(u64) -> Option<Refusal>,
     ) -> Result<Step, SourceError> {
-        if self.shape.is_discrete { self.region_step(now_us, refusal) } else { self.granule_step(now_us) }
+        if self.shape.is_discrete { self.region_step((now_us, has_copies), refusal) } else { self.granule_step(now_us) }
     }
 
     fn granule_step(&self, now_us: u64) -> Result<Step, SourceError> {
@@ -84,7 +84,7 @@ impl SharedArena {
         };
         let executor = state.executor(&plan);
         drop(state);
-        let executed = executor.execute(&self.source, &plan, Instant::now() + STEP_PATIENCE, None);
+        let executed = executor.execute(&self.source, &plan, Instant::now() + STEP_PATIENCE);
         let took = executed.0.calls.underlying().time;
         let mut state = self.state.lock();
         let held_before_bytes = state.held_bytes();
@@ -102,7 +102,11 @@ impl SharedArena {
     }
 
     /// A region of the reserve. Short while copies are in flight, whose enqueues it would hold up.
-    fn region_step(&self, now_us: u64, refusal: impl FnOnce(u64) -> Option<Refusal>) -> Result<Step, SourceError> {
+    fn region_step(
+        &self,
+        (now_us, has_copies): (u64, bool),
+        refusal: impl FnOnce(u64) -> Option<Refusal>,
+    ) -> Result<Step, SourceError> {
         let state = self.state.lock();
         let (to_come, is_first) = (state.reserve_to_come(), state.pinned_reserve_bytes() == 0);
         let is_unused = state.is_closed();
@@ -110,7 +114,7 @@ impl SharedArena {
         if to_come == 0 || is_unused {
             return Ok(Step::Done);
         }
-        let longest_bytes = if is_first || !self.gate.is_at_rest() { STEP_BYTES } else { REGION_BYTES };
+        let longest_bytes = if is_first || has_copies { STEP_BYTES } else { REGION_BYTES };
         let bytes = to_come.min(longest_bytes);
         match self.add_reserve(bytes, &|_| (), || refusal(bytes)) {
             Ok((_, len)) => self.state.lock().note_reserve_region(len as u64),

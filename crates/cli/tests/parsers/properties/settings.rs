@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use pinpool::config::env::{self, EnvReport};
 use pinpool::config::text::{ParseError, format_bytes, parse_bytes, parse_duration};
-use pinpool::{Backend, Ceiling, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy, Rounding};
+use pinpool::{Backend, Ceiling, OnFull, Preset, PressureSource, Rounding};
 
 /// Sizes and times: what is read is printed so that it is read back, and what is refused is named.
 pub(crate) fn quantities(data: &[u8]) {
@@ -28,9 +28,7 @@ pub(crate) fn words(data: &[u8]) {
     let text = &*String::from_utf8_lossy(data);
     word::<Preset>(text);
     word::<Rounding>(text);
-    word::<FenceKind>(text);
     word::<OnFull>(text);
-    word::<ReleasePolicy>(text);
     word::<Ceiling>(text);
     word::<PressureSource>(text);
     let _: Option<Backend> = accepted(text, text.parse());

@@ -1,0 +1,375 @@
+//! When `register` and `cuda`, whose releases wait for the device, release memory: only on request, at the limit, under memory
+//! pressure and at the end. No memory that a copy uses is released.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use driver_double::{Code, Double, HeldStream};
+use pinpool::testing::ManualClock;
+use pinpool::{Backend, FenceKind, Pool};
+
+use crate::child::alone;
+use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
+
+/// Back-ends whose release waits for the device.
+const BACKENDS: [Backend; 2] = [Backend::Register, Backend::Cuda];
+/// A wait that lasts longer is a failure.
+const LONGEST: Duration = Duration::from_secs(20);
+
+fn releases(double: &Double) -> u64 {
+    double.calls("cuMemHostUnregister") + double.calls("cuMemFreeHost")
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < LONGEST, "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Two hours, a look each minute; releases that are due run on threads of their own.
+fn two_hours(pool: &Pool, clock: &ManualClock) {
+    for _ in 0..120 {
+        clock.advance_us(60_000_000);
+        pool.poll();
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn nothing_is_released_by_time_alone_where_a_release_waits() {
+    for backend in BACKENDS {
+        let double = Double::load();
+        let clock = ManualClock::default();
+        let pool = builder(backend).clock(clock.clone()).build().unwrap();
+        drop(pool.get(3 * MIB).unwrap());
+        two_hours(&pool, &clock);
+        let stats = pool.stats();
+        assert_eq!((releases(&double), stats.buffers_in_pool), (0, 0), "{stats:?}");
+        assert_eq!(stats.awaiting_release_bytes, stats.arena_free_bytes, "{stats:?}");
+        // It serves again without a call of the driver, in another size too.
+        let allocs = stats.underlying.allocs;
+        drop(pool.get(2 * MIB).unwrap());
+        assert_eq!(pool.stats().underlying.allocs, allocs);
+        pool.trim(0);
+        assert_eq!((releases(&double), pool.stats().pinned_bytes), (1, 0));
+    }
+    let double = Double::load();
+    let clock = ManualClock::default();
+    let pool = builder(Backend::Vmm).clock(clock.clone()).build().unwrap();
+    drop(pool.get(3 * MIB).unwrap());
+    let unmapped = double.calls("cuMemUnmap");
+    two_hours(&pool, &clock);
+    wait_until("the release on a thread of its own", || pool.stats().pinned_bytes == 0);
+    assert!(double.calls("cuMemUnmap") > unmapped, "there a release waits for nothing");
+}
+
+#[test]
+fn each_other_cause_releases() {
+    for backend in BACKENDS {
+        let double = Double::load();
+        let (clock, pressure) = (ManualClock::default(), PressureFile::new());
+        let pool = builder(backend.clone()).clock(clock.clone()).pressure(pressure.source()).build().unwrap();
+        let filled_with = |pool: &Pool| drop(pool.get(3 * MIB).unwrap());
+        filled_with(&pool);
+        pool.clear();
+        assert_eq!(releases(&double), 1, "clear");
+        filled_with(&pool);
+        pool.set_max_bytes(1 << 20).unwrap();
+        assert_eq!(releases(&double), 2, "a ceiling");
+        pool.set_max_bytes(64 << 20).unwrap();
+        filled_with(&pool);
+        two_hours(&pool, &clock);
+        assert_eq!(releases(&double), 2);
+        pressure.write(20.0);
+        wait_until("pressure", || {
+            clock.advance_us(60_000_000);
+            pool.poll();
+            releases(&double) == 3
+        });
+        pressure.write(0.0);
+        clock.advance_us(60_000_000);
+        pool.poll();
+        filled_with(&pool);
+        two_hours(&pool, &clock);
+        assert_eq!(releases(&double), 3, "the pressure is over");
+        drop(pool);
+        assert_eq!(releases(&double), 4, "the end");
+        let idle_limit = builder(backend).max_idle_bytes(1 << 20).build().unwrap();
+        filled_with(&idle_limit);
+        idle_limit.poll();
+        assert_eq!(releases(&double), 5, "a limit of what is idle");
+    }
+}
+
+/// Makes a copy on `stream`, which is held, and runs `release` until it is in the driver. A hit is served meanwhile. Then lets the
+/// device go on.
+fn release_beside_a_copy(
+    double: &Double,
+    pool: &Pool,
+    (stream, memory): (&Arc<CudaStream>, &mut CudaSlice<u8>),
+    release: impl FnOnce(&Pool) + Send,
+) {
+    drop(pool.get(4096).unwrap());
+    let held: HeldStream<'_> = double.hold(stream.cu_stream());
+    drop(filled(pool, 2048, 7).copy_to(stream, memory).unwrap());
+    let before = releases(double);
+    thread::scope(|scope| {
+        let releasing = scope.spawn(|| release(pool));
+        wait_until("the release is in the driver", || releases(double) > before);
+        assert!(!releasing.is_finished(), "it waits for the device");
+        drop(pool.try_get(4096).unwrap());
+        drop(held);
+        releasing.join().unwrap();
+    });
+    assert_eq!(
+        stream.clone_dtoh(memory).unwrap(),
+        vec![7; 4096][..2048].iter().copied().chain([0; 2048]).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn a_trim_waits_for_the_device_and_releases_what_is_free() {
+    for backend in BACKENDS {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, 4096);
+        let pool = builder(backend).build().unwrap();
+        drop(pool.get(3 * MIB).unwrap());
+        release_beside_a_copy(&double, &pool, (&stream, &mut memory), |pool| pool.trim(0));
+        pool.trim(0);
+        assert_eq!(pool.stats().pinned_bytes, 0);
+        assert_eq!(double.wrong_uses(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_request_at_the_limit_that_nothing_else_serves_releases_regions_and_waits_for_the_device() {
+    for backend in BACKENDS {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, 4096);
+        let before_bytes = double.counts().pinned_bytes;
+        let pool = builder(backend).max_bytes((6 << 20) + 8192).wait(Duration::ZERO).build().unwrap();
+        drop(pool.get(4096).unwrap());
+        drop(pool.get(3 * MIB).unwrap());
+        release_beside_a_copy(&double, &pool, (&stream, &mut memory), |pool| drop(pool.get(5 * MIB).unwrap()));
+        let most_bytes = double.counts().peak_pinned_bytes - before_bytes;
+        assert!(most_bytes <= (6 << 20) + 8192, "{most_bytes}");
+        assert_eq!(double.wrong_uses(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn below_the_limit_a_request_releases_nothing() {
+    for backend in BACKENDS {
+        let double = Double::load();
+        let pool = builder(backend).build().unwrap();
+        for len in (1..8).map(|nth| nth * 3 * MIB) {
+            drop(pool.get(len).unwrap());
+        }
+        assert_eq!(releases(&double), 0);
+    }
+}
+
+/// The end of a copy is unknown, so a release might wait for it for ever.
+#[test]
+fn nothing_is_released_while_a_copy_is_quarantined() {
+    for backend in BACKENDS {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, 4096);
+        let clock = ManualClock::default();
+        let pool = builder(backend).unstable_fence(FenceKind::Event).clock(clock.clone()).build().unwrap();
+        drop(pool.get(3 * MIB).unwrap());
+        drop(filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap());
+        stream.synchronize().unwrap();
+        double.fail("cuEventQuery", 1, Code::UNKNOWN);
+        pool.poll();
+        assert_eq!(pool.stats().lost, 1);
+        double.fail("cuEventQuery", 1, Code::UNKNOWN);
+        pool.trim(0);
+        assert_eq!((releases(&double), pool.stats().lost), (0, 1));
+        pool.trim(0);
+        assert_eq!((pool.stats().lost, pool.stats().pinned_bytes), (0, 0));
+    }
+}
+
+#[test]
+fn the_end_of_a_pool_on_vmm_unregisters_its_reserve() {
+    alone(|| {
+        let double = Double::load();
+        let _context = CudaContext::new(0).unwrap();
+        let before = held(&double);
+        let pool = builder(Backend::Vmm).reserve_bytes(4 << 20).build().unwrap();
+        drop(pool.get(8 * MIB).unwrap());
+        let released = double.calls("cuMemHostUnregister");
+        drop(pool);
+        assert_eq!((double.calls("cuMemHostUnregister") - released, held(&double)), (1, before));
+    });
+}
+
+/// A stream, and device memory for each batch that is copied on it.
+struct Lane {
+    pool: Pool,
+    stream: Arc<CudaStream>,
+    memories: Vec<CudaSlice<u8>>,
+    number: u8,
+}
+
+const ROUNDS: u8 = 3;
+const BATCHES: u8 = 18;
+const LONGEST_BYTES: usize = 3 * MIB;
+
+impl Lane {
+    fn new(number: u8, pool: Pool, context: &Arc<CudaContext>) -> Self {
+        let stream = context.new_stream().unwrap();
+        let memories =
+            (0..ROUNDS * BATCHES).map(|batch| stream.alloc_zeros(Self::len(number, batch)).unwrap()).collect();
+        stream.synchronize().unwrap();
+        Self { pool, stream, memories, number }
+    }
+
+    /// Lengths up to `LONGEST_BYTES`, in an order that depends on the lane.
+    fn len(number: u8, batch: u8) -> usize {
+        let spread = (usize::from(batch) + 1) * (usize::from(number) * 2 + 31) % 97;
+        1 + spread * LONGEST_BYTES / 97
+    }
+
+    fn byte(&self, batch: u8) -> u8 {
+        1 + (batch * 3 + self.number) % 250
+    }
+
+    /// Uses each method of copying in turn.
+    fn run(&mut self, round: u8) {
+        let (pool, stream) = (self.pool.clone(), self.stream.clone());
+        for batch in round * BATCHES..(round + 1) * BATCHES {
+            let (byte, len) = (self.byte(batch), Self::len(self.number, batch));
+            let memory = &mut self.memories[usize::from(batch)];
+            let mut buf = filled(&pool, len, byte);
+            match batch % 6 {
+                // Dropped without a wait: the next get may need this memory.
+                0 | 1 => drop(buf.copy_to(&stream, memory).unwrap()),
+                2 => drop(buf.copy_range_to(0..len, &stream, memory).unwrap()),
+                3 => {
+                    // The buffer itself waits for the copy and stays in use while memory is released.
+                    buf.copy_range_to(0..len, &stream, memory).unwrap();
+                    assert!(*buf.as_mut_slice().unwrap() == vec![byte; len]);
+                }
+                4 => {
+                    buf.copy_to(&stream, memory).unwrap().wait().unwrap();
+                    let back = pool.get(len).unwrap().copy_from(&stream, memory).unwrap();
+                    assert!(*back.wait().unwrap().as_slice().unwrap() == vec![byte; len]);
+                }
+                _ => {
+                    stream.memcpy_htod(&buf, memory).unwrap();
+                    buf.release_after(&stream).unwrap();
+                }
+            }
+        }
+    }
+
+    fn check(&self) {
+        for (batch, memory) in (0..).zip(&self.memories) {
+            let arrived = self.stream.clone_dtoh(memory).unwrap();
+            assert!(arrived == vec![self.byte(batch); arrived.len()], "batch {batch} of lane {}", self.number);
+        }
+    }
+}
+
+/// Lanes copy, two of them from one pool and one from its partition, while another thread releases memory in every way,
+/// advances the clock, and holds one stream now and then.
+fn churn(backend: Backend, fence: FenceKind, double: &Double) {
+    let name = backend.name();
+    let what = format!("{name} {fence:?}");
+    let context = CudaContext::new(0).unwrap();
+    // The page of the timelines stays with the context.
+    Lane::new(0, builder(backend.clone()).build().unwrap(), &context).run(0);
+    double.reset();
+    let (before, before_bytes) = (held(double), double.counts().pinned_bytes);
+    let clock = ManualClock::default();
+    let pool = builder(backend)
+        .unstable_fence(fence)
+        .clock(clock.clone())
+        .idle_timeout(Duration::from_millis(1))
+        .max_bytes(12 << 20)
+        .wait(Duration::from_secs(60))
+        .build()
+        .unwrap();
+    let partition = pool.partition("other", 6 << 20).unwrap();
+    let pools = [pool.clone(), pool.clone(), partition.clone()];
+    let mut lanes: Vec<_> = (0..).zip(pools).map(|(number, pool)| Lane::new(number, pool, &context)).collect();
+    let stuck = lanes[0].stream.clone();
+    for round in 0..ROUNDS {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let copying: Vec<_> = lanes
+                .iter_mut()
+                .map(|lane| {
+                    let context = context.clone();
+                    scope.spawn(move || {
+                        context.bind_to_thread().unwrap();
+                        lane.run(round);
+                    })
+                })
+                .collect();
+            scope.spawn(|| {
+                for turn in 0_u32.. {
+                    let gate = (turn % 8 == 0).then(|| double.hold(stuck.cu_stream()));
+                    for pool in [&pool, &partition] {
+                        clock.advance_us(2_000);
+                        match turn % 4 {
+                            0 => pool.poll(),
+                            1 => pool.trim(4 << 20),
+                            2 => pool.clear(),
+                            _ => pool.trim(0),
+                        }
+                    }
+                    thread::yield_now();
+                    drop(gate);
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+            let ends: Vec<_> = copying.into_iter().map(|lane| lane.join()).collect();
+            is_over.store(true, Ordering::Relaxed);
+            ends.into_iter().for_each(|end| end.unwrap());
+        });
+        let counts = double.counts();
+        let most_bytes = counts.peak_pinned_bytes - before_bytes;
+        assert!(most_bytes <= 12 << 20, "{what}: {most_bytes} B pinned");
+        // No copy is in flight, so everything is released.
+        lanes.iter().for_each(|lane| lane.stream.synchronize().unwrap());
+        partition.clear();
+        pool.clear();
+        while pool.stats().pinned_bytes > 0 {
+            clock.advance_us(20_000);
+            pool.poll();
+            thread::yield_now();
+        }
+        assert!(releases(double) > 0, "{what}");
+        for pool in [&pool, &partition] {
+            let stats = pool.stats();
+            stats.validate().unwrap();
+            assert_eq!((stats.in_use, stats.in_flight, stats.lost, stats.failed_gets), (0, 0, 0, 0), "{what}");
+        }
+    }
+    lanes.iter().for_each(Lane::check);
+    drop((pool, partition, lanes));
+    assert_eq!(held(double), before, "{what} left memory behind");
+    assert_eq!(double.wrong_uses(), Vec::<String>::new(), "{what}");
+}
+
+#[test]
+fn churn_releases_no_memory_that_a_copy_uses_and_forgets_none() {
+    for backend in BACKENDS {
+        for fence in [FenceKind::Event, FenceKind::Timeline] {
+            churn(backend.clone(), fence, &Double::load());
+        }
+    }
+}
