@@ -59,9 +59,8 @@ pub(crate) use self::core::{Begun, Core, Polled, SideCall, WaitingGet, Wanted};
 pub(crate) use self::domain::Domain;
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;
-pub(crate) use self::supply::{
-    Adopted, BegunCopy, CalledSource, Direct, Fallback, SharedArena, SharedArenaConfig, granule_bytes,
-};
+pub(crate) use self::supply::granule_bytes;
+pub(crate) use self::supply::{Adopted, BegunCopy, CalledSource, Direct, Fallback, SharedArena, SharedArenaConfig};
 pub(crate) use self::user_block::Block;
 #[cfg(any(test, feature = "testing"))]
 pub use clock::ManualClock;

@@ -97,11 +97,6 @@ impl SlowCalls {
         }
     }
 
-    /// The same, without asking the source for more memory.
-    pub(in crate::engine) fn held(self) -> Self {
-        if self == Self::None { self } else { Self::Held(self.until()) }
-    }
-
     /// The same, and waits for those of other threads not at all.
     pub(in crate::engine) fn without_waiting(self) -> Self {
         if let Self::Until(_) = self { Self::Until(Instant::now()) } else { self }
