@@ -52,10 +52,8 @@ impl fmt::Display for UsageReport {
         if *lost_bytes > 0 {
             write!(f, ", lost {lost_bytes}")?;
         }
-        match max_bytes {
-            Some(max_bytes) => write!(f, "), ceiling {max_bytes} B")?,
-            None => write!(f, "), ceiling none")?,
-        }
+        let max = max_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} B"));
+        write!(f, "), ceiling {max}")?;
         if *outside_bytes > 0 {
             write!(f, ", page-locked beside the buffers {outside_bytes} B")?;
         }
@@ -288,7 +286,7 @@ impl SourceError {
         Self { code, ..Self::new(call, error.kind().to_string()) }
     }
 
-    /// Adds the error number of the driver or the kernel.
+    /// Adds the error number of the driver or the kernel. A call that failed with 1 (invalid value, not permitted) is not repeated.
     #[must_use]
     pub fn with_code(mut self, code: i64) -> Self {
         self.code = Some(code);

@@ -14,7 +14,7 @@ pub struct Why(pub(crate) Judgement);
 impl Why {
     /// All causes: `healthy`, `warming up`, `not pinned`, `pool full`, `sizes never recur`, `thrashing`, `idle hoard`, `memory refused`,
     /// `ceiling too small`, `slow consumer`, `waiting for another process`, `leak` and `stuck copy`.
-    pub const CAUSES: &'static [&'static str] = Cause::NAMES;
+    pub const CAUSES: [&'static str; Cause::ALL.len()] = Cause::NAMES;
 
     /// One of [`CAUSES`](Why::CAUSES).
     pub fn cause(&self) -> &'static str {

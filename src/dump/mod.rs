@@ -157,32 +157,16 @@ impl Lines for Dump {
         }
         let (buffers, bytes) = rest.iter().fold((0, 0), |sum, owner| (sum.0 + owner.buffers, sum.1 + owner.bytes));
         write!(f, "\n  Remaining {buffers} buffers with {}", Mib(bytes))?;
-        let UsageReport {
-            held_bytes,
-            in_use_bytes,
-            idle_bytes,
-            free_bytes,
-            in_flight_bytes,
-            lost_bytes,
-            outside_bytes,
-            fallback_bytes,
-            max_bytes,
-        } = dump.usage;
-        write!(
-            f,
-            "\nheld {} (in use {}, idle {}, in flight {}, free {}, lost {}), fallback {}, ceiling {}, peak {}",
-            Mib(held_bytes),
-            Mib(in_use_bytes),
-            Mib(idle_bytes),
-            Mib(in_flight_bytes),
-            Mib(free_bytes),
-            Mib(lost_bytes),
-            Mib(fallback_bytes),
-            max_bytes.map_or_else(|| "none".to_owned(), |bytes| Mib(bytes).to_string()),
-            Mib(dump.peak_bytes),
-        )?;
-        if outside_bytes > 0 {
-            write!(f, "\npage-locked beside the buffers: {}", Mib(outside_bytes))?;
+        let usage = &dump.usage;
+        let [held, in_use, idle, in_flight] =
+            [usage.held_bytes, usage.in_use_bytes, usage.idle_bytes, usage.in_flight_bytes].map(Mib);
+        let [free, lost, fallback, peak] =
+            [usage.free_bytes, usage.lost_bytes, usage.fallback_bytes, dump.peak_bytes].map(Mib);
+        let max = usage.max_bytes.map_or_else(|| "none".to_owned(), |bytes| Mib(bytes).to_string());
+        write!(f, "\nheld {held} (in use {in_use}, idle {idle}, in flight {in_flight}, free {free}, lost {lost})")?;
+        write!(f, ", fallback {fallback}, ceiling {max}, peak {peak}")?;
+        if usage.outside_bytes > 0 {
+            write!(f, "\npage-locked beside the buffers: {}", Mib(usage.outside_bytes))?;
         }
         if let Some(Request { refused: Refused::Source { error, .. }, .. }) = &dump.request {
             write!(f, "\ndriver: {error}")?;

@@ -36,42 +36,38 @@ impl Backing {
     /// The error of a get of `len` bytes that was refused while the pool held `usage`.
     pub(in crate::engine) fn error(&self, len: usize, refusal: Refusal, usage: UsageReport, report: Report) -> Error {
         let asked_bytes = len as u64;
-        let needed_bytes = match refusal {
-            Refusal::Over { needed_bytes, .. } | Refusal::Line { needed_bytes, .. } => needed_bytes,
-            Refusal::Source(source) => {
-                let backend = self.source().name();
-                return ErrorKind::Backend { backend, asked_bytes, usage, source, report }.into();
-            }
-        };
-        let (found, remedy) = self.in_words(&refusal);
+        if let Refusal::Source(source) = refusal {
+            let backend = self.source().name();
+            return ErrorKind::Backend { backend, asked_bytes, usage, source, report }.into();
+        }
+        let (needed_bytes, found, remedy) = self.in_words(&refusal);
         ErrorKind::Limit { asked_bytes, needed_bytes, found, usage, remedy, report }.into()
     }
 
     /// Why there is no memory, for the log line of a shortage.
     pub(in crate::engine) fn why(&self, refusal: &Refusal) -> String {
-        let (found, remedy) = self.in_words(refusal);
+        let (_, found, remedy) = self.in_words(refusal);
         if remedy.is_empty() { found } else { format!("{found}: {remedy}") }
     }
 
-    /// Why there is no memory, and what helps.
-    fn in_words(&self, refusal: &Refusal) -> (String, String) {
+    /// What was needed with rounding, why there is no memory, and what helps; a source says that itself.
+    fn in_words(&self, refusal: &Refusal) -> (u64, String, String) {
         match refusal {
             Refusal::Over { needed_bytes, over: Over { level: Level::Shared, .. } } => {
                 let (found, remedy) = self.ledger_in_words(*needed_bytes);
-                (found, remedy.to_owned())
+                (*needed_bytes, found, remedy.to_owned())
             }
-            Refusal::Over { needed_bytes, over } => ("over the ceiling".to_owned(), self.remedy(*needed_bytes, *over)),
+            Refusal::Over { needed_bytes, over } => {
+                (*needed_bytes, "over the ceiling".to_owned(), self.remedy(*needed_bytes, *over))
+            }
             Refusal::Line { needed_bytes, waiting, first_bytes } => {
                 let gets = if *waiting == 1 { "get waits" } else { "gets wait" };
-                let limit = self.limit_for(*needed_bytes);
-                (
-                    format!(
-                        "{waiting} {gets} in line for memory, the first for {first_bytes} B, and what is free is theirs"
-                    ),
-                    format!("wait longer (PINPOOL_WAIT), put buffers back first or raise {limit}"),
-                )
+                let first = format!("the first for {first_bytes} B, and what is free is theirs");
+                let remedy = "wait longer (PINPOOL_WAIT), put buffers back first or raise";
+                let remedy = format!("{remedy} {}", self.limit_for(*needed_bytes));
+                (*needed_bytes, format!("{waiting} {gets} in line for memory, {first}"), remedy)
             }
-            Refusal::Source(source) => (source.to_string(), String::new()),
+            Refusal::Source(source) => (0, source.to_string(), String::new()),
         }
     }
 

@@ -1,7 +1,7 @@
 //! How soon a waiting request asks the source again after a refusal.
 //!
-//! Room that a return makes is found at each look. A refused call is repeated after ever longer pauses, and never if the
-//! same call cannot succeed: some calls cost milliseconds of CPU time before the driver refuses them.
+//! Room that a return makes is found at each look. A refused call is repeated at once, then after ever longer pauses, and never
+//! if the same call cannot succeed: some calls cost milliseconds of CPU time before the driver refuses them.
 
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,9 @@ impl Backoff {
         let (mut last, now) = (self.0.lock(), Instant::now());
         let pause = match *last {
             Some((until, _)) if now < until => return,
-            Some((until, pause)) if now < until + LONGEST_PAUSE => (pause * 2).min(LONGEST_PAUSE),
-            _ => FIRST_PAUSE,
+            Some((until, pause)) if now < until + LONGEST_PAUSE => (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE),
+            // One call may fail by chance.
+            _ => Duration::ZERO,
         };
         *last = Some((now + pause, pause));
     }

@@ -66,15 +66,14 @@ impl Core {
     /// The judgement of the last window, or of the time so far.
     pub(crate) fn why(&self) -> Judgement {
         let (now_us, snapshot) = (self.time.coarse_us(), self.snapshot());
-        // In a child of `fork` a thread that does not exist here may hold the lock.
-        let judge = if self.is_forked() { None } else { self.verdicts.judge.try_lock() };
-        let judged = judge.as_deref().unwrap_or(&Default::default()).why(now_us, &snapshot);
-        let failure = if self.is_forked() { None } else { self.verdicts.failure.lock().clone() };
-        match failure {
-            Some((cause, likely)) if !matches!(judged.cause, Cause::Leak | Cause::StuckCopy | Cause::SlowConsumer) => {
-                judged.of_failure(cause, likely)
-            }
-            _ => judged,
+        // In a child of `fork` a thread that does not exist here may hold the locks.
+        let (is_forked, unknown) = (self.is_forked(), Judge::default());
+        let judge = if is_forked { None } else { self.verdicts.judge.try_lock() };
+        let judge = judge.as_deref().unwrap_or(&unknown);
+        let failure = if is_forked { None } else { self.verdicts.failure.lock().clone() };
+        match failure.filter(|_| !judge.latest().is_some_and(|latest| latest.is_alarm)) {
+            Some((cause, likely)) => judge.why(now_us, &snapshot).of_failure(cause, likely),
+            None => judge.why(now_us, &snapshot),
         }
     }
 

@@ -301,7 +301,7 @@ impl Core {
         let could_hold = self.backing().could_hold(class);
         // A request that can never be served is no shortage, unless it is served otherwise.
         let is_servable = could_hold || self.backing().could_fall_back(class);
-        let is_to_wait = is_servable && !wait.is_zero() && !self.is_hopeless(&refusal);
+        let is_to_wait = is_servable && !wait.is_zero() && !self.stock.is_gone();
         if is_servable {
             self.note_need(class);
             // A full pool is ordinary.
@@ -428,7 +428,7 @@ impl Server for Core {
             return block.ok_or_else(|| self.backing().refusal_for_good(class).into());
         }
         let (begun, is_early) = (Instant::now(), self.backoff.is_early(refused));
-        let calls = if is_early { calls.held() } else { calls };
+        let calls = if is_early && calls != SlowCalls::None { SlowCalls::Held(calls.until()) } else { calls };
         let attempt = || self.acquire(class, calls, Some(reason_of(refused)));
         let acquired = match attempt() {
             Err(_) if matches!(calls, SlowCalls::Held(..)) => Err(refused.clone().into()),

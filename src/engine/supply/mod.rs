@@ -97,12 +97,6 @@ impl SlowCalls {
         }
     }
 
-    /// The same, without asking the source for more memory.
-    pub(in crate::engine) fn held(self) -> Self {
-        let (plans, calls) = self.until();
-        if self == Self::None { self } else { Self::Held(plans, calls) }
-    }
-
     /// The same, and waits for plans of other threads not at all.
     pub(in crate::engine) fn without_waiting(self) -> Self {
         if let Self::Until(_, calls) = self { Self::Until(Instant::now(), calls) } else { self }

@@ -79,7 +79,7 @@ macro_rules! causes {
 
         impl Cause {
             pub const ALL: &[Self] = &[$(Self::$cause),+];
-            pub const NAMES: &[&str] = &[$($name),+];
+            pub const NAMES: [&str; Self::ALL.len()] = [$($name),+];
 
             pub const fn name(self) -> &'static str {
                 match self {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::window::STUCK_AFTER;
-use super::words::RoundedUp;
+use super::words::{OF_SYSTEM, RoundedUp};
 use super::{Cause, Holder, Judgement};
 
 /// Errors of the driver (`CUresult`) that belong to earlier work: once a context has failed, its later calls return them too.
@@ -13,10 +13,6 @@ const WASTE_PERCENT: u64 = 150;
 
 /// A pool of which so much of its ceiling is in use will soon refuse a get.
 const SHORT_PERCENT: u64 = 90;
-
-/// What helps if the system refuses memory.
-pub(super) const OF_SYSTEM: &str = "release pinned memory of this or other processes, or use less; `pinpool doctor` checks the limits of \
-                                    the system (under WSL2 there is one on pinned memory)";
 
 /// What the system has.
 #[derive(Debug, Clone, PartialEq, Eq)]

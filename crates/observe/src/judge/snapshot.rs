@@ -76,16 +76,15 @@ pub struct Snapshot {
 impl Snapshot {
     /// What its counters have counted since `before`, and nothing else.
     pub(super) fn since(&self, before: &Self) -> Self {
-        macro_rules! differences {
+        let remote_puts = self.remote_puts.map(|puts| puts.saturating_sub(before.remote_puts.unwrap_or(0)));
+        macro_rules! counted {
             ($($counter:ident)*) => {
-                Self { $($counter: self.$counter.saturating_sub(before.$counter),)* ..Self::default() }
+                Self { remote_puts, $($counter: self.$counter.saturating_sub(before.$counter),)* ..Self::default() }
             };
         }
-        let remote_puts = self.remote_puts.map(|puts| puts.saturating_sub(before.remote_puts.unwrap_or(0)));
-        let counted = differences! {
+        counted! {
             gets misses new_lengths puts evicted short_gets failed_gets waiting_ns page_locks pinned_bytes unpinned_bytes
             page_locking_ns moving_ns
-        };
-        Self { remote_puts, ..counted }
+        }
     }
 }

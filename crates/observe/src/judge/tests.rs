@@ -437,7 +437,7 @@ fn few_gets_show_no_rate_unless_all_of_them_wait() {
     // A window in which all gets wait and none ends.
     let waiting = Snapshot { gets: GETS_MIN, waiting: 3, ..sample };
     let seen = judge.look(3 * WINDOW_US, waiting.clone()).unwrap();
-    assert_eq!((seen.cause, seen.found.as_str()), (Cause::CeilingTooSmall, "3 gets are waiting, and none was served"));
+    assert_eq!((seen.cause, seen.found.as_str()), (Cause::CeilingTooSmall, "3 gets waiting, and none was served"));
     // Of what is needed less is known than what is held: the ceiling that refused is to be raised all the same.
     let held = Snapshot { max_bytes: Some(GIB), needed_bytes: GIB / 2, ..waiting };
     let seen = judge.look(4 * WINDOW_US, held).unwrap();

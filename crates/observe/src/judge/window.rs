@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::leak::Leak;
 use super::snapshot::UNKNOWN_BYTES;
-use super::words::{RoundedUp, counted, percent, seconds};
-use super::{Cause, Judgement, Lost, Snapshot, shortage};
+use super::words::{OF_SYSTEM, RoundedUp, counted, percent, seconds};
+use super::{Cause, Judgement, Lost, Snapshot};
 
 /// More than one part in this many is not tolerable: TensorFlow's rate of 0.002.
 const TOLERABLE_PART: u64 = 500;
@@ -80,26 +80,16 @@ impl<'a> Window<'a> {
     }
 
     fn judgement(&self, cause: Cause, found: String) -> Judgement {
-        let Self { now, lost, .. } = self;
+        let Self { now, of, lost, .. } = self;
+        let [pinned, unpinned] = [of.pinned_bytes, of.unpinned_bytes].map(RoundedUp);
+        let [used, in_flight, idle, free] =
+            [now.used_bytes, now.in_flight_bytes, now.idle_bytes, now.free_bytes].map(RoundedUp);
+        let (gets, calls) = (counted(of.gets, "get"), counted(of.page_locks, "call"));
+        let max = now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", RoundedUp(bytes)));
+        let (held, buffers) = (RoundedUp(now.held_bytes), counted(now.used, "buffer"));
         let evidence = vec![
-            format!(
-                "{}, {} of which missed; {} page-locked {} and released {}",
-                counted(self.of.gets, "get"),
-                self.of.misses,
-                counted(self.of.page_locks, "call"),
-                RoundedUp(self.of.pinned_bytes),
-                RoundedUp(self.of.unpinned_bytes)
-            ),
-            format!(
-                "{} held{}: {} in {}, {} in flight, {} idle, {} free",
-                RoundedUp(now.held_bytes),
-                now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", RoundedUp(bytes))),
-                RoundedUp(now.used_bytes),
-                counted(now.used, "buffer"),
-                RoundedUp(now.in_flight_bytes),
-                RoundedUp(now.idle_bytes),
-                RoundedUp(now.free_bytes)
-            ),
+            format!("{gets}, {} of which missed; {calls} page-locked {pinned} and released {unpinned}", of.misses),
+            format!("{held} held{max}: {used} in {buffers}, {in_flight} in flight, {idle} idle, {free} free"),
         ];
         Judgement { cause, is_alarm: false, found, evidence, cure: None, setting: None, lost: *lost, size: 0 }
     }
@@ -158,10 +148,7 @@ impl<'a> Window<'a> {
             return None;
         }
         let short = match short_gets {
-            0 => format!(
-                "{} waiting, and none was served",
-                if now.waiting == 1 { "1 get is".to_owned() } else { format!("{} gets are", now.waiting) }
-            ),
+            0 => format!("{} waiting, and none was served", counted(now.waiting, "get")),
             _ => format!("{short_gets} of {gets} gets found no memory at once"),
         };
         let Some(limit) = now.limit.filter(|_| !now.is_by_source) else { return Some(self.refused(short)) };
@@ -193,11 +180,14 @@ impl<'a> Window<'a> {
     fn full(&self, short: &str, limit: &str) -> Judgement {
         let found = format!("{short}, and {} buffers a second come back", self.puts_a_second());
         let cure = format!(
-            "if what takes the buffers is always busy, nothing is lost, and more memory only lengthens its queue; if it waits for \
-             buffers, raise {limit} (`pinpool advise` of a recording shows which)"
+            "if the consumer is always busy, nothing is lost, and more memory only lengthens its queue; if it waits for buffers, \
+             raise {limit} (`pinpool advise` of a recording shows which)"
         );
-        let lost = Lost { waiting_ns: 0, ..self.lost };
-        Judgement { cure: Some(cure), lost, ..self.judgement(Cause::PoolFull, found) }
+        Judgement {
+            cure: Some(cure),
+            lost: Lost { waiting_ns: 0, ..self.lost },
+            ..self.judgement(Cause::PoolFull, found)
+        }
     }
 
     /// Threads return what they requested, so those that wait are those that use the buffers.
@@ -227,7 +217,7 @@ impl<'a> Window<'a> {
             let found = format!("{unused} of the {held} held are idle or free, and {short}");
             return self.alarm(Cause::IdleHoard, found, cure.to_owned());
         }
-        self.alarm(Cause::MemoryRefused, format!("{short}: the back-end refused"), shortage::OF_SYSTEM.to_owned())
+        self.alarm(Cause::MemoryRefused, format!("{short}: the back-end refused"), OF_SYSTEM.to_owned())
     }
 
     /// Buffers that lie in a queue: all that waits is little beside them, so that more memory would lengthen the queue.

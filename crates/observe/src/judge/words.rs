@@ -2,6 +2,10 @@
 
 use std::fmt;
 
+/// What helps if the system refuses memory.
+pub(super) const OF_SYSTEM: &str = "release pinned memory of this or other processes, or use less; `pinpool doctor` checks the limits of \
+                                    the system (under WSL2 there is one on pinned memory)";
+
 /// Bytes in GiB or MiB with one digit, never less than they are: a limit of so much suffices.
 pub struct RoundedUp(pub u64);
 
