@@ -44,8 +44,8 @@ use pinpool_cli::terminal::Verbosity;
 /// program: in calls of the driver, in moves, and waiting. A recording is played in closed loop, as its threads would go on, from
 /// the settings that it was made with; a trace of gets and puts alone from the defaults, without a ceiling. PINPOOL_PRESET,
 /// PINPOOL_ROUNDING, PINPOOL_IDLE_TIMEOUT, PINPOOL_RESERVE, PINPOOL_POOL_SIZE_LIMIT and PINPOOL_MAX_BYTES are searched, unless --set
-/// has them. Where nothing costs less, it says to keep what you have. Exits with 1 if the trace is not whole, or shows a leak, for
-/// which no ceiling helps.
+/// has them. Where nothing costs less, it says to keep what you have. Exits with 1 if the trace is not whole, cannot be
+/// replayed faithfully, or shows a leak, for which no ceiling helps.
 #[derive(Debug, Args)]
 pub(crate) struct AdviseArgs {
     /// Recorded trace, workload, or log of RMM, plain or compressed, `-` is stdin; with --batch-size more than one
