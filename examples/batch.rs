@@ -1,5 +1,5 @@
 #![allow(clippy::print_stdout)] // An example that shows something.
-//! Many small tensors in one buffer: one get, one copy, one completion.
+//! Many small tensors in one buffer: one request, several writers, one copy.
 
 use std::thread;
 
@@ -8,38 +8,30 @@ use pinpool::copy::sink::{SinkMem, SinkStream};
 
 const TENSORS: usize = 1000;
 const TENSOR_BYTES: usize = 300;
-/// Where each tensor starts on the device: kernels read vectors of 16 bytes.
-const ALIGN: usize = 16;
+/// Tensors start at multiples of 16 on the device: kernels read vectors of 16 bytes.
+const STRIDE: usize = TENSOR_BYTES.next_multiple_of(16);
+
+/// What each byte of a tensor is.
+fn byte(tensor: usize) -> u8 {
+    u8::try_from(tensor % 251).unwrap_or(0)
+}
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::from_env()?;
-    let bytes = TENSORS * TENSOR_BYTES.next_multiple_of(ALIGN);
+    let bytes = TENSORS * STRIDE;
     let (stream, mut device) = (SinkStream::new()?, SinkMem::new(bytes));
 
-    let batch = pool.batch(bytes)?;
-    // Slices of a batch buffer are taken through a shared reference, so threads fill them at once.
-    let ranges: Vec<_> = thread::scope(|scope| {
-        let fill = |first: usize| {
-            let batch = &batch;
-            scope.spawn(move || {
-                let tensors = (first..TENSORS).step_by(2);
-                tensors
-                    .filter_map(|tensor| {
-                        let mut slice = batch.take(TENSOR_BYTES, ALIGN)?;
-                        slice.fill(u8::try_from(tensor % 251).unwrap_or(0));
-                        Some((tensor, slice.range()))
-                    })
-                    .collect::<Vec<_>>()
-            })
-        };
-        [fill(0), fill(1)].into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
+    let mut batch = pool.get(bytes)?;
+    let mut tensors: Vec<_> = batch.as_mut_slice()?.chunks_exact_mut(STRIDE).enumerate().collect();
+    thread::scope(|scope| {
+        for part in tensors.chunks_mut(TENSORS / 2) {
+            scope.spawn(|| part.iter_mut().for_each(|(tensor, bytes)| bytes[..TENSOR_BYTES].fill(byte(*tensor))));
+        }
     });
     batch.copy_to(&stream, &mut device)?.wait()?;
 
-    let arrived = device.read();
-    let correct = ranges
-        .iter()
-        .filter(|(tensor, range)| arrived[range.clone()].iter().all(|&byte| usize::from(byte) == tensor % 251));
+    let arrived = device.read().chunks_exact(STRIDE).enumerate();
+    let correct = arrived.filter(|(tensor, bytes)| bytes[..TENSOR_BYTES].iter().all(|&found| found == byte(*tensor)));
     println!("{} of {TENSORS} tensors arrived in one copy", correct.count());
     Ok(())
 }

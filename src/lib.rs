@@ -23,7 +23,6 @@
 //! | --- | --- |
 //! | [`Pool`] | getting and putting back buffers |
 //! | [`PinnedBuf`] | filling and copying one |
-//! | [`BatchBuf`] | many small tensors in one buffer |
 //! | [`Backend`] | where the memory comes from |
 //! | the crate `pinpool-shared` | buffers that worker processes fill; memory that outlives its process |
 //! | [`Stats`] | what happened |
@@ -101,9 +100,9 @@ mod ledger;
 pub mod testing;
 
 pub use backend::{Backend, HandleTypes, HugeTlb, PageTiers};
-pub use buffer::{BatchBuf, BatchSlice, CopyError, PendingBuf, Pinned, PinnedBuf};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
+pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};
 pub use config::{Ceiling, Config, LedgerName, OnFull, ParseError, Preset, PressureSource};
 pub use copy::Completion;
 #[cfg(feature = "tools")]

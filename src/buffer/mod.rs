@@ -6,7 +6,6 @@
 //!                   │  └───copy_range_to, &buf──▶ the buffer records the fence and stays
 //!                   ├──copy_to, release_after───▶ the pool takes the block with the fence
 //!                   └──copy_from────────────────▶ PendingBuf ──wait──▶ PinnedBuf
-//!   Pool::batch ──▶ BatchBuf ──take──▶ BatchSlice  many writers, one copy
 //! ```
 //!
 //! The module owns the view of a block's memory as bytes and the record of the copies that use it. It decides nothing about
@@ -35,13 +34,11 @@ use crate::error::Result;
 use crate::in_flight::CopyFences;
 use pinpool_os::call_stack::{CallStack, Frame};
 
-mod batch;
 mod copies;
 #[cfg(feature = "cuda")]
 mod host_slice;
 mod slice;
 
-pub use batch::{BatchBuf, BatchSlice};
 pub use copies::{CopyError, PendingBuf};
 #[cfg(feature = "cuda")]
 pub use host_slice::{BufView, BufViewMut};

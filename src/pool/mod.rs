@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::Source;
-use crate::buffer::{BatchBuf, PinnedBuf};
+use crate::buffer::PinnedBuf;
 use crate::config::Ceiling;
 use crate::engine::{Block, Core, Ledger, ShardAtHand, Wanted};
 use crate::error::{ErrorKind, Result};
@@ -271,15 +271,6 @@ impl Pool {
         };
         let nodes = self.handle.nodes.as_ref().ok_or_else(none)?;
         Ok(nodes.on(node, self.core().backing().source(), make)?.unwrap_or_else(|| self.clone()))
-    }
-
-    /// One buffer of `bytes` for a batch of many small tensors, which is handed out in slices and copied at once.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Pool::get).
-    pub fn batch(&self, bytes: usize) -> Result<BatchBuf> {
-        self.get(bytes).map(BatchBuf::over)
     }
 
     /// A pool with its own counts, count limit and ceiling that carves its buffers from the same memory: for a second use,

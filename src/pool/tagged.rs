@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{GetFuture, Pool};
-use crate::buffer::{BatchBuf, PinnedBuf};
+use crate::buffer::PinnedBuf;
 use crate::engine::Ledger;
 use crate::error::Result;
 use crate::size_class::DEFAULT_ALIGN;
@@ -118,14 +118,5 @@ impl TaggedPool {
     pub fn get_on(&self, node: u32, len: usize) -> Result<PinnedBuf> {
         let pool = self.pool.on_node(node)?;
         pool.tagged(self.tag().unwrap_or_default()).get(len)
-    }
-
-    /// Gets a buffer for a batch as [`Pool::batch`] does.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Pool::get`].
-    pub fn batch(&self, bytes: usize) -> Result<BatchBuf> {
-        self.get(bytes).map(BatchBuf::over)
     }
 }

@@ -41,7 +41,6 @@ mod async_copy;
 mod async_get;
 mod async_stress;
 mod background_reserve;
-mod batch;
 #[cfg(all(feature = "trace", target_os = "linux", not(miri)))]
 mod call_stacks;
 mod captured_log;

@@ -78,13 +78,13 @@ fn a_buffer_counts_until_its_copy_is_over_also_if_another_thread_drops_it() {
 }
 
 #[test]
-fn tasks_aligned_gets_and_batches_carry_the_tag() {
+fn tasks_and_aligned_gets_carry_the_tag() {
     let pool = heap().max_bytes(4 << 20).build().unwrap();
     let tagged = pool.tagged("t");
     let aligned = tagged.get_aligned(4096, 1 << 16).unwrap();
-    let batch = tagged.batch(MIB).unwrap();
+    let other = tagged.get(MIB).unwrap();
     assert_eq!(owners(&pool)[0].1, 2);
-    drop((aligned, batch));
+    drop((aligned, other));
     let all = pool.get(4 * MIB).unwrap();
     let mut context = Context::from_waker(Waker::noop());
     let mut get = std::pin::pin!(tagged.get_async_timeout(4 * MIB, Duration::from_secs(3600)));

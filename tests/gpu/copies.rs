@@ -252,45 +252,6 @@ fn a_thread_without_a_context_puts_waits_and_polls() {
 }
 
 #[test]
-fn a_batch_buffer_arrives_with_all_its_slices() {
-    let Some(device) = device::take() else { return };
-    device.on_each(|rig| {
-        let pool = rig.pool();
-        let mut lane = rig.lane(0, 5 * MIB);
-        for round in 0..4_u64 {
-            let buffer = pool.batch(5 * MIB).unwrap();
-            let fill = |thread: u64| {
-                let fill_one = |tensor: u64| {
-                    let len = usize::try_from(1 + (thread * 25 + tensor) * 331).unwrap();
-                    let batch = Batch::new(round * 1000 + thread * 100 + tensor, len);
-                    let mut slice = buffer.take(len, 256).expect("space for all");
-                    batch.write(&mut slice);
-                    (batch, slice.range())
-                };
-                (0..25).map(fill_one).collect::<Vec<_>>()
-            };
-            let fill = &fill;
-            let slices: Vec<_> = thread::scope(|scope| {
-                let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || fill(thread))).collect();
-                threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
-            });
-            let taken = buffer.taken_bytes();
-            drop(buffer.copy_to(&lane.stream, &mut lane.memory).unwrap());
-            let arrived = lane.stream.clone_dtoh(&lane.memory.slice(..taken)).unwrap();
-            for (batch, range) in slices {
-                batch.check(&arrived[range.clone()], format_args!("{}, slice {range:?} of a batch buffer", lane.name));
-            }
-        }
-        wait_until("the batch buffer is put", || {
-            pool.poll();
-            pool.stats().in_flight == 0
-        });
-        let stats = pool.stats();
-        assert_eq!((stats.gets, stats.puts), (4, 4), "{}: one get and one put for a batch buffer", rig.name());
-    });
-}
-
-#[test]
 fn the_device_reads_a_buffer_at_its_device_address() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
