@@ -42,14 +42,7 @@ static OF_KERNEL: OfProcess<Mutex<Gauge>> = OfProcess::new(|| Mutex::new(Gauge::
 
 impl DomainTicks {
     pub(super) fn new(from: &PressureSource) -> Self {
-        let gauge = match from {
-            PressureSource::Kernel => {
-                // Counts what happens from now on.
-                OF_KERNEL.get();
-                None
-            }
-            own => Some(Gauge::open(own)),
-        };
+        let gauge = (*from != PressureSource::Kernel).then(|| Gauge::open(from));
         Self(Mutex::new(Watch { next_tick_us: 0, gauge, pressure: Pressure::Calm }))
     }
 }
