@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Core;
-use crate::in_flight::{Ask, Ended};
+use crate::in_flight::Ended;
 use pinpool_os::lost;
 
 impl Core {
@@ -43,7 +43,7 @@ impl Core {
         let mut pause = Duration::from_micros(20);
         while self.in_flight.count() > 0 {
             // A device that failed is not waited for.
-            self.complete(self.in_flight.sweep_until(Ask::All, Duration::ZERO, |_| false));
+            self.ask_copies();
             if begun.elapsed() >= longest_wait {
                 return;
             }
