@@ -22,8 +22,8 @@ use pinpool_os::threads;
 /// Bits of a node mask, as many as any kernel has nodes.
 const NODE_LIMIT: u32 = 1024;
 
-/// Most bytes that a thread takes at once; progress is reported after each chunk.
-const CHUNK_LIMIT_BYTES: usize = 64 << 20;
+/// Most bytes that a thread takes at once, so that the last of them is not waited for long; progress is reported after each chunk.
+const CHUNK_LIMIT_BYTES: usize = 4 << 20;
 
 /// Chunks for each thread at least, so that all threads finish at about the same time.
 const CHUNKS_PER_THREAD: usize = 4;

@@ -32,6 +32,9 @@ use crate::error::{Retry, SourceError};
 /// Any context may copy from the memory, and the device has an address for it.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
 
+/// Length of a slice of a reserve: while it is registered, other threads touch the next.
+const SLICE_BYTES: u64 = 256 << 20;
+
 /// Least time between two registrations. Without it enqueues of other threads wait for 5 to 9 ms, because none gets in
 /// between; with it they wait for at most 0.45 ms.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -176,6 +179,10 @@ unsafe impl Source for RegisterSource {
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         self.acquire_by(len_bytes, threads, None, progress)
+    }
+
+    fn reserve_slice_bytes(&self) -> Option<u64> {
+        Some(SLICE_BYTES.max(self.hugetlb.page_bytes().unwrap_or(0)))
     }
 
     fn needs_gpu(&self) -> bool {

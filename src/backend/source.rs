@@ -144,6 +144,12 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         self.acquire(len_bytes).inspect(|_| progress(len_bytes))
     }
 
+    /// Length of the slices in which a reserve is best acquired, two at once; `None` for one piece. No buffer of the reserve is longer
+    /// than a slice.
+    fn reserve_slice_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// Whether the memory is made for copies to a GPU, so that ordinary memory cannot replace it.
     fn needs_gpu(&self) -> bool {
         false

@@ -248,6 +248,12 @@ unsafe impl Source for VmmSource {
         self.acquire(len_bytes).inspect(|_| progress(len_bytes))
     }
 
+    fn reserve_slice_bytes(&self) -> Option<u64> {
+        // Relaxed: a hint.
+        let registers = !self.registers_nothing.load(Ordering::Relaxed);
+        registers.then(|| self.reserves.reserve_slice_bytes()).flatten()
+    }
+
     fn needs_gpu(&self) -> bool {
         true
     }

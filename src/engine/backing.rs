@@ -250,14 +250,17 @@ impl Backing {
         self.fallback.as_ref()?.acquire(class)
     }
 
-    /// Claims `bytes` of a reserve under the pool's own ceiling, for as long as the pool lives if `add` succeeds.
+    /// Claims `bytes` of a reserve under the pool's own ceiling, for as long as the pool lives; in the end as many as `add` returns.
     pub(in crate::engine) fn add_reserve<R>(
         &self,
         bytes: u64,
-        add: impl FnOnce() -> Result<R, Refusal>,
+        add: impl FnOnce() -> Result<(u64, R), Refusal>,
     ) -> Result<R, Refusal> {
-        let claim = self.reserves.claim(bytes).map_err(|over| Refusal::Over { needed_bytes: bytes, over })?;
-        let added = add()?;
+        let claim = self.reserves.claim(bytes).map_err(|over| Refusal::Over { needed_bytes: bytes, over });
+        let mut claim = claim?;
+        let (added_bytes, added) = add()?;
+        // Fewer than were asked for are there: never more than are claimed.
+        let _lowered = claim.resize(added_bytes.min(bytes));
         claim.keep_forever();
         Ok(added)
     }

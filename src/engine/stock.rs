@@ -19,8 +19,8 @@ use super::idle::thread_cache::{Entry, SpareEntries};
 use super::idle::{Idle, LoweredLimit, PutOutcome};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
-use super::supply::{Acquired, Adopted, BlockMemory, Refusal, SlowCalls, Stop};
-use crate::backend::{HugeTlb, SourceError, too_few};
+use super::supply::{Acquired, Adopted, BlockMemory, Place, Refusal, SlowCalls, Stop};
+use crate::backend::{HugeTlb, PageTiers, SourceError, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::maintenance_thread::Pace;
@@ -327,7 +327,7 @@ impl<E> Stock<E> {
     pub(super) fn add_reserve(&self, bytes: u64, now_us: u64, make_room: impl FnOnce(u64)) -> Result<(), Refusal> {
         let Some(domain) = self.backing.domain().filter(|_| bytes > 0) else { return Ok(()) };
         if !self.reserve_wait {
-            return self.backing.add_reserve(bytes, || domain.begin_reserve(bytes, now_us));
+            return self.backing.add_reserve(bytes, || domain.begin_reserve(bytes, now_us).map(|()| (bytes, ())));
         }
         let reported = Cell::new(0);
         let progress = |done_bytes: u64| {
@@ -337,7 +337,8 @@ impl<E> Stock<E> {
                 self.log.reserving(done_bytes, bytes, None);
             }
         };
-        let (start, len) = self.backing.add_reserve(bytes, || {
+        let length = |places: &[Place]| places.iter().map(|&Place(_, len)| len as u64).sum::<u64>();
+        let places = self.backing.add_reserve(bytes, || {
             let mut added = domain.add_reserve(bytes, &progress);
             let to_bytes = match &added {
                 // What is idle here makes room there.
@@ -351,14 +352,19 @@ impl<E> Stock<E> {
                 make_room(to_bytes);
                 added = domain.add_reserve(bytes, &progress);
             }
-            added
+            added.map(|places| (length(&places), places))
         })?;
         let source = self.backing.source();
+        let tiers = || {
+            let tiers = places.iter().map(|&Place(start, len)| source.page_tiers(start, len));
+            tiers.fold(PageTiers::default(), PageTiers::add)
+        };
         if self.hugetlb.is_required() {
-            let had_bytes = source.page_tiers(start, len).hugetlb_bytes;
-            too_few(self.hugetlb, had_bytes, len as u64).iter().for_each(|lack| self.log.few_huge_pages(lack));
+            too_few(self.hugetlb, tiers().hugetlb_bytes, length(&places))
+                .iter()
+                .for_each(|lack| self.log.few_huge_pages(lack));
         }
-        self.log.reserved(bytes, || source.page_tiers(start, len), source.numa_node());
+        self.log.reserved(bytes.min(length(&places)), tiers, source.numa_node());
         Ok(())
     }
 

@@ -46,11 +46,11 @@ fn a_device_that_says_that_it_registers_nothing_is_not_asked() {
 #[test]
 fn a_reserve_of_granules_never_passes_the_ceiling() {
     let double = Double::load();
-    let pool = builder(Backend::Vmm).max_bytes(19 << 20).build().unwrap();
+    let pool = builder(Backend::Vmm).max_bytes(11 << 20).build().unwrap();
     let before = held(&double);
     double.fail_from("cuMemHostRegister_v2", 1, Code::NOT_SUPPORTED);
     // Whole pages would fit, whole granules do not.
-    let error = pool.prewarm((19 << 20) - 4096).unwrap_err();
+    let error = pool.prewarm((11 << 20) - 4096).unwrap_err();
     let text = error.to_string();
     assert!(error.is_backend() && text.contains("NOT_SUPPORTED") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
     assert_eq!(held(&double), before);
@@ -68,4 +68,38 @@ fn any_other_refusal_of_a_reserve_stays_an_error() {
     assert!(pool.prewarm(4 << 20).unwrap_err().is_backend());
     pool.prewarm(4 << 20).unwrap();
     assert_eq!(double.counts().registrations - before, 1, "registered again");
+}
+
+#[test]
+fn a_long_reserve_is_registered_in_slices() {
+    for backend in [Backend::Register, Backend::Vmm] {
+        let double = Double::load();
+        let before = held(&double);
+        let registered = double.calls("cuMemHostRegister_v2");
+        let pool = builder(backend).reserve_bytes(272 << 20).build().unwrap();
+        assert_eq!((double.calls("cuMemHostRegister_v2") - registered, pool.stats().reserve_bytes), (2, 272 << 20));
+        assert_eq!(held(&double).pinned_bytes - before.pinned_bytes, 272 << 20);
+        let allocs = pool.stats().underlying.allocs;
+        drop([pool.get(200 * MIB).unwrap(), pool.get(16 * MIB).unwrap()]);
+        assert_eq!(pool.stats().underlying.allocs, allocs);
+        drop(pool);
+        assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
+    }
+}
+
+#[test]
+fn a_reserve_ends_with_the_slices_that_the_driver_takes() {
+    let double = Double::load();
+    let before = held(&double);
+    double.fail_from("cuMemHostRegister_v2", 2, Code::OUT_OF_MEMORY);
+    let pool = builder(Backend::Register).max_bytes(1 << 30).reserve_bytes(272 << 20).build().unwrap();
+    let stats = pool.stats();
+    assert!([16 << 20, 256 << 20].contains(&stats.reserve_bytes), "{stats}");
+    assert_eq!(held(&double).pinned_bytes - before.pinned_bytes, stats.pinned_bytes);
+    stats.validate().unwrap();
+    double.reset();
+    pool.prewarm(32 << 20).unwrap();
+    assert_eq!(pool.stats().reserve_bytes, stats.reserve_bytes + (32 << 20), "what was not pinned is claimed no more");
+    drop(pool);
+    assert_eq!(held(&double), before);
 }

@@ -193,6 +193,10 @@ unsafe impl Source for FaultSource {
         self.inner.needs_gpu()
     }
 
+    fn reserve_slice_bytes(&self) -> Option<u64> {
+        self.inner.reserve_slice_bytes()
+    }
+
     fn release_waits(&self) -> bool {
         self.inner.release_waits()
     }

@@ -60,7 +60,7 @@ impl Maintained for Core {
         let is_preparing = self.backing().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
         // While holes are prepared, a look comes more often than anything else is due.
         if !is_preparing || self.accounts.adopted() > 0 || self.maintenance.is_tick_due(self.time.coarse_us()) {
-            self.complete_copies();
+            self.ask_copies();
             let now_us = self.tick_after(0);
             self.watch_device(now_us);
         }

@@ -1,5 +1,7 @@
 //! Puts: a block comes back from its user, from its copies, or never.
 
+use std::time::Duration;
+
 use super::{Block, Core, SWEEP_PATIENCE};
 use crate::copy::CopyKeeper;
 use crate::engine::stock::PutEnd;
@@ -135,6 +137,14 @@ impl Core {
     pub(super) fn complete_copies(&self) {
         if self.in_flight.count() > 0 {
             self.complete(self.in_flight.sweep());
+        }
+    }
+
+    /// Puts back blocks as [`complete_copies`](Self::complete_copies) does, and asks about the copies of which loads say that they run:
+    /// only that shows that a device has failed.
+    pub(super) fn ask_copies(&self) {
+        if self.in_flight.count() > 0 {
+            self.complete(self.in_flight.sweep_until(Ask::All, Duration::ZERO, |_| false));
         }
     }
 

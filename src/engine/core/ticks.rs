@@ -1,11 +1,9 @@
 //! Looks at the clock and at the copies in flight: what is due then, by whichever thread looks.
 
-use std::time::Duration;
-
 use super::Core;
 use crate::diag;
 use crate::engine::maintenance::LATE_US;
-use crate::in_flight::{Ask, PendingGroup};
+use crate::in_flight::PendingGroup;
 
 /// Lost buffers whose fences a tick asks again: a device that is lost may have left thousands.
 const ASKED_AT_ONCE: usize = 64;
@@ -66,10 +64,6 @@ impl Core {
         if tick.may_ask_again(now_us) {
             self.ask_again(ASKED_AT_ONCE);
             self.backing().release_refused();
-            // Loads do not tell that a device has failed.
-            if self.in_flight.count() > 0 {
-                self.complete(self.in_flight.sweep_until(Ask::All, Duration::ZERO, |_| false));
-            }
         }
         if !self.has_waiters() {
             self.shortage.end_if_calm(&self.log, now_us);

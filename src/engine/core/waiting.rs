@@ -428,7 +428,8 @@ impl Server for Core {
             return block.ok_or_else(|| self.backing().refusal_for_good(class).into());
         }
         let (begun, is_early) = (Instant::now(), self.backoff.is_early(refused));
-        let calls = if is_early && calls != SlowCalls::None { SlowCalls::Held(calls.until()) } else { calls };
+        let (plans, until) = calls.until();
+        let calls = if is_early && calls != SlowCalls::None { SlowCalls::Held(plans, until) } else { calls };
         let attempt = || self.acquire(class, calls, Some(reason_of(refused)));
         let acquired = match attempt() {
             Err(_) if matches!(calls, SlowCalls::Held(..)) => Err(refused.clone().into()),

@@ -14,7 +14,6 @@
 //!
 //! - **background-I1**: one thread makes a step at a time, and none after `cancel_reserve` has returned.
 
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
@@ -24,7 +23,7 @@ use super::Domain;
 use crate::arena::RANGE_BYTES_MAX;
 use crate::backend::SourceError;
 use crate::diag;
-use crate::engine::supply::{Refusal, Step};
+use crate::engine::supply::{Place, Refusal, Step};
 use crate::ledger::Want;
 use crate::maintenance_thread::MaintenanceThread;
 use pinpool_os::sync::plain::{Condvar, Mutex};
@@ -395,12 +394,9 @@ impl Domain {
     }
 
     /// Pins `bytes` and keeps them until the end (policy-R10). Returns where they lie. A slow call.
-    pub(in crate::engine) fn add_reserve(
-        &self,
-        bytes: u64,
-        progress: &dyn Fn(u64),
-    ) -> Result<(NonNull<u8>, usize), Refusal> {
-        self.arena.add_reserve(bytes, progress, || self.refusal_for_line(bytes))
+    pub(in crate::engine) fn add_reserve(&self, bytes: u64, progress: &dyn Fn(u64)) -> Result<Vec<Place>, Refusal> {
+        let slice_bytes = self.arena.source().reserve_slice_bytes();
+        self.arena.add_reserve((bytes, slice_bytes), progress, || self.refusal_for_line(bytes))
     }
 
     /// Whether the reserves, with the `bytes` claimed for one more, leave a get without room that waits and came before. A

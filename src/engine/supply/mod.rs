@@ -40,7 +40,7 @@ pub(crate) use called_source::CalledSource;
 pub(crate) use direct::Direct;
 pub(crate) use executor::granule_bytes;
 pub(crate) use fallback::Fallback;
-pub(in crate::engine) use shared_arena::Step;
+pub(in crate::engine) use shared_arena::{Place, Step};
 pub(crate) use shared_arena::{SharedArena, SharedArenaConfig};
 
 /// Memory of one block.

@@ -47,8 +47,10 @@ mod grow;
 mod prepare;
 mod release;
 mod reserve;
+mod slices;
 
 pub(in crate::engine) use reserve::Step;
+pub(in crate::engine) use slices::Place;
 
 /// Wanted holes of more than this many granules count as varied sizes; a get moves the granules for a shorter one itself.
 const VARIED_GRANULES: u64 = 2;

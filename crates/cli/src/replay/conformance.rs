@@ -122,6 +122,10 @@ unsafe impl Source for RecordingSource {
         self.sim.needs_gpu()
     }
 
+    fn reserve_slice_bytes(&self) -> Option<u64> {
+        self.sim.reserve_slice_bytes()
+    }
+
     fn release_waits(&self) -> bool {
         self.sim.release_waits()
     }

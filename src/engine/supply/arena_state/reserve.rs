@@ -34,14 +34,14 @@ impl ArenaState {
         claimed.map(|()| len).map_err(refusal)
     }
 
-    /// Ends a claim of [`claim_reserve`](Self::claim_reserve).
+    /// Ends what is left of a claim of [`claim_reserve`](Self::claim_reserve).
     pub(in crate::engine) fn unclaim_reserve(&mut self, held_bytes: u64) {
         self.pending_bytes -= held_bytes;
         self.lower_claim();
     }
 
-    /// Adds the reserve of `len` bytes that [`claim_reserve`](Self::claim_reserve) claimed `held_bytes` for, or ends that
-    /// claim. Returns where it lies; hands the region back if the arena has no range left for it.
+    /// Adds `len` bytes of a reserve, of which [`claim_reserve`](Self::claim_reserve) claimed `held_bytes`. Returns where they lie;
+    /// returns the region if the arena has no range left for it. The claim stays where nothing is added.
     pub(in crate::engine) fn settle_reserve(
         &mut self,
         (len, held_bytes): (usize, u64),
@@ -49,15 +49,10 @@ impl ArenaState {
         took: Duration,
     ) -> Result<Result<NonNull<u8>, Region>, SourceError> {
         let bytes = len as u64;
-        self.pending_bytes -= held_bytes;
         self.calls.pinned(bytes, took, acquired.is_ok());
-        let region = acquired.inspect_err(|_| {
-            self.lower_claim();
-        })?;
-        let Some(range) = self.arena.add_reserve(bytes) else {
-            self.lower_claim();
-            return Ok(Err(region));
-        };
+        let region = acquired?;
+        let Some(range) = self.arena.add_reserve(bytes) else { return Ok(Err(region)) };
+        self.pending_bytes -= held_bytes;
         let start = region.start();
         self.mappings.add(range, Mapping::Region(region));
         self.reserve_bytes += bytes;

@@ -1,14 +1,15 @@
-//! Reserves: memory that is pinned in one call and kept.
+//! Reserves: memory that is pinned in few calls and kept.
 
-use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use super::super::Refusal;
 use super::super::arena_state::NextStep;
 use super::super::executor::{Mapping, held};
 use super::SharedArena;
+use super::slices::{Place, Progress, Slices};
 use crate::backend::SourceError;
 use crate::diag::Growth;
+use pinpool_os::threads;
 
 /// A step pins about so much: 2 to 3 ms on `mlock` and `vmm`. Larger granules are pinned one by one.
 const STEP_BYTES: u64 = 8 << 20;
@@ -29,27 +30,52 @@ pub(in crate::engine) enum Step {
 }
 
 impl SharedArena {
-    /// Pins `bytes` and keeps them until the end (policy-R10): a range of its own in the arena. Returns where it lies. `refusal`
-    /// is asked once the bytes are claimed. A slow call.
+    /// Pins `bytes` and keeps them until the end (policy-R10), in ranges of their own, in slices of this length if there is one. Returns where they lie: if the source refuses
+    /// even short slices, fewer than were asked for, and the log says so. `refusal` is asked once the bytes are claimed. A slow call.
     pub(in crate::engine) fn add_reserve(
         &self,
-        bytes: u64,
+        (bytes, slice_bytes): (u64, Option<u64>),
         progress: &dyn Fn(u64),
         refusal: impl FnOnce() -> Option<Refusal>,
-    ) -> Result<(NonNull<u8>, usize), Refusal> {
+    ) -> Result<Vec<Place>, Refusal> {
         let held_bytes = |bytes| held(bytes, |len| self.source.held_bytes_fast(len));
-        let len = self.state.lock().claim_reserve(bytes, held_bytes)?;
+        let len = self.state.lock().claim_reserve(bytes, held_bytes)? as u64;
         if let Some(refusal) = refusal() {
-            self.state.lock().unclaim_reserve(held_bytes(len as u64));
+            self.state.lock().unclaim_reserve(held_bytes(len));
             return Err(refusal);
         }
+        let slices = Slices::of(len, slice_bytes);
+        let pin = |progress: &dyn Fn(usize)| {
+            while let Some(bytes) = slices.next() {
+                slices.note(bytes, self.add_slice(bytes, held_bytes(bytes), progress));
+            }
+        };
+        threads::scope(|scope| {
+            // Where there is no thread, this one pins all.
+            let _second = slices.are_several().then(|| scope.spawn(c"pinpool-reserve", || pin(&|_| ())));
+            pin(&|done| progress(slices.done_bytes() + done as u64));
+        });
+        let Progress { places, left_bytes, refusal, .. } = slices.end();
+        if left_bytes > 0 {
+            self.state.lock().unclaim_reserve(held_bytes(left_bytes));
+        }
+        match refusal {
+            Some(refusal) if places.is_empty() => return Err(refusal),
+            Some(Refusal::Source(error)) => self.log.reserve_stopped(len - left_bytes, len, &error),
+            _ => {}
+        }
+        Ok(places)
+    }
+
+    /// Pins a slice of a reserve, of which `held_bytes` are claimed: they stay claimed if that fails.
+    fn add_slice(&self, bytes: u64, held_bytes: u64, progress: &dyn Fn(usize)) -> Result<Place, Refusal> {
+        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let begun = Instant::now();
-        let progress = |done: usize| progress(done as u64);
-        let acquired = self.source.acquire_fast(len, self.config.pin_threads, &progress);
+        let acquired = self.source.acquire_fast(len, self.config.pin_threads, progress);
         let took = begun.elapsed();
         let mut state = self.state.lock();
         let held_before_bytes = state.held_bytes();
-        let settled = state.settle_reserve((len, held_bytes(len as u64)), acquired, took).map_err(Refusal::Source)?;
+        let settled = state.settle_reserve((len, held_bytes), acquired, took).map_err(Refusal::Source)?;
         let (held_bytes, max_bytes) = (state.held_bytes(), state.quota().max_bytes());
         drop(state);
         let growth = Growth { asked_bytes: bytes, held_before_bytes, held_bytes, page_locks: 1, took, max_bytes };
@@ -58,7 +84,7 @@ impl SharedArena {
             let refusal = Refusal::Source(SourceError::new("arena", "no range is left for a reserve"));
             self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source).and(Err(refusal))
         };
-        settled.or_else(no_range).map(|start| (start, len))
+        settled.or_else(no_range).map(|start| Place(start, len))
     }
 
     /// Makes one step of a reserve that is pinned step by step. `refusal` is asked as by
@@ -116,8 +142,11 @@ impl SharedArena {
         }
         let longest_bytes = if is_first || has_copies { STEP_BYTES } else { REGION_BYTES };
         let bytes = to_come.min(longest_bytes);
-        match self.add_reserve(bytes, &|_| (), || refusal(bytes)) {
-            Ok((_, len)) => self.state.lock().note_reserve_region(len as u64),
+        match self.add_reserve((bytes, None), &|_| (), || refusal(bytes)) {
+            Ok(places) => {
+                let pinned_bytes = places.iter().map(|&Place(_, len)| len as u64).sum();
+                self.state.lock().note_reserve_region(pinned_bytes);
+            }
             Err(Refusal::Source(error)) => return Err(error),
             Err(Refusal::Over { .. } | Refusal::Line { .. }) => {
                 let next = self.state.lock().without_room(bytes);
