@@ -51,7 +51,6 @@ fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
             pool.try_get(2 * MIB).unwrap_err(),
             pool.get_aligned(MIB, 4096).unwrap_err(),
             tagged.get(MIB).unwrap_err(),
-            pool.batch(MIB).unwrap_err(),
         ] {
             assert!(error.is_closed(), "{error}");
         }
