@@ -100,10 +100,8 @@ unsafe extern "C" fn get(
     error: *mut c_char,
     error_bytes: usize,
 ) -> c_int {
-    let got = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: leaked by `_torch_functions`.
-        unsafe { &*pool }.get(bytes)
-    }));
+    // SAFETY: leaked by `_torch_functions`.
+    let got = catch_unwind(AssertUnwindSafe(|| unsafe { &*pool }.get(bytes)));
     let why = match got {
         Ok(Ok(mut buf)) => {
             // SAFETY: the caller's out parameter.
@@ -155,10 +153,8 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
 ///
 /// `pool` is that of [`Functions`].
 unsafe extern "C" fn trim(pool: *const Pool) {
-    let _panic = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: leaked by `_torch_functions`.
-        unsafe { &*pool }.clear();
-    }));
+    // SAFETY: leaked by `_torch_functions`.
+    let _panic = catch_unwind(AssertUnwindSafe(|| unsafe { &*pool }.clear()));
 }
 
 /// # Safety
@@ -191,10 +187,10 @@ unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
 ///
 /// `stream` is a live stream.
 unsafe extern "C" fn is_capturing(stream: *const Stream) -> c_int {
-    let asked = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the caller's stream.
-        unsafe { (*stream).as_raw() }.is_capturing()
-    }));
+    // SAFETY: the caller's stream.
+    let stream = unsafe { &*stream };
+    // SAFETY: as above.
+    let asked = catch_unwind(AssertUnwindSafe(|| unsafe { stream.as_raw() }.is_capturing()));
     asked.unwrap_or(false).into()
 }
 

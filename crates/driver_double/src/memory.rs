@@ -213,9 +213,7 @@ driver_call! { Enqueue fn cuMemAllocHost_v2(out: Out<*mut c_void>, bytes: usize)
 
 driver_call! { Enqueue fn cuMemFreeHost(address: *mut c_void) {
     let start = address.addr() as u64;
-    if start == 0 {
-        return Ok(());
-    }
+    if start == 0 { return Ok(()) }
     if !matches!(address_space::read().at(start), Some((at, Range { owner: Owner::Allocated { .. }, .. })) if at == start) {
         ledger::misused(format!("cuMemFreeHost of {start:#x}, which cuMemHostAlloc never gave out or was freed before"));
         return Err(Code::INVALID_VALUE);
