@@ -158,7 +158,10 @@ fn free_memory_in_pieces_is_called_that_by_error_dump_and_why() {
     let cause = "likely cause: 32.0 MiB free, longest piece 1.0 MiB\nchange: raise PINPOOL_MAX_BYTES to 66.0 MiB or more, or use \
                  fewer sizes";
     assert!(report.ends_with(cause), "{report}");
-    assert_eq!((why.cause(), why.is_alarm(), why.found()), ("pool full", true, "32.0 MiB free, longest piece 1.0 MiB"));
+    assert_eq!(
+        (why.cause(), why.is_alarm(), why.found()),
+        ("ceiling too small", true, "32.0 MiB free, longest piece 1.0 MiB")
+    );
     assert!(why.evidence().iter().any(|line| line.ends_with("0.0 MiB idle, 32.0 MiB free")), "{why}");
 }
 
@@ -175,7 +178,7 @@ fn after_a_request_that_failed_why_has_the_cause_of_the_failure() {
         }
     };
     let why = pool.why();
-    assert_eq!((why.cause(), why.is_alarm()), ("pool full", true), "{why}");
+    assert_eq!((why.cause(), why.is_alarm()), ("ceiling too small", true), "{why}");
     assert!(why.found().ends_with("the oldest is 0 s old, of cache"), "{why}");
     assert!(error.report().contains(why.found()) && error.report().ends_with(why.cure().unwrap()), "{why}");
     // A later judgement has seen what came after it.
@@ -183,5 +186,5 @@ fn after_a_request_that_failed_why_has_the_cause_of_the_failure() {
     (0..20).for_each(|_| drop(pool.get(MIB).unwrap()));
     clock.advance_us(11_000_000);
     pool.poll();
-    assert_ne!(pool.why().cause(), "pool full");
+    assert_ne!(pool.why().cause(), "ceiling too small");
 }
