@@ -193,11 +193,9 @@ impl Finder<'_> {
             // A number that may be whole goes on only if it is better so, or no worse and the line has nothing else.
             let [before, after] = [&open.text, text].map(|text| Figures::of(&follow(open.parts, text).numbers));
             let [before, after] = [before, after].map(|figures| figures.map(|figures| figures.trust()));
-            !was || after > before
-                || (after == before
-                    && is_line_end(&line[*used..])
-                    && !continues_number(&line[*used..])
-                    && parts::is_printed(text))
+            let rest = &line[*used..];
+            let is_rest = is_line_end(rest) && !continues_number(rest) && parts::is_printed(text);
+            !was || (after > before && (is_rest || after == Some(Trust::Sure))) || (after == before && is_rest)
         });
         let used = match extended {
             Some((text, used)) if text.len() <= LONGEST_MESSAGE_BYTES => {

@@ -223,13 +223,21 @@ fn a_rate_that_is_cut_at_the_end_of_a_line_is_joined_or_decides_nothing() {
             );
         }
     }
-    for cut in ["0.0", "0.016", "0.0160", "0.", "9e-"] {
+    for cut in ["0", "0.0", "0.016", "0.0160", "0.", "9e-"] {
         let (messages, summary) = of(format!("{LATER}{cut}\nEpoch 1/3\n{raise}"));
         assert_eq!((messages.len(), &summary["cut"], &summary["verdict"]), (1, &1.into(), &"unknown".into()), "{cut}");
     }
-    // The counters or the raise say that more was allocated.
-    let (_, summary) = of(format!("{LATER}0\n"));
+    // Before text that follows at once it is whole, and the counters or the raise say that more was allocated.
+    let (_, summary) = of(format!("{LATER}0 I x:247] Epoch 1/3\n"));
     assert_eq!(summary["verdict"], "too short to tell");
+    for width in 89..230 {
+        let cut: String = LOG.lines().map(|line| format!("{}\n", &line[..line.len().min(width)])).collect();
+        let (messages, summary) = of(format!("{AFTER}\n{cut}"));
+        assert_eq!(messages.len() as u64 + summary["cut"].as_u64().unwrap(), 7, "{width}");
+        let rates =
+            messages.iter().filter(|message| message["kind"] == "after").map(|message| &message["unsatisfied_rate"]);
+        assert!(rates.clone().all(|rate| LOG.contains(&format!("rate={rate}\n"))), "{width}: {messages:?}");
+    }
     let steady = "PoolAllocator: After 5000000 get requests, put_count=5000000 evicted_count=1000 eviction_rate=0.0002 and \
                   unsatisfied allocation rate=0.0002022\n";
     assert_eq!(of(steady).1["verdict"], "steady");
