@@ -173,7 +173,9 @@ impl Finder<'_> {
     /// Keeps `open` open if it may go on in the next line.
     fn wait(&mut self, open: Open) {
         let is_whole = follow(open.parts, &open.text).is_whole;
-        let is_sure = open.figures().is_some_and(|figures| figures.trust() == Trust::Sure);
+        // A shorter rate may go on, and be as sure.
+        let is_long = open.parts == RAISE || parts::rate_digits(&open.text) == Some(parts::RATE_DIGITS);
+        let is_sure = is_long && open.figures().is_some_and(|figures| figures.trust() == Trust::Sure);
         self.open = Some(open);
         if is_whole && is_sure {
             self.close();
@@ -193,11 +195,9 @@ impl Finder<'_> {
             // A number that may be whole goes on only if it is better so, or no worse and the line has nothing else.
             let [before, after] = [&open.text, text].map(|text| Figures::of(&follow(open.parts, text).numbers));
             let [before, after] = [before, after].map(|figures| figures.map(|figures| figures.trust()));
-            !was || after > before
-                || (after == before
-                    && is_line_end(&line[*used..])
-                    && !continues_number(&line[*used..])
-                    && parts::is_printed(text))
+            let rest = &line[*used..];
+            let is_rest = is_line_end(rest) && !continues_number(rest) && parts::rate_digits(text).is_some();
+            !was || (after > before && (is_rest || after == Some(Trust::Sure))) || (after == before && is_rest)
         });
         let used = match extended {
             Some((text, used)) if text.len() <= LONGEST_MESSAGE_BYTES => {

@@ -11,7 +11,7 @@
 //! where the previous limit is 0 before the first raise. The message prints `allocated / get` with six significant digits, and
 //! limits lie on a chain, so that mostly one limit of the chain fits.
 
-use super::message::{Counters, TOLERABLE_RATE, raised};
+use super::message::{Counters, GETS_MIN, TOLERABLE_RATE, raised};
 
 /// Limits that follow one another by TensorFlow's rule of a raise.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,9 +81,10 @@ pub(super) fn allocated_by_rate(counters: &Counters) -> Option<u64> {
     fits.next().filter(|_| fits.next().is_none())
 }
 
-/// Whether the printed rate is that of any number of gets.
+/// Whether the printed rate is that of any number of gets that the counters allow.
 pub(super) fn is_plausible(counters: &Counters) -> bool {
-    counters.get.is_none() || !counters.unsatisfied_rate.is_finite() || all_by_rate(counters).next().is_some()
+    let is_known = counters.get.is_some() && counters.unsatisfied_rate.is_finite();
+    !is_known || (all_by_rate(counters).next().is_some() && !is_too_low(counters))
 }
 
 fn all_by_rate(counters: &Counters) -> impl Iterator<Item = u64> {
@@ -97,7 +98,7 @@ fn all_by_rate(counters: &Counters) -> impl Iterator<Item = u64> {
 /// Whether the printed rate raises no limit although the counters, whatever the limit, say that one is due.
 pub(super) fn is_too_low(counters: &Counters) -> bool {
     let allocated = |get| i128::from(get) - i128::from(counters.put) + i128::from(counters.evicted);
-    let is_due = |get: u64| allocated(get) as f64 > TOLERABLE_RATE * get as f64;
+    let is_due = |get: u64| get >= GETS_MIN && allocated(get) as f64 > TOLERABLE_RATE * get as f64;
     counters.unsatisfied_rate <= TOLERABLE_RATE && counters.get.is_some_and(is_due)
 }
 

@@ -4,6 +4,8 @@ use super::ledger::{Chain, is_plausible};
 
 /// The pool raises its limit while both rates are above this (`kTolerable`).
 pub(super) const TOLERABLE_RATE: f64 = 2e-3;
+/// Fewer gets since the last raise decide nothing: a program that drains its queues puts, and gets no more.
+pub(super) const GETS_MIN: u64 = 1_000;
 /// The limit that TensorFlow's pool starts with. A limit below this rises to it at once.
 pub(super) const START_LIMIT: u64 = 100;
 

@@ -68,7 +68,7 @@ pub(super) fn follow<'a>(parts: Parts, text: &'a [u8]) -> Followed<'a> {
             }
             if text.get(next) != Some(&letter) {
                 // A column may begin with letters that go on with the word.
-                let column = column.filter(|(_, letters)| found.letters - letters <= ALIKE);
+                let column = column.filter(|(_, letters)| next < text.len() && found.letters - letters <= ALIKE);
                 (found.end, found.letters) = column.unwrap_or((found.end, found.letters));
                 return found;
             }
@@ -168,10 +168,13 @@ pub(super) fn is_line_end(rest: &[u8]) -> bool {
     true
 }
 
-/// Whether the number that `text` ends with is written as a rate is, with six digits at most.
-pub(super) fn is_printed(text: &[u8]) -> bool {
+/// Digits that are printed of a rate at most.
+pub(super) const RATE_DIGITS: usize = 6;
+
+/// Digits of the rate that `text` ends with, from the first that is not 0; `None` if no rate is written so.
+pub(super) fn rate_digits(text: &[u8]) -> Option<usize> {
     let number = text.rsplit(|byte| *byte == b'=').next().unwrap_or_default();
     let digits = number.iter().skip_while(|byte| !matches!(byte, b'1'..=b'9')).take_while(|byte| **byte != b'e');
-    let is_padded = matches!(number, [b'0', b'0'..=b'9', ..]);
-    !is_padded && digits.filter(|byte| byte.is_ascii_digit()).count() <= 6
+    let digits = digits.filter(|byte| byte.is_ascii_digit()).count();
+    (digits <= RATE_DIGITS && !matches!(number, [b'0', b'0'..=b'9', ..])).then_some(digits)
 }

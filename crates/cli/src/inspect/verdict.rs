@@ -4,12 +4,10 @@ use pinpool_observe::judge::words::counted;
 
 use super::history::PoolHistory;
 use super::ledger::is_too_low;
-use super::message::{Counters, TOLERABLE_RATE};
+use super::message::{Counters, GETS_MIN, TOLERABLE_RATE};
 
 /// With more misses than this share of the gets, a pool whose limit has grown a lot is of little use.
 const THRASHING_RATE: f64 = 0.1;
-/// Fewer gets since the last raise decide nothing: a program that drains its queues puts, and gets no more.
-const GETS_MIN: u64 = 1_000;
 /// With more misses than this share of the gets, the limit that was reached is none to begin with.
 const USELESS_RATE: f64 = 0.5;
 /// This many raises are a factor of 2.6.

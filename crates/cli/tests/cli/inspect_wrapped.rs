@@ -211,25 +211,40 @@ fn a_message_that_was_cut_within_its_first_words_is_counted() {
 #[test]
 fn a_rate_that_is_cut_at_the_end_of_a_line_is_joined_or_decides_nothing() {
     let raise = "Raising pool_size_limit_ from 493 to 542\n";
-    for parts in
-        ["0.0\n160433", "0\n.0160433", "0.\n0160433", "0.016\n0433", "0.01604\n33", "0.\n0160\n433", "0.0160433"]
-    {
-        for next in ["", raise, "2017-07-03 09:45:08.178166: I x:259] Epoch\n", "42 steps\n"] {
-            let (messages, _) = of(format!("{LATER}{parts}\n{next}"));
-            assert_eq!(
-                (&messages[0]["unsatisfied_rate"], &messages[0]["limit"]),
-                (&0.016_043_3.into(), &493.into()),
-                "{parts}"
-            );
-        }
+    let parts =
+        ["0.0\n160433", "0\n.0160433", "0.\n0160433", "0.016\n0433", "0.01604\n33", "0.\n0160\n433", "0.0160433"];
+    let next = ["", raise, "2017-07-03 09:45:08.178166: I x:259] Epoch\n", "42 steps\n"];
+    let texts: Vec<_> = parts.iter().flat_map(|parts| next.map(|next| format!("{LATER}{parts}\n{next}"))).collect();
+    for (text, (messages, _)) in texts.iter().zip(inspected(&texts)) {
+        assert_eq!(
+            (&messages[0]["unsatisfied_rate"], &messages[0]["limit"]),
+            (&0.016_043_3.into(), &493.into()),
+            "{text}"
+        );
     }
-    for cut in ["0.0", "0.016", "0.0160", "0.", "9e-"] {
+    // As sure as the whole rate, and cut.
+    let chance = "PoolAllocator: After 8980 get requests, put_count=12319 evicted_count=6000 eviction_rate=0.487053 and \
+                  unsatisfied allocation rate=0.30\n9131\n";
+    assert_eq!(of(chance).0[0]["limit"], 1273);
+    let lost = "PoolAllocator: After  get requests, put_count=2530 evicted_count=2000 eviction_rate=0.790514 and unsatisfied \
+                allocation rate=0";
+    let texts: Vec<_> = (10..lost.len()).map(|at| format!("{}\n{}\n", &lost[..at], &lost[at..])).collect();
+    assert!(inspected(&texts).iter().all(|(messages, _)| messages[0]["put"] == 2530));
+    for cut in ["0", "0.0", "0.016", "0.0160", "0.", "9e-"] {
         let (messages, summary) = of(format!("{LATER}{cut}\nEpoch 1/3\n{raise}"));
         assert_eq!((messages.len(), &summary["cut"], &summary["verdict"]), (1, &1.into(), &"unknown".into()), "{cut}");
     }
-    // The counters or the raise say that more was allocated.
-    let (_, summary) = of(format!("{LATER}0\n"));
+    // Before text that follows at once it is whole, and the counters or the raise say that more was allocated.
+    let (_, summary) = of(format!("{LATER}0 I x:247] Epoch 1/3\n"));
     assert_eq!(summary["verdict"], "too short to tell");
+    for width in 89..230 {
+        let cut: String = LOG.lines().map(|line| format!("{}\n", &line[..line.len().min(width)])).collect();
+        let (messages, summary) = of(format!("{AFTER}\n{cut}"));
+        assert_eq!(messages.len() as u64 + summary["cut"].as_u64().unwrap(), 7, "{width}");
+        let rates =
+            messages.iter().filter(|message| message["kind"] == "after").map(|message| &message["unsatisfied_rate"]);
+        assert!(rates.clone().all(|rate| LOG.contains(&format!("rate={rate}\n"))), "{width}: {messages:?}");
+    }
     let steady = "PoolAllocator: After 5000000 get requests, put_count=5000000 evicted_count=1000 eviction_rate=0.0002 and \
                   unsatisfied allocation rate=0.0002022\n";
     assert_eq!(of(steady).1["verdict"], "steady");
