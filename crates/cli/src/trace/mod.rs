@@ -5,9 +5,13 @@
 //! | `text.rs` | the text form, which readers of conformance traces read |
 //! | `csv.rs` | a line for each record |
 //! | `chrome.rs` | trace events as JSON, for Perfetto and `chrome://tracing` |
+//! | `snapshot.rs` | a snapshot for PyTorch's memory_viz |
+//! | `pickle.rs` | the encoding of that snapshot |
 
 mod chrome;
 mod csv;
+mod pickle;
+mod snapshot;
 mod text;
 
 use std::error::Error;
@@ -52,6 +56,8 @@ enum Format {
     Csv,
     /// Trace events as JSON, for Perfetto and chrome://tracing
     Chrome,
+    /// A pickled snapshot for PyTorch's memory_viz
+    Pytorch,
 }
 
 pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), ExitError> {
@@ -114,6 +120,7 @@ fn write(recording: &Recording, workload: &Workload, format: Format, out: &mut d
         Format::Text => text::write(recording, workload, out),
         Format::Csv => csv::write(recording, out),
         Format::Chrome => chrome::write(recording, out),
+        Format::Pytorch => snapshot::write(recording, out),
     }
 }
 

@@ -55,6 +55,8 @@ fn a_leak_is_named_by_the_function_that_got_it() {
         let is_named = |line: &str| line.contains(begin) && line.contains("::get_and_keep");
         assert!(text.lines().any(is_named), "{format}: {text}");
     }
+    // Frames of entries and of the blocks at the end.
+    assert_eq!(converted("pytorch").matches("call_stacks::get_and_keep").count(), 2 * GETS / 20);
 
     // As it would be over ten minutes.
     let records = recording.records.len() as u64;

@@ -90,7 +90,7 @@ fn a_text_that_no_command_plays_is_not_printed_either() {
     ] {
         let path = written(dir.path(), "w.trace", text);
         let out = dir.path().join("out");
-        for format in ["text", "csv", "chrome"] {
+        for format in ["text", "csv", "chrome", "pytorch"] {
             let ran = ran("trace", &path, &["--format", format, "-o", out.to_str().unwrap()]);
             assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{format}: {text}");
             ran.check_stderr(words);

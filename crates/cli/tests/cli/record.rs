@@ -82,6 +82,12 @@ fn a_trace_is_converted_to_csv_to_trace_events_and_to_a_snapshot() {
     }
     let last = events.iter().rfind(|event| event["name"] == "buffer bytes").unwrap();
     assert_eq!(last["args"]["in use"], 0, "all was put back: {last}");
+
+    let out = dir.path().join("snapshot.pickle");
+    let ran = trace(&path, &["--format", "pytorch", "-o", out.to_str().unwrap()]);
+    assert_eq!((ran.code(), ran.stdout.as_str()), (0, ""));
+    let bytes = fs::read(out).unwrap();
+    assert!(bytes.starts_with(b"\x80\x02}(") && bytes.ends_with(b"u."));
 }
 
 #[test]

@@ -68,6 +68,18 @@ fn traces(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
+fn a_snapshot_can_be_played_backwards_as_memory_viz_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut entries = 0;
+    for path in traces(dir.path()) {
+        let Some(said) = python("tests/data/torch_snapshot/check.py", &converted(&path, "pytorch")) else { return };
+        let count = said.lines().find_map(|line| line.strip_prefix("entries ")).unwrap();
+        entries += count.parse::<u64>().unwrap();
+    }
+    assert!(entries > 200, "{entries}");
+}
+
+#[test]
 fn trace_events_are_read_by_perfettos_trace_processor() {
     let dir = tempfile::tempdir().unwrap();
     for path in traces(dir.path()) {
