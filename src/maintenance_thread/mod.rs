@@ -78,7 +78,7 @@ impl Pace {
 
 /// Shortest pause between two looks at copies. With the timer slack of Linux it takes up to 0.1 ms.
 const SHORTEST_COPY_PAUSE: Duration = Duration::from_micros(40);
-const LONGEST_COPY_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_COPY_PAUSE: Duration = Duration::from_millis(20);
 /// The thread ends when there has been no pool for this long.
 const LINGER: Duration = Duration::from_secs(1);
 /// A thread that has been in one call for this long is replaced.
@@ -88,7 +88,7 @@ const EXIT_PATIENCE: Duration = Duration::from_millis(200);
 
 /// Between two looks at copies, the last of which began at `since`: longer for a copy that has been running for long.
 pub(crate) fn pause_for_copies(since: Instant) -> Duration {
-    (since.elapsed() / 256).clamp(SHORTEST_COPY_PAUSE, LONGEST_COPY_PAUSE)
+    (since.elapsed() / 128).clamp(SHORTEST_COPY_PAUSE, LONGEST_COPY_PAUSE)
 }
 
 /// A pool as the thread sees it.

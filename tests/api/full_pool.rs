@@ -87,9 +87,9 @@ fn a_request_looks_rarely_while_nothing_is_in_flight_and_ever_more_rarely_while_
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     let gate = stream.hold();
     let copy = held.copy_to(&stream, &mut device).unwrap();
-    // At most 256 looks until each pause exceeds 40 us, and then at most 256 each time that the wait has grown e-fold.
+    // At most 128 looks until each pause exceeds 40 us, and then at most 128 each time that the wait has grown e-fold.
     let looks = polls(&pool, wait);
-    assert!(looks <= 256 * 5, "{looks} looks at one copy");
+    assert!(looks <= 128 * 6, "{looks} looks at one copy");
     drop(gate);
     copy.wait().unwrap();
 }

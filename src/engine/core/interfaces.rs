@@ -1,7 +1,10 @@
 //! The pool as its domain and the maintenance thread see it.
 
+use std::sync::Arc;
+
 use super::super::domain::Member;
 use super::Core;
+use crate::ledger::SharedCeiling;
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::stats::EvictionReason;
 
@@ -53,8 +56,10 @@ impl Member for Core {
 impl Maintained for Core {
     fn maintain(&self) {
         self.give_to_others();
-        if self.wanted_of_ledger.bytes() > 0 {
-            // Another pool of the process may have made room, which wakes this thread alone.
+        let wanted = self.wanted_of_ledger.bytes();
+        let has_room = |ledger: Arc<SharedCeiling>| ledger.host_ledger().is_none() && ledger.room_for(wanted) >= wanted;
+        if wanted > 0 && self.backing().ledger().is_some_and(has_room) {
+            // Another pool of the process has made it, which wakes this thread alone.
             self.wake_waiters();
         }
         let is_preparing = self.backing().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));

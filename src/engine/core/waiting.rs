@@ -28,7 +28,7 @@ use pinpool_os::sync::process::{Ordering, fence};
 
 /// Longest wait for room.
 const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
-/// Longest sleep of the first in line while no copy is in flight: room may also come from other pools and processes.
+/// Shortest sleep of the first in line while no copy is in flight: room may also come from other pools and processes.
 const IDLE_PATIENCE: Duration = Duration::from_millis(5);
 
 /// What a get asks for, and for whom.
@@ -464,7 +464,8 @@ impl Server for Core {
             Some(domain) => domain.has_copies(),
             None => self.in_flight.count() > 0,
         };
-        if has_copies { pause_for_copies(since) } else { IDLE_PATIENCE }
+        let pause = pause_for_copies(since);
+        if has_copies { pause } else { pause.max(IDLE_PATIENCE) }
     }
 
     fn is_hopeless(&self, refusal: &Refusal) -> bool {
