@@ -155,7 +155,7 @@ const GROWS: &str =
     "what is in use at once grows to the end, and a longer run would not fit under a ceiling that this one needs";
 const NO_GAIN: &str =
     "nothing that was tried gains a tenth of the time lost, or of the memory held, and costs no more of the other";
-const NO_SOONER: &str = "requests wait, but with more memory the program would end less than 15 % sooner";
+const NO_SOONER: &str = "requests wait, but with more memory the program would end less than 20 % sooner";
 /// How far an advised limit is above the smallest that costs no more.
 const HEADROOM: f64 = 0.1;
 /// Ceilings that are printed, about.

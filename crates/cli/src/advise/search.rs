@@ -43,7 +43,7 @@ const LESS_BYTES: u64 = 16 << 20;
 /// Threads that are held up less by calls run ahead by so many buffers more than a replay shows.
 const BUFFERS_MORE: u64 = 2;
 /// A limit above the one that made requests wait has to end the program earlier by this share: a replay is not more exact.
-const EARLIER: f64 = 0.15;
+const EARLIER: f64 = 0.2;
 
 type Found<T> = Result<T, Box<dyn Error>>;
 

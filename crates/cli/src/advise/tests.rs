@@ -365,7 +365,7 @@ fn a_full_pool_is_given_more_memory_if_its_threads_queue_for_it() {
     let limit = lines.iter().find_map(|line| line.strip_prefix("export PINPOOL_MAX_BYTES=")).unwrap();
     assert!((8..64).contains(&(limit.parse::<u64>().unwrap() / MIB)), "{lines:?}");
     let (_, ends) = lines[0].split_once("ends after 4.0 s -> ").unwrap();
-    assert!(ends.split(' ').next().unwrap().parse::<f64>().unwrap() < 2.0, "{lines:?}");
+    assert!(ends.split(' ').next().unwrap().parse::<f64>().unwrap() < 2.5, "{lines:?}");
 }
 
 #[test]
