@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pinpool::backend::{GRANULE_BYTES, PAGE_BYTES, Region, Source, SourceError};
 
 use crate::blocks::{Block, Blocks};
-use crate::captures;
 use crate::contexts::Context;
 use crate::driver::{Code, Driver, MAPPED, PORTABLE};
 use crate::locks::RwLock;
