@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn chunks_are_huge_pages_and_enough_for_all_threads() {
-        for (len_bytes, threads, chunk_bytes) in [(1, 1, 2 << 20), (64 << 20, 4, 4 << 20), (2 << 30, 2, 64 << 20)] {
+        for (len_bytes, threads, chunk_bytes) in [(1, 1, 2 << 20), (64 << 20, 4, 4 << 20), (2 << 30, 2, 4 << 20)] {
             let region = Region::new(NonNull::dangling(), len_bytes, 0);
             assert_eq!(ChunkQueue::of(&region, threads, 0).chunk_bytes, chunk_bytes);
         }

@@ -264,6 +264,10 @@ unsafe impl Fence for SinkFence {
         if self.progress.state.lock().failed { Err(failed()) } else { Ok(false) }
     }
 
+    fn is_done_by_load(&self) -> Option<bool> {
+        self.progress.is_done(self.number + 1).then_some(true)
+    }
+
     fn wait(&self) -> Result<()> {
         self.progress.wait_for(self.number + 1)
     }

@@ -58,10 +58,6 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 /// Pools and partitions that this process has made.
 static POOLS: AtomicU64 = AtomicU64::new(0);
 
-/// A get that needs memory waits this long for another thread's sweep. A driver answers in microseconds, and the sweeping
-/// thread may have lost its processor for a while; a driver that hangs must not block all gets.
-const SWEEP_PATIENCE: Duration = Duration::from_millis(5);
-
 mod attention;
 mod backoff;
 mod device;
@@ -338,7 +334,7 @@ impl Core {
 
     /// An idle block of `class`, or one whose copies are over; calls no back-end and never waits.
     pub(crate) fn try_get(&self, class: Class) -> Option<Block> {
-        self.take_hit(class).or_else(|| self.take_completed(class, Duration::ZERO))
+        self.take_hit(class).or_else(|| self.take_completed(class))
     }
 
     fn take_hit(&self, class: Class) -> Option<Block> {
@@ -346,10 +342,10 @@ impl Core {
     }
 
     /// A block of `class` whose copies are over, found by sweeping.
-    fn take_completed(&self, class: Class, patience: Duration) -> Option<Block> {
+    fn take_completed(&self, class: Class) -> Option<Block> {
         while self.in_flight.count() > 0 {
             let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
-            let swept = self.in_flight.sweep_until(Ask::Unknown, patience, is_enough);
+            let swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
             let found_none = swept.completed.is_empty();
             self.complete(swept);
             // Another thread may take it first; then there may be more.
@@ -363,7 +359,7 @@ impl Core {
 
     /// Releases every idle block and begins a new window.
     pub(crate) fn clear(&self) {
-        self.complete_all_copies();
+        self.ask_copies();
         self.ask_again(usize::MAX);
         self.stock.record(Event::Cleared);
         self.stock.clear(self.time.coarse_us());
@@ -372,7 +368,7 @@ impl Core {
 
     /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle.
     pub(crate) fn trim(&self, to_bytes: u64) {
-        self.complete_all_copies();
+        self.ask_copies();
         self.ask_again(usize::MAX);
         self.backing().release_refused();
         self.stock.trim(to_bytes, self.time.coarse_us());

@@ -29,14 +29,14 @@
 //!   a pool, which goes by the count, finds all that it counted.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
 use crate::error::Error;
 use crate::stats::Stats;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
-use pinpool_os::sync::{Condvar, Mutex, process};
+use pinpool_os::sync::{Mutex, process};
 
 mod fence;
 mod queues;
@@ -52,8 +52,6 @@ use queues::{Candidate, KEPT_QUEUES, PendingCopy, Queue, QueueKey, Queues};
 pub(crate) struct InFlight<T> {
     /// Held for moves of items alone: no fence is called under it.
     queues: Mutex<Queues<T>>,
-    /// Notified when a thread has ended its queries of a queue.
-    released: Condvar,
     /// Items in the queues or quarantined (in-flight-I4), and those that are quarantined.
     count: AtomicU64,
     failed: AtomicU64,
@@ -107,9 +105,7 @@ impl<T> InFlight<T> {
                 last_number: 0,
                 failed: VecDeque::new(),
                 has_ended: false,
-                waiting: 0,
             }),
-            released: Condvar::default(),
             count: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             peaks: Default::default(),
@@ -223,32 +219,12 @@ impl<T> InFlight<T> {
 
     /// Returns the items that are over. Passes over the queues that other threads are querying.
     pub(crate) fn sweep(&self) -> Swept<T> {
-        self.sweep_until(Ask::Unknown, Duration::ZERO, |_| false)
+        self.sweep_until(Ask::Unknown, |_| false)
     }
 
-    /// A sweep that queries no more once a completed item is `enough`, since each query may be a call of the driver. If it
-    /// finds nothing, it waits at most `patience` for the threads that are querying the queues it passed over, and tries
-    /// once more.
-    pub(crate) fn sweep_until(&self, ask: Ask, patience: Duration, enough: impl Fn(&T) -> bool) -> Swept<T> {
+    /// A sweep that queries no more once a completed item is `enough`, since each query may be a call of the driver.
+    pub(crate) fn sweep_until(&self, ask: Ask, enough: impl Fn(&T) -> bool) -> Swept<T> {
         let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
-        let passed_over = self.sweep_free_queues(ask, &enough, &mut swept);
-        let found_none = swept.completed.is_empty() && swept.lost.is_empty();
-        if found_none && !passed_over.is_empty() && !patience.is_zero() {
-            self.await_queries(&passed_over, Instant::now() + patience);
-            self.sweep_free_queues(ask, &enough, &mut swept);
-        }
-        swept
-    }
-
-    /// Takes what loads say is over, and sweeps the queues that no other thread is querying. Returns the others, with the number of
-    /// their claim.
-    fn sweep_free_queues(
-        &self,
-        ask: Ask,
-        enough: &impl Fn(&T) -> bool,
-        swept: &mut Swept<T>,
-    ) -> SmallVec<[(QueueKey, u64); 4]> {
-        let mut passed_over = SmallVec::new();
         let mut queues = self.queues.lock();
         let completed = queues.take_completed();
         self.count.fetch_sub(completed.len() as u64, Ordering::Relaxed);
@@ -261,47 +237,24 @@ impl<T> InFlight<T> {
             has_enough |= enough(&item);
             swept.completed.push(item);
         }
-        for key in keys.into_iter().filter(|_| !has_enough) {
-            match self.claim(key) {
-                Ok(Some((claim, first))) => {
-                    if claim.sweep(first, ask, enough, swept) {
-                        break;
-                    }
-                }
-                Ok(None) => {}
-                Err(claims) => passed_over.push((key, claims)),
+        for key in keys {
+            if has_enough {
+                break;
+            }
+            if let Some((claim, first)) = self.claim(key) {
+                has_enough = claim.sweep(first, ask, &enough, &mut swept);
             }
         }
-        passed_over
+        swept
     }
 
-    /// Claims a queue, with its first candidate; `None` if it is empty. Fails with the number of the claim of another thread.
-    fn claim(&self, key: QueueKey) -> Result<Option<(Claim<'_, T>, Candidate)>, u64> {
+    /// Claims a queue, with its first candidate; `None` if it is empty, or another thread has claimed it.
+    fn claim(&self, key: QueueKey) -> Option<(Claim<'_, T>, Candidate)> {
         let mut queues = self.queues.lock();
-        let Some(queue) = queues.find(key) else { return Ok(None) };
-        if queue.is_claimed {
-            return Err(queue.claims);
-        }
-        let Some(first) = queue.candidate_after(0) else { return Ok(None) };
+        let queue = queues.find(key).filter(|queue| !queue.is_claimed)?;
+        let first = queue.candidate_after(0)?;
         queue.is_claimed = true;
-        queue.claims += 1;
-        Ok(Some((Claim { in_flight: self, key }, first)))
-    }
-
-    /// Waits until each of these claims has ended, at most until `deadline`.
-    fn await_queries(&self, claims: &[(QueueKey, u64)], deadline: Instant) {
-        let mut queues = self.queues.lock();
-        let is_open = |queues: &mut Queues<T>| {
-            claims
-                .iter()
-                .any(|&(key, claims)| queues.find(key).is_some_and(|queue| queue.is_claimed && queue.claims == claims))
-        };
-        let mut is_late = false;
-        while !is_late && is_open(&mut queues) {
-            queues.waiting += 1;
-            (queues, is_late) = self.released.wait_until(queues, deadline);
-            queues.waiting -= 1;
-        }
+        Some((Claim { in_flight: self, key }, first))
     }
 
     /// Takes out all items, for the end of a pool. Queries each, since one that is over may stand behind a stuck one of a stream with
@@ -461,15 +414,8 @@ impl<T> Claim<'_, T> {
 
 impl<T> Drop for Claim<'_, T> {
     fn drop(&mut self) {
-        let mut queues = self.in_flight.queues.lock();
-        if let Some(queue) = queues.find(self.key) {
+        if let Some(queue) = self.in_flight.queues.lock().find(self.key) {
             queue.is_claimed = false;
-        }
-        // A notification is a system call, also where nobody waits.
-        let is_awaited = queues.waiting > 0;
-        drop(queues);
-        if is_awaited {
-            self.in_flight.released.notify_all();
         }
     }
 }
@@ -518,8 +464,7 @@ mod tests {
         let in_flight = InFlight::new();
         let fences = [1, 2, 3].map(|item| insert(&in_flight, item, 1));
         fences.iter().for_each(|fence| fence.finish());
-        let swept: Vec<_> =
-            in_flight.sweep_until(Ask::Unknown, Duration::ZERO, |&item| item == 2).completed.into_iter().collect();
+        let swept: Vec<_> = in_flight.sweep_until(Ask::Unknown, |&item| item == 2).completed.into_iter().collect();
         assert_eq!((swept, in_flight.count()), (vec![1, 2], 1));
         assert_eq!(fences.map(|fence| fence.queries()), [1, 1, 0]);
     }
@@ -599,7 +544,7 @@ mod tests {
         reached.store(64, std::sync::atomic::Ordering::Release);
         assert_eq!(completed(&in_flight), (1..=64).collect::<Vec<_>>());
         assert_eq!((in_flight.count(), in_flight.bytes()), (1, 1));
-        let asked = in_flight.sweep_until(Ask::All, Duration::ZERO, |_| false);
+        let asked = in_flight.sweep_until(Ask::All, |_| false);
         assert_eq!((asked.completed.len(), asked.lost.len()), (0, 1), "the device has failed");
     }
 
@@ -643,46 +588,11 @@ mod tests {
         let in_flight = InFlight::new();
         insert(&in_flight, 1, 1).finish();
         insert(&in_flight, 2, 2).finish();
-        let querying = in_flight.claim(QueueKey::Stream(1)).ok().flatten().unwrap();
+        let querying = in_flight.claim(QueueKey::Stream(1)).unwrap();
         assert_eq!(completed(&in_flight), [2], "a queue that another thread queries delays no other");
         assert!(completed(&in_flight).is_empty());
         drop(querying);
         assert_eq!(completed(&in_flight), [1]);
-    }
-
-    #[test]
-    fn a_patient_sweep_finds_what_another_thread_was_querying() {
-        let in_flight = InFlight::new();
-        insert(&in_flight, 1, 1).finish();
-        let querying = in_flight.claim(QueueKey::Stream(1)).ok().flatten().unwrap();
-        let (begin, patience) = (Instant::now(), Duration::from_secs(60));
-        std::thread::scope(|scope| {
-            let patient = scope.spawn(|| in_flight.sweep_until(Ask::Unknown, patience, |_| true));
-            while in_flight.queues.lock().waiting == 0 {
-                std::thread::yield_now();
-            }
-            drop(querying);
-            assert_eq!(patient.join().unwrap().completed.as_slice(), [1]);
-        });
-        assert!(begin.elapsed() < patience, "waited after the end of the query");
-    }
-
-    #[test]
-    fn a_patient_sweep_that_passed_over_no_queue_does_not_try_again() {
-        let in_flight = InFlight::new();
-        let fence = insert(&in_flight, 1, 1);
-        assert!(in_flight.sweep_until(Ask::Unknown, Duration::from_millis(1), |_| false).completed.is_empty());
-        assert_eq!(fence.queries(), 1);
-    }
-
-    #[test]
-    fn each_claim_of_a_queue_has_another_number() {
-        let in_flight = InFlight::new();
-        insert(&in_flight, 1, 1);
-        for number in 1..4 {
-            let _querying = in_flight.claim(QueueKey::Stream(1)).ok().flatten().unwrap();
-            assert_eq!(in_flight.claim(QueueKey::Stream(1)).err(), Some(number));
-        }
     }
 
     #[test]
@@ -697,7 +607,7 @@ mod tests {
         }
         let running = insert(&in_flight, 1, 0);
         insert(&in_flight, 2, 1).finish();
-        let querying = in_flight.claim(QueueKey::Stream(1)).ok().flatten().unwrap();
+        let querying = in_flight.claim(QueueKey::Stream(1)).unwrap();
         in_flight.queues.lock().find(QueueKey::Stream(1)).unwrap().remove(kept + 3).unwrap();
         insert(&in_flight, 3, kept + 1).finish();
         assert_eq!(queues(), 3, "one with an item, one that a thread queries, and the new one");
@@ -710,7 +620,7 @@ mod tests {
     fn an_item_that_was_abandoned_under_a_query_completes_no_other() {
         let in_flight = InFlight::new();
         insert(&in_flight, 1, 1).finish();
-        let (claim, first) = in_flight.claim(QueueKey::Stream(1)).ok().flatten().unwrap();
+        let (claim, first) = in_flight.claim(QueueKey::Stream(1)).unwrap();
         assert_eq!(in_flight.end().abandoned, [1], "another thread is querying it");
         let later = insert(&in_flight, 2, 1);
         let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };

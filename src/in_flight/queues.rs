@@ -32,8 +32,6 @@ pub(super) struct Queues<T> {
     pub(super) failed: VecDeque<(T, Fences)>,
     /// The pool has ended, and nothing is asked again.
     pub(super) has_ended: bool,
-    /// Threads that wait for the claim of another.
-    pub(super) waiting: usize,
 }
 
 /// The items of one stream in the order of their copies, or all items of several streams.
@@ -42,8 +40,6 @@ pub(super) struct Queue<T> {
     pub(super) key: QueueKey,
     pub(super) copies: VecDeque<PendingCopy<T>>,
     pub(super) is_claimed: bool,
-    /// How often it was claimed.
-    pub(super) claims: u64,
 }
 
 /// Which fences a sweep asks.
@@ -87,7 +83,7 @@ impl<T> Queues<T> {
         if self.queues.len() > KEPT_QUEUES {
             self.queues.retain(|queue| queue.is_claimed || !queue.copies.is_empty());
         }
-        self.queues.push(Queue { key, copies: VecDeque::from([copy]), is_claimed: false, claims: 0 });
+        self.queues.push(Queue { key, copies: VecDeque::from([copy]), is_claimed: false });
     }
 
     /// Takes out the items whose fences say by loads that they are over: of a stream all before the first that does not.

@@ -393,17 +393,13 @@ fn supply(config: &Config, source: CalledSource, claim: Claim, log: &Arc<PoolLog
             let (may_grow, pin_threads) = (config.growth, config.pin_threads_on_host());
             // Miri takes a thread that does not end for a leak.
             let background_thread = config.background_poll && !cfg!(miri);
-            SharedArena::new(
-                source,
-                claim,
-                SharedArenaConfig { may_grow, pin_threads, background_thread, retention },
-                log.clone(),
-            )
-            .map(|arena| {
-                let arena = arena.with_host_root(root.to_owned());
-                Supply::Shared(Arc::new(Domain::new(arena, log.clone(), &config.pressure)))
-            })
-            .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
+            let config_of_arena = SharedArenaConfig { may_grow, pin_threads, background_thread, retention };
+            SharedArena::new(source, claim, config_of_arena, log.clone())
+                .map(|arena| {
+                    let arena = arena.with_host_root(root.to_owned());
+                    Supply::Shared(Arc::new(Domain::new(arena, log.clone(), &config.pressure)))
+                })
+                .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
         }
     }
 }

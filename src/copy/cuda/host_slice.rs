@@ -34,6 +34,7 @@ use super::answer::Answer;
 use super::context::{CAPTURE_PAUSE, ContextState, Event};
 use super::idle::IdleFence;
 use super::stream::{CAPTURING, SetAside, Stream, failed, is_capturing, number};
+use crate::copy::UnknownEnd;
 use crate::driver::code::Code;
 use crate::driver::{self, RelaxedCapture};
 use crate::error::{Error, Result};
@@ -55,7 +56,7 @@ impl HostSliceFence {
         // What the driver refuses once it may do the next time.
         match TrackedCopy::new(stream).or_else(|_| TrackedCopy::new(stream)).ok()?.map(Arc::new) {
             Some(tracked) => Some(Self { shared: tracked.clone(), tracked: Some(tracked) }),
-            None => Some(Self { shared: Arc::new(CapturedCopy { stream: number(stream.into()) }), tracked: None }),
+            None => Some(Self { shared: Arc::new(UnknownEnd(CAPTURING.to_owned())), tracked: None }),
         }
     }
 
@@ -223,26 +224,5 @@ unsafe impl Fence for TrackedCopy {
 
     fn stream_id(&self) -> Option<StreamId> {
         self.stream_id
-    }
-}
-
-/// A copy into a graph, which each launch makes again: its memory is never used again.
-#[derive(Debug)]
-struct CapturedCopy {
-    stream: u64,
-}
-
-// SAFETY: never done.
-unsafe impl Fence for CapturedCopy {
-    fn is_done(&self) -> Result<bool> {
-        Err(Error::device(CAPTURING))
-    }
-
-    fn wait(&self) -> Result<()> {
-        self.is_done().map(drop)
-    }
-
-    fn stream(&self) -> u64 {
-        self.stream
     }
 }

@@ -1,8 +1,6 @@
 //! Puts: a block comes back from its user, from its copies, or never.
 
-use std::time::Duration;
-
-use super::{Block, Core, SWEEP_PATIENCE};
+use super::{Block, Core};
 use crate::copy::CopyKeeper;
 use crate::engine::stock::PutEnd;
 use crate::error::Error;
@@ -144,15 +142,7 @@ impl Core {
     /// only that shows that a device has failed.
     pub(super) fn ask_copies(&self) {
         if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep_until(Ask::All, Duration::ZERO, |_| false));
-        }
-    }
-
-    /// Puts back blocks as [`complete_copies`](Self::complete_copies) does, for a user who expects the end of every copy, and a device
-    /// that failed, to be seen: waits a while for other threads that are querying.
-    pub(super) fn complete_all_copies(&self) {
-        if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep_until(Ask::All, SWEEP_PATIENCE, |_| false));
+            self.complete(self.in_flight.sweep_until(Ask::All, |_| false));
         }
     }
 

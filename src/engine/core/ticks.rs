@@ -22,7 +22,7 @@ impl Core {
 
     /// Completes copies and does what is due.
     pub(crate) fn look(&self) {
-        self.complete_all_copies();
+        self.ask_copies();
         self.give_to_others();
         self.note_idle();
         let now_us = self.tick_after(0);

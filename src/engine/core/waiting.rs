@@ -93,7 +93,7 @@ impl Core {
 
     fn search(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
         let class = wanted.class;
-        if let Some(block) = self.take_completed(class, super::SWEEP_PATIENCE) {
+        if let Some(block) = self.take_completed(class) {
             return Ok(block);
         }
         let deadline = deadline(wait);
