@@ -69,6 +69,7 @@ mod puts;
 mod recording;
 mod report;
 mod sampling;
+mod server;
 #[cfg(feature = "serve")]
 mod serving;
 mod side_thread;

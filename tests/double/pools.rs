@@ -103,9 +103,9 @@ fn a_reserve_of_vmm_is_one_registration_that_buffers_are_carved_from() {
     let pool = builder(Backend::Vmm).reserve_bytes(16 << 20).build().unwrap();
     let created = double.calls("cuMemCreate");
     let bufs = [1, MIB, 5 * MIB].map(|len| pool.get(len).unwrap());
-    let counts = double.counts();
-    assert_eq!((counts.registrations - before.registrations, double.calls("cuMemCreate")), (1, created));
-    assert_eq!(counts.pinned_bytes - before.pinned_bytes, 16 << 20);
+    let now = held(&double);
+    assert_eq!((now.registrations - before.registrations, double.calls("cuMemCreate")), (1, created));
+    assert_eq!(now.pinned_bytes - before.pinned_bytes, 16 << 20);
     // The kernel reports the pages of the reserve, the driver those of growth.
     let tiers = pool.page_tiers().unwrap();
     assert_eq!((tiers.transparent_bytes + tiers.small_bytes, tiers.driver_bytes), (16 << 20, 0), "{tiers}");

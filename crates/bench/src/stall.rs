@@ -7,7 +7,7 @@
 //!
 //! At rest the resizing thread touches ordinary memory, which is the load of growth without the driver, until as many
 //! enqueues were timed at rest as in growth and shrinking: otherwise the maximum of more samples would be worse by chance.
-//! The pause is not measured; it releases what must wait for copies.
+//! The pause is not measured. On `register` and `cuda` a shrink waits for the device, and so do the enqueues of other threads.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -74,8 +74,6 @@ struct BackendStalls {
     phases: Vec<PhaseTimes>,
     /// Worst enqueue beyond the worst one at rest.
     grow_stall_us: f64,
-    /// True if a release would wait for copies; then none happens while copies are in flight.
-    release_waits: bool,
     /// Worst enqueue while the pool shrinks, beyond the worst one at rest; absent without a release.
     shrink_stall_us: Option<f64>,
     #[serde(flatten)]
@@ -98,8 +96,6 @@ struct Resizing {
     grown_bytes: u64,
     /// Calls that released memory in a shrink.
     releases: u64,
-    /// Most bytes that waited for copies.
-    held_back_bytes: u64,
 }
 
 impl StallArgs {
@@ -140,9 +136,8 @@ impl StallArgs {
         let phases: Vec<_> = (0..PHASES.len()).map(phase_times).collect();
         let beyond_rest = |phase: usize| rounded((phases[phase].max_us - phases[REST_PHASE].max_us).max(0.0));
         let grow_stall_us = beyond_rest(GROW_PHASE);
-        let release_waits = matches!(pool.stats().backend, "register" | "cuda");
-        let shrink_stall_us = (!release_waits && resizing.releases > 0).then(|| beyond_rest(SHRINK_PHASE));
-        Ok(BackendStalls { backend: name, phases, grow_stall_us, release_waits, shrink_stall_us, resizing })
+        let shrink_stall_us = (resizing.releases > 0).then(|| beyond_rest(SHRINK_PHASE));
+        Ok(BackendStalls { backend: name, phases, grow_stall_us, shrink_stall_us, resizing })
     }
 }
 
@@ -193,7 +188,6 @@ impl StallRun<'_> {
             resizing.rounds += 1;
             resizing.grown_bytes += grown.alloc_bytes - before.alloc_bytes;
             resizing.releases += stats.underlying.frees - grown.frees;
-            resizing.held_back_bytes = resizing.held_back_bytes.max(stats.awaiting_release_bytes);
             self.rest(step);
             self.next_stage();
             while self.stage.load(Ordering::Relaxed) % STAGES.len() == PAUSE_STAGE && !self.is_over() {
@@ -260,12 +254,9 @@ impl Report for StallReport {
             lines.extend(stalls.phases.iter().map(|PhaseTimes { phase, enqueues, p50_us, p99_us, max_us }| {
                 format!("  {:<10} {phase:<8} {enqueues:>10} {p50_us:>10} {p99_us:>10} {max_us:>10}", stalls.backend)
             }));
-            let Resizing { rounds, grown_bytes, releases, held_back_bytes } = stalls.resizing;
+            let Resizing { rounds, grown_bytes, releases } = stalls.resizing;
             let shrink = match stalls.shrink_stall_us {
                 Some(stall_us) => format!("shrink {stall_us} us, {releases} releases"),
-                None if stalls.release_waits => {
-                    format!("shrink: none while copies are in flight, {} held back", mib(held_back_bytes))
-                }
                 None => "shrink: no releases".to_owned(),
             };
             let (grown, growth) = (mib(grown_bytes), stalls.grow_stall_us);

@@ -13,23 +13,19 @@ use std::time::{Duration, Instant};
 use super::super::accounts::usage_report;
 use super::super::owners::Ledger;
 use super::super::supply::{CALL_PATIENCE, Refusal, SlowCalls, Stop};
-use super::super::waiters::{Look, Offer, Pass, Server, Turn, Waiters};
-use super::attention::Reason;
+use super::super::waiters::{Look, Offer, Pass, Server, Turn};
 use super::side_thread::SideCall;
-use super::verdicts::nanos;
 use super::{Block, Core};
 use crate::backend::SourceError;
 use crate::diag::is_power_of_ten;
 use crate::error::{ErrorKind, Result};
-use crate::maintenance_thread::{MaintenanceThread, Reminder, pause_for_copies};
+use crate::maintenance_thread::{MaintenanceThread, Reminder};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, MissReason};
-use pinpool_os::sync::process::{Ordering, fence};
+use pinpool_os::sync::process::Ordering;
 
 /// Longest wait for room.
 const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
-/// Shortest sleep of the first in line while no copy is in flight: room may also come from other pools and processes.
-const IDLE_PATIENCE: Duration = Duration::from_millis(5);
 
 /// What a get asks for, and for whom.
 #[derive(Debug, Clone)]
@@ -261,7 +257,12 @@ impl Core {
     }
 
     /// Memory of its own for a get of `class`, which was refused before for the reason `refused`, if any.
-    fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls, refused: Option<MissReason>) -> Result<Block, Stop> {
+    pub(super) fn acquire(
+        self: &Arc<Self>,
+        class: Class,
+        calls: SlowCalls,
+        refused: Option<MissReason>,
+    ) -> Result<Block, Stop> {
         let is_in_flight = || self.in_flight.any(|block| block.adopted().is_none() && block.class() == class);
         let at = (self.time.coarse_us(), calls);
         let acquired = self.stock.acquire(self, class, at, &**self, refused, is_in_flight);
@@ -339,7 +340,7 @@ impl Core {
     }
 
     /// A block that is not pinned, if this pool may give one out and its limit leaves room.
-    fn fall_back(self: &Arc<Self>, len: usize, class: Class, refusal: &Refusal) -> Option<Block> {
+    pub(super) fn fall_back(self: &Arc<Self>, len: usize, class: Class, refusal: &Refusal) -> Option<Block> {
         if self.is_closed() {
             return None;
         }
@@ -390,7 +391,7 @@ impl Core {
 }
 
 /// Why a get that was refused misses, if it is served after all.
-fn reason_of(refusal: &Refusal) -> MissReason {
+pub(super) fn reason_of(refusal: &Refusal) -> MissReason {
     match refusal {
         Refusal::Over { .. } => MissReason::AtCeiling,
         Refusal::Line { .. } => MissReason::InLine,
@@ -400,76 +401,4 @@ fn reason_of(refusal: &Refusal) -> MissReason {
 
 fn deadline(wait: Duration) -> Instant {
     Instant::now() + wait.min(WAIT_MAX)
-}
-
-impl Server for Core {
-    type Item = Block;
-    type Refusal = Refusal;
-
-    fn waiters(&self) -> &Waiters<Block> {
-        &self.waiters
-    }
-
-    fn attend(&self, is_waiting: bool) {
-        self.attention.change(Reason::Line, || is_waiting, |attends| self.stock.idle().attend(attends));
-        self.backing().domain().into_iter().for_each(|domain| domain.note_waiting(is_waiting));
-    }
-
-    fn sweep(&self) {
-        self.complete_copies();
-    }
-
-    fn serve(self: &Arc<Self>, class: Class, refused: &Refusal, calls: SlowCalls) -> Result<Block, Stop> {
-        if let Some(block) = self.stock.take(class) {
-            return Ok(block);
-        }
-        if !self.backing().could_hold(class) {
-            let block = self.fall_back(class.bytes, class, refused);
-            return block.ok_or_else(|| self.backing().refusal_for_good(class).into());
-        }
-        let (begun, is_early) = (Instant::now(), self.backoff.is_early(refused));
-        let (plans, until) = calls.until();
-        let calls = if is_early && calls != SlowCalls::None { SlowCalls::Held(plans, until) } else { calls };
-        let attempt = || self.acquire(class, calls, Some(reason_of(refused)));
-        let acquired = match attempt() {
-            Err(_) if matches!(calls, SlowCalls::Held(..)) => Err(refused.clone().into()),
-            Err(Stop::Refused(refusal)) if self.note_want(&refusal) => attempt(),
-            acquired => acquired,
-        };
-        self.verdicts.calls_in_line_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
-        // The next in line wants what it wants since it is first.
-        acquired.inspect(|_| self.end_want())
-    }
-
-    fn note_taken(&self) {
-        self.end_want();
-        self.accounts.count_handed_over();
-    }
-
-    fn note_waited(&self, took: Duration) {
-        if !self.has_waiters() {
-            self.end_want();
-        }
-        self.accounts.count_wait(took);
-    }
-
-    fn take_back(&self, block: Block) {
-        self.keep(block);
-    }
-
-    fn patience(&self, since: Instant) -> Duration {
-        // Pairs with the fence in `announce_copy`: the get sees the copy, or the copy sees the get in the line and wakes it.
-        fence(Ordering::SeqCst);
-        let has_copies = match self.backing().domain() {
-            Some(domain) => domain.has_copies(),
-            None => self.in_flight.count() > 0,
-        };
-        let pause = pause_for_copies(since);
-        if has_copies { pause } else { pause.max(IDLE_PATIENCE) }
-    }
-
-    fn is_hopeless(&self, refusal: &Refusal) -> bool {
-        let Refusal::Source(error) = refusal else { return self.is_closed() };
-        self.is_closed() || self.stock.is_gone() || !self.backing().may_recover(error)
-    }
 }

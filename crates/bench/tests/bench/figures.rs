@@ -143,7 +143,7 @@ fn check_stall(of: &Value, step_bytes: f64) {
     }
     let beyond = |phase: &Value| (number(&phase["max_us"]) - number(&rest["max_us"])).max(0.0);
     assert!((number(&of["grow_stall_us"]) - beyond(grow)).abs() < 0.01, "{of}");
-    if of["release_waits"] == false && number(&of["releases"]) > 0.0 {
+    if number(&of["releases"]) > 0.0 {
         assert!((number(&of["shrink_stall_us"]) - beyond(shrink)).abs() < 0.01, "{of}");
     } else {
         assert!(of["shrink_stall_us"].is_null(), "{of}");
@@ -191,7 +191,7 @@ fn check_tracked(figures: &Value, sizes: &[u64], methods: &[&str]) {
 /// Runs with the driver double as libcuda.
 #[cfg(feature = "cuda")]
 #[test]
-fn over_a_driver_releases_that_wait_are_held_back_and_every_copy_method_is_compared() {
+fn over_a_driver_every_backend_shrinks_and_every_copy_method_is_compared() {
     let folder = tempfile::tempdir().unwrap();
     let here = std::env::current_exe().unwrap();
     let double = here.parent().unwrap().join("libdriver_double.so");
@@ -203,11 +203,8 @@ fn over_a_driver_releases_that_wait_are_held_back_and_every_copy_method_is_compa
     assert_eq!((&figures["to"], figures["missing"].as_array().unwrap().len()), (&"driver double".into(), 0));
     let of = figures["backends"].as_array().unwrap();
     of.iter().for_each(|of| check_stall(of, f64::from(8 << 20)));
-    assert!(of[0]["release_waits"] == false && is_positive(&of[0]["releases"]), "{}", of[0]);
-    for waits in &of[1..] {
-        assert!(waits["release_waits"] == true && is_positive(&waits["held_back_bytes"]), "{waits}");
-    }
-    for (backend, words) in [("vmm", " releases"), ("register", "shrink: none while copies are in flight, ")] {
+    of.iter().for_each(|of| assert!(is_positive(&of["releases"]), "{of}"));
+    for (backend, words) in [("vmm", " releases"), ("register", " releases")] {
         let ran = output(&["stall", "--seconds", "0.1", "--step", "8MiB", "--backend", backend], &env);
         let text = String::from_utf8(ran.stdout).unwrap();
         assert!(text.contains(words), "{text}");

@@ -449,12 +449,12 @@ fn a_pool_that_evicts_logs_tensorflows_lines() {
     let figures = ran.figures();
     assert_eq!((figures["checks"].as_u64(), figures["raises"].as_u64()), (Some(1), Some(1)));
 
-    // 2018-06-27 18:09:11.701458: I src/diag/log.rs:77] message
+    // 2018-06-27 18:09:11.701458: I src/diag/checks.rs:109] message
     let (prefix, message) = line.split_once("] ").unwrap();
     let (time, place) = prefix.split_at(26);
     let shape = time.replace(|c: char| c.is_ascii_digit(), "9");
     assert_eq!(shape, "9999-99-99 99:99:99.999999");
-    let line_number = place.strip_prefix(": I src/diag/log.rs:").expect(place);
+    let line_number = place.strip_prefix(": I src/diag/checks.rs:").expect(place);
     assert!(line_number.parse::<u32>().is_ok(), "{line_number}");
     assert!(message.contains(" get requests, put_count=") && message.contains("evicted_count=1000 "), "{message}");
 }
