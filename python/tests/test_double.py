@@ -370,7 +370,8 @@ def test_shared_memory_is_registered_once_and_a_buffer_comes_back_behind_its_str
                 copy(buf, stream)
                 buf.record_stream(stream)
             assert on_device(SIZE) == {value}
-        assert cuda.double_calls(b"cuMemHostRegister_v2") == before + 1, "no call of the driver for a buffer"
+        assert cuda.double_calls(b"cuMemHostRegister_v2") == before + 2, "one page for the numbers that streams write, none for a buffer"
+        assert pool.stats()["timeline_bytes"] == 4096
         hold(stream)
         buf = shared.receive(shared.get(SIZE).send())
         copy(buf, stream)

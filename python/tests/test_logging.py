@@ -14,11 +14,11 @@ def heap(**settings):
 def test_lines_come_under_the_logger_pinpool_before_the_call_returns(caplog):
     with caplog.at_level(logging.DEBUG, "pinpool"):
         heap(name="loader", max_bytes="8MiB").get(100)
-        until(lambda: any("page-lock" in text for text in caplog.messages))
+        until(lambda: any("acquired:" in text for text in caplog.messages))
     records = [record for record in caplog.records if record.name == "pinpool"]
     start = next(record for record in records if "preset adaptive" in record.getMessage())
     assert start.levelno == logging.INFO and start.getMessage().startswith("[loader] ")
-    assert next(r for r in records if "page-lock:" in r.getMessage()).levelno == logging.DEBUG
+    assert next(r for r in records if "acquired:" in r.getMessage()).levelno == logging.DEBUG
 
 
 def test_a_warning_has_its_level(caplog):
