@@ -355,7 +355,6 @@ pub fn report() -> EnvReport {
 pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
     let (settings, bad) = read(pairs.iter().cloned());
     let (config, contradictions) = settings.clone().examine();
-    let ineffective = settings.ineffective(&config);
     let is_set = |name: &str| pairs.iter().any(|(set, value)| set == name && !value.trim().is_empty());
     let usable = |name: &str| is_set(name) && !bad.iter().any(|bad| bad.name == name);
     let reports = VARIABLES.iter().map(|variable| {
@@ -367,7 +366,7 @@ pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
         };
         VariableReport { name, value, origin, default, meaning: variable.meaning }
     });
-    EnvReport { variables: reports.collect(), bad, contradictions, ineffective, config }
+    EnvReport { variables: reports.collect(), bad, contradictions, ineffective: settings.ineffective(&config), config }
 }
 
 #[cfg(test)]

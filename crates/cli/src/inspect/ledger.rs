@@ -70,13 +70,11 @@ pub(super) enum Trust {
 impl Figures {
     pub(super) fn trust(&self) -> Trust {
         match self {
-            Self::After(counters) if Chain::from(START_LIMIT).fits(counters).is_empty() => {
-                if is_plausible(counters) {
-                    Trust::Likely
-                } else {
-                    Trust::Contradicted
-                }
-            }
+            Self::After(counters) if Chain::from(START_LIMIT).fits(counters).is_empty() => match is_plausible(counters)
+            {
+                true => Trust::Likely,
+                false => Trust::Contradicted,
+            },
             // A raise from a limit goes to one other.
             Self::After(_) | Self::Raise { .. } => Trust::Sure,
         }
