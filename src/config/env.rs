@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::settings::{Config, Settings, for_each_setting, unreadable};
+use super::settings::{Config, Settings, for_each_setting, refused, unreadable};
 use super::text::*;
 use super::{Backend, Ceiling, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
 use crate::error::{Error, ErrorKind, Result};
@@ -284,6 +284,30 @@ pub(crate) fn values(config: &Config) -> impl Iterator<Item = (String, String)> 
     VARIABLES.iter().map(|variable| (variable.name.to_owned(), (variable.show)(config)))
 }
 
+impl Settings {
+    /// The settings that are set and have no effect under `config`, which was made of them.
+    pub(crate) fn ineffective(&self, config: &Config) -> Vec<Error> {
+        let (is_arena, has_reserve) = (config.preset == Preset::Adaptive, config.reserve_bytes > 0);
+        let is_huge = match config.backend {
+            Backend::Auto | Backend::Gpu | Backend::Register => is_arena,
+            Backend::Cuda | Backend::Sim { .. } => false,
+            _ => has_reserve && config.reserve_wait,
+        };
+        let (waits, is_pageable) = (config.wait.is_some(), config.on_full == OnFull::Pageable);
+        let rules = [
+            ("PINPOOL_IDLE_TIMEOUT", self.idle_timeout.is_some() && !is_arena, "under PINPOOL_PRESET=tensorflow"),
+            ("PINPOOL_HUGETLB", config.hugetlb != HugeTlb::Off && !is_huge, "without a reserve, or register"),
+            ("PINPOOL_RESERVE_WAIT", !config.reserve_wait && !has_reserve, "without PINPOOL_RESERVE"),
+            ("PINPOOL_ON_FULL", is_pageable && !waits, "with PINPOOL_WAIT=none, which never ends"),
+        ];
+        let problem = |(name, _, why): (&'static str, bool, &str)| {
+            let value = values(config).find(|(known, _)| known == name).map(|(_, value)| value);
+            refused(name, value.unwrap_or_default(), format!("has no effect {why}"))
+        };
+        rules.into_iter().filter(|(_, is_ineffective, _)| *is_ineffective).map(problem).collect()
+    }
+}
+
 /// A variable in this process: one line of `pinpool env`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VariableReport {
@@ -331,7 +355,6 @@ pub fn report() -> EnvReport {
 pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
     let (settings, bad) = read(pairs.iter().cloned());
     let (config, contradictions) = settings.clone().examine();
-    let ineffective = settings.ineffective(&config);
     let is_set = |name: &str| pairs.iter().any(|(set, value)| set == name && !value.trim().is_empty());
     let usable = |name: &str| is_set(name) && !bad.iter().any(|bad| bad.name == name);
     let reports = VARIABLES.iter().map(|variable| {
@@ -343,7 +366,7 @@ pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
         };
         VariableReport { name, value, origin, default, meaning: variable.meaning }
     });
-    EnvReport { variables: reports.collect(), bad, contradictions, ineffective, config }
+    EnvReport { variables: reports.collect(), bad, contradictions, ineffective: settings.ineffective(&config), config }
 }
 
 #[cfg(test)]

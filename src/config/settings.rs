@@ -10,7 +10,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::env;
 use super::text::*;
 use super::{Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
 use crate::backend::PAGE_BYTES;
@@ -287,28 +286,6 @@ impl Settings {
         (config, problems)
     }
 
-    /// The settings that are set and have no effect under `config`, which was made of them.
-    pub(crate) fn ineffective(&self, config: &Config) -> Vec<Error> {
-        let (is_arena, has_reserve) = (config.preset == Preset::Adaptive, config.reserve_bytes > 0);
-        let is_huge = match config.backend {
-            Backend::Auto | Backend::Gpu | Backend::Register => is_arena,
-            Backend::Cuda | Backend::Sim { .. } => false,
-            _ => has_reserve && config.reserve_wait,
-        };
-        let (waits, is_pageable) = (config.wait.is_some(), config.on_full == OnFull::Pageable);
-        let rules = [
-            ("PINPOOL_IDLE_TIMEOUT", self.idle_timeout.is_some() && !is_arena, "under PINPOOL_PRESET=tensorflow"),
-            ("PINPOOL_HUGETLB", config.hugetlb != HugeTlb::Off && !is_huge, "without a reserve, or register"),
-            ("PINPOOL_RESERVE_WAIT", !config.reserve_wait && !has_reserve, "without PINPOOL_RESERVE"),
-            ("PINPOOL_ON_FULL", is_pageable && !waits, "with PINPOOL_WAIT=none, which never ends"),
-        ];
-        let problem = |(name, _, why): (&'static str, bool, &str)| {
-            let value = env::values(config).find(|(known, _)| known == name).map(|(_, value)| value);
-            refused(name, value.unwrap_or_default(), format!("has no effect {why}"))
-        };
-        rules.into_iter().filter(|(_, is_ineffective, _)| *is_ineffective).map(problem).collect()
-    }
-
     /// Preset and rounding belong together: each rounding is that of one preset, and implies it.
     fn rules(&self) -> Result<(Preset, Rounding)> {
         let is_tensorflows = |rounding| matches!(rounding, Rounding::Exact | Rounding::Pow2);
@@ -342,6 +319,6 @@ pub(super) fn unreadable(name: &'static str, value: &str, error: &ParseError, de
     refused(name, value, format!("{}; correct it, or leave it out for the default {default}", error.problem()))
 }
 
-fn refused(name: &'static str, value: impl Into<String>, why: impl Into<String>) -> Error {
+pub(super) fn refused(name: &'static str, value: impl Into<String>, why: impl Into<String>) -> Error {
     ErrorKind::Setting { name, value: value.into(), why: why.into() }.into()
 }

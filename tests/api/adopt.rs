@@ -294,7 +294,7 @@ fn in_a_child_of_fork_it_is_refused_and_stays_where_it_is() {
 }
 
 /// Pages whose owner panics when it is dropped.
-struct Panicking(#[allow(dead_code)] Box<Pages>);
+struct Panicking(#[allow(dead_code)] Box<Pages>); // Never read: it keeps the pages mapped.
 
 impl Drop for Panicking {
     fn drop(&mut self) {

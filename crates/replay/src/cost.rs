@@ -2,10 +2,17 @@
 
 use serde::Serialize;
 
-use super::workload::TimedCall;
-
 /// Times follow the bytes if these explain this part of how the times differ.
 const FOLLOWS: f64 = 0.25;
+
+/// A call of a back-end that was recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimedCall {
+    /// Length of the memory.
+    pub bytes: u64,
+    /// How long the call took.
+    pub took_ns: u64,
+}
 
 /// `call_ns + bytes * byte_ns`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

@@ -9,13 +9,13 @@
 //! | `open.rs` | a trace of either kind: a recording of a pool, or text |
 //! | `threads.rs` | what each thread of a recording did |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
-//! | `recorded.rs` | the settings that a recording was made under, and whether replaying them gives the recording |
+//! | `recorded.rs` | the settings that a recording was made under |
 //! | `priced.rs` | simulated memory that adds up what moves would take on a device |
 //! | `replay.rs` | how a workload is replayed: the settings of the pool over `sim` |
 //! | `kind.rs` | the kinds of memory that it simulates |
 //! | `player.rs`, `player/closed.rs` | plays it in virtual time, and counts; in closed loop |
 //! | `watch.rs` | the pool's figures during a replay |
-//! | `report.rs` | what that cost |
+//! | `report.rs` | what that cost, and whether it matches the recording |
 //! | `variables.rs` | settings of a replay as `PINPOOL_*` variables |
 //! | `cost.rs` | what calls of a back-end take, fitted to a recording |
 //! | `usage.rs` | bytes by state over a recording |
@@ -38,7 +38,7 @@ mod variables;
 mod watch;
 mod workload;
 
-pub use cost::CallCost;
+pub use cost::{CallCost, TimedCall};
 pub use format::{TraceError, TraceHeader, TraceOp, TraceReader};
 pub use input::Input;
 pub use kind::SourceKind;
@@ -49,4 +49,4 @@ pub use replay::{OtherSettings, Replay};
 pub use report::{ReplayOutcome, ReplayReport};
 pub use usage::Usage;
 pub use watch::Watch;
-pub use workload::{TimedCall, Workload};
+pub use workload::Workload;

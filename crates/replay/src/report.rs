@@ -1,6 +1,13 @@
-//! What a replay found: the figures of one workload under one set of settings.
+//! What a replay reports: the counters of one workload under one set of settings, and whether they match the recording.
 
+use pinpool_observe::judge::words::counted;
 use serde::Serialize;
+
+use super::cost::CallCost;
+use super::workload::Workload;
+
+/// A replay of the recorded settings may end earlier or later than the recording by one part in this many.
+const DOUBTFUL_PART: u64 = 5;
 
 /// What a workload cost the pool; fields in the order in which they are printed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -86,7 +93,7 @@ impl ReplayOutcome {
     }
 
     /// Seconds in the back-end, with moves that take so many times what the replay takes for them.
-    pub fn driver_seconds(&self, pin: super::CallCost, unpin: super::CallCost, move_scale: f64) -> f64 {
+    pub fn driver_seconds(&self, pin: CallCost, unpin: CallCost, move_scale: f64) -> f64 {
         pin.seconds(self.report.page_locks, self.report.bytes_locked)
             + unpin.seconds(self.releases, self.released_bytes)
             + self.moving_ns as f64 / 1e9 * move_scale
@@ -101,5 +108,24 @@ impl ReplayReport {
             return 0.0;
         }
         self.peak_pinned_bytes as f64 / self.peak_requested_bytes as f64
+    }
+}
+
+impl Workload {
+    /// Why a recording cannot be replayed faithfully, by its replay under the settings that it was made with; `None` if it can be.
+    pub fn doubt(&self, as_recorded: &ReplayOutcome) -> Option<String> {
+        let (recorded_us, replayed_us) = (self.ended_us, as_recorded.ended_us);
+        let late = as_recorded.report.fallbacks.saturating_sub(self.failed_gets());
+        let why = if self.is_closed() && late > 0 {
+            let late = counted(late, "request");
+            format!("with its own settings {late} of the replay time out, which did not when it was recorded")
+        } else if self.is_closed() && recorded_us.abs_diff(replayed_us) > recorded_us / DOUBTFUL_PART {
+            let seconds = |us: u64| us as f64 / 1e6;
+            let (replayed, recorded) = (seconds(replayed_us), seconds(recorded_us));
+            format!("with its own settings the replay ends after {replayed:.1} s instead of {recorded:.1} s")
+        } else {
+            return None;
+        };
+        Some(format!("this recording cannot be replayed faithfully: {why}, so nothing is promised"))
     }
 }

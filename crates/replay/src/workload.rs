@@ -7,6 +7,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
+use super::cost::TimedCall;
 use super::format::{TraceError, TraceOp, TraceReader};
 use super::input::Input;
 use super::open::{Trace, read_file};
@@ -40,15 +41,6 @@ pub struct Workload {
     recorded: RecordedSettings,
     failed_gets: u64,
     judged: Vec<PoolJudgement>,
-}
-
-/// A call of a back-end that was recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TimedCall {
-    /// Length of the memory.
-    pub bytes: u64,
-    /// How long the call took.
-    pub took_ns: u64,
 }
 
 /// Totals of the lines read so far.

@@ -10,7 +10,8 @@ use std::sync::LazyLock;
 
 use regex::bytes::{Captures, Regex};
 
-use super::message::{Figures, Found, Message, Trust};
+use super::ledger::Trust;
+use super::message::{Figures, Found, Message};
 use super::origin::{self, Origins};
 use super::parts::{self, AFTER, FIRST_LETTERS, Followed, Parts, RAISE, follow, frame, is_line_end};
 use super::text::{Piece, Pieces};

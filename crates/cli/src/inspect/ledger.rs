@@ -11,7 +11,7 @@
 //! where the previous limit is 0 before the first raise. The message prints `allocated / get` with six significant digits, and
 //! limits lie on a chain, so that mostly one limit of the chain fits.
 
-use super::message::{Counters, GETS_MIN, TOLERABLE_RATE, raised};
+use super::message::{Counters, Figures, GETS_MIN, START_LIMIT, TOLERABLE_RATE, raised};
 
 /// Limits that follow one another by TensorFlow's rule of a raise.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +27,7 @@ pub(super) struct Fit {
 
 /// A pool that keeps more buffers than this is none.
 const HIGHEST_LIMIT: u64 = 1 << 40;
+
 impl Chain {
     /// The limits of a pool that starts with `limit`.
     pub(super) fn from(limit: u64) -> Self {
@@ -52,6 +53,31 @@ impl Chain {
             prints_as(allocated, counters).then_some(Fit { limit, allocated })
         };
         self.0.iter().zip(previous).filter_map(fit).collect()
+    }
+}
+
+/// Whether the last number of a message is whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Trust {
+    /// The other numbers contradict it.
+    Contradicted,
+    /// Nothing contradicts it.
+    Likely,
+    /// The other numbers say the same.
+    Sure,
+}
+
+impl Figures {
+    pub(super) fn trust(&self) -> Trust {
+        match self {
+            Self::After(counters) if Chain::from(START_LIMIT).fits(counters).is_empty() => match is_plausible(counters)
+            {
+                true => Trust::Likely,
+                false => Trust::Contradicted,
+            },
+            // A raise from a limit goes to one other.
+            Self::After(_) | Self::Raise { .. } => Trust::Sure,
+        }
     }
 }
 
@@ -82,7 +108,7 @@ pub(super) fn allocated_by_rate(counters: &Counters) -> Option<u64> {
 }
 
 /// Whether the printed rate is that of any number of gets that the counters allow.
-pub(super) fn is_plausible(counters: &Counters) -> bool {
+fn is_plausible(counters: &Counters) -> bool {
     let is_known = counters.get.is_some() && counters.unsatisfied_rate.is_finite();
     !is_known || (all_by_rate(counters).next().is_some() && !is_too_low(counters))
 }

@@ -1,7 +1,5 @@
 //! The two messages of the pool, and what their numbers say by themselves.
 
-use super::ledger::{Chain, is_plausible};
-
 /// The pool raises its limit while both rates are above this (`kTolerable`).
 pub(super) const TOLERABLE_RATE: f64 = 2e-3;
 /// Fewer gets since the last raise decide nothing: a program that drains its queues puts, and gets no more.
@@ -44,17 +42,6 @@ pub(super) struct Counters {
     pub(super) unsatisfied_rate: f64,
 }
 
-/// Whether the last number of a message is whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Trust {
-    /// The other numbers contradict it.
-    Contradicted,
-    /// Nothing contradicts it.
-    Likely,
-    /// The other numbers say the same.
-    Sure,
-}
-
 impl Figures {
     /// `None` if a number is one that no pool prints: the log has lost or added some of its digits.
     pub(super) fn of(numbers: &[&[u8]]) -> Option<Self> {
@@ -79,20 +66,6 @@ impl Figures {
             eviction_rate: rate(3)?,
             unsatisfied_rate: rate(4)?,
         }))
-    }
-
-    pub(super) fn trust(&self) -> Trust {
-        match self {
-            Self::After(counters) if Chain::from(START_LIMIT).fits(counters).is_empty() => {
-                if is_plausible(counters) {
-                    Trust::Likely
-                } else {
-                    Trust::Contradicted
-                }
-            }
-            // A raise from a limit goes to one other.
-            Self::After(_) | Self::Raise { .. } => Trust::Sure,
-        }
     }
 }
 
