@@ -121,7 +121,7 @@ fn a_reserve_counts_with_all_that_the_driver_holds_for_it() {
             ((3 << 20) + 1, (3 << 20) + 4096),
         ] {
             let double = Double::load();
-            let (before, counted) = (held(&double), double.counts().pinned_bytes);
+            let counted = double.counts().pinned_bytes;
             let pool = built(&double, builder(backend.clone()).max_bytes(max_bytes).wait(Duration::ZERO));
             let mut check = within(&double, &pool, counted, max_bytes, backend.name());
             match pool.prewarm(reserve) {
