@@ -6,6 +6,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use std::{env, fmt, fs};
@@ -25,6 +26,9 @@ const ALL_STREAMS: usize = 0;
 
 static CONTROLS: OnceLock<Controls> = OnceLock::new();
 static EXCLUSIVE: Mutex<()> = Mutex::new(());
+
+/// Whether a test has lost the device since the last [`Double::load`].
+static HAS_LOST_DEVICE: AtomicBool = AtomicBool::new(false);
 
 /// The driver of this process, for as long as this lives.
 pub struct Double {
@@ -47,6 +51,10 @@ impl Double {
             CONTROLS.get_or_init(|| Controls::find(load_library()).expect("a control call that the double lacks"));
         let double = Double { controls, _turn: turn };
         double.reset();
+        // As on a real device: a lost context never works again, and what learnt of the loss remembers it.
+        if HAS_LOST_DEVICE.swap(false, Ordering::Relaxed) {
+            double.renew_contexts();
+        }
         double
     }
 
@@ -166,6 +174,8 @@ impl Double {
 
     /// Loses the device: work stops, and every later call fails with this code.
     pub fn lose_device(&self, code: Code) {
+        // Relaxed: `load` reads it under the lock that this value holds.
+        HAS_LOST_DEVICE.store(true, Ordering::Relaxed);
         (self.controls.double_lose_device)(code.0);
     }
 
