@@ -55,7 +55,7 @@ const ROOMS: &[(&str, usize)] = &[
     ("src/stats", 620),
     ("src/testing", 30),
     ("src/why", 38),
-    ("sum of code and tests", 105110),
+    ("sum of code and tests", 105112),
     ("tests", 46293),
 ];
 
