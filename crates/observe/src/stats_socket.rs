@@ -160,7 +160,7 @@ fn run() {
     }
 }
 
-/// What is to be sent now. `None`: no socket is left, and the thread counts as ended.
+/// The lines to send now. `None` if no socket is left; the thread then counts as ended.
 fn begin_rounds(is_due: bool) -> Option<Vec<Round>> {
     let mut serving = SERVING.get().lock();
     serving.is_running = !serving.sockets.is_empty();

@@ -107,7 +107,7 @@ pub(super) fn allocated_by_rate(counters: &Counters) -> Option<u64> {
     fits.next().filter(|_| fits.next().is_none())
 }
 
-/// Whether the printed rate is that of any number of gets that the counters allow.
+/// Whether any number of allocations that the counters allow gives the printed rate.
 fn is_plausible(counters: &Counters) -> bool {
     let is_known = counters.get.is_some() && counters.unsatisfied_rate.is_finite();
     !is_known || (all_by_rate(counters).next().is_some() && !is_too_low(counters))

@@ -121,7 +121,7 @@ fn is_many(messages: &[Message], excepted: &[char]) -> bool {
     origins.len() * 2 > messages.len()
 }
 
-/// Whether the messages may all be of one pool, and none is there twice, as those of like processes are.
+/// Whether one pool may have printed all messages. Similar processes print the same message twice.
 fn is_one_pool(messages: &[Message]) -> bool {
     let is_twice = messages.windows(2).any(|pair| pair[0].figures == pair[1].figures);
     !is_twice && History::of(messages).is_ok_and(|history| history.pools.len() == 1)
