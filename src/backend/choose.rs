@@ -232,32 +232,6 @@ fn required(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Backend
     Ok(Some(needed))
 }
 
-/// A source like `source`, which `is_custom` if it is the user's own, on memory node `node` of the machine below `root`.
-pub(crate) fn on_node(
-    root: &Path,
-    source: &dyn Source,
-    is_custom: bool,
-    node: u32,
-    options: PinOptions<'_>,
-) -> Result<Arc<dyn Source>> {
-    let name = source.name();
-    match name {
-        "heap" | "mlock" if !is_custom => {
-            let source = if name == "heap" { HeapSource::new() } else { HeapSource::locked() };
-            Ok(Arc::new(source.on_node_below(root, node).with_hugetlb(options.hugetlb)))
-        }
-        "vmm" | "register" if !is_custom => driver_source(name, PinOptions { node: Some(node), ..options }, true)
-            .map_err(|why| {
-                let backend = if name == "vmm" { "vmm" } else { "register" };
-                ErrorKind::Unavailable { backend, why }.into()
-            }),
-        _ => {
-            let why = format!("back-end {name} cannot choose the memory node; vmm, register, mlock and heap can");
-            Err(ErrorKind::Setting { name: "memory node", value: node.to_string(), why }.into())
-        }
-    }
-}
-
 /// What is wrong with the node of `source`, if another was asked for.
 fn node_ignored(source: &dyn Source, node: Option<u32>) -> Option<Finding> {
     let node = node.filter(|_| source.numa_node() != node)?;
@@ -287,7 +261,7 @@ fn existing_node(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
 fn host_source(source: HeapSource, options: PinOptions<'_>) -> Arc<HeapSource> {
     let source = source.with_hugetlb(options.hugetlb);
     Arc::new(match options.node {
-        Some(node) => source.on_node(node),
+        Some(node) => source.on_node_below(options.root, node),
         None => source,
     })
 }

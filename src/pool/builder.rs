@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use super::Pool;
 use super::handle::Handle;
-use super::nodes::NodePools;
 use super::on_host::{ceiling_by, pin_options};
 use crate::arena::Retention;
 use crate::backend::{self, Backend, Source};
@@ -193,15 +192,6 @@ impl PoolBuilder {
         let ceiling_source = CeilingSource { root: root.clone(), pools_per_host, lock_limit_bytes: None };
         // Before the driver opens descriptors: see `shared_memory` for the order in which those of a process are closed.
         let ledger = host_ledger(&config, &log, &root)?.map(SharedCeiling::OfHost);
-        let asked_bytes = ceiling_by(&config, &ceiling_source).0;
-        let is_custom = config.backend.custom().is_some();
-        let of_nodes = (root.clone(), config.clone());
-        let on_node = move |source: &dyn Source, wanted| {
-            let (root, config) = &of_nodes;
-            let options = pin_options(config, root, asked_bytes, &[]);
-            backend::on_node(root, source, is_custom, wanted, options)
-        };
-        let nodes = Some(NodePools::new(&root, Box::new(on_node)));
         let begins_late = ledger.is_none() && may_begin_late(&config);
         let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..config.clone() };
         let reserve_bytes = config.reserve_bytes;
@@ -250,9 +240,9 @@ impl PoolBuilder {
             // Where the arena cannot have its addresses, ordinary memory needs none.
             let begin = move || begin(&config, None).or_else(|_: Error| begin(&heap, None));
             let begin = move || begin().unwrap_or_else(|error| unreachable!("ordinary memory: {error}"));
-            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(begin), nodes)) });
+            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(begin))) });
         }
-        let pool = Pool::with_nodes(begin(&config, ledger)?, nodes);
+        let pool = Pool::of(begin(&config, ledger)?);
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
         }

@@ -16,7 +16,7 @@ impl Core {
         self.look();
         if let Some(domain) = self.backing().domain().filter(|_| self.thread.is_none()) {
             domain.arena().prepare_hole(self.time.coarse_us());
-            domain.poll_reserve(self.time.coarse_us());
+            domain.reserve_turn(self.time.coarse_us());
         }
     }
 
