@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::backend::{HeapSource, SimSource, Source};
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::testing::ManualClock;
+use pinpool::source::Source;
+use pinpool::unstable::ManualClock;
+use pinpool::unstable::backend::{HeapSource, SimSource};
 use pinpool::{Backend, Pool, PoolBuilder, Preset, PressureSource};
 use pinpool_testing::{FaultSource, SourceCall};
 
