@@ -20,15 +20,15 @@ fn a_ledger_whose_file_is_removed_never_has_two_ceilings_and_is_whole_again() {
         fs::remove_file(named.path()).unwrap();
         let next = named.builder(64).name("next").build().unwrap();
         // Neither before the others have moved nor after.
-        assert!(next.get_timeout(8 * MIB, Duration::from_millis(20)).is_err());
+        assert!(next.get_with(pinpool::Request::new(8 * MIB).wait(Duration::from_millis(20))).is_err());
         named.wait_until(|report| report.owners.len() == 3 && report.held_bytes == 60 << 20);
-        assert!(next.get_timeout(8 * MIB, Duration::ZERO).is_err());
-        drop(next.get_timeout(3 * MIB, LONG).unwrap());
+        assert!(next.get_with(pinpool::Request::new(8 * MIB).wait(Duration::ZERO)).is_err());
+        drop(next.get_with(pinpool::Request::new(3 * MIB).wait(LONG)).unwrap());
     }
     drop(held);
     assert_eq!(other.ask("put"), "put");
     let next = named.builder(64).build().unwrap();
-    drop(next.get_timeout(60 * MIB, LONG).unwrap());
+    drop(next.get_with(pinpool::Request::new(60 * MIB).wait(LONG)).unwrap());
     drop((first, next));
     other.end();
     // The last reference to a pool may be the maintenance thread's.
@@ -57,7 +57,7 @@ fn a_ledger_whose_file_is_cut_or_overwritten_at_any_moment_kills_nobody() {
     // Fails for one that something else has ended.
     workers.into_iter().for_each(Worker::kill);
     let pool = named.builder(64).build().unwrap();
-    drop(pool.get_timeout(60 * MIB, LONG).unwrap());
+    drop(pool.get_with(pinpool::Request::new(60 * MIB).wait(LONG)).unwrap());
     assert_eq!(named.report().owners.len(), 1);
 }
 
@@ -115,11 +115,11 @@ fn a_stopped_process_that_has_not_moved_keeps_the_others_from_its_share() {
     }
     fs::remove_file(named.path()).unwrap();
     let pool = named.builder(64).build().unwrap();
-    let error = pool.get_timeout(MIB, Duration::from_millis(5)).unwrap_err().to_string();
+    let error = pool.get_with(pinpool::Request::new(MIB).wait(Duration::from_millis(5))).unwrap_err().to_string();
     assert!(error.contains("its file was removed, and not all of its owners have moved to the new one"), "{error}");
     // SAFETY: as above.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGCONT) }, 0);
     let begun = Instant::now();
-    drop(pool.get_timeout(MIB, LONG).unwrap());
+    drop(pool.get_with(pinpool::Request::new(MIB).wait(LONG)).unwrap());
     assert!(named.report().held_bytes >= 40 << 20, "{} after {:?}", named.report(), begun.elapsed());
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use pinpool::testing::thread_cache::{Counts, Entry, ThreadCache};
+use pinpool::unstable::thread_cache::{Counts, Entry, ThreadCache};
 use proptest::prelude::*;
 
 fn put(cache: &ThreadCache<u32>, class: u32, value: u32) {

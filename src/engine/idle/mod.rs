@@ -15,7 +15,6 @@
 
 mod exact;
 mod limit;
-#[cfg_attr(not(feature = "testing"), allow(dead_code, unreachable_pub))] // What only benches and tests use.
 pub mod thread_cache;
 mod ticks;
 

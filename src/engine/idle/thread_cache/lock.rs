@@ -86,7 +86,6 @@ impl<T> Lock<T> {
     }
 
     /// Whether hits and puts must take the slow path.
-    #[cfg(any(test, feature = "testing"))]
     pub(super) fn requires_slow_path(&self) -> bool {
         // Relaxed: a test asks.
         self.state.load(Ordering::Relaxed) == SLOW

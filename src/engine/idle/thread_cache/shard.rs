@@ -125,7 +125,6 @@ impl<T> Shard<T> {
     }
 
     /// Whether hits and puts must take the slow path.
-    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn requires_slow_path(&self) -> bool {
         self.own.free_list.requires_slow_path()
     }
