@@ -75,13 +75,13 @@ fn buffers_over_the_limit_leave_whichever_thread_put_them() {
 fn a_drain_removes_buffers_of_earlier_ticks() {
     let cache = ThreadCache::new(1, 500, 4);
     for value in 0..100 {
-        cache.begin_tick(u64::from(value));
+        cache.begin_tick(u64::from(value) + 1);
         put(&cache, 0, value);
         if value == 3 {
             elsewhere(|| put(&cache, 0, 500));
         }
     }
-    let mut left = drained(&cache, 69);
+    let mut left = drained(&cache, 70);
     left.sort_unstable();
     assert_eq!(left, (0..70).chain([500]).collect::<Vec<_>>());
     cache.validate().unwrap();
@@ -161,8 +161,10 @@ proptest! {
         let mut model = Model { limit, idle: VecDeque::new(), hits: 0, puts: 0 };
         let mut in_use = Vec::new();
         for (id, step) in (0u32..).zip(steps) {
-            let now = u64::from(id / 16);
-            cache.begin_tick(now);
+            let now = u64::from(id / 16) + 1;
+            if id % 16 == 0 {
+                prop_assert_eq!(cache.begin_tick(now), now);
+            }
             match step {
                 Step::Take(class) => {
                     let entry = cache.take(class);

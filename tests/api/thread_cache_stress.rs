@@ -40,9 +40,12 @@ fn put_back(cache: &ThreadCache<AtomicBool>, done: &Done, buffer: Buffer) {
     if cache.put(buffer).is_err() {
         count_one(&done.rejected);
     }
+    while cache.evict_over_limit().is_some() {
+        count_one(&done.removed);
+    }
 }
 
-/// Gets, puts, sends and receives; all evict over the limit; one also drains, changes the limit and reads counters.
+/// Gets, puts, sends and receives; one also evicts, drains, changes the limit and reads counters.
 fn work(
     cache: &ThreadCache<AtomicBool>,
     done: &Done,
@@ -54,7 +57,7 @@ fn work(
     let mut held = Vec::new();
     for step in 0..STEPS {
         let now = step / 64;
-        if thread == 0 {
+        if thread == 0 && step % 64 == 0 {
             cache.begin_tick(now);
         }
         let class = u32::try_from(draw.below(u64::from(CLASSES))).unwrap();
@@ -70,7 +73,7 @@ fn work(
             7..11 => held.pop().into_iter().for_each(|buffer| put_back(cache, done, buffer)),
             11..13 => held.pop().into_iter().for_each(|buffer| to.send(buffer).unwrap()),
             13..15 => from.try_iter().take(4).for_each(|buffer| put_back(cache, done, buffer)),
-            _ if thread > 0 => cache.evict_over_limit().into_iter().for_each(|_| count_one(&done.removed)),
+            _ if thread > 0 => {}
             _ => {
                 let removed = |_| count_one(&done.removed);
                 match draw.below(5) {
