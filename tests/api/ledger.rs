@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use pinpool::unstable::config::text::parse_bytes;
 use pinpool::unstable::ledger::{self, LedgerReport};
-use pinpool::{Backend, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
 
 use crate::child;
 
@@ -224,7 +224,9 @@ fn worker() {
                 println!("> {} {}", took.as_micros(), (pin_time(&pool) - before).as_micros());
             }
             "try" => {
-                let got = pool.get_timeout(usize::try_from(number).unwrap(), Duration::from_millis(20)).map(drop);
+                let got = pool
+                    .get_with(Request::new(usize::try_from(number).unwrap()).wait(Duration::from_millis(20)))
+                    .map(drop);
                 println!(
                     "> {}",
                     got.err().map_or_else(|| "got".to_owned(), |error| error.to_string().replace('\n', "|"))
@@ -285,7 +287,11 @@ fn worker() {
                         2..=9 => {
                             let len = 1 + draw.below((mib * MIB / 6) as u64);
                             // The bytes of other processes may leave no room.
-                            held.extend(pool.get_timeout(usize::try_from(len).unwrap(), Duration::from_millis(2)));
+                            held.extend(
+                                pool.get_with(
+                                    Request::new(usize::try_from(len).unwrap()).wait(Duration::from_millis(2)),
+                                ),
+                            );
                         }
                         at => drop((!held.is_empty()).then(|| {
                             let at = usize::try_from(at).unwrap() % held.len();
@@ -557,14 +563,14 @@ fn processes_killed_at_any_moment_leave_a_ledger_that_balances() {
             // Numbers of processes are used again.
             gone.drain(..gone.len().saturating_sub(8));
             // The survivor goes on, beside others and alone.
-            drop(pool.get_timeout(MIB, LONG).unwrap());
+            drop(pool.get_with(Request::new(MIB).wait(LONG)).unwrap());
             if kill % 8 == 7 {
                 workers.drain(..).for_each(Worker::kill);
                 let (report, stats) = (named.report(), pool.stats());
                 assert_eq!(report.owners.len(), 1, "{report:?}");
                 assert_eq!(report.held_bytes, stats.pinned_bytes, "{report:?}");
                 // All that the dead held is free at once.
-                drop(pool.get_timeout(60 * MIB, Duration::ZERO).unwrap());
+                drop(pool.get_with(Request::new(60 * MIB).wait(Duration::ZERO)).unwrap());
                 pool.trim(0);
                 assert_eq!(named.report().held_bytes, 0);
             }

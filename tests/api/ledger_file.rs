@@ -63,7 +63,7 @@ fn a_ledger_whose_file_is_truncated_or_overwritten_at_any_moment_kills_nobody() 
     // Fails for one that something else has ended.
     workers.into_iter().for_each(Worker::kill);
     let pool = named.builder(64).build().unwrap();
-    drop(pool.get_timeout(60 * MIB, LONG).unwrap());
+    drop(pool.get_with(pinpool::Request::new(60 * MIB).wait(LONG)).unwrap());
     assert_eq!(named.report().owners.len(), 1);
 }
 

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use pinpool::Preset;
+use pinpool::{Preset, Request};
 
 use crate::ledger::{Draw, LONG, MIB, Named, Worker};
 
@@ -54,7 +54,7 @@ fn are_served_beside(preset: Preset, gets: usize, (threads, mib, hold_us): (usiz
     let mut waits: Vec<_> = (0..gets)
         .map(|_| {
             let begun = Instant::now();
-            drop(pool.get_timeout(mib * MIB, LONG).unwrap());
+            drop(pool.get_with(Request::new(mib * MIB).wait(LONG)).unwrap());
             let waited = begun.elapsed();
             // The next one finds all of the ledger in use again.
             pool.trim(0);
@@ -123,7 +123,7 @@ fn gets_that_end_in_any_order_leave_no_want() {
                 let mut draw = Draw(thread);
                 for _ in 0..1_000 {
                     let len = MIB << draw.below(4);
-                    let _ = pool.get_timeout(len, Duration::from_micros(draw.below(3_000)));
+                    let _ = pool.get_with(Request::new(len).wait(Duration::from_micros(draw.below(3_000))));
                 }
             });
         }
