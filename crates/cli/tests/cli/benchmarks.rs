@@ -1,4 +1,4 @@
-//! The tables of BENCHMARKS.md that a command makes. `UPDATE_DOCS=1` writes them again.
+//! The tables of docs/benchmarks.md that a command makes. `UPDATE_DOCS=1` writes them again.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ fn arguments() -> Vec<String> {
 
 #[test]
 fn the_tables_of_the_replays_are_those_of_the_command() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../BENCHMARKS.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks.md");
     let mut page = fs::read_to_string(path).unwrap();
     let arguments = arguments();
     let ran = run(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
@@ -37,6 +37,6 @@ fn the_tables_of_the_replays_are_those_of_the_command() {
     if std::env::var_os("UPDATE_DOCS").is_some() {
         fs::write(path, page).unwrap();
     } else {
-        assert_eq!(stale, [""; 0], "UPDATE_DOCS=1 writes these tables of BENCHMARKS.md again");
+        assert_eq!(stale, [""; 0], "UPDATE_DOCS=1 writes these tables of docs/benchmarks.md again");
     }
 }
