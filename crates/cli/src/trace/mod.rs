@@ -31,8 +31,7 @@ const UNENDED_SHOWN: usize = 5;
 /// Print a recorded trace, or convert it
 ///
 /// Takes what PINPOOL_TRACE or `load --record` wrote, a workload or conformance trace, or a log of RMM
-/// (Thread,Time,Action,Pointer,Size,Stream), plain or compressed. `python -m pinpool.torch.snapshot` makes a trace of a
-/// snapshot of PyTorch's memory. Exits with 1 if the trace is not whole: then what is left of it is printed. Says which
+/// (Thread,Time,Action,Pointer,Size,Stream), plain or compressed. Exits with 1 if the trace is not whole: then what is left of it is printed. Says which
 /// pools have no end: their process was killed, or exited while they lived.
 #[derive(Debug, Args)]
 pub(crate) struct TraceArgs {
