@@ -1,75 +1,14 @@
-"""What the loader decodes: images and arrays of one size, each field of a batch one array."""
+"""What the loader decodes: images of one size, each field of a batch one array."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from . import _pinpool
+from pinpool import _pinpool
+from pinpool._arguments import count
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-__all__ = ["Array", "Image"]
-
-
-@dataclass(frozen=True)
-class Image:
-    """JPEG and PNG files as RGB images of one size, of dtype uint8.
-
-    `layout` is "HWC", or "CHW" for the channels first. An image of another size is resized by a bilinear filter, as by Pillow's
-    `resize(..., Image.BILINEAR)`: the whole of it with `fit="stretch"`, as much from its middle as has the proportions with
-    "crop". Transparency is left out, as by `convert("RGB")`. A file of more than `pixels_max` pixels fails before it is decoded, which
-    bounds the memory of a decoding thread: 3 bytes a pixel, 7 for an interlaced PNG. The limit is never above 178,956,970.
-    """
-
-    height: int
-    width: int
-    layout: Literal["HWC", "CHW"] = "HWC"
-    fit: Literal["stretch", "crop"] = "stretch"
-    pixels_max: int | None = None
-
-    def _decoder(self) -> Decoded:
-        if self.layout not in ("HWC", "CHW"):
-            raise ValueError(f"Image(layout={self.layout!r}): 'HWC' or 'CHW'")
-        if self.fit not in ("stretch", "crop"):
-            raise ValueError(f"Image(fit={self.fit!r}): 'stretch' or 'crop'")
-        sides = {"height": self.height, "width": self.width, "pixels_max": self.pixels_max}
-        for name, side in sides.items():
-            if side is None and name == "pixels_max":
-                continue
-            if not isinstance(side, int) or isinstance(side, bool) or not 0 < side < 1 << 32:
-                raise ValueError(f"Image({name}={side!r}): a number of pixels, 1 or more")
-        decoder = _pinpool.Decoder.image(self.height, self.width, self.layout == "CHW", self.fit == "crop", self.pixels_max)
-        if decoder is None:
-            raise ValueError(f"Image({self.height}, {self.width}): more pixels than any image may have")
-        sizes = (self.height, self.width)
-        return Decoded(decoder, (3, *sizes) if self.layout == "CHW" else (*sizes, 3), "uint8")
-
-
-@dataclass(frozen=True)
-class Array:
-    """`.npy` files of one shape and dtype. A file of another fails, and its name and what it has are told."""
-
-    shape: tuple[int, ...]
-    dtype: npt.DTypeLike
-
-    def _decoder(self) -> Decoded:
-        import numpy as np
-
-        dtype, shape = np.dtype(self.dtype), tuple(self.shape)
-        if dtype.hasobject or dtype.names is not None:
-            raise ValueError(f"Array(dtype={self.dtype!r}): a type of plain numbers")
-        if any(not isinstance(side, int) or side < 0 for side in shape):
-            raise ValueError(f"Array(shape={self.shape!r}): whole numbers, 0 or more")
-        decoder = None
-        if math.prod(shape) < 1 << 63:
-            decoder = _pinpool.Decoder.array(list(shape), dtype.str, dtype.itemsize)
-        if decoder is None:
-            raise ValueError(f"Array(shape={self.shape!r}): more bytes than memory can have")
-        return Decoded(decoder, shape, dtype.name)
+__all__ = ["Image"]
 
 
 class Decoded(NamedTuple):
@@ -80,26 +19,66 @@ class Decoded(NamedTuple):
     dtype: str
 
 
-def decoders(decode: Mapping[str, Image | Array] | None) -> dict[tuple[str, ...], Decoded]:
+class Image:
+    """JPEG and PNG files as RGB images of one size, of dtype uint8: `Image(224, 224)`.
+
+    `layout` is "HWC", or "CHW" for the channels first. An image of another size is resized by a bilinear filter, as by Pillow's
+    `resize(..., Image.BILINEAR)`: the whole image with `fit="stretch"`, the largest centred part of the same proportions with
+    "crop". Transparency is dropped, as by `convert("RGB")`. A 16-bit PNG is scaled to 8 bits (Pillow clips it). The rotation in
+    EXIF data is ignored, as by Pillow without `ImageOps.exif_transpose`. A file of more than `pixels_max` pixels fails before it is
+    decoded, which bounds the memory of a decoding thread: 3 bytes a pixel, 7 for an interlaced PNG. The limit is never above
+    178,956,970.
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int | None = None,
+        layout: Literal["HWC", "CHW"] = "HWC",
+        fit: Literal["stretch", "crop"] = "stretch",
+        pixels_max: int | None = None,
+        **others: object,
+    ) -> None:
+        if others:
+            remedy = ": images are uint8; convert a batch by map=" if "dtype" in others else ""
+            raise TypeError(f"an Image has no argument {next(iter(others))}={remedy}")
+        if width is None:
+            raise TypeError(f"Image({height!r}): give the height and the width, as in Image(224, 224)")
+        if layout not in ("HWC", "CHW"):
+            raise ValueError(f"Image(layout={layout!r}): must be 'HWC' or 'CHW'")
+        if fit not in ("stretch", "crop"):
+            raise ValueError(f"Image(fit={fit!r}): must be 'stretch' or 'crop'")
+        self.height, self.width = count("height", height, 1, (1 << 32) - 1), count("width", width, 1, (1 << 32) - 1)
+        self.layout, self.fit = layout, fit
+        self.pixels_max = None if pixels_max is None else count("pixels_max", pixels_max, 1, (1 << 63) - 1)
+
+    def _decoded(self) -> Decoded:
+        decoder = _pinpool.Decoder.image(self.height, self.width, self.layout == "CHW", self.fit == "crop", self.pixels_max)
+        if decoder is None:
+            raise ValueError(f"Image({self.height}, {self.width}): more pixels than an image can have")
+        sizes = (self.height, self.width)
+        return Decoded(decoder, (3, *sizes) if self.layout == "CHW" else (*sizes, 3), "uint8")
+
+    def __repr__(self) -> str:
+        return f"pinpool_loader.Image({self.height}, {self.width}, {self.layout!r}, {self.fit!r})"
+
+
+def decoders(decode: Mapping[str, Image] | None) -> dict[tuple[str, ...], Decoded]:
     """The decoder of each field, by its names: "jpg;jpeg" is one field of two names."""
     if decode is None:
         return {}
+    example = "such as {'jpg': pinpool_loader.Image(224, 224)}"
     if not isinstance(decode, Mapping) or not decode:
-        raise TypeError(f"decode={decode!r}: what each field is decoded to, such as {{'jpg': pinpool.Image(224, 224)}}")
+        raise TypeError(f"decode={decode!r}: a dict of what each field is decoded to, {example}")
     found: dict[tuple[str, ...], Decoded] = {}
-    for key, codec in decode.items():
-        if not isinstance(codec, (Image, Array)):
-            raise TypeError(f"decode={{{key!r}: {codec!r}}}: a pinpool.Image or a pinpool.Array")
+    for key, image in decode.items():
+        if not isinstance(image, Image):
+            raise TypeError(f"decode={{{key!r}: {image!r}}}: a pinpool_loader.Image, {example}; other formats by map=")
         names = tuple(name.strip().removeprefix(".").lower() for name in str(key).split(";"))
         if not isinstance(key, str) or not all(names):
             raise TypeError(f"decode={{{key!r}: ...}}: the name of a field, or several as in 'jpg;jpeg;png'")
         taken = [name for earlier in found for name in earlier if name in names]
         if taken:
             raise ValueError(f"decode={{{key!r}: ...}}: the field {taken[0]!r} is decoded already")
-        found[names] = codec._decoder()
+        found[names] = image._decoded()
     return found
-
-
-def handed(decoded: Mapping[tuple[str, ...], Decoded]) -> list[tuple[list[str], Any]]:
-    """As the loader's threads take them."""
-    return [(list(names), each.decoder) for names, each in decoded.items()]
