@@ -52,7 +52,7 @@ def main() -> int:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     args.out.mkdir(parents=True, exist_ok=True)
     checkpoint = args.out / f"rank{rank}.json"
-    saved = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"epoch": 0, "step": 0, "trained": []}
+    saved: dict[str, Any] = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"epoch": 0, "step": 0, "trained": []}
 
     dataset: Any = Files(args.directory)
     sampler: Any = DistributedSampler(dataset, num_replicas=world, rank=rank, shuffle=True)
