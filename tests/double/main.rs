@@ -1,4 +1,4 @@
-//! The CUDA path without a GPU: unmodified cudarc over the driver double.
+//! The CUDA path without a GPU: unmodified cudarc over the mock driver.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -29,7 +29,7 @@
 //! | `unlisted_codes` | codes of the driver that its header does not list |
 //! | `unused_gpu` | what is said when there is a driver and no device to use |
 //!
-//! One process has one driver, so tests take turns ([`driver_double::Double::load`]). A test that needs a driver from its
+//! One process has one driver, so tests take turns ([`mock_driver::Double::load`]). A test that needs a driver from its
 //! first call on, or a fork, runs again as a child ([`child::alone`]).
 
 mod access;

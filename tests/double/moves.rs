@@ -3,7 +3,7 @@
 
 use std::thread;
 
-use driver_double::{Code, Double};
+use mock_driver::{Code, Double};
 use pinpool::backend::{AddressRange, RemapError, SourceError, Subrange, VirtualMemory, VmmSource};
 use pinpool::{Backend, PinnedBuf, Pool};
 

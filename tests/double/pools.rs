@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::backend::PAGE_BYTES;
 use pinpool::testing::ManualClock;
 use pinpool::{Backend, Pool};

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, sys};
-use driver_double::{Code, Double};
+use mock_driver::{Code, Double};
 use pinpool::backend::{
     AddressRange, PAGE_BYTES, RegisterSource, RemapError, Source, Subrange, VirtualMemory, VmmSource,
 };
