@@ -54,11 +54,9 @@ pub enum Backend {
         total_bytes: u64,
     },
     /// A source of your own, or a wrapped one.
-    #[cfg(feature = "custom-source")]
     Source(Arc<dyn Source>),
 }
 
-#[cfg(feature = "custom-source")]
 impl From<Arc<dyn Source>> for Backend {
     fn from(source: Arc<dyn Source>) -> Self {
         Self::Source(source)
@@ -77,7 +75,6 @@ impl Backend {
             Self::Mlock => "mlock",
             Self::Heap => "heap",
             Self::Sim { .. } => "sim",
-            #[cfg(feature = "custom-source")]
             Self::Source(source) => source.name(),
         }
     }
@@ -85,7 +82,6 @@ impl Backend {
     /// The source that the program made itself.
     pub(crate) fn custom(&self) -> Option<&Arc<dyn Source>> {
         match self {
-            #[cfg(feature = "custom-source")]
             Self::Source(source) => Some(source),
             _ => None,
         }
@@ -190,7 +186,6 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
         Backend::Mlock => host_source(HeapSource::locked(), options),
         Backend::Heap => host_source(HeapSource::new(), options),
         Backend::Sim { total_bytes } => Arc::new(SimSource::new(*total_bytes)),
-        #[cfg(feature = "custom-source")]
         Backend::Source(source) => source.clone(),
     };
     let findings = node_ignored(&*source, options.node).into_iter().chain(options.hugetlb.finding(options.root));

@@ -70,7 +70,7 @@ mod recording;
 mod report;
 mod sampling;
 mod server;
-#[cfg(feature = "serve")]
+#[cfg(feature = "observe")]
 mod serving;
 mod side_thread;
 mod ticks;
@@ -80,7 +80,7 @@ mod waiting;
 use attention::Attention;
 use backoff::Backoff;
 use device::DeviceWatch;
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 pub(crate) use recording::description as recorded_description;
 use report::SystemMemory;
 pub(crate) use side_thread::SideCall;
@@ -127,7 +127,7 @@ pub(crate) struct Core {
     /// Where its ceiling comes from.
     ceiling: CeilingControl,
     /// Its place at the socket that serves statistics.
-    #[cfg(feature = "serve")]
+    #[cfg(feature = "observe")]
     showing: std::sync::OnceLock<pinpool_observe::stats_socket::Showing>,
 }
 
@@ -165,7 +165,7 @@ impl Core {
             system: SystemMemory::default(),
             verdicts: Verdicts::default(),
             ceiling: CeilingControl::default(),
-            #[cfg(feature = "serve")]
+            #[cfg(feature = "observe")]
             showing: std::sync::OnceLock::new(),
             log,
             config,

@@ -16,7 +16,6 @@ use crate::backend::{self, Backend, Source};
 use crate::config::{
     Ceiling, Config, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, Settings, env, for_each_setting,
 };
-#[cfg(feature = "tools")]
 use crate::diag::CheckReport;
 use crate::diag::{LogSampler, PoolLog, Start, Warnings};
 use crate::engine::{
@@ -28,7 +27,7 @@ use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
 use crate::quota::{Claim, Quota};
 use crate::size_class::Rounding;
 use pinpool_observe::record::Recorder;
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 use pinpool_observe::record::{SET_IN_CODE, Unrecorded, count_failed};
 use pinpool_os::host::limits;
 
@@ -127,24 +126,24 @@ impl PoolBuilder {
         self
     }
 
-    /// Takes the time from `clock`: for replays and tests (feature `testing`). The pool then has no maintenance thread,
+    /// Takes the time from `clock`: for replays and tests. The pool then has no maintenance thread,
     /// unless [`background_poll`](Self::background_poll) asks for one.
-    #[cfg(any(test, feature = "testing"))]
+    #[doc(hidden)]
     pub fn clock(mut self, clock: crate::engine::ManualClock) -> Self {
         self.clock = Clock::Manual(clock);
         self.settings.background_poll.get_or_insert(false);
         self
     }
 
-    /// Reads the memory of the machine, its nodes and its control groups below `root`: for tests (feature `testing`).
-    #[cfg(any(test, feature = "testing"))]
+    /// Reads the memory of the machine, its nodes and its control groups below `root`: for tests.
+    #[doc(hidden)]
     pub fn host_root(mut self, root: impl Into<PathBuf>) -> Self {
         self.host_root = root.into();
         self
     }
 
     /// Counts this pool's checks with `log_sampler` instead of with all pools of the process.
-    #[cfg(feature = "tools")]
+    #[doc(hidden)]
     pub fn log_sampler(mut self, log_sampler: LogSampler) -> Self {
         self.log.log_sampler = log_sampler;
         self
@@ -152,7 +151,7 @@ impl PoolBuilder {
 
     /// Calls `listener` after every check of the rates, printed or not, on the thread whose put led to the check, outside
     /// of every lock of the pool. A panic of the listener ends there: it reaches neither the put nor the pool.
-    #[cfg(feature = "tools")]
+    #[doc(hidden)]
     pub fn on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
         self
@@ -221,9 +220,9 @@ impl PoolBuilder {
             chosen.findings.iter().for_each(|finding| log.found(finding));
             chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
-            #[cfg(feature = "trace")]
+            #[cfg(feature = "observe")]
             let recorder = recorder(config, &self.settings, &log, &*chosen.source)?;
-            #[cfg(not(feature = "trace"))]
+            #[cfg(not(feature = "observe"))]
             let recorder: Option<Arc<Recorder>> = None;
             let source = CalledSource::new(chosen.source, recorder.clone());
             let fallback = (config.on_full == OnFull::Pageable).then(|| fallback(config, max_bytes));
@@ -232,7 +231,7 @@ impl PoolBuilder {
             let backing = Backing::new(supply(config, source, claim, &log, &root)?, fallback);
             let core = Core::new(config.clone(), backing, Timekeeper::new(self.clock.clone()), log.clone(), recorder);
             core.change_ceiling_by(ceiling_source, auto);
-            #[cfg(feature = "serve")]
+            #[cfg(feature = "observe")]
             core.serve_statistics();
             core.watch_ledger();
             Ok(core)
@@ -297,7 +296,7 @@ fn resolve(settings: Settings) -> Result<Config> {
 }
 
 /// Who records what the pool does, if `PINPOOL_TRACE` asks for it.
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 fn recorder(config: &Config, code: &Settings, log: &PoolLog, source: &dyn Source) -> Result<Option<Arc<Recorder>>> {
     let Some(path) = &config.trace else { return Ok(None) };
     let mut description = crate::engine::recorded_description(config, log.name.as_deref(), source);

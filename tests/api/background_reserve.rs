@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::backend::SimSource;
+use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, Pool, PoolBuilder};
 use pinpool_testing::{FaultSource, SourceCall};
 

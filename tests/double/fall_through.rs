@@ -6,7 +6,7 @@ use std::path::Path;
 use cudarc::driver::CudaContext;
 use log::Level;
 use mock_driver::{Code, Double};
-use pinpool::backend::try_out;
+use pinpool::unstable::backend::try_out;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 
 use crate::captured_log::{lines_with_levels, listen};

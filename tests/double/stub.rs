@@ -12,7 +12,7 @@ use std::{fs, mem, ptr};
 
 use cudarc::driver::{result, sys};
 use mock_driver::Double;
-use pinpool::backend::gpu;
+use pinpool::unstable::backend::gpu;
 
 use pinpool::{Backend, Level, Pool};
 
