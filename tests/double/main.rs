@@ -9,7 +9,7 @@
 //! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
 //! | `moves` | granules that a get moves: what it waits for, and what comes later |
-//! | `nodes`, `reserves` | pools on several memory nodes; reserves where nothing can be registered |
+//! | `reserves` | reserves where nothing can be registered |
 //! | `background_reserve` | a reserve that is pinned beside the pool |
 //! | `handles` | streams and events of other code, known by their handles |
 //! | `granules` | granules of several sizes, and how many mappings a pool makes |

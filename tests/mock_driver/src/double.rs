@@ -4,14 +4,14 @@
 //! waits until it is dropped. Each begins with a reset. Memory that an earlier test left allocated stays; tests that
 //! count compare with the counts at their start.
 
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
-use std::{env, fmt, fs, mem, ptr};
+use std::{env, fmt, fs};
 
 use crate::code::Code;
-use crate::control::{Control, ControlCall, NAME, Space};
+use crate::control::Controls;
 use crate::cruel::Cruelty;
 use crate::ledger::Counts;
 use crate::sync::lock;
@@ -22,7 +22,7 @@ const FILE: &str = concat!("lib", env!("CARGO_CRATE_NAME"), ".so");
 /// The gate of all streams.
 const ALL_STREAMS: usize = 0;
 
-static CONTROL: OnceLock<ControlCall> = OnceLock::new();
+static CONTROLS: OnceLock<Controls> = OnceLock::new();
 static EXCLUSIVE: Mutex<()> = Mutex::new(());
 
 /// Whether a test has lost the device since the last [`Double::load`].
@@ -30,7 +30,7 @@ static HAS_LOST_DEVICE: AtomicBool = AtomicBool::new(false);
 
 /// The driver of this process, for as long as this lives.
 pub struct Double {
-    control: ControlCall,
+    controls: &'static Controls,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -43,7 +43,9 @@ impl Double {
     #[must_use]
     pub fn load() -> Self {
         let turn = lock(&EXCLUSIVE);
-        let double = Double { control: *CONTROL.get_or_init(load_library), _turn: turn };
+        let controls =
+            CONTROLS.get_or_init(|| Controls::find(load_library()).expect("a control call that the double lacks"));
+        let double = Double { controls, _turn: turn };
         double.reset();
         // As on a real device: a lost context never works again, and what learnt of the loss remembers it.
         if HAS_LOST_DEVICE.swap(false, Ordering::Relaxed) {
@@ -64,47 +66,43 @@ impl Double {
             .unwrap_or_else(|| panic!("no {FILE} beside the test's executable, nor in the folder of its profile"))
     }
 
-    fn ask(&self, mut control: Control<'_>) -> u64 {
-        (self.control)(ptr::from_mut(&mut control).cast())
-    }
-
     /// Opens every gate, removes scripts and counts, repairs the device.
     pub fn reset(&self) {
-        self.ask(Control::Reset);
+        (self.controls.double_reset)();
     }
 
     /// Removes what was scripted of single calls: failures, delays, gates and counts.
     pub fn reset_scripts(&self) {
-        self.ask(Control::ResetScripts);
+        (self.controls.double_reset_scripts)();
     }
 
     /// Live objects, and events since the last reset.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let mut counts = Counts::default();
-        self.ask(Control::Counts(&mut counts));
+        (self.controls.double_counts)(&mut counts);
         counts
     }
 
     /// How often a driver function was called.
     #[must_use]
     pub fn calls(&self, name: &str) -> u64 {
-        self.ask(Control::Calls(name))
+        by_name(name, |name| (self.controls.double_calls)(name))
     }
 
     /// The `nth` call from now (1 is the next) fails.
     pub fn fail(&self, name: &str, nth: u64, code: Code) {
-        self.ask(Control::Fail { name, nth, times: 1, code });
+        by_name(name, |name| (self.controls.double_fail)(name, nth, 1, code.0));
     }
 
     /// The `nth` call from now and all after it fail.
     pub fn fail_from(&self, name: &str, nth: u64, code: Code) {
-        self.ask(Control::Fail { name, nth, times: u64::MAX, code });
+        by_name(name, |name| (self.controls.double_fail)(name, nth, u64::MAX, code.0));
     }
 
     /// Holds calls of this name until the result is dropped.
     pub fn hold_call<'a>(&'a self, name: &'a str) -> HeldCall<'a> {
-        self.ask(Control::HoldCall(name, true));
+        by_name(name, |name| (self.controls.double_hold_call)(name, 1));
         HeldCall { double: self, name }
     }
 
@@ -121,79 +119,78 @@ impl Double {
 
     /// More page-locked bytes than this are refused as out of memory.
     pub fn limit_pinned(&self, bytes: u64) {
-        self.ask(Control::LimitPinned(bytes));
+        (self.controls.double_limit_pinned)(bytes);
     }
 
     /// Gives no access to memory to these devices, a bit each.
     pub fn refuse_access(&self, devices: u64) {
-        self.ask(Control::RefuseAccess(devices));
+        (self.controls.double_refuse_access)(devices);
     }
 
     /// Live granules that can be exported to other processes.
     pub fn exportable_granules(&self) -> u64 {
-        self.ask(Control::ExportableGranules)
+        (self.controls.double_exportable_granules)()
     }
 
     /// Granules get memory only when they are written to, so that a test may hold a terabyte; until then they are zero.
     pub fn set_sparse_granules(&self, is_sparse: bool) {
-        self.ask(Control::SetSparseGranules(is_sparse));
+        (self.controls.double_set_sparse_granules)(i32::from(is_sparse));
     }
 
     /// Sets the number of devices; with none, `cuInit` fails.
     pub fn set_device_count(&self, count: usize) {
-        self.ask(Control::SetDeviceCount(count));
+        (self.controls.double_set_device_count)(count);
     }
 
     /// Sets the answer of every device for this attribute.
     pub fn set_attribute(&self, attribute: i32, value: i32) {
-        self.ask(Control::SetAttribute(attribute, value));
+        (self.controls.double_set_attribute)(attribute, value);
     }
 
     /// Sets the memory nodes that have memory: at first only 0.
     pub fn set_memory_nodes(&self, nodes: &[u32]) {
-        self.ask(Control::SetMemoryNodes(nodes.iter().fold(0, |bits, node| bits | 1 << node)));
+        (self.controls.double_set_memory_nodes)(nodes.iter().fold(0, |bits, node| bits | 1 << node));
     }
 
     /// Destroys all primary contexts with their streams and events, as `cuDevicePrimaryCtxReset` does.
     pub fn renew_contexts(&self) {
-        self.ask(Control::RenewContexts);
+        (self.controls.double_renew_contexts)();
     }
 
     /// Turns these switches on and all others off, until the next reset.
     pub fn set_cruel(&self, switches: &[Cruelty]) {
-        self.ask(Control::SetCruel(switches.iter().fold(0, |bits, cruelty| bits | cruelty.bit())));
+        (self.controls.double_set_cruel)(switches.iter().fold(0, |bits, cruelty| bits | cruelty.bit()));
     }
 
     /// Loses the device: work stops, and every later call fails with this code.
     pub fn lose_device(&self, code: Code) {
         // Relaxed: `load` reads it under the lock that this value holds.
         HAS_LOST_DEVICE.store(true, Ordering::Relaxed);
-        self.ask(Control::LoseDevice(code));
+        (self.controls.double_lose_device)(code.0);
     }
 
     /// Every call fails with `DEINITIALIZED`, as at the end of a process.
     pub fn shut_down(&self) {
-        self.ask(Control::ShutDown);
+        (self.controls.double_shut_down)();
     }
 
     /// Makes this function impossible to find, as in an older driver; returns whether it could be found. A caller that has
     /// looked it up keeps it: cudarc looks each function up at its first call.
     #[must_use]
     pub fn hide(&self, name: &str) -> bool {
-        let name = CString::new(name).expect("a function name without a zero in it");
-        self.ask(Control::Hide(&name)) != 0
+        by_name(name, |name| (self.controls.double_hide)(name)) != 0
     }
 
     /// Each misuse by the program, in words.
     #[must_use]
     pub fn wrong_uses(&self) -> Vec<String> {
-        texts(|index, space| self.ask(Control::WrongUse(index, space)))
+        texts(|index, space| (self.controls.double_wrong_use)(index, space))
     }
 
     /// The driver functions called since the last reset, and how often, by name.
     #[must_use]
     pub fn all_calls(&self) -> Vec<(String, u64)> {
-        let names = texts(|index, space| self.ask(Control::Called(index, space)));
+        let names = texts(|index, space| (self.controls.double_called)(index, space));
         names.into_iter().map(|name| (name.clone(), self.calls(&name))).filter(|&(_, calls)| calls > 0).collect()
     }
 }
@@ -222,18 +219,19 @@ pub struct HeldStream<'a> {
 
 impl<'a> HeldStream<'a> {
     fn new(double: &'a Double, handle: usize) -> Self {
-        Self { double, number: double.ask(Control::HoldStream(handle, true)) as usize }
+        let number = (double.controls.double_hold_stream)(handle, 1);
+        Self { double, number }
     }
 
     /// Lets `count` operations of a stream held by its handle run.
     pub fn let_pass(&self, count: u64) {
-        self.double.ask(Control::LetPass(self.number, count));
+        (self.double.controls.double_let_pass)(self.number, count);
     }
 }
 
 impl Drop for HeldStream<'_> {
     fn drop(&mut self) {
-        self.double.ask(Control::HoldStream(self.number, false));
+        (self.double.controls.double_hold_stream)(self.number, 0);
     }
 }
 
@@ -248,24 +246,29 @@ pub struct HeldCall<'a> {
 impl HeldCall<'_> {
     /// Returns once this many threads wait in the call.
     pub fn wait_for(&self, callers: u64) {
-        self.double.ask(Control::WaitForHeld(self.name, callers));
+        by_name(self.name, |name| (self.double.controls.double_wait_for_held)(name, callers));
     }
 }
 
 impl Drop for HeldCall<'_> {
     fn drop(&mut self) {
-        self.double.ask(Control::HoldCall(self.name, false));
+        by_name(self.name, |name| (self.double.controls.double_hold_call)(name, 0));
     }
 }
 
-/// The texts that a control call writes, until it returns `u64::MAX`.
-fn texts(write: impl Fn(usize, &mut Space) -> u64) -> Vec<String> {
+/// The texts that a control call writes, until it returns `usize::MAX`.
+fn texts(mut write: impl FnMut(usize, &mut [u8; 256]) -> usize) -> Vec<String> {
     let text = |index| {
         let mut space = [0; 256];
-        let length = usize::try_from(write(index, &mut space)).ok()?;
+        let length = write(index, &mut space);
         space.get(..length).map(|text| String::from_utf8_lossy(text).into_owned())
     };
     (0..).map_while(text).collect()
+}
+
+fn by_name<R>(name: &str, control: impl FnOnce(*const c_char) -> R) -> R {
+    let name = CString::new(name).expect("a function's name without a zero in it");
+    control(name.as_ptr())
 }
 
 /// Where cargo puts the library, relative to a test, a bench, an example or a binary; then, as its folders differ between
@@ -303,17 +306,14 @@ fn found_below(folder: &Path) -> Vec<PathBuf> {
     found.into_iter().rev().map(|(_, path)| path).collect()
 }
 
-fn load_library() -> ControlCall {
+fn load_library() -> impl FnMut(&CStr) -> *mut c_void {
     let path =
         CString::new(Double::library().into_os_string().into_encoded_bytes()).expect("a path without a zero in it");
     // SAFETY: loads our own library, whose start-up does nothing.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     assert!(!library.is_null(), "{} does not load", path.to_string_lossy());
     // SAFETY: the handle is never closed, so it is live, and the name ends in 0.
-    let call = unsafe { libc::dlsym(library, NAME.as_ptr()) };
-    assert!(!call.is_null(), "{} is of another build", path.to_string_lossy());
-    // SAFETY: the library exports this name with this type.
-    unsafe { mem::transmute::<*mut c_void, ControlCall>(call) }
+    move |name| unsafe { libc::dlsym(library, name.as_ptr()) }
 }
 
 #[cfg(test)]
