@@ -15,7 +15,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The layers from the top down; modules of one line are equal. `ARCHITECTURE.md` explains them.
 const LAYERS: &[&[&str]] = &[
-    &["testing"],
+    &["unstable"],
     &["pool"],
     &["buffer"],
     &["engine"],

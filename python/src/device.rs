@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pinpool::PinnedBuf;
-use pinpool::backend::CudaSource;
+use pinpool::unstable::backend::CudaSource;
 use pinpool::cudarc::driver::{CudaEvent, CudaSlice, DevicePtr, DriverError};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;

@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use pinpool::config::env::{PREFIX, VARIABLES, nearest};
-use pinpool::config::text::format_bytes;
+use pinpool::unstable::config::env::{PREFIX, VARIABLES, nearest};
+use pinpool::unstable::config::text::format_bytes;
 use pinpool::{Ceiling, DEFAULT_ALIGN, Error, GetFuture, PinnedBuf, Preset, TaggedPool};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;

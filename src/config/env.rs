@@ -155,7 +155,7 @@ pub(crate) fn origins(code: &Settings, env: &Settings, config: &Config) -> Strin
 }
 
 /// The variables whose settings `code` sets.
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 pub(crate) fn set_in(code: &Settings) -> impl Iterator<Item = &'static str> {
     VARIABLES.iter().filter(|variable| variable.is_set(code)).map(|variable| variable.name)
 }

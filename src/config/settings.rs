@@ -127,11 +127,11 @@ macro_rules! for_each_setting {
 
         /// File that everything the pool does is recorded in, for the tool's trace, replay and advise: a path, compressed if it
         /// ends in .gz, with %p for the number of the process; or none. A recording that is there is kept as PATH.old, and a file
-        /// that is no recording is refused. Needs the feature trace.
+        /// that is no recording is refused. Needs the feature observe.
         "PINPOOL_TRACE" = None, trace(impl Into<Option<PathBuf>>): Option<PathBuf> as PATH_OR_NONE;
 
         /// One get in so many, drawn by chance, keeps its call stack, so that a recording, a leak's verdict and the list of what is
-        /// still out name the line that it came from; 0: none. Every get then takes the slow path. Needs the feature trace.
+        /// still out name the line that it came from; 0: none. Every get then takes the slow path. Needs the feature observe.
         "PINPOOL_CALL_STACKS" = 0, call_stacks(u64): u64 as COUNT;
 
         // TensorFlow's `should_log`.
@@ -140,7 +140,7 @@ macro_rules! for_each_setting {
 
 
         /// Unix socket that serves the statistics to the tool's top: a path, 1 for pinpool-PID.sock in XDG_RUNTIME_DIR or /tmp, or
-        /// none or 0. Needs the feature serve.
+        /// none or 0. Needs the feature observe.
         "PINPOOL_SOCKET" = None, socket(impl Into<Option<PathBuf>>): Option<PathBuf> as SOCKET;
 
         // Longer than any copy that works, shorter than a person waits for a process to end.
@@ -273,13 +273,13 @@ impl Settings {
         }
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let call_stacks = Some(config.call_stacks.to_string()).filter(|_| config.call_stacks > 0);
-        for (name, value, feature, is_built) in [
-            ("PINPOOL_TRACE", path(&config.trace), "trace", cfg!(feature = "trace")),
-            ("PINPOOL_CALL_STACKS", call_stacks, "trace", cfg!(feature = "trace")),
-            ("PINPOOL_SOCKET", path(&config.socket), "serve", cfg!(feature = "serve")),
+        for (name, value) in [
+            ("PINPOOL_TRACE", path(&config.trace)),
+            ("PINPOOL_CALL_STACKS", call_stacks),
+            ("PINPOOL_SOCKET", path(&config.socket)),
         ] {
-            if let Some(value) = value.filter(|_| !is_built) {
-                let why = format!("needs the feature `{feature}`: build pinpool with it, or leave the setting out");
+            if let Some(value) = value.filter(|_| !cfg!(feature = "observe")) {
+                let why = "needs the feature `observe`: build pinpool with it, or leave the setting out";
                 problems.push(refused(name, value, why));
             }
         }

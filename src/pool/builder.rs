@@ -10,14 +10,12 @@ use std::time::Duration;
 
 use super::Pool;
 use super::handle::Handle;
-use super::nodes::NodePools;
 use super::on_host::{ceiling_by, pin_options};
 use crate::arena::Retention;
 use crate::backend::{self, Backend, Source};
 use crate::config::{
     Ceiling, Config, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, Settings, env, for_each_setting,
 };
-#[cfg(feature = "tools")]
 use crate::diag::CheckReport;
 use crate::diag::{LogSampler, PoolLog, Start, Warnings};
 use crate::engine::{
@@ -29,7 +27,7 @@ use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
 use crate::quota::{Claim, Quota};
 use crate::size_class::Rounding;
 use pinpool_observe::record::Recorder;
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 use pinpool_observe::record::{SET_IN_CODE, Unrecorded, count_failed};
 use pinpool_os::host::limits;
 
@@ -128,24 +126,24 @@ impl PoolBuilder {
         self
     }
 
-    /// Takes the time from `clock`: for replays and tests (feature `testing`). The pool then has no maintenance thread,
+    /// Takes the time from `clock`: for replays and tests. The pool then has no maintenance thread,
     /// unless [`background_poll`](Self::background_poll) asks for one.
-    #[cfg(any(test, feature = "testing"))]
+    #[doc(hidden)]
     pub fn clock(mut self, clock: crate::engine::ManualClock) -> Self {
         self.clock = Clock::Manual(clock);
         self.settings.background_poll.get_or_insert(false);
         self
     }
 
-    /// Reads the memory of the machine, its nodes and its control groups below `root`: for tests (feature `testing`).
-    #[cfg(any(test, feature = "testing"))]
+    /// Reads the memory of the machine, its nodes and its control groups below `root`: for tests.
+    #[doc(hidden)]
     pub fn host_root(mut self, root: impl Into<PathBuf>) -> Self {
         self.host_root = root.into();
         self
     }
 
     /// Counts this pool's checks with `log_sampler` instead of with all pools of the process.
-    #[cfg(feature = "tools")]
+    #[doc(hidden)]
     pub fn log_sampler(mut self, log_sampler: LogSampler) -> Self {
         self.log.log_sampler = log_sampler;
         self
@@ -153,7 +151,7 @@ impl PoolBuilder {
 
     /// Calls `listener` after every check of the rates, printed or not, on the thread whose put led to the check, outside
     /// of every lock of the pool. A panic of the listener ends there: it reaches neither the put nor the pool.
-    #[cfg(feature = "tools")]
+    #[doc(hidden)]
     pub fn on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
         self
@@ -194,15 +192,6 @@ impl PoolBuilder {
         let ceiling_source = CeilingSource { root: root.clone(), pools_per_host, lock_limit_bytes: None };
         // Before the driver opens descriptors: see `shared_memory` for the order in which those of a process are closed.
         let ledger = host_ledger(&config, &log, &root)?.map(SharedCeiling::OfHost);
-        let asked_bytes = ceiling_by(&config, &ceiling_source).0;
-        let is_custom = config.backend.custom().is_some();
-        let of_nodes = (root.clone(), config.clone());
-        let on_node = move |source: &dyn Source, wanted| {
-            let (root, config) = &of_nodes;
-            let options = pin_options(config, root, asked_bytes, &[]);
-            backend::on_node(root, source, is_custom, wanted, options)
-        };
-        let nodes = Some(NodePools::new(&root, Box::new(on_node)));
         let begins_late = ledger.is_none() && may_begin_late(&config);
         let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..config.clone() };
         let reserve_bytes = config.reserve_bytes;
@@ -231,9 +220,9 @@ impl PoolBuilder {
             chosen.findings.iter().for_each(|finding| log.found(finding));
             chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
-            #[cfg(feature = "trace")]
+            #[cfg(feature = "observe")]
             let recorder = recorder(config, &self.settings, &log, &*chosen.source)?;
-            #[cfg(not(feature = "trace"))]
+            #[cfg(not(feature = "observe"))]
             let recorder: Option<Arc<Recorder>> = None;
             let source = CalledSource::new(chosen.source, recorder.clone());
             let fallback = (config.on_full == OnFull::Pageable).then(|| fallback(config, max_bytes));
@@ -242,7 +231,7 @@ impl PoolBuilder {
             let backing = Backing::new(supply(config, source, claim, &log, &root)?, fallback);
             let core = Core::new(config.clone(), backing, Timekeeper::new(self.clock.clone()), log.clone(), recorder);
             core.change_ceiling_by(ceiling_source, auto);
-            #[cfg(feature = "serve")]
+            #[cfg(feature = "observe")]
             core.serve_statistics();
             core.watch_ledger();
             Ok(core)
@@ -251,9 +240,9 @@ impl PoolBuilder {
             // Where the arena cannot have its addresses, ordinary memory needs none.
             let begin = move || begin(&config, None).or_else(|_: Error| begin(&heap, None));
             let begin = move || begin().unwrap_or_else(|error| unreachable!("ordinary memory: {error}"));
-            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(begin), nodes)) });
+            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(begin))) });
         }
-        let pool = Pool::with_nodes(begin(&config, ledger)?, nodes);
+        let pool = Pool::of(begin(&config, ledger)?);
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
         }
@@ -307,7 +296,7 @@ fn resolve(settings: Settings) -> Result<Config> {
 }
 
 /// Who records what the pool does, if `PINPOOL_TRACE` asks for it.
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 fn recorder(config: &Config, code: &Settings, log: &PoolLog, source: &dyn Source) -> Result<Option<Arc<Recorder>>> {
     let Some(path) = &config.trace else { return Ok(None) };
     let mut description = crate::engine::recorded_description(config, log.name.as_deref(), source);

@@ -7,7 +7,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::Source;
 use crate::buffer::PinnedBuf;
 use crate::config::Ceiling;
 use crate::engine::{Block, Core, Ledger, ShardAtHand, Wanted};
@@ -17,7 +16,6 @@ use crate::size_class::DEFAULT_ALIGN;
 mod builder;
 mod get_future;
 mod handle;
-mod nodes;
 mod on_host;
 mod outside;
 mod reserve;
@@ -27,7 +25,6 @@ mod tagged;
 pub use builder::PoolBuilder;
 pub use get_future::GetFuture;
 use handle::Handle;
-use nodes::NodePools;
 pub use outside::PageLocked;
 pub use tagged::TaggedPool;
 
@@ -84,18 +81,9 @@ impl Pool {
     }
 
     pub(crate) fn of(core: Arc<Core>) -> Self {
-        Self::with_nodes(core, None)
-    }
-
-    fn with_nodes(core: Arc<Core>, nodes: Option<NodePools<Self>>) -> Self {
-        let pool = Self { handle: Arc::new(Handle::new(Box::new(move || core.clone()), nodes)) };
+        let pool = Self { handle: Arc::new(Handle::new(Box::new(move || core.clone()))) };
         let _begun = pool.core();
         pool
-    }
-
-    /// The pools on other memory nodes.
-    fn on_other_nodes(&self) -> Vec<Self> {
-        self.handle.nodes.as_ref().map_or_else(Vec::new, NodePools::all)
     }
 
     #[inline]
@@ -237,42 +225,6 @@ impl Pool {
         self.try_get_for(len, None)
     }
 
-    /// As [`get`](Pool::get), with the buffer's memory on memory node `node`: [`on_node`](Pool::on_node) and a get of that pool.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Pool::get) and [`on_node`](Pool::on_node).
-    pub fn get_on(&self, node: u32, len: usize) -> Result<PinnedBuf> {
-        self.on_node(node)?.get(len)
-    }
-
-    /// This pool on memory node `node`: with buffers, idle buffers and statistics of its own, under the same ceiling. What is
-    /// idle on one node is released when another needs the room; a get waits only for buffers of its own node. On a machine
-    /// with one node, or for the node that the pool is on, it is the pool itself.
-    ///
-    /// Made at the first call for a node and kept as long as this pool. [`trim`](Pool::trim), [`clear`](Pool::clear),
-    /// [`poll`](Pool::poll) and [`set_max_bytes`](Pool::set_max_bytes) of this pool act on all nodes, its other methods on its
-    /// own. The back-ends `vmm`, `register`, `mlock` and `heap` choose the node of their memory, the others cannot.
-    ///
-    /// # Errors
-    ///
-    /// - [`is_setting`](crate::Error::is_setting): no such node, a back-end that cannot choose the node, the preset
-    ///   `tensorflow`, or this is a partition or the pool of another node,
-    /// - [`is_backend`](crate::Error::is_backend): the back-end refused memory of that node.
-    pub fn on_node(&self, node: u32) -> Result<Self> {
-        self.core().check_open()?;
-        let refused = |why: &str| nodes::refused(node, why.to_owned());
-        let none = || refused("ask the pool that was built, not a partition or the pool of a node");
-        let make = |source: Arc<dyn Source>| {
-            let backend = source.name();
-            let needs_arena = || refused("needs PINPOOL_PRESET=adaptive: under tensorflow a pool has one memory node");
-            let core = self.core().on_node(node, source).ok_or_else(needs_arena)?;
-            Ok(Self::of(core.map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() })?))
-        };
-        let nodes = self.handle.nodes.as_ref().ok_or_else(none)?;
-        Ok(nodes.on(node, self.core().backing().source(), make)?.unwrap_or_else(|| self.clone()))
-    }
-
     /// A pool with its own counts, count limit and ceiling that carves its buffers from the same memory: for a second use,
     /// such as evaluation during training, that must not displace the buffers of the first. Its name in the log is
     /// `name`, after the name of this pool and `/` if this pool has a name.
@@ -319,18 +271,9 @@ impl Pool {
     /// have no work and no other thread of the pool page-locks; until then the memory stays, and the maintenance thread or a later
     /// call releases it. So a trim waits for its own calls of the driver alone.
     pub fn trim(&self, to_bytes: u64) {
-        if self.core().is_forked() {
-            return;
+        if !self.core().is_forked() {
+            self.core().trim(to_bytes);
         }
-        let others = self.on_other_nodes();
-        let held_bytes = |pool: &Self| pool.stats().pinned_bytes;
-        for other in &others {
-            // The own node keeps its memory before the others do.
-            let beside_bytes = others.iter().map(held_bytes).sum::<u64>() + held_bytes(self) - held_bytes(other);
-            other.core().trim(to_bytes.saturating_sub(beside_bytes));
-        }
-        let left_bytes: u64 = others.iter().map(held_bytes).sum();
-        self.core().trim(to_bytes.saturating_sub(left_bytes));
     }
 
     /// Puts back the buffers whose copies are over, and releases memory that has been idle too long; on `register` and `cuda`,
@@ -339,7 +282,6 @@ impl Pool {
     pub fn poll(&self) {
         if !self.core().is_forked() {
             self.core().poll();
-            self.on_other_nodes().iter().for_each(Self::poll);
         }
     }
 
@@ -362,7 +304,6 @@ impl Pool {
     pub fn close(&self) {
         if !self.core().is_forked() {
             self.core().refuse_requests();
-            self.on_other_nodes().iter().for_each(Self::close);
         }
     }
 
@@ -372,7 +313,6 @@ impl Pool {
     pub fn clear(&self) {
         if !self.core().is_forked() {
             self.core().clear();
-            self.on_other_nodes().iter().for_each(Self::clear);
         }
     }
 }

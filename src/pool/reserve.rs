@@ -31,7 +31,7 @@ impl Pool {
         self.core().prewarm(bytes)
     }
 
-    /// Waits at most `timeout` until all of the reserve that was asked for is pinned, on this pool's own memory node; false if it
+    /// Waits at most `timeout` until all of the reserve that was asked for is pinned; false if it
     /// is not then, as where the ceiling leaves no room for it or the pool ends. At once true where nothing was asked for, or
     /// where [`reserve_wait`](crate::PoolBuilder::reserve_wait) is on. With `PINPOOL_POLL=0` the calling thread pins it.
     ///
@@ -44,24 +44,6 @@ impl Pool {
         let now = Instant::now();
         // A time beyond what the clock can tell is as good as a year.
         self.core().await_reserve(now.checked_add(timeout).unwrap_or(now + Duration::from_secs(366 * 86_400)))
-    }
-
-    /// Has the reserve of this pool's memory node pinned before those of the same pool's other nodes ([`on_node`](Self::on_node)): they
-    /// pause until it is there, or cannot go on. Without a call all nodes are pinned at the same time. The last call counts; it
-    /// may come while they are being pinned.
-    ///
-    /// ```no_run
-    /// let pool = pinpool::Pool::builder().reserve_wait(false).build()?;
-    /// let near = pool.on_node(1)?;
-    /// pool.on_node(0)?.prewarm(512 << 30)?;
-    /// near.prewarm(512 << 30)?;
-    /// near.reserve_first();
-    /// # Ok::<(), pinpool::Error>(())
-    /// ```
-    pub fn reserve_first(&self) {
-        if !self.core().is_forked() {
-            self.core().reserve_first();
-        }
     }
 
     /// Share of the reserve asked for that is pinned, from 0 to 1: that of [`stats`](Self::stats). 1 where none was asked for, 0

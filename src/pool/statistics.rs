@@ -26,9 +26,12 @@ impl Pool {
     /// operations apart. Its [`Display`](std::fmt::Display) is a table.
     ///
     /// Takes some microseconds, and waits for no call of a driver, a listener or a fence, nor for a lock that a thread holds
-    /// around one. So it queries no copy: one that has finished counts as in flight until [`poll`](Pool::poll), a miss,
-    /// [`Completion::wait`](crate::Completion::wait) or, within 0.1 s, the maintenance thread finds it.
+    /// around one. A finished copy no longer counts as in flight if a load shows that it has finished (a timeline, under
+    /// `adaptive`). A copy that must be queried (an event) counts until [`poll`](Pool::poll), a miss,
+    /// [`Completion::wait`](crate::Completion::wait) or, within 0.1 s, the maintenance thread finds it. `in_flight_time` is measured to
+    /// the time at which the end of a copy was found.
     pub fn stats(&self) -> Stats {
+        self.core().complete_by_loads();
         self.core().stats()
     }
 

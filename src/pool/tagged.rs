@@ -109,14 +109,4 @@ impl TaggedPool {
     pub fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>> {
         self.pool.try_get_for(len, self.ledger.as_ref())
     }
-
-    /// Gets a buffer as [`Pool::get_on`] does. The pool of another memory node has the tag as its own.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Pool::get_on`].
-    pub fn get_on(&self, node: u32, len: usize) -> Result<PinnedBuf> {
-        let pool = self.pool.on_node(node)?;
-        pool.tagged(self.tag().unwrap_or_default()).get(len)
-    }
 }

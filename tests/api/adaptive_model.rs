@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pinpool::backend::SimSource;
-use pinpool::testing::ManualClock;
-use pinpool::{Backend, LogSampler, PinnedBuf, Pool, PressureSource};
+use pinpool::unstable::LogSampler;
+use pinpool::unstable::ManualClock;
+use pinpool::unstable::backend::SimSource;
+use pinpool::{Backend, PinnedBuf, Pool, PressureSource};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]

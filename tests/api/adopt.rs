@@ -133,7 +133,7 @@ fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
     assert!(unsafe { pool.adopt(all, false, || ()) }.unwrap_err().is_request());
 }
 
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 #[test]
 fn a_recording_has_no_word_of_it() {
     let dir = tempfile::tempdir().unwrap();

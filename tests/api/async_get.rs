@@ -8,8 +8,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, GetFuture, OnFull, Pool, Preset};
 use pinpool_testing::{FaultSource, SourceCall};
 

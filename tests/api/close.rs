@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, ErrorKind, GetFuture, OnFull, PinnedBuf, Result};
 use pinpool_testing::{FaultSource, SourceCall};
 

@@ -6,8 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pinpool::PressureSource;
-use pinpool::backend::{Region, SimSource, Source, SourceError};
-use pinpool::testing::ManualClock;
+use pinpool::SourceError;
+use pinpool::source::{Region, Source};
+use pinpool::unstable::ManualClock;
+use pinpool::unstable::backend::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::over;

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pinpool::config::text::parse_bytes;
-use pinpool::ledger::{self, LedgerReport};
+use pinpool::unstable::config::text::parse_bytes;
+use pinpool::unstable::ledger::{self, LedgerReport};
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 
 use crate::child;

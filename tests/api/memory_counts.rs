@@ -7,8 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use log::Level;
-use pinpool::backend::{Region, SimSource, Source, SourceError};
+use pinpool::SourceError;
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::source::{Region, Source};
+use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource};
 use pinpool_testing::{FaultSource, SourceCall};
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::backend::SimSource;
-use pinpool::testing::ManualClock;
+use pinpool::unstable::ManualClock;
+use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource, Stats};
 
 use crate::captured_log::{count, lines, listen};

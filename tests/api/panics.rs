@@ -10,9 +10,12 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::backend::{HeapSource, Region, SimSource, Source, SourceError};
+use pinpool::SourceError;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, CheckReport, GetFuture, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool::source::{Region, Source};
+use pinpool::unstable::CheckReport;
+use pinpool::unstable::backend::{HeapSource, SimSource};
+use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Preset};
 
 use crate::captured_log::{listen, panic_at, panics};
 use crate::fixture::{LONG, over, until_waits, valid_stats};

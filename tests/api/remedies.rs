@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use log::Level;
-use pinpool::testing::ManualClock;
+use pinpool::unstable::ManualClock;
 use pinpool::{Backend, OnFull, Pool, PoolBuilder, Preset, Rounding};
 
 use crate::captured_log::{lines_with_levels, listen};

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::testing::{ManualClock, short_path};
+use pinpool::unstable::{ManualClock, short_path};
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource};
 
 use crate::child::{alone, in_a_child};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use log::Level;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::testing::ManualClock;
+use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool, PoolBuilder, Preset, Rounding};
 
 use crate::captured_log::{lines_with_levels, listen};

@@ -8,7 +8,8 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use driver_double::{Code, Double};
-use pinpool::backend::{VirtualMemory, VmmSource};
+use pinpool::source::VirtualMemory;
+use pinpool::unstable::backend::VmmSource;
 use pinpool::{Backend, FenceKind, Pool, Preset};
 
 use crate::child;

@@ -251,7 +251,7 @@ fn virtual_memory_keeps_its_contract_while_a_kernel_runs() {
             return;
         }
         let stream = rig.context.new_stream().unwrap();
-        let source = pinpool::backend::VmmSource::new(0, None).unwrap();
+        let source = pinpool::unstable::backend::VmmSource::new(0, None).unwrap();
         // Its reserves are registered memory, whose release waits: the contract is checked before, for what it does once.
         let running = Running::on(&stream, kernels.as_ref());
         thread::scope(|scope| {

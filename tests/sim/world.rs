@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
-use pinpool::testing::ManualClock;
+use pinpool::unstable::LogSampler;
+use pinpool::unstable::ManualClock;
 use pinpool::{
-    Backend, Ceiling, Error, GetFuture, LogSampler, OnFull, PendingBuf, PinnedBuf, Pool, Preset, PressureSource,
-    Rounding,
+    Backend, Ceiling, Error, GetFuture, OnFull, PendingBuf, PinnedBuf, Pool, Preset, PressureSource, Rounding,
 };
 
 use crate::checks;

@@ -1,6 +1,6 @@
 //! The string that a pool is opened with.
 
-use pinpool::config::env::PREFIX;
+use pinpool::unstable::config::env::PREFIX;
 use pinpool::{Pool, PoolBuilder};
 
 use crate::call::Failure;

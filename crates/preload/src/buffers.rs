@@ -123,7 +123,7 @@ fn make_pool(driver: &'static Driver, context: Arc<Context>) -> pinpool::Result<
     log::init();
     log_statistics_at_exit();
     let source = Arc::new(source::HostSource::new(driver, context));
-    let pool = Pool::builder().env_prefix(pinpool::config::env::PREFIX).name("preload");
+    let pool = Pool::builder().env_prefix(pinpool::unstable::config::env::PREFIX).name("preload");
     let pool = pool.backend(Backend::Source(source)).on_full(OnFull::Error);
     let is_wait_set = env::var("PINPOOL_WAIT").is_ok_and(|wait| !wait.trim().is_empty());
     if is_wait_set { pool.build() } else { pool.wait(WAIT).build() }

@@ -25,7 +25,7 @@ use super::report::{ReplayOutcome, ReplayReport};
 use super::watch::Watch;
 use super::workload::{Workload, error_at};
 use pinpool::DEFAULT_ALIGN;
-use pinpool::testing::{ManualClock, look, prepare_step};
+use pinpool::unstable::{ManualClock, look, prepare_step};
 use pinpool::{Error, PinnedBuf, Pool};
 
 mod closed;

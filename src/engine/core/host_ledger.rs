@@ -63,11 +63,11 @@ impl Core {
             Some(domain) => {
                 ledger.watch(move |is_wanted, news| {
                     log.ledger_news(&name, news);
-                    let domains = domain.upgrade().map(|domain| domain.of_all_nodes()).unwrap_or_default();
-                    notice(domains.iter().flat_map(|domain| domain.pools()).collect(), is_wanted);
+                    let Some(domain) = domain.upgrade() else { return false };
+                    notice(domain.pools(), is_wanted);
                     // Without a thread the next poll goes on.
-                    domains.iter().for_each(|domain| domain.ledger_has_changed());
-                    !domains.is_empty()
+                    domain.ledger_has_changed();
+                    true
                 })
             }
             None => {

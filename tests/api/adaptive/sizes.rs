@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use pinpool::PinnedBuf;
-use pinpool::backend::SimSource;
+use pinpool::unstable::backend::SimSource;
 
 use super::{KIB, LONG, MIB, over, over_both, over_virtual_memory, valid_stats};
 

@@ -13,8 +13,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use pinpool::backend::{Backend, PageTiers, Region, SimSource, Source, SourceError, VirtualMemory};
-use pinpool::{CheckReport, Error, LogSampler, PinnedBuf, Pool, Preset};
+use pinpool::source::{Region, Source, VirtualMemory};
+use pinpool::unstable::backend::{PageTiers, SimSource};
+use pinpool::unstable::{CheckReport, LogSampler};
+use pinpool::{Backend, SourceError};
+use pinpool::{Error, PinnedBuf, Pool, Preset};
 use pinpool_replay::{TraceError, TraceHeader, TraceOp, TraceReader};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};

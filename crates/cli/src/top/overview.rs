@@ -1,6 +1,6 @@
 //! All pools in one table, the one that loses most first.
 
-use pinpool::ledger::{self, LedgerOwner, LedgerReport};
+use pinpool::unstable::ledger::{self, LedgerOwner, LedgerReport};
 use pinpool_cli::table::{columns, columns_left, format_about};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
