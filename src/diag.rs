@@ -38,7 +38,6 @@ pub use checks::{CheckReport, LogSampler};
 pub(crate) use log::defer;
 use texts::StillOut;
 pub(crate) use texts::{Growth, Start};
-pub(crate) use warnings::Warnings;
 
 /// The log of one pool: one method for each line.
 ///
@@ -49,7 +48,6 @@ pub(crate) struct PoolLog {
     pub(crate) log_sampler: LogSampler,
     pub(crate) log_every: u64,
     pub(crate) listener: Option<Listener>,
-    pub(crate) warnings: Warnings,
 }
 
 impl fmt::Debug for PoolLog {

@@ -98,7 +98,7 @@ pub use error::{Error, Kind as ErrorKind, Result, SourceError};
 pub use finding::{Finding, Level};
 pub use in_flight::{Fence, FenceKind, StreamId};
 pub use policy::Window;
-pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, TaggedPool};
+pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, Request, TaggedPool};
 pub use size_class::{DEFAULT_ALIGN, Rounding};
 pub use stats::{
     Calls, ClassStats, EvictionReasons, Histogram, LedgerStats, MissReasons, Peaks, Requested, Stats, StatsError,
@@ -107,7 +107,7 @@ pub use stats::{
 pub use why::Why;
 
 /// Whether this machine has a CUDA driver that can be loaded: cudarc panics without one. Loads it, and starts nothing.
-/// [`Pool::warnings`] says more, with the cause.
+/// The log of a pool says why the GPU is not used.
 #[must_use]
 pub fn cuda_is_present() -> bool {
     #[cfg(feature = "cuda")]

@@ -44,7 +44,6 @@ use crate::backend::SourceError;
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
-use crate::finding::Finding;
 use crate::in_flight::{Ask, InFlight};
 use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
@@ -239,10 +238,6 @@ impl Core {
             Some(arena) if arena.lacks_hole() => Pace::Hole,
             _ => Pace::Quiet,
         }
-    }
-
-    pub(crate) fn warnings(&self) -> Vec<Finding> {
-        self.log.warnings.all()
     }
 
     #[inline]

@@ -17,7 +17,7 @@ use crate::config::{
     Ceiling, Config, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, Settings, env, for_each_setting,
 };
 use crate::diag::CheckReport;
-use crate::diag::{LogSampler, PoolLog, Start, Warnings};
+use crate::diag::{LogSampler, PoolLog, Start};
 use crate::engine::{
     Backing, CalledSource, CeilingSource, Clock, Core, Direct, Domain, Fallback, SharedArena, SharedArenaConfig,
     Supply, Timekeeper, granule_bytes,
@@ -60,13 +60,7 @@ impl PoolBuilder {
         Self {
             settings: Settings::default(),
             env_prefix: Some(env::PREFIX.to_owned()),
-            log: PoolLog {
-                name: None,
-                log_sampler: LogSampler::process(),
-                log_every: 1,
-                listener: None,
-                warnings: Warnings::default(),
-            },
+            log: PoolLog { name: None, log_sampler: LogSampler::process(), log_every: 1, listener: None },
             clock: Clock::System,
             host_root: PathBuf::from("/"),
         }
@@ -358,10 +352,10 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Hos
         }
         // Nobody has asked for this ledger by its name.
         Err(error) if config.ledger == LedgerName::Auto => {
-            log.no_ledger(&error.to_string());
+            log.no_ledger(&error);
             Ok(None)
         }
-        Err(error) => Err(refused(error.to_string())),
+        Err(error) => Err(refused(error)),
     }
 }
 

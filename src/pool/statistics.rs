@@ -4,7 +4,6 @@ use super::Pool;
 use crate::backend::PageTiers;
 use crate::config::Config;
 use crate::dump::Dump;
-use crate::finding::Finding;
 use crate::stats::{ClassStats, Stats};
 use crate::why::Why;
 
@@ -67,12 +66,6 @@ impl Pool {
     /// tells of each buffer, and [`OnFull::Error`](crate::OnFull::Error) rules it out.
     pub fn is_pinned(&self) -> bool {
         self.core().backing().source().is_pinned()
-    }
-
-    /// What was found on this machine that a user has to know: memory that is not page-locked though nobody asked for that, a
-    /// GPU that is here and not used. The log has the same warnings, and stderr has each once where no logger is installed.
-    pub fn warnings(&self) -> Vec<Finding> {
-        self.core().warnings()
     }
 
     /// The settings in effect, with variables and defaults resolved.

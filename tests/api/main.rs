@@ -105,7 +105,6 @@ mod resident_memory;
 mod scripted_faults;
 mod settings;
 mod settings_as_text;
-mod several_streams;
 mod short_path;
 mod sink;
 mod sizes;
