@@ -1,4 +1,4 @@
-"""Batches and weights in the memory of a GPU, over the driver double that stands for libcuda."""
+"""Batches and weights in the memory of a GPU, over the mock driver that stands for libcuda."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 //! Reserves of `vmm`: where the driver registers no memory, as under confidential computing.
 
-use driver_double::{Code, Double};
+use mock_driver::{Code, Double};
 use pinpool::Backend;
 
 use crate::fixture::{MIB, builder, filled, held};
