@@ -1,10 +1,8 @@
-//! `pinpool bench`: what pinning, hits and copies cost on this machine, beside malloc and the driver.
+//! `pinpool doctor --bench`: what pinning, hits and copies cost on this machine, next to malloc and the driver.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use clap::Args;
-use pinpool::unstable::config::text::parse_bytes;
 use pinpool::{Backend, Ceiling, Completion, Error, Pool, Preset};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::{columns_left, format_about};
@@ -21,23 +19,12 @@ const COPYING: Duration = Duration::from_millis(300);
 /// Copies at once.
 const LANES: usize = 2;
 
-/// Measure in some seconds what pinning, hits and copies cost on this machine
-///
-/// The pool is that of the settings. Beside it stands what a program without a pool has: the driver's own call and ordinary
-/// memory for pinning, malloc for a hit, ordinary memory for copies. Without a GPU copies go to a host sink, which has no bus.
-#[derive(Debug, Args)]
-pub(crate) struct BenchArgs {
-    /// Bytes that are pinned at once
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
-    bytes: u64,
-
-    /// Bytes of a buffer that is got and copied
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_bytes)]
-    size: u64,
-
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
+/// What is measured: the pool of the settings, the driver's own call and ordinary memory. Without a GPU copies go to a host sink.
+pub(super) struct Bench {
+    /// Bytes to pin at once.
+    pub(super) bytes: u64,
+    /// Bytes of a buffer.
+    pub(super) size: u64,
 }
 
 /// What was measured: rates in bytes for each nanosecond, which are GB/s.
@@ -58,12 +45,12 @@ struct Figures {
     ordinary_copy_gb_s: f64,
 }
 
-pub(crate) fn run(args: &BenchArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let figures = args.measure().map_err(|error| terminal.refuse(&error))?;
-    terminal.print(if args.json { serde_json::json!(figures).to_string() } else { figures.table() })
-}
+impl Bench {
+    pub(super) fn run(&self, is_json: bool, terminal: &Terminal) -> Result<(), ExitError> {
+        let figures = self.measure().map_err(|error| terminal.refuse(&error))?;
+        terminal.print(if is_json { serde_json::json!(figures).to_string() } else { figures.table() })
+    }
 
-impl BenchArgs {
     fn measure(&self) -> Result<Figures, Error> {
         let len = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let (pool, ordinary) = (Pool::builder().build()?, ordinary()?);

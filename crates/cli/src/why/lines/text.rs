@@ -84,7 +84,7 @@ fn too_long(line: u64) -> io::Error {
     let most = LONGEST_PIECE_BYTES >> 20;
     io::Error::other(format!(
         "line {line} is longer than {most} MiB, the most that is read of a line, so this is no log; a notebook on one line \
-         becomes many by `jq . FILE | pinpool inspect -`"
+         becomes many by `jq . FILE | pinpool why --lines -`"
     ))
 }
 
@@ -110,7 +110,7 @@ impl<R: Read> Read for Unpacked<R> {
         if self.so_far > self.most {
             return Err(io::Error::other(format!(
                 "it unpacks to more than {} MiB, the most that is read of a compressed log; if it is no trap, unpack it by \
-                 `gzip -dc FILE | pinpool inspect -`",
+                 `gzip -dc FILE | pinpool why --lines -`",
                 self.most >> 20
             )));
         }

@@ -1,9 +1,7 @@
-//! `pinpool env`: the variables with their values, origins, defaults and meanings; all that is wrong with them, and what this
-//! machine does not have of what they ask for.
+//! `pinpool doctor --settings`: the variables with their values, origins, defaults and meanings, and all that is wrong with them.
 
 use std::error::Error;
 
-use clap::Args;
 use pinpool::Pool;
 use pinpool::unstable::config::env::{self, VariableReport};
 
@@ -11,7 +9,7 @@ use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::columns_left;
 use pinpool_cli::terminal::{Terminal, to_stdout};
 
-use crate::doctor;
+use super::unmet::unmet;
 
 /// The variables that most programs need.
 const COMMON: [&str; 8] = [
@@ -25,27 +23,17 @@ const COMMON: [&str; 8] = [
     "PINPOOL_SOCKET",
 ];
 
-/// Lists the PINPOOL_* variables: value, origin, default, meaning
-///
-/// Those that most programs need, and all that are set. Exits with 2 if no pool could be built because settings cannot be read
-/// or contradict each other, and with 1 if this machine does not have what they ask for. `pinpool doctor` looks at the rest of
-/// the machine.
-#[derive(Debug, Args)]
-pub(crate) struct EnvArgs {
-    /// List every variable
-    #[arg(long)]
-    all: bool,
-}
-
-pub(crate) fn run(args: &EnvArgs, terminal: &Terminal) -> Result<(), ExitError> {
+/// Exits with 2 if no pool can be built with the settings, and with 1 if this machine lacks something they require.
+pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let report = env::report();
-    let is_listed =
-        |variable: &&VariableReport| args.all || COMMON.contains(&variable.name) || variable.origin != "default";
+    let is_listed = |variable: &&VariableReport| all || COMMON.contains(&variable.name) || variable.origin != "default";
     let listed: Vec<_> = report.variables.iter().filter(is_listed).collect();
     terminal.report(list(&listed))?;
     let left_out = report.variables.len() - listed.len();
     if left_out > 0 {
-        terminal.write(format!("{left_out} more have their defaults: `pinpool env --all` lists them\n").as_bytes());
+        terminal.write(
+            format!("{left_out} more have their defaults: `pinpool doctor --settings --all` lists them\n").as_bytes(),
+        );
     }
     for bad in &report.bad {
         let word = if bad.is_error() { "error" } else { "warning" };
@@ -60,7 +48,7 @@ pub(crate) fn run(args: &EnvArgs, terminal: &Terminal) -> Result<(), ExitError> 
     if report.is_refused() {
         return Err(ExitError::Settings);
     }
-    let unmet = doctor::unmet(&report);
+    let unmet = unmet(&report);
     for finding in &unmet {
         terminal.write(format!("{}: {}: {finding}\n", finding.level, finding.check).as_bytes());
     }

@@ -1,7 +1,14 @@
-//! `pinpool why`: why a pool is as fast as it is, in a sentence of cause, with evidence and a cure.
+//! `pinpool why`: what a pool costs and what to change, of a process, a recording or a log.
 //!
-//! All causes are the judge's (`pinpool_observe::judge`), or for lines of TensorFlow those of `inspect`: this reads what they judge,
-//! and prints what they say.
+//! All causes are those of `pinpool_observe::judge`; for TensorFlow's lines they are those of `lines`.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `diff.rs` | two recordings |
+//! | `lines` | TensorFlow's lines in a log |
+
+mod diff;
+pub(crate) mod lines;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -35,18 +42,32 @@ const VERDICT: &str = "verdict: ";
 /// Longest line of a log that is read as one.
 const LINE_BYTES_MAX: u64 = 1 << 16;
 
-/// Say why a pool is as fast as it is: the cause, evidence, and what to do
+/// Explain what a pool costs and what to change
 ///
-/// Of a running process, which was started with PINPOOL_SOCKET=1; of a recording (PINPOOL_TRACE) or a trace of gets and puts,
-/// which is played; or of a log with lines of TensorFlow or pinpool. Speaks in seconds lost: waiting, page-locking and moving memory.
-/// Exits with 1 if something is wrong that the cure mends, or the file is not whole.
+/// TARGET is a running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE), a trace of requests, which is replayed, or a
+/// log with lines of TensorFlow or pinpool. Of two recordings it prints what changed: seconds lost, causes, settings. Costs are seconds
+/// lost by waiting, pinning and moving memory. With --lines it lists the messages `PoolAllocator: After ...` and
+/// `Raising pool_size_limit_ ...` of logs, saved notebooks and compressed logs of up to 1 GiB, with the limit at each. Exits with 1 if it
+/// found a problem, if the second recording loses more of its time, or if a file is truncated or has no such line.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: pinpool why t.gz
+  leak: 60 buffers of labels with 60.0 MiB are out, the oldest for 61 s, 30 more than 30 s ago
+    0 s lost in 10.0 s
+    to do: put them back")]
 pub(crate) struct WhyArgs {
-    /// Number of a process, its socket, a trace or a log; `-` is stdin
-    #[arg(value_name = "PID|TRACE|LOG")]
-    target: String,
+    /// Process id, socket, recording, trace or log (`-` is stdin); two recordings to compare
+    #[arg(required = true, value_name = "TARGET")]
+    targets: Vec<String>,
 
-    /// Print one JSON object
+    /// List TensorFlow's lines in logs, with the limit at each
+    #[arg(long)]
+    lines: bool,
+
+    /// List every pool; with --lines, every line
+    #[arg(long, conflicts_with = "json")]
+    all: bool,
+
+    /// Print one JSON object; with --lines, one for each line
     #[arg(long)]
     json: bool,
 }
@@ -97,32 +118,53 @@ fn of_recording(recording: &Recording) -> Vec<Said> {
 }
 
 pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let (said, warning) = match judged(&args.target) {
+    let target = match args.targets.as_slice() {
+        targets if args.lines => return lines::run(targets, args.json, args.all, terminal),
+        [before, after] => return diff::run(Path::new(before), Path::new(after), args.json, terminal),
+        [target] => target,
+        _ => return terminal.report(Err("name one target, two recordings to compare, or logs with --lines".into())),
+    };
+    let (said, warning) = match judged(target) {
         Ok(judged) => judged,
         Err(error) => return terminal.report(Err(error)),
     };
     let has_alarm = said.iter().any(|said| said.is_alarm);
     let text = if args.json {
-        serde_json::json!({ "target": args.target, "pools": said, "warning": warning }).to_string()
+        serde_json::json!({ "target": target, "pools": said, "warning": warning }).to_string()
     } else {
-        in_words(&said)
+        in_words(&said, args.all)
     };
     terminal.print(text.trim_end())?;
-    warning.iter().for_each(|warning| terminal.message(named(Path::new(&args.target), warning)));
+    warning.iter().for_each(|warning| terminal.message(named(Path::new(target), warning)));
     if has_alarm || warning.is_some() { Err(ExitError::Failure) } else { Ok(()) }
 }
 
-fn in_words(said: &[Said]) -> String {
+/// Each pool with its own lines; without `all` the healthy pools beside others in one line.
+fn in_words(said: &[Said], all: bool) -> String {
+    let is_brief = |said: &&Said| said.cause == Cause::Healthy.name();
+    let (brief, mut told): (Vec<_>, Vec<_>) = said.iter().partition(|said| !all && is_brief(said));
+    // One healthy pool is the answer.
+    let brief = if told.is_empty() && brief.len() == 1 {
+        told = brief;
+        Vec::new()
+    } else {
+        brief
+    };
     let mut text = String::new();
-    for Said { pool, lines, .. } in said.iter().take(LISTED) {
+    for Said { pool, lines, .. } in told.iter().take(if all { usize::MAX } else { LISTED }) {
         let name = if said.len() > 1 { format!("{pool}: ") } else { String::new() };
         text += &format!("{name}{}\n", lines.join("\n"));
     }
-    let alarms = said.iter().skip(LISTED).filter(|said| said.is_alarm).count();
-    match said.len().saturating_sub(LISTED) {
-        0 => text,
-        more => text + &format!("{more} more pools, {alarms} of them with an alarm; --json has all\n"),
+    if !all && told.len() > LISTED {
+        let alarms = told.iter().skip(LISTED).filter(|said| said.is_alarm).count();
+        text += &format!("{} more pools, {alarms} of them with an alarm (--all lists them)\n", told.len() - LISTED);
     }
+    if !brief.is_empty() {
+        let names: Vec<_> = brief.iter().take(LISTED).map(|said| &*said.pool).collect();
+        let more = if brief.len() > LISTED { ", ..." } else { "" };
+        text += &format!("{} healthy: {}{more}\n", brief.len(), names.join(", "));
+    }
+    text
 }
 
 /// What is said of each pool, the worst first, and why it is not of all of the file.
@@ -152,7 +194,7 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
             let mut said = if target == "-" { Vec::new() } else { of_verdicts(&path)? };
             let mut stopped = None;
             if said.is_empty() {
-                let log = crate::inspect::read(input).map_err(|error| named(&path, &error))?;
+                let log = lines::read(input).map_err(|error| named(&path, &error))?;
                 said.extend(log.curves.iter().enumerate().map(|(at, curve)| of_curve(at, curve)));
                 stopped = log.stopped;
             }
@@ -259,7 +301,7 @@ fn of_verdicts(path: &Path) -> Result<Vec<Said>, Box<dyn Error>> {
     Ok(said.into_values().collect())
 }
 
-fn of_curve(at: usize, curve: &crate::inspect::Curve) -> Said {
+fn of_curve(at: usize, curve: &lines::Curve) -> Said {
     let mut lines = vec![curve.verdict.to_owned()];
     lines.extend(curve.advice.iter().map(|line| format!("  {line}")));
     Said {

@@ -1,4 +1,4 @@
-//! `pinpool inspect`: what the pool's diagnostics in old logs say: the limit at each line, and what to set.
+//! What TensorFlow's lines in a log say: the limit at each line, and what to set (`pinpool why LOG`, `--lines`).
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -26,9 +26,8 @@ mod verdict;
 
 use std::error::Error;
 use std::io::{self, BufWriter, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use clap::Args;
 use encoding_rs_io::DecodeReaderBytes;
 use pinpool_replay::Input;
 
@@ -40,31 +39,12 @@ use message::Found;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// Reads the pool's lines in logs of TensorFlow and pinpool: the limit at each, and what to set
-///
-/// Finds the messages `PoolAllocator: After ...` and `Raising pool_size_limit_ ...` behind any prefix or none, in log files,
-/// in saved notebooks and between progress bars. Exits with 1 if a file cannot be read, is cut off (what was read of it is
-/// printed) or holds no such message. A compressed log is read up to 1 GiB, a line up to 64 MiB.
-#[derive(Debug, Args)]
-pub(crate) struct InspectArgs {
-    /// Logs, plain or compressed with gzip; `-` is stdin
-    #[arg(required = true, value_name = "LOG")]
-    logs: Vec<PathBuf>,
-
-    /// Print a JSON object for each message, one a line, and one with the summary of each log
-    #[arg(long)]
-    json: bool,
-
-    /// Print every message, also where there are many
-    #[arg(long, conflicts_with = "json")]
-    all: bool,
-}
-
-pub(crate) fn run(args: &InspectArgs, terminal: &Terminal) -> Result<(), ExitError> {
+/// Lists the messages of each log.
+pub(super) fn run(logs: &[String], is_json: bool, all: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let mut result = Ok(());
-    for path in &args.logs {
+    for path in logs {
         // The other logs are read all the same.
-        let log = terminal.report(inspect(path, args));
+        let log = terminal.report(list(Path::new(path), is_json, all, logs.len() > 1));
         result = result.and(log);
     }
     result
@@ -109,7 +89,7 @@ fn find(input: Input) -> Result<(Found, History), Box<dyn Error>> {
     }
     if let Some((format, unpack)) = packed_otherwise(input.first()) {
         return Err(format!(
-            "this is compressed with {format}, which is not read: `{unpack} FILE | pinpool inspect -`"
+            "this is compressed with {format}, which is not read: `{unpack} FILE | pinpool why --lines -`"
         )
         .into());
     }
@@ -142,16 +122,16 @@ fn encoding(first: &[u8]) -> Option<&'static str> {
     let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=\r".contains(byte);
     line.iter()
         .all(is_base64)
-        .then_some("the text looks like base64; decode it first: `base64 -d FILE | pinpool inspect -`")
+        .then_some("the text looks like base64; decode it first: `base64 -d FILE | pinpool why --lines -`")
 }
 
-fn inspect(path: &Path, args: &InspectArgs) -> Result<(), Box<dyn Error>> {
+fn list(path: &Path, is_json: bool, all: bool, is_one_of_many: bool) -> Result<(), Box<dyn Error>> {
     let (found, history) = find(input::open(path)?).map_err(|error| named(path, &error))?;
     let mut out = BufWriter::new(io::stdout().lock());
-    let printed = if args.json {
-        report::json(&mut out, path, args.logs.len() > 1, &found, &history)
+    let printed = if is_json {
+        report::json(&mut out, path, is_one_of_many, &found, &history)
     } else {
-        out.write_all(report::table(path, &found, &history, args.all).as_bytes())
+        out.write_all(report::table(path, &found, &history, all).as_bytes())
     };
     // Keeps the kind of the error: a closed pipe is none.
     let printed = printed.and_then(|()| out.flush());

@@ -1,9 +1,8 @@
-//! `pinpool diff`: what changed between two recordings, in seconds.
+//! What changed between two recordings, in seconds.
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use clap::Args;
 use pinpool_observe::judge::words::{percent, seconds};
 use pinpool_observe::judge::{Lost, PoolJudgement, judge_recording};
 use pinpool_replay::Recording;
@@ -17,25 +16,6 @@ use pinpool_cli::terminal::Terminal;
 
 /// Less of the time of a recording is no change.
 const SHOWN_SHARE: f64 = 0.001;
-
-/// Say what changed between two recordings: seconds lost of each pool, causes, settings
-///
-/// Pools are the same if they have one name, or without names one number. Exits with 1 if the second loses more of its time than the
-/// first, or a file is not whole.
-#[derive(Debug, Args)]
-pub(crate) struct DiffArgs {
-    /// The recording of before (PINPOOL_TRACE)
-    #[arg(value_name = "A")]
-    before: PathBuf,
-
-    /// The recording of after
-    #[arg(value_name = "B")]
-    after: PathBuf,
-
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
-}
 
 /// One pool in one recording.
 #[derive(Debug, Clone, Serialize)]
@@ -71,24 +51,27 @@ struct Changes {
     pools: Vec<Change>,
 }
 
-pub(crate) fn run(args: &DiffArgs, terminal: &Terminal) -> Result<(), ExitError> {
+/// Pools are the same if they have the same name, or without names the same number.
+pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let mut warnings = Vec::new();
     let read = |path: &Path, warnings: &mut Vec<String>| -> Result<Recording, Box<dyn Error>> {
         let input = input::open(path)?;
         if input::kind(input.first()) != Kind::Recording {
-            return Err(named(path, &"no recording: `pinpool diff` compares what PINPOOL_TRACE recorded").into());
+            return Err(
+                named(path, &"not a recording: two targets are compared only if PINPOOL_TRACE recorded both").into()
+            );
         }
         let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?;
         warnings.extend(recording.warning.as_ref().map(|warning| named(path, warning)));
         Ok(recording)
     };
-    let both = read(&args.before, &mut warnings).and_then(|before| Ok((before, read(&args.after, &mut warnings)?)));
+    let both = read(before, &mut warnings).and_then(|before| Ok((before, read(after, &mut warnings)?)));
     let (before, after) = match both {
         Ok(both) => both,
         Err(error) => return terminal.report(Err(error)),
     };
     let changes = changes(&before, &after);
-    let text = if args.json { serde_json::json!(changes).to_string() } else { in_words(&changes) };
+    let text = if is_json { serde_json::json!(changes).to_string() } else { in_words(&changes) };
     terminal.print(text.trim_end())?;
     warnings.iter().for_each(|warning| terminal.message(warning));
     let is_worse = changes.after_share > changes.before_share + SHOWN_SHARE;
