@@ -1,6 +1,6 @@
-"""Streams and page-locked memory, over the driver double that stands for libcuda.
+"""Streams and page-locked memory, over the mock driver that stands for libcuda.
 
-Built by `cargo build -p driver_double`; PINPOOL_DRIVER_DOUBLE names another one.
+Built by `cargo build -p mock_driver`; PINPOOL_MOCK_DRIVER names another one.
 """
 
 import os
@@ -10,10 +10,10 @@ import textwrap
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-PLACES = [pathlib.Path(os.environ.get("PINPOOL_DRIVER_DOUBLE", "-")), ROOT / "target" / "debug" / "libdriver_double.so"]
+PLACES = [pathlib.Path(os.environ.get("PINPOOL_MOCK_DRIVER", "-")), ROOT / "target" / "debug" / "libmock_driver.so"]
 DOUBLE = next((place for place in PLACES if place.is_file()), None)
 
-pytestmark = pytest.mark.skipif(DOUBLE is None, reason=f"the driver double is not built: {__doc__.split(chr(10))[2]}")
+pytestmark = pytest.mark.skipif(DOUBLE is None, reason=f"the mock driver is not built: {__doc__.split(chr(10))[2]}")
 
 PRELUDE = """
 import asyncio, ctypes, gc, os, threading, time

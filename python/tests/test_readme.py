@@ -61,7 +61,7 @@ BLOCKS = [
 ]
 
 
-@pytest.mark.skipif(DOUBLE is None, reason="the driver double is not built")
+@pytest.mark.skipif(DOUBLE is None, reason="the mock driver is not built")
 @pytest.mark.parametrize("at", range(len(BLOCKS)))
 def test_the_examples_of_the_python_readme_run(at, alone, tmp_path, monkeypatch):
     needs, before, after, said = BLOCKS[at]

@@ -58,7 +58,7 @@ fn a_snapshot_of_torch_that_was_converted_is_a_trace_of_its_pinned_memory() {
         let page = dir.path().join("page.html");
         let ran = finish(pinpool(&["report", "-o"]).arg(&page).arg(&path));
         assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
-        assert!(fs::read_to_string(&page).unwrap().contains("13 gets"));
+        assert!(fs::read_to_string(&page).unwrap().contains("<dd>13</dd>"));
     }
 }
 
