@@ -99,7 +99,7 @@ mod ledger;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use backend::{Backend, HandleTypes, HugeTlb, PageTiers};
+pub use backend::{Backend, HugeTlb, PageTiers};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::settings::{Config, Settings, for_each_setting, refused, unreadable};
 use super::text::*;
-use super::{Backend, Ceiling, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
+use super::{Backend, Ceiling, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use pinpool_os::host::PressureGauge;
 
 use crate::backend::Backend;
-pub use crate::backend::{HandleTypes, HugeTlb};
+pub use crate::backend::HugeTlb;
 
 pub mod env;
 mod settings;

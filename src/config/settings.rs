@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::text::*;
-use super::{Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
+use super::{Backend, Ceiling, FenceKind, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
 use crate::backend::PAGE_BYTES;
 use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
@@ -32,14 +32,6 @@ macro_rules! for_each_setting {
 
         /// Memory node to pin on, where the machine has several: a number, or auto for the node of the GPU.
         "PINPOOL_NUMA_NODE" = None, numa_node(impl Into<Option<u32>>): Option<u32> as NODE;
-
-        /// How granules can be exported to other processes: none, or posix_fd, as file descriptors. Only vmm can, and not its
-        /// reserve.
-        "PINPOOL_HANDLE_TYPES" = HandleTypes::None, handle_types(HandleTypes): HandleTypes as word();
-
-        /// Whether memory is write-combined: 0 or 1. Only cuda can. Writes then go past the caches of the CPU, and the CPU reads
-        /// such memory 10 to 100 times as slowly: only for buffers that are written once, front to back, and never read.
-        "PINPOOL_WRITE_COMBINED" = false, write_combined(bool): bool as SWITCH;
 
         /// Rules that the pool follows: adaptive, or tensorflow (exact to its PoolAllocator).
         "PINPOOL_PRESET" = Preset::Adaptive, preset(Preset): Preset as word();

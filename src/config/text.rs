@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Backend, Ceiling, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
+use super::{Backend, Ceiling, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
 use crate::backend::SimSource;
 use crate::ledger;
 use crate::size_class::Rounding;
@@ -71,7 +71,6 @@ macro_rules! words {
 words!(Preset, "a preset": Adaptive = "adaptive", TensorFlow = "tensorflow");
 words!(Rounding, "a rounding": Eighths = "eighths", Pow2 = "pow2", Exact = "exact" or "noop");
 words!(HugeTlb, "a kind of huge pages": Off = "off", Auto = "auto", Of2MiB = "2MiB" or "2M", Of1GiB = "1GiB" or "1G");
-words!(HandleTypes, "a type of handle": None = "none", PosixFd = "posix_fd");
 words!(OnFull, "a value of PINPOOL_ON_FULL": Error = "error", Pageable = "pageable");
 
 impl FromStr for Backend {

@@ -15,7 +15,7 @@ use super::on_host::{ceiling_by, pin_options};
 use crate::arena::Retention;
 use crate::backend::{self, Backend, Source};
 use crate::config::{
-    Ceiling, Config, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, Settings, env, for_each_setting,
+    Ceiling, Config, HugeTlb, LedgerName, OnFull, Preset, PressureSource, Settings, env, for_each_setting,
 };
 #[cfg(feature = "tools")]
 use crate::diag::CheckReport;
@@ -264,10 +264,9 @@ impl PoolBuilder {
 /// Whether the first use of the pool is soon enough to choose its backend: no step can fail, nothing is reserved, and the driver,
 /// which the choice starts, is not started yet.
 fn may_begin_late(config: &Config) -> bool {
-    let Config { backend, reserve_bytes, trace, numa_node, handle_types, write_combined, .. } = config;
-    let is_plain = *handle_types == HandleTypes::None && !write_combined && numa_node.is_none();
+    let Config { backend, reserve_bytes, trace, numa_node, .. } = config;
     matches!(backend, Backend::Auto)
-        && is_plain
+        && numa_node.is_none()
         && *reserve_bytes == 0
         && trace.is_none()
         && backend::may_start_driver()

@@ -82,9 +82,7 @@ pub(super) fn pin_options<'a>(
         threads: config.pin_threads_on_host(),
         arena: config.preset == Preset::Adaptive,
         max_bytes,
-        handle_types: config.handle_types,
         hugetlb: config.hugetlb,
-        write_combined: config.write_combined,
         not_here,
     }
 }

@@ -169,9 +169,6 @@ pub struct Stats {
     /// Granules, regions and reserves held from the back-end. Under `vmm`, `register` and `cuda` each is a mapping of the
     /// process, of which the kernel allows `vm.max_map_count`; `mlock` and `heap` join neighbours and have fewer.
     pub mappings: u64,
-    /// File descriptors that those may take of the process, which may have `ulimit -n` of them: one for each granule that
-    /// can be exported (`PINPOOL_HANDLE_TYPES`).
-    pub descriptors: u64,
     /// Bytes held from the back-end, in any state, in its own granularity.
     pub pinned_bytes: u64,
     /// Most bytes held at any time.
