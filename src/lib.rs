@@ -103,7 +103,7 @@ pub use backend::{Backend, HugeTlb, PageTiers};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};
-pub use config::{Ceiling, Config, LedgerName, OnFull, ParseError, Preset, PressureSource};
+pub use config::{Ceiling, Config, LedgerName, OnFull, ParseError, Preset};
 pub use copy::Completion;
 #[cfg(feature = "tools")]
 pub use diag::{CheckReport, LogSampler};

@@ -3,13 +3,13 @@
 //! Owns which memory goes back where. Never waits for room, and reaches idle buffers only through
 //! [`Member`].
 
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use super::domain::{Domain, Member};
 use super::supply::{Acquired, BlockMemory, CalledSource, Direct, Fallback, Refusal, SharedArena, SlowCalls, Stop};
 use super::waiters::Beside;
 use crate::backend::{PageTiers, Source, SourceError};
-use crate::config::PressureSource;
 use crate::diag::PoolLog;
 use crate::ledger::SharedCeiling;
 use crate::quota::{Claim, Quota};
@@ -79,7 +79,7 @@ impl Backing {
         &self,
         source: CalledSource,
         log: Arc<PoolLog>,
-        pressure: &PressureSource,
+        pressure: Option<&Path>,
     ) -> Option<Result<Self, SourceError>> {
         let domain = self.domain()?.beside(source, log, pressure);
         let fallback = self.fallback.as_ref().map(|fallback| fallback.partition(None));

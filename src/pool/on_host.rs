@@ -21,8 +21,7 @@ impl Config {
     /// The ceiling of a pool with these settings on this machine, in bytes, and its origin in words; `None` where the pool has
     /// no ceiling. The limit of locked memory may lower it: [`Chosen::lock_limit_bytes`].
     pub fn ceiling_on_host(&self) -> (Option<u64>, String) {
-        let (root, pools_per_host) = (PathBuf::from("/"), self.pools_per_host);
-        let source = CeilingSource { root, pools_per_host, lock_limit_bytes: None };
+        let source = CeilingSource { root: PathBuf::from("/"), lock_limit_bytes: None };
         let (max_bytes, origin, _) = ceiling_by(self, &source);
         (max_bytes, origin)
     }
@@ -60,11 +59,11 @@ impl Config {
 }
 
 impl Config {
-    /// The threads that touch new memory at once in a pool with these settings: as many as are set, else one for each core that
-    /// the process may use.
+    /// The threads that touch new memory in a pool with these settings: one for each core that the process may use, unless code
+    /// sets another number.
     pub fn pin_threads_on_host(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.pin_threads.map_or_else(cores, |threads| usize::try_from(threads).unwrap_or(usize::MAX))
+        self.code.pin_threads.unwrap_or_else(cores)
     }
 }
 

@@ -185,7 +185,7 @@ pub struct Stats {
     pub fallback_buffers: u64,
     /// Most such bytes at any time.
     pub peak_fallback_bytes: u64,
-    /// The limit on such bytes (`PINPOOL_MAX_FALLBACK_BYTES`).
+    /// The limit on such bytes: as much as the pool may hold.
     pub max_fallback_bytes: Option<u64>,
     /// Pinned bytes of the numbers that streams write behind copies in this process: 4160 B for each 64
     /// streams that are in use at once. In no other figure and under no ceiling: they are no pool's, since a stream's

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pinpool::backend::SimSource;
 use pinpool::testing::ManualClock;
-use pinpool::{Backend, LogSampler, PinnedBuf, Pool, PressureSource};
+use pinpool::{Backend, LogSampler, PinnedBuf, Pool};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -61,7 +61,7 @@ fn run(
         .pool_size_limit(limit)
         .auto_resize(false)
         .wait(Duration::ZERO)
-        .pressure(PressureSource::Off)
+        .unstable_pressure("/dev/null")
         .log_sampler(LogSampler::new())
         .clock(clock.clone())
         .build()

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pinpool::backend::SimSource;
 use pinpool::testing::ManualClock;
-use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource, Stats};
+use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, Stats};
 
 use crate::captured_log::{count, lines, listen};
 use crate::counting::CountingSource;
@@ -20,7 +20,7 @@ fn builder() -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::Sim { total_bytes: 1 << 40 })
-        .pressure(PressureSource::Off)
+        .unstable_pressure("/dev/null")
         .background_poll(false)
         .wait(Duration::ZERO)
 }

@@ -15,7 +15,7 @@ use super::workload::Workload;
 use pinpool::backend::Backend;
 use pinpool::backend::SimSource;
 use pinpool::testing::ManualClock;
-use pinpool::{CheckReport, LogSampler, OnFull, Pool, Preset, PressureSource, Rounding};
+use pinpool::{CheckReport, LogSampler, OnFull, Pool, Preset, Rounding};
 use pinpool_os::sync::plain::Mutex;
 
 /// Where the files of a machine are looked for: below a file that has none.
@@ -125,7 +125,7 @@ impl Replay {
             .log_sampler(LogSampler::new())
             .clock(clock)
             .on_check(move |check| checks.lock().count(check))
-            .pressure(PressureSource::Off)
+            .unstable_pressure("/dev/null")
             .backend(Backend::Source(Arc::new(source)))
             .max_bytes(self.max_bytes)
             // Tickets wait instead of threads: no virtual time passes while a thread sleeps.

@@ -11,12 +11,12 @@
 //!
 //! The arena answers, and knows no pool. A pool asks its domain, and knows no other pool.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::supply::{CalledSource, SharedArena};
 use crate::backend::SourceError;
-use crate::config::PressureSource;
 use crate::diag::PoolLog;
 use crate::stats::{EvictionReason, Stats};
 use pinpool_os::sync::plain::Mutex;
@@ -87,7 +87,7 @@ impl std::fmt::Debug for Members {
 }
 
 impl Domain {
-    pub(crate) fn new(arena: SharedArena, log: Arc<PoolLog>, pressure: &PressureSource) -> Self {
+    pub(crate) fn new(arena: SharedArena, log: Arc<PoolLog>, pressure: Option<&Path>) -> Self {
         Self {
             arena,
             log,
@@ -107,7 +107,7 @@ impl Domain {
         self: &Arc<Self>,
         source: CalledSource,
         log: Arc<PoolLog>,
-        pressure: &PressureSource,
+        pressure: Option<&Path>,
     ) -> Result<Arc<Self>, SourceError> {
         let arena = self.arena.beside(source, log.clone())?;
         let domain = Arc::new(Self { nodes: self.nodes.clone(), ..Self::new(arena, log, pressure) });
