@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::Duration;
 
 use log::Level;
@@ -15,7 +14,7 @@ use pinpool_testing::{FaultSource, SourceCall};
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
 use crate::draw::Draw;
-use crate::fixture::{LONG, faulty_heap, valid_stats};
+use crate::fixture::{faulty_heap, valid_stats};
 
 const MIB: usize = 1 << 20;
 
