@@ -38,7 +38,6 @@ pub use checks::{CheckReport, LogSampler};
 pub(crate) use log::defer;
 use texts::StillOut;
 pub(crate) use texts::{Growth, Start};
-pub(crate) use warnings::Warnings;
 
 /// The log of one pool: one method for each line.
 ///
@@ -49,7 +48,6 @@ pub(crate) struct PoolLog {
     pub(crate) log_sampler: LogSampler,
     pub(crate) log_every: u64,
     pub(crate) listener: Option<Listener>,
-    pub(crate) warnings: Warnings,
 }
 
 impl fmt::Debug for PoolLog {
@@ -168,19 +166,19 @@ impl PoolLog {
     }
 
     /// `socket: statistics at PATH ...` (info): nothing: `pinpool top PATH` shows them.
-    #[cfg(feature = "serve")]
+    #[cfg(feature = "observe")]
     pub(crate) fn serving(&self, path: &std::path::Path) {
         log::info!(socket, "{self}socket: statistics at {}: `pinpool top` shows them", path.display());
     }
 
-    /// `socket: no statistics at PATH ...` (warn): what the line says: another path, or the feature `serve`.
-    #[cfg(feature = "serve")]
+    /// `socket: no statistics at PATH ...` (warn): what the line says: another path, or the feature `observe`.
+    #[cfg(feature = "observe")]
     pub(crate) fn not_serving(&self, path: &std::path::Path, why: &str) {
         log::warn!(socket, "{self}socket: no statistics at {}: {why}", path.display());
     }
 
     /// `trace: recording to F`, `trace: N records are in F` (info): nothing: `PINPOOL_TRACE` is set.
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     pub(crate) fn recording(&self, path: &Path) {
         log::info!(trace, "{self}trace: recording to {}", path.display());
     }
@@ -189,7 +187,7 @@ impl PoolLog {
     ///
     /// `trace: the earlier recording in F ...` (warn): nothing: it is kept as `F.old`, until the next recording takes
     /// its place there. Put `%p` into the name to keep all.
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     pub(crate) fn earlier_recording(&self, path: &Path, earlier: &Path) {
         log::warn!(
             trace,
@@ -200,9 +198,9 @@ impl PoolLog {
         );
     }
 
-    /// `trace: nothing is recorded ...` (warn): the line says why: another process has the file, or the feature `trace`
+    /// `trace: nothing is recorded ...` (warn): the line says why: another process has the file, or the feature `observe`
     /// is missing.
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     pub(crate) fn not_recording(&self, path: &Path, why: &str) {
         log::warn!(trace, "{self}trace: nothing is recorded to {}: {why}", path.display());
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   shared: host ledger, or the `auto` pools of this process
-//!     └─ pool ◀─ claims of its regions, or one for each memory node, which is resized; what is held beside the buffers
+//!     └─ pool ◀─ claims of its regions, or one of its arena, which is resized; what is held beside the buffers
 //!
 //!   blocks of a pool, without a ceiling where the pool has an arena
 //!     └─ partition ◀─ claims of its blocks, and of what it holds beside them

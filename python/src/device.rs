@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pinpool::PinnedBuf;
-use pinpool::backend::CudaSource;
 use pinpool::cudarc::driver::{CudaEvent, CudaSlice, DevicePtr, DriverError};
+use pinpool::unstable::backend::CudaSource;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyInt};

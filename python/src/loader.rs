@@ -17,7 +17,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::PinnedBuf;
-use pinpool::config::text::parse_bytes;
+use pinpool::unstable::config::text::parse_bytes;
 use pinpool_loader::{
     BatchReader, Catalog, DecodedField, Ended, Failure, FailureCause, LoadOptions, LoadState, LoadedBatch, Loader,
     Shard, StopFlag, kept_fields,

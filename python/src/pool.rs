@@ -7,9 +7,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use pinpool::config::env::{PREFIX, VARIABLES, nearest};
-use pinpool::config::text::format_bytes;
-use pinpool::{Ceiling, DEFAULT_ALIGN, Error, GetFuture, PinnedBuf, Preset, TaggedPool};
+use pinpool::unstable::config::env::{PREFIX, VARIABLES, nearest};
+use pinpool::unstable::config::text::format_bytes;
+use pinpool::{Ceiling, DEFAULT_ALIGN, Error, GetFuture, PinnedBuf, Preset, Request, TaggedPool};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -56,10 +56,10 @@ impl Pool {
         &self.gets
     }
 
-    fn future(&self, len: usize, wait: Duration) -> PyResult<GetFuture> {
+    fn future(&self, request: Request) -> PyResult<GetFuture> {
         Ok(match &self.tagged {
-            Some(tagged) => tagged.get_async_timeout(len, wait),
-            None => self.pool()?.get_async_timeout(len, wait),
+            Some(tagged) => tagged.get_async(request),
+            None => self.pool()?.get_async(request),
         })
     }
 
@@ -76,14 +76,8 @@ impl Pool {
     }
 
     /// A get that waits long enough for Ctrl-C to matter: it is asked for now and then, and keeps its place in line.
-    fn get_interruptibly(
-        &self,
-        py: Python<'_>,
-        len: usize,
-        align: usize,
-        wait: Duration,
-    ) -> PyResult<Result<PinnedBuf, Error>> {
-        let mut future = self.future(len, wait)?.aligned(align);
+    fn get_interruptibly(&self, py: Python<'_>, request: Request) -> PyResult<Result<PinnedBuf, Error>> {
+        let mut future = self.future(request)?;
         loop {
             let polled = py.detach(|| {
                 let waker = Waker::from(Arc::new(Unpark(thread::current())));
@@ -169,13 +163,13 @@ impl Pool {
             return Ok(idle);
         }
         let begun = Instant::now();
-        let align = align.unwrap_or(DEFAULT_ALIGN);
+        let request = Request::new(len).align(align.unwrap_or(DEFAULT_ALIGN)).wait(wait);
         let served = if wait > UNINTERRUPTED {
-            self.get_interruptibly(py, len, align, wait)?
+            self.get_interruptibly(py, request)?
         } else {
             py.detach(|| match &self.tagged {
-                Some(tagged) => tagged.get_aligned_timeout(len, align, wait),
-                None => pool.get_aligned_timeout(len, align, wait),
+                Some(tagged) => tagged.get_with(request),
+                None => pool.get_with(request),
             })
         };
         let taken = begun.elapsed();
@@ -207,7 +201,7 @@ impl Pool {
         if let Some(idle) = self.get_idle(py, len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
-        let waiting = WaitingGet::new(self.future(len, wait)?, wait, self.gets.clone())?;
+        let waiting = WaitingGet::new(self.future(Request::new(len).wait(wait))?, wait, self.gets.clone())?;
         Ok(Bound::new(py, waiting)?.into_any())
     }
 

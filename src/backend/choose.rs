@@ -53,11 +53,9 @@ pub enum Backend {
         total_bytes: u64,
     },
     /// A source of your own, or a wrapped one.
-    #[cfg(feature = "custom-source")]
     Source(Arc<dyn Source>),
 }
 
-#[cfg(feature = "custom-source")]
 impl From<Arc<dyn Source>> for Backend {
     fn from(source: Arc<dyn Source>) -> Self {
         Self::Source(source)
@@ -76,7 +74,6 @@ impl Backend {
             Self::Mlock => "mlock",
             Self::Heap => "heap",
             Self::Sim { .. } => "sim",
-            #[cfg(feature = "custom-source")]
             Self::Source(source) => source.name(),
         }
     }
@@ -84,7 +81,6 @@ impl Backend {
     /// The source that the program made itself.
     pub(crate) fn custom(&self) -> Option<&Arc<dyn Source>> {
         match self {
-            #[cfg(feature = "custom-source")]
             Self::Source(source) => Some(source),
             _ => None,
         }
@@ -179,7 +175,6 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
         Backend::Mlock => host_source(HeapSource::locked(), options),
         Backend::Heap => host_source(HeapSource::new(), options),
         Backend::Sim { total_bytes } => Arc::new(SimSource::new(*total_bytes)),
-        #[cfg(feature = "custom-source")]
         Backend::Source(source) => source.clone(),
     };
     let findings = node_ignored(&*source, options.node).into_iter().chain(options.hugetlb.finding(options.root));
@@ -201,32 +196,6 @@ fn without_linux(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Ch
         _ => {
             let why = "needs Linux; heap, sim and a source of your own work on this system".to_owned();
             Err(ErrorKind::Unavailable { backend: backend.name(), why }.into())
-        }
-    }
-}
-
-/// A source like `source`, which `is_custom` if it is the user's own, on memory node `node` of the machine below `root`.
-pub(crate) fn on_node(
-    root: &Path,
-    source: &dyn Source,
-    is_custom: bool,
-    node: u32,
-    options: PinOptions<'_>,
-) -> Result<Arc<dyn Source>> {
-    let name = source.name();
-    match name {
-        "heap" | "mlock" if !is_custom => {
-            let source = if name == "heap" { HeapSource::new() } else { HeapSource::locked() };
-            Ok(Arc::new(source.on_node_below(root, node).with_hugetlb(options.hugetlb)))
-        }
-        "vmm" | "register" if !is_custom => driver_source(name, PinOptions { node: Some(node), ..options }, true)
-            .map_err(|why| {
-                let backend = if name == "vmm" { "vmm" } else { "register" };
-                ErrorKind::Unavailable { backend, why }.into()
-            }),
-        _ => {
-            let why = format!("back-end {name} cannot choose the memory node; vmm, register, mlock and heap can");
-            Err(ErrorKind::Setting { name: "memory node", value: node.to_string(), why }.into())
         }
     }
 }
@@ -260,7 +229,7 @@ fn existing_node(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
 fn host_source(source: HeapSource, options: PinOptions<'_>) -> Arc<HeapSource> {
     let source = source.with_hugetlb(options.hugetlb);
     Arc::new(match options.node {
-        Some(node) => source.on_node(node),
+        Some(node) => source.on_node_below(options.root, node),
         None => source,
     })
 }

@@ -46,10 +46,9 @@ mod vmm;
 mod word_copy;
 
 pub use crate::error::SourceError;
-#[cfg(feature = "custom-source")]
 pub(crate) use choose::driver_source;
 pub use choose::{Backend, Chosen, gpu};
-pub(crate) use choose::{PinOptions, choose, default_device, may_start_driver, on_node};
+pub(crate) use choose::{PinOptions, choose, default_device, may_start_driver};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;
 pub use heap::HeapSource;

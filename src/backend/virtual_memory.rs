@@ -115,7 +115,7 @@ impl From<RemapError> for SourceError {
 
 /// Reserves addresses in one piece, and commits and decommits granules in them.
 ///
-/// The contract, checked on every implementation by the suite of the module `testing`:
+/// The contract, checked on every implementation by the suite of the crate `pinpool-testing`:
 ///
 /// 1. **vm-S1, reservation**: from a successful `reserve` until the call of `unreserve`, the `len_bytes` addresses at
 ///    `start` are the caller's alone. `start` is a multiple of [`RANGE_ALIGN_BYTES`]. They hold no memory, and only

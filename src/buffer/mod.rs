@@ -220,7 +220,7 @@ impl PinnedBuf {
         self.block.as_ref().and_then(|block| block.id())
     }
 
-    /// Address of the first byte; page-aligned, aligned as requested of `get_aligned`, or that of adopted memory. Does not wait for
+    /// Address of the first byte; page-aligned, aligned as [requested](crate::Request::align), or that of adopted memory. Does not wait for
     /// copies.
     ///
     /// The pool does not see copies that others start from this address: on a machine with several GPUs the first call gives

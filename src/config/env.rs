@@ -50,7 +50,7 @@ type ReadCode = fn(&mut CodeSettings, &str) -> Result<(), ParseError>;
 /// Settings that code can set from a text, and no variable sets.
 pub static IN_CODE: &[(&str, ReadCode)] = &[
     ("background_poll", |code, text| (SWITCH.parse)(text).map(|polls| code.background_poll = Some(polls))),
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     ("call_stacks", |code, text| (COUNT.parse)(text).map(|every| code.call_stacks = every)),
 ];
 

@@ -179,8 +179,7 @@ impl Config {
         let max_bytes = if let Ceiling::Bytes(bytes) = self.max_bytes { bytes } else { u64::MAX };
         let needs_arena = "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is an allocation of its own, so there \
                            is nothing to carve it from";
-        let needs_feature =
-            |name| format!("needs the feature `{name}`: build pinpool with it, or leave the setting out");
+        let needs_feature = "needs the feature `observe`: build pinpool with it, or leave the setting out";
         self.refuse(&[
             (
                 "PINPOOL_ROUNDING",
@@ -210,8 +209,8 @@ impl Config {
                 is_adaptive && max_bytes < PAGE_BYTES as u64,
                 &format!("fails every request: the smallest takes {}; raise the limit", format_bytes(PAGE_BYTES as u64)),
             ),
-            ("PINPOOL_TRACE", self.trace.is_some() && !cfg!(feature = "trace"), &needs_feature("trace")),
-            ("PINPOOL_SOCKET", self.socket.is_some() && !cfg!(feature = "serve"), &needs_feature("serve")),
+            ("PINPOOL_TRACE", self.trace.is_some() && !cfg!(feature = "observe"), needs_feature),
+            ("PINPOOL_SOCKET", self.socket.is_some() && !cfg!(feature = "observe"), needs_feature),
         ])
     }
 

@@ -21,11 +21,9 @@ mod completion;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod sink;
-mod streams;
 
 pub(crate) use completion::CopyKeeper;
 pub use completion::{Completion, CompletionFuture};
-pub use streams::Streams;
 
 /// Stands for work whose end nobody can know, since the driver refused a fence behind it: memory that it uses is lost.
 #[cfg(feature = "cuda")]

@@ -144,7 +144,7 @@ impl SinkStream {
     }
 
     /// From now on every copy of this stream that is not over fails, as when a device is lost.
-    #[cfg(any(test, feature = "testing"))]
+    #[doc(hidden)]
     pub fn fail(&self) {
         let mut state = self.progress.state.lock();
         // A copy that runs ends first: after a failure is seen nothing may be written (sink-I1).

@@ -3,13 +3,12 @@
 //! Owns which memory goes back where. Never waits for room, and reaches idle buffers only through
 //! [`Member`].
 
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use super::domain::{Domain, Member};
-use super::supply::{Acquired, BlockMemory, CalledSource, Direct, Fallback, Refusal, SharedArena, SlowCalls, Stop};
+use super::supply::{Acquired, BlockMemory, Direct, Fallback, Refusal, SharedArena, SlowCalls, Stop};
 use super::waiters::Beside;
-use crate::backend::{PageTiers, Source, SourceError};
+use crate::backend::{PageTiers, Source};
 use crate::diag::PoolLog;
 use crate::ledger::SharedCeiling;
 use crate::quota::{Claim, Quota};
@@ -73,19 +72,6 @@ impl Backing {
         })
     }
 
-    /// The same with memory of `source`, which is on another memory node, under the same ceiling; `None` for a supply that
-    /// has no arena.
-    pub(in crate::engine) fn on_node(
-        &self,
-        source: CalledSource,
-        log: Arc<PoolLog>,
-        pressure: Option<&Path>,
-    ) -> Option<Result<Self, SourceError>> {
-        let domain = self.domain()?.beside(source, log, pressure);
-        let fallback = self.fallback.as_ref().map(|fallback| fallback.partition(None));
-        Some(domain.map(|domain| Self::new(Supply::Shared(domain), fallback)))
-    }
-
     /// The pool has closed. After the last one over an arena everything is released, now or with the last block.
     pub(in crate::engine) fn close(&self, pool: &dyn Member, now_us: u64) {
         match &self.supply {
@@ -136,7 +122,7 @@ impl Backing {
         self.supply_quota().shared()
     }
 
-    /// Has idle memory released, on all memory nodes, until `bytes` are or nothing is idle. Returns how many were. Slow calls.
+    /// Has idle memory released until `bytes` are or nothing is idle. Returns how many were. Slow calls.
     pub(in crate::engine) fn give_room(&self, bytes: u64, pool: &dyn Member, now_us: u64) -> u64 {
         match &self.supply {
             Supply::Direct(direct) => {
@@ -146,12 +132,7 @@ impl Backing {
                 while given() < bytes && release_one(pool, &mut to_release) {}
                 given()
             }
-            Supply::Shared(domain) => {
-                domain.of_all_nodes().iter().fold(0, |given, domain| match bytes.saturating_sub(given) {
-                    0 => given,
-                    lacking_bytes => given + domain.give_room(lacking_bytes, now_us),
-                })
-            }
+            Supply::Shared(domain) => domain.give_room(bytes, now_us),
         }
     }
 
@@ -159,7 +140,7 @@ impl Backing {
     pub(in crate::engine) fn idle_bytes(&self, pool: &dyn Member) -> u64 {
         match &self.supply {
             Supply::Direct(_) => pool.idle_bytes(),
-            Supply::Shared(domain) => domain.of_all_nodes().iter().map(|domain| domain.idle_bytes()).sum(),
+            Supply::Shared(domain) => domain.idle_bytes(),
         }
     }
 

@@ -38,13 +38,12 @@ use super::maintenance::Maintenance;
 use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::supply::{Adopted, CalledSource, Refusal};
+use super::supply::{Adopted, Refusal};
 use super::waiters::Waiters;
-use crate::backend::{Source, SourceError};
+use crate::backend::SourceError;
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
-use crate::finding::Finding;
 use crate::in_flight::{Ask, InFlight};
 use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
@@ -70,7 +69,7 @@ mod recording;
 mod report;
 mod sampling;
 mod server;
-#[cfg(feature = "serve")]
+#[cfg(feature = "observe")]
 mod serving;
 mod side_thread;
 mod ticks;
@@ -80,7 +79,7 @@ mod waiting;
 use attention::Attention;
 use backoff::Backoff;
 use device::DeviceWatch;
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 pub(crate) use recording::description as recorded_description;
 use report::SystemMemory;
 pub(crate) use side_thread::SideCall;
@@ -127,7 +126,7 @@ pub(crate) struct Core {
     /// Where its ceiling comes from.
     ceiling: CeilingControl,
     /// Its place at the socket that serves statistics.
-    #[cfg(feature = "serve")]
+    #[cfg(feature = "observe")]
     showing: std::sync::OnceLock<pinpool_observe::stats_socket::Showing>,
 }
 
@@ -165,7 +164,7 @@ impl Core {
             system: SystemMemory::default(),
             verdicts: Verdicts::default(),
             ceiling: CeilingControl::default(),
-            #[cfg(feature = "serve")]
+            #[cfg(feature = "observe")]
             showing: std::sync::OnceLock::new(),
             log,
             config,
@@ -195,15 +194,6 @@ impl Core {
         partitions.push(Arc::downgrade(&partition));
         drop(partitions);
         Some(partition)
-    }
-
-    /// The same pool with memory of `source`, which is on memory node `node`, under the same ceiling; `None` without an arena.
-    pub(crate) fn on_node(&self, node: u32, source: Arc<dyn Source>) -> Option<Result<Arc<Self>, SourceError>> {
-        let log = Arc::new(self.log.partition(&format!("node{node}")));
-        let recorder = self.recorder_beside(&self.config, log.name.as_deref(), &*source);
-        let source = CalledSource::new(source, recorder.clone());
-        let backing = self.backing().on_node(source, log.clone(), self.config.code.pressure.as_deref())?;
-        Some(backing.map(|backing| Self::new(self.config.clone(), backing, self.time.shared(), log, recorder)))
     }
 
     /// The ceiling `auto` comes from `source`; it holds now if there is an `auto`.
@@ -248,10 +238,6 @@ impl Core {
             Some(arena) if arena.lacks_hole() => Pace::Hole,
             _ => Pace::Quiet,
         }
-    }
-
-    pub(crate) fn warnings(&self) -> Vec<Finding> {
-        self.log.warnings.all()
     }
 
     #[inline]
@@ -395,11 +381,6 @@ impl Core {
                 Err(self.refused(&Wanted::reserve(len), Refusal::Source(error), 0))
             }
         }
-    }
-
-    /// The reserve of this pool comes before those of its other memory nodes.
-    pub(crate) fn reserve_first(&self) {
-        self.backing().domain().into_iter().for_each(|domain| domain.reserve_first());
     }
 
     /// Claims `bytes` under the ceiling for memory that is held beside the buffers; idle memory makes room. A slow call.

@@ -117,7 +117,6 @@ impl Core {
     }
 
     /// Whether the calling thread's shard lets gets and puts take the short path.
-    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn has_short_path(&self) -> bool {
         self.short_path().is_some_and(|shard| !shard.has_attention())
     }

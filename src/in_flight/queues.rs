@@ -45,6 +45,8 @@ pub(super) struct Queue<T> {
 /// Which fences a sweep asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ask {
+    /// None: the sweep calls nothing and takes no lock of others.
+    Nothing,
     /// Those of which loads say nothing.
     Unknown,
     /// All, so that a device that failed is noticed.
@@ -113,7 +115,11 @@ impl<T> Queues<T> {
 
     /// The queues to be asked, those of one stream first: those with items of which loads say nothing, or all with items.
     pub(super) fn pending_keys(&self, ask: Ask) -> impl Iterator<Item = QueueKey> + '_ {
-        let is_asked = move |copy: &PendingCopy<T>| ask == Ask::All || known_by_load(&copy.fences).is_none();
+        let is_asked = move |copy: &PendingCopy<T>| match ask {
+            Ask::Nothing => false,
+            Ask::Unknown => known_by_load(&copy.fences).is_none(),
+            Ask::All => true,
+        };
         let pending = self.queues.iter().filter(move |queue| match queue.key {
             QueueKey::Stream(_) => queue.copies.front().is_some_and(is_asked),
             QueueKey::MultiStream => queue.copies.iter().any(is_asked),

@@ -10,16 +10,14 @@ use std::time::Duration;
 
 use super::Pool;
 use super::handle::Handle;
-use super::nodes::NodePools;
 use super::on_host::{ceiling_by, pin_options};
 use crate::arena::Retention;
 use crate::backend::{self, Backend, Source};
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 use crate::config::env::VariableReport;
 use crate::config::{Ceiling, Config, EnvReport, HugeTlb, LedgerName, OnFull, Preset, Settings, env, for_each_setting};
-#[cfg(feature = "tools")]
 use crate::diag::CheckReport;
-use crate::diag::{LogSampler, PoolLog, Start, Warnings};
+use crate::diag::{LogSampler, PoolLog, Start};
 use crate::engine::{
     Backing, CalledSource, CeilingSource, Clock, Core, Direct, Domain, Fallback, SharedArena, SharedArenaConfig,
     Supply, Timekeeper, granule_bytes,
@@ -29,7 +27,7 @@ use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
 use crate::quota::{Claim, Quota};
 use crate::size_class::Rounding;
 use pinpool_observe::record::Recorder;
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 use pinpool_observe::record::{SET_IN_CODE, Unrecorded, count_failed};
 use pinpool_os::host::limits;
 
@@ -62,13 +60,7 @@ impl PoolBuilder {
         Self {
             settings: Settings::default(),
             env_prefix: Some(env::PREFIX.to_owned()),
-            log: PoolLog {
-                name: None,
-                log_sampler: LogSampler::process(),
-                log_every: 1,
-                listener: None,
-                warnings: Warnings::default(),
-            },
+            log: PoolLog { name: None, log_sampler: LogSampler::process(), log_every: 1, listener: None },
             clock: Clock::System,
             host_root: PathBuf::from("/"),
         }
@@ -140,7 +132,7 @@ impl PoolBuilder {
 
     /// One request in `every`, drawn at random, keeps its call stack, so that a recording, the diagnosis of a leak and the list of
     /// buffers in use name the line that it came from; 0 (the default): none. Every request then takes the slow path.
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     pub fn call_stacks(mut self, every: u64) -> Self {
         self.settings.code.call_stacks = every;
         self
@@ -180,24 +172,24 @@ impl PoolBuilder {
         self
     }
 
-    /// Takes the time from `clock`: for replays and tests (feature `testing`). The pool then has no maintenance thread,
+    /// Takes the time from `clock`: for replays and tests. The pool then has no maintenance thread,
     /// unless [`background_poll`](Self::background_poll) asks for one.
-    #[cfg(any(test, feature = "testing"))]
+    #[doc(hidden)]
     pub fn clock(mut self, clock: crate::engine::ManualClock) -> Self {
         self.clock = Clock::Manual(clock);
         self.settings.code.background_poll.get_or_insert(false);
         self
     }
 
-    /// Reads the memory of the machine, its nodes and its control groups below `root`: for tests (feature `testing`).
-    #[cfg(any(test, feature = "testing"))]
+    /// Reads the memory of the machine, its nodes and its control groups below `root`: for tests.
+    #[doc(hidden)]
     pub fn host_root(mut self, root: impl Into<PathBuf>) -> Self {
         self.host_root = root.into();
         self
     }
 
     /// Counts this pool's checks with `log_sampler` instead of with all pools of the process.
-    #[cfg(feature = "tools")]
+    #[doc(hidden)]
     pub fn log_sampler(mut self, log_sampler: LogSampler) -> Self {
         self.log.log_sampler = log_sampler;
         self
@@ -205,7 +197,7 @@ impl PoolBuilder {
 
     /// Calls `listener` after every check of the rates, printed or not, on the thread whose put led to the check, outside
     /// of every lock of the pool. A panic of the listener ends there: it reaches neither the put nor the pool.
-    #[cfg(feature = "tools")]
+    #[doc(hidden)]
     pub fn on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
         self
@@ -239,15 +231,6 @@ impl PoolBuilder {
         let ceiling_source = CeilingSource { root: root.clone(), lock_limit_bytes: None };
         // Before the driver opens descriptors: see `shared_memory` for the order in which those of a process are closed.
         let ledger = host_ledger(&config, &log, &root)?.map(SharedCeiling::OfHost);
-        let asked_bytes = ceiling_by(&config, &ceiling_source).0;
-        let is_custom = config.backend.custom().is_some();
-        let of_nodes = (root.clone(), config.clone());
-        let on_node = move |source: &dyn Source, wanted| {
-            let (root, config) = &of_nodes;
-            let options = pin_options(config, root, asked_bytes, &[]);
-            backend::on_node(root, source, is_custom, wanted, options)
-        };
-        let nodes = Some(NodePools::new(&root, Box::new(on_node)));
         let begins_late = ledger.is_none() && may_begin_late(&config);
         let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..config.clone() };
         let reserve_bytes = config.reserve_bytes;
@@ -276,9 +259,9 @@ impl PoolBuilder {
             chosen.findings.iter().for_each(|finding| log.found(finding));
             chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
-            #[cfg(feature = "trace")]
+            #[cfg(feature = "observe")]
             let recorder = recorder(config, &variables, &log, &*chosen.source)?;
-            #[cfg(not(feature = "trace"))]
+            #[cfg(not(feature = "observe"))]
             let recorder: Option<Arc<Recorder>> = None;
             let source = CalledSource::new(chosen.source, recorder.clone());
             let fallback = (config.on_full == OnFull::Pageable).then(|| Fallback::new(max_bytes));
@@ -287,7 +270,7 @@ impl PoolBuilder {
             let backing = Backing::new(supply(config, source, claim, &log, &root)?, fallback);
             let core = Core::new(config.clone(), backing, Timekeeper::new(self.clock.clone()), log.clone(), recorder);
             core.change_ceiling_by(ceiling_source, auto);
-            #[cfg(feature = "serve")]
+            #[cfg(feature = "observe")]
             core.serve_statistics();
             core.watch_ledger();
             Ok(core)
@@ -296,9 +279,9 @@ impl PoolBuilder {
             // Where the arena cannot have its addresses, ordinary memory needs none.
             let begin = move || begin(&config, None).or_else(|_: Error| begin(&heap, None));
             let begin = move || begin().unwrap_or_else(|error| unreachable!("ordinary memory: {error}"));
-            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(begin), nodes)) });
+            return Ok(Pool { handle: Arc::new(Handle::new(Box::new(begin))) });
         }
-        let pool = Pool::with_nodes(begin(&config, ledger)?, nodes);
+        let pool = Pool::of(begin(&config, ledger)?);
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
         }
@@ -339,7 +322,7 @@ macro_rules! setters {
 for_each_setting!(setters);
 
 /// Who records what the pool does, if `PINPOOL_TRACE` asks for it.
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 fn recorder(
     config: &Config,
     variables: &[VariableReport],
@@ -397,10 +380,10 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Hos
         }
         // Nobody has asked for this ledger by its name.
         Err(error) if config.ledger == LedgerName::Auto => {
-            log.no_ledger(&error.to_string());
+            log.no_ledger(&error);
             Ok(None)
         }
-        Err(error) => Err(refused(error.to_string())),
+        Err(error) => Err(refused(error)),
     }
 }
 

@@ -8,8 +8,6 @@
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
-use super::Pool;
-use super::nodes::NodePools;
 use crate::engine::{Core, ShardAtHand};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::{AtomicPtr, Ordering};
@@ -23,8 +21,6 @@ pub(super) struct Handle {
     cores: [OnceLock<Arc<Core>>; 2],
     begin: Box<dyn Fn() -> Arc<Core> + Send + Sync>,
     generation: ForkGeneration,
-    /// `None` in a partition and in a pool on another node.
-    pub(super) nodes: Option<NodePools<Pool>>,
 }
 
 impl Drop for Handle {
@@ -41,10 +37,10 @@ impl Drop for Handle {
 }
 
 impl Handle {
-    pub(super) fn new(begin: Box<dyn Fn() -> Arc<Core> + Send + Sync>, nodes: Option<NodePools<Pool>>) -> Self {
+    pub(super) fn new(begin: Box<dyn Fn() -> Arc<Core> + Send + Sync>) -> Self {
         // Neither null, which a thread without a pool at hand has, nor the address of any core.
         let address = AtomicPtr::new(ptr::without_provenance_mut(1));
-        Self { address, cores: Default::default(), begin, generation: ForkGeneration::now(), nodes }
+        Self { address, cores: Default::default(), begin, generation: ForkGeneration::now() }
     }
 
     #[inline(always)]

@@ -7,7 +7,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::Source;
 use crate::buffer::PinnedBuf;
 use crate::config::Ceiling;
 use crate::engine::{Block, Core, Ledger, ShardAtHand, Wanted};
@@ -17,9 +16,9 @@ use crate::size_class::DEFAULT_ALIGN;
 mod builder;
 mod get_future;
 mod handle;
-mod nodes;
 mod on_host;
 mod outside;
+mod request;
 mod reserve;
 mod statistics;
 mod tagged;
@@ -27,8 +26,8 @@ mod tagged;
 pub use builder::PoolBuilder;
 pub use get_future::GetFuture;
 use handle::Handle;
-use nodes::NodePools;
 pub use outside::PageLocked;
+pub use request::Request;
 pub use tagged::TaggedPool;
 
 /// A pool of page-locked host memory. Cheap to clone; all clones are the same pool.
@@ -84,18 +83,9 @@ impl Pool {
     }
 
     pub(crate) fn of(core: Arc<Core>) -> Self {
-        Self::with_nodes(core, None)
-    }
-
-    fn with_nodes(core: Arc<Core>, nodes: Option<NodePools<Self>>) -> Self {
-        let pool = Self { handle: Arc::new(Handle::new(Box::new(move || core.clone()), nodes)) };
+        let pool = Self { handle: Arc::new(Handle::new(Box::new(move || core.clone()))) };
         let _begun = pool.core();
         pool
-    }
-
-    /// The pools on other memory nodes.
-    fn on_other_nodes(&self) -> Vec<Self> {
-        self.handle.nodes.as_ref().map_or_else(Vec::new, NodePools::all)
     }
 
     #[inline]
@@ -140,41 +130,19 @@ impl Pool {
             return Ok(PinnedBuf::over_plain(block, len));
         }
         // The back-end aligns to pages anyway, so the alignment does not enter the class.
-        self.get_within(len, DEFAULT_ALIGN, self.core().config().longest_wait(), None)
+        self.get_within(Request::new(len), None)
     }
 
-    /// A buffer of `len` bytes at a multiple of `align`, a power of two of at most 1 GiB.
+    /// A buffer as `request` describes it.
     ///
     /// # Errors
     ///
-    /// As [`get`](Pool::get); [`is_request`](crate::Error::is_request) also if `align` is not such a number.
-    pub fn get_aligned(&self, len: usize, align: usize) -> Result<PinnedBuf> {
-        self.get_within(len, align, self.core().config().longest_wait(), None)
+    /// As [`get`](Pool::get); [`is_request`](crate::Error::is_request) also if the alignment is not a power of two up to 1 GiB.
+    pub fn get_with(&self, request: Request) -> Result<PinnedBuf> {
+        self.get_within(request, None)
     }
 
-    /// As [`get`](Pool::get), with `wait` in place of `PINPOOL_WAIT`.
-    ///
-    /// `wait` limits how long the thread waits for room and for driver calls of other threads. It does not interrupt a driver
-    /// call that this thread makes to allocate memory: if the driver hangs, so does the thread. A request that must return in
-    /// time is [`get_async_timeout`](Self::get_async_timeout), whose driver calls run on another thread.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Pool::get).
-    pub fn get_timeout(&self, len: usize, wait: Duration) -> Result<PinnedBuf> {
-        self.get_within(len, DEFAULT_ALIGN, wait, None)
-    }
-
-    /// As [`get_aligned`](Pool::get_aligned), with `wait` in place of `PINPOOL_WAIT`.
-    ///
-    /// # Errors
-    ///
-    /// As [`get_aligned`](Pool::get_aligned).
-    pub fn get_aligned_timeout(&self, len: usize, align: usize, wait: Duration) -> Result<PinnedBuf> {
-        self.get_within(len, align, wait, None)
-    }
-
-    /// As [`get`](Pool::get) for a task: where a thread would wait, at most `PINPOOL_WAIT`, the task is woken later. Stands
+    /// As [`get`](Pool::get) for a task, with a length or a [`Request`]: where a thread would wait, the task is woken later. Stands
     /// in one line with the gets of threads, first come, first served. Needs no runtime: the put that serves it wakes it, and
     /// the pool's maintenance thread wakes it for its deadline and for copies that have ended.
     ///
@@ -197,32 +165,32 @@ impl Pool {
     /// ```
     ///
     /// The future's errors are those of [`get`](Pool::get).
-    pub fn get_async(&self, len: usize) -> GetFuture {
-        self.get_async_timeout(len, self.core().config().longest_wait())
-    }
-
-    /// As [`get_async`](Pool::get_async), with `wait` in place of `PINPOOL_WAIT`.
-    pub fn get_async_timeout(&self, len: usize, wait: Duration) -> GetFuture {
-        GetFuture::new(self.clone(), len, wait, None)
+    pub fn get_async(&self, request: impl Into<Request>) -> GetFuture {
+        GetFuture::new(self.clone(), request.into(), None)
     }
 
     #[inline(never)]
-    fn get_within(&self, len: usize, align: usize, wait: Duration, ledger: Option<&Arc<Ledger>>) -> Result<PinnedBuf> {
-        let Some(wanted) = self.wanted(len, align, ledger)? else { return Ok(PinnedBuf::empty()) };
+    fn get_within(&self, request: Request, ledger: Option<&Arc<Ledger>>) -> Result<PinnedBuf> {
+        let Some(wanted) = self.wanted(request, ledger)? else { return Ok(PinnedBuf::empty()) };
         self.core().enter();
-        let block = self.core().get(&wanted, wait)?;
-        Ok(buffer(self.core(), block, &wanted, align))
+        let block = self.core().get(&wanted, self.longest_wait(request))?;
+        Ok(buffer(self.core(), block, &wanted, request.align))
     }
 
-    /// What a get asks for; `None` for no bytes.
-    fn wanted(&self, len: usize, align: usize, ledger: Option<&Arc<Ledger>>) -> Result<Option<Wanted>> {
+    fn longest_wait(&self, request: Request) -> Duration {
+        request.wait.unwrap_or_else(|| self.core().config().longest_wait())
+    }
+
+    /// `request` with its size class; `None` for no bytes.
+    fn wanted(&self, request: Request, ledger: Option<&Arc<Ledger>>) -> Result<Option<Wanted>> {
         self.core().check_open()?;
+        let Request { len, align, .. } = request;
         let class = self.core().config().rounding.class(len, align)?;
         Ok((len > 0).then(|| Wanted { len, class, ledger: ledger.cloned() }))
     }
 
     fn try_get_for(&self, len: usize, ledger: Option<&Arc<Ledger>>) -> Result<Option<PinnedBuf>> {
-        let Some(wanted) = self.wanted(len, DEFAULT_ALIGN, ledger)? else { return Ok(Some(PinnedBuf::empty())) };
+        let Some(wanted) = self.wanted(Request::new(len), ledger)? else { return Ok(Some(PinnedBuf::empty())) };
         let served = self.core().try_get(wanted.class);
         served.iter().for_each(|block| self.core().record_get(block, &wanted, None));
         Ok(served.map(|block| buffer(self.core(), block, &wanted, DEFAULT_ALIGN)))
@@ -235,42 +203,6 @@ impl Pool {
     /// [`is_request`](crate::Error::is_request) and [`is_forked`](crate::Error::is_forked) as for [`get`](Pool::get).
     pub fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>> {
         self.try_get_for(len, None)
-    }
-
-    /// As [`get`](Pool::get), with the buffer's memory on memory node `node`: [`on_node`](Pool::on_node) and a get of that pool.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Pool::get) and [`on_node`](Pool::on_node).
-    pub fn get_on(&self, node: u32, len: usize) -> Result<PinnedBuf> {
-        self.on_node(node)?.get(len)
-    }
-
-    /// This pool on memory node `node`: with buffers, idle buffers and statistics of its own, under the same ceiling. What is
-    /// idle on one node is released when another needs the room; a get waits only for buffers of its own node. On a machine
-    /// with one node, or for the node that the pool is on, it is the pool itself.
-    ///
-    /// Made at the first call for a node and kept as long as this pool. [`trim`](Pool::trim), [`clear`](Pool::clear),
-    /// [`poll`](Pool::poll) and [`set_max_bytes`](Pool::set_max_bytes) of this pool act on all nodes, its other methods on its
-    /// own. The back-ends `vmm`, `register`, `mlock` and `heap` choose the node of their memory, the others cannot.
-    ///
-    /// # Errors
-    ///
-    /// - [`is_setting`](crate::Error::is_setting): no such node, a back-end that cannot choose the node, the preset
-    ///   `tensorflow`, or this is a partition or the pool of another node,
-    /// - [`is_backend`](crate::Error::is_backend): the back-end refused memory of that node.
-    pub fn on_node(&self, node: u32) -> Result<Self> {
-        self.core().check_open()?;
-        let refused = |why: &str| nodes::refused(node, why.to_owned());
-        let none = || refused("ask the pool that was built, not a partition or the pool of a node");
-        let make = |source: Arc<dyn Source>| {
-            let backend = source.name();
-            let needs_arena = || refused("needs PINPOOL_PRESET=adaptive: under tensorflow a pool has one memory node");
-            let core = self.core().on_node(node, source).ok_or_else(needs_arena)?;
-            Ok(Self::of(core.map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() })?))
-        };
-        let nodes = self.handle.nodes.as_ref().ok_or_else(none)?;
-        Ok(nodes.on(node, self.core().backing().source(), make)?.unwrap_or_else(|| self.clone()))
     }
 
     /// A pool with its own counts, count limit and ceiling that carves its buffers from the same memory: for a second use,
@@ -319,18 +251,9 @@ impl Pool {
     /// have no work and no other thread of the pool page-locks; until then the memory stays, and the maintenance thread or a later
     /// call releases it. So a trim waits for its own calls of the driver alone.
     pub fn trim(&self, to_bytes: u64) {
-        if self.core().is_forked() {
-            return;
+        if !self.core().is_forked() {
+            self.core().trim(to_bytes);
         }
-        let others = self.on_other_nodes();
-        let held_bytes = |pool: &Self| pool.stats().pinned_bytes;
-        for other in &others {
-            // The own node keeps its memory before the others do.
-            let beside_bytes = others.iter().map(held_bytes).sum::<u64>() + held_bytes(self) - held_bytes(other);
-            other.core().trim(to_bytes.saturating_sub(beside_bytes));
-        }
-        let left_bytes: u64 = others.iter().map(held_bytes).sum();
-        self.core().trim(to_bytes.saturating_sub(left_bytes));
     }
 
     /// Puts back the buffers whose copies are over, and releases memory that has been idle too long; on `register` and `cuda`,
@@ -339,7 +262,6 @@ impl Pool {
     pub fn poll(&self) {
         if !self.core().is_forked() {
             self.core().poll();
-            self.on_other_nodes().iter().for_each(Self::poll);
         }
     }
 
@@ -362,7 +284,6 @@ impl Pool {
     pub fn close(&self) {
         if !self.core().is_forked() {
             self.core().refuse_requests();
-            self.on_other_nodes().iter().for_each(Self::close);
         }
     }
 
@@ -372,7 +293,6 @@ impl Pool {
     pub fn clear(&self) {
         if !self.core().is_forked() {
             self.core().clear();
-            self.on_other_nodes().iter().for_each(Self::clear);
         }
     }
 }

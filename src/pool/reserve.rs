@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use super::Pool;
 use crate::error::{ErrorKind, Result};
-use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
 
 impl Pool {
     /// Pins `bytes` now, by the fastest method of the back-end, and keeps them until the pool ends. Logs its progress.
@@ -31,7 +30,7 @@ impl Pool {
         self.core().prewarm(bytes)
     }
 
-    /// Waits at most `timeout` until all of the reserve that was asked for is pinned, on this pool's own memory node; false if it
+    /// Waits at most `timeout` until all of the reserve that was asked for is pinned; false if it
     /// is not then, as where the ceiling leaves no room for it or the pool ends. At once true where nothing was asked for, or
     /// where [`reserve_wait`](crate::PoolBuilder::reserve_wait) is on. With `background_poll(false)` the calling thread pins it.
     ///
@@ -46,57 +45,10 @@ impl Pool {
         self.core().await_reserve(now.checked_add(timeout).unwrap_or(now + Duration::from_secs(366 * 86_400)))
     }
 
-    /// Has the reserve of this pool's memory node pinned before those of the same pool's other nodes ([`on_node`](Self::on_node)): they
-    /// pause until it is there, or cannot go on. Without a call all nodes are pinned at the same time. The last call counts; it
-    /// may come while they are being pinned.
-    ///
-    /// ```no_run
-    /// let pool = pinpool::Pool::builder().reserve_wait(false).build()?;
-    /// let near = pool.on_node(1)?;
-    /// pool.on_node(0)?.prewarm(512 << 30)?;
-    /// near.prewarm(512 << 30)?;
-    /// near.reserve_first();
-    /// # Ok::<(), pinpool::Error>(())
-    /// ```
-    pub fn reserve_first(&self) {
-        if !self.core().is_forked() {
-            self.core().reserve_first();
-        }
-    }
-
     /// Share of the reserve asked for that is pinned, from 0 to 1: that of [`stats`](Self::stats). 1 where none was asked for, 0
     /// in a child of the process that made the pool. Never falls, but where more is asked for, or a ceiling lowered below the
     /// reserve takes a part of it back.
     pub fn pinned_fraction(&self) -> f64 {
         self.stats().pinned_fraction
-    }
-
-    /// Prepares memory for `count` buffers of `len` bytes, for each `(len, count)`: as a reserve, or under the preset
-    /// `tensorflow` by getting the buffers and putting them back.
-    ///
-    /// # Errors
-    ///
-    /// As [`prewarm`](Pool::prewarm) and [`get`](Pool::get); [`is_request`](crate::Error::is_request) also if the sum is over
-    /// `isize::MAX`.
-    pub fn prewarm_classes(&self, buffers: &[(usize, usize)]) -> Result<()> {
-        if !self.core().backing().has_arena() {
-            self.class_bytes(buffers)?;
-            // A buffer of no bytes needs no memory.
-            let lens = buffers.iter().filter(|(len, _)| *len > 0);
-            let all = lens.flat_map(|&(len, count)| std::iter::repeat_n(len, count));
-            return all.map(|len| self.get(len)).collect::<Result<Vec<_>>>().map(drop);
-        }
-        self.prewarm(self.class_bytes(buffers)?)
-    }
-
-    /// The sum of the classes of all `buffers`.
-    fn class_bytes(&self, buffers: &[(usize, usize)]) -> Result<u64> {
-        let mut sum: u64 = 0;
-        for &(len, count) in buffers {
-            let class_bytes = self.core().config().rounding.class_bytes(len, DEFAULT_ALIGN)? as u64;
-            let all = class_bytes.checked_mul(count as u64).and_then(|bytes| sum.checked_add(bytes));
-            sum = all.filter(|&sum| sum <= MAX_LEN as u64).ok_or(ErrorKind::Length { len, max_len: MAX_LEN })?;
-        }
-        Ok(sum)
     }
 }

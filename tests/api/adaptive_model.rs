@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pinpool::backend::SimSource;
-use pinpool::testing::ManualClock;
-use pinpool::{Backend, LogSampler, PinnedBuf, Pool};
+use pinpool::unstable::LogSampler;
+use pinpool::unstable::ManualClock;
+use pinpool::unstable::backend::SimSource;
+use pinpool::{Backend, PinnedBuf, Pool, Request};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -70,7 +71,7 @@ fn run(
     let mut reserve_bytes = 0;
     for (at, step) in steps.into_iter().enumerate() {
         let got = match step {
-            Step::Get { len, align } => match pool.get_aligned(len, align) {
+            Step::Get { len, align } => match pool.get_with(Request::new(len).align(align)) {
                 Ok(buffer) => {
                     prop_assert!(len == 0 || buffer.as_ptr().addr().is_multiple_of(align.max(4096)));
                     Some((buffer, len))

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::backend::SimSource;
+use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, Pool, PoolBuilder};
 use pinpool_testing::{FaultSource, SourceCall};
 
@@ -94,7 +94,7 @@ fn without_a_reserve_or_with_one_that_was_waited_for_all_of_it_is_there() {
     assert!(fraction_is(&waited, 1.0) && waited.wait_reserved(Duration::ZERO).unwrap());
     assert_eq!(waited.stats().reserve_asked_bytes, 16 * MI);
     let classes = over(faulty(false), 64 * MI).reserve_wait(false).background_poll(false).build().unwrap();
-    classes.prewarm_classes(&[(MIB, 20)]).unwrap();
+    classes.prewarm(20 * MI).unwrap();
     assert_eq!((classes.stats().reserve_asked_bytes, classes.stats().reserve_bytes), (20 * MI, STEP));
 }
 
@@ -392,40 +392,6 @@ fn a_get_that_waits_for_room_is_served_by_what_a_step_pins() {
 }
 
 #[test]
-fn the_node_that_is_put_first_has_its_reserve_before_the_others() {
-    let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("sys/devices/system/node");
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join("online"), "0-1\n").unwrap();
-    for first in [0, 1] {
-        let builder = Pool::builder().without_env().backend(Backend::Heap).host_root(root.path()).numa_node(0);
-        let pool = builder.background_poll(false).reserve_wait(false).max_bytes(256 << 20).build().unwrap();
-        let nodes = [pool.on_node(0).unwrap(), pool.on_node(1).unwrap()];
-        nodes.iter().for_each(|node| node.prewarm(32 * MI).unwrap());
-        let pinned = || [0, 1].map(|node: usize| nodes[node].stats().reserve_bytes / STEP);
-        assert_eq!(pinned(), [1, 1], "the first step of each");
-        pool.poll();
-        assert_eq!(pinned(), [2, 2], "both at the same time");
-        nodes[first].reserve_first();
-        pool.poll();
-        assert_eq!(pinned(), if first == 0 { [3, 2] } else { [2, 3] });
-        pool.poll();
-        pool.poll();
-        pool.poll();
-        assert_eq!(pinned(), [4, 4], "then the other");
-        assert!(nodes.iter().all(|node| fraction_is(node, 1.0)));
-    }
-    // By threads, to the end.
-    let builder = Pool::builder().without_env().backend(Backend::Heap).host_root(root.path()).numa_node(0);
-    let pool = builder.reserve_wait(false).max_bytes(256 << 20).build().unwrap();
-    let other = pool.on_node(1).unwrap();
-    other.reserve_first();
-    pool.prewarm(32 * MI).unwrap();
-    other.prewarm(32 * MI).unwrap();
-    assert!(pool.wait_reserved(PATIENCE).unwrap() && other.wait_reserved(PATIENCE).unwrap());
-}
-
-#[test]
 fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
     // A fork beside other tests would copy locks that their threads hold.
     alone(|| {
@@ -439,7 +405,6 @@ fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
                 ("fraction", childs.pinned_fraction() < 0.5),
                 ("prewarm", childs.prewarm(MI).is_err_and(|error| error.is_forked())),
             ];
-            childs.reserve_first();
             childs.poll();
             drop(childs);
             checks

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pinpool::testing::ManualClock;
+use pinpool::unstable::ManualClock;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, TaggedPool};
 use pinpool_observe::record::{Event, Recording};
 
@@ -135,7 +135,7 @@ fn a_pool_that_does_not_sample_records_no_stack_asks_for_none_and_keeps_the_shor
     let has_short_path = |every| {
         let pool = sampling(every).build().unwrap();
         drop(pool.get(4096).unwrap());
-        pinpool::testing::short_path::is_open(&pool)
+        pinpool::unstable::short_path::is_open(&pool)
     };
     assert_eq!((has_short_path(0), has_short_path(1000)), (true, false));
 }

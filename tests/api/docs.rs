@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 
-use pinpool::config::env::VARIABLES;
+use pinpool::unstable::config::env::VARIABLES;
 use proc_macro2::{Delimiter, Literal, TokenStream, TokenTree};
 
 /// Where lines are printed.
@@ -21,7 +21,7 @@ const SOURCES: [&str; 6] = [
 ];
 
 /// Methods whose text comes from elsewhere, and the first patterns of the lines that stand for them. TensorFlow's two lines are
-/// explained in `presets.md`.
+/// explained in `troubleshooting.md`.
 const ELSEWHERE: &[(&str, &[&str])] = &[
     ("checked", &[]),
     ("started", &["preset P, back-end B ..."]),
@@ -173,8 +173,7 @@ fn the_page_of_the_log_lines_has_every_target_and_no_other() {
 /// Compares what stands between the marks of a page with `made`, or writes it there.
 fn check_page(file: &str, made: &str) {
     let page = read(file);
-    let (begin, end) =
-        ("<!-- made from the code: UPDATE_DOCS=1 cargo test --test api --features testing docs -->\n", "<!-- end -->");
+    let (begin, end) = ("<!-- made from the code: UPDATE_DOCS=1 cargo test --test api docs -->\n", "<!-- end -->");
     let (before, rest) = page.split_once(begin).unwrap();
     let (found, behind) = rest.split_once(end).unwrap();
     if std::env::var_os("UPDATE_DOCS").is_some() {

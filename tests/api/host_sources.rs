@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use pinpool::backend::{
-    AddressRange, HeapSource, PAGE_BYTES, PageTiers, SimSource, Source, SourceError, VirtualMemory, try_out,
-};
+use pinpool::SourceError;
+use pinpool::source::{AddressRange, PAGE_BYTES, Source, VirtualMemory};
+use pinpool::unstable::backend::{HeapSource, PageTiers, SimSource, try_out};
 use pinpool::{Backend, Ceiling, Level, Pool};
 
 use crate::child::alone;

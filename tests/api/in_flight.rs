@@ -44,6 +44,19 @@ fn a_copy_that_was_waited_for_is_in_flight_no_more() {
 }
 
 #[test]
+fn statistics_do_not_count_a_finished_copy_as_in_flight() {
+    let pool = Pool::builder().without_env().backend(Backend::Heap).background_poll(false).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
+    let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
+    while !copy.is_done().unwrap() {
+        std::thread::yield_now();
+    }
+    let stats = pool.stats();
+    assert_eq!((stats.in_flight, stats.puts, stats.buffers_in_pool), (0, 1, 1));
+    stats.validate().unwrap();
+}
+
+#[test]
 fn one_slow_stream_does_not_hold_back_the_buffers_of_another() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (slow, fast) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());

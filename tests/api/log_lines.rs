@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use log::{Level, LevelFilter};
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::testing::ManualClock;
-use pinpool::{Backend, Check, CheckReport, LogSampler, Pool, PoolBuilder, Preset, Rounding, Window};
+use pinpool::unstable::ManualClock;
+use pinpool::unstable::{Check, CheckReport, LogSampler};
+use pinpool::{Backend, Pool, PoolBuilder, Preset, Rounding, Window};
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
 use crate::child::alone;

@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use log::Level;
-use pinpool::backend::{Region, SimSource, Source, SourceError};
+use pinpool::SourceError;
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::source::{Region, Source};
+use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
 use pinpool_testing::{FaultSource, SourceCall};
 
@@ -148,7 +150,6 @@ fn a_partition_prewarms_no_more_than_its_ceiling() {
     for small in [&eval, &part] {
         let error = small.prewarm(32 << 20).unwrap_err();
         assert!(error.is_limit(), "{error}");
-        assert!(small.prewarm_classes(&[(MIB, 2)]).unwrap_err().is_limit());
     }
     assert_eq!(valid_stats(&pool).reserve_bytes, 0);
     part.prewarm(512 << 10).unwrap();
@@ -157,21 +158,6 @@ fn a_partition_prewarms_no_more_than_its_ceiling() {
         assert!(small.prewarm(4096).unwrap_err().is_limit(), "reserves add up");
     }
     pool.prewarm(32 << 20).unwrap();
-}
-
-#[test]
-fn buffers_of_no_bytes_are_prepared_at_once_and_too_many_are_refused() {
-    for pool in both_presets(|builder| builder) {
-        for count in [usize::MAX, usize::MAX / 2] {
-            let error = pool.prewarm_classes(&[(0, count)]).unwrap_err();
-            assert!(error.is_request(), "{error}");
-            assert!(pool.prewarm_classes(&[(1, count)]).unwrap_err().is_request());
-        }
-        pool.prewarm_classes(&[(0, 9), (100, 2)]).unwrap();
-    }
-    let pool = builder().preset(Preset::TensorFlow).build().unwrap();
-    pool.prewarm_classes(&[(0, 1 << 40)]).unwrap();
-    assert_eq!(valid_stats(&pool).pinned_bytes, 0);
 }
 
 /// Loses one buffer of 1 MiB to a device that fails.

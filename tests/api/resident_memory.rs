@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use pinpool::testing::ManualClock;
+use pinpool::unstable::ManualClock;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
 
 use crate::child::alone;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use pinpool::config::env::{VARIABLES, VariableReport, report, report_of};
-use pinpool::config::text::{format_bytes, parse_bytes, parse_duration};
+use pinpool::unstable::config::env::{VARIABLES, VariableReport, report, report_of};
+use pinpool::unstable::config::text::{format_bytes, parse_bytes, parse_duration};
 use pinpool::{Backend, Ceiling, Config, Error, OnFull, Pool, PoolBuilder, Preset, Result, Rounding};
 
 use crate::captured_log::{lines, listen};
@@ -287,13 +287,13 @@ fn code_wins_over_environment() {
 /// The value that holds once code has set `set`, or the text of the error.
 fn of_code(name: &str, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Result<String, String> {
     let pool = set(heap().without_env()).build().map_err(|error| error.to_string())?;
-    Ok(pinpool::testing::setting(&pool, name))
+    Ok(pinpool::unstable::setting(&pool, name))
 }
 
 /// The values that hold once a text was set, or the texts of the errors: as the argument of a method, and as the variable.
 fn of_text(name: &str, text: &str) -> [Result<String, String>; 2] {
     let of_method = heap().without_env().variable(name, text).and_then(PoolBuilder::build);
-    let of_method = of_method.map(|pool| pinpool::testing::setting(&pool, name));
+    let of_method = of_method.map(|pool| pinpool::unstable::setting(&pool, name));
     let report = report_of(&[(name.to_owned(), text.to_owned())]);
     let of_variable = match report.errors.first() {
         None => {

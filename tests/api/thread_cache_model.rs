@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use pinpool::Window;
-use pinpool::testing::thread_cache::{Entry, Put, ThreadCache};
+use pinpool::unstable::thread_cache::{Entry, Put, ThreadCache};
 use proptest::prelude::*;
 
 fn kept(put: Put<u32>) {

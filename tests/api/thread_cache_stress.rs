@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, mpsc};
 
-use pinpool::testing::thread_cache::{Entry, ThreadCache};
+use pinpool::unstable::thread_cache::{Entry, ThreadCache};
 
 use crate::draw::Draw;
 use crate::heap_calls;

@@ -9,7 +9,8 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use driver_double::{Code, Cruelty, Double};
-use pinpool::backend::{CudaSource, PAGE_BYTES, Source};
+use pinpool::source::{PAGE_BYTES, Source};
+use pinpool::unstable::backend::CudaSource;
 use pinpool::{Backend, Completion, Pool};
 use pinpool_testing::check_source;
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
 use driver_double::{Code, Double};
 use log::Level;
-use pinpool::{Backend, FenceKind, PinnedBuf, Pool, Result};
+use pinpool::{Backend, FenceKind, PinnedBuf, Pool, Request, Result};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::fixture::{Held, MIB, builder, held};
@@ -101,7 +101,7 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
     for index in (0..bufs.len()).rev().step_by(2) {
         drop(bufs.swap_remove(index));
     }
-    let _refused = pool.get_timeout(3 * MIB, Duration::ZERO);
+    let _refused = pool.get_with(Request::new(3 * MIB).wait(Duration::ZERO));
     drop(bufs);
     pool.poll();
     pool.trim(2 * MIB as u64);

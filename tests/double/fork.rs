@@ -41,7 +41,7 @@ fn a_pool_of_a_child_whose_parent_used_cuda_says_why_it_has_no_gpu() {
         assert_eq!(pool.stats().backend, "vmm");
         in_a_child(|| {
             let refused = Pool::builder().without_env().backend(Backend::Cuda).build().unwrap_err().to_string();
-            let gpu = pinpool::backend::gpu(0);
+            let gpu = pinpool::unstable::backend::gpu(0);
             let own = Pool::builder().without_env().build().unwrap();
             vec![
                 ("cuda", refused.contains("forked from one that used CUDA: spawn it")),

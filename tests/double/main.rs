@@ -57,7 +57,6 @@ mod held_registrations;
 mod held_statistics;
 mod interop;
 mod moves;
-mod nodes;
 mod old_drivers;
 mod one_by_one;
 mod pools;

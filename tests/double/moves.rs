@@ -4,7 +4,9 @@
 use std::thread;
 
 use driver_double::{Code, Double};
-use pinpool::backend::{AddressRange, RemapError, SourceError, Subrange, VirtualMemory, VmmSource};
+use pinpool::SourceError;
+use pinpool::source::{AddressRange, RemapError, Subrange, VirtualMemory};
+use pinpool::unstable::backend::VmmSource;
 use pinpool::{Backend, PinnedBuf, Pool};
 
 use crate::fixture::{MIB, builder, filled, held};

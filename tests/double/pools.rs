@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use driver_double::Double;
-use pinpool::backend::PAGE_BYTES;
-use pinpool::testing::ManualClock;
+use pinpool::source::PAGE_BYTES;
+use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool};
 
 use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};

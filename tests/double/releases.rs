@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use driver_double::{Code, Double, HeldStream};
-use pinpool::testing::ManualClock;
+use pinpool::unstable::ManualClock;
 use pinpool::{Backend, FenceKind, Pool};
 
 use crate::child::alone;

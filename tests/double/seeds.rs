@@ -320,7 +320,7 @@ impl<'a> Run<'a> {
         match unsafe { result::stream::end_capture(stream) } {
             // SAFETY: just made, never launched.
             Ok(graph) => unsafe { result::graph::destroy(graph) }.unwrap(),
-            // The maintenance thread asked the default stream just as the capture began (PROOFS.md).
+            // The maintenance thread asked the default stream just as the capture began.
             Err(why) => assert_eq!((why.0, flags), (CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, 0)),
         }
     }

@@ -12,7 +12,7 @@ use std::{fs, mem, ptr};
 
 use cudarc::driver::{result, sys};
 use driver_double::Double;
-use pinpool::backend::gpu;
+use pinpool::unstable::backend::gpu;
 
 use pinpool::{Backend, Level, Pool};
 

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result, sys};
-use pinpool::{Backend, Pool};
+use pinpool::{Backend, Pool, Request};
 use pinpool_testing::check_source;
 
 use crate::MIB;
@@ -161,7 +161,7 @@ fn memory_is_pinned_moved_and_released_while_a_kernel_runs() {
         for index in (0..bufs.len()).rev().step_by(2) {
             drop(bufs.swap_remove(index));
         }
-        let wide = pool.get_timeout(6 * MIB, Duration::ZERO);
+        let wide = pool.get_with(Request::new(6 * MIB).wait(Duration::ZERO));
         assert_eq!(wide.is_ok(), rig.virtual_memory(), "{}: {:?}", rig.name(), pool.stats());
         if rig.virtual_memory() {
             // Nothing of this waits for the kernel.
@@ -252,7 +252,7 @@ fn virtual_memory_keeps_its_contract_while_a_kernel_runs() {
             return;
         }
         let stream = rig.context.new_stream().unwrap();
-        let source = pinpool::backend::VmmSource::new(0, None).unwrap();
+        let source = pinpool::unstable::backend::VmmSource::new(0, None).unwrap();
         // Its reserves are registered memory, whose release waits: the contract is checked before, for what it does once.
         let running = Running::on(&stream, kernels.as_ref());
         thread::scope(|scope| {

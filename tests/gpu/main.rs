@@ -38,7 +38,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::result;
-use pinpool::backend::{CudaSource, RegisterSource, VmmSource};
+use pinpool::unstable::backend::{CudaSource, RegisterSource, VmmSource};
 use pinpool_testing::check_source;
 
 mod batch;

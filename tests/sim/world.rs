@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
-use pinpool::testing::ManualClock;
-use pinpool::{Backend, Ceiling, Error, GetFuture, LogSampler, OnFull, PendingBuf, PinnedBuf, Pool, Preset, Rounding};
+use pinpool::unstable::LogSampler;
+use pinpool::unstable::ManualClock;
+use pinpool::{Backend, Ceiling, Error, GetFuture, OnFull, PendingBuf, PinnedBuf, Pool, Preset, Request, Rounding};
 
 use crate::checks;
 use crate::device::{Device, GivesUp, SimStream, SimTarget, finish_all, stamp};
@@ -268,7 +269,7 @@ impl World {
             Op::GetAsync => self.with_pool(args[0], |index, pool| {
                 let (len, failures) = (as_len(args[1]), self.site.memory().failures);
                 let (is_late, before) = (args[2] == 1, self.waiting.borrow().len());
-                let get = Box::pin(pool.get_async_timeout(len, if is_late { LATE } else { FOREVER }));
+                let get = Box::pin(pool.get_async(Request::new(len).wait(if is_late { LATE } else { FOREVER })));
                 self.poll_get(Waiting { get, woken: Arc::default(), polled_at: 0, pool: index, len, failures });
                 if is_late && self.waiting.borrow().len() > before {
                     self.site.report(format!("a get of {len} B waits though its deadline has passed"));
@@ -363,7 +364,7 @@ impl World {
     fn get(&self, pool: u64, len: usize, align: usize) {
         self.with_pool(pool, |index, pool| {
             let failures = self.site.memory().failures;
-            match if align == 0 { pool.get(len) } else { pool.get_aligned(len, align) } {
+            match if align == 0 { pool.get(len) } else { pool.get_with(Request::new(len).align(align)) } {
                 Ok(buf) => {
                     if !buf.as_ptr().addr().is_multiple_of(align.max(4096)) {
                         self.site.report(format!("a buffer is not aligned to {align} B"));

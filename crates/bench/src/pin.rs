@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pinpool::config::text::format_bytes;
+use pinpool::unstable::config::text::format_bytes;
 use pinpool::{Backend, Error};
 use serde::Serialize;
 

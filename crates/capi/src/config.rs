@@ -1,6 +1,6 @@
 //! The string that a pool is opened with.
 
-use pinpool::config::env::{IN_CODE, PREFIX};
+use pinpool::unstable::config::env::{IN_CODE, PREFIX};
 use pinpool::{Pool, PoolBuilder};
 
 use crate::call::Failure;

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pinpool::config::text::parse_bytes;
+use pinpool::unstable::config::text::parse_bytes;
 use pinpool::{Backend, Ceiling, Completion, Error, Pool, Preset};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::{columns_left, format_about};

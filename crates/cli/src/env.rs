@@ -5,7 +5,7 @@ use std::error::Error;
 
 use clap::Args;
 use pinpool::Pool;
-use pinpool::config::env::{self, VariableReport};
+use pinpool::unstable::config::env::{self, VariableReport};
 
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::columns_left;

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use clap::Args;
-use pinpool::ledger::{self, LedgerOwner, LedgerReport};
+use pinpool::unstable::ledger::{self, LedgerOwner, LedgerReport};
 
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::{columns, format_about};

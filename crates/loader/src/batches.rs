@@ -21,6 +21,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
@@ -30,11 +31,11 @@ use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::catalog::{Catalog, DataOrigin};
-use super::decoders::Turn;
 use super::failure::{Failure, FailureCause};
+use super::open_files::Turn;
 use super::run::LoadOptions;
 use super::state::LoadState;
-use pinpool::Error;
+use pinpool::{Error, PinnedBuf};
 
 /// Compressed files of many samples whose samples are mixed by a shuffle: as many decoders are kept.
 const OPEN_FILES: usize = 8;
@@ -65,6 +66,40 @@ pub(super) struct PlannedBatch {
     pub(super) len_bytes: u64,
     /// The compressed files that it reads, in the order of their parts.
     pub(super) turns: Vec<Turn>,
+}
+
+/// A batch in pinned memory. Its buffer returns to the pool when it is dropped, or after the copy that takes it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct LoadedBatch {
+    /// Its index in the whole load, from 0.
+    pub number: u64,
+    /// Its epoch, from 0.
+    pub epoch: u64,
+    /// Its index in the epoch, from 0.
+    pub in_epoch: u64,
+    /// The bytes of all parts, one after the other, and no more; before them the arrays, if fields are decoded.
+    pub buffer: PinnedBuf,
+    /// The array of each of [`LoadOptions::decode`], a row for each part.
+    pub arrays: Vec<Range<usize>>,
+    /// What was read, in order.
+    pub parts: Vec<LoadedPart>,
+    /// What could not be read. A sample that cannot be read fails in each epoch, and in each batch that has a part of it.
+    pub failures: Vec<Failure>,
+}
+
+/// A sample in a batch, or a part of one that is longer than a batch may be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LoadedPart {
+    /// Index into [`Catalog::samples`].
+    pub sample: usize,
+    /// Its bytes in the batch; those of its [`kept_fields`](super::decode::kept_fields), if fields are decoded.
+    pub bytes: Range<usize>,
+    /// First byte in the sample: 0 unless the sample began in an earlier batch.
+    pub start: u64,
+    /// XXH3 checksum of the bytes as they were read, with [`LoadOptions::verify`].
+    pub checksum: Option<u64>,
 }
 
 /// A failure and the files of which it skips samples.

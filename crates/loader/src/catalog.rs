@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::compression::Compression;
+use super::compressed::Compression;
 use super::failure::Failure;
 
 /// A range of bytes in a file, or in the data of one that is compressed.

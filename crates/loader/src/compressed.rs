@@ -13,12 +13,12 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::compression::Compression;
-use super::failure::{CompressedError, FailureCause};
+use super::failure::FailureCause;
 use super::run::StopFlag;
 
 const INPUT_BYTES: usize = 128 * 1024;
@@ -34,6 +34,44 @@ fn max_data_bytes(file_bytes: u64) -> u64 {
     file_bytes.saturating_mul(MAX_EXPANSION).max(MIN_DATA_LIMIT)
 }
 
+/// How a file is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Compression {
+    /// `.gz`: one member or several.
+    Gzip,
+    /// `.zst`: one frame or several.
+    Zstd,
+}
+
+impl Compression {
+    /// By the last extension of `path`, and whether a tar archive is inside.
+    pub(super) fn of(path: &Path) -> Option<(Compression, bool)> {
+        let extension = path.extension()?;
+        let is = |word: &str| extension.eq_ignore_ascii_case(word);
+        let holds_tar = || {
+            let inner = path.file_stem().map(Path::new).and_then(Path::extension);
+            inner.is_some_and(|inner| inner.eq_ignore_ascii_case("tar"))
+        };
+        match () {
+            () if is("gz") => Some((Compression::Gzip, holds_tar())),
+            () if is("tgz") => Some((Compression::Gzip, true)),
+            () if is("zst") => Some((Compression::Zstd, holds_tar())),
+            () if is("tzst") => Some((Compression::Zstd, true)),
+            () => None,
+        }
+    }
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Compression::Gzip => "gzip",
+            Compression::Zstd => "zstd",
+        })
+    }
+}
+
 /// What tells a file from another one, and from itself after a change.
 type Identity = (u64, u64, u64, i64, i64);
 
@@ -46,7 +84,7 @@ pub(super) struct Decoder {
     /// Bytes of data so far.
     at: u64,
     /// Why no more can be read.
-    broken: Option<CompressedError>,
+    broken: Option<String>,
 }
 
 enum Stream {
@@ -81,7 +119,8 @@ impl Decoder {
     /// Goes on in `file`, the same one that it began in (compressed-I3).
     pub(super) fn reopen(&mut self, file: Arc<File>) -> io::Result<()> {
         if identity(&file)? != self.identity {
-            self.broken.get_or_insert(CompressedError::Changed);
+            let changed = "changed while it was read: do not write to files that are loaded";
+            self.broken.get_or_insert_with(|| changed.to_owned());
         }
         self.input().file = Some(file);
         Ok(())
@@ -92,13 +131,17 @@ impl Decoder {
         self.input().file = None;
     }
 
+    pub(super) fn compression(&self) -> Compression {
+        self.compression
+    }
+
     /// Number of the next byte of data.
     pub(super) fn at(&self) -> u64 {
         self.at
     }
 
     /// Why no more can be read, if it was tried.
-    pub(super) fn broken(&self) -> Option<&CompressedError> {
+    pub(super) fn broken(&self) -> Option<&String> {
         self.broken.as_ref()
     }
 
@@ -112,7 +155,7 @@ impl Decoder {
     /// The next bytes of data, at least one; 0 at their end.
     pub(super) fn read(&mut self, into: &mut [u8]) -> Result<usize, FailureCause> {
         if let Some(broken) = &self.broken {
-            return Err(broken.clone().into());
+            return Err(FailureCause::Compressed(broken.clone()));
         }
         if into.is_empty() {
             return Ok(0);
@@ -121,31 +164,36 @@ impl Decoder {
             Stream::Gzip(stream) => stream.read(into),
             Stream::Zstd(stream) => stream.read(into),
         };
+        let (format, at, file_bytes) = (self.compression, self.at, self.identity.2);
+        let cut_off = || {
+            format!(
+                "cut off after byte {file_bytes}: the {format} data has no end there, behind {at} bytes of its contents; \
+                 fetch the file again"
+            )
+        };
         let broken = match read {
-            Ok(0) if self.identity.2 == 0 => self.cut_off(),
+            Ok(0) if file_bytes == 0 => cut_off(),
             Ok(read) => {
                 self.at += read as u64;
                 if self.at <= self.max_bytes {
                     return Ok(read);
                 }
-                CompressedError::TooLong { file_bytes: self.identity.2, max_bytes: self.max_bytes }
+                format!(
+                    "{file_bytes} bytes expand to more than {} bytes, which no ordinary data does: decompress the file yourself if \
+                     you trust it",
+                    self.max_bytes
+                )
             }
             Err(error) if error.raw_os_error().is_some() => return Err(error.into()),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.cut_off(),
-            Err(error) => CompressedError::Damaged {
-                compression: self.compression,
-                offset: self.input().consumed(),
-                data_bytes: self.at,
-                why: error.to_string(),
-            },
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => cut_off(),
+            Err(error) => format!(
+                "damaged {format} data at or shortly before byte {}, behind {at} bytes of its contents: {error}; fetch the file \
+                 again, or compress it again",
+                self.input().consumed()
+            ),
         };
         self.broken = Some(broken.clone());
-        Err(broken.into())
-    }
-
-    fn cut_off(&self) -> CompressedError {
-        let (compression, file_bytes, data_bytes) = (self.compression, self.identity.2, self.at);
-        CompressedError::CutOff { compression, file_bytes, data_bytes }
+        Err(FailureCause::Compressed(broken))
     }
 
     /// Throws away some of the data before byte number `to`. Whether there is more to be thrown away: not at the end either.
@@ -225,7 +273,7 @@ impl<'a> ForwardReader<'a> {
     }
 
     /// What is wrong with the compressed data, if that is why a read failed.
-    pub(super) fn broken(&self) -> Option<&CompressedError> {
+    pub(super) fn broken(&self) -> Option<&String> {
         self.decoder.broken()
     }
 }

@@ -79,36 +79,33 @@
 mod batches;
 mod catalog;
 mod compressed;
-mod compression;
 mod container;
 #[cfg(feature = "cuda")]
 mod cuda_destination;
 mod decode;
-mod decoders;
 mod destination;
 mod failure;
 mod listing;
 mod open_files;
 mod read;
-mod read_ahead;
-mod read_decoded;
-mod reader;
 mod reading;
 mod run;
 mod state;
 mod summary;
 mod synthetic;
 mod transfer;
-mod worker;
 
+pub use self::batches::{LoadedBatch, LoadedPart};
 pub use self::catalog::{Catalog, DataFile, DataOrigin, FileRange, Sample};
-pub use self::compression::Compression;
+pub use self::compressed::Compression;
 #[cfg(feature = "cuda")]
 pub use self::cuda_destination::CudaDestination;
+#[cfg(feature = "decode")]
+pub use self::decode::{Array, Fit, Image, Layout, PIXELS_MAX};
 pub use self::decode::{Decode, DecodedField, kept_fields};
 pub use self::destination::{Destination, SinkDestination};
-pub use self::failure::{CompressedError, Failure, FailureCause, SafetensorsError, TarError};
-pub use self::reader::{BatchReader, LoadedBatch, LoadedPart};
+pub use self::failure::{Failure, FailureCause};
+pub use self::reading::BatchReader;
 pub use self::run::{LoadOptions, Loader, Shard, StopFlag};
 pub use self::state::{LoadState, StateError};
 pub use self::summary::{BatchDone, Ended, LoadError, LoadSummary, Observer};
@@ -164,12 +161,17 @@ impl Loader {
     pub fn resume_at(mut self, state: LoadState) -> Result<Loader, StateError> {
         let here = plan_number(&self.catalog, &self.options);
         if state.plan != here {
-            return Err(StateError::OtherPlan { of_state: state.plan, here });
+            return Err(StateError(format!(
+                "the state is of another load (plan {:016x}, here {here:016x}): resume with the same files, of the same names \
+                 and lengths, and the same limits of a batch, seed and shard",
+                state.plan
+            )));
         }
         let LoadState { epoch, batch, .. } = state;
         let batches = self.batches_in_epoch(epoch);
         if batch > batches {
-            return Err(StateError::NoSuchBatch { epoch, batch, batches });
+            let place = format!("batch {batch} of epoch {epoch}, which has {batches}");
+            return Err(StateError(format!("the state is behind {place}: it was changed or is of another load")));
         }
         self.start = state;
         Ok(self)

@@ -1,18 +1,19 @@
 //! From a planned batch to bytes in a buffer.
 //!
-//! Owns the reading of files and of synthetic data, and the checksums of what was read. Reads into a slice that is the
-//! pinned memory itself, so the host copies nothing.
+//! Reads into a slice of the pinned memory, so the host copies nothing. Fields that are decoded go through memory of the worker.
 //!
 //! ```text
 //!   planned   [ a ][ b, truncated ][ c ]
-//!   read      [ a ][ c ]                      a part that fails leaves no gap
+//!   read      [ a ][ c ]                                a failed part leaves no gap
+//!   decoded   [jpg a][jpg c]..[npy a][npy c]..[cls a][cls c]
+//!             an array for each decoder       the other fields of all samples
 //! ```
 //!
-//! - **read-I1**: the parts read lie back to back from the start of the buffer, in the planned order.
-//! - **read-I2**: a file that is no longer as long as it was when it was listed is a failure, never cut silently. Other changes
-//!   to a file after it was listed are not looked for.
+//! - **read-I1**: the parts read are contiguous from the start of the buffer, in the planned order.
+//! - **read-I2**: a file whose length differs from its listed length is a failure and is never cut silently. Other changes
+//!   to a file after it was listed are not detected.
+//! - **decode-I1**: row `i` of each array belongs to part `i` of the batch. A failed sample leaves no row.
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -20,58 +21,70 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::batches::{PlannedBatch, SamplePart, Skipped};
+use super::batches::{LoadedPart, PlannedBatch, SamplePart, Skipped};
 use super::catalog::{Catalog, DataOrigin, FileRange, Sample};
-use super::compressed::Decoder;
-use super::compression::Compression;
-use super::decoders::Turns;
+use super::compressed::{Compression, Decoder};
+use super::decode::{DecodedField, kept_fields, others};
 use super::failure::{Failure, FailureCause};
-use super::open_files::{OpenFile, OpenFiles};
+use super::open_files::{OpenFile, OpenFiles, Turns};
 use super::run::StopFlag;
 use super::synthetic::SyntheticBytes;
 
-/// Bytes read at a time: few enough to be in the core's cache for the checksum, and to see a stop soon.
+/// Bytes read at a time: few enough to stay in the core's cache for the checksum and to notice a stop soon.
 const CHUNK_BYTES: usize = 256 * 1024;
-
-/// A part of a sample in a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct BatchSegment {
-    /// Index into [`Catalog::samples`].
-    pub(super) sample: usize,
-    /// First byte in the sample.
-    pub(super) start: u64,
-    /// First byte in the batch.
-    pub(super) offset: usize,
-    /// Bytes from there.
-    pub(super) len_bytes: usize,
-    /// XXH3 checksum of the bytes that were read, if the run verifies.
-    pub(super) checksum: Option<u64>,
-}
+/// Arrays begin at a multiple of this, the alignment of every NumPy type.
+const ALIGN_BYTES: usize = 64;
 
 /// What was read of a planned batch.
 #[derive(Debug, Default)]
 pub(super) struct BatchContents {
-    pub(super) segments: Vec<BatchSegment>,
+    pub(super) parts: Vec<LoadedPart>,
     pub(super) skipped: Vec<Skipped>,
     pub(super) len_bytes: usize,
-    /// Where the array of each decoded field lies.
+    /// The array of each decoded field.
     pub(super) arrays: Vec<Range<usize>>,
 }
 
-/// Reads samples for one worker. Within a batch the last file stays open, since the next sample often lies in it.
+/// Where the arrays of a batch begin, and where the other fields do. `None` if the batch is longer than memory can be.
+fn array_starts(decode: &[DecodedField], samples: usize) -> Option<(Vec<usize>, usize)> {
+    let mut end: usize = 0;
+    let starts = decode.iter().map(|field| {
+        let start = end;
+        end = field.len_bytes().checked_mul(samples)?.checked_add(start)?.checked_next_multiple_of(ALIGN_BYTES)?;
+        Some(start)
+    });
+    let starts = starts.collect::<Option<_>>()?;
+    Some((starts, end))
+}
+
+/// Bytes of a batch; `usize::MAX` if that is not a number. The pool refuses a length beyond the address space.
+pub(super) fn batch_bytes(decode: &[DecodedField], batch: &PlannedBatch, catalog: &Catalog) -> usize {
+    let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    if decode.is_empty() {
+        return bytes(batch.len_bytes);
+    }
+    let kept = |part: &SamplePart| {
+        let last = kept_fields(decode, &catalog.samples()[part.sample]).last();
+        last.map_or(0, |(_, range)| bytes(range.end))
+    };
+    let kept = batch.parts.iter().map(kept).fold(0, usize::saturating_add);
+    array_starts(decode, batch.parts.len()).map_or(usize::MAX, |(_, end)| end.saturating_add(kept))
+}
+
+/// Reads samples for one worker. Within a batch the last file stays open, since the next sample is often in the same file.
 #[derive(Debug)]
 pub(super) struct SampleReader<'a> {
-    catalog: &'a Catalog,
-    stop: &'a StopFlag,
-    files: &'a OpenFiles,
-    verify: bool,
-    // In this order: a decoder leaves its file before the file counts as closed.
-    decoder: Option<Decoder>,
-    open: Option<(usize, OpenFile<'a>)>,
+    pub(super) catalog: &'a Catalog,
+    pub(super) stop: &'a StopFlag,
+    pub(super) files: &'a OpenFiles,
+    pub(super) verify: bool,
+    // Declared before the file: a decoder releases its file before the file counts as closed.
+    pub(super) decoder: Option<Decoder>,
+    pub(super) open: Option<(usize, OpenFile<'a>)>,
 }
 
 /// Why a sample was not read to its end.
-pub(super) enum ReadEnd {
+enum ReadEnd {
     Stopped,
     Failed(FailureCause),
 }
@@ -82,95 +95,93 @@ impl<C: Into<FailureCause>> From<C> for ReadEnd {
     }
 }
 
-impl<'a> SampleReader<'a> {
-    pub(super) fn new(
-        catalog: &'a Catalog,
-        stop: &'a StopFlag,
-        files: &'a OpenFiles,
-        verify: bool,
-    ) -> SampleReader<'a> {
-        SampleReader { catalog, stop, files, verify, decoder: None, open: None }
-    }
-
-    pub(super) fn catalog(&self) -> &'a Catalog {
-        self.catalog
-    }
-
-    /// Reads a sample from its first byte to its last, into memory of its own.
-    pub(super) fn read_whole(
-        &mut self,
-        part: &SamplePart,
-        turns: &mut Turns<'_>,
-        into: &mut Vec<u8>,
-    ) -> Result<(), ReadEnd> {
-        let too_long = || io::Error::from(io::ErrorKind::OutOfMemory);
-        let len_bytes = usize::try_from(part.len_bytes).map_err(|_| too_long())?;
-        into.clear();
-        into.try_reserve(len_bytes).map_err(|_| too_long())?;
-        into.resize(len_bytes, 0);
-        self.read(&self.catalog.samples()[part.sample], part, turns, into).map(drop)
-    }
-
-    /// Reads the parts of `batch` into `buffer`, which holds at least as many bytes. `None` if the run was stopped.
+impl SampleReader<'_> {
+    /// Reads the parts of `batch` into `buffer`, which holds [`batch_bytes`]. `None` if the run was stopped.
     pub(super) fn fill(
         &mut self,
+        decode: &[DecodedField],
         batch: &PlannedBatch,
         turns: &mut Turns<'_>,
         buffer: &mut [u8],
     ) -> Option<BatchContents> {
         let mut contents = BatchContents::default();
-        let mut rest = buffer;
+        let (starts, arrays_end) = array_starts(decode, batch.parts.len())?;
+        let (arrays, rest) = buffer.split_at_mut(arrays_end);
+        let (mut encoded, mut end) = (Vec::new(), 0);
         for part in &batch.parts {
-            let sample = &self.catalog.samples()[part.sample];
-            // The buffer has the sum of these lengths, so each fits a usize and the rest of the buffer.
-            let len_bytes = usize::try_from(part.len_bytes).unwrap_or(usize::MAX).min(rest.len());
-            match self.read(sample, part, turns, &mut rest[..len_bytes]) {
-                Ok(checksum) => {
-                    let offset = contents.len_bytes;
-                    let SamplePart { sample, start, .. } = *part;
-                    contents.segments.push(BatchSegment { sample, start, offset, len_bytes, checksum });
-                    contents.len_bytes += len_bytes;
-                    rest = &mut rest[len_bytes..];
+            let row = contents.parts.len();
+            let filled = if decode.is_empty() {
+                // The buffer has the sum of these lengths, so each fits the rest of the buffer.
+                let len_bytes = usize::try_from(part.len_bytes).unwrap_or(usize::MAX).min(rest.len() - end);
+                let read = self.read(part, turns, &mut rest[end..end + len_bytes]);
+                read.map(|checksum| (len_bytes, checksum))
+            } else {
+                self.read_whole(part, turns, &mut encoded).and_then(|()| {
+                    let rows =
+                        decode.iter().zip(&starts).map(|(field, start)| (field, start + row * field.len_bytes()));
+                    self.decode(part, &encoded, rows, arrays)?;
+                    Ok((copy_kept(decode, &self.catalog.samples()[part.sample], &encoded, &mut rest[end..])?, None))
+                })
+            };
+            match filled {
+                Ok((len_bytes, checksum)) => {
+                    let (start, SamplePart { sample, start: first, .. }) = (arrays_end + end, *part);
+                    contents.parts.push(LoadedPart { sample, bytes: start..start + len_bytes, start: first, checksum });
+                    end += len_bytes;
                 }
                 Err(ReadEnd::Stopped) => return None,
                 Err(ReadEnd::Failed(cause)) => {
                     let failure = Failure::new(self.catalog.name(part.sample), cause);
-                    contents.skipped.push(Skipped { files: vec![sample.file], failure });
+                    let files = vec![self.catalog.samples()[part.sample].file];
+                    contents.skipped.push(Skipped { files, failure });
                 }
             }
+        }
+        let rows = contents.parts.len();
+        if rows > 0 {
+            let array = |(field, &start): (&DecodedField, &usize)| start..start + rows * field.len_bytes();
+            contents.arrays = decode.iter().zip(&starts).map(array).collect();
+            contents.len_bytes = arrays_end + end;
         }
         Some(contents)
     }
 
-    /// Reads a part of `sample` and returns its checksum, if the run verifies.
-    fn read(
-        &mut self,
-        sample: &Sample,
+    /// Reads a sample from its first byte to its last into memory of the worker.
+    fn read_whole(&mut self, part: &SamplePart, turns: &mut Turns<'_>, into: &mut Vec<u8>) -> Result<(), ReadEnd> {
+        let too_long = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let len_bytes = usize::try_from(part.len_bytes).map_err(|_| too_long())?;
+        into.clear();
+        into.try_reserve(len_bytes).map_err(|_| too_long())?;
+        into.resize(len_bytes, 0);
+        self.read(part, turns, into).map(drop)
+    }
+
+    /// Decodes each field into its row, which begins at the given byte of `arrays`.
+    fn decode<'f>(
+        &self,
         part: &SamplePart,
-        turns: &mut Turns<'_>,
-        into: &mut [u8],
-    ) -> Result<Option<u64>, ReadEnd> {
+        encoded: &[u8],
+        rows: impl Iterator<Item = (&'f DecodedField, usize)>,
+        arrays: &mut [u8],
+    ) -> Result<(), FailureCause> {
+        for (field, start) in rows {
+            let bytes = slice_of(encoded, &field.of(self.catalog, &self.catalog.samples()[part.sample])?)?;
+            let decoded = field.decoder.decode(bytes, &mut arrays[start..start + field.len_bytes()]);
+            let named = |why| FailureCause::Decode(format!("its {} cannot be decoded: {why}", field.names.join(";")));
+            decoded.map_err(named)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a part of a sample and returns its checksum, if the run verifies.
+    fn read(&mut self, part: &SamplePart, turns: &mut Turns<'_>, into: &mut [u8]) -> Result<Option<u64>, ReadEnd> {
         let mut progress = ReadProgress { stop: self.stop, hasher: self.verify.then(Xxh3Default::new) };
+        let sample = &self.catalog.samples()[part.sample];
         let file = &self.catalog.files()[sample.file];
         match &file.origin {
             DataOrigin::File(path) => {
-                if let Some(compression) = file.compression {
-                    self.open_decoder(sample.file, path, compression, turns)?;
-                    self.decompress(sample, part, compression, &mut progress, into)?;
-                    return Ok(progress.checksum());
-                }
-                let file = self.open(sample.file, path, turns)?;
-                let mut rest = into;
-                for range in ranges_of(sample, part) {
-                    let len_bytes = usize::try_from(range.len_bytes).unwrap_or(usize::MAX).min(rest.len());
-                    let (into, after) = rest.split_at_mut(len_bytes);
-                    progress.read_at(file, range.offset, into)?;
-                    rest = after;
-                }
-                let is_end_of_file = sample.member.is_none() && part.start + part.len_bytes == sample.len_bytes;
-                if is_end_of_file {
-                    check_length(file, sample.len_bytes)?;
-                }
+                self.open(sample.file, path, file.compression, turns)?;
+                self.read_ranges(sample, part, &mut progress, into)?;
             }
             DataOrigin::Synthetic { seed, stream } => {
                 let mut bytes = SyntheticBytes::new(*seed, *stream, part.start);
@@ -180,23 +191,35 @@ impl<'a> SampleReader<'a> {
                 }
             }
         }
-        Ok(progress.checksum())
+        Ok(progress.hasher.as_ref().map(Xxh3Default::digest))
     }
 
-    fn open(&mut self, file: usize, path: &Path, turns: &mut Turns<'_>) -> io::Result<&File> {
-        // Closes another file first (open-I1).
-        if self.open.as_ref().is_some_and(|(number, _)| *number != file) {
-            self.leave_file(turns);
+    /// Opens a file after closing another one (open-I1). A compressed file is opened on its turn and continues where the
+    /// previous batch ended.
+    fn open(
+        &mut self,
+        file: usize,
+        path: &Path,
+        compression: Option<Compression>,
+        turns: &mut Turns<'_>,
+    ) -> io::Result<()> {
+        if self.open.as_ref().is_some_and(|(number, _)| *number == file) {
+            return Ok(());
         }
-        let open = match self.open.take() {
-            Some((_, open)) => open,
-            None => self.files.open(path)?,
-        };
-        Ok(&self.open.insert((file, open)).1)
+        self.leave_file(turns);
+        let mut decoder = compression.and_then(|_| turns.take(file));
+        let open = self.files.open(path)?;
+        match (&mut decoder, compression) {
+            (Some(decoder), _) => decoder.reopen(open.share())?,
+            (None, Some(compression)) => decoder = Some(Decoder::new(open.share(), compression)?),
+            (None, None) => {}
+        }
+        (self.decoder, self.open) = (decoder, Some((file, open)));
+        Ok(())
     }
 
-    /// Closes the file; its decoder, if it is compressed, goes to the next batch that reads it. A worker that waits for its next
-    /// batch keeps no descriptor from another.
+    /// Closes the file and passes its decoder to the next batch that reads the file. A worker that waits for its next batch
+    /// holds no descriptor that another worker may need.
     pub(super) fn leave_file(&mut self, turns: &mut Turns<'_>) {
         if let Some((file, open)) = self.open.take() {
             if let Some(decoder) = self.decoder.take() {
@@ -206,60 +229,53 @@ impl<'a> SampleReader<'a> {
         }
     }
 
-    /// Opens a compressed file when its turn has come, where the batch before has ended.
-    fn open_decoder(
-        &mut self,
-        file: usize,
-        path: &Path,
-        compression: Compression,
-        turns: &mut Turns<'_>,
-    ) -> io::Result<()> {
-        if self.decoder.is_some() && self.open.as_ref().is_some_and(|(number, _)| *number == file) {
-            return Ok(());
-        }
-        self.leave_file(turns);
-        let left = turns.take(file);
-        let open = self.files.open(path)?;
-        let decoder = match left {
-            Some(mut decoder) => {
-                decoder.reopen(open.share())?;
-                decoder
-            }
-            None => Decoder::new(open.share(), compression)?,
-        };
-        self.decoder = Some(decoder);
-        self.open = Some((file, open));
-        Ok(())
-    }
-
-    /// Reads a part of `sample` from the data of the open file.
-    fn decompress(
+    /// Reads a part of `sample` from the open file, or from its data if the file is compressed.
+    fn read_ranges(
         &mut self,
         sample: &Sample,
         part: &SamplePart,
-        compression: Compression,
         progress: &mut ReadProgress<'_>,
         into: &mut [u8],
     ) -> Result<(), ReadEnd> {
-        let (Some(decoder), Some((_, open))) = (&mut self.decoder, &self.open) else { return Ok(()) };
+        let Some((_, file)) = &self.open else { return Ok(()) };
         let mut rest = into;
         for range in ranges_of(sample, part) {
-            if decoder.at() > range.offset {
-                // An epoch before has gone further.
-                *decoder = Decoder::new(open.share(), compression)?;
-            }
             let len_bytes = usize::try_from(range.len_bytes).unwrap_or(usize::MAX).min(rest.len());
             let (into, after) = rest.split_at_mut(len_bytes);
-            progress.decompress_at(decoder, range.offset, into)?;
+            match &mut self.decoder {
+                None => progress.read(into, |into, at| Ok(file.read_at(into, range.offset + at)?))?,
+                Some(decoder) => {
+                    if decoder.at() > range.offset {
+                        // An earlier epoch has read further.
+                        *decoder = Decoder::new(file.share(), decoder.compression())?;
+                    }
+                    while decoder.at() < range.offset {
+                        if !decoder.skip_towards(range.offset)? && decoder.at() < range.offset {
+                            return Err(
+                                FailureCause::Truncated { planned_bytes: range.len_bytes, read_bytes: 0 }.into()
+                            );
+                        }
+                        progress.advance(&[])?;
+                    }
+                    progress.read(into, |into, _| decoder.read(into))?;
+                }
+            }
             rest = after;
         }
-        let is_end_of_file = sample.member.is_none() && part.start + part.len_bytes == sample.len_bytes;
-        if is_end_of_file && decoder.read(&mut [0])? > 0 {
-            while decoder.skip_towards(u64::MAX)? {
-                progress.advance(&[])?;
+        // The file must still end at its listed length.
+        if sample.member.is_none() && part.start + part.len_bytes == sample.len_bytes {
+            let found_bytes = match &mut self.decoder {
+                None => file.metadata()?.len(),
+                Some(decoder) => {
+                    while decoder.skip_towards(u64::MAX)? {
+                        progress.advance(&[])?;
+                    }
+                    decoder.at()
+                }
+            };
+            if found_bytes > sample.len_bytes {
+                return Err(FailureCause::Grown { planned_bytes: sample.len_bytes, found_bytes }.into());
             }
-            let planned_bytes = sample.len_bytes;
-            return Err(FailureCause::Grown { planned_bytes, found_bytes: decoder.at() }.into());
         }
         Ok(())
     }
@@ -277,31 +293,39 @@ fn ranges_of(sample: &Sample, part: &SamplePart) -> impl Iterator<Item = FileRan
     })
 }
 
-/// The file must still end where it ended when it was listed.
-fn check_length(file: &File, listed_bytes: u64) -> Result<(), ReadEnd> {
-    let found_bytes = file.metadata()?.len();
-    if found_bytes > listed_bytes {
-        return Err(FailureCause::Grown { planned_bytes: listed_bytes, found_bytes }.into());
-    }
-    Ok(())
+/// Copies the fields without a decoder to the start of `into`. Returns their length.
+fn copy_kept(decode: &[DecodedField], sample: &Sample, encoded: &[u8], into: &mut [u8]) -> Result<usize, FailureCause> {
+    others(decode, sample).try_fold(0, |end, (_, bytes)| {
+        let bytes = slice_of(encoded, &bytes)?;
+        into[end..end + bytes.len()].copy_from_slice(bytes);
+        Ok(end + bytes.len())
+    })
 }
 
-/// Looks at the stop flag after each chunk, and adds the chunk to the checksum while it is in the cache.
+/// Bytes of a sample that was read whole.
+fn slice_of<'a>(encoded: &'a [u8], bytes: &Range<u64>) -> Result<&'a [u8], FailureCause> {
+    let at = |at| usize::try_from(at).unwrap_or(usize::MAX);
+    let truncated = FailureCause::Truncated { planned_bytes: bytes.end, read_bytes: encoded.len() as u64 };
+    encoded.get(at(bytes.start)..at(bytes.end)).ok_or(truncated)
+}
+
+/// Checks the stop flag after each chunk, and adds the chunk to the checksum while it is in the cache.
 struct ReadProgress<'a> {
     stop: &'a StopFlag,
     hasher: Option<Xxh3Default>,
 }
 
 impl ReadProgress<'_> {
-    fn checksum(&self) -> Option<u64> {
-        self.hasher.as_ref().map(Xxh3Default::digest)
-    }
-
-    fn read_at(&mut self, file: &File, offset: u64, into: &mut [u8]) -> Result<(), ReadEnd> {
+    /// Fills `into` by `read`, which gets a chunk and its offset and returns how many bytes it read.
+    fn read(
+        &mut self,
+        into: &mut [u8],
+        mut read: impl FnMut(&mut [u8], u64) -> Result<usize, FailureCause>,
+    ) -> Result<(), ReadEnd> {
         let mut at = 0;
         while at < into.len() {
             let end = into.len().min(at + CHUNK_BYTES);
-            match file.read_at(&mut into[at..end], offset + at as u64) {
+            match read(&mut into[at..end], at as u64) {
                 Ok(0) => {
                     let (planned_bytes, read_bytes) = (into.len() as u64, at as u64);
                     return Err(FailureCause::Truncated { planned_bytes, read_bytes }.into());
@@ -310,31 +334,8 @@ impl ReadProgress<'_> {
                     self.advance(&into[at..at + read])?;
                     at += read;
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
-    }
-
-    fn decompress_at(&mut self, decoder: &mut Decoder, offset: u64, into: &mut [u8]) -> Result<(), ReadEnd> {
-        let planned_bytes = into.len() as u64;
-        let truncated = |read: usize| FailureCause::Truncated { planned_bytes, read_bytes: read as u64 };
-        while decoder.at() < offset {
-            if !decoder.skip_towards(offset)? && decoder.at() < offset {
-                return Err(truncated(0).into());
-            }
-            self.advance(&[])?;
-        }
-        let mut at = 0;
-        while at < into.len() {
-            let end = into.len().min(at + CHUNK_BYTES);
-            match decoder.read(&mut into[at..end])? {
-                0 => return Err(truncated(at).into()),
-                read => {
-                    self.advance(&into[at..at + read])?;
-                    at += read;
-                }
+                Err(FailureCause::Io(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(cause) => return Err(cause.into()),
             }
         }
         Ok(())
@@ -350,7 +351,7 @@ impl ReadProgress<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::decoders::Decoders;
+    use super::super::open_files::Decoders;
     use super::*;
 
     #[test]
@@ -362,9 +363,11 @@ mod tests {
         let batch = PlannedBatch { parts: vec![part], len_bytes: part.len_bytes, ..PlannedBatch::default() };
         let mut buffer = vec![0; usize::try_from(batch.len_bytes).unwrap()];
         let (files, decoders) = (OpenFiles::default(), Decoders::default());
-        let mut reader = SampleReader::new(&catalog, &stop, &files, false);
-        assert!(reader.fill(&batch, &mut decoders.turns(&[]), &mut buffer).is_none());
+        let (catalog, stop, files) = (&catalog, &stop, &files);
+        let mut reader = SampleReader { catalog, stop, files, verify: false, decoder: None, open: None };
+        assert!(reader.fill(&[], &batch, &mut decoders.turns(&[]), &mut buffer).is_none());
     }
+
     #[test]
     fn the_ranges_of_parts_are_those_of_the_sample() {
         let lengths = [0, 5, 1, 0, 7, 3];

@@ -1,35 +1,246 @@
-//! The threads that read, and the batches that they have filled, in order: the part that every load stands on.
+//! The reading threads, and the batches that they fill, in order.
 //!
-//! Owns the threads. Never sends a batch anywhere: [`Loader::run`](super::Loader::run) copies them to a destination, and
-//! [`BatchReader`](super::BatchReader) hands them out.
+//! Never sends a batch anywhere: [`Loader::run`] copies them to a destination, and [`BatchReader`] hands them out.
 //!
 //! ```text
-//!   filled batches, as workers finish them     early (kept until their turn)
+//!   filled batches, as workers finish them     early (kept until it is their turn)
 //!         3 1 2                     ->         [1] [2] [3]
+//!
+//!   completed <= sent <= started <= sent + prefetch
+//!   |            |        '- batches that a worker took from the plan
+//!   |            '- batches given to the destination, or found to have nothing to send
+//!   '- batches whose buffer is back in the pool
 //! ```
 //!
 //! - **reading-I1**: batches come in the order of the plan, whichever worker finishes first.
-//! - **reading-I2**: when this ends, its threads have ended and every buffer that was not taken is back in the pool.
+//! - **reading-I2**: when [`Reading`] ends, its threads have ended and every buffer that was not taken is back in the pool.
+//! - **ahead-I1**: every batch started is eventually sent and completed, unless the read-ahead was closed.
+//! - **ahead-I2**: once closed, no batch is started and no thread waits.
+//! - **worker-I1**: a batch is started and gets its buffer under one lock, so buffers are allocated in batch order. Batches
+//!   are sent in that order, so the batch that the sender waits for already has its buffer: a pool limit slows a run down but
+//!   cannot block it.
+//! - **worker-I2**: a worker checks for the end of the load after each chunk that it reads and every [`CHECK_EVERY`] while it
+//!   waits for a buffer.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::task::Poll;
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, JoinHandle, Thread};
 use std::time::Duration;
 
-use pinpool_os::sync::plain::Mutex;
-
-use super::batches::Batches;
-use super::decoders::Decoders;
-use super::open_files::OpenFiles;
-use super::read_ahead::ReadAhead;
-use super::run::Loader;
-use super::summary::LoadError;
-use super::worker::{FilledBatch, Workers};
 use pinpool_os::fork::ForkGeneration;
+use pinpool_os::sync::plain::{Condvar, Mutex};
 
+use super::batches::{Batches, LoadedBatch, PlannedBatch};
+use super::open_files::{Decoders, OpenFiles};
+use super::read::{BatchContents, SampleReader, batch_bytes};
+use super::run::Loader;
+use super::state::LoadState;
+use super::summary::{Ended, LoadError};
+use pinpool::{Error, PinnedBuf};
+
+/// Longest time between two checks for the end of the load.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
+
+/// A batch on its way from a worker.
+#[derive(Debug)]
+pub(super) struct FilledBatch {
+    pub(super) planned: PlannedBatch,
+    pub(super) contents: BatchContents,
+    /// `None` if there is nothing to send: no memory, or no bytes that could be read.
+    pub(super) buffer: Option<PinnedBuf>,
+}
+
+/// How many batches the workers may read ahead of the copies: the bound on the memory of a run.
+#[derive(Debug)]
+pub(super) struct ReadAhead {
+    prefetch: u64,
+    counts: Mutex<BatchCounts>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct BatchCounts {
+    started: u64,
+    sent: u64,
+    completed: u64,
+    closed: bool,
+    /// Nobody waits for the next batch: the consumer is busy with an earlier one and may return its buffer.
+    unwanted: bool,
+}
+
+impl ReadAhead {
+    fn new(prefetch: u64) -> ReadAhead {
+        ReadAhead { prefetch, counts: Mutex::default(), changed: Condvar::default() }
+    }
+
+    /// Waits until one more batch may be started. `false` if closed.
+    fn start(&self) -> bool {
+        let mut counts = self.counts.lock();
+        while !counts.closed && counts.started - counts.sent >= self.prefetch {
+            counts = self.changed.wait(counts);
+        }
+        counts.started += u64::from(!counts.closed);
+        !counts.closed
+    }
+
+    pub(super) fn sent(&self) {
+        self.update(|counts| counts.sent += 1);
+    }
+
+    pub(super) fn completed(&self) {
+        self.update(|counts| counts.completed += 1);
+    }
+
+    pub(super) fn close(&self) {
+        self.update(|counts| counts.closed = true);
+    }
+
+    /// Whether somebody waits for the next batch, as at the start; `false` while the consumer is busy elsewhere.
+    fn set_wanted(&self, wanted: bool) {
+        self.update(|counts| counts.unwanted = !wanted);
+    }
+
+    fn update(&self, change: impl FnOnce(&mut BatchCounts)) {
+        change(&mut self.counts.lock());
+        self.changed.notify_all();
+    }
+
+    /// Waits, for a worker whose batch found no memory, until more than `completions` batches are completed, or until a
+    /// consumer starts to wait for this batch. `false` if no other batch is in progress or the read-ahead is closed: then no
+    /// buffer will come back.
+    fn wait_for_completion(&self, completions: u64) -> bool {
+        let mut counts = self.counts.lock();
+        // The caller's own batch is started and not completed.
+        let mut has_waited = false;
+        while !counts.closed
+            && counts.completed == completions
+            && (counts.started > counts.completed + 1 || counts.unwanted)
+        {
+            counts = self.changed.wait(counts);
+            has_waited = true;
+        }
+        !counts.closed && (has_waited || counts.completed > completions)
+    }
+}
+
+/// Closes the read-ahead when a thread ends, even by a panic, so that other threads do not wait for its batch.
+#[derive(Debug)]
+struct CloseOnDrop<'a>(&'a ReadAhead);
+
+impl Drop for CloseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// What the workers of a run share.
+#[derive(Debug)]
+struct Workers {
+    loader: Loader,
+    ahead: ReadAhead,
+    files: OpenFiles,
+    decoders: Decoders,
+    /// Locked while a batch is started and gets its buffer (worker-I1).
+    batches: Mutex<Batches>,
+}
+
+impl Workers {
+    /// Reads batches until the plan is done or the read-ahead is closed.
+    fn work(&self, filled: &Sender<FilledBatch>) {
+        let _close = CloseOnDrop(&self.ahead);
+        let Loader { catalog, options, stop, .. } = &self.loader;
+        let (files, verify) = (&self.files, options.verify);
+        let mut reader = SampleReader { catalog, stop, files, verify, decoder: None, open: None };
+        while let Some((planned, buffer)) = self.start_batch() {
+            let Some(batch) = self.fill(&mut reader, planned, buffer) else { return };
+            if filled.send(batch).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn start_batch(&self) -> Option<(PlannedBatch, Result<PinnedBuf, Error>)> {
+        let mut batches = self.batches.lock();
+        if self.loader.stop.is_raised() || !self.ahead.start() {
+            return None;
+        }
+        let planned = batches.next()?;
+        let buffer = self.get_buffer(&planned)?;
+        Some((planned, buffer))
+    }
+
+    /// A buffer for the batch. At the pool limit, waits for buffers of earlier batches to come back; an error means that all
+    /// of them are back, or held by the consumer that waits for this batch, and the batch still does not fit. `None` if the
+    /// load was ended meanwhile.
+    fn get_buffer(&self, planned: &PlannedBatch) -> Option<Result<PinnedBuf, Error>> {
+        let len = batch_bytes(&self.loader.options.decode, planned, &self.loader.catalog);
+        loop {
+            let completions = self.ahead.counts.lock().completed;
+            match self.get_unless_ended(len)? {
+                Err(error) if error.is_limit() || error.is_backend() => {
+                    if !self.ahead.wait_for_completion(completions) {
+                        return Some(Err(error));
+                    }
+                }
+                other => return Some(other),
+            }
+        }
+    }
+
+    /// `Pool::get`, which may wait for a long time, cancelled at the end of the load (worker-I2).
+    fn get_unless_ended(&self, len: usize) -> Option<Result<PinnedBuf, Error>> {
+        let mut get = pin!(self.loader.pool.get_async(len));
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        loop {
+            if let Poll::Ready(buffer) = get.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return Some(buffer);
+            }
+            if self.loader.stop.is_raised() || self.ahead.counts.lock().closed {
+                return None;
+            }
+            thread::park_timeout(CHECK_EVERY);
+        }
+    }
+
+    /// `None` if the run was stopped.
+    fn fill(
+        &self,
+        reader: &mut SampleReader<'_>,
+        planned: PlannedBatch,
+        buffer: Result<PinnedBuf, Error>,
+    ) -> Option<FilledBatch> {
+        // Dropping the turns ends them on every path (turn-I1).
+        let mut turns = self.decoders.turns(&planned.turns);
+        let filled = buffer.and_then(|mut buffer| {
+            let contents = reader.fill(&self.loader.options.decode, &planned, &mut turns, buffer.as_mut_slice()?);
+            reader.leave_file(&mut turns);
+            Ok((contents, buffer))
+        });
+        let (contents, buffer) = match filled {
+            Ok((contents, buffer)) => (contents?, Some(buffer)),
+            Err(error) => {
+                let skipped = vec![planned.skipped(&self.loader.catalog, &Arc::new(error))];
+                (BatchContents { skipped, ..Default::default() }, None)
+            }
+        };
+        Some(FilledBatch { planned, buffer: buffer.filter(|_| contents.len_bytes > 0), contents })
+    }
+}
+
+/// Unparks a worker that waits for a buffer.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The batches of a load as its threads fill them.
 #[derive(Debug)]
 pub(super) struct Reading {
     workers: Arc<Workers>,
@@ -42,16 +253,12 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Starts the threads.
-    ///
-    /// # Errors
-    ///
-    /// If the system has not even one thread to give.
+    /// Starts the threads; an error if the system cannot start any.
     pub(super) fn start(loader: &Loader) -> Result<Reading, LoadError> {
         let threads = loader.options.workers.get();
         let prefetch = loader.options.prefetch.map_or(threads.saturating_mul(2), NonZeroUsize::get);
         let (send, filled) = mpsc::channel();
-        let mut reading = Reading::over(loader, prefetch as u64, filled);
+        let mut reading = Reading::from_channel(loader, prefetch as u64, filled);
         for number in 0..threads {
             let (send, workers) = (send.clone(), reading.workers.clone());
             let thread = thread::Builder::new().name(format!("pinpool-read-{number}"));
@@ -66,24 +273,26 @@ impl Reading {
     }
 
     /// Batches that somebody else fills.
-    pub(super) fn over(loader: &Loader, prefetch: u64, filled: Receiver<FilledBatch>) -> Reading {
-        let batches = Mutex::new(Batches::new(&loader.catalog, &loader.options, &loader.start));
-        let files = OpenFiles::default();
-        let (loader, ahead, decoders) = (loader.clone(), ReadAhead::new(prefetch), Decoders::default());
-        let next_number = loader.start.number;
-        let workers = Workers { loader, ahead, files, decoders, batches };
+    pub(super) fn from_channel(loader: &Loader, prefetch: u64, filled: Receiver<FilledBatch>) -> Reading {
+        let workers = Workers {
+            loader: loader.clone(),
+            ahead: ReadAhead::new(prefetch),
+            files: OpenFiles::default(),
+            decoders: Decoders::default(),
+            batches: Mutex::new(Batches::new(&loader.catalog, &loader.options, &loader.start)),
+        };
         Reading {
             workers: Arc::new(workers),
             threads: Vec::new(),
             filled: Some(filled),
             early: BTreeMap::new(),
-            next_number,
+            next_number: loader.start.number,
             generation: ForkGeneration::now(),
         }
     }
 
-    /// Whether the load was stopped, or this is a child of `fork`, where it has no threads.
-    pub(super) fn is_stopped(&self) -> bool {
+    /// Whether the load was stopped, or this is a forked child, which has no threads.
+    fn is_stopped(&self) -> bool {
         self.generation.is_stale() || self.workers.loader.stop.is_raised()
     }
 
@@ -91,8 +300,8 @@ impl Reading {
         &self.workers.ahead
     }
 
-    /// The next batch in order (reading-I1); `None` if none will come. Pending if `wait` passes before another batch is
-    /// filled; without `wait` it never is.
+    /// The next batch in order (reading-I1); `None` if there is none. Pending if no batch is filled within `wait`; never
+    /// pending without `wait`.
     pub(super) fn next(&mut self, wait: Option<Duration>) -> Poll<Option<FilledBatch>> {
         let Some(filled) = &self.filled else { return Poll::Ready(None) };
         loop {
@@ -112,10 +321,10 @@ impl Reading {
         }
     }
 
-    /// Ends the threads and puts back what was not taken.
-    pub(super) fn end(&mut self) {
+    /// Ends the threads and returns the buffers that were not taken.
+    fn end(&mut self) {
         if self.generation.is_stale() {
-            // A child of `fork` has neither the threads nor, it may be, the locks that they held.
+            // A forked child has no threads, and their locks may be held forever.
             std::mem::forget((self.filled.take(), std::mem::take(&mut self.early), std::mem::take(&mut self.threads)));
             return;
         }
@@ -133,5 +342,184 @@ impl Reading {
 impl Drop for Reading {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+/// The batches of a load, in order. Dropping it ends the threads that read and returns the buffers that they have read ahead.
+///
+/// In a forked child it has no threads and yields nothing.
+#[derive(Debug)]
+pub struct BatchReader {
+    reading: Reading,
+    is_strict: bool,
+    /// After the batch that was handed out last.
+    state: LoadState,
+    ended: Option<Ended>,
+}
+
+impl BatchReader {
+    pub(super) fn new(reading: Reading, is_strict: bool, state: LoadState) -> BatchReader {
+        // Until the first call nobody waits for a batch.
+        reading.ahead().set_wanted(false);
+        BatchReader { reading, is_strict, state, ended: None }
+    }
+
+    /// The next batch, as [`next`](Iterator::next); pending if no batch is filled within `wait`, or a little longer while
+    /// later batches are.
+    pub fn next_within(&mut self, wait: Duration) -> Poll<Option<LoadedBatch>> {
+        self.take(Some(wait), true)
+    }
+
+    /// The next batch if it is filled. Its workers do not learn that anybody waits, so a worker that has no memory for it
+    /// continues to wait for buffers that were handed out.
+    pub fn next_if_filled(&mut self) -> Poll<Option<LoadedBatch>> {
+        self.take(Some(Duration::ZERO), false)
+    }
+
+    fn take(&mut self, wait: Option<Duration>, is_wanted: bool) -> Poll<Option<LoadedBatch>> {
+        if self.ended.is_some() {
+            return Poll::Ready(None);
+        }
+        if self.reading.is_stopped() {
+            self.end(Ended::Stopped);
+            return Poll::Ready(None);
+        }
+        if is_wanted {
+            self.reading.ahead().set_wanted(true);
+        }
+        let Poll::Ready(next) = self.reading.next(wait) else { return Poll::Pending };
+        let Some(FilledBatch { planned, contents, buffer }) = next else {
+            self.end(if self.reading.is_stopped() { Ended::Stopped } else { Ended::Complete });
+            return Poll::Ready(None);
+        };
+        self.reading.ahead().set_wanted(false);
+        self.reading.ahead().sent();
+        // The consumer owns the buffer now: a worker that finds no memory waits for the next call, and then for
+        // `PINPOOL_WAIT`.
+        self.reading.ahead().completed();
+        self.state =
+            LoadState { epoch: planned.epoch, batch: planned.in_epoch + 1, number: planned.number + 1, ..self.state };
+        if self.is_strict && !contents.skipped.is_empty() {
+            self.end(Ended::Strict);
+        }
+        let mut buffer = buffer.unwrap_or_default();
+        buffer.truncate(contents.len_bytes);
+        Poll::Ready(Some(LoadedBatch {
+            number: planned.number,
+            epoch: planned.epoch,
+            in_epoch: planned.in_epoch,
+            buffer,
+            arrays: contents.arrays,
+            parts: contents.parts,
+            failures: contents.skipped.into_iter().map(|skipped| skipped.failure).collect(),
+        }))
+    }
+
+    fn end(&mut self, ended: Ended) {
+        self.reading.end();
+        self.ended.get_or_insert(ended);
+    }
+
+    /// Ends the load: when this returns, its threads have ended and all that was read ahead is back in the pool. There is no
+    /// further batch.
+    pub fn stop(&mut self) {
+        self.end(Ended::Stopped);
+    }
+
+    /// Where a later load continues: after the batch that was handed out last. Batches read ahead do not count.
+    #[must_use]
+    pub fn state(&self) -> LoadState {
+        self.state
+    }
+
+    /// Why there is no further batch; `None` while there may be one.
+    #[must_use]
+    pub fn ended(&self) -> Option<&Ended> {
+        self.ended.as_ref()
+    }
+}
+
+impl Iterator for BatchReader {
+    type Item = LoadedBatch;
+
+    /// The next batch in order. Waits until it is filled; `None` at the end of the load, or once its
+    /// [`StopFlag`](super::StopFlag) was raised.
+    fn next(&mut self) -> Option<LoadedBatch> {
+        match self.take(None, true) {
+            Poll::Ready(batch) => batch,
+            // Without a limit on the wait it is never pending.
+            Poll::Pending => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn no_more_than_prefetch_batches_are_ahead() {
+        let ahead = ReadAhead::new(3);
+        let (starts, started) = channel();
+        thread::scope(|scope| {
+            let _close = CloseOnDrop(&ahead);
+            for _ in 0..4 {
+                let starts = starts.clone();
+                let ahead = &ahead;
+                scope.spawn(move || while ahead.start() && starts.send(()).is_ok() {});
+            }
+            for sent in 0..1000 {
+                started.recv().unwrap();
+                let unsent = ahead.counts.lock().started - sent;
+                assert!((1..=3).contains(&unsent), "{unsent}");
+                ahead.sent();
+            }
+        });
+    }
+
+    #[test]
+    fn closing_wakes_every_waiting_thread() {
+        let ahead = ReadAhead::new(1);
+        assert!(ahead.start());
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| ahead.start());
+            drop(CloseOnDrop(&ahead));
+            assert!(!waiting.join().unwrap());
+        });
+        assert_eq!(ahead.counts.lock().started, 1);
+        assert!(!ahead.wait_for_completion(0));
+    }
+
+    #[test]
+    fn while_nobody_wants_the_batch_its_worker_waits_and_then_tries_once_more() {
+        let ahead = ReadAhead::new(4);
+        assert!(ahead.start());
+        ahead.set_wanted(false);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| ahead.wait_for_completion(0));
+            ahead.set_wanted(true);
+            // Whether it waited or came late: wanted and alone, it does not wait again.
+            let _ = waiting.join().unwrap();
+        });
+        assert!(!ahead.wait_for_completion(0));
+    }
+
+    #[test]
+    fn a_wait_for_memory_ends_when_no_other_batch_is_under_way() {
+        let ahead = ReadAhead::new(4);
+        assert!(ahead.start());
+        assert!(!ahead.wait_for_completion(0), "alone");
+        assert!(ahead.start());
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| ahead.wait_for_completion(0));
+            ahead.sent();
+            ahead.completed();
+            assert!(waiting.join().unwrap(), "the other batch is completed");
+        });
+        assert!(!ahead.wait_for_completion(1), "alone again");
+        assert!(ahead.wait_for_completion(0), "completed before the wait");
     }
 }

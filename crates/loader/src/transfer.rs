@@ -21,14 +21,12 @@ use std::time::{Duration, Instant};
 use crossbeam::utils::Backoff;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::batches::{PlannedBatch, Skipped};
+use super::batches::{LoadedPart, PlannedBatch, Skipped};
 use super::destination::Destination;
 use super::failure::{Failure, FailureCause};
-use super::read::BatchSegment;
-use super::reading::Reading;
+use super::reading::{FilledBatch, Reading};
 use super::run::Loader;
 use super::summary::{BatchDone, Ended, LoadError, LoadSummary, Observer};
-use super::worker::FilledBatch;
 use pinpool::{Completion, Error, PinnedBuf};
 
 /// Longest wait for the next batch or for a lane before the running copies are polled: short against a copy of megabytes,
@@ -40,7 +38,7 @@ const POLL_EVERY: Duration = Duration::from_micros(200);
 struct RunningCopy {
     lane: usize,
     planned: PlannedBatch,
-    segments: Vec<BatchSegment>,
+    parts: Vec<LoadedPart>,
     completion: Completion,
 }
 
@@ -147,11 +145,11 @@ impl<'a> Transfer<'a> {
         let is_in_flight = match buffer {
             // A strict run ends with the failure; the samples read beside it are not sent.
             _ if self.is_over() => false,
-            Some(buffer) => self.send(planned, contents.segments, buffer),
+            Some(buffer) => self.send(planned, contents.parts, buffer),
             None => {
                 // Empty samples have arrived without a copy.
-                let checksums = vec![xxh3_64(&[]); contents.segments.len()];
-                self.count_arrived(&planned, &contents.segments, &checksums);
+                let checksums = vec![xxh3_64(&[]); contents.parts.len()];
+                self.count_arrived(&planned, &contents.parts, &checksums);
                 false
             }
         };
@@ -162,12 +160,12 @@ impl<'a> Transfer<'a> {
     }
 
     /// Starts the copy. `false` if it was not started and the buffer is back in the pool.
-    fn send(&mut self, planned: PlannedBatch, segments: Vec<BatchSegment>, buffer: PinnedBuf) -> bool {
+    fn send(&mut self, planned: PlannedBatch, parts: Vec<LoadedPart>, buffer: PinnedBuf) -> bool {
         // `next` returns a batch only if a lane is idle.
         let Some(lane) = self.idle_lanes.pop() else { return false };
         match self.destination.send(lane, buffer) {
             Ok(completion) => {
-                self.running.push_back(RunningCopy { lane, planned, segments, completion });
+                self.running.push_back(RunningCopy { lane, planned, parts, completion });
                 let in_flight = self.running.len() as u64;
                 self.summary.max_in_flight_batches = self.summary.max_in_flight_batches.max(in_flight);
                 true
@@ -196,9 +194,9 @@ impl<'a> Transfer<'a> {
     }
 
     fn complete(&mut self, copy: RunningCopy) {
-        let RunningCopy { lane, planned, segments, completion } = copy;
-        match completion.wait().and_then(|()| self.checksums(lane, &segments)) {
-            Ok(checksums) => self.count_arrived(&planned, &segments, &checksums),
+        let RunningCopy { lane, planned, parts, completion } = copy;
+        match completion.wait().and_then(|()| self.checksums(lane, &parts)) {
+            Ok(checksums) => self.count_arrived(&planned, &parts, &checksums),
             Err(error) => self.copy_failed(&planned, error),
         }
         self.idle_lanes.push(lane);
@@ -211,36 +209,36 @@ impl<'a> Transfer<'a> {
         self.skip(planned.skipped(&self.loader.catalog, &error));
     }
 
-    /// Checksums of the segments on the destination, if the run verifies; otherwise none.
-    fn checksums(&mut self, lane: usize, segments: &[BatchSegment]) -> Result<Vec<u64>, Error> {
+    /// Checksums of the parts on the destination, if the run verifies; otherwise none.
+    fn checksums(&mut self, lane: usize, parts: &[LoadedPart]) -> Result<Vec<u64>, Error> {
         let mut checksums = Vec::new();
         if self.loader.options.verify {
             self.destination.read_back(lane, &mut |bytes| {
-                let bytes_of = |segment: &BatchSegment| bytes.get(segment.offset..segment.offset + segment.len_bytes);
-                checksums.extend(segments.iter().map(|segment| xxh3_64(bytes_of(segment).unwrap_or_default())));
+                let bytes_of = |part: &LoadedPart| bytes.get(part.bytes.clone());
+                checksums.extend(parts.iter().map(|part| xxh3_64(bytes_of(part).unwrap_or_default())));
             })?;
         }
         Ok(checksums)
     }
 
     /// Counts what arrived. In a run that verifies, a segment without a checksum from the destination is corrupted.
-    fn count_arrived(&mut self, planned: &PlannedBatch, segments: &[BatchSegment], checksums: &[u64]) {
-        if segments.is_empty() {
+    fn count_arrived(&mut self, planned: &PlannedBatch, parts: &[LoadedPart], checksums: &[u64]) {
+        if parts.is_empty() {
             return;
         }
         let mut is_intact = true;
         let mut done = BatchDone { batch: planned.number, samples: 0, bytes: 0 };
-        for (at, segment) in segments.iter().enumerate() {
-            match segment.checksum {
+        for (at, part) in parts.iter().enumerate() {
+            match part.checksum {
                 Some(read) if checksums.get(at) != Some(&read) => {
                     is_intact = false;
-                    self.skip(self.corrupted(planned, segment, read, checksums.get(at).copied().unwrap_or_default()));
+                    self.skip(self.corrupted(planned, part, read, checksums.get(at).copied().unwrap_or_default()));
                 }
                 _ => {
-                    done.bytes += segment.len_bytes as u64;
-                    if self.is_sample_whole(planned.epoch, segment) {
+                    done.bytes += part.bytes.len() as u64;
+                    if self.is_sample_whole(planned.epoch, part) {
                         done.samples += 1;
-                        self.count_file(self.loader.catalog.samples()[segment.sample].file);
+                        self.count_file(self.loader.catalog.samples()[part.sample].file);
                     }
                 }
             }
@@ -253,17 +251,17 @@ impl<'a> Transfer<'a> {
     }
 
     /// Adds a segment to those of its sample. Whether the sample has arrived whole by it, whichever part came last.
-    fn is_sample_whole(&mut self, epoch: u64, segment: &BatchSegment) -> bool {
-        let sample_bytes = self.loader.catalog.samples()[segment.sample].len_bytes;
-        let len_bytes = segment.len_bytes as u64;
+    fn is_sample_whole(&mut self, epoch: u64, part: &LoadedPart) -> bool {
+        let sample_bytes = self.loader.catalog.samples()[part.sample].len_bytes;
+        let len_bytes = part.bytes.len() as u64;
         if len_bytes == sample_bytes {
             return true;
         }
-        let arrived = self.arriving.entry((epoch, segment.sample)).or_default();
+        let arrived = self.arriving.entry((epoch, part.sample)).or_default();
         *arrived += len_bytes;
         let is_whole = *arrived == sample_bytes;
         if is_whole {
-            self.arriving.remove(&(epoch, segment.sample));
+            self.arriving.remove(&(epoch, part.sample));
         }
         is_whole
     }
@@ -275,10 +273,10 @@ impl<'a> Transfer<'a> {
         self.summary.files += u64::from(is_whole && !self.failed_files.contains(&file));
     }
 
-    fn corrupted(&self, planned: &PlannedBatch, segment: &BatchSegment, read: u64, arrived: u64) -> Skipped {
-        let name = format!("batch {}, {}", planned.number, self.loader.catalog.name(segment.sample));
-        let cause = FailureCause::Corrupted { len_bytes: segment.len_bytes, read, arrived };
-        let file = self.loader.catalog.samples()[segment.sample].file;
+    fn corrupted(&self, planned: &PlannedBatch, part: &LoadedPart, read: u64, arrived: u64) -> Skipped {
+        let name = format!("batch {}, {}", planned.number, self.loader.catalog.name(part.sample));
+        let cause = FailureCause::Corrupted { len_bytes: part.bytes.len(), read, arrived };
+        let file = self.loader.catalog.samples()[part.sample].file;
         Skipped { files: vec![file], failure: Failure::new(name, cause) }
     }
 
@@ -351,8 +349,8 @@ mod tests {
             let mut buffer = pool.get(1).unwrap();
             buffer.as_mut_slice().unwrap().fill(number);
             let sample = usize::from(number);
-            let segment = BatchSegment { sample, start: 0, offset: 0, len_bytes: 1, checksum: None };
-            let contents = BatchContents { segments: vec![segment], len_bytes: 1, ..Default::default() };
+            let loaded = LoadedPart { sample, bytes: 0..1, start: 0, checksum: None };
+            let contents = BatchContents { parts: vec![loaded], len_bytes: 1, ..Default::default() };
             let part = SamplePart { sample, start: 0, len_bytes: 1 };
             let number = number.into();
             let planned =
@@ -362,7 +360,7 @@ mod tests {
         drop(send);
         let loader = Loader::new(&pool, &catalog, LoadOptions::default());
         let mut destination = FirstBytes(SinkDestination::new(2).unwrap(), Vec::new());
-        let reading = Reading::over(&loader, 6, filled);
+        let reading = Reading::from_channel(&loader, 6, filled);
         let summary = Transfer::new(&loader, reading, &mut destination, &mut ()).run();
         assert_eq!(destination.1, [0, 1, 2, 3, 4, 5]);
         assert_eq!((summary.batches, summary.files), (6, 6));

@@ -25,7 +25,7 @@ use pinpool_os::sync::process::Ordering;
 
 /// Released for others in one go: then what they lack is looked at again, as other owners release, too.
 const STEP_BYTES: u64 = 64 << 20;
-/// Longest sleep of a reserve that waits for room in the ledger.
+/// Between two tries of a reserve that waits for room in the ledger.
 const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
 
 impl Core {
@@ -63,11 +63,11 @@ impl Core {
             Some(domain) => {
                 ledger.watch(move |is_wanted, news| {
                     log.ledger_news(&name, news);
-                    let domains = domain.upgrade().map(|domain| domain.of_all_nodes()).unwrap_or_default();
-                    notice(domains.iter().flat_map(|domain| domain.pools()).collect(), is_wanted);
+                    let Some(domain) = domain.upgrade() else { return false };
+                    notice(domain.pools(), is_wanted);
                     // Without a thread the next poll goes on.
-                    domains.iter().for_each(|domain| domain.ledger_has_changed());
-                    !domains.is_empty()
+                    domain.ledger_has_changed();
+                    true
                 })
             }
             None => {
@@ -214,7 +214,7 @@ impl Core {
                 return added;
             }
             if ledger.set_want(&own.want, *missing_bytes, *needed_bytes) >= *missing_bytes {
-                ledger.sleep(RESERVE_PATIENCE);
+                std::thread::sleep(RESERVE_PATIENCE);
             }
         }
     }

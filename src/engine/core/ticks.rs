@@ -17,7 +17,7 @@ impl Core {
         self.look();
         if let Some(domain) = self.backing().domain().filter(|_| self.thread.is_none()) {
             domain.arena().prepare_hole(self.time.coarse_us());
-            domain.poll_reserve(self.time.coarse_us());
+            domain.reserve_turn(self.time.coarse_us());
         }
     }
 
@@ -32,7 +32,6 @@ impl Core {
     }
 
     /// Moves a few granules to where a get will want them (policy-R13). Returns whether there were any to move.
-    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn prepare_step(&self) -> bool {
         self.backing().arena().is_some_and(|arena| arena.prepare_step(self.time.coarse_us()))
     }

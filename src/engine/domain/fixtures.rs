@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Domain, Member};
 use crate::arena::Retention;
 use crate::backend::{HeapSource, Region, Source, SourceError};
-use crate::diag::{LogSampler, PoolLog, Warnings};
+use crate::diag::{LogSampler, PoolLog};
 use crate::engine::supply::{CalledSource, SharedArena, SharedArenaConfig};
 use crate::quota::Quota;
 use crate::stats::EvictionReason;
@@ -85,13 +85,7 @@ impl Member for NoBlocks {
 
 /// A domain over an arena of this source, under a ceiling or none.
 pub(super) fn domain(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> Domain {
-    let log = PoolLog {
-        name: Some(name.to_owned()),
-        log_sampler: LogSampler::new(),
-        log_every: 1,
-        listener: None,
-        warnings: Warnings::default(),
-    };
+    let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), log_every: 1, listener: None };
     let (log, claim) = (Arc::new(log), Quota::new(max_bytes).nothing());
     let config =
         SharedArenaConfig { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };

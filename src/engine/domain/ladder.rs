@@ -4,13 +4,13 @@
 //!  own idle blocks and holes would do ─▶ release the oldest of the pool                                  (policy-R6)
 //!  a plan ─▶ carry it out ─refused─▶ once more: for this one buffer, or out of what is committed
 //!  granules in transit ─▶ wait for their plan
-//!  no room ─▶ sweep copies ─▶ release the oldest of any pool ─▶ release regions ─▶ ask other memory nodes ─▶ refuse (policy-R8)
+//!  no room ─▶ sweep copies ─▶ release the oldest of any pool ─▶ release regions ─▶ refuse (policy-R8)
 //! ```
 //!
 //! Knows no memory, and calls nothing. After every rung but the last the get looks at the memory again.
 //!
 //! - ladder-I1: no more blocks are released than were idle when the climb began, or when copies were swept for the first time.
-//!   Other memory nodes are asked once. So a climb ends, whatever other threads put back meanwhile.
+//!   So a climb ends, whatever other threads put back meanwhile.
 //! - ladder-I2: a get is refused for lack of room only after a sweep, and with no idle block left that would help.
 
 /// What a round of a climb saw.
@@ -40,8 +40,6 @@ pub(super) enum Rung {
     Sweep,
     /// Release the block of any pool that has been idle longest, and look again.
     ReleaseAny,
-    /// Have the other memory nodes release idle memory, and look again if they did.
-    AskNodes,
     /// From now on a plan may release regions, which waits for the device.
     ReleaseRegions,
     /// Look again.
@@ -56,7 +54,6 @@ pub(super) struct Ladder {
     /// Idle blocks that may still be released.
     to_release: u64,
     has_swept: bool,
-    has_asked_nodes: bool,
     may_release_regions: bool,
     /// The source has refused more than this one buffer.
     is_one_buffer: bool,
@@ -67,14 +64,7 @@ pub(super) struct Ladder {
 impl Ladder {
     /// With `is_refused` only committed memory is used, as after a refusal by the source.
     pub(super) fn new(idle_blocks: u64, is_refused: bool) -> Self {
-        Self {
-            to_release: idle_blocks,
-            has_swept: false,
-            has_asked_nodes: false,
-            may_release_regions: false,
-            is_one_buffer: false,
-            is_refused,
-        }
+        Self { to_release: idle_blocks, has_swept: false, may_release_regions: false, is_one_buffer: false, is_refused }
     }
 
     /// Whether a plan is to be for this one buffer alone.
@@ -111,8 +101,6 @@ impl Ladder {
                     Rung::ReleaseAny
                 } else if has_regions && !std::mem::replace(&mut self.may_release_regions, true) {
                     Rung::ReleaseRegions
-                } else if !std::mem::replace(&mut self.has_asked_nodes, true) {
-                    Rung::AskNodes
                 } else {
                     Rung::Refuse
                 }
@@ -169,9 +157,9 @@ mod tests {
     }
 
     /// What a climb has left before it ends: each part only falls, but for the blocks that a first sweep finds.
-    fn left(ladder: &Ladder) -> (bool, bool, u64, bool, bool, bool) {
-        let &Ladder { to_release, has_swept, has_asked_nodes, may_release_regions, is_one_buffer, is_refused } = ladder;
-        (!may_release_regions, !has_swept, to_release, !has_asked_nodes, !is_one_buffer, !is_refused)
+    fn left(ladder: &Ladder) -> (bool, bool, u64, bool, bool) {
+        let &Ladder { to_release, has_swept, may_release_regions, is_one_buffer, is_refused } = ladder;
+        (!may_release_regions, !has_swept, to_release, !is_one_buffer, !is_refused)
     }
 
     #[test]
@@ -208,7 +196,7 @@ mod tests {
             match seen {
                 Seen::Swept { is_enough, has_regions, .. } => {
                     assert!(!is_enough || after.to_release == 0, "{before:?}");
-                    assert!(before.has_asked_nodes && (!has_regions || before.may_release_regions), "{before:?}");
+                    assert!(!has_regions || before.may_release_regions, "{before:?}");
                 }
                 Seen::Refused { .. } => assert!(before.is_refused),
                 _ => panic!("{seen:?}"),
@@ -228,7 +216,6 @@ mod tests {
         assert!(!ladder.may_release_regions());
         assert_eq!(ladder.next(swept(1, true)), Rung::ReleaseRegions);
         assert!(ladder.may_release_regions());
-        assert_eq!(ladder.next(swept(1, false)), Rung::AskNodes);
         assert_eq!(ladder.next(swept(0, true)), Rung::Refuse);
     }
 

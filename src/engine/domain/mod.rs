@@ -7,7 +7,6 @@
 //! | `release.rs` | idle memory of all pools: what is due, what a limit asks for, what others lack |
 //! | `tick.rs` | what is done now and then for all pools |
 //! | `reserve.rs` | a reserve that is pinned beside the pools |
-//! | `nodes.rs` | the domains of the same pool on other memory nodes |
 //!
 //! The arena answers, and knows no pool. A pool asks its domain, and knows no other pool.
 
@@ -15,20 +14,17 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::supply::{CalledSource, SharedArena};
-use crate::backend::SourceError;
+use super::supply::SharedArena;
 use crate::diag::PoolLog;
 use crate::stats::{EvictionReason, Stats};
 use pinpool_os::sync::plain::Mutex;
 
 mod ladder;
-mod nodes;
 mod release;
 mod reserve;
 mod serve;
 mod tick;
 
-use nodes::Nodes;
 use reserve::BackgroundPinning;
 pub(super) use reserve::ReserveWait;
 use tick::DomainTicks;
@@ -65,7 +61,6 @@ pub(crate) struct Domain {
     arena: SharedArena,
     log: Arc<PoolLog>,
     pools: Mutex<Members>,
-    nodes: Arc<Nodes<Self>>,
     ticks: DomainTicks,
     /// A thread is releasing what is due.
     is_releasing: AtomicBool,
@@ -92,28 +87,12 @@ impl Domain {
             arena,
             log,
             pools: Mutex::default(),
-            nodes: Arc::default(),
             ticks: DomainTicks::new(pressure),
             is_releasing: AtomicBool::new(false),
             waiting: AtomicU64::new(0),
             getting: AtomicU64::new(0),
             background: BackgroundPinning::default(),
         }
-    }
-
-    /// A domain over `source`, which is on another memory node, under the same ceiling. Each gives idle memory back for the
-    /// others.
-    pub(super) fn beside(
-        self: &Arc<Self>,
-        source: CalledSource,
-        log: Arc<PoolLog>,
-        pressure: Option<&Path>,
-    ) -> Result<Arc<Self>, SourceError> {
-        let arena = self.arena.beside(source, log.clone())?;
-        let domain = Arc::new(Self { nodes: self.nodes.clone(), ..Self::new(arena, log, pressure) });
-        self.nodes.add(self);
-        self.nodes.add(&domain);
-        Ok(domain)
     }
 
     #[inline]

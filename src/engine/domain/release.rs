@@ -78,21 +78,6 @@ impl Domain {
         }
     }
 
-    /// Has the domains of other memory nodes release idle memory, so that there is room for `bytes` here. Returns whether they
-    /// released any.
-    pub(in crate::engine) fn ask_other_nodes(&self, bytes: u64, now_us: u64) -> bool {
-        let mut lacking_bytes = bytes;
-        for other in self.nodes.beside(self) {
-            lacking_bytes = lacking_bytes.saturating_sub(other.give_room(lacking_bytes, now_us));
-        }
-        lacking_bytes < bytes
-    }
-
-    /// This domain, and those of the same pool on other memory nodes.
-    pub(in crate::engine) fn of_all_nodes(self: &Arc<Self>) -> Vec<Arc<Self>> {
-        std::iter::once(self.clone()).chain(self.nodes.beside(self)).collect()
-    }
-
     /// Releases free memory and idle blocks, the oldest first, until `bytes` are released or nothing is idle. Returns how many
     /// were.
     pub(in crate::engine) fn give_room(&self, bytes: u64, now_us: u64) -> u64 {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   begin: [lock: ask, plan] ─▶ first step ─▶ returns
-//!   pinpool-reserve: a get wants memory? another node first? ─yes─▶ pause
+//!   pinpool-reserve: a get wants memory? ─yes─▶ pause
 //!                    [lock: plan] ─▶ step (no lock) ─▶ [lock: settle] ─▶ again, until all is there
 //!                       └─ no room: ends; a tick or a higher ceiling starts it again
 //!                       └─ refused: ends with a warning; the pool goes on with what is there
@@ -32,7 +32,6 @@ use pinpool_os::threads;
 /// A step waits no longer for gets that are after memory; what they commit is a part of the reserve.
 const PATIENCE_FOR_GETS: Duration = Duration::from_millis(100);
 const PAUSE_FOR_GETS: Duration = Duration::from_micros(50);
-const PAUSE_FOR_FIRST: Duration = Duration::from_millis(1);
 /// Longest wait of `cancel_reserve` for a step.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
 /// Progress is logged this often.
@@ -143,11 +142,6 @@ impl Domain {
         if asked_bytes == 0 { 1.0 } else { (pinned_bytes as f64 / asked_bytes as f64).min(1.0) }
     }
 
-    /// The reserve of this arena comes before those of the pool's other memory nodes.
-    pub(in crate::engine) fn reserve_first(self: &Arc<Self>) {
-        self.nodes.put_first(self);
-    }
-
     /// Whether some of the reserve waits for room under the ceiling.
     pub(in crate::engine) fn reserve_waits(&self) -> bool {
         let progress = self.background.progress.lock();
@@ -214,11 +208,6 @@ impl Domain {
     /// The thread: step after step, as long as the arena lives.
     fn pin_reserve(domain: &Weak<Self>) {
         while let Some(domain) = domain.upgrade() {
-            if domain.comes_later() {
-                drop(domain);
-                thread::sleep(PAUSE_FOR_FIRST);
-                continue;
-            }
             domain.give_way_to_gets();
             if !domain.reserve_turn(domain.reserve_now_us()) {
                 let mut progress = domain.background.progress.lock();
@@ -232,23 +221,6 @@ impl Domain {
                 drop(progress);
                 thread::sleep(PAUSE_FOR_GETS);
             }
-        }
-    }
-
-    /// Whether another memory node is to have its reserve first, and can.
-    fn comes_later(&self) -> bool {
-        let is_pinning = |first: &Self| {
-            // One lock after the other: `pin_reserve` takes them in the other order.
-            let is_to_come = first.arena.state().reserve_to_come() > 0;
-            is_to_come && !first.background.progress.lock().is_over()
-        };
-        self.nodes.first_before(self).is_some_and(|first| is_pinning(&first))
-    }
-
-    /// As [`reserve_turn`](Self::reserve_turn), unless another memory node comes first.
-    pub(in crate::engine) fn poll_reserve(&self, now_us: u64) {
-        if !self.comes_later() {
-            self.reserve_turn(now_us);
         }
     }
 

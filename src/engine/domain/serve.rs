@@ -67,7 +67,7 @@ impl Domain {
         let mut why = Why { room: Room::UNLIMITED, over: None, source: None };
         // While copies run, registering much at once would delay their enqueues.
         let is_short_step = arena.source().release_waits() && pools.iter().any(|pool| pool.has_copies());
-        'climb: loop {
+        loop {
             let idle_bytes = pool.idle_bytes();
             let mut state = arena.state();
             if let Some(memory) = state.carve(bytes) {
@@ -130,22 +130,12 @@ impl Domain {
             let idle_bytes: u64 = pools.iter().map(|pool| pool.idle_bytes()).sum();
             let is_enough = idle_bytes > 0 && idle_bytes >= lacking_bytes;
             let seen = Seen::Swept { idle_blocks: idle_buffers(pool, pools), is_enough, has_regions };
-            loop {
-                match ladder.next(seen) {
-                    Rung::ReleaseRegions => continue 'climb,
-                    Rung::ReleaseAny => {
-                        release_oldest(pool, pools);
-                        continue 'climb;
-                    }
-                    Rung::AskNodes if calls == SlowCalls::None && !self.nodes.beside(self).is_empty() => {
-                        return Err(Stop::NeedsCall);
-                    }
-                    Rung::AskNodes if self.ask_other_nodes(bytes, now_us) => continue 'climb,
-                    Rung::AskNodes => {}
-                    _ => {
-                        let memory = arena.state().carve_in_other_regions(bytes);
-                        return memory.map(Acquired::New).ok_or_else(|| self.refusal(bytes, why).into());
-                    }
+            match ladder.next(seen) {
+                Rung::ReleaseRegions => {}
+                Rung::ReleaseAny => release_oldest(pool, pools),
+                _ => {
+                    let memory = arena.state().carve_in_other_regions(bytes);
+                    return memory.map(Acquired::New).ok_or_else(|| self.refusal(bytes, why).into());
                 }
             }
         }

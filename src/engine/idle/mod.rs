@@ -14,7 +14,6 @@
 mod adaptive;
 mod by_preset;
 mod exact;
-#[cfg_attr(not(feature = "testing"), allow(dead_code, unreachable_pub))] // What only benches and tests use.
 pub mod thread_cache;
 
 use self::thread_cache::Entry;

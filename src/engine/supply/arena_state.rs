@@ -51,7 +51,7 @@ pub(in crate::engine) struct ArenaState {
     /// Bytes that were due at the last tick and stay, since their release would wait for the device.
     overdue_bytes: u64,
     quota: Arc<Quota>,
-    /// What this arena claims there, beside the arenas of other memory nodes; `None` after its end.
+    /// What this arena claims there; `None` after its end.
     claim: Option<Claim>,
     /// What the system will hold for the reserves that are being pinned.
     pending_bytes: u64,

@@ -3,7 +3,7 @@
 //! Counting means to read `/proc/self/maps`, so it is done seldom: by a get that has just committed memory, first at
 //! [`FIRST_LOOK`] mappings of the pool, and next when the pool alone could have used up half of what was left.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use pinpool_os::host::limits::{self, MappingUse};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
@@ -26,10 +26,6 @@ impl MappingWatch {
     /// Reads the files below `root`.
     pub(super) fn below(root: PathBuf) -> Self {
         Self { root, next_look: AtomicU64::new(FIRST_LOOK) }
-    }
-
-    pub(super) fn root(&self) -> &Path {
-        &self.root
     }
 
     /// The use of the process, if few mappings are left and a look was due at this number of the pool's. A slow call then.

@@ -126,12 +126,6 @@ impl SharedArena {
         })
     }
 
-    /// An arena over `source`, which is on another memory node, under the same ceiling.
-    pub(in crate::engine) fn beside(&self, source: CalledSource, log: Arc<PoolLog>) -> Result<Self, SourceError> {
-        let arena = Self::new(source, self.quota.nothing(), self.config, log)?;
-        Ok(arena.with_host_root(self.mappings.root().to_owned()))
-    }
-
     /// Reads the limits of the process below `root`.
     pub(crate) fn with_host_root(self, root: PathBuf) -> Self {
         Self { mappings: MappingWatch::below(root), ..self }

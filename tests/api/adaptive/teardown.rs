@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pinpool::OnFull;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::testing::ManualClock;
+use pinpool::unstable::ManualClock;
 
 use super::{MIB, over, wait_until};
 use crate::child::alone;

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::ProgressBar;
-use pinpool::config::text::ParseError;
+use pinpool::unstable::config::text::ParseError;
 use pinpool_observe::judge::words::counted;
 use pinpool_observe::judge::{Cause, PoolJudgement};
 use pinpool_replay::{Replay, Workload};

@@ -11,7 +11,7 @@
 
 use std::ffi::OsString;
 
-use pinpool::config::env;
+use pinpool::unstable::config::env;
 use pinpool::{Config, Finding, Level};
 
 use super::machine;

@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
-use pinpool::backend::{GRANULE_BYTES, Source, lock_limit};
-use pinpool::config::{LedgerName, env};
-use pinpool::{Backend, Config, Finding, Level, Pool, ledger};
+use pinpool::source::{GRANULE_BYTES, Source};
+use pinpool::unstable::backend::lock_limit;
+use pinpool::unstable::config::{LedgerName, env};
+use pinpool::unstable::ledger;
+use pinpool::{Backend, Config, Finding, Level, Pool};
 use pinpool_cli::table::format_about;
 use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
 use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};

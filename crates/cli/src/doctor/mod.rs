@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
 use clap::Args;
-use pinpool::config::text::{parse_bytes, parse_duration};
+use pinpool::unstable::config::text::{parse_bytes, parse_duration};
 use serde::Serialize;
 
 use pinpool_cli::exit::ExitError;

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use pinpool::config::EnvReport;
-use pinpool::{Ceiling, Config, Finding, Level, backend};
+use pinpool::unstable::backend;
+use pinpool::unstable::config::EnvReport;
+use pinpool::{Ceiling, Config, Finding, Level};
 use pinpool_os::host;
 use pinpool_replay::Input;
 

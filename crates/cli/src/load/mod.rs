@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::config::text::{ParseError, parse_bytes, parse_duration};
+use pinpool::unstable::config::text::{ParseError, parse_bytes, parse_duration};
 use pinpool::{Pool, PoolBuilder};
 use pinpool_loader::{
     BatchDone, Catalog, Destination, Ended, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination,

@@ -11,7 +11,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use pinpool::config::text::ParseError;
+use pinpool::unstable::config::text::ParseError;
 use pinpool_replay::{CallCost, Replay, SourceKind, TraceReader, Workload};
 use serde::Serialize;
 

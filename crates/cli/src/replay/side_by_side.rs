@@ -1,6 +1,6 @@
 //! A trace under one or several choices of settings, a column each.
 
-use pinpool::config::text::{ParseError, parse_duration};
+use pinpool::unstable::config::text::{ParseError, parse_duration};
 use pinpool_replay::{CallCost, Replay, ReplayOutcome, TimedCall, Workload};
 use serde::Serialize;
 

@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Show the pools of running processes live: the cause of what they cost, seconds lost, bytes by state, who holds them
 ///
-/// The processes must have been started with PINPOOL_SOCKET=1, or with a path there, and a pinpool built with the feature `serve`.
+/// The processes must have been started with PINPOOL_SOCKET=1, or with a path there, and a pinpool built with the feature `observe`.
 /// Without a terminal the screen of each pool is printed once. Where a process has several pools, their table comes first, the one that
 /// loses most at its top. The keys: a shows one pool in place of the table, and the table again, n the next pool; q or Ctrl-C ends.
 #[derive(Debug, Args)]

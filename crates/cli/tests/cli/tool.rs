@@ -371,7 +371,8 @@ fn env_lists_the_few_that_most_programs_need_and_those_that_are_set() {
     assert_eq!((names(&ran), ran.code()), (few, 0), "{}", ran.stderr);
     ran.check_stderr("more have their defaults: `pinpool env --all` lists them");
     let all = finish(&mut pinpool(&["env", "--all"]));
-    let known: Vec<_> = pinpool::config::env::VARIABLES.iter().map(|variable| variable.name.to_owned()).collect();
+    let known: Vec<_> =
+        pinpool::unstable::config::env::VARIABLES.iter().map(|variable| variable.name.to_owned()).collect();
     assert_eq!((names(&all), all.stderr.as_str()), (known, ""));
     assert!(!all.stdout.contains("REQUIRE_GPU"));
 }

@@ -15,8 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::catalog::ContainerMember;
-use super::compressed::{Decoder, ForwardReader};
-use super::compression::Compression;
+use super::compressed::{Compression, Decoder, ForwardReader};
 use super::failure::FailureCause;
 use super::run::StopFlag;
 
@@ -77,7 +76,7 @@ fn open_compressed(
     }
     match tar::index_forward(&mut reader) {
         // What follows from damaged data says less than what is damaged.
-        Err(error) => Err(reader.broken().cloned().map_or(error, FailureCause::from)),
+        Err(error) => Err(reader.broken().cloned().map_or(error, FailureCause::Compressed)),
         Ok(members) => Ok(Opened::Container(members, Some(compression))),
     }
 }

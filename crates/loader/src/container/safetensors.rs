@@ -12,7 +12,7 @@ use std::io::Read;
 use ::safetensors::tensor::Metadata;
 
 use crate::catalog::{ContainerMember, FileRange};
-use crate::failure::{FailureCause, SafetensorsError};
+use crate::failure::FailureCause;
 
 const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
 /// The longest header that is read. The format allows 100 MB, but a parsed header takes up to 15 times its length, and one
@@ -21,23 +21,28 @@ const MAX_HEADER_BYTES: u64 = 16 << 20;
 
 /// Lists the tensors, in the order of their bytes.
 pub(super) fn index(mut file: File, file_bytes: u64) -> Result<Vec<ContainerMember>, FailureCause> {
-    let after_length = file_bytes.checked_sub(LENGTH_BYTES).ok_or(SafetensorsError::NoHeader { file_bytes })?;
+    let broken = |why: String| Err(FailureCause::Safetensors(why));
+    let Some(after_length) = file_bytes.checked_sub(LENGTH_BYTES) else {
+        return broken(format!("{file_bytes} bytes are less than the 8 of the header's length"));
+    };
     let mut length = [0; size_of::<u64>()];
     file.read_exact(&mut length)?;
     let claimed_bytes = u64::from_le_bytes(length);
     let max_bytes = after_length.min(MAX_HEADER_BYTES);
     if claimed_bytes > max_bytes {
-        return Err(SafetensorsError::HeaderLength { claimed_bytes, max_bytes }.into());
+        let limit = format!("at most {max_bytes} are possible: the rest of the file, or 16 MiB");
+        return broken(format!("the header claims {claimed_bytes} bytes, {limit}"));
     }
 
     let mut header = Vec::new();
     file.take(claimed_bytes).read_to_end(&mut header)?;
-    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| SafetensorsError::Header(error.into()))?;
+    let metadata: Metadata =
+        serde_json::from_slice(&header).map_err(|error| FailureCause::Safetensors(error.to_string()))?;
 
     let data_start = LENGTH_BYTES + claimed_bytes;
     let (described_bytes, actual_bytes) = (metadata.data_len() as u64, file_bytes - data_start);
     if described_bytes != actual_bytes {
-        return Err(SafetensorsError::DataLength { described_bytes, actual_bytes }.into());
+        return broken(format!("the header describes {described_bytes} bytes of tensors, {actual_bytes} follow it"));
     }
 
     let member = |(name, tensor): (String, &::safetensors::tensor::TensorInfo)| {

@@ -21,28 +21,30 @@ use ::tar::{Archive, Entry, EntryType};
 
 use crate::catalog::{ContainerMember, FileRange};
 use crate::compressed::ForwardReader;
-use crate::failure::{FailureCause, TarError};
+use crate::failure::FailureCause;
 
 const BLOCK_BYTES: u64 = 512;
 /// Bound on a header with its long name and its PAX records.
 const MAX_HEADER_RUN_BYTES: u64 = 1 << 20;
 
-/// Lists the samples, in the order in which they lie in the archive.
-pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<ContainerMember>, TarError> {
-    let (samples, last) = members(file, file_bytes)?;
-    check_end(&last, file_bytes)?;
-    Ok(samples)
+/// Lists the samples in the order of the archive.
+pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<ContainerMember>, FailureCause> {
+    let listed = members(file, file_bytes).and_then(|(samples, last)| check_end(&last, file_bytes).map(|()| samples));
+    listed.map_err(broken)
 }
 
-/// Lists the samples of an archive whose length is known only when all of it was read, in the order in which they lie in
-/// it.
+/// Lists the samples of an archive whose length is known only after all of it was read.
 pub(super) fn index_forward(archive: &mut ForwardReader<'_>) -> Result<Vec<ContainerMember>, FailureCause> {
-    let (samples, last) = members(&mut *archive, u64::MAX)?;
-    check_end(&last, archive.read_to_end()?)?;
+    let (samples, last) = members(&mut *archive, u64::MAX).map_err(broken)?;
+    check_end(&last, archive.read_to_end()?).map_err(broken)?;
     Ok(samples)
 }
 
-/// The member behind which no other one comes.
+fn broken(error: io::Error) -> FailureCause {
+    FailureCause::Tar(error.to_string())
+}
+
+/// The last member of the archive.
 #[derive(Default)]
 struct Last {
     name: String,
@@ -50,7 +52,7 @@ struct Last {
 }
 
 /// The last member and the end mark lie within the archive (tar-I1, tar-I2).
-fn check_end(last: &Last, archive_bytes: u64) -> Result<(), TarError> {
+fn check_end(last: &Last, archive_bytes: u64) -> io::Result<()> {
     let mut end = 0;
     if let Some(range) = last.range {
         check_within(&last.name, range, archive_bytes)?;
@@ -58,21 +60,21 @@ fn check_end(last: &Last, archive_bytes: u64) -> Result<(), TarError> {
         end = (range.offset + range.len_bytes).next_multiple_of(BLOCK_BYTES);
     }
     if end + BLOCK_BYTES > archive_bytes {
-        return Err(TarError::NoEndMark { end });
+        return Err(io::Error::other(format!("cut off: no end mark after byte {end}")));
     }
     Ok(())
 }
 
-fn check_within(member: &str, range: FileRange, archive_bytes: u64) -> Result<(), TarError> {
+fn check_within(member: &str, range: FileRange, archive_bytes: u64) -> io::Result<()> {
     let end = range.offset.checked_add(range.len_bytes);
     if end.is_some_and(|end| end <= archive_bytes && end <= u64::MAX - 2 * BLOCK_BYTES) {
         return Ok(());
     }
     let left_bytes = archive_bytes.saturating_sub(range.offset);
-    Err(TarError::PastEnd { member: member.to_owned(), claimed_bytes: range.len_bytes, left_bytes })
+    Err(io::Error::other(format!("{member} claims {} bytes, {left_bytes} are left", range.len_bytes)))
 }
 
-fn members(archive: impl Read + Seek, archive_bytes: u64) -> Result<(Vec<ContainerMember>, Last), TarError> {
+fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<ContainerMember>, Last)> {
     let mut archive = Archive::new(HeaderReader { archive, left_bytes: MAX_HEADER_RUN_BYTES });
     let mut samples: Vec<ContainerMember> = Vec::new();
     let mut names = Names::default();
@@ -80,10 +82,8 @@ fn members(archive: impl Read + Seek, archive_bytes: u64) -> Result<(Vec<Contain
     for entry in archive.entries_with_seek()? {
         let mut entry = entry?;
         let member = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-        match is_sparse(&mut entry) {
-            Ok(false) => {}
-            Ok(true) => return Err(TarError::Sparse { member }),
-            Err(error) => return Err(TarError::Records { member, error }),
+        if is_sparse(&mut entry).map_err(|error| io::Error::other(format!("{member}: {error}")))? {
+            return Err(io::Error::other(format!("{member} is stored sparse, which cannot be read in place")));
         }
         let range = FileRange { offset: entry.raw_file_position(), len_bytes: entry.size() };
         check_within(&member, range, archive_bytes)?;

@@ -93,7 +93,6 @@ impl<T> Lock<T> {
     }
 
     /// Whether hits and puts take the slow path.
-    #[cfg(any(test, feature = "testing"))]
     pub(super) fn has_attention(&self) -> bool {
         // Relaxed: a test asks.
         self.state.load(Ordering::Relaxed) == ATTENTION

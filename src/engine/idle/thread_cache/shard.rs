@@ -160,7 +160,6 @@ impl<T> Shard<T> {
     }
 
     /// Whether hits and puts take the slow path.
-    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn has_attention(&self) -> bool {
         self.own.free_list.has_attention()
     }

@@ -28,7 +28,7 @@ impl ArenaState {
         }
     }
 
-    /// Bytes that others claim under the same ceiling: the arenas of other memory nodes, and what is held beside buffers.
+    /// Bytes that are claimed under the same ceiling for memory beside the buffers.
     pub(in crate::engine) fn claimed_by_others(&self) -> u64 {
         self.quota.claimed_bytes().saturating_sub(self.claim.as_ref().map_or(0, Claim::bytes))
     }

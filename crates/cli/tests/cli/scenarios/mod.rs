@@ -23,9 +23,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
-use pinpool::testing::{ManualClock, look};
+use pinpool::unstable::backend::SimSource;
+use pinpool::unstable::{ManualClock, look};
 use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Why};
 use pinpool_replay::{Event, Recording};
 use tempfile::TempDir;

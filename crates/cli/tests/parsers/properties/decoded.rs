@@ -1,6 +1,6 @@
 //! Files that a loader decodes: each is decoded into its place, or refused.
 
-use pinpool_decode::{Array, Fit, Image, Layout};
+use pinpool_loader::{Array, Decode as _, Fit, Image, Layout};
 
 /// Data of an array, or an image.
 pub(crate) fn decoders(data: &[u8]) {

@@ -3,8 +3,8 @@
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
-use pinpool::config::env::{self, EnvReport};
-use pinpool::config::text::{ParseError, format_bytes, parse_bytes, parse_duration};
+use pinpool::unstable::config::env::{self, EnvReport};
+use pinpool::unstable::config::text::{ParseError, format_bytes, parse_bytes, parse_duration};
 use pinpool::{Backend, Ceiling, OnFull, Preset, Rounding};
 
 /// Sizes and times: what is read is printed so that it is read back, and what is refused is named.

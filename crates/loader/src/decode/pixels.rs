@@ -8,34 +8,41 @@ use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
-use crate::DecodeError;
+use super::{DecodeError, damaged};
 
 /// Most pixels of an image, as in Pillow, which refuses twice its `MAX_IMAGE_PIXELS`.
 pub const PIXELS_MAX: usize = 2 * 89_478_485;
 /// Bytes of a pixel.
-pub(crate) const CHANNELS: usize = 3;
+pub(super) const CHANNELS: usize = 3;
 
 /// An image that was decoded: width and height; its pixels are in the vector that was given.
-pub(crate) type Size = (usize, usize);
+pub(super) type Size = (usize, usize);
 
 /// Decodes a JPEG or a PNG of at most `most` pixels into `pixels`, by its first bytes. Transparency is left out, as by Pillow's
 /// `convert("RGB")`.
-pub(crate) fn decode(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, DecodeError> {
+pub(super) fn decode(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, DecodeError> {
     pixels.clear();
     match encoded {
         [0xff, 0xd8, 0xff, ..] => jpeg(encoded, most, pixels),
         [0x89, b'P', b'N', b'G', ..] => png(encoded, most, pixels),
-        _ => Err(DecodeError::Unknown { begin: encoded[..encoded.len().min(4)].to_vec() }),
+        _ => {
+            let begin = &encoded[..encoded.len().min(4)];
+            Err(format!("neither a JPEG nor a PNG image: it begins with {begin:02x?}").into())
+        }
     }
 }
 
 fn check((width, height): Size, most: usize) -> Result<Size, DecodeError> {
     let is_small = width.checked_mul(height).is_some_and(|pixels| pixels <= most);
-    if is_small { Ok((width, height)) } else { Err(DecodeError::TooLarge { width, height, most }) }
+    if is_small {
+        return Ok((width, height));
+    }
+    let limit = format!("{most} (pixels_max, up to {PIXELS_MAX}); raise it, or leave the file out");
+    Err(format!("an image of {width} x {height} pixels: the limit is {limit}").into())
 }
 
 fn jpeg(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, DecodeError> {
-    let failed = |error| DecodeError::damaged("JPEG", error);
+    let failed = |error| damaged("JPEG", error);
     let options = DecoderOptions::new_fast()
         .set_strict_mode(true)
         .set_max_width(usize::from(u16::MAX))
@@ -43,7 +50,7 @@ fn jpeg(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, Decod
         .jpeg_set_out_colorspace(ColorSpace::RGB);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(encoded), options);
     decoder.decode_headers().map_err(failed)?;
-    let Some(info) = decoder.info() else { return Err(DecodeError::damaged("JPEG", "it has no header")) };
+    let Some(info) = decoder.info() else { return Err(damaged("JPEG", "it has no header")) };
     let (width, height) = check((info.width.into(), info.height.into()), most)?;
     pixels.resize(width * height * CHANNELS, 0);
     decoder.decode_into(pixels).map_err(failed)?;
@@ -51,7 +58,7 @@ fn jpeg(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, Decod
 }
 
 fn png(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, DecodeError> {
-    let failed = |error| DecodeError::damaged("PNG", error);
+    let failed = |error| damaged("PNG", error);
     let mut decoder = png::Decoder::new(Cursor::new(encoded));
     decoder.set_transformations(Transformations::normalize_to_color8());
     let mut reader = decoder.read_info().map_err(failed)?;
@@ -61,7 +68,7 @@ fn png(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, Decode
     pixels.reserve(width * height * CHANNELS);
     if reader.info().interlaced {
         // The rows of a pass lie apart, so the whole image is needed.
-        let len = reader.output_buffer_size().ok_or(DecodeError::TooLarge { width, height, most })?;
+        let len = reader.output_buffer_size().ok_or_else(|| damaged("PNG", "it is too large"))?;
         let mut frame = vec![0; len];
         reader.next_frame(&mut frame).map_err(failed)?;
         append_rgb(color, &frame, pixels)?;
@@ -82,7 +89,7 @@ fn append_rgb(color: ColorType, from: &[u8], to: &mut Vec<u8>) -> Result<(), Dec
         ColorType::Rgba => to.extend(from.chunks_exact(4).flat_map(|pixel| &pixel[..CHANNELS])),
         ColorType::Grayscale => to.extend(from.iter().flat_map(|&gray| [gray; CHANNELS])),
         ColorType::GrayscaleAlpha => to.extend(from.chunks_exact(2).flat_map(|pixel| [pixel[0]; CHANNELS])),
-        ColorType::Indexed => return Err(DecodeError::damaged("PNG", "its palette was not applied")),
+        ColorType::Indexed => return Err(damaged("PNG", "its palette was not applied")),
     }
     Ok(())
 }

@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use fast_image_resize::images::{Image as Target, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 
-use crate::DecodeError;
-use crate::pixels::{self, CHANNELS};
+use super::pixels::{self, CHANNELS};
+use super::{Decode, DecodeError, damaged};
 
 /// In which order the numbers of an image lie.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -60,7 +60,8 @@ std::thread_local! {
 }
 
 impl Image {
-    /// Images of any size up to [`PIXELS_MAX`](crate::PIXELS_MAX) pixels become images of this size. `None` if a side is 0, or there are more than [`PIXELS_MAX`](crate::PIXELS_MAX) pixels.
+    /// Images of any size up to [`PIXELS_MAX`](crate::PIXELS_MAX) pixels become images of this size. `None` if a side is 0 or
+    /// there are more than [`PIXELS_MAX`](crate::PIXELS_MAX) pixels.
     #[must_use]
     pub fn new(height: u32, width: u32, layout: Layout, fit: Fit) -> Option<Self> {
         let pixels = u64::from(height) * u64::from(width);
@@ -72,27 +73,6 @@ impl Image {
     #[must_use]
     pub fn pixels_max(self, most: usize) -> Self {
         Self { pixels_max: most.min(pixels::PIXELS_MAX), ..self }
-    }
-
-    /// Bytes of a decoded image.
-    #[must_use]
-    pub fn len_bytes(&self) -> usize {
-        self.height as usize * self.width as usize * CHANNELS
-    }
-
-    /// Decodes a JPEG or PNG file into `into`.
-    ///
-    /// # Errors
-    ///
-    /// [`DecodeError`]; what `into` holds then is not defined. One if it has another length than [`len_bytes`](Self::len_bytes).
-    pub fn decode(&self, encoded: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {
-        SCRATCH.with_borrow_mut(|scratch| {
-            let decoded = self.decode_with(scratch, encoded, into);
-            if scratch.bytes() > SCRATCH_BYTES_MAX {
-                *scratch = Scratch::default();
-            }
-            decoded
-        })
     }
 
     fn decode_with(&self, scratch: &mut Scratch, encoded: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {
@@ -120,12 +100,29 @@ impl Image {
     ) -> Result<(), DecodeError> {
         let side = |side: usize| u32::try_from(side).unwrap_or(u32::MAX);
         let source = ImageRef::new(side(width), side(height), pixels, PixelType::U8x3);
-        let source = source.map_err(|error| DecodeError::damaged("image", error))?;
+        let source = source.map_err(|error| damaged("image", error))?;
         let target = Target::from_slice_u8(self.width, self.height, into, PixelType::U8x3);
-        let mut target = target.map_err(|error| DecodeError::damaged("image", error))?;
+        let mut target = target.map_err(|error| damaged("image", error))?;
         let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear)).use_alpha(false);
         let options = if self.fit == Fit::Crop { options.fit_into_destination(None) } else { options };
-        resizer.resize(&source, &mut target, &options).map_err(|error| DecodeError::damaged("image", error))
+        resizer.resize(&source, &mut target, &options).map_err(|error| damaged("image", error))
+    }
+}
+
+impl Decode for Image {
+    fn len_bytes(&self) -> usize {
+        self.height as usize * self.width as usize * CHANNELS
+    }
+
+    /// Decodes a JPEG or PNG file into `into`.
+    fn decode(&self, encoded: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let decoded = self.decode_with(scratch, encoded, into);
+            if scratch.bytes() > SCRATCH_BYTES_MAX {
+                *scratch = Scratch::default();
+            }
+            decoded
+        })
     }
 }
 
@@ -149,7 +146,7 @@ fn check_length(pixels: &[u8], into: &[u8]) -> Result<(), DecodeError> {
     if pixels.len() == into.len() {
         return Ok(());
     }
-    Err(DecodeError::damaged("image", format_args!("{} B do not fit into {} B", pixels.len(), into.len())))
+    Err(damaged("image", format_args!("{} B do not fit into {} B", pixels.len(), into.len())))
 }
 
 #[cfg(test)]

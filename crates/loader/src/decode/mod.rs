@@ -1,4 +1,20 @@
-//! What of a sample goes through a decoder, and what does not. The formats are the user's ([`Decode`]).
+//! Which fields of a sample are decoded, and the decoders ([`Decode`]).
+//!
+//! ```text
+//!   JPEG, PNG ──▶ RGB, 8 bits ──▶ resized ──▶ height x width x 3, or 3 x height x width, bytes
+//!   .npy      ──▶ header compared with the expected one ──▶ its data
+//! ```
+//!
+//! The length of each result is known before anything is read, so that a batch is one array. The decoders never allocate
+//! what only a header asks for beyond [`Image::pixels_max`]. Each thread keeps scratch memory of at most 64 MiB for the next
+//! image.
+
+#[cfg(feature = "decode")]
+mod array;
+#[cfg(feature = "decode")]
+mod image;
+#[cfg(feature = "decode")]
+mod pixels;
 
 use std::error::Error;
 use std::fmt;
@@ -9,16 +25,32 @@ use std::sync::Arc;
 use super::catalog::{Catalog, DataOrigin, Sample};
 use super::failure::FailureCause;
 
+#[cfg(feature = "decode")]
+pub use self::array::Array;
+#[cfg(feature = "decode")]
+pub use self::image::{Fit, Image, Layout};
+#[cfg(feature = "decode")]
+pub use self::pixels::PIXELS_MAX;
+
+/// Why something could not be decoded, in words.
+pub(super) type DecodeError = Box<dyn Error + Send + Sync>;
+
+/// The error for a file that is damaged, truncated, or of a kind that its decoder does not know.
+#[cfg(feature = "decode")]
+fn damaged(format: &str, why: impl fmt::Display) -> DecodeError {
+    format!("damaged {format}, or of a kind that is not known: {why}").into()
+}
+
 /// From the bytes of a field to an array whose length is known.
 pub trait Decode: fmt::Debug + Send + Sync {
     /// Bytes of each array.
     fn len_bytes(&self) -> usize;
 
-    /// Decodes into `into`, which has these many bytes.
+    /// Decodes into `into`, which has [`len_bytes`](Self::len_bytes) bytes.
     ///
     /// # Errors
     ///
-    /// Why this sample fails. What `into` holds does not count then.
+    /// Why this sample fails. The contents of `into` are then unspecified.
     fn decode(&self, encoded: &[u8], into: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync>>;
 }
 
@@ -65,7 +97,8 @@ impl DecodedField {
     }
 
     fn missing<'a>(&self, found: impl Iterator<Item = &'a str>) -> FailureCause {
-        FailureCause::NoField { expected: self.names.join(";"), found: found.collect::<Vec<_>>().join(", ") }
+        let (expected, found) = (self.names.join(";"), found.collect::<Vec<_>>().join(", "));
+        FailureCause::Decode(format!("no field {expected} to decode: it has {found:?}"))
     }
 }
 

@@ -1,23 +1,27 @@
-//! For tests of code that uses pinpool: virtual time, and a look at what the library keeps to itself (feature `testing`).
-//!
-//! | item | for |
-//! | --- | --- |
-//! | [`ManualClock`] | the time of a pool, moved by hand ([`PoolBuilder::clock`](crate::PoolBuilder::clock)) |
-//! | [`look`], [`prepare_step`] | what the maintenance thread of a pool does, one step after the other |
-//! | [`short_path`] | which path a get takes |
-//! | [`setting`], [`page_tiers`] | the value of a variable in a pool; what an smaps file says of some addresses |
-//! | [`arena`], [`thread_cache`] | two parts, to be measured alone; they change without notice |
-//!
-//! Scripted failures and the contract of back-ends are in the crate `pinpool-testing`.
+//! What the tools, benches and tests of this repository need beyond the public interface. No promise: it changes without notice.
 
-/// The arena: where a buffer is placed in memory, and what goes back. Numbers in, plans out.
+/// The arena: where a buffer is placed in memory, and what is released. Numbers in, plans out.
 pub mod arena {
     pub use crate::arena::*;
 }
+/// All backends, including those that a setting chooses, and the trial of one.
+pub mod backend {
+    pub use crate::backend::*;
+}
+/// The variables with their texts.
+pub mod config {
+    pub use crate::config::*;
+}
+/// Which process holds how much under a shared limit.
+pub mod ledger {
+    pub use crate::ledger::*;
+}
 pub mod short_path;
 
+pub use crate::diag::{CheckReport, LogSampler};
 pub use crate::engine::ManualClock;
 pub use crate::engine::idle::thread_cache;
+pub use crate::policy::Check;
 
 use crate::backend::PageTiers;
 use crate::config::env;
@@ -38,7 +42,7 @@ pub fn look(pool: &Pool) {
     pool.core().look();
 }
 
-/// Moves a few granules to where a get will want them, as the maintenance thread does while nothing is due (`policy-R13`).
+/// Moves a few granules to where a request will want them, as the maintenance thread does while nothing is due (`policy-R13`).
 /// Returns whether there were any to move.
 pub fn prepare_step(pool: &Pool) -> bool {
     pool.core().prepare_step()

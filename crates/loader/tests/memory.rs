@@ -3,7 +3,7 @@
 #[path = "../../cli/tests/parsers/allocated.rs"]
 mod allocated;
 
-use pinpool_decode::{Fit, Image, Layout};
+use pinpool_loader::{Decode as _, Fit, Image, Layout};
 
 #[test]
 fn a_png_takes_three_bytes_a_pixel_whatever_its_file_has() {

@@ -1,6 +1,6 @@
 //! An array of one shape and type, from NumPy's files.
 
-use crate::DecodeError;
+use super::{Decode, DecodeError, damaged};
 
 /// Longest header, as in NumPy.
 const HEADER_BYTES_MAX: usize = 10_000;
@@ -23,32 +23,26 @@ impl Array {
         let len_bytes = shape.iter().try_fold(item_bytes, side).filter(|&bytes| isize::try_from(bytes).is_ok())?;
         Some(Self { shape: shape.to_vec(), descr: descr.to_owned(), len_bytes })
     }
+}
 
-    /// Bytes of an array.
-    #[must_use]
-    pub fn len_bytes(&self) -> usize {
+impl Decode for Array {
+    fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
     /// Copies the data of a `.npy` file into `into`.
-    ///
-    /// # Errors
-    ///
-    /// [`DecodeError`]; one if `into` has another length than [`len_bytes`](Self::len_bytes).
-    pub fn decode(&self, encoded: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {
-        let damaged = |why: String| DecodeError::damaged(".npy", why);
-        let (header, data) = Header::of(encoded).map_err(damaged)?;
-        // Of one dimension both orders are the same.
+    fn decode(&self, encoded: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {
+        let (header, data) = Header::of(encoded).map_err(|why| damaged(".npy", why))?;
+        // With one dimension, both orders are the same.
         let is_in_order = !header.is_fortran || header.shape.len() < 2;
         if header.shape != self.shape || header.descr != self.descr || !is_in_order {
             let order = if is_in_order { "" } else { ", in Fortran's order" };
-            return Err(DecodeError::OtherArray {
-                found: format!("{:?} of {}{order}", header.shape, header.descr),
-                expected: format!("{:?} of {}", self.shape, self.descr),
-            });
+            let found = format!("{:?} of {}{order}", header.shape, header.descr);
+            return Err(format!("the array is {found}, and {:?} of {} was asked for", self.shape, self.descr).into());
         }
         if data.len() != self.len_bytes || into.len() != self.len_bytes {
-            return Err(damaged(format!("{} B of data where there should be {}", data.len(), self.len_bytes)));
+            let why = format!("{} B of data where there should be {}", data.len(), self.len_bytes);
+            return Err(damaged(".npy", why));
         }
         into.copy_from_slice(data);
         Ok(())
