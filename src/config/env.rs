@@ -146,7 +146,7 @@ fn retired(word: &str) -> Option<String> {
 fn advice_for(name: &str) -> String {
     match nearest(name) {
         Some(nearest) => format!("did you mean {nearest}?"),
-        None => "`pinpool env --all` lists the variables".to_owned(),
+        None => "`pinpool doctor --settings --all` lists the variables".to_owned(),
     }
 }
 
@@ -174,7 +174,7 @@ fn changes_between(one: &str, other: &str) -> usize {
     row[other.len()]
 }
 
-/// A setting of a pool: one line of `pinpool env`.
+/// A setting of a pool: one line of `pinpool doctor --settings`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VariableReport {
     /// Full name of its variable.

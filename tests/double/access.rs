@@ -1,7 +1,7 @@
 //! Which devices may reach a pool's memory.
 
 use cudarc::driver::CudaContext;
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::{Backend, PinnedBuf};
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};

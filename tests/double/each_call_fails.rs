@@ -13,8 +13,8 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
-use driver_double::{Code, Double};
 use log::Level;
+use mock_driver::{Code, Double};
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool, Request, Result};
 
 use crate::captured_log::{lines_with_levels, listen};
