@@ -214,8 +214,14 @@ fn the_page_of_the_log_lines_is_that_of_the_comments() {
 
 #[test]
 fn the_page_of_the_settings_is_that_of_the_table_of_settings() {
-    let items = VARIABLES.iter().map(|of| item(&format!("`{}` (`{}`): {}", of.name, of.default(), of.meaning)));
-    check_page("docs/settings.md", &items.collect::<String>());
+    let groups = VARIABLES.chunk_by(|one, other| one.group == other.group).map(|group| {
+        let rows = group.iter().map(|of| {
+            assert!(of.meaning.split_whitespace().count() <= 15, "{}: more than 15 words", of.name);
+            format!("| `{}` | `{}` | {} |\n", of.name, of.default(), of.meaning)
+        });
+        format!("| {} | default | |\n| --- | --- | --- |\n{}", group[0].group, rows.collect::<String>())
+    });
+    check_page("docs/settings.md", &groups.collect::<Vec<_>>().join("\n"));
 }
 
 #[test]
