@@ -1,6 +1,6 @@
 //! How much a pool keeps: numbers in, a decision out. Reads no clock, logs nothing, takes no lock.
 //!
-//! Of the rules in `ARCHITECTURE.md` this file holds the check, the raise and the lowering of policy-R4, the default
+//! Of the rules in `docs/policy.md` this file holds the check, the raise and the lowering of policy-R4, the default
 //! ceiling of policy-R8, the size up to which policy-R3 keeps every buffer, and the time after which an idle buffer expires (policy-R9).
 
 use std::time::Duration;
@@ -113,11 +113,11 @@ fn raised(limit: u64) -> u64 {
     if limit < LEAST_RAISED_LIMIT { LEAST_RAISED_LIMIT } else { limit.saturating_add(limit / RAISE_DIVISOR) }
 }
 
-/// The ceiling in bytes for a pool without one: a quarter of the total, at most what is available, divided among
-/// `pools_per_host` pools, rounded down to whole granules, at least one (policy-R8).
-pub(crate) fn default_ceiling(total_bytes: u64, available_bytes: u64, pools_per_host: u64) -> u64 {
+/// The limit in bytes of a pool without one: a quarter of the total, at most what is available, rounded down to whole granules,
+/// at least one (policy-R8).
+pub(crate) fn default_ceiling(total_bytes: u64, available_bytes: u64) -> u64 {
     let granule_bytes = GRANULE_BYTES as u64;
-    let share_bytes = (total_bytes / CEILING_DIVISOR).min(available_bytes) / pools_per_host.max(1);
+    let share_bytes = (total_bytes / CEILING_DIVISOR).min(available_bytes);
     (share_bytes / granule_bytes).max(1) * granule_bytes
 }
 
@@ -178,18 +178,9 @@ mod tests {
     #[test]
     fn the_default_ceiling_is_an_available_quarter_in_whole_granules() {
         const MIB: u64 = 1 << 20;
-        let cases = [
-            (1000, 800, 1, 250),
-            (1000, 800, 0, 250),
-            (1000, 101, 1, 100),
-            (1000, 800, 3, 82),
-            (1000, 0, 1, 2),
-            (0, 0, 9, 2),
-            (1000, 800, u64::MAX, 2),
-        ];
-        for (total, available, pools, ceiling) in cases {
-            let bytes = default_ceiling(total * MIB, available * MIB, pools);
-            assert_eq!(bytes, ceiling * MIB, "{total} {available} {pools}");
+        for (total, available, ceiling) in [(1000, 800, 250), (1000, 101, 100), (1000, 0, 2), (0, 0, 2)] {
+            let bytes = default_ceiling(total * MIB, available * MIB);
+            assert_eq!(bytes, ceiling * MIB, "{total} {available}");
         }
     }
 
@@ -197,10 +188,10 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 128 }) })]
 
         #[test]
-        fn the_default_ceiling_never_passes_its_bounds(total: u64, available: u64, pools: u64) {
-            let (ceiling, granule) = (default_ceiling(total, available, pools), GRANULE_BYTES as u64);
+        fn the_default_ceiling_never_passes_its_bounds(total: u64, available: u64) {
+            let (ceiling, granule) = (default_ceiling(total, available), GRANULE_BYTES as u64);
             prop_assert_eq!(ceiling % granule, 0);
-            prop_assert!(ceiling == granule || ceiling <= (total / 4).min(available) / pools.max(1));
+            prop_assert!(ceiling == granule || ceiling <= (total / 4).min(available));
             prop_assert!(ceiling >= granule);
         }
     }

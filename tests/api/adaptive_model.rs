@@ -7,7 +7,7 @@ use std::time::Duration;
 use pinpool::unstable::LogSampler;
 use pinpool::unstable::ManualClock;
 use pinpool::unstable::backend::SimSource;
-use pinpool::{Backend, PinnedBuf, Pool, PressureSource, Request};
+use pinpool::{Backend, PinnedBuf, Pool, Request};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -62,7 +62,7 @@ fn run(
         .pool_size_limit(limit)
         .auto_resize(false)
         .wait(Duration::ZERO)
-        .pressure(PressureSource::Off)
+        .unstable_pressure("/dev/null")
         .log_sampler(LogSampler::new())
         .clock(clock.clone())
         .build()

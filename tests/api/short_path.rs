@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::unstable::{ManualClock, short_path};
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource, Request};
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 
 use crate::child::{alone, in_a_child};
 
@@ -21,7 +21,7 @@ const LEN: usize = 5_000;
 const LONG: Duration = Duration::from_secs(3600);
 
 fn builder(preset: Preset) -> PoolBuilder {
-    Pool::builder().without_env().preset(preset).backend(Backend::Heap).pressure(PressureSource::Off)
+    Pool::builder().without_env().preset(preset).backend(Backend::Heap).unstable_pressure("/dev/null")
 }
 
 fn pool(preset: Preset) -> Pool {
