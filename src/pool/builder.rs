@@ -12,7 +12,7 @@ use super::Pool;
 use super::handle::Handle;
 use super::on_host::{ceiling_by, pin_options};
 use crate::arena::Retention;
-use crate::backend::{self, Backend, Source};
+use crate::backend::{self, Backend};
 use crate::config::{
     Ceiling, Config, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, Settings, env, for_each_setting,
 };
@@ -102,6 +102,7 @@ impl PoolBuilder {
     /// # Errors
     ///
     /// [`Error::is_setting`](crate::Error::is_setting), as [`build`](Self::build).
+    #[doc(hidden)]
     pub fn config(&self) -> Result<Config> {
         let (env, bad) = self.env_prefix.as_deref().map(env::read_process).unwrap_or_default();
         env::refusal(&bad, &self.settings).map_or_else(|| resolve(self.settings.clone().or(env)), Err)
@@ -109,7 +110,7 @@ impl PoolBuilder {
 
     /// Sets how the pool learns that a copy is over, for benchmarks. It may change or go at any time.
     #[doc(hidden)]
-    pub fn unstable_fence(mut self, fence: crate::FenceKind) -> Self {
+    pub fn unstable_fence(mut self, fence: crate::in_flight::FenceKind) -> Self {
         self.settings.fence = Some(fence);
         self
     }
@@ -291,7 +292,12 @@ fn resolve(settings: Settings) -> Result<Config> {
 
 /// Who records what the pool does, if `PINPOOL_TRACE` asks for it.
 #[cfg(feature = "observe")]
-fn recorder(config: &Config, code: &Settings, log: &PoolLog, source: &dyn Source) -> Result<Option<Arc<Recorder>>> {
+fn recorder(
+    config: &Config,
+    code: &Settings,
+    log: &PoolLog,
+    source: &dyn backend::Source,
+) -> Result<Option<Arc<Recorder>>> {
     let Some(path) = &config.trace else { return Ok(None) };
     let mut description = crate::engine::recorded_description(config, log.name.as_deref(), source);
     let set_in_code: Vec<_> = env::set_in(code).collect();

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use pinpool::SourceError;
-use pinpool::source::{AddressRange, Region, Source, VirtualMemory};
+use pinpool::source::{Region, Source};
 use pinpool::unstable::backend::SimSource;
+use pinpool::unstable::backend::{AddressRange, VirtualMemory};
 
 /// Counts bytes from before they are acquired until after they are released, so never fewer than are held.
 #[derive(Debug)]

@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
-use pinpool::source::{PAGE_BYTES, Region, Source, VirtualMemory};
-#[cfg(not(miri))]
-use pinpool::source::{RemapError, Subrange};
+use pinpool::source::{PAGE_BYTES, Region, Source};
+use pinpool::unstable::backend::VirtualMemory;
 use pinpool::unstable::backend::{HeapSource, SimSource};
+#[cfg(not(miri))]
+use pinpool::unstable::backend::{RemapError, Subrange};
 use pinpool_testing::{FaultSource, SourceCall, check_source};
 
 fn source() -> FaultSource {

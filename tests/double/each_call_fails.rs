@@ -15,7 +15,8 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
 use driver_double::{Code, Double};
 use log::Level;
-use pinpool::{Backend, FenceKind, PinnedBuf, Pool, Request, Result};
+use pinpool::unstable::FenceKind;
+use pinpool::{Backend, PinnedBuf, Pool, Request, Result};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::fixture::{Held, MIB, builder, held};

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use driver_double::Double;
-use pinpool::{Backend, FenceKind, Pool};
+use pinpool::unstable::FenceKind;
+use pinpool::{Backend, Pool};
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
 

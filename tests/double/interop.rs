@@ -12,8 +12,9 @@ use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
 use driver_double::{Code, Double};
 use pinpool::copy::cuda::{RawMem, RawStream};
+use pinpool::unstable::FenceKind;
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
+use pinpool::{Backend, PinnedBuf, Pool};
 
 use crate::fixture::{self, begin_capture, end_capture, start, tensorflow};
 

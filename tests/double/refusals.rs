@@ -8,9 +8,10 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use driver_double::{Code, Double};
-use pinpool::source::VirtualMemory;
+use pinpool::unstable::FenceKind;
+use pinpool::unstable::backend::VirtualMemory;
 use pinpool::unstable::backend::VmmSource;
-use pinpool::{Backend, FenceKind, Pool, Preset, Request};
+use pinpool::{Backend, Pool, Preset, Request};
 
 use crate::child;
 use crate::fixture::{MIB, begin_capture, builder, end_capture, filled, held, stream_and_memory, tensorflow};

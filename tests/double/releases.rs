@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use driver_double::{Code, Double, HeldStream};
+use pinpool::unstable::FenceKind;
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, FenceKind, Pool};
+use pinpool::{Backend, Pool};
 
 use crate::child::alone;
 use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};

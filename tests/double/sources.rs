@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, sys};
 use driver_double::{Code, Double};
-use pinpool::source::{AddressRange, PAGE_BYTES, RemapError, Source, Subrange, VirtualMemory};
+use pinpool::source::{PAGE_BYTES, Source};
+use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};
 use pinpool::unstable::backend::{RegisterSource, VmmSource};
 use pinpool::{Backend, Preset};
 use pinpool_testing::check_source;

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use cudarc::driver::DevicePtr;
 use driver_double::{Code, Double};
+use pinpool::Backend;
 use pinpool::copy::cuda::RawMem;
-use pinpool::{Backend, FenceKind};
+use pinpool::unstable::FenceKind;
 
 use crate::fixture::{MIB, builder, filled, held, start, stream_and_memory, tensorflow};
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::thread;
 
 use cudarc::driver::{CudaContext, DevicePtrMut, result, sys};
-use pinpool::{FenceKind, PinnedBuf, Pool};
+use pinpool::unstable::FenceKind;
+use pinpool::{PinnedBuf, Pool};
 
 use crate::MIB;
 use crate::batch::Batch;

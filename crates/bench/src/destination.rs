@@ -9,7 +9,8 @@ use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::copy::{CopyTarget, FencePurpose};
 #[cfg(feature = "cuda")]
 use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, sys};
-use pinpool::{Completion, Error, FenceKind, PinnedBuf};
+use pinpool::unstable::FenceKind;
+use pinpool::{Completion, Error, PinnedBuf};
 
 /// A stream and the memory that every copy on it overwrites.
 #[derive(Debug)]

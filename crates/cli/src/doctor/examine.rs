@@ -11,8 +11,9 @@
 
 use std::ffi::OsString;
 
+use pinpool::unstable::config::Config;
 use pinpool::unstable::config::env;
-use pinpool::{Config, Finding, Level};
+use pinpool::unstable::{Finding, Level};
 
 use super::machine;
 use super::memory::{self, ReservePlan, SETTINGS};

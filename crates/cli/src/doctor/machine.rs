@@ -4,9 +4,11 @@ use std::path::Path;
 
 use pinpool::source::{GRANULE_BYTES, Source};
 use pinpool::unstable::backend::lock_limit;
+use pinpool::unstable::config::Config;
 use pinpool::unstable::config::{LedgerName, env};
 use pinpool::unstable::ledger;
-use pinpool::{Backend, Config, Finding, Level, Pool, PressureSource};
+use pinpool::unstable::{Finding, Level};
+use pinpool::{Backend, Pool, PressureSource};
 use pinpool_cli::table::format_about;
 use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
 use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use pinpool::SourceError;
 use pinpool::source::{GRANULE_BYTES, PAGE_BYTES, Source};
 use pinpool::unstable::backend::{self, Chosen, HeapSource, lock_limit};
+use pinpool::unstable::config::Config;
 use pinpool::unstable::config::{LedgerName, env};
-use pinpool::{Backend, Config, Finding, Level, Preset};
+use pinpool::unstable::{Finding, Level};
+use pinpool::{Backend, Preset};
 use pinpool_cli::table::format_about;
 use pinpool_os::host::{self, HostMemory};
 

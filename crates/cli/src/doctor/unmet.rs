@@ -4,8 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use pinpool::unstable::backend;
+use pinpool::unstable::config::Config;
 use pinpool::unstable::config::EnvReport;
-use pinpool::{Ceiling, Config, Finding, Level, PressureSource};
+use pinpool::unstable::{Finding, Level};
+use pinpool::{Ceiling, PressureSource};
 use pinpool_os::host;
 use pinpool_replay::Input;
 
