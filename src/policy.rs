@@ -1,6 +1,6 @@
 //! How much a pool keeps: numbers in, a decision out. Reads no clock, logs nothing, takes no lock.
 //!
-//! Of the rules in `ARCHITECTURE.md` this file holds the check, the raise and the lowering of policy-R4, the default
+//! Of the rules in `docs/policy.md` this file holds the check, the raise and the lowering of policy-R4, the default
 //! ceiling of policy-R8, the size up to which policy-R3 keeps every buffer, and the time after which an idle buffer expires (policy-R9).
 
 use std::time::Duration;

@@ -106,7 +106,7 @@ fn problem_of(name: &str, ignored: &str) -> String {
 fn advice_for(name: &str) -> String {
     match nearest(name) {
         Some(nearest) => format!("did you mean {nearest}?"),
-        None => "`pinpool env --all` lists the variables".to_owned(),
+        None => "`pinpool doctor --settings --all` lists the variables".to_owned(),
     }
 }
 
@@ -308,7 +308,7 @@ impl Settings {
     }
 }
 
-/// A variable in this process: one line of `pinpool env`.
+/// A variable in this process: one line of `pinpool doctor --settings`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VariableReport {
     /// Full name.

@@ -1,6 +1,6 @@
 //! The settings: one row each, from which the fields, the variables and the builder's methods are made.
 //!
-//! A row is, in this order: what the setting does (the docs of its field and method, the text of `pinpool env` and of
+//! A row is, in this order: what the setting does (the docs of its field and method, the text of `pinpool doctor --settings` and of
 //! `docs/settings.md`), its variable, its default, its name, what its builder method takes, its type, and how its variable is
 //! written. To add a setting, add a row, and where another setting implies or contradicts it, a line in
 //! [`Settings::examine`].

@@ -358,10 +358,10 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Hos
         }
         // Nobody has asked for this ledger by its name.
         Err(error) if config.ledger == LedgerName::Auto => {
-            log.no_ledger(&error.to_string());
+            log.no_ledger(&error);
             Ok(None)
         }
-        Err(error) => Err(refused(error.to_string())),
+        Err(error) => Err(refused(error)),
     }
 }
 

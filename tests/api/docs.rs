@@ -21,7 +21,7 @@ const SOURCES: [&str; 6] = [
 ];
 
 /// Methods whose text comes from elsewhere, and the first patterns of the lines that stand for them. TensorFlow's two lines are
-/// explained in `presets.md`.
+/// explained in `troubleshooting.md`.
 const ELSEWHERE: &[(&str, &[&str])] = &[
     ("checked", &[]),
     ("started", &["preset P, back-end B ..."]),

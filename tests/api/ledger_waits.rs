@@ -47,7 +47,7 @@ fn show(what: &str) {
 
 /// Gets are served beside a process of so many threads, and all of these go on.
 fn are_served_beside(preset: Preset, gets: usize, (threads, mib, hold_us): (usize, usize, u64)) {
-    let named = Named::new("cycled");
+    let named = Named::new(&format!("cycled-{preset:?}"));
     let mut other = cycling(&named, "other", threads, mib, hold_us);
     let pool = named.builder(64).preset(preset).name("own").build().unwrap();
     let before: u64 = counts(&mut other).iter().sum();
@@ -107,8 +107,8 @@ fn processes_that_all_want_more_than_there_is_all_go_on() {
         show(&format!("cycles and page-locks in 2 s: {:?}", made.collect::<Vec<_>>()));
     }
     let report = named.report();
-    show(&report.to_string());
-    assert!(report.held_bytes <= 64 << 20, "{report}");
+    show(&format!("{report:?}"));
+    assert!(report.held_bytes <= 64 << 20, "{report:?}");
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn gets_that_end_in_any_order_leave_no_want() {
         }
     });
     let report = named.report();
-    assert!(report.owners.iter().all(|owner| owner.wanted_bytes == 0), "{report}");
+    assert!(report.owners.iter().all(|owner| owner.wanted_bytes == 0), "{report:?}");
     drop(held);
 }
 

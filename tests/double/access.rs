@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Asks the driver for the flags of memory.
 
 use cudarc::driver::{CudaContext, sys};
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::{Backend, HandleTypes, PinnedBuf, Preset};
 
 use crate::fixture::{MIB, builder, filled, held, start, stream_and_memory};

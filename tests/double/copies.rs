@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
-use driver_double::{Code, Cruelty, Double};
+use mock_driver::{Code, Cruelty, Double};
 use pinpool::source::{PAGE_BYTES, Source};
 use pinpool::unstable::backend::CudaSource;
 use pinpool::{Backend, Completion, Pool};

@@ -13,8 +13,8 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
-use driver_double::{Code, Double};
 use log::Level;
+use mock_driver::{Code, Double};
 use pinpool::unstable::FenceKind;
 use pinpool::{Backend, PinnedBuf, Pool, Request, Result};
 

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use cudarc::driver::CudaContext;
-use driver_double::{Code, Double};
 use log::Level;
+use mock_driver::{Code, Double};
 use pinpool::unstable::backend::try_out;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 

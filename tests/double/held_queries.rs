@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::Backend;
 use pinpool::unstable::FenceKind;
 

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::{Backend, Pool, Request};
 
 use crate::fixture::{MIB, builder};

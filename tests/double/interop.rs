@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
-use driver_double::{Code, Double};
+use mock_driver::{Code, Double};
 use pinpool::copy::cuda::{RawMem, RawStream};
 use pinpool::unstable::FenceKind;
 use pinpool::unstable::ManualClock;

@@ -3,7 +3,7 @@
 
 use std::thread;
 
-use driver_double::{Code, Double};
+use mock_driver::{Code, Double};
 use pinpool::SourceError;
 use pinpool::unstable::backend::VmmSource;
 use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::source::PAGE_BYTES;
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool};

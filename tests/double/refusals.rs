@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
-use driver_double::{Code, Double};
+use mock_driver::{Code, Double};
 use pinpool::unstable::FenceKind;
 use pinpool::unstable::backend::VirtualMemory;
 use pinpool::unstable::backend::VmmSource;

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use driver_double::{Code, Double, HeldStream};
+use mock_driver::{Code, Double, HeldStream};
 use pinpool::unstable::FenceKind;
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool};

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, result, sys};
-use driver_double::{Code, Cruelty, Double};
+use mock_driver::{Code, Cruelty, Double};
 use pinpool::unstable::FenceKind;
 use pinpool::{Backend, PinnedBuf, Pool};
 

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, sys};
-use driver_double::{Code, Double};
+use mock_driver::{Code, Double};
 use pinpool::source::{PAGE_BYTES, Source};
 use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};
 use pinpool::unstable::backend::{RegisterSource, VmmSource};

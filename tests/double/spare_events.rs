@@ -3,7 +3,7 @@
 use std::thread;
 
 use cudarc::driver::{CudaContext, result};
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::Backend;
 use pinpool::unstable::FenceKind;
 

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::{fs, mem, ptr};
 
 use cudarc::driver::{result, sys};
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::unstable::backend::gpu;
 
 use pinpool::unstable::Level;

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream};
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::{Backend, Pool, Preset};
 
 fn pools() -> Vec<Pool> {

@@ -1,7 +1,7 @@
 //! Kernels beside the pool: one that runs while memory is pinned, moved and released, one that reads a buffer in place, and
 //! one that breaks the device.
 //!
-//! The kernels are PTX, compiled by the driver. The driver double has none: there a host function takes the place of the
+//! The kernels are PTX, compiled by the driver. The mock driver has none: there a host function takes the place of the
 //! kernel that runs, and the others are skipped with a word.
 
 use std::ffi::{CString, c_void};

@@ -25,7 +25,7 @@ use pinpool_os::sync::process::Ordering;
 
 /// Released for others in one go: then what they lack is looked at again, as other owners release, too.
 const STEP_BYTES: u64 = 64 << 20;
-/// Longest sleep of a reserve that waits for room in the ledger.
+/// Between two tries of a reserve that waits for room in the ledger.
 const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
 
 impl Core {
@@ -214,7 +214,7 @@ impl Core {
                 return added;
             }
             if ledger.set_want(&own.want, *missing_bytes, *needed_bytes) >= *missing_bytes {
-                ledger.sleep(RESERVE_PATIENCE);
+                std::thread::sleep(RESERVE_PATIENCE);
             }
         }
     }

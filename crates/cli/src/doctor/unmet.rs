@@ -16,7 +16,7 @@ use crate::input::RECORDING;
 
 /// What the settings of the environment `env` ask for and this machine does not have, one finding for each setting; none where
 /// two of them contradict each other. Pins nothing, opens no trace and no socket.
-pub(crate) fn unmet(env: &EnvReport) -> Vec<Finding> {
+pub(super) fn unmet(env: &EnvReport) -> Vec<Finding> {
     if !env.contradictions.is_empty() {
         return Vec::new();
     }

@@ -374,7 +374,7 @@ fn env_lists_the_few_that_most_programs_need_and_those_that_are_set() {
     let few = ["MAX_BYTES", "LEDGER", "WAIT", "ON_FULL", "IDLE_TIMEOUT", "RESERVE", "POLL", "TRACE", "SOCKET"];
     let few: Vec<_> = ["BACKEND"].iter().chain(&few).map(|name| format!("PINPOOL_{name}")).collect();
     assert_eq!((names(&ran), ran.code()), (few, 0), "{}", ran.stderr);
-    ran.check_stderr("more have their defaults: `pinpool env --all` lists them");
+    ran.check_stderr("more have their defaults: `pinpool doctor --settings --all` lists them");
     let all = finish(&mut pinpool(&["env", "--all"]));
     let known: Vec<_> =
         pinpool::unstable::config::env::VARIABLES.iter().map(|variable| variable.name.to_owned()).collect();
@@ -506,9 +506,8 @@ fn a_conformance_trace_takes_its_own_settings_and_no_others() {
     let expected = fs::read_to_string(data("conformance/small_limit.expected")).unwrap();
     assert_eq!(run(&["replay", "--format", "conformance", &trace]).stdout, expected);
     for (args, words) in [
-        (&["--format", "conformance", "--set", "IDLE_TIMEOUT=0s", &trace][..], "settings of the pool"),
+        (&["--format", "conformance", "--set", "IDLE_TIMEOUT=0s", &trace][..], "no settings of the pool"),
         (&["--format", "conformance", &trace, &trace][..], "one trace"),
-        (&["--targets", "none.csv", &trace][..], "--targets goes with"),
         (&["no-such-trace"][..], "no-such-trace"),
     ] {
         let refused = run(&[&["replay"], args].concat());
@@ -518,16 +517,6 @@ fn a_conformance_trace_takes_its_own_settings_and_no_others() {
     let contradiction = run(&["replay", "--set", "ROUNDING=pow2", "--set", "PRESET=adaptive,ROUNDING=pow2", &trace]);
     assert_eq!((contradiction.code(), contradiction.stdout.as_str()), (2, ""));
     contradiction.check_stderr("--set PRESET=adaptive,ROUNDING=pow2: PINPOOL_ROUNDING");
-}
-
-#[test]
-fn a_comparison_is_markdown_with_targets() {
-    let (workload, targets) = (data("workloads/cosmoflow.trace.gz"), data("workloads/targets.csv"));
-    let compared = run(&["replay", "--format", "markdown", "--targets", &targets, &workload]);
-    assert_eq!(compared.code(), 0, "{}", compared.stderr);
-    let row = compared.stdout.lines().find(|line| line.starts_with("| cosmoflow |")).unwrap();
-    assert!(row.contains(" 24 (24) | 0 (0) | 1.366 (1.37) |"), "{row}");
-    assert_eq!(row.matches('|').count(), 15, "{row}");
 }
 
 #[test]

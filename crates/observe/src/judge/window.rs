@@ -156,7 +156,7 @@ impl<'a> Window<'a> {
             let held =
                 if others_bytes == UNKNOWN_BYTES { "the rest".to_owned() } else { RoundedUp(others_bytes).to_string() };
             let found = format!("{short}: other processes hold {held}");
-            let cure = format!("raise {limit}, or look at what they keep (`pinpool ledger`)");
+            let cure = format!("raise {limit}, or look at what they keep (`pinpool top --all`)");
             return Some(self.alarm(Cause::OtherProcess, found, cure));
         }
         if let Some(judgement) = self.slow_consumer(&short) {

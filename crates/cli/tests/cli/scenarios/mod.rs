@@ -270,10 +270,10 @@ fn first(why: &Ran) -> (String, bool, String) {
     (text("pool"), is_alarm, text("cause"))
 }
 
-/// The cause on the screen of the pool.
+/// The cause that `top` prints of the pool.
 fn shown(top: &Ran, pool: &str) -> String {
-    let mut lines = top.stdout.lines().skip_while(|line| !line.contains(&format!(" {pool}: ")));
-    cause_in(lines.nth(1).unwrap_or_default()).to_owned()
+    let line = top.stdout.lines().find_map(|line| line.strip_prefix(&format!("{pool}: ")));
+    cause_in(line.unwrap_or_default()).to_owned()
 }
 
 /// The cause that a line begins with.
