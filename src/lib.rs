@@ -84,11 +84,11 @@ pub mod source {
     pub use crate::backend::{GRANULE_BYTES, PAGE_BYTES, Region, Source};
 }
 
-pub use backend::{Backend, HandleTypes, HugeTlb};
+pub use backend::{Backend, HugeTlb};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};
-pub use config::{Ceiling, LedgerName, OnFull, ParseError, Preset, PressureSource};
+pub use config::{Ceiling, LedgerName, OnFull, ParseError, Preset};
 pub use copy::Completion;
 pub use dump::{Dump, Owner};
 pub use error::{Error, Result, SourceError};

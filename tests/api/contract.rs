@@ -4,8 +4,7 @@
 use std::ptr::NonNull;
 
 use pinpool::source::{PAGE_BYTES, Source};
-use pinpool::unstable::backend::{AddressRange, RANGE_ALIGN_BYTES};
-use pinpool::unstable::backend::{HeapSource, SimSource};
+use pinpool::unstable::backend::{AddressRange, HeapSource, RANGE_ALIGN_BYTES, SimSource};
 use pinpool::{Backend, Pool, Preset};
 use pinpool_testing::check_source;
 

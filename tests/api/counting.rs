@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use pinpool::SourceError;
 use pinpool::source::{Region, Source};
-use pinpool::unstable::backend::SimSource;
-use pinpool::unstable::backend::{AddressRange, VirtualMemory};
+use pinpool::unstable::backend::{AddressRange, SimSource, VirtualMemory};
 
 /// Counts bytes from before they are acquired until after they are released, so never fewer than are held.
 #[derive(Debug)]

@@ -4,10 +4,8 @@
 use std::sync::Arc;
 
 use pinpool::source::{PAGE_BYTES, Region, Source};
-use pinpool::unstable::backend::VirtualMemory;
-use pinpool::unstable::backend::{HeapSource, SimSource};
+use pinpool::unstable::backend::{HeapSource, RemapError, SimSource, Subrange, VirtualMemory};
 #[cfg(not(miri))]
-use pinpool::unstable::backend::{RemapError, Subrange};
 use pinpool_testing::{FaultSource, SourceCall, check_source};
 
 fn source() -> FaultSource {

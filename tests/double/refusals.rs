@@ -9,8 +9,7 @@ use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use mock_driver::{Code, Double};
 use pinpool::unstable::FenceKind;
-use pinpool::unstable::backend::VirtualMemory;
-use pinpool::unstable::backend::VmmSource;
+use pinpool::unstable::backend::{VirtualMemory, VmmSource};
 use pinpool::{Backend, Pool, Preset, Request};
 
 use crate::child;

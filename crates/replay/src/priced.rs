@@ -12,8 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pinpool::SourceError;
 use pinpool::source::{GRANULE_BYTES, Region, Source};
-use pinpool::unstable::backend::SimSource;
-use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};
+use pinpool::unstable::backend::{AddressRange, RemapError, SimSource, Subrange, VirtualMemory};
 use pinpool_os::sync::plain::Mutex;
 
 /// All offsets.

@@ -22,8 +22,7 @@ use std::time::Instant;
 
 use pinpool::SourceError;
 use pinpool::source::{PAGE_BYTES, Region, Source};
-use pinpool::unstable::backend::PageTiers;
-use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};
+use pinpool::unstable::backend::{AddressRange, PageTiers, RemapError, Subrange, VirtualMemory};
 use pinpool_os::sync::plain::{Condvar, Mutex, MutexGuard};
 
 /// A source that fails and waits as scripted, and else forwards every call to another one.
@@ -261,10 +260,6 @@ unsafe impl VirtualMemory for FaultSource {
                 Err(RemapError::Lost(error))
             }
         }
-    }
-
-    fn descriptors(&self) -> u64 {
-        self.inner.virtual_memory().map_or(0, VirtualMemory::descriptors)
     }
 
     fn has_old_places(&self) -> bool {

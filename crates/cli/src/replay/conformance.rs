@@ -14,8 +14,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use pinpool::source::{Region, Source};
-use pinpool::unstable::backend::VirtualMemory;
-use pinpool::unstable::backend::{PageTiers, SimSource};
+use pinpool::unstable::backend::{PageTiers, SimSource, VirtualMemory};
 use pinpool::unstable::{CheckReport, LogSampler};
 use pinpool::{Backend, Request, SourceError};
 use pinpool::{Error, PinnedBuf, Pool, Preset};
