@@ -87,11 +87,11 @@ pub mod source {
     };
 }
 
-pub use backend::{Backend, HandleTypes, HugeTlb};
+pub use backend::{Backend, HugeTlb};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};
-pub use config::{Ceiling, Config, LedgerName, OnFull, ParseError, Preset, PressureSource};
+pub use config::{Ceiling, Config, LedgerName, OnFull, ParseError, Preset};
 pub use copy::Completion;
 pub use dump::{Dump, Owner};
 pub use error::{Error, Kind as ErrorKind, Result, SourceError};

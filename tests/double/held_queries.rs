@@ -93,7 +93,7 @@ fn the_end_of_a_pool_does_not_wait_for_its_thread_in_a_query() {
     let pool = builder(Backend::Vmm)
         .unstable_fence(FenceKind::Event)
         .background_poll(true)
-        .close_wait(Duration::from_millis(200))
+        .unstable_close_wait(Duration::from_millis(200))
         .build()
         .unwrap();
     let buf = filled(&pool, MIB, 7);

@@ -262,10 +262,6 @@ unsafe impl VirtualMemory for FaultSource {
         }
     }
 
-    fn descriptors(&self) -> u64 {
-        self.inner.virtual_memory().map_or(0, VirtualMemory::descriptors)
-    }
-
     fn has_old_places(&self) -> bool {
         self.inner.virtual_memory().is_some_and(VirtualMemory::has_old_places)
     }
