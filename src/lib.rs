@@ -92,7 +92,7 @@ pub use config::{Ceiling, LedgerName, OnFull, ParseError, Preset};
 pub use copy::Completion;
 pub use dump::{Dump, Owner};
 pub use error::{Error, Result, SourceError};
-pub use in_flight::{Fence, StreamId};
+pub use in_flight::{Fence, FenceKind, StreamId};
 pub use policy::Window;
 pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, Request, TaggedPool};
 pub use size_class::{DEFAULT_ALIGN, Rounding};

@@ -141,7 +141,7 @@ impl PoolBuilder {
 
     /// Sets how the pool learns that a copy is over, for benchmarks. It may change or go at any time.
     #[doc(hidden)]
-    pub fn unstable_fence(mut self, fence: crate::in_flight::FenceKind) -> Self {
+    pub fn unstable_fence(mut self, fence: crate::FenceKind) -> Self {
         self.settings.code.fence = fence;
         self
     }

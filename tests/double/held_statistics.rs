@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use mock_driver::Double;
-use pinpool::unstable::FenceKind;
-use pinpool::{Backend, Pool};
+use pinpool::{Backend, FenceKind, Pool};
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
 

@@ -12,8 +12,8 @@ use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
 use mock_driver::{Code, Double};
 use pinpool::copy::cuda::{RawMem, RawStream};
-use pinpool::unstable::{FenceKind, ManualClock};
-use pinpool::{Backend, PinnedBuf, Pool};
+use pinpool::unstable::ManualClock;
+use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
 
 use crate::fixture::{self, begin_capture, end_capture, start, tensorflow};
 

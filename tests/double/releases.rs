@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use mock_driver::{Code, Double, HeldStream};
-use pinpool::unstable::{FenceKind, ManualClock};
-use pinpool::{Backend, Pool};
+use pinpool::unstable::ManualClock;
+use pinpool::{Backend, FenceKind, Pool};
 
 use crate::child::alone;
 use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};

@@ -5,7 +5,7 @@ use std::thread;
 use cudarc::driver::{CudaContext, result};
 use mock_driver::Double;
 use pinpool::Backend;
-use pinpool::unstable::FenceKind;
+use pinpool::FenceKind;
 
 use crate::fixture::{builder, filled, stream_and_memory};
 

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaStream, result};
-use pinpool::unstable::FenceKind;
-use pinpool::{Pool, Request};
+use pinpool::{FenceKind, Pool, Request};
 
 use crate::MIB;
 use crate::batch::Batch;

@@ -14,8 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream, result};
-use pinpool::unstable::FenceKind;
-use pinpool::{PinnedBuf, Pool, PoolBuilder, Preset, Request};
+use pinpool::{FenceKind, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 
 use crate::MIB;
 use crate::batch::Batch;

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use cudarc::driver::{CudaContext, DevicePtrMut, result, sys};
-use pinpool::unstable::FenceKind;
-use pinpool::{PinnedBuf, Pool};
+use pinpool::{FenceKind, PinnedBuf, Pool};
 
 use crate::MIB;
 use crate::batch::Batch;

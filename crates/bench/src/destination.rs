@@ -9,8 +9,7 @@ use pinpool::copy::cuda::RawMem;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 #[cfg(feature = "cuda")]
 use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, sys};
-use pinpool::unstable::FenceKind;
-use pinpool::{Completion, Error, PinnedBuf};
+use pinpool::{Completion, Error, FenceKind, PinnedBuf};
 
 /// A stream and the memory that every copy on it overwrites.
 #[derive(Debug)]
