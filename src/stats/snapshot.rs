@@ -296,6 +296,7 @@ impl Stats {
     /// # Errors
     ///
     /// The first sum that does not balance.
+    #[doc(hidden)]
     pub fn validate(&self) -> Result<(), StatsError> {
         let Self { gets, misses, buffers, pinned_bytes, fallback_bytes, .. } = *self;
         let (left, peaks) = (self.eviction_reasons, self.peaks);
