@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use log::{Level, LevelFilter};
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::unstable::{Check, CheckReport, LogSampler, ManualClock};
-use pinpool::{Backend, Pool, PoolBuilder, Preset, Rounding, Window};
+use pinpool::unstable::{Check, CheckReport, LogSampler, ManualClock, Window};
+use pinpool::{Backend, Pool, PoolBuilder, Preset, Rounding};
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
 use crate::child::alone;
