@@ -66,12 +66,6 @@ impl fmt::Display for PoolLog {
 }
 
 impl PoolLog {
-    /// The log of a partition, named after its parent: `parent/child`.
-    pub(crate) fn partition(&self, child: &str) -> Self {
-        let name = self.name.as_ref().map_or_else(|| child.to_owned(), |parent| format!("{parent}/{child}"));
-        Self { name: Some(name), ..self.clone() }
-    }
-
     /// `preset P, back-end B ...` (info): nothing: what the pool starts with: rules, source of memory and its granules,
     /// ceiling, GPU, memory node; the limits and what was set, from the `builder`, a `variable`, `implied` or by
     /// `default`; version, process, why no better source.

@@ -29,7 +29,7 @@ impl Pool {
     /// around one. So it queries no copy: one that has finished counts as in flight until [`poll`](Pool::poll), a miss,
     /// [`Completion::wait`](crate::Completion::wait) or, within 0.1 s, the maintenance thread finds it.
     pub fn stats(&self) -> Stats {
-        self.core().stats()
+        self.account().map_or_else(|| self.core().stats(), |account| account.stats())
     }
 
     /// What the pool has counted of each size class that it had buffers of, the smallest first. Waits as little as
@@ -39,9 +39,10 @@ impl Pool {
     }
 
     /// The [`stats`](Pool::stats) of each [partition](Pool::partition) of this pool that has not been dropped, in the order
-    /// in which they were made. Partitions of a partition are in its own list.
+    /// in which they were made. Of a partition, none.
     pub fn partition_stats(&self) -> Vec<Stats> {
-        self.core().partition_stats()
+        let accounts = if self.account().is_some() { Vec::new() } else { self.core().existing_accounts() };
+        accounts.iter().map(|account| account.stats()).collect()
     }
 
     /// The kinds of pages that the held memory is in. Reads a file of the kernel, so keep it off hot paths. `None` under
@@ -52,7 +53,7 @@ impl Pool {
 
     /// The name in the pool's log lines ([`PoolBuilder::name`](crate::PoolBuilder::name)).
     pub fn name(&self) -> Option<&str> {
-        self.core().name()
+        self.account().map_or_else(|| self.core().name(), |account| Some(account.name()))
     }
 
     /// The back-end that the pool's memory comes from, by its name: `vmm`, where the setting may be `auto`.

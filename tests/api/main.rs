@@ -89,7 +89,6 @@ mod orphans;
 mod out_of_memory;
 mod own_stream;
 mod panics;
-mod partition_copies;
 #[cfg(all(feature = "trace", not(miri)))]
 mod record;
 #[cfg(all(feature = "trace", target_os = "linux", not(miri)))]

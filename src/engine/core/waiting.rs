@@ -15,7 +15,7 @@ use super::super::owners::Ledger;
 use super::super::supply::{CALL_PATIENCE, Refusal, SlowCalls, Stop};
 use super::super::waiters::{Look, Offer, Pass, Server, Turn};
 use super::side_thread::SideCall;
-use super::{Block, Core};
+use super::{Account, Block, Core};
 use crate::backend::SourceError;
 use crate::diag::is_power_of_ten;
 use crate::error::{ErrorKind, Result};
@@ -33,12 +33,14 @@ pub(crate) struct Wanted {
     pub(crate) len: usize,
     pub(crate) class: Class,
     pub(crate) ledger: Option<Arc<Ledger>>,
+    /// The partition that it is a request of.
+    pub(crate) account: Option<Arc<Account>>,
 }
 
 impl Wanted {
     /// A reserve of `len` bytes, which has no class.
     pub(super) fn reserve(len: usize) -> Self {
-        Self { len, class: Class { bytes: len, index: 0 }, ledger: None }
+        Self { len, class: Class { bytes: len, index: 0 }, ledger: None, account: None }
     }
 }
 
@@ -112,7 +114,7 @@ impl Core {
     /// Begins the get of a task at `now`, on its thread. `None` if the back-end would have to be called: then
     /// [`begin_get_with_calls`](Self::begin_get_with_calls) begins it, on another thread.
     pub(crate) fn begin_get(self: &Arc<Self>, wanted: &Wanted, wait: Duration, now: Instant) -> Result<Option<Begun>> {
-        if let Some(block) = self.try_get(wanted.class) {
+        if let Some(block) = self.try_get_of_pool(wanted.class) {
             self.record_get(&block, wanted, None);
             return Ok(Some(Begun::Served(block)));
         }
@@ -130,7 +132,7 @@ impl Core {
         wait: Duration,
         begun: Instant,
     ) -> Result<Begun> {
-        if let Some(block) = self.try_get(wanted.class) {
+        if let Some(block) = self.try_get_of_pool(wanted.class) {
             self.record_get(&block, wanted, None);
             return Ok(Begun::Served(block));
         }
@@ -237,7 +239,7 @@ impl Core {
             Pass::Free => {
                 let block = self.acquire(class, calls, None)?;
                 self.shortage.end_if_calm(&self.log, now_us);
-                self.stock.enforce_idle_limit(now_us);
+                self.stock.enforce_idle_limit(&**self, now_us);
                 Ok(block)
             }
             Pass::Beside { number } => match self.acquire(class, calls.without_waiting(), None) {
@@ -399,6 +401,6 @@ pub(super) fn reason_of(refusal: &Refusal) -> MissReason {
     }
 }
 
-fn deadline(wait: Duration) -> Instant {
+pub(super) fn deadline(wait: Duration) -> Instant {
     Instant::now() + wait.min(WAIT_MAX)
 }
