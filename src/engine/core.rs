@@ -78,7 +78,7 @@ mod ticks;
 mod verdicts;
 mod waiting;
 
-pub(crate) use account::{Account, WaitingClaim};
+pub(crate) use account::{Account, WaitingClaim, Wanted};
 use attention::Attention;
 use backoff::Backoff;
 use device::DeviceWatch;
@@ -88,7 +88,7 @@ use report::SystemMemory;
 pub(crate) use side_thread::SideCall;
 use side_thread::SideThread;
 use verdicts::Verdicts;
-pub(crate) use waiting::{Begun, Polled, WaitingGet, Wanted};
+pub(crate) use waiting::{Begun, Polled, WaitingGet};
 
 type Block = block::Block<Core>;
 

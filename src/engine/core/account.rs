@@ -15,9 +15,8 @@ use std::time::{Duration, Instant};
 
 use super::super::owners::Ledger;
 use super::super::supply::{Refusal, SlowCalls, Stop};
-use super::super::waiters::{Look, Server, Turn, Waiters};
-use super::waiting::deadline;
-use super::{Block, Core, POOLS, Wanted};
+use super::super::waiters::{Look, Server, Turn, Waiters, deadline};
+use super::{Block, Core, POOLS};
 use crate::error::{ErrorKind, Result};
 use crate::maintenance_thread::Reminder;
 use crate::quota::{Budget, Claim, RoomWatcher};
@@ -25,6 +24,23 @@ use crate::size_class::Class;
 use crate::stats::{Histogram, Stats};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
+
+/// What a get asks for, and for whom.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) len: usize,
+    pub(crate) class: Class,
+    pub(crate) ledger: Option<Arc<Ledger>>,
+    /// The partition that it is a request of.
+    pub(crate) account: Option<Arc<Account>>,
+}
+
+impl Wanted {
+    /// A reserve of `len` bytes, which has no class.
+    pub(super) fn reserve(len: usize) -> Self {
+        Self { len, class: Class { bytes: len, index: 0 }, ledger: None, account: None }
+    }
+}
 
 /// An account of a pool.
 pub(crate) struct Account {

@@ -11,11 +11,11 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
-use super::super::owners::Ledger;
 use super::super::supply::{CALL_PATIENCE, Refusal, SlowCalls, Stop};
-use super::super::waiters::{Look, Offer, Pass, Server, Turn};
+use super::super::waiters::{Look, Offer, Pass, Server, Turn, WAIT_MAX, deadline};
+use super::account::Wanted;
 use super::side_thread::SideCall;
-use super::{Account, Block, Core};
+use super::{Block, Core};
 use crate::backend::SourceError;
 use crate::diag::is_power_of_ten;
 use crate::error::{ErrorKind, Result};
@@ -23,26 +23,6 @@ use crate::maintenance_thread::{MaintenanceThread, Reminder};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, MissReason};
 use pinpool_os::sync::process::Ordering;
-
-/// Longest wait for room.
-const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
-
-/// What a get asks for, and for whom.
-#[derive(Debug, Clone)]
-pub(crate) struct Wanted {
-    pub(crate) len: usize,
-    pub(crate) class: Class,
-    pub(crate) ledger: Option<Arc<Ledger>>,
-    /// The partition that it is a request of.
-    pub(crate) account: Option<Arc<Account>>,
-}
-
-impl Wanted {
-    /// A reserve of `len` bytes, which has no class.
-    pub(super) fn reserve(len: usize) -> Self {
-        Self { len, class: Class { bytes: len, index: 0 }, ledger: None, account: None }
-    }
-}
 
 /// A get in progress that may wait.
 #[derive(Debug)]
@@ -399,8 +379,4 @@ pub(super) fn reason_of(refusal: &Refusal) -> MissReason {
         Refusal::Line { .. } => MissReason::InLine,
         Refusal::Source(_) => MissReason::BackendFailed,
     }
-}
-
-pub(super) fn deadline(wait: Duration) -> Instant {
-    Instant::now() + wait.min(WAIT_MAX)
 }
