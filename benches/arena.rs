@@ -1,13 +1,13 @@
 //! A carve and a return in the arena when no memory must be committed, beside plain best fit over `BTreeMap`s that ignores
 //! granules, ages and discrete regions. One pair is one buffer returned and one carved.
 //!
-//! `cargo bench --features testing --bench arena`
+//! `cargo bench --bench arena`
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use pinpool::testing::arena::{Arena, ArenaPtr, GrowthLimits, GrowthMode, PlanOutcome, Retention};
+use pinpool::unstable::arena::{Arena, ArenaPtr, GrowthLimits, GrowthMode, PlanOutcome, Retention};
 
 const PAGE: u64 = 4096;
 const GRANULE: u64 = 2 << 20;

@@ -5,7 +5,7 @@
 //!   carved    a miss: carved from memory that is locked already, and returned to it at the put
 //!   evicting  twelve classes by chance through a pool that keeps eight: a third of the gets misses, a third of the puts evicts
 //!   across    gets of one thread, puts of another, eight buffers at a time through a channel, whose instructions count
-//!   sampled   as hit, while one get in 1000 keeps its call stack (feature trace)
+//!   sampled   as hit, while one get in 1000 keeps its call stack (feature `observe`)
 //! ```
 //!
 //! `cargo bench --bench instructions` runs itself under valgrind, each pattern twice: a figure is the
@@ -27,7 +27,7 @@ const PATTERNS: &[Pattern] = &[
     ("carved", carved),
     ("evicting", evicting),
     ("across", across),
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     ("sampled", sampled),
 ];
 /// Pairs of the shorter run of a pattern; the other has three times as many.
@@ -91,7 +91,7 @@ fn across(pairs: u64) {
     assert!(pool.stats().misses <= BATCH, "not only hits");
 }
 
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 fn sampled(pairs: u64) {
     let pool = builder().call_stacks(1000).build().expect("the heap has memory");
     (0..pairs).for_each(|_| pair(&pool, 16 << 10));

@@ -38,7 +38,6 @@ pub use checks::{CheckReport, LogSampler};
 pub(crate) use log::defer;
 use texts::StillOut;
 pub(crate) use texts::{Growth, Start};
-pub(crate) use warnings::Warnings;
 
 /// The log of one pool: one method for each line.
 ///
@@ -49,7 +48,6 @@ pub(crate) struct PoolLog {
     pub(crate) log_sampler: LogSampler,
     pub(crate) log_every: u64,
     pub(crate) listener: Option<Listener>,
-    pub(crate) warnings: Warnings,
 }
 
 impl fmt::Debug for PoolLog {
@@ -67,8 +65,8 @@ impl fmt::Display for PoolLog {
 
 impl PoolLog {
     /// `preset P, back-end B ...` (info): nothing: what the pool starts with: rules, source of memory and its granules,
-    /// ceiling, GPU, memory node; the limits and what was set, from the `builder`, a `variable`, `implied` or by
-    /// `default`; version, process, why no better source.
+    /// ceiling, GPU, memory node; what was set, by the `builder`, by a `variable`, or `implied` by another setting; version,
+    /// process, why no better source.
     pub(crate) fn started(&self, start: &Start<'_>) {
         log::info!(pool, "{self}{start}");
     }
@@ -128,7 +126,7 @@ impl PoolLog {
     /// `verdict: sizes never recur ...` (info, warn): nothing if it is info; a warning says what to change and what it costs.
     ///
     /// `verdict: leak ...` (warn): look at what holds the buffers of the tag in the line. It names where most of them were got that were
-    /// sampled (`PINPOOL_CALL_STACKS`).
+    /// sampled (`call_stacks`).
     ///
     /// `verdict: CAUSE ...` (warn): what the line says: what was seen, what to set or to change, and the seconds lost.
     pub(crate) fn judged(&self, judgement: &Judgement) {
@@ -150,32 +148,31 @@ impl PoolLog {
     /// The first such get of the pool, and then each power of ten.
     ///
     /// `fallback: memory for N bytes is not pinned ...` (warn): what the line of the shortage says. Logged for the first such
-    /// get of the pool, and then for each power of ten; `PINPOOL_MAX_FALLBACK_BYTES` limits such memory.
+    /// get of the pool, and then for each power of ten. Such memory is limited to as much as the pool.
     pub(crate) fn fell_back(&self, asked_bytes: u64, nth: u64, fallback_bytes: u64, max_bytes: Option<u64>) {
         let limit = max_bytes.map_or_else(String::new, |max_bytes| format!(" of at most {max_bytes}"));
         let so_far = if nth == 1 { String::new() } else { format!(", as for {nth} gets so far") };
         log::warn!(
             shortage,
             "{self}fallback: memory for {asked_bytes} bytes is not pinned{so_far}, so a copy from it is slow and holds up its \
-             caller; {fallback_bytes} bytes{limit} are such memory now (PINPOOL_MAX_FALLBACK_BYTES sets the limit, \
-             PINPOOL_ON_FULL=error refuses instead)"
+             caller; {fallback_bytes} bytes{limit} are such memory now (PINPOOL_ON_FULL=error refuses instead)"
         );
     }
 
     /// `socket: statistics at PATH ...` (info): nothing: `pinpool top PATH` shows them.
-    #[cfg(feature = "serve")]
+    #[cfg(feature = "observe")]
     pub(crate) fn serving(&self, path: &std::path::Path) {
         log::info!(socket, "{self}socket: statistics at {}: `pinpool top` shows them", path.display());
     }
 
-    /// `socket: no statistics at PATH ...` (warn): what the line says: another path, or the feature `serve`.
-    #[cfg(feature = "serve")]
+    /// `socket: no statistics at PATH ...` (warn): what the line says: another path, or the feature `observe`.
+    #[cfg(feature = "observe")]
     pub(crate) fn not_serving(&self, path: &std::path::Path, why: &str) {
         log::warn!(socket, "{self}socket: no statistics at {}: {why}", path.display());
     }
 
     /// `trace: recording to F`, `trace: N records are in F` (info): nothing: `PINPOOL_TRACE` is set.
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     pub(crate) fn recording(&self, path: &Path) {
         log::info!(trace, "{self}trace: recording to {}", path.display());
     }
@@ -184,7 +181,7 @@ impl PoolLog {
     ///
     /// `trace: the earlier recording in F ...` (warn): nothing: it is kept as `F.old`, until the next recording takes
     /// its place there. Put `%p` into the name to keep all.
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     pub(crate) fn earlier_recording(&self, path: &Path, earlier: &Path) {
         log::warn!(
             trace,
@@ -195,9 +192,9 @@ impl PoolLog {
         );
     }
 
-    /// `trace: nothing is recorded ...` (warn): the line says why: another process has the file, or the feature `trace`
+    /// `trace: nothing is recorded ...` (warn): the line says why: another process has the file, or the feature `observe`
     /// is missing.
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     pub(crate) fn not_recording(&self, path: &Path, why: &str) {
         log::warn!(trace, "{self}trace: nothing is recorded to {}: {why}", path.display());
     }
@@ -237,17 +234,16 @@ impl PoolLog {
     pub(crate) fn no_thread_for(&self, error: &std::io::Error) {
         log::warn!(
             maintenance,
-            "{self}no thread for maintenance (PINPOOL_POLL): idle memory is given back only while the pool is used; call \
+            "{self}no thread for maintenance: idle memory is given back only while the pool is used; call \
              Pool::poll when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}"
         );
     }
 
-    /// To standard error, once, where the program has no logger: what its user set does not hold, and nothing else says so.
+    /// To standard error, once, if the program has no logger: what its user set does not hold, and nothing else says so.
     ///
-    /// `PINPOOL_X=V: ...` (warn): correct the name, the line says which was meant; a value that cannot be read, where code sets
-    /// another (else it is an error); one that does not hold, since the program sets another in its code: change it there; or
-    /// one without effect under the others, as the line says.
-    /// Also on standard error where the program has no logger.
+    /// `PINPOOL_X=V: ...` (warn): the line says what to change: an unknown name, a retired one with what replaces it, a value
+    /// that the program replaces in code, or a setting without effect under the others. Also on standard error if the program has
+    /// no logger.
     pub(crate) fn unused_variables(&self, unused: &[String]) {
         // A `Once` that is under way in a parent would hold its child of `fork` for ever.
         static IS_TOLD: AtomicBool = AtomicBool::new(false);
@@ -342,7 +338,7 @@ impl PoolLog {
         log::warn!(
             copies,
             "{self}{subject} of {bytes} bytes {have} been in flight for {age:?} on stream {stream:#x}, unavailable until \
-             the copies complete; look for what blocks that stream (PINPOOL_STUCK_AFTER sets the time)"
+             the copies complete; look for what blocks that stream"
         );
     }
 
@@ -365,7 +361,7 @@ impl PoolLog {
     ///
     /// `ended with N buffers still out ...` (info): nothing, if they are dropped soon: until then the pool keeps their
     /// memory. Else look for who has them: those of `Pool::tagged` are listed with size, tag and age, those that were sampled
-    /// (`PINPOOL_CALL_STACKS`) with the line that got them.
+    /// (`call_stacks`) with the line that got them.
     pub(crate) fn still_out(&self, buffers: u64, bytes: u64, tagged: &[HeldBuffer]) {
         let noun = if buffers == 1 { "buffer" } else { "buffers" };
         let list = StillOut { buffers, bytes, tagged };
@@ -399,7 +395,7 @@ impl PoolLog {
         log::error!(
             copies,
             "{self}closing with {copies} copies in flight after waiting {waited:?}: their {bytes} bytes are never released, \
-             since a device may still read them (PINPOOL_CLOSE_WAIT sets the wait)"
+             since a device may still read them"
         );
     }
 }

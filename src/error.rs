@@ -210,6 +210,20 @@ impl Error {
 }
 
 impl Error {
+    /// The first of these errors of settings, which names the others.
+    pub(crate) fn first_of(errors: Vec<Self>) -> Option<Self> {
+        let name = |error: &Self| if let ErrorKind::Setting { name, .. } = *error.0 { name } else { "" };
+        let mut names: Vec<_> = errors.iter().map(name).collect();
+        names.dedup();
+        let mut first = errors.into_iter().next()?;
+        if let (ErrorKind::Setting { why, .. }, [_, others @ ..]) = (&mut *first.0, &names[..])
+            && !others.is_empty()
+        {
+            *why += &format!("; also wrong: {}", others.join(", "));
+        }
+        Some(first)
+    }
+
     /// A copy refused before anything was enqueued, with the reason. For implementors of
     /// [`CopyTarget`](crate::copy::CopyTarget).
     pub fn copy(len: usize, why: impl Into<String>) -> Self {

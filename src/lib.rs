@@ -34,12 +34,8 @@
 //! | feature | default | adds |
 //! | --- | --- | --- |
 //! | `cuda` | yes | back-ends of the CUDA driver and copies on streams of cudarc; driver and toolkit are not needed to build or run |
-//! | `serve` | no | the statistics of a running process on a Unix socket (`PINPOOL_SOCKET`), for `pinpool top` |
 //! | `serde` | no | `serde::Serialize` for [`Stats`] and its parts |
-//! | `trace` | no | recording what a pool does to a file (`PINPOOL_TRACE`), for the tool's `trace`, `replay` and `advise`; call stacks of gets |
-//! | `custom-source` | no | the module `backend`: memory from elsewhere for a pool, and the sources there are, to be used without one |
-//! | `tools` | no | for programs about pools: the modules `config` (every variable with its text) and `ledger` (who holds what), each check of the rates; and `custom-source` |
-//! | `testing` | no | the module `testing`: a manual clock, and parts to be measured alone; and `tools` |
+//! | `observe` | no | recording what a pool does to a file (`PINPOOL_TRACE`), call stacks of allocations, and the statistics of a running process on a Unix socket (`PINPOOL_SOCKET`): for the tool |
 //!
 //! The reference loader is the crate `pinpool-loader`, the tool is `pinpool-cli`, the statistics go to the facade `metrics` by
 //! `pinpool-metrics`, and the interface to C is `crates/capi`.
@@ -57,11 +53,11 @@
 #[doc = include_str!("../ARCHITECTURE.md")]
 pub mod architecture {}
 
-#[allow(missing_docs)] // Public for the benches alone.
-#[cfg_attr(not(feature = "testing"), allow(dead_code, unreachable_pub))] // What only benches and tests use.
+#[allow(missing_docs)] // Public in `unstable` alone, where a name says enough.
 mod arena;
+mod backend;
 mod buffer;
-#[cfg_attr(not(feature = "tools"), allow(dead_code, unreachable_pub, unused_imports))] // What only tools use.
+mod config;
 mod diag;
 #[cfg(feature = "cuda")]
 mod driver;
@@ -70,8 +66,8 @@ mod engine;
 mod error;
 mod finding;
 mod in_flight;
+mod ledger;
 mod maintenance_thread;
-#[cfg_attr(not(feature = "tools"), allow(dead_code, unreachable_pub, unused_imports))] // What only tools use.
 mod policy;
 mod pool;
 mod quota;
@@ -79,42 +75,30 @@ mod size_class;
 mod stats;
 mod why;
 
-// The same modules, with what only sources of memory of a program's own, or tools, need.
-#[cfg(feature = "custom-source")]
-pub mod backend;
-#[cfg(not(feature = "custom-source"))]
-#[allow(dead_code, unreachable_pub, unused_imports)] // What the feature is for.
-mod backend;
-#[cfg(feature = "tools")]
-pub mod config;
-#[cfg(not(feature = "tools"))]
-#[allow(dead_code, unreachable_pub, unused_imports)] // What the feature is for.
-mod config;
 pub mod copy;
-#[cfg(feature = "tools")]
-pub mod ledger;
-#[cfg(not(feature = "tools"))]
-#[allow(dead_code, unreachable_pub, unused_imports)] // What the feature is for.
-mod ledger;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
+#[doc(hidden)]
+pub mod unstable;
 
-pub use backend::{Backend, HandleTypes, HugeTlb, PageTiers};
+/// Sources of memory for [`Backend::Source`]: one of your own implements [`Source`](source::Source). The contract suite for it is in
+/// the crate `pinpool-testing`.
+pub mod source {
+    pub use crate::backend::{
+        AddressRange, GRANULE_BYTES, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, RemapError, Source, Subrange, VirtualMemory,
+    };
+}
+
+pub use backend::{Backend, HugeTlb};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};
-pub use config::{Ceiling, Config, LedgerName, OnFull, ParseError, Preset, PressureSource};
+pub use config::{Ceiling, Config, LedgerName, OnFull, ParseError, Preset};
 pub use copy::Completion;
-#[cfg(feature = "tools")]
-pub use diag::{CheckReport, LogSampler};
 pub use dump::{Dump, Owner};
 pub use error::{Error, Kind as ErrorKind, Result, SourceError};
 pub use finding::{Finding, Level};
 pub use in_flight::{Fence, FenceKind, StreamId};
-#[cfg(feature = "tools")]
-pub use policy::Check;
 pub use policy::Window;
-pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, TaggedPool};
+pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, Request, TaggedPool};
 pub use size_class::{DEFAULT_ALIGN, Rounding};
 pub use stats::{
     Calls, ClassStats, EvictionReasons, Histogram, LedgerStats, MissReasons, Peaks, Requested, Stats, StatsError,
@@ -123,7 +107,7 @@ pub use stats::{
 pub use why::Why;
 
 /// Whether this machine has a CUDA driver that can be loaded: cudarc panics without one. Loads it, and starts nothing.
-/// [`Pool::warnings`] says more, with the cause.
+/// The log of a pool says why the GPU is not used.
 #[must_use]
 pub fn cuda_is_present() -> bool {
     #[cfg(feature = "cuda")]

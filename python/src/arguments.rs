@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pinpool::config::text::{parse_bytes, parse_duration};
+use pinpool::unstable::config::text::{parse_bytes, parse_duration};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyString};

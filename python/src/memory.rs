@@ -239,21 +239,6 @@ impl Memory {
         Ok(())
     }
 
-    /// Ends the use of the buffer and returns what it was, for a copy. Fails as [`release`](Memory::release) would, and where
-    /// a stream was recorded.
-    pub(crate) fn take(&self) -> PyResult<PinnedBuf> {
-        let mut state = self.usable()?;
-        if state.views > 0 || state.is_lent {
-            return Err(views_alive(&state));
-        }
-        if !state.streams.is_empty() {
-            return Err(PyBufferError::new_err("a stream uses this buffer: release it, and get another one"));
-        }
-        state.is_closed = true;
-        let buf = state.buf.take();
-        buf.ok_or_else(|| ReleasedError::new_err("the buffer was released"))
-    }
-
     /// Fails as [`release`](Memory::release) would.
     pub(crate) fn check_release(&self) -> PyResult<()> {
         let state = self.usable()?;

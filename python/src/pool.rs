@@ -7,9 +7,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use pinpool::config::env::{PREFIX, VARIABLES, nearest};
-use pinpool::config::text::format_bytes;
-use pinpool::{Ceiling, DEFAULT_ALIGN, Error, GetFuture, PinnedBuf, Preset, TaggedPool};
+use pinpool::unstable::config::env::{PREFIX, VARIABLES, nearest};
+use pinpool::unstable::config::text::format_bytes;
+use pinpool::{Ceiling, DEFAULT_ALIGN, Error, GetFuture, PinnedBuf, Preset, Request, TaggedPool};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -56,10 +56,10 @@ impl Pool {
         &self.gets
     }
 
-    fn future(&self, len: usize, wait: Duration) -> PyResult<GetFuture> {
+    fn future(&self, request: Request) -> PyResult<GetFuture> {
         Ok(match &self.tagged {
-            Some(tagged) => tagged.get_async_timeout(len, wait),
-            None => self.pool()?.get_async_timeout(len, wait),
+            Some(tagged) => tagged.get_async(request),
+            None => self.pool()?.get_async(request),
         })
     }
 
@@ -76,14 +76,8 @@ impl Pool {
     }
 
     /// A get that waits long enough for Ctrl-C to matter: it is asked for now and then, and keeps its place in line.
-    fn get_interruptibly(
-        &self,
-        py: Python<'_>,
-        len: usize,
-        align: usize,
-        wait: Duration,
-    ) -> PyResult<Result<PinnedBuf, Error>> {
-        let mut future = self.future(len, wait)?.aligned(align);
+    fn get_interruptibly(&self, py: Python<'_>, request: Request) -> PyResult<Result<PinnedBuf, Error>> {
+        let mut future = self.future(request)?;
         loop {
             let polled = py.detach(|| {
                 let waker = Waker::from(Arc::new(Unpark(thread::current())));
@@ -169,13 +163,13 @@ impl Pool {
             return Ok(idle);
         }
         let begun = Instant::now();
-        let align = align.unwrap_or(DEFAULT_ALIGN);
+        let request = Request::new(len).align(align.unwrap_or(DEFAULT_ALIGN)).wait(wait);
         let served = if wait > UNINTERRUPTED {
-            self.get_interruptibly(py, len, align, wait)?
+            self.get_interruptibly(py, request)?
         } else {
             py.detach(|| match &self.tagged {
-                Some(tagged) => tagged.get_aligned_timeout(len, align, wait),
-                None => pool.get_aligned_timeout(len, align, wait),
+                Some(tagged) => tagged.get_with(request),
+                None => pool.get_with(request),
             })
         };
         let taken = begun.elapsed();
@@ -207,19 +201,13 @@ impl Pool {
         if let Some(idle) = self.get_idle(py, len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
-        let waiting = WaitingGet::new(self.future(len, wait)?, wait, self.gets.clone())?;
+        let waiting = WaitingGet::new(self.future(Request::new(len).wait(wait))?, wait, self.gets.clone())?;
         Ok(Bound::new(py, waiting)?.into_any())
     }
 
     /// The statistics as JSON.
     fn _stats_json(&self, py: Python<'_>) -> PyResult<String> {
         self.pool().and_then(|pool| json(py.detach(|| serde_json::to_string(&pool.stats()))))
-    }
-
-    /// The statistics of each size as JSON.
-    fn _class_stats_json(&self, py: Python<'_>) -> PyResult<String> {
-        let pool = self.pool()?;
-        json(py.detach(|| serde_json::to_string(&pool.class_stats())))
     }
 
     /// Why the pool is as fast as it is: the cause, with the seconds lost, the evidence and a cure.
@@ -304,14 +292,6 @@ impl Pool {
     /// Returns a handle of the same pool; buffers that it gives carry `tag` in `dump()`, in errors and in the log.
     fn tagged(&self, tag: &str) -> PyResult<Self> {
         Ok(Self { gets: self.gets.clone(), tagged: Some(self.pool()?.tagged(tag)) })
-    }
-
-    /// A pool with counts and a ceiling of its own over the same memory.
-    fn partition(&self, py: Python<'_>, name: &str, max_bytes: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let (pool, bytes) = (self.pool()?, size(max_bytes)? as u64);
-        let partition = py.detach(|| pool.partition(name, bytes).map(Self::of));
-        lines::flush(py)?;
-        partition.map_err(|error| exception(&error))
     }
 
     /// The name in the log.

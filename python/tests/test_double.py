@@ -1,6 +1,6 @@
-"""Streams and page-locked memory, over the driver double that stands for libcuda.
+"""Streams and page-locked memory, over the mock driver that stands for libcuda.
 
-Built by `cargo build -p driver_double`; PINPOOL_DRIVER_DOUBLE names another one.
+Built by `cargo build -p mock_driver`; PINPOOL_MOCK_DRIVER names another one.
 """
 
 import os
@@ -10,10 +10,10 @@ import textwrap
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-PLACES = [pathlib.Path(os.environ.get("PINPOOL_DRIVER_DOUBLE", "-")), ROOT / "target" / "debug" / "libdriver_double.so"]
+PLACES = [pathlib.Path(os.environ.get("PINPOOL_MOCK_DRIVER", "-")), ROOT / "target" / "debug" / "libmock_driver.so"]
 DOUBLE = next((place for place in PLACES if place.is_file()), None)
 
-pytestmark = pytest.mark.skipif(DOUBLE is None, reason=f"the driver double is not built: {__doc__.split(chr(10))[2]}")
+pytestmark = pytest.mark.skipif(DOUBLE is None, reason=f"the mock driver is not built: {__doc__.split(chr(10))[2]}")
 
 PRELUDE = """
 import asyncio, ctypes, gc, os, threading, time
@@ -182,31 +182,6 @@ def test_arrays_and_tensors_of_the_pool_are_kept_by_their_streams(over_the_doubl
         assert held_back(pool) == (1, 0, 0)
         let_run(stream)
         settled(pool, (0, 0, 1))
-        """
-    )
-
-
-def test_numba_gives_pinned_memory_back_behind_the_default_stream(over_the_double):
-    pytest.importorskip("numba", reason="numba is not installed")
-    over_the_double(
-        """
-        import pinpool.numba
-        from numba.cuda.cudadrv import driver as numbas
-        class Context: pass
-        pool, context_of_numba = pool_of(), Context()
-        manager = pinpool.numba.memory_manager(pool)(context=context_of_numba)
-        memory = manager.memhostalloc(SIZE)
-        array = np.ndarray(SIZE, np.uint8, memory)
-        assert isinstance(memory, numbas.PinnedMemory) and array.size == SIZE and held_back(pool) == (0, 1, 0)
-        array[:] = 7
-        hold()
-        driver("cuMemcpyHtoDAsync_v2", target, ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(SIZE), None)
-        del array, memory
-        gc.collect()
-        assert held_back(pool) == (1, 0, 0)
-        let_run()
-        settled(pool, (0, 0, 1))
-        assert on_device(SIZE) == {7} and not pinpool.numba._lost
         """
     )
 

@@ -46,7 +46,6 @@ mod vmm;
 mod word_copy;
 
 pub use crate::error::SourceError;
-#[cfg(feature = "custom-source")]
 pub(crate) use choose::driver_source;
 pub use choose::{Backend, Chosen, gpu};
 pub(crate) use choose::{PinOptions, choose, default_device, may_start_driver};
@@ -66,7 +65,7 @@ pub use register::RegisterSource;
 pub use sim::SimSource;
 pub use source::{Region, Source};
 pub use trial::{Trial, try_out};
-pub use virtual_memory::{AddressRange, HandleTypes, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
+pub use virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;
 #[cfg(feature = "cuda")]

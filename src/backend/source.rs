@@ -62,9 +62,9 @@ impl RegionIds {
     }
 }
 
-/// Acquires and releases memory. The [module](super) lists the sources of this crate.
+/// Acquires and releases memory.
 ///
-/// The contract, checked on every implementation by the suite of the module `testing`:
+/// The contract, checked on every implementation by the suite of the crate `pinpool-testing`:
 ///
 /// 1. **source-C1, ownership**: from a successful `acquire` until the call of `release`, the `len_bytes` bytes at `start`
 ///    are mapped, readable and writable, belong to the caller alone and keep their address. If `release` fails, the memory

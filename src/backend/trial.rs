@@ -40,11 +40,11 @@ pub struct Trial {
 /// them, for which a context is made. `None` if a stream that captures a graph forbids that now: nothing is known then.
 ///
 /// ```
-/// use pinpool::backend::{HeapSource, try_out};
+/// use pinpool::unstable::backend::{HeapSource, try_out};
 ///
 /// let trial = try_out(&HeapSource::new(), 0)?.expect("no stream captures a graph");
 /// assert_eq!(trial.bytes, 2 << 20);
-/// # Ok::<(), pinpool::backend::SourceError>(())
+/// # Ok::<(), pinpool::SourceError>(())
 /// ```
 ///
 /// A driver may end the process: a program that has to survive that makes this call in a process of its own.

@@ -84,17 +84,6 @@ impl AddressRange {
     }
 }
 
-/// How the memory of a pool can be exported to other processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum HandleTypes {
-    /// The memory cannot be exported.
-    #[default]
-    None,
-    /// The memory is exported as file descriptors.
-    PosixFd,
-}
-
 /// Some of the bytes of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subrange {
@@ -126,7 +115,7 @@ impl From<RemapError> for SourceError {
 
 /// Reserves addresses in one piece, and commits and decommits granules in them.
 ///
-/// The contract, checked on every implementation by the suite of the module `testing`:
+/// The contract, checked on every implementation by the suite of the crate `pinpool-testing`:
 ///
 /// 1. **vm-S1, reservation**: from a successful `reserve` until the call of `unreserve`, the `len_bytes` addresses at
 ///    `start` are the caller's alone. `start` is a multiple of [`RANGE_ALIGN_BYTES`]. They hold no memory, and only
@@ -218,12 +207,6 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
         }
         // SAFETY: the caller's promise about `to`.
         unsafe { self.commit(range, to, from.iter().map(|piece| piece.bytes).sum()) }.map_err(RemapError::Lost)
-    }
-
-    /// File descriptors of this process that the committed granules may take: one for each that can be exported to other
-    /// processes.
-    fn descriptors(&self) -> u64 {
-        0
     }
 
     /// Whether granules that `remap` has moved are still mapped at their old addresses too, where nothing uses them. Other

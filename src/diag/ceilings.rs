@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{PoolLog, log};
-use crate::ledger::{LedgerNews, LedgerReport};
+use crate::ledger::{LedgerReport, Loss};
 
 impl PoolLog {
     /// `ceiling changed from A to B: ...` (info): nothing: by `set_max_bytes`, or because the limit of the control
@@ -83,37 +83,25 @@ impl PoolLog {
         log::debug!(ledger, "{self}ledger: {name} was given {bytes} bytes of idle memory, which other owners want");
     }
 
-    /// What became of the pool's place in a ledger, if anything did.
+    /// Why the pool claims nothing more in a ledger, once.
     ///
-    /// `ledger: the place in ... is lost ...` (error): code of the process has closed descriptors that are not its own
-    /// (`closefrom`, `close_range`), or another owner has written to the slot, as the line says: what the pool holds
-    /// counts in the ledger no more, and it pins no more; exclude them, and start the process again.
+    /// `ledger: the file of ... was removed ...` (error): buffers stay valid, but the pool can no longer grow, and new
+    /// processes use a limit of their own: restart all processes of the ledger, set `RemoveIPC=no` in `logind.conf`, and
+    /// exclude the file from cleaners of `/dev/shm`.
     ///
-    /// `ledger: the file of ... was ...` (error): something has removed or cut the file: set `RemoveIPC=no` in
-    /// `logind.conf`, or exclude it from cleaners of `/dev/shm`. The line says if no other file can be had, and then
-    /// the pool pins no more until there is one.
-    pub(crate) fn ledger_news(&self, name: &str, news: Option<LedgerNews>) {
+    /// `ledger: this process has closed the descriptor of ...` (error): other code has closed a descriptor that is not its
+    /// own (`closefrom`, `close_range`). Buffers stay valid but no longer count in the ledger, and the pool can no longer
+    /// grow: exclude the descriptor, and restart the process.
+    pub(crate) fn ledger_news(&self, name: &str, news: Option<Loss>) {
         match news {
             None => {}
-            Some(LedgerNews::Closed) => log::error!(
+            Some(Loss::Removed) => log::error!(
                 ledger,
-                "{self}ledger: the place in {name} is lost, as this process has closed its descriptor: what is held counts there \
-                 no more, and nothing more is pinned; close only descriptors of your own, and start this process again"
+                "{self}ledger: the file of {name} was removed while in use: buffers stay valid, but this pool can no longer grow;                  restart all processes of the ledger, and keep the file from being removed (RemoveIPC=no in logind.conf, cleaners                  of /dev/shm)"
             ),
-            Some(LedgerNews::Taken) => log::error!(
+            Some(Loss::Closed) => log::error!(
                 ledger,
-                "{self}ledger: the place in {name} is lost, as another owner has written to it: what is held counts there no more, \
-                 and nothing more is pinned; start this process again"
-            ),
-            Some(LedgerNews::Moved { what }) => log::error!(
-                ledger,
-                "{self}ledger: the file of {name} was {what} while it was used: this pool has moved to the one that has the name \
-                 now, with all that it holds; keep others from removing it (RemoveIPC=no in logind.conf, cleaners of /dev/shm)"
-            ),
-            Some(LedgerNews::NotMoved { what, why }) => log::error!(
-                ledger,
-                "{self}ledger: the file of {name} was {what} while it was used, and there is no other: nothing more is pinned \
-                 until there is one: {why}"
+                "{self}ledger: this process has closed the descriptor of {name}: buffers stay valid but no longer count there, and                  this pool can no longer grow; close only your own descriptors, and restart this process"
             ),
         }
     }

@@ -1,22 +1,11 @@
 //! What the user has to know of the machine: warnings and errors, also for a program that listens to no log.
 
 use std::io::{self, Write};
-use std::sync::Arc;
 
 use super::{PoolLog, log};
 use crate::finding::{Finding, Level};
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain;
-
-/// What was found so far, by a pool and its partitions.
-#[derive(Clone, Default)]
-pub(crate) struct Warnings(Arc<plain::Mutex<Vec<Finding>>>);
-
-impl Warnings {
-    pub(crate) fn all(&self) -> Vec<Finding> {
-        self.0.lock().clone()
-    }
-}
 
 impl PoolLog {
     /// Prints what the user has to know of the machine: warnings and errors.
@@ -31,7 +20,6 @@ impl PoolLog {
             Level::Warning => log::warn!(machine, "{self}{finding}"),
             Level::Error => log::error!(machine, "{self}{finding}"),
         }
-        self.warnings.0.lock().push(finding.clone());
         if ::log::max_level() == ::log::LevelFilter::Off {
             self.tell(finding);
         }

@@ -12,16 +12,13 @@ pub(crate) enum Clock {
     /// The system's monotonic clock.
     System,
     /// The time that a replay or a test sets.
-    #[cfg(any(test, feature = "testing"))]
     Manual(ManualClock),
 }
 
 /// A clock that moves only when a test or a replay moves it. Clones are the same clock.
-#[cfg(any(test, feature = "testing"))]
 #[derive(Debug, Clone, Default)]
 pub struct ManualClock(std::sync::Arc<ManualTime>);
 
-#[cfg(any(test, feature = "testing"))]
 #[derive(Debug, Default)]
 struct ManualTime {
     now_us: AtomicU64,
@@ -29,7 +26,6 @@ struct ManualTime {
     before_us: AtomicU64,
 }
 
-#[cfg(any(test, feature = "testing"))]
 impl ManualClock {
     /// Moves it forward, at most to `u64::MAX`.
     pub fn advance_us(&self, micros: u64) {
@@ -62,7 +58,6 @@ impl Timekeeper {
     /// Its time is moved by hand, by a test that makes each step itself.
     pub(super) fn is_manual(&self) -> bool {
         match &self.clock {
-            #[cfg(any(test, feature = "testing"))]
             Clock::Manual(_) => true,
             Clock::System => false,
         }
@@ -77,7 +72,6 @@ impl Timekeeper {
     pub(super) fn read_us(&self) -> u64 {
         match &self.clock {
             Clock::System => monotonic_us().saturating_sub(self.begun_us),
-            #[cfg(any(test, feature = "testing"))]
             Clock::Manual(clock) => clock.now_us(),
         }
     }
@@ -94,7 +88,6 @@ impl Timekeeper {
     pub(super) fn latest_put_us(&self, now_us: u64) -> u64 {
         match &self.clock {
             Clock::System => now_us,
-            #[cfg(any(test, feature = "testing"))]
             Clock::Manual(clock) => clock.0.before_us.load(Ordering::Relaxed),
         }
     }

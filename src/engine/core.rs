@@ -44,7 +44,6 @@ use crate::backend::SourceError;
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
-use crate::finding::Finding;
 use crate::in_flight::{Ask, InFlight};
 use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
@@ -71,7 +70,7 @@ mod recording;
 mod report;
 mod sampling;
 mod server;
-#[cfg(feature = "serve")]
+#[cfg(feature = "observe")]
 mod serving;
 mod side_thread;
 mod ticks;
@@ -82,7 +81,7 @@ pub(crate) use account::{Account, WaitingClaim, Wanted};
 use attention::Attention;
 use backoff::Backoff;
 use device::DeviceWatch;
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 pub(crate) use recording::description as recorded_description;
 use report::SystemMemory;
 pub(crate) use side_thread::SideCall;
@@ -131,7 +130,7 @@ pub(crate) struct Core {
     /// Where its ceiling comes from.
     ceiling: CeilingControl,
     /// Its place at the socket that serves statistics.
-    #[cfg(feature = "serve")]
+    #[cfg(feature = "observe")]
     showing: std::sync::OnceLock<pinpool_observe::stats_socket::Showing>,
 }
 
@@ -155,7 +154,7 @@ impl Core {
             time,
             maintenance: Maintenance::new(),
             // Miri takes a thread that does not end for a leak.
-            thread: (config.background_poll && !cfg!(miri)).then(MaintenanceThread::of_process),
+            thread: config.may_poll().then(MaintenanceThread::of_process),
             attention: Attention::default(),
             side: SideThread::default(),
             wanted_of_ledger: Want::default(),
@@ -170,7 +169,7 @@ impl Core {
             system: SystemMemory::default(),
             verdicts: Verdicts::default(),
             ceiling: CeilingControl::default(),
-            #[cfg(feature = "serve")]
+            #[cfg(feature = "observe")]
             showing: std::sync::OnceLock::new(),
             log,
             config,
@@ -230,10 +229,6 @@ impl Core {
         }
     }
 
-    pub(crate) fn warnings(&self) -> Vec<Finding> {
-        self.log.warnings.all()
-    }
-
     #[inline]
     pub(crate) fn config(&self) -> &Config {
         &self.config
@@ -285,7 +280,7 @@ impl Core {
     /// The calling thread's shard, if gets and puts of this pool may take the short path.
     pub(super) fn short_path(&self) -> Option<&Shard<BlockBody<Self>>> {
         // The slow paths zero, record and draw samples.
-        let needs_slow = self.config.zero || self.recorder().is_some() || self.config.call_stacks > 0;
+        let needs_slow = self.config.zero || self.recorder().is_some() || self.config.code.call_stacks > 0;
         if needs_slow { None } else { self.stock.idle().own_shard() }
     }
 

@@ -54,7 +54,7 @@ pub(crate) use self::backing::{Backing, Supply};
 pub(crate) use self::block::BufferState;
 pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 pub(crate) use self::core::recorded_description;
 pub(crate) use self::core::{Account, Begun, Core, OutsideClaim, Polled, SideCall, WaitingClaim, WaitingGet, Wanted};
 pub(crate) use self::domain::Domain;
@@ -62,5 +62,4 @@ pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;
 pub(crate) use self::supply::{Adopted, CalledSource, Direct, Fallback, SharedArena, SharedArenaConfig, granule_bytes};
 pub(crate) use self::user_block::Block;
-#[cfg(any(test, feature = "testing"))]
 pub use clock::ManualClock;

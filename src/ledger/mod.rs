@@ -14,7 +14,7 @@ pub use self::name::LedgerName;
 pub(crate) use self::process_ceiling::ProcessCeiling;
 pub(crate) use self::shared_ceiling::SharedCeiling;
 use crate::error::{ErrorKind, Result};
-pub(crate) use pinpool_shm::ledger::{HostLedger, LedgerNews, Want, problem_of};
+pub(crate) use pinpool_shm::ledger::{HostLedger, Loss, Want, problem_of};
 pub use pinpool_shm::ledger::{LedgerOwner, LedgerReport, names};
 
 /// What the ledger `name` of this user says; `None` if there is none. Attaches nothing.

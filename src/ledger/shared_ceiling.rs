@@ -1,8 +1,6 @@
 //! The ceiling that a pool shares with others: that of a host ledger, else that of its process.
 
-use std::time::Duration;
-
-use super::{HostLedger, LedgerReport, ProcessCeiling, Want};
+use super::{HostLedger, LedgerReport, Loss, ProcessCeiling, Want};
 
 /// What the bytes of a pool are claimed under beside its own ceiling.
 #[derive(Debug)]
@@ -68,7 +66,7 @@ impl SharedCeiling {
         }
     }
 
-    /// What living owners want and there is no room for. A slow call where a host ledger has to move.
+    /// What living owners want and there is no room for.
     pub(crate) fn others_lack(&self) -> u64 {
         match self {
             Self::OfHost(ledger) => ledger.others_lack(),
@@ -92,14 +90,6 @@ impl SharedCeiling {
         }
     }
 
-    /// Sleeps until something may have changed, at most for `limit`.
-    pub(crate) fn sleep(&self, limit: Duration) {
-        match self {
-            Self::OfHost(ledger) => ledger.sleep(limit),
-            Self::OfProcess(_) => std::thread::sleep(limit),
-        }
-    }
-
     pub(crate) fn host_ledger(&self) -> Option<&HostLedger> {
         match self {
             Self::OfHost(ledger) => Some(ledger),
@@ -116,14 +106,18 @@ impl SharedCeiling {
 
     /// Who holds what, for a get of `needed_bytes` that found no room; and what helps.
     pub(crate) fn in_words(&self, needed_bytes: u64) -> (String, &'static str) {
+        if let Self::OfHost(ledger) = self
+            && let Some(loss) = ledger.loss()
+        {
+            let what = match loss {
+                Loss::Removed => "its file in /dev/shm was removed",
+                Loss::Closed => "this process has closed its descriptor",
+            };
+            let found = format!("PINPOOL_LEDGER={}: {what}, so this pool can no longer grow", ledger.name());
+            return (found, "return buffers to this pool, or restart all processes of the ledger");
+        }
         let is_too_large = needed_bytes > self.max_bytes();
         match self {
-            Self::OfHost(ledger) if ledger.has_owners_elsewhere() => {
-                let name = ledger.name();
-                let found =
-                    format!("ledger {name}: its file was removed, and not all of its owners have moved to the new one");
-                (found, "wait longer (PINPOOL_WAIT), and end or continue processes of the ledger that are stopped")
-            }
             Self::OfHost(ledger) => {
                 let report = ledger.report();
                 let LedgerReport { name, max_bytes, held_bytes, .. } = &report;

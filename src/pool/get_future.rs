@@ -18,13 +18,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use super::{Pool, buffer};
+use super::{Pool, Request, buffer};
 use crate::buffer::PinnedBuf;
 use crate::engine::{Begun, Block, Core, Ledger, Polled, SideCall, WaitingClaim, WaitingGet, Wanted};
 use crate::error::Result;
 use crate::maintenance_thread::Reminder;
 use crate::quota::Claim;
-use crate::size_class::DEFAULT_ALIGN;
 
 /// The future of [`Pool::get_async`]: a buffer, or the error of [`Pool::get`].
 ///
@@ -39,8 +38,7 @@ pub struct GetFuture {
     // Before the pool: a get that leaves the line may put a buffer back.
     state: State,
     pool: Pool,
-    len: usize,
-    align: usize,
+    request: Request,
     wait: Duration,
     /// When it gives up calls; `None` before it begins, and with a wait of zero.
     deadline: Option<Instant>,
@@ -77,14 +75,9 @@ enum Step {
 }
 
 impl GetFuture {
-    pub(super) fn new(pool: Pool, len: usize, wait: Duration, ledger: Option<Arc<Ledger>>) -> Self {
-        Self { state: State::New, pool, len, align: DEFAULT_ALIGN, wait, deadline: None, ledger, claim: None }
-    }
-
-    /// The buffer at a multiple of `align`, as that of [`Pool::get_aligned`]. Of no effect once the future was polled.
-    pub fn aligned(mut self, align: usize) -> Self {
-        self.align = align;
-        self
+    pub(super) fn new(pool: Pool, request: Request, ledger: Option<Arc<Ledger>>) -> Self {
+        let wait = pool.longest_wait(request);
+        Self { state: State::New, pool, request, wait, deadline: None, ledger, claim: None }
     }
 
     /// In a child of `fork` the line stays as it was: its locks may be held by threads that do not exist here.
@@ -96,7 +89,7 @@ impl GetFuture {
 
     /// Begins the get. Slow calls are made on a thread of the pool.
     fn begin(&mut self) -> Result<Option<PinnedBuf>> {
-        let Some(wanted) = self.pool.wanted(self.len, self.align, self.ledger.as_ref())? else {
+        let Some(wanted) = self.pool.wanted(self.request, self.ledger.as_ref())? else {
             return Ok(Some(PinnedBuf::empty()));
         };
         let now = Instant::now();
@@ -132,12 +125,12 @@ impl GetFuture {
     }
 
     fn buffer(&self, block: Block, wanted: &Wanted) -> PinnedBuf {
-        buffer(self.pool.core(), block, wanted, self.align)
+        buffer(self.pool.core(), block, wanted, self.request.align)
     }
 
     /// Has a thread of the pool make `call`. With the pool, which cannot end during the call.
     fn call(&self, wanted: Wanted, call: impl FnOnce(&Arc<Core>) -> Result<Begun> + Send + 'static) -> State {
-        let (pool, align, of_call) = (self.pool.clone(), self.align, wanted.clone());
+        let (pool, align, of_call) = (self.pool.clone(), self.request.align, wanted.clone());
         let call = move || {
             Ok(match call(pool.core())? {
                 Begun::Served(block) => Step::Served(buffer(pool.core(), block, &of_call, align)),

@@ -18,6 +18,7 @@ mod get_future;
 mod handle;
 mod on_host;
 mod outside;
+mod request;
 mod reserve;
 mod statistics;
 mod tagged;
@@ -26,12 +27,13 @@ pub use builder::PoolBuilder;
 pub use get_future::GetFuture;
 use handle::Handle;
 pub use outside::PageLocked;
+pub use request::Request;
 pub use tagged::TaggedPool;
 
 /// A pool of page-locked host memory. Cheap to clone; all clones are the same pool.
 ///
-/// After the last clone and the last buffer are dropped, the pool waits for the copies in flight, at most for
-/// `PINPOOL_CLOSE_WAIT`, and releases all of its memory. Buffers that are still in flight then are never freed.
+/// After the last clone and the last buffer are dropped, the pool waits up to 30 s for the copies in flight
+/// and releases all of its memory. Buffers that are still in flight then are never freed.
 ///
 /// ```
 /// let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
@@ -141,41 +143,19 @@ impl Pool {
             return Ok(PinnedBuf::over_plain(block, len));
         }
         // The back-end aligns to pages anyway, so the alignment does not enter the class.
-        self.get_within(len, DEFAULT_ALIGN, self.core().config().longest_wait(), None)
+        self.get_within(Request::new(len), None)
     }
 
-    /// A buffer of `len` bytes at a multiple of `align`, a power of two of at most 1 GiB.
+    /// A buffer as `request` describes it.
     ///
     /// # Errors
     ///
-    /// As [`get`](Pool::get); [`is_request`](crate::Error::is_request) also if `align` is not such a number.
-    pub fn get_aligned(&self, len: usize, align: usize) -> Result<PinnedBuf> {
-        self.get_within(len, align, self.core().config().longest_wait(), None)
+    /// As [`get`](Pool::get); [`is_request`](crate::Error::is_request) also if the alignment is not a power of two up to 1 GiB.
+    pub fn get_with(&self, request: Request) -> Result<PinnedBuf> {
+        self.get_within(request, None)
     }
 
-    /// As [`get`](Pool::get), with `wait` in place of `PINPOOL_WAIT`.
-    ///
-    /// `wait` limits how long the thread waits for room and for driver calls of other threads. It does not interrupt a driver
-    /// call that this thread makes to allocate memory: if the driver hangs, so does the thread. A request that must return in
-    /// time is [`get_async_timeout`](Self::get_async_timeout), whose driver calls run on another thread.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Pool::get).
-    pub fn get_timeout(&self, len: usize, wait: Duration) -> Result<PinnedBuf> {
-        self.get_within(len, DEFAULT_ALIGN, wait, None)
-    }
-
-    /// As [`get_aligned`](Pool::get_aligned), with `wait` in place of `PINPOOL_WAIT`.
-    ///
-    /// # Errors
-    ///
-    /// As [`get_aligned`](Pool::get_aligned).
-    pub fn get_aligned_timeout(&self, len: usize, align: usize, wait: Duration) -> Result<PinnedBuf> {
-        self.get_within(len, align, wait, None)
-    }
-
-    /// As [`get`](Pool::get) for a task: where a thread would wait, at most `PINPOOL_WAIT`, the task is woken later. Stands
+    /// As [`get`](Pool::get) for a task, with a length or a [`Request`]: where a thread would wait, the task is woken later. Stands
     /// in one line with the gets of threads, first come, first served. Needs no runtime: the put that serves it wakes it, and
     /// the pool's maintenance thread wakes it for its deadline and for copies that have ended.
     ///
@@ -198,33 +178,33 @@ impl Pool {
     /// ```
     ///
     /// The future's errors are those of [`get`](Pool::get).
-    pub fn get_async(&self, len: usize) -> GetFuture {
-        self.get_async_timeout(len, self.core().config().longest_wait())
-    }
-
-    /// As [`get_async`](Pool::get_async), with `wait` in place of `PINPOOL_WAIT`.
-    pub fn get_async_timeout(&self, len: usize, wait: Duration) -> GetFuture {
-        GetFuture::new(self.clone(), len, wait, None)
+    pub fn get_async(&self, request: impl Into<Request>) -> GetFuture {
+        GetFuture::new(self.clone(), request.into(), None)
     }
 
     #[inline(never)]
-    fn get_within(&self, len: usize, align: usize, wait: Duration, ledger: Option<&Arc<Ledger>>) -> Result<PinnedBuf> {
-        let Some(wanted) = self.wanted(len, align, ledger)? else { return Ok(PinnedBuf::empty()) };
+    fn get_within(&self, request: Request, ledger: Option<&Arc<Ledger>>) -> Result<PinnedBuf> {
+        let Some(wanted) = self.wanted(request, ledger)? else { return Ok(PinnedBuf::empty()) };
         self.core().enter();
-        let block = self.core().get(&wanted, wait)?;
-        Ok(buffer(self.core(), block, &wanted, align))
+        let block = self.core().get(&wanted, self.longest_wait(request))?;
+        Ok(buffer(self.core(), block, &wanted, request.align))
     }
 
-    /// What a get asks for; `None` for no bytes.
-    fn wanted(&self, len: usize, align: usize, ledger: Option<&Arc<Ledger>>) -> Result<Option<Wanted>> {
+    fn longest_wait(&self, request: Request) -> Duration {
+        request.wait.unwrap_or_else(|| self.core().config().longest_wait())
+    }
+
+    /// `request` with its size class; `None` for no bytes.
+    fn wanted(&self, request: Request, ledger: Option<&Arc<Ledger>>) -> Result<Option<Wanted>> {
         self.check_open()?;
+        let Request { len, align, .. } = request;
         let class = self.core().config().rounding.class(len, align)?;
         let ledger = ledger.or_else(|| self.account()?.ledger());
         Ok((len > 0).then(|| Wanted { len, class, ledger: ledger.cloned(), account: self.account().cloned() }))
     }
 
     fn try_get_for(&self, len: usize, ledger: Option<&Arc<Ledger>>) -> Result<Option<PinnedBuf>> {
-        let Some(wanted) = self.wanted(len, DEFAULT_ALIGN, ledger)? else { return Ok(Some(PinnedBuf::empty())) };
+        let Some(wanted) = self.wanted(Request::new(len), ledger)? else { return Ok(Some(PinnedBuf::empty())) };
         let served = self.core().try_get(&wanted);
         served.iter().for_each(|block| self.core().record_get(block, &wanted, None));
         Ok(served.map(|block| buffer(self.core(), block, &wanted, DEFAULT_ALIGN)))
@@ -275,8 +255,8 @@ impl Pool {
     ///
     /// A higher ceiling lets waiting gets try again at once. Under a lower one idle memory is released, and later what comes
     /// back: at the next miss, or by the maintenance thread, which looks at least once a second. Buffers in use are never
-    /// taken away, so more than the ceiling may be held until they are put back; no get adds to it meanwhile. A limit of
-    /// [`PINPOOL_MAX_FALLBACK_BYTES`](PoolBuilder::max_fallback_bytes) that is the ceiling again changes with it.
+    /// taken away, so more than the ceiling may be held until they are put back; no get adds to it meanwhile. The limit of
+    /// unpinned memory ([`on_full`](PoolBuilder::on_full)) changes with it.
     ///
     /// Of a partition this is its own limit; after `Auto` or `None` it has that of its pool alone.
     /// [`config`](Pool::config) keeps the ceiling that the pool was made with, [`stats`](Pool::stats) has the one that holds.
@@ -311,7 +291,7 @@ impl Pool {
 
     /// Puts back the buffers whose copies are over, and releases memory that has been idle too long; on `register` and `cuda`,
     /// whose releases wait for the device, only where memory is short. The maintenance thread
-    /// does this too, about ten times a second; without one (`PINPOOL_POLL=0`), only misses and puts of copies do.
+    /// does this too, about ten times a second; without one (`background_poll(false)`), only misses and puts of copies do.
     pub fn poll(&self) {
         if !self.core().is_forked() {
             self.core().poll();

@@ -1,28 +1,22 @@
 //! What settings mean on this machine: the ceiling in bytes, the threads that pin, the source of memory.
 
 use std::path::Path;
-#[cfg(feature = "custom-source")]
 use std::path::PathBuf;
-#[cfg(feature = "custom-source")]
 use std::sync::Arc;
 
 use crate::backend::PinOptions;
-#[cfg(feature = "custom-source")]
 use crate::backend::{self, Chosen, Source};
 use crate::config::{Ceiling, Config, Preset};
 use crate::engine::{AutoCeiling, CeilingSource};
-#[cfg(feature = "custom-source")]
 use crate::error::Result;
-#[cfg(feature = "custom-source")]
 use crate::finding::{Finding, Level};
 
-#[cfg(feature = "custom-source")]
 impl Config {
     /// The ceiling of a pool with these settings on this machine, in bytes, and its origin in words; `None` where the pool has
     /// no ceiling. The limit of locked memory may lower it: [`Chosen::lock_limit_bytes`].
+    #[doc(hidden)]
     pub fn ceiling_on_host(&self) -> (Option<u64>, String) {
-        let (root, pools_per_host) = (PathBuf::from("/"), self.pools_per_host);
-        let source = CeilingSource { root, pools_per_host, lock_limit_bytes: None };
+        let source = CeilingSource { root: PathBuf::from("/"), lock_limit_bytes: None };
         let (max_bytes, origin, _) = ceiling_by(self, &source);
         (max_bytes, origin)
     }
@@ -35,6 +29,7 @@ impl Config {
     ///
     /// [`Error::is_setting`](crate::Error::is_setting) or [`Error::is_backend`](crate::Error::is_backend), as
     /// [`PoolBuilder::build`](crate::PoolBuilder::build).
+    #[doc(hidden)]
     pub fn choose_source(&self, without: &[(&'static str, String)]) -> Result<Chosen> {
         backend::choose(&self.backend, pin_options(self, Path::new("/"), self.ceiling_on_host().0, without))
     }
@@ -45,6 +40,7 @@ impl Config {
     /// # Errors
     ///
     /// Why it cannot be had: a note where there is no GPU or no such source, else a warning.
+    #[doc(hidden)]
     pub fn driver_source(&self, name: &'static str) -> Result<Arc<dyn Source>, Finding> {
         if !["vmm", "register", "cuda"].contains(&name) {
             return Err(Finding::note(name, "no back-end of the driver"));
@@ -57,14 +53,13 @@ impl Config {
             }
         })
     }
-}
 
-impl Config {
-    /// The threads that touch new memory at once in a pool with these settings: as many as are set, else one for each core that
-    /// the process may use.
+    /// The threads that touch new memory in a pool with these settings: one for each core that the process may use, unless code
+    /// sets another number.
+    #[doc(hidden)]
     pub fn pin_threads_on_host(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.pin_threads.map_or_else(cores, |threads| usize::try_from(threads).unwrap_or(usize::MAX))
+        self.code.pin_threads.unwrap_or_else(cores)
     }
 }
 
@@ -82,9 +77,7 @@ pub(super) fn pin_options<'a>(
         threads: config.pin_threads_on_host(),
         arena: config.preset == Preset::Adaptive,
         max_bytes,
-        handle_types: config.handle_types,
         hugetlb: config.hugetlb,
-        write_combined: config.write_combined,
         not_here,
     }
 }

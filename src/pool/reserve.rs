@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use super::Pool;
 use crate::error::{ErrorKind, Result};
-use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
 
 impl Pool {
     /// Pins `bytes` now, by the fastest method of the back-end, and keeps them until the pool ends. Logs its progress.
@@ -35,7 +34,7 @@ impl Pool {
 
     /// Waits at most `timeout` until all of the reserve that was asked for is pinned; false if it
     /// is not then, as where the ceiling leaves no room for it or the pool ends. At once true where nothing was asked for, or
-    /// where [`reserve_wait`](crate::PoolBuilder::reserve_wait) is on. With `PINPOOL_POLL=0` the calling thread pins it.
+    /// where [`reserve_wait`](crate::PoolBuilder::reserve_wait) is on. With `background_poll(false)` the calling thread pins it.
     ///
     /// # Errors
     ///
@@ -53,34 +52,5 @@ impl Pool {
     /// reserve takes a part of it back.
     pub fn pinned_fraction(&self) -> f64 {
         self.core().stats().pinned_fraction
-    }
-
-    /// Prepares memory for `count` buffers of `len` bytes, for each `(len, count)`: as a reserve, or under the preset
-    /// `tensorflow` by getting the buffers and putting them back.
-    ///
-    /// # Errors
-    ///
-    /// As [`prewarm`](Pool::prewarm) and [`get`](Pool::get); [`is_request`](crate::Error::is_request) also if the sum is over
-    /// `isize::MAX`.
-    pub fn prewarm_classes(&self, buffers: &[(usize, usize)]) -> Result<()> {
-        if !self.core().backing().has_arena() {
-            self.class_bytes(buffers)?;
-            // A buffer of no bytes needs no memory.
-            let lens = buffers.iter().filter(|(len, _)| *len > 0);
-            let all = lens.flat_map(|&(len, count)| std::iter::repeat_n(len, count));
-            return all.map(|len| self.get(len)).collect::<Result<Vec<_>>>().map(drop);
-        }
-        self.prewarm(self.class_bytes(buffers)?)
-    }
-
-    /// The sum of the classes of all `buffers`.
-    fn class_bytes(&self, buffers: &[(usize, usize)]) -> Result<u64> {
-        let mut sum: u64 = 0;
-        for &(len, count) in buffers {
-            let class_bytes = self.core().config().rounding.class_bytes(len, DEFAULT_ALIGN)? as u64;
-            let all = class_bytes.checked_mul(count as u64).and_then(|bytes| sum.checked_add(bytes));
-            sum = all.filter(|&sum| sum <= MAX_LEN as u64).ok_or(ErrorKind::Length { len, max_len: MAX_LEN })?;
-        }
-        Ok(sum)
     }
 }

@@ -4,7 +4,6 @@ use super::Pool;
 use crate::backend::PageTiers;
 use crate::config::Config;
 use crate::dump::Dump;
-use crate::finding::Finding;
 use crate::stats::{ClassStats, Stats};
 use crate::why::Why;
 
@@ -26,9 +25,12 @@ impl Pool {
     /// operations apart. Its [`Display`](std::fmt::Display) is a table.
     ///
     /// Takes some microseconds, and waits for no call of a driver, a listener or a fence, nor for a lock that a thread holds
-    /// around one. So it queries no copy: one that has finished counts as in flight until [`poll`](Pool::poll), a miss,
-    /// [`Completion::wait`](crate::Completion::wait) or, within 0.1 s, the maintenance thread finds it.
+    /// around one. A finished copy no longer counts as in flight if a load shows that it has finished (a timeline, under
+    /// `adaptive`). A copy that must be queried (an event) counts until [`poll`](Pool::poll), a miss,
+    /// [`Completion::wait`](crate::Completion::wait) or, within 0.1 s, the maintenance thread finds it. `in_flight_time` is measured to
+    /// the time at which the end of a copy was found.
     pub fn stats(&self) -> Stats {
+        self.core().complete_by_loads();
         self.account().map_or_else(|| self.core().stats(), |account| account.stats())
     }
 
@@ -65,12 +67,6 @@ impl Pool {
     /// tells of each buffer, and [`OnFull::Error`](crate::OnFull::Error) rules it out.
     pub fn is_pinned(&self) -> bool {
         self.core().backing().source().is_pinned()
-    }
-
-    /// What was found on this machine that a user has to know: memory that is not page-locked though nobody asked for that, a
-    /// GPU that is here and not used. The log has the same warnings, and stderr has each once where no logger is installed.
-    pub fn warnings(&self) -> Vec<Finding> {
-        self.core().warnings()
     }
 
     /// The settings in effect, with variables and defaults resolved.

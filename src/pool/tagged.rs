@@ -1,13 +1,11 @@
 //! A handle whose buffers carry a tag.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::{GetFuture, Pool};
+use super::{GetFuture, Pool, Request};
 use crate::buffer::PinnedBuf;
 use crate::engine::Ledger;
 use crate::error::Result;
-use crate::size_class::DEFAULT_ALIGN;
 
 /// A handle of a [`Pool`] whose buffers carry a tag: [`Pool::tagged`]. Cheap to clone.
 ///
@@ -61,44 +59,21 @@ impl TaggedPool {
     ///
     /// The errors of [`Pool::get`].
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
-        self.get_timeout(len, self.pool.config().longest_wait())
+        self.get_with(Request::new(len))
     }
 
-    /// Gets a buffer as [`Pool::get_aligned`] does.
+    /// Gets a buffer as [`Pool::get_with`] does.
     ///
     /// # Errors
     ///
-    /// The errors of [`Pool::get_aligned`].
-    pub fn get_aligned(&self, len: usize, align: usize) -> Result<PinnedBuf> {
-        self.pool.get_within(len, align, self.pool.config().longest_wait(), self.ledger.as_ref())
-    }
-
-    /// Gets a buffer as [`Pool::get_timeout`] does.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Pool::get`].
-    pub fn get_timeout(&self, len: usize, wait: Duration) -> Result<PinnedBuf> {
-        self.pool.get_within(len, DEFAULT_ALIGN, wait, self.ledger.as_ref())
-    }
-
-    /// Gets a buffer as [`Pool::get_aligned_timeout`] does.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Pool::get_aligned`].
-    pub fn get_aligned_timeout(&self, len: usize, align: usize, wait: Duration) -> Result<PinnedBuf> {
-        self.pool.get_within(len, align, wait, self.ledger.as_ref())
+    /// The errors of [`Pool::get_with`].
+    pub fn get_with(&self, request: Request) -> Result<PinnedBuf> {
+        self.pool.get_within(request, self.ledger.as_ref())
     }
 
     /// Gets a buffer as [`Pool::get_async`] does.
-    pub fn get_async(&self, len: usize) -> GetFuture {
-        self.get_async_timeout(len, self.pool.config().longest_wait())
-    }
-
-    /// Gets a buffer as [`Pool::get_async_timeout`] does.
-    pub fn get_async_timeout(&self, len: usize, wait: Duration) -> GetFuture {
-        GetFuture::new(self.pool.clone(), len, wait, self.ledger.clone())
+    pub fn get_async(&self, request: impl Into<Request>) -> GetFuture {
+        GetFuture::new(self.pool.clone(), request.into(), self.ledger.clone())
     }
 
     /// Gets an idle buffer as [`Pool::try_get`] does.

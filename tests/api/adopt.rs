@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, PinnedBuf, Pool, Preset};
+use pinpool::{Backend, PinnedBuf, Pool, Preset, Request};
 
 const BYTES: usize = 10_000;
 
@@ -133,7 +133,7 @@ fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
     assert!(unsafe { pool.adopt(all, false, || ()) }.unwrap_err().is_request());
 }
 
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 #[test]
 fn a_recording_has_no_word_of_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -167,7 +167,10 @@ fn memory_that_is_page_locked_is_under_the_ceiling_until_its_owner_is_gone() {
         let all = builder().preset(preset).max_bytes(1_u64 << 20).build().unwrap();
         let part = all.partition("part", 16_384).unwrap();
         let held = [(); 2].map(|()| locked(&part).unwrap());
-        assert!(locked(&part).unwrap_err().is_limit() && part.get_timeout(1, std::time::Duration::ZERO).is_err());
+        assert!(
+            locked(&part).unwrap_err().is_limit()
+                && part.get_with(Request::new(1).wait(std::time::Duration::ZERO)).is_err()
+        );
         assert_eq!((all.stats().outside_bytes, part.stats().in_use_bytes), (16_384, 16_384));
         drop((held, locked(&all).unwrap()));
         assert_eq!((all.stats().outside_bytes, part.stats().in_use_bytes), (0, 0));
@@ -186,7 +189,7 @@ fn memory_is_locked_under_the_ceiling_of(pool: &Pool) {
     let locked = lock(pool, 0).expect("idle memory makes room");
     assert_eq!((locked.locked_by(), locked.is_pinned(), locked.memory().len()), ("none", false, 8192));
     assert_eq!(locked.owner().0[0], 3);
-    assert!(pool.get_timeout(12_000, std::time::Duration::ZERO).unwrap_err().is_limit());
+    assert!(pool.get_with(Request::new(12_000).wait(std::time::Duration::ZERO)).unwrap_err().is_limit());
     let other = lock(pool, 0).unwrap();
     let error = lock(pool, 0).unwrap_err();
     assert!(error.is_limit() && error.to_string().contains("page-locked beside the buffers 16384 B"), "{error}");

@@ -8,9 +8,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, GetFuture, OnFull, Pool, Preset};
+use pinpool::unstable::backend::SimSource;
+use pinpool::{Backend, GetFuture, OnFull, Pool, Preset, Request};
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::{LONG, over, over_sim, until_waits, valid_stats};
@@ -48,16 +48,16 @@ fn the_future_may_move_between_threads() {
 fn a_task_gets_a_buffer_at_a_multiple_of_its_alignment_at_once_and_after_a_wait() {
     let pool = over_sim(8 << 20).build().unwrap();
     let (align, waker) = (1 << 21, Waker::noop());
-    let at_once = run(pool.get_async(10).aligned(align)).unwrap();
+    let at_once = run(pool.get_async(Request::new(10).align(align))).unwrap();
     assert!(at_once.as_ptr().addr().is_multiple_of(align));
     drop(at_once);
     let held = pool.get(7 * MIB).unwrap();
-    let mut get = pin!(pool.get_async(5 * MIB).aligned(align));
+    let mut get = pin!(pool.get_async(Request::new(5 * MIB).align(align)));
     assert!(poll(get.as_mut(), waker).is_pending());
     drop(held);
     let served = run(get).unwrap();
     assert!(served.as_ptr().addr().is_multiple_of(align) && served.len() == 5 * MIB);
-    assert!(run(pool.get_async(10).aligned(3)).unwrap_err().is_request());
+    assert!(run(pool.get_async(Request::new(10).align(3))).unwrap_err().is_request());
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_get_without_room_fails_or_falls_back_when_its_wait_has_passed() {
     let pool = over_sim(2 << 20).wait(SHORT).build().unwrap();
     let held = pool.get(2 * MIB).unwrap();
     assert!(run(pool.get_async(MIB)).unwrap_err().is_limit());
-    assert!(run(pool.get_async_timeout(MIB, Duration::ZERO)).unwrap_err().is_limit());
+    assert!(run(pool.get_async(Request::new(MIB).wait(Duration::ZERO))).unwrap_err().is_limit());
     assert!(run(pool.get_async(usize::MAX)).unwrap_err().is_request());
     assert!(run(pool.get_async(0)).unwrap().is_empty());
     drop(held);
@@ -152,7 +152,7 @@ fn a_future_that_is_dropped_leaves_the_line_and_passes_on_what_it_was_handed() {
     let stats = valid_stats(&pool);
     assert_eq!((stats.in_use, stats.buffers_in_pool), (0, 1));
     // Nobody waits any more.
-    drop(pool.get_timeout(MIB, Duration::ZERO).unwrap());
+    drop(pool.get_with(Request::new(MIB).wait(Duration::ZERO)).unwrap());
 }
 
 #[test]
@@ -344,8 +344,8 @@ fn a_task_fails_at_its_deadline_though_the_call_of_another_task_or_its_own_does_
         let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
         let pool = over_both_presets(&source)[preset].clone();
         let gate = source.hold(SourceCall::Acquire);
-        let mut own = pin!(pool.get_async_timeout(4 * MIB, SHORT));
-        let mut behind = pin!(pool.get_async_timeout(8 * MIB, SHORT));
+        let mut own = pin!(pool.get_async(Request::new(4 * MIB).wait(SHORT)));
+        let mut behind = pin!(pool.get_async(Request::new(8 * MIB).wait(SHORT)));
         assert!(poll(own.as_mut(), Waker::noop()).is_pending());
         gate.wait_for(1);
         assert!(poll(behind.as_mut(), Waker::noop()).is_pending());
@@ -371,7 +371,7 @@ fn a_task_whose_call_does_not_return_falls_back_at_its_deadline() {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
     let pool = over(source.clone(), 64 << 20).on_full(OnFull::Pageable).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);
-    assert!(!run(pool.get_async_timeout(4 * MIB, SHORT)).unwrap().is_pinned());
+    assert!(!run(pool.get_async(Request::new(4 * MIB).wait(SHORT))).unwrap().is_pinned());
     drop(gate);
     assert_eq!(pool.stats().failed_gets, 0);
 }
@@ -381,7 +381,7 @@ fn a_get_whose_wait_is_over_before_its_call_begins_waits_no_longer_for_room() {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
     let pool = over(source.clone(), 64 << 20).wait(SHORT).on_full(OnFull::Error).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);
-    let mut first = pin!(pool.get_async_timeout(4 * MIB, LONG));
+    let mut first = pin!(pool.get_async(Request::new(4 * MIB).wait(LONG)));
     let mut second = pin!(pool.get_async(8 * MIB));
     assert!(poll(first.as_mut(), Waker::noop()).is_pending());
     gate.wait_for(1);

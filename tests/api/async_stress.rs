@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PressureSource};
+use pinpool::{Backend, GetFuture, PinnedBuf, Pool, Request};
 
 use crate::child::{alone, in_a_child};
 use crate::fixture::LONG;
@@ -16,7 +16,7 @@ const MIB: usize = 1 << 20;
 
 fn pool(max_bytes: u64) -> Pool {
     let builder = Pool::builder().without_env().backend(Backend::Sim { total_bytes: 1 << 40 });
-    builder.max_bytes(Some(max_bytes)).wait(LONG).pressure(PressureSource::Off).build().unwrap()
+    builder.max_bytes(Some(max_bytes)).wait(LONG).unstable_pressure("/dev/null").build().unwrap()
 }
 
 fn poll(get: &mut GetFuture) -> Poll<pinpool::Result<PinnedBuf>> {
@@ -29,7 +29,7 @@ fn check_at_rest(pool: &Pool) {
     assert_eq!((stats.in_use, stats.gets, stats.failed_gets), (0, stats.puts, 0));
     // Nobody is left in the line: the ceiling is free at once.
     let all = usize::try_from(stats.max_bytes.unwrap()).unwrap();
-    drop(pool.get_timeout(all, Duration::from_secs(20)).unwrap());
+    drop(pool.get_with(Request::new(all).wait(Duration::from_secs(20))).unwrap());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::backend::SimSource;
+use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, Pool, PoolBuilder};
 use pinpool_testing::{FaultSource, SourceCall};
 
@@ -94,7 +94,7 @@ fn without_a_reserve_or_with_one_that_was_waited_for_all_of_it_is_there() {
     assert!(fraction_is(&waited, 1.0) && waited.wait_reserved(Duration::ZERO).unwrap());
     assert_eq!(waited.stats().reserve_asked_bytes, 16 * MI);
     let classes = over(faulty(false), 64 * MI).reserve_wait(false).background_poll(false).build().unwrap();
-    classes.prewarm_classes(&[(MIB, 20)]).unwrap();
+    classes.prewarm(20 * MI).unwrap();
     assert_eq!((classes.stats().reserve_asked_bytes, classes.stats().reserve_bytes), (20 * MI, STEP));
 }
 

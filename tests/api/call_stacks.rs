@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pinpool::testing::ManualClock;
+use pinpool::unstable::ManualClock;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, TaggedPool};
 use pinpool_observe::record::{Event, Recording};
 
@@ -48,7 +48,7 @@ fn a_leak_is_named_by_the_function_that_got_it() {
     }
     let found = pool.why().found().to_owned();
     assert!(found.ends_with("get_tagged)") && found.contains(" (most were got at "), "{found}");
-    assert!(!pool.why().cure().unwrap().contains("PINPOOL_CALL_STACKS"), "{}", pool.why());
+    assert!(!pool.why().cure().unwrap().contains("call_stacks"), "{}", pool.why());
     let verdicts: Vec<_> = lines_with_levels().into_iter().filter(|(_, line)| line.contains("verdict: leak")).collect();
     assert!(verdicts.iter().all(|(_, line)| line.contains("get_tagged)")) && verdicts.len() == 1, "{verdicts:?}");
 }
@@ -68,7 +68,7 @@ fn a_leak_without_a_tag_is_named_too_and_without_samples_the_setting_is() {
         let why = pool.why();
         assert_eq!(why.cause(), "leak", "{why}");
         assert!(why.found().ends_with(named), "{why}");
-        assert_eq!(why.cure().unwrap().contains("set PINPOOL_CALL_STACKS=100"), every == 0, "{why}");
+        assert_eq!(why.cure().unwrap().contains("set call_stacks(100) in code"), every == 0, "{why}");
     }
 }
 
@@ -135,7 +135,7 @@ fn a_pool_that_does_not_sample_records_no_stack_asks_for_none_and_keeps_the_shor
     let has_short_path = |every| {
         let pool = sampling(every).build().unwrap();
         drop(pool.get(4096).unwrap());
-        pinpool::testing::short_path::is_open(&pool)
+        pinpool::unstable::short_path::is_open(&pool)
     };
     assert_eq!((has_short_path(0), has_short_path(1000)), (true, false));
 }

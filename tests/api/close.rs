@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, ErrorKind, GetFuture, OnFull, PinnedBuf, Result};
+use pinpool::unstable::backend::SimSource;
+use pinpool::{Backend, ErrorKind, GetFuture, OnFull, PinnedBuf, Request, Result};
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::{LONG, both_presets, over_sim, until_waits, valid_stats};
@@ -31,7 +31,7 @@ fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
             assert!(poll(unpolled.as_mut()).is_pending());
             let waiting = [2, 1].map(|mib| {
                 let pool = &pool;
-                scope.spawn(move || pool.get_timeout(mib * MIB, LONG).map(drop))
+                scope.spawn(move || pool.get_with(Request::new(mib * MIB).wait(LONG)).map(drop))
             });
             until_waits(&pool, 3);
             let mut task = pin!(pool.get_async(MIB));
@@ -49,7 +49,7 @@ fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
             pool.get(MIB).unwrap_err(),
             pool.get(2 * MIB).unwrap_err(),
             pool.try_get(2 * MIB).unwrap_err(),
-            pool.get_aligned(MIB, 4096).unwrap_err(),
+            pool.get_with(Request::new(MIB).align(4096)).unwrap_err(),
             tagged.get(MIB).unwrap_err(),
         ] {
             assert!(error.is_closed(), "{error}");

@@ -3,7 +3,8 @@
 
 use std::ptr::NonNull;
 
-use pinpool::backend::{AddressRange, HeapSource, PAGE_BYTES, RANGE_ALIGN_BYTES, SimSource, Source};
+use pinpool::source::{AddressRange, PAGE_BYTES, RANGE_ALIGN_BYTES, Source};
+use pinpool::unstable::backend::{HeapSource, SimSource};
 use pinpool::{Backend, Pool, Preset};
 use pinpool_testing::check_source;
 

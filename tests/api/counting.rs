@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
-use pinpool::backend::SimSource;
-use pinpool::backend::{AddressRange, Region, Source, SourceError, VirtualMemory};
+use pinpool::SourceError;
+use pinpool::source::{AddressRange, Region, Source, VirtualMemory};
+use pinpool::unstable::backend::SimSource;
 
 /// Counts bytes from before they are acquired until after they are released, so never fewer than are held.
 #[derive(Debug)]

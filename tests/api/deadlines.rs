@@ -5,9 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::PressureSource;
-use pinpool::backend::{Region, SimSource, Source, SourceError};
-use pinpool::testing::ManualClock;
+use pinpool::Request;
+use pinpool::SourceError;
+use pinpool::source::{Region, Source};
+use pinpool::unstable::ManualClock;
+use pinpool::unstable::backend::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::over;
@@ -37,8 +39,9 @@ fn a_get_does_not_wait_past_its_deadline_for_the_page_lock_of_another_thread() {
         thread::scope(|scope| {
             let pinning = scope.spawn(|| pool.get(8 * MIB).map(drop));
             held.wait_for(1);
-            let waiting = scope.spawn(|| pool.get_timeout(4 * MIB, Duration::from_millis(10)).map(drop));
-            let at_once = scope.spawn(|| pool.get_timeout(4 * MIB, Duration::ZERO).map(drop));
+            let waiting =
+                scope.spawn(|| pool.get_with(Request::new(4 * MIB).wait(Duration::from_millis(10))).map(drop));
+            let at_once = scope.spawn(|| pool.get_with(Request::new(4 * MIB).wait(Duration::ZERO)).map(drop));
             let both_end = ends(&waiting) && ends(&at_once);
             assert!(!pinning.is_finished());
             drop(held);
@@ -60,7 +63,8 @@ fn a_get_does_not_wait_past_its_deadline_for_the_release_of_another_thread() {
         thread::scope(|scope| {
             let releasing = scope.spawn(|| pool.trim(0));
             held.wait_for(1);
-            let waiting = scope.spawn(|| pool.get_timeout(4 * MIB, Duration::from_millis(10)).map(drop));
+            let waiting =
+                scope.spawn(|| pool.get_with(Request::new(4 * MIB).wait(Duration::from_millis(10))).map(drop));
             let trimming = scope.spawn(|| pool.trim(0));
             let both_end = ends(&waiting) && ends(&trimming);
             assert!(!releasing.is_finished());
@@ -80,7 +84,7 @@ fn a_get_that_may_wait_is_served_when_the_page_lock_of_another_thread_ends() {
     thread::scope(|scope| {
         let pinning = scope.spawn(|| pool.get(8 * MIB).map(drop));
         held.wait_for(1);
-        let waiting = scope.spawn(|| pool.get_timeout(4 * MIB, HANGS).map(drop));
+        let waiting = scope.spawn(|| pool.get_with(Request::new(4 * MIB).wait(HANGS)).map(drop));
         thread::sleep(Duration::from_millis(20));
         drop(held);
         pinning.join().unwrap().unwrap();
@@ -100,11 +104,7 @@ fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
     .unwrap();
     let clock = ManualClock::default();
     let source = faulty(SimSource::new(1 << 40));
-    let pool = over(source.clone(), 64 << 20)
-        .pressure(PressureSource::File(pressure.clone()))
-        .clock(clock.clone())
-        .build()
-        .unwrap();
+    let pool = over(source.clone(), 64 << 20).unstable_pressure(pressure.clone()).clock(clock.clone()).build().unwrap();
     drop((0..50).map(|_| pool.get(4096).unwrap()).collect::<Vec<_>>());
     std::fs::write(&pressure, "some avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\nfull avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\n").unwrap();
     let stop = AtomicBool::new(false);
@@ -163,7 +163,7 @@ fn all_attempts_of_a_request_wait_for_calls_of_other_threads_until_one_time() {
     let source = Arc::new(Refusing::default());
     let pool = over(source.clone(), 64 << 20).build().unwrap();
     let begun = Instant::now();
-    assert!(pool.get_timeout(3 * MIB, Duration::ZERO).unwrap_err().is_backend());
+    assert!(pool.get_with(Request::new(3 * MIB).wait(Duration::ZERO)).unwrap_err().is_backend());
     let untils = source.0.lock().unwrap();
     assert!(untils.len() > 1 && untils.iter().all(|until| *until == untils[0]), "{untils:?}");
     assert!(untils[0] >= begun + Duration::from_millis(100), "the calls of other threads take milliseconds");

@@ -3,18 +3,18 @@
 #![allow(unsafe_code)] // Forks.
 
 use std::io::Write;
-#[cfg(all(feature = "trace", target_os = "linux"))]
+#[cfg(all(feature = "observe", target_os = "linux"))]
 use std::os::fd::AsFd;
-#[cfg(all(feature = "trace", target_os = "linux"))]
+#[cfg(all(feature = "observe", target_os = "linux"))]
 use std::path::Path;
-#[cfg(all(feature = "trace", target_os = "linux"))]
+#[cfg(all(feature = "observe", target_os = "linux"))]
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, Pool, Preset};
-#[cfg(all(feature = "trace", target_os = "linux"))]
+#[cfg(all(feature = "observe", target_os = "linux"))]
 use pinpool_shared::{SharedSlabs, SlabWorker};
 use pinpool_testing::SourceCall;
 
@@ -230,7 +230,7 @@ fn children_of_a_process_whose_threads_sleep_or_wait_in_line_use_pools_of_their_
 }
 
 /// A pool that uses all that a process shares among its pools: a host ledger, a recording, a socket, kept statistics.
-#[cfg(all(feature = "trace", target_os = "linux"))]
+#[cfg(all(feature = "observe", target_os = "linux"))]
 fn pool_with_everything(dir: &Path, ledger: &str) -> Pool {
     let own = |kind: &str| dir.join(format!("{}.{kind}", std::process::id()));
     let builder = Pool::builder().without_env().backend(Backend::Heap).wait(Duration::from_secs(10));
@@ -238,7 +238,7 @@ fn pool_with_everything(dir: &Path, ledger: &str) -> Pool {
     builder.build().unwrap()
 }
 
-#[cfg(all(feature = "trace", target_os = "linux"))]
+#[cfg(all(feature = "observe", target_os = "linux"))]
 fn use_everything(pool: &Pool) {
     let tagged = pool.tagged("fork");
     let mut held = tagged.get(3 << 20).unwrap();
@@ -255,7 +255,7 @@ fn use_everything(pool: &Pool) {
 }
 
 #[test]
-#[cfg(all(feature = "trace", target_os = "linux"))]
+#[cfg(all(feature = "observe", target_os = "linux"))]
 fn children_forked_amid_everything_that_pools_share_use_it_themselves() {
     alone(|| {
         let dir = tempfile::tempdir().unwrap();

@@ -8,7 +8,7 @@ use std::task::{Context, Wake};
 use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{PinnedBuf, Pool};
+use pinpool::{PinnedBuf, Pool, Request};
 
 use crate::fixture::{both_presets, over_sim, valid_stats};
 
@@ -71,7 +71,7 @@ fn a_copy_that_begins_wakes_the_requests_that_wait_in_partitions() {
 
 /// How often a request that fails after `wait` is polled.
 fn polls(pool: &Pool, wait: Duration) -> u128 {
-    let (mut get, mut polls) = (pin!(pool.get_async_timeout(MIB, wait)), 0);
+    let (mut get, mut polls) = (pin!(pool.get_async(Request::new(MIB).wait(wait))), 0);
     let counted = poll_fn(|context| {
         polls += 1;
         get.as_mut().poll(context)

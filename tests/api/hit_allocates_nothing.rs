@@ -1,6 +1,6 @@
 //! A hit touches the heap not at all: a global allocator counts.
 
-use pinpool::testing::ManualClock;
+use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool};
 
 use crate::heap_calls;

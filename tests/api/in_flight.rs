@@ -44,6 +44,19 @@ fn a_copy_that_was_waited_for_is_in_flight_no_more() {
 }
 
 #[test]
+fn statistics_do_not_count_a_finished_copy_as_in_flight() {
+    let pool = Pool::builder().without_env().backend(Backend::Heap).background_poll(false).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
+    let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
+    while !copy.is_done().unwrap() {
+        std::thread::yield_now();
+    }
+    let stats = pool.stats();
+    assert_eq!((stats.in_flight, stats.puts, stats.buffers_in_pool), (0, 1, 1));
+    stats.validate().unwrap();
+}
+
+#[test]
 fn one_slow_stream_does_not_hold_back_the_buffers_of_another() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (slow, fast) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
@@ -203,7 +216,7 @@ fn the_last_buffer_closes_the_pool_when_its_copy_completes() {
 #[test]
 fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
     let source = faulty_heap();
-    let pool = two_buffers(&source).close_wait(Duration::ZERO).build().unwrap();
+    let pool = two_buffers(&source).unstable_close_wait(Duration::ZERO).build().unwrap();
     let (stuck, fine) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
     let (mut first, mut second) = (SinkMem::new(100), SinkMem::new(100));
     let gate = stuck.hold();
@@ -223,7 +236,7 @@ fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
 fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
     let source = faulty_heap();
     // A close that waited would exceed the time of any test.
-    let pool = two_buffers(&source).close_wait(Duration::from_secs(3600)).build().unwrap();
+    let pool = two_buffers(&source).unstable_close_wait(Duration::from_secs(3600)).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
     let gate = stream.hold();
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();

@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pinpool::config::text::parse_bytes;
-use pinpool::ledger::{self, LedgerReport};
-use pinpool::{Backend, Pool, PoolBuilder, Preset};
+use pinpool::unstable::config::text::parse_bytes;
+use pinpool::unstable::ledger::{self, LedgerReport};
+use pinpool::{Backend, Pool, PoolBuilder, Preset, Request};
 
 use crate::child;
 
@@ -54,7 +54,7 @@ impl Named {
     pub(crate) fn wait_until(&self, is: impl Fn(&LedgerReport) -> bool) {
         let begun = Instant::now();
         while !is(&self.report()) {
-            assert!(begun.elapsed() < LONG, "{}", self.report());
+            assert!(begun.elapsed() < LONG, "{:?}", self.report());
             std::thread::sleep(Duration::from_micros(200));
         }
     }
@@ -224,7 +224,9 @@ fn worker() {
                 println!("> {} {}", took.as_micros(), (pin_time(&pool) - before).as_micros());
             }
             "try" => {
-                let got = pool.get_timeout(usize::try_from(number).unwrap(), Duration::from_millis(20)).map(drop);
+                let got = pool
+                    .get_with(Request::new(usize::try_from(number).unwrap()).wait(Duration::from_millis(20)))
+                    .map(drop);
                 println!(
                     "> {}",
                     got.err().map_or_else(|| "got".to_owned(), |error| error.to_string().replace('\n', "|"))
@@ -285,7 +287,11 @@ fn worker() {
                         2..=9 => {
                             let len = 1 + draw.below((mib * MIB / 6) as u64);
                             // The bytes of other processes may leave no room.
-                            held.extend(pool.get_timeout(usize::try_from(len).unwrap(), Duration::from_millis(2)));
+                            held.extend(
+                                pool.get_with(
+                                    Request::new(usize::try_from(len).unwrap()).wait(Duration::from_millis(2)),
+                                ),
+                            );
                         }
                         at => drop((!held.is_empty()).then(|| {
                             let at = usize::try_from(at).unwrap() % held.len();
@@ -393,7 +399,7 @@ fn a_process_that_closed_its_descriptors_claims_no_more_and_spoils_no_others_pla
     // Its own end would close descriptors that it no longer has.
     other.kill();
     let report = named.report();
-    assert_eq!((report.owners.len(), report.held_bytes), (2, 56 << 20), "{report}");
+    assert_eq!((report.owners.len(), report.held_bytes), (2, 56 << 20), "{report:?}");
     drop((held, first));
 }
 
@@ -412,7 +418,7 @@ fn a_reserve_is_not_shown_as_idle() {
         drop([pool.get(24 * MIB).unwrap(), pool.get(24 * MIB).unwrap()]);
         pool.poll();
         let report = named.report();
-        assert!(idle_bytes() > 0 && idle_bytes() + (32 << 20) <= report.held_bytes, "{report}");
+        assert!(idle_bytes() > 0 && idle_bytes() + (32 << 20) <= report.held_bytes, "{report:?}");
     }
 }
 
@@ -472,7 +478,7 @@ fn what_is_asked_and_cannot_be_had_is_said() {
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(named.path(), private).unwrap();
     let error = named.builder(8).build().unwrap_err();
-    assert!(error.is_setting() && error.to_string().contains("is no file of pinpool; remove it"), "{error}");
+    assert!(error.is_setting() && error.to_string().contains("is not a pinpool ledger; remove it"), "{error}");
     std::fs::remove_file(named.path()).unwrap();
     // The first sets the ceiling, and a later one that asks for another builds all the same.
     let first = named.builder(8).build().unwrap();
@@ -552,19 +558,19 @@ fn processes_killed_at_any_moment_leave_a_ledger_that_balances() {
             gone.push(victim.pid());
             victim.kill();
             let report = named.report();
-            assert!(report.owners.iter().all(|owner| !gone.contains(&owner.pid)), "a dead owner counts: {report}");
-            assert!(report.held_bytes <= 64 << 20, "{report}");
+            assert!(report.owners.iter().all(|owner| !gone.contains(&owner.pid)), "a dead owner counts: {report:?}");
+            assert!(report.held_bytes <= 64 << 20, "{report:?}");
             // Numbers of processes are used again.
             gone.drain(..gone.len().saturating_sub(8));
             // The survivor goes on, beside others and alone.
-            drop(pool.get_timeout(MIB, LONG).unwrap());
+            drop(pool.get_with(Request::new(MIB).wait(LONG)).unwrap());
             if kill % 8 == 7 {
                 workers.drain(..).for_each(Worker::kill);
                 let (report, stats) = (named.report(), pool.stats());
-                assert_eq!(report.owners.len(), 1, "{report}");
-                assert_eq!(report.held_bytes, stats.pinned_bytes, "{report}");
+                assert_eq!(report.owners.len(), 1, "{report:?}");
+                assert_eq!(report.held_bytes, stats.pinned_bytes, "{report:?}");
                 // All that the dead held is free at once.
-                drop(pool.get_timeout(60 * MIB, Duration::ZERO).unwrap());
+                drop(pool.get_with(Request::new(60 * MIB).wait(Duration::ZERO)).unwrap());
                 pool.trim(0);
                 assert_eq!(named.report().held_bytes, 0);
             }
@@ -601,7 +607,7 @@ fn four_processes_never_pass_their_ceiling_and_one_is_served_by_the_others() {
             let (mut samples, mut most, mut most_locked) = (0_u64, 0, 0);
             while !is_over.load(Ordering::Relaxed) {
                 let report = named.report();
-                assert!(report.held_bytes <= ceiling, "{report}");
+                assert!(report.held_bytes <= ceiling, "{report:?}");
                 most = most.max(report.held_bytes);
                 most_locked = most_locked.max(pids.iter().map(|&pid| locked_bytes(pid)).sum::<u64>());
                 samples += 1;

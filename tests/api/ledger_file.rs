@@ -1,63 +1,69 @@
-//! The file of a host ledger that is removed or cut under its users, and descriptors that other code closes.
+//! The file of a host ledger that is removed or truncated under its users, and descriptors that other code closes.
 #![allow(unsafe_code)] // Closes descriptors.
 
 use std::fs::{self, OpenOptions};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::child;
 use crate::ledger::{LONG, MIB, Named, Worker};
 
 #[test]
-fn a_ledger_whose_file_is_removed_never_has_two_ceilings_and_is_whole_again() {
+fn a_pool_whose_ledger_is_removed_keeps_its_buffers_and_refuses_growth_alone() {
     let named = Named::new("rm");
-    let first = named.builder(64).name("first").build().unwrap();
+    let pool = named.builder(64).wait(Duration::ZERO).build().unwrap();
     let mut other = Worker::start(&named, "other", 64);
     other.answer();
-    let held = first.get(40 * MIB).unwrap();
+    let mut held = pool.get(20 * MIB).unwrap();
     assert_eq!(other.ask(&format!("get {}", 20 * MIB)), "held");
-    for _ in 0..3 {
-        fs::remove_file(named.path()).unwrap();
-        let next = named.builder(64).name("next").build().unwrap();
-        // Neither before the others have moved nor after.
-        assert!(next.get_timeout(8 * MIB, Duration::from_millis(20)).is_err());
-        named.wait_until(|report| report.owners.len() == 3 && report.held_bytes == 60 << 20);
-        assert!(next.get_timeout(8 * MIB, Duration::ZERO).is_err());
-        drop(next.get_timeout(3 * MIB, LONG).unwrap());
+    fs::remove_file(named.path()).unwrap();
+    held.as_mut_slice().unwrap().fill(7);
+    let text = pool.get(8 * MIB).unwrap_err().to_string();
+    let name = named.path().rsplit('.').next().unwrap().to_owned();
+    for part in [
+        &format!("PINPOOL_LEDGER={name}: its file in /dev/shm was removed, so this pool can no longer grow"),
+        "return buffers to this pool, or restart all processes of the ledger",
+    ] {
+        assert!(text.contains(part), "{part} is not in: {text}");
     }
+    let text = other.ask(&format!("try {}", 8 * MIB));
+    assert!(text.contains("was removed, so this pool can no longer grow"), "{text}");
+    assert!((0..held.len()).all(|at| held.as_slice().unwrap()[at] == 7));
     drop(held);
+    drop(pool.get(20 * MIB).unwrap());
     assert_eq!(other.ask("put"), "put");
+    assert_eq!(other.ask(&format!("try {}", 20 * MIB)), "got");
+    // New processes share a file of their own, which the old owners leave in place.
     let next = named.builder(64).build().unwrap();
-    drop(next.get_timeout(60 * MIB, LONG).unwrap());
-    drop((first, next));
+    drop(next.get(60 * MIB).unwrap());
+    drop(pool);
     other.end();
-    // The last reference to a pool may be the maintenance thread's.
-    let begun = Instant::now();
-    while fs::exists(named.path()).unwrap() {
-        assert!(begun.elapsed() < LONG, "the file stays");
-        std::thread::yield_now();
-    }
+    assert_eq!(named.report().owners.len(), 1);
 }
 
 #[test]
-fn a_ledger_whose_file_is_cut_or_overwritten_at_any_moment_kills_nobody() {
+fn a_ledger_whose_file_is_truncated_or_overwritten_at_any_moment_kills_nobody() {
     let named = Named::new("cut");
-    let mut workers = ["one", "two"].map(|pool| Worker::start(&named, pool, 64));
-    for (worker, seed) in workers.iter_mut().zip([2, 4]) {
+    let vars = [("LEDGER_LEN", "1000000"), ("LEDGER_HOLD_US", "100")];
+    let mut workers = ["one", "two"].map(|pool| Worker::start_with(&named, pool, 64, &vars));
+    for worker in &mut workers {
         assert_eq!(worker.answer(), "ready");
-        worker.order(&format!("churn {seed}"));
+        assert_eq!(worker.ask("cycle 2"), "cycling");
     }
     for round in 0..60 {
-        // It may be removed just now.
-        if let Ok(file) = OpenOptions::new().write(true).open(named.path()) {
-            file.set_len([0, 8, 1 << 20][round % 3]).unwrap();
-        }
+        let file = OpenOptions::new().write(true).open(named.path()).unwrap();
+        file.set_len([0, 8, 1 << 20][round % 3]).unwrap();
         std::thread::sleep(Duration::from_millis(5));
+    }
+    let error = named.builder(64).build().unwrap_err().to_string();
+    assert!(error.contains("was truncated while other processes use it: stop them, or use another name"), "{error}");
+    for worker in &mut workers {
+        worker.ask("stop");
+        assert_eq!(worker.ask(&format!("try {}", 30 * MIB)), "got");
     }
     // Fails for one that something else has ended.
     workers.into_iter().for_each(Worker::kill);
     let pool = named.builder(64).build().unwrap();
-    drop(pool.get_timeout(60 * MIB, LONG).unwrap());
+    drop(pool.get_with(pinpool::Request::new(60 * MIB).wait(LONG)).unwrap());
     assert_eq!(named.report().owners.len(), 1);
 }
 
@@ -86,40 +92,7 @@ fn a_pool_that_lost_its_descriptor_leaves_the_place_of_the_next_alone() {
         assert!(first.get(10 * MIB).is_err(), "it pins no more");
         drop((held, first));
         let report = named.report();
-        assert_eq!((report.owners.len(), report.held_bytes), (1, 40 << 20), "{report}");
+        assert_eq!((report.owners.len(), report.held_bytes), (1, 40 << 20), "{report:?}");
         drop((second.get(20 * MIB).unwrap(), second_held));
     });
-}
-
-/// Whether every thread of a process is stopped.
-fn is_stopped(pid: libc::pid_t) -> bool {
-    let is_stopped = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'));
-    let mut threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    threads.all(|thread| fs::read_to_string(thread.unwrap().path().join("stat")).is_ok_and(is_stopped))
-}
-
-#[test]
-fn a_stopped_process_that_has_not_moved_keeps_the_others_from_its_share() {
-    let named = Named::new("stopped");
-    let mut other = Worker::start(&named, "other", 64);
-    other.answer();
-    assert_eq!(other.ask(&format!("get {}", 40 * MIB)), "held");
-    let pid = libc::pid_t::try_from(other.pid()).unwrap();
-    // SAFETY: this test's own child.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
-    // The call returns before the threads have stopped; one of them may be looking at the file.
-    let begun = Instant::now();
-    while !is_stopped(pid) {
-        assert!(begun.elapsed() < LONG, "it does not stop");
-        thread::sleep(Duration::from_micros(100));
-    }
-    fs::remove_file(named.path()).unwrap();
-    let pool = named.builder(64).build().unwrap();
-    let error = pool.get_timeout(MIB, Duration::from_millis(5)).unwrap_err().to_string();
-    assert!(error.contains("its file was removed, and not all of its owners have moved to the new one"), "{error}");
-    // SAFETY: as above.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGCONT) }, 0);
-    let begun = Instant::now();
-    drop(pool.get_timeout(MIB, LONG).unwrap());
-    assert!(named.report().held_bytes >= 40 << 20, "{} after {:?}", named.report(), begun.elapsed());
 }

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use pinpool::Preset;
+use pinpool::{Preset, Request};
 
 use crate::ledger::{Draw, LONG, MIB, Named, Worker};
 
@@ -47,14 +47,14 @@ fn show(what: &str) {
 
 /// Gets are served beside a process of so many threads, and all of these go on.
 fn are_served_beside(preset: Preset, gets: usize, (threads, mib, hold_us): (usize, usize, u64)) {
-    let named = Named::new("cycled");
+    let named = Named::new(&format!("cycled-{preset:?}"));
     let mut other = cycling(&named, "other", threads, mib, hold_us);
     let pool = named.builder(64).preset(preset).name("own").build().unwrap();
     let before: u64 = counts(&mut other).iter().sum();
     let mut waits: Vec<_> = (0..gets)
         .map(|_| {
             let begun = Instant::now();
-            drop(pool.get_timeout(mib * MIB, LONG).unwrap());
+            drop(pool.get_with(Request::new(mib * MIB).wait(LONG)).unwrap());
             let waited = begun.elapsed();
             // The next one finds all of the ledger in use again.
             pool.trim(0);
@@ -107,8 +107,8 @@ fn processes_that_all_want_more_than_there_is_all_go_on() {
         show(&format!("cycles and page-locks in 2 s: {:?}", made.collect::<Vec<_>>()));
     }
     let report = named.report();
-    show(&report.to_string());
-    assert!(report.held_bytes <= 64 << 20, "{report}");
+    show(&format!("{report:?}"));
+    assert!(report.held_bytes <= 64 << 20, "{report:?}");
 }
 
 #[test]
@@ -123,13 +123,13 @@ fn gets_that_end_in_any_order_leave_no_want() {
                 let mut draw = Draw(thread);
                 for _ in 0..1_000 {
                     let len = MIB << draw.below(4);
-                    let _ = pool.get_timeout(len, Duration::from_micros(draw.below(3_000)));
+                    let _ = pool.get_with(Request::new(len).wait(Duration::from_micros(draw.below(3_000))));
                 }
             });
         }
     });
     let report = named.report();
-    assert!(report.owners.iter().all(|owner| owner.wanted_bytes == 0), "{report}");
+    assert!(report.owners.iter().all(|owner| owner.wanted_bytes == 0), "{report:?}");
     drop(held);
 }
 

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{PoolBuilder, Preset, Rounding};
+use pinpool::{PoolBuilder, Preset, Request, Rounding};
 
 use crate::fixture::{LONG, over_sim, until_waits, valid_stats};
 
@@ -40,7 +40,7 @@ fn a_thread_that_gets_and_drops_in_a_loop_does_not_starve_a_get_that_waits() {
     let pool = over_sim(2 << 20).build().unwrap();
     thread::scope(|scope| {
         let mut held = Some(pool.get(2 * MIB).unwrap());
-        let waiting = scope.spawn(|| pool.get_timeout(2 * MIB, LONG).map(drop));
+        let waiting = scope.spawn(|| pool.get_with(Request::new(2 * MIB).wait(LONG)).map(drop));
         until_waits(&pool, 1);
         let mut rounds = 0;
         while !waiting.is_finished() {
@@ -120,11 +120,11 @@ fn a_get_that_fits_beside_the_first_in_line_is_served_and_does_not_delay_it() {
         until_waits(&pool, 1);
         // Again and again, far more than fits at once.
         for _ in 0..1000 {
-            let small = pool.get_timeout(4 * KIB, Duration::ZERO).unwrap();
+            let small = pool.get_with(Request::new(4 * KIB).wait(Duration::ZERO)).unwrap();
             drop(small);
         }
-        let beside = pool.get_timeout(4 * KIB, Duration::ZERO).unwrap();
-        let error = pool.get_timeout(7 * MIB, Duration::ZERO).unwrap_err();
+        let beside = pool.get_with(Request::new(4 * KIB).wait(Duration::ZERO)).unwrap();
+        let error = pool.get_with(Request::new(7 * MIB).wait(Duration::ZERO)).unwrap_err();
         assert!(error.is_limit());
         let text = error.to_string();
         for part in ["1 get waits in line", "58720256 B", "asked 7340032 B", "PINPOOL_WAIT"] {
@@ -144,10 +144,11 @@ fn gets_beside_the_first_in_line_take_no_more_than_the_ceiling_leaves_beside_it(
         let pool = builder.build().unwrap();
         let held = pool.get(20 * MIB).unwrap();
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| pool.get_timeout(48 * MIB - 32, LONG).map(drop));
+            let waiting = scope.spawn(|| pool.get_with(Request::new(48 * MIB - 32).wait(LONG)).map(drop));
             until_waits(&pool, 1);
-            let beside: Vec<_> =
-                std::iter::from_fn(|| pool.get_timeout(MIB - 32, Duration::ZERO).ok()).take(1000).collect();
+            let beside: Vec<_> = std::iter::from_fn(|| pool.get_with(Request::new(MIB - 32).wait(Duration::ZERO)).ok())
+                .take(1000)
+                .collect();
             assert!(beside.len() < 17, "{} MiB beside 48 MiB", beside.len());
             drop(held);
             waiting.join().unwrap().unwrap();
@@ -162,7 +163,7 @@ fn a_get_in_line_that_gives_up_lets_the_next_take_what_is_free() {
     let pool = over_sim(4 << 20).build().unwrap();
     let (held, free) = (pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
     thread::scope(|scope| {
-        let large = scope.spawn(|| pool.get_timeout(4 * MIB, Duration::from_millis(50)).map(drop));
+        let large = scope.spawn(|| pool.get_with(Request::new(4 * MIB).wait(Duration::from_millis(50))).map(drop));
         until_waits(&pool, 1);
         let small = scope.spawn(|| pool.get(2 * MIB).unwrap());
         until_waits(&pool, 2);

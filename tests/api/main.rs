@@ -4,10 +4,10 @@
 //! | --- | --- |
 //! | `tensorflow_model`, `adaptive_model`, `thread_cache_model` | drawn operations against a naive model, recounted after each step |
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
-//! | `record` | what a pool records, read back, whole, cut off or damaged (feature `trace`) |
-//! | `record_files` | what a recording does to a file that is at its path (feature `trace`) |
-//! | `call_stacks` | where gets came from that were sampled (feature `trace`) |
-//! | `orphans` | children that outlive a killed parent (feature `trace`) |
+//! | `record` | what a pool records, read back, whole, cut off or damaged (feature `observe`) |
+//! | `record_files` | what a recording does to a file that is at its path (feature `observe`) |
+//! | `call_stacks` | where gets came from that were sampled (feature `observe`) |
+//! | `orphans` | children that outlive a killed parent (feature `observe`) |
 //! | `remedies` | what a message tells the user to do, and what a pool warns of when it is built |
 //! | `adopt` | memory that a user pinned, as buffers |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
@@ -41,7 +41,7 @@ mod async_copy;
 mod async_get;
 mod async_stress;
 mod background_reserve;
-#[cfg(all(feature = "trace", target_os = "linux", not(miri)))]
+#[cfg(all(feature = "observe", target_os = "linux", not(miri)))]
 mod call_stacks;
 mod captured_log;
 mod ceiling;
@@ -84,18 +84,18 @@ mod memory_counts;
 mod memory_limits;
 #[cfg(not(miri))]
 mod nodes;
-#[cfg(all(feature = "trace", target_os = "linux", not(miri)))]
+#[cfg(all(feature = "observe", target_os = "linux", not(miri)))]
 mod orphans;
 mod out_of_memory;
 mod own_stream;
 mod panics;
-#[cfg(all(feature = "trace", not(miri)))]
+#[cfg(all(feature = "observe", not(miri)))]
 mod record;
-#[cfg(all(feature = "trace", target_os = "linux", not(miri)))]
+#[cfg(all(feature = "observe", target_os = "linux", not(miri)))]
 mod record_files;
-#[cfg(all(feature = "trace", not(miri)))]
+#[cfg(all(feature = "observe", not(miri)))]
 mod record_pairs;
-#[cfg(all(feature = "trace", target_os = "linux", not(miri)))]
+#[cfg(all(feature = "observe", target_os = "linux", not(miri)))]
 mod record_stalled;
 mod remedies;
 mod reserve_in_line;
@@ -104,12 +104,11 @@ mod resident_memory;
 mod scripted_faults;
 mod settings;
 mod settings_as_text;
-mod several_streams;
 mod short_path;
 mod sink;
 mod sizes;
 mod slices;
-#[cfg(feature = "serve")]
+#[cfg(feature = "observe")]
 mod socket_owners;
 mod stats_counts;
 mod stats_formats;

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::backend::SimSource;
-use pinpool::testing::ManualClock;
-use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource, Stats};
+use pinpool::unstable::ManualClock;
+use pinpool::unstable::backend::SimSource;
+use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, Request, Stats};
 
 use crate::captured_log::{count, lines, listen};
 use crate::counting::CountingSource;
@@ -20,7 +20,7 @@ fn builder() -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::Sim { total_bytes: 1 << 40 })
-        .pressure(PressureSource::Off)
+        .unstable_pressure("/dev/null")
         .background_poll(false)
         .wait(Duration::ZERO)
 }
@@ -268,7 +268,7 @@ fn what_one_pool_of_a_process_keeps_idle_is_given_to_a_get_of_another() {
         idle.poll();
         let held = valid_stats(&idle).pinned_bytes;
         assert!(held > 90 << 20, "{held}");
-        let text = lacking.get_timeout(50 * MIB, Duration::ZERO).unwrap_err().to_string();
+        let text = lacking.get_with(Request::new(50 * MIB).wait(Duration::ZERO)).unwrap_err().to_string();
         assert!(text.contains(&format!("(idle holds {held} B, {held} of them idle)")), "{text}");
         thread::scope(|scope| {
             let get = scope.spawn(|| lacking.get(50 * MIB).map(drop));

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use log::Level;
-use pinpool::testing::ManualClock;
+use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool, PoolBuilder, Rounding};
 
 use crate::captured_log::{lines_with_levels, listen};

@@ -10,9 +10,12 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::backend::{HeapSource, Region, SimSource, Source, SourceError};
+use pinpool::SourceError;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, CheckReport, GetFuture, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool::source::{Region, Source};
+use pinpool::unstable::CheckReport;
+use pinpool::unstable::backend::{HeapSource, SimSource};
+use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 
 use crate::captured_log::{listen, panic_at, panics};
 use crate::fixture::{LONG, over, until_waits, valid_stats};
@@ -57,7 +60,7 @@ fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block
     evict_999(&pool);
     pool.trim(0);
     let [handed, large, other] = [2, 4, 1].map(|mib| pool.get(mib * MIB - 64).unwrap());
-    let mut leaving = pool.get_async_timeout(handed.len(), LONG);
+    let mut leaving = pool.get_async(Request::new(handed.len()).wait(LONG));
     assert!(poll(&mut leaving).is_pending());
     drop(handed);
     // Nobody waits any more: this one becomes idle, and the put of the first makes it the 1000th that is evicted.
@@ -66,7 +69,7 @@ fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block
     drop(leaving);
     assert_eq!((valid_stats(&pool).evicted, checks.load(Ordering::SeqCst)), (1000, 1));
     drop(large);
-    drop(pool.get_timeout(3 * MIB, Duration::ZERO).expect("nobody waits any more"));
+    drop(pool.get_with(Request::new(3 * MIB).wait(Duration::ZERO)).expect("nobody waits any more"));
     assert_eq!(valid_stats(&pool).in_use, 0);
 }
 
@@ -83,7 +86,7 @@ fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
         let waiting = scope.spawn(|| {
             listen();
             panic_at("completion unknown");
-            go_on(|| drop(pool.get_timeout(MIB, LONG)));
+            go_on(|| drop(pool.get_with(Request::new(MIB).wait(LONG))));
             panics()
         });
         until_waits(&pool, 1);
@@ -94,7 +97,7 @@ fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
         drop((gate, copy, other));
         assert_eq!(waiting.join().unwrap(), 1, "the line was logged by the get that waits");
     });
-    drop(pool.get_timeout(512 << 10, Duration::ZERO).expect("nobody waits any more"));
+    drop(pool.get_with(Request::new(512 << 10).wait(Duration::ZERO)).expect("nobody waits any more"));
     assert_eq!(valid_stats(&pool).lost, 1);
 }
 
@@ -135,9 +138,10 @@ fn a_panic_of_a_listener_does_not_reach_the_drop_of_a_buffer() {
         })
         .build()
         .unwrap();
-    for _ in 0..1000 {
-        // In a `Vec`: a panic in the drop of one would leak its siblings.
-        drop(vec![pool.get(4096).unwrap(), pool.get(8192).unwrap()]);
+    for round in 0..1000 {
+        // No hit, whose put would not check the limit. In a `Vec`: a panic in the drop of one would leak its siblings.
+        let pages = 2 * (round % 7);
+        drop(vec![pool.get(4096 * (pages + 1)).unwrap(), pool.get(4096 * (pages + 2)).unwrap()]);
     }
     assert!(checks.load(Ordering::SeqCst) > 0);
     assert_eq!(valid_stats(&pool).in_use, 0);

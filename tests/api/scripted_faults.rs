@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use pinpool::backend::{HeapSource, PAGE_BYTES, Region, SimSource, Source, VirtualMemory};
+use pinpool::source::{PAGE_BYTES, Region, Source, VirtualMemory};
 #[cfg(not(miri))]
-use pinpool::backend::{RemapError, Subrange};
+use pinpool::source::{RemapError, Subrange};
+use pinpool::unstable::backend::{HeapSource, SimSource};
 use pinpool_testing::{FaultSource, SourceCall, check_source};
 
 fn source() -> FaultSource {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pinpool::{Backend, Ceiling, Pool};
+use pinpool::{Backend, Ceiling, Pool, Request};
 
 #[test]
 fn a_variable_set_by_code_is_read_as_in_the_environment() {
@@ -20,9 +20,9 @@ fn an_unknown_variable_and_a_value_that_cannot_be_read_are_errors_that_say_what_
     let error = Pool::builder().variable("PINPOOL_MAX_BYTE", "1G").unwrap_err();
     assert!(error.is_setting());
     let text = error.to_string();
-    assert_eq!(text, "variable=PINPOOL_MAX_BYTE: not a variable of pinpool; did you mean PINPOOL_MAX_BYTES?");
+    assert_eq!(text, "variable=PINPOOL_MAX_BYTE: unknown setting; did you mean PINPOOL_MAX_BYTES?");
     let text = Pool::builder().variable("PURPLE", "1G").unwrap_err().to_string();
-    assert!(text.ends_with("`pinpool env --all` lists the variables"), "{text}");
+    assert!(text.ends_with("`pinpool doctor --settings --all` lists the variables"), "{text}");
     let text = Pool::builder().variable("PINPOOL_WAIT", "soon").unwrap_err().to_string();
     assert!(text.starts_with("PINPOOL_WAIT=soon: not a time") && text.contains("the default 30s"), "{text}");
 }
@@ -30,9 +30,9 @@ fn an_unknown_variable_and_a_value_that_cannot_be_read_are_errors_that_say_what_
 #[test]
 fn a_get_may_have_an_alignment_and_a_time_limit() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(Some(4 << 20)).build().unwrap();
-    let held = pool.get_aligned_timeout(1 << 20, 1 << 16, Duration::ZERO).unwrap();
+    let held = pool.get_with(Request::new(1 << 20).align(1 << 16).wait(Duration::ZERO)).unwrap();
     assert!(held.as_ptr().addr().is_multiple_of(1 << 16));
     let tagged = pool.tagged("loader");
-    assert!(tagged.get_aligned_timeout(1 << 20, 1 << 16, Duration::ZERO).is_ok());
-    assert!(tagged.get_aligned_timeout(8 << 20, 4096, Duration::ZERO).unwrap_err().is_limit());
+    assert!(tagged.get_with(Request::new(1 << 20).align(1 << 16).wait(Duration::ZERO)).is_ok());
+    assert!(tagged.get_with(Request::new(8 << 20).align(4096).wait(Duration::ZERO)).unwrap_err().is_limit());
 }

@@ -10,8 +10,8 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::testing::{ManualClock, short_path};
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource};
+use pinpool::unstable::{ManualClock, short_path};
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 
 use crate::child::{alone, in_a_child};
 
@@ -21,7 +21,7 @@ const LEN: usize = 5_000;
 const LONG: Duration = Duration::from_secs(3600);
 
 fn builder(preset: Preset) -> PoolBuilder {
-    Pool::builder().without_env().preset(preset).backend(Backend::Heap).pressure(PressureSource::Off)
+    Pool::builder().without_env().preset(preset).backend(Backend::Heap).unstable_pressure("/dev/null")
 }
 
 fn pool(preset: Preset) -> Pool {
@@ -203,13 +203,13 @@ fn the_next_user_of_a_buffer_finds_it_as_new() {
         let pool = pool(preset);
         for align in [4, 64, 8192] {
             for use_of in uses {
-                let mut used = pool.get_aligned(LEN, align).unwrap();
+                let mut used = pool.get_with(Request::new(LEN).align(align)).unwrap();
                 let (id, capacity) = (used.id(), used.capacity());
                 use_of(&mut used);
                 drop(used);
                 // These gets are of the same class, by either path.
                 for (len, align) in [(LEN, align), (LEN - 1, align), (LEN, align)] {
-                    let mut next = pool.get_aligned(len, align).unwrap();
+                    let mut next = pool.get_with(Request::new(len).align(align)).unwrap();
                     assert_eq!((next.len(), next.position(), next.capacity()), (len, 0, capacity));
                     assert_eq!(next.as_slice().unwrap().len(), len);
                     assert!(next.as_ptr().addr().is_multiple_of(align));
@@ -230,7 +230,7 @@ fn a_plain_get_after_an_aligned_one_begins_at_the_start_of_the_block() {
     let blocks: Vec<_> = (0..8).map(|_| pool.get(12_000).unwrap()).collect();
     let mut starts: Vec<_> = blocks.iter().map(|block| (block.id(), block.as_ptr().addr())).collect();
     drop(blocks);
-    let aligned: Vec<_> = (0..8).map(|_| pool.get_aligned(8_100, 8192).unwrap()).collect();
+    let aligned: Vec<_> = (0..8).map(|_| pool.get_with(Request::new(8_100).align(8192)).unwrap()).collect();
     assert!(aligned.iter().any(|block| starts.contains(&(block.id(), block.as_ptr().addr()))));
     assert!(aligned.iter().all(|block| block.as_ptr().addr().is_multiple_of(8192)));
     drop(aligned);
@@ -330,7 +330,8 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
                 let counts = |stats: &pinpool::Stats| [stats.gets, stats.hits, stats.misses, stats.puts, stats.evicted];
                 let (old, new) = (counts(&before), counts(&now));
                 // Ends the threads also if this fails.
-                if old.iter().zip(&new).any(|(old, new)| old > new) || now.buffers_in_pool > 6 {
+                let is_over = preset == Preset::TensorFlow && now.buffers_in_pool > 6;
+                if is_over || old.iter().zip(&new).any(|(old, new)| old > new) {
                     stop.store(true, Ordering::Relaxed);
                     panic!("{preset:?}, look {look}: {before:?} then {now:?}");
                 }
@@ -338,8 +339,10 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
             }
             stop.store(true, Ordering::Relaxed);
         });
+        pool.poll();
         let stats = check(&pool);
         assert_eq!((stats.in_use, stats.gets), (0, stats.puts));
+        assert!(stats.buffers_in_pool <= 6, "{preset:?}: {}", stats.buffers_in_pool);
     }
 }
 
@@ -364,7 +367,7 @@ fn a_thread_that_only_hits_serves_a_get_that_waits() {
             let id = held.as_ref().unwrap().id();
             while !served.load(Ordering::Relaxed) {
                 drop(held.take());
-                held = pool.get_timeout(len, LONG).ok();
+                held = pool.get_with(Request::new(len).wait(LONG)).ok();
             }
             drop(held);
             assert_eq!(waiting.join().unwrap(), id, "the same memory");
@@ -392,7 +395,7 @@ fn full_pool() -> (Pool, Vec<PinnedBuf>) {
     let builder = builder(Preset::Adaptive).max_bytes(Some(8 << 20)).wait(LONG).background_poll(false);
     let pool = builder.build().unwrap();
     let small = pool.get(LEN).unwrap();
-    let held: Vec<_> = std::iter::from_fn(|| pool.get_timeout(1 << 20, Duration::ZERO).ok()).collect();
+    let held: Vec<_> = std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).wait(Duration::ZERO)).ok()).collect();
     assert_eq!(held.len(), 7);
     drop(small);
     assert_eq!((short_path::is_open(&pool), short_hits(&pool)), (true, 1000));
@@ -429,7 +432,7 @@ fn hits_take_the_short_path_after_gets_that_timed_out_were_cancelled_or_dropped(
                 // Late at its first poll, or while it waits.
                 let wait = Duration::from_nanos([1, 20_000][round / 2 % 2]);
                 match (task + round) % 4 {
-                    0 | 1 => assert!(pool.get_async_timeout(MUCH, wait).await.unwrap_err().is_limit()),
+                    0 | 1 => assert!(pool.get_async(Request::new(MUCH).wait(wait)).await.unwrap_err().is_limit()),
                     2 => {
                         let mut get = Box::pin(pool.get_async(MUCH));
                         let is_pending =
@@ -437,7 +440,7 @@ fn hits_take_the_short_path_after_gets_that_timed_out_were_cancelled_or_dropped(
                         assert!(poll_fn(is_pending).await);
                     }
                     _ => {
-                        let mut get = Box::pin(pool.get_async_timeout(MUCH, wait));
+                        let mut get = Box::pin(pool.get_async(Request::new(MUCH).wait(wait)));
                         poll_fn(|context| Poll::Ready(get.as_mut().poll(context).is_ready())).await;
                         left.push(get);
                         if round % 64 == 0 {
@@ -455,7 +458,7 @@ fn hits_take_the_short_path_after_gets_that_timed_out_were_cancelled_or_dropped(
             scope.spawn(move || {
                 for round in 0..GETS / 10 {
                     let wait = Duration::from_micros((thread + round) as u64 % 3 * 20);
-                    assert!(pool.get_timeout(MUCH, wait).unwrap_err().is_limit());
+                    assert!(pool.get_with(Request::new(MUCH).wait(wait)).unwrap_err().is_limit());
                 }
             });
         }
@@ -464,7 +467,7 @@ fn hits_take_the_short_path_after_gets_that_timed_out_were_cancelled_or_dropped(
     assert_eq!(check(&pool).waiting, 0);
     assert_eq!((short_path::is_open(&pool), short_hits(&pool)), (true, 1000));
     drop(held);
-    drop(pool.get_timeout(6 << 20, Duration::ZERO).expect("nobody waits any more"));
+    drop(pool.get_with(Request::new(6 << 20).wait(Duration::ZERO)).expect("nobody waits any more"));
 }
 
 #[test]
@@ -502,7 +505,7 @@ fn a_ceiling_lowered_while_a_thread_only_hits_holds_after_the_next_look() {
                 while !stop.load(Ordering::Relaxed) {
                     drop(pool.try_get(len).unwrap());
                     // By the short path while something is idle, and otherwise refused.
-                    drop(pool.get_timeout(100, Duration::ZERO));
+                    drop(pool.get_with(Request::new(100).wait(Duration::ZERO)));
                 }
             });
             is_warm.recv().unwrap();

@@ -6,9 +6,9 @@ use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::testing::ManualClock;
+use pinpool::unstable::ManualClock;
+use pinpool::unstable::backend::SimSource;
 use pinpool::{EvictionReasons, MissReasons, OnFull, Preset, Stats};
 use pinpool_testing::{FaultSource, SourceCall};
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::unstable::backend::SimSource;
 use pinpool::{OnFull, Pool, Stats};
 
 use crate::fixture::{over, valid_stats};

@@ -5,7 +5,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::backend::{SimSource, Source};
+use pinpool::source::Source;
+use pinpool::unstable::backend::SimSource;
 use pinpool::{Pool, Preset};
 use pinpool_testing::{FaultSource, SourceCall};
 
@@ -89,7 +90,7 @@ fn while_gets_wait_and_a_listener_runs() {
     let (entered, has_entered) = channel();
     let (go_on, may_go_on) = channel::<()>();
     let waits = std::sync::Mutex::new((entered, may_go_on));
-    let listener = move |_: &pinpool::CheckReport| {
+    let listener = move |_: &pinpool::unstable::CheckReport| {
         let (entered, may_go_on) = &*waits.lock().unwrap();
         let _ = entered.send(());
         let _ = may_go_on.recv();

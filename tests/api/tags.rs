@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use log::Level;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::testing::ManualClock;
-use pinpool::{Backend, Pool, PoolBuilder, Preset, Rounding};
+use pinpool::unstable::ManualClock;
+use pinpool::{Backend, Pool, PoolBuilder, Preset, Request, Rounding};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::fixture::valid_stats;
@@ -36,7 +36,7 @@ fn each_tag_counts_what_its_handles_hold() {
         let (images, labels) = (pool.tagged("loader/images"), pool.tagged("loader/labels"));
         assert_eq!((images.tag(), images.pool().name()), (Some("loader/images"), None));
         let held: Vec<_> = (0..3).map(|_| images.clone().get(MIB).unwrap()).collect();
-        let label = labels.get_timeout(8192, Duration::ZERO).unwrap();
+        let label = labels.get_with(Request::new(8192).wait(Duration::ZERO)).unwrap();
         let untagged = pool.get(2 * MIB).unwrap();
         let all = [of("loader/images", 3, 3 << 20), of("(untagged)", 1, 2 << 20), of("loader/labels", 1, 8192)];
         assert_eq!(owners(&pool), all);
@@ -81,13 +81,13 @@ fn a_buffer_counts_until_its_copy_is_over_also_if_another_thread_drops_it() {
 fn tasks_and_aligned_gets_carry_the_tag() {
     let pool = heap().max_bytes(4 << 20).build().unwrap();
     let tagged = pool.tagged("t");
-    let aligned = tagged.get_aligned(4096, 1 << 16).unwrap();
+    let aligned = tagged.get_with(Request::new(4096).align(1 << 16)).unwrap();
     let other = tagged.get(MIB).unwrap();
     assert_eq!(owners(&pool)[0].1, 2);
     drop((aligned, other));
     let all = pool.get(4 * MIB).unwrap();
     let mut context = Context::from_waker(Waker::noop());
-    let mut get = std::pin::pin!(tagged.get_async_timeout(4 * MIB, Duration::from_secs(3600)));
+    let mut get = std::pin::pin!(tagged.get_async(Request::new(4 * MIB).wait(Duration::from_secs(3600))));
     assert!(get.as_mut().poll(&mut context).is_pending());
     drop(all);
     let Poll::Ready(Ok(buf)) = get.poll(&mut context) else { panic!("it is handed the buffer") };
@@ -99,7 +99,7 @@ fn tasks_and_aligned_gets_carry_the_tag() {
 
 #[test]
 fn a_buffer_that_is_lost_is_nobodys() {
-    let pool = heap().close_wait(Duration::ZERO).build().unwrap();
+    let pool = heap().unstable_close_wait(Duration::ZERO).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     stream.fail();
     let _copy = pool.tagged("t").get(MIB).unwrap().copy_to(&stream, &mut device);

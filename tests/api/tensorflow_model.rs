@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use pinpool::{Backend, PinnedBuf, Pool, Preset, Rounding};
+use pinpool::{Backend, PinnedBuf, Pool, Preset, Request, Rounding};
 use proptest::prelude::*;
 
 /// TensorFlow's rules in their plainest form: one list and four counters.
@@ -115,7 +115,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Get { len, align } => {
-                    let buffer = pool.get_aligned(len, align).unwrap();
+                    let buffer = pool.get_with(Request::new(len).align(align)).unwrap();
                     prop_assert_eq!(buffer.len(), len);
                     prop_assert!(len == 0 || (buffer.as_ptr() as usize).is_multiple_of(align.max(4096)));
                     let class = class_of(len, align, rounding);

@@ -4,7 +4,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use driver_double::{Code, Double};
+use mock_driver::{Code, Double};
 use pinpool::{Backend, PageLocked, PinnedBuf, Pool};
 
 use super::child::{alone, in_a_child};

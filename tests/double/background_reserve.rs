@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use driver_double::{Code, Double};
+use mock_driver::{Code, Double};
 use pinpool::{Backend, Pool};
 
 use crate::child::alone;

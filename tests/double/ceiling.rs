@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
 
 use crate::fixture::{MIB, builder, held};

@@ -13,9 +13,9 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
-use driver_double::{Code, Double};
 use log::Level;
-use pinpool::{Backend, FenceKind, PinnedBuf, Pool, Result};
+use mock_driver::{Code, Double};
+use pinpool::{Backend, FenceKind, PinnedBuf, Pool, Request, Result};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::fixture::{Held, MIB, builder, held};
@@ -101,7 +101,7 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
     for index in (0..bufs.len()).rev().step_by(2) {
         drop(bufs.swap_remove(index));
     }
-    let _refused = pool.get_timeout(3 * MIB, Duration::ZERO);
+    let _refused = pool.get_with(Request::new(3 * MIB).wait(Duration::ZERO));
     drop(bufs);
     pool.poll();
     pool.trim(2 * MIB as u64);
@@ -122,7 +122,7 @@ fn run(double: &Double, case: &Case, is_well_at_end: bool, script: impl FnOnce()
     script();
     let build = || {
         let builder = builder(case.backend.clone()).unstable_fence(case.fence).max_bytes(CEILING).wait(Duration::ZERO);
-        builder.close_wait(Duration::from_millis(100)).build()
+        builder.unstable_close_wait(Duration::from_millis(100)).build()
     };
     // What a failed attempt leaves is the error's to say.
     let (pool, before) = match build() {

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use cudarc::driver::CudaContext;
-use driver_double::{Code, Double};
 use log::Level;
-use pinpool::backend::try_out;
+use mock_driver::{Code, Double};
+use pinpool::unstable::backend::try_out;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 
 use crate::captured_log::{lines_with_levels, listen};

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::Backend;
 
 use crate::fixture::{MIB, builder, filled, held, stream_and_memory};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result};
-use driver_double::{Code, Cruelty, Double};
+use mock_driver::{Code, Cruelty, Double};
 use pinpool::copy::CopyStream;
 use pinpool::copy::cuda::{RawMem, RawStream};
 use pinpool::{PinnedBuf, Pool};
@@ -31,7 +31,7 @@ fn untracked(stream: &Arc<CudaStream>, buf: &PinnedBuf, memory: &mut cudarc::dri
 }
 
 /// Drops `buf` under held work, and looks that it comes back only when that work is over.
-fn returns_only_after(double: &Double, pool: &Pool, buf: PinnedBuf, gate: driver_double::HeldStream<'_>) {
+fn returns_only_after(double: &Double, pool: &Pool, buf: PinnedBuf, gate: mock_driver::HeldStream<'_>) {
     let id = buf.id();
     drop(buf);
     pool.poll();

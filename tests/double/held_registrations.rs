@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use driver_double::Double;
-use pinpool::{Backend, Pool};
+use mock_driver::Double;
+use pinpool::{Backend, Pool, Request};
 
 use crate::fixture::{MIB, builder};
 
@@ -50,7 +50,7 @@ fn a_get_is_served_when_the_registration_of_another_thread_ends_in_time() {
     thread::scope(|scope| {
         let registering = scope.spawn(|| pool.get(8 * MIB).map(drop));
         held.wait_for(1);
-        let waiting = scope.spawn(|| pool.get_timeout(4 * MIB, HANGS).map(drop));
+        let waiting = scope.spawn(|| pool.get_with(Request::new(4 * MIB).wait(HANGS)).map(drop));
         thread::sleep(Duration::from_millis(20));
         drop(held);
         registering.join().unwrap().unwrap();

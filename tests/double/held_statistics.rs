@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::{Backend, FenceKind, Pool};
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};

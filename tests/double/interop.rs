@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
-use driver_double::{Code, Double};
+use mock_driver::{Code, Double};
 use pinpool::copy::cuda::{RawMem, RawStream};
-use pinpool::testing::ManualClock;
+use pinpool::unstable::ManualClock;
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
 
 use crate::fixture::{self, begin_capture, end_capture, start, tensorflow};
@@ -809,9 +809,9 @@ fn copies_puts_hits_and_sweeps_make_few_driver_calls() {
             assert!(own(&calls) <= 2, "{calls:?}");
         }
     }
+    assert_eq!(pool.stats().in_flight, 64);
     drop(gate);
     stream.synchronize().unwrap();
-    assert_eq!(pool.stats().in_flight, 64);
     let (buf, calls) = calls_of(&double, || pool.get(LEN).unwrap());
     assert_eq!((calls, pool.stats().in_flight), (Vec::new(), 0), "a sweep of 64 copies that are over");
     let (_, calls) = calls_of(&double, || (drop(buf), drop(pool.get(LEN).unwrap())));

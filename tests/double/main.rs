@@ -1,15 +1,15 @@
-//! The CUDA path without a GPU: unmodified cudarc over the driver double.
+//! The CUDA path without a GPU: unmodified cudarc over the mock driver.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `access` | which devices and processes may reach the memory, and write-combined memory |
+//! | `access` | which devices may reach the memory |
 //! | `adopt` | memory of users: page-locked, copied from, unlocked after the last copy or never |
 //! | `ceiling` | what the driver holds against the ceiling, byte for byte |
 //! | `copies`, `tracked_copies` | copies made by the pool, and every natural line that starts one |
 //! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
 //! | `moves` | granules that a get moves: what it waits for, and what comes later |
-//! | `nodes`, `reserves` | pools on several memory nodes; reserves where nothing can be registered |
+//! | `reserves` | reserves where nothing can be registered |
 //! | `background_reserve` | a reserve that is pinned beside the pool |
 //! | `handles` | streams and events of other code, known by their handles |
 //! | `granules` | granules of several sizes, and how many mappings a pool makes |
@@ -29,7 +29,7 @@
 //! | `unlisted_codes` | codes of the driver that its header does not list |
 //! | `unused_gpu` | what is said when there is a driver and no device to use |
 //!
-//! One process has one driver, so tests take turns ([`driver_double::Double::load`]). A test that needs a driver from its
+//! One process has one driver, so tests take turns ([`mock_driver::Double::load`]). A test that needs a driver from its
 //! first call on, or a fork, runs again as a child ([`child::alone`]).
 
 mod access;

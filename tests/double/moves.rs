@@ -3,8 +3,10 @@
 
 use std::thread;
 
-use driver_double::{Code, Double};
-use pinpool::backend::{AddressRange, RemapError, SourceError, Subrange, VirtualMemory, VmmSource};
+use mock_driver::{Code, Double};
+use pinpool::SourceError;
+use pinpool::source::{AddressRange, RemapError, Subrange, VirtualMemory};
+use pinpool::unstable::backend::VmmSource;
 use pinpool::{Backend, PinnedBuf, Pool};
 
 use crate::fixture::{MIB, builder, filled, held};

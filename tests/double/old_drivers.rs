@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use driver_double::{Cruelty, Double};
+use mock_driver::{Cruelty, Double};
 use pinpool::{Backend, Pool};
 
 use crate::child::alone;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
-use driver_double::{Code, Cruelty, Double};
+use mock_driver::{Code, Cruelty, Double};
 use pinpool::Backend;
 
 use crate::child::alone;

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
-use driver_double::{Code, Double};
-use pinpool::backend::{VirtualMemory, VmmSource};
-use pinpool::{Backend, FenceKind, Pool, Preset};
+use mock_driver::{Code, Double};
+use pinpool::source::VirtualMemory;
+use pinpool::unstable::backend::VmmSource;
+use pinpool::{Backend, FenceKind, Pool, Preset, Request};
 
 use crate::child;
 use crate::fixture::{MIB, begin_capture, builder, end_capture, filled, held, stream_and_memory, tensorflow};
@@ -428,7 +429,7 @@ fn a_refused_call_is_repeated_ever_less_often_and_never_if_it_is_invalid() {
                 let held = pool.get(MIB).unwrap();
                 double.fail_from(call, 1, code);
                 let before = double.calls(call);
-                let at_once = pool.get_timeout(40 * MIB, Duration::ZERO).unwrap_err();
+                let at_once = pool.get_with(Request::new(40 * MIB).wait(Duration::ZERO)).unwrap_err();
                 let of_one = double.calls(call) - before;
                 assert!(at_once.is_backend() && of_one > 0);
                 assert!(pool.get(40 * MIB).unwrap_err().is_backend());
@@ -450,7 +451,7 @@ fn a_return_serves_a_request_that_the_driver_refuses() {
         let pool = builder(backend).wait(Duration::from_secs(60)).build().unwrap();
         let mut held = vec![pool.get(8 * MIB).unwrap()];
         double.fail_from(call, 1, Code::INVALID_VALUE);
-        held.extend(std::iter::from_fn(|| pool.get_timeout(8 * MIB, Duration::ZERO).ok()));
+        held.extend(std::iter::from_fn(|| pool.get_with(Request::new(8 * MIB).wait(Duration::ZERO)).ok()));
         let waiting = thread::scope(|scope| {
             let waiting = scope.spawn(|| pool.get(6 * MIB).map(drop));
             while pool.stats().waiting == 0 && !waiting.is_finished() {

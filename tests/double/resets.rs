@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, sys};
-use driver_double::{Cruelty, Double};
+use mock_driver::{Cruelty, Double};
 use pinpool::{Backend, FenceKind};
 
 use crate::child::alone;

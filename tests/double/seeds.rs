@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, result, sys};
-use driver_double::{Code, Cruelty, Double};
+use mock_driver::{Code, Cruelty, Double};
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
 
 use crate::child::alone;
@@ -320,7 +320,7 @@ impl<'a> Run<'a> {
         match unsafe { result::stream::end_capture(stream) } {
             // SAFETY: just made, never launched.
             Ok(graph) => unsafe { result::graph::destroy(graph) }.unwrap(),
-            // The maintenance thread asked the default stream just as the capture began (PROOFS.md).
+            // The maintenance thread asked the default stream just as the capture began.
             Err(why) => assert_eq!((why.0, flags), (CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, 0)),
         }
     }
@@ -373,7 +373,7 @@ fn lanes(contexts: &[Arc<CudaContext>]) -> Vec<Lane> {
 
 fn pool_of(backend: &Backend, fence: FenceKind, max_bytes: u64) -> Pool {
     let builder = builder(backend.clone()).unstable_fence(fence).max_bytes(max_bytes).wait(std::time::Duration::ZERO);
-    builder.close_wait(std::time::Duration::from_millis(10)).build().unwrap()
+    builder.unstable_close_wait(std::time::Duration::from_millis(10)).build().unwrap()
 }
 
 fn number_from(variable: &str, default: u64) -> u64 {

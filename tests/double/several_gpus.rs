@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // Copies and asks as another library does.
 
 use cudarc::driver::{CudaContext, result, sys};
-use driver_double::{Cruelty, Double};
+use mock_driver::{Cruelty, Double};
 use pinpool::{Backend, Config};
 
 use crate::captured_log::{lines_with_levels, listen};

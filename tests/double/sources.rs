@@ -4,10 +4,9 @@
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, sys};
-use driver_double::{Code, Double};
-use pinpool::backend::{
-    AddressRange, PAGE_BYTES, RegisterSource, RemapError, Source, Subrange, VirtualMemory, VmmSource,
-};
+use mock_driver::{Code, Double};
+use pinpool::source::{AddressRange, PAGE_BYTES, RemapError, Source, Subrange, VirtualMemory};
+use pinpool::unstable::backend::{RegisterSource, VmmSource};
 use pinpool::{Backend, Preset};
 use pinpool_testing::check_source;
 
@@ -34,12 +33,12 @@ impl VmmRange {
         vmm
     }
 
-    fn commit(&self, first: usize, count: usize) -> Result<(), pinpool::backend::SourceError> {
+    fn commit(&self, first: usize, count: usize) -> Result<(), pinpool::SourceError> {
         // SAFETY: each test commits only what is uncommitted.
         unsafe { self.source.commit(&self.range, first * GRANULE, count * GRANULE) }
     }
 
-    fn decommit(&self, first: usize, count: usize) -> Result<(), pinpool::backend::SourceError> {
+    fn decommit(&self, first: usize, count: usize) -> Result<(), pinpool::SourceError> {
         // SAFETY: each test decommits only what is committed and unused.
         unsafe { self.source.decommit(&self.range, first * GRANULE, count * GRANULE) }
     }

@@ -3,7 +3,7 @@
 use std::thread;
 
 use cudarc::driver::{CudaContext, result};
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::{Backend, FenceKind};
 
 use crate::fixture::{builder, filled, stream_and_memory};

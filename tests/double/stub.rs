@@ -11,8 +11,8 @@ use std::process::Command;
 use std::{fs, mem, ptr};
 
 use cudarc::driver::{result, sys};
-use driver_double::Double;
-use pinpool::backend::gpu;
+use mock_driver::Double;
+use pinpool::unstable::backend::gpu;
 
 use pinpool::{Backend, Level, Pool};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::{PinnedBuf, Pool};
 
 use crate::fixture::{filled, tensorflow};

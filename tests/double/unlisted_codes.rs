@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use cudarc::driver::DevicePtr;
-use driver_double::{Code, Double};
+use mock_driver::{Code, Double};
 use pinpool::copy::cuda::RawMem;
 use pinpool::{Backend, FenceKind};
 

@@ -1,7 +1,7 @@
 //! A GPU that is here and not used is a warning with its cause and its remedy, once for a pool.
 
-use driver_double::{Code, Double};
 use log::Level;
+use mock_driver::{Code, Double};
 use pinpool::{Backend, Pool, Preset};
 
 use crate::captured_log::{lines_with_levels, listen};

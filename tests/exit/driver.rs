@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream};
-use driver_double::Double;
+use mock_driver::Double;
 use pinpool::{Backend, Pool, Preset};
 
 fn pools() -> Vec<Pool> {
@@ -15,7 +15,7 @@ fn pools() -> Vec<Pool> {
     let build = |(preset, backend)| {
         let builder = Pool::builder().without_env().preset(preset).backend(backend);
         let builder = builder.wait(Duration::from_millis(100)).idle_timeout(Duration::from_millis(20));
-        builder.close_wait(Duration::from_millis(50)).build().unwrap()
+        builder.unstable_close_wait(Duration::from_millis(50)).build().unwrap()
     };
     all.map(build).collect()
 }

@@ -13,15 +13,17 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::backend::{HeapSource, Region, Source, SourceError};
+use pinpool::SourceError;
 use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
+use pinpool::source::{Region, Source};
+use pinpool::unstable::backend::HeapSource;
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Request};
 
 #[cfg(feature = "cuda")]
 mod driver;
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 mod recording;
-#[cfg(feature = "trace")]
+#[cfg(feature = "observe")]
 mod socket;
 
 /// Names the case that a process was started for.
@@ -45,25 +47,25 @@ const CASES: &[Case] = &[
     ("the_driver_is_gone_before_the_pools", driver::gone_first, 0),
     #[cfg(feature = "cuda")]
     ("exit_with_copies_on_a_device", driver::exit_with_copies, 7),
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     ("exit_leaves_all_records", recording::exit_leaves_all_records, 0),
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     ("return_from_main_leaves_all_records", recording::return_leaves_all_records, 0),
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     ("a_forked_child_of_a_recorded_process_exits_at_once", recording::forked_child_exits_at_once, 0),
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     ("exit_while_the_disk_of_a_recording_stalls", recording::exit_while_the_disk_stalls, 0),
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     ("exit_removes_the_socket_of_a_pool_in_a_static", socket::exit_removes_it, 0),
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     ("serve_and_exit", socket::serve_and_exit, OF_ANOTHER),
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     ("record_and_exit", recording::record_and_exit, OF_ANOTHER),
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     ("record_and_return", recording::record_and_return, OF_ANOTHER),
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     ("record_and_fork", recording::record_and_fork, OF_ANOTHER),
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "observe")]
     ("record_to_a_full_pipe", recording::record_to_a_full_pipe, OF_ANOTHER),
     ("wait_to_be_killed", wait_to_be_killed, OF_ANOTHER),
 ];
@@ -114,7 +116,7 @@ fn ended(mut child: Child) -> Option<i32> {
 }
 
 fn heap() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap).close_wait(Duration::from_millis(50))
+    Pool::builder().without_env().backend(Backend::Heap).unstable_close_wait(Duration::from_millis(50))
 }
 
 /// A copy that never ends.
@@ -180,7 +182,7 @@ fn panic_in_main() {
 
 fn exit_in_line() {
     let pool = heap().max_bytes(4 << 20).wait(Duration::from_secs(3600)).build().unwrap();
-    let held: Vec<_> = std::iter::from_fn(|| pool.get_timeout(1 << 20, Duration::ZERO).ok()).collect();
+    let held: Vec<_> = std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).wait(Duration::ZERO)).ok()).collect();
     for _ in 0..3 {
         let pool = pool.clone();
         thread::spawn(move || drop(pool.get(1 << 20)));
@@ -289,7 +291,7 @@ fn thread_death() {
 }
 
 fn sharing() -> Pool {
-    heap().pools_per_host(2).build().unwrap()
+    heap().build().unwrap()
 }
 
 fn wait_to_be_killed() {
@@ -302,8 +304,7 @@ fn wait_to_be_killed() {
     }
 }
 
-/// Pools of several processes share nothing: no file, no lock, no segment of memory. Their number only divides what `auto`
-/// allows. So the death of one changes nothing for another.
+/// Pools of several processes share nothing: no file, no lock, no segment of memory. So the death of one changes nothing for another.
 fn neighbour_killed() {
     use std::io::{BufRead, BufReader};
     let pool = sharing();

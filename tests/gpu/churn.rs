@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream, result};
-use pinpool::{FenceKind, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool::{FenceKind, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 
 use crate::MIB;
 use crate::batch::Batch;
@@ -167,7 +167,7 @@ fn hold_streams(streams: &[Arc<CudaStream>; 3], are_copying: &Weak<Mutex<Receive
 /// Two lanes on each stream, used in turn.
 fn copy(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], jobs: &Mutex<Receiver<Job>>) {
     let lane = |number: usize| {
-        let name = format!("{}, fence {:?}, stream {}", rig.name(), pool.config().fence, number % streams.len());
+        let name = format!("{}, fence {:?}, stream {}", rig.name(), pool.config().code.fence, number % streams.len());
         Lane::on(&streams[number % streams.len()], name, LONGEST)
     };
     let mut lanes: Vec<(Lane, Option<Batch>)> = (0..2 * streams.len()).map(|number| (lane(number), None)).collect();
@@ -197,7 +197,7 @@ fn copy(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], jobs: &Mutex
 
 /// Copies back, through the pool if a get succeeds at once, and compares.
 fn compare(pool: &Pool, lane: &Lane, batch: Batch) {
-    let whole = match pool.get_timeout(batch.len, Duration::ZERO) {
+    let whole = match pool.get_with(Request::new(batch.len).wait(Duration::ZERO)) {
         Ok(buf) if turn_of(batch.number / 5, 2) == 0 => {
             buf.copy_from(&lane.stream, &lane.memory).unwrap().wait().unwrap()
         }

@@ -3,7 +3,7 @@
 #   tests/gpu/collect.sh FOLDER
 # The tool (pinpool), its instruments (pinpool-bench), the suite (gpu), the library that beside_torch.py loads, the library for C with a
 # program on it, the library of `pinpool run` with a CUDA program, the wheel, and the scripts: each surface that README.md
-# names. One that is missing is an error. PROFILE=dev builds faster, for a try on the driver double.
+# names. One that is missing is an error. PROFILE=dev builds faster, for a try on the mock driver.
 set -euo pipefail
 folder=$(realpath -m "${1:?usage: collect.sh FOLDER}")
 cd "$(dirname "$0")/../.."

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result};
-use pinpool::backend::CudaSource;
+use pinpool::unstable::backend::CudaSource;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
 
 use crate::batch::Batch;

@@ -1,7 +1,7 @@
 //! Kernels beside the pool: one that runs while memory is pinned, moved and released, one that reads a buffer in place, and
 //! one that breaks the device.
 //!
-//! The kernels are PTX, compiled by the driver. The driver double has none: there a host function takes the place of the
+//! The kernels are PTX, compiled by the driver. The mock driver has none: there a host function takes the place of the
 //! kernel that runs, and the others are skipped with a word.
 
 use std::ffi::{CString, c_void};
@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result, sys};
-use pinpool::{Backend, Pool};
+use pinpool::{Backend, Pool, Request};
 use pinpool_testing::check_source;
 
 use crate::MIB;
@@ -161,7 +161,7 @@ fn memory_is_pinned_moved_and_released_while_a_kernel_runs() {
         for index in (0..bufs.len()).rev().step_by(2) {
             drop(bufs.swap_remove(index));
         }
-        let wide = pool.get_timeout(6 * MIB, Duration::ZERO);
+        let wide = pool.get_with(Request::new(6 * MIB).wait(Duration::ZERO));
         assert_eq!(wide.is_ok(), rig.virtual_memory(), "{}: {:?}", rig.name(), pool.stats());
         if rig.virtual_memory() {
             // Nothing of this waits for the kernel.
@@ -222,7 +222,8 @@ fn breaks_the_device() {
     let backend: Backend = std::env::var(crate::ends::BACKEND).unwrap().parse().unwrap();
     let context = CudaContext::new(0).unwrap();
     let kernels = Kernels::load(&context).unwrap();
-    let pool = Pool::builder().without_env().backend(backend).close_wait(Duration::from_secs(2)).build().unwrap();
+    let pool =
+        Pool::builder().without_env().backend(backend).unstable_close_wait(Duration::from_secs(2)).build().unwrap();
     let stream = context.new_stream().unwrap();
     let mut memory = stream.alloc_zeros::<u8>(MIB).unwrap();
     stream.synchronize().unwrap();
@@ -251,7 +252,7 @@ fn virtual_memory_keeps_its_contract_while_a_kernel_runs() {
             return;
         }
         let stream = rig.context.new_stream().unwrap();
-        let source = pinpool::backend::VmmSource::new(0, None).unwrap();
+        let source = pinpool::unstable::backend::VmmSource::new(0, None).unwrap();
         // Its reserves are registered memory, whose release waits: the contract is checked before, for what it does once.
         let running = Running::on(&stream, kernels.as_ref());
         thread::scope(|scope| {

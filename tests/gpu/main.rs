@@ -27,7 +27,7 @@
 //!
 //! `run.sh` runs this suite and the benches of the tool on a machine without cargo, from binaries that `collect.sh` built.
 //!
-//! Each scenario is one function over a back-end. Never loads the driver double: a process has one driver, here that of the
+//! Each scenario is one function over a back-end. Never loads the mock driver: a process has one driver, here that of the
 //! machine.
 #![allow(clippy::print_stdout)] // Lines of figures.
 #![allow(unsafe_code)] // The contract suite, the facts about the driver, and work that the pool does not track.
@@ -38,7 +38,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::result;
-use pinpool::backend::{CudaSource, RegisterSource, VmmSource};
+use pinpool::unstable::backend::{CudaSource, RegisterSource, VmmSource};
 use pinpool_testing::check_source;
 
 mod batch;

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{result, sys};
-use pinpool::{Backend, PinnedBuf, Pool};
+use pinpool::{Backend, PinnedBuf, Pool, Request};
 
 use crate::MIB;
 use crate::batch::Batch;
@@ -39,7 +39,7 @@ pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
         drop(buf.copy_range_to(0..batch.len, &lane.stream, &mut lane.memory).unwrap());
     }
     let (before, large) = (pool.stats(), Batch::new(2000, 3 * GRANULE));
-    let wanted = pool.get_timeout(large.len, Duration::ZERO);
+    let wanted = pool.get_with(Request::new(large.len).wait(Duration::ZERO));
     let contiguous = if rig.virtual_memory() {
         let contiguous =
             wanted.unwrap_or_else(|error| panic!("{name}: granules are not remapped beside copies: {error}"));

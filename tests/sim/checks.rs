@@ -1,7 +1,7 @@
 //! What must hold after each step, and at the end.
 
 use pinpool::Stats;
-use pinpool::testing::short_path;
+use pinpool::unstable::short_path;
 
 use crate::device::other_stamp;
 use crate::world::World;

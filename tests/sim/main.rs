@@ -13,10 +13,10 @@
 //!
 //! | command | runs |
 //! | --- | --- |
-//! | `cargo test --features testing --test sim` | 10,000 seeds |
-//! | `SIM_SEEDS=1000000 cargo test --release --features testing --test sim seeds` | a million; `SIM_FIRST` is the first one |
-//! | `SIM_FIRST=7 SIM_SEEDS=1 cargo test --features testing --test sim seeds` | seed 7 alone |
-//! | `SIM_REPLAY=FILE cargo test --features testing --test sim replay` | the steps in a file |
+//! | `cargo test --test sim` | 10,000 seeds |
+//! | `SIM_SEEDS=1000000 cargo test --release --test sim seeds` | a million; `SIM_FIRST` is the first one |
+//! | `SIM_FIRST=7 SIM_SEEDS=1 cargo test --test sim seeds` | seed 7 alone |
+//! | `SIM_REPLAY=FILE cargo test --test sim replay` | the steps in a file |
 //!
 //! A seed that breaks a promise is shrunk, and its steps are written to a file under `target/tmp`.
 #![cfg(not(miri))]

@@ -6,8 +6,9 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pinpool::backend::{
-    AddressRange, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, RemapError, Source, SourceError, Subrange, VirtualMemory,
+use pinpool::SourceError;
+use pinpool::source::{
+    AddressRange, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, RemapError, Source, Subrange, VirtualMemory,
 };
 
 use crate::device::finish_all;

@@ -84,8 +84,8 @@ pub(crate) fn report(seed: u64, scenario: &Scenario, broken: &Broken) -> String 
     let text = format!("# seed {seed}: {why}\n{smallest}");
     let written = std::fs::write(&path, &text).map_or_else(|error| error.to_string(), |()| path.display().to_string());
     format!(
-        "seed {seed}: {broken}\n\nall steps:      SIM_FIRST={seed} SIM_SEEDS=1 cargo test --features testing --test sim seeds\n\
-         {} of {}: SIM_REPLAY={written} cargo test --features testing --test sim replay\n\n{text}",
+        "seed {seed}: {broken}\n\nall steps:      SIM_FIRST={seed} SIM_SEEDS=1 cargo test --test sim seeds\n\
+         {} of {}: SIM_REPLAY={written} cargo test --test sim replay\n\n{text}",
         smallest.steps.len(),
         scenario.steps.len(),
     )

@@ -9,11 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
-use pinpool::testing::ManualClock;
-use pinpool::{
-    Backend, Ceiling, Error, GetFuture, LogSampler, OnFull, PendingBuf, PinnedBuf, Pool, Preset, PressureSource,
-    Rounding,
-};
+use pinpool::unstable::LogSampler;
+use pinpool::unstable::ManualClock;
+use pinpool::{Backend, Ceiling, Error, GetFuture, OnFull, PendingBuf, PinnedBuf, Pool, Preset, Request, Rounding};
 
 use crate::checks;
 use crate::device::{Device, GivesUp, SimStream, SimTarget, finish_all, stamp};
@@ -151,13 +149,12 @@ impl World {
             .max_bytes(max_bytes)
             .pool_size_limit(setup.limit)
             .wait(Duration::ZERO)
-            .close_wait(Duration::ZERO)
-            .stuck_after(Duration::from_secs(5))
+            .unstable_close_wait(Duration::ZERO)
             .background_poll(false)
             .reserve_wait(setup.background == 0)
             .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })
             .idle_timeout((setup.idle_seconds > 0).then(|| Duration::from_secs(setup.idle_seconds)))
-            .pressure(PressureSource::Off)
+            .unstable_pressure("/dev/null")
             .log_sampler(LogSampler::new())
             .clock(clock.clone());
         builder = match (setup.tensorflow, setup.exact) {
@@ -280,7 +277,7 @@ impl World {
             Op::GetAsync => self.with_pool(args[0], |index, pool| {
                 let (len, failures) = (as_len(args[1]), self.site.memory().failures);
                 let (is_late, before) = (args[2] == 1, self.waiting.borrow().len());
-                let get = Box::pin(pool.get_async_timeout(len, if is_late { LATE } else { FOREVER }));
+                let get = Box::pin(pool.get_async(Request::new(len).wait(if is_late { LATE } else { FOREVER })));
                 self.poll_get(Waiting { get, woken: Arc::default(), polled_at: 0, pool: index, len, failures });
                 if is_late && self.waiting.borrow().len() > before {
                     self.site.report(format!("a get of {len} B waits though its deadline has passed"));
@@ -375,7 +372,7 @@ impl World {
     fn get(&self, pool: u64, len: usize, align: usize) {
         self.with_pool(pool, |index, pool| {
             let failures = self.site.memory().failures;
-            match if align == 0 { pool.get(len) } else { pool.get_aligned(len, align) } {
+            match if align == 0 { pool.get(len) } else { pool.get_with(Request::new(len).align(align)) } {
                 Ok(buf) => {
                     if !buf.as_ptr().addr().is_multiple_of(align.max(4096)) {
                         self.site.report(format!("a buffer is not aligned to {align} B"));

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pinpool::config::text::format_bytes;
+use pinpool::unstable::config::text::format_bytes;
 use pinpool::{Backend, Completion, Pool};
 use serde::Serialize;
 

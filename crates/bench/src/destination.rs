@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use pinpool::copy::CopyTarget;
 #[cfg(feature = "cuda")]
 use pinpool::copy::cuda::RawMem;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::copy::{CopyTarget, FencePurpose};
 #[cfg(feature = "cuda")]
 use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, sys};
 use pinpool::{Completion, Error, FenceKind, PinnedBuf};
@@ -47,7 +47,7 @@ impl BenchTarget {
     pub(super) fn open(bytes: usize) -> Result<BenchTarget, Error> {
         #[cfg(feature = "cuda")]
         // Checked first because cudarc panics without a driver.
-        if pinpool::backend::CudaSource::new(0).is_ok() {
+        if pinpool::unstable::backend::CudaSource::new(0).is_ok() {
             let opened = CudaContext::new(0).and_then(|context| {
                 let stream = context.new_stream()?;
                 let memory = stream.alloc_zeros(bytes)?;
@@ -131,8 +131,7 @@ impl BenchTarget {
         match self {
             BenchTarget::Sink { stream, memory } => {
                 // SAFETY: `time_untracked` keeps the buffer, unchanged, until the stream is synchronized.
-                let enqueued =
-                    unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len(), FencePurpose::Pool(FenceKind::Event)) };
+                let enqueued = unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len(), FenceKind::Event) };
                 enqueued.map(drop).map_err(|failure| Error::device(format!("{failure:?}")))
             }
             #[cfg(feature = "cuda")]

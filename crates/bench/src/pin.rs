@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pinpool::config::text::format_bytes;
+use pinpool::unstable::config::text::format_bytes;
 use pinpool::{Backend, Error};
 use serde::Serialize;
 
@@ -200,7 +200,7 @@ pub(super) fn touch(bytes: u64) -> Duration {
 }
 
 fn reserve(bytes: u64, threads: usize, backend: Backend) -> Measured<Duration> {
-    let pool = pool_builder(backend).pin_threads(threads as u64).build()?;
+    let pool = pool_builder(backend).unstable_pin_threads(threads).build()?;
     let begun = Instant::now();
     pool.prewarm(bytes)?;
     Ok(begun.elapsed())

@@ -5,8 +5,8 @@ use std::fmt::{Debug, Display};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use pinpool::config::Ceiling;
-use pinpool::config::text::{ParseError, format_bytes, parse_bytes};
+use pinpool::Ceiling;
+use pinpool::unstable::config::text::{ParseError, format_bytes, parse_bytes};
 use pinpool::{Backend, Error, Pool, PoolBuilder, Preset};
 
 use super::{BenchError, Measured};

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use pinpool::Backend;
-use pinpool::config::text::format_bytes;
+use pinpool::unstable::config::text::format_bytes;
 use serde::Serialize;
 
 use super::requested::{self, pool_builder};

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pinpool::config::text::format_bytes;
+use pinpool::unstable::config::text::format_bytes;
 use pinpool::{Backend, Completion, Error, PinnedBuf, Pool};
 use serde::Serialize;
 

@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use pinpool::cudarc::driver::sys;
-use pinpool::{Error, PinnedBuf, Pool};
+use pinpool::{Error, PinnedBuf, Pool, Request};
 
 use crate::call::{Failure, call, required, store};
 use crate::handle::pp_pool;
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn pp_get_aligned(
     alignment: usize,
     ptr: *mut *mut c_void,
 ) -> pp_status {
-    get(pool, ptr, |pool| pool.get_aligned(bytes, alignment).map(Some))
+    get(pool, ptr, |pool| pool.get_with(Request::new(bytes).align(alignment)).map(Some))
 }
 
 /// Gets a buffer as pp_get does, counted under `tag`, UTF-8: out-of-memory texts, the statistics and reports say how much each tag
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn pp_get_timeout(
     timeout_ms: u64,
     ptr: *mut *mut c_void,
 ) -> pp_status {
-    get(pool, ptr, |pool| pool.get_timeout(bytes, Duration::from_millis(timeout_ms)).map(Some))
+    get(pool, ptr, |pool| pool.get_with(Request::new(bytes).wait(Duration::from_millis(timeout_ms))).map(Some))
 }
 
 /// Gets a buffer as pp_get does, if one of this size class is idle: it never pins and never waits. Else it returns

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::ptr;
 use std::sync::Arc;
 
-use driver_double::{Code, Double};
+use mock_driver::{Code, Double};
 use pinpool::cudarc::driver::{CudaContext, CudaStream, result};
 use pinpool_c::*;
 
@@ -26,7 +26,7 @@ fn start() -> (Double, Arc<CudaContext>, Arc<CudaStream>, Handle) {
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     stream.synchronize().unwrap();
-    (double, context, stream, open("backend=cuda; preset=tensorflow; poll=0"))
+    (double, context, stream, open("backend=cuda; preset=tensorflow; background_poll=0"))
 }
 
 fn put_on_stream(pool: Handle, held: Address, stream: &CudaStream) -> Result<(), (pp_status, String)> {
@@ -164,7 +164,7 @@ fn a_program_in_c_copies_through_the_driver() {
         command.env("LD_LIBRARY_PATH", folder.path()).env("PINPOOL_BACKEND", backend);
         // The double copies what was put behind the stream by a memmove of this process; the copies of a GPU are not checked either.
         command.env("ASAN_OPTIONS", "replace_intrin=0");
-        let output = command.env("DRIVER_DOUBLE_REPORT", "stderr").output().unwrap();
+        let output = command.env("MOCK_DRIVER_REPORT", "stderr").output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success() && out.contains("200 batches arrived whole"), "{backend}: {out}{err}");
         assert!(err.contains("0 frees with work in flight, 0 wrong uses"), "{backend}: {err}");

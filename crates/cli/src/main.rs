@@ -1,15 +1,10 @@
 //! The `pinpool` command-line tool.
 
 mod advise;
-mod bench;
-mod diff;
 mod doctor;
-mod env;
 mod files;
 mod input;
-mod inspect;
 mod interrupt;
-mod ledger;
 mod load;
 mod pages;
 mod replay;
@@ -22,62 +17,103 @@ mod top;
 mod trace;
 mod why;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::{Terminal, Verbosity};
 
-/// A pool of page-locked host memory for loaders that feed GPUs.
+/// The commands by purpose, each with an example.
+const HELP: &str = "\
+{about}
+
+Usage: pinpool [OPTIONS] <COMMAND>
+
+Before the first run:
+  doctor   Check GPU, driver, limits and settings          pinpool doctor --reserve 8G
+  load     Load files onto the GPU                         pinpool load --verify DIR
+  run      Run a program with pooled pinned memory         pinpool run -- ./train
+
+A running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE=t.gz) or a log:
+  why      Explain what a pool costs and what to change    pinpool why 4711
+  top      Show pools live                                 pinpool top 4711
+  report   Draw a page of charts                           pinpool report t.gz -o page.html
+  metrics  Print or serve Prometheus metrics               pinpool metrics --all
+
+A recording:
+  advise   Recommend settings by replaying it              pinpool advise t.gz
+  trace    Print or convert it                             pinpool trace t.gz --format chrome -o t.json
+
+Options:
+{options}
+
+`pinpool COMMAND --help` lists the options of a command, `pinpool man COMMAND` describes it in full.
+";
+
+/// Former commands, with the command and the flags that replace them.
+const FORMER: [(&str, &[&str]); 6] = [
+    ("bench", &["doctor", "--bench"]),
+    ("diff", &["why"]),
+    ("dump", &["top", "--once"]),
+    ("env", &["doctor", "--settings"]),
+    ("inspect", &["why", "--lines"]),
+    ("stats", &["top", "--once"]),
+];
+
+/// Pinned (page-locked) host memory for data loaders that feed GPUs
 #[derive(Debug, Parser)]
-#[command(name = "pinpool", version, arg_required_else_help = true)]
+#[command(name = "pinpool", version, arg_required_else_help = true, help_template = HELP)]
+#[command(disable_help_flag = true, disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 
-    /// Errors and results only: no progress bar, no warnings
+    /// Print results and errors only
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
 
-    /// Every batch and every failure, and the log from `debug` on
+    /// Print more messages, and the log at level debug
     #[arg(short, long, global = true)]
     verbose: bool,
+
+    /// Print help
+    #[arg(short, long, global = true, action = ArgAction::HelpShort)]
+    help: Option<bool>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     Load(load::Args),
-    Replay(replay::ReplayArgs),
-    Advise(advise::AdviseArgs),
-    Trace(trace::TraceArgs),
-    Bench(bench::BenchArgs),
-    Diff(diff::DiffArgs),
-    Doctor(doctor::DoctorArgs),
-    Dump(served::stats::DumpArgs),
-    #[command(name = "doctor-probe", hide = true)]
-    DoctorProbe(doctor::ProbeArgs),
-    Env(env::EnvArgs),
-    Inspect(inspect::InspectArgs),
-    Ledger(ledger::LedgerArgs),
-    Metrics(served::metrics::MetricsArgs),
-    Report(report::ReportArgs),
     #[cfg(target_os = "linux")]
     Run(run::RunArgs),
-    Stats(served::stats::StatsArgs),
+    Doctor(doctor::DoctorArgs),
+    #[command(name = "doctor-probe", hide = true)]
+    DoctorProbe(doctor::ProbeArgs),
     Top(top::TopArgs),
+    Metrics(served::metrics::MetricsArgs),
     Why(why::WhyArgs),
+    Report(report::ReportArgs),
+    Advise(advise::AdviseArgs),
+    Trace(trace::TraceArgs),
+    #[command(hide = true)]
+    Replay(replay::ReplayArgs),
     #[command(hide = true)]
     Keep(RetiredArgs),
+    #[command(hide = true)]
+    Ledger(RetiredArgs),
+    #[command(hide = true)]
     Completions(pages::CompletionsArgs),
+    #[command(hide = true)]
     Man(pages::ManArgs),
 }
 
-/// The arguments of a command that was removed.
+/// The arguments of a removed command.
 #[derive(Debug, clap::Args)]
 struct RetiredArgs {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    _ignored: Vec<std::ffi::OsString>,
+    _ignored: Vec<OsString>,
 }
 
 fn retired(terminal: &Terminal, command: &str, instead: &str) -> Result<(), ExitError> {
@@ -85,8 +121,20 @@ fn retired(terminal: &Terminal, command: &str, instead: &str) -> Result<(), Exit
     Err(ExitError::Settings)
 }
 
+/// The arguments, with a former command replaced.
+fn arguments() -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    let at = arguments.iter().skip(1).position(|argument| !argument.to_string_lossy().starts_with('-'));
+    if let Some(at) = at.map(|at| at + 1)
+        && let Some((_, new)) = FORMER.iter().find(|(former, _)| arguments[at] == *former)
+    {
+        arguments.splice(at..=at, new.iter().map(OsString::from));
+    }
+    arguments
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::parse_from(arguments());
     let terminal = Terminal::default();
     let verbosity = match (cli.quiet, cli.verbose) {
         (true, _) => Verbosity::Quiet,
@@ -97,39 +145,35 @@ fn main() -> ExitCode {
         (Verbosity::Quiet, _) => "error",
         (Verbosity::Verbose, _) => "debug",
         (Verbosity::Normal, Command::Load(_)) => "warn,pinpool=info",
-        // `replay` prints the pool's diagnostics as part of its result, and `env` prints the warnings itself.
+        // `replay` prints the pool's diagnostics as part of its result, and `doctor` prints the warnings itself.
         (Verbosity::Normal, _) => "error",
     };
     pinpool_cli::logger::init(&terminal, default_filter);
     let result = match cli.command {
         Command::Load(args) => load::run(&args, verbosity, &terminal),
-        Command::Replay(args) => replay::run(&args, &terminal),
-        Command::Advise(args) => advise::run(&args, verbosity, &terminal),
-        Command::Trace(args) => trace::run(&args, &terminal),
-        Command::Bench(args) => bench::run(&args, &terminal),
-        Command::Diff(args) => diff::run(&args, &terminal),
-        Command::Doctor(args) => doctor::run(&args, &terminal),
-        Command::DoctorProbe(args) => doctor::run_probe(&args, &terminal),
-        Command::Env(args) => env::run(&args, &terminal),
-        Command::Inspect(args) => inspect::run(&args, &terminal),
-        Command::Ledger(args) => ledger::run(&args, &terminal),
-        Command::Report(args) => report::run(&args, &terminal),
         #[cfg(target_os = "linux")]
         Command::Run(args) => run::run(&args, &terminal),
-        Command::Stats(args) => served::stats::run(&args, &terminal),
-        Command::Dump(args) => served::stats::run_dump(&args, &terminal),
-        Command::Metrics(args) => served::metrics::run(&args, &terminal),
+        Command::Doctor(args) => doctor::run(&args, &terminal),
+        Command::DoctorProbe(args) => doctor::run_probe(&args, &terminal),
         Command::Top(args) => top::run(&args, &terminal),
+        Command::Metrics(args) => served::metrics::run(&args, &terminal),
         Command::Why(args) => why::run(&args, &terminal),
+        Command::Report(args) => report::run(&args, &terminal),
+        Command::Advise(args) => advise::run(&args, verbosity, &terminal),
+        Command::Trace(args) => trace::run(&args, &terminal),
+        Command::Replay(args) => replay::run(&args, &terminal),
         Command::Keep(_) => retired(&terminal, "keep", "reserve memory at the start of each process (PINPOOL_RESERVE)"),
+        Command::Ledger(_) => {
+            retired(&terminal, "ledger", "`pinpool top --all` shows the shared limits and their owners")
+        }
         Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
         Command::Man(args) => terminal.report(pages::man(&args, Cli::command())),
     };
-    // The pools are gone, and with them their recordings are complete.
+    // The pools have been dropped, so their recordings are complete.
     let result = match pinpool_replay::failed_recordings() {
         0 => result,
         _ => {
-            terminal.message("the recording that was asked for is missing or not complete, as the log says");
+            terminal.message("the requested recording is missing or incomplete; the log says why");
             result.and(Err(ExitError::Failure))
         }
     };

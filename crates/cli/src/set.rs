@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use pinpool::config::env;
+use pinpool::unstable::config::env;
 use pinpool::{Error, Pool, PoolBuilder};
 use pinpool_replay::Replay;
 

@@ -6,7 +6,6 @@
 use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
@@ -24,24 +23,13 @@ pub enum Verbosity {
 #[derive(Debug, Clone)]
 pub struct Terminal {
     bars: MultiProgress,
-    held: Arc<Mutex<Held>>,
 }
-
-/// Lines that wait while a screen is drawn over the terminal.
-#[derive(Debug, Default)]
-struct Held {
-    is_held: bool,
-    lines: String,
-}
-
-/// Most bytes of lines that wait; more are dropped, and that is said.
-const HELD_MAX: usize = 1 << 20;
 
 impl Default for Terminal {
     fn default() -> Self {
         // Draws on terminals only; a pipe gets no bar.
         let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
-        Self { bars, held: Arc::default() }
+        Self { bars }
     }
 }
 
@@ -84,45 +72,8 @@ impl Terminal {
     /// Prints one line on stderr, above the bar.
     pub fn write(&self, line: &[u8]) {
         let line = escaped(&String::from_utf8_lossy(line));
-        {
-            let mut held = self.held();
-            if held.is_held {
-                if held.lines.len() < HELD_MAX {
-                    held.lines.push_str(&line);
-                    if held.lines.len() >= HELD_MAX {
-                        held.lines.push_str("pinpool: more lines were dropped while the screen was drawn\n");
-                    }
-                }
-                return;
-            }
-        }
         // There is no channel left to report a failed write to stderr.
         let _ = self.bars.suspend(|| io::stderr().lock().write_all(line.as_bytes()));
-    }
-
-    /// Keeps what is written to stderr until [`release`](Terminal::release).
-    pub fn hold(&self) {
-        self.held().is_held = true;
-    }
-
-    /// Writes what was kept.
-    pub fn release(&self) {
-        let lines = {
-            let mut held = self.held();
-            held.is_held = false;
-            std::mem::take(&mut held.lines)
-        };
-        // There is no channel left to report a failed write to stderr.
-        let _ = self.bars.suspend(|| io::stderr().lock().write_all(lines.as_bytes()));
-    }
-
-    /// The last line that is kept.
-    pub fn last_held(&self) -> String {
-        self.held().lines.lines().next_back().unwrap_or_default().to_owned()
-    }
-
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Prints an error of the pool and returns its exit status.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError};
 
 use super::destination::Destination;
-use pinpool::backend::{CudaSource, SourceError};
+use pinpool::SourceError;
+use pinpool::unstable::backend::CudaSource;
 use pinpool::{Completion, Error, PinnedBuf};
 
 /// A CUDA device.

@@ -7,5 +7,5 @@
 
 pub mod judge;
 pub mod record;
-#[cfg(feature = "serve")]
+#[cfg(feature = "io")]
 pub mod stats_socket;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
-use pinpool::{Backend, OnFull, PinnedBuf, Pool};
+use pinpool::{Backend, OnFull, PinnedBuf, Pool, Request};
 
 use crate::contexts::{self, Context};
 use crate::driver::{Code, Driver, MAPPED, NOT_INITIALIZED, PORTABLE, WRITE_COMBINED};
@@ -103,7 +103,7 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
 /// A buffer, without a wait for what the program holds; for work that is not over, as long as `PINPOOL_WAIT` says. While a
 /// stream captures, what was freed since then stays in flight, so there is no wait; nor for a second after one in vain.
 fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
-    let mut got = pool.get_timeout(bytes, Duration::ZERO);
+    let mut got = pool.get_with(Request::new(bytes).wait(Duration::ZERO));
     if got.as_ref().is_err_and(pinpool::Error::is_limit) && context.may_wait() && pool.stats().in_flight > 0 {
         got = pool.get(bytes);
         if got.as_ref().is_err_and(pinpool::Error::is_limit) {
@@ -123,7 +123,7 @@ fn make_pool(driver: &'static Driver, context: Arc<Context>) -> pinpool::Result<
     log::init();
     log_statistics_at_exit();
     let source = Arc::new(source::HostSource::new(driver, context));
-    let pool = Pool::builder().env_prefix(pinpool::config::env::PREFIX).name("preload");
+    let pool = Pool::builder().env_prefix(pinpool::unstable::config::env::PREFIX).name("preload");
     let pool = pool.backend(Backend::Source(source)).on_full(OnFull::Error);
     let is_wait_set = env::var("PINPOOL_WAIT").is_ok_and(|wait| !wait.trim().is_empty());
     if is_wait_set { pool.build() } else { pool.wait(WAIT).build() }

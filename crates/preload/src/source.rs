@@ -8,7 +8,8 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pinpool::backend::{GRANULE_BYTES, PAGE_BYTES, Region, Source, SourceError};
+use pinpool::SourceError;
+use pinpool::source::{GRANULE_BYTES, PAGE_BYTES, Region, Source};
 
 use crate::blocks::{Block, Blocks};
 use crate::contexts::Context;

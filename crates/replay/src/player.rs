@@ -25,8 +25,8 @@ use super::report::{ReplayOutcome, ReplayReport};
 use super::watch::Watch;
 use super::workload::{Workload, error_at};
 use pinpool::DEFAULT_ALIGN;
-use pinpool::testing::{ManualClock, look, prepare_step};
-use pinpool::{Error, PinnedBuf, Pool};
+use pinpool::unstable::{ManualClock, look, prepare_step};
+use pinpool::{Error, PinnedBuf, Pool, Request};
 
 mod closed;
 
@@ -314,7 +314,7 @@ impl<'a> Player<'a> {
 
     /// A buffer, or `None` while the ceiling leaves no memory for it.
     fn try_get(&self, ticket: &Ticket) -> Result<Option<PinnedBuf>, Error> {
-        match self.pool.get_aligned(ticket.bytes, ticket.align) {
+        match self.pool.get_with(Request::new(ticket.bytes).align(ticket.align)) {
             Ok(buffer) => Ok(Some(buffer)),
             Err(error) if error.is_limit() => Ok(None),
             Err(error) => Err(error),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::replay::{OtherSettings, Replay};
 use super::workload::Workload;
-use pinpool::config::{Ceiling, env};
+use pinpool::unstable::config::{Ceiling, env};
 use pinpool::{Pool, PoolBuilder};
 
 /// Variables that a replay follows.

@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::state::StateWord;
 use crate::error::{ErrorKind, Result};
 use crate::memory_file::{MemoryFile, Shared, SharedMemory};
-use pinpool::backend::SourceError;
+use pinpool::SourceError;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 use pinpool_os::sync::process::{AtomicU32, AtomicU64, Ordering};
 use pinpool_shm::file::EventCount;

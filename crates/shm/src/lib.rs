@@ -1,8 +1,8 @@
-//! Internal to pinpool, no promise: memory and files that processes share, in which the death of each is noticed, and the host
-//! ledger, which is one ceiling for the pools of all processes.
+//! Internal to pinpool, no promise: locks and waits across processes, and the host ledger, which is one limit for the pools of
+//! all processes.
 //!
-//! Knows no pool. Linux only: elsewhere attaching is an error.
-#![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // What needs Linux is not there.
+//! Knows no pool. Linux only: attaching fails elsewhere.
+#![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // Parts need Linux.
 #![allow(missing_docs, missing_debug_implementations, clippy::missing_errors_doc, clippy::missing_panics_doc)] // Internal: a name says enough where a doc comment would repeat it.
 
 pub mod file;

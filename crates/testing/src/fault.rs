@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use pinpool::backend::{Backend, HeapSource};
+//! use pinpool::unstable::backend::{Backend, HeapSource};
 //! use pinpool_testing::{FaultSource, SourceCall};
 //!
 //! let faulty = Arc::new(FaultSource::around(Arc::new(HeapSource::new())));
@@ -20,9 +20,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pinpool::backend::{
-    AddressRange, PAGE_BYTES, PageTiers, Region, RemapError, Source, SourceError, Subrange, VirtualMemory,
-};
+use pinpool::SourceError;
+use pinpool::source::{AddressRange, PAGE_BYTES, Region, RemapError, Source, Subrange, VirtualMemory};
+use pinpool::unstable::backend::PageTiers;
 use pinpool_os::sync::plain::{Condvar, Mutex, MutexGuard};
 
 /// A source that fails and waits as scripted, and else forwards every call to another one.
@@ -260,10 +260,6 @@ unsafe impl VirtualMemory for FaultSource {
                 Err(RemapError::Lost(error))
             }
         }
-    }
-
-    fn descriptors(&self) -> u64 {
-        self.inner.virtual_memory().map_or(0, VirtualMemory::descriptors)
     }
 
     fn has_old_places(&self) -> bool {

@@ -2,13 +2,13 @@
 //!
 //! | item | for |
 //! | --- | --- |
-//! | [`check_source`] | the contract of [`Source`](pinpool::backend::Source), [`VirtualMemory`](pinpool::backend::VirtualMemory) included, as one test for any implementation |
+//! | [`check_source`] | the contract of [`Source`](pinpool::source::Source), [`VirtualMemory`](pinpool::source::VirtualMemory) included, as one test for any implementation |
 //! | [`FaultSource`] | scripted failures and gates around any source |
 //!
-//! The time of a pool is moved by hand with [`pinpool::testing`].
+//! The time of a pool is moved by hand with [`pinpool::unstable`].
 //!
 //! ```
-//! use pinpool::backend::HeapSource;
+//! use pinpool::unstable::backend::HeapSource;
 //!
 //! pinpool_testing::check_source(&HeapSource::new());
 //! ```

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use pinpool::backend::{AddressRange, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, Source, Subrange, VirtualMemory};
+use pinpool::source::{AddressRange, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, Source, Subrange, VirtualMemory};
 
 const LENGTHS: &[usize] =
     if cfg!(miri) { &[1, 4095, 4096, 4097] } else { &[1, 2, 4095, 4096, 4097, 65_536, 65_537, 1 << 20, (1 << 20) + 1] };

@@ -25,7 +25,7 @@ use pinpool_os::sync::process::Ordering;
 
 /// Released for others in one go: then what they lack is looked at again, as other owners release, too.
 const STEP_BYTES: u64 = 64 << 20;
-/// Longest sleep of a reserve that waits for room in the ledger.
+/// Between two tries of a reserve that waits for room in the ledger.
 const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
 
 impl Core {
@@ -141,7 +141,7 @@ impl Core {
     /// Hits and puts take the slow path as long as other processes want memory.
     pub(super) fn attend_to_ledger(&self) {
         let is_wanted = || self.host_ledger().is_some_and(|ledger| ledger.is_wanted());
-        self.attention.change(Reason::Ledger, is_wanted, |attends| self.stock.idle().attend(attends));
+        self.attention.change(Reason::Ledger, is_wanted, |attends| self.stock.idle().set_slow_path(attends));
     }
 
     /// A put while other processes want memory: makes room of `block` if this one holds more than an even share. Returns it
@@ -207,7 +207,7 @@ impl Core {
                 return added;
             }
             if ledger.set_want(&own.want, *missing_bytes, *needed_bytes) >= *missing_bytes {
-                ledger.sleep(RESERVE_PATIENCE);
+                std::thread::sleep(RESERVE_PATIENCE);
             }
         }
     }

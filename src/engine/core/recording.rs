@@ -78,7 +78,7 @@ fn ns_since(begun: Option<Instant>) -> u64 {
     begun.map_or(0, |begun| u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-#[cfg(all(test, feature = "trace"))]
+#[cfg(all(test, feature = "observe"))]
 mod tests {
     use crate::{Backend, Pool};
 

@@ -27,7 +27,7 @@ impl Shown for Core {
             "cause": why.cause.name(), "is_alarm": why.is_alarm, "lines": why.lines(), "lost_seconds": why.lost.total_ns() as f64 / 1e9,
             "of_seconds": why.lost.of_us as f64 / 1e6,
         });
-        // For `pinpool stats` and `pinpool dump`, in the words that a program prints.
+        // For `pinpool top --once`, in the words that a program prints.
         object["table"] = stats.to_string().into();
         object["dump"] = self.dump_of(&stats, None).to_string().into();
         object["owners"] = owners.iter().take(OWNERS_MAX).map(owner).collect();

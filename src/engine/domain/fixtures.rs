@@ -1,13 +1,13 @@
 //! A source that counts, and a pool that holds nothing.
 #![allow(unsafe_code)] // Implements the unsafe `Source`.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use super::{Domain, PoolView};
 use crate::arena::Retention;
 use crate::backend::{HeapSource, Region, Source, SourceError};
-use crate::config::PressureSource;
-use crate::diag::{LogSampler, PoolLog, Warnings};
+use crate::diag::{LogSampler, PoolLog};
 use crate::engine::supply::{CalledSource, SharedArena, SharedArenaConfig};
 use crate::quota::Budget;
 use crate::stats::EvictionReason;
@@ -79,16 +79,10 @@ impl PoolView for NoBlocks {
 
 /// A domain over an arena of this source, under a ceiling or none.
 pub(super) fn domain(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> Domain {
-    let log = PoolLog {
-        name: Some(name.to_owned()),
-        log_sampler: LogSampler::new(),
-        log_every: 1,
-        listener: None,
-        warnings: Warnings::default(),
-    };
+    let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), log_every: 1, listener: None };
     let (log, claim) = (Arc::new(log), Budget::new(max_bytes).nothing());
     let config =
         SharedArenaConfig { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };
     let arena = SharedArena::new(CalledSource::new(source, None), claim, config, log.clone()).unwrap();
-    Domain::new(arena, log, &PressureSource::Off)
+    Domain::new(arena, log, Some(Path::new("/dev/null")))
 }

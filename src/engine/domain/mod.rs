@@ -10,11 +10,11 @@
 //!
 //! The arena answers, and knows no pool.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::supply::SharedArena;
-use crate::config::PressureSource;
 use crate::diag::PoolLog;
 use crate::stats::{EvictionReason, Stats};
 
@@ -70,7 +70,7 @@ impl std::fmt::Debug for Domain {
 }
 
 impl Domain {
-    pub(crate) fn new(arena: SharedArena, log: Arc<PoolLog>, pressure: &PressureSource) -> Self {
+    pub(crate) fn new(arena: SharedArena, log: Arc<PoolLog>, pressure: Option<&Path>) -> Self {
         Self {
             arena,
             log,

@@ -15,31 +15,23 @@ use pinpool_os::sync::process::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub(crate) struct Fallback {
     source: HeapSource,
+    /// Its limit is the limit of the pool, even after that was changed.
     budget: Arc<Budget>,
     /// Bytes of memory that is there, and the most at any time. Relaxed: figures.
     held_bytes: AtomicU64,
     peak_bytes: AtomicU64,
-    /// The limit is the pool's ceiling, also after that was changed.
-    follows_ceiling: bool,
 }
 
 impl Fallback {
-    /// At most `max_bytes` at one time; `follows_ceiling` if that is the ceiling of the pool.
-    pub(crate) fn new(max_bytes: Option<u64>, follows_ceiling: bool) -> Self {
-        Self {
-            source: HeapSource::new(),
-            budget: Budget::new(max_bytes),
-            held_bytes: AtomicU64::new(0),
-            peak_bytes: AtomicU64::new(0),
-            follows_ceiling,
-        }
+    /// At most `max_bytes` at one time.
+    pub(crate) fn new(max_bytes: Option<u64>) -> Self {
+        let (held_bytes, peak_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { source: HeapSource::new(), budget: Budget::new(max_bytes), held_bytes, peak_bytes }
     }
 
     /// The pool's ceiling has changed.
     pub(in crate::engine) fn follow(&self, ceiling_bytes: Option<u64>) {
-        if self.follows_ceiling {
-            self.budget.set_max_bytes(ceiling_bytes);
-        }
+        self.budget.set_max_bytes(ceiling_bytes);
     }
 
     /// Whether a block of `class` fits when nothing else is held.

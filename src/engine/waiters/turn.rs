@@ -85,11 +85,10 @@ impl<S: Server> Turn<S> {
             if let Look::Over(served) = self.attempt(refusal, |until| SlowCalls::Until(until, until)) {
                 return served;
             }
-            let now = Instant::now();
-            if self.is_over(now, refusal) {
+            if self.is_over(Instant::now(), refusal) {
                 return self.taken(self.leave());
             }
-            self.waiter.sleep(self.waiter.deadline.min(now + self.patience()));
+            self.waiter.sleep(self.next_look());
         }
     }
 
@@ -116,7 +115,7 @@ impl<S: Server> Turn<S> {
         now >= self.waiter.deadline || self.server.is_hopeless(refusal)
     }
 
-    /// When its task is to look again by itself.
+    /// When it is to look again without having been woken.
     pub(in crate::engine) fn next_look(&self) -> Instant {
         self.server.waiters().next_look(&self.waiter, Instant::now() + self.patience())
     }

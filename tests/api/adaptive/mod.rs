@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::thread;
 
-use pinpool::backend::{SimSource, Source};
-use pinpool::testing::ManualClock;
+use pinpool::source::Source;
+use pinpool::unstable::ManualClock;
+use pinpool::unstable::backend::SimSource;
 use pinpool::{PinnedBuf, Pool, PoolBuilder, Stats};
 
 use crate::fixture::{self, LONG, valid_stats};

@@ -8,7 +8,7 @@ use super::{MIB, over, over_virtual_memory, valid_stats};
 use crate::captured_log::{lines_with_levels, listen};
 use crate::counting::CountingSource;
 use crate::fixture::{LONG, until_waits};
-use pinpool::{Backend, Ceiling, Pool, Preset};
+use pinpool::{Backend, Ceiling, Pool, Preset, Request};
 
 #[test]
 fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
@@ -72,7 +72,7 @@ fn a_full_partition_delays_nobody_else_and_its_requests_are_served_in_order() {
                 until_waits(eval, at as u64 + 1);
             }
             // The pool serves others at once, and also what is hit.
-            (0..20).for_each(|_| drop(pool.get_timeout(16 * MIB, Duration::ZERO).unwrap()));
+            (0..20).for_each(|_| drop(pool.get_with(Request::new(16 * MIB).wait(Duration::ZERO)).unwrap()));
             assert_eq!((pool.stats().waiting, pool.stats().waits), (0, 0));
             let [first, second] = held;
             drop(first);
@@ -134,9 +134,11 @@ fn what_a_partition_cannot_do_names_its_pool() {
 fn the_limit_of_a_partition_changes_within_the_limit_of_its_pool() {
     let pool = over_virtual_memory().max_bytes(16 << 20).wait(LONG).build().unwrap();
     let eval = pool.partition("eval", 2 << 20).unwrap();
-    let fill = |count: usize| (0..count).map(|_| eval.get_timeout(MIB, Duration::ZERO)).filter(Result::is_ok).count();
+    let fill = |count: usize| {
+        (0..count).map(|_| eval.get_with(Request::new(MIB).wait(Duration::ZERO))).filter(Result::is_ok).count()
+    };
     let all = || {
-        let held: Vec<_> = std::iter::from_fn(|| eval.get_timeout(MIB, Duration::ZERO).ok()).collect();
+        let held: Vec<_> = std::iter::from_fn(|| eval.get_with(Request::new(MIB).wait(Duration::ZERO)).ok()).collect();
         held.len()
     };
     assert_eq!((fill(3), all()), (3, 2), "one after the other, and at once");

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Backend, Error, Pool};
+use pinpool::{Backend, Error, Pool, Request};
 
 use super::{LONG, MIB, fill, over, over_both, over_virtual_memory, valid_stats};
 use crate::counting::CountingSource;
@@ -28,7 +28,7 @@ fn reserves_add_up_and_displace_idle_memory() {
     pool.prewarm(0).unwrap();
     drop(fill(&pool, 2 * MIB));
     pool.prewarm(4 << 20).unwrap();
-    pool.prewarm_classes(&[(MIB, 3), (100, 1), (0, 9)]).unwrap();
+    pool.prewarm((3 << 20) + 128).unwrap();
     let stats = valid_stats(&pool);
     assert_eq!((stats.reserve_bytes, stats.max_bytes), (8 << 20, Some(16 << 20)));
     assert!(stats.pinned_bytes <= 16 << 20);
@@ -36,7 +36,6 @@ fn reserves_add_up_and_displace_idle_memory() {
         let error = pool.prewarm(bytes).unwrap_err();
         assert!(error.is_limit(), "{error}");
     }
-    assert!(pool.prewarm_classes(&[(MIB, usize::MAX)]).unwrap_err().is_request());
     assert_eq!(valid_stats(&pool).reserve_bytes, 8 << 20);
 }
 
@@ -45,7 +44,11 @@ fn a_reserve_is_pinned_by_as_many_threads_as_were_asked_for() {
     let cores = thread::available_parallelism().unwrap().get();
     for (asked, touching) in [(None, cores), (Some(3), 3), (Some(1), 1)] {
         let source = CountingSource::virtual_memory();
-        let pool = over(source.clone()).pin_threads(asked).reserve_bytes(2 << 20).build().unwrap();
+        let mut builder = over(source.clone()).reserve_bytes(2 << 20);
+        if let Some(threads) = asked {
+            builder = builder.unstable_pin_threads(threads);
+        }
+        let pool = builder.build().unwrap();
         assert_eq!((source.threads(), valid_stats(&pool).reserve_bytes), (touching, 2 << 20));
     }
 }
@@ -74,7 +77,7 @@ fn without_growth_the_reserve_is_all_the_memory() {
         let error = pool.get(9 * MIB).unwrap_err();
         assert!(error.is_limit() && error.to_string().contains("PINPOOL_RESERVE"), "{error}");
         let held: Vec<_> = (0..4).map(|_| pool.get(2 * MIB).unwrap()).collect();
-        let error = pool.get_timeout(2 * MIB, Duration::ZERO).unwrap_err();
+        let error = pool.get_with(Request::new(2 * MIB).wait(Duration::ZERO)).unwrap_err();
         assert!(error.to_string().contains("PINPOOL_GROWTH"), "{error}");
         drop(held);
         assert_eq!(pool.get(8 * MIB).unwrap().len(), 8 * MIB);

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use pinpool::PinnedBuf;
-use pinpool::backend::SimSource;
+use pinpool::unstable::backend::SimSource;
+use pinpool::{PinnedBuf, Request};
 
 use super::{KIB, LONG, MIB, over, over_both, over_virtual_memory, valid_stats};
 
@@ -46,7 +46,7 @@ fn lengths_and_alignments_beyond_reason_are_refused_as_requests() {
         assert!(pool.get(len).unwrap_err().is_request() || len < isize::MAX as usize, "{len}");
     }
     for align in [0, 3, 2 << 30] {
-        assert!(pool.get_aligned(1, align).unwrap_err().is_request());
+        assert!(pool.get_with(Request::new(1).align(align)).unwrap_err().is_request());
     }
     valid_stats(&pool);
 }
@@ -99,7 +99,7 @@ fn a_get_aligned_to_more_than_a_page_starts_there_and_ends_inside() {
     for builder in over_both() {
         let pool = builder.build().unwrap();
         for align in [1, 4096, 8192, 64 * KIB, 2 * MIB, 1 << 30] {
-            let buffer = pool.get_aligned(5000, align).unwrap();
+            let buffer = pool.get_with(Request::new(5000).align(align)).unwrap();
             assert!(buffer.as_ptr().addr().is_multiple_of(align));
             assert!(buffer.capacity() >= 5000);
         }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::{Level, LevelFilter};
-use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::unstable::backend::SimSource;
 use pinpool::{PinnedBuf, Pool};
 
 use crate::captured_log::{lines_with_levels, listen_from};

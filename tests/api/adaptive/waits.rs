@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, Pool};
+use pinpool::{Backend, Pool, Request};
 
 use super::{KIB, LONG, MIB, after_seconds, over_virtual_memory, valid_stats, wait_until, with_manual_clock};
 use crate::captured_log::{count, lines, listen};
@@ -16,7 +16,7 @@ fn a_wait_ends_when_a_buffer_is_put() {
     let all = pool.get(4 * MIB).unwrap();
     thread::scope(|scope| {
         // The longest wait that there is.
-        let waiting = scope.spawn(|| pool.get_timeout(2 * MIB, Duration::MAX));
+        let waiting = scope.spawn(|| pool.get_with(Request::new(2 * MIB).wait(Duration::MAX)));
         wait_until(|| pool.stats().waits == 1);
         drop(all);
         assert_eq!(waiting.join().unwrap().unwrap().len(), 2 * MIB);
@@ -30,7 +30,8 @@ fn a_wait_without_end_ends_when_a_buffer_of_its_class_is_put() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(4 << 20).build().unwrap();
     let held = pool.get(3 << 20).unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| pool.get_timeout(3 << 20, Duration::MAX).map(|buffer| buffer.len()));
+        let waiting =
+            scope.spawn(|| pool.get_with(Request::new(3 << 20).wait(Duration::MAX)).map(|buffer| buffer.len()));
         wait_until(|| pool.stats().waits == 1);
         drop(held);
         assert_eq!(waiting.join().unwrap().unwrap(), 3 << 20);
@@ -85,7 +86,7 @@ fn a_get_that_does_not_wait_does_not_overtake_one_that_waits() {
         wait_until(|| pool.stats().waits == 1);
         drop(half);
         assert!(
-            pool.get_timeout(MIB, Duration::ZERO).unwrap_err().is_limit(),
+            pool.get_with(Request::new(MIB).wait(Duration::ZERO)).unwrap_err().is_limit(),
             "the free memory belongs to the get that waits"
         );
         drop(other);
@@ -98,8 +99,8 @@ fn a_get_that_does_not_wait_does_not_overtake_one_that_waits() {
 fn a_wait_of_zero_is_no_wait() {
     let pool = over_virtual_memory().max_bytes(2 << 20).wait(LONG).build().unwrap();
     let _all = pool.get(2 * MIB).unwrap();
-    assert!(pool.get_timeout(4096, Duration::ZERO).unwrap_err().is_limit());
-    assert!(pool.get_timeout(4096, Duration::from_millis(1)).unwrap_err().is_limit());
+    assert!(pool.get_with(Request::new(4096).wait(Duration::ZERO)).unwrap_err().is_limit());
+    assert!(pool.get_with(Request::new(4096).wait(Duration::from_millis(1))).unwrap_err().is_limit());
     let stats = valid_stats(&pool);
     assert_eq!((stats.waits, stats.failed_gets), (1, 2));
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use pinpool::Backend;
-use pinpool::config::text::{ParseError, parse_bytes, parse_duration};
+use pinpool::unstable::config::text::{ParseError, parse_bytes, parse_duration};
 
 /// Use a pool at random for long, and check every byte and every count
 ///

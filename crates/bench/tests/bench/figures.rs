@@ -188,19 +188,19 @@ fn check_tracked(figures: &Value, sizes: &[u64], methods: &[&str]) {
     }
 }
 
-/// Runs with the driver double as libcuda.
+/// Runs with the mock driver as libcuda.
 #[cfg(feature = "cuda")]
 #[test]
 fn over_a_driver_every_backend_shrinks_and_every_copy_method_is_compared() {
     let folder = tempfile::tempdir().unwrap();
     let here = std::env::current_exe().unwrap();
-    let double = here.parent().unwrap().join("libdriver_double.so");
+    let double = here.parent().unwrap().join("libmock_driver.so");
     std::os::unix::fs::symlink(double, folder.path().join("libcuda.so")).unwrap();
     let env = [("LD_LIBRARY_PATH", folder.path())];
 
     let backends = ["--backend", "vmm", "--backend", "register", "--backend", "cuda"];
     let figures = bench_in(&[&["stall", "--seconds", "0.2", "--step", "8MiB"], &backends[..]].concat(), &env);
-    assert_eq!((&figures["to"], figures["missing"].as_array().unwrap().len()), (&"driver double".into(), 0));
+    assert_eq!((&figures["to"], figures["missing"].as_array().unwrap().len()), (&"mock driver".into(), 0));
     let of = figures["backends"].as_array().unwrap();
     of.iter().for_each(|of| check_stall(of, f64::from(8 << 20)));
     of.iter().for_each(|of| assert!(is_positive(&of["releases"]), "{of}"));

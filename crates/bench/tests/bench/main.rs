@@ -19,10 +19,10 @@ fn run(args: &[&str]) -> Ran {
     finish(&mut bench(args))
 }
 
-/// A folder with the driver double as libcuda.
-fn driver_double(dir: &Path) -> PathBuf {
+/// A folder with the mock driver as libcuda.
+fn mock_driver(dir: &Path) -> PathBuf {
     let here = std::env::current_exe().unwrap();
-    let double = here.parent().unwrap().join("libdriver_double.so");
+    let double = here.parent().unwrap().join("libmock_driver.so");
     std::os::unix::fs::symlink(double, dir.join("libcuda.so")).unwrap();
     dir.to_owned()
 }

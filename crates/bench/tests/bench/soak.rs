@@ -33,9 +33,9 @@ fn a_short_soak_is_clean_and_its_counts_add_up() {
 }
 
 #[test]
-fn a_soak_on_the_driver_double_copies_to_it() {
+fn a_soak_on_the_mock_driver_copies_to_it() {
     let lib = tempfile::tempdir().unwrap();
-    let lib = crate::driver_double(lib.path());
+    let lib = crate::mock_driver(lib.path());
     for backend in ["vmm", "register", "cuda"] {
         let mut command = bench(&SHORT);
         let ran = finish(command.args(["3", "--backend", backend]).env("LD_LIBRARY_PATH", &lib));

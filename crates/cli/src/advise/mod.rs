@@ -4,10 +4,8 @@
 //! | --- | --- |
 //! | `search.rs` | the settings that are tried, what they cost, and the smallest ceiling under the best |
 //! | `run.rs` | the promise, measured |
-//! | `batch.rs` | how sizes follow the batch size |
 //! | `tests.rs` | programs recorded under ceilings, and their advice played |
 
-mod batch;
 mod run;
 mod search;
 #[cfg(test)]
@@ -20,68 +18,60 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::ProgressBar;
-use pinpool::config::text::ParseError;
+use pinpool::unstable::config::text::ParseError;
 use pinpool_observe::judge::words::counted;
 use pinpool_observe::judge::{Cause, PoolJudgement};
 use pinpool_replay::{Replay, Workload};
 use serde::Serialize;
 
-use self::batch::BatchFit;
 use self::search::{Advice, Better, Cost, Point, Search};
 use crate::files::{named, why};
 use crate::input::open_workload;
-use crate::replay::{Costs, mib};
-use crate::report::frontier_svg;
+use crate::replay::{Costs, Plays, mib};
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::{columns, grouped};
 use pinpool_cli::terminal::Terminal;
 use pinpool_cli::terminal::Verbosity;
 
-/// Find settings that cost a trace no more time than those it has, in the least memory
+/// Recommend settings for a recorded program
 ///
-/// Plays the trace on simulated memory, in virtual time, under many settings, and counts the seconds that each takes from the
-/// program: in calls of the driver, in moves, and waiting. A recording is played in closed loop, as its threads would go on, from
-/// the settings that it was made with; a trace of gets and puts alone from the defaults, without a ceiling. PINPOOL_PRESET,
-/// PINPOOL_ROUNDING, PINPOOL_IDLE_TIMEOUT, PINPOOL_RESERVE, PINPOOL_POOL_SIZE_LIMIT and PINPOOL_MAX_BYTES are searched, unless --set
-/// has them. Where nothing costs less, it says to keep what you have. Exits with 1 if the trace is not whole, cannot be
-/// replayed faithfully, or shows a leak, for which no ceiling helps.
+/// Replays the recording on simulated memory, in virtual time, under many settings, and counts the seconds that each costs: driver calls,
+/// moves and waiting. A recording is replayed as its threads would continue, starting from its own settings; a trace of requests alone
+/// from the defaults, without a limit. PINPOOL_PRESET, PINPOOL_ROUNDING, PINPOOL_IDLE_TIMEOUT, PINPOOL_RESERVE, PINPOOL_POOL_SIZE_LIMIT
+/// and PINPOOL_MAX_BYTES are searched, unless --set fixes them. If nothing costs less, it says to keep what you have. Exits with 1 if the
+/// trace is truncated, cannot be replayed faithfully, or shows a leak. With --try it searches nothing and shows the costs of the settings
+/// named, a column each.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: pinpool advise t.gz
+  export PINPOOL_RESERVE=536870912
+  export PINPOOL_MAX_BYTES=629145600")]
 pub(crate) struct AdviseArgs {
-    /// Recorded trace, workload, or log of RMM, plain or compressed, `-` is stdin; with --batch-size more than one
+    /// Recording, trace or RMM log, plain or compressed; `-` is stdin
     #[arg(required_unless_present = "run", value_name = "TRACE")]
     traces: Vec<PathBuf>,
 
-    /// How far the ceiling is to be above the smallest that costs no more: 10%, or 0.1
+    /// Show the costs of these settings (MAX_BYTES=1GiB,...) instead; repeatable
+    #[arg(long = "try", value_name = "SETTINGS", conflicts_with_all = ["run", "set", "headroom"])]
+    tries: Vec<Set>,
+
+    /// Margin of the limit over the smallest that costs no more: 10% or 0.1
     #[arg(long, value_name = "SHARE", default_value = "10%", value_parser = share)]
     headroom: f64,
 
-    /// Other settings, by the names of their variables: IDLE_TIMEOUT=5min
+    /// Fix a setting (IDLE_TIMEOUT=5min) and search the others; repeatable
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<Set>,
 
-    /// Samples in a batch of each trace, in the order of the traces: gives the advice for batches of twice the first, unless
-    /// --new-batch-size names another number
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..))]
-    batch_size: Vec<u64>,
-
-    /// Give the advice for batches of this many samples instead
-    #[arg(long, value_name = "N", requires = "batch_size", value_parser = clap::value_parser!(u64).range(1..))]
-    new_batch_size: Option<u64>,
-
-    /// Write the picture of the ceilings that were played, against the seconds lost, as SVG
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
-
-    /// Run the program behind `--` as it is and with the advice in turns, and say what is gained; without a trace it is recorded first
-    #[arg(long, requires = "command", conflicts_with_all = ["json", "batch_size"])]
+    /// Run the program with and without the advice in turns, and measure the gain
+    #[arg(long, requires = "command", conflicts_with_all = ["json"])]
     run: bool,
 
-    /// With --run, how long the program runs under each of both
+    /// With --run, how long the program runs under each
     #[arg(long, value_name = "N", default_value = "60", value_parser = clap::value_parser!(u64).range(2..))]
     seconds: u64,
 
-    /// The program of --run, with its arguments
+    /// The program of --run with its arguments
     #[arg(last = true, requires = "run", value_name = "CMD")]
     command: Vec<OsString>,
 
@@ -167,8 +157,6 @@ struct JsonAdvice<'a> {
     #[serde(flatten)]
     advice: &'a Advice,
     #[serde(skip_serializing_if = "Option::is_none")]
-    batch: Option<&'a BatchFit>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pools_merged: Option<usize>,
     /// Those of the settings that are for the code of the program.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -177,6 +165,9 @@ struct JsonAdvice<'a> {
 }
 
 pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
+    if !args.tries.is_empty() {
+        return Plays { workloads: &args.traces, json: args.json, sets: &args.tries, ..Plays::default() }.run(terminal);
+    }
     let (mut warnings, mut notes) = (Vec::new(), Vec::new());
     let bar = terminal.steps(verbosity);
     let set = Set::all(&args.set, terminal)?;
@@ -271,24 +262,16 @@ fn advise(
     notes: &mut Vec<String>,
 ) -> Result<(String, Settings), Box<dyn Error>> {
     if let Some((name, _)) = set.pairs.iter().find(|(name, _)| name == "PINPOOL_MAX_BYTES") {
-        return Err(format!("--set {name}: advise searches it; `pinpool replay --set` tries one value").into());
+        return Err(format!("--set {name}: advise searches it; --try shows the cost of one value").into());
     }
     let workloads = traces.iter().map(|path| open(path, warnings)).collect::<Result<Vec<_>, _>>()?;
     let first = workloads.first().ok_or("no trace is named")?;
     let merged = traces.iter().zip(&workloads);
     notes.extend(merged.filter_map(|(path, workload)| Some(named(path, &workload.pools_note()?))));
-    let fit = match args.batch_size.first() {
-        None if workloads.len() > 1 => {
-            return Err("several traces go with --batch-size alone: name one".into());
-        }
-        None => None,
-        Some(from) => {
-            let to = args.new_batch_size.unwrap_or_else(|| from.saturating_mul(2));
-            Some(BatchFit::of(&workloads, &args.batch_size, to)?)
-        }
-    };
-    let resized = fit.as_ref().map(|fit| first.resized(|bytes| fit.size(bytes))).transpose()?;
-    let workload = resized.as_ref().unwrap_or(first);
+    if workloads.len() > 1 {
+        return Err("several traces go with --try only: name one".into());
+    }
+    let workload = first;
     let leak = workload.judged().iter().find(|judged| judged.judgement.cause == Cause::Leak);
     if let Some(PoolJudgement { name, judgement, .. }) = leak {
         return Err(named(&traces[0], &format_args!("no ceiling helps {name}: {judgement}")).into());
@@ -312,9 +295,6 @@ fn advise(
         return Err(named(&traces[0], &doubt).into());
     }
     let advice = search(workload, &set.pairs, args.headroom, bar).map_err(|error| named(&traces[0], &error))?;
-    if let Some(file) = &args.svg {
-        std::fs::write(file, picture(&advice)).map_err(|error| named(file, &why(&error)))?;
-    }
     let better = advice.advised.iter().flat_map(|better| &better.settings);
     let better: Variables = better.map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     // Settings of the user are part of the advice, and none without one.
@@ -324,17 +304,9 @@ fn advise(
     let text = if args.json {
         let pools_merged = workload.pools_merged();
         let in_code = settings.in_code.iter().map(|(name, _)| &**name).collect();
-        serde_json::to_string(&JsonAdvice {
-            trace,
-            advice: &advice,
-            batch: fit.as_ref(),
-            pools_merged,
-            in_code,
-            warnings,
-        })?
+        serde_json::to_string(&JsonAdvice { trace, advice: &advice, pools_merged, in_code, warnings })?
     } else {
-        let scaled = fit.as_ref().map(BatchFit::lines).unwrap_or_default();
-        format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advice, &settings))
+        format!("{trace}: {} gets\n{}", grouped(workload.gets()), table(&advice, &settings))
     };
     Ok((text, settings))
 }
@@ -343,15 +315,6 @@ fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Workload, String> {
     let workload = open_workload(path)?;
     warnings.extend(workload.warning().map(|warning| named(path, &warning)));
     Ok(workload)
-}
-
-/// The ceilings that were played.
-fn picture(advice: &Advice) -> String {
-    let Advice { as_given, advised, frontier, .. } = advice;
-    let ceilings: Vec<_> = frontier.iter().map(|point| (point.max_bytes, point.lost_seconds)).collect();
-    let today = (as_given.peak_pinned_bytes, as_given.lost_seconds);
-    let advised = advised.as_ref().and_then(|better| Some((better.max_bytes()?, better.cost.lost_seconds)));
-    frontier_svg(&ceilings, today, advised)
 }
 
 /// What the settings as given cost and what those that are advised do, and the lines to export.

@@ -90,7 +90,7 @@ pub(super) fn measure(
     }
     end(&mut child)?;
     if measured.gets == 0 {
-        return Err("--run: the program showed no get of a pool: it is to use pinpool with the feature `serve`, and to run for some \
+        return Err("--run: the program showed no get of a pool: it is to use pinpool with the feature `observe`, and to run for some \
                     seconds"
             .into());
     }

@@ -4,8 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pinpool::backend::{self, Chosen, GRANULE_BYTES, HeapSource, PAGE_BYTES, Source, SourceError, lock_limit};
-use pinpool::config::{LedgerName, env};
+use pinpool::SourceError;
+use pinpool::source::{GRANULE_BYTES, PAGE_BYTES, Source};
+use pinpool::unstable::backend::{self, Chosen, HeapSource, lock_limit};
+use pinpool::unstable::config::{LedgerName, env};
 use pinpool::{Backend, Config, Finding, Level, Preset};
 use pinpool_cli::table::format_about;
 use pinpool_os::host::{self, HostMemory};

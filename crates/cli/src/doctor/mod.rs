@@ -9,34 +9,45 @@
 //! | `machine` | the machine around the pool: nodes, limits, control groups, pressure |
 //! | `memory` | each back-end tried, the one that a pool takes, what a reserve costs there |
 //! | `probe` | one question to the driver, and its answer as text |
-//! | `unmet` | for `pinpool env`: what the settings ask for and this machine does not have |
+//! | `settings` | `--settings`: the variables, and what is wrong with them |
+//! | `unmet` | what the settings ask for and this machine does not have |
+//! | `bench` | `--bench`: what pinning, hits and copies cost here |
 
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
 use clap::Args;
-use pinpool::config::text::{parse_bytes, parse_duration};
+use pinpool::unstable::config::text::{parse_bytes, parse_duration};
 use serde::Serialize;
 
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::columns_left;
 use pinpool_cli::terminal::Terminal;
 
+mod bench;
 mod examine;
 mod machine;
 mod memory;
 mod probe;
+mod settings;
 mod unmet;
 
+use bench::Bench;
 use examine::{Diagnosis, Examination, examine, probe};
-pub(crate) use unmet::unmet;
 
-/// Looks at GPU, driver, back-ends, limits and settings, and says what to do
+/// Check GPU, driver, backends, limits and settings
 ///
-/// Each back-end pins a little memory and gives it back. Exits with 0 only if pinned memory for the GPU can be had, and the
-/// reserve fits; 1 if not; 2 if no pool is built because of the settings.
+/// Each backend pins a little memory and releases it. Exits with 0 if pinned memory for the GPU is available and the reserve fits, with 1
+/// if not, and with 2 if the settings are invalid. With --settings it lists the PINPOOL_ variables, and exits with 2 if they are invalid
+/// or contradict each other and with 1 if this machine lacks something they require. With --bench it measures pinning, hits and copies
+/// next to malloc and the driver.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: pinpool doctor --reserve 8G
+  gpu      ok       NVIDIA H100 80GB HBM3, driver 580.95
+  choice   ok       vmm: pinned memory for the GPU
+  reserve  warning  8 GiB is over the limit of 4 GiB
+                    -> lower PINPOOL_RESERVE or raise PINPOOL_MAX_BYTES")]
 pub(crate) struct DoctorArgs {
     /// Ordinal of the GPU [default: PINPOOL_DEVICE]
     #[arg(long, value_name = "N")]
@@ -46,11 +57,31 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     reserve: Option<u64>,
 
-    /// Longest time for each question to the driver, which is asked in a process of its own
+    /// Timeout of each driver query, which runs in its own process
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     probe_limit: Duration,
 
-    /// Print the findings as one JSON object
+    /// List the variables that are set or commonly needed, and their problems
+    #[arg(long, conflicts_with_all = ["bench", "device", "reserve", "json"])]
+    settings: bool,
+
+    /// With --settings, list every variable
+    #[arg(long, requires = "settings")]
+    all: bool,
+
+    /// Measure what pinning, hits and copies cost on this machine
+    #[arg(long, conflicts_with_all = ["device", "reserve"])]
+    bench: bool,
+
+    /// With --bench, bytes to pin at once
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes, requires = "bench")]
+    bytes: u64,
+
+    /// With --bench, bytes of a buffer
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_bytes, requires = "bench")]
+    size: u64,
+
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -70,6 +101,12 @@ pub(crate) struct ProbeArgs {
 const PROBE: &str = "doctor-probe";
 
 pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    if args.settings {
+        return settings::run(args.all, terminal);
+    }
+    if args.bench {
+        return Bench { bytes: args.bytes, size: args.size }.run(args.json, terminal);
+    }
     let examination = Examination { device: args.device, reserve_bytes: args.reserve };
     let diagnosis = examine(&examination, &|name| ask_apart(name, args.device, args.probe_limit));
     let text = if args.json { Report::of(&diagnosis).json() } else { table(&diagnosis) };

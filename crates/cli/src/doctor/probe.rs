@@ -2,7 +2,9 @@
 //!
 //! A driver that ends that process, or never answers, is a finding, and is not asked again in this process.
 
-use pinpool::backend::{self, Source, SourceError, Trial};
+use pinpool::SourceError;
+use pinpool::source::Source;
+use pinpool::unstable::backend::{self, Trial};
 use pinpool::{Config, Finding, Level};
 use pinpool_cli::table::format_about;
 

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::config::text::{ParseError, parse_bytes, parse_duration};
+use pinpool::unstable::config::text::{ParseError, parse_bytes, parse_duration};
 use pinpool::{Pool, PoolBuilder};
 use pinpool_loader::{
     BatchDone, Catalog, Destination, Ended, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination,
@@ -29,7 +29,6 @@ use self::failures::Failures;
 use self::report::LoadReport;
 use crate::interrupt::stop_at_interrupt;
 use crate::set::Set;
-use crate::top::Watch;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 use pinpool_cli::terminal::Verbosity;
@@ -41,19 +40,21 @@ const PINNED_FOR_A_GPU: [&str; 3] = ["vmm", "register", "cuda"];
 /// Time between two looks at whether the run is to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Load files through the pool onto the GPU, or into a host sink where there is none
+/// Load files onto the GPU, or into a host sink if there is none
 ///
-/// Reads every regular file under the PATHs; without one, a synthetic data set with the sizes of photographs. A .tar
-/// (WebDataset shard; also .tar.gz, .tgz, .tar.zst, .tzst) or .safetensors file that is named as a PATH, or lies in a directory of
-/// nothing else, is opened, and its samples are loaded one by one; another .gz or .zst file is decompressed.
-/// Exits with 0 only if everything arrived, 1 if something failed, 2 for settings that cannot be met, 3 if --require-gpu is
-/// not met, 4 if there was no file to load, 130 after Ctrl-C. A recording that was asked for and is not complete is a failure.
+/// Reads every regular file under the PATHs; without one, a synthetic data set with the sizes of photographs. A .tar (WebDataset
+/// shard; also .tar.gz, .tgz, .tar.zst, .tzst) or .safetensors file that is a PATH, or is in a directory of nothing else, is opened, and
+/// its samples are loaded one by one; any other .gz or .zst file is decompressed. A file larger than --batch-bytes is read in parts, so
+/// a run holds at most (prefetch + streams) times --batch-bytes. Exits with 0 only if everything arrived, 1 if something failed, 2 for
+/// invalid settings, 3 if --require-gpu is not met, 4 if there was no file to load, 130 after Ctrl-C. An incomplete recording is a
+/// failure.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pinpool load --verify --record t.gz /data/images")]
 pub(crate) struct Args {
-    /// Files and directories to load
+    /// Files and directories; without one, a synthetic data set
     paths: Vec<PathBuf>,
 
-    /// Open containers that lie beside other files too
+    /// Open containers in directories with other files
     #[arg(long)]
     containers: bool,
 
@@ -65,7 +66,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SEED", default_value_t = 0, conflicts_with = "paths")]
     seed: u64,
 
-    /// Threads that read [default: one for each core]
+    /// Reader threads [default: one for each core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     workers: Option<u64>,
 
@@ -77,12 +78,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
     streams: u64,
 
-    /// Files (or samples of a container) in a batch at most
+    /// Most files (or container samples) in a batch
     #[arg(long, value_name = "N")]
     batch_files: Option<NonZeroU64>,
 
-    /// Bytes in a batch at most; a larger file is read in parts of this size, so a run holds at most (prefetch + streams)
-    /// times this much [default: 16MiB; with --batch-files no limit, and a file of any size is one buffer]
+    /// Most bytes in a batch [default: 16MiB; no limit with --batch-files]
     #[arg(long, value_name = "SIZE", value_parser = batch_bytes)]
     batch_bytes: Option<NonZeroU64>,
 
@@ -94,7 +94,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SEED")]
     shuffle: Option<u64>,
 
-    /// Compare checksums taken while the files were read with those of the destination's own bytes
+    /// Compare checksums of the files with checksums of the destination
     #[arg(long)]
     verify: bool,
 
@@ -102,27 +102,23 @@ pub(crate) struct Args {
     #[arg(long)]
     strict: bool,
 
-    /// Fail (exit status 3) unless every batch goes to a GPU from memory that is pinned for it
+    /// Fail unless every batch goes to a GPU from pinned memory
     #[arg(long)]
     require_gpu: bool,
 
-    /// Leave the pool alone for this long after the last batch, and report what it still holds then; Ctrl-C ends it early
+    /// Wait after the last batch, then report what the pool still holds
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_duration)]
     idle: Duration,
 
-    /// Print the figures as one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 
-    /// Show the pool live while the files are loaded: bytes by state, hit rate, page-locks; q or Ctrl-C ends the run
-    #[arg(long, conflicts_with_all = ["json", "quiet", "verbose"])]
-    top: bool,
-
-    /// Record all that the pool does, for `trace`, `replay`, `advise` and `report`; compressed if the name ends in .gz
+    /// Record what the pool does; compressed if the name ends in .gz
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
-    /// Setting of the pool, over its PINPOOL_ variable (`pinpool env --all` lists them; the prefix may be left out)
+    /// Set a pool variable (MAX_BYTES=2GiB); repeatable
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<Set>,
 }
@@ -154,8 +150,7 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
 
     let options = args.options();
     let all_bytes = catalog.len_bytes().saturating_mul(options.epochs);
-    let bar = terminal.bar(all_bytes, if args.top { Verbosity::Quiet } else { verbosity });
-    let watch = if args.top { Some(watch(&pool, &bar, all_bytes, &stop, terminal)?) } else { None };
+    let bar = terminal.bar(all_bytes, verbosity);
     let failures = Failures::new(verbosity == Verbosity::Verbose);
     let mut reporter = Reporter { terminal, bar, failures, verbosity };
     let summary = Loader::new(&pool, &catalog, options).stop_on(&stop).run(destination.as_mut(), &mut reporter);
@@ -165,7 +160,6 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
 
     let pinned_bytes = pool.stats().pinned_bytes;
     stay_idle(args.idle, &stop);
-    drop(watch);
     let (sink, stats) = (destination.describe(), pool.stats());
     let fallbacks = stats.fallbacks;
     let report = LoadReport {
@@ -191,22 +185,6 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
         return Err(ExitError::NoGpu);
     }
     printed
-}
-
-/// Shows the pool, and how much is loaded.
-fn watch(
-    pool: &Pool,
-    bar: &indicatif::ProgressBar,
-    all_bytes: u64,
-    stop: &StopFlag,
-    terminal: &Terminal,
-) -> Result<Watch, ExitError> {
-    let bar = bar.clone();
-    let progress = move || format!("loaded {:.1} %", bar.position() as f64 / all_bytes.max(1) as f64 * 100.0);
-    Watch::begin(pool, terminal, stop, progress).map_err(|error| {
-        terminal.message(format_args!("--top: {error}"));
-        ExitError::Failure
-    })
 }
 
 /// Makes no call of the pool for the time `idle`, or until `stop` is raised: memory goes back by itself.

@@ -13,8 +13,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use pinpool::backend::{Backend, PageTiers, Region, SimSource, Source, SourceError, VirtualMemory};
-use pinpool::{CheckReport, Error, LogSampler, PinnedBuf, Pool, Preset};
+use pinpool::source::{Region, Source, VirtualMemory};
+use pinpool::unstable::backend::{PageTiers, SimSource};
+use pinpool::unstable::{CheckReport, LogSampler};
+use pinpool::{Backend, Request, SourceError};
+use pinpool::{Error, PinnedBuf, Pool, Preset};
 use pinpool_replay::{TraceError, TraceHeader, TraceOp, TraceReader};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -208,7 +211,7 @@ impl Player {
                 return Err(format!("buffer {id} is held already"));
             }
             TraceOp::Get { id, bytes, align } => {
-                let buffer = self.pools[self.current].get_aligned(bytes, align);
+                let buffer = self.pools[self.current].get_with(Request::new(bytes).align(align));
                 let buffer = self.record_get(buffer)?;
                 self.held.insert(id, buffer);
             }

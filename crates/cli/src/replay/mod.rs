@@ -1,35 +1,28 @@
-//! `pinpool replay`: traces, played through the public pool on `sim` memory.
-//!
-//! The replay itself is the library's [`trace`](pinpool_replay).
+//! Traces played on simulated memory: `pinpool advise --try`, and `pinpool replay` as it was called before.
 
-mod comparison;
 mod conformance;
 mod side_by_side;
-mod summary;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use pinpool::config::text::ParseError;
+use pinpool::unstable::config::text::ParseError;
 use pinpool_replay::{CallCost, Replay, SourceKind, TraceReader, Workload};
 use serde::Serialize;
 
 use self::side_by_side::Column;
-pub(crate) use self::side_by_side::Costs;
-pub(crate) use self::summary::mib;
+pub(crate) use self::side_by_side::{Costs, mib, pin_cost};
 use crate::files::{in_file, named};
 use crate::input::open_workload;
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::{Terminal, to_stdout};
 
-/// Play workloads on simulated memory, in virtual time
-///
-/// A workload is a trace of gets and puts; its `t` lines advance the clock. The figures depend on the file and the flags
-/// only, not on the machine, its clock or PINPOOL_* variables. A recording of one pool is played under the settings that it was
-/// made with, where --set has no others. Settings in a trace's header (limit, rounding, resizing,
-/// number of pools) apply with --format conformance only.
+/// Limits from a ratio are whole multiples of the arena's granule.
+const GRANULE_BYTES: u64 = 2 << 20;
+
+/// Replay traces under chosen settings (`advise --try` under its former name)
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
     /// Traces, plain or compressed with gzip; `-` is stdin
@@ -40,40 +33,42 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
 
-    /// Print one JSON object for each workload, one a line
+    /// Print one JSON object for each workload and each --set
     #[arg(long, conflicts_with = "format")]
     json: bool,
 
-    /// Targets to print beside the figures: lines of `workload,page-locks,late,peak,slow gets,page-locks,peak`, the last two
-    /// for discrete regions
-    #[arg(long, value_name = "FILE")]
-    targets: Option<PathBuf>,
-
-    /// Play under these settings: MAX_BYTES=2GiB,POOL_SIZE_LIMIT=200; several --set are compared, a column each
+    /// Settings to replay under: MAX_BYTES=2GiB,POOL_SIZE_LIMIT=200; repeatable, one column each
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<Set>,
 
-    /// What a pin takes, for the driver seconds: time of a call, time of a GiB [default: fitted to the trace's pins, else
-    /// 100us,430ms]
-    #[arg(long, value_name = "TIME,TIME", value_parser = side_by_side::pin_cost)]
+    /// Cost of a pin call and of each GiB [default: fitted to the trace, else 100us,430ms]
+    #[arg(long, value_name = "TIME,TIME", value_parser = pin_cost)]
     pin_cost: Option<CallCost>,
 
-    /// Memory below the pool: one virtual range, or discrete regions that no buffer may cross [default: span]
+    /// Memory below the pool: one virtual range, or separate regions [default: span]
     #[arg(long, value_enum)]
     source: Option<SourceKind>,
 
-    /// Ceiling as a multiple of the workload's peak of requested bytes, rounded up to 2 MiB, in place of MAX_BYTES
+    /// Limit as a multiple of the peak of requested bytes, rounded up to 2 MiB
     #[arg(long, value_name = "X", value_parser = ratio)]
     max_ratio: Option<f64>,
 }
 
+/// What to replay, and under which settings.
+#[derive(Debug, Default)]
+pub(crate) struct Plays<'a> {
+    pub(crate) workloads: &'a [PathBuf],
+    pub(crate) json: bool,
+    pub(crate) sets: &'a [Set],
+    pub(crate) pin_cost: Option<CallCost>,
+    pub(crate) source: Option<SourceKind>,
+    pub(crate) max_ratio: Option<f64>,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// A table for each workload, with a column for each --set
+    /// A table for each workload
     Table,
-    /// Presets and sources side by side, in Markdown, and the adaptive preset under a ceiling of 1.25 times the requested
-    /// peak; takes no settings
-    Markdown,
     /// Diagnostics, the figures of each pool as JSON, and digests of the two outcome streams, for one trace with the
     /// settings of its header
     Conformance,
@@ -91,80 +86,73 @@ struct JsonLine<'a> {
 }
 
 pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let (mut warnings, mut notes) = (Vec::new(), Vec::new());
-    // What cannot be read is refused before any file is.
-    args.set.iter().try_for_each(|set| set.replay(terminal).map(drop))?;
-    let played = play(args, &mut warnings, &mut notes);
-    notes.iter().for_each(|note| terminal.message(note));
-    warnings.iter().for_each(|warning| terminal.message(warning));
-    terminal.report(played)?;
-    // The figures are those of a part.
-    if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
-}
-
-fn play(args: &ReplayArgs, warnings: &mut Vec<String>, notes: &mut Vec<String>) -> Result<(), Box<dyn Error>> {
-    let has_settings = !args.set.is_empty() || args.source.is_some() || args.max_ratio.is_some();
-    if args.format != Format::Table && has_settings {
-        return Err("settings of the pool go with the table and --json alone".into());
-    }
-    let sets_ceiling = args.set.iter().flat_map(|set| &set.pairs).any(|(name, _)| name == "PINPOOL_MAX_BYTES");
-    if args.max_ratio.is_some() && sets_ceiling {
-        return Err("--max-ratio and MAX_BYTES both set the ceiling: leave one of the two out".into());
-    }
-    if args.format != Format::Markdown && args.targets.is_some() {
-        return Err("--targets goes with --format markdown".into());
-    }
-    let text = match args.format {
-        Format::Conformance => {
-            let [trace] = args.workloads.as_slice() else { return Err("--format conformance takes one trace".into()) };
+    let ReplayArgs { workloads, format, json, set, pin_cost, source, max_ratio } = args;
+    let has_settings = !set.is_empty() || source.is_some() || max_ratio.is_some();
+    let sets_limit = set.iter().flat_map(|set| &set.pairs).any(|(name, _)| name == "PINPOOL_MAX_BYTES");
+    match (format, workloads.as_slice()) {
+        (Format::Conformance, [trace]) if !has_settings => {
             let text = TraceReader::open(trace).and_then(|mut trace| conformance::report(&mut trace));
-            text.map_err(|error| in_file(trace, &error))?
+            let printed = text.map_err(|error| in_file(trace, &error).into());
+            terminal.report(printed.and_then(|text| Ok(to_stdout(&text)?)))
         }
-        Format::Markdown => {
-            let workloads = args.workloads.iter().map(|path| open(path)).collect::<Result<Vec<_>, _>>()?;
-            comparison::markdown(&workloads, args.targets.as_deref())?
+        (Format::Conformance, _) => {
+            terminal.report(Err("--format conformance takes one trace, and no settings of the pool".into()))
         }
-        Format::Table => table(args, warnings, notes)?,
-    };
-    Ok(to_stdout(&text)?)
+        (Format::Table, _) if max_ratio.is_some() && sets_limit => {
+            terminal.report(Err("--max-ratio and MAX_BYTES both set the limit: leave one of the two out".into()))
+        }
+        (Format::Table, workloads) => {
+            let (pin_cost, source, max_ratio) = (*pin_cost, *source, *max_ratio);
+            Plays { workloads, json: *json, sets: set, pin_cost, source, max_ratio }.run(terminal)
+        }
+    }
 }
 
-/// A table for each workload. Empty with `--json`, which prints each workload as soon as it is played.
-fn table(args: &ReplayArgs, warnings: &mut Vec<String>, notes: &mut Vec<String>) -> Result<String, Box<dyn Error>> {
-    let as_given = [Set { text: "as given".to_owned(), ..Set::default() }];
-    let sets = if args.set.is_empty() { &as_given } else { args.set.as_slice() };
-    let source = args.source.unwrap_or_default();
-    let mut text = String::new();
-    for path in &args.workloads {
+impl Plays<'_> {
+    /// Exits with 1 if a trace is truncated.
+    pub(crate) fn run(&self, terminal: &Terminal) -> Result<(), ExitError> {
+        let (mut warnings, mut notes) = (Vec::new(), Vec::new());
+        // Invalid settings are refused before any file is read.
+        self.sets.iter().try_for_each(|set| set.replay(terminal).map(drop))?;
+        let played = self.workloads.iter().try_for_each(|path| self.play(path, &mut warnings, &mut notes));
+        notes.iter().for_each(|note| terminal.message(note));
+        warnings.iter().for_each(|warning| terminal.message(warning));
+        terminal.report(played)?;
+        if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
+    }
+
+    fn play(&self, path: &Path, warnings: &mut Vec<String>, notes: &mut Vec<String>) -> Result<(), Box<dyn Error>> {
+        let as_given = [Set { text: "as given".to_owned(), ..Set::default() }];
+        let sets = if self.sets.is_empty() { &as_given } else { self.sets };
+        let source = self.source.unwrap_or_default();
         let (name, workload) = open(path)?;
-        warnings.extend(warning(path, &workload));
+        warnings.extend(workload.warning().map(|warning| named(path, &warning)));
         notes.extend(workload.pools_note().map(|note| named(path, &note)));
-        let costs = Costs::of(&workload, args.pin_cost);
-        let ceiling = args.max_ratio.map(|ratio| summary::ceiling_bytes(&workload, ratio));
+        let costs = Costs::of(&workload, self.pin_cost);
+        let limit = self.max_ratio.map(|ratio| limit_bytes(&workload, ratio));
         let replays = sets
             .iter()
             .map(|Set { text, pairs }| Ok((text.clone(), Replay { source, ..Replay::as_recorded(&workload, pairs)? })));
         let replays = replays.collect::<Result<Vec<_>, String>>().map_err(|error| named(path, &error))?;
-        let columns =
-            side_by_side::play(&workload, &replays, ceiling, &costs).map_err(|error| in_file(path, &error))?;
-        if let ([as_recorded], true, None, None) = (columns.as_slice(), args.set.is_empty(), ceiling, args.source) {
+        let columns = side_by_side::play(&workload, &replays, limit, &costs).map_err(|error| in_file(path, &error))?;
+        if let ([as_recorded], true, None, None) = (columns.as_slice(), self.sets.is_empty(), limit, self.source) {
             notes.extend(workload.doubt(&as_recorded.outcome).map(|doubt| named(path, &doubt)));
         }
-        if !args.json {
-            text += &side_by_side::table(&name, &workload, &columns, &costs);
-            continue;
+        if !self.json {
+            return Ok(to_stdout(&side_by_side::table(&name, &workload, &columns, &costs))?);
         }
-        for column in &columns {
+        columns.iter().try_for_each(|column| {
             let line = JsonLine { workload: &name, column, costs: &costs, pools_merged: workload.pools_merged() };
-            to_stdout(&format!("{}\n", serde_json::to_string(&line)?))?;
-        }
+            Ok(to_stdout(&format!("{}\n", serde_json::to_string(&line)?))?)
+        })
     }
-    Ok(text)
 }
 
-/// Why the figures are those of a part of the trace, if they are.
-fn warning(path: &Path, workload: &Workload) -> Option<String> {
-    workload.warning().map(|warning| named(path, &warning))
+/// `ratio` times the workload's peak of requested bytes, in whole granules.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Saturates; above 0.
+fn limit_bytes(workload: &Workload, ratio: f64) -> u64 {
+    let bytes = (workload.peak_requested_bytes() as f64 * ratio).ceil() as u64;
+    bytes.checked_next_multiple_of(GRANULE_BYTES).unwrap_or(u64::MAX)
 }
 
 /// A workload and its name: that of the file, up to the first dot.

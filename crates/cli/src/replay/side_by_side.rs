@@ -1,10 +1,9 @@
 //! A trace under one or several choices of settings, a column each.
 
-use pinpool::config::text::{ParseError, parse_duration};
+use pinpool::unstable::config::text::{ParseError, parse_duration};
 use pinpool_replay::{CallCost, Replay, ReplayOutcome, TimedCall, Workload};
 use serde::Serialize;
 
-use super::summary::{in_mib, mib};
 use pinpool_cli::table::{columns, grouped};
 
 /// What calls of a back-end take, and where that is from.
@@ -67,7 +66,7 @@ impl Costs {
         outcome.driver_seconds(self.pin, self.unpin, self.move_scale)
     }
 
-    /// The same with each page-lock as short as the shortest of the trace, and as long as the longest.
+    /// The same with each pin call as short as the shortest of the trace, and as long as the longest.
     pub(crate) fn driver_seconds_range(&self, outcome: &ReplayOutcome) -> (f64, f64) {
         let (least, most) = self.pin_range.unwrap_or((1.0, 1.0));
         let seconds = |share: f64| {
@@ -109,6 +108,14 @@ pub(crate) fn pin_cost(text: &str) -> Result<CallCost, ParseError> {
         .ok_or_else(|| ParseError::new(text, "not two times, of a call and of a GiB (like 100us,400ms)"))?;
     let ns = |text: &str| parse_duration(text.trim()).map(|time| time.as_nanos() as f64);
     Ok(CallCost { call_ns: ns(call)?, byte_ns: ns(gib)? / f64::from(1 << 30) })
+}
+
+fn in_mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+pub(crate) fn mib(bytes: u64) -> String {
+    format!("{:.1}", in_mib(bytes))
 }
 
 /// One column.

@@ -1,8 +1,8 @@
 //! The figures of a log.
 
 use super::figure::{Axis, Figure, MARKS_MAX, Report, Series, Shape, Table, Unit, Verdict, number};
-use crate::inspect::Log;
-use crate::inspect::curve::{Curve, RaisePoint};
+use crate::why::lines::Log;
+use crate::why::lines::curve::{Curve, RaisePoint};
 use pinpool_cli::table::grouped;
 
 /// Pools that are drawn: lines beyond these cannot be told apart.
@@ -34,7 +34,7 @@ pub(super) fn report(name: &str, log: &Log) -> Report {
     if log.curves.len() > drawn.len() {
         let (all, drawn) = (log.curves.len(), drawn.len());
         notes.push(format!(
-            "The log shows {all} pools; drawn are the {drawn} with the most lines. `pinpool inspect` lists all."
+            "The log shows {all} pools; drawn are the {drawn} with the most lines. `pinpool why --lines` lists all."
         ));
     }
     if printed + silent > MARKS_MAX {
@@ -46,7 +46,7 @@ pub(super) fn report(name: &str, log: &Log) -> Report {
     if log.cut > 0 {
         notes.push(format!("{} messages are cut off or damaged and not used.", grouped(log.cut)));
     }
-    notes.push("The log tells no bytes, sizes or times of page-locks: `PINPOOL_TRACE` records them.".to_owned());
+    notes.push("The log has no bytes, sizes or pin times: `PINPOOL_TRACE` records them.".to_owned());
     Report {
         title: "The pool in this log",
         source,
@@ -55,7 +55,6 @@ pub(super) fn report(name: &str, log: &Log) -> Report {
         figures,
         notes,
         tables: table(log).into_iter().collect(),
-        refresh_seconds: None,
     }
 }
 
@@ -88,7 +87,7 @@ fn verdicts(log: &Log) -> Vec<Verdict> {
         let more = log.curves.len() - VERDICTS_MAX;
         verdicts.push(Verdict {
             name: format!("{more} more pools"),
-            text: "`pinpool inspect` lists all.".to_owned(),
+            text: "`pinpool why --lines` lists all.".to_owned(),
             is_alarm: false,
         });
     }
@@ -156,7 +155,11 @@ fn limit_figure(log: &Log, drawn: &[usize]) -> Figure {
     let description = limit_words(log, drawn, printed.len(), silent.len());
     limits.push(Series::new("raise", Shape::Triangles, printed));
     limits.push(Series::new("raise that was not printed", Shape::Crosses, silent));
-    Figure::limit(description, axis(log), limits, evictions)
+    let mut panels = vec![Axis::new("limit on idle buffers", Unit::Count).panel(limits)];
+    if evictions.iter().any(|series| !series.points.is_empty()) {
+        panels.push(Axis::new("evictions so far", Unit::Count).panel(evictions));
+    }
+    Figure { id: "limit", title: "Limit and evictions", description, x: axis(log), panels }
 }
 
 /// The limit at each message and raise, in order of the x axis.
@@ -193,7 +196,7 @@ fn limit_words(log: &Log, drawn: &[usize], printed: usize, silent: usize) -> Str
     let separator = if text.is_empty() { "" } else { ". " };
     let printed = if printed == 1 { "1 raise was".to_owned() } else { format!("{printed} raises were") };
     let were = if silent == 1 { "was" } else { "were" };
-    format!("{text}{separator}{printed} printed (triangles), {silent} {were} not (crosses).")
+    format!("{text}{separator}{printed} printed (filled), {silent} {were} not (hollow).")
 }
 
 fn hit_rate_figure(log: &Log, drawn: &[usize]) -> Figure {
@@ -215,7 +218,8 @@ fn hit_rate_figure(log: &Log, drawn: &[usize]) -> Figure {
         words.push("The log has no line with a rate".to_owned());
     }
     let description = format!("{}. Each value is of the gets since the raise before.", words.join("; "));
-    Figure::hit_rate(description, axis(log), series)
+    let panels = vec![Axis::new("requests served by an idle buffer", Unit::Percent).panel(series)];
+    Figure { id: "hit-rate", title: "Hit rate", description, x: axis(log), panels }
 }
 
 fn table(log: &Log) -> Option<Table> {
@@ -229,8 +233,8 @@ fn table(log: &Log) -> Option<Table> {
     let mut rows: Vec<_> = log.curves.iter().enumerate().flat_map(raise).collect();
     let name = match rows.len() {
         0 => return None,
-        all if all > ROWS_MAX => format!("The first {ROWS_MAX} of {all} raises as a table"),
-        all => format!("The {all} raises as a table"),
+        all if all > ROWS_MAX => format!("Raises: the first {ROWS_MAX} of {all}"),
+        all => format!("Raises: {all}"),
     };
     rows.truncate(ROWS_MAX);
     Some(Table { is_open: false, name, head: ["pool", "gets", "limit raised to", "printed"], rows })

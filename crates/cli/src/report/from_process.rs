@@ -15,8 +15,6 @@ use crate::served::socket::{first_line, statistics};
 use crate::served::{name_of, pools, printable};
 use crate::why;
 
-/// Between two pages of a process that is watched.
-const DRAWN_EVERY: Duration = Duration::from_secs(2);
 /// Between two looks for a line.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -33,19 +31,17 @@ struct Seen {
     last: Value,
 }
 
-/// Follows the process for `length`, or while it lives if `draw` is to be called again and again. `draw` is told which timeline is the
-/// last.
+/// Observes the process for `length`; why it ended meanwhile, if it did.
 ///
 /// # Errors
 ///
-/// If the process serves nothing or ends meanwhile, or a page cannot be written.
+/// If the process serves nothing.
 pub(super) fn follow(
     target: &str,
-    length: Option<Duration>,
+    length: Duration,
     stop: &StopFlag,
-    mut draw: impl FnMut(Timeline, bool) -> Result<(), Box<dyn Error>>,
-) -> Result<(), Box<dyn Error>> {
-    let Some((lines, _, object)) = first_line(target, stop)? else { return Ok(()) };
+) -> Result<(Timeline, Option<String>), Box<dyn Error>> {
+    let Some((lines, _, object)) = first_line(target, stop)? else { return Err("interrupted".into()) };
     if pools(&object).is_empty() {
         return Err(format!("{target}: the process has no pool now").into());
     }
@@ -61,8 +57,8 @@ pub(super) fn follow(
         last: Value::Null,
     };
     seen.add(object);
-    let (mut drawn, mut ended) = (Instant::now(), None);
-    while !stop.is_raised() && length.is_none_or(|length| seen.begun.elapsed() < length) {
+    let mut ended = None;
+    while !stop.is_raised() && seen.begun.elapsed() < length {
         match lines.take() {
             Some(Ok(Some(line))) => seen.add(statistics(&line)?),
             // What it sent is drawn.
@@ -72,13 +68,8 @@ pub(super) fn follow(
             }
             None => thread::sleep(PAUSE),
         }
-        if length.is_none() && drawn.elapsed() >= DRAWN_EVERY {
-            draw(seen.timeline(), false)?;
-            drawn = Instant::now();
-        }
     }
-    draw(seen.timeline(), true)?;
-    ended.map_or(Ok(()), |why| Err(format!("{target}: {why}; drawn is what it sent before").into()))
+    Ok((seen.timeline(), ended))
 }
 
 /// Seconds that all pools have lost by waiting, page-locking and moving.

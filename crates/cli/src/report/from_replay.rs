@@ -39,9 +39,9 @@ pub(super) fn timeline(workload: &Workload, replay: &Replay, set: &str) -> Resul
     } else {
         format!("The trace was replayed under {} with the preset {}", set.replace(',', ", "), played.preset)
     };
-    let ceiling = if replay.max_bytes.is_some() { "" } else { ", without a ceiling" };
+    let ceiling = if replay.max_bytes.is_some() { "" } else { ", without a limit" };
     let mut notes =
-        vec![format!("{settings} on simulated memory, in virtual time{ceiling}. So there are no times of page-locks.")];
+        vec![format!("{settings} on simulated memory, in virtual time{ceiling}. So there are no pin times.")];
     if !has_time {
         notes.push("The trace has no time: the x axis counts its gets.".to_owned());
     }

@@ -180,7 +180,7 @@ pub(super) fn lanes_figure(
     });
     let of =
         if all > LANES_MAX { format!("the {LANES_MAX} of {all} {noun}s with most") } else { format!("each {noun}") };
-    let panel = |(name, lane): (String, Lane)| Panel::Lines {
+    let panel = |(name, lane): (String, Lane)| Panel {
         series: vec![Series::new(name.clone(), Shape::Area, lane.points)],
         y: Axis::new(name, Unit::Bytes),
         is_lane: true,

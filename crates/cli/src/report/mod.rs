@@ -1,32 +1,23 @@
-//! `pinpool report`: a log or a trace as one page of pictures, or as SVG files.
+//! `pinpool report`: a log, a recording or a process as one page of charts.
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `from_log.rs` | the figures of a log |
-//! | `from_process.rs` | a process that runs |
-//! | `from_recording.rs` | what a pool did, recorded |
+//! | `from_log.rs`, `from_process.rs`, `from_recording.rs`, `from_replay.rs` | what each source shows over its time |
 //! | `held.rs` | who holds what, and what is still out at the end |
-//! | `from_replay.rs` | a trace of gets and puts alone, replayed |
-//! | `timeline.rs` | what a trace shows over its time, and the figures of it |
-//! | `bars.rs` | sizes by traffic, calls by time |
-//! | `frontier.rs` | the picture of an advice |
-//! | `figure.rs` | the report as one object: what figures show, whatever draws them |
-//! | `svg.rs`, `lines.rs`, `figure.css` | figures as SVG; their panels of lines and areas |
-//! | `page.rs`, `page.html`, `page.css` | the page |
+//! | `timeline.rs` | the charts and tables of a recording, a replay or a process |
+//! | `figure.rs` | the report as one object |
+//! | `page.rs`, `page.html`, `page.css`, `page.js` | the page |
+//! | `uplot.js`, `uplot.css`, `uplot.LICENSE` | uPlot 1.6.32, unchanged, which draws the charts |
 //! | `escape.rs` | untrusted text |
 
-mod bars;
 mod escape;
 mod figure;
 mod from_log;
 mod from_process;
 mod from_recording;
 mod from_replay;
-mod frontier;
 mod held;
-mod lines;
 mod page;
-mod svg;
 mod timeline;
 
 use std::error::Error;
@@ -39,8 +30,6 @@ use pinpool_loader::StopFlag;
 use pinpool_replay::{Recording, Replay};
 
 use self::figure::Report;
-pub(crate) use self::frontier::frontier_svg;
-use self::svg::{Place, svg};
 use crate::files::{in_file, named, why};
 use crate::input::{self, Kind, read_workload};
 use crate::interrupt::stop_at_interrupt;
@@ -50,37 +39,30 @@ use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::Terminal;
 
-/// Draws a log, a trace or a running process as a page: what is held and by whom, time lost, limits and evictions
+/// Draw a page of charts of a log, a recording or a running process
 ///
-/// A trace is what PINPOOL_TRACE recorded, which also has pin times, or what `pinpool replay` reads. One of gets and puts alone is replayed with the default settings on simulated memory.
-/// A process, which was started with PINPOOL_SOCKET=1, is drawn as it was for --seconds, or with --watch until it ends, again and again.
-/// The page is one HTML file that needs no network, for light and dark screens, phones and paper. Exits with 1 if there is nothing to draw, the file is cut off, or the process ends meanwhile: then what is there of it is drawn.
+/// Shows what is held and by whom, the time lost, limits and evictions. A trace of requests alone is replayed with the default settings on
+/// simulated memory. A process (started with PINPOOL_SOCKET=1) is observed for --seconds. The page is one HTML file that needs no network, for
+/// light and dark screens and phones. Exits with 1 if there is nothing to draw, the file is truncated, or the process ends while it is
+/// observed; the intact part is drawn.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: pinpool report t.gz -o page.html")]
 pub(crate) struct ReportArgs {
-    /// A log of TensorFlow or pinpool, as `pinpool inspect` reads it, or a trace; plain or compressed with gzip; `-` is stdin; or the
-    /// number of a process, or its socket
+    /// Log, recording, trace (plain or compressed; `-` is stdin), process id or socket
     #[arg(value_name = "LOG|TRACE|PID")]
     input: PathBuf,
 
-    /// The page
-    #[arg(short, long, value_name = "FILE", required_unless_present = "svg")]
-    output: Option<PathBuf>,
+    /// The page to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
 
-    /// Write each figure as an SVG file into this directory, which is made if it is not there
-    #[arg(long, value_name = "DIR")]
-    svg: Option<PathBuf>,
-
-    /// Play a trace under these variables, as `pinpool replay` does, and draw that: MAX_BYTES=2GiB,POOL_SIZE_LIMIT=200
+    /// Replay a trace under these variables and draw that: MAX_BYTES=2GiB,...; repeatable
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<Set>,
 
-    /// How long a process is looked at before it is drawn
+    /// How long a process is observed
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
-
-    /// Draw a process every two seconds until it ends: a browser shows each page as it comes
-    #[arg(long, requires = "output", conflicts_with_all = ["seconds", "svg"])]
-    watch: bool,
 }
 
 pub(crate) fn run(args: &ReportArgs, terminal: &Terminal) -> Result<(), ExitError> {
@@ -91,9 +73,6 @@ pub(crate) fn run(args: &ReportArgs, terminal: &Terminal) -> Result<(), ExitErro
         let stop = stop_at_interrupt(terminal);
         return terminal.report(draw_process(args, &target, &stop));
     }
-    if args.watch {
-        return terminal.report(Err(named(&args.input, &"--watch is for a process that runs").into()));
-    }
     terminal.report(draw(args, &set, &replay))
 }
 
@@ -101,33 +80,17 @@ fn draw_process(args: &ReportArgs, target: &str, stop: &StopFlag) -> Result<(), 
     if !args.set.is_empty() {
         return Err("a process has its own settings, so --set has no effect on it: leave it out".into());
     }
-    let length = (!args.watch).then(|| Duration::from_secs(args.seconds));
-    from_process::follow(target, length, stop, |timeline, is_last| {
-        let source = format!("process {target}: {} gets", grouped(timeline.samples.last().map_or(0, |last| last.gets)));
-        let report = Report {
-            refresh_seconds: (args.watch && !is_last).then_some(2),
-            title: "The pools of this process",
-            ..timeline.report(source)
-        };
-        if let Some(output) = &args.output {
-            write(output, &report.html()?)?;
-        }
-        args.svg.as_ref().map_or(Ok(()), |dir| write_figures(dir, &report))
-    })
+    let (timeline, ended) = from_process::follow(target, Duration::from_secs(args.seconds), stop)?;
+    let source = format!("process {target}: {} gets", grouped(timeline.samples.last().map_or(0, |last| last.gets)));
+    write(&args.output, &Report { title: "The pools of this process", ..timeline.report(source) }.html()?)?;
+    ended.map_or(Ok(()), |why| Err(format!("{target}: {why}; drawn is what it sent before").into()))
 }
 
 fn draw(args: &ReportArgs, set: &Set, replay: &Replay) -> Result<(), Box<dyn Error>> {
     let name = args.input.display().to_string();
-    if let Some(output) = &args.output {
-        crate::trace::refuse_to_overwrite(&args.input, output)?;
-    }
+    crate::trace::refuse_to_overwrite(&args.input, &args.output)?;
     let (report, warning) = read(&args.input, &name, set, replay)?;
-    if let Some(output) = &args.output {
-        write(output, &report.html()?)?;
-    }
-    if let Some(dir) = &args.svg {
-        write_figures(dir, &report)?;
-    }
+    write(&args.output, &report.html()?)?;
     match warning {
         Some(warning) => Err(format!("{name}: {warning}; drawn is what was read before").into()),
         None => Ok(()),
@@ -145,7 +108,7 @@ fn read(path: &Path, name: &str, set: &Set, replay: &Replay) -> Result<(Report, 
             return Err(named(path, &"a log cannot be played, so --set has no effect on it: leave it out").into());
         }
         Kind::Log => {
-            let log = crate::inspect::read(input).map_err(|error| named(path, &error))?;
+            let log = crate::why::lines::read(input).map_err(|error| named(path, &error))?;
             (from_log::report(name, &log), log.stopped)
         }
         Kind::Workload => {
@@ -166,14 +129,6 @@ fn read(path: &Path, name: &str, set: &Set, replay: &Replay) -> Result<(Report, 
             (from_recording::timeline(&recording).report(source), recording.warning)
         }
     })
-}
-
-fn write_figures(dir: &Path, report: &Report) -> Result<(), Box<dyn Error>> {
-    fs::create_dir_all(dir).map_err(|error| named(dir, &why(&error)))?;
-    for figure in &report.figures {
-        write(&dir.join(format!("{}.svg", figure.id)), &svg(figure, Place::File))?;
-    }
-    Ok(())
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Box<dyn Error>> {

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 
 use pinpool_observe::judge::words::{counted, seconds};
 
-use super::bars::{latency_bars, percentile, traffic_rows};
-use super::figure::{Axis, Bar, Figure, Panel, Report, Series, Shape, Table, Unit, Verdict, number};
+use super::figure::{Axis, Figure, Report, Series, Shape, Table, Unit, Verdict, number};
 use crate::why::Said;
 use pinpool_cli::table::grouped;
 
-/// Parts of the x axis of which each has one hit rate.
-const HIT_RATE_PARTS: usize = 60;
+/// Parts of the x axis of which each has one sum of lost time.
+const LOST_PARTS: usize = 60;
+/// Rows of sizes; more are combined by powers of two.
+const SIZES_MAX: usize = 20;
 /// Verdicts that are printed.
 const VERDICTS_MAX: usize = 4;
 
@@ -30,7 +31,7 @@ pub(super) enum Doing {
 
 impl Doing {
     const ALL: [(Self, &'static str); 3] =
-        [(Self::Waiting, "waiting"), (Self::PageLocking, "page-locking"), (Self::Moving, "moving")];
+        [(Self::Waiting, "waiting"), (Self::PageLocking, "pinning"), (Self::Moving, "moving")];
 }
 
 /// The pool's state at one place.
@@ -84,22 +85,13 @@ impl Timeline {
         let (verdicts, facts) = (self.verdicts(), self.facts());
         let mut figures = vec![self.bytes_figure()];
         figures.extend(self.lost_figure());
-        let sizes = Some(self.traffic_figure()).filter(|_| !self.is_live);
-        let rest = sizes.into_iter().chain(self.latency_figure()).chain(self.limit_figure());
-        let rest: Vec<_> = rest.chain([self.hit_rate_figure()]).collect();
-        let Self { notes, held: (lanes, table), .. } = self;
-        figures.extend(lanes.into_iter().chain(rest));
-        let tables = table.into_iter().collect();
-        Report {
-            title: "The pool in this trace",
-            source,
-            verdicts,
-            facts,
-            figures,
-            notes,
-            tables,
-            refresh_seconds: None,
-        }
+        figures.extend(self.limit_figure());
+        let sizes = Some(self.sizes_table()).filter(|_| !self.is_live);
+        let calls = self.calls_table();
+        let Self { notes, held: (lanes, left), .. } = self;
+        figures.extend(lanes);
+        let tables = left.into_iter().chain(sizes).chain(calls).collect();
+        Report { title: "The pool in this trace", source, verdicts, facts, figures, notes, tables }
     }
 
     fn verdicts(&self) -> Vec<Verdict> {
@@ -146,26 +138,26 @@ impl Timeline {
             words.push(format!("{name} {}", Unit::Bytes.text(value)));
         }
         let ceiling = self.samples.iter().rev().find_map(|sample| sample.ceiling_bytes);
-        // A ceiling far above everything would press all areas to the bottom.
+        // A limit far above everything would press all areas to the bottom.
         let is_far = ceiling.is_some_and(|ceiling| ceiling as f64 > pinned.max(1.0) * 4.0);
         if ceiling.is_some() && !is_far {
-            series.push(self.series("ceiling", Shape::Steps, |sample| sample.ceiling_bytes));
+            series.push(self.series("limit", Shape::Steps, |sample| sample.ceiling_bytes));
         }
         series.extend(
-            [("wait", Doing::Waiting, Shape::Triangles), ("page-lock", Doing::PageLocking, Shape::Crosses)]
+            [("wait", Doing::Waiting, Shape::Triangles), ("pin or unpin", Doing::PageLocking, Shape::Crosses)]
                 .map(|(name, doing, shape)| Series::new(name, shape, self.marks(doing))),
         );
         words.push(match ceiling {
-            Some(bytes) if is_far => format!("ceiling {}, which is above the figure", Unit::Bytes.text(bytes as f64)),
-            Some(bytes) => format!("ceiling {} at the end", Unit::Bytes.text(bytes as f64)),
-            None => "no ceiling".to_owned(),
+            Some(bytes) if is_far => format!("limit {}, above the chart", Unit::Bytes.text(bytes as f64)),
+            Some(bytes) => format!("limit {} at the end", Unit::Bytes.text(bytes as f64)),
+            None => "no limit".to_owned(),
         });
         Figure {
             id: "bytes",
             title: "Bytes by state",
             description: format!("At most: {}.", words.join(", ")),
             x: self.axis(),
-            panels: vec![Panel::Lines { y: Axis::new("bytes", Unit::Bytes), series, is_lane: false }],
+            panels: vec![Axis::new("bytes", Unit::Bytes).panel(series)],
         }
     }
 
@@ -199,25 +191,24 @@ impl Timeline {
             .map(|(_, name, sum)| format!("{} {name}", time_text(*sum)))
             .collect();
         let series = { all.iter() }.filter(|(.., sum)| *sum > 0.0).map(|(doing, name, _)| {
-            let mut parts = vec![0.0; HIT_RATE_PARTS + 1];
+            let mut parts = vec![0.0; LOST_PARTS + 1];
             for (x, _, seconds) in self.lost.iter().filter(|(_, of, _)| of == doing) {
                 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // At most the number of parts.
-                let at = (x / end * HIT_RATE_PARTS as f64).max(0.0) as usize;
-                parts[at.min(HIT_RATE_PARTS - 1)] += seconds;
+                let at = (x / end * LOST_PARTS as f64).max(0.0) as usize;
+                parts[at.min(LOST_PARTS - 1)] += seconds;
             }
             // What falls on the end counts with the last part.
-            parts[HIT_RATE_PARTS] = parts[HIT_RATE_PARTS - 1];
-            let points =
-                parts.into_iter().enumerate().map(|(at, lost)| (at as f64 * end / HIT_RATE_PARTS as f64, lost));
+            parts[LOST_PARTS] = parts[LOST_PARTS - 1];
+            let points = parts.into_iter().enumerate().map(|(at, lost)| (at as f64 * end / LOST_PARTS as f64, lost));
             Series::new(*name, Shape::Area, points)
         });
-        let name = format!("lost in each {HIT_RATE_PARTS}th of the time");
+        let name = format!("lost in each {LOST_PARTS}th of the time");
         Some(Figure {
             id: "lost",
             title: "Time lost",
             description: format!("Of all threads together {}: {}.", time_text(total), words.join(", ")),
             x: self.axis(),
-            panels: vec![Panel::Lines { series: series.collect(), y: Axis::new(name, Unit::Seconds), is_lane: false }],
+            panels: vec![Axis::new(name, Unit::Seconds).panel(series.collect())],
         })
     }
 
@@ -245,74 +236,48 @@ impl Timeline {
             raised => format!("{} (triangles), ", counted(raised as u64, "raise")),
         };
         let description = format!("{ends}{raises_marked}{}.", counted(evicted, "eviction"));
-        Some(Figure::limit(description, self.axis(), limits.chain([raises]).collect(), vec![evictions]))
+        let panels = vec![
+            Axis::new("limit on idle buffers", Unit::Count).panel(limits.chain([raises]).collect()),
+            Axis::new("evictions so far", Unit::Count).panel(vec![evictions]),
+        ];
+        Some(Figure { id: "limit", title: "Limit and evictions", description, x: self.axis(), panels })
     }
 
-    fn hit_rate_figure(&self) -> Figure {
-        let points = hit_rates(&self.samples);
-        let (gets, hits) = self.samples.last().map_or((0, 0), |last| (last.gets, last.hits));
-        let description = format!(
-            "{} % of {} gets were served by an idle buffer. Each value is of a {HIT_RATE_PARTS}th of the figure's width.",
-            percent(hits, gets).map_or_else(|| "?".to_owned(), number),
-            grouped(gets)
-        );
-        Figure::hit_rate(description, self.axis(), vec![Series::new("hit rate", Shape::Line, points)])
-    }
-
-    fn traffic_figure(&self) -> Figure {
-        let rows = traffic_rows(&self.traffic);
-        let largest = rows.iter().max_by_key(|(_, _, bytes)| *bytes);
-        let largest = largest.map_or_else(String::new, |(name, gets, bytes)| {
-            format!(
-                ": most bytes, {}, were asked for in {} of {name}",
-                Unit::Bytes.text(*bytes as f64),
-                gets_in_words(*gets)
-            )
-        });
-        let bar = |(name, gets, bytes): &(String, u64, u64)| Bar {
-            name: name.clone(),
-            value: *bytes as f64,
-            text: format!("{}, {}", Unit::Bytes.text(*bytes as f64), gets_in_words(*gets)),
+    /// Each size that was requested, or each power of two if there are many.
+    fn sizes_table(&self) -> Table {
+        let name = |bytes: u64| Unit::Bytes.text(bytes as f64);
+        let is_many = self.traffic.len() > SIZES_MAX;
+        let mut sizes: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        for (&size, &(gets, bytes)) in &self.traffic {
+            let sum = sizes.entry(if is_many { 1 << size.max(1).ilog2() } else { size }).or_default();
+            *sum = (sum.0 + gets, sum.1.saturating_add(bytes));
+        }
+        let all: u64 = sizes.values().map(|(_, bytes)| bytes).sum();
+        let row = |(size, (gets, bytes)): (u64, (u64, u64))| {
+            let to = if is_many { format!(" to {}", name(size.saturating_mul(2))) } else { String::new() };
+            let share = percent(bytes, all).map_or_else(|| "-".to_owned(), |share| format!("{} %", number(share)));
+            [format!("{}{to}", name(size)), grouped(gets), name(bytes), share]
         };
-        let (name, bars) = ("size, and bytes asked for in it".to_owned(), rows.iter().map(bar).collect());
-        Figure {
-            id: "sizes",
-            title: "Sizes by traffic",
-            description: format!("Bytes asked for in each size over the trace{largest}."),
-            x: self.axis(),
-            panels: vec![Panel::Bars { name, bars }],
+        let rows = sizes.into_iter().map(row).collect();
+        Table {
+            is_open: false,
+            name: "Sizes by traffic".to_owned(),
+            head: ["size", "requests", "bytes", "share"],
+            rows,
         }
     }
 
-    fn latency_figure(&self) -> Option<Figure> {
-        if self.pins.is_empty() && self.unpins.is_empty() {
-            return None;
-        }
-        let calls = |name: &str, times: &[u64]| {
-            let mut sorted = times.to_vec();
+    fn calls_table(&self) -> Option<Table> {
+        let row = |(name, times): (&str, &Vec<u64>)| {
+            let mut sorted = times.clone();
             sorted.sort_unstable();
-            let at = |share: f64| Unit::Seconds.text(percentile(&sorted, share) * 1e-9);
-            if sorted.is_empty() {
-                return format!("No {name}.");
-            }
-            if sorted.len() == 1 {
-                return format!("1 call that {name}s, which took {}.", at(1.0));
-            }
-            let calls = grouped(sorted.len() as u64);
-            let (half, most, longest) = (at(0.5), at(0.99), at(1.0));
-            format!("{calls} calls that {name}: half take up to {half}, 99 % up to {most}, the longest {longest}.")
+            let at = |at: usize| Some(Unit::Seconds.text(*sorted.get(at)? as f64 * 1e-9));
+            let (half, longest) = (at(sorted.len().saturating_sub(1) / 2)?, at(sorted.len().checked_sub(1)?)?);
+            Some([name.to_owned(), grouped(sorted.len() as u64), half, longest])
         };
-        let bars = |name: &str, times: &[u64]| Panel::Bars {
-            name: format!("calls that {name}, by how long they take"),
-            bars: latency_bars(times),
-        };
-        Some(Figure {
-            id: "latency",
-            title: "Time to pin and unpin",
-            description: [calls("pin", &self.pins), calls("unpin", &self.unpins)].join(" "),
-            x: self.axis(),
-            panels: vec![bars("pin", &self.pins), bars("unpin", &self.unpins)],
-        })
+        let rows: Vec<_> = [("pin", &self.pins), ("unpin", &self.unpins)].into_iter().filter_map(row).collect();
+        let head = ["call", "count", "median", "longest"];
+        (!rows.is_empty()).then(|| Table { is_open: false, name: "Pin and unpin calls".to_owned(), head, rows })
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
@@ -321,12 +286,12 @@ impl Timeline {
         let bytes = |bytes: u64| Unit::Bytes.text(bytes as f64);
         let mut facts = vec![
             ("gets", grouped(last.gets)),
-            ("waited, locked or moved", self.slow_gets.map_or_else(|| "?".to_owned(), grouped)),
+            ("waited, pinned or moved", self.slow_gets.map_or_else(|| "?".to_owned(), grouped)),
             (
                 "hit rate",
                 percent(last.hits, last.gets).map_or_else(|| "?".to_owned(), |rate| format!("{} %", number(rate))),
             ),
-            ("calls that pin", grouped(last.pins)),
+            ("pin calls", grouped(last.pins)),
             ("pinned at most", bytes(peak(|sample| sample.pinned_bytes))),
             ("in use at most", bytes(peak(|sample| sample.in_use_bytes))),
         ];
@@ -359,28 +324,4 @@ fn percent(part: u64, all: u64) -> Option<f64> {
 fn time_text(time: f64) -> String {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
     seconds((time * 1e9) as u64)
-}
-
-fn gets_in_words(gets: u64) -> String {
-    if gets == 1 { "1 get".to_owned() } else { format!("{} gets", grouped(gets)) }
-}
-
-/// The rate in each part of the x axis that has gets, at the end of the part.
-fn hit_rates(samples: &[Sample]) -> Vec<(f64, f64)> {
-    let end = samples.last().map_or(0.0, |last| last.x);
-    let mut before = Sample::default();
-    let mut rates = Vec::new();
-    let mut next = end / HIT_RATE_PARTS as f64;
-    for (at, sample) in samples.iter().enumerate() {
-        let is_last = at + 1 == samples.len();
-        if sample.x < next && !is_last {
-            continue;
-        }
-        if let Some(rate) = percent(sample.hits - before.hits, sample.gets - before.gets) {
-            rates.push((sample.x, rate));
-            before = *sample;
-        }
-        next = sample.x + end / HIT_RATE_PARTS as f64;
-    }
-    rates
 }

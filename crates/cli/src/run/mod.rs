@@ -30,30 +30,31 @@ const SYNC_VARIABLE: &str = "PINPOOL_PRELOAD_SYNC";
 const OPTIONS: &str = "options of the run are --log FILE, --stats and --sync";
 const PRELOAD: &str = "LD_PRELOAD";
 
-/// Runs a CUDA program that knows nothing of pinpool with its page-locked memory served from a pool
+/// Run an unmodified CUDA program with its pinned memory served from a pool
 ///
-/// What the program allocates by cudaHostAlloc, cudaMallocHost, cuMemHostAlloc or cuMemAllocHost comes from a pool, and goes
-/// back to it when it is freed and all work that the device had by then is over. The exit status is the program's; 127 if it is
-/// not found, 126 if it cannot be executed.
+/// Memory that the program allocates with cudaHostAlloc, cudaMallocHost, cuMemHostAlloc or cuMemAllocHost comes from a pool, and
+/// returns to it when it is freed and all work enqueued on the device before has completed. The exit status is the program's; 127 if
+/// it is not found, 126 if it cannot be executed.
 ///
-/// So are served: programs on the CUDA runtime or driver, CuPy, TensorRT, NCCL, torch. Not served, since they page-lock memory of
-/// their own by cuMemHostRegister: JAX and all of XLA, TensorFlow of today, DeepSpeed, sglang, torch with
-/// pinned_use_cuda_host_register. The log says at the end whether the program did so.
+/// Served: programs on the CUDA runtime or driver, CuPy, TensorRT, NCCL, torch. Not served, because they pin their own memory with
+/// cuMemHostRegister: JAX and all of XLA, current TensorFlow, DeepSpeed, sglang, torch with pinned_use_cuda_host_register. The log says
+/// at the end whether the program did so.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: pinpool run max_bytes=2GiB -- ./train")]
 pub(crate) struct RunArgs {
-    /// Settings of the pool: NAME=VALUE, with or without PINPOOL_, such as max_bytes=2GiB
+    /// Pool settings, with or without the prefix PINPOOL_
     #[arg(value_name = "NAME=VALUE")]
     settings: Vec<String>,
 
-    /// Appends the log to this file, with the lines of the pool; %p is the number of the process. Else warnings go to stderr
+    /// Append the log to this file (%p is the process id) [default: warnings on stderr]
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 
-    /// Logs the statistics of the pool when the program ends
+    /// Log the pool's statistics when the program ends
     #[arg(long)]
     stats: bool,
 
-    /// Has a free wait for the device, as the driver's does, for programs that rely on it
+    /// Let each free wait for the device, as the driver does
     #[arg(long)]
     sync: bool,
 

@@ -18,21 +18,23 @@ use pinpool_cli::terminal::Terminal;
 const PATIENCE: Duration = Duration::from_secs(5);
 const REQUEST_BYTES_MAX: u64 = 16 << 10;
 
-/// Print the figures of running processes for Prometheus, or serve them
+/// Print the metrics of running processes for Prometheus, or serve them
 ///
-/// For programs in any language, and for those under `pinpool run`: the processes must have been started with PINPOOL_SOCKET=1, or with
-/// a path there. Each series has the labels pid, pool_name and backend. Exits with 1 if a process sends nothing.
+/// For programs in any language, also under `pinpool run`. The processes must run with PINPOOL_SOCKET=1 (or a path). Each series has the
+/// labels pid, pool_name and backend. Exits with 1 if a process does not answer.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: pinpool metrics --all --listen 127.0.0.1:9464
+  http://127.0.0.1:9464/metrics")]
 pub(crate) struct MetricsArgs {
-    /// Number of a process, or its socket
+    /// Process ids or sockets
     #[arg(value_name = "PID|SOCKET", required_unless_present = "all")]
     targets: Vec<String>,
 
-    /// All processes of this user and host that were started with PINPOOL_SOCKET=1, at each scrape those that run then
+    /// All processes of this user and host, at each scrape
     #[arg(long, conflicts_with = "targets")]
     all: bool,
 
-    /// Serve them on this address under /metrics, until the command is stopped: 127.0.0.1:9464
+    /// Serve the metrics at http://ADDR/metrics until stopped
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
 }

@@ -4,13 +4,13 @@
 //! | --- | --- |
 //! | `socket.rs` | the socket of one process |
 //! | `host.rs` | all processes of this user and host |
-//! | `stats.rs` | `pinpool stats` and `pinpool dump` |
 //! | `metrics.rs` | `pinpool metrics` |
 
 mod host;
 pub(crate) mod metrics;
 pub(crate) mod socket;
-pub(crate) mod stats;
+
+use std::cmp::Ordering;
 
 use serde_json::Value;
 
@@ -25,6 +25,26 @@ pub(crate) fn pools(object: &Value) -> &[Value] {
 /// Whether the judge of the process sees something wrong with this pool.
 pub(crate) fn is_alarm(pool: &Value) -> bool {
     pool["why"]["is_alarm"].as_bool().unwrap_or(false)
+}
+
+/// The pools of a process, those with an alarm first, then those that lose most of their time, then those that hold most.
+pub(crate) fn worst_first(object: &Value) -> Vec<&Value> {
+    let mut pools: Vec<_> = pools(object).iter().collect();
+    pools.sort_by(|one, other| by_badness(one, other));
+    pools
+}
+
+pub(crate) fn by_badness(one: &Value, other: &Value) -> Ordering {
+    let lost = |pool: &Value| lost_share(pool).unwrap_or(-1.0);
+    let held = |pool: &Value| pool["pinned_bytes"].as_u64().unwrap_or(0);
+    is_alarm(other).cmp(&is_alarm(one)).then(lost(other).total_cmp(&lost(one))).then(held(other).cmp(&held(one)))
+}
+
+/// Seconds lost of each second of the last window, of all threads together; `None` if the process does not say.
+pub(crate) fn lost_share(pool: &Value) -> Option<f64> {
+    let seconds = |name: &str| pool["why"][name].as_f64();
+    let (lost, of) = (seconds("lost_seconds")?, seconds("of_seconds")?);
+    Some(if of > 0.0 { lost / of } else { 0.0 })
 }
 
 /// Names come from other processes: no control character of theirs reaches a terminal.

@@ -1,117 +1,168 @@
-//! The pool live in a terminal.
+//! `pinpool top`: the pools of running processes, live in a terminal or printed once.
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `snapshot.rs` | the figures at one moment, and how fast they change |
-//! | `screen.rs` | one screen of them |
-//! | `session.rs` | the terminal, taken over and given back |
-//! | `overview.rs` | all pools in one table |
-//! | `remote.rs` | the pools of other processes, through their sockets |
+//! | `snapshot.rs` | the statistics of a pool at one moment, and how fast they change |
+//! | `screen.rs` | one pool on a screen |
+//! | `overview.rs` | all pools and shared limits in one table |
+//! | `session.rs` | the terminal while a screen is drawn |
 
 mod overview;
-mod remote;
 mod screen;
 mod session;
 mod snapshot;
 
 use std::error::Error;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
-use pinpool::Pool;
+use clap::Args;
 use pinpool_loader::StopFlag;
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use serde_json::Value;
 
 use self::session::Session;
 use self::snapshot::{History, Snapshot};
-use pinpool_cli::terminal::Terminal;
+use crate::interrupt::stop_at_interrupt;
+use crate::served::socket::{Newest, first_line, statistics};
+use crate::served::{is_alarm, name_of, on_host, pools, printable, worst_first};
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::{Terminal, to_stdout};
 
-pub(crate) use self::remote::{TopArgs, run};
 pub(crate) use self::session::restore;
 
-/// Time between two screens.
-const EVERY: Duration = Duration::from_millis(500);
+/// Between two queries of all processes.
+const QUERY_EVERY: Duration = Duration::from_secs(1);
 
-/// A thread that shows a pool of this process until this is dropped. Lines for stderr are held back until then.
-pub(crate) struct Watch {
-    is_over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-    terminal: Terminal,
+/// Show the pools of running processes live
+///
+/// Shows the cause of what each pool costs, seconds lost, bytes by state and who holds them. The processes must run with
+/// PINPOOL_SOCKET=1 (or a path) and a pinpool built with the feature `observe`. A process with several pools is shown as a table first. Keys:
+/// a switches between the table and one pool, n shows the next pool, q or Ctrl-C ends. Exits with 1 if a process does not answer.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: pinpool top 4711 --once
+  train: healthy: 600 of 607 requests were served at once
+    0.021 s lost in 10.0 s (0.021 s pinning)")]
+pub(crate) struct TopArgs {
+    /// Process id or socket
+    #[arg(value_name = "PID|SOCKET", required_unless_present = "all")]
+    target: Option<String>,
+
+    /// Show all processes of this user and host, and the shared limits
+    #[arg(long, conflicts_with = "target")]
+    all: bool,
+
+    /// Print once: diagnosis, statistics and owners of each pool
+    #[arg(long)]
+    once: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
 }
 
-impl Watch {
-    /// Shows `pool` and the line of `progress`. The keys q and Ctrl-C raise `stop`.
-    ///
-    /// # Errors
-    ///
-    /// If stdout is no terminal, or no thread can be had.
-    pub(crate) fn begin(
-        pool: &Pool,
-        terminal: &Terminal,
-        stop: &StopFlag,
-        progress: impl Fn() -> String + Send + 'static,
-    ) -> Result<Self, Box<dyn Error>> {
-        let session = Session::begin()?;
-        terminal.hold();
-        let (pool, stop, is_over) = (pool.clone(), stop.clone(), Arc::new(AtomicBool::new(false)));
-        let is_over_there = is_over.clone();
-        let lines = terminal.clone();
-        let work = move || {
-            // A screen that can no longer be drawn does not end the program that it shows.
-            let _ = show(session, &pool, &lines, &stop, &is_over_there, &progress);
-        };
-        let mut watch = Self { is_over, thread: None, terminal: terminal.clone() };
-        watch.thread = Some(thread::Builder::new().name("pinpool-top".to_owned()).spawn(work)?);
-        Ok(watch)
+pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let is_live = !args.json && !args.once && io::stdout().is_terminal();
+    // A signal ends it like a key, so that the terminal is restored.
+    let stop = if is_live { stop_at_interrupt(terminal) } else { StopFlag::new() };
+    let shown = match &args.target {
+        Some(target) => show_target(target, args.json, is_live, &stop),
+        None if is_live => show_host(&stop),
+        None => print_host(args.json, terminal),
+    };
+    terminal.report(shown)?;
+    if stop.is_raised() { Err(ExitError::Interrupted) } else { Ok(()) }
+}
+
+fn show_target(target: &str, is_json: bool, is_live: bool, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
+    let Some((lines, first, object)) = first_line(target, stop)? else { return Ok(()) };
+    if is_json {
+        return Ok(to_stdout(&first)?);
     }
+    // A screen may wait for a pool.
+    if is_live {
+        return show(&object, &lines, stop);
+    }
+    if pools(&object).is_empty() {
+        return Err(format!("{target}: the process has no pool now").into());
+    }
+    let texts: Vec<_> = worst_first(&object).into_iter().map(text_of).collect();
+    Ok(to_stdout(&texts.join("\n"))?)
 }
 
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            // Its panic was printed by the hook.
-            let _ = thread.join();
+/// Diagnosis, statistics and owners of one pool, as the process prints them.
+fn text_of(pool: &Value) -> String {
+    let lines = pool["why"]["lines"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let texts = [lines.collect::<Vec<_>>().join("\n")];
+    let texts = texts.iter().map(String::as_str).chain(["table", "dump"].map(|name| pool[name].as_str().unwrap_or("")));
+    let texts: Vec<_> = texts.filter(|text| !text.is_empty()).collect();
+    let text = if texts.is_empty() { "the process runs another version of pinpool" } else { &texts.join("\n\n") };
+    let text = text.lines().map(printable).collect::<Vec<_>>().join("\n");
+    format!("{}: {text}\n", name_of(pool))
+}
+
+fn print_host(is_json: bool, terminal: &Terminal) -> Result<(), Box<dyn Error>> {
+    let (objects, silent) = on_host();
+    let (limits, unreadable) = overview::shared_limits();
+    unreadable.iter().for_each(|why| terminal.message(why));
+    let text = if is_json {
+        format!("{}\n", serde_json::json!({ "processes": objects, "shared_limits": limits }))
+    } else {
+        overview::of_host(&objects, &limits)
+    };
+    to_stdout(&text)?;
+    if silent.is_empty() { Ok(()) } else { Err(silent.join("; ").into()) }
+}
+
+fn show_host(stop: &StopFlag) -> Result<(), Box<dyn Error>> {
+    let mut session = Session::begin()?;
+    while !stop.is_raised() {
+        let (objects, mut silent) = on_host();
+        let (limits, unreadable) = overview::shared_limits();
+        silent.extend(unreadable);
+        let text = overview::of_host(&objects, &limits);
+        session.screen.draw(|frame| overview::draw(frame, &text, &silent.join("; "), "q or Ctrl-C ends"))?;
+        if let Some(Event::Key(key)) = session.next_event(QUERY_EVERY)?
+            && ends(key)
+        {
+            return Ok(());
         }
-        restore();
-        self.terminal.release();
-    }
-}
-
-fn show(
-    mut session: Session,
-    pool: &Pool,
-    terminal: &Terminal,
-    stop: &StopFlag,
-    is_over: &AtomicBool,
-    progress: &dyn Fn() -> String,
-) -> Result<(), Box<dyn Error>> {
-    let mut history = History::default();
-    let mut last = Instant::now();
-    while !is_over.load(Ordering::Acquire) {
-        let now = Instant::now();
-        history.add(Snapshot::of_pool(pool), now - last);
-        last = now;
-        let message = if stop.is_raised() { "stopping".to_owned() } else { terminal.last_held() };
-        session.screen.draw(|frame| screen::draw(frame, &history, &progress(), &message))?;
-        wait(&session, stop, is_over)?;
     }
     Ok(())
 }
 
-/// Reads keys until the next screen is due.
-fn wait(session: &Session, stop: &StopFlag, is_over: &AtomicBool) -> Result<(), Box<dyn Error>> {
-    let due = Instant::now() + EVERY;
-    // Short, so that the end of the program is seen soon.
-    let step = Duration::from_millis(50);
-    while Instant::now() < due && !is_over.load(Ordering::Acquire) {
-        match session.next_event(step)? {
-            Some(Event::Key(key)) if ends(key) => {
-                stop.raise();
+/// Until a key, a signal or the process ends it.
+fn show(first: &Value, lines: &Newest, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
+    let mut session = Session::begin()?;
+    let worst = pools(first).iter().position(is_alarm).unwrap_or(0);
+    let (mut shown, mut last) = (Shown { pool: worst, ..Shown::default() }, first.clone());
+    shown.add(first, Instant::now());
+    let mut has_table = shown.pools > 1;
+    while !stop.is_raised() {
+        match lines.take() {
+            Some(Ok(Some(line))) => {
+                last = statistics(&line)?;
+                shown.add(&last, Instant::now());
             }
-            Some(Event::Resize(..)) => return Ok(()),
+            Some(Ok(None)) => return Err("the process has ended".into()),
+            Some(Err(why)) => return Err(why.into()),
+            None => {}
+        }
+        let progress = shown.progress();
+        session.screen.draw(|frame| {
+            if has_table {
+                overview::draw(frame, &overview::of(std::slice::from_ref(&last)), "", "a: one pool; q or Ctrl-C ends");
+            } else {
+                screen::draw(frame, &shown.history, &progress, shown.keys());
+            }
+        })?;
+        match session.next_event(Duration::from_millis(100))? {
+            Some(Event::Key(key)) if ends(key) => return Ok(()),
+            Some(Event::Key(key)) if key.kind == KeyEventKind::Press => match key.code {
+                KeyCode::Char('n') => shown.next_pool(),
+                KeyCode::Char('a') => has_table = !has_table,
+                _ => {}
+            },
             _ => {}
         }
     }
@@ -121,4 +172,62 @@ fn wait(session: &Session, stop: &StopFlag, is_over: &AtomicBool) -> Result<(), 
 fn ends(key: KeyEvent) -> bool {
     let is_ctrl_c = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
     key.kind == KeyEventKind::Press && (is_ctrl_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc))
+}
+
+/// What has arrived of one pool.
+#[derive(Default)]
+struct Shown {
+    history: History,
+    process: u64,
+    pool: usize,
+    pools: usize,
+    last: Option<Instant>,
+}
+
+impl Shown {
+    /// `now` is when the object arrived.
+    fn add(&mut self, object: &Value, now: Instant) {
+        let pools = pools(object);
+        (self.process, self.pools) = (object["process"].as_u64().unwrap_or(0), pools.len());
+        if let Some(stats) = pools.get(self.pool).or(pools.first()) {
+            let between = self.last.replace(now).map_or(Duration::ZERO, |last| now - last);
+            self.history.add(Snapshot::of_json(stats), between);
+        }
+    }
+
+    fn next_pool(&mut self) {
+        let pool = (self.pool + 1) % self.pools.max(1);
+        (self.pool, self.history, self.last) = (pool, History::default(), None);
+    }
+
+    fn keys(&self) -> &'static str {
+        if self.pools > 1 { "n: next pool; a: all pools; q or Ctrl-C ends" } else { "q or Ctrl-C ends" }
+    }
+
+    fn progress(&self) -> String {
+        let which = if self.pools > 1 { format!(", pool {} of {}", self.pool + 1, self.pools) } else { String::new() };
+        format!("process {}{which}", self.process)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_pool_begins_a_history_of_its_own() {
+        let mut shown = Shown::default();
+        let object = statistics(r#"{"process":5,"pools":[{"gets":10,"hits":5},{"gets":3,"name":"b"}]}"#).unwrap();
+        let begun = Instant::now();
+        shown.add(&object, begun);
+        assert_eq!((shown.history.now.gets, shown.progress()), (10, "process 5, pool 1 of 2".to_owned()));
+        shown.next_pool();
+        shown.add(&object, begun);
+        let later = statistics(r#"{"process":5,"pools":[{},{"gets":7,"name":"b"}]}"#).unwrap();
+        shown.add(&later, begun + Duration::from_secs(2));
+        assert!((shown.history.rate(|now| now.gets) - 2.0).abs() < 1e-9, "of the time between the objects");
+        assert_eq!((shown.history.now.gets, shown.history.now.name.as_str()), (7, "b"));
+        shown.next_pool();
+        assert_eq!(shown.pool, 0);
+    }
 }

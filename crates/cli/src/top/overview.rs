@@ -1,8 +1,7 @@
 //! All pools in one table, the one that loses most first.
 
-use std::cmp::Ordering;
-
-use pinpool_cli::table::{columns_left, format_about};
+use pinpool::unstable::ledger::{self, LedgerOwner, LedgerReport};
+use pinpool_cli::table::{columns, columns_left, format_about};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
@@ -10,9 +9,9 @@ use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 use serde_json::Value;
 
-use crate::served::{is_alarm, name_of, pools, printable};
+use crate::served::{by_badness, lost_share, name_of, pools, printable};
 
-const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "ceiling", "in use", "oldest owner", "why"];
+const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "limit", "in use", "oldest owner", "why"];
 /// What a process does not say: it runs another version.
 const UNKNOWN: &str = "?";
 /// Longest name in a cell.
@@ -25,30 +24,40 @@ pub(super) fn of(objects: &[Value]) -> String {
     if rows.is_empty() {
         return "no process serves a pool: start one with PINPOOL_SOCKET=1\n".to_owned();
     }
-    rows.sort_by(|(_, one), (_, other)| {
-        let order = is_alarm(other).cmp(&is_alarm(one));
-        order
-            .then(lost_share(other).partial_cmp(&lost_share(one)).unwrap_or(Ordering::Equal))
-            .then_with(|| held(other).cmp(&held(one)))
-    });
+    rows.sort_by(|(_, one), (_, other)| by_badness(one, other));
     let cells = rows.iter().map(|(object, pool)| row(object, pool));
     columns_left(&std::iter::once(HEAD.map(str::to_owned).to_vec()).chain(cells).collect::<Vec<_>>())
 }
 
-/// The same and the host ledgers.
-pub(super) fn of_host(objects: &[Value]) -> String {
-    of(objects) + &crate::ledger::all_in_words()
+/// The same and the shared limits, each after an empty line.
+pub(super) fn of_host(objects: &[Value], limits: &[LedgerReport]) -> String {
+    of(objects) + &limits.iter().map(|limit| format!("\n{}", text(limit))).collect::<String>()
 }
 
-/// Seconds lost of each second of the last window, of all threads together; `None` where the process does not say.
-fn lost_share(pool: &Value) -> Option<f64> {
-    let seconds = |name: &str| pool["why"][name].as_f64();
-    let (lost, of) = (seconds("lost_seconds")?, seconds("of_seconds")?);
-    Some(if of > 0.0 { lost / of } else { 0.0 })
+/// The shared limits of this user that have an owner, and why others cannot be read.
+pub(super) fn shared_limits() -> (Vec<LedgerReport>, Vec<String>) {
+    let (mut limits, mut unreadable) = (Vec::new(), Vec::new());
+    for name in ledger::names() {
+        match ledger::report(&name) {
+            Ok(report) => limits.extend(report.filter(|report| !report.owners.is_empty())),
+            Err(error) => unreadable.push(error.to_string()),
+        }
+    }
+    (limits, unreadable)
 }
 
-fn held(pool: &Value) -> u64 {
-    pool["pinned_bytes"].as_u64().unwrap_or(0)
+fn text(report: &LedgerReport) -> String {
+    let limit = report.max_bytes.map_or_else(|| "none".to_owned(), format_about);
+    let title = ["pool", "process", "held", "idle", "wanted"].map(str::to_owned).to_vec();
+    let row = |owner: &LedgerOwner| {
+        let pool = if owner.pool.is_empty() { "-" } else { &owner.pool };
+        let away = if owner.is_elsewhere { " (another namespace)" } else { "" };
+        let bytes = [owner.held_bytes, owner.idle_bytes, owner.wanted_bytes].map(format_about);
+        [vec![pool.to_owned(), format!("{}{away}", owner.pid)], bytes.to_vec()].concat()
+    };
+    let rows: Vec<_> = std::iter::once(title).chain(report.owners.iter().map(row)).collect();
+    let head = format!("shared limit {}: {limit}, held {}\n", report.name, format_about(report.held_bytes));
+    head + &columns(&rows)
 }
 
 fn row(object: &Value, pool: &Value) -> Vec<String> {
@@ -86,7 +95,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, text: &str, message: &str, keys: &str)
         Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)]).areas(frame.area());
     frame.render_widget(
         Line::styled(
-            "pinpool top: all pools, the one that loses most first",
+            "pinpool top: all pools, alarms first, then by time lost",
             Style::new().add_modifier(Modifier::BOLD),
         ),
         head,
@@ -112,11 +121,11 @@ mod tests {
         let other = serde_json::json!({ "process": 22, "pools": [pool("leaky", true, 0.0)] });
         let text = of(&[one, other]);
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0], "pid  pool   lost    cause  held   ceiling  in use  oldest owner  why");
-        assert_eq!(lines[1], "22   leaky  0.0 %   x      3 MiB  none     1 MiB   10 s a?b      of leaky");
+        assert_eq!(lines[0], "pid  pool   lost    cause  held   limit  in use  oldest owner  why");
+        assert_eq!(lines[1], "22   leaky  0.0 %   x      3 MiB  none   1 MiB   10 s a?b      of leaky");
         assert!(lines[2].starts_with("1    slow   50.0 %") && lines[3].starts_with("1    calm   1.0 %"), "{text}");
         let old = serde_json::json!({ "process": 1, "pools": [{ "name": "old", "pinned_bytes": 0 }] });
-        assert_eq!(of(&[old]).lines().nth(1), Some("1    old   ?     ?      0 B   ?        ?       -"));
+        assert_eq!(of(&[old]).lines().nth(1), Some("1    old   ?     ?      0 B   ?      ?       -"));
         assert!(of(&[]).contains("start one with PINPOOL_SOCKET=1"));
     }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use pinpool_observe::judge::words::counted;
 use ratatui::Frame;
-use ratatui::backend::TestBackend;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
@@ -20,9 +19,7 @@ const NAME: usize = 12;
 /// Width of the bytes behind them.
 const BYTES: usize = 12;
 
-/// The screen where there is none.
-const WIDTH: u16 = 120;
-/// Lines of it without why, and who holds what.
+/// Lines of a screen without the diagnosis and the owners, at least.
 const HEIGHT: u16 = 20;
 /// What is to be done, among the lines of why.
 const TO_DO: &str = "  to do: ";
@@ -33,13 +30,15 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
     let area = frame.area();
     let room = usize::from(area.height.saturating_sub(HEIGHT)).saturating_sub(holders.len()).max(1);
     let why_lines = why_lines(&history.now.why, usize::from(area.width), room);
+    // The curves take what the others leave.
+    let length = |lines: usize| Constraint::Length(u16::try_from(lines).unwrap_or(u16::MAX));
     let [head, why, bytes, curves, rates, rest, foot] = Layout::vertical([
         Constraint::Length(1),
-        Constraint::Length(u16::try_from(why_lines.len()).unwrap_or(1)),
+        length(why_lines.len()),
         Constraint::Length(8),
-        Constraint::Length(3),
+        Constraint::Min(3),
         Constraint::Length(7),
-        Constraint::Min(0),
+        length(holders.len()),
         Constraint::Length(1),
     ])
     .areas(area);
@@ -51,8 +50,13 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
     let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
     frame.render_widget(Paragraph::new(head_line), head);
     let color = if history.now.is_alarm { Color::Red } else { Color::Green };
-    let why_text = Paragraph::new(why_lines.join("\n"));
-    frame.render_widget(why_text.style(Style::new().fg(color).add_modifier(Modifier::BOLD)), why);
+    // Only the cause is coloured.
+    let cause = history.now.why.first().map_or(0, |cause| wrapped(cause, usize::from(area.width)).len());
+    let why_text = why_lines.into_iter().enumerate().map(|(at, line)| match at < cause {
+        true => Line::styled(line, bold.fg(color)),
+        false => Line::raw(line),
+    });
+    frame.render_widget(Paragraph::new(why_text.collect::<Vec<_>>()), why);
     draw_bytes(frame, bytes, &history.now);
     draw_curves(frame, curves, history);
     draw_rates(frame, rates, history);
@@ -61,25 +65,14 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
     frame.render_widget(Paragraph::new(foot_line), foot);
 }
 
-/// The screen as lines, where there is no terminal.
-pub(super) fn text(history: &History, progress: &str) -> String {
-    let why_lines = why_lines(&history.now.why, usize::from(WIDTH), usize::MAX).len();
-    let height = HEIGHT + u16::try_from(holders(&history.now).len() + why_lines).unwrap_or(0);
-    let Ok(mut terminal) = ratatui::Terminal::new(TestBackend::new(WIDTH, height));
-    let Ok(_) = terminal.draw(|frame| draw(frame, history, progress, " "));
-    let buffer = terminal.backend().buffer();
-    let row = |y| (0..WIDTH).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned() + "\n";
-    (0..height).map(row).collect::<String>().trim_end().to_owned() + "\n"
-}
-
 fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
     let pinned = in_units(now.pinned_bytes);
     let title = match now.max_bytes {
         Some(max) if max > 0 => {
             let share = now.pinned_bytes as f64 / max as f64 * 100.0;
-            format!(" Bytes: {pinned} of the ceiling {} are pinned, {share:.1} % ", in_units(max))
+            format!(" Bytes: {pinned} of the limit {} pinned, {share:.1} % ", in_units(max))
         }
-        _ => format!(" Bytes: {pinned} are pinned, no ceiling "),
+        _ => format!(" Bytes: {pinned} pinned, no limit "),
     };
     let block = Block::bordered().title(title);
     let inner = block.inner(area);
@@ -117,17 +110,19 @@ fn bar(bytes: u64, full: u64, room: usize, letter: char) -> String {
 
 fn draw_curves(frame: &mut Frame<'_>, area: Rect, history: &History) {
     let [left, right] = Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(area);
-    let share = history.rate(|now| now.lost_us) / 1e4;
+    let lost = history.rate(|now| now.lost_us) / 1e6;
     let all = seconds(Duration::from_micros(history.now.lost_us));
-    draw_curve(frame, left, format!(" Lost: {share:.1} % now, {all} in all "), &history.lost);
-    draw_curve(frame, right, format!(" Held: {} ", in_units(history.now.pinned_bytes)), &history.held);
+    let time = |most: u64| seconds(Duration::from_micros(most));
+    draw_curve(frame, left, &format!("Lost: {lost:.2} s a second, {all} in all"), &history.lost, time);
+    draw_curve(frame, right, &format!("Held: {}", in_units(history.now.pinned_bytes)), &history.held, in_units);
 }
 
-fn draw_curve(frame: &mut Frame<'_>, area: Rect, title: String, values: &VecDeque<u64>) {
-    let block = Block::bordered().title(title);
-    let room = usize::from(block.inner(area).width);
+fn draw_curve(frame: &mut Frame<'_>, area: Rect, title: &str, values: &VecDeque<u64>, text: impl Fn(u64) -> String) {
+    let room = usize::from(Block::bordered().inner(area).width);
     let values: Vec<u64> = values.iter().skip(values.len().saturating_sub(room)).copied().collect();
-    frame.render_widget(Sparkline::default().block(block).data(values), area);
+    let most = values.iter().max().copied().unwrap_or(0).max(1);
+    let block = Block::bordered().title(format!(" {title} ")).title_bottom(format!(" 0 to {} ", text(most)));
+    frame.render_widget(Sparkline::default().block(block).data(values).max(most), area);
 }
 
 fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
@@ -236,6 +231,7 @@ fn in_units(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
 
     use super::super::snapshot::Owner;
     use super::*;
@@ -294,12 +290,13 @@ mod tests {
                 "pinpool top adaptive on sim  42 % loaded  seen for 1.0 s",
                 "leak: 9 buffers of loader/images are out",
                 "\n  to do: put them back",
-                "Bytes: 1.00 GiB of the ceiling 2.00 GiB are pinned, 50.0 %",
+                "Bytes: 1.00 GiB of the limit 2.00 GiB pinned, 50.0 %",
                 "  600.00 MiB in 9 buffers of loader?images, the oldest for 2 min 5 s",
                 "in flight     100.00 MiB ▒",
                 "not pinned           0 B",
                 "hit rate   99.00 %, all 97.80 %",
-                "Lost: 25.0 % now, 250 ms in all",
+                "Lost: 0.25 s a second, 250 ms in all",
+                "0 to 250 ms",
                 "Held: 1.00 GiB",
                 "gets          4,000 /s         4,100 in all",
                 "limit      110 buffers, 1 raise",
@@ -317,14 +314,8 @@ mod tests {
             let full = usize::from(width) - 2 - NAME - BYTES - 2;
             assert_eq!(bar("│pinned", '█'), full, "all that is held");
             assert_eq!(bar("│not pinned", '!'), 0);
+            assert!(lines[usize::from(height) - 2].contains("loader?images"), "all rows are used:\n{text}");
         }
-    }
-
-    #[test]
-    fn without_a_terminal_the_screen_is_text() {
-        let text = text(&history(), "process 5");
-        assert!(text.starts_with("pinpool top adaptive on sim  process 5  seen for 1.0 s\nleak: 9 buffers"), "{text}");
-        assert!(text.ends_with("  600.00 MiB in 9 buffers of loader?images, the oldest for 2 min 5 s\n"), "{text}");
     }
 
     #[test]

@@ -28,29 +28,30 @@ use pinpool_cli::terminal::Terminal;
 /// Most pools without an end that a message names.
 const UNENDED_SHOWN: usize = 5;
 
-/// Print a recorded trace, or convert it
+/// Print a recording, or convert it for a viewer
 ///
-/// Takes what PINPOOL_TRACE or `load --record` wrote, a workload or conformance trace, or a log of RMM
-/// (Thread,Time,Action,Pointer,Size,Stream), plain or compressed. `python -m pinpool.torch.snapshot` makes a trace of a
-/// snapshot of PyTorch's memory. Exits with 1 if the trace is not whole: then what is left of it is printed. Says which
-/// pools have no end: their process was killed, or exited while they lived.
+/// Reads recordings (PINPOOL_TRACE or `load --record`), workloads, conformance traces and RMM logs
+/// (Thread,Time,Action,Pointer,Size,Stream), plain or compressed. Exits with 1 if the trace is truncated; the intact part
+/// is printed. Names the pools without a recorded end: their process was killed, or exited while they lived.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: pinpool trace t.gz --format chrome -o t.json
+  Open t.json at https://ui.perfetto.dev, and a file of --format pytorch at https://pytorch.org/memory_viz.")]
 pub(crate) struct TraceArgs {
     /// The trace; `-` is stdin
     trace: PathBuf,
 
-    /// What to print
+    /// Output format
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
 
-    /// File to write, in place of stdout
+    /// File to write instead of stdout
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// Gets and puts as a conformance trace, everything else in comments
+    /// Requests and releases as a conformance trace, everything else as comments
     Text,
     /// A line for each record
     Csv,

@@ -1,4 +1,4 @@
-//! `replay --set` and `advise`: settings side by side, and those that cost no more than they do as given.
+//! `advise --try` and `advise`: settings side by side, and those that cost no more than they do as given.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -59,7 +59,12 @@ fn settings_are_played_side_by_side_with_a_column_each() {
     }
     assert!(ran.stdout.contains("PoolAllocator: After ") && ran.stdout.contains("as given"), "{}", ran.stdout);
 
+    let tried =
+        finish(pinpool(&["advise", "--json", "--try", "PRESET=tensorflow", "--try", "MAX_BYTES=6MiB"]).arg(&path));
     let ran = replay(&[&sets[..], &["--json"]].concat());
+    // `--try` prints the same columns.
+    let of = |ran: &Ran, at: usize| ran.stdout.lines().nth(at).unwrap().to_owned();
+    assert_eq!([of(&tried, 0), of(&tried, 1)], [of(&ran, 0), of(&ran, 2)], "{}", tried.stderr);
     let columns: Vec<Value> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let number = |at: usize, key: &str| columns[at][key].as_u64().unwrap_or_else(|| panic!("{key}: {}", columns[at]));
     assert_eq!(columns.len(), 3);
@@ -166,43 +171,6 @@ fn the_settings_of_a_recording_are_those_as_given() {
     let max_bytes = set.rsplit_once("PINPOOL_MAX_BYTES=").unwrap().1.parse().ok();
     let figures = load(&set);
     assert!(figures["peak_pinned_bytes"].as_u64() <= max_bytes, "{figures}");
-}
-
-#[test]
-fn another_batch_size_is_answered_where_the_trace_tells_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let of = |batch: u64, fixed: u64| batches(30, 4, &[batch * 602_112 + fixed, batch * 8]);
-    let one = written(dir.path(), "one.trace", &of(32, 0));
-    let peak = |ran: &Ran| ran.figures()["peak_requested_bytes"].as_u64().unwrap();
-    let ran = advise(&one, &["--json", "--batch-size", "32", "--new-batch-size", "64"]);
-    assert_eq!(peak(&ran), 4 * 64 * (602_112 + 8), "{}", ran.stderr);
-    assert_eq!(ran.figures()["batch"]["bytes_per_sample"].as_f64(), Some((602_112.0 + 8.0) / 2.0));
-
-    // A part that is fixed is told apart by two traces, and by one alone not.
-    let (a, b) = (written(dir.path(), "a.trace", &of(32, 1001)), written(dir.path(), "b.trace", &of(48, 1001)));
-    let ran = advise(&a, &["--batch-size", "32", "--new-batch-size", "64"]);
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("cannot be split");
-    ran.check_stderr("a second trace with another batch size");
-    let ran = advise(&a, &[b.to_str().unwrap(), "--json", "--batch-size", "32,48", "--new-batch-size", "64"]);
-    assert_eq!(peak(&ran), 4 * (64 * (602_112 + 8) + 1001), "{}", ran.stderr);
-    let ran = advise(&a, &[b.to_str().unwrap(), "--batch-size", "32,32", "--new-batch-size", "64"]);
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("two different ones are needed");
-}
-
-#[test]
-fn the_frontier_is_a_picture_with_today_and_the_advice() {
-    let dir = tempfile::tempdir().unwrap();
-    let (path, svg) = (dir.path().join("t.gz"), dir.path().join("f.svg"));
-    crate::why::throttled(&path);
-    let ran = advise(&path, &["--svg", svg.to_str().unwrap()]);
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    let picture = fs::read_to_string(&svg).unwrap();
-    assert!(picture.contains("Today: 8 MiB held at most and ") && picture.contains(">ceiling (MiB)<"), "{picture}");
-    let ran = advise(&path, &["--svg", "/nonexistent/f.svg"]);
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("/nonexistent/f.svg");
 }
 
 #[test]

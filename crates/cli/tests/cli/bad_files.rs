@@ -132,7 +132,6 @@ fn a_trace_without_gets_fails_everywhere() {
     for args in [
         &["replay"][..],
         &["replay", "--json"],
-        &["replay", "--format", "markdown"],
         &["replay", "--set", "MAX_BYTES=1MiB"],
         &["advise"],
         &["report", "-o", page.to_str().unwrap()],
@@ -164,7 +163,6 @@ fn what_the_system_refuses_is_named_with_a_remedy() {
         (&["report", trace, "-o", missing], "check its name, and that the directory is there"),
         (&["report", trace, "-o", folder], "name a file"),
         (&["report", trace, "-o", "/dev/full"], "free space there"),
-        (&["report", trace, "--svg", trace], "w: "),
     ] {
         let ran = finish(&mut pinpool(args));
         assert_eq!(ran.code(), 1, "{args:?}: {}", ran.stderr);

@@ -1,4 +1,4 @@
-//! `diff`: two recordings, and what is none.
+//! `why A B`: two recordings.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -48,5 +48,5 @@ fn what_is_no_recording_is_refused_by_name() {
     std::fs::write(&other, "a 1 4096\nf 1\n").unwrap();
     let ran = diff(&fast, &other, &[]);
     assert_eq!(ran.code(), 1);
-    ran.check_stderr("w.trace: no recording");
+    ran.check_stderr("w.trace: not a recording");
 }

@@ -1,4 +1,4 @@
-//! `pinpool doctor` as a user meets it: on this machine, under small limits, with the driver double, with a stub of libcuda,
+//! `pinpool doctor` as a user meets it: on this machine, under small limits, with the mock driver, with a stub of libcuda,
 //! in a control group.
 #![allow(clippy::print_stdout)] // Says what was skipped.
 
@@ -67,7 +67,7 @@ fn driver_in(file: &Path) -> TempDir {
 #[cfg(feature = "cuda")]
 fn double() -> TempDir {
     let here = std::env::current_exe().unwrap();
-    driver_in(&here.parent().unwrap().join("libdriver_double.so"))
+    driver_in(&here.parent().unwrap().join("libmock_driver.so"))
 }
 
 /// A library whose `cuInit` answers `code`, in a folder of its own; `None` without a C compiler.
@@ -274,7 +274,7 @@ fn other_low_limits_are_named_too() {
     }
 }
 
-/// Runs with the driver double as libcuda.
+/// Runs with the mock driver as libcuda.
 #[cfg(feature = "cuda")]
 #[test]
 fn with_a_driver_there_is_pinned_memory_for_the_gpu() {
@@ -293,7 +293,7 @@ fn with_a_driver_there_is_pinned_memory_for_the_gpu() {
     for check in ["gpu", "vmm", "register", "cuda", "choice", "verdict"] {
         assert_eq!(finding(&ready, check).0, "ok", "{ready}");
     }
-    assert!(finding(&ready, "gpu").1.contains("driver double"), "{ready}");
+    assert!(finding(&ready, "gpu").1.contains("mock driver"), "{ready}");
 
     let elsewhere = diagnosis(&mut with(&["--device", "3"]));
     assert_eq!((&elsewhere["status"], &elsewhere["device"], &elsewhere["gpu"]), (&1.into(), &3.into(), &false.into()));
@@ -320,7 +320,7 @@ fn a_driver_that_crashes_or_hangs_is_a_row_of_the_report() {
         command.env("LD_LIBRARY_PATH", folder.path()).env(variable, call).env("PINPOOL_MAX_BYTES", "1G");
         diagnosis(&mut command)
     };
-    let of_vmm = with("DRIVER_DOUBLE_ABORT", "cuMemCreate");
+    let of_vmm = with("MOCK_DRIVER_ABORT", "cuMemCreate");
     let (level, text, remedy) = finding(&of_vmm, "vmm");
     assert!(level == "error" && text.contains("was ended by signal 6 SIGABRT"), "{text}");
     assert!(remedy.contains("PINPOOL_BACKEND=register"), "{remedy}");
@@ -328,11 +328,11 @@ fn a_driver_that_crashes_or_hangs_is_a_row_of_the_report() {
     assert_eq!((&of_vmm["status"], &of_vmm["backend"]), (&1.into(), &"register".into()), "auto would end the process");
     assert!(finding(&of_vmm, "choice").1.contains("not vmm: the process that tried it was ended"), "{of_vmm}");
 
-    let hangs = with("DRIVER_DOUBLE_HANG", "cuMemMap");
+    let hangs = with("MOCK_DRIVER_HANG", "cuMemMap");
     assert!(finding(&hangs, "vmm").1.contains("did not end within 15s"), "{hangs}");
     assert_eq!(hangs["backend"], "register");
 
-    let of_all = with("DRIVER_DOUBLE_ABORT", "cuDeviceGetCount");
+    let of_all = with("MOCK_DRIVER_ABORT", "cuDeviceGetCount");
     assert!(finding(&of_all, "gpu").1.contains("SIGABRT"), "{of_all}");
     for name in ["vmm", "register", "cuda"] {
         assert_eq!(finding(&of_all, name).0, "note", "{of_all}");

@@ -1,4 +1,4 @@
-//! `tests/gpu/run.sh`, the run on a machine with a GPU, in a short form over the driver double.
+//! `tests/gpu/run.sh`, the run on a machine with a GPU, in a short form over the mock driver.
 #![allow(clippy::print_stderr)] // Says why it is skipped.
 
 use std::env;
@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::load::driver_double;
+use crate::load::mock_driver;
 
 /// The newest binary of the suite beside this one; `None` if only this one was built.
 fn suite() -> Option<PathBuf> {
@@ -31,7 +31,7 @@ fn carried(folder: &Path) -> Option<PathBuf> {
     symlink(bench, folder.join("pinpool-bench")).unwrap();
     let lib = folder.join("lib");
     fs::create_dir(&lib).unwrap();
-    Some(driver_double(&lib))
+    Some(mock_driver(&lib))
 }
 
 fn run(folder: &Path, lib: &Path, vars: &[(&str, &str)]) -> Output {
@@ -93,7 +93,7 @@ fn a_back_end_that_is_missing_fails_the_run_unless_it_is_excepted() {
     let folder = tempfile::tempdir().unwrap();
     let Some(lib) = carried(folder.path()) else { return };
     // Every driver without virtual memory of the host.
-    let refusing = ("DRIVER_DOUBLE_FAIL", "cuMemCreate:1+=801");
+    let refusing = ("MOCK_DRIVER_FAIL", "cuMemCreate:1+=801");
     let vars = |except: &'static str| {
         let suite = [("PINPOOL_GPU_STEPS", "suite"), ("PINPOOL_GPU_SUITE", "an_event_of_a_capture")];
         [&suite[..], &[refusing, ("PINPOOL_GPU_EXCEPT", except)]].concat()

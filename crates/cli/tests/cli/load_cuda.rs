@@ -1,15 +1,15 @@
-//! `pinpool load` to a CUDA device, over the driver double: every byte is copied there, back and compared.
+//! `pinpool load` to a CUDA device, over the mock driver: every byte is copied there, back and compared.
 
 use std::fs;
 use std::path::Path;
 
-use crate::load::driver_double;
+use crate::load::mock_driver;
 use crate::tool::{Ran, finish, number, pinpool};
 
 /// `load --verify` to the double's device, which reports at the end what was done to it.
 fn load(lib: &Path, backend: &str, args: &[&str]) -> Ran {
     let mut command = pinpool(&["load", "--json", "--verify", "--require-gpu", "--set", &format!("BACKEND={backend}")]);
-    command.args(args).env("LD_LIBRARY_PATH", lib).env("DRIVER_DOUBLE_REPORT", "stderr");
+    command.args(args).env("LD_LIBRARY_PATH", lib).env("MOCK_DRIVER_REPORT", "stderr");
     finish(&mut command)
 }
 
@@ -32,7 +32,7 @@ fn an_epoch_of_a_thousand_files_arrives_from_each_back_end() {
         let bytes: Vec<u8> = (0..=255).cycle().skip(number).take(number * 7).collect();
         fs::write(files.path().join(format!("{number:04}")), bytes).unwrap();
     }
-    let lib = driver_double(dir.path());
+    let lib = mock_driver(dir.path());
     for backend in ["vmm", "register", "cuda"] {
         let path = files.path().to_str().unwrap();
         check(&load(&lib, backend, &["--batch-files", "32", "--shuffle", "1", path]), backend, 1000);
@@ -42,7 +42,7 @@ fn an_epoch_of_a_thousand_files_arrives_from_each_back_end() {
 #[test]
 fn synthetic_data_arrives_from_each_back_end() {
     let dir = tempfile::tempdir().unwrap();
-    let lib = driver_double(dir.path());
+    let lib = mock_driver(dir.path());
     for backend in ["vmm", "register", "cuda"] {
         check(&load(&lib, backend, &["--synthetic", "30", "--batch-files", "5"]), backend, 30);
     }
@@ -51,11 +51,11 @@ fn synthetic_data_arrives_from_each_back_end() {
 #[test]
 fn a_call_that_fails_once_costs_no_file_or_is_reported() {
     let dir = tempfile::tempdir().unwrap();
-    let lib = driver_double(dir.path());
+    let lib = mock_driver(dir.path());
     for (backend, call) in [("vmm", "cuMemCreate:5=2"), ("register", "cuMemHostRegister_v2:2=2")] {
         let mut command =
             pinpool(&["load", "--json", "--verify", "--set", &format!("BACKEND={backend}"), "--synthetic", "30"]);
-        command.env("LD_LIBRARY_PATH", &lib).env("DRIVER_DOUBLE_FAIL", call);
+        command.env("LD_LIBRARY_PATH", &lib).env("MOCK_DRIVER_FAIL", call);
         let ran = finish(&mut command);
         let figures = ran.figures();
         let arrived = number(&figures, "files") - number(&figures, "failed_files");

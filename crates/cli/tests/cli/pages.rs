@@ -7,7 +7,7 @@ fn completions_know_every_command_and_flag() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let ran = run(&["completions", shell]);
         assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""), "{shell}");
-        for word in ["load", "bench", "advise", "require-gpu", "batch-bytes"] {
+        for word in ["load", "doctor", "advise", "require-gpu", "batch-bytes"] {
             assert!(ran.stdout.contains(word), "{shell}: no {word}");
         }
     }
@@ -20,7 +20,7 @@ fn a_removed_command_is_answered_with_its_replacement() {
     assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""));
     assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
     ran.check_stderr("`pinpool keep` was removed: reserve memory at the start of each process (PINPOOL_RESERVE)");
-    assert!(!run(&["--help"]).stdout.contains("\n  keep "));
+    run(&["ledger", "job7"]).check_stderr("`pinpool ledger` was removed: `pinpool top --all` shows");
 }
 
 #[test]
@@ -36,4 +36,21 @@ fn the_manual_has_a_page_for_the_tool_and_for_each_command() {
     let unknown = run(&["man", "purple"]);
     assert_eq!(unknown.code(), 1);
     unknown.check_stderr("man purple: no such command of pinpool");
+}
+
+#[test]
+fn help_names_each_command_once_and_fits_one_screen() {
+    let commands = ["doctor", "load", "run", "why", "top", "report", "metrics", "advise", "trace"];
+    let help = run(&["--help"]).stdout;
+    let named: Vec<_> = help.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
+    let named: Vec<_> = named.into_iter().filter(|word| !word.is_empty() && !word.starts_with('-')).collect();
+    assert_eq!(named, commands);
+    assert!((24..=40).contains(&help.lines().count()), "{help}");
+    for command in commands {
+        let help = run(&[command, "--help"]).stdout;
+        assert!(help.contains("Example: pinpool ") && help.lines().count() <= 40, "{help}");
+        let wide: Vec<_> = help.lines().filter(|line| line.chars().count() > 120).collect();
+        assert!(wide.is_empty(), "{command}: {wide:?}");
+        assert_eq!(run(&["man", command]).code(), 0);
+    }
 }

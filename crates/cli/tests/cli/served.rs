@@ -1,4 +1,4 @@
-//! `stats`, `dump`, `metrics` and `top --all`: what running processes serve, from outside.
+//! `top` and `metrics`: what running processes serve, from outside.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -33,14 +33,22 @@ fn the_texts_of_a_pool_come_from_outside_as_the_program_would_print_them() {
     let dir = tempfile::tempdir().unwrap();
     let (pool, _held) = served(dir.path());
     let process = std::process::id().to_string();
-    let stats = finish(&mut on_host(dir.path(), &["stats", &process]));
-    assert_eq!((stats.code(), stats.stdout), (0, format!("{}\n", pool.stats())), "{}", stats.stderr);
-    let dump = finish(&mut on_host(dir.path(), &["dump", &process]));
-    assert_eq!(dump.code(), 0, "{}", dump.stderr);
-    assert!(dump.stdout.starts_with("train: memory of the pool\n"), "{}", dump.stdout);
-    assert!(dump.stdout.contains("  1.00 MiB from loader/labels (1 buffer, the oldest "), "{}", dump.stdout);
-    let json = finish(&mut on_host(dir.path(), &["stats", "--json", &process]));
+    // `stats` and `dump` are former names.
+    for args in [&["top", "--once"][..], &["stats"], &["dump"]] {
+        let once = finish(&mut on_host(dir.path(), &[args, &[process.as_str()]].concat()));
+        assert_eq!(once.code(), 0, "{}", once.stderr);
+        assert!(
+            once.stdout.starts_with("train: warming up") || once.stdout.starts_with("train: healthy"),
+            "{}",
+            once.stdout
+        );
+        assert!(once.stdout.contains(&pool.stats().to_string()), "{}", once.stdout);
+        assert!(once.stdout.contains("  1.00 MiB from loader/labels (1 buffer, the oldest "), "{}", once.stdout);
+    }
+    let json = finish(&mut on_host(dir.path(), &["top", "--json", &process]));
     assert_eq!(json.figures()["pools"][0]["name"], "train", "{}", json.stdout);
+    let all = finish(&mut on_host(dir.path(), &["top", "--all", "--json"]));
+    assert_eq!(all.figures()["processes"][0]["pools"][0]["name"], "train", "{}", all.stdout);
 }
 
 #[test]
@@ -119,41 +127,33 @@ fn a_process_is_drawn_with_its_owners_and_what_its_judge_says() {
     let ran = finish(command.arg(&output));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let page = std::fs::read_to_string(&output).unwrap();
-    for text in ["The pools of this process", ">loader/labels (KiB)<", "and the clock (UTC)", pool.why().cause()] {
+    for text in ["The pools of this process", "\"name\":\"loader/labels\"", "\"clock\":1", pool.why().cause()] {
         assert!(page.contains(text), "no {text} in {page}");
     }
-    assert!(!page.contains("http-equiv=\"refresh\""), "{page}");
-    let ran = finish(&mut on_host(dir.path(), &["report", "w.log", "--watch", "-o", "x.html"]));
-    assert_eq!(ran.code(), 1);
-    ran.check_stderr("--watch is for a process that runs");
 }
 
 #[test]
-fn a_process_that_is_watched_is_drawn_until_it_ends() {
+fn a_process_that_ends_is_drawn_up_to_its_end() {
     let dir = tempfile::tempdir().unwrap();
     let (socket, output) = (dir.path().join("s"), dir.path().join("p.html"));
     let mut load = pinpool(&["load", "--synthetic", "4", "--idle", "60"]);
     let mut load = load.env("PINPOOL_SOCKET", &socket).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    until("the socket is there", || socket.exists());
-    let mut watching = pinpool(&["report", "--watch", "-o"]);
-    let mut watching = watching.args([&output, &socket]).stderr(Stdio::piped()).spawn().unwrap();
-    until("a page that comes again", || {
-        let page = std::fs::read_to_string(&output).unwrap_or_default();
-        page.contains("<meta http-equiv=\"refresh\" content=\"2\">")
-    });
+    until("the load serves a pool", || finish(pinpool(&["top", "--json"]).arg(&socket)).stdout.contains("\"gets\""));
+    let mut report = pinpool(&["report", "--seconds", "60", "-o"]);
+    let mut report = report.args([&output, &socket]).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(2));
     load.kill().unwrap();
     load.wait().unwrap();
-    let mut stderr = watching.stderr.take().unwrap();
-    assert_eq!(ended("a report that is watched", watching).code(), Some(1));
+    let mut stderr = report.stderr.take().unwrap();
+    assert_eq!(ended("a report of a process", report).code(), Some(1));
     let mut said = String::new();
     stderr.read_to_string(&mut said).unwrap();
     assert!(said.lines().count() == 1 && said.ends_with("; drawn is what it sent before\n"), "{said}");
-    assert!(!std::fs::read_to_string(&output).unwrap().contains("http-equiv=\"refresh\""), "it comes no more");
+    assert!(output.exists());
 }
 
 /// The commands that look at a process.
-const LOOKING: [&[&str]; 6] =
-    [&["stats"], &["dump"], &["metrics"], &["why"], &["top"], &["report", "-o", "/nonexistent/page.html"]];
+const LOOKING: [&[&str]; 4] = [&["metrics"], &["why"], &["top"], &["report", "-o", "/nonexistent/page.html"]];
 
 /// All of them say this of `target` in one line, and nothing else.
 fn all_refuse(target: &str, words: &str, set: impl Fn(&mut Command)) {

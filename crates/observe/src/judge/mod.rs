@@ -45,9 +45,9 @@ mod lengths;
 mod news;
 pub mod shortage;
 mod snapshot;
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 mod trace;
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 mod waits;
 mod window;
 pub mod words;
@@ -57,8 +57,9 @@ pub use lengths::RecentLengths;
 use news::News;
 use shortage::LikelyCause;
 pub use snapshot::{Holder, Snapshot};
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 pub use trace::{PoolJudgement, judge_recording};
+pub use window::STUCK_AFTER;
 use window::Window;
 use words::seconds;
 

@@ -18,41 +18,41 @@
 //! | `recorder.rs` | one pool's part in a file |
 //! | `exit.rs` | the end of a process whose pools have not ended |
 //!
-//! The format is described in `docs/trace-format.md`. Without the feature `trace` there are events and nobody to take them.
+//! The format is described in `docs/trace-format.md`. Without the feature `io` there are events and nobody to take them.
 
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 mod event;
 pub use event::{Event, PoolDescription, SET_IN_CODE};
 
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 mod exit;
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 mod format;
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 mod items;
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 mod open;
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 mod output;
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 mod queues;
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 mod reader;
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 mod recorder;
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 mod ticks;
-#[cfg(not(feature = "trace"))]
+#[cfg(not(feature = "io"))]
 mod without;
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 mod writer;
 
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 pub use reader::{Record, Recording, RecordingError};
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 pub use recorder::Recorder;
-#[cfg(not(feature = "trace"))]
+#[cfg(not(feature = "io"))]
 pub use without::Recorder;
 
 /// Recordings of this process that were asked for, and are missing or not complete.
@@ -68,7 +68,7 @@ pub fn count_failed() {
 }
 
 /// Why a pool records nothing.
-#[cfg(feature = "trace")]
+#[cfg(feature = "io")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unrecorded {
     /// The file cannot be written, or no thread can be had that writes it. The text says so, and what helps.

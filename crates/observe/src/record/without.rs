@@ -1,4 +1,4 @@
-//! In place of the recorder where the library is built without the feature `trace`.
+//! In place of the recorder where the library is built without the feature `io`.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use driver_double::Double;
+use mock_driver::Double;
 use tempfile::TempDir;
 
 /// A program that has not ended by then is stopped, and the test fails.
@@ -123,7 +123,7 @@ impl Built {
             command.env_remove(name);
         }
         command.env_remove("RUST_LOG").env_remove("LD_PRELOAD").env("LD_LIBRARY_PATH", self.path());
-        command.env("DRIVER_DOUBLE_REPORT", "stderr").env("DRIVER_DOUBLE_COPY_RATE", "200MB");
+        command.env("MOCK_DRIVER_REPORT", "stderr").env("MOCK_DRIVER_COPY_DELAY", "5");
     }
 }
 

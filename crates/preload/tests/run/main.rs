@@ -1,4 +1,4 @@
-//! Programs in C that know nothing of pinpool, over the driver double: alone, and with their memory served from a pool.
+//! Programs in C that know nothing of pinpool, over the mock driver: alone, and with their memory served from a pool.
 #![allow(unsafe_code)] // Calls functions of C.
 
 mod blocks;

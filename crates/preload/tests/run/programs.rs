@@ -116,7 +116,7 @@ fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_co
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let mut command = served(built.command(Way::ProcAddress, "reset-by-table"), &log);
-    let served = ran(command.env("DRIVER_DOUBLE_CRUEL", "recurring-handles,reset-unmaps,dead-event-aborts"));
+    let served = ran(command.env("MOCK_DRIVER_CRUEL", "recurring-handles,reset-unmaps,dead-event-aborts"));
     let log = log_of(&log);
     assert!(served.out.contains("the same handle"), "{served:?}\n{log}");
     assert_eq!(log.matches("has ended, and its memory with it").count(), 1, "{log}");
@@ -170,7 +170,7 @@ fn a_full_pool_and_a_bad_setting_leave_the_program_to_the_driver() {
     let cases = [
         ("PINPOOL_MAX_BYTES", "64KiB", "than the ceiling has room for"),
         ("PINPOOL_MAX_BYTES", "much", "no pool: "),
-        ("DRIVER_DOUBLE_FAIL", "cuMemHostAlloc:1=2,cuMemHostAlloc:2=2", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1=2,cuMemHostAlloc:2=2", "CUDA_ERROR_OUT_OF_MEMORY"),
     ];
     for (number, (name, value, reason)) in cases.into_iter().enumerate() {
         let log = folder.path().join(number.to_string());
@@ -191,7 +191,7 @@ fn a_free_whose_event_the_driver_refuses_waits_for_the_contexts_and_loses_nothin
             .enumerate()
     {
         let log = folder.path().join(number.to_string());
-        let served = ran(served(built.command(Way::Dlsym, "steps"), &log).env("DRIVER_DOUBLE_FAIL", refused));
+        let served = ran(served(built.command(Way::Dlsym, "steps"), &log).env("MOCK_DRIVER_FAIL", refused));
         let log = log_of(&log);
         assert_eq!(served.out, alone.out, "{refused}: {log}");
         assert!(served.calls("cuCtxSynchronize") > alone.calls("cuCtxSynchronize"), "{refused}: it did not wait");
@@ -244,7 +244,7 @@ fn a_registration_that_the_driver_refuses_does_not_count() {
     let folder = tempfile::tempdir().unwrap();
     for (failing, lines) in [("cuMemHostRegister_v2:2=2", 1), ("cuMemHostRegister_v2:1+=2", 0)] {
         let log = folder.path().join(failing);
-        ran(served(built.command(Way::Dlsym, "registers"), &log).env("DRIVER_DOUBLE_FAIL", failing));
+        ran(served(built.command(Way::Dlsym, "registers"), &log).env("MOCK_DRIVER_FAIL", failing));
         let log = log_of(&log);
         assert_eq!((log.matches("by 2 calls of").count(), log.lines().count()), (lines, lines), "{failing}: {log}");
     }

@@ -6,8 +6,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::backend::HeapSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, Pool};
 use pinpool_observe::record::{Event, PoolDescription, Record, Recording};
 use pinpool_replay::{Replay, Workload, open_recording};

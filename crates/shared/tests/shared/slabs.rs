@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, Pool};
+use pinpool::{Backend, Pool, Request};
 use pinpool_shared::{Error, SharedSlabs, SlabWorker, Ticket};
 
 const SOON: Duration = Duration::from_millis(1);
@@ -140,7 +140,7 @@ fn the_memory_counts_under_the_ceiling_of_the_pool() {
     drop(pool.get(50 * mib).unwrap());
     let slabs = SharedSlabs::new(&pool, mib, 40).unwrap();
     assert!(pool.stats().pinned_bytes <= 24 << 20, "idle memory made room: {}", pool.stats().pinned_bytes);
-    let error = pool.get_timeout(30 * mib, SOON).unwrap_err();
+    let error = pool.get_with(Request::new(30 * mib).wait(SOON)).unwrap_err();
     assert!(error.is_limit(), "{error}");
     let error = SharedSlabs::new(&pool, mib, 30).unwrap_err();
     assert!(error.is_limit(), "{error}");
@@ -158,7 +158,7 @@ fn the_memory_counts_under_the_ceiling_of_the_pool() {
         .build()
         .unwrap();
     let slabs = SharedSlabs::new(&exact, mib, 6).unwrap();
-    assert!(exact.get_timeout(3 * mib, SOON).unwrap_err().is_limit());
+    assert!(exact.get_with(Request::new(3 * mib).wait(SOON)).unwrap_err().is_limit());
     drop(slabs);
     exact.get(3 * mib).unwrap();
 }

@@ -35,7 +35,7 @@ impl EventCount {
         let outcome = loop {
             let seen = self.events.load(Ordering::SeqCst);
             match found() {
-                Ok(None) if !is_late() => sleep_while(&self.events, seen, Some(slice)),
+                Ok(None) if !is_late() => sleep_while(&self.events, seen, slice),
                 outcome => break outcome,
             }
         };

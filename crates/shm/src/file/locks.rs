@@ -1,10 +1,25 @@
-//! Locks on bytes of a file by open file description, and the descriptors that a child of `fork` closes.
+//! Locks on bytes of a file by open file description, and the descriptors that a forked child closes.
 //!
-//! The bytes that are locked lie behind any end of a file, in the same place in all versions of all layouts, so that any
-//! version sees whether another is attached.
+//! A slot belongs to a living owner exactly while its byte is locked.
+//!
+//! - The kernel drops the lock when the owner ends, whatever killed it: no daemon, no timeout. It does so after it has taken the
+//!   memory of the process apart, so what `mlock` had locked is unlocked by then. What a driver has pinned goes when the
+//!   driver's descriptors are closed, in the same pass as the lock: Linux 6.18 closes the highest number first but promises no
+//!   order. So another process may claim the bytes a moment before they are unpinned.
+//! - A process number tells nothing here: it is reused, and has another meaning in another namespace. A lock belongs to the file
+//!   itself, so containers that share the file see each other's locks.
+//! - The kernel drops POSIX locks (`F_SETLK`) when any code of the process closes any descriptor of the file. A robust mutex
+//!   needs one thread that lives as long as its process, and is released before the process's memory. A `pidfd` reaches no
+//!   other namespace.
+//! - The price: forked children share the description and its locks. So each child closes it before `fork` returns there.
+//!   Children made in other ways close it at `exec`.
+//!
+//! The locked bytes are behind any end of a file, in the same place in all versions, so any version sees another's owners.
 
 use std::fs::{File, Metadata};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Seek, SeekFrom};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicI64};
 use std::time::{Duration, Instant};
@@ -12,13 +27,11 @@ use std::time::{Duration, Instant};
 use pinpool_os::fork::{self, ForkGeneration, HeldOff};
 use pinpool_os::sync::process::{AtomicBool, Ordering};
 
-/// The byte of the file as a whole; that of slot `i` is `1 + i` behind it, and `SLOTS_MAX` behind that the byte that tells
-/// that the slot's words are those of its present owner.
+/// The byte of the file as a whole; the byte of slot `i` is `1 + i` behind it.
 const FIRST: i64 = 1 << 40;
 /// Bytes for slots, as many as any layout may ever have.
 const SLOTS_MAX: i64 = 1 << 20;
-/// Kinds of locks, whose type differs between systems.
-const READ: libc::c_int = libc::F_RDLCK as libc::c_int;
+/// Lock types, whose integer type differs between systems.
 const WRITE: libc::c_int = libc::F_WRLCK as libc::c_int;
 const NONE: libc::c_int = libc::F_UNLCK as libc::c_int;
 /// Between two tries for the lock of the file.
@@ -30,8 +43,7 @@ const PAUSE: Duration = Duration::from_micros(200);
 /// description has a mark that no other has: its position, at which nothing is read or written.
 #[derive(Debug)]
 pub struct LockFile {
-    /// `None` only while it is dropped.
-    file: Option<File>,
+    file: ManuallyDrop<File>,
     mark: i64,
     listed: usize,
     generation: ForkGeneration,
@@ -72,7 +84,7 @@ impl LockFile {
         fork::call_in_children(&REGISTERED, close_listed);
         let descriptor = file.as_raw_fd();
         // Below 2 GiB, which each file system knows as a position.
-        let mark = (super::random() >> 34).cast_signed() | 1 << 30;
+        let mark = (random() >> 34).cast_signed() | 1 << 30;
         (&file).seek(SeekFrom::Start(mark.cast_unsigned()))?;
         // Relaxed: a child is forked with what its parent had stored, and not before this returns.
         let take = |place: &Listed| {
@@ -82,7 +94,7 @@ impl LockFile {
             io::Error::other(format!("this process has {} shared files open, and may have no more", LISTED.len()))
         })?;
         LISTED[listed].mark.store(mark, Ordering::Relaxed);
-        Ok(Self { file: Some(file), mark, listed, generation: ForkGeneration::now() })
+        Ok(Self { file: ManuallyDrop::new(file), mark, listed, generation: ForkGeneration::now() })
     }
 
     /// Whether the descriptor leads to this description still.
@@ -91,30 +103,27 @@ impl LockFile {
     }
 
     /// What the system says of the file; `None` if the descriptor leads elsewhere.
-    pub(super) fn metadata(&self) -> Option<Metadata> {
+    pub(crate) fn metadata(&self) -> Option<Metadata> {
         self.file().metadata().ok().filter(|_| self.is_open())
     }
 
-    #[allow(clippy::expect_used)] // Taken by `drop` alone.
-    pub(super) fn file(&self) -> &File {
-        self.file.as_ref().expect("open until dropped")
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
-    /// Locks the file as a whole; false if another description has it locked until `deadline`.
-    pub(super) fn lock_file_until(&self, deadline: Instant) -> io::Result<bool> {
-        loop {
-            if self.set(WRITE, FIRST)? {
-                return Ok(true);
-            }
+    /// Runs `act` while the file as a whole is locked; `None` if another description keeps it locked for `patience`, as one does
+    /// whose process is stopped.
+    pub(crate) fn locked<R>(&self, patience: Duration, act: impl FnOnce() -> R) -> io::Result<Option<R>> {
+        let deadline = Instant::now() + patience;
+        while !self.set(WRITE, FIRST)? {
             if Instant::now() >= deadline {
-                return Ok(false);
+                return Ok(None);
             }
             std::thread::sleep(PAUSE);
         }
-    }
-
-    pub(super) fn unlock_file(&self) {
-        let _ = self.set(NONE, FIRST);
+        let result = act();
+        self.set(NONE, FIRST)?;
+        Ok(Some(result))
     }
 
     /// Locks slot `index`; false if another description has it locked. The locks of one description do not exclude each other.
@@ -131,93 +140,71 @@ impl LockFile {
         self.is_locked(byte_of(index), 1)
     }
 
-    /// The words of slot `index`, which is locked, are this owner's from now on.
-    pub(super) fn mark_slot(&self, index: usize) -> io::Result<bool> {
-        self.set(WRITE, SLOTS_MAX + byte_of(index))
-    }
-
-    pub(super) fn unmark_slot(&self, index: usize) {
-        let _ = self.set(NONE, SLOTS_MAX + byte_of(index));
-    }
-
-    /// Whether another description has slot `index` marked.
-    pub(super) fn is_slot_marked(&self, index: usize) -> io::Result<bool> {
-        self.is_locked(SLOTS_MAX + byte_of(index), 1)
-    }
-
     /// Whether another description has any slot locked.
-    pub(super) fn has_owner(&self) -> io::Result<bool> {
+    pub(crate) fn has_owner(&self) -> io::Result<bool> {
         self.is_locked(byte_of(0), SLOTS_MAX)
     }
 
-    /// Locks byte `at`, which other descriptions may lock in the same way.
-    pub(super) fn share(&self, at: i64) -> io::Result<bool> {
-        self.set(READ, at)
-    }
-
-    pub(super) fn unlock_all(&self) {
+    fn unlock_all(&self) {
         // Zero bytes: up to the end of all files.
-        let _ = self.set_range(NONE, 0, 0);
+        let _ = self.control(true, NONE, 0, 0);
     }
 
-    fn set(&self, kind: libc::c_int, start: i64) -> io::Result<bool> {
-        self.set_range(kind, start, 1)
+    fn set(&self, kind: libc::c_int, at: i64) -> io::Result<bool> {
+        match self.control(true, kind, at, 1) {
+            Ok(_) => Ok(true),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
+    fn is_locked(&self, start: i64, bytes: i64) -> io::Result<bool> {
+        Ok(libc::c_int::from(self.control(false, WRITE, start, bytes)?.l_type) != NONE)
+    }
+
+    /// Sets a lock if `is_set`; else returns the lock that prevents it.
     #[cfg(target_os = "linux")]
-    fn set_range(&self, kind: libc::c_int, start: i64, bytes: i64) -> io::Result<bool> {
-        let mut lock = lock_of(kind, start, bytes)?;
+    #[allow(clippy::cast_possible_truncation, clippy::useless_conversion)] // Small constants; types vary by target.
+    fn control(&self, is_set: bool, kind: libc::c_int, start: i64, bytes: i64) -> io::Result<libc::flock> {
+        // SAFETY: a record of numbers, for which zeros are values; `l_pid` must be zero.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = kind as libc::c_short;
+        lock.l_whence = libc::SEEK_SET as libc::c_short;
+        lock.l_start = start.try_into().map_err(io::Error::other)?;
+        lock.l_len = bytes.try_into().map_err(io::Error::other)?;
+        let command = if is_set { libc::F_OFD_SETLK } else { libc::F_OFD_GETLK };
         loop {
-            // SAFETY: the descriptor is open, and the call only reads the lock.
-            if unsafe { libc::fcntl(self.file().as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) } == 0 {
-                return Ok(true);
+            // SAFETY: the descriptor is open, and the call reads and writes the lock alone.
+            if unsafe { libc::fcntl(self.file().as_raw_fd(), command, &raw mut lock) } == 0 {
+                return Ok(lock);
             }
             let error = io::Error::last_os_error();
-            match error.raw_os_error() {
-                Some(libc::EINTR) => {}
-                Some(libc::EAGAIN | libc::EACCES) => return Ok(false),
-                _ => return Err(error),
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
             }
         }
     }
 
-    #[cfg(target_os = "linux")]
-    pub(super) fn is_locked(&self, start: i64, bytes: i64) -> io::Result<bool> {
-        let mut lock = lock_of(WRITE, start, bytes)?;
-        // SAFETY: the descriptor is open, and the call writes to the lock alone.
-        if unsafe { libc::fcntl(self.file().as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } == 0 {
-            Ok(libc::c_int::from(lock.l_type) != NONE)
-        } else {
-            Err(io::Error::last_os_error())
-        }
-    }
-
     #[cfg(not(target_os = "linux"))]
-    fn set_range(&self, _kind: i32, _start: i64, _bytes: i64) -> io::Result<bool> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    pub(super) fn is_locked(&self, _start: i64, _bytes: i64) -> io::Result<bool> {
+    fn control(&self, _is_set: bool, _kind: libc::c_int, _start: i64, _bytes: i64) -> io::Result<libc::flock> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }
 
 impl Drop for LockFile {
     fn drop(&mut self) {
-        // A process that has a copy of the description without knowing, such as a child that was made without the handlers of `fork`
-        // and has not called `exec` yet, would keep the locks. In a child of `fork` they are the parent's.
-        let is_own = !self.generation.is_stale() && self.is_open();
-        if is_own {
+        if self.generation.is_stale() {
+            // The parent's locks, and a descriptor that `close_listed` has closed.
+            return;
+        }
+        // Relaxed, as in `over`.
+        LISTED[self.listed].descriptor.store(-1, Ordering::Relaxed);
+        if self.is_open() {
+            // A process that has a copy of the description without knowing, such as a child that was created without the fork
+            // handlers and has not called `exec` yet, would keep the locks.
             self.unlock_all();
-        }
-        let Some(file) = self.file.take() else { return };
-        if !self.generation.is_stale() {
-            // Relaxed, as in `over`.
-            LISTED[self.listed].descriptor.store(-1, Ordering::Relaxed);
-        }
-        if !is_own {
-            std::mem::forget(file);
+            // SAFETY: not used any more.
+            unsafe { ManuallyDrop::drop(&mut self.file) };
         }
     }
 }
@@ -226,14 +213,8 @@ fn byte_of(slot: usize) -> i64 {
     FIRST + 1 + i64::try_from(slot).unwrap_or(SLOTS_MAX).min(SLOTS_MAX - 1)
 }
 
-#[cfg(target_os = "linux")]
-#[allow(clippy::cast_possible_truncation, clippy::useless_conversion)] // Small constants; types vary by target.
-fn lock_of(kind: libc::c_int, start: i64, bytes: i64) -> io::Result<libc::flock> {
-    // SAFETY: a record of numbers, for which zeros are values; `l_pid` must be zero.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as libc::c_short;
-    lock.l_whence = libc::SEEK_SET as libc::c_short;
-    lock.l_start = start.try_into().map_err(io::Error::other)?;
-    lock.l_len = bytes.try_into().map_err(io::Error::other)?;
-    Ok(lock)
+/// A number that no other description and no other segment has.
+pub(crate) fn random() -> u64 {
+    // Keys from the system. A forked child has its parent's keys, but another number.
+    RandomState::new().hash_one((std::process::id(), Instant::now()))
 }

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::file::DIRECTORY;
+/// The files are here.
+const DIRECTORY: &str = "/dev/shm";
 
 /// What is wrong with `name` as the name of a ledger.
 pub fn problem_of(name: &str) -> Option<&'static str> {
@@ -14,15 +15,27 @@ pub fn problem_of(name: &str) -> Option<&'static str> {
     )
 }
 
-/// Where the ledger `name` of this user is.
+/// The file of this user's ledger `name`.
 pub(super) fn path_of(name: &str) -> PathBuf {
     Path::new(DIRECTORY).join(format!("{}{name}", prefix()))
 }
 
-/// What the files of this user's ledgers begin with.
+/// The names of this user's ledgers, sorted. The file of a killed owner is among them until it is used again.
+pub fn names() -> Vec<String> {
+    let prefix = prefix();
+    let entries = std::fs::read_dir(DIRECTORY).into_iter().flatten().flatten();
+    let name = |entry: std::fs::DirEntry| Some(entry.file_name().to_str()?.strip_prefix(&prefix)?.to_owned());
+    let mut names: Vec<_> = entries.filter_map(name).collect();
+    names.sort();
+    names
+}
+
+fn prefix() -> String {
+    format!("pinpool-ledger.{}.", user())
+}
+
 #[allow(unsafe_code)]
-pub(super) fn prefix() -> String {
+pub(super) fn user() -> u32 {
     // SAFETY: reads a number of this process.
-    let user = unsafe { libc::geteuid() };
-    format!("pinpool-ledger.{user}.")
+    unsafe { libc::geteuid() }
 }

@@ -1,23 +1,26 @@
-//! Who holds what in a host ledger, for people and programs that look.
+//! Who holds what in a host ledger, for people and programs.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
 
-use super::layout::{HELD, IDLE, LAYOUT, MAX_BYTES, NAME, NAME_WORDS, NAMESPACE, PROCESS, WANTED};
-use super::name::{path_of, prefix, problem_of};
-use crate::file::{DIRECTORY, Snapshot};
+use super::name::{path_of, problem_of};
+use super::segment::{SLOT_WORDS, SLOTS};
+use super::slots::{HELD, IDLE, NAME, NAMESPACE, PROCESS, Slots, WANTED};
+
+/// Words for the name of a pool: 72 bytes.
+const NAME_WORDS: usize = SLOT_WORDS - NAME;
 
 /// Owners that a text lists one by one.
 pub const LISTED: usize = 8;
 
-/// What a host ledger says.
+/// The contents of a host ledger.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LedgerReport {
     /// Its name.
     pub name: String,
-    /// Its ceiling in bytes, set by its first owner; `None` without one.
+    /// Its limit in bytes, set by its first owner; `None` without one.
     pub max_bytes: Option<u64>,
     /// Bytes that all owners hold.
     pub held_bytes: u64,
@@ -30,7 +33,7 @@ pub struct LedgerReport {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LedgerOwner {
-    /// Number of its process, as that process knows it: another one outside of its namespace.
+    /// Its process number, which is valid in its own namespace only.
     pub pid: u32,
     /// Whether it is the pool that made this report.
     pub is_own: bool,
@@ -38,82 +41,53 @@ pub struct LedgerOwner {
     pub is_elsewhere: bool,
     /// Name of the pool; empty if it has none.
     pub pool: String,
-    /// Bytes that it holds, those that it is pinning and releasing included.
+    /// Bytes that it holds, including those that it is pinning or releasing.
     pub held_bytes: u64,
-    /// Bytes that it holds and that were idle when its maintenance thread looked last.
+    /// Bytes of them that were idle at its last maintenance tick.
     pub idle_bytes: u64,
-    /// Bytes that its waiting gets want beyond that.
+    /// Bytes that its waiting requests want in addition.
     pub wanted_bytes: u64,
 }
 
 impl LedgerReport {
-    /// Makes the report from the words of the living owners, each with whether it is the one that asks.
-    pub(super) fn of(name: &str, max_bytes: u64, slots: &[(bool, Vec<u64>)]) -> Self {
-        let namespace = namespace();
-        let owners = slots.iter().map(|(is_own, slot)| owner_of(slot, *is_own, namespace));
-        // One that is just attaching has not written who it is.
-        let mut owners: Vec<_> = owners.filter(|owner| owner.pid > 0).collect();
+    /// Reads the words of the living owners, of which `own` is the one that asks.
+    pub(super) fn of(name: &str, slots: &Slots, own: Option<usize>) -> Self {
+        // An owner that is just attaching has not written its process.
+        let is_owner =
+            |index: &usize| slots.get(*index, PROCESS) > 0 && (Some(*index) == own || slots.is_owned(*index));
+        let read = || (0..SLOTS).filter(is_owner).map(|index| LedgerOwner::of(slots, index, own)).collect::<Vec<_>>();
+        // Under the lock nobody claims, so the sum is never above the limit.
+        let mut owners = slots.locked(read).unwrap_or_else(read);
         owners.sort_by(|one, other| other.held_bytes.cmp(&one.held_bytes).then_with(|| one.pid.cmp(&other.pid)));
         let held_bytes = owners.iter().map(|owner| owner.held_bytes).fold(0, u64::saturating_add);
-        let max_bytes = Some(max_bytes).filter(|&max_bytes| max_bytes != u64::MAX);
+        let max_bytes = Some(slots.max_bytes()).filter(|&max_bytes| max_bytes != u64::MAX);
         Self { name: name.to_owned(), max_bytes, held_bytes, owners }
     }
 
-    /// The owners but the one that asked.
-    pub fn others(&self) -> impl Iterator<Item = &LedgerOwner> {
-        self.owners.iter().filter(|owner| !owner.is_own)
-    }
-
-    /// What the others hold, in words; for an error.
+    /// What the others hold, for an error.
     pub fn others_in_words(&self) -> String {
-        let others: Vec<_> = self.others().collect();
-        if others.is_empty() {
-            return "nobody else is attached".to_owned();
+        let others: Vec<_> = self.owners.iter().filter(|owner| !owner.is_own).collect();
+        let mut texts: Vec<_> = others.iter().take(LISTED).map(ToString::to_string).collect();
+        if others.len() > LISTED {
+            texts.push(format!("and {} more", others.len() - LISTED));
         }
-        let (listed, rest) = others.split_at(others.len().min(LISTED));
-        let mut texts: Vec<_> = listed.iter().map(ToString::to_string).collect();
-        if !rest.is_empty() {
-            let bytes: u64 = rest.iter().map(|owner| owner.held_bytes).fold(0, u64::saturating_add);
-            texts.push(format!("{} others hold {bytes} B", rest.len()));
-        }
-        texts.join(", ")
-    }
-}
-
-/// The ledger, and a line for each owner.
-impl fmt::Display for LedgerReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ceiling = self.max_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} B"));
-        write!(f, "ledger {}: ceiling {ceiling}, held {} B", self.name, self.held_bytes)?;
-        self.owners.iter().try_for_each(|owner| write!(f, "\n  {owner}"))
+        if texts.is_empty() { "nobody else is attached".to_owned() } else { texts.join(", ") }
     }
 }
 
 impl fmt::Display for LedgerOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pid, pool, held_bytes, idle_bytes, wanted_bytes, .. } = self;
-        write!(f, "process {pid}")?;
-        if self.is_elsewhere {
-            f.write_str(" of another namespace")?;
-        }
-        if !pool.is_empty() {
-            write!(f, " ({pool})")?;
-        }
-        write!(f, " holds {held_bytes} B")?;
-        if *idle_bytes > 0 {
-            write!(f, ", {idle_bytes} of them idle")?;
-        }
-        if *wanted_bytes > 0 {
-            write!(f, ", and wants {wanted_bytes} B")?;
-        }
-        Ok(())
+        let namespace = if self.is_elsewhere { " of another namespace" } else { "" };
+        let pool = if pool.is_empty() { "unnamed" } else { pool };
+        write!(f, "process {pid}{namespace} ({pool}) holds {held_bytes} B ({idle_bytes} B idle)")?;
+        if *wanted_bytes > 0 { write!(f, " and wants {wanted_bytes} B") } else { Ok(()) }
     }
 }
 
-/// Number of this process's namespace of processes; 0 where it has none.
+/// Number of this process's PID namespace; 0 if unknown.
 pub(super) fn namespace() -> u64 {
-    // Miri isolates programs from the files of the machine.
-    if cfg!(miri) { 0 } else { std::fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino()) }
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino())
 }
 
 /// The first bytes of `name` as words.
@@ -125,80 +99,28 @@ pub(super) fn words_of(name: &str) -> [u64; NAME_WORDS] {
     std::array::from_fn(word)
 }
 
-fn owner_of(slot: &[u64], is_own: bool, own_namespace: u64) -> LedgerOwner {
-    let word = |index: usize| slot.get(index).copied().unwrap_or_default();
-    let name: Vec<u8> = (NAME..NAME + NAME_WORDS).flat_map(|index| word(index).to_ne_bytes()).collect();
-    let name = String::from_utf8_lossy(&name);
-    LedgerOwner {
-        pid: u32::try_from(word(PROCESS)).unwrap_or_default(),
-        is_elsewhere: word(NAMESPACE) != own_namespace,
-        pool: name.trim_end_matches('\0').to_owned(),
-        held_bytes: word(HELD),
-        idle_bytes: word(IDLE).min(word(HELD)),
-        wanted_bytes: word(WANTED),
-        is_own,
+impl LedgerOwner {
+    fn of(slots: &Slots, index: usize, own: Option<usize>) -> Self {
+        let get = |word| slots.get(index, word);
+        let name = (NAME..SLOT_WORDS).flat_map(|word| get(word).to_ne_bytes()).collect::<Vec<_>>();
+        Self {
+            pid: u32::try_from(get(PROCESS)).unwrap_or_default(),
+            is_elsewhere: get(NAMESPACE) != namespace(),
+            pool: String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned(),
+            held_bytes: get(HELD),
+            idle_bytes: get(IDLE).min(get(HELD)),
+            wanted_bytes: get(WANTED),
+            is_own: Some(index) == own,
+        }
     }
 }
 
-/// What the ledger `name` of this user says; `None` if there is none. Attaches nothing.
+/// The contents of this user's ledger `name`; `None` if it has no owner. Attaches nothing.
 ///
 /// # Errors
 ///
-/// Why not, as a text: `name` is no name of a ledger, or the file cannot be read, has another version or is not a ledger's.
+/// An invalid name, or a file that cannot be read, has another format or is not a ledger.
 pub fn report(name: &str) -> Result<Option<LedgerReport>, String> {
-    if let Some(problem) = problem_of(name) {
-        return Err(problem.to_owned());
-    }
-    let snapshot = Snapshot::read(&path_of(name), &LAYOUT).map_err(|error| error.to_string())?;
-    Ok(snapshot.map(|snapshot| {
-        let slots: Vec<_> = snapshot.owned_slots().into_iter().map(|slot| (false, slot)).collect();
-        LedgerReport::of(name, snapshot.common().get(MAX_BYTES).copied().unwrap_or(u64::MAX), &slots)
-    }))
-}
-
-/// The names of this user's ledgers, sorted. The file of one whose last owner was killed is among them, until it is used again.
-pub fn names() -> Vec<String> {
-    let prefix = prefix();
-    let entries = std::fs::read_dir(DIRECTORY).into_iter().flatten().flatten();
-    let name = |entry: std::fs::DirEntry| Some(entry.file_name().to_str()?.strip_prefix(&prefix)?.to_owned());
-    let mut names: Vec<_> = entries.filter_map(name).collect();
-    names.sort();
-    names
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_is_cut_between_two_letters() {
-        let read = |name: &str| {
-            let mut slot = vec![0; LAYOUT.slot_words];
-            slot[NAME..NAME + NAME_WORDS].copy_from_slice(&words_of(name));
-            owner_of(&slot, false, 0).pool
-        };
-        assert_eq!((read(""), read("loader")), (String::new(), "loader".to_owned()));
-        assert_eq!(read(&"x".repeat(70)), "x".repeat(64));
-        assert_eq!(read(&"ä".repeat(40)), "ä".repeat(32));
-        assert_eq!(read(&format!("x{}", "ä".repeat(40))), format!("x{}", "ä".repeat(31)));
-    }
-
-    #[test]
-    fn the_largest_owners_come_first_and_the_others_are_summed() {
-        let slot = |held: u64, wanted: u64| {
-            let mut slot = vec![0; LAYOUT.slot_words];
-            (slot[HELD], slot[IDLE], slot[WANTED], slot[PROCESS]) = (held, held / 2, wanted, 100 + held);
-            slot
-        };
-        let slots: Vec<_> = (0..12).map(|held| (held == 3, slot(held, u64::from(held == 11)))).collect();
-        let report = LedgerReport { owners: Vec::new(), ..LedgerReport::of("job", 100, &slots) };
-        assert_eq!(report.to_string(), "ledger job: ceiling 100 B, held 66 B");
-        let words = LedgerReport::of("job", u64::MAX, &slots).others_in_words();
-        let away = if namespace() == 0 { "" } else { " of another namespace" };
-        assert!(
-            words.starts_with(&format!("process 111{away} holds 11 B, 5 of them idle, and wants 1 B, process 110"))
-        );
-        assert!(words.ends_with("3 others hold 3 B"), "{words}");
-        assert_eq!(LedgerReport::of("job", 1, &[]).others_in_words(), "nobody else is attached");
-    }
+    problem_of(name).map_or(Ok(()), |problem| Err(problem.to_owned()))?;
+    Ok(Slots::view(&path_of(name))?.map(|slots| LedgerReport::of(name, &slots, None)))
 }

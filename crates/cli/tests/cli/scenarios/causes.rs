@@ -5,8 +5,8 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, PinnedBuf, Preset, Rounding};
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};

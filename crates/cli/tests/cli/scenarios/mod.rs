@@ -23,10 +23,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
-use pinpool::testing::{ManualClock, look};
-use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, PressureSource, Why};
+use pinpool::unstable::backend::SimSource;
+use pinpool::unstable::{ManualClock, look};
+use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Why};
 use pinpool_replay::{Event, Recording};
 use tempfile::TempDir;
 
@@ -86,7 +86,7 @@ impl Program {
         let at = |file: &str| dir.path().join(file).to_str().unwrap().to_owned();
         let build = |name: &&str| {
             let memory = Arc::new(SimSource::new(SimSource::DEFAULT_TOTAL_BYTES));
-            let builder = Pool::builder().without_env().name(*name).clock(clock.clone()).pressure(PressureSource::Off);
+            let builder = Pool::builder().without_env().name(*name).clock(clock.clone()).unstable_pressure("/dev/null");
             let builder =
                 builder.variable("PINPOOL_SOCKET", &at("s")).unwrap().trace(std::path::PathBuf::from(at("real.trace")));
             set(builder.backend(Backend::Source(memory)).max_bytes(4 << 30)).build().unwrap()
@@ -270,10 +270,10 @@ fn first(why: &Ran) -> (String, bool, String) {
     (text("pool"), is_alarm, text("cause"))
 }
 
-/// The cause on the screen of the pool.
+/// The cause that `top` prints of the pool.
 fn shown(top: &Ran, pool: &str) -> String {
-    let mut lines = top.stdout.lines().skip_while(|line| !line.contains(&format!(" {pool}: ")));
-    cause_in(lines.nth(1).unwrap_or_default()).to_owned()
+    let line = top.stdout.lines().find_map(|line| line.strip_prefix(&format!("{pool}: ")));
+    cause_in(line.unwrap_or_default()).to_owned()
 }
 
 /// The cause that a line begins with.

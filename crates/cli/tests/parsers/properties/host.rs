@@ -1,6 +1,6 @@
 //! Files that the kernel writes. What cannot be read counts as absent, and nothing is unbounded.
 
-use pinpool::testing::page_tiers;
+use pinpool::unstable::page_tiers;
 use pinpool_os::host::{self, PressureGauge};
 
 use super::{folder, written};

@@ -1,0 +1,108 @@
+// Draws the charts of the report with uPlot. Text is inserted as text, never as markup.
+(() => {
+"use strict";
+const report = JSON.parse(document.getElementById("report").textContent);
+const dark = matchMedia("screen and (prefers-color-scheme: dark)");
+const COLORS = {
+  light: ["#0b5cad", "#a8480a", "#0b6b47", "#7b3aa0", "#555b63", "#8a1c4a"],
+  dark: ["#6db3ff", "#ff9f5a", "#4fd6a0", "#cf9af0", "#aab2bd", "#ff8fb8"],
+};
+const STEPS = {
+  bytes: [[1, "B"], [1024, "KiB"], [2 ** 20, "MiB"], [2 ** 30, "GiB"], [2 ** 40, "TiB"]],
+  seconds: [[1e-6, "us"], [1e-3, "ms"], [1, "s"], [60, "min"], [3600, "h"]],
+  count: [[1, ""], [1e3, "k"], [1e6, "M"], [1e9, "G"]],
+  percent: [[1, "%"]],
+};
+const text = (unit, value) => {
+  if (value == null) return "-";
+  if (value === 0) return "0";
+  const steps = STEPS[unit];
+  const [factor, name] = [...steps].reverse().find(([factor]) => Math.abs(value) >= factor) || steps[0];
+  return `${Number((value / factor).toPrecision(4))} ${name}`.trim();
+};
+const isMark = ({ shape }) => shape === "triangles" || shape === "crosses";
+const holds = ({ shape }) => shape === "steps" || shape === "area";
+
+// The columns of a panel with a common x; areas are stacked, with their own values beside.
+function columns(series, x) {
+  const shift = x.clock || 0;
+  const tables = series.map(({ points }) => [points.map((point) => point[0] + shift), points.map((point) => point[1])]);
+  const [xs, ...own] = uPlot.join(tables);
+  series.forEach((one, at) => {
+    let last = null;
+    if (holds(one)) own[at] = own[at].map((value) => (last = value ?? last));
+  });
+  const sum = xs.map(() => 0);
+  const drawn = own.map((column, at) => {
+    if (series[at].shape !== "area") return column;
+    return column.map((value, row) => (sum[row] += value || 0));
+  });
+  return { xs, own, drawn };
+}
+
+function draw(figure, panel, parent) {
+  const { x } = figure;
+  const mode = dark.matches ? "dark" : "light";
+  const style = getComputedStyle(document.documentElement);
+  const ink = style.getPropertyValue("--ink");
+  const grid = { stroke: style.getPropertyValue("--line"), width: 1 };
+  // The lowest area is drawn last, over those that it is part of.
+  const order = panel.series.filter(({ points }) => points.length > 0);
+  if (order.length === 0) return null;
+  const { xs, own, drawn } = columns(order, x);
+  const last = order.filter(({ shape }) => shape === "area").length - 1;
+  const at = order.map((one, index) => (one.shape === "area" ? last - index : index));
+  const series = at.map((index, row) => {
+    const one = order[index];
+    const color = isMark(one) ? { light: "#b3001b", dark: "#ff7b7b" }[mode] : COLORS[mode][index % 6];
+    return {
+      label: one.name,
+      stroke: color,
+      width: isMark(one) ? 0 : 1.5,
+      fill: one.shape === "area" ? color : undefined,
+      dash: one.shape === "steps" ? [6, 4] : undefined,
+      spanGaps: true,
+      paths: isMark(one) ? () => null : holds(one) ? uPlot.paths.stepped({ align: 1 }) : undefined,
+      points: isMark(one)
+        ? { show: true, size: 7, stroke: color, width: 1.5, fill: one.shape === "triangles" ? color : "transparent" }
+        : { show: false },
+      value: (_, value, __, row) => text(panel.y.unit, row == null ? null : own[index][row]),
+    };
+  });
+  const isClock = x.clock != null;
+  const options = {
+    width: parent.clientWidth,
+    height: panel.is_lane ? 130 : 320,
+    title: panel.y.name,
+    tzDate: (time) => uPlot.tzDate(new Date(time * 1e3), "UTC"),
+    cursor: { y: false, sync: { key: figure.id } },
+    scales: {
+      x: { time: isClock, distr: x.is_logarithmic ? 3 : 1 },
+      y: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] },
+    },
+    axes: [
+      { stroke: ink, grid, ticks: grid, ...(isClock ? {} : { values: (_, all) => all.map((value) => (value == null ? "" : text(x.unit, value))) }) },
+      { stroke: ink, grid, ticks: grid, size: 72, values: (_, all) => all.map((value) => text(panel.y.unit, value)) },
+    ],
+    series: [{ label: isClock ? `${x.name} (UTC)` : x.name, ...(isClock ? {} : { value: (_, value) => text(x.unit, value) }) }, ...series],
+  };
+  return new uPlot(options, [xs, ...at.map((index) => drawn[index])], parent);
+}
+
+let charts = [];
+function drawAll() {
+  charts.forEach((chart) => chart && chart.destroy());
+  charts = report.figures.flatMap((figure) => {
+    const parent = document.getElementById(figure.id);
+    return figure.panels.map((panel) => draw(figure, panel, parent));
+  });
+}
+let width = 0;
+addEventListener("resize", () => {
+  if (document.body.clientWidth === width) return;
+  width = document.body.clientWidth;
+  drawAll();
+});
+dark.addEventListener("change", drawAll);
+drawAll();
+})();

@@ -1,0 +1,168 @@
+//! What TensorFlow's lines in a log say: the limit at each line, and what to set (`pinpool why LOG`, `--lines`).
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `text.rs` | log text in pieces that may hold a message, whatever ends them |
+//! | `finder.rs` | the messages in these pieces, and the prefixes around them |
+//! | `parts.rs` | what a message is made of, and how lines continue one another |
+//! | `message.rs` | the two messages, and what their numbers say by themselves |
+//! | `origin.rs` | which process a line is of, where a launcher says so |
+//! | `ledger.rs` | what the figures of one line say about the limit |
+//! | `history.rs` | many lines: which pool each is of, the limit in force, raises that were not printed |
+//! | `verdict.rs` | warming up, steady or thrashing, and what to set |
+//! | `report.rs` | all of it as text and as JSON |
+//! | `curve.rs` | all of it as curves, for `pinpool report` |
+
+pub(crate) mod curve;
+mod finder;
+mod history;
+mod ledger;
+mod message;
+mod origin;
+mod parts;
+mod report;
+mod text;
+mod verdict;
+
+use std::error::Error;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::Path;
+
+use encoding_rs_io::DecodeReaderBytes;
+use pinpool_replay::Input;
+
+use crate::files::named;
+use crate::input::{self, Kind};
+pub(crate) use curve::Curve;
+use history::History;
+use message::Found;
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
+
+/// Lists the messages of each log.
+pub(super) fn run(logs: &[String], is_json: bool, all: bool, terminal: &Terminal) -> Result<(), ExitError> {
+    let mut result = Ok(());
+    for path in logs {
+        // The other logs are read all the same.
+        let log = terminal.report(list(Path::new(path), is_json, all, logs.len() > 1));
+        result = result.and(log);
+    }
+    result
+}
+
+/// What a log shows.
+pub(crate) struct Log {
+    pub(crate) lines: u64,
+    pub(crate) messages: u64,
+    /// Messages that begin and do not end, or whose figures are damaged.
+    pub(crate) cut: u64,
+    pub(crate) tensorflow: Option<&'static str>,
+    /// Why it was not read to its end, and where.
+    pub(crate) stopped: Option<String>,
+    /// One for each pool.
+    pub(crate) curves: Vec<Curve>,
+}
+
+/// Reads the log, for pictures.
+///
+/// # Errors
+///
+/// If it cannot be read or has no message.
+pub(crate) fn read(input: Input) -> Result<Log, Box<dyn Error>> {
+    let (found, history) = find(input)?;
+    Ok(Log {
+        lines: found.lines,
+        messages: found.messages.len() as u64,
+        cut: found.cut,
+        tensorflow: found.tensorflow(),
+        curves: curve::curves(&found.messages, &history),
+        stopped: found.stopped,
+    })
+}
+
+fn find(input: Input) -> Result<(Found, History), Box<dyn Error>> {
+    let kind = input::kind(input.first());
+    if kind == Kind::Recording {
+        let why = "this is a recording, no log: `pinpool trace` prints it, `pinpool report` draws it, and `pinpool advise` says \
+                   what to set for it";
+        return Err(why.into());
+    }
+    if let Some((format, unpack)) = packed_otherwise(input.first()) {
+        return Err(format!(
+            "this is compressed with {format}, which is not read: `{unpack} FILE | pinpool why --lines -`"
+        )
+        .into());
+    }
+    let encoded = encoding(input.first());
+    let found = finder::find(text::Pieces::new(text_of(input)))?;
+    if found.messages.is_empty() {
+        return Err(encoded.map_or_else(|| none_found(kind, &found), str::to_owned).into());
+    }
+    let history = History::of(&found.messages)?;
+    Ok((found, history))
+}
+
+/// The name of another compression than gzip, and what unpacks it.
+fn packed_otherwise(first: &[u8]) -> Option<(&'static str, &'static str)> {
+    match first {
+        [b'B', b'Z', b'h', ..] => Some(("bzip2", "bzip2 -dc")),
+        [0xfd, b'7', b'z', b'X', b'Z', ..] => Some(("xz", "xz -dc")),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(("zstd", "zstd -dc")),
+        _ => None,
+    }
+}
+
+/// What to do with a log that is encoded as one long word.
+fn encoding(first: &[u8]) -> Option<&'static str> {
+    let line = first.split(|byte| *byte == b'\n').next().filter(|line| line.len() >= 60)?;
+    let has = |word: &[u8]| line.windows(word.len()).any(|found| found == word);
+    if has(b"%20") && !has(b" ") {
+        return Some("the text is URL-encoded (%20 for a blank); decode it first");
+    }
+    let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=\r".contains(byte);
+    line.iter()
+        .all(is_base64)
+        .then_some("the text looks like base64; decode it first: `base64 -d FILE | pinpool why --lines -`")
+}
+
+fn list(path: &Path, is_json: bool, all: bool, is_one_of_many: bool) -> Result<(), Box<dyn Error>> {
+    let (found, history) = find(input::open(path)?).map_err(|error| named(path, &error))?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    let printed = if is_json {
+        report::json(&mut out, path, is_one_of_many, &found, &history)
+    } else {
+        out.write_all(report::table(path, &found, &history, all).as_bytes())
+    };
+    // Keeps the kind of the error: a closed pipe is none.
+    let printed = printed.and_then(|()| out.flush());
+    printed.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))?;
+    found.stopped.map_or(Ok(()), |stopped| Err(named(path, &stopped).into()))
+}
+
+fn none_found(kind: Kind, found: &Found) -> String {
+    if kind == Kind::Workload {
+        return "this is a trace, no log: `pinpool replay` plays it, `pinpool advise` says what to set for it, and \
+                `pinpool report` draws it"
+            .to_owned();
+    }
+
+    let cut = if found.cut > 0 { format!(" ({} are cut off or damaged)", found.cut) } else { String::new() };
+    let stopped = found.stopped.as_ref().map_or_else(String::new, |stopped| format!("{stopped}; "));
+    format!(
+        "{stopped}no whole diagnostic of the pool in {} lines{cut}: TensorFlow prints them at level I (TF_CPP_MIN_LOG_LEVEL=0) until \
+         mid-2017 and not after that; pinpool at level info (RUST_LOG=info) from the 1000th eviction on",
+        found.lines
+    )
+}
+
+/// Most bytes that a compressed log is unpacked to.
+const UNPACKED_MAX: u64 = 1 << 30;
+
+/// The text of a log: unpacked, and of UTF-16 with a byte order mark (as PowerShell writes) in UTF-8.
+fn text_of(input: Input) -> Box<dyn Read> {
+    if input.is_packed() {
+        Box::new(DecodeReaderBytes::new(text::Unpacked::new(input.into_bytes(), UNPACKED_MAX)))
+    } else {
+        Box::new(DecodeReaderBytes::new(input.into_bytes()))
+    }
+}

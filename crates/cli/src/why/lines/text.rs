@@ -1,0 +1,159 @@
+//! Log text in pieces: what lies between two line ends, `\n` or the `\r` of a progress bar.
+
+use std::io::{self, BufRead, BufReader, Read};
+
+/// Longer pieces come in parts, so that no file needs more memory than this.
+const PART_BYTES: usize = 1 << 20;
+/// What lies between two line ends is no log if it is longer: a notebook that is saved has a line for each line of its output.
+const LONGEST_PIECE_BYTES: u64 = 64 << 20;
+
+/// Reads pieces.
+#[derive(Debug)]
+pub(super) struct Pieces<R> {
+    text: BufReader<R>,
+    line: u64,
+    is_inside_line: bool,
+    /// Bytes of the piece so far.
+    piece_bytes: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Number of its line, from 1; only `\n` ends a line.
+    pub(super) line: u64,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl<R: Read> Pieces<R> {
+    pub(super) fn new(text: R) -> Self {
+        Self { text: BufReader::with_capacity(64 << 10, text), line: 0, is_inside_line: false, piece_bytes: 0 }
+    }
+
+    /// Lines so far.
+    pub(super) fn lines(&self) -> u64 {
+        self.line
+    }
+
+    /// The next piece, or part of one; `None` at the end. Blank lines are none.
+    ///
+    /// # Errors
+    ///
+    /// The errors of the reader beneath, and one for a piece that is too long for a log.
+    pub(super) fn next(&mut self) -> io::Result<Option<Piece>> {
+        let mut bytes = Vec::new();
+        let mut ended_by = None;
+        while ended_by.is_none() && bytes.len() < PART_BYTES {
+            let chunk = match self.text.fill_buf() {
+                Ok(chunk) => chunk,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            if chunk.is_empty() {
+                self.piece_bytes = 0;
+                break;
+            }
+            let blank = chunk.iter().take_while(|byte| **byte == b'\n').count();
+            if blank > 0 && bytes.is_empty() && !self.is_inside_line {
+                self.line += blank as u64;
+                self.text.consume(blank);
+                continue;
+            }
+            let end = chunk.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
+            ended_by = end.map(|end| chunk[end]);
+            bytes.extend_from_slice(&chunk[..end.unwrap_or(chunk.len())]);
+            let used = end.map_or(chunk.len(), |end| end + 1);
+            self.text.consume(used);
+            self.piece_bytes += used as u64;
+        }
+        if bytes.is_empty() && ended_by.is_none() {
+            return Ok(None);
+        }
+        self.line += u64::from(!self.is_inside_line);
+        self.is_inside_line = ended_by != Some(b'\n');
+        if self.piece_bytes > LONGEST_PIECE_BYTES {
+            return Err(too_long(self.line));
+        }
+        if ended_by.is_some() {
+            self.piece_bytes = 0;
+        }
+        Ok(Some(Piece { line: self.line, bytes }))
+    }
+}
+
+fn too_long(line: u64) -> io::Error {
+    let most = LONGEST_PIECE_BYTES >> 20;
+    io::Error::other(format!(
+        "line {line} is longer than {most} MiB, the most that is read of a line, so this is no log; a notebook on one line \
+         becomes many by `jq . FILE | pinpool why --lines -`"
+    ))
+}
+
+/// What a packed log holds, up to a limit: a small file can unpack to more than any disk has.
+#[derive(Debug)]
+pub(super) struct Unpacked<R> {
+    bytes: R,
+    most: u64,
+    so_far: u64,
+}
+
+impl<R> Unpacked<R> {
+    /// At most `most` bytes of `bytes`.
+    pub(super) fn new(bytes: R, most: u64) -> Self {
+        Self { bytes, most, so_far: 0 }
+    }
+}
+
+impl<R: Read> Read for Unpacked<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.bytes.read(into)?;
+        self.so_far = self.so_far.saturating_add(read as u64);
+        if self.so_far > self.most {
+            return Err(io::Error::other(format!(
+                "it unpacks to more than {} MiB, the most that is read of a compressed log; if it is no trap, unpack it by \
+                 `gzip -dc FILE | pinpool why --lines -`",
+                self.most >> 20
+            )));
+        }
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(text: impl Read) -> Vec<(u64, usize)> {
+        let mut pieces = Pieces::new(text);
+        std::iter::from_fn(|| pieces.next().unwrap()).map(|piece| (piece.line, piece.bytes.len())).collect()
+    }
+
+    #[test]
+    fn a_carriage_return_ends_a_piece_and_a_line_feed_a_line() {
+        assert_eq!(pieces("a\rbb\n\nccc\r\nd".as_bytes()), [(1, 1), (1, 2), (3, 3), (3, 0), (4, 1)]);
+        assert_eq!(pieces("".as_bytes()), []);
+    }
+
+    #[test]
+    fn a_file_without_line_ends_comes_in_parts_of_one_line() {
+        let pieces = pieces(io::repeat(b'x').take(60 << 20).chain("\ny".as_bytes()));
+        assert_eq!(pieces.iter().map(|&(_, bytes)| bytes).sum::<usize>(), (60 << 20) + 1);
+        assert!(pieces.iter().all(|&(_, bytes)| bytes <= PART_BYTES + (64 << 10)), "{pieces:?}");
+        assert!(
+            pieces.iter().rev().skip(1).all(|&(line, _)| line == 1) && pieces.last().is_some_and(|last| last.0 == 2)
+        );
+    }
+
+    #[test]
+    fn a_line_that_no_log_has_is_an_error_that_names_it_and_the_limit() {
+        let mut pieces = Pieces::new("a\n".as_bytes().chain(io::repeat(0)));
+        let error = std::iter::from_fn(|| pieces.next().transpose()).find_map(Result::err).unwrap().to_string();
+        assert!(error.contains("line 2 is longer than 64 MiB") && error.contains("jq"), "{error}");
+    }
+
+    #[test]
+    fn a_packed_log_is_unpacked_up_to_a_limit_that_the_error_names() {
+        let all = |bytes: &[u8]| io::read_to_string(Unpacked::new(bytes, 1 << 20)).map_err(|error| error.to_string());
+        assert_eq!(all(&[b'\n'; 1 << 20]).map(|text| text.len()), Ok(1 << 20));
+        assert!(all(&[b'\n'; (1 << 20) + 1]).is_err_and(|error| error.contains("more than 1 MiB")));
+    }
+}

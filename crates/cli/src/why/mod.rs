@@ -1,0 +1,313 @@
+//! `pinpool why`: what a pool costs and what to change, of a process, a recording or a log.
+//!
+//! All causes are those of `pinpool_observe::judge`; for TensorFlow's lines they are those of `lines`.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `diff.rs` | two recordings |
+//! | `lines` | TensorFlow's lines in a log |
+
+mod diff;
+pub(crate) mod lines;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use pinpool::{Pool, Why};
+use pinpool_observe::judge::words::counted;
+use pinpool_observe::judge::{Cause, PoolJudgement, judge_recording};
+use pinpool_replay::{Event, Recording, Replay, Watch, Workload};
+use serde_json::Value;
+
+use crate::advise::recommendation;
+use crate::files::{in_file, named, why};
+use crate::input::{self, Kind, open_workload, read_workload};
+use crate::served::{name_of, names_process, pools, statistics_of};
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::table::grouped;
+use pinpool_cli::terminal::Terminal;
+
+/// Pools that are told one by one.
+const LISTED: usize = 8;
+/// Looks at a trace that is played.
+const LOOKS: u64 = 1_000;
+/// Of these, so many that show an alarm are one of the trace.
+const ALARM_PART: usize = 10;
+/// What a line of the log about a verdict begins with, behind the name of its pool.
+const VERDICT: &str = "verdict: ";
+/// Longest line of a log that is read as one.
+const LINE_BYTES_MAX: u64 = 1 << 16;
+
+/// Explain what a pool costs and what to change
+///
+/// TARGET is a running process (started with PINPOOL_SOCKET=1), a recording (PINPOOL_TRACE), a trace of requests, which is replayed, or a
+/// log with lines of TensorFlow or pinpool. Of two recordings it prints what changed: seconds lost, causes, settings. Costs are seconds
+/// lost by waiting, pinning and moving memory. With --lines it lists the messages `PoolAllocator: After ...` and
+/// `Raising pool_size_limit_ ...` of logs, saved notebooks and compressed logs of up to 1 GiB, with the limit at each. Exits with 1 if it
+/// found a problem, if the second recording loses more of its time, or if a file is truncated or has no such line.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: pinpool why t.gz
+  leak: 60 buffers of labels with 60.0 MiB are out, the oldest for 61 s, 30 more than 30 s ago
+    0 s lost in 10.0 s
+    to do: put them back")]
+pub(crate) struct WhyArgs {
+    /// Process id, socket, recording, trace or log (`-` is stdin); two recordings to compare
+    #[arg(required = true, value_name = "TARGET")]
+    targets: Vec<String>,
+
+    /// List TensorFlow's lines in logs, with the limit at each
+    #[arg(long)]
+    lines: bool,
+
+    /// List every pool; with --lines, every line
+    #[arg(long, conflicts_with = "json")]
+    all: bool,
+
+    /// Print one JSON object; with --lines, one for each line
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is said of one pool.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Said {
+    pub(crate) pool: String,
+    pub(crate) cause: String,
+    pub(crate) is_alarm: bool,
+    /// The cause and what was seen, the seconds lost, evidence, what to do.
+    pub(crate) lines: Vec<String>,
+}
+
+/// What the pool of a replay says of itself, time and again.
+#[derive(Debug, Default)]
+pub(crate) struct Judged(Vec<Why>);
+
+impl Judged {
+    pub(crate) fn look(&mut self, pool: &Pool) {
+        self.0.push(pool.why());
+    }
+
+    /// An alarm that holds for a tenth of the looks, else the last word; `None` without any.
+    pub(crate) fn worst(&self, pool: &str) -> Option<Said> {
+        let alarms = || self.0.iter().filter(|why| why.is_alarm());
+        let times = |cause: &str| alarms().filter(|why| why.cause() == cause).count();
+        let alarms = alarms().filter(|why| times(why.cause()) * ALARM_PART >= self.0.len());
+        let why = alarms.max_by_key(|why| (times(why.cause()), why.lost())).or(self.0.last())?;
+        let lines = why.to_string().lines().map(str::to_owned).collect();
+        Some(Said { pool: pool.to_owned(), cause: why.cause().to_owned(), is_alarm: why.is_alarm(), lines })
+    }
+}
+
+/// What the judge says of the pools of a recording, the worst first.
+fn of_recording(recording: &Recording) -> Vec<Said> {
+    let said = |judged: &PoolJudgement| {
+        let mut said = of_pool(judged);
+        let has_ended =
+            recording.records.iter().rev().any(|record| record.pool == judged.pool && record.event == Event::End);
+        if !has_ended {
+            said.lines
+                .insert(1, "  no end of the pool is recorded: its process was ended before, or still runs".to_owned());
+        }
+        said
+    };
+    judge_recording(recording).iter().map(said).collect()
+}
+
+pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let target = match args.targets.as_slice() {
+        targets if args.lines => return lines::run(targets, args.json, args.all, terminal),
+        [before, after] => return diff::run(Path::new(before), Path::new(after), args.json, terminal),
+        [target] => target,
+        _ => return terminal.report(Err("name one target, two recordings to compare, or logs with --lines".into())),
+    };
+    let (said, warning) = match judged(target) {
+        Ok(judged) => judged,
+        Err(error) => return terminal.report(Err(error)),
+    };
+    let has_alarm = said.iter().any(|said| said.is_alarm);
+    let text = if args.json {
+        serde_json::json!({ "target": target, "pools": said, "warning": warning }).to_string()
+    } else {
+        in_words(&said, args.all)
+    };
+    terminal.print(text.trim_end())?;
+    warning.iter().for_each(|warning| terminal.message(named(Path::new(target), warning)));
+    if has_alarm || warning.is_some() { Err(ExitError::Failure) } else { Ok(()) }
+}
+
+/// Each pool with its own lines; without `all` the healthy pools beside others in one line.
+fn in_words(said: &[Said], all: bool) -> String {
+    let is_brief = |said: &&Said| said.cause == Cause::Healthy.name();
+    let (brief, mut told): (Vec<_>, Vec<_>) = said.iter().partition(|said| !all && is_brief(said));
+    // One healthy pool is the answer.
+    let brief = if told.is_empty() && brief.len() == 1 {
+        told = brief;
+        Vec::new()
+    } else {
+        brief
+    };
+    let mut text = String::new();
+    for Said { pool, lines, .. } in told.iter().take(if all { usize::MAX } else { LISTED }) {
+        let name = if said.len() > 1 { format!("{pool}: ") } else { String::new() };
+        text += &format!("{name}{}\n", lines.join("\n"));
+    }
+    if !all && told.len() > LISTED {
+        let alarms = told.iter().skip(LISTED).filter(|said| said.is_alarm).count();
+        text += &format!("{} more pools, {alarms} of them with an alarm (--all lists them)\n", told.len() - LISTED);
+    }
+    if !brief.is_empty() {
+        let names: Vec<_> = brief.iter().take(LISTED).map(|said| &*said.pool).collect();
+        let more = if brief.len() > LISTED { ", ..." } else { "" };
+        text += &format!("{} healthy: {}{more}\n", brief.len(), names.join(", "));
+    }
+    text
+}
+
+/// What is said of each pool, the worst first, and why it is not of all of the file.
+fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
+    if names_process(target) {
+        return Ok((of_process(target)?, None));
+    }
+    let path = PathBuf::from(target);
+    let input = input::open(&path)?;
+    match input::kind(input.first()) {
+        Kind::Recording => {
+            let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(&path, &error))?;
+            let mut said = of_recording(&recording);
+            if let Some(said) = said.first_mut() {
+                recommend(said, &path, &recording);
+            }
+            if said.is_empty() {
+                return Err(named(&path, &"too few gets to judge: a pool shows why from 20 gets on").into());
+            }
+            Ok((said, recording.warning))
+        }
+        Kind::Workload => {
+            let workload = read_workload(&path, input)?;
+            Ok((vec![of_workload(&path, &workload)?], workload.warning().map(str::to_owned)))
+        }
+        Kind::Log => {
+            let mut said = if target == "-" { Vec::new() } else { of_verdicts(&path)? };
+            let mut stopped = None;
+            if said.is_empty() {
+                let log = lines::read(input).map_err(|error| named(&path, &error))?;
+                said.extend(log.curves.iter().enumerate().map(|(at, curve)| of_curve(at, curve)));
+                stopped = log.stopped;
+            }
+            said.sort_by_key(|said| !said.is_alarm);
+            Ok((said, stopped))
+        }
+    }
+}
+
+/// Puts what `advise` says in the place of a recommended setting: a replay knows more than the counters of a pool. Several pools are
+/// played as one, which says nothing of each.
+fn recommend(said: &mut Said, path: &Path, recording: &Recording) {
+    let judged = judge_recording(recording);
+    let [only] = judged.as_slice() else { return };
+    if only.judgement.setting.is_none() || path.as_os_str() == "-" {
+        return;
+    }
+    let Ok(workload) = open_workload(path) else { return };
+    if workload.failed_gets() > 0 {
+        let failed = counted(workload.failed_gets(), "get");
+        said.lines.push(format!("  what it is worth no replay shows: {failed} failed when it was recorded"));
+        return;
+    }
+    match recommendation(&workload) {
+        Ok(lines) => {
+            said.lines.retain(|line| !["  to do: ", "  export "].iter().any(|begin| line.starts_with(begin)));
+            said.lines.extend(lines.iter().map(|line| format!("  {line}")));
+        }
+        Err(doubt) => said.lines.push(format!("  {doubt}")),
+    }
+}
+
+/// The process's own judgements, over its socket.
+fn of_process(target: &str) -> Result<Vec<Said>, Box<dyn Error>> {
+    let said = of_statistics(&statistics_of(target)?);
+    if said.is_empty() { Err(format!("{target}: the process has no pool now").into()) } else { Ok(said) }
+}
+
+/// What the pools of a process say of themselves, alarms first.
+pub(crate) fn of_statistics(object: &Value) -> Vec<Said> {
+    let mut said: Vec<_> = pools(object).iter().map(of_object).collect();
+    said.sort_by_key(|said| !said.is_alarm);
+    said
+}
+
+fn of_object(pool: &Value) -> Said {
+    let said = &pool["why"];
+    let text =
+        |value: &Value| value.as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).collect::<String>();
+    let lines = said["lines"].as_array().map_or(&[][..], Vec::as_slice);
+    let lines: Vec<_> = lines.iter().map(text).collect();
+    let unknown = || vec!["the process runs a pinpool that does not say why: start it with this one".to_owned()];
+    Said {
+        pool: name_of(pool),
+        cause: text(&said["cause"]),
+        is_alarm: said["is_alarm"].as_bool().unwrap_or(false),
+        lines: if lines.is_empty() { unknown() } else { lines },
+    }
+}
+
+pub(crate) fn of_pool(judged: &PoolJudgement) -> Said {
+    let PoolJudgement { name, judgement, gets, slow_gets, .. } = judged;
+    let mut lines = judgement.lines();
+    lines.insert(
+        1,
+        format!(
+            "  over the recording {} of {} gets waited, page-locked or moved memory",
+            grouped(*slow_gets),
+            grouped(*gets)
+        ),
+    );
+    Said { pool: name.clone(), cause: judgement.cause.name().to_owned(), is_alarm: judgement.is_alarm, lines }
+}
+
+/// What the pool itself says while it is played with the default settings.
+fn of_workload(path: &Path, workload: &Workload) -> Result<Said, Box<dyn Error>> {
+    let mut judged = Judged::default();
+    let mut see = |_: u64, pool: &Pool| judged.look(pool);
+    let played = Replay::default().play_watched(workload, Some(Watch::new(workload, LOOKS, &mut see)));
+    played.map_err(|error| in_file(path, &error))?;
+    judged.worst(&path.display().to_string()).ok_or_else(|| named(path, &"the trace has no gets").into())
+}
+
+/// The last verdict of each pool that the log has, as pinpool logs them.
+fn of_verdicts(path: &Path) -> Result<Vec<Said>, Box<dyn Error>> {
+    let mut lines = BufReader::new(File::open(path).map_err(|error| named(path, &why(&error)))?);
+    let (mut said, mut line): (BTreeMap<String, Said>, _) = (BTreeMap::new(), Vec::new());
+    while lines.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(|error| named(path, &error))? > 0 {
+        let text = String::from_utf8_lossy(&line);
+        if let Some((before, verdict)) = text.split_once(VERDICT)
+            && let Some(cause) = Cause::ALL.iter().find(|cause| verdict.starts_with(cause.name()))
+        {
+            let name = before.rsplit_once('[').and_then(|(_, name)| name.trim_end().strip_suffix(']'));
+            let pool = name.unwrap_or("the pool").to_owned();
+            let lines: Vec<_> =
+                verdict.trim_end().split("; ").map(|part| part.replace(char::is_control, " ")).collect();
+            // Sizes that cost nothing come without a cure.
+            let has_cure = lines.iter().skip(1).any(|line| !line.contains(" lost in "));
+            let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && has_cure);
+            said.insert(pool.clone(), Said { pool, cause: cause.name().to_owned(), is_alarm, lines });
+        }
+        line.clear();
+    }
+    Ok(said.into_values().collect())
+}
+
+fn of_curve(at: usize, curve: &lines::Curve) -> Said {
+    let mut lines = vec![curve.verdict.to_owned()];
+    lines.extend(curve.advice.iter().map(|line| format!("  {line}")));
+    Said {
+        pool: format!("pool {}", at + 1),
+        cause: curve.verdict.to_owned(),
+        is_alarm: curve.verdict == "thrashing",
+        lines,
+    }
+}

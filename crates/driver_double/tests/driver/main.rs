@@ -1,9 +1,0 @@
-//! The double under unmodified cudarc. One binary, since a process has one driver; tests take turns
-//! ([`driver_double::Double::load`]).
-#![allow(unsafe_code, clippy::cast_possible_truncation)] // Calls functions of C, on 64 bits.
-
-mod environment;
-mod refusals;
-mod sharing;
-mod through_cudarc;
-mod virtual_memory;

@@ -1,0 +1,229 @@
+"""A batch of samples, as a loader hands it out."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias, overload
+
+import numpy as np
+
+from pinpool import Buffer, _pinpool
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Batch"]
+
+#: No default of `Batch.field`, as None may be one.
+_NONE = object()
+
+#: A sample: the bytes as they are stored, or the fields by name if fields are decoded.
+_Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class Origin(NamedTuple):
+    """What all batches of a loader share."""
+
+    files: _pinpool.Files | _Listed
+    #: Shape and dtype of each decoded field, by its names.
+    decoded: dict[tuple[str, ...], tuple[tuple[int, ...], str]]
+    seed: int
+    rank: int
+
+
+class Batch:
+    """Samples in one buffer of pinned memory, back to back.
+
+    `batch[i]` is a view of sample `i` as a NumPy array, without a copy. The memory returns to the pool when the batch, its
+    buffer and all views are gone; `batch.buffer.record_stream(stream)` delays that until work on a stream has completed.
+    A pickled batch arrives as a batch over a copy in unpinned memory.
+
+    If fields are decoded, `batch.field("jpg")` is one array of all samples, and `batch[i]` is `batch.fields[i]`: a row of that
+    array, and the other fields of the sample.
+    """
+
+    __slots__ = ("__weakref__", "_arrays", "_origin", "_parts", "buffer", "epoch", "failures", "index", "labels", "number")
+
+    #: The memory, a `pinpool.Buffer`.
+    buffer: Buffer
+    #: Number of the epoch, from 0.
+    epoch: int
+    #: Index in the epoch, from 0.
+    index: int
+    #: Index since the first batch of the loader, from 0.
+    number: int
+    #: The label of each sample: what `label_type` made of the field that `labels=` names, or of the name of the file's directory
+    #: (by default the class number in `loader.classes`); the member's name of a sample in an archive without `labels=`.
+    labels: list[Any]
+    #: What could not be read, with `on_error="skip"`.
+    failures: list[str]
+
+    def __init__(self, handed: _pinpool._Handed, labels: list[Any], failures: list[str], origin: Origin) -> None:
+        self.number, self.epoch, self.index, self.buffer, self._parts, starts, _, _ = handed
+        self._origin, self.labels, self.failures = origin, labels, failures
+        # A batch without a sample has no arrays.
+        self._arrays = dict(zip(origin.decoded, starts or [0] * len(origin.decoded)))
+
+    def rng(self) -> np.random.Generator:
+        """A random number generator seeded by the loader's seed, the epoch, the index of the batch and the rank.
+
+        It yields the same numbers in every run and with any number of threads.
+        """
+        return np.random.default_rng((self._origin.seed, self.epoch, self.index, self._origin.rank))
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        if isinstance(index, str):
+            raise TypeError(f"batch[{index!r}]: a batch has samples by number; batch.field({index!r}) is that field of each sample")
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        sample, begin, length, _ = self._part(index)
+        if self._arrays:
+            return self._fields_of(range(len(self))[index], self._origin.files.fields([sample])[0])
+        return self._view(begin, length)
+
+    def _part(self, index: SupportsIndex) -> tuple[int, int, int, int]:
+        at = operator.index(index)
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"sample {at} of a batch that has {len(self)}")
+        return self._parts[at]
+
+    def _view(self, begin: int, length: int) -> _Array:
+        # As a memoryview it has the same views, and the stubs of NumPy take it.
+        return np.frombuffer(memoryview(self.buffer), np.uint8, length, begin) if length else np.empty(0, np.uint8)
+
+    def _array(self, names: tuple[str, ...]) -> _Array:
+        """The decoded field as one array, a row for each sample."""
+        shape, dtype = self._origin.decoded[names]
+        shape = (len(self), *shape)
+        count = math.prod(shape)
+        whole = np.frombuffer(memoryview(self.buffer), dtype, count, self._arrays[names]) if count else np.empty(0, dtype)
+        return whole.reshape(shape)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.fields) if self._arrays else map(self.__getitem__, range(len(self)))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The samples as torch tensors of dtype uint8: views of the buffer."""
+        if self._arrays:
+            raise TypeError("batch.tensors(): the samples are decoded; batch.field('jpg') is one array of all: torch.from_numpy(it)")
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError("batch.tensors() needs PyTorch, which cannot be imported here: pip install torch") from error
+        if not self.nbytes:
+            return [torch.empty(0, dtype=torch.uint8) for _ in self._parts]
+        whole = torch.frombuffer(memoryview(self.buffer), dtype=torch.uint8)
+        return [whole[begin : begin + length] for _, begin, length, _ in self._parts]
+
+    @property
+    def fields(self) -> list[dict[str, Any]]:
+        """The members of each sample of a tar archive, by name: `{"jpg": ..., "cls": ...}`, as views like those of `batch[i]`.
+
+        The name of a member is what follows the first dot of its base name, in lower case. A sample that is no member of an
+        archive has none. ValueError for a sample that is not whole, or has two members of one name.
+        """
+        fields = self._origin.files.fields([part[0] for part in self._parts])
+        return [self._fields_of(index, fields[index]) for index in range(len(self))]
+
+    def _fields_of(self, index: int, fields: list[tuple[str, int, int]]) -> dict[str, Any]:
+        begin = self._parts[index][1]
+        if fields and not self.is_whole(index):
+            raise ValueError(
+                f"{self.keys[index]}: its fields are not all in this batch, since it is longer than batch_bytes: raise "
+                "batch_bytes, or give batch_size alone"
+            )
+        views = {name: self._view(begin + first, end - first) for name, first, end in fields}
+        if len(views) < len(fields):
+            names = [name for name, *_ in fields]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"{self.keys[index]}: two members of the sample are named {twice!r}: use batch[{index}]")
+        for names in self._arrays:
+            views[";".join(names)] = self._array(names)[index]
+        return views
+
+    def field(self, name: str, default: Any = _NONE) -> Any:
+        """The member `name` of each sample: `batch.field("jpg")`, one array where it is decoded, a list of views where it is not.
+
+        A sample that has none has `default`; without one, KeyError names the first such sample.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"field({name!r}): the name of a field of each sample, such as 'jpg'")
+        found, name = [], name.removeprefix(".").lower()
+        for names in self._arrays:
+            if name in names or name == ";".join(names):
+                return self._array(names)
+        for index, fields in enumerate(self.fields):
+            if name not in fields and default is _NONE:
+                has = ", ".join(fields) or "no fields"
+                raise KeyError(f"{self.keys[index]} has no field {name!r}: it has {has}")
+            found.append(fields.get(name, default))
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples."""
+        decoded = sum(self._array(names).nbytes for names in self._arrays)
+        return decoded + sum(length for _, _, length, _ in self._parts)
+
+    @property
+    def keys(self) -> list[str]:
+        """The name of each sample: its path, or `path!member` in a container."""
+        return self._origin.files.names([sample for sample, *_ in self._parts])
+
+    @property
+    def indices(self) -> list[int]:
+        """The number of each sample in the order of the files, the same in each epoch."""
+        return [sample for sample, *_ in self._parts]
+
+    @property
+    def offsets(self) -> list[int]:
+        """The first byte of each sample in the buffer."""
+        return [begin for _, begin, _, _ in self._parts]
+
+    @property
+    def starts(self) -> list[int]:
+        """For each sample the number of its bytes that were in earlier batches: 0, unless it is longer than a batch may be."""
+        return [start for *_, start in self._parts]
+
+    def is_whole(self, index: SupportsIndex) -> bool:
+        """Whether sample `index` lies in this batch from its first byte to its last."""
+        sample, _, length, start = self._part(index)
+        return bool(self._arrays) or start == 0 and length == self._origin.files.sample_bytes(sample)
+
+    def __reduce__(self) -> Any:
+        copied = bytearray(memoryview(self.buffer))
+        handed = (self.number, self.epoch, self.index, copied, self._parts, list(self._arrays.values()), None, [])
+        origin = self._origin._replace(files=_Listed.of(self._origin.files, self.indices))
+        return Batch, (handed, self.labels, self.failures, origin)
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} failures" if self.failures else ""
+        return f"<pinpool.Batch {self.index} of epoch {self.epoch}: {len(self)} samples, {self.nbytes} B{failed}>"
+
+
+class _Listed(NamedTuple):
+    """What a pickled batch knows of the files: names, fields and lengths of its samples, by their numbers."""
+
+    of_samples: dict[int, tuple[str, list[tuple[str, int, int]], int | None]]
+
+    @classmethod
+    def of(cls, files: _pinpool.Files | _Listed, samples: list[int]) -> _Listed:
+        return cls(dict(zip(samples, zip(files.names(samples), files.fields(samples), map(files.sample_bytes, samples)))))
+
+    def names(self, samples: list[int]) -> list[str]:
+        return [self.of_samples[sample][0] for sample in samples]
+
+    def fields(self, samples: list[int]) -> list[list[tuple[str, int, int]]]:
+        return [self.of_samples[sample][1] for sample in samples]
+
+    def sample_bytes(self, sample: int) -> int | None:
+        return self.of_samples[sample][2]

@@ -1,0 +1,76 @@
+"""Paths as users write them: braces and patterns, as in recipes for WebDataset."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+#: The innermost braces: `{000000..000005}`, `{train,val}`.
+_BRACES = re.compile(r"\{([^{}]*(?:\.\.|,)[^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+#: More paths than that are a mistake.
+_MOST = 1_000_000
+
+
+def expanded(paths: Any) -> list[str]:
+    """One path or several: each that is there as it is; else what its braces and its pattern name.
+
+    ValueError if that is nothing, or a URL.
+    """
+    if isinstance(paths, bytes) or not isinstance(paths, (str, os.PathLike, Iterable)):
+        raise TypeError(f"paths={paths!r}: a path, or several, as str or os.PathLike")
+    listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    for path in listed:
+        if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+            remedy = f", such as os.fsdecode({path!r})" if isinstance(path, bytes) else ""
+            raise TypeError(f"paths=[{path!r}, ...]: each path as str or os.PathLike{remedy}")
+    return [found for path in listed for found in _expanded(os.fspath(path))]
+
+
+def compressed(paths: list[str]) -> str | None:
+    """The first path with the suffix of a compressed file."""
+    return next((path for path in paths if path.lower().endswith((".gz", ".tgz", ".zst", ".tzst"))), None)
+
+
+def _expanded(path: str) -> list[str]:
+    if os.path.lexists(path):
+        return [path]
+    if re.match(r"(?:[A-Za-z][A-Za-z0-9+.-]+://|pipe:)", path):
+        raise ValueError(f"paths: {path!r} is no file: the loader reads files; mount it, or fetch it first")
+    found = []
+    for each in _of_braces(path):
+        if len(found) > _MOST:
+            raise ValueError(f"paths: {path!r} names more than {_MOST} files: name their directory")
+        if not glob.has_magic(each) or os.path.lexists(each):
+            found.append(each)
+            continue
+        matches = sorted(glob.glob(each, recursive=True))
+        if not matches:
+            raise ValueError(f"paths: no file matches {each!r}")
+        found += matches
+    return found
+
+
+def _of_braces(path: str) -> Iterator[str]:
+    """The paths that the braces name, in order."""
+    braces = _BRACES.search(path)
+    if braces is None:
+        yield path
+        return
+    inner, numbers = braces[1], _RANGE.fullmatch(braces[1])
+    if numbers is None:
+        words = inner.split(",")
+    else:
+        first, last = int(numbers[1]), int(numbers[2])
+        if abs(last - first) >= _MOST:
+            raise ValueError(f"paths: {braces[0]!r} are more than {_MOST} names")
+        # As in a shell: zeros in front of one end are in all names, and the numbers go up or down.
+        has_zeros = any(len(end) > 1 and end.startswith("0") for end in numbers.groups())
+        width = max(map(len, numbers.groups())) if has_zeros else 0
+        step = 1 if first <= last else -1
+        words = [str(number).zfill(width) for number in range(first, last + step, step)]
+    for word in words:
+        yield from _of_braces(path[: braces.start()] + word + path[braces.end() :])

@@ -1,0 +1,50 @@
+//! What [`Pool::get_with`] and [`Pool::get_async`] take.
+
+use std::time::Duration;
+
+use crate::size_class::DEFAULT_ALIGN;
+
+/// A request for a buffer: its length and, if they are set, its alignment and the longest wait.
+///
+/// ```
+/// # use std::time::Duration;
+/// use pinpool::Request;
+/// # let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
+/// let buf = pool.get_with(Request::new(1 << 20).align(1 << 16).wait(Duration::from_secs(1)))?;
+/// assert!(buf.as_ptr().addr().is_multiple_of(1 << 16));
+/// # Ok::<(), pinpool::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+#[must_use]
+pub struct Request {
+    pub(super) len: usize,
+    pub(super) align: usize,
+    pub(super) wait: Option<Duration>,
+}
+
+impl Request {
+    /// A request for `len` bytes that waits at most `PINPOOL_WAIT`.
+    pub fn new(len: usize) -> Self {
+        Self { len, align: DEFAULT_ALIGN, wait: None }
+    }
+
+    /// Sets the alignment, a power of two of at most 1 GiB. Every buffer is at least page-aligned.
+    pub fn align(self, align: usize) -> Self {
+        Self { align, ..self }
+    }
+
+    /// Sets the longest wait, in place of `PINPOOL_WAIT`; zero does not wait for room.
+    ///
+    /// It limits how long a thread waits for room and for driver calls of other threads. It does not interrupt a driver call
+    /// that this thread makes: if the driver hangs, so does the thread. [`Pool::get_async`](crate::Pool::get_async) makes its
+    /// driver calls on another thread and fails in time.
+    pub fn wait(self, wait: Duration) -> Self {
+        Self { wait: Some(wait), ..self }
+    }
+}
+
+impl From<usize> for Request {
+    fn from(len: usize) -> Self {
+        Self::new(len)
+    }
+}

@@ -1,0 +1,49 @@
+//! What the tools, benches and tests of this repository need beyond the public interface. No promise: it changes without notice.
+
+/// The arena: where a buffer is placed in memory, and what is released. Numbers in, plans out.
+pub mod arena {
+    pub use crate::arena::*;
+}
+/// All backends, including those that a setting chooses, and the trial of one.
+pub mod backend {
+    pub use crate::backend::*;
+}
+/// The variables with their texts.
+pub mod config {
+    pub use crate::config::*;
+}
+/// Which process holds how much under a shared limit.
+pub mod ledger {
+    pub use crate::ledger::*;
+}
+pub mod short_path;
+
+pub use crate::diag::{CheckReport, LogSampler};
+pub use crate::engine::ManualClock;
+pub use crate::engine::idle::thread_cache;
+pub use crate::policy::Check;
+
+use crate::backend::PageTiers;
+use crate::config::env;
+use crate::pool::Pool;
+
+/// The value that the variable `name` would have in a pool with the settings of `pool`.
+pub fn setting(pool: &Pool, name: &str) -> String {
+    env::values(pool.config()).find(|(found, _)| found == name).map(|(_, value)| value).unwrap_or_default()
+}
+
+/// The pages behind `len_bytes` addresses from `start`, as the text of an smaps file says.
+pub fn page_tiers(smaps: &str, start: usize, len_bytes: usize) -> PageTiers {
+    PageTiers::in_smaps(smaps, start, len_bytes)
+}
+
+/// Completes copies and does what is due by the pool's clock, as its maintenance thread does when it wakes. Prepares no memory.
+pub fn look(pool: &Pool) {
+    pool.core().look();
+}
+
+/// Moves a few granules to where a request will want them, as the maintenance thread does while nothing is due (`policy-R13`).
+/// Returns whether there were any to move.
+pub fn prepare_step(pool: &Pool) -> bool {
+    pool.core().prepare_step()
+}

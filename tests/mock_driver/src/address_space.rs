@@ -1,0 +1,149 @@
+//! The owner of each address: page-locked host memory, mapped granules, device memory; all other memory is pageable.
+//!
+//! Owns the one map of ranges (unified addressing: no two overlap). Never moves bytes itself, but keeps the map locked
+//! while bytes move, so that no range is unmapped under a reading copy: a copy whose memory was freed fails with an
+//! illegal address, as on a device, and does not crash the test.
+//!
+//! ```text
+//!   0 ... pageable ... [Allocated] ... [Registered] ... [Granule][Granule] ...   | 2^48   [Device]
+//! ```
+//!
+//! | invariant | |
+//! | --- | --- |
+//! | `address-I1` | ranges do not overlap |
+//! | `address-I2` | memory of a range in the map may be read and written until [`remove`] returns it; `remove` comes before any unmap |
+
+use std::collections::BTreeMap;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::code::Code;
+
+/// The owner of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// `cuMemHostAlloc`, with its flags and the mapping below it.
+    Allocated { flags: u32, mapping: usize, mapping_bytes: usize },
+    /// `cuMemHostRegister`.
+    Registered { flags: u32 },
+    /// One mapped granule that the device may access, and the address of the device's view.
+    Granule { backing: usize },
+    /// Device memory, and the address of its bytes.
+    Device { backing: usize },
+}
+
+/// A range of addresses with one owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) bytes: u64,
+    pub(crate) owner: Owner,
+}
+
+/// A kind of memory, as a copy distinguishes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MemoryKind {
+    Pageable,
+    Pinned,
+    Device,
+}
+
+/// The map.
+pub(crate) struct Space(BTreeMap<u64, Range>);
+
+static SPACE: RwLock<Space> = RwLock::new(Space(BTreeMap::new()));
+
+/// Locks the map; nothing is removed meanwhile.
+pub(crate) fn read() -> RwLockReadGuard<'static, Space> {
+    SPACE.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write() -> RwLockWriteGuard<'static, Space> {
+    SPACE.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Enters a range; `Err` if it overlaps another (address-I1).
+pub(crate) fn insert(start: u64, range: Range) -> Result<(), Code> {
+    let mut space = write();
+    if space.touches(start, range.bytes) {
+        return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
+    }
+    space.0.insert(start, range);
+    Ok(())
+}
+
+/// Takes out the range that starts here, if its owner is of the wanted kind.
+pub(crate) fn remove(start: u64, wanted: impl FnOnce(&Owner) -> bool) -> Option<Range> {
+    let mut space = write();
+    space.0.get(&start).filter(|range| wanted(&range.owner))?;
+    space.0.remove(&start)
+}
+
+/// How many ranges have an owner of this kind.
+pub(crate) fn count(wanted: impl Fn(&Owner) -> bool) -> u64 {
+    read().0.values().filter(|range| wanted(&range.owner)).count() as u64
+}
+
+impl Space {
+    /// The range that holds this address, and where it starts.
+    pub(crate) fn at(&self, address: u64) -> Option<(u64, Range)> {
+        let (&start, &range) = self.0.range(..=address).next_back()?;
+        (address - start < range.bytes).then_some((start, range))
+    }
+
+    fn touches(&self, start: u64, bytes: u64) -> bool {
+        self.at(start).is_some() || self.0.range(start..start.saturating_add(bytes)).next().is_some()
+    }
+
+    /// The kind of memory of `[address, address + bytes)`. Only granules may be crossed within one copy.
+    pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<MemoryKind, Code> {
+        let end = address.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
+        let Some((mut start, mut range)) = self.at(address) else {
+            return if self.touches(address, bytes) { Err(Code::INVALID_VALUE) } else { Ok(MemoryKind::Pageable) };
+        };
+        while start + range.bytes < end {
+            let Some(next) = self.at(start + range.bytes) else { return Err(Code::INVALID_VALUE) };
+            let [Owner::Granule { .. }, Owner::Granule { .. }] = [range.owner, next.1.owner] else {
+                return Err(Code::INVALID_VALUE);
+            };
+            (start, range) = next;
+        }
+        Ok(if matches!(range.owner, Owner::Device { .. }) { MemoryKind::Device } else { MemoryKind::Pinned })
+    }
+
+    /// The memory behind this address, and how many bytes follow in the same range.
+    pub(crate) fn backing(&self, address: u64) -> Option<(*mut u8, u64)> {
+        let (start, range) = self.at(address)?;
+        let offset = address - start;
+        let real = match range.owner {
+            Owner::Device { backing } | Owner::Granule { backing } => backing + offset as usize,
+            Owner::Allocated { .. } | Owner::Registered { .. } => address as usize,
+        };
+        Some((std::ptr::with_exposed_provenance_mut(real), range.bytes - offset))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn space(ranges: &[(u64, u64, Owner)]) -> Space {
+        Space(ranges.iter().map(|&(start, bytes, owner)| (start, Range { bytes, owner })).collect())
+    }
+
+    #[test]
+    fn a_copy_may_cross_granules_but_not_registrations() {
+        let (flags, backing) = (0, 0);
+        let space = space(&[
+            (100, 10, Owner::Registered { flags }),
+            (110, 10, Owner::Registered { flags }),
+            (200, 10, Owner::Granule { backing }),
+            (210, 10, Owner::Granule { backing }),
+        ]);
+        assert_eq!(space.locate(100, 10), Ok(MemoryKind::Pinned));
+        assert_eq!(space.locate(105, 10), Err(Code::INVALID_VALUE));
+        assert_eq!(space.locate(115, 10), Err(Code::INVALID_VALUE), "from registered into pageable");
+        assert_eq!(space.locate(95, 10), Err(Code::INVALID_VALUE), "from pageable into registered");
+        assert_eq!(space.locate(205, 10), Ok(MemoryKind::Pinned));
+        assert_eq!(space.locate(205, 20), Err(Code::INVALID_VALUE), "past the last granule");
+        assert_eq!(space.locate(0, 100), Ok(MemoryKind::Pageable));
+    }
+}

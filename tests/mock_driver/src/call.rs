@@ -1,0 +1,139 @@
+//! The entry of every driver call: it is counted, takes the enqueue lock, and may be held or failed.
+//!
+//! Never knows what a call does.
+//!
+//! | kind | fails when | holds the enqueue lock |
+//! | --- | --- | --- |
+//! | `Lookup` | never | no |
+//! | `Process` | the driver is not initialised or shuts down | no |
+//! | `Device` | also: the device is lost | no |
+//! | `Enqueue` | as `Device` | yes, gates included |
+//!
+//! As on a real device, copies, records, launches, pinning and freeing share one lock: a free that waits for the device
+//! holds it, so the enqueues of all threads wait too. Virtual memory, event queries and waits do not take the lock.
+//!
+//! - call-I1: an [`Out`] or [`In`] is always an argument of a driver call, whose caller promises, as to the real driver, that
+//!   a pointer which is not null points to space for a value (or to a value).
+
+use std::ffi::c_int;
+use std::sync::Mutex;
+
+use crate::code::Code;
+use crate::faults::Site;
+use crate::sync::lock;
+use crate::{context, faults, settings, stream};
+
+/// The result of a driver call.
+pub(crate) type Outcome = Result<(), Code>;
+
+/// See the table above.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Lookup,
+    Process,
+    Device,
+    Enqueue,
+}
+
+/// Held by each enqueue.
+static ENQUEUES: Mutex<()> = Mutex::new(());
+
+/// Runs one driver call.
+pub(crate) fn answer(site: &'static Site, kind: Kind, body: impl FnOnce() -> Outcome) -> c_int {
+    if kind == Kind::Lookup {
+        // A program begins with one, and failures that the environment asks for count from there. `cuInit` reports errors.
+        let _reported_later = settings::read();
+    }
+    settings::end_process_in(site.name());
+    let scripted = faults::count_call(site);
+    let _turn = (kind == Kind::Enqueue).then(|| lock(&ENQUEUES));
+    faults::wait_at_gate(site);
+    let outcome = check(kind).and_then(|()| scripted.map_or_else(body, Err));
+    outcome.map_or_else(|code| code.0, |()| 0)
+}
+
+fn check(kind: Kind) -> Outcome {
+    if kind != Kind::Lookup {
+        context::check_initialised()?;
+    }
+    if matches!(kind, Kind::Device | Kind::Enqueue) {
+        stream::check_alive()?;
+    }
+    Ok(())
+}
+
+/// A caller's pointer to space for an answer.
+#[repr(transparent)]
+pub(crate) struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    /// Writes the answer.
+    pub(crate) fn put(self, value: T) -> Outcome {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: (call-I1) not null, so the caller vouches for the space.
+        unsafe { self.0.write(value) };
+        Ok(())
+    }
+
+    /// One element of several; the caller's count bounds the index.
+    pub(crate) fn at(first: *mut T, index: usize) -> Self {
+        Out(if first.is_null() { first } else { first.wrapping_add(index) })
+    }
+
+    /// Writes the answer if the caller wants it.
+    pub(crate) fn put_if_wanted(self, value: T) {
+        let _unwanted = self.put(value);
+    }
+
+    /// Swaps the caller's value for another.
+    pub(crate) fn swap(self, other: impl FnOnce(T) -> Result<T, Code>) -> Outcome
+    where
+        T: Copy,
+    {
+        let old = In(self.0.cast_const()).get()?;
+        self.put(other(old)?)
+    }
+}
+
+impl Out<u64> {
+    /// Space for half as much.
+    pub(crate) fn narrow(self) -> Out<u32> {
+        Out(self.0.cast())
+    }
+}
+
+/// A caller's pointer to a value, or to the first of several.
+#[repr(transparent)]
+pub(crate) struct In<T>(*const T);
+
+impl<T: Copy> In<T> {
+    /// Reads the value.
+    pub(crate) fn get(&self) -> Result<T, Code> {
+        self.at(0)
+    }
+
+    /// Reads one of the values; the caller's count bounds the index.
+    pub(crate) fn at(&self, index: usize) -> Result<T, Code> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        let place = self.0.wrapping_add(index);
+        // SAFETY: (call-I1) not null, and the caller's own count covers the index.
+        Ok(unsafe { place.read() })
+    }
+}
+
+/// Exports one driver function under its own name.
+macro_rules! driver_call {
+    ($kind:ident fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block) => {
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case, reason = "the driver's own name")]
+        extern "C" fn $name($($arg: $type),*) -> ::std::ffi::c_int {
+            static SITE: $crate::faults::Site = $crate::faults::Site::new(stringify!($name));
+            $crate::call::answer(&SITE, $crate::call::Kind::$kind, || $body)
+        }
+    };
+}
+pub(crate) use driver_call;

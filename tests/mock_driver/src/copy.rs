@@ -1,0 +1,170 @@
+//! Copies: which are allowed, which wait, and how their bytes move.
+//!
+//! Bytes move when the work runs, in steps, each under the address map: a source that was overwritten since is visible in
+//! the data, one that was freed is a fault.
+//!
+//! | from | to | what the call does |
+//! | --- | --- | --- |
+//! | page-locked or device | page-locked or device | returns at once |
+//! | pageable | device | reads the source before it returns |
+//! | device | pageable | returns when the bytes are there |
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+use std::thread;
+
+use crate::address_space::{self, MemoryKind, Space};
+use crate::call::{Outcome, driver_call};
+use crate::code::Code;
+use crate::cruel::{self, Cruelty};
+use crate::op::{Op, fault};
+use crate::stream::LEGACY;
+use crate::{context, settings, stream, virtual_memory};
+
+/// Bytes moved under one lock of the address map.
+const STEP_BYTES: u64 = 256 << 10;
+
+/// One side of a copy.
+#[derive(Clone)]
+pub(crate) enum Endpoint {
+    /// Memory in the address map.
+    Owned(u64),
+    /// The program's own; its call waits for the copy.
+    Pageable(usize),
+    /// What was read from the program's own memory before its call returned.
+    Staged(Arc<[u8]>),
+}
+
+impl Endpoint {
+    fn pointer(&self, space: &Space, offset: u64) -> Result<(*mut u8, u64), Code> {
+        match self {
+            Endpoint::Owned(address) => {
+                space.backing(address + offset).ok_or_else(|| fault("a copy", address + offset))
+            }
+            Endpoint::Pageable(address) => Ok((ptr::with_exposed_provenance_mut(address + offset as usize), u64::MAX)),
+            Endpoint::Staged(bytes) => Ok((bytes[offset as usize..].as_ptr().cast_mut(), bytes.len() as u64 - offset)),
+        }
+    }
+}
+
+/// Under [`Cruelty::SmallCopies`]: the driver reads so little itself.
+const SMALL_BYTES: u64 = 64 << 10;
+
+/// Moves the bytes, on a stream's worker.
+pub(crate) fn run(to: &Endpoint, from: &Endpoint, bytes: u64) -> Outcome {
+    thread::sleep(settings::get().copy_delay);
+    let mut done = 0;
+    while done < bytes {
+        let space = address_space::read();
+        let (target, source, step) = step(&space, to, from, done, bytes)?;
+        // SAFETY: (address-I2) owned memory is backed while the map is borrowed; staged bytes are held by
+        // `from`; for pageable memory the caller of the copy vouches (call-I1), and it waits. `copy` allows overlap.
+        unsafe { ptr::copy(source, target, step as usize) };
+        done += step;
+    }
+    Ok(())
+}
+
+/// The next bytes that are contiguous on both sides, and how many.
+fn step(space: &Space, to: &Endpoint, from: &Endpoint, done: u64, bytes: u64) -> Result<(*mut u8, *mut u8, u64), Code> {
+    let (target, target_left) = to.pointer(space, done)?;
+    let (source, source_left) = from.pointer(space, done)?;
+    Ok((target, source, STEP_BYTES.min(bytes - done).min(target_left).min(source_left)))
+}
+
+/// The kinds of memory that the name of the call promises.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    HostToDevice,
+    DeviceToHost,
+    DeviceToDevice,
+    Any,
+}
+
+fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -> Outcome {
+    let stream = stream::resolve(handle)?;
+    let bytes = bytes as u64;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let (target, source) = {
+        let space = address_space::read();
+        let kind = |address| match space.locate(address, bytes) {
+            // Staged, whatever it crosses.
+            Err(_) if bytes <= SMALL_BYTES && cruel::is(Cruelty::SmallCopies) => Ok(MemoryKind::Pageable),
+            found => found,
+        };
+        (kind(to)?, kind(from)?)
+    };
+    let (to_device, from_device) = (target == MemoryKind::Device, source == MemoryKind::Device);
+    let allowed = match direction {
+        Direction::HostToDevice => to_device && !from_device,
+        Direction::DeviceToHost => !to_device && from_device,
+        Direction::DeviceToDevice => to_device && from_device,
+        Direction::Any => to_device || from_device || target == MemoryKind::Pinned && source == MemoryKind::Pinned,
+    };
+    if !allowed {
+        return Err(Code::INVALID_VALUE);
+    }
+    if let Ok(device) = context::current_device()
+        && ![to, from].into_iter().all(|address| virtual_memory::can_reach(device, address, bytes))
+    {
+        if cruel::is(Cruelty::StickyFaults) {
+            stream::lose(Code::ILLEGAL_ADDRESS);
+        }
+        return Err(Code::ILLEGAL_ADDRESS);
+    }
+    let waits = target == MemoryKind::Pageable;
+    let to = if waits { Endpoint::Pageable(to as usize) } else { Endpoint::Owned(to) };
+    let from = if source == MemoryKind::Pageable { stage(from, bytes) } else { Endpoint::Owned(from) };
+    stream::enqueue(stream, Op::Copy { to, from, bytes })?;
+    if waits { stream::wait_for(stream) } else { Ok(()) }
+}
+
+fn stage(from: u64, bytes: u64) -> Endpoint {
+    let source = ptr::with_exposed_provenance::<u8>(from as usize);
+    // SAFETY: (call-I1) the caller of the copy vouches for its source until the call returns.
+    Endpoint::Staged(unsafe { std::slice::from_raw_parts(source, bytes as usize) }.into())
+}
+
+fn copy_now(to: u64, from: u64, bytes: usize, direction: Direction) -> Outcome {
+    copy(to, from, bytes, LEGACY, direction)?;
+    stream::wait_for(stream::resolve(LEGACY)?)
+}
+
+fn address(pointer: *const c_void) -> u64 {
+    pointer.expose_provenance() as u64
+}
+
+driver_call! { Enqueue fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize) {
+    copy(to, address(from), bytes, stream, Direction::HostToDevice)
+}}
+
+driver_call! { Enqueue fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize) {
+    copy(address(to), from, bytes, stream, Direction::DeviceToHost)
+}}
+
+driver_call! { Enqueue fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
+    copy(to, from, bytes, stream, Direction::DeviceToDevice)
+}}
+
+driver_call! { Enqueue fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: usize) {
+    copy(to, from, bytes, stream, Direction::Any)
+}}
+
+driver_call! { Enqueue fn cuMemcpyPeerAsync(to: u64, _to_context: usize, from: u64, _from_context: usize, bytes: usize, stream: usize) {
+    copy(to, from, bytes, stream, Direction::DeviceToDevice)
+}}
+
+driver_call! { Enqueue fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) {
+    copy_now(to, address(from), bytes, Direction::HostToDevice)
+}}
+
+driver_call! { Enqueue fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) {
+    copy_now(address(to), from, bytes, Direction::DeviceToHost)
+}}
+
+driver_call! { Enqueue fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
+    copy_now(to, from, bytes, Direction::DeviceToDevice)
+}}

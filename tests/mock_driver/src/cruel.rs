@@ -1,0 +1,81 @@
+//! What a real driver may do and the double does not by itself: a switch for each, off until a test or the environment turns it
+//! on.
+//!
+//! | switch | the driver |
+//! | --- | --- |
+//! | `recurring-handles` | gives a context that is made after a reset the handle of the old one |
+//! | `reset-unmaps` | takes the memory of a context with the context: the host's, registrations, the device's |
+//! | `dead-event-aborts` | ends the process at the use of an event that is not there |
+//! | `sticky-faults` | loses the device at a copy from memory that it may not access |
+//! | `one-mapping` | maps a granule at one address at a time |
+//! | `single-access`, `single-unmap` | takes one mapping in a call of `cuMemSetAccess`, `cuMemUnmap` |
+//! | `small-copies` | takes copies up to 64 KiB whatever memory they cross |
+//! | `other-codes` | answers 101 where it refuses a memory node, and 3 instead of 201 where virtual memory needs a context |
+//! | `access-needs-context` | sets no access without a context |
+//! | `no-registering` | answers 801 to `cuMemHostRegister`, as under confidential computing |
+//! | `green-streams` | has all streams in a green context |
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! switches {
+    ($($name:ident = $text:literal,)*) => {
+        /// A switch of the double, named as in the docs of the crate.
+        #[allow(missing_docs, reason = "each has a row in the table of `cruel`")]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Cruelty {
+            $($name,)*
+        }
+
+        impl Cruelty {
+            /// All switches.
+            pub const ALL: &[Cruelty] = &[$(Cruelty::$name),*];
+
+            /// The name in `MOCK_DRIVER_CRUEL`.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Cruelty::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+switches! {
+    RecurringHandles = "recurring-handles",
+    ResetUnmaps = "reset-unmaps",
+    DeadEventAborts = "dead-event-aborts",
+    StickyFaults = "sticky-faults",
+    OneMapping = "one-mapping",
+    SingleAccess = "single-access",
+    SingleUnmap = "single-unmap",
+    SmallCopies = "small-copies",
+    OtherCodes = "other-codes",
+    AccessNeedsContext = "access-needs-context",
+    NoRegistering = "no-registering",
+    GreenStreams = "green-streams",
+}
+
+impl Cruelty {
+    pub(crate) fn bit(self) -> u64 {
+        1 << self as u64
+    }
+
+    /// The switch with this name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|cruelty| cruelty.name() == name)
+    }
+}
+
+static ON: AtomicU64 = AtomicU64::new(0);
+
+/// Turns these switches on, a bit each, and all others off.
+pub(crate) fn set(bits: u64) {
+    // Relaxed: a test sets them before the calls that they are for.
+    ON.store(bits, Ordering::Relaxed);
+}
+
+/// Whether a switch is on.
+pub(crate) fn is(cruelty: Cruelty) -> bool {
+    ON.load(Ordering::Relaxed) & cruelty.bit() != 0
+}

@@ -1,0 +1,118 @@
+//! The properties of a device: attributes, name, addresses, memory.
+//!
+//! The defaults are those of a data-centre card with 64-bit addressing and host NUMA virtual memory. A test may
+//! overwrite any attribute; one that is not in the table reads 0.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int};
+use std::sync::Mutex;
+
+use crate::call::{Out, Outcome, driver_call};
+use crate::code::Code;
+use crate::context::check_device;
+use crate::device_memory;
+use crate::sync::lock;
+
+const TOTAL_BYTES: usize = 16 << 30;
+/// 13.0, as the driver counts.
+const VERSION: c_int = 13000;
+const NAME: &[u8] = b"mock driver";
+
+/// Number and value, as in the driver's header.
+const ATTRIBUTES: [(c_int, c_int); 21] = [
+    (1, 1024),  // threads in a block
+    (10, 32),   // warp
+    (15, 1),    // copies beside kernels
+    (16, 1),    // multiprocessors
+    (18, 0),    // integrated
+    (19, 1),    // maps host memory
+    (31, 1),    // concurrent kernels
+    (33, 0xD0), // PCI bus
+    (34, 0),    // PCI device
+    (40, 3),    // copy engines
+    (41, 1),    // unified addressing
+    (50, 0),    // PCI domain
+    (75, 9),    // compute capability, major
+    (76, 0),    // and minor
+    (78, 1),    // stream priorities
+    (88, 0),    // reads pageable memory
+    (91, 1),    // the host's pointer serves for registered memory
+    (99, 1),    // registers host memory
+    (102, 1),   // virtual memory management
+    (115, 1),   // memory pools
+    (141, 1),   // virtual memory on a host NUMA node
+];
+/// The host NUMA node nearest to the device; -1 where the machine has one node only.
+const HOST_NUMA_ID: (c_int, c_int) = (134, 0);
+
+static OVERWRITTEN: Mutex<BTreeMap<c_int, c_int>> = Mutex::new(BTreeMap::new());
+
+/// Overrides an attribute of every device.
+pub(crate) fn set_attribute(attribute: c_int, value: c_int) {
+    lock(&OVERWRITTEN).insert(attribute, value);
+}
+
+/// Removes all overrides.
+pub(crate) fn reset() {
+    lock(&OVERWRITTEN).clear();
+}
+
+/// The answer for an attribute.
+pub(crate) fn attribute(number: c_int) -> c_int {
+    if let Some(&value) = lock(&OVERWRITTEN).get(&number) {
+        return value;
+    }
+    ATTRIBUTES.iter().chain([&HOST_NUMA_ID]).find(|(known, _)| *known == number).map_or(0, |&(_, value)| value)
+}
+
+/// Writes at most `capacity` bytes, the last of them 0.
+fn put_text(text: &[u8], first: *mut u8, capacity: c_int) -> Outcome {
+    let capacity = usize::try_from(capacity).map_err(|_| Code::INVALID_VALUE)?;
+    if capacity == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let kept = text.iter().copied().take(capacity - 1).chain([0]);
+    kept.enumerate().try_for_each(|(index, byte)| Out::at(first, index).put(byte))
+}
+
+driver_call! { Lookup fn cuDriverGetVersion(out: Out<c_int>) {
+    out.put(VERSION)
+}}
+
+driver_call! { Process fn cuDeviceGetAttribute(out: Out<c_int>, number: c_int, device: c_int) {
+    check_device(device)?;
+    out.put(attribute(number))
+}}
+
+driver_call! { Process fn cuDeviceGetName(first: *mut c_char, capacity: c_int, device: c_int) {
+    check_device(device)?;
+    put_text(NAME, first.cast(), capacity)
+}}
+
+driver_call! { Process fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, device: c_int) {
+    let ordinal = check_device(device)?;
+    let mut uuid = *b"mock driver   00";
+    uuid[15] += ordinal as u8;
+    out.put(uuid)
+}}
+
+driver_call! { Process fn cuDeviceTotalMem_v2(out: Out<usize>, device: c_int) {
+    check_device(device)?;
+    out.put(TOTAL_BYTES)
+}}
+
+driver_call! { Process fn cuDeviceGetPCIBusId(first: *mut c_char, capacity: c_int, device: c_int) {
+    let ordinal = check_device(device)?;
+    put_text(format!("{:04X}:{:02X}:{ordinal:02X}.0", attribute(50), attribute(33)).as_bytes(), first.cast(), capacity)
+}}
+
+driver_call! { Device fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+    free.put(TOTAL_BYTES.saturating_sub(device_memory::live_bytes()))?;
+    total.put(TOTAL_BYTES)
+}}
+
+driver_call! { Process fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
+    least.put_if_wanted(0);
+    greatest.put_if_wanted(-5);
+    Ok(())
+}}

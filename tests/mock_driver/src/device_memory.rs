@@ -1,0 +1,101 @@
+//! Device memory: addresses that a CPU cannot access, backed by ordinary memory that only copies reach.
+//!
+//! Addresses lie above what a process can map, so a program that takes a device pointer for a host pointer crashes at
+//! once. Addresses are never used twice, so that a late copy into freed memory is detected.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::address_space::{self, MemoryKind, Owner, Range};
+use crate::call::{Out, Outcome, driver_call};
+use crate::code::Code;
+use crate::op::Op;
+use crate::stream::LEGACY;
+use crate::{capture, context, ledger, memory, stream};
+
+const FIRST_ADDRESS: u64 = 1 << 48;
+const ALIGNMENT: u64 = 512;
+
+// Relaxed: nothing is published through these two; each needs only to be a counter.
+static NEXT_ADDRESS: AtomicU64 = AtomicU64::new(FIRST_ADDRESS);
+static LIVE_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes allocated on all devices.
+pub(crate) fn live_bytes() -> usize {
+    LIVE_BYTES.load(Ordering::Relaxed) as usize
+}
+
+fn allocate(bytes: usize) -> Result<u64, Code> {
+    context::current()?;
+    if bytes == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let backing = memory::map(bytes)?;
+    // One alignment apart, so that an access past the end of a block hits no other block.
+    let spaced_bytes = (bytes as u64).next_multiple_of(ALIGNMENT) + ALIGNMENT;
+    let address = NEXT_ADDRESS.fetch_add(spaced_bytes, Ordering::Relaxed);
+    memory::insert_of_context(address, Range { bytes: bytes as u64, owner: Owner::Device { backing } })?;
+    LIVE_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
+    Ok(address)
+}
+
+/// Frees a block at once.
+pub(crate) fn release(address: u64) -> Outcome {
+    let device = |owner: &Owner| matches!(owner, Owner::Device { .. });
+    let Some(Range { bytes, owner: Owner::Device { backing } }) = address_space::remove(address, device) else {
+        ledger::misused(format!("free of device memory at {address:#x}, where no block begins"));
+        return Err(Code::INVALID_VALUE);
+    };
+    unback(backing, bytes);
+    Ok(())
+}
+
+/// Unmaps the bytes of a block that is in the map no more.
+pub(crate) fn unback(backing: usize, bytes: u64) {
+    memory::unmap(backing, bytes as usize);
+    LIVE_BYTES.fetch_sub(bytes, Ordering::Relaxed);
+}
+
+driver_call! { Enqueue fn cuMemAlloc_v2(out: Out<u64>, bytes: usize) {
+    capture::forbid_unsafe_call()?;
+    out.put(allocate(bytes)?)
+}}
+
+driver_call! { Enqueue fn cuMemFree_v2(address: u64) {
+    if address == 0 {
+        return Ok(());
+    }
+    capture::forbid_unsafe_call()?;
+    if stream::in_flight() > 0 {
+        ledger::freed_with_work_in_flight();
+    }
+    stream::wait_for_idle(None)?;
+    release(address)
+}}
+
+driver_call! { Enqueue fn cuMemAllocAsync(out: Out<u64>, bytes: usize, handle: usize) {
+    stream::resolve(handle)?;
+    out.put(allocate(bytes)?)
+}}
+
+driver_call! { Enqueue fn cuMemFreeAsync(address: u64, handle: usize) {
+    stream::enqueue(stream::resolve(handle)?, Op::FreeDevice { address }).map(drop)
+}}
+
+fn fill(address: u64, value: u8, bytes: usize, stream: usize) -> Outcome {
+    match address_space::read().locate(address, bytes as u64)? {
+        MemoryKind::Pageable => Err(Code::INVALID_VALUE),
+        MemoryKind::Pinned | MemoryKind::Device => {
+            stream::enqueue(stream, Op::Fill { address, value, bytes: bytes as u64 }).map(drop)
+        }
+    }
+}
+
+driver_call! { Enqueue fn cuMemsetD8Async(address: u64, value: u8, bytes: usize, handle: usize) {
+    fill(address, value, bytes, stream::resolve(handle)?)
+}}
+
+driver_call! { Enqueue fn cuMemsetD8_v2(address: u64, value: u8, bytes: usize) {
+    let stream = stream::resolve(LEGACY)?;
+    fill(address, value, bytes, stream)?;
+    stream::wait_for(stream)
+}}

@@ -1,0 +1,176 @@
+//! Scripted failures and gates of driver calls.
+//!
+//! Owns one plan per function name and one count per function. Never knows what a call does. `count_call` runs before the
+//! call takes the enqueue lock, `wait_at_gate` after: a held call of kind `Enqueue` blocks the enqueues of all threads, as
+//! a slow one of the real driver does. While nothing is scripted, both together cost one count and two reads of a flag.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, Once};
+
+use crate::code::Code;
+use crate::sync::{lock, wait};
+
+/// A driver function and its number of calls.
+pub(crate) struct Site {
+    name: &'static str,
+    calls: AtomicU64,
+    listed: Once,
+}
+
+impl Site {
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Self { name, calls: AtomicU64::new(0), listed: Once::new() }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+#[derive(Default)]
+struct Plan {
+    failures: Vec<Failure>,
+    held: bool,
+    waiting: u64,
+}
+
+/// Calls number `first..last` fail.
+struct Failure {
+    first: u64,
+    last: u64,
+    code: Code,
+}
+
+/// Functions called at least once.
+static SITES: Mutex<Vec<&'static Site>> = Mutex::new(Vec::new());
+static PLANS: Mutex<BTreeMap<String, Plan>> = Mutex::new(BTreeMap::new());
+static RELEASED: Condvar = Condvar::new();
+/// Whether there has been a plan since the last reset.
+static SCRIPTED: AtomicBool = AtomicBool::new(false);
+
+fn with<R>(name: &str, change: impl FnOnce(&mut Plan) -> R) -> R {
+    let mut plans = lock(&PLANS);
+    // Relaxed: a call that begins while its plan is being made may miss it; a later call is ordered after the thread
+    // that made the plan.
+    SCRIPTED.store(true, Ordering::Relaxed);
+    change(plans.entry(name.to_owned()).or_default())
+}
+
+fn is_scripted() -> bool {
+    SCRIPTED.load(Ordering::Relaxed)
+}
+
+/// Counts a call; returns the code that it must fail with, if any.
+pub(crate) fn count_call(site: &'static Site) -> Option<Code> {
+    site.listed.call_once(|| lock(&SITES).push(site));
+    // Relaxed: a count that publishes nothing.
+    let number = site.calls.fetch_add(1, Ordering::Relaxed);
+    if !is_scripted() {
+        return None;
+    }
+    let plans = lock(&PLANS);
+    let failures = &plans.get(site.name)?.failures;
+    failures.iter().find(|failure| (failure.first..failure.last).contains(&number)).map(|failure| failure.code)
+}
+
+/// Waits at the gate of this call while it is closed.
+pub(crate) fn wait_at_gate(site: &'static Site) {
+    if !is_scripted() {
+        return;
+    }
+    let mut plans = lock(&PLANS);
+    let mut counted = false;
+    while let Some(plan) = plans.get_mut(site.name) {
+        if !plan.held {
+            plan.waiting -= u64::from(counted);
+            return;
+        }
+        plan.waiting += u64::from(!counted);
+        counted = true;
+        RELEASED.notify_all(); // a test may wait for this arrival
+        plans = wait(&RELEASED, plans);
+    }
+}
+
+/// The `nth` call from now (1 is the next) and the `times - 1` after it fail.
+pub(crate) fn fail(name: &str, nth: u64, times: u64, code: Code) {
+    let calls = calls(name);
+    with(name, |plan| {
+        let first = calls + nth.max(1) - 1;
+        plan.failures.push(Failure { first, last: first.saturating_add(times), code });
+    });
+}
+
+/// A failure that the environment asks for: the `nth` call of the process fails, and all after it if `later` is set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ScriptedFailure {
+    pub(crate) name: String,
+    pub(crate) nth: u64,
+    pub(crate) later: bool,
+    pub(crate) code: Code,
+}
+
+/// Scripts a failure that the environment asks for.
+pub(crate) fn script(failure: &ScriptedFailure) {
+    fail(&failure.name, failure.nth, if failure.later { u64::MAX } else { 1 }, failure.code);
+}
+
+/// Closes or opens the gate of a call.
+pub(crate) fn hold(name: &str, held: bool) {
+    with(name, |plan| plan.held = held);
+    RELEASED.notify_all();
+}
+
+/// Returns once `count` calls wait at the gate.
+pub(crate) fn wait_for_held(name: &str, count: u64) {
+    let mut plans = lock(&PLANS);
+    while plans.get(name).is_none_or(|plan| plan.waiting < count) {
+        plans = wait(&RELEASED, plans);
+    }
+}
+
+/// Calls since the last reset.
+pub(crate) fn calls(name: &str) -> u64 {
+    let sites = lock(&SITES);
+    sites.iter().filter(|site| site.name == name).map(|site| site.calls.load(Ordering::Relaxed)).sum()
+}
+
+/// How often each function was called since the last reset, by name.
+pub(crate) fn all_calls() -> Vec<(&'static str, u64)> {
+    let count = |site: &&'static Site| (site.name, site.calls.load(Ordering::Relaxed));
+    let mut calls: Vec<_> = lock(&SITES).iter().map(count).collect();
+    calls.sort_unstable();
+    calls
+}
+
+/// Removes every script and count and opens every gate.
+pub(crate) fn reset() {
+    lock(&SITES).iter().for_each(|site| site.calls.store(0, Ordering::Relaxed));
+    let mut plans = lock(&PLANS);
+    for plan in plans.values_mut() {
+        let waiting = plan.waiting;
+        *plan = Plan { waiting, ..Plan::default() };
+    }
+    SCRIPTED.store(false, Ordering::Relaxed);
+    RELEASED.notify_all();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_counts_from_the_moment_it_is_scripted() {
+        static ONE: Site = Site::new("one");
+        let three = || [count_call(&ONE), count_call(&ONE), count_call(&ONE)];
+        assert_eq!(count_call(&ONE), None);
+        fail("one", 2, 1, Code::OUT_OF_MEMORY);
+        assert_eq!(three(), [None, Some(Code::OUT_OF_MEMORY), None]);
+        fail("one", 1, u64::MAX, Code::UNKNOWN);
+        assert_eq!(three(), [Some(Code::UNKNOWN); 3]);
+        assert_eq!(calls("one"), 7);
+        reset();
+        assert_eq!((calls("one"), count_call(&ONE)), (0, None));
+    }
+}

@@ -1,0 +1,168 @@
+//! Page-locked bytes, events of interest, misuse, and the report at the end of the process.
+//!
+//! Owns the counters that tests assert on. Never fails a call, except page-locking over the limit.
+
+use std::fmt::Write as _;
+use std::sync::Mutex;
+
+use crate::code::Code;
+use crate::faults;
+use crate::sync::lock;
+
+/// All counts at one moment.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Counts {
+    /// Bytes of host memory page-locked now: allocated, registered or created as physical granules.
+    pub pinned_bytes: u64,
+    /// Most bytes page-locked at once since the last reset.
+    pub peak_pinned_bytes: u64,
+    /// Live blocks of `cuMemHostAlloc`.
+    pub host_allocations: u64,
+    /// Live registrations.
+    pub registrations: u64,
+    /// Live physical granules of `cuMemCreate`, mapped or not.
+    pub granules: u64,
+    /// Live mappings of granules.
+    pub mappings: u64,
+    /// Live address reservations.
+    pub reservations: u64,
+    /// Live blocks of device memory.
+    pub device_allocations: u64,
+    /// Live created streams.
+    pub streams: u64,
+    /// Live events.
+    pub events: u64,
+    /// Retained primary contexts.
+    pub contexts: u64,
+    /// Operations enqueued and not complete.
+    pub work_in_flight: u64,
+    /// Calls of `cuMemFreeHost`, `cuMemHostUnregister` or `cuMemFree` that found work in flight, and so blocked all threads.
+    pub frees_with_work_in_flight: u64,
+    /// Captures invalidated by a call that is not allowed beside them.
+    pub spoiled_captures: u64,
+    /// Misuses seen; [`crate::Double::wrong_uses`] describes them.
+    pub wrong_uses: u64,
+}
+
+struct Ledger {
+    pinned_bytes: u64,
+    peak_pinned_bytes: u64,
+    pin_limit_bytes: u64,
+    frees_with_work_in_flight: u64,
+    spoiled_captures: u64,
+    wrong_uses: Vec<String>,
+}
+
+static LEDGER: Mutex<Ledger> = Mutex::new(Ledger {
+    pinned_bytes: 0,
+    peak_pinned_bytes: 0,
+    pin_limit_bytes: u64::MAX,
+    frees_with_work_in_flight: 0,
+    spoiled_captures: 0,
+    wrong_uses: Vec::new(),
+});
+
+/// Counts page-locked bytes, or refuses them.
+pub(crate) fn pin(bytes: u64) -> Result<(), Code> {
+    let mut ledger = lock(&LEDGER);
+    let wanted = ledger.pinned_bytes.saturating_add(bytes);
+    if wanted > ledger.pin_limit_bytes {
+        return Err(Code::OUT_OF_MEMORY);
+    }
+    ledger.pinned_bytes = wanted;
+    ledger.peak_pinned_bytes = ledger.peak_pinned_bytes.max(wanted);
+    Ok(())
+}
+
+/// Subtracts page-locked bytes.
+pub(crate) fn unpin(bytes: u64) {
+    lock(&LEDGER).pinned_bytes -= bytes;
+}
+
+/// Page-locking more than this fails.
+pub(crate) fn limit_pinned(bytes: u64) {
+    lock(&LEDGER).pin_limit_bytes = bytes;
+}
+
+/// Counts a free that blocks all threads.
+pub(crate) fn freed_with_work_in_flight() {
+    lock(&LEDGER).frees_with_work_in_flight += 1;
+}
+
+/// Counts a capture that a forbidden call invalidated.
+pub(crate) fn spoiled_capture() {
+    lock(&LEDGER).spoiled_captures += 1;
+}
+
+/// Records a misuse in words.
+pub(crate) fn misused(words: String) {
+    lock(&LEDGER).wrong_uses.push(words);
+}
+
+/// The words of one misuse.
+pub(crate) fn misuse(index: usize) -> Option<String> {
+    lock(&LEDGER).wrong_uses.get(index).cloned()
+}
+
+/// The counts of the ledger; the other fields are 0.
+pub(crate) fn counts() -> Counts {
+    let ledger = lock(&LEDGER);
+    Counts {
+        pinned_bytes: ledger.pinned_bytes,
+        peak_pinned_bytes: ledger.peak_pinned_bytes,
+        frees_with_work_in_flight: ledger.frees_with_work_in_flight,
+        spoiled_captures: ledger.spoiled_captures,
+        wrong_uses: ledger.wrong_uses.len() as u64,
+        ..Counts::default()
+    }
+}
+
+/// Resets all counts except the bytes that are still pinned.
+pub(crate) fn reset() {
+    let mut ledger = lock(&LEDGER);
+    *ledger = Ledger {
+        pinned_bytes: ledger.pinned_bytes,
+        peak_pinned_bytes: ledger.pinned_bytes,
+        pin_limit_bytes: u64::MAX,
+        frees_with_work_in_flight: 0,
+        spoiled_captures: 0,
+        wrong_uses: Vec::new(),
+    };
+}
+
+/// The end of the process reports on stderr.
+pub(crate) fn report_at_exit() {
+    // SAFETY: a plain function that lives as long as the process: a driver is never unloaded.
+    let _unreported = unsafe { libc::atexit(report) };
+}
+
+extern "C" fn report() {
+    eprintln!("{}", report_text(&counts(), &faults::all_calls()));
+}
+
+fn report_text(counts: &Counts, calls: &[(&str, u64)]) -> String {
+    let Counts { frees_with_work_in_flight, wrong_uses, peak_pinned_bytes, .. } = counts;
+    let mut text = format!(
+        "mock driver: {frees_with_work_in_flight} frees with work in flight, {wrong_uses} wrong uses, \
+         {peak_pinned_bytes} bytes pinned at most; calls:"
+    );
+    for (name, count) in calls {
+        let _infallible = write!(text, " {name} {count}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_begins_with_what_must_be_zero() {
+        let counts = Counts { frees_with_work_in_flight: 3, peak_pinned_bytes: 4096, ..Default::default() };
+        assert_eq!(
+            report_text(&counts, &[("cuInit", 1), ("cuMemFreeHost", 3)]),
+            "mock driver: 3 frees with work in flight, 0 wrong uses, 4096 bytes pinned at most; calls: cuInit 1 cuMemFreeHost 3"
+        );
+    }
+}

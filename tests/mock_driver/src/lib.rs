@@ -1,0 +1,86 @@
+//! A mock of libcuda for machines without a GPU.
+//!
+//! The `cdylib` of this crate exports the part of the CUDA driver interface that a program calls to pin, copy and wait. Its
+//! SONAME is `libcuda.so`: once a test has loaded it, every later `dlopen("libcuda.so")` in the process finds it. The
+//! `rlib` is the handle, [`Double`]: it loads the `cdylib` and controls it.
+//!
+//! ```text
+//!   the program's cu* calls                     the test's control calls (double_*)
+//!            │                                             │
+//!   ┌── call: counted, held, delayed, failed ◄──── faults ─┤      (one enqueue at a time)
+//!   │  context  event  memory  device_memory  virtual_memory  stream/calls  capture  symbols
+//!   │        └─────────┴── op ──► stream: a worker each, gates ◄─┤
+//!   │                              │                             │
+//!   └── address_space ◄──── copy: bytes move when the op runs    ├── ledger: pinned bytes, misuse, the report
+//!                                                                └── settings of the environment
+//! ```
+//!
+//! It models the rules that programs break, and no times:
+//!
+//! | rule | where |
+//! | --- | --- |
+//! | work runs later, in order, on its own thread; a DMA reads its source when it runs | `stream`, `copy` |
+//! | `cuMemFreeHost`, `cuMemHostUnregister`, `cuMemFree` wait for all work and block every enqueue meanwhile | `call`, `stream` |
+//! | virtual memory is refused on a node that does not exist or has no memory, on the current node, and at an offset | `virtual_memory` |
+//! | host functions of all streams run one after the other | `op` |
+//! | a copy may not span two registrations, nor continue from one into pageable memory | `address_space` |
+//! | a copy to pageable memory is synchronous; one from pageable memory has read it on return | `copy` |
+//! | fresh pinned memory holds garbage, and small blocks are not page-aligned | `memory` |
+//! | while a stream captures in global mode, other threads' queries and allocations fail and invalidate the capture | `capture` |
+//! | a destroyed stream's handle is given to a new stream, even with work pending; its id never is | `stream` |
+//! | waiting for an event and destroying it need a current context, querying it and creating granules do not | `event`, `virtual_memory` |
+//! | a forked child has no driver: 3 | `context` |
+//! | a fault on the device is sticky: every call fails, pending work never finishes | `stream` |
+//!
+//! The environment configures the mock driver for a program that does not know it. It is read at the first `cuInit`:
+//!
+//! | variable | value | meaning |
+//! | --- | --- | --- |
+//! | `MOCK_DRIVER_COPY_DELAY` | `5` | each copy begins this many milliseconds late, so that it is still running after its enqueue |
+//! | `MOCK_DRIVER_FAIL` | `cuMemMap:3=2,cuMemCreate:1+=801` | the third `cuMemMap` fails with code 2, every `cuMemCreate` with 801 |
+//! | `MOCK_DRIVER_REPORT` | `none` (default), `stderr` | at the end of the process: frees with work in flight, wrong uses, calls by name |
+//! | `MOCK_DRIVER_ABORT` | the name of a call | that call ends the process by SIGABRT |
+//! | `MOCK_DRIVER_HANG` | the name of a call | that call never returns |
+//! | `MOCK_DRIVER_CRUEL` | names of [`Cruelty`], or `all` | what a driver may do and the mock driver does not do by default |
+//! | `MOCK_DRIVER_DEVICES` | `1` (default) to `64` | the number of devices |
+//!
+//! An invalid setting is reported on stderr and fails `cuInit` with 1.
+//!
+//! It does not model kernels, graphs beyond a straight line of work, several processes, or device virtual memory.
+//!
+//! It trusts a C caller's arguments as the real driver does; invariant `call-I1` is the one place that says so.
+#![allow(unsafe_code)] // Stands for a library in C.
+// The tests alone call it, on 64 bits; it has no log.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::missing_errors_doc,
+    clippy::missing_panics_doc,
+    clippy::print_stderr
+)]
+
+mod address_space;
+mod call;
+mod capture;
+mod code;
+mod context;
+mod control;
+mod copy;
+mod cruel;
+mod device;
+mod device_memory;
+mod double;
+mod event;
+mod faults;
+mod ledger;
+mod memory;
+mod op;
+mod settings;
+mod stream;
+mod symbols;
+mod sync;
+mod virtual_memory;
+
+pub use code::Code;
+pub use cruel::Cruelty;
+pub use double::{Double, HeldCall, HeldStream};
+pub use ledger::Counts;

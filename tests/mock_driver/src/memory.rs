@@ -1,0 +1,240 @@
+//! Page-locked host memory: allocated by the driver, or the program's own, registered.
+//!
+//! Freeing and unregistering wait for all work of every device with the enqueue lock held. A pool must not do that while
+//! it streams; the ledger counts each time it does.
+//!
+//! Fresh blocks hold garbage and blocks up to [`SMALL_BYTES`] begin in the middle of a page: the real driver carves
+//! them out of larger ones and promises neither zeros nor page alignment.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::Mutex;
+
+use crate::address_space::{self, Owner, Range};
+use crate::call::{In, Out, Outcome, driver_call};
+use crate::code::Code;
+use crate::cruel::{self, Cruelty};
+use crate::sync::lock;
+use crate::{capture, context, device_memory, ledger, stream};
+
+/// The content of a fresh block.
+pub(crate) const GARBAGE: u8 = 0xA5;
+const SMALL_BYTES: usize = 64 << 10;
+const SMALL_OFFSET: usize = 512;
+const PAGE: usize = 4096;
+/// Portable, mapped, write-combined.
+const ALLOC_FLAGS: u32 = 0b111;
+/// Portable, mapped, device's own memory, read-only.
+const REGISTER_FLAGS: u32 = 0b1111;
+/// Attributes of pointers, as the driver numbers them.
+const MEMORY_TYPE: c_int = 2;
+const DEVICE_POINTER: c_int = 3;
+const HOST_POINTER: c_int = 4;
+const BUFFER_ID: c_int = 7;
+const RANGE_START: c_int = 11;
+const RANGE_BYTES: c_int = 12;
+
+/// The context in which the range was made that begins at an address. What is freed stays until the address comes again.
+static CONTEXT_OF: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
+
+/// Enters a range of the current context.
+pub(crate) fn insert_of_context(start: u64, range: Range) -> Outcome {
+    let context = context::current()?;
+    address_space::insert(start, range)?;
+    lock(&CONTEXT_OF).insert(start, context);
+    Ok(())
+}
+
+/// Takes the memory of a context that ends: allocated, registered, and of the device.
+pub(crate) fn end_of(context: usize) {
+    let mut starts = Vec::new();
+    lock(&CONTEXT_OF).retain(|&start, of| {
+        let ends = *of == context;
+        starts.extend(ends.then_some(start));
+        !ends
+    });
+    for start in starts {
+        let Some(range) = address_space::remove(start, |owner| !matches!(owner, Owner::Granule { .. })) else {
+            continue;
+        };
+        match range.owner {
+            Owner::Allocated { mapping, mapping_bytes, .. } => {
+                ledger::unpin(range.bytes);
+                unmap(mapping, mapping_bytes);
+            }
+            Owner::Registered { .. } => ledger::unpin(range.bytes),
+            Owner::Device { backing } => device_memory::unback(backing, range.bytes),
+            Owner::Granule { .. } => {}
+        }
+    }
+}
+
+/// Anonymous memory from the kernel.
+pub(crate) fn map(bytes: usize) -> Result<usize, Code> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh anonymous mapping, at an address of the kernel's choice.
+    let at = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if at == libc::MAP_FAILED { Err(Code::OUT_OF_MEMORY) } else { Ok(at.expose_provenance()) }
+}
+
+/// Unmaps memory of [`map`].
+pub(crate) fn unmap(at: usize, bytes: usize) {
+    // SAFETY: (address-I2) the range was taken out of the map, so no copy reads it, and it is ours to unmap.
+    let failed = unsafe { libc::munmap(ptr::with_exposed_provenance_mut(at), bytes) };
+    debug_assert_eq!(failed, 0);
+}
+
+/// Makes fresh memory resident, as pinned memory is, and fills it with garbage.
+pub(crate) fn make_resident(at: usize, bytes: usize) {
+    // SAFETY: the caller just mapped these bytes and has handed them out to no one.
+    unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(at), GARBAGE, bytes) };
+}
+
+fn is_mapped(at: usize, bytes: usize) -> bool {
+    let start = at & !(PAGE - 1);
+    let pages = (at + bytes - start).div_ceil(PAGE);
+    let mut residency = vec![0_u8; pages];
+    // SAFETY: `mincore` only asks; it writes one byte a page into a vector that has them.
+    let failed =
+        unsafe { libc::mincore(ptr::with_exposed_provenance_mut(start), pages * PAGE, residency.as_mut_ptr()) };
+    failed == 0
+}
+
+/// Waits for every device, as the real calls do.
+fn wait_for_all_work() -> Outcome {
+    capture::forbid_unsafe_call()?;
+    if stream::in_flight() > 0 {
+        ledger::freed_with_work_in_flight();
+    }
+    stream::wait_for_idle(None)
+}
+
+fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
+    context::current()?;
+    capture::forbid_unsafe_call()?;
+    if bytes == 0 || flags & !ALLOC_FLAGS != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let offset = if bytes <= SMALL_BYTES { SMALL_OFFSET } else { 0 };
+    let mapping_bytes = bytes.checked_add(offset + PAGE - 1).ok_or(Code::OUT_OF_MEMORY)? & !(PAGE - 1);
+    ledger::pin(bytes as u64)?;
+    let mapping = map(mapping_bytes).inspect_err(|_| ledger::unpin(bytes as u64))?;
+    make_resident(mapping, mapping_bytes);
+    let address = mapping + offset;
+    let owner = Owner::Allocated { flags, mapping, mapping_bytes };
+    insert_of_context(address as u64, Range { bytes: bytes as u64, owner })?;
+    out.put(ptr::with_exposed_provenance_mut(address))
+}
+
+driver_call! { Enqueue fn cuMemHostAlloc(out: Out<*mut c_void>, bytes: usize, flags: u32) {
+    allocate(out, bytes, flags)
+}}
+
+driver_call! { Enqueue fn cuMemAllocHost_v2(out: Out<*mut c_void>, bytes: usize) {
+    allocate(out, bytes, 0)
+}}
+
+driver_call! { Enqueue fn cuMemFreeHost(address: *mut c_void) {
+    let start = address.addr() as u64;
+    if start == 0 { return Ok(()) }
+    if !matches!(address_space::read().at(start), Some((at, Range { owner: Owner::Allocated { .. }, .. })) if at == start) {
+        ledger::misused(format!("cuMemFreeHost of {start:#x}, which cuMemHostAlloc never gave out or was freed before"));
+        return Err(Code::INVALID_VALUE);
+    }
+    wait_for_all_work()?;
+    let range = address_space::remove(start, |owner| matches!(owner, Owner::Allocated { .. })).ok_or(Code::INVALID_VALUE)?;
+    ledger::unpin(range.bytes);
+    let Owner::Allocated { mapping, mapping_bytes, .. } = range.owner else { return Ok(()) };
+    unmap(mapping, mapping_bytes);
+    Ok(())
+}}
+
+driver_call! { Enqueue fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32) {
+    context::current()?;
+    capture::forbid_unsafe_call()?;
+    if cruel::is(Cruelty::NoRegistering) {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    let start = address.expose_provenance();
+    if start == 0 || bytes == 0 || flags & !REGISTER_FLAGS != 0 || !is_mapped(start, bytes) {
+        ledger::misused(format!("cuMemHostRegister of {bytes} bytes at {start:#x}, which are not all mapped, with flags {flags}"));
+        return Err(Code::INVALID_VALUE);
+    }
+    ledger::pin(bytes as u64)?;
+    insert_of_context(start as u64, Range { bytes: bytes as u64, owner: Owner::Registered { flags } })
+        .inspect_err(|_| ledger::unpin(bytes as u64))
+}}
+
+driver_call! { Enqueue fn cuMemHostUnregister(address: *mut c_void) {
+    let start = address.addr() as u64;
+    if !matches!(address_space::read().at(start), Some((at, Range { owner: Owner::Registered { .. }, .. })) if at == start) {
+        ledger::misused(format!("cuMemHostUnregister of {start:#x}, where no registration begins"));
+        return Err(Code::HOST_MEMORY_NOT_REGISTERED);
+    }
+    wait_for_all_work()?;
+    let registered = |owner: &Owner| matches!(owner, Owner::Registered { .. });
+    let range = address_space::remove(start, registered).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)?;
+    ledger::unpin(range.bytes);
+    Ok(())
+}}
+
+driver_call! { Device fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: *mut c_void, flags: u32) {
+    let start = address.addr() as u64;
+    match address_space::read().at(start) {
+        Some((_, Range { owner: Owner::Allocated { .. } | Owner::Registered { .. }, .. })) if flags == 0 => out.put(start),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}}
+
+/// An attribute of memory that the device may use, mapped granules included. The host's memory has one address for all.
+fn attribute(out: Out<u64>, attribute: c_int, address: u64) -> Outcome {
+    if attribute == MEMORY_TYPE {
+        // 1 is the host, 2 a device. Pageable memory is refused.
+        let (_, range) = address_space::read().at(address).ok_or(Code::INVALID_VALUE)?;
+        return out.narrow().put(if matches!(range.owner, Owner::Device { .. }) { 2 } else { 1 });
+    }
+    let value = |(start, range): (u64, Range)| match attribute {
+        DEVICE_POINTER | HOST_POINTER => Ok(address),
+        BUFFER_ID | RANGE_START => Ok(start),
+        RANGE_BYTES => Ok(range.bytes),
+        _ => Err(Code::NOT_SUPPORTED),
+    };
+    match address_space::read().at(address) {
+        Some(found) => out.put(value(found)?),
+        None if (DEVICE_POINTER..=RANGE_BYTES).contains(&attribute) => Err(Code::INVALID_VALUE),
+        None => Err(Code::NOT_SUPPORTED),
+    }
+}
+
+driver_call! { Device fn cuPointerGetAttribute(out: Out<u64>, number: c_int, address: u64) {
+    attribute(out, number, address)
+}}
+
+// What is not known is 0, and no error.
+driver_call! { Device fn cuPointerGetAttributes(count: u32, numbers: In<c_int>, places: In<*mut u64>, address: u64) {
+    (0..count as usize).try_for_each(|index| {
+        let place = places.at(index)?;
+        let number = numbers.at(index)?;
+        match attribute(Out::at(place, 0), number, address) {
+            Err(_) if number == MEMORY_TYPE => Out::at(place, 0).narrow().put(0)?,
+            Err(_) => Out::at(place, 0).put(0)?,
+            Ok(()) => {}
+        }
+        Ok(())
+    })
+}}
+
+driver_call! { Device fn cuMemGetAddressRange_v2(start: Out<u64>, bytes: Out<usize>, address: u64) {
+    let (at, range) = address_space::read().at(address).ok_or(Code::INVALID_VALUE)?;
+    start.put_if_wanted(at);
+    bytes.put_if_wanted(range.bytes as usize);
+    Ok(())
+}}
+
+driver_call! { Device fn cuMemHostGetFlags(out: Out<u32>, address: *mut c_void) {
+    match address_space::read().at(address.addr() as u64) {
+        Some((_, Range { owner: Owner::Allocated { flags, .. } | Owner::Registered { flags }, .. })) => out.put(flags),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}}

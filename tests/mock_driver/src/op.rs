@@ -1,0 +1,105 @@
+//! One operation on a stream, and how the worker runs it.
+//!
+//! Runs on a stream's worker, which holds no lock. An `Err` is a fault of the device: sticky.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
+
+use crate::call::Outcome;
+use crate::code::Code;
+use crate::copy::{self, Endpoint};
+use crate::stream::Ticket;
+use crate::sync::lock;
+use crate::{address_space, device_memory, ledger};
+
+/// The driver may serialize the host functions of all streams, so a function that waits holds up those of other streams.
+static HOST_FUNCTIONS: Mutex<()> = Mutex::new(());
+
+/// A host function, as `cuLaunchHostFunc` takes it.
+pub(crate) type HostFunction = extern "C" fn(*mut c_void);
+
+/// Cloned when a graph is launched again.
+#[derive(Clone)]
+pub(crate) enum Op {
+    Copy {
+        to: Endpoint,
+        from: Endpoint,
+        bytes: u64,
+    },
+    Fill {
+        address: u64,
+        value: u8,
+        bytes: u64,
+    },
+    WriteValue {
+        address: u64,
+        value: u32,
+    },
+    FreeDevice {
+        address: u64,
+    },
+    Host {
+        function: HostFunction,
+        argument: usize,
+    },
+    /// An event; receives the time of its completion.
+    RecordEvent(Arc<OnceLock<Instant>>),
+    /// Handled by the stream: the operations after it wait for other work.
+    WaitFor(Ticket),
+}
+
+impl Op {
+    /// Runs the operation.
+    pub(crate) fn run(self) -> Outcome {
+        match self {
+            Op::Copy { to, from, bytes } => copy::run(&to, &from, bytes),
+            Op::Fill { address, value, bytes } => fill(address, value, bytes),
+            Op::WriteValue { address, value } => write_value(address, value),
+            Op::FreeDevice { address } => device_memory::release(address),
+            Op::Host { function, argument } => {
+                let _turn = lock(&HOST_FUNCTIONS);
+                function(ptr::with_exposed_provenance_mut(argument));
+                Ok(())
+            }
+            Op::RecordEvent(reached) => {
+                reached.get_or_init(Instant::now);
+                Ok(())
+            }
+            Op::WaitFor(_) => Ok(()),
+        }
+    }
+}
+
+/// The error of an operation whose memory was freed before it ran.
+pub(crate) fn fault(what: &str, address: u64) -> Code {
+    ledger::misused(format!("{what} reached {address:#x} after that memory was freed"));
+    Code::ILLEGAL_ADDRESS
+}
+
+fn fill(address: u64, value: u8, bytes: u64) -> Outcome {
+    let space = address_space::read();
+    let mut done = 0;
+    while done < bytes {
+        let at = address + done;
+        let (place, left) = space.backing(at).ok_or_else(|| fault("a fill", at))?;
+        let step = left.min(bytes - done);
+        // SAFETY: (address-I2) `step` bytes from `place` are backed while the map is borrowed.
+        unsafe { ptr::write_bytes(place, value, step as usize) };
+        done += step;
+    }
+    Ok(())
+}
+
+fn write_value(address: u64, value: u32) -> Outcome {
+    let space = address_space::read();
+    let (place, _) = space.backing(address).ok_or_else(|| fault("a write of a value", address))?;
+    // SAFETY: (address-I2) backed while the map is borrowed; the call that enqueued this checked the alignment
+    // and that four bytes have one owner.
+    let cell = unsafe { AtomicU32::from_ptr(place.cast()) };
+    // Release: a thread that reads the value with acquire sees every byte that earlier work of this stream wrote.
+    cell.store(value, Ordering::Release);
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! Settings of the environment, read once, at the first `cuInit`.
+//!
+//! Owns names and grammar; the crate's docs have the table of meanings. Tests use the control calls instead. A value or a
+//! prefixed name that cannot be parsed is reported on stderr and fails `cuInit`.
+
+use std::env;
+use std::ffi::OsString;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use crate::call::Outcome;
+use crate::code::Code;
+use crate::cruel::{self, Cruelty};
+use crate::faults::{self, ScriptedFailure};
+use crate::ledger;
+
+const PREFIX: &str = "MOCK_DRIVER_";
+
+/// The parsed settings; tests get the default.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// Each copy begins so late.
+    pub(crate) copy_delay: Duration,
+    /// The end of the process reports counts.
+    pub(crate) report: bool,
+    /// A call of this name ends the process.
+    pub(crate) abort: Option<&'static str>,
+    /// A call of this name never returns.
+    pub(crate) hang: Option<&'static str>,
+    /// Switches that are on, a bit each.
+    pub(crate) cruel: u64,
+    /// The number of devices; 0 is one.
+    pub(crate) devices: usize,
+}
+
+static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
+
+/// Reads the environment once; fails each time if it cannot be parsed.
+pub(crate) fn read() -> Outcome {
+    let settings = SETTINGS.get_or_init(|| {
+        let (settings, failures) = parse(env::vars_os()).inspect_err(|why| eprintln!("mock driver: {why}"))?;
+        failures.iter().for_each(faults::script);
+        if settings.report {
+            ledger::report_at_exit();
+        }
+        // A test may have turned others on before.
+        if settings.cruel != 0 {
+            cruel::set(settings.cruel);
+        }
+        Ok(settings)
+    });
+    settings.as_ref().map(drop).map_err(|_| Code::INVALID_VALUE)
+}
+
+/// The settings that were read; the default before that.
+pub(crate) fn get() -> Settings {
+    SETTINGS.get().and_then(|settings| settings.as_ref().ok()).copied().unwrap_or_default()
+}
+
+/// Ends the process or never returns, if the environment asks that of this call.
+pub(crate) fn end_process_in(call: &str) {
+    let Settings { abort, hang, .. } = get();
+    if abort == Some(call) {
+        std::process::abort();
+    }
+    while hang == Some(call) {
+        std::thread::park();
+    }
+}
+
+fn parse(
+    variables: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<(Settings, Vec<ScriptedFailure>), String> {
+    let (mut settings, mut failures) = (Settings::default(), Vec::new());
+    for (name, value) in variables {
+        let Some(name) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
+        let text = value.to_string_lossy();
+        let each = || text.split(',').map(str::trim).filter(|one| !one.is_empty());
+        let mut set = || {
+            match name {
+                "COPY_DELAY" => settings.copy_delay = Duration::from_millis(text.parse().ok()?),
+                "REPORT" => settings.report = ["none", "stderr"].iter().position(|known| *known == text)? == 1,
+                "FAIL" => failures = each().map(failure).collect::<Option<_>>()?,
+                "CRUEL" if text == "all" => settings.cruel = Cruelty::ALL.iter().map(|switch| switch.bit()).sum(),
+                "CRUEL" => {
+                    settings.cruel = each().map(|one| Cruelty::named(one).map(Cruelty::bit)).sum::<Option<_>>()?
+                }
+                "DEVICES" => settings.devices = text.parse().ok().filter(|count| (1..=64).contains(count))?,
+                // Read once for a process.
+                "ABORT" => settings.abort = Some(text.to_string().leak()),
+                "HANG" => settings.hang = Some(text.to_string().leak()),
+                _ => return None,
+            }
+            Some(())
+        };
+        set().ok_or_else(|| {
+            format!("{PREFIX}{name}={text}: no such setting or value; see the documentation of the crate")
+        })?;
+    }
+    Ok((settings, failures))
+}
+
+/// `NAME:N=CODE` for one call, `NAME:N+=CODE` for it and all later ones.
+fn failure(text: &str) -> Option<ScriptedFailure> {
+    let (name, rest) = text.split_once(':')?;
+    let (nth, code) = rest.split_once('=')?;
+    let (number, later) = nth.strip_suffix('+').map_or((nth, false), |number| (number, true));
+    let (nth, code) = (number.parse().ok().filter(|&nth| nth > 0)?, code.parse().ok().filter(|&code| code > 0)?);
+    name.starts_with("cu").then(|| ScriptedFailure { name: name.to_owned(), nth, later, code: Code(code) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(variables: &[(&str, &str)]) -> Result<Settings, String> {
+        parse(variables.iter().map(|(name, value)| (name.into(), value.into()))).map(|(settings, _)| settings)
+    }
+
+    #[test]
+    fn a_failure_names_its_call_its_number_and_its_code() {
+        let scripted =
+            |nth, later, code| Some(ScriptedFailure { name: "cuMemMap".to_owned(), nth, later, code: Code(code) });
+        assert_eq!(failure("cuMemMap:3=2"), scripted(3, false, 2));
+        assert_eq!(failure("cuMemMap:1+=801"), scripted(1, true, 801));
+        for wrong in ["cuMemMap", "cuMemMap:0=2", "cuMemMap:1=0", "cuMemMap:=2", "cuMemMap:1", "malloc:1=2", ":1=2"] {
+            assert_eq!(failure(wrong), None, "{wrong}");
+        }
+        let both = parse([("MOCK_DRIVER_FAIL".into(), "cuMemMap:3=2,cuMemMap:1+=801".into())]).unwrap().1;
+        assert_eq!(both, [scripted(3, false, 2), scripted(1, true, 801)].map(Option::unwrap));
+        assert!(parse([("MOCK_DRIVER_FAIL".into(), "cuMemMap:3=2,nothing".into())]).unwrap_err().contains("nothing"));
+    }
+
+    #[test]
+    fn each_variable_sets_its_field() {
+        let late = parsed(&[("HOME", "/"), ("MOCK_DRIVER_COPY_DELAY", "5"), ("MOCK_DRIVER_REPORT", "stderr")]);
+        let copy_delay = Duration::from_millis(5);
+        assert_eq!(late, Ok(Settings { copy_delay, report: true, ..Settings::default() }));
+        let deadly = parsed(&[("MOCK_DRIVER_ABORT", "cuMemCreate"), ("MOCK_DRIVER_HANG", "cuMemMap")]);
+        let (abort, hang) = (Some("cuMemCreate"), Some("cuMemMap"));
+        assert_eq!(deadly, Ok(Settings { abort, hang, ..Settings::default() }));
+        let cruel =
+            parsed(&[("MOCK_DRIVER_CRUEL", "one-mapping, single-unmap"), ("MOCK_DRIVER_DEVICES", "2")]).unwrap();
+        assert_eq!((cruel.cruel, cruel.devices), (Cruelty::OneMapping.bit() | Cruelty::SingleUnmap.bit(), 2));
+        assert_eq!(parsed(&[("MOCK_DRIVER_CRUEL", "all")]).unwrap().cruel.count_ones() as usize, Cruelty::ALL.len());
+        assert_eq!(parsed(&[("HOME", "/")]), Ok(Settings::default()));
+        assert_eq!(parsed(&[("MOCK_DRIVER_REPORT", "none")]), Ok(Settings::default()));
+    }
+
+    #[test]
+    fn an_unknown_name_or_value_is_refused_by_name() {
+        for wrong in [
+            ("MOCK_DRIVER_COPY_DELAY", "fast"),
+            ("MOCK_DRIVER_REPORT", "1"),
+            ("MOCK_DRIVER_COSTS", "measured"),
+            ("MOCK_DRIVER_CRUEL", "kind"),
+            ("MOCK_DRIVER_DEVICES", "0"),
+        ] {
+            let why = parsed(&[wrong]).unwrap_err();
+            assert!(why.contains(&format!("{}={}", wrong.0, wrong.1)), "{why}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Driver calls on streams: create, destroy, wait, query, and work that signals the host.
+
+use std::ffi::c_int;
+
+use super::{NON_BLOCKING, context_of, enqueue, lock_streams, resolve, wait_for};
+use crate::address_space::{self, MemoryKind};
+use crate::call::{Out, Outcome, driver_call};
+use crate::code::Code;
+use crate::cruel::{self, Cruelty};
+use crate::op::{HostFunction, Op};
+use crate::{capture, context};
+
+/// The handle of a green context, which no thread may make current.
+const GREEN: usize = 0x6000_0000;
+
+fn create(out: Out<usize>, flags: u32, priority: c_int) -> Outcome {
+    let context = context::current()?;
+    if flags & !NON_BLOCKING != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let mut streams = lock_streams();
+    let number = streams.open(context, Some((flags, priority)))?;
+    out.put(streams.handles.give(number))
+}
+
+driver_call! { Device fn cuStreamCreate(out: Out<usize>, flags: u32) {
+    create(out, flags, 0)
+}}
+
+driver_call! { Device fn cuStreamCreateWithPriority(out: Out<usize>, flags: u32, priority: c_int) {
+    create(out, flags, priority)
+}}
+
+driver_call! { Device fn cuStreamDestroy_v2(handle: usize) {
+    let number = resolve(handle)?;
+    let mut streams = lock_streams();
+    streams.captures.spoil(number);
+    match streams.by_number.get_mut(&number) {
+        Some(stream) if stream.created.is_some() => {
+            stream.closing = true;
+            stream.worker.notify_all();
+            streams.handles.take_back(number);
+            Ok(())
+        }
+        _ => Err(Code::INVALID_HANDLE),
+    }
+}}
+
+driver_call! { Device fn cuStreamSynchronize(handle: usize) {
+    let stream = resolve(handle)?;
+    capture::forbid_waiting(stream)?;
+    wait_for(stream)
+}}
+
+driver_call! { Device fn cuStreamQuery(handle: usize) {
+    let stream = resolve(handle)?;
+    capture::forbid_implicit(stream)?;
+    capture::forbid_waiting(stream)?;
+    let streams = lock_streams();
+    if streams.is_over(streams.last(stream)) { Ok(()) } else { Err(Code::NOT_READY) }
+}}
+
+driver_call! { Device fn cuStreamGetCtx(handle: usize, out: Out<usize>) {
+    let context = context_of(resolve(handle)?)?;
+    out.put(if cruel::is(Cruelty::GreenStreams) { GREEN } else { context })
+}}
+
+driver_call! { Device fn cuStreamGetCtx_v2(handle: usize, out: Out<usize>, green: Out<usize>) {
+    out.put(context_of(resolve(handle)?)?)?;
+    green.put(if cruel::is(Cruelty::GreenStreams) { GREEN } else { 0 })
+}}
+
+driver_call! { Device fn cuStreamGetFlags(handle: usize, out: Out<u32>) {
+    let stream = resolve(handle)?;
+    out.put(lock_streams().by_number.get(&stream).and_then(|stream| stream.created).map_or(0, |(flags, _)| flags))
+}}
+
+driver_call! { Device fn cuStreamGetId(handle: usize, out: Out<u64>) {
+    let number = resolve(handle)?;
+    capture::forbid_naming(number)?;
+    out.put(number as u64)
+}}
+
+driver_call! { Enqueue fn cuLaunchHostFunc(handle: usize, function: Option<HostFunction>, argument: usize) {
+    let function = function.ok_or(Code::INVALID_VALUE)?;
+    enqueue(resolve(handle)?, Op::Host { function, argument }).map(drop)
+}}
+
+fn write_value(handle: usize, address: u64, value: u32) -> Outcome {
+    if !address.is_multiple_of(4) || address_space::read().locate(address, 4)? == MemoryKind::Pageable {
+        return Err(Code::INVALID_VALUE);
+    }
+    enqueue(resolve(handle)?, Op::WriteValue { address, value }).map(drop)
+}
+
+driver_call! { Enqueue fn cuStreamWriteValue32(handle: usize, address: u64, value: u32, _flags: u32) {
+    write_value(handle, address, value)
+}}
+
+driver_call! { Enqueue fn cuStreamWriteValue32_v2(handle: usize, address: u64, value: u32, _flags: u32) {
+    write_value(handle, address, value)
+}}

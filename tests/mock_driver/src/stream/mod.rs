@@ -1,0 +1,440 @@
+//! Streams: a queue and a worker thread each, run strictly in order, later.
+//!
+//! ```text
+//!   enqueue ──► ops ──[ gate ]──► worker runs one ──► finished = its number ──► threads that wait check again
+//! ```
+//!
+//! Owns all streams and their handles, the gates, the captures, and whether the device is lost, under one lock. Each worker
+//! has its own condition variable and the waiting callers share one, so that an enqueue wakes only its worker. Operations run
+//! outside the lock. A destroyed stream first finishes its work, as a real one does.
+//!
+//! Handles recur as on a real driver: the handle of a destroyed stream is free at once, even with its work still running.
+//! Inside the double a stream has a number, which is never used twice.
+//!
+//! | invariant | |
+//! | --- | --- |
+//! | `stream-I1` | the numbers of a stream's operations grow by one; operation `n` is complete when `finished >= n`; a ticket for a removed stream is complete |
+//! | `stream-I2` | once the device is lost, nothing completes: queues are emptied, waits fail |
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::c_int;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::{self, ThreadId};
+
+use crate::call::Outcome;
+use crate::capture::Captures;
+use crate::code::Code;
+use crate::op::Op;
+use crate::sync::{lock, wait};
+use crate::{context, ledger};
+
+mod calls;
+mod handles;
+
+use handles::Handles;
+
+const NON_BLOCKING: u32 = 1;
+
+/// The handles of the default streams.
+pub(crate) const LEGACY: usize = 0;
+const LEGACY_BY_NAME: usize = 1;
+const PER_THREAD: usize = 2;
+
+/// An operation that can be waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    stream: usize,
+    number: u64,
+}
+
+/// The result of an enqueue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Enqueued {
+    /// It will run.
+    Live(Ticket),
+    /// The stream is capturing: the operation is recorded in that graph.
+    Captured(u64),
+}
+
+struct Stream {
+    context: usize,
+    /// `None` for the two default streams, which are never created.
+    created: Option<(u32, c_int)>,
+    /// Wakes the worker.
+    worker: Arc<Condvar>,
+    ops: VecDeque<(u64, Op)>,
+    enqueued: u64,
+    finished: u64,
+    running: bool,
+    /// The running operation only signals the completion of those before it.
+    signalling: bool,
+    held: bool,
+    /// How many operations may pass the closed gate.
+    passes: u64,
+    closing: bool,
+}
+
+impl Stream {
+    fn is_idle(&self) -> bool {
+        self.ops.is_empty() && !self.running
+    }
+
+    fn is_blocking(&self) -> bool {
+        self.created.is_none_or(|(flags, _)| flags & NON_BLOCKING == 0)
+    }
+}
+
+/// All streams and what they share.
+pub(crate) struct Streams {
+    by_number: BTreeMap<usize, Stream>,
+    /// The legacy stream of a context, and the one of a thread in it.
+    defaults: Vec<(usize, Option<ThreadId>, usize)>,
+    created: usize,
+    handles: Handles,
+    hold_all: bool,
+    lost: Option<Code>,
+    pub(crate) captures: Captures,
+}
+
+static STREAMS: Mutex<Streams> = Mutex::new(Streams {
+    by_number: BTreeMap::new(),
+    defaults: Vec::new(),
+    created: 0,
+    handles: Handles::new(),
+    hold_all: false,
+    lost: None,
+    captures: Captures::new(),
+});
+/// Wakes callers that wait for completion.
+static CALLERS: Condvar = Condvar::new();
+
+/// Locks the streams.
+pub(crate) fn lock_streams() -> MutexGuard<'static, Streams> {
+    lock(&STREAMS)
+}
+
+impl Streams {
+    fn is_over(&self, ticket: Ticket) -> bool {
+        self.by_number.get(&ticket.stream).is_none_or(|stream| stream.finished >= ticket.number)
+    }
+
+    fn open(&mut self, context: usize, created: Option<(u32, c_int)>) -> Result<usize, Code> {
+        self.created += 1;
+        let (handle, waiters) = (self.created, Arc::new(Condvar::new()));
+        let stream = Stream {
+            context,
+            created,
+            worker: Arc::clone(&waiters),
+            ops: VecDeque::new(),
+            enqueued: 0,
+            finished: 0,
+            running: false,
+            signalling: false,
+            held: false,
+            passes: 0,
+            closing: false,
+        };
+        self.by_number.insert(handle, stream);
+        let builder = thread::Builder::new().name(format!("stream {handle}"));
+        builder.spawn(move || work(handle, &waiters)).map_err(|_| Code::OUT_OF_MEMORY)?;
+        Ok(handle)
+    }
+
+    fn default_stream(&mut self, context: usize, thread: Option<ThreadId>) -> Result<usize, Code> {
+        if let Some(&(.., handle)) = self.defaults.iter().find(|known| (known.0, known.1) == (context, thread)) {
+            return Ok(handle);
+        }
+        let handle = self.open(context, None)?;
+        self.defaults.push((context, thread, handle));
+        Ok(handle)
+    }
+
+    fn is_legacy(&self, handle: usize) -> bool {
+        self.defaults.iter().any(|&(_, thread, known)| known == handle && thread.is_none())
+    }
+
+    /// The legacy stream may not be used while a stream that is ordered with it captures.
+    pub(crate) fn check_not_implicit(&self, handle: usize) -> Outcome {
+        let is_implicit = self.is_legacy(handle) && !self.blocking_captures().is_empty();
+        if is_implicit { Err(Code::STREAM_CAPTURE_IMPLICIT) } else { Ok(()) }
+    }
+
+    /// Streams that capture and are ordered with the legacy stream.
+    pub(crate) fn blocking_captures(&self) -> Vec<usize> {
+        let is_blocking = |member: &usize| self.by_number.get(member).is_some_and(Stream::is_blocking);
+        self.captures.members().copied().filter(is_blocking).collect()
+    }
+
+    fn last(&self, handle: usize) -> Ticket {
+        Ticket { stream: handle, number: self.by_number.get(&handle).map_or(0, |stream| stream.enqueued) }
+    }
+
+    /// Operations that this stream must wait for, since the legacy stream and the blocking ones are ordered with each other.
+    fn implicit_dependencies(&self, handle: usize) -> Vec<Ticket> {
+        let Some(stream) = self.by_number.get(&handle).filter(|stream| stream.is_blocking()) else { return Vec::new() };
+        let legacy = self.is_legacy(handle);
+        let others = self.by_number.iter().filter(|&(&other, beside)| {
+            beside.context == stream.context
+                && other != handle
+                && beside.is_blocking()
+                && (legacy || self.is_legacy(other))
+        });
+        others.map(|(&other, _)| self.last(other)).filter(|&ticket| !self.is_over(ticket)).collect()
+    }
+
+    fn push(&mut self, handle: usize, op: Op) -> Result<Ticket, Code> {
+        let stream = self.by_number.get_mut(&handle).ok_or(Code::INVALID_HANDLE)?;
+        stream.enqueued += 1;
+        stream.ops.push_back((stream.enqueued, op));
+        stream.worker.notify_all();
+        Ok(Ticket { stream: handle, number: stream.enqueued })
+    }
+
+    /// The worker's next operation; `Ok(None)` if there is none yet, `Err` if the stream is removed.
+    fn next(&mut self, handle: usize) -> Result<Option<(u64, Op)>, ()> {
+        loop {
+            let stream = self.by_number.get(&handle).ok_or(())?;
+            let gated = (stream.held || self.hold_all) && stream.passes == 0;
+            let must_wait = match stream.ops.front() {
+                None if stream.closing => return Err(()),
+                None => return Ok(None),
+                Some(&(_, Op::WaitFor(ticket))) => gated || !self.is_over(ticket),
+                Some(_) => gated,
+            };
+            if must_wait {
+                return Ok(None);
+            }
+            let stream = self.by_number.get_mut(&handle).ok_or(())?;
+            let Some((number, op)) = stream.ops.pop_front() else { return Ok(None) };
+            stream.passes = stream.passes.saturating_sub(1);
+            if !matches!(op, Op::WaitFor(_)) {
+                stream.running = true;
+                stream.signalling = matches!(op, Op::RecordEvent(_) | Op::WriteValue { .. });
+                return Ok(Some((number, op)));
+            }
+            stream.finished = number;
+            self.wake_dependents();
+        }
+    }
+
+    fn finish(&mut self, handle: usize, number: u64, ended: Outcome) {
+        if let Err(code) = ended {
+            self.lose(code);
+        }
+        let lost = self.lost.is_some();
+        if let Some(stream) = self.by_number.get_mut(&handle) {
+            stream.running = false;
+            if !lost {
+                stream.finished = number;
+            }
+        }
+        self.wake_dependents();
+    }
+
+    fn lose(&mut self, code: Code) {
+        self.lost.get_or_insert(code);
+        self.by_number.values_mut().for_each(|stream| stream.ops.clear());
+        CALLERS.notify_all();
+        self.wake_all_workers();
+    }
+
+    /// Wakes the threads that may wait for a completion: callers, and workers of streams that wait for others.
+    fn wake_dependents(&self) {
+        CALLERS.notify_all();
+        let waits = |stream: &&Stream| matches!(stream.ops.front(), Some((_, Op::WaitFor(_))));
+        self.by_number.values().filter(waits).for_each(|stream| stream.worker.notify_all());
+    }
+
+    /// Wakes every worker: gates may be open, or queues empty.
+    fn wake_all_workers(&self) {
+        self.by_number.values().for_each(|stream| stream.worker.notify_all());
+    }
+}
+
+fn work(handle: usize, waiters: &Condvar) {
+    let mut streams = lock_streams();
+    loop {
+        match streams.next(handle) {
+            Ok(Some((number, op))) => {
+                drop(streams);
+                let ended = op.run();
+                streams = lock_streams();
+                streams.finish(handle, number, ended);
+            }
+            Ok(None) => streams = wait(waiters, streams),
+            Err(()) => {
+                streams.by_number.remove(&handle);
+                streams.wake_dependents();
+                return;
+            }
+        }
+    }
+}
+
+/// Waits until `condition` holds; fails as soon as the device is lost (`stream-I2`).
+fn wait_until(mut condition: impl FnMut(&Streams) -> bool) -> Outcome {
+    let mut streams = lock_streams();
+    loop {
+        match streams.lost {
+            Some(code) => return Err(code),
+            None if condition(&streams) => return Ok(()),
+            None => streams = wait(&CALLERS, streams),
+        }
+    }
+}
+
+/// Fails with the code of a lost device.
+pub(crate) fn check_alive() -> Outcome {
+    lock_streams().lost.map_or(Ok(()), Err)
+}
+
+/// The number of the stream behind a caller's handle.
+pub(crate) fn resolve(handle: usize) -> Result<usize, Code> {
+    let context = context::current();
+    let mut streams = lock_streams();
+    match handle {
+        LEGACY | LEGACY_BY_NAME => streams.default_stream(context?, None),
+        PER_THREAD => streams.default_stream(context?, Some(thread::current().id())),
+        _ => streams.handles.number(handle).ok_or_else(|| {
+            drop(streams);
+            ledger::misused(format!("use of stream {handle:#x}, which does not exist or is destroyed"));
+            Code::INVALID_HANDLE
+        }),
+    }
+}
+
+/// Appends an operation, or records it if the stream captures.
+pub(crate) fn enqueue(stream: usize, op: Op) -> Result<Enqueued, Code> {
+    let mut streams = lock_streams();
+    if let Some(graph) = streams.captures.record(stream, &op)? {
+        return Ok(Enqueued::Captured(graph));
+    }
+    streams.check_not_implicit(stream)?;
+    for ticket in streams.implicit_dependencies(stream) {
+        streams.push(stream, Op::WaitFor(ticket))?;
+    }
+    streams.push(stream, op).map(Enqueued::Live)
+}
+
+/// The context of a stream.
+pub(crate) fn context_of(stream: usize) -> Result<usize, Code> {
+    lock_streams().by_number.get(&stream).map(|stream| stream.context).ok_or(Code::INVALID_HANDLE)
+}
+
+/// What runs in a context, one ticket for each of its streams. While one of them captures, there is no answer, and that
+/// capture is invalid.
+pub(crate) fn tickets_of(context: usize) -> Result<Vec<Ticket>, Code> {
+    let mut streams = lock_streams();
+    let of_context: Vec<usize> =
+        streams.by_number.iter().filter(|(_, stream)| stream.context == context).map(|(&number, _)| number).collect();
+    let captures = |number: &usize| streams.captures.members().any(|member| member == number);
+    let capturing: Vec<usize> = of_context.iter().copied().filter(captures).collect();
+    if !capturing.is_empty() {
+        capturing.into_iter().for_each(|number| streams.captures.spoil(number));
+        return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let last = of_context.into_iter().map(|number| streams.last(number));
+    Ok(last.filter(|&ticket| !streams.is_over(ticket)).collect())
+}
+
+/// Whether this operation is complete.
+pub(crate) fn is_over(ticket: Ticket) -> bool {
+    lock_streams().is_over(ticket)
+}
+
+/// Waits for this operation.
+pub(crate) fn wait_for_ticket(ticket: Ticket) -> Outcome {
+    wait_until(|streams| streams.is_over(ticket))
+}
+
+/// Waits for all operations enqueued so far.
+pub(crate) fn wait_for(stream: usize) -> Outcome {
+    let last = lock_streams().last(stream);
+    wait_for_ticket(last)
+}
+
+/// Waits until nothing is enqueued, on one context or on all.
+pub(crate) fn wait_for_idle(context: Option<usize>) -> Outcome {
+    wait_until(|streams| {
+        streams
+            .by_number
+            .values()
+            .all(|stream| context.is_some_and(|wanted| wanted != stream.context) || stream.is_idle())
+    })
+}
+
+/// Operations enqueued and not complete. A signal whose effect may be visible already does not count.
+pub(crate) fn in_flight() -> u64 {
+    let of = |stream: &Stream| stream.ops.len() as u64 + u64::from(stream.running && !stream.signalling);
+    lock_streams().by_number.values().map(of).sum()
+}
+
+/// Streams created and not destroyed.
+pub(crate) fn live() -> u64 {
+    lock_streams().by_number.values().filter(|stream| stream.created.is_some() && !stream.closing).count() as u64
+}
+
+/// Destroys all streams of a context: once their work has ended, or with it.
+pub(crate) fn close_of(context: usize, ends_work: bool) {
+    let mut guard = lock_streams();
+    let streams = &mut *guard;
+    streams.defaults.retain(|&(of, ..)| of != context);
+    for (&number, stream) in streams.by_number.iter_mut().filter(|(_, stream)| stream.context == context) {
+        // The next context may have the handle of this one.
+        (stream.closing, stream.created, stream.context) = (true, None, 0);
+        streams.handles.take_back(number);
+        streams.captures.end_of(number);
+        if ends_work {
+            stream.ops.clear();
+        }
+        stream.worker.notify_all();
+    }
+    // What runs at this moment may use memory that goes with the context.
+    while ends_work && guard.by_number.values().any(|stream| stream.closing && stream.running) {
+        guard = wait(&CALLERS, guard);
+    }
+}
+
+/// Closes or opens the gate of one stream, by its handle or its number; 0 is the gate of all. Returns its number.
+pub(crate) fn hold(stream: usize, held: bool) -> usize {
+    let mut streams = lock_streams();
+    let number = streams.handles.number(stream).unwrap_or(stream);
+    if number == LEGACY {
+        streams.hold_all = held;
+    } else if let Some(stream) = streams.by_number.get_mut(&number) {
+        (stream.held, stream.passes) = (held, 0);
+    }
+    streams.wake_all_workers();
+    number
+}
+
+/// Lets this many operations pass the closed gate.
+pub(crate) fn let_pass(handle: usize, count: u64) {
+    if let Some(stream) = lock_streams().by_number.get_mut(&handle) {
+        stream.passes += count;
+        stream.worker.notify_all();
+    }
+}
+
+/// Every later call of kind `Device` or `Enqueue` fails with this code.
+pub(crate) fn lose(code: Code) {
+    lock_streams().lose(code);
+}
+
+/// Opens every gate, drops captures, repairs the device and waits for all work.
+pub(crate) fn reset() {
+    let mut streams = lock_streams();
+    streams.hold_all = false;
+    streams.captures = Captures::new();
+    for stream in streams.by_number.values_mut() {
+        (stream.held, stream.passes) = (false, 0);
+    }
+    streams.wake_all_workers();
+    while streams.by_number.values().any(|stream| !stream.is_idle()) {
+        streams = wait(&CALLERS, streams);
+    }
+    streams.lost = None;
+    // Work that a lost device left behind is complete for callers that still hold a ticket.
+    streams.by_number.values_mut().for_each(|stream| stream.finished = stream.enqueued);
+    streams.wake_dependents();
+}

@@ -1,0 +1,394 @@
+//! Virtual host memory: reserved addresses, physical granules, and their mappings.
+//!
+//! ```text
+//!   reserve:  [ . . . . . . . . ]        addresses only
+//!   create:                       {g}    bytes only, in a memory file
+//!   map:      [ . . g . . . . . ]        mapped, without access
+//!   access:   [ . . G . . . . . ]        CPU and device, each by its own call
+//! ```
+//!
+//! No call here waits for the device or takes the enqueue lock. Creating needs no context. A granule
+//! keeps its bytes while it is remapped, and lives until it is released and no longer mapped. The device has its own
+//! view of each granule, so that access of the CPU and of the device are independent and a missing one is detected.
+//!
+//! Refused as an invalid value, as by the driver: a memory node that is not there or has no memory, -1 among them; the
+//! location "current node"; the location "host", unless the device's attribute says that it may be used; an offset into a
+//! granule.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::address_space::{self, Owner, Range};
+use crate::call::{In, Out, Outcome, driver_call};
+use crate::code::Code;
+use crate::cruel::{self, Cruelty};
+use crate::sync::lock;
+use crate::{context, device, ledger, memory};
+
+const GRANULE_BYTES: u64 = 2 << 20;
+const PINNED: c_int = 1;
+/// Locations, as the driver numbers them.
+const ON_DEVICE: c_int = 1;
+const ON_HOST: c_int = 2;
+const ON_NUMA_NODE: c_int = 3;
+/// Whether virtual memory may be at the location "host", an attribute of devices.
+const HOST_VIRTUAL_MEMORY: c_int = 145;
+
+/// `CUmemLocation`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Location {
+    kind: c_int,
+    id: c_int,
+}
+
+/// `CUmemAllocationProp`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Properties {
+    kind: c_int,
+    handle_types: c_int,
+    location: Location,
+    windows: usize,
+    flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Access {
+    location: Location,
+    flags: c_int,
+}
+
+/// A bit for each memory node that has memory.
+static MEMORY_NODES: AtomicU64 = AtomicU64::new(1);
+
+/// Sets the nodes that have memory.
+pub(crate) fn set_memory_nodes(bits: u64) {
+    // Relaxed: a test sets it before the calls that it is for.
+    MEMORY_NODES.store(bits, Ordering::Relaxed);
+}
+
+impl Location {
+    /// Whether memory of the host can be there.
+    fn is_host(self) -> Result<bool, Code> {
+        let has_memory = |node: u32| node < 64 && MEMORY_NODES.load(Ordering::Relaxed) >> node & 1 == 1;
+        match self.kind {
+            ON_DEVICE => Ok(false),
+            ON_NUMA_NODE if u32::try_from(self.id).is_ok_and(has_memory) => Ok(true),
+            ON_HOST if device::attribute(HOST_VIRTUAL_MEMORY) != 0 => Ok(true),
+            _ if cruel::is(Cruelty::OtherCodes) => Err(Code::INVALID_DEVICE),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+}
+
+const _: () = assert!(size_of::<Properties>() == 32 && size_of::<Access>() == 12);
+
+struct Granule {
+    file: OwnedFd,
+    bytes: u64,
+    /// The device's view.
+    view: usize,
+    mappings: u64,
+    released: bool,
+}
+
+struct Mapping {
+    bytes: u64,
+    granule: u64,
+    /// The devices that have access, a bit each.
+    devices: u64,
+}
+
+struct VirtualMemory {
+    created: u64,
+    reservations: BTreeMap<u64, u64>,
+    granules: BTreeMap<u64, Granule>,
+    mappings: BTreeMap<u64, Mapping>,
+}
+
+static VIRTUAL_MEMORY: Mutex<VirtualMemory> = Mutex::new(VirtualMemory {
+    created: 0,
+    reservations: BTreeMap::new(),
+    granules: BTreeMap::new(),
+    mappings: BTreeMap::new(),
+});
+
+/// Devices to which no access is given, a bit each.
+static UNREACHABLE: AtomicU64 = AtomicU64::new(0);
+
+/// Refuses access to memory for these devices, a bit each.
+pub(crate) fn refuse_access(devices: u64) {
+    UNREACHABLE.store(devices, Ordering::Relaxed);
+}
+
+fn bit(device: usize) -> u64 {
+    1 << device.min(63)
+}
+
+/// Whether the device has access to each granule that these addresses touch; true for other memory.
+pub(crate) fn can_reach(device: usize, address: u64, bytes: u64) -> bool {
+    let all = lock(&VIRTUAL_MEMORY);
+    let first = all.mappings.range(..=address).next_back().map_or(address, |(&start, _)| start);
+    let mut touched = all.mappings.range(first..address + bytes).filter(|&(&start, of)| start + of.bytes > address);
+    touched.all(|(_, mapping)| mapping.devices & bit(device) != 0)
+}
+
+/// New granules have zeros and no memory until they are written to.
+static SPARSE: AtomicBool = AtomicBool::new(false);
+
+/// Whether new granules get memory only when they are written to, so that a test may hold a terabyte.
+pub(crate) fn set_sparse(is_sparse: bool) {
+    SPARSE.store(is_sparse, Ordering::Relaxed);
+}
+
+/// Live granules, mappings and reservations.
+pub(crate) fn live() -> [u64; 3] {
+    let all = lock(&VIRTUAL_MEMORY);
+    [all.granules.len() as u64, all.mappings.len() as u64, all.reservations.len() as u64]
+}
+
+fn is_granular(bytes: u64) -> bool {
+    bytes > 0 && bytes.is_multiple_of(GRANULE_BYTES)
+}
+
+/// Maps nothing, or a granule, over reserved addresses.
+fn map_over(address: u64, bytes: u64, source: Option<(&OwnedFd, u64)>) -> Outcome {
+    let (kind, file, offset) = match source {
+        None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0),
+        Some((file, offset)) => (libc::MAP_SHARED, file.as_raw_fd(), offset),
+    };
+    let at = ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: the range lies in one of our reservations, which only its users point into.
+    let got =
+        unsafe { libc::mmap(at, bytes as usize, libc::PROT_NONE, kind | libc::MAP_FIXED, file, offset as libc::off_t) };
+    if got == libc::MAP_FAILED { Err(Code::OUT_OF_MEMORY) } else { Ok(()) }
+}
+
+fn protect(address: u64, bytes: u64, flags: c_int) -> Outcome {
+    let rights = match flags {
+        0 => libc::PROT_NONE,
+        1 => libc::PROT_READ,
+        3 => libc::PROT_READ | libc::PROT_WRITE,
+        _ => return Err(Code::INVALID_VALUE),
+    };
+    let at = ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: changes only the rights on a mapping of ours, as its user asks.
+    let failed = unsafe { libc::mprotect(at, bytes as usize, rights) };
+    if failed == 0 { Ok(()) } else { Err(Code::OUT_OF_MEMORY) }
+}
+
+/// A memory file.
+fn file_of(bytes: u64) -> Result<OwnedFd, Code> {
+    // SAFETY: a plain system call with a name that ends in 0.
+    let number = unsafe { libc::memfd_create(c"granule".as_ptr(), libc::MFD_CLOEXEC) };
+    if number < 0 {
+        return Err(Code::OUT_OF_MEMORY);
+    }
+    // SAFETY: the descriptor is fresh and owned here alone.
+    let file = unsafe { OwnedFd::from_raw_fd(number) };
+    // SAFETY: a plain system call on a descriptor that is open.
+    let failed = unsafe { libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t) };
+    if failed == 0 { Ok(file) } else { Err(Code::OUT_OF_MEMORY) }
+}
+
+/// Addresses of that alignment, a power of two.
+fn map_aligned(bytes: usize, alignment: usize) -> Result<usize, Code> {
+    let with_padding = bytes.checked_add(alignment).ok_or(Code::OUT_OF_MEMORY)?;
+    let start = memory::map(with_padding)?;
+    let address = start.next_multiple_of(alignment);
+    let before = address - start;
+    if before > 0 {
+        memory::unmap(start, before);
+    }
+    memory::unmap(address + bytes, with_padding - before - bytes);
+    Ok(address)
+}
+
+fn view_of(file: &OwnedFd, bytes: u64) -> Result<usize, Code> {
+    let view = map_aligned(bytes as usize, GRANULE_BYTES as usize)?;
+    map_over(view as u64, bytes, Some((file, 0)))?;
+    protect(view as u64, bytes, 3)?;
+    if !SPARSE.load(Ordering::Relaxed) {
+        memory::make_resident(view, bytes as usize);
+    }
+    Ok(view)
+}
+
+impl VirtualMemory {
+    fn reserved(&self, address: u64, bytes: u64) -> bool {
+        let before = self.reservations.range(..=address).next_back();
+        before.is_some_and(|(&start, &reserved)| address - start < reserved && bytes <= reserved - (address - start))
+    }
+
+    /// The mappings that make up exactly this range.
+    fn exactly(&self, address: u64, bytes: u64) -> Result<Vec<u64>, Code> {
+        let mut next = address;
+        let mut found = Vec::new();
+        while next < address + bytes {
+            let mapping = self.mappings.get(&next).ok_or(Code::INVALID_VALUE)?;
+            found.push(next);
+            next += mapping.bytes;
+        }
+        if next == address + bytes && bytes > 0 { Ok(found) } else { Err(Code::INVALID_VALUE) }
+    }
+
+    fn free_if_unused(&mut self, granule: u64) {
+        let over = self.granules.get(&granule).is_some_and(|granule| granule.released && granule.mappings == 0);
+        if let Some(granule) = over.then(|| self.granules.remove(&granule)).flatten() {
+            memory::unmap(granule.view, granule.bytes as usize);
+            ledger::unpin(granule.bytes);
+        }
+    }
+}
+
+driver_call! { Device fn cuMemAddressReserve(out: Out<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64) {
+    let alignment = (alignment as u64).max(GRANULE_BYTES);
+    if !is_granular(bytes as u64) || !alignment.is_power_of_two() || flags != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let address = map_aligned(bytes, alignment as usize)? as u64;
+    map_over(address, bytes as u64, None)?;
+    lock(&VIRTUAL_MEMORY).reservations.insert(address, bytes as u64);
+    out.put(address)
+}}
+
+driver_call! { Device fn cuMemAddressFree(address: u64, bytes: usize) {
+    let mut all = lock(&VIRTUAL_MEMORY);
+    let mapped = all.mappings.range(address..address + bytes as u64).next().is_some();
+    if mapped || all.reservations.get(&address) != Some(&(bytes as u64)) {
+        ledger::misused(format!("cuMemAddressFree of {bytes} bytes at {address:#x}: still mapped, or not what was reserved"));
+        return Err(Code::INVALID_VALUE);
+    }
+    all.reservations.remove(&address);
+    memory::unmap(address as usize, bytes);
+    Ok(())
+}}
+
+driver_call! { Device fn cuMemGetAllocationGranularity(out: Out<usize>, properties: In<Properties>, _option: c_int) {
+    properties.get()?.location.is_host()?;
+    out.put(GRANULE_BYTES as usize)
+}}
+
+driver_call! { Device fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In<Properties>, flags: u64) {
+    let wanted = properties.get()?;
+    let bytes = bytes as u64;
+    if wanted.kind != PINNED || !is_granular(bytes) || flags != 0 || wanted.handle_types != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    if !wanted.location.is_host()? {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    ledger::pin(bytes)?;
+    let made = file_of(bytes).and_then(|file| view_of(&file, bytes).map(|view| (file, view)));
+    let (file, view) = made.inspect_err(|_| ledger::unpin(bytes))?;
+    let mut all = lock(&VIRTUAL_MEMORY);
+    all.created += 1;
+    let handle = 0x8000_0000 + all.created * 0x10;
+    all.granules.insert(handle, Granule { file, bytes, view, mappings: 0, released: false });
+    out.put(handle)
+}}
+
+driver_call! { Device fn cuMemRelease(handle: u64) {
+    let mut all = lock(&VIRTUAL_MEMORY);
+    match all.granules.get_mut(&handle) {
+        Some(granule) if !granule.released => granule.released = true,
+        _ => {
+            ledger::misused(format!("cuMemRelease of {handle:#x}, which is not or no longer there"));
+            return Err(Code::INVALID_VALUE);
+        }
+    }
+    all.free_if_unused(handle);
+    Ok(())
+}}
+
+driver_call! { Device fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
+    let mut all = lock(&VIRTUAL_MEMORY);
+    let bytes = bytes as u64;
+    if offset != 0 || !is_granular(bytes) || !address.is_multiple_of(GRANULE_BYTES) || flags != 0 || !all.reserved(address, bytes) {
+        return Err(Code::INVALID_VALUE);
+    }
+    let mut before = all.mappings.range(..address + bytes);
+    if before.next_back().is_some_and(|(&start, mapping)| start + mapping.bytes > address) {
+        return Err(Code::ALREADY_MAPPED);
+    }
+    let granule = all.granules.get_mut(&handle).filter(|granule| !granule.released).ok_or(Code::INVALID_VALUE)?;
+    if bytes > granule.bytes {
+        return Err(Code::INVALID_VALUE);
+    }
+    if granule.mappings > 0 && cruel::is(Cruelty::OneMapping) {
+        return Err(Code::INVALID_VALUE);
+    }
+    map_over(address, bytes, Some((&granule.file, 0)))?;
+    granule.mappings += 1;
+    all.mappings.insert(address, Mapping { bytes, granule: handle, devices: 0 });
+    Ok(())
+}}
+
+driver_call! { Device fn cuMemUnmap(address: u64, bytes: usize) {
+    let mut all = lock(&VIRTUAL_MEMORY);
+    let starts = all.exactly(address, bytes as u64).inspect_err(|_| {
+        ledger::misused(format!("cuMemUnmap of {bytes} bytes at {address:#x}, which are not whole mappings"));
+    })?;
+    if starts.len() > 1 && cruel::is(Cruelty::SingleUnmap) {
+        return Err(Code::INVALID_VALUE);
+    }
+    for start in starts {
+        // Remove it from the map first: a later copy faults, one that runs delays this call by one step at most.
+        address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
+        let Some(mapping) = all.mappings.remove(&start) else { continue };
+        map_over(start, mapping.bytes, None)?;
+        if let Some(granule) = all.granules.get_mut(&mapping.granule) {
+            granule.mappings -= 1;
+        }
+        all.free_if_unused(mapping.granule);
+    }
+    Ok(())
+}}
+
+driver_call! { Device fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<Access>, count: usize) {
+    let mappings = lock(&VIRTUAL_MEMORY).exactly(address, bytes as u64)?.len() as u64;
+    if mappings > 1 && cruel::is(Cruelty::SingleAccess) {
+        return Err(Code::INVALID_VALUE);
+    }
+    if cruel::is(Cruelty::AccessNeedsContext) && context::current().is_err() {
+        return Err(if cruel::is(Cruelty::OtherCodes) { Code::NOT_INITIALIZED } else { Code::INVALID_CONTEXT });
+    }
+    let mut guard = lock(&VIRTUAL_MEMORY);
+    let all = &mut *guard;
+    let starts = all.exactly(address, bytes as u64)?;
+    for access in (0..count).map(|index| wanted.at(index)) {
+        let Access { location, flags } = access?;
+        let is_host = location.is_host()?;
+        for &start in &starts {
+            let Mapping { bytes, granule, devices } = all.mappings.get_mut(&start).ok_or(Code::INVALID_VALUE)?;
+            match is_host {
+                false => {
+                    let device = bit(context::check_device(location.id)?);
+                    if UNREACHABLE.load(Ordering::Relaxed) & device != 0 {
+                        return Err(Code::UNKNOWN);
+                    }
+                    let before = *devices;
+                    *devices = if flags == 3 { before | device } else { before & !device };
+                    // Copies of other devices may run: the range stays while one has access.
+                    if before != 0 && *devices == 0 {
+                        address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
+                    }
+                    if before == 0 && *devices != 0 {
+                        let view = all.granules.get(granule).ok_or(Code::INVALID_VALUE)?.view;
+                        let owner = Owner::Granule { backing: view };
+                        address_space::insert(start, Range { bytes: *bytes, owner })?;
+                    }
+                }
+                true => protect(start, *bytes, flags)?,
+            }
+        }
+    }
+    Ok(())
+}}

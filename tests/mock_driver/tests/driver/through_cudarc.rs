@@ -1,0 +1,491 @@
+//! Uses the double as a program does: through unmodified cudarc.
+//!
+//! No test reads a clock: gates decide which work is complete.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::thread;
+
+use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DriverError, result};
+use mock_driver::{Code, Double};
+
+const MIB: usize = 1 << 20;
+
+/// Page-locked memory of the driver, freed on drop.
+struct Pinned {
+    address: *mut u8,
+    len: usize,
+}
+
+impl Pinned {
+    fn new(len: usize) -> Self {
+        // SAFETY: the result is used within its length and freed once, below.
+        let address = unsafe { result::malloc_host(len, sys::CU_MEMHOSTALLOC_PORTABLE) }.unwrap().cast();
+        Self { address, len }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: this many bytes, written by the double before it gave them out.
+        unsafe { std::slice::from_raw_parts_mut(self.address, self.len) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: came from `malloc_host`. A test that broke the device may fail to free it.
+        let _leaked = unsafe { result::free_host(self.address.cast::<c_void>()) };
+    }
+}
+
+fn start() -> (Double, Arc<CudaContext>) {
+    let double = Double::load();
+    (double, CudaContext::new(0).unwrap())
+}
+
+fn code(result: Result<impl Sized, DriverError>) -> i32 {
+    result.err().map_or(0, |error| error.0 as i32)
+}
+
+fn raw(result: CUresult) -> i32 {
+    result as i32
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index * 7 + index / 251) as u8).collect()
+}
+
+#[test]
+fn data_goes_to_the_device_and_comes_back() {
+    let (double, ctx) = start();
+    let before = double.counts();
+    let stream = ctx.new_stream().unwrap();
+    let sent = pattern(3 * MIB + 17);
+    let on_device = stream.clone_htod(&sent).unwrap();
+    let copy = stream.clone_dtod(&on_device).unwrap();
+    assert_eq!(stream.clone_dtoh(&copy).unwrap(), sent);
+    let zeros = ctx.default_stream().alloc_zeros::<u8>(1000).unwrap();
+    assert_eq!(ctx.default_stream().clone_dtoh(&zeros).unwrap(), vec![0; 1000]);
+    assert!(double.calls("cuMemcpyHtoDAsync_v2") == 1 && double.calls("cuMemAllocAsync") == 3);
+    drop((on_device, copy, zeros));
+    ctx.synchronize().unwrap();
+    assert_eq!(double.counts().device_allocations, before.device_allocations);
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn the_device_describes_itself() {
+    let (double, ctx) = start();
+    assert_eq!(ctx.name().unwrap(), "mock driver");
+    assert_eq!(ctx.compute_capability().unwrap(), (9, 0));
+    let (free, total) = ctx.mem_get_info().unwrap();
+    assert!(free <= total && total == ctx.total_mem().unwrap());
+    let numa = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
+    double.set_attribute(134, 1);
+    assert_eq!(ctx.attribute(numa).unwrap(), 1);
+    let mut id = [0; 20];
+    // SAFETY: space for twenty bytes.
+    assert_eq!(raw(unsafe { sys::cuDeviceGetPCIBusId(id.as_mut_ptr(), 20, 0) }), 0);
+    let text: String = id.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8 as char).collect();
+    assert_eq!(text, "0000:D0:00.0");
+}
+
+#[test]
+fn a_copy_completes_later_and_no_later_than_its_event() {
+    let (double, ctx) = start();
+    let stream = ctx.new_stream().unwrap();
+    let mut device = stream.alloc_zeros::<u8>(MIB).unwrap();
+    let mut host = Pinned::new(MIB);
+    host.bytes().fill(1);
+    ctx.synchronize().unwrap();
+    let gate = double.hold(stream.cu_stream());
+    stream.memcpy_htod(host.bytes(), &mut device).unwrap();
+    let event = stream.record_event(None).unwrap();
+    assert!(!event.try_is_complete().unwrap());
+    assert!(double.counts().work_in_flight >= 2);
+    // The copy reads its source when it runs: a buffer that is reused now spoils the batch.
+    host.bytes().fill(2);
+    drop(gate);
+    event.synchronize().unwrap();
+    assert!(event.try_is_complete().unwrap());
+    assert_eq!(stream.clone_dtoh(&device).unwrap(), vec![2; MIB]);
+}
+
+#[test]
+fn one_held_stream_does_not_hold_another() {
+    let (double, ctx) = start();
+    let (slow, fast) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
+    let gate = double.hold(slow.cu_stream());
+    let first = slow.record_event(None).unwrap();
+    let second = fast.record_event(None).unwrap();
+    second.synchronize().unwrap();
+    assert!(second.is_complete() && !first.is_complete());
+    // A stream that waits for the slow one's event waits operation by operation.
+    fast.wait(&first).unwrap();
+    let third = fast.record_event(None).unwrap();
+    assert!(!third.is_complete());
+    gate.let_pass(1);
+    third.synchronize().unwrap();
+    assert!(first.is_complete());
+}
+
+#[test]
+fn pageable_sources_are_read_at_once_and_pageable_targets_waited_for() {
+    let (double, ctx) = start();
+    let stream = ctx.new_stream().unwrap();
+    let mut device = stream.alloc_zeros::<u8>(1000).unwrap();
+    ctx.synchronize().unwrap();
+    let gate = double.hold(stream.cu_stream());
+    let mut source = vec![5_u8; 1000];
+    stream.memcpy_htod(&source, &mut device).unwrap();
+    source.fill(6);
+    let target = thread::scope(|scope| {
+        let reader = scope.spawn(|| stream.clone_dtoh(&device).unwrap());
+        while double.calls("cuMemcpyDtoHAsync_v2") == 0 {
+            thread::yield_now();
+        }
+        drop(gate);
+        reader.join().unwrap()
+    });
+    assert_eq!(target, vec![5; 1000]);
+}
+
+#[test]
+fn fresh_pinned_memory_is_garbage_and_small_blocks_are_not_aligned() {
+    let (double, _ctx) = start();
+    let mut small = Pinned::new(4096);
+    assert!(!small.address.addr().is_multiple_of(4096));
+    assert!(small.bytes().iter().all(|&byte| byte == 0xA5));
+    assert_eq!(Pinned::new(MIB).address.addr() % 4096, 0);
+    let before = double.counts();
+    let block = Pinned::new(MIB);
+    assert_eq!(double.counts().pinned_bytes, before.pinned_bytes + MIB as u64);
+    drop(block);
+    assert_eq!(double.counts().pinned_bytes, before.pinned_bytes);
+    double.limit_pinned(before.pinned_bytes + MIB as u64);
+    // SAFETY: refused, so there is nothing to free.
+    assert_eq!(code(unsafe { result::malloc_host(MIB + 1, 0) }), Code::OUT_OF_MEMORY.0);
+    assert_eq!(double.counts().pinned_bytes, before.pinned_bytes);
+}
+
+#[test]
+fn a_free_waits_for_all_work_and_blocks_all_enqueues() {
+    let (double, ctx) = start();
+    let stream = ctx.new_stream().unwrap();
+    let beside = ctx.new_stream().unwrap();
+    let block = Pinned::new(MIB);
+    assert_eq!(double.counts().frees_with_work_in_flight, 0);
+    let gate = double.hold(stream.cu_stream());
+    let event = stream.record_event(None).unwrap();
+    let order = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let context = &ctx;
+        let address = block.address.addr();
+        let free = scope.spawn(move || {
+            context.bind_to_thread().unwrap();
+            // SAFETY: the block is forgotten below.
+            code(unsafe { result::free_host(std::ptr::with_exposed_provenance_mut(address)) })
+        });
+        while double.counts().frees_with_work_in_flight == 0 {
+            thread::yield_now();
+        }
+        let enqueue = scope.spawn(|| {
+            beside.record_event(None).unwrap();
+            order.load(Ordering::Acquire)
+        });
+        // Queries do not take the lock; the enqueue beside waits behind the free.
+        while double.calls("cuEventRecord") < 2 {
+            thread::yield_now();
+        }
+        assert!(!event.try_is_complete().unwrap());
+        order.store(1, Ordering::Release);
+        drop(gate);
+        assert_eq!(free.join().unwrap(), 0);
+        assert_eq!(enqueue.join().unwrap(), 1);
+    });
+    std::mem::forget(block);
+    assert_eq!(double.counts().frees_with_work_in_flight, 1);
+}
+
+#[test]
+fn copies_may_not_span_registrations() {
+    let (double, ctx) = start();
+    let stream = ctx.new_stream().unwrap();
+    let mut device = stream.alloc_zeros::<u8>(4 * 4096).unwrap();
+    let mut pages = vec![3_u8; 5 * 4096];
+    let first = pages.as_mut_ptr().wrapping_add(pages.as_ptr().align_offset(4096));
+    let register = |page: usize, count: usize| {
+        // SAFETY: pages of the vector, unregistered before it is freed.
+        raw(unsafe { sys::cuMemHostRegister_v2(first.wrapping_add(page * 4096).cast(), count * 4096, 1) })
+    };
+    assert_eq!(register(0, 2), 0);
+    assert_eq!(register(2, 1), 0);
+    assert_eq!(register(1, 1), Code::HOST_MEMORY_ALREADY_REGISTERED.0);
+    let mut copy = |page: usize, count: usize| {
+        // SAFETY: within the vector.
+        let source = unsafe { std::slice::from_raw_parts(first.wrapping_add(page * 4096), count * 4096) };
+        code(stream.memcpy_htod(source, &mut device))
+    };
+    assert_eq!([copy(0, 2), copy(2, 1), copy(3, 1)], [0; 3]);
+    assert_eq!(copy(1, 2), Code::INVALID_VALUE.0, "two registrations");
+    assert_eq!(copy(2, 2), Code::INVALID_VALUE.0, "from registered into pageable");
+    ctx.synchronize().unwrap();
+    for page in [0, 2] {
+        // SAFETY: registered above.
+        assert_eq!(raw(unsafe { sys::cuMemHostUnregister(first.wrapping_add(page * 4096).cast()) }), 0);
+    }
+    // SAFETY: only asks; there is no such registration any more.
+    let again = raw(unsafe { sys::cuMemHostUnregister(first.cast()) });
+    assert_eq!(again, Code::HOST_MEMORY_NOT_REGISTERED.0);
+    // SAFETY: only asks; the driver never gave this pointer out.
+    assert_eq!(code(unsafe { result::free_host(first.cast()) }), Code::INVALID_VALUE.0);
+    assert_eq!(double.wrong_uses().len(), 2);
+    assert_eq!(double.counts().frees_with_work_in_flight, 0);
+}
+
+#[test]
+fn a_stream_writes_a_value_behind_its_work_and_calls_back() {
+    extern "C" fn count(calls: *mut c_void) {
+        // SAFETY: points to the counter below, which outlives the stream's work.
+        unsafe { &*calls.cast::<AtomicU32>() }.fetch_add(1, Ordering::Relaxed);
+    }
+    let (double, ctx) = start();
+    let stream = ctx.new_stream().unwrap();
+    let mut flag = Pinned::new(4096);
+    flag.bytes().fill(0);
+    // SAFETY: aligned, live, and from here on only read as an atomic.
+    let seen = unsafe { AtomicU32::from_ptr(flag.address.cast()) };
+    let calls = AtomicU32::new(0);
+    let gate = double.hold(stream.cu_stream());
+    // SAFETY: the counter is alive until the synchronisation below.
+    unsafe { result::stream::launch_host_function(stream.cu_stream(), count, (&raw const calls).cast_mut().cast()) }
+        .unwrap();
+    // SAFETY: page-locked and aligned.
+    assert_eq!(raw(unsafe { sys::cuStreamWriteValue32_v2(stream.cu_stream(), flag.address as u64, 77, 0) }), 0);
+    assert_eq!((seen.load(Ordering::Acquire), calls.load(Ordering::Relaxed)), (0, 0));
+    drop(gate);
+    stream.synchronize().unwrap();
+    assert_eq!((seen.load(Ordering::Acquire), calls.load(Ordering::Relaxed)), (77, 1));
+    // SAFETY: refused, for a pageable address.
+    let pageable = unsafe { sys::cuStreamWriteValue32_v2(stream.cu_stream(), (&raw const calls) as u64, 1, 0) };
+    assert_eq!(raw(pageable), Code::INVALID_VALUE.0);
+}
+
+#[test]
+fn the_legacy_stream_is_ordered_with_blocking_streams_only() {
+    let (double, ctx) = start();
+    let legacy = ctx.default_stream();
+    let aloof = ctx.new_stream().unwrap();
+    let blocking = result::stream::create(result::stream::StreamKind::Default).unwrap();
+    // SAFETY: created above, destroyed below, after its last use.
+    let blocking_stream = unsafe { ctx.wrap_borrowed_stream(blocking) };
+    let gate = double.hold(blocking);
+    let held = blocking_stream.record_event(None).unwrap();
+    let behind = legacy.record_event(None).unwrap();
+    let free = aloof.record_event(None).unwrap();
+    free.synchronize().unwrap();
+    assert!(!held.is_complete() && !behind.is_complete());
+    drop(gate);
+    behind.synchronize().unwrap();
+    assert!(held.is_complete());
+    drop(blocking_stream);
+    // SAFETY: destroyed once.
+    unsafe { result::stream::destroy(blocking) }.unwrap();
+}
+
+#[test]
+fn a_destroyed_stream_finishes_first_and_an_event_is_destroyed_without_a_wait() {
+    let (double, ctx) = start();
+    // With none, cudarc would wait for the whole context before it makes another.
+    let _beside = ctx.new_stream().unwrap();
+    let before = double.counts();
+    let stream = ctx.new_stream().unwrap();
+    let gate = double.hold(stream.cu_stream());
+    let (kept, dropped) = (stream.record_event(None).unwrap(), stream.record_event(None).unwrap());
+    drop(dropped);
+    let handle = stream.cu_stream();
+    drop(stream);
+    assert_eq!(double.counts().streams, before.streams);
+    // The next one has its handle, and nothing else of it.
+    let next = ctx.new_stream().unwrap();
+    assert_eq!(next.cu_stream(), handle);
+    next.record_event(None).unwrap().synchronize().unwrap();
+    drop(next);
+    assert!(!kept.is_complete());
+    drop(gate);
+    kept.synchronize().unwrap();
+    drop(kept);
+    assert_eq!(double.counts().events, before.events);
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn scripted_calls_fail_once_and_held_calls_wait() {
+    let (double, ctx) = start();
+    double.fail("cuMemHostAlloc", 2, Code::OUT_OF_MEMORY);
+    drop(Pinned::new(MIB));
+    // SAFETY: refused, so there is nothing to free.
+    assert_eq!(code(unsafe { result::malloc_host(MIB, 0) }), Code::OUT_OF_MEMORY.0);
+    drop(Pinned::new(MIB));
+    assert_eq!(double.calls("cuMemHostAlloc"), 3);
+
+    let gate = double.hold_call("cuMemHostAlloc");
+    thread::scope(|scope| {
+        let context = &ctx;
+        let inside = scope.spawn(move || {
+            context.bind_to_thread().unwrap();
+            drop(Pinned::new(4096));
+        });
+        gate.wait_for(1);
+        assert!(!inside.is_finished());
+        drop(gate);
+        inside.join().unwrap();
+    });
+}
+
+#[test]
+fn a_lost_device_fails_every_call_and_finishes_nothing() {
+    let (double, ctx) = start();
+    let stream = ctx.new_stream().unwrap();
+    let _gate = double.hold(stream.cu_stream());
+    let event = stream.record_event(None).unwrap();
+    let block = Pinned::new(4096);
+    double.lose_device(Code::LAUNCH_FAILED);
+    assert_eq!(code(event.try_is_complete()), Code::LAUNCH_FAILED.0);
+    assert_eq!(code(stream.synchronize()), Code::LAUNCH_FAILED.0);
+    let pinned = double.counts().pinned_bytes;
+    drop(block);
+    assert_eq!(double.counts().pinned_bytes, pinned, "a lost device frees nothing");
+    double.reset();
+    double.shut_down();
+    assert_eq!(code(ctx.synchronize()), Code::DEINITIALIZED.0);
+    double.reset();
+    double.set_device_count(0);
+    assert_eq!(code(CudaContext::new(0)), Code::NO_DEVICE.0);
+}
+
+#[test]
+fn memory_freed_under_a_copy_is_a_fault_and_not_a_crash() {
+    let (double, ctx) = start();
+    let (stream, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
+    let device = stream.alloc_zeros::<u8>(1000).unwrap();
+    let mut target = stream.alloc_zeros::<u8>(1000).unwrap();
+    let (address, _) = device.device_ptr(&stream);
+    ctx.synchronize().unwrap();
+    let gate = double.hold(stream.cu_stream());
+    stream.memcpy_dtod(&device, &mut target).unwrap();
+    // SAFETY: wrong on purpose: freed on one stream while another still reads.
+    unsafe { result::free_async(address, other.cu_stream()) }.unwrap();
+    other.synchronize().unwrap();
+    drop(gate);
+    assert_eq!(code(stream.synchronize()), Code::ILLEGAL_ADDRESS.0);
+    assert_eq!(double.wrong_uses().len(), 1);
+    std::mem::forget(device);
+}
+
+fn capture(stream: &CudaStream, mode: sys::CUstreamCaptureMode) {
+    // SAFETY: a live stream.
+    unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
+}
+
+#[test]
+fn captured_copies_run_at_each_launch_and_not_before() {
+    let (double, ctx) = start();
+    let stream = ctx.new_stream().unwrap();
+    let device = stream.alloc_zeros::<u8>(4096).unwrap();
+    let mut host = Pinned::new(4096);
+    host.bytes().fill(1);
+    ctx.synchronize().unwrap();
+    let before = stream.record_event(None).unwrap();
+    capture(&stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    assert_eq!(code(stream.wait(&before)), Code::STREAM_CAPTURE_ISOLATION.0, "a graph waits for nothing outside of it");
+    // SAFETY: a capturing stream.
+    let spoiled = unsafe { result::stream::end_capture(stream.cu_stream()) };
+    assert_eq!(code(spoiled), Code::STREAM_CAPTURE_INVALIDATED.0);
+
+    let address = device.device_ptr(&stream).0;
+    capture(&stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    // SAFETY: both live until the last launch is over.
+    unsafe { result::memcpy_htod_async(address, host.bytes(), stream.cu_stream()) }.unwrap();
+    // SAFETY: a live stream.
+    let state = unsafe { result::stream::is_capturing(stream.cu_stream()) }.unwrap();
+    assert_eq!(state, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    let mut event = MaybeUninit::uninit();
+    // SAFETY: space for one handle.
+    assert_eq!(raw(unsafe { sys::cuEventCreate(event.as_mut_ptr(), 2) }), 0);
+    // SAFETY: written above.
+    let event = unsafe { event.assume_init() };
+    // SAFETY: live handles.
+    unsafe { result::event::record(event, stream.cu_stream()) }.unwrap();
+    // SAFETY: a live event.
+    assert_eq!(code(unsafe { result::event::query(event) }), Code::CAPTURED_EVENT.0);
+    // SAFETY: a capturing stream.
+    let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }.unwrap();
+    assert_eq!(stream.clone_dtoh(&device).unwrap(), vec![0; 4096]);
+    let mut runnable = MaybeUninit::uninit();
+    // SAFETY: space for one handle, and a live graph.
+    assert_eq!(raw(unsafe { sys::cuGraphInstantiateWithFlags(runnable.as_mut_ptr(), graph, 0) }), 0);
+    // SAFETY: written above.
+    let runnable = unsafe { runnable.assume_init() };
+    for value in [7, 8] {
+        host.bytes().fill(value);
+        // SAFETY: a live graph, and its memory is live.
+        unsafe { result::graph::launch(runnable, stream.cu_stream()) }.unwrap();
+        assert_eq!(stream.clone_dtoh(&device).unwrap(), vec![value; 4096]);
+    }
+    // SAFETY: destroyed once.
+    unsafe { result::graph::exec_destroy(runnable) }.unwrap();
+    // SAFETY: destroyed once.
+    unsafe { result::event::destroy(event) }.unwrap();
+    assert_eq!(double.counts().spoiled_captures, 1);
+}
+
+#[test]
+fn a_query_on_any_thread_invalidates_a_global_capture_unless_its_thread_is_relaxed() {
+    let (double, ctx) = start();
+    let (stream, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
+    let event = other.record_event(None).unwrap();
+    event.synchronize().unwrap();
+    capture(&stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    let query = |mode: sys::CUstreamCaptureMode| {
+        let mut mode = mode;
+        // SAFETY: space for one mode; the thread ends after the query.
+        assert_eq!(raw(unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }), 0);
+        code(event.try_is_complete())
+    };
+    let [relaxed, global] = [
+        sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+        sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+    ]
+    .map(|mode| thread::scope(|scope| scope.spawn(|| query(mode)).join().unwrap()));
+    assert_eq!((relaxed, global), (0, Code::STREAM_CAPTURE_UNSUPPORTED.0));
+    assert_eq!(double.counts().spoiled_captures, 1);
+    // SAFETY: a capturing stream.
+    let ended = code(unsafe { result::stream::end_capture(stream.cu_stream()) });
+    assert_eq!(ended, Code::STREAM_CAPTURE_INVALIDATED.0);
+}
+
+#[test]
+fn a_hidden_function_cannot_be_found() {
+    let (double, _ctx) = start();
+    // SAFETY: the double is loaded, so this opens nothing.
+    let library = unsafe { sys::culib() };
+    // SAFETY: only asks for a symbol.
+    let found = || unsafe { library.get::<*const ()>(b"cuStreamWriteValue32\0") }.is_ok();
+    let asked = || {
+        let mut address = std::ptr::null_mut();
+        let name = c"cuStreamWriteValue32".as_ptr();
+        // SAFETY: space for one address; the status is not wanted.
+        raw(unsafe { sys::cuGetProcAddress_v2(name, &mut address, 13000, 0, std::ptr::null_mut()) })
+    };
+    assert!(found());
+    assert_eq!(asked(), 0);
+    assert!(double.hide("cuStreamWriteValue32") && double.hide("cuStreamWriteValue32_v2"));
+    assert!(!found());
+    assert_eq!(asked(), Code::NOT_FOUND.0);
+    assert!(!double.hide("cuNoSuchFunction"));
+    double.reset();
+    assert!(found());
+}
