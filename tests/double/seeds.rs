@@ -6,7 +6,7 @@
 //! | --- | --- |
 //! | `cargo test --all-features --test double seeds` | 200 seeds |
 //! | `DOUBLE_FIRST=7 DOUBLE_SEEDS=1 cargo test --all-features --test double seeds` | one seed |
-//! | `tests/double/seeds.sh 100000 3` | 100,000, in parts of 200 seeds and three processes at once |
+//! | `tests/double/seeds.sh 100000` | 100,000, in parts of 200 seeds and eight processes at once |
 #![allow(unsafe_code)] // Makes copies that the pool does not see, and resets devices.
 
 use std::ptr;
@@ -373,7 +373,7 @@ fn lanes(contexts: &[Arc<CudaContext>]) -> Vec<Lane> {
 
 fn pool_of(backend: &Backend, fence: FenceKind, max_bytes: u64) -> Pool {
     let builder = builder(backend.clone()).unstable_fence(fence).max_bytes(max_bytes).wait(std::time::Duration::ZERO);
-    builder.close_wait(std::time::Duration::from_millis(10)).build().unwrap()
+    builder.unstable_close_wait(std::time::Duration::from_millis(10)).build().unwrap()
 }
 
 fn number_from(variable: &str, default: u64) -> u64 {

@@ -88,8 +88,6 @@ class Pool:
         backend: str | None = ...,
         device: int | str | None = ...,
         numa_node: int | str | None = ...,
-        handle_types: Literal["none", "posix_fd"] | None = ...,
-        write_combined: _Switch | None = ...,
         preset: Literal["adaptive", "tensorflow"] | None = ...,
         pool_size_limit: int | str | None = ...,
         auto_resize: _Switch | None = ...,

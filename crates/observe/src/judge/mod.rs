@@ -59,6 +59,7 @@ use shortage::LikelyCause;
 pub use snapshot::{Holder, Snapshot};
 #[cfg(feature = "io")]
 pub use trace::{PoolJudgement, judge_recording};
+pub use window::STUCK_AFTER;
 use window::Window;
 use words::seconds;
 

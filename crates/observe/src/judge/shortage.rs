@@ -170,7 +170,7 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
         });
         return cause(
             format!("most of what is held is in flight{oldest}: copies do not end, or end slowly"),
-            format!("look at what blocks the stream (PINPOOL_STUCK_AFTER warns); or raise {limit}"),
+            format!("look at what blocks the stream; or raise {limit}"),
         );
     }
     if unused_bytes > in_use_bytes {
@@ -308,7 +308,7 @@ mod tests {
             oldest_copy: Some((Duration::from_secs(45), 16)),
             ..in_use.clone()
         };
-        says(&copies, "in flight, the oldest for 45 s on stream 0x10", "PINPOOL_STUCK_AFTER");
+        says(&copies, "in flight, the oldest for 45 s on stream 0x10", "what blocks the stream");
         let by_source = Shortage { request: Some((GIB, &refused)), ..in_use.clone() };
         says(&by_source, "the back-end refused though 34359738368 bytes are free", "`pinpool doctor`");
         let of_host = |is_group| Host {
