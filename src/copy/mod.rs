@@ -157,11 +157,7 @@ pub(crate) unsafe fn enqueue<S: ?Sized, E, T: CopyTarget<S, E> + ?Sized>(
     len: usize,
     kind: FenceKind,
 ) -> Result<SharedFence, CopyFailure> {
-    let capacity_bytes = target.capacity_bytes();
-    if len > capacity_bytes {
-        let why = format!("the target holds only {capacity_bytes} B; allocate it larger or get a shorter buffer");
-        return Err(CopyFailure::Refused(Error::copy(len, why)));
-    }
+    check_len(len, "target", target.capacity_bytes())?;
     // SAFETY: the caller's promise; the length was checked above.
     unsafe { target.enqueue(stream, source, len, kind) }
 }
@@ -178,13 +174,14 @@ pub(crate) unsafe fn fetch<S: ?Sized, E, T: CopySource<S, E> + ?Sized>(
     target: *mut u8,
     len: usize,
 ) -> Result<SharedFence, CopyFailure> {
-    let available_bytes = source.available_bytes();
-    if len > available_bytes {
-        let why = format!("the source holds only {available_bytes} B; get a shorter buffer");
-        return Err(CopyFailure::Refused(Error::copy(len, why)));
-    }
+    check_len(len, "source", source.available_bytes())?;
     // SAFETY: the caller's promise; the length was checked above.
     unsafe { source.fetch(stream, target, len) }
+}
+
+fn check_len(len: usize, what: &str, bytes: usize) -> Result<(), CopyFailure> {
+    let why = || format!("the {what} has only {bytes} B; make it larger or request a shorter buffer");
+    if len <= bytes { Ok(()) } else { Err(CopyFailure::Refused(Error::copy(len, why()))) }
 }
 
 /// `range` of `len` elements.

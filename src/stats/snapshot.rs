@@ -293,6 +293,7 @@ impl Stats {
     /// # Errors
     ///
     /// The first sum that does not balance.
+    #[doc(hidden)]
     pub fn validate(&self) -> Result<(), StatsError> {
         if self.is_partition {
             return Ok(());

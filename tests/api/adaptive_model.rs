@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pinpool::unstable::LogSampler;
-use pinpool::unstable::ManualClock;
 use pinpool::unstable::backend::SimSource;
+use pinpool::unstable::{LogSampler, ManualClock};
 use pinpool::{Backend, PinnedBuf, Pool, Request};
 use proptest::prelude::*;
 

@@ -29,19 +29,6 @@ pub(super) enum BenchTarget {
     },
 }
 
-/// The compared ways to copy a buffer and give it back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CopyMethod {
-    /// `copy_to`, into memory that only the stream orders.
-    CopyTo,
-    /// `copy_to` into a slice of cudarc's, which records events of its own.
-    #[cfg(feature = "cuda")]
-    CopyToSlice,
-    /// cudarc's `memcpy_htod` of the buffer, then its drop.
-    #[cfg(feature = "cuda")]
-    MemcpyHtod,
-}
-
 impl BenchTarget {
     /// A destination for copies of up to `bytes`.
     pub(super) fn open(bytes: usize) -> Result<BenchTarget, Error> {
@@ -88,29 +75,12 @@ impl BenchTarget {
         }
     }
 
-    /// The methods of this destination and their names.
-    pub(super) fn methods(&self) -> &'static [(&'static str, CopyMethod)] {
+    /// Copies the buffer and gives it back, into memory that only the stream orders.
+    pub(super) fn copy_raw(&mut self, buf: PinnedBuf) -> Result<(), Error> {
         match self {
-            BenchTarget::Sink { .. } => &[("copy_to", CopyMethod::CopyTo)],
             #[cfg(feature = "cuda")]
-            BenchTarget::Cuda { .. } => &[
-                ("copy_to", CopyMethod::CopyTo),
-                ("copy_to_slice", CopyMethod::CopyToSlice),
-                ("memcpy_htod", CopyMethod::MemcpyHtod),
-            ],
-        }
-    }
-
-    /// Copies the buffer by `method` and gives it back.
-    pub(super) fn copy_by(&mut self, method: CopyMethod, buf: PinnedBuf) -> Result<(), Error> {
-        match (self, method) {
-            #[cfg(feature = "cuda")]
-            (BenchTarget::Cuda { stream, raw, .. }, CopyMethod::CopyTo) => Ok(buf.copy_to(stream, raw).map(drop)?),
-            #[cfg(feature = "cuda")]
-            (BenchTarget::Cuda { stream, memory, .. }, CopyMethod::MemcpyHtod) => {
-                stream.memcpy_htod(&buf, memory).map_err(|error| driver_error(&error))
-            }
-            (destination, _) => destination.copy_all(buf).map(drop),
+            BenchTarget::Cuda { stream, raw, .. } => Ok(buf.copy_to(stream, raw).map(drop)?),
+            BenchTarget::Sink { .. } => self.copy_all(buf).map(drop),
         }
     }
 
