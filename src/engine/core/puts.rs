@@ -4,7 +4,7 @@ use super::{Block, Core};
 use crate::copy::CopyKeeper;
 use crate::engine::stock::PutEnd;
 use crate::error::Error;
-use crate::in_flight::{Ask, Fences, LostItem, Swept};
+use crate::in_flight::{Ask, Fences, LostItem, SharedFence, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use pinpool_observe::record::Event;
@@ -76,6 +76,8 @@ impl Core {
     pub(super) fn keep(&self, mut block: Block) {
         self.end_use(&mut block, || self.time.read_us());
         block.end_holding();
+        // Ends last: the account's next request comes after those that wait for memory of the pool.
+        let _claim = block.take_claim();
         if self.config.zero && block.adopted().is_none() {
             block.zero();
         }
@@ -85,7 +87,7 @@ impl Core {
         }
         block.make_plain(self.generation.number());
         let Some(block) = self.give_put(block).and_then(|block| self.offer_to_line(block)) else { return };
-        let end = self.stock.put(block, self.time.coarse_us());
+        let end = self.stock.put(block, self, self.time.coarse_us());
         if end == PutEnd::Merged {
             self.notice(self.pace_of_change());
         }
@@ -95,16 +97,13 @@ impl Core {
         self.wake_waiters();
     }
 
-    /// A copy has begun: the requests that wait for this memory, here or in a pool over the same arena, look soon and at short
+    /// A copy has begun: the requests that wait for this memory, here or in a partition, look soon and at short
     /// intervals from now on. Before, they sleep as if nothing would end unannounced.
     fn announce_copy(&self) {
         // Pairs with the fence in `patience`.
         fence(Ordering::SeqCst);
-        match self.backing().domain() {
-            Some(domain) if !domain.has_waiters() => {}
-            Some(_) => self.others_have_room(),
-            None => self.wake_waiters(),
-        }
+        self.wake_waiters();
+        self.wake_accounts();
     }
 
     pub(in crate::engine) fn has_waiters(&self) -> bool {
@@ -160,7 +159,7 @@ impl Core {
             self.stock.record_of(&block, |id| Event::Completed { id });
             self.keep(block);
         }
-        swept.lost.into_iter().for_each(|LostItem { item, error, fences }| self.lose(item, fences, &error));
+        swept.lost.into_iter().for_each(|LostItem { item, error, fence }| self.lose(item, fence, &error));
     }
 
     /// Never uses `block` again (core-I2).
@@ -168,17 +167,16 @@ impl Core {
         self.lose(block, None, error);
     }
 
-    /// Does not use `block` until all `fences` say that its copies are over; never without them (core-I2).
-    fn lose(&self, mut block: Block, fences: Option<Fences>, error: &Error) {
+    /// Does not use `block` until `fence` says that its copies are over; never without one (core-I2).
+    fn lose(&self, mut block: Block, fence: Option<SharedFence>, error: &Error) {
         block.end_holding();
-        let (held_bytes, is_asked_again) = (block.held_bytes(), fences.is_some());
+        let (held_bytes, is_asked_again) = (block.held_bytes(), fence.is_some());
         self.stock.record_of(&block, |id| Event::Leaked { id });
-        self.backing().note_lost(held_bytes);
         let lost = self.accounts.count_lost(held_bytes);
         self.backing().arena().into_iter().for_each(|arena| arena.count_quarantined());
         let keeps_all = self.backing().arena().is_some_and(|arena| arena.may_never_release());
-        let leaked = match fences {
-            Some(fences) => self.in_flight.quarantine(block, fences).err(),
+        let leaked = match fence {
+            Some(fence) => self.in_flight.quarantine(block, fence).err(),
             None => Some(block),
         };
         match leaked {
@@ -209,7 +207,6 @@ impl Core {
         self.backing().arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
         for mut block in blocks {
             block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
-            self.backing().note_recovered(block.held_bytes());
             self.stock.record_new(&block);
             self.keep(block);
         }
