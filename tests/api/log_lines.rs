@@ -355,7 +355,7 @@ fn a_pool_that_is_too_small_says_how_much_it_needs() {
     let verdicts: Vec<_> = kept.iter().filter(|(_, line)| line.starts_with("verdict: ")).collect();
     let [(Level::Warn, line)] = verdicts[..] else { panic!("one verdict: {kept:?}") };
     assert!(
-        line.starts_with("verdict: ceiling too small: ") && line.contains("raise PINPOOL_MAX_BYTES above 72.0 MiB"),
+        line.starts_with("verdict: ceiling too small: ") && line.contains("raise PINPOOL_MAX_BYTES to 72.0 MiB"),
         "{line}"
     );
 }

@@ -144,7 +144,7 @@ fn sizes_that_recur_and_are_evicted_before_are_thrashing() {
     let said = program.judged(());
     said.check("thrashing", true);
     // One buffer of each size. What was lost stands behind it where it was long enough to be told.
-    let cure = "raise PINPOOL_POOL_SIZE_LIMIT above 8";
+    let cure = "raise PINPOOL_POOL_SIZE_LIMIT to 8";
     assert!(said.log.last().is_some_and(|line| line.split("; ").any(|part| part == cure)), "{said:?}");
 }
 

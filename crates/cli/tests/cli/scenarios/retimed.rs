@@ -38,7 +38,7 @@ pub(super) fn write(recording: &Recording, calls: &[Call], end_us: u64, path: &P
     }
     let mut file = [&b"PINPOOLT"[..], &1_u32.to_le_bytes()].concat();
     let (mut next, mut in_block) = (0, 0);
-    for record in &recording.records {
+    for record in recording.records.iter().filter(|record| record.event != Event::Waited) {
         let Some(call) = calls.get(next) else { break };
         next += usize::from(is_call(&record.event));
         items.record(call.at_us * 1000, call.thread, record.pool, timed(record.event, call.took_us * 1000));
