@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""pinpool.Loader, torch.utils.data.DataLoader and SPDL on the same files: samples/s, CPU seconds, peak memory.
+"""pinpool_loader.Loader, torch.utils.data.DataLoader and SPDL on the same files: samples/s, CPU seconds, peak memory.
 
     pip install ./python numpy torch spdl safetensors pillow webdataset     # SPDL decodes with the libraries of FFmpeg
     python python/bench_loader.py [--files 10000] [--epochs 3] [--rounds 3]
@@ -59,8 +59,9 @@ def paths_of(root):
 
 def with_pinpool(root, epochs, batch, workers):
     import pinpool
+    import pinpool_loader
 
-    loader = pinpool.Loader(root, batch_size=batch, workers=workers, epochs=epochs)
+    loader = pinpool_loader.Loader(root, batch_size=batch, workers=workers, epochs=epochs)
     yield
     for samples in loader:
         yield samples
@@ -158,9 +159,10 @@ def with_spdl(root, epochs, batch, workers):
 
 def images_with_pinpool(root, epochs, batch, workers):
     import pinpool
+    import pinpool_loader
 
-    decode = {"jpg": pinpool.Image(SIDE, SIDE)}
-    loader = pinpool.Loader(Path(root) / "photos", batch_size=batch, workers=workers, epochs=epochs, decode=decode)
+    decode = {"jpg": pinpool_loader.Image(SIDE, SIDE)}
+    loader = pinpool_loader.Loader(Path(root) / "photos", batch_size=batch, workers=workers, epochs=epochs, decode=decode)
     yield
     for group in loader:
         yield group.field("jpg").reshape(len(group), -1)
@@ -302,10 +304,11 @@ def weights_with_safetensors_copied(root, epochs, batch, workers):
 
 def shards_with_pinpool(root, epochs, batch, workers):
     import pinpool
+    import pinpool_loader
 
     yield
     paths = sorted(Path(root).glob("*.tar.gz"))
-    for samples in pinpool.Loader(paths, batch_size=batch, workers=workers, epochs=epochs, shuffle=True):
+    for samples in pinpool_loader.Loader(paths, batch_size=batch, workers=workers, epochs=epochs, shuffle=True):
         yield samples
     del samples
 
@@ -392,20 +395,20 @@ WEIGHT_LOADERS = {
 }
 
 IMAGE_LOADERS = {
-    "pinpool.Loader, decode": images_with_pinpool,
+    "pinpool_loader.Loader, decode": images_with_pinpool,
     "DataLoader over Pillow": images_with_torch,
     "webdataset over Pillow": images_with_webdataset,
     "SPDL, threads": images_with_spdl,
 }
 
 SHARD_LOADERS = {
-    "pinpool.Loader": shards_with_pinpool,
+    "pinpool_loader.Loader": shards_with_pinpool,
     "DataLoader over tarfile": shards_with_torch,
 }
 
 LOADERS = {
-    "pinpool.Loader": with_pinpool,
-    "pinpool.Loader, cold": with_pinpool_cold,
+    "pinpool_loader.Loader": with_pinpool,
+    "pinpool_loader.Loader, cold": with_pinpool_cold,
     "DataLoader, one tensor a batch": with_torch_one_tensor,
     "DataLoader, a tensor a sample": with_torch_lists,
     "SPDL, threads": with_spdl,

@@ -71,8 +71,8 @@ impl PoolLog {
     }
 
     /// `preset P, back-end B ...` (info): nothing: what the pool starts with: rules, source of memory and its granules,
-    /// ceiling, GPU, memory node; the limits and what was set, from the `builder`, a `variable`, `implied` or by
-    /// `default`; version, process, why no better source.
+    /// ceiling, GPU, memory node; what was set, by the `builder`, by a `variable`, or `implied` by another setting; version,
+    /// process, why no better source.
     pub(crate) fn started(&self, start: &Start<'_>) {
         log::info!(pool, "{self}{start}");
     }
@@ -132,7 +132,7 @@ impl PoolLog {
     /// `verdict: sizes never recur ...` (info, warn): nothing if it is info; a warning says what to change and what it costs.
     ///
     /// `verdict: leak ...` (warn): look at what holds the buffers of the tag in the line. It names where most of them were got that were
-    /// sampled (`PINPOOL_CALL_STACKS`).
+    /// sampled (`call_stacks`).
     ///
     /// `verdict: CAUSE ...` (warn): what the line says: what was seen, what to set or to change, and the seconds lost.
     pub(crate) fn judged(&self, judgement: &Judgement) {
@@ -154,15 +154,14 @@ impl PoolLog {
     /// The first such get of the pool, and then each power of ten.
     ///
     /// `fallback: memory for N bytes is not pinned ...` (warn): what the line of the shortage says. Logged for the first such
-    /// get of the pool, and then for each power of ten; `PINPOOL_MAX_FALLBACK_BYTES` limits such memory.
+    /// get of the pool, and then for each power of ten. Such memory is limited to as much as the pool.
     pub(crate) fn fell_back(&self, asked_bytes: u64, nth: u64, fallback_bytes: u64, max_bytes: Option<u64>) {
         let limit = max_bytes.map_or_else(String::new, |max_bytes| format!(" of at most {max_bytes}"));
         let so_far = if nth == 1 { String::new() } else { format!(", as for {nth} gets so far") };
         log::warn!(
             shortage,
             "{self}fallback: memory for {asked_bytes} bytes is not pinned{so_far}, so a copy from it is slow and holds up its \
-             caller; {fallback_bytes} bytes{limit} are such memory now (PINPOOL_MAX_FALLBACK_BYTES sets the limit, \
-             PINPOOL_ON_FULL=error refuses instead)"
+             caller; {fallback_bytes} bytes{limit} are such memory now (PINPOOL_ON_FULL=error refuses instead)"
         );
     }
 
@@ -241,17 +240,16 @@ impl PoolLog {
     pub(crate) fn no_thread_for(&self, error: &std::io::Error) {
         log::warn!(
             maintenance,
-            "{self}no thread for maintenance (PINPOOL_POLL): idle memory is given back only while the pool is used; call \
+            "{self}no thread for maintenance: idle memory is given back only while the pool is used; call \
              Pool::poll when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}"
         );
     }
 
-    /// To standard error, once, where the program has no logger: what its user set does not hold, and nothing else says so.
+    /// To standard error, once, if the program has no logger: what its user set does not hold, and nothing else says so.
     ///
-    /// `PINPOOL_X=V: ...` (warn): correct the name, the line says which was meant; a value that cannot be read, where code sets
-    /// another (else it is an error); one that does not hold, since the program sets another in its code: change it there; or
-    /// one without effect under the others, as the line says.
-    /// Also on standard error where the program has no logger.
+    /// `PINPOOL_X=V: ...` (warn): the line says what to change: an unknown name, a retired one with what replaces it, a value
+    /// that the program replaces in code, or a setting without effect under the others. Also on standard error if the program has
+    /// no logger.
     pub(crate) fn unused_variables(&self, unused: &[String]) {
         // A `Once` that is under way in a parent would hold its child of `fork` for ever.
         static IS_TOLD: AtomicBool = AtomicBool::new(false);
@@ -346,7 +344,7 @@ impl PoolLog {
         log::warn!(
             copies,
             "{self}{subject} of {bytes} bytes {have} been in flight for {age:?} on stream {stream:#x}, unavailable until \
-             the copies complete; look for what blocks that stream (PINPOOL_STUCK_AFTER sets the time)"
+             the copies complete; look for what blocks that stream"
         );
     }
 
@@ -369,7 +367,7 @@ impl PoolLog {
     ///
     /// `ended with N buffers still out ...` (info): nothing, if they are dropped soon: until then the pool keeps their
     /// memory. Else look for who has them: those of `Pool::tagged` are listed with size, tag and age, those that were sampled
-    /// (`PINPOOL_CALL_STACKS`) with the line that got them.
+    /// (`call_stacks`) with the line that got them.
     pub(crate) fn still_out(&self, buffers: u64, bytes: u64, tagged: &[HeldBuffer]) {
         let noun = if buffers == 1 { "buffer" } else { "buffers" };
         let list = StillOut { buffers, bytes, tagged };
@@ -403,7 +401,7 @@ impl PoolLog {
         log::error!(
             copies,
             "{self}closing with {copies} copies in flight after waiting {waited:?}: their {bytes} bytes are never released, \
-             since a device may still read them (PINPOOL_CLOSE_WAIT sets the wait)"
+             since a device may still read them"
         );
     }
 }

@@ -54,20 +54,17 @@ pub struct Window {
     pub evicted: u64,
 }
 
-impl std::ops::Add for Window {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
+impl Window {
+    /// What was counted after `earlier`.
+    pub(crate) fn since(self, earlier: Self) -> Self {
         Self {
-            get_from_pool: self.get_from_pool + other.get_from_pool,
-            put: self.put + other.put,
-            allocated: self.allocated + other.allocated,
-            evicted: self.evicted + other.evicted,
+            get_from_pool: self.get_from_pool - earlier.get_from_pool,
+            put: self.put - earlier.put,
+            allocated: self.allocated - earlier.allocated,
+            evicted: self.evicted - earlier.evicted,
         }
     }
-}
 
-impl Window {
     /// Gets of the window.
     pub fn gets(&self) -> u64 {
         self.get_from_pool + self.allocated
@@ -81,11 +78,6 @@ impl Window {
     /// Share of the gets that missed; 0 if there were none.
     pub fn unsatisfied_rate(&self) -> f64 {
         rate(self.allocated, self.gets())
-    }
-
-    /// Whether the eviction counted last makes a check of the rates due.
-    pub(crate) fn check_is_due(&self) -> bool {
-        self.evicted.is_multiple_of(CHECK_EVERY_EVICTIONS)
     }
 }
 
@@ -121,11 +113,11 @@ fn raised(limit: u64) -> u64 {
     if limit < LEAST_RAISED_LIMIT { LEAST_RAISED_LIMIT } else { limit.saturating_add(limit / RAISE_DIVISOR) }
 }
 
-/// The ceiling in bytes for a pool without one: a quarter of the total, at most what is available, divided among
-/// `pools_per_host` pools, rounded down to whole granules, at least one (policy-R8).
-pub(crate) fn default_ceiling(total_bytes: u64, available_bytes: u64, pools_per_host: u64) -> u64 {
+/// The limit in bytes of a pool without one: a quarter of the total, at most what is available, rounded down to whole granules,
+/// at least one (policy-R8).
+pub(crate) fn default_ceiling(total_bytes: u64, available_bytes: u64) -> u64 {
     let granule_bytes = GRANULE_BYTES as u64;
-    let share_bytes = (total_bytes / CEILING_DIVISOR).min(available_bytes) / pools_per_host.max(1);
+    let share_bytes = (total_bytes / CEILING_DIVISOR).min(available_bytes);
     (share_bytes / granule_bytes).max(1) * granule_bytes
 }
 
@@ -147,14 +139,12 @@ mod tests {
     }
 
     #[test]
-    fn windows_add_up_and_their_rates_are_shares() {
+    fn a_window_is_a_difference_and_its_rates_are_shares() {
         let other = Window { get_from_pool: 1, put: 2, allocated: 3, evicted: 4 };
         let sum = Window { get_from_pool: 62_422, put: 63_523, allocated: 1_103, evicted: 1_004 };
-        assert_eq!((BUSY + other, sum.gets()), (sum, 63_525));
+        assert_eq!((sum.since(other), sum.gets()), (BUSY, 63_525));
         assert_eq!((other.eviction_rate(), other.unsatisfied_rate()), (2.0, 0.75));
         assert_eq!((Window::default().eviction_rate(), Window::default().unsatisfied_rate()), (0.0, 0.0));
-        let due = [1, 999, 1_000, 1_001, 2_000].map(|evicted| Window { evicted, ..BUSY }.check_is_due());
-        assert_eq!(due, [false, false, true, false, true]);
     }
 
     #[test]
@@ -188,18 +178,9 @@ mod tests {
     #[test]
     fn the_default_ceiling_is_an_available_quarter_in_whole_granules() {
         const MIB: u64 = 1 << 20;
-        let cases = [
-            (1000, 800, 1, 250),
-            (1000, 800, 0, 250),
-            (1000, 101, 1, 100),
-            (1000, 800, 3, 82),
-            (1000, 0, 1, 2),
-            (0, 0, 9, 2),
-            (1000, 800, u64::MAX, 2),
-        ];
-        for (total, available, pools, ceiling) in cases {
-            let bytes = default_ceiling(total * MIB, available * MIB, pools);
-            assert_eq!(bytes, ceiling * MIB, "{total} {available} {pools}");
+        for (total, available, ceiling) in [(1000, 800, 250), (1000, 101, 100), (1000, 0, 2), (0, 0, 2)] {
+            let bytes = default_ceiling(total * MIB, available * MIB);
+            assert_eq!(bytes, ceiling * MIB, "{total} {available}");
         }
     }
 
@@ -207,10 +188,10 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 128 }) })]
 
         #[test]
-        fn the_default_ceiling_never_passes_its_bounds(total: u64, available: u64, pools: u64) {
-            let (ceiling, granule) = (default_ceiling(total, available, pools), GRANULE_BYTES as u64);
+        fn the_default_ceiling_never_passes_its_bounds(total: u64, available: u64) {
+            let (ceiling, granule) = (default_ceiling(total, available), GRANULE_BYTES as u64);
             prop_assert_eq!(ceiling % granule, 0);
-            prop_assert!(ceiling == granule || ceiling <= (total / 4).min(available) / pools.max(1));
+            prop_assert!(ceiling == granule || ceiling <= (total / 4).min(available));
             prop_assert!(ceiling >= granule);
         }
     }

@@ -1,5 +1,5 @@
-"""One epoch of WebDataset shards through Ray Data: several worker processes, each with a pool of its own, all under one
-ceiling. Ray assigns the shards and starts a worker that died anew; every sample is delivered exactly once.
+"""One epoch of WebDataset shards through Ray Data: worker processes read the shards, and the trainer stacks the rows in
+page-locked memory by `shared.collate`. Ray restarts a worker that died; every sample is delivered exactly once.
 
     pip install ./python "ray[data]"
     python python/examples/ray_data.py DIRECTORY_OF_TARS
@@ -24,26 +24,23 @@ import ray
 
 import pinpool
 
-#: Of the pinned memory of all workers together.
-CEILING = "64MiB"
+#: Samples of a batch, and bytes of each in it: shorter samples are padded with zeros.
+BATCH, SAMPLE = 64, 65536
 
 
 class ReadShards:
-    """One worker process: reads the shards that Ray gives it, through one pool."""
-
-    def __init__(self) -> None:
-        self.pool = pinpool.Pool(name="ray")
+    """One worker process: reads the shards that Ray assigns to it."""
 
     def __call__(self, rows: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         for shard in rows["shard"]:
-            for batch in pinpool.Loader(shard, batch_size=16, workers=1, pool=self.pool):
-                # `sample` is a view of pinned memory: this is where images are decoded, or a copy to the GPU begins.
-                yield {
-                    "key": batch.keys,
-                    "digest": [hashlib.sha256(sample).hexdigest() for sample in batch],
-                    "worker": [os.getpid()] * len(batch),
-                    "pinned": [self.pool.stats()["ledger"]["held_bytes"]] * len(batch),
-                }
+            with tarfile.open(shard) as tar:
+                for member in tar:
+                    # This is where images are decoded.
+                    data = tar.extractfile(member).read()  # type: ignore[union-attr]
+                    padded = np.zeros((1, SAMPLE), np.uint8)
+                    padded[0, : len(data)] = np.frombuffer(data, np.uint8)
+                    key = f"{shard}!{Path(member.name).stem}"
+                    yield {"key": [key], "length": [len(data)], "data": padded, "worker": [os.getpid()]}
 
 
 def write_shards(directory: Path, shards: int = 40, samples: int = 100) -> dict[str, str]:
@@ -76,9 +73,8 @@ def main() -> int:
             print(f"{directory}: no .tar file", file=sys.stderr)
             return 1
 
-        # The pools of all workers of a host share one ledger, and so one ceiling.
-        environment = {"PINPOOL_LEDGER": "ray_data", "PINPOOL_MAX_BYTES": CEILING}
-        ray.init(num_cpus=args.workers, include_dashboard=False, runtime_env={"env_vars": environment})
+        shared = pinpool.SharedPool(BATCH * (SAMPLE + 1024), 3, library="numpy")
+        ray.init(num_cpus=args.workers, include_dashboard=False)
         try:
             dataset = ray.data.from_items([{"shard": shard} for shard in shards])
             samples = dataset.map_batches(
@@ -89,23 +85,25 @@ def main() -> int:
             delivered: Counter[str] = Counter()
             digests: dict[str, str] = {}
             workers: set[int] = set()
-            pinned = 0
             killed = None
-            for rows in samples.iter_batches(batch_size=64):
-                delivered.update(rows["key"])
-                digests.update(zip(rows["key"], rows["digest"], strict=True))
-                workers.update(int(worker) for worker in rows["worker"])
-                pinned = max(pinned, int(rows["pinned"].max()))
+            for rows in samples.iter_batches(batch_size=BATCH):
+                # In page-locked memory: copies to the GPU begin here, then pinpool.record_stream(batch["data"], stream).
+                batch = shared.unpack(shared.collate([dict(zip(rows, row)) for row in zip(*rows.values())]))
+                for key, data, length in zip(batch["key"], batch["data"], batch["length"]):
+                    digests[str(key)] = hashlib.sha256(data[:length]).hexdigest()
+                delivered.update(map(str, batch["key"]))
+                workers.update(batch["worker"].tolist())
                 if args.kill and killed is None and expected and len(delivered) * 4 >= len(expected):
-                    killed = int(rows["worker"][-1])
+                    killed = int(batch["worker"][-1])
                     os.kill(killed, signal.SIGKILL)
+                del batch
         finally:
             ray.shutdown()
 
     twice = [key for key, times in delivered.items() if times > 1]
     print(f"{len(delivered)} samples of {len(shards)} shards from {len(workers)} worker processes", end="")
     print(f", one of them killed ({killed})" if killed else "")
-    print(f"the pools held at most {pinned >> 20} MiB pinned together, of {CEILING}")
+    print(f"page-locked by {shared.page_lock}, {shared.counts()}")
     if twice:
         print(f"{len(twice)} samples came more than once, the first: {twice[0]}", file=sys.stderr)
         return 1

@@ -1,8 +1,8 @@
-"""A training loop under torchrun: each rank loads its part of the samples through a pool of its own, all ranks of the host
-under one ceiling. A rank that dies makes torchrun start all of them anew; each goes on behind its last step.
+"""A training loop under torchrun: the workers of each rank fill page-locked memory, and all ranks of the host share one limit.
+If a rank dies, torchrun restarts all of them, and each continues behind its last step.
 
     pip install ./python torch
-    torchrun --standalone --nproc-per-node 4 --max-restarts 3 python/examples/torchrun.py FILES_OR_DIRECTORY --out RUN
+    torchrun --standalone --nproc-per-node 4 --max-restarts 3 python/examples/torchrun.py DIRECTORY --out RUN
 """
 
 import argparse
@@ -11,17 +11,36 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
-# One ceiling for all ranks of the host.
+# One limit for all ranks of the host.
 os.environ.setdefault("PINPOOL_LEDGER", "auto")
 os.environ.setdefault("PINPOOL_MAX_BYTES", "256MiB")
 
+import numpy as np
+from torch.utils.data import DataLoader, DistributedSampler
+
 import pinpool
+
+BATCH = 8
+
+
+class Files:
+    """The files of a directory: bytes of equal length, and the number of the file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.paths = sorted(path for path in directory.iterdir() if path.is_file())
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return np.fromfile(self.paths[index], np.uint8), index
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("paths", nargs="+", help="files, directories or .tar shards")
+    parser.add_argument("directory", type=Path, help="files of equal length")
     parser.add_argument("--out", type=Path, required=True, help="where checkpoints and the list of samples are written")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--die", type=int, metavar="RANK", help="this rank kills itself after its third step, once")
@@ -33,32 +52,28 @@ def main() -> int:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     args.out.mkdir(parents=True, exist_ok=True)
     checkpoint = args.out / f"rank{rank}.json"
+    saved: dict[str, Any] = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"epoch": 0, "step": 0, "trained": []}
 
-    saved = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"state": None, "trained": []}
-    loader = pinpool.Loader(
-        args.paths,
-        batch_size=8,
-        workers=1,
-        shuffle=True,
-        rank=rank,
-        world=world,
-        epochs=args.epochs,
-        state=saved["state"],
-        pool=pinpool.Pool(name=f"rank{rank}"),
-        containers=True,
-    )
+    dataset: Any = Files(args.directory)
+    sampler: Any = DistributedSampler(dataset, num_replicas=world, rank=rank, shuffle=True)
+    shared = pinpool.SharedPool("1MiB", 4, pool=pinpool.Pool(name=f"rank{rank}"))
     steps = 0
-    for batch in loader:
-        # The step of the training: `batch.tensors()` are views of pinned memory.
-        saved["trained"] += [[batch.epoch, key] for key in batch.keys]
-        saved["state"] = loader.state()
-        # The state goes with the model, in one rename: after a death both are of the same step.
-        beside = checkpoint.with_suffix(".new")
-        beside.write_text(json.dumps(saved))
-        beside.replace(checkpoint)
-        steps += 1
-        if rank == args.die and steps == 3 and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
+    for epoch in range(saved["epoch"], args.epochs):
+        sampler.set_epoch(epoch)
+        left = list(sampler)[saved["step"] * BATCH :]  # What was trained before the restart is left out.
+        loader = DataLoader(dataset, BATCH, sampler=left, num_workers=1, collate_fn=shared.collate)
+        for _files, numbers in shared.batches(loader):
+            # The training step belongs here.
+            saved["trained"] += [[epoch, number] for number in numbers.tolist()]
+            saved["epoch"], saved["step"] = epoch, saved["step"] + 1
+            # The place is stored with the model, in one rename: after a death both are of the same step.
+            beside = checkpoint.with_suffix(".new")
+            beside.write_text(json.dumps(saved))
+            beside.replace(checkpoint)
+            steps += 1
+            if rank == args.die and steps == 3 and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+                os.kill(os.getpid(), signal.SIGKILL)
+        saved["step"] = 0
     print(f"rank {rank} of {world}: {len(saved['trained'])} samples, {steps} steps in this process")
     return 0
 

@@ -4,7 +4,6 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use pinpool::PinnedBuf;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -26,11 +25,6 @@ pub struct Buffer {
 impl Buffer {
     pub(crate) fn over(memory: Memory) -> Self {
         Self { memory: Arc::new(memory) }
-    }
-
-    /// The memory for its one further use, a copy; the buffer is released.
-    pub(crate) fn take(&self) -> PyResult<PinnedBuf> {
-        self.memory.take()
     }
 
     fn check_device(&self, device: Device) -> PyResult<()> {

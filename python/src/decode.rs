@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pinpool_loader::{Array, Decode, DecodedField, Fit, Image, Layout};
+use pinpool_loader::{Decode, DecodedField, Fit, Image, Layout};
 use pyo3::prelude::*;
 
 /// A decoder.
@@ -19,12 +19,6 @@ impl Decoder {
         let fit = if is_cropped { Fit::Crop } else { Fit::Stretch };
         let image = Image::new(height, width, layout, fit)?;
         Some(Self(Arc::new(image.pixels_max(pixels_max.unwrap_or(usize::MAX)))))
-    }
-
-    /// Arrays of this shape and type; `None` if no memory holds one.
-    #[staticmethod]
-    fn array(shape: Vec<u64>, descr: &str, item_bytes: usize) -> Option<Self> {
-        Some(Self(Arc::new(Array::new(&shape, descr, item_bytes)?)))
     }
 }
 

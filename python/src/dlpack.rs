@@ -14,7 +14,7 @@ use crate::memory::View;
 const PLAIN: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 /// The code of unsigned integers.
-pub(crate) const UNSIGNED: u8 = 1;
+const UNSIGNED: u8 = 1;
 
 /// Where the memory is said to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,39 +88,23 @@ struct ManagedVersioned {
     tensor: DlTensor,
 }
 
-/// `kDLCUDA`.
-pub(crate) const CUDA: i32 = 2;
-
-/// Where the elements are, and what they are: the codes and bits of DLPack.
-pub(crate) struct Place {
-    pub(crate) kind: i32,
-    pub(crate) ordinal: i32,
-    pub(crate) data: *mut u8,
-    pub(crate) code: u8,
-    pub(crate) bits: u8,
-}
-
 /// What a structure points to; its context.
 struct Context {
-    _keep: Box<dyn Send + Sync>,
-    shape: Vec<i64>,
-    strides: Vec<i64>,
+    view: View,
+    shape: [i64; 1],
+    strides: [i64; 1],
 }
 
-/// An array without gaps, and its context, which the structure's deleter frees and `keep` with it.
-fn tensor(keep: Box<dyn Send + Sync>, place: &Place, shape: Vec<i64>) -> (DlTensor, *mut c_void) {
-    let mut strides = vec![1; shape.len()];
-    for at in (1..shape.len()).rev() {
-        strides[at - 1] = strides[at] * shape[at];
-    }
-    let data = if shape.contains(&0) { ptr::null_mut() } else { place.data.cast() };
-    let ndim = i32::try_from(shape.len()).unwrap_or(i32::MAX);
-    let context = Box::leak(Box::new(Context { _keep: keep, shape, strides }));
+/// The bytes of `view`, and the context, which the structure's deleter frees and `view` with it.
+fn tensor(view: View, device: Device) -> (DlTensor, *mut c_void) {
+    let shape = [i64::try_from(view.memory().len).unwrap_or(i64::MAX)];
+    let context = Box::leak(Box::new(Context { view, shape, strides: [1] }));
+    let data = if shape == [0] { ptr::null_mut() } else { context.view.memory().pointer().cast() };
     let tensor = DlTensor {
         data,
-        device: DlDevice { kind: place.kind, id: place.ordinal },
-        ndim,
-        dtype: DlDataType { code: place.code, bits: place.bits, lanes: 1 },
+        device: DlDevice { kind: device as i32, id: 0 },
+        ndim: 1,
+        dtype: DlDataType { code: UNSIGNED, bits: 8, lanes: 1 },
         shape: context.shape.as_mut_ptr(),
         strides: context.strides.as_mut_ptr(),
         byte_offset: 0,
@@ -187,21 +171,7 @@ pub(crate) fn capsule<'py>(
     device: Device,
     has_version: bool,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    let memory = view.memory();
-    let len = i64::try_from(memory.len).unwrap_or(i64::MAX);
-    let place = Place { kind: device as i32, ordinal: 0, data: memory.pointer(), code: UNSIGNED, bits: 8 };
-    capsule_of(py, Box::new(view), &place, vec![len], has_version)
-}
-
-/// A capsule with an array that lies in memory which `keep` keeps.
-pub(crate) fn capsule_of<'py>(
-    py: Python<'py>,
-    keep: Box<dyn Send + Sync>,
-    place: &Place,
-    shape: Vec<i64>,
-    has_version: bool,
-) -> PyResult<Bound<'py, PyCapsule>> {
-    let (tensor, context) = tensor(keep, place, shape);
+    let (tensor, context) = tensor(view, device);
     let (managed, name): (*mut c_void, _) = if has_version {
         let (version, deleter) = ([1, 0], Some(delete_versioned as _));
         (Box::into_raw(Box::new(ManagedVersioned { version, context, deleter, flags: 0, tensor })).cast(), VERSIONED)

@@ -24,7 +24,7 @@ pub(crate) fn frames(py: Python<'_>) -> Vec<(String, String, u32)> {
 /// These attributes run no Python code.
 fn described(frame: &Bound<'_, PyAny>) -> PyResult<Option<(String, String, u32)>> {
     let module = frame.getattr("f_globals")?.get_item("__name__").and_then(|name| name.extract::<String>());
-    if module.is_ok_and(|module| module == "pinpool" || module.starts_with("pinpool.")) {
+    if module.is_ok_and(|module| matches!(module.split('.').next(), Some("pinpool" | "pinpool_loader"))) {
         return Ok(None);
     }
     let code = frame.getattr("f_code")?;

@@ -13,9 +13,11 @@ pub(crate) struct Labels {
 }
 
 impl Labels {
+    #[allow(clippy::too_many_arguments)] // What a batch is made of.
     /// The labels of `parts`. A part that has none is a failure, and leaves no row in an array.
     pub(crate) fn of(
         &self,
+        py: Python<'_>,
         catalog: &Catalog,
         decode: &[DecodedField],
         bytes: &mut [u8],
@@ -26,7 +28,7 @@ impl Labels {
         let mut found = Vec::new();
         for (row, part) in std::mem::take(parts).into_iter().enumerate() {
             let label = match self.text(catalog, decode, &part, bytes) {
-                Ok(text) => Python::attach(|py| self.label(py, text))?,
+                Ok(text) => self.label(py, text)?,
                 Err(why) => Err(why),
             };
             match label {

@@ -11,7 +11,6 @@
 //! | `pool` | the class `Pool`: settings, gets, figures |
 //! | `buffer` | the class `Buffer` and the buffer protocol |
 //! | `memory` | one buffer of the crate, its views, its streams, and when it goes back |
-//! | `device` | memory of a GPU, and the order of the streams that use it |
 //! | `dlpack` | the structures of DLPack |
 //! | `shared` | buffers that worker processes fill |
 //! | `stream` | fences behind streams of other libraries |
@@ -35,7 +34,6 @@ use pyo3::prelude::*;
 mod arguments;
 mod buffer;
 mod decode;
-mod device;
 mod dlpack;
 mod errors;
 mod frames;
@@ -57,8 +55,6 @@ mod _pinpool {
     use super::buffer::{Buffer, DlpackExport};
     #[pymodule_export]
     use super::decode::Decoder;
-    #[pymodule_export]
-    use super::device::{Device, DeviceBuffer};
     #[pymodule_export]
     use super::lines::{_lines_after_fork, _next_lines, _stop_lines, _take_lines, _want_trace};
     #[pymodule_export]

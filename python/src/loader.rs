@@ -1,13 +1,12 @@
-//! The crate's loader: what there is to load, and batches that were read ahead. `pinpool/_loader.py` has the classes of it.
+//! The crate's loader: what there is to load, and batches that were read ahead. The package `pinpool_loader` has the classes of it.
 //!
 //! ```text
 //!   Files ──begin──▶ Reader ──next──▶ Buffer, and where each sample lies in it
-//!                        └──copy──▶ DeviceBuffer, one batch ahead
 //! ```
 //!
-//! The lock is not held while files are listed or read, and no longer than [`UNINTERRUPTED`] passes without a look at the
-//! signals.
+//! The lock is not held while files are listed or read, and signals are checked at least every [`UNINTERRUPTED`].
 
+use std::collections::BTreeSet;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -16,17 +15,16 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::PinnedBuf;
 use pinpool::unstable::config::text::parse_bytes;
 use pinpool_loader::{
-    BatchReader, Catalog, DecodedField, Ended, Failure, FailureCause, LoadOptions, LoadState, LoadedBatch, Loader,
-    Shard, StopFlag, kept_fields,
+    BatchReader, Catalog, DecodedField, Failure, FailureCause, LoadOptions, LoadedBatch, Loader, Shard, StopFlag,
+    first_undecodable, kept_fields,
 };
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::buffer::Buffer;
 use crate::decode::{self, Decoder};
-use crate::device::{Device, DeviceBuffer, DeviceMemory};
 use crate::errors;
 use crate::gets::{self, Gets};
 use crate::labels::Labels;
@@ -34,34 +32,15 @@ use crate::lines;
 use crate::pool::Pool;
 use crate::unlocked::unlocked;
 
-/// Longest wait without a look at the signals.
+/// Longest wait without a check for signals.
 const UNINTERRUPTED: Duration = Duration::from_millis(100);
 
-/// What failed and why, and whether it is that the pool had no memory.
+/// What failed and why, and whether the pool had no memory.
 type Failed = (String, bool);
 /// Sample, first byte in the buffer, length, first byte in the sample.
 type Part = (usize, usize, usize, u64);
-/// Number, epoch, place in the epoch, buffer, parts, the first byte of each array, labels if a field has them, and failures.
-type Handed<'py> = (u64, u64, u64, Bound<'py, PyAny>, Vec<Part>, Vec<usize>, Option<Vec<Py<PyAny>>>, Vec<Failed>);
-
-/// A batch before Python has it.
-struct Ready {
-    number: u64,
-    epoch: u64,
-    in_epoch: u64,
-    memory: Loaded,
-    parts: Vec<Part>,
-    arrays: Vec<usize>,
-    labels: Option<Vec<Py<PyAny>>>,
-    failures: Vec<Failed>,
-    /// The state behind it.
-    state: LoadState,
-}
-
-enum Loaded {
-    Host(PinnedBuf),
-    Device(DeviceMemory),
-}
+/// Number, epoch, index in the epoch, buffer, parts, the first byte of each array, labels if a field has them, and failures.
+type Handed = (u64, u64, u64, Buffer, Vec<Part>, Vec<usize>, Option<Vec<Py<PyAny>>>, Vec<Failed>);
 
 /// The files and samples, and how they are loaded.
 #[pyclass(frozen, module = "pinpool._pinpool")]
@@ -75,24 +54,13 @@ pub struct Files {
 /// Batches that are read ahead, until it ends.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct Reader {
-    // In this order: the threads end before the pool may.
-    reading: Mutex<Reading>,
+    // In this order: the threads end before the pool may. `None` once it is dropped.
+    reader: Mutex<Option<BatchReader>>,
     gets: Arc<Gets>,
     process: u32,
     catalog: Catalog,
     decode: Vec<DecodedField>,
     labels: Option<Arc<Labels>>,
-    device: Option<Device>,
-}
-
-#[derive(Default)]
-struct Reading {
-    /// `None` once it is dropped.
-    reader: Option<BatchReader>,
-    /// A batch on its way to the device, or why there is none.
-    ahead: Option<PyResult<Ready>>,
-    /// Behind the batch that was handed out last.
-    state: Option<LoadState>,
 }
 
 /// Calls `call` on a thread of its own and looks at the signals meanwhile. An interrupt raises `stop` and waits for the end.
@@ -121,7 +89,7 @@ fn interruptibly<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -
 }
 
 /// A failure, and whether it is the pool's.
-fn failed(failure: &Failure) -> Failed {
+fn failed_of(failure: &Failure) -> Failed {
     let is_pool = matches!(failure.cause, FailureCause::Pool(_));
     (failure.to_string(), is_pool)
 }
@@ -136,7 +104,7 @@ pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
 impl Files {
     /// Lists `paths`. A count of 0 is none.
     #[new]
-    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world, labels=None, decode=vec![]))]
+    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world, even, drop_last, labels=None, decode=vec![]))]
     #[allow(clippy::too_many_arguments)] // One call, by keyword.
     fn new(
         py: Python<'_>,
@@ -150,11 +118,13 @@ impl Files {
         seed: Option<u64>,
         rank: u64,
         world: u64,
+        even: bool,
+        drop_last: bool,
         labels: Option<(String, Py<PyAny>)>,
         decode: Vec<(Vec<String>, PyRef<'_, Decoder>)>,
     ) -> PyResult<Self> {
         let shard = Shard::new(rank, world);
-        let shard = shard.ok_or_else(|| PyValueError::new_err(format!("rank={rank}: it is below world={world}")))?;
+        let shard = shard.ok_or_else(|| PyValueError::new_err(format!("rank={rank}: must be below world={world}")))?;
         let mut options = LoadOptions::default();
         options.batch_samples = NonZeroU64::new(batch_size);
         options.batch_bytes = NonZeroU64::new(batch_bytes);
@@ -162,6 +132,7 @@ impl Files {
         options.prefetch = NonZeroUsize::new(prefetch);
         options.shuffle_seed = seed;
         options.shard = Some(shard);
+        (options.even, options.drop_last) = (even, drop_last);
         options.decode = decode::fields(decode);
         let labels = labels.map(|(field, parse)| Arc::new(Labels { field, parse }));
         let stop = StopFlag::new();
@@ -171,7 +142,7 @@ impl Files {
 
     /// What could not be listed.
     fn failures(&self) -> Vec<Failed> {
-        self.catalog.failures().iter().map(failed).collect()
+        self.catalog.failures().iter().map(failed_of).collect()
     }
 
     /// Number of samples.
@@ -184,9 +155,30 @@ impl Files {
         self.catalog.files().len()
     }
 
-    /// Whether any was opened as a compressed file.
-    fn has_compressed(&self) -> bool {
-        self.catalog.files().iter().any(|file| file.compression.is_some())
+    /// The first file that was opened as a compressed one.
+    fn first_compressed(&self) -> Option<String> {
+        let samples = self.catalog.samples().iter();
+        let found = samples.enumerate().find(|(_, sample)| self.catalog.files()[sample.file].compression.is_some());
+        found.map(|(sample, _)| self.catalog.name(sample))
+    }
+
+    /// Why the first file that lacks a field to decode cannot be decoded. Members of archives are not checked.
+    fn undecodable(&self) -> Option<String> {
+        first_undecodable(&self.options.decode, &self.catalog).map(|failure| failure.to_string())
+    }
+
+    /// The names of the directories of the files, sorted; None if a sample is a member of an archive.
+    fn classes(&self) -> Option<Vec<String>> {
+        let samples = self.catalog.samples();
+        let names = || (0..samples.len()).map(|sample| self.catalog.label(sample).into_owned());
+        let is_plain = samples.iter().all(|sample| sample.member.is_none());
+        is_plain.then(|| names().collect::<BTreeSet<_>>().into_iter().collect())
+    }
+
+    /// Stands for the names and lengths of all samples, whatever the settings of the loader.
+    fn fingerprint(&self, py: Python<'_>) -> PyResult<String> {
+        let loader = Loader::new(self.gets.pool()?, &self.catalog, LoadOptions::default());
+        Ok(py.detach(|| format!("{:016x}", loader.start_state().plan)))
     }
 
     /// Bytes of all samples.
@@ -223,52 +215,24 @@ impl Files {
         Ok(py.detach(|| loader.batches_in_epoch(epoch)))
     }
 
-    /// The state before the first batch.
-    fn start(&self, py: Python<'_>) -> PyResult<String> {
-        let loader = self.loader(1)?;
-        Ok(py.detach(|| loader.start_state().to_string()))
-    }
-
-    /// The epoch of `state`; ValueError if it is of other batches.
-    fn check(&self, py: Python<'_>, state: &str) -> PyResult<u64> {
-        let loader = self.loader(u64::MAX)?;
-        let state: LoadState = state.parse().map_err(refused)?;
-        py.detach(|| loader.resume_at(state)).map_err(refused)?;
-        Ok(state.epoch)
-    }
-
-    /// Begins to read, from `state` or the start to the end of epoch number `epochs - 1`.
-    #[pyo3(signature = (epochs, state=None, device=None))]
-    fn begin(
-        &self,
-        py: Python<'_>,
-        epochs: u64,
-        state: Option<&str>,
-        device: Option<Bound<'_, Device>>,
-    ) -> PyResult<Reader> {
+    /// Begins to read, from a batch of an epoch to the end of epoch number `epochs - 1`; `number` is that of the batch.
+    fn begin(&self, py: Python<'_>, epochs: u64, epoch: u64, batch: u64, number: u64) -> PyResult<Reader> {
         let loader = self.loader(epochs)?;
-        let state = state.map(str::parse::<LoadState>).transpose().map_err(refused)?;
         let reader = py.detach(|| {
-            let loader = match state {
-                Some(state) => loader.resume_at(state).map_err(refused)?,
-                None => loader,
-            };
+            let mut start = loader.start_state();
+            (start.epoch, start.batch, start.number) = (epoch, batch, number);
+            let loader = loader.resume_at(start).map_err(|error| PyValueError::new_err(error.to_string()))?;
             loader.batches().map_err(|error| PyRuntimeError::new_err(error.to_string()))
         })?;
         Ok(Reader {
-            reading: Mutex::new(Reading { state: Some(reader.state()), reader: Some(reader), ahead: None }),
+            reader: Mutex::new(Some(reader)),
             gets: self.gets.clone(),
             process: std::process::id(),
             catalog: self.catalog.clone(),
             decode: self.options.decode.clone(),
             labels: self.labels.clone(),
-            device: device.map(|device| device.get().clone()),
         })
     }
-}
-
-fn refused(error: pinpool_loader::StateError) -> PyErr {
-    PyValueError::new_err(format!("state: {error}"))
 }
 
 impl Files {
@@ -280,125 +244,59 @@ impl Files {
 }
 
 impl Reader {
-    fn reading(&self) -> MutexGuard<'_, Reading> {
-        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reader(&self) -> MutexGuard<'_, Option<BatchReader>> {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next batch, on the device if there is one; pending if none is filled soon.
-    fn take(&self) -> Poll<Option<PyResult<Ready>>> {
-        let ahead = self.reading().ahead.take();
-        let next = match ahead {
-            Some(ready) => Poll::Ready(Some(ready)),
-            None => self.prepared(|reader| reader.next_within(UNINTERRUPTED)),
-        };
-        if let Poll::Ready(Some(Ok(ready))) = &next {
-            self.reading().state = Some(ready.state);
-            // The next batch is copied while this one is used.
-            if self.device.is_some()
-                && let Poll::Ready(ahead) = self.prepared(BatchReader::next_if_filled)
-            {
-                self.reading().ahead = ahead;
-            }
-        }
-        next
-    }
-
-    /// What the reader gives, made ready under no lock: labels are made by a function of the user.
-    fn prepared(
-        &self,
-        next: impl FnOnce(&mut BatchReader) -> Poll<Option<LoadedBatch>>,
-    ) -> Poll<Option<PyResult<Ready>>> {
-        let mut reading = self.reading();
-        let Some(reader) = &mut reading.reader else { return Poll::Ready(None) };
-        let (next, state) = (next(reader), reader.state());
-        drop(reading);
-        next.map(|next| next.map(|batch| self.ready(batch, state)))
-    }
-
-    /// Reads the labels, and begins the copy.
-    fn ready(&self, batch: LoadedBatch, state: LoadState) -> PyResult<Ready> {
+    fn handed(&self, py: Python<'_>, batch: LoadedBatch) -> PyResult<Handed> {
         let LoadedBatch { number, epoch, in_epoch, mut buffer, arrays, mut parts, failures, .. } = batch;
-        let mut failures: Vec<_> = failures.iter().map(failed).collect();
+        let mut failures: Vec<_> = failures.iter().map(failed_of).collect();
         let labels = match &self.labels {
             Some(labels) => {
                 let bytes = buffer.as_mut_slice().map_err(|error| errors::exception(&error))?;
-                Some(labels.of(&self.catalog, &self.decode, bytes, &arrays, &mut parts, &mut failures)?)
+                Some(labels.of(py, &self.catalog, &self.decode, bytes, &arrays, &mut parts, &mut failures)?)
             }
             None => None,
         };
         let parts = parts.into_iter().map(|part| (part.sample, part.bytes.start, part.bytes.len(), part.start));
-        let parts = parts.collect();
         let arrays = arrays.into_iter().map(|array| array.start).collect();
-        let memory = match &self.device {
-            Some(device) => Loaded::Device(device.copy(buffer)?),
-            None => Loaded::Host(buffer),
-        };
-        Ok(Ready { number, epoch, in_epoch, memory, parts, arrays, labels, failures, state })
-    }
-
-    fn handed<'py>(&self, py: Python<'py>, ready: Ready) -> PyResult<Handed<'py>> {
-        let Ready { number, epoch, in_epoch, memory, parts, arrays, labels, failures, .. } = ready;
-        let buffer = match memory {
-            Loaded::Host(buffer) => Bound::new(py, gets::buffer(py, buffer, &self.gets))?.into_any(),
-            Loaded::Device(memory) => Bound::new(py, DeviceBuffer::over(memory))?.into_any(),
-        };
-        Ok((number, epoch, in_epoch, buffer, parts, arrays, labels, failures))
+        Ok((number, epoch, in_epoch, gets::buffer(py, buffer, &self.gets), parts.collect(), arrays, labels, failures))
     }
 }
 
 #[pymethods]
 impl Reader {
     /// The next batch; None at the end.
-    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<Handed<'py>>> {
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Handed>> {
         if self.process != std::process::id() {
             return Err(errors::ForkError::new_err(
                 "this loader was made in a parent of this process: make one in the process that uses it, after the fork",
             ));
         }
         loop {
-            let next = py.detach(|| self.take());
+            let next = py.detach(|| match &mut *self.reader() {
+                Some(reader) => reader.next_within(UNINTERRUPTED),
+                None => Poll::Ready(None),
+            });
             lines::flush(py)?;
             match next {
-                Poll::Ready(next) => return next.map(|ready| self.handed(py, ready?)).transpose(),
+                Poll::Ready(next) => return next.map(|batch| self.handed(py, batch)).transpose(),
                 Poll::Pending => py.check_signals()?,
             }
         }
     }
 
-    /// The state behind the batch that was handed out last.
-    fn state(&self, py: Python<'_>) -> Option<String> {
-        py.detach(|| self.reading().state.map(|state| state.to_string()))
-    }
-
-    /// The state behind the last batch of the epochs before epoch number `end`.
-    fn end_state(&self, py: Python<'_>, end: u64) -> Option<String> {
-        let mut state = py.detach(|| self.reading().state)?;
-        (state.epoch, state.batch) = (end, 0);
-        Some(state.to_string())
-    }
-
-    /// Whether all batches were handed out.
-    fn is_complete(&self, py: Python<'_>) -> bool {
-        py.detach(|| matches!(self.reading().reader.as_ref().and_then(BatchReader::ended), Some(Ended::Complete)))
-    }
-
-    /// Ends the threads. What was handed out stays; the state stays as well.
+    /// Ends the threads. What was handed out stays.
     fn stop(&self, py: Python<'_>) {
         if self.process == std::process::id() {
-            py.detach(|| {
-                let mut reading = self.reading();
-                if let Some(reader) = &mut reading.reader {
-                    reader.stop();
-                }
-                reading.ahead.take()
-            });
+            py.detach(|| self.reader().iter_mut().for_each(BatchReader::stop));
         }
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        let reading = std::mem::take(self.reading.get_mut().unwrap_or_else(PoisonError::into_inner));
-        unlocked(move || drop(reading));
+        let reader = self.reader.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        unlocked(move || drop(reader));
     }
 }

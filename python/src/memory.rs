@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pinpool::copy::CopyStream;
-use pinpool::{Config, Fence, OnFull, PinnedBuf, Preset};
+use pinpool::{Fence, OnFull, PinnedBuf, Preset};
+use pinpool::unstable::config::Config;
 use pyo3::exceptions::PyBufferError;
 use pyo3::{PyErr, PyResult};
 
@@ -237,21 +238,6 @@ impl Memory {
         state.is_closed = true;
         self.put_if_over(state);
         Ok(())
-    }
-
-    /// Ends the use of the buffer and returns what it was, for a copy. Fails as [`release`](Memory::release) would, and where
-    /// a stream was recorded.
-    pub(crate) fn take(&self) -> PyResult<PinnedBuf> {
-        let mut state = self.usable()?;
-        if state.views > 0 || state.is_lent {
-            return Err(views_alive(&state));
-        }
-        if !state.streams.is_empty() {
-            return Err(PyBufferError::new_err("a stream uses this buffer: release it, and get another one"));
-        }
-        state.is_closed = true;
-        let buf = state.buf.take();
-        buf.ok_or_else(|| ReleasedError::new_err("the buffer was released"))
     }
 
     /// Fails as [`release`](Memory::release) would.

@@ -210,12 +210,6 @@ impl Pool {
         self.pool().and_then(|pool| json(py.detach(|| serde_json::to_string(&pool.stats()))))
     }
 
-    /// The statistics of each size as JSON.
-    fn _class_stats_json(&self, py: Python<'_>) -> PyResult<String> {
-        let pool = self.pool()?;
-        json(py.detach(|| serde_json::to_string(&pool.class_stats())))
-    }
-
     /// Why the pool is as fast as it is: the cause, with the seconds lost, the evidence and a cure.
     fn why(&self, py: Python<'_>) -> PyResult<String> {
         self.pool().map(|pool| py.detach(|| pool.why().to_string()))
@@ -298,14 +292,6 @@ impl Pool {
     /// Returns a handle of the same pool; buffers that it gives carry `tag` in `dump()`, in errors and in the log.
     fn tagged(&self, tag: &str) -> PyResult<Self> {
         Ok(Self { gets: self.gets.clone(), tagged: Some(self.pool()?.tagged(tag)) })
-    }
-
-    /// A pool with counts and a ceiling of its own over the same memory.
-    fn partition(&self, py: Python<'_>, name: &str, max_bytes: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let (pool, bytes) = (self.pool()?, size(max_bytes)? as u64);
-        let partition = py.detach(|| pool.partition(name, bytes).map(Self::of));
-        lines::flush(py)?;
-        partition.map_err(|error| exception(&error))
     }
 
     /// The name in the log.

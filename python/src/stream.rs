@@ -1,12 +1,11 @@
 //! Streams of other libraries, and fences behind the work on them.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use pinpool::Fence;
 use pinpool::copy::CopyStream;
 use pinpool::copy::cuda::RawStream;
-use pinpool::cudarc::driver::{CudaContext, CudaStream, DriverError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
@@ -67,11 +66,6 @@ impl Stream {
         )))
     }
 
-    /// The stream as the driver names it.
-    pub(crate) fn handle(self) -> usize {
-        self.handle
-    }
-
     /// A fence behind all work enqueued so far. `pools` is the GPU of the pool.
     pub(crate) fn fence(self, pools: u32) -> Result<Arc<dyn Fence>, Unfenced> {
         // SAFETY: the caller says that the stream is alive.
@@ -107,28 +101,4 @@ impl Stream {
 pub(crate) unsafe fn raw(handle: usize) -> RawStream {
     // SAFETY: the caller's promise.
     unsafe { RawStream::new(std::ptr::with_exposed_provenance_mut(handle)) }
-}
-
-/// The stream with this handle, as the crate takes it.
-///
-/// # Safety
-///
-/// The stream is alive, and of that GPU, as long as the result.
-pub(crate) unsafe fn on_device(device: u32, handle: usize) -> Result<Arc<CudaStream>, DriverError> {
-    let handle = std::ptr::with_exposed_provenance_mut(handle);
-    // SAFETY: the caller's promise.
-    Ok(unsafe { context(device)?.wrap_borrowed_stream(handle) })
-}
-
-/// The primary context of a GPU, made once.
-pub(crate) fn context(device: u32) -> Result<Arc<CudaContext>, DriverError> {
-    static CONTEXTS: Mutex<Vec<(u32, Arc<CudaContext>)>> = Mutex::new(Vec::new());
-    let contexts = || CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = contexts().iter().find(|(known, _)| *known == device).map(|(_, context)| context.clone());
-    if let Some(context) = known {
-        return Ok(context);
-    }
-    let context = CudaContext::new(usize::try_from(device).unwrap_or(usize::MAX))?;
-    contexts().push((device, context.clone()));
-    Ok(context)
 }

@@ -1,6 +1,6 @@
 """What a caller passes by mistake is named, with what is wanted."""
 
-import os
+import inspect
 import sys
 
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 
 import pinpool
 
-from test_shared import Numbers
+import pinpool_loader
 
 
 @pytest.mark.parametrize(
@@ -21,21 +21,31 @@ from test_shared import Numbers
         (lambda pool: pool.get(1, timeout=[]), TypeError, r"timeout=\[\]: seconds, or text"),
         (lambda pool: pinpool.Pool(env=False, max_bytes=True), pinpool.SettingError, "MAX_BYTES=on: .* nor a size"),
         (lambda pool: pinpool.Pool(max_byte=1), TypeError, "did you mean max_bytes"),
-        (lambda pool: pinpool.Loader(__file__, pool=pool, batch_size=True), TypeError, "batch_size=True: a whole number"),
-        (lambda pool: pinpool.Loader(__file__, pool=pool, shuffle="yes"), TypeError, "shuffle='yes': True or False"),
-        (lambda pool: pinpool.Loader(__file__, pool=pool, shuffle=100), TypeError, "shuffle=100: True or False"),
-        (lambda pool: pinpool.Loader(__file__, pool=pool, device=True), ValueError, "device=True: 'cuda:0'"),
-        (lambda pool: pinpool.Loader(__file__, pool=pool, labels="cls", label_type="int"), TypeError, "label_type='int': a function of"),
-        (lambda pool: pinpool.Loader(__file__, pool=pool, num_workers=2), TypeError, "no argument num_workers=: workers= is"),
-        (lambda pool: pinpool.Loader(__file__, pool=pool, collate_fn=list), TypeError, "no argument collate_fn=: map= takes"),
-        (lambda pool: pinpool.Loader(__file__, pool=pool, batchsize=2), TypeError, "no argument batchsize=$"),
-        (lambda pool: next(iter(pinpool.Loader(__file__, pool=pool)))["jpg"], TypeError, r"batch.field\('jpg'\)"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, batch_size=True), TypeError, "batch_size=True: a whole number"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, shuffle="yes"), TypeError, "shuffle='yes': True or False"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, shuffle=100), TypeError, "shuffle=100: True or False"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, labels="cls", label_type="int"), TypeError, "label_type='int': a function of"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, num_workers=2), TypeError, "no argument num_workers=; workers= is"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, collate_fn=list), TypeError, "no argument collate_fn=; map= takes"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, batchsize=2), TypeError, "no argument batchsize=$"),
+        (lambda pool: next(iter(pinpool_loader.Loader(__file__, pool=pool)))["jpg"], TypeError, r"batch.field\('jpg'\)"),
         (lambda pool: pinpool.SharedPool(100, 2.5, pool=pool), TypeError, "buffers=2.5: a whole number"),
         (lambda pool: pinpool.SharedPool(100, 2, pool=pool, library="jax"), ValueError, "library='jax': batches can be of"),
-        (lambda pool: pinpool.SharedLoader(Numbers(4), pool=pool, num_workers="2"), TypeError, "num_workers='2': a whole number"),
-        (lambda pool: pinpool.SharedLoader(Numbers(4), None, pool=pool), TypeError, "batch_size=None: a whole number"),
-        (lambda pool: pinpool.SharedLoader(Numbers(4), pool=pool, timeout=-1), ValueError, "timeout=-1: 0 or more seconds"),
-        (lambda pool: pinpool.SharedLoader(Numbers(4), pool=pool, shuffle="no"), TypeError, "shuffle='no': True or False"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, device="cuda:0"), TypeError, "no argument device=; .*non_blocking=True"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, progress=True), TypeError, "no argument progress=; .*tqdm"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, even=1.5), TypeError, "even=1.5: True or False"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, drop_last="no"), TypeError, "drop_last='no': True or False"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, even=True), ValueError, "even=: give batch_size="),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, rank="0"), TypeError, "rank='0': a whole number"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool, world=True), TypeError, "world=True: a whole number"),
+        (lambda pool: pinpool_loader.Loader(__file__, pool=pool).state(), AttributeError, "use state_dict"),
+        (lambda pool: pinpool_loader.Image(224), TypeError, "give the height and the width"),
+        (lambda pool: pinpool_loader.Image(224, 224, dtype="float32"), TypeError, "no argument dtype=: images are uint8"),
+        (lambda pool: pinpool_loader.Image(224, "224"), TypeError, "width='224': a whole number"),
+        (lambda pool: pinpool_loader.Image(True, 224), TypeError, "height=True: a whole number"),
+        (lambda pool: pool.partition("eval", 1), AttributeError, "Pool.partition was removed: use pool.tagged"),
+        (lambda pool: pool.class_stats(), AttributeError, "Pool.class_stats was removed: use pool.dump"),
+        (lambda pool: pool.no_such, AttributeError, "no attribute 'no_such'"),
     ],
 )
 def test_a_wrong_argument_is_named(pool, call, error, said):
@@ -48,19 +58,34 @@ def test_switches_take_booleans_and_sizes_of_numpy_count():
     assert len(pool.get(np.int64(7))) == 7 and len(pool.get("1KiB")) == 1024
 
 
-def test_a_pool_and_a_loader_name_a_gpu_alike(pool):
+@pytest.mark.parametrize("name", sorted(pinpool._REMOVED))
+def test_a_removed_name_says_what_to_use(name):
+    with pytest.raises(AttributeError, match=f"pinpool.{name} was removed: use "):
+        getattr(pinpool, name)
+    assert name not in pinpool.__all__
+
+
+def test_each_argument_of_torchs_loaders_is_answered(tmp_path, pool):
+    data = pytest.importorskip("torch.utils.data")
+    names = {"transform", "target_transform", "root", "loader", "is_valid_file", *inspect.signature(data.DataLoader.__init__).parameters}
+    own = set(inspect.signature(pinpool_loader.Loader.__init__).parameters)
+    (tmp_path / "a").touch()
+    for name in names - own - {"self"}:
+        with pytest.raises(TypeError, match=f"no argument {name}=; "):
+            pinpool_loader.Loader(tmp_path, pool=pool, **{name: None})
+
+
+def test_a_pool_names_a_gpu(pool):
     for device in ("cuda:0", 0, "0"):
         pinpool.Pool(env=False, backend="heap", device=device)
     with pytest.raises(pinpool.SettingError, match="DEVICE=first: not a device number"):
         pinpool.Pool(env=False, backend="heap", device="first")
-    if not os.path.exists("/dev/nvidiactl"):
-        for device in ("cuda:7", 7):
-            with pytest.raises(pinpool.BackendError, match="device cuda:7"):
-                pinpool.Loader(__file__, pool=pool, device=device)
 
 
 def test_a_tensor_may_have_a_dtype_of_numpy(pool):
     torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="dtype torch.float32 belongs to torch: pass library='torch'"):
+        pool.empty((3, 4), torch.float32)
     for dtype in (np.float32, np.dtype("f4"), "float32", torch.float32):
         assert pool.empty(3, dtype, library="torch").dtype == torch.float32
     with pytest.raises(TypeError, match="'str96' is none of torch"):
@@ -71,9 +96,9 @@ def test_a_loader_in_a_child_of_fork_names_the_fork(alone, tmp_path):
     (tmp_path / "a").write_bytes(b"1")
     out, _ = alone(
         f"""
-        import os, pinpool
+        import os, pinpool, pinpool_loader
         pool = pinpool.Pool(env=False, backend="heap")
-        loader = pinpool.Loader({str(tmp_path)!r}, pool=pool)
+        loader = pinpool_loader.Loader({str(tmp_path)!r}, pool=pool)
         if os.fork() == 0:
             try: list(loader)
             except pinpool.ForkError as error: print("ForkError:", "build a new pool" in str(error), flush=True)

@@ -180,12 +180,13 @@ def test_arrays_for_numpy_are_made_of_tensors_too(pool):
 OF_THE_TRAINER = """
     import sys
     {before}
-    import pinpool, pinpool_samples
+    import multiprocessing, pinpool, pinpool_samples
     if __name__ == "__main__":
         pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
         for context in ("fork", "spawn", "forkserver"):
-            with pinpool.SharedLoader(pinpool_samples.Samples(), 2, num_workers=1, context=context, pool=pool) as loader:
-                kinds = {{type(value).__module__.partition(".")[0] for batch in loader for value in batch.values()}}
+            with pinpool.SharedPool("4KiB", 2, pool=pool) as shared, multiprocessing.get_context(context).Pool(1) as workers:
+                packed = workers.apply(pinpool_samples.batch, (shared,))
+                kinds = {{type(value).__module__.partition(".")[0] for value in shared.unpack(packed).values()}}
                 print(context, sorted(kinds))
 """
 
@@ -195,11 +196,8 @@ OF_THE_TRAINER = """
 def test_the_trainer_decides_what_batches_are_made_of(alone, tmp_path, monkeypatch, before, kind):
     (tmp_path / "pinpool_samples.py").write_text(
         "import numpy as np\n"
-        "class Samples:\n"
-        "    def __len__(self):\n"
-        "        return 4\n"
-        "    def __getitem__(self, index):\n"
-        "        return {'x': np.ones(3), 'y': index, 'z': 0.5, 'n': np.float32(1)}\n"
+        "def batch(shared):\n"
+        "    return shared.collate([{'x': np.ones(3), 'y': index, 'z': 0.5, 'n': np.float32(1)} for index in range(2)])\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     out, _ = alone(OF_THE_TRAINER.format(before=before))
@@ -216,13 +214,15 @@ class Growing:
         return np.full(10**index, index, np.uint8)
 
 
+@needs_torch
 def test_batches_longer_than_a_buffer_come_all_the_same_and_the_log_says_what_would_hold_them(pool, caplog):
     with caplog.at_level(logging.WARNING, "pinpool"):
-        with pinpool.SharedLoader(Growing(), 1, num_workers=1, pool=pool, library="numpy") as loader:
-            got = [np.array(batch) for batch in loader]
+        with pinpool.SharedPool(1, 4, pool=pool, library="numpy") as shared:
+            loader = torch.utils.data.DataLoader(Growing(), 1, num_workers=1, collate_fn=shared.collate)
+            got = [np.array(batch) for batch in shared.batches(loader)]
             assert [array.shape for array in got] == [(1, 10**index) for index in range(5)]
             assert all((array == index).all() for index, array in enumerate(got))
-            assert loader.shared.counts()["free"] == loader.shared.buffers
+            assert shared.counts()["free"] == shared.buffers
     assert [record.message for record in caplog.records if "longer" in record.message] == [
         "a batch of 10 B is longer than a shared buffer: it and others like it are pickled and copied; buffer_bytes=10 would hold it (now 1)"
     ]
@@ -230,13 +230,10 @@ def test_batches_longer_than_a_buffer_come_all_the_same_and_the_log_says_what_wo
         pinpool.SharedPool(1000, 1, pool=pool).get(2000)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_program_that_keeps_every_batch_is_told_at_once(pool, workers):
-    with pinpool.SharedLoader(Growing(), batch_sampler=[[1]] * 40, num_workers=workers, buffers=5, pool=pool, library="numpy") as loader:
-        with pytest.raises(pinpool.LimitError, match="5 of 5 shared buffers are held.*make 6 with buffers="):
-            list(loader)
+def test_batches_in_a_circle_of_references_are_collected(pool):
+    with pinpool.SharedPool(100, 5, pool=pool, library="numpy") as shared:
         # Of a circle of references the interpreter is the last to know.
-        for batch in loader:
+        for batch in shared.batches(shared.collate([np.zeros(3)]) for _ in range(40)):
             circle = [batch]
             circle.append(circle)
             del batch, circle
@@ -264,9 +261,11 @@ class Fresh:
         return np.full(1 << 19, index % 256, np.uint8), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
+@needs_torch
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc, whose malloc is told to keep memory")
 def test_a_worker_keeps_the_memory_of_its_samples_from_batch_to_batch(pool):
-    with pinpool.SharedLoader(Fresh(), 8, num_workers=1, pool=pool, library="numpy") as loader:
-        faults = [int(pages[0]) for _samples, pages in loader]
+    with pinpool.SharedPool("5MiB", 4, pool=pool, library="numpy") as shared:
+        loader = torch.utils.data.DataLoader(Fresh(), 8, num_workers=1, collate_fn=shared.collate)
+        faults = [int(pages[0]) for _samples, pages in shared.batches(loader)]
     # A batch has 1024 pages; those of the first ones are new in any case.
     assert faults[-1] - faults[20] < 39 * 1024 // 4

@@ -5,8 +5,9 @@ import tarfile
 
 import numpy as np
 import pinpool
+import pinpool_loader
 import pytest
-from pinpool import _paths
+from pinpool_loader import _paths
 
 PIL = pytest.importorskip("PIL.Image")
 from PIL import ImageOps  # noqa: E402
@@ -43,7 +44,7 @@ def pool():
 def decoded(files, folder, codec, **settings):
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    loader = pinpool.Loader(folder, batch_size=64, pool=pool(), decode={"jpg;png": codec}, **settings)
+    loader = pinpool_loader.Loader(folder, batch_size=64, pool=pool(), decode={"jpg;png": codec}, **settings)
     (batch,) = loader
     return batch
 
@@ -72,7 +73,7 @@ FILES = {
 @pytest.mark.parametrize("fit", ["stretch", "crop"])
 def test_the_pixels_are_those_of_pillow(tmp_path, layout, fit):
     files = {name: encoded(image, kind, **options) for name, (image, kind, options) in FILES.items()}
-    batch = decoded(files, tmp_path, pinpool.Image(64, 80, layout=layout, fit=fit))
+    batch = decoded(files, tmp_path, pinpool_loader.Image(64, 80, layout=layout, fit=fit))
     images = batch.field("jpg")
     assert images.shape == (len(files), *((3, 64, 80) if layout == "CHW" else (64, 80, 3))) and images.dtype == np.uint8
     for name, image in zip((key.rpartition("/")[2] for key in batch.keys), images):
@@ -93,26 +94,24 @@ def test_a_sample_of_a_shard_has_arrays_labels_and_its_other_fields(tmp_path):
             f"{index}.cls": str(index * 10).encode(),
             f"{index}.png": encoded(image, "PNG"),
             f"{index}.txt": b"word" * index,
-            f"{index}.x.npy": _npy(np.full((2, 3), index, np.float32)),
         }
     write_tar(tmp_path / "shard.tar", members)
-    decode = {"jpg;png": pinpool.Image(40, 40), "x.npy": pinpool.Array((2, 3), "float32")}
+    decode = {"jpg;png": pinpool_loader.Image(40, 40)}
     settings = {"batch_size": 4, "labels": "cls", "workers": 2, "decode": decode}
-    batches = list(pinpool.Loader(tmp_path / "shard.tar", pool=pool(), **settings))
+    batches = list(pinpool_loader.Loader(tmp_path / "shard.tar", pool=pool(), **settings))
     assert [len(batch) for batch in batches] == [4, 1]
     for batch in batches:
         numbers = [label // 10 for label in batch.labels]
         assert (batch.field("jpg;png") == np.stack([images[number] for number in numbers])).all()
         assert (batch.field("png") == batch.field("jpg")).all()
-        assert (batch.field("x.npy") == np.array(numbers, np.float32)[:, None, None]).all()
         assert [bytes(text) for text in batch.field("txt")] == [b"word" * number for number in numbers]
         sample = batch[0]
-        assert sorted(sample) == ["cls", "jpg;png", "txt", "x.npy"]
+        assert sorted(sample) == ["cls", "jpg;png", "txt"]
         assert (sample["jpg;png"] == images[numbers[0]]).all() and list(batch)[0].keys() == sample.keys()
         assert batch.is_whole(0) and batch.nbytes > 4800
-        with pytest.raises(TypeError, match="its samples are decoded"):
+        with pytest.raises(TypeError, match="the samples are decoded"):
             batch.tensors()
-    again = pinpool.Loader(tmp_path / "shard.tar", pool=pool(), **settings)
+    again = pinpool_loader.Loader(tmp_path / "shard.tar", pool=pool(), **settings)
     assert [batch.labels for batch in again] == [batch.labels for batch in batches]
 
 
@@ -121,70 +120,89 @@ def test_a_sample_without_a_label_leaves_no_row(tmp_path, lost):
     members = {}
     for index in range(5):
         members |= {f"{index}.cls": b"cat" if index in lost else b"%d" % index, f"{index}.txt": b"%d" % index}
-        members |= {f"{index}.{name}": _npy(np.full(shape, index, "u1")) for name, shape in (("npy", (3,)), ("y.npy", (2, 2)))}
+        members |= {f"{index}.{name}": encoded(PIL.new("L", (4, 4), index), "PNG") for name in ("png", "y.png")}
     write_tar(tmp_path / "a.tar", members)
-    decode = {"npy": pinpool.Array((3,), "u1"), "y.npy": pinpool.Array((2, 2), "u1")}
-    [batch] = pinpool.Loader(tmp_path / "a.tar", batch_size=5, labels="cls", decode=decode, on_error="skip", pool=pool())
+    decode = {"png": pinpool_loader.Image(2, 2), "y.png": pinpool_loader.Image(4, 4, layout="CHW")}
+    [batch] = pinpool_loader.Loader(tmp_path / "a.tar", batch_size=5, labels="cls", decode=decode, on_error="skip", pool=pool())
     kept = [index for index in range(5) if index not in lost]
     assert batch.labels == kept == [int(bytes(text)) for text in batch.field("txt")]
-    for name, shape in (("npy", (3,)), ("y.npy", (2, 2))):
+    for name, shape in (("png", (2, 2, 3)), ("y.png", (3, 4, 4))):
         assert batch.field(name).shape == (len(kept), *shape)
         assert [row.flat[0] for row in batch.field(name)] == kept
     assert len(batch.failures) == len(lost)
 
 
-def _npy(array):
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 def test_a_damaged_image_is_named_and_skipped_or_ends_the_load(tmp_path):
     whole = encoded(photo(100, 100), "JPEG")
     files = {"a.jpg": whole, "b.jpg": whole[: len(whole) // 2], "c.jpg": b"", "d.png": b"no image", "e.jpg": whole}
-    batch = decoded(files, tmp_path, pinpool.Image(32, 32), on_error="skip", labels=None)
+    batch = decoded(files, tmp_path, pinpool_loader.Image(32, 32), on_error="skip", labels=None)
     assert [key.rpartition("/")[2] for key in batch.keys] == ["a.jpg", "e.jpg"]
     assert batch.field("jpg").shape == (2, 32, 32, 3) and (batch.field("jpg")[0] == batch.field("jpg")[1]).all()
     told = "\n".join(batch.failures)
     assert all(word in told for word in ("b.jpg: its jpg;png cannot be decoded", "c.jpg", "d.png", "neither a JPEG nor a PNG"))
     with pytest.raises(pinpool.LoadError, match="cannot be decoded"):
-        decoded(files, tmp_path, pinpool.Image(32, 32))
+        decoded(files, tmp_path, pinpool_loader.Image(32, 32))
     with pytest.raises(pinpool.LoadError, match=r"no field npy to decode: it has .jpg."):
-        next(iter(pinpool.Loader(tmp_path, batch_size=1, pool=pool(), decode={"npy": pinpool.Array((1,), "u1")})))
-
-
-def test_arrays_of_another_shape_or_type_are_named(tmp_path):
-    (tmp_path / "a.npy").write_bytes(_npy(np.zeros((3, 2), np.float64)))
-    loader = pinpool.Loader(tmp_path, batch_size=1, pool=pool(), decode={"npy": pinpool.Array((2, 3), np.float32)})
-    with pytest.raises(pinpool.LoadError, match=r"the array is \[3, 2\] of <f8, and \[2, 3\] of <f4 was asked for"):
-        list(loader)
+        next(iter(pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool(), decode={"npy": pinpool_loader.Image(1, 1)})))
 
 
 @pytest.mark.parametrize(
     ("decode", "words"),
     [
-        ({}, "what each field is decoded to"),
-        ({"jpg": "image"}, "a pinpool.Image or a pinpool.Array"),
-        ({"jpg;": pinpool.Image(1, 1)}, "the name of a field"),
-        ({3: pinpool.Image(1, 1)}, "the name of a field"),
-        ({"jpg": pinpool.Image(1, 1), "png;JPG": pinpool.Image(1, 1)}, "'jpg' is decoded already"),
-        ({"jpg": pinpool.Image(0, 1)}, "height=0"),
-        ({"jpg": pinpool.Image(1, True)}, "width=True"),
-        ({"jpg": pinpool.Image(1 << 30, 1 << 30)}, "more pixels"),
-        ({"jpg": pinpool.Image(1, 1, pixels_max=0)}, "pixels_max=0"),
-        ({"jpg": pinpool.Image(1, 1, layout="NHWC")}, "layout='NHWC'"),
-        ({"jpg": pinpool.Image(1, 1, fit="pad")}, "fit='pad'"),
-        ({"npy": pinpool.Array((1, -1), "u1")}, "0 or more"),
-        ({"npy": pinpool.Array((1 << 40, 1 << 40), "u1")}, "more bytes than memory"),
-        ({"npy": pinpool.Array((1,), object)}, "plain numbers"),
+        ({}, "a dict of what each field is decoded to"),
+        ({"jpg": "image"}, "a pinpool_loader.Image, such as"),
+        ({"jpg;": pinpool_loader.Image(1, 1)}, "the name of a field"),
+        ({3: pinpool_loader.Image(1, 1)}, "the name of a field"),
+        ({"jpg": pinpool_loader.Image(1, 1), "png;JPG": pinpool_loader.Image(1, 1)}, "'jpg' is decoded already"),
+        ({"jpg": pinpool_loader.Image(1 << 30, 1 << 30)}, "more pixels"),
     ],
 )
 def test_what_cannot_be_decoded_to_is_refused_at_once(tmp_path, decode, words):
     (tmp_path / "a.jpg").write_bytes(b"")
     with pytest.raises((TypeError, ValueError), match=words.replace("(", r"\(")):
-        pinpool.Loader(tmp_path, batch_size=1, decode=decode)
-    with pytest.raises(ValueError, match="give batch_size alone"):
-        pinpool.Loader(tmp_path, decode={"jpg": pinpool.Image(1, 1)})
+        pinpool_loader.Loader(tmp_path, batch_size=1, decode=decode)
+    with pytest.raises(ValueError, match="decode=: give batch_size="):
+        pinpool_loader.Loader(tmp_path, decode={"jpg": pinpool_loader.Image(1, 1)})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"height": 0}, "height=0"),
+        ({"pixels_max": 0}, "pixels_max=0"),
+        ({"layout": "NHWC"}, "layout='NHWC'"),
+        ({"fit": "pad"}, "fit='pad'"),
+    ],
+    ids=str,
+)
+def test_an_image_that_cannot_be_is_refused_at_once(settings, words):
+    with pytest.raises(ValueError, match=words):
+        pinpool_loader.Image(**{"height": 1, "width": 1, **settings})
+
+
+@pytest.mark.parametrize("stray", ["notes.txt", ".DS_Store"])
+def test_a_stray_file_is_named_with_the_pattern_that_avoids_it(tmp_path, stray):
+    (tmp_path / "a.jpg").write_bytes(encoded(photo(8, 8), "JPEG"))
+    (tmp_path / stray).write_bytes(b"")
+    decode = {"jpg": pinpool_loader.Image(8, 8)}
+    with pytest.raises(pinpool.LoadError, match=rf"{stray}: no field jpg to decode.*by a pattern, as in 'photos/\*\*/\*.jpg'"):
+        pinpool_loader.Loader(tmp_path, batch_size=2, decode=decode, pool=pool())
+    [batch] = pinpool_loader.Loader(f"{tmp_path}/**/*.jpg", batch_size=2, decode=decode, pool=pool())
+    assert len(batch) == 1
+    [batch] = pinpool_loader.Loader(tmp_path, batch_size=2, decode=decode, pool=pool(), on_error="skip")
+    assert len(batch) == 1 and stray in batch.failures[0]
+
+
+def test_16_bit_images_are_scaled_and_exif_rotation_is_ignored(tmp_path):
+    """As `Image` documents: Pillow clips 16-bit values, and ignores EXIF too unless it is told to."""
+    values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    file = io.BytesIO()
+    PIL.fromarray(values).save(file, "PNG")
+    exif = PIL.Exif()
+    exif[0x0112] = 6
+    files = {"deep.png": file.getvalue(), "turned.jpg": encoded(photo(8, 8), "JPEG", exif=exif), "plain.jpg": encoded(photo(8, 8), "JPEG")}
+    deep, plain, turned = decoded(files, tmp_path, pinpool_loader.Image(8, 8)).field("jpg")
+    assert np.abs(deep[..., 0].astype(int) - values / 257).max() <= 1 and (plain == turned).all()
 
 
 def test_braces_and_patterns_name_files_in_order(tmp_path):
@@ -193,7 +211,7 @@ def test_braces_and_patterns_name_files_in_order(tmp_path):
     (tmp_path / "literal{1,2}.txt").write_bytes(b"")
 
     def keys(*paths):
-        loader = pinpool.Loader([str(tmp_path / path) for path in paths], batch_size=100, pool=pool())
+        loader = pinpool_loader.Loader([str(tmp_path / path) for path in paths], batch_size=100, pool=pool())
         return [key.rpartition("/")[2] for batch in loader for key in batch.keys]
 
     assert keys("train-{008..011}.tar") == [f"train-{number:03}.tar!{number}" for number in (8, 9, 10, 11)]
@@ -212,13 +230,13 @@ def test_braces_and_patterns_name_files_in_order(tmp_path):
         keys("train-{011..012}.tar")
     for url in ("https://host/train.tar", "s3://bucket/{0..3}.tar", "pipe:cat a.tar"):
         with pytest.raises(ValueError, match="is no file: the loader reads files"):
-            pinpool.Loader(url, batch_size=1)
+            pinpool_loader.Loader(url, batch_size=1)
 
 
 def test_a_folder_of_shards_is_a_folder_of_shards(tmp_path):
     for number in range(3):
         write_tar(tmp_path / f"{number}.tar", {f"{number}{sample}.txt": b"x" for sample in range(4)})
-    assert pinpool.Loader(tmp_path, batch_size=1, pool=pool()).samples == 12
+    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool()).samples == 12
     (tmp_path / "README").write_bytes(b"about the shards")
-    assert pinpool.Loader(tmp_path, batch_size=1, pool=pool()).samples == 4
-    assert pinpool.Loader(tmp_path, batch_size=1, pool=pool(), containers=True).samples == 13
+    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool()).samples == 4
+    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool(), containers=True).samples == 13

@@ -186,31 +186,6 @@ def test_arrays_and_tensors_of_the_pool_are_kept_by_their_streams(over_the_doubl
     )
 
 
-def test_numba_gives_pinned_memory_back_behind_the_default_stream(over_the_double):
-    pytest.importorskip("numba", reason="numba is not installed")
-    over_the_double(
-        """
-        import pinpool.numba
-        from numba.cuda.cudadrv import driver as numbas
-        class Context: pass
-        pool, context_of_numba = pool_of(), Context()
-        manager = pinpool.numba.memory_manager(pool)(context=context_of_numba)
-        memory = manager.memhostalloc(SIZE)
-        array = np.ndarray(SIZE, np.uint8, memory)
-        assert isinstance(memory, numbas.PinnedMemory) and array.size == SIZE and held_back(pool) == (0, 1, 0)
-        array[:] = 7
-        hold()
-        driver("cuMemcpyHtoDAsync_v2", target, ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(SIZE), None)
-        del array, memory
-        gc.collect()
-        assert held_back(pool) == (1, 0, 0)
-        let_run()
-        settled(pool, (0, 0, 1))
-        assert on_device(SIZE) == {7} and not pinpool.numba._lost
-        """
-    )
-
-
 def test_many_recorded_streams_are_forgotten_when_they_are_over(over_the_double):
     over_the_double(
         """

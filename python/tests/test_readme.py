@@ -1,9 +1,12 @@
 """The examples of the READMEs run as they stand there."""
 
+import os
 import pathlib
 import re
 
 import pytest
+
+from test_double import DOUBLE, PRELUDE
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -12,23 +15,68 @@ def examples(readme):
     return re.findall(r"^```python\n(.*?)^```", (ROOT / readme).read_text(), re.M | re.S)
 
 
-@pytest.mark.parametrize(("readme", "at", "said"), [("README.md", 0, "1228308480 1\n"), ("python/README.md", 1, ", 1 view> 1536.0\n2\n")])
-def test_the_example_of_a_pool_runs(readme, at, said, alone):
-    out, _ = alone(examples(readme)[at])
-    assert out.endswith(said)
+def test_the_example_of_the_main_readme_runs(alone):
+    out, _ = alone(examples("README.md")[0])
+    assert out.endswith("1228308480 1\n")
 
 
-def test_the_example_of_a_dataloader_runs(alone):
-    pytest.importorskip("torch")
-    before = """
+DATALOADER = """
 import torch, warnings
 warnings.simplefilter("ignore")  # Of torch, that there are fewer cores than workers.
 dataset = torch.utils.data.TensorDataset(torch.arange(200), torch.arange(200) % 10)
 seen = []
 def train(images, labels): seen.extend(zip(images.tolist(), labels.tolist()))
 """
-    out, _ = alone(before + examples("python/README.md")[0] + "print(seen == [(at, at % 10) for at in range(200)], shared.counts()['held'])")
-    assert out == "True 1\n", "the last batch is the loop's"
+STREAMS = PRELUDE + """
+import torch
+torch.Tensor.to = lambda self, *_, **__: self.clone()
+stream = new_stream()
+hold(stream)
+torch.cuda.current_stream = lambda: stream
+pool = pool_of()
+"""
+LOADER = """
+import os
+from PIL import Image
+for number in range(7):
+    os.makedirs(f"photos/class{number % 2}", exist_ok=True)
+    Image.new("RGB", (300, 280), (number, 0, 0)).save(f"photos/class{number % 2}/{number}.png")
+seen = []
+def train(images, labels): seen.extend((images.shape, label, image[0, 0, 0] % 2) for image, label in zip(images, labels))
+"""
+WEIGHTS = """
+import pinpool, torch
+from safetensors.torch import save_file
+pool = pinpool.Pool(env=False, backend="heap")
+save_file({"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}, "model.safetensors")
+"""
+#: Modules that a block of python/README.md needs, what goes before and behind it, and what is printed at last.
+BLOCKS = [
+    ("torch", DATALOADER, "print(seen == [(at, at % 10) for at in range(200)], shared.counts()['held'])", "True 1\n"),
+    ("torch ninja", "", "print(pinpool.torch.uninstall())", "0\n"),
+    ("numpy", "", "", ", 1 view> 1536.0\n2\n"),
+    ("torch", STREAMS, "del batch; print(held_back(pool)[:2]); let_run(stream); settled(pool, (0, 0, 1))", "(1, 0)\n"),
+    ("PIL", LOADER, "print(len(seen), {each[0] for each in seen}, all(each[1] == each[2] for each in seen))", "21 {(7, 224, 224, 3)} True\n"),
+    ("safetensors torch", WEIGHTS, "print(tensors['a'].tolist(), tensors['b'].dtype, pool.stats()['in_use'])", "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]] torch.bfloat16 2\n"),
+]
+
+
+@pytest.mark.skipif(DOUBLE is None, reason="the mock driver is not built")
+@pytest.mark.parametrize("at", range(len(BLOCKS)))
+def test_the_examples_of_the_python_readme_run(at, alone, tmp_path, monkeypatch):
+    needs, before, after, said = BLOCKS[at]
+    for module in needs.split():
+        pytest.importorskip(module)
+    for name in ("libcuda.so", "libcuda.so.1"):
+        (tmp_path / name).symlink_to(DOUBLE)
+    monkeypatch.chdir(tmp_path)
+    out, _ = alone(before + examples("python/README.md")[at] + after, env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)})
+    assert out.endswith(said)
+
+
+def test_each_block_of_the_python_readme_is_run():
+    assert len(examples("python/README.md")) == len(BLOCKS)
+    assert len((ROOT / "python/README.md").read_text().splitlines()) <= 170
 
 
 def test_the_example_of_the_readme_has_ten_lines():

@@ -1,10 +1,8 @@
-"""Buffers that worker processes fill: across fork, spawn and forkserver, killed workers, the loader."""
+"""Buffers that worker processes fill: across fork, spawn and forkserver, and killed workers."""
 
-import importlib.util
 import multiprocessing
 import os
 import pickle
-import random
 import signal
 import time
 
@@ -195,10 +193,6 @@ def test_workers_of_a_killed_trainer_are_told(started):
     until(lambda: not os.path.exists(f"/proc/{worker}"))
 
 
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
-
-
 class Numbers:
     """Sample i is a row of i, and i."""
 
@@ -216,154 +210,6 @@ class Numbers:
         if self.die_at == -1:
             raise KeyError(f"no sample {index}")
         return np.full(100, index, np.int32), index
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("workers", [0, 3])
-def test_the_loader_gives_every_sample_in_order(heap, method, workers):
-    with pinpool.SharedLoader(Numbers(50), 8, num_workers=workers, pool=heap, context=method) as loader:
-        for _ in range(2 if method == "fork" else 1):
-            seen = []
-            for rows, labels in loader:
-                assert rows.shape == (len(labels), 100) and (rows == labels[:, None]).all()
-                seen.extend(labels.tolist())
-                del rows, labels
-            assert seen == list(range(50)) and len(loader) == 7
-        until(lambda: loader.shared.counts()["free"] == loader.shared.buffers)
-    assert multiprocessing.active_children() == []
-
-
-def test_the_loader_shuffles_by_seed_and_epoch(heap):
-    with pinpool.SharedLoader(Numbers(20), 4, shuffle=True, drop_last=True, pool=heap, num_workers=2) as loader:
-        epochs = [[int(label) for _, labels in loader for label in labels] for _ in range(2)]
-    assert epochs[0] != epochs[1] and all(sorted(epoch) == list(range(20)) for epoch in epochs)
-
-
-def test_a_killed_worker_is_an_error_or_replaced_and_no_buffer_is_lost(heap, tmp_path):
-    before = descriptors()
-    with pinpool.SharedLoader(Numbers(40, die_at=17), 4, num_workers=2, pool=heap) as loader:
-        with pytest.raises(pinpool.WorkerError, match="killed by signal 9 with batches .*replace"):
-            for _batch in loader:
-                pass
-        _batch = None
-        until(lambda: loader.shared.counts()["free"] == loader.shared.buffers)
-    dataset = Numbers(40, die_at=17, flag=tmp_path / "died")
-    with pinpool.SharedLoader(dataset, 4, num_workers=2, pool=heap, on_death="replace") as loader:
-        seen = [int(label) for _, labels in loader for label in labels]
-        assert seen == list(range(40)) and loader.replaced == 1
-        until(lambda: loader.shared.counts()["free"] == loader.shared.buffers)
-    del loader
-    assert descriptors() == before
-
-
-class Drawn:
-    """Sample i is i, and a number that each generator draws."""
-
-    def __init__(self, count=8, flag=None):
-        self.count, self.flag = count, flag
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        drawn = [random.getrandbits(50), int(np.random.randint(1 << 50))]
-        if TORCH:
-            import torch
-
-            drawn.append(int(torch.randint(1 << 50, (1,))))
-        if self.flag is not None and index == 5 and not os.path.exists(self.flag):
-            open(self.flag, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return np.array([index, *drawn])
-
-
-TORCH = importlib.util.find_spec("torch") is not None
-
-
-def drawn_in(heap, method, seed, flag=None, first=0, epochs=3):
-    """The samples of each epoch from `first` on, by their number."""
-    arguments = dict(num_workers=2, seed=seed, pool=heap, context=method, on_death="replace", shuffle=True, buffer_bytes=1000)
-    with pinpool.SharedLoader(Drawn(flag=flag), 2, **arguments) as loader:
-        loader.epoch = first
-        return [[tuple(row) for rows in loader for row in rows.tolist()] for _ in range(epochs)]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_workers_draw_numbers_of_their_own_which_the_seed_repeats(heap, method, tmp_path):
-    epochs = drawn_in(heap, method, 7)
-    generators = list(zip(*(row[1:] for rows in epochs for row in rows), strict=True))
-    assert len(generators) == 2 + TORCH
-    for numbers in generators:
-        assert len(set(numbers)) == 3 * 8, "each sample of each epoch has numbers of its own"
-    assert drawn_in(heap, method, 7, first=2, epochs=1) == epochs[2:], "the same again, where a program that goes on sets the epoch"
-    assert drawn_in(heap, method, 7, flag=tmp_path / "died", epochs=2) == epochs[:2], "a killed worker changes nothing"
-    assert not set(generators[0]) & {row[1] for row in drawn_in(heap, method, 8, epochs=1)[0]}
-
-
-class Informed:
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        info = pinpool.get_worker_info()
-        return np.array([info.id, info.num_workers, info.seed, len(info.dataset), INITIALISED[0]])
-
-
-INITIALISED = [-1]
-
-
-def initialise(worker):
-    INITIALISED[0] = worker
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_worker_knows_its_number_and_is_initialised(heap, method):
-    with pinpool.SharedLoader(Informed(), 1, num_workers=2, seed=3, worker_init_fn=initialise, buffer_bytes=1000, pool=heap, context=method) as loader:
-        rows = [batch[0].tolist() for batch in loader]
-    assert {row[0] for row in rows} == {0, 1} and all(row == [row[0], 2, 3, 6, row[0]] for row in rows)
-    assert pinpool.get_worker_info() is None
-
-
-def no_such_file(worker):
-    open("/no/such/file")
-
-
-@pytest.mark.parametrize("on_death", ["raise", "replace"])
-def test_an_initialisation_that_fails_is_named_at_once(heap, on_death):
-    with pinpool.SharedLoader(Numbers(8), 4, worker_init_fn=no_such_file, pool=heap, on_death=on_death) as loader:
-        with pytest.raises(pinpool.WorkerError, match="worker_init_fn in worker [01]: FileNotFoundError.*\n\nIn the worker"):
-            next(iter(loader))
-
-
-KILLS = int(os.environ.get("PINPOOL_TEST_KILLS", "20"))
-
-
-def test_workers_of_the_loader_killed_at_random_lose_no_sample(heap):
-    before = descriptors()
-    rng = np.random.default_rng(3)
-    with pinpool.SharedLoader(Numbers(100), 4, num_workers=3, pool=heap, on_death="replace") as loader:
-        while loader.replaced < KILLS:
-            seen = []
-            for _rows, labels in loader:
-                seen.extend(labels.tolist())
-                if rng.random() < 0.3:
-                    time.sleep(rng.random() * 0.002)
-                    children = multiprocessing.active_children()
-                    if children:
-                        os.kill(children[rng.integers(len(children))].pid, signal.SIGKILL)
-            assert seen == list(range(100))
-            del _rows, labels
-            until(lambda: loader.shared.counts()["free"] == loader.shared.buffers)
-            assert loader.shared.workers == 0
-    del loader
-    assert descriptors() == before
-
-
-def test_an_exception_of_the_dataset_is_told_with_its_text(heap):
-    with pinpool.SharedLoader(Numbers(8, die_at=-1), 4, num_workers=1, buffer_bytes=10_000, pool=heap) as loader:
-        with pytest.raises(pinpool.WorkerError, match="KeyError.*no sample 0"):
-            list(loader)
-        assert loader.shared.counts()["free"] == loader.shared.buffers
 
 
 def test_torchs_loader_with_its_own_workers(heap):
@@ -408,16 +254,6 @@ def test_no_array_of_objects_is_read_from_shared_memory(shared):
     with pytest.raises(TypeError, match="objects"):
         shared.unpack(foreign)
 
-    class Labels(Numbers):
-        def __getitem__(self, index):
-            return {"label": index if index < 4 else None if index % 2 else 2**64 + index}
-
-    with pinpool.SharedLoader(Labels(8), 4, num_workers=1, pool=shared._pool, library="numpy") as loader:
-        batches = iter(loader)
-        assert next(batches)["label"].tolist() == [0, 1, 2, 3]
-        with pytest.raises(pinpool.WorkerError, match="cannot be stacked"):
-            next(batches)
-
 
 @pytest.mark.parametrize(
     ("samples", "expected"),
@@ -456,93 +292,3 @@ def test_a_closed_shared_pool_reaches_no_other_one(heap):
                 use()
         assert other.counts()["free"] == 3 and other.workers == 0
 
-
-class Faulty(Numbers):
-    def __getitem__(self, index):
-        if index >= 4:
-            if self.die_at == "exit":
-                os._exit(3)
-            return [lambda: index]
-        return [index]
-
-
-def test_what_cannot_be_pickled_is_an_error_with_the_workers_traceback(heap):
-    with pinpool.SharedLoader(Faulty(8), 4, num_workers=1, pool=heap, library="numpy") as loader:
-        with pytest.raises(pinpool.WorkerError, match="pickle"):
-            list(loader)
-        until(lambda: loader.shared.counts()["free"] == loader.shared.buffers)
-    with pinpool.SharedLoader(Numbers(8, die_at=-1), 4, num_workers=1, buffer_bytes=10_000, pool=heap) as loader:
-        with pytest.raises(pinpool.WorkerError, match="(?s)Traceback.*__getitem__.*no sample 0"):
-            list(loader)
-
-
-def test_a_sample_that_ends_each_worker_is_named_after_three_deaths(heap):
-    with pinpool.SharedLoader(Faulty(8, die_at="exit"), 4, num_workers=2, pool=heap, on_death="replace") as loader:
-        with pytest.raises(pinpool.WorkerError, match=r"status 3 while it read batch 1 of the samples \[4, 5, 6, 7\]"):
-            for _batch in loader:
-                pass
-        assert loader.replaced == 2
-        _batch = None
-        until(lambda: loader.shared.counts()["free"] == loader.shared.buffers)
-
-
-def test_a_second_iterator_of_a_loader_ends_the_first(heap):
-    with pinpool.SharedLoader(Numbers(40), 4, num_workers=2, pool=heap) as loader:
-        first = iter(loader)
-        next(first)
-        seen = [int(label) for _, labels in loader for label in labels]
-        assert seen == list(range(40))
-        with pytest.raises(pinpool.ReleasedError, match="a later one"):
-            next(first)
-        assert sum(1 for _ in loader) == 10
-        last = iter(loader)
-        next(last)
-    with pytest.raises(pinpool.ReleasedError, match=r"close\(\)"):
-        next(last)
-    assert multiprocessing.active_children() == []
-
-
-def test_arguments_of_the_loader_that_cannot_be_are_refused(heap):
-    with pytest.raises(TypeError, match="batch_sampler.*list"):
-        pinpool.SharedLoader(Numbers(4), batch_sampler=([at] for at in range(4)), pool=heap)
-    with pytest.raises(ValueError, match="batch 1 has no samples"):
-        pinpool.SharedLoader(Numbers(4), batch_sampler=[[0], []], pool=heap)
-    with pytest.raises(ValueError, match="buffers=-1"):
-        pinpool.SharedLoader(Numbers(4), buffers=-1, pool=heap)
-    with pytest.raises(ValueError, match="buffers=-1"):
-        pinpool.SharedPool(100, -1, pool=heap)
-
-
-def nap():
-    time.sleep(60)
-
-
-def loading_trainer(connection):
-    heap = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
-    loader = pinpool.SharedLoader(Numbers(1000), 4, num_workers=2, pool=heap)
-    batches = iter(loader)
-    next(batches)
-    workers = [child.pid for child in multiprocessing.active_children()]
-    # Has the trainer's ends of all connections.
-    other = multiprocessing.get_context("fork").Process(target=nap)
-    other.start()
-    connection.send((workers, other.pid))
-    time.sleep(60)
-
-
-def test_workers_of_a_killed_loader_end_though_another_process_has_its_connections():
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=loading_trainer, args=(theirs,))
-    process.start()
-    workers, other = ours.recv()
-    try:
-        process.kill()
-        process.join()  # With a bound it waits for a pipe that the other process holds.
-        assert len(workers) == 2
-        until(lambda: not any(os.path.exists(f"/proc/{worker}") for worker in workers))
-    finally:
-        for child in (*workers, other):
-            try:
-                os.kill(child, signal.SIGKILL)
-            except ProcessLookupError:
-                pass

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import pinpool
+
+import pinpool_loader
 from conftest import until
 
 torch = pytest.importorskip("torch")
@@ -50,7 +52,7 @@ class Files(IterableDataset):
         self.folder = folder
 
     def __iter__(self):
-        yield from pinpool.Loader(self.folder, batch_size=4, pool=pinpool.Pool(env=False, backend="heap"))
+        yield from pinpool_loader.Loader(self.folder, batch_size=4, pool=pinpool.Pool(env=False, backend="heap"))
 
 
 def test_batches_of_the_loader_come_out_of_a_worker_of_torch(tmp_path):

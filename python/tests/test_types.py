@@ -4,8 +4,10 @@ import ast
 import importlib.metadata
 import importlib.resources
 import inspect
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -35,34 +37,78 @@ def test_help_shows_the_settings():
 
 
 USE = """
-import pinpool.torch
 import numpy as np
+import torch
+
+import pinpool.torch
+import pinpool_loader
 
 pool: pinpool.Pool = pinpool.torch.install(max_bytes="1GiB")
 installed: pinpool.Pool | None = pinpool.torch.pool()
 left: int = pinpool.torch.uninstall()
 shared = pinpool.SharedPool("1MiB", 4, library="numpy")
 batches: pinpool.Batches = shared.batches([shared.collate([np.zeros(3)])])
-weights = pinpool.safetensors.load("w", 0, names=["a"], slices={"a": np.s_[1:, :3]})
-shape: tuple[int, ...] = pinpool.safetensors.header("w").tensors["a"].shape
-pinpool.record_stream(weights["a"], 7)
-print(pinpool.why(), len(batches))
+tensor: torch.Tensor = pool.empty((2, 3), torch.float32, library="torch")
+loader = pinpool_loader.Loader("photos", batch_size=4, decode={"jpg": pinpool_loader.Image(8, 8)}, even=True)
+for batch in loader:
+    number: int = batch.index
+    batch.rng().random()
+    pinpool.record_stream(batch.field("jpg"), 7)
+lengths = pinpool_loader.Loader("photos", map=lambda batch: len(batch.labels))
+for length in lengths:
+    print(length + 1)
+loader.load_state_dict(loader.state_dict())
+print(pinpool.why(), len(batches), tensor.shape)
 """
+#: Each line is a mistake that a type checker finds.
+MISTAKES = ["batch.labls", "batch.feild('jpg')", "batch.index.upper()", "length.upper()", "loader.state()", "tensor.shap", "pinpool.Loader", "pinpool_loader.Loader('x', batchsize=4)"]
+
+
+def checked(tmp_path, command, files):
+    # Of what is installed the annotations count, not what is within.
+    installed = {**os.environ, "MYPYPATH": str(PYTHON / "python")} if "site-packages" not in pinpool.__file__ else None
+    done = subprocess.run([sys.executable, "-m", *command, *files], capture_output=True, text=True, env=installed, cwd=tmp_path)
+    return done.returncode, done.stdout + done.stderr
+
+
+def programs(tmp_path):
+    given = "from typing import Any\n\ndataset: Any\n\ndef train(images: Any, labels: Any) -> None: ...\n\n"
+    texts = {"use": USE, "main": examples("README.md")[0], "python": examples("python/README.md")[2], "dataloader": given + examples("python/README.md")[0]}
+    texts["mistakes"] = USE + "\n".join(MISTAKES) + "\n"
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    correct = [str(tmp_path / f"{name}.py") for name in texts if name != "mistakes"]
+    return [*correct, *map(str, sorted(PYTHON.glob("examples/*.py")))], str(tmp_path / "mistakes.py")
+
+
+def mistakes_found(said, pattern):
+    first = len(USE.splitlines()) + 1
+    lines = {int(line) for line in re.findall(pattern, said)}
+    return [mistake for number, mistake in enumerate(MISTAKES) if first + number in lines]
 
 
 def test_the_examples_and_a_use_of_what_is_public_pass_mypy_strict(tmp_path):
     pytest.importorskip("mypy")
-    programs = {"use": "import pinpool.safetensors\n" + USE, "main": examples("README.md")[0], "python": examples("python/README.md")[1]}
-    given = "from typing import Any\n\ndataset: Any\n\ndef train(images: Any, labels: Any) -> None: ...\n\n"
-    programs["dataloader"] = given + examples("python/README.md")[0]
-    for name, program in programs.items():
-        (tmp_path / f"{name}.py").write_text(program)
-    files = [*map(str, sorted(tmp_path.glob("*.py"))), *map(str, sorted(PYTHON.glob("examples/*.py")))]
-    # Of what is installed the annotations count, not what is within.
+    pytest.importorskip("torch")
+    correct, wrong = programs(tmp_path)
     flags = ["--strict", "--follow-imports=silent", "--ignore-missing-imports", f"--cache-dir={tmp_path / 'cache'}"]
-    installed = {**os.environ, "MYPYPATH": str(pathlib.Path(pinpool.__file__).parents[1])} if "site-packages" not in pinpool.__file__ else None
-    done = subprocess.run([sys.executable, "-m", "mypy", *flags, *files], capture_output=True, text=True, env=installed, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    status, said = checked(tmp_path, ["mypy", *flags], correct)
+    assert status == 0, said
+    status, said = checked(tmp_path, ["mypy", *flags], [wrong])
+    assert mistakes_found(said, r"mistakes.py:(\d+): error") == MISTAKES, said
+
+
+def test_pyright_finds_the_same_mistakes(tmp_path):
+    pytest.importorskip("pyright")
+    pytest.importorskip("torch")
+    correct, wrong = programs(tmp_path)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(PYTHON / "python")], "pythonPlatform": "Linux"}))
+    status, said = checked(tmp_path, ["pyright", "--pythonpath", sys.executable], [wrong])
+    if "error" not in said:
+        pytest.skip("pyright cannot run here: it downloads Node.js")
+    assert mistakes_found(said, r"mistakes.py:(\d+):\d+ - error") == MISTAKES, said
+    status, said = checked(tmp_path, ["pyright", "--pythonpath", sys.executable], correct[:1])
+    assert status == 0, said
 
 
 def test_an_installed_package_has_its_licences_and_needs_numpy():

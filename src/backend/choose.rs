@@ -19,7 +19,6 @@ use super::mlock::lock_limit;
 use super::sim::SimSource;
 use super::source::Source;
 use super::trial;
-use super::virtual_memory::HandleTypes;
 use crate::error::{ErrorKind, Result};
 use crate::finding::{Finding, Level};
 use pinpool_os::host;
@@ -89,7 +88,7 @@ impl Backend {
 }
 
 /// The source that a pool takes its memory from, and what its log reports about the choice: see
-/// [`Config::choose_source`](crate::Config::choose_source).
+/// `Config::choose_source`.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Chosen {
@@ -119,30 +118,22 @@ pub(crate) struct PinOptions<'a> {
     pub(crate) arena: bool,
     /// The ceiling in bytes, if the user set one.
     pub(crate) max_bytes: Option<u64>,
-    /// Only `vmm` has handles.
-    pub(crate) handle_types: HandleTypes,
     /// For whole regions of `vmm`, `register`, `mlock` and `heap`.
     pub(crate) hugetlb: HugeTlb,
-    /// Only `cuda` has write-combined memory.
-    pub(crate) write_combined: bool,
     /// Sources of the driver that are not to be tried in this process, each with the reason.
     pub(crate) not_here: &'a [(&'static str, String)],
 }
 
 impl Default for PinOptions<'_> {
     fn default() -> Self {
-        let (root, handle_types) = (Path::new("/"), HandleTypes::default());
-        let (threads, arena, write_combined) = (0, false, false);
         Self {
-            root,
+            root: Path::new("/"),
             device: 0,
             node: None,
-            threads,
-            arena,
+            threads: 0,
+            arena: false,
             max_bytes: None,
-            handle_types,
             hugetlb: HugeTlb::Off,
-            write_combined,
             not_here: &[],
         }
     }
@@ -151,8 +142,6 @@ impl Default for PinOptions<'_> {
 /// The source for `backend` under `options`.
 pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chosen> {
     let options = PinOptions { node: existing_node(options.root, options.node)?, ..options };
-    let required = required(backend, options)?;
-    let backend = required.as_ref().unwrap_or(backend);
     if !cfg!(target_os = "linux")
         && let Some(chosen) = without_linux(backend, options)?
     {
@@ -209,27 +198,6 @@ fn without_linux(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Ch
             Err(ErrorKind::Unavailable { backend: backend.name(), why }.into())
         }
     }
-}
-
-/// The back-end that `options` need instead of `Auto`, if they need one; an error if another is set.
-fn required(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Backend>> {
-    let exports = options.handle_types != HandleTypes::None;
-    let (name, value, needed) = match (exports, options.write_combined) {
-        (false, false) => return Ok(None),
-        (true, _) => ("PINPOOL_HANDLE_TYPES", options.handle_types.to_string(), Backend::Vmm),
-        (false, true) => ("PINPOOL_WRITE_COMBINED", "1".to_owned(), Backend::Cuda),
-    };
-    let is_other = !matches!(backend, Backend::Auto | Backend::Gpu) && backend.name() != needed.name();
-    if is_other || exports && options.write_combined {
-        let with = if is_other { format!(", not PINPOOL_BACKEND={}", backend.name()) } else { String::new() };
-        let why = match needed {
-            Backend::Vmm if !is_other => "does not go with PINPOOL_WRITE_COMBINED=1, which only cuda can".to_owned(),
-            Backend::Vmm => format!("needs PINPOOL_BACKEND=vmm{with}: only its memory has handles"),
-            _ => format!("needs PINPOOL_BACKEND=cuda{with}: only its memory can be write-combined"),
-        };
-        return Err(ErrorKind::Setting { name, value, why }.into());
-    }
-    Ok(Some(needed))
 }
 
 /// What is wrong with the node of `source`, if another was asked for.
@@ -392,15 +360,13 @@ pub(crate) fn driver_source(name: &str, options: PinOptions<'_>, insists: bool) 
         return Err(why.clone());
     }
     match name {
-        "vmm" => {
-            VmmSource::on_machine(root, (device, node), (options.handle_types, options.hugetlb), max_bytes, insists)
-                .map(|source| Arc::new(source) as _)
-        }
+        "vmm" => VmmSource::on_machine(root, (device, node), options.hugetlb, max_bytes, insists)
+            .map(|source| Arc::new(source) as _),
         "register" => {
             let source = RegisterSource::on_machine(root, device, node);
             source.map(|source| Arc::new(source.with_threads(threads).with_hugetlb(options.hugetlb)) as _)
         }
-        _ => CudaSource::new(device).map(|source| Arc::new(source.with_write_combined(options.write_combined)) as _),
+        _ => CudaSource::new(device).map(|source| Arc::new(source) as _),
     }
     .map_err(|error| error.to_string())
 }

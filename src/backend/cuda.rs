@@ -32,8 +32,6 @@ const CARVED_BYTES: usize = GRANULE_BYTES;
 #[derive(Debug)]
 pub struct CudaSource {
     device: Arc<Device>,
-    /// Flags of `cuMemHostAlloc`.
-    flags: u32,
     ids: RegionIds,
     /// Region start -> start of the driver's block, where the two differ.
     shifted: Mutex<HashMap<usize, DriverBlock>>,
@@ -54,14 +52,7 @@ impl CudaSource {
     /// There is no driver, no such device, or the driver refuses to start.
     pub fn new(ordinal: u32) -> Result<Self, SourceError> {
         let (ids, shifted) = Default::default();
-        Ok(Self { device: Device::find(ordinal)?, flags: sys::CU_MEMHOSTALLOC_PORTABLE, ids, shifted })
-    }
-
-    /// Memory that the CPU writes past its caches, and reads 10 to 100 times as slowly as other memory: for buffers that are
-    /// written once, front to back, and never read.
-    pub fn with_write_combined(self, write_combined: bool) -> Self {
-        let flag = if write_combined { sys::CU_MEMHOSTALLOC_WRITECOMBINED } else { 0 };
-        Self { flags: self.flags | flag, ..self }
+        Ok(Self { device: Device::find(ordinal)?, ids, shifted })
     }
 
     /// The block that contains this region; forgets it.
@@ -91,7 +82,7 @@ unsafe impl Source for CudaSource {
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let _entered = self.device.enter()?;
         let held_bytes = self.held_bytes(len_bytes);
-        let block = calls::host_alloc(held_bytes, self.flags);
+        let block = calls::host_alloc(held_bytes, sys::CU_MEMHOSTALLOC_PORTABLE);
         let block = block.map_err(|error| pinning_error("cuMemHostAlloc", error))?;
         let block = block.cast::<u8>();
         let skip = block.align_offset(PAGE_BYTES);

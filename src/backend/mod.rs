@@ -65,7 +65,7 @@ pub use register::RegisterSource;
 pub use sim::SimSource;
 pub use source::{Region, Source};
 pub use trial::{Trial, try_out};
-pub use virtual_memory::{AddressRange, HandleTypes, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
+pub use virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;
 #[cfg(feature = "cuda")]

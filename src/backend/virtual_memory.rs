@@ -84,17 +84,6 @@ impl AddressRange {
     }
 }
 
-/// How the memory of a pool can be exported to other processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum HandleTypes {
-    /// The memory cannot be exported.
-    #[default]
-    None,
-    /// The memory is exported as file descriptors.
-    PosixFd,
-}
-
 /// Some of the bytes of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subrange {
@@ -218,12 +207,6 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
         }
         // SAFETY: the caller's promise about `to`.
         unsafe { self.commit(range, to, from.iter().map(|piece| piece.bytes).sum()) }.map_err(RemapError::Lost)
-    }
-
-    /// File descriptors of this process that the committed granules may take: one for each that can be exported to other
-    /// processes.
-    fn descriptors(&self) -> u64 {
-        0
     }
 
     /// Whether granules that `remap` has moved are still mapped at their old addresses too, where nothing uses them. Other

@@ -28,7 +28,6 @@
 //!    one granule in a call, those before the refused one are unmapped.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::ffi::c_int;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -36,10 +35,10 @@ use std::sync::Arc;
 use super::PageTiers;
 use super::register::RegisterSource;
 use super::source::{Region, RegionIds, Source};
-use super::virtual_memory::{AddressRange, HandleTypes, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
+use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 use crate::arena::GranuleSizes;
 use crate::driver::device::Device;
-use crate::driver::virtual_memory::{DriverRefusal, GranuleKind, VmmApi};
+use crate::driver::virtual_memory::{DriverRefusal, MemoryLocation, VmmApi};
 use crate::driver::{CurrentContext, RelaxedCapture};
 use crate::error::SourceError;
 use crate::finding::Finding;
@@ -67,7 +66,7 @@ pub(crate) use table::{let_all_reach, let_reach};
 pub struct VmmSource {
     device: Arc<Device>,
     driver: VmmApi,
-    kind: GranuleKind,
+    location: MemoryLocation,
     calls: Arc<Calls>,
     /// Whether a call may make the device's context. False only while a granule is tried.
     makes_context: bool,
@@ -102,16 +101,6 @@ fn address(start: NonNull<u8>) -> u64 {
     start.as_ptr().addr() as u64
 }
 
-impl HandleTypes {
-    /// `CUmemAllocationHandleType`.
-    fn bits(self) -> c_int {
-        match self {
-            Self::None => 0,
-            Self::PosixFd => 1,
-        }
-    }
-}
-
 impl VmmSource {
     /// The state that calls of the driver need, until the result is dropped.
     fn enter(&self) -> Result<(Option<CurrentContext>, RelaxedCapture), SourceError> {
@@ -130,7 +119,7 @@ impl VmmSource {
                 let alike = unreleased.iter().rposition(|granule| granule.bytes == bytes);
                 alike.map(|index| unreleased.swap_remove(index))
             };
-            let new = || self.driver.create(bytes, self.kind).map(|handle| Granule { handle, bytes });
+            let new = || self.driver.create(bytes, self.location).map(|handle| Granule { handle, bytes });
             match unreleased.map_or_else(new, Ok) {
                 Ok(granule) => created.push(granule),
                 Err(refusal) => {
@@ -375,10 +364,6 @@ unsafe impl VirtualMemory for VmmSource {
         }
         self.granules.remember(to, &granules, others);
         Ok(())
-    }
-
-    fn descriptors(&self) -> u64 {
-        if self.kind.handle_types == 0 { 0 } else { self.granules.count() }
     }
 
     fn has_old_places(&self) -> bool {

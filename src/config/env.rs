@@ -1,41 +1,67 @@
 //! The `PINPOOL_*` variables: one for each setting, one reader.
 //!
-//! A value that cannot be read is an error of building a pool: nobody means the default who writes something else. A name that
-//! is not known is a warning, since it may be that of a later version. An empty variable is not set. The only reader of the
-//! process environment.
+//! | in the environment | result |
+//! | --- | --- |
+//! | an invalid value | an error: nobody who writes something else means the default |
+//! | an unknown or retired name | a warning: it may come from another version |
+//! | a value other than the one that code sets | a warning: code wins |
+//! | an empty value | not set |
+//!
+//! The only reader of the process environment.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::settings::{Config, Settings, for_each_setting, refused, unreadable};
+use super::settings::{Config, Settings, for_each_setting, refused};
 use super::text::*;
-use super::{Backend, Ceiling, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
-use crate::error::{Error, ErrorKind, Result};
+use super::{Backend, Ceiling, CodeSettings, HugeTlb, LedgerName, OnFull, Preset};
+use crate::error::{Error, Result};
 use crate::size_class::Rounding;
 
 /// What the name of every variable begins with.
 pub const PREFIX: &str = "PINPOOL_";
 
-/// Variables of earlier versions, and what holds instead.
-const RETIRED: [(&str, &str); 2] = [
-    ("PINPOOL_FENCE", "streams write numbers to host memory, and events replace them if the driver refuses that"),
+/// Names of earlier versions, without the prefix, and what replaces them.
+const RETIRED: [(&str, &str); 12] = [
+    ("CALL_STACKS", "set call_stacks in code, or use `pinpool load --call-stacks`"),
+    ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
+    ("FENCE", "streams count completed copies in host memory, or record events if the driver refuses that"),
+    ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared shares buffers between processes"),
+    ("MAX_FALLBACK_BYTES", "unpinned memory is limited to as much as PINPOOL_MAX_BYTES"),
+    ("PIN_THREADS", "the pool pins with one thread per core that the process may use"),
+    ("POLL", "set background_poll in code"),
+    ("POOLS_PER_HOST", "share one limit with PINPOOL_LEDGER, or set PINPOOL_MAX_BYTES to a size"),
+    ("PRESSURE", "the pool always follows the kernel's memory pressure"),
     (
-        "PINPOOL_RELEASE_POLICY",
+        "RELEASE_POLICY",
         "register and cuda release memory in trim() and clear(), at the limit when nothing else serves a request, and at the end",
     ),
+    ("STUCK_AFTER", "a copy in flight for 30s is reported as stuck"),
+    ("WRITE_COMBINED", "pool memory is always cached; allocate write-combined memory with cuMemHostAlloc"),
 ];
 
-/// How the names begin that set nothing of a pool: those of `pinpool run` with the library that it loads, and of the tests
-/// that need a GPU.
-const OF_NO_POOL: [&str; 3] = ["PINPOOL_PRELOAD_", "PINPOOL_REQUIRE_GPU", "PINPOOL_GPU_"];
+/// How the names begin, without the prefix, that set nothing of a pool: those of `pinpool run` with the library that it loads,
+/// and of the tests that need a GPU.
+const OF_NO_POOL: [&str; 3] = ["PRELOAD_", "REQUIRE_GPU", "GPU_"];
+
+/// Reads a text into the settings of code.
+type ReadCode = fn(&mut CodeSettings, &str) -> Result<(), ParseError>;
+
+/// Settings that code can set from a text, and no variable sets.
+pub static IN_CODE: &[(&str, ReadCode)] = &[
+    ("background_poll", |code, text| (SWITCH.parse)(text).map(|polls| code.background_poll = Some(polls))),
+    #[cfg(feature = "observe")]
+    ("call_stacks", |code, text| (COUNT.parse)(text).map(|every| code.call_stacks = every)),
+];
 
 /// A variable that sets something.
 #[derive(Debug)]
 pub struct Variable {
     /// Full name.
     pub name: &'static str,
-    /// What it does, and when to change it.
+    /// The heading that it is listed under.
+    pub group: &'static str,
+    /// What it does.
     pub meaning: &'static str,
     default: fn() -> String,
     read: fn(&mut Settings, &str) -> Result<(), ParseError>,
@@ -50,20 +76,23 @@ impl Variable {
         (self.default)()
     }
 
-    fn is_set(&self, settings: &Settings) -> bool {
-        (self.set_to)(settings).is_some()
+    /// The error of a value that it cannot have, set by `from`.
+    fn unreadable(&self, text: &str, error: &ParseError, from: &str) -> Error {
+        let why = format!("{}; correct it, or leave it out for the default {}{from}", error.problem(), self.default());
+        refused(self.name, text, why)
     }
 }
 
 macro_rules! variables {
-    ($(
+    ($(group $group:literal; $(
         $(#[doc = $doc:literal])+
         $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
-    )+) => {
+    )+)+) => {
         /// Every variable there is.
         pub static VARIABLES: &[Variable] = &[
-            $(Variable {
+            $($(Variable {
                 name: $variable,
+                group: $group,
                 meaning: concat!($($doc),+).trim_ascii_start(),
                 default: || {
                     let default: $type = $default;
@@ -75,31 +104,42 @@ macro_rules! variables {
                 },
                 set_to: |settings| settings.$name.as_ref().map(|value| ($format.show)(value)),
                 show: |config| ($format.show)(&config.$name),
-            },)+
+            },)+)+
         ];
     };
 }
 for_each_setting!(variables);
 
-/// Sets what the variable called `name` sets, from `text` as its value. An empty text sets nothing.
+/// Sets what the variable called `name` sets, or one of [`IN_CODE`], from `text` as its value. An empty text sets nothing.
 pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()> {
     let text = text.trim();
+    if let Some((name, read)) = IN_CODE.iter().find(|(known, _)| *known == name) {
+        return read(&mut settings.code, text).map_err(|error| refused(name, text, error.problem()));
+    }
     let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
-        let why = problem_of(name, "");
-        return Err(ErrorKind::Setting { name: "variable", value: name.to_owned(), why }.into());
+        let word = name.strip_prefix(PREFIX).unwrap_or(name);
+        if let Some(instead) = retired(word) {
+            settings.retired.push(format!("{name}={text}: {instead}"));
+            return Ok(());
+        }
+        let why = format!("unknown setting; {}", advice_for(name));
+        return Err(refused("variable", name, why));
     };
     if text.is_empty() {
         return Ok(());
     }
-    (variable.read)(settings, text).map_err(|error| unreadable(variable.name, text, &error, &variable.default()))
+    let before = (variable.set_to)(settings);
+    (variable.read)(settings, text).map_err(|error| variable.unreadable(text, &error, ""))?;
+    match before.filter(|before| (variable.set_to)(settings).as_ref() != Some(before)) {
+        Some(before) => Err(refused(variable.name, text, format!("already set to {before}; leave one of the two out"))),
+        None => Ok(()),
+    }
 }
 
-/// Why `name`, which is no variable, sets nothing.
-fn problem_of(name: &str, ignored: &str) -> String {
-    match RETIRED.iter().find(|(retired, _)| *retired == name) {
-        Some((_, instead)) => format!("no longer a variable of pinpool{ignored}: {instead}"),
-        None => format!("not a variable of pinpool{ignored}; {}", advice_for(name)),
-    }
+/// What replaces the retired variable of this name.
+fn retired(word: &str) -> Option<String> {
+    let (_, instead) = RETIRED.iter().find(|(retired, _)| *retired == word)?;
+    Some(format!("retired and ignored; {instead}"))
 }
 
 /// What helps who wrote `name`, which is no variable.
@@ -134,119 +174,140 @@ fn changes_between(one: &str, other: &str) -> usize {
     row[other.len()]
 }
 
-/// Limits that are shown also where they have their defaults.
-const LIMITS: [&str; 2] = ["PINPOOL_MAX_BYTES", "PINPOOL_POOL_SIZE_LIMIT"];
-
-/// The limits and every setting that was set, with where each value comes from: `builder` for what code sets, `variable`,
-/// `implied` by another setting, or `default`.
-pub(crate) fn origins(code: &Settings, env: &Settings, config: &Config) -> String {
-    let show = |variable: &Variable| {
-        let value = (variable.show)(config);
-        let origin = match () {
-            () if variable.is_set(code) => "builder",
-            () if variable.is_set(env) => "variable",
-            () if !LIMITS.contains(&variable.name) => return None,
-            () if value == variable.default() => "default",
-            () => "implied",
-        };
-        Some(format!("{}={value} ({origin})", variable.name))
-    };
-    VARIABLES.iter().filter_map(show).collect::<Vec<_>>().join(", ")
-}
-
-/// The variables whose settings `code` sets.
-#[cfg(feature = "observe")]
-pub(crate) fn set_in(code: &Settings) -> impl Iterator<Item = &'static str> {
-    VARIABLES.iter().filter(|variable| variable.is_set(code)).map(|variable| variable.name)
-}
-
-/// The variables of `env`, whose names begin with `prefix`, that do not hold, since `code` sets something else.
-pub(crate) fn outdone(code: &Settings, env: &Settings, prefix: &str) -> impl Iterator<Item = String> {
-    VARIABLES.iter().filter_map(|variable| {
-        let (in_code, asked) = (variable.set_to)(code).zip((variable.set_to)(env))?;
-        let name = variable.name.replacen(PREFIX, prefix, 1);
-        let line =
-            || format!("{name}={asked}: not used: the program sets {in_code} in code, which goes before the variable");
-        (in_code != asked).then(line)
-    })
-}
-
-/// A variable that cannot be used.
+/// A setting of a pool: one line of `pinpool doctor --settings`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BadVariable {
-    /// The name as it stands in the environment.
-    name: String,
-    value: String,
-    problem: String,
-    /// What it would set; `None` if the name is not known.
-    variable: Option<&'static str>,
+pub struct VariableReport {
+    /// Full name of its variable.
+    pub name: &'static str,
+    /// The value that holds.
+    pub value: String,
+    /// Where that comes from: `builder` for code, `variable`, `implied` by another setting, or `default`.
+    pub origin: &'static str,
+    /// What holds if it is not set.
+    pub default: String,
+    /// What it does.
+    pub meaning: &'static str,
 }
 
-impl BadVariable {
-    /// Whether its value cannot be read, so that no pool is built with it unless code sets what it would; otherwise its name
-    /// is not known, which is a warning.
-    pub fn is_error(&self) -> bool {
-        self.variable.is_some()
+/// The settings of a pool, and all that is wrong with them.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct EnvReport {
+    /// Every setting with the value that holds.
+    pub variables: Vec<VariableReport>,
+    /// Why no pool is built: invalid values and contradictions.
+    pub errors: Vec<Error>,
+    /// What a pool warns of when it is built: names without effect, values that code replaces, settings without effect.
+    pub warnings: Vec<String>,
+    /// The settings that hold; what cannot be used has its default.
+    pub config: Config,
+}
+
+impl EnvReport {
+    /// Whether code or a variable sets what the variable called `name` does.
+    pub fn is_set(&self, name: &str) -> bool {
+        self.variables.iter().any(|of| of.name == name && ["builder", "variable"].contains(&of.origin))
     }
 }
 
-impl fmt::Display for BadVariable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}: {}", self.name, self.value, self.problem)
-    }
+/// The settings that do not have their defaults, each with where its value comes from.
+pub(crate) fn origins(variables: &[VariableReport]) -> String {
+    let set = variables.iter().filter(|variable| variable.origin != "default");
+    let shown = set.map(|VariableReport { name, value, origin, .. }| format!("{name}={value} ({origin})"));
+    shown.collect::<Vec<_>>().join(", ")
 }
 
-/// The error of a pool whose code sets `settings`; `None` if code sets what each unreadable variable would.
-pub(crate) fn refusal(bad: &[BadVariable], settings: &Settings) -> Option<Error> {
-    let variable_of = |bad: &BadVariable| VARIABLES.iter().find(|variable| Some(variable.name) == bad.variable);
-    let mut refused = bad.iter().filter(|bad| variable_of(bad).is_some_and(|variable| !variable.is_set(settings)));
-    let first = refused.next()?;
-    let others: Vec<_> = refused.map(|bad| &*bad.name).collect();
-    let others = if others.is_empty() { String::new() } else { format!("; nor can {} be read", others.join(", ")) };
-    let name = first.variable?;
-    let from = if name == first.name { String::new() } else { format!(" (from {})", first.name) };
-    let why = format!("{}{from}{others}", first.problem);
-    Some(ErrorKind::Setting { name, value: first.value.clone(), why }.into())
+/// Every variable with the value that holds in this process, and all that is wrong with them.
+pub fn report() -> EnvReport {
+    examine(&Settings::default(), Some(PREFIX))
 }
 
-/// Reads `pairs` (names with the prefix among any others) into settings, with those that it cannot use.
-pub(crate) fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settings, Vec<BadVariable>) {
-    let mut settings = Settings::default();
-    let mut bad = Vec::new();
-    let ours = |name: &str| name.starts_with(PREFIX) && !OF_NO_POOL.iter().any(|prefix| name.starts_with(prefix));
-    let mut pairs: Vec<_> = pairs.into_iter().filter(|(name, _)| ours(name)).collect();
+/// The variables as they would be in an environment of `pairs` (names and values), and all that is wrong with them.
+pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
+    examine_in(&Settings::default(), PREFIX, pairs.iter().cloned())
+}
+
+/// The settings of a pool whose code sets `code`, else the variables that begin with `prefix`, and all that is wrong with them.
+pub(crate) fn examine(code: &Settings, prefix: Option<&str>) -> EnvReport {
+    let pairs = prefix.map(|_| process_pairs()).into_iter().flatten();
+    examine_in(code, prefix.unwrap_or(PREFIX), pairs)
+}
+
+fn examine_in(code: &Settings, prefix: &str, pairs: impl Iterator<Item = (String, String)>) -> EnvReport {
+    let mut env = Settings::default();
+    let (mut errors, mut warnings) = (code.unwritable(), code.retired.clone());
+    let mut pairs: Vec<_> = pairs.filter(|(name, _)| name.starts_with(prefix)).collect();
     // The environment has no fixed order; what is wrong comes out the same each time.
     pairs.sort();
-    for (name, value) in pairs {
-        let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
-            let problem = problem_of(&name, ", and ignored");
-            bad.push(BadVariable { name, value, problem, variable: None });
+    for (name, value) in &pairs {
+        let (word, value) = (&name[prefix.len()..], value.trim());
+        let Some(variable) = VARIABLES.iter().find(|variable| &variable.name[PREFIX.len()..] == word) else {
+            if !OF_NO_POOL.iter().any(|other| word.starts_with(other)) {
+                let why = retired(word).unwrap_or_else(|| format!("unknown and ignored; {}", advice_for(word)));
+                warnings.push(format!("{name}={value}: {why}"));
+            }
             continue;
         };
         // An empty variable is not set: in a shell and in compose files it is how a variable is taken away.
-        if value.trim().is_empty() {
+        if value.is_empty() {
             continue;
         }
-        if let Err(error) = (variable.read)(&mut settings, value.trim()) {
-            let default = variable.default();
-            let problem = format!("{}; correct it, or leave it out for the default {default}", error.problem());
-            bad.push(BadVariable { name, value, problem, variable: Some(variable.name) });
+        let read = (variable.read)(&mut env, value);
+        match ((variable.set_to)(code), read) {
+            (Some(in_code), _) if (variable.set_to)(&env).as_ref() != Some(&in_code) => {
+                warnings.push(format!(
+                    "{name}={value}: ignored; the program sets {in_code} in code, which takes precedence"
+                ));
+            }
+            (None, Err(error)) => {
+                let from = if prefix == PREFIX { String::new() } else { format!(" (from {name})") };
+                errors.push(variable.unreadable(value, &error, &from));
+            }
+            _ => {}
         }
     }
-    (settings, bad)
+    let is_set = |variable: &Variable, settings| (variable.set_to)(settings).is_some();
+    let config = code.clone().resolve(env.clone());
+    errors.extend(config.contradictions());
+    warnings.extend(config.ineffective().iter().map(ToString::to_string));
+    let reports = VARIABLES.iter().map(|variable| {
+        let (value, default) = ((variable.show)(&config), variable.default());
+        let origin = match () {
+            () if is_set(variable, code) => "builder",
+            () if is_set(variable, &env) => "variable",
+            () if value == default => "default",
+            () => "implied",
+        };
+        VariableReport { name: variable.name, value, origin, default, meaning: variable.meaning }
+    });
+    EnvReport { variables: reports.collect(), errors, warnings, config }
 }
 
-/// Settings from the environment of the process: from variables whose names begin with `prefix` in place of `PINPOOL_`.
-pub(crate) fn read_process(prefix: &str) -> (Settings, Vec<BadVariable>) {
-    if prefix == PREFIX {
-        return read(process_pairs());
+impl Settings {
+    /// The values, set by code, that their variables could not have: they mean the same as there, so they are errors as well.
+    fn unwritable(&self) -> Vec<Error> {
+        // A source of the program's own has no name.
+        let is_custom = self.backend.as_ref().and_then(Backend::custom).is_some();
+        let named = VARIABLES.iter().filter(|variable| !is_custom || variable.name != "PINPOOL_BACKEND");
+        let unwritable = named.filter_map(|variable| {
+            let text = (variable.set_to)(self)?;
+            let error = (variable.read)(&mut Self::default(), &text).err()?;
+            Some(variable.unreadable(&text, &error, ""))
+        });
+        unwritable.collect()
     }
-    let renamed = |(name, value): (String, String)| Some((format!("{PREFIX}{}", name.strip_prefix(prefix)?), value));
-    let (settings, mut bad) = read(process_pairs().filter_map(renamed));
-    for variable in &mut bad {
-        variable.name = variable.name.replacen(PREFIX, prefix, 1);
+}
+
+impl Config {
+    /// The value of the variable called `name`, as text.
+    pub(crate) fn value_of(&self, name: &str) -> String {
+        VARIABLES.iter().find(|of| of.name == name).map(|of| (of.show)(self)).unwrap_or_default()
     }
-    (settings, bad)
+}
+
+/// Each variable with the value that holds under `config`.
+pub(crate) fn values(config: &Config) -> impl Iterator<Item = (String, String)> {
+    VARIABLES.iter().map(|variable| (variable.name.to_owned(), (variable.show)(config)))
 }
 
 /// Shows what is not Unicode with replacement characters, so that a warning can name it.
@@ -277,96 +338,6 @@ fn shows_several(pairs: impl Iterator<Item = (String, String)>) -> bool {
     }
     // A host may have one rank of many.
     is_of_ray || local_ranks.map_or(is_rank, |ranks| ranks > 1)
-}
-
-/// Each variable with the value that holds under `config`.
-pub(crate) fn values(config: &Config) -> impl Iterator<Item = (String, String)> {
-    VARIABLES.iter().map(|variable| (variable.name.to_owned(), (variable.show)(config)))
-}
-
-impl Settings {
-    /// The settings that are set and have no effect under `config`, which was made of them.
-    pub(crate) fn ineffective(&self, config: &Config) -> Vec<Error> {
-        let (is_arena, has_reserve) = (config.preset == Preset::Adaptive, config.reserve_bytes > 0);
-        let is_huge = match config.backend {
-            Backend::Auto | Backend::Gpu | Backend::Register => is_arena,
-            Backend::Cuda | Backend::Sim { .. } => false,
-            _ => has_reserve && config.reserve_wait,
-        };
-        let (waits, is_pageable) = (config.wait.is_some(), config.on_full == OnFull::Pageable);
-        let rules = [
-            ("PINPOOL_IDLE_TIMEOUT", self.idle_timeout.is_some() && !is_arena, "under PINPOOL_PRESET=tensorflow"),
-            ("PINPOOL_HUGETLB", config.hugetlb != HugeTlb::Off && !is_huge, "without a reserve, or register"),
-            ("PINPOOL_RESERVE_WAIT", !config.reserve_wait && !has_reserve, "without PINPOOL_RESERVE"),
-            ("PINPOOL_ON_FULL", is_pageable && !waits, "with PINPOOL_WAIT=none, which never ends"),
-        ];
-        let problem = |(name, _, why): (&'static str, bool, &str)| {
-            let value = values(config).find(|(known, _)| known == name).map(|(_, value)| value);
-            refused(name, value.unwrap_or_default(), format!("has no effect {why}"))
-        };
-        rules.into_iter().filter(|(_, is_ineffective, _)| *is_ineffective).map(problem).collect()
-    }
-}
-
-/// A variable in this process: one line of `pinpool doctor --settings`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VariableReport {
-    /// Full name.
-    pub name: &'static str,
-    /// The value that holds.
-    pub value: String,
-    /// Where that comes from: `environment`, `default` or `implied`.
-    pub origin: &'static str,
-    /// What holds if the variable is not set.
-    pub default: String,
-    /// What it does.
-    pub meaning: &'static str,
-}
-
-/// What the environment sets.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct EnvReport {
-    /// Every variable with the value that holds in this process.
-    pub variables: Vec<VariableReport>,
-    /// The variables that cannot be used.
-    pub bad: Vec<BadVariable>,
-    /// Settings that contradict each other.
-    pub contradictions: Vec<Error>,
-    /// Settings without effect, as the others are.
-    pub ineffective: Vec<Error>,
-    /// The settings that hold; what cannot be used has its default.
-    pub config: Config,
-}
-
-impl EnvReport {
-    /// Whether no pool is built with these settings, unless code sets others.
-    pub fn is_refused(&self) -> bool {
-        !self.contradictions.is_empty() || self.bad.iter().any(BadVariable::is_error)
-    }
-}
-
-/// Every variable with the value that holds in this process, and all that is wrong with them.
-pub fn report() -> EnvReport {
-    report_of(&process_pairs().collect::<Vec<_>>())
-}
-
-/// The variables as they would be in an environment of `pairs` (names and values), and all that is wrong with them.
-pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
-    let (settings, bad) = read(pairs.iter().cloned());
-    let (config, contradictions) = settings.clone().examine();
-    let is_set = |name: &str| pairs.iter().any(|(set, value)| set == name && !value.trim().is_empty());
-    let usable = |name: &str| is_set(name) && !bad.iter().any(|bad| bad.name == name);
-    let reports = VARIABLES.iter().map(|variable| {
-        let (name, value, default) = (variable.name, (variable.show)(&config), variable.default());
-        let origin = match () {
-            () if usable(name) => "environment",
-            () if value == default => "default",
-            () => "implied",
-        };
-        VariableReport { name, value, origin, default, meaning: variable.meaning }
-    });
-    EnvReport { variables: reports.collect(), bad, contradictions, ineffective: settings.ineffective(&config), config }
 }
 
 #[cfg(test)]

@@ -1,25 +1,24 @@
 //! What can be set, from where, and what follows from it.
 //!
 //! ```text
-//!   code ──┐
-//!          ├──▶ Settings (what was set) ──resolve──▶ Config (what holds)
-//!   env  ──┘        code wins                 unreadable values and contradictions are errors
+//!   code ──┐                                     ┌──▶ Config
+//!          ├──▶ Settings (what was set) ──examine──┼──▶ errors: invalid values, contradictions
+//!   env  ──┘        code wins                      └──▶ warnings: retired and unknown names, ignored values, settings without effect
 //! ```
 //!
 //! Prints nothing, logs nothing.
 
-use std::path::{Path, PathBuf};
-
-use pinpool_os::host::PressureGauge;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::backend::Backend;
-pub use crate::backend::{HandleTypes, HugeTlb};
+pub use crate::backend::HugeTlb;
 
 pub mod env;
 mod settings;
 pub mod text;
 
-pub use self::env::{BadVariable, EnvReport};
+pub use self::env::EnvReport;
 pub use self::settings::Config;
 pub(crate) use self::settings::{Settings, for_each_setting};
 pub use self::text::ParseError;
@@ -51,8 +50,8 @@ pub enum Preset {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ceiling {
-    /// A quarter of the memory that the control group, else the machine, has, divided by `PINPOOL_POOLS_PER_HOST`. All pools of
-    /// the process with this ceiling share that quarter, undivided.
+    /// A quarter of the memory that the cgroup, else the machine, has. All pools of the process with this limit share that
+    /// quarter.
     Auto,
     /// This many bytes.
     Bytes(u64),
@@ -83,24 +82,19 @@ pub enum OnFull {
     Pageable,
 }
 
-/// Where a pool learns that the machine is short of memory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PressureSource {
-    /// The kernel's pressure files and the limits of control groups, as far as they exist.
-    Kernel,
-    /// One file in the kernel's format (`/proc/pressure/memory`).
-    File(PathBuf),
-    /// Nowhere: memory never counts as short.
-    Off,
-}
-
-impl PressureSource {
-    /// Reads it; `None` if it is off or the kernel offers no sign.
-    pub(crate) fn open(&self) -> Option<PressureGauge> {
-        match self {
-            Self::Kernel => PressureGauge::of_kernel(Path::new("/")),
-            Self::File(path) => Some(PressureGauge::of_file(path)),
-            Self::Off => None,
-        }
-    }
+/// What code alone can set: no variable does.
+#[derive(Debug, Clone, Default)]
+pub struct CodeSettings {
+    /// Whether the maintenance thread looks after the pool; `None` for yes.
+    pub background_poll: Option<bool>,
+    /// One request in this many keeps its call stack; 0 for none.
+    pub call_stacks: u64,
+    /// How the pool learns that a copy has completed.
+    pub fence: FenceKind,
+    /// Threads that touch new memory; `None` for one per core that the process may use.
+    pub pin_threads: Option<usize>,
+    /// How long a closing pool waits for copies in flight; `None` for 30 s.
+    pub close_wait: Option<Duration>,
+    /// A file to read memory pressure from; `None` for the kernel's signs.
+    pub pressure: Option<PathBuf>,
 }

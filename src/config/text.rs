@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Backend, Ceiling, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource};
+use super::{Backend, Ceiling, HugeTlb, LedgerName, OnFull, Preset};
 use crate::backend::SimSource;
 use crate::ledger;
 use crate::size_class::Rounding;
@@ -71,7 +71,6 @@ macro_rules! words {
 words!(Preset, "a preset": Adaptive = "adaptive", TensorFlow = "tensorflow");
 words!(Rounding, "a rounding": Eighths = "eighths", Pow2 = "pow2", Exact = "exact" or "noop");
 words!(HugeTlb, "a kind of huge pages": Off = "off", Auto = "auto", Of2MiB = "2MiB" or "2M", Of1GiB = "1GiB" or "1G");
-words!(HandleTypes, "a type of handle": None = "none", PosixFd = "posix_fd");
 words!(OnFull, "a value of PINPOOL_ON_FULL": Error = "error", Pageable = "pageable");
 
 impl FromStr for Backend {
@@ -160,29 +159,6 @@ impl fmt::Display for LedgerName {
     }
 }
 
-impl FromStr for PressureSource {
-    type Err = ParseError;
-
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        match switch(text) {
-            Ok(true) => Ok(Self::Kernel),
-            Ok(false) => Ok(Self::Off),
-            Err(_) if text.starts_with('/') => Ok(Self::File(text.into())),
-            Err(_) => Err(ParseError::new(text, "neither on, off nor the absolute path of a file")),
-        }
-    }
-}
-
-impl fmt::Display for PressureSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Kernel => f.write_str("on"),
-            Self::Off => f.write_str("off"),
-            Self::File(path) => path.display().fmt(f),
-        }
-    }
-}
-
 /// How a variable is written.
 pub(super) struct ValueFormat<T> {
     pub(super) parse: fn(&str) -> Result<T, ParseError>,
@@ -204,17 +180,12 @@ pub(super) const ORDINAL: ValueFormat<u32> =
     ValueFormat::new(|text| number(text, "not a device number (0, 1, ...)"), u32::to_string);
 pub(super) const COUNT: ValueFormat<u64> = ValueFormat::new(|text| number(text, "not a whole number"), u64::to_string);
 pub(super) const AT_LEAST_ONE: ValueFormat<u64> = ValueFormat::new(at_least_one, u64::to_string);
-pub(super) const FALLBACK_CEILING: ValueFormat<Ceiling> = ValueFormat::new(fallback_ceiling, Ceiling::to_string);
 pub(super) const SIZE: ValueFormat<u64> =
     ValueFormat::new(|text| Ok(or_word("none", text, parse_bytes)?.unwrap_or(0)), |&bytes| format_bytes(bytes));
 pub(super) const SWITCH: ValueFormat<bool> = ValueFormat::new(switch, |&on| u8::from(on).to_string());
 pub(super) const NODE: ValueFormat<Option<u32>> = ValueFormat::new(
     |text| or_word("auto", text, |text| number(text, "neither auto nor the number of a memory node (0, 1, ...)")),
     |node| node.map_or("auto".to_owned(), |node| node.to_string()),
-);
-pub(super) const THREADS: ValueFormat<Option<u64>> = ValueFormat::new(
-    |text| or_word("auto", text, at_least_one),
-    |threads| threads.map_or_else(|| "auto".to_owned(), |threads| threads.to_string()),
 );
 pub(super) const SIZE_OR_NONE: ValueFormat<Option<u64>> = ValueFormat::new(
     |text| or_word("none", text, parse_bytes),
@@ -235,11 +206,6 @@ fn socket(text: &str) -> Result<Option<PathBuf>, ParseError> {
         Err(_) if text.contains('/') => Ok(Some(PathBuf::from(text))),
         Err(_) => or_word("none", text, |text| Err(ParseError::new(text, "not a path with a slash, 1, or none"))),
     }
-}
-
-/// Reads the ceiling on memory that is not pinned as other ceilings are read; 0 allows no such memory at all.
-fn fallback_ceiling(text: &str) -> Result<Ceiling, ParseError> {
-    if parse_bytes(text) == Ok(0) { Ok(Ceiling::Bytes(0)) } else { text.parse() }
 }
 
 fn show_path(path: &Option<PathBuf>) -> String {

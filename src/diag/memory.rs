@@ -38,17 +38,14 @@ impl PoolLog {
         log::trace!(growth, "{self}carved: {bytes} bytes of memory that is held");
     }
 
-    /// `memory is short ...` (info): nothing, or `PINPOOL_PRESSURE=off` to ignore the kernel's signal.
+    /// `memory is short ...` (info): nothing.
     ///
     /// `memory is no longer short ...` (info): nothing.
     pub(crate) fn pressure_changed(&self, is_calm: bool) {
         if is_calm {
             log::info!(pressure, "{self}memory is no longer short: idle memory is kept for PINPOOL_IDLE_TIMEOUT again");
         } else {
-            log::info!(
-                pressure,
-                "{self}memory is short: idle memory is given back sooner (PINPOOL_PRESSURE=off ignores this)"
-            );
+            log::info!(pressure, "{self}memory is short: idle memory is given back sooner");
         }
     }
 

@@ -49,14 +49,6 @@ impl MemoryLocation {
     }
 }
 
-/// Where granules are, and how other processes may get them.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct GranuleKind {
-    pub(crate) location: MemoryLocation,
-    /// `CUmemAllocationHandleType`s, 0 for none.
-    pub(crate) handle_types: c_int,
-}
-
 /// `CUmemAllocationProp`: page-locked.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -69,8 +61,8 @@ struct AllocationProperties {
 }
 
 impl AllocationProperties {
-    fn pinned(GranuleKind { location, handle_types }: GranuleKind) -> Self {
-        Self { kind: 1, handle_types, location, windows: 0, flags: [0; 8] }
+    fn pinned(location: MemoryLocation) -> Self {
+        Self { kind: 1, handle_types: 0, location, windows: 0, flags: [0; 8] }
     }
 }
 
@@ -199,9 +191,9 @@ functions! {
 
 impl VmmApi {
     /// Smallest granule of this kind.
-    pub(crate) fn granularity(&self, kind: GranuleKind) -> Result<usize, DriverRefusal> {
+    pub(crate) fn granularity(&self, location: MemoryLocation) -> Result<usize, DriverRefusal> {
         let mut bytes = 0;
-        let properties = AllocationProperties::pinned(kind);
+        let properties = AllocationProperties::pinned(location);
         // SAFETY: `bytes` takes the result, and the properties live as long as the call.
         unsafe { self.granularity_call(&raw mut bytes, &raw const properties, 0) }?;
         Ok(bytes)
@@ -216,9 +208,9 @@ impl VmmApi {
     }
 
     /// Creates a granule of `bytes`. A context must be current.
-    pub(crate) fn create(&self, bytes: usize, kind: GranuleKind) -> Result<GranuleHandle, DriverRefusal> {
+    pub(crate) fn create(&self, bytes: usize, location: MemoryLocation) -> Result<GranuleHandle, DriverRefusal> {
         let mut granule = 0;
-        let properties = AllocationProperties::pinned(kind);
+        let properties = AllocationProperties::pinned(location);
         // SAFETY: `granule` takes the result, and the properties live as long as the call.
         unsafe { self.create_call(&raw mut granule, bytes, &raw const properties, 0) }?;
         Ok(granule)

@@ -19,7 +19,6 @@ const READ_EVERY_US: u64 = 1_000_000;
 #[derive(Debug)]
 pub(crate) struct AutoCeiling {
     gauge: MemoryGauge,
-    pools_per_host: u64,
     limit: (u64, LimitOrigin),
 }
 
@@ -33,12 +32,11 @@ struct Reading {
 
 static LAST: OfProcess<Mutex<Option<Reading>>> = OfProcess::new(Mutex::default);
 
-/// Where `auto` is read from, and for how many pools.
+/// Where `auto` is read from.
 #[derive(Debug, Clone)]
 pub(crate) struct CeilingSource {
     /// The root of the file system.
     pub(crate) root: PathBuf,
-    pub(crate) pools_per_host: u64,
     /// Most that the process may lock, which no ceiling passes.
     pub(crate) lock_limit_bytes: Option<u64>,
 }
@@ -98,15 +96,14 @@ impl CeilingSource {
         let gauge = MemoryGauge::open(&self.root)?;
         let memory = gauge.read()?;
         let limit = (memory.total_bytes, memory.origin.clone());
-        let auto = AutoCeiling { gauge, pools_per_host: self.pools_per_host, limit };
+        let auto = AutoCeiling { gauge, limit };
         let (bytes, why) = auto.share(&memory, held_bytes);
         Some((auto, bytes, why))
     }
 
     /// What the pools of a process may hold together while they hold `held_bytes`: no more than one alone.
     pub(crate) fn auto_of_process(&self, held_bytes: u64) -> u64 {
-        let alone = Self { pools_per_host: 1, ..self.clone() };
-        alone.auto(held_bytes).map_or(u64::MAX, |(_, bytes, _)| bytes)
+        self.auto(held_bytes).map_or(u64::MAX, |(_, bytes, _)| bytes)
     }
 
     /// `max_bytes`, or less where the process may lock less.
@@ -133,11 +130,7 @@ impl AutoCeiling {
     fn share(&self, memory: &HostMemory, held_bytes: u64) -> (u64, String) {
         let HostMemory { total_bytes, available_bytes, ref origin } = *memory;
         let available_bytes = available_bytes.saturating_add(held_bytes);
-        let bytes = policy::default_ceiling(total_bytes, available_bytes, self.pools_per_host);
-        let shared = match self.pools_per_host {
-            1 => String::new(),
-            pools => format!(", shared by {pools}"),
-        };
-        (bytes, format!("a quarter of {total_bytes} bytes, {origin}{shared}"))
+        let bytes = policy::default_ceiling(total_bytes, available_bytes);
+        (bytes, format!("a quarter of {total_bytes} bytes, {origin}"))
     }
 }

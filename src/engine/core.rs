@@ -150,7 +150,7 @@ impl Core {
             time,
             maintenance: Maintenance::new(),
             // Miri takes a thread that does not end for a leak.
-            thread: (config.background_poll && !cfg!(miri)).then(MaintenanceThread::of_process),
+            thread: config.may_poll().then(MaintenanceThread::of_process),
             attention: Attention::default(),
             side: SideThread::default(),
             wanted_of_ledger: Want::default(),
@@ -291,7 +291,7 @@ impl Core {
     /// The calling thread's shard, if gets and puts of this pool may take the short path.
     pub(super) fn short_path(&self) -> Option<&Shard<BlockBody<Self>>> {
         // The slow paths zero, record and draw samples.
-        let needs_slow = self.config.zero || self.recorder().is_some() || self.config.call_stacks > 0;
+        let needs_slow = self.config.zero || self.recorder().is_some() || self.config.code.call_stacks > 0;
         if needs_slow { None } else { self.stock.idle().own_shard() }
     }
 

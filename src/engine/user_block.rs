@@ -60,7 +60,7 @@ impl Block {
 
     /// How the pool learns the end of a copy that takes the block.
     pub(crate) fn fence_kind(&self) -> FenceKind {
-        self.owner().config().fence
+        self.owner().config().code.fence
     }
 
     /// Call before each copy from the buffer. Waits for the copies into it, and fails if one failed, since its bytes are unknown,

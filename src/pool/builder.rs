@@ -12,10 +12,10 @@ use super::Pool;
 use super::handle::Handle;
 use super::on_host::{ceiling_by, pin_options};
 use crate::arena::Retention;
-use crate::backend::{self, Backend, Source};
-use crate::config::{
-    Ceiling, Config, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, Settings, env, for_each_setting,
-};
+use crate::backend::{self, Backend};
+#[cfg(feature = "observe")]
+use crate::config::env::VariableReport;
+use crate::config::{Ceiling, Config, EnvReport, HugeTlb, LedgerName, OnFull, Preset, Settings, env, for_each_setting};
 use crate::diag::CheckReport;
 use crate::diag::{LogSampler, PoolLog, Start};
 use crate::engine::{
@@ -80,8 +80,8 @@ impl PoolBuilder {
     }
 
     /// Sets what the variable `name` sets, from its text, as the method of that setting would: for settings that come as text
-    /// from a file or from another language. The methods below name the variables. An empty text sets
-    /// nothing.
+    /// from a file or from another language. The methods below name the variables; `background_poll` and `call_stacks`, which no
+    /// variable sets, are accepted too. An empty text sets nothing. A retired name is a warning when the pool is built.
     ///
     /// ```
     /// let pool = pinpool::Pool::builder().variable("PINPOOL_BACKEND", "heap")?.variable("PINPOOL_MAX_BYTES", "1.5G")?.build()?;
@@ -91,7 +91,7 @@ impl PoolBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::is_setting`](crate::Error::is_setting) if there is no such variable, or its value cannot be read.
+    /// [`Error::is_setting`](crate::Error::is_setting) if there is no such setting, its value is invalid, or code has set another.
     pub fn variable(mut self, name: &str, text: &str) -> Result<Self> {
         env::set(&mut self.settings, name, text)?;
         Ok(self)
@@ -102,15 +102,68 @@ impl PoolBuilder {
     /// # Errors
     ///
     /// [`Error::is_setting`](crate::Error::is_setting), as [`build`](Self::build).
+    #[doc(hidden)]
     pub fn config(&self) -> Result<Config> {
-        let (env, bad) = self.env_prefix.as_deref().map(env::read_process).unwrap_or_default();
-        env::refusal(&bad, &self.settings).map_or_else(|| resolve(self.settings.clone().or(env)), Err)
+        let report = self.examine();
+        Error::first_of(report.errors).map_or(Ok(report.config), Err)
+    }
+
+    /// The settings, and what is wrong with them. The default GPU depends on the process.
+    fn examine(&self) -> EnvReport {
+        let mut report = env::examine(&self.settings, self.env_prefix.as_deref());
+        // A pool that pins without a driver does not look for one: a child that another thread forks meanwhile may find the
+        // dynamic linker at work.
+        let may_use_gpu = matches!(
+            report.config.backend,
+            Backend::Auto | Backend::Gpu | Backend::Vmm | Backend::Register | Backend::Cuda
+        );
+        if may_use_gpu && report.errors.is_empty() && !report.is_set("PINPOOL_DEVICE") {
+            report.config.device = backend::default_device();
+        }
+        report
+    }
+
+    /// Whether the process's maintenance thread looks after the pool (default), so that idle memory is released and statistics are
+    /// current while the program makes no calls. A program that cannot run a background thread turns it off and calls
+    /// [`Pool::poll`] periodically.
+    pub fn background_poll(mut self, polls: bool) -> Self {
+        self.settings.code.background_poll = Some(polls);
+        self
+    }
+
+    /// One request in `every`, drawn at random, keeps its call stack, so that a recording, the diagnosis of a leak and the list of
+    /// buffers in use name the line that it came from; 0 (the default): none. Every request then takes the slow path.
+    #[cfg(feature = "observe")]
+    pub fn call_stacks(mut self, every: u64) -> Self {
+        self.settings.code.call_stacks = every;
+        self
     }
 
     /// Sets how the pool learns that a copy is over, for benchmarks. It may change or go at any time.
     #[doc(hidden)]
     pub fn unstable_fence(mut self, fence: crate::FenceKind) -> Self {
-        self.settings.fence = Some(fence);
+        self.settings.code.fence = fence;
+        self
+    }
+
+    /// Sets the number of threads that touch new memory, for benchmarks. It may change or go at any time.
+    #[doc(hidden)]
+    pub fn unstable_pin_threads(mut self, threads: usize) -> Self {
+        self.settings.code.pin_threads = Some(threads.max(1));
+        self
+    }
+
+    /// Sets how long the pool waits for copies when it ends, for tests. It may change or go at any time.
+    #[doc(hidden)]
+    pub fn unstable_close_wait(mut self, wait: Duration) -> Self {
+        self.settings.code.close_wait = Some(wait);
+        self
+    }
+
+    /// Reads memory pressure from `file`, for tests. It may change or go at any time.
+    #[doc(hidden)]
+    pub fn unstable_pressure(mut self, file: impl Into<PathBuf>) -> Self {
+        self.settings.code.pressure = Some(file.into());
         self
     }
 
@@ -125,7 +178,7 @@ impl PoolBuilder {
     #[doc(hidden)]
     pub fn clock(mut self, clock: crate::engine::ManualClock) -> Self {
         self.clock = Clock::Manual(clock);
-        self.settings.background_poll.get_or_insert(false);
+        self.settings.code.background_poll.get_or_insert(false);
         self
     }
 
@@ -169,21 +222,14 @@ impl PoolBuilder {
     /// - [`Error::is_backend`](crate::Error::is_backend) if the back-end set is not available, or cannot pin the
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
-        let (env, bad) = self.env_prefix.as_deref().map(env::read_process).unwrap_or_default();
-        if let Some(refusal) = env::refusal(&bad, &self.settings) {
-            return Err(refusal);
+        let EnvReport { variables, errors, warnings, config, .. } = self.examine();
+        self.log.unused_variables(&warnings);
+        if let Some(error) = Error::first_of(errors) {
+            return Err(error);
         }
-        let prefix = self.env_prefix.as_deref().unwrap_or(env::PREFIX);
-        let unused = bad.iter().map(ToString::to_string).chain(env::outdone(&self.settings, &env, prefix));
-        let settings = self.settings.clone().or(env.clone());
-        let resolved = resolve(settings.clone());
-        let ineffective = resolved.as_ref().map_or_else(|_| Vec::new(), |config| settings.ineffective(config));
-        self.log.unused_variables(&unused.chain(ineffective.iter().map(ToString::to_string)).collect::<Vec<_>>());
-        let config = resolved?;
-        let origins = env::origins(&self.settings, &env, &config);
         let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });
-        let (root, pools_per_host) = (self.host_root, config.pools_per_host);
-        let ceiling_source = CeilingSource { root: root.clone(), pools_per_host, lock_limit_bytes: None };
+        let root = self.host_root;
+        let ceiling_source = CeilingSource { root: root.clone(), lock_limit_bytes: None };
         // Before the driver opens descriptors: see `shared_memory` for the order in which those of a process are closed.
         let ledger = host_ledger(&config, &log, &root)?.map(SharedCeiling::OfHost);
         let begins_late = ledger.is_none() && may_begin_late(&config);
@@ -208,18 +254,18 @@ impl PoolBuilder {
                     .filter(|_| has_arena)
                     .map(|memory| granule_bytes(max_bytes, memory.granule_bytes() as u64)),
                 huge_pages: limits::memory_rules(&root).huge_pages.as_deref(),
-                settings: &origins,
+                settings: &env::origins(&variables),
                 passed_over: &chosen.passed_over,
             });
             chosen.findings.iter().for_each(|finding| log.found(finding));
             chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
             #[cfg(feature = "observe")]
-            let recorder = recorder(config, &self.settings, &log, &*chosen.source)?;
+            let recorder = recorder(config, &variables, &log, &*chosen.source)?;
             #[cfg(not(feature = "observe"))]
             let recorder: Option<Arc<Recorder>> = None;
             let source = CalledSource::new(chosen.source, recorder.clone());
-            let fallback = (config.on_full == OnFull::Pageable).then(|| fallback(config, max_bytes));
+            let fallback = (config.on_full == OnFull::Pageable).then(|| Fallback::new(max_bytes));
             let ledger = ledger.or_else(|| process_ceiling(config, &log, &ceiling_source)).map(Arc::new);
             let claim = Quota::under(ledger, max_bytes);
             let backing = Backing::new(supply(config, source, claim, &log, &root)?, fallback);
@@ -247,23 +293,22 @@ impl PoolBuilder {
 /// Whether the first use of the pool is soon enough to choose its backend: no step can fail, nothing is reserved, and the driver,
 /// which the choice starts, is not started yet.
 fn may_begin_late(config: &Config) -> bool {
-    let Config { backend, reserve_bytes, trace, numa_node, handle_types, write_combined, .. } = config;
-    let is_plain = *handle_types == HandleTypes::None && !write_combined && numa_node.is_none();
+    let Config { backend, reserve_bytes, trace, numa_node, .. } = config;
     matches!(backend, Backend::Auto)
-        && is_plain
+        && numa_node.is_none()
         && *reserve_bytes == 0
         && trace.is_none()
         && backend::may_start_driver()
 }
 
 macro_rules! setters {
-    ($(
+    ($(group $group:literal; $(
         $(#[doc = $doc:literal])+
         $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
-    )+) => {
+    )+)+) => {
         /// One method for each setting. A value that code sets overrides the variable.
         impl PoolBuilder {
-            $(
+            $($(
                 $(#[doc = $doc])+
                 ///
                 #[doc = concat!("Variable `", $variable, "`, default `", stringify!($default), "`.")]
@@ -271,30 +316,23 @@ macro_rules! setters {
                     self.settings.$name = Some(value.into());
                     self
                 }
-            )+
+            )+)+
         }
     };
 }
 for_each_setting!(setters);
 
-/// The settings with their defaults, of which the GPU depends on the process.
-fn resolve(settings: Settings) -> Result<Config> {
-    let is_told_device = settings.device.is_some();
-    let config = settings.resolve()?;
-    // A pool that pins without a driver does not look for one: a child that another thread forks meanwhile may find the
-    // dynamic linker at work.
-    let may_use_gpu =
-        matches!(config.backend, Backend::Auto | Backend::Gpu | Backend::Vmm | Backend::Register | Backend::Cuda);
-    let is_asked = may_use_gpu && !is_told_device;
-    Ok(if is_asked { Config { device: backend::default_device(), ..config } } else { config })
-}
-
 /// Who records what the pool does, if `PINPOOL_TRACE` asks for it.
 #[cfg(feature = "observe")]
-fn recorder(config: &Config, code: &Settings, log: &PoolLog, source: &dyn Source) -> Result<Option<Arc<Recorder>>> {
+fn recorder(
+    config: &Config,
+    variables: &[VariableReport],
+    log: &PoolLog,
+    source: &dyn backend::Source,
+) -> Result<Option<Arc<Recorder>>> {
     let Some(path) = &config.trace else { return Ok(None) };
     let mut description = crate::engine::recorded_description(config, log.name.as_deref(), source);
-    let set_in_code: Vec<_> = env::set_in(code).collect();
+    let set_in_code: Vec<_> = variables.iter().filter(|of| of.origin == "builder").map(|of| of.name).collect();
     description.facts.push((SET_IN_CODE.to_owned(), set_in_code.join(" ")));
     match Recorder::open(path, description) {
         Ok((recorder, earlier)) => {
@@ -317,15 +355,6 @@ fn recorder(config: &Config, code: &Settings, log: &PoolLog, source: &dyn Source
     }
 }
 
-/// Under a limit of its own: the ceiling again, unless set.
-fn fallback(config: &Config, max_bytes: Option<u64>) -> Fallback {
-    match config.max_fallback_bytes {
-        Ceiling::Auto => Fallback::new(max_bytes, true),
-        Ceiling::Bytes(bytes) => Fallback::new(Some(bytes), false),
-        Ceiling::None => Fallback::new(None, false),
-    }
-}
-
 /// A place in the host ledger, if `PINPOOL_LEDGER` asks for one. Its first owner sets its ceiling.
 fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<HostLedger>> {
     let name = match &config.ledger {
@@ -340,7 +369,7 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Hos
     }
     let asked_bytes = if let Ceiling::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
     // All processes together have what `auto` gives to one pool.
-    let of_host = CeilingSource { root: root.to_owned(), pools_per_host: 1, lock_limit_bytes: None };
+    let of_host = CeilingSource { root: root.to_owned(), lock_limit_bytes: None };
     let max_bytes = asked_bytes.or_else(|| of_host.auto(0).map(|(_, bytes, _)| bytes)).unwrap_or(u64::MAX);
     match HostLedger::attach(name, log.name.as_deref(), max_bytes) {
         Ok(ledger) => {
@@ -375,12 +404,12 @@ fn supply(config: &Config, source: CalledSource, claim: Claim, log: &Arc<PoolLog
             let backend = source.name();
             let (may_grow, pin_threads) = (config.growth, config.pin_threads_on_host());
             // Miri takes a thread that does not end for a leak.
-            let background_thread = config.background_poll && !cfg!(miri);
+            let background_thread = config.may_poll();
             let config_of_arena = SharedArenaConfig { may_grow, pin_threads, background_thread, retention };
             SharedArena::new(source, claim, config_of_arena, log.clone())
                 .map(|arena| {
                     let arena = arena.with_host_root(root.to_owned());
-                    Supply::Shared(Arc::new(Domain::new(arena, log.clone(), &config.pressure)))
+                    Supply::Shared(Arc::new(Domain::new(arena, log.clone(), config.code.pressure.as_deref())))
                 })
                 .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
         }

@@ -32,8 +32,8 @@ pub use tagged::TaggedPool;
 
 /// A pool of page-locked host memory. Cheap to clone; all clones are the same pool.
 ///
-/// After the last clone and the last buffer are dropped, the pool waits for the copies in flight, at most for
-/// `PINPOOL_CLOSE_WAIT`, and releases all of its memory. Buffers that are still in flight then are never freed.
+/// After the last clone and the last buffer are dropped, the pool waits up to 30 s for the copies in flight
+/// and releases all of its memory. Buffers that are still in flight then are never freed.
 ///
 /// ```
 /// let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
@@ -226,8 +226,8 @@ impl Pool {
     ///
     /// A higher ceiling lets waiting gets try again at once. Under a lower one idle memory is released, and later what comes
     /// back: at the next miss, or by the maintenance thread, which looks at least once a second. Buffers in use are never
-    /// taken away, so more than the ceiling may be held until they are put back; no get adds to it meanwhile. A limit of
-    /// [`PINPOOL_MAX_FALLBACK_BYTES`](PoolBuilder::max_fallback_bytes) that is the ceiling again changes with it.
+    /// taken away, so more than the ceiling may be held until they are put back; no get adds to it meanwhile. The limit of
+    /// unpinned memory ([`on_full`](PoolBuilder::on_full)) changes with it.
     ///
     /// In a partition this is its own ceiling. That of its parent bounds it too, and is its only one after `Auto` or `None`.
     /// [`config`](Pool::config) keeps the ceiling that the pool was made with, [`stats`](Pool::stats) has the one that holds.
@@ -258,7 +258,7 @@ impl Pool {
 
     /// Puts back the buffers whose copies are over, and releases memory that has been idle too long; on `register` and `cuda`,
     /// whose releases wait for the device, only where memory is short. The maintenance thread
-    /// does this too, about ten times a second; without one (`PINPOOL_POLL=0`), only misses and puts of copies do.
+    /// does this too, about ten times a second; without one (`background_poll(false)`), only misses and puts of copies do.
     pub fn poll(&self) {
         if !self.core().is_forked() {
             self.core().poll();

@@ -16,8 +16,7 @@ impl Config {
     /// no ceiling. The limit of locked memory may lower it: [`Chosen::lock_limit_bytes`].
     #[doc(hidden)]
     pub fn ceiling_on_host(&self) -> (Option<u64>, String) {
-        let (root, pools_per_host) = (PathBuf::from("/"), self.pools_per_host);
-        let source = CeilingSource { root, pools_per_host, lock_limit_bytes: None };
+        let source = CeilingSource { root: PathBuf::from("/"), lock_limit_bytes: None };
         let (max_bytes, origin, _) = ceiling_by(self, &source);
         (max_bytes, origin)
     }
@@ -55,12 +54,12 @@ impl Config {
         })
     }
 
-    /// The threads that touch new memory at once in a pool with these settings: as many as are set, else one for each core that
-    /// the process may use.
+    /// The threads that touch new memory in a pool with these settings: one for each core that the process may use, unless code
+    /// sets another number.
     #[doc(hidden)]
     pub fn pin_threads_on_host(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.pin_threads.map_or_else(cores, |threads| usize::try_from(threads).unwrap_or(usize::MAX))
+        self.code.pin_threads.unwrap_or_else(cores)
     }
 }
 
@@ -78,9 +77,7 @@ pub(super) fn pin_options<'a>(
         threads: config.pin_threads_on_host(),
         arena: config.preset == Preset::Adaptive,
         max_bytes,
-        handle_types: config.handle_types,
         hugetlb: config.hugetlb,
-        write_combined: config.write_combined,
         not_here,
     }
 }

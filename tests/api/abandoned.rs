@@ -15,7 +15,7 @@ const MIB: usize = 1 << 20;
 fn a_copy_that_is_over_behind_a_stuck_one_is_not_abandoned_with_it() {
     let source = CountingSource::discrete();
     let builder = over(source.clone(), 64 << 20).preset(Preset::TensorFlow).background_poll(false);
-    let pool = builder.close_wait(Duration::from_millis(20)).build().unwrap();
+    let pool = builder.unstable_close_wait(Duration::from_millis(20)).build().unwrap();
     let copies = [(); 3].map(|()| ToldStream::default());
     for copy in &copies {
         drop(pool.get(MIB).unwrap().copy_to(copy, &mut Nowhere).unwrap());

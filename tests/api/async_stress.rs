@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PressureSource, Request};
+use pinpool::{Backend, GetFuture, PinnedBuf, Pool, Request};
 
 use crate::child::{alone, in_a_child};
 use crate::fixture::LONG;
@@ -16,7 +16,7 @@ const MIB: usize = 1 << 20;
 
 fn pool(max_bytes: u64) -> Pool {
     let builder = Pool::builder().without_env().backend(Backend::Sim { total_bytes: 1 << 40 });
-    builder.max_bytes(Some(max_bytes)).wait(LONG).pressure(PressureSource::Off).build().unwrap()
+    builder.max_bytes(Some(max_bytes)).wait(LONG).unstable_pressure("/dev/null").build().unwrap()
 }
 
 fn poll(get: &mut GetFuture) -> Poll<pinpool::Result<PinnedBuf>> {

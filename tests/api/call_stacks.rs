@@ -48,7 +48,7 @@ fn a_leak_is_named_by_the_function_that_got_it() {
     }
     let found = pool.why().found().to_owned();
     assert!(found.ends_with("get_tagged)") && found.contains(" (most were got at "), "{found}");
-    assert!(!pool.why().cure().unwrap().contains("PINPOOL_CALL_STACKS"), "{}", pool.why());
+    assert!(!pool.why().cure().unwrap().contains("call_stacks"), "{}", pool.why());
     let verdicts: Vec<_> = lines_with_levels().into_iter().filter(|(_, line)| line.contains("verdict: leak")).collect();
     assert!(verdicts.iter().all(|(_, line)| line.contains("get_tagged)")) && verdicts.len() == 1, "{verdicts:?}");
 }
@@ -68,7 +68,7 @@ fn a_leak_without_a_tag_is_named_too_and_without_samples_the_setting_is() {
         let why = pool.why();
         assert_eq!(why.cause(), "leak", "{why}");
         assert!(why.found().ends_with(named), "{why}");
-        assert_eq!(why.cure().unwrap().contains("set PINPOOL_CALL_STACKS=100"), every == 0, "{why}");
+        assert_eq!(why.cure().unwrap().contains("set call_stacks(100) in code"), every == 0, "{why}");
     }
 }
 

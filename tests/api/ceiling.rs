@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Backend, OnFull, PinnedBuf, Pool, PressureSource};
+use pinpool::{Backend, OnFull, PinnedBuf, Pool};
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::counting::CountingSource;
@@ -85,7 +85,7 @@ fn stays_under_the_ceiling(counting: &Arc<CountingSource>, max_bytes: u64, reser
         .idle_timeout(Duration::ZERO)
         .wait(Duration::from_micros(200))
         .on_full(on_full)
-        .pressure(PressureSource::Off)
+        .unstable_pressure("/dev/null")
         .build()
         .unwrap();
     if reserve > 0 {
@@ -151,7 +151,7 @@ fn everything_comes_back_from_a_source_that_does_not_fail() {
             .backend(backend)
             .wait(Duration::from_micros(200))
             .max_bytes(12 << 20)
-            .pressure(PressureSource::Off)
+            .unstable_pressure("/dev/null")
             .build();
         let pool = pool.unwrap();
         thread::scope(|scope| {

@@ -23,16 +23,20 @@ fn variables_with_the_prefix_stand_in_place_of_those_of_the_process() {
         let lines = lines();
         assert_eq!((pool.stats().backend, pool.config().max_bytes), ("heap", Ceiling::Bytes(64 << 20)));
         assert_eq!(pool.config().log_every, 10, "the variables of the process are not read");
-        assert!(lines.iter().any(|line| line.contains("EVAL_PINPOOL_WAITS=1s: not a variable")), "{lines:?}");
+        assert!(
+            lines.iter().any(|line| line.contains("EVAL_PINPOOL_WAITS=1s: unknown and ignored; did you mean")),
+            "{lines:?}"
+        );
         // Code wins.
         let pool = Pool::builder().env_prefix("EVAL_PINPOOL_").max_bytes(Some(1 << 20)).build().unwrap();
         assert_eq!(pool.config().max_bytes, Ceiling::Bytes(1 << 20));
         let said = crate::captured_log::lines().join("\n");
-        assert!(said.contains("EVAL_PINPOOL_MAX_BYTES=64MiB: not used: the program sets 1MiB in code"), "{said}");
+        let ignored = "EVAL_PINPOOL_MAX_BYTES=64MiB: ignored; the program sets 1MiB in code, which takes precedence\n";
+        assert!(said.contains(ignored) && !said.contains("nothing of the kind"), "{said}");
         // The same value from both is no conflict.
         Pool::builder().env_prefix("EVAL_PINPOOL_").max_bytes(64 << 20).build().unwrap();
         let said = crate::captured_log::lines().join("\n");
-        assert!(said.contains("(builder)") && !said.contains("not used"), "{said}");
+        assert!(said.contains("(builder)") && !said.contains("ignored; the"), "{said}");
         let error = Pool::builder().env_prefix("BAD_").backend(Backend::Heap).build().unwrap_err();
         let text = error.to_string();
         assert!(error.is_setting() && text.contains("PINPOOL_MAX_BYTES=lots: "), "{text}");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pinpool::source::Source;
 use pinpool::unstable::LogSampler;
 use pinpool::unstable::backend::{HeapSource, SimSource};
-use pinpool::{Backend, Ceiling, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource, Rounding, Stats};
+use pinpool::{Backend, Ceiling, PinnedBuf, Pool, PoolBuilder, Preset, Rounding, Stats};
 use pinpool_testing::FaultSource;
 
 /// Longer than any test may take: a test that waits this long has failed.
@@ -20,7 +20,7 @@ pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Ceiling>) -> Po
         .backend(Backend::from(source))
         .max_bytes(max_bytes)
         .wait(Duration::ZERO)
-        .pressure(PressureSource::Off)
+        .unstable_pressure("/dev/null")
         .log_sampler(LogSampler::new())
 }
 

@@ -8,9 +8,10 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use pinpool::SourceError;
-use pinpool::source::{AddressRange, PAGE_BYTES, Source, VirtualMemory};
-use pinpool::unstable::backend::{HeapSource, PageTiers, SimSource, try_out};
-use pinpool::{Backend, Ceiling, Level, Pool};
+use pinpool::source::{PAGE_BYTES, Source};
+use pinpool::unstable::Level;
+use pinpool::unstable::backend::{AddressRange, HeapSource, PageTiers, SimSource, VirtualMemory, try_out};
+use pinpool::{Backend, Ceiling, Pool};
 
 use crate::child::alone;
 
@@ -223,7 +224,7 @@ fn a_lock_over_the_limit_names_the_limit_and_changes_nothing() {
 
 #[test]
 fn a_program_can_ask_for_the_source_of_a_pool_and_try_it() {
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20).pin_threads(3);
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20).unstable_pin_threads(3);
     let mut config = builder.config().unwrap();
     assert_eq!((config.ceiling_on_host().0, config.pin_threads_on_host()), (Some(64 << 20), 3));
     let chosen = config.choose_source(&[]).unwrap();
@@ -232,7 +233,7 @@ fn a_program_can_ask_for_the_source_of_a_pool_and_try_it() {
     assert!(try_out(&SimSource::new(4096), config.device).is_err(), "smaller than what is tried");
     let finding = config.driver_source("heap").unwrap_err();
     assert_eq!((finding.check, finding.level), ("heap", Level::Note), "{finding}");
-    (config.max_bytes, config.pin_threads) = (Ceiling::None, None);
+    (config.max_bytes, config.code.pin_threads) = (Ceiling::None, None);
     assert!(config.ceiling_on_host().0.is_none() && config.pin_threads_on_host() >= 1);
 }
 

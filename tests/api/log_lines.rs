@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use log::{Level, LevelFilter};
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::unstable::ManualClock;
-use pinpool::unstable::{Check, CheckReport, LogSampler};
+use pinpool::unstable::{Check, CheckReport, LogSampler, ManualClock};
 use pinpool::{Backend, Pool, PoolBuilder, Preset, Rounding, Window};
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
@@ -123,22 +122,6 @@ fn a_stuck_copy_is_warned_of_once() {
 }
 
 #[test]
-fn a_stuck_after_of_zero_never_warns() {
-    let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().preset(Preset::TensorFlow).backend(Backend::Heap);
-    let pool = builder.clock(clock.clone()).stuck_after(Duration::ZERO).build().unwrap();
-    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
-    let _gate = stream.hold();
-    listen();
-    pool.get(4096).unwrap().copy_to(&stream, &mut device).unwrap();
-    for _ in 0..3 {
-        clock.advance_us(100_000_000);
-        pool.poll();
-    }
-    assert_eq!(lines_with_levels(), []);
-}
-
-#[test]
 fn the_debug_text_of_a_pool_is_one_short_line() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).name("loader").max_bytes(1 << 30).build().unwrap();
     let text = format!("{pool:?}");
@@ -169,9 +152,7 @@ fn the_start_says_where_each_limit_comes_from() {
     let start =
         "[loader] preset adaptive, back-end heap (not page-locked), ceiling 1048576 bytes; granules of 131072 bytes";
     assert!(started.starts_with(start), "{started}");
-    let settings =
-        "; PINPOOL_BACKEND=heap (builder), PINPOOL_POOL_SIZE_LIMIT=100 (default), PINPOOL_MAX_BYTES=1MiB (builder); ";
-    assert!(started.contains(settings), "{started}");
+    assert!(started.contains("; PINPOOL_MAX_BYTES=1MiB (builder), PINPOOL_BACKEND=heap (builder); "), "{started}");
     let end = format!("; pinpool {}, pid {}", env!("CARGO_PKG_VERSION"), std::process::id());
     assert!(started.ends_with(&end), "{started}");
     drop(pool);
@@ -192,10 +173,7 @@ fn the_start_names_limits_that_variables_set() {
         listen();
         let _pool = Pool::builder().backend(Backend::Heap).build().unwrap();
         let kept = lines_with_levels();
-        assert!(
-            kept[0].1.contains("PINPOOL_POOL_SIZE_LIMIT=7 (variable), PINPOOL_MAX_BYTES=auto (default)"),
-            "{kept:?}"
-        );
+        assert!(kept[0].1.contains("PINPOOL_POOL_SIZE_LIMIT=7 (variable)"), "{kept:?}");
     });
 }
 

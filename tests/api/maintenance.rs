@@ -9,7 +9,7 @@ use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::source::Source;
 use pinpool::unstable::ManualClock;
 use pinpool::unstable::backend::{HeapSource, SimSource};
-use pinpool::{Backend, Pool, PoolBuilder, Preset, PressureSource};
+use pinpool::{Backend, Pool, PoolBuilder, Preset};
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::child::alone;
@@ -23,7 +23,7 @@ fn hasty(source: Arc<dyn Source>) -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::Source(source))
-        .pressure(PressureSource::Off)
+        .unstable_pressure("/dev/null")
         .pool_size_limit(0)
         .idle_timeout(Duration::from_millis(50))
 }
@@ -61,7 +61,7 @@ fn memory_goes_back_while_the_program_is_silent() {
 fn idle_buffers_grow_old_while_the_program_is_silent() {
     let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
     let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().backend(Backend::Source(source.clone())).pressure(PressureSource::Off);
+    let builder = Pool::builder().without_env().backend(Backend::Source(source.clone())).unstable_pressure("/dev/null");
     let pool = builder.clock(clock.clone()).background_poll(true).build().unwrap();
     drop([pool.get(2 * MIB).unwrap(), pool.get(3 * MIB).unwrap()]);
     silently_until("aged and released", || {
@@ -110,7 +110,7 @@ fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance()
     gate.wait_for(1);
 
     let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().backend(Backend::Heap).pressure(PressureSource::Off);
+    let builder = Pool::builder().without_env().backend(Backend::Heap).unstable_pressure("/dev/null");
     let other = builder.clock(clock.clone()).background_poll(true).build().unwrap();
     drop(other.get(4096).unwrap());
     clock.advance_us(20_000_000);

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::Duration;
 
 use log::Level;
@@ -11,13 +10,13 @@ use pinpool::SourceError;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::source::{Region, Source};
 use pinpool::unstable::backend::SimSource;
-use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource};
+use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
 use crate::draw::Draw;
-use crate::fixture::{LONG, faulty_heap, valid_stats};
+use crate::fixture::{faulty_heap, valid_stats};
 
 const MIB: usize = 1 << 20;
 
@@ -25,7 +24,7 @@ fn builder() -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::Sim { total_bytes: 1 << 40 })
-        .pressure(PressureSource::Off)
+        .unstable_pressure("/dev/null")
         .wait(Duration::ZERO)
 }
 
@@ -54,39 +53,9 @@ fn memory_that_is_not_pinned_is_counted_and_stays_under_a_limit_of_its_own() {
 }
 
 #[test]
-fn the_limit_of_memory_that_is_not_pinned_can_be_set_or_taken_away() {
-    for (limit, most) in [(Ceiling::Bytes(4 << 20), 1 + 4), (Ceiling::Bytes(0), 1), (Ceiling::None, 50)] {
-        let pool = builder().max_bytes(1 << 20).on_full(OnFull::Pageable).max_fallback_bytes(limit).build().unwrap();
-        let held: Vec<_> = std::iter::from_fn(|| pool.get(MIB).ok()).take(50).collect();
-        assert_eq!(held.len(), most, "{limit:?}");
-        let expected = if let Ceiling::Bytes(bytes) = limit { Some(bytes) } else { None };
-        assert_eq!(valid_stats(&pool).max_fallback_bytes, expected);
-    }
-}
-
-#[test]
-fn a_get_waits_for_memory_that_is_not_pinned() {
-    // Larger than the ceiling, so that only such memory can serve it.
-    let pool = builder().max_bytes(1 << 20).on_full(OnFull::Pageable).max_fallback_bytes(3 << 20).wait(LONG);
-    let pool = pool.build().unwrap();
-    let held = pool.get(2 * MIB).unwrap();
-    assert_eq!(valid_stats(&pool).waits, 0, "there was room at once");
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| pool.get(3 * MIB).unwrap().len());
-        while pool.stats().waits == 0 {
-            thread::yield_now();
-        }
-        drop(held);
-        assert_eq!(waiting.join().unwrap(), 3 * MIB);
-    });
-    let error = pool.get(3 * MIB + 1).unwrap_err();
-    assert!(error.is_limit(), "it can never be served, so it does not wait: {error}");
-    assert_eq!(valid_stats(&pool).waits, 1);
-}
-
-#[test]
 fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() {
-    let pool = builder().max_bytes(1 << 20).on_full(OnFull::Pageable).close_wait(Duration::ZERO).build().unwrap();
+    let pool =
+        builder().max_bytes(1 << 20).on_full(OnFull::Pageable).unstable_close_wait(Duration::ZERO).build().unwrap();
     let held = pool.get(MIB).unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     let gate = stream.hold();
@@ -106,12 +75,12 @@ fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() 
 #[test]
 fn the_first_buffer_of_a_shortage_that_is_not_pinned_is_warned_of() {
     listen();
-    let pool = builder().max_bytes(1 << 20).on_full(OnFull::Pageable).max_fallback_bytes(None).build().unwrap();
+    let pool = builder().max_bytes(3 << 20).on_full(OnFull::Pageable).build().unwrap();
     let held: Vec<_> = (0..6).map(|_| pool.get(MIB).unwrap()).collect();
     let lines = lines_with_levels();
     let warned: Vec<_> = lines.iter().filter(|(_, line)| line.contains("fallback: ")).collect();
     let [(Level::Warn, line)] = warned[..] else { panic!("one warning: {lines:?}") };
-    assert!(line.contains("1048576 bytes is not pinned") && line.contains("PINPOOL_MAX_FALLBACK_BYTES"), "{line}");
+    assert!(line.contains("1048576 bytes is not pinned") && line.contains("PINPOOL_ON_FULL=error"), "{line}");
     drop(held);
 }
 
@@ -222,7 +191,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
 
 #[test]
 fn a_lost_buffer_of_a_partition_shows_in_its_pool_for_as_long_as_that_lives() {
-    let pool = builder().backend(Backend::Heap).max_bytes(8 << 20).close_wait(Duration::ZERO).build().unwrap();
+    let pool = builder().backend(Backend::Heap).max_bytes(8 << 20).unstable_close_wait(Duration::ZERO).build().unwrap();
     let eval = pool.partition("eval", 4 << 20).unwrap();
     lose_one(&eval);
     assert_eq!((valid_stats(&eval).lost, valid_stats(&eval).lost_bytes), (1, 1 << 20));

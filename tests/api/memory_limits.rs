@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pinpool::unstable::ManualClock;
 use pinpool::unstable::backend::SimSource;
-use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource, Request, Stats};
+use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, Request, Stats};
 
 use crate::captured_log::{count, lines, listen};
 use crate::counting::CountingSource;
@@ -20,7 +20,7 @@ fn builder() -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::Sim { total_bytes: 1 << 40 })
-        .pressure(PressureSource::Off)
+        .unstable_pressure("/dev/null")
         .background_poll(false)
         .wait(Duration::ZERO)
 }

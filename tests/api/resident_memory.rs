@@ -5,7 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, PressureSource};
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
 
 use crate::child::alone;
 
@@ -33,7 +33,7 @@ fn builder(backend: Backend) -> PoolBuilder {
         .without_env()
         .backend(backend)
         .max_bytes(MAX_BYTES)
-        .pressure(PressureSource::Off)
+        .unstable_pressure("/dev/null")
         .wait(Duration::ZERO)
 }
 

@@ -20,7 +20,7 @@ fn an_unknown_variable_and_a_value_that_cannot_be_read_are_errors_that_say_what_
     let error = Pool::builder().variable("PINPOOL_MAX_BYTE", "1G").unwrap_err();
     assert!(error.is_setting());
     let text = error.to_string();
-    assert_eq!(text, "variable=PINPOOL_MAX_BYTE: not a variable of pinpool; did you mean PINPOOL_MAX_BYTES?");
+    assert_eq!(text, "variable=PINPOOL_MAX_BYTE: unknown setting; did you mean PINPOOL_MAX_BYTES?");
     let text = Pool::builder().variable("PURPLE", "1G").unwrap_err().to_string();
     assert!(text.ends_with("`pinpool doctor --settings --all` lists the variables"), "{text}");
     let text = Pool::builder().variable("PINPOOL_WAIT", "soon").unwrap_err().to_string();

@@ -419,7 +419,7 @@ fn the_end_of_a_pool_waits_for_its_copies_and_then_releases_everything() {
 fn the_end_of_a_pool_keeps_the_memory_of_a_stuck_copy() {
     let double = Double::load();
     let context = CudaContext::new(0).unwrap();
-    let pool = tensorflow().close_wait(Duration::ZERO).build().unwrap();
+    let pool = tensorflow().unstable_close_wait(Duration::ZERO).build().unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
     let gate = double.hold(stream.cu_stream());
     let copy = filled(&pool, MIB, 9).copy_to(&stream, &mut memory).unwrap();

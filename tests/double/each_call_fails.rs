@@ -122,7 +122,7 @@ fn run(double: &Double, case: &Case, is_well_at_end: bool, script: impl FnOnce()
     script();
     let build = || {
         let builder = builder(case.backend.clone()).unstable_fence(case.fence).max_bytes(CEILING).wait(Duration::ZERO);
-        builder.close_wait(Duration::from_millis(100)).build()
+        builder.unstable_close_wait(Duration::from_millis(100)).build()
     };
     // What a failed attempt leaves is the error's to say.
     let (pool, before) = match build() {

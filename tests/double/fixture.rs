@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use mock_driver::{Counts, Double};
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource};
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
 
 pub(crate) const MIB: usize = 1 << 20;
 
@@ -62,7 +62,7 @@ pub(crate) fn held(double: &Double) -> Held {
     Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations }
 }
 
-/// A file that says whether tasks wait for memory, for `PINPOOL_PRESSURE`, and its folder.
+/// A file that says whether tasks wait for memory, for `unstable_pressure`, and its folder.
 pub(crate) struct PressureFile(tempfile::TempDir);
 
 impl PressureFile {
@@ -83,8 +83,8 @@ impl PressureFile {
         std::fs::write(self.0.path().join("memory"), line("some", some) + &line("full", 0.0)).unwrap();
     }
 
-    pub(crate) fn source(&self) -> PressureSource {
-        PressureSource::File(self.0.path().join("memory"))
+    pub(crate) fn path(&self) -> std::path::PathBuf {
+        self.0.path().join("memory")
     }
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use mock_driver::Double;
-use pinpool::{Backend, FenceKind};
+use pinpool::Backend;
+use pinpool::FenceKind;
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
 
@@ -93,7 +94,7 @@ fn the_end_of_a_pool_does_not_wait_for_its_thread_in_a_query() {
     let pool = builder(Backend::Vmm)
         .unstable_fence(FenceKind::Event)
         .background_poll(true)
-        .close_wait(Duration::from_millis(200))
+        .unstable_close_wait(Duration::from_millis(200))
         .build()
         .unwrap();
     let buf = filled(&pool, MIB, 7);

@@ -2,7 +2,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `access` | which devices and processes may reach the memory, and write-combined memory |
+//! | `access` | which devices may reach the memory |
 //! | `adopt` | memory of users: page-locked, copied from, unlocked after the last copy or never |
 //! | `ceiling` | what the driver holds against the ceiling, byte for byte |
 //! | `copies`, `tracked_copies` | copies made by the pool, and every natural line that starts one |

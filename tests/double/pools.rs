@@ -126,7 +126,7 @@ fn a_release_due_under_pressure_runs_on_its_own_thread() {
     let pressure = PressureFile::of_short_memory();
     for backend in [Backend::Register, Backend::Cuda] {
         let clock = ManualClock::default();
-        let pool = builder(backend).clock(clock.clone()).pressure(pressure.source()).build().unwrap();
+        let pool = builder(backend).clock(clock.clone()).unstable_pressure(pressure.path()).build().unwrap();
         let at_start = double.counts();
         drop(pool.get(3 * MIB).unwrap());
         let call = if pool.stats().backend == "cuda" { "cuMemFreeHost" } else { "cuMemHostUnregister" };
@@ -180,7 +180,7 @@ fn the_end_of_a_pool_with_a_stuck_copy_releases_nothing_that_would_wait_for_it()
     let double = Double::load();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
-    let pool = builder(Backend::Register).close_wait(Duration::ZERO).build().unwrap();
+    let pool = builder(Backend::Register).unstable_close_wait(Duration::ZERO).build().unwrap();
     drop(pool.get(3 * MIB).unwrap());
     let gate = double.hold(stream.cu_stream());
     start_copy(&pool, &stream, &mut memory);

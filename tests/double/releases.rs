@@ -73,7 +73,7 @@ fn each_other_cause_releases() {
     for backend in BACKENDS {
         let double = Double::load();
         let (clock, pressure) = (ManualClock::default(), PressureFile::new());
-        let pool = builder(backend.clone()).clock(clock.clone()).pressure(pressure.source()).build().unwrap();
+        let pool = builder(backend.clone()).clock(clock.clone()).unstable_pressure(pressure.path()).build().unwrap();
         let filled_with = |pool: &Pool| drop(pool.get(3 * MIB).unwrap());
         filled_with(&pool);
         pool.clear();

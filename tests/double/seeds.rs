@@ -373,7 +373,7 @@ fn lanes(contexts: &[Arc<CudaContext>]) -> Vec<Lane> {
 
 fn pool_of(backend: &Backend, fence: FenceKind, max_bytes: u64) -> Pool {
     let builder = builder(backend.clone()).unstable_fence(fence).max_bytes(max_bytes).wait(std::time::Duration::ZERO);
-    builder.close_wait(std::time::Duration::from_millis(10)).build().unwrap()
+    builder.unstable_close_wait(std::time::Duration::from_millis(10)).build().unwrap()
 }
 
 fn number_from(variable: &str, default: u64) -> u64 {

@@ -116,7 +116,7 @@ fn ended(mut child: Child) -> Option<i32> {
 }
 
 fn heap() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap).close_wait(Duration::from_millis(50))
+    Pool::builder().without_env().backend(Backend::Heap).unstable_close_wait(Duration::from_millis(50))
 }
 
 /// A copy that never ends.
@@ -291,7 +291,7 @@ fn thread_death() {
 }
 
 fn sharing() -> Pool {
-    heap().pools_per_host(2).build().unwrap()
+    heap().build().unwrap()
 }
 
 fn wait_to_be_killed() {
@@ -304,8 +304,7 @@ fn wait_to_be_killed() {
     }
 }
 
-/// Pools of several processes share nothing: no file, no lock, no segment of memory. Their number only divides what `auto`
-/// allows. So the death of one changes nothing for another.
+/// Pools of several processes share nothing: no file, no lock, no segment of memory. So the death of one changes nothing for another.
 fn neighbour_killed() {
     use std::io::{BufRead, BufReader};
     let pool = sharing();

@@ -167,7 +167,7 @@ fn hold_streams(streams: &[Arc<CudaStream>; 3], are_copying: &Weak<Mutex<Receive
 /// Two lanes on each stream, used in turn.
 fn copy(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], jobs: &Mutex<Receiver<Job>>) {
     let lane = |number: usize| {
-        let name = format!("{}, fence {:?}, stream {}", rig.name(), pool.config().fence, number % streams.len());
+        let name = format!("{}, fence {:?}, stream {}", rig.name(), pool.config().code.fence, number % streams.len());
         Lane::on(&streams[number % streams.len()], name, LONGEST)
     };
     let mut lanes: Vec<(Lane, Option<Batch>)> = (0..2 * streams.len()).map(|number| (lane(number), None)).collect();

@@ -222,7 +222,8 @@ fn breaks_the_device() {
     let backend: Backend = std::env::var(crate::ends::BACKEND).unwrap().parse().unwrap();
     let context = CudaContext::new(0).unwrap();
     let kernels = Kernels::load(&context).unwrap();
-    let pool = Pool::builder().without_env().backend(backend).close_wait(Duration::from_secs(2)).build().unwrap();
+    let pool =
+        Pool::builder().without_env().backend(backend).unstable_close_wait(Duration::from_secs(2)).build().unwrap();
     let stream = context.new_stream().unwrap();
     let mut memory = stream.alloc_zeros::<u8>(MIB).unwrap();
     stream.synchronize().unwrap();

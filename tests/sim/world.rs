@@ -9,11 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
-use pinpool::unstable::LogSampler;
-use pinpool::unstable::ManualClock;
-use pinpool::{
-    Backend, Ceiling, Error, GetFuture, OnFull, PendingBuf, PinnedBuf, Pool, Preset, PressureSource, Request, Rounding,
-};
+use pinpool::unstable::{LogSampler, ManualClock};
+use pinpool::{Backend, Ceiling, Error, GetFuture, OnFull, PendingBuf, PinnedBuf, Pool, Preset, Request, Rounding};
 
 use crate::checks;
 use crate::device::{Device, GivesUp, SimStream, SimTarget, finish_all, stamp};
@@ -152,13 +149,12 @@ impl World {
             .max_bytes(max_bytes)
             .pool_size_limit(setup.limit)
             .wait(Duration::ZERO)
-            .close_wait(Duration::ZERO)
-            .stuck_after(Duration::from_secs(5))
+            .unstable_close_wait(Duration::ZERO)
             .background_poll(false)
             .reserve_wait(setup.background == 0)
             .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })
             .idle_timeout((setup.idle_seconds > 0).then(|| Duration::from_secs(setup.idle_seconds)))
-            .pressure(PressureSource::Off)
+            .unstable_pressure("/dev/null")
             .log_sampler(LogSampler::new())
             .clock(clock.clone());
         builder = match (setup.tensorflow, setup.exact) {

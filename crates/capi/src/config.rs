@@ -1,6 +1,6 @@
 //! The string that a pool is opened with.
 
-use pinpool::unstable::config::env::PREFIX;
+use pinpool::unstable::config::env::{IN_CODE, PREFIX};
 use pinpool::{Pool, PoolBuilder};
 
 use crate::call::Failure;
@@ -35,8 +35,11 @@ fn is_prefix(item: &str) -> bool {
     item.ends_with('_') && item.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
-/// The name of a variable, whose prefix may be left out and whose case does not count.
+/// The name of a variable, whose prefix may be left out and whose case does not count, or of a setting that no variable sets.
 fn full_name(name: &str) -> String {
+    if let Some((name, _)) = IN_CODE.iter().find(|(known, _)| name.trim().eq_ignore_ascii_case(known)) {
+        return (*name).to_owned();
+    }
     let name = name.trim().to_uppercase();
     if name.starts_with(PREFIX) { name } else { format!("{PREFIX}{name}") }
 }

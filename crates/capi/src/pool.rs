@@ -15,6 +15,7 @@ use crate::status::pp_status;
 ///
 /// - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
 ///   overrides the environment: "max_bytes=64GiB; wait=2s". docs/settings.md lists the variables.
+/// - `background_poll=0` starts no background thread; `call_stacks=100` keeps the call stack of one request in 100.
 /// - `name=loader` names the pool in its log lines.
 /// - An item without `=` is a prefix, of A to Z, digits and `_`, which ends in `_`: variables that begin with it are read in
 ///   place of those that begin with PINPOOL_. With "EVAL_PINPOOL_" the ceiling is EVAL_PINPOOL_MAX_BYTES.
@@ -22,9 +23,9 @@ use crate::status::pp_status;
 /// NULL and "" mean the PINPOOL_* variables of the environment alone. What nothing sets has its default.
 ///
 /// May pin memory (`reserve=`) and tries the back-ends, so it may take seconds. A pool has no thread of its own; all pools of
-/// a process share one that gives idle memory back, unless `poll=0`.
+/// a process share one that gives idle memory back, unless `background_poll=0`.
 ///
-/// PP_BAD_SETTING: a setting is unknown, cannot be read or contradicts another. PP_BACKEND: the back-end that was set is not
+/// PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another. PP_BACKEND: the back-end that was set is not
 /// available, or cannot pin the reserve. PP_INVALID_ARGUMENT, PP_LIMIT.
 ///
 /// # Safety
@@ -87,7 +88,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
 ///
 /// Buffers that are out stay valid and are put as before, with the same handle; after the last one the handle is unknown. When
 /// calls, buffers and the copies behind which buffers were put are over, all memory goes back to the system, in the thread
-/// that comes last, which waits for these copies for at most PINPOOL_CLOSE_WAIT. So this call may take that long if nothing
+/// that comes last, which waits up to 30 s for these copies. So this call may take that long if nothing
 /// is out. May be called from a log callback.
 ///
 /// A process that ends need not close: the system takes the memory back.
@@ -150,7 +151,7 @@ pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     })
 }
 
-/// Looks for copies that have ended, and gives back what has been idle for long. Needed only with `poll=0`, now and then.
+/// Looks for copies that have ended, and gives back what has been idle for long. Needed only with `background_poll=0`, now and then.
 ///
 /// PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
 #[unsafe(no_mangle)]

@@ -26,7 +26,7 @@ fn start() -> (Double, Arc<CudaContext>, Arc<CudaStream>, Handle) {
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     stream.synchronize().unwrap();
-    (double, context, stream, open("backend=cuda; preset=tensorflow; poll=0"))
+    (double, context, stream, open("backend=cuda; preset=tensorflow; background_poll=0"))
 }
 
 fn put_on_stream(pool: Handle, held: Address, stream: &CudaStream) -> Result<(), (pp_status, String)> {

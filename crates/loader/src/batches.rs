@@ -183,6 +183,16 @@ impl Batches {
             rng.set_stream(self.epoch);
             self.order.shuffle(rng);
         }
+        let world = self.options.shard.map_or(1, |shard| usize::try_from(shard.world()).unwrap_or(usize::MAX));
+        if self.options.even {
+            let missing = self.order.len().checked_next_multiple_of(world).map_or(0, |len| len - self.order.len());
+            let repeated: Vec<_> = self.order.iter().copied().cycle().take(missing).collect();
+            self.order.extend(repeated);
+        }
+        if let Some(batch) = self.options.batch_samples.filter(|_| self.options.drop_last) {
+            let step = usize::try_from(batch.get()).unwrap_or(usize::MAX).saturating_mul(world);
+            self.order.truncate(self.order.len() / step * step);
+        }
         if let Some(shard) = self.options.shard {
             let mut place = 0;
             self.order.retain(|_| {
@@ -334,6 +344,9 @@ pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
     number(options.shuffle_seed);
     number(options.shard.map(|shard| shard.rank()));
     number(options.shard.map(|shard| shard.world()));
+    if options.even || options.drop_last {
+        number(Some(u64::from(options.even) + 2 * u64::from(options.drop_last)));
+    }
     for sample in catalog.samples() {
         hasher.update(&sample.len_bytes.to_le_bytes());
         let file = match &catalog.files()[sample.file].origin {
@@ -370,6 +383,35 @@ mod tests {
         assert_eq!(held, [vec![0, 1], vec![2, 3], vec![4], vec![0, 1], vec![2, 3], vec![4]]);
         assert_eq!(batches.iter().map(|batch| batch.number).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
         assert_eq!(batches.iter().map(|batch| batch.epoch).collect::<Vec<_>>(), [0, 0, 0, 1, 1, 1]);
+    }
+
+    #[test]
+    fn even_shards_and_whole_batches_are_the_same_number_for_all_ranks() {
+        let counts = |samples: usize, world, even, drop_last| {
+            let ranks = (0..world).map(|rank| {
+                let (shard, batch_samples) = (crate::Shard::new(rank, world), NonZeroU64::new(10));
+                let options = LoadOptions { batch_samples, shard, even, drop_last, ..LoadOptions::default() };
+                let planned: Vec<_> =
+                    Batches::new(&catalog(&vec![1; samples]), &options, &LoadState::default()).collect();
+                assert_eq!(planned.len() as u64, Batches::count(&catalog(&vec![1; samples]), &options, 0));
+                planned.iter().map(|batch| batch.parts.len()).collect::<Vec<_>>()
+            });
+            ranks.collect::<Vec<_>>()
+        };
+        for samples in 99..=102 {
+            for world in 1..=3 {
+                for (even, drop_last) in [(true, false), (false, true), (true, true)] {
+                    let ranks = counts(samples, world, even, drop_last);
+                    assert!(
+                        ranks.iter().all(|rank| *rank == ranks[0]),
+                        "{samples} {world} {even} {drop_last}: {ranks:?}"
+                    );
+                    assert!(!drop_last || ranks[0].iter().all(|len| *len == 10), "{ranks:?}");
+                }
+            }
+        }
+        assert_eq!(counts(21, 2, false, false), [[10, 1].as_slice(), [10].as_slice()]);
+        assert_eq!(counts(1, 3, true, false), [[1], [1], [1]], "fewer samples than shards");
     }
 
     fn samples(batch: &PlannedBatch) -> Vec<usize> {

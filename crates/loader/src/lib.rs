@@ -102,7 +102,7 @@ pub use self::compressed::Compression;
 pub use self::cuda_destination::CudaDestination;
 #[cfg(feature = "decode")]
 pub use self::decode::{Array, Fit, Image, Layout, PIXELS_MAX};
-pub use self::decode::{Decode, DecodedField, kept_fields};
+pub use self::decode::{Decode, DecodedField, first_undecodable, kept_fields};
 pub use self::destination::{Destination, SinkDestination};
 pub use self::failure::{Failure, FailureCause};
 pub use self::reading::BatchReader;

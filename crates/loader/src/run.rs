@@ -38,6 +38,12 @@ pub struct LoadOptions {
     /// The part of each epoch that this process loads, of several that load the same catalog with the same options. Default:
     /// `None`, all of it.
     pub shard: Option<Shard>,
+    /// Whether all shards have the same number of samples: each epoch repeats its first samples until `world` divides their
+    /// number. Default: no.
+    pub even: bool,
+    /// Whether an epoch ends with its last batch of `batch_samples` samples, after the same number of batches in all shards.
+    /// Default: no.
+    pub drop_last: bool,
     /// Whether each sample is read back from the destination and compared by checksum. Default: no.
     pub verify: bool,
     /// Whether the first failure ends the run. Default: no.
@@ -57,6 +63,8 @@ impl Default for LoadOptions {
             epochs: 1,
             shuffle_seed: None,
             shard: None,
+            even: false,
+            drop_last: false,
             verify: false,
             strict: false,
             decode: Vec::new(),

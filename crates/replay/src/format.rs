@@ -74,10 +74,7 @@ pub enum TraceError {
     #[error("{0}")]
     Recording(#[from] pinpool_observe::record::RecordingError),
     /// Not a trace, but what Python pickled: mostly a snapshot of PyTorch's memory.
-    #[error(
-        "this is a pickle: of a snapshot of PyTorch's memory, `python -m pinpool.torch.snapshot SNAPSHOT.pickle TRACE` \
-         makes a trace (Python package pinpool)"
-    )]
+    #[error("this is a pickle, such as a PyTorch memory snapshot; record a trace instead: PINPOOL_TRACE=FILE")]
     Pickle,
     /// A pool could not be built, or refused a get.
     #[error("{0}")]

@@ -13,10 +13,9 @@ use super::report::{ReplayOutcome, ReplayReport};
 use super::watch::Watch;
 use super::workload::Workload;
 use pinpool::Backend;
-use pinpool::unstable::ManualClock;
 use pinpool::unstable::backend::SimSource;
-use pinpool::unstable::{CheckReport, LogSampler};
-use pinpool::{OnFull, Pool, Preset, PressureSource, Rounding};
+use pinpool::unstable::{CheckReport, LogSampler, ManualClock};
+use pinpool::{OnFull, Pool, Preset, Rounding};
 use pinpool_os::sync::plain::Mutex;
 
 /// Where the files of a machine are looked for: below a file that has none.
@@ -126,7 +125,7 @@ impl Replay {
             .log_sampler(LogSampler::new())
             .clock(clock)
             .on_check(move |check| checks.lock().count(check))
-            .pressure(PressureSource::Off)
+            .unstable_pressure("/dev/null")
             .backend(Backend::Source(Arc::new(source)))
             .max_bytes(self.max_bytes)
             // Tickets wait instead of threads: no virtual time passes while a thread sleeps.

@@ -10,9 +10,6 @@ Log lines come through `logging`, under the logger `pinpool`.
 from typing import TYPE_CHECKING
 
 from ._arrays import record_stream
-from ._batch import Batch
-from ._decode import Array, Image
-from ._device import DeviceArray
 from ._errors import (
     BackendError,
     DeviceError,
@@ -27,30 +24,20 @@ from ._errors import (
     SharedError,
     TicketError,
     TimeoutError,
-    WorkerError,
 )
-from ._loader import Loader
 from ._packed import Batches, Packed
-from ._pinpool import Buffer, DeviceBuffer, SharedBuffer, __version__
+from ._pinpool import Buffer, SharedBuffer, __version__
 from ._pool import Pool, why
 from ._shared import SharedPool
-from ._shared_loader import SharedLoader
-from ._worker import WorkerInfo, get_worker_info
 
 __all__ = [
-    "Array",
     "BackendError",
-    "Batch",
     "Batches",
     "Buffer",
-    "DeviceArray",
-    "DeviceBuffer",
     "DeviceError",
     "ForkError",
-    "Image",
     "LimitError",
     "LoadError",
-    "Loader",
     "Packed",
     "PeerError",
     "PinpoolError",
@@ -60,21 +47,37 @@ __all__ = [
     "SettingError",
     "SharedBuffer",
     "SharedError",
-    "SharedLoader",
     "SharedPool",
     "TicketError",
     "TimeoutError",
-    "WorkerError",
-    "WorkerInfo",
-    "get_worker_info",
     "record_stream",
     "why",
 ]
 
+_WORKERS = "torch.utils.data.DataLoader with collate_fn=shared.collate of a pinpool.SharedPool, and shared.batches(loader)"
+_COPY = "copy with torch: images.to('cuda', non_blocking=True), then pinpool.record_stream(images, torch.cuda.current_stream())"
+_KEPT = "a pool (pinpool.Pool), its memory reserved by PINPOOL_RESERVE"
+#: Names that were removed, and what to use instead.
+_REMOVED = {
+    "Array": "pinpool_loader.Loader(map=), with np.load of each sample",
+    "Batch": "pinpool_loader.Batch",
+    "DeviceArray": _COPY,
+    "DeviceBuffer": _COPY,
+    "Image": "pinpool_loader.Image",
+    "Kept": _KEPT,
+    "Loader": "pinpool_loader.Loader (import pinpool_loader)",
+    "SharedLoader": _WORKERS,
+    "WorkerError": _WORKERS,
+    "WorkerInfo": "torch.utils.data.get_worker_info()",
+    "get_worker_info": "torch.utils.data.get_worker_info()",
+    "kept": _KEPT,
+    "numba": "arrays over buffers (pool.empty), and pinpool.record_stream(array, stream) after a copy",
+    "safetensors": "safetensors.torch.load_file, or its tensors copied into pool.empty(..., library='torch')",
+}
+
 if not TYPE_CHECKING:  # With this function a type checker would accept every name.
 
     def __getattr__(name: str) -> object:
-        if name in ("Kept", "kept"):
-            instead = "allocate from a pool (pinpool.Pool) and reserve its memory with PINPOOL_RESERVE"
-            raise AttributeError(f"pinpool.{name} was removed: {instead}")
+        if name in _REMOVED:
+            raise AttributeError(f"pinpool.{name} was removed: use {_REMOVED[name]}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

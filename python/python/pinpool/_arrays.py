@@ -58,6 +58,8 @@ def _lengths(shape):
 def _numpy(pool, shape, dtype, order, timeout):
     import numpy as np
 
+    if type(dtype).__module__ == "torch":
+        raise TypeError(f"dtype {dtype} belongs to torch: pass library='torch' for a tensor, or a NumPy dtype")
     lengths, dtype = _lengths(shape), np.dtype(float if dtype is None else dtype)
     if dtype.hasobject:
         raise TypeError(f"dtype {dtype}: Python objects cannot lie in pinned memory; use a dtype of plain bytes")

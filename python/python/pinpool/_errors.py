@@ -51,10 +51,6 @@ class PeerError(PinpoolError, ConnectionError):
     """The process at the other end is gone, or was never there."""
 
 
-class WorkerError(PinpoolError, RuntimeError):
-    """A worker process of a loader died, or raised an exception."""
-
-
 class SettingError(PinpoolError, ValueError):
     """A setting cannot be read, or two contradict each other."""
 

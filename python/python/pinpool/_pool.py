@@ -59,9 +59,16 @@ def stats(self):
     return json.loads(self._stats_json())
 
 
-def class_stats(self):
-    """The statistics of each size, a dict each, the smallest first."""
-    return json.loads(self._class_stats_json())
+_REMOVED = {
+    "class_stats": "pool.dump(), or pool.stats()",
+    "partition": "pool.tagged(name) to tell users apart, or another pinpool.Pool with its own max_bytes",
+}
+
+
+def _removed(self, name):
+    if name in _REMOVED:
+        raise AttributeError(f"Pool.{name} was removed: use {_REMOVED[name]}")
+    raise AttributeError(f"'pinpool.Pool' object has no attribute {name!r}")
 
 
 def _signature():
@@ -73,7 +80,8 @@ def _signature():
 Pool.__init__ = _init
 Pool.__signature__ = _signature()
 Pool.from_env = staticmethod(from_env)
-for _method in (aget, empty, stats, class_stats):
+Pool.__getattr__ = _removed
+for _method in (aget, empty, stats):
     _method.__qualname__ = f"Pool.{_method.__name__}"
     _method.__module__ = "pinpool"
     setattr(Pool, _method.__name__, _method)

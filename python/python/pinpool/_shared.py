@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from multiprocessing import reduction
 from typing import Any, Literal
 
-from . import _log, _pinpool, _worker
+from . import _log, _pinpool
 from ._arguments import count
 from ._errors import LimitError, PinpoolError, ReleasedError
 from ._packed import Batches, Packed, trainers
@@ -19,6 +20,12 @@ from ._pool import Pool
 from ._tree import Plan, Views, chosen
 
 __all__ = ["SharedPool"]
+
+# Of mallopt in glibc.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+#: The most that it takes for M_MMAP_THRESHOLD.
+_MMAP_MOST = 32 << 20
+_TRIM_MORE = 16 << 20
 
 # Of this process, by device and inode of the memory file: an object that arrives twice is attached once.
 _attached: weakref.WeakValueDictionary[tuple[int, int], SharedPool] = weakref.WeakValueDictionary()
@@ -68,7 +75,7 @@ class SharedPool:
                 if self._worker is None or self._worker_process != os.getpid():
                     self._worker, self._worker_process = _pinpool.SharedWorker(self.fileno()), os.getpid()
                     if self._slabs is None or self._process != os.getpid():
-                        _worker.keep_freed_memory(self._worker.buffer_bytes())
+                        _keep_freed_memory(self._worker.buffer_bytes())
                 worker = self._worker
         return worker
 
@@ -275,3 +282,16 @@ def _arrived(passed, library):
     weakref.finalize(pool, os.close, descriptor)
     _attached[identity] = pool
     return pool
+
+
+def _keep_freed_memory(nbytes: int) -> None:
+    """Lets this process keep the memory of samples that it freed, about two batches of `nbytes`, for the next ones.
+
+    The C library would give it back to the kernel after each batch, and have every page of the next one filled with zeros again.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return  # A C library other than glibc.
+    mallopt(_M_TRIM_THRESHOLD, min(2 * nbytes + _TRIM_MORE, (1 << 31) - 1))
+    mallopt(_M_MMAP_THRESHOLD, _MMAP_MOST)

@@ -8,13 +8,12 @@ use std::sync::Arc;
 use super::super::huge_pages::HugeTlb;
 use super::super::location::{HostLocation, Machine};
 use super::super::register::RegisterSource;
-use super::super::virtual_memory::HandleTypes;
 use super::super::{trial, word_copy};
 use super::calls::Calls;
 use super::table::{GranuleTable, source_error};
 use super::{VmmSource, left};
 use crate::driver::device::{self, Device};
-use crate::driver::virtual_memory::{GranuleKind, MemoryLocation, VmmApi, attribute};
+use crate::driver::virtual_memory::{MemoryLocation, VmmApi, attribute};
 use crate::driver::{is_forbidden_by_capture, state};
 use crate::error::SourceError;
 use pinpool_os::host::GRANULE_BYTES;
@@ -34,17 +33,7 @@ impl VmmSource {
     ///
     /// There is no driver, no such device, or one of them lacks this ability; the error names the step that was refused.
     pub fn new(ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
-        Self::with_handles(ordinal, node, HandleTypes::None)
-    }
-
-    /// Makes the source as [`new`](VmmSource::new) does, with granules that can be exported to other processes as
-    /// `handle_types` says. A reserve cannot be exported.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`new`](VmmSource::new), and one if the driver refuses such granules.
-    pub fn with_handles(ordinal: u32, node: Option<u32>, handle_types: HandleTypes) -> Result<Self, SourceError> {
-        Self::on_machine(Path::new("/"), (ordinal, node), (handle_types, HugeTlb::Off), None, true)
+        Self::on_machine(Path::new("/"), (ordinal, node), HugeTlb::Off, None, true)
     }
 
     /// Makes the source as [`new`](Self::new) does, from the machine below `root`, and holds no more than `max_bytes` for
@@ -52,7 +41,7 @@ impl VmmSource {
     pub(in crate::backend) fn on_machine(
         root: &Path,
         (ordinal, node): (u32, Option<u32>),
-        (handle_types, hugetlb): (HandleTypes, HugeTlb),
+        hugetlb: HugeTlb,
         max_bytes: Option<u64>,
         insists: bool,
     ) -> Result<Self, SourceError> {
@@ -86,7 +75,7 @@ impl VmmSource {
                 HostLocation::Anywhere => wanted,
             };
             let reserves = Arc::new(RegisterSource::of(root, device.clone(), placed).with_hugetlb(hugetlb));
-            match Self::at(location, (device.clone(), driver), (ordinal, handle_types), reserves, max_bytes) {
+            match Self::at(location, (device.clone(), driver), ordinal, reserves, max_bytes) {
                 Ok(source) => return Ok(source),
                 Err(error) => refused = Some(refused.map_or(error.clone(), |first| first.and_also(&error))),
             }
@@ -102,7 +91,7 @@ impl VmmSource {
     fn at(
         location: HostLocation,
         (device, driver): (Arc<Device>, VmmApi),
-        (ordinal, handle_types): (u32, HandleTypes),
+        ordinal: u32,
         reserves: Arc<RegisterSource>,
         max_bytes: Option<u64>,
     ) -> Result<Self, SourceError> {
@@ -110,9 +99,8 @@ impl VmmSource {
             HostLocation::Node(node) => MemoryLocation::host_node(c_int::try_from(node).unwrap_or(0)),
             HostLocation::Anywhere => MemoryLocation::host(),
         };
-        let kind = GranuleKind { location: node, handle_types: handle_types.bits() };
         left::release(driver, &device);
-        let granularity = driver.granularity(kind).map_err(source_error)?;
+        let granularity = driver.granularity(node).map_err(source_error)?;
         if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
             let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
             return Err(SourceError::new("cuMemGetAllocationGranularity", what));
@@ -127,7 +115,7 @@ impl VmmSource {
         let mut source = Self {
             device,
             driver,
-            kind,
+            location: node,
             calls,
             makes_context,
             ids,

@@ -125,10 +125,6 @@ impl GranuleTable {
         }
     }
 
-    pub(super) fn count(&self) -> u64 {
-        self.mapped.lock().len() as u64
-    }
-
     pub(super) fn contains(&self, address: u64) -> bool {
         self.mapped.lock().contains_key(&address)
     }

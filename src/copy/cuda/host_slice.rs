@@ -31,8 +31,8 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 
 use super::answer::Answer;
-use super::context::{CAPTURE_PAUSE, ContextState, Event};
-use super::idle::IdleFence;
+use super::context::{ContextState, Event};
+use super::idle::{CAPTURE_PAUSE, IdleFence};
 use super::stream::{CAPTURING, SetAside, Stream, failed, is_capturing, number};
 use crate::copy::UnknownEnd;
 use crate::driver::code::Code;
@@ -117,9 +117,9 @@ impl TrackedCopy {
     /// borrow is over.
     fn recorded(&self) -> Result<Option<Event>, Result<&IdleFence, Error>> {
         match self.unrecorded.get().map_or_else(|| self.find_record(), |_| Ok(Some(None))) {
-            Ok(Some(None)) => Err(Ok(self
-                .unrecorded
-                .get_or_init(|| self.context.idle_fence((self.number, self.stream_id), UNRECORDED.to_owned(), false)))),
+            Ok(Some(None)) => Err(Ok(self.unrecorded.get_or_init(|| {
+                IdleFence::new((self.number, self.stream_id), self.context, UNRECORDED.to_owned(), false)
+            }))),
             found => found.map(Option::flatten).map_err(Err),
         }
     }

@@ -112,7 +112,7 @@ impl Backing {
             }
             (true, false) => "it can never fit under the ceiling: ask for less or raise PINPOOL_MAX_BYTES",
             (true, true) if self.fallback.is_some() => {
-                "put buffers back first, or raise PINPOOL_MAX_BYTES or PINPOOL_MAX_FALLBACK_BYTES, whose memory is in use too"
+                "put buffers back first or raise PINPOOL_MAX_BYTES: as much unpinned memory is in use too"
             }
             (true, true) => "put buffers back first or raise PINPOOL_MAX_BYTES",
         }

@@ -10,6 +10,9 @@ use crate::in_flight::Ended;
 use pinpool_os::lost;
 use pinpool_os::sync::process::Ordering;
 
+/// Longer than any working copy, and shorter than a person waits for a process to end.
+const CLOSE_WAIT: Duration = Duration::from_secs(30);
+
 impl Core {
     /// No handle is left. Idle blocks are released now, others when they come back.
     pub(crate) fn seal(&self) {
@@ -55,7 +58,7 @@ impl Core {
 
     /// Waits until nothing is in flight, at most as long as configured.
     fn await_copies(&self) {
-        let (begun, longest_wait) = (Instant::now(), self.config.close_wait.unwrap_or(Duration::MAX));
+        let (begun, longest_wait) = (Instant::now(), self.config.code.close_wait.unwrap_or(CLOSE_WAIT));
         // Short copies are over at once; a stuck one is not worth a busy processor.
         let mut pause = Duration::from_micros(20);
         while self.in_flight.count() > 0 {

@@ -1,4 +1,4 @@
-//! Which gets keep their call stack (`PINPOOL_CALL_STACKS`).
+//! Which gets keep their call stack (`call_stacks`).
 //!
 //! A pool that samples takes the slow paths, as one that records: so a hit of any other does nothing for it.
 
@@ -31,7 +31,7 @@ fn is_drawn(every: u64) -> bool {
 impl Core {
     /// The user of `block` is the one that `wanted` it, which is noted under its tag, and if this get is drawn with its call stack.
     pub(crate) fn note_holder(&self, block: &mut Block, wanted: &Wanted) {
-        let is_sampled = is_drawn(self.config.call_stacks);
+        let is_sampled = is_drawn(self.config.code.call_stacks);
         let ledger = wanted.ledger.as_ref().or_else(|| is_sampled.then_some(&self.owners.untagged));
         let Some(ledger) = ledger else { return };
         block.set_holder(ledger.hold(wanted.len as u64, block.held_bytes(), self.time.coarse_us()));
@@ -55,7 +55,7 @@ impl Core {
 impl Block {
     /// Its get came from `stack`, which is asked for only if the get was sampled.
     pub(crate) fn describe_caller(&self, stack: impl FnOnce() -> CallStack) {
-        if !self.is_plain() && self.owner().config.call_stacks > 0 && !self.is_forked() && self.is_sampled() {
+        if !self.is_plain() && self.owner().config.code.call_stacks > 0 && !self.is_forked() && self.is_sampled() {
             self.owner().note_stack(self, stack());
         }
     }

@@ -4,6 +4,7 @@ use super::Core;
 use crate::diag;
 use crate::engine::maintenance::LATE_US;
 use crate::in_flight::PendingGroup;
+use pinpool_observe::judge::STUCK_AFTER;
 
 /// Lost buffers whose fences a tick asks again: a device that is lost may have left thousands.
 const ASKED_AT_ONCE: usize = 64;
@@ -67,10 +68,8 @@ impl Core {
         if !self.has_waiters() {
             self.shortage.end_if_calm(&self.log, now_us);
         }
-        if let Some(stuck_after) = self.config.stuck_after.filter(|time| !time.is_zero())
-            && self.in_flight.count() > 0
-        {
-            let stuck = self.in_flight.newly_stuck(now_us, stuck_after);
+        if self.in_flight.count() > 0 {
+            let stuck = self.in_flight.newly_stuck(now_us, STUCK_AFTER);
             let log = |PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream);
             stuck.into_iter().for_each(log);
         }

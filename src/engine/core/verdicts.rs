@@ -95,7 +95,7 @@ impl Core {
         let own = |figure: u64| if is_own { figure } else { 0 };
         let nanos = |calls: &Calls| own(nanos(calls.time.total()));
         let Stats { ref pin, ref unpin, ref remap, ref miss_reasons, .. } = stats;
-        let place = |tag: &str| if self.config.call_stacks > 0 { self.owners.place(tag) } else { None };
+        let place = |tag: &str| if self.config.code.call_stacks > 0 { self.owners.place(tag) } else { None };
         let holder = |owner: &Owner| Holder { place: place(&owner.tag), ..owner.holder() };
         let classes = if is_direct { self.class_stats() } else { Vec::new() };
         Snapshot {
@@ -130,7 +130,7 @@ impl Core {
             // Under `adaptive` an eviction gives memory to the arena, and costs no driver call.
             pool_size_limit: is_direct.then_some(stats.pool_size_limit),
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
-            oldest_copy: stats.oldest_in_flight.filter(|_| self.config.stuck_after.is_some_and(|time| !time.is_zero())),
+            oldest_copy: stats.oldest_in_flight,
             oldest_copy_stream: stats.oldest_in_flight_stream,
             copies: stats.in_flight_time.count() + stats.in_flight,
             is_pinned: stats.is_pinned,

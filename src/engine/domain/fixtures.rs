@@ -1,12 +1,12 @@
 //! A source that counts, and a pool that holds nothing.
 #![allow(unsafe_code)] // Implements the unsafe `Source`.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use super::{Domain, Member};
 use crate::arena::Retention;
 use crate::backend::{HeapSource, Region, Source, SourceError};
-use crate::config::PressureSource;
 use crate::diag::{LogSampler, PoolLog};
 use crate::engine::supply::{CalledSource, SharedArena, SharedArenaConfig};
 use crate::quota::Quota;
@@ -90,5 +90,5 @@ pub(super) fn domain(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64
     let config =
         SharedArenaConfig { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };
     let arena = SharedArena::new(CalledSource::new(source, None), claim, config, log.clone()).unwrap();
-    Domain::new(arena, log, &PressureSource::Off)
+    Domain::new(arena, log, Some(Path::new("/dev/null")))
 }

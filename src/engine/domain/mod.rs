@@ -10,11 +10,11 @@
 //!
 //! The arena answers, and knows no pool. A pool asks its domain, and knows no other pool.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::supply::SharedArena;
-use crate::config::PressureSource;
 use crate::diag::PoolLog;
 use crate::stats::{EvictionReason, Stats};
 use pinpool_os::sync::plain::Mutex;
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Members {
 }
 
 impl Domain {
-    pub(crate) fn new(arena: SharedArena, log: Arc<PoolLog>, pressure: &PressureSource) -> Self {
+    pub(crate) fn new(arena: SharedArena, log: Arc<PoolLog>, pressure: Option<&Path>) -> Self {
         Self {
             arena,
             log,

@@ -1,9 +1,9 @@
 //! What is done now and then for all pools of a domain, by whichever of them looks at the clock first.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use super::{Domain, Member};
-use crate::config::PressureSource;
 use crate::engine::maintenance::TICK_EVERY_US;
 use crate::stats::EvictionReason;
 use pinpool_os::clock::monotonic_us;
@@ -38,18 +38,20 @@ struct Gauge {
 }
 
 /// The kernel's files are read once for all pools of the process.
-static OF_KERNEL: OfProcess<Mutex<Gauge>> = OfProcess::new(|| Mutex::new(Gauge::open(&PressureSource::Kernel)));
+static OF_KERNEL: OfProcess<Mutex<Gauge>> =
+    OfProcess::new(|| Mutex::new(Gauge::of(PressureGauge::of_kernel(Path::new("/")))));
 
 impl DomainTicks {
-    pub(super) fn new(from: &PressureSource) -> Self {
-        let gauge = (*from != PressureSource::Kernel).then(|| Gauge::open(from));
+    /// Follows the kernel's signs, or only `file`.
+    pub(super) fn new(file: Option<&Path>) -> Self {
+        let gauge = file.map(|file| Gauge::of(Some(PressureGauge::of_file(file))));
         Self(Mutex::new(Watch { next_tick_us: 0, gauge, pressure: Pressure::Calm }))
     }
 }
 
 impl Gauge {
-    fn open(from: &PressureSource) -> Self {
-        Self { source: from.open(), next_reading_us: 0, pressure: Pressure::Calm }
+    fn of(source: Option<PressureGauge>) -> Self {
+        Self { source, next_reading_us: 0, pressure: Pressure::Calm }
     }
 
     fn read(&mut self, now_us: u64) -> Pressure {

@@ -15,29 +15,24 @@ use crate::size_class::Class;
 #[derive(Debug)]
 pub(crate) struct Fallback {
     source: HeapSource,
+    /// Its limit is the limit of the pool, even after that was changed.
     quota: Arc<Quota>,
-    /// The limit is the pool's ceiling, also after that was changed.
-    follows_ceiling: bool,
 }
 
 impl Fallback {
-    /// At most `max_bytes` at one time; `follows_ceiling` if that is the ceiling of the pool.
-    pub(crate) fn new(max_bytes: Option<u64>, follows_ceiling: bool) -> Self {
-        Self { source: HeapSource::new(), quota: Quota::new(max_bytes), follows_ceiling }
+    /// At most `max_bytes` at one time.
+    pub(crate) fn new(max_bytes: Option<u64>) -> Self {
+        Self { source: HeapSource::new(), quota: Quota::new(max_bytes) }
     }
 
     /// The fallback of a partition under `ceiling_bytes`: within the limit of its parent's.
     pub(in crate::engine) fn partition(&self, ceiling_bytes: Option<u64>) -> Self {
-        let max_bytes = ceiling_bytes.filter(|_| self.follows_ceiling);
-        let quota = Quota::inside(&self.quota, max_bytes);
-        Self { source: HeapSource::new(), quota, follows_ceiling: self.follows_ceiling }
+        Self { source: HeapSource::new(), quota: Quota::inside(&self.quota, ceiling_bytes) }
     }
 
     /// The pool's ceiling has changed.
     pub(in crate::engine) fn follow(&self, ceiling_bytes: Option<u64>) {
-        if self.follows_ceiling {
-            self.quota.set_max_bytes(ceiling_bytes);
-        }
+        self.quota.set_max_bytes(ceiling_bytes);
     }
 
     /// Whether a block of `class` fits when nothing else is held.

@@ -37,7 +37,7 @@ use super::executor::{GrowthShape, arena_over, held};
 use super::mapping_watch::MappingWatch;
 use super::{BlockMemory, Refusal};
 use crate::arena::{ArenaPtr, Retention};
-use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError, VirtualMemory};
+use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
 use crate::diag::PoolLog;
 use crate::quota::{Claim, Quota, Room};
 use crate::stats::{SourceCalls, Stats};
@@ -325,7 +325,6 @@ impl SharedArena {
     }
 
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
-        stats.descriptors = self.source.virtual_memory().map_or(0, VirtualMemory::descriptors);
         self.state.lock().fill(stats);
     }
 

@@ -2,8 +2,6 @@
 
 use std::fs;
 
-use pinpool::PressureSource;
-
 use super::{MIB, after_seconds, over_virtual_memory, ten_idle_granules, with_manual_clock};
 use crate::captured_log::{count, lines, listen};
 
@@ -17,7 +15,7 @@ fn pressure_shortens_the_idle_timeout_and_severe_pressure_releases_all_idle_memo
     listen();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("pressure");
-    let (pool, clock) = with_manual_clock(over_virtual_memory().pressure(PressureSource::File(file.clone())));
+    let (pool, clock) = with_manual_clock(over_virtual_memory().unstable_pressure(file.clone()));
     ten_idle_granules(&pool);
     write(&file, 20.0, 0.0);
     after_seconds(&clock, &pool, 10);

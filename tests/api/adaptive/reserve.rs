@@ -44,7 +44,11 @@ fn a_reserve_is_pinned_by_as_many_threads_as_were_asked_for() {
     let cores = thread::available_parallelism().unwrap().get();
     for (asked, touching) in [(None, cores), (Some(3), 3), (Some(1), 1)] {
         let source = CountingSource::virtual_memory();
-        let pool = over(source.clone()).pin_threads(asked).reserve_bytes(2 << 20).build().unwrap();
+        let mut builder = over(source.clone()).reserve_bytes(2 << 20);
+        if let Some(threads) = asked {
+            builder = builder.unstable_pin_threads(threads);
+        }
+        let pool = builder.build().unwrap();
         assert_eq!((source.threads(), valid_stats(&pool).reserve_bytes), (touching, 2 << 20));
     }
 }

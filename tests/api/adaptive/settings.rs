@@ -97,20 +97,20 @@ fn trim_goes_down_to_its_argument_and_spares_what_is_in_use() {
 #[test]
 fn a_pageable_fallback_is_not_pinned_is_counted_and_is_freed_at_the_put() {
     let builder = over(CountingSource::virtual_memory()).max_bytes(4 << 20).on_full(OnFull::Pageable);
-    let pool = builder.max_fallback_bytes(None).build().unwrap();
+    let pool = builder.build().unwrap();
     let pinned: Vec<_> = (0..2).map(|_| pool.get(2 * MIB).unwrap()).collect();
     assert!(pinned.iter().all(PinnedBuf::is_pinned));
     let mut fallback = pool.get(2 * MIB).unwrap();
     fallback.as_mut_slice().unwrap().fill(3);
     assert!(!fallback.is_pinned());
-    let huge = pool.get(5 * MIB).unwrap();
-    assert!(!huge.is_pinned(), "over the ceiling too");
+    let second = pool.get(2 * MIB).unwrap();
+    assert!(!second.is_pinned() && pool.get(4096).unwrap_err().is_limit(), "as much as the limit");
     let stats = valid_stats(&pool);
-    assert_eq!((stats.fallbacks, stats.in_use, stats.in_use_bytes, stats.failed_gets), (2, 4, 11 << 20, 0));
-    assert_eq!((stats.pinned_bytes, stats.fallback_bytes), (4 << 20, 7 << 20));
+    assert_eq!((stats.fallbacks, stats.in_use, stats.in_use_bytes, stats.failed_gets), (2, 4, 8 << 20, 1));
+    assert_eq!((stats.pinned_bytes, stats.fallback_bytes), (4 << 20, 4 << 20));
     let stream = SinkStream::new().unwrap();
     fallback.copy_to(&stream, &mut SinkMem::new(2 * MIB)).unwrap().wait().unwrap();
-    drop(huge);
+    drop(second);
     pool.poll();
     let stats = valid_stats(&pool);
     assert_eq!((stats.puts, stats.in_use, stats.buffers_in_pool), (2, 2, 0));

@@ -10,7 +10,7 @@ use pinpool::OnFull;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::unstable::ManualClock;
 
-use super::{LONG, MIB, over, wait_until};
+use super::{MIB, over, wait_until};
 use crate::child::alone;
 use crate::counting::CountingSource;
 
@@ -59,7 +59,7 @@ fn a_pool_ends_once_when_its_last_handle_and_buffers_are_dropped_together() {
 #[test]
 fn the_end_of_a_pool_waits_for_copies_in_flight() {
     for source in sources() {
-        let pool = over(source.clone()).close_wait(LONG).build().unwrap();
+        let pool = over(source.clone()).build().unwrap();
         let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(3 * MIB));
         let gate = stream.hold();
         let copy = pool.get(3 * MIB).unwrap().copy_to(&stream, &mut device).unwrap();

@@ -2,7 +2,7 @@
 
 The keys and their order are those of PyTorch 2.14 and 2.15, where
 `_record_memory_history(record_pinned_host_memory=True)` adds `host_segments` and `host_traces`.
-Run it in this folder: `python3 generate.py`. `host.trace` is what `python -m pinpool.torch.snapshot` makes of
+Run it in this folder: `python3 generate.py`. `host.trace` is the trace of the same history as
 `host.4.pickle`.
 """
 
@@ -80,11 +80,8 @@ def snapshot(host_traces):
 
 
 def main():
-    for protocol in (2, 4, 5):
-        with open(f"host.{protocol}.pickle", "wb") as f:
-            pickle.dump(snapshot(history()), f, protocol)
-    with open("no_history.pickle", "wb") as f:
-        pickle.dump(snapshot([]), f)
+    with open("host.4.pickle", "wb") as f:
+        pickle.dump(snapshot(history()), f, 4)
     with open("object.pickle", "wb") as f:
         pickle.dump({"segments": [pathlike()], "host_traces": []}, f)
 

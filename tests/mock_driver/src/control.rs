@@ -132,11 +132,6 @@ controls! {
         virtual_memory::refuse_access(devices);
     }
 
-    /// Live granules that can be exported to other processes.
-    fn double_exportable_granules() -> u64 {
-        virtual_memory::exportable()
-    }
-
     /// Granules get memory only when they are written to (1), or at once (0).
     fn double_set_sparse_granules(is_sparse: c_int) {
         virtual_memory::set_sparse(is_sparse != 0);

@@ -127,11 +127,6 @@ impl Double {
         (self.controls.double_refuse_access)(devices);
     }
 
-    /// Live granules that can be exported to other processes.
-    pub fn exportable_granules(&self) -> u64 {
-        (self.controls.double_exportable_granules)()
-    }
-
     /// Granules get memory only when they are written to, so that a test may hold a terabyte; until then they are zero.
     pub fn set_sparse_granules(&self, is_sparse: bool) {
         (self.controls.double_set_sparse_granules)(i32::from(is_sparse));

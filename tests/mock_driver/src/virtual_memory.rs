@@ -31,8 +31,6 @@ use crate::{context, device, ledger, memory};
 
 const GRANULE_BYTES: u64 = 2 << 20;
 const PINNED: c_int = 1;
-/// `CUmemAllocationHandleType`.
-const POSIX_FD: c_int = 1;
 /// Locations, as the driver numbers them.
 const ON_DEVICE: c_int = 1;
 const ON_HOST: c_int = 2;
@@ -99,7 +97,6 @@ struct Granule {
     view: usize,
     mappings: u64,
     released: bool,
-    is_exportable: bool,
 }
 
 struct Mapping {
@@ -141,11 +138,6 @@ pub(crate) fn can_reach(device: usize, address: u64, bytes: u64) -> bool {
     let first = all.mappings.range(..=address).next_back().map_or(address, |(&start, _)| start);
     let mut touched = all.mappings.range(first..address + bytes).filter(|&(&start, of)| start + of.bytes > address);
     touched.all(|(_, mapping)| mapping.devices & bit(device) != 0)
-}
-
-/// Live granules that can be exported to other processes.
-pub(crate) fn exportable() -> u64 {
-    lock(&VIRTUAL_MEMORY).granules.values().filter(|granule| granule.is_exportable).count() as u64
 }
 
 /// New granules have zeros and no memory until they are written to.
@@ -287,10 +279,9 @@ driver_call! { Device fn cuMemGetAllocationGranularity(out: Out<usize>, properti
 driver_call! { Device fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In<Properties>, flags: u64) {
     let wanted = properties.get()?;
     let bytes = bytes as u64;
-    if wanted.kind != PINNED || !is_granular(bytes) || flags != 0 || !matches!(wanted.handle_types, 0 | POSIX_FD) {
+    if wanted.kind != PINNED || !is_granular(bytes) || flags != 0 || wanted.handle_types != 0 {
         return Err(Code::INVALID_VALUE);
     }
-    let is_exportable = wanted.handle_types == POSIX_FD;
     if !wanted.location.is_host()? {
         return Err(Code::NOT_SUPPORTED);
     }
@@ -300,7 +291,7 @@ driver_call! { Device fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In
     let mut all = lock(&VIRTUAL_MEMORY);
     all.created += 1;
     let handle = 0x8000_0000 + all.created * 0x10;
-    all.granules.insert(handle, Granule { file, bytes, view, mappings: 0, released: false, is_exportable });
+    all.granules.insert(handle, Granule { file, bytes, view, mappings: 0, released: false });
     out.put(handle)
 }}
 

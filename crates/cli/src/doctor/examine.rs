@@ -11,8 +11,8 @@
 
 use std::ffi::OsString;
 
-use pinpool::unstable::config::env;
-use pinpool::{Config, Finding, Level};
+use pinpool::unstable::config::{Config, env};
+use pinpool::unstable::{Finding, Level};
 
 use super::machine;
 use super::memory::{self, ReservePlan, SETTINGS};
@@ -110,14 +110,6 @@ pub(super) fn probe(name: &str, examination: &Examination) -> Option<String> {
 
 /// The settings that hold, and what is wrong with the variables.
 fn settings(examination: &Examination) -> (Config, Vec<Finding>) {
-    let mut findings: Vec<_> = env::report()
-        .bad
-        .iter()
-        .map(|bad| {
-            let level = if bad.is_error() { Level::Error } else { Level::Warning };
-            Finding::new(SETTINGS, level, bad.to_string()).remedy("correct the variable or leave it out")
-        })
-        .collect();
     let asked = [
         ("PINPOOL_DEVICE", examination.device.map(|device| device.to_string())),
         // Planned apart from the other settings: one that does not fit is a finding, not a contradiction.
@@ -128,10 +120,10 @@ fn settings(examination: &Examination) -> (Config, Vec<Finding>) {
     let mut pairs: Vec<_> = set.iter().filter(|(name, _)| !is_asked(name)).cloned().collect();
     pairs.extend(asked.iter().filter_map(|(name, value)| Some(((*name).to_owned(), value.clone()?))));
     let report = env::report_of(&pairs);
-    findings.extend(report.contradictions.iter().map(|problem| Finding::error(SETTINGS, problem.to_string())));
-    let ineffective = report.ineffective.iter().map(|problem| Finding::warning(SETTINGS, problem.to_string()));
-    findings
-        .extend(ineffective.map(|finding| finding.remedy("remove the setting, or change the one that disables it")));
+    let errors = report.errors.iter().map(|error| Finding::error(SETTINGS, error.to_string()));
+    let warnings = report.warnings.iter().map(|warning| Finding::warning(SETTINGS, warning.clone()));
+    let remedy = "correct the variable or leave it out";
+    let mut findings: Vec<_> = errors.chain(warnings).map(|finding| finding.remedy(remedy)).collect();
     if findings.is_empty() {
         let set: Vec<_> = set.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let found = if set.is_empty() { "all default".to_owned() } else { set.join(" ") };

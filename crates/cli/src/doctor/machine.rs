@@ -4,9 +4,9 @@ use std::path::Path;
 
 use pinpool::source::{GRANULE_BYTES, Source};
 use pinpool::unstable::backend::lock_limit;
-use pinpool::unstable::config::{LedgerName, env};
-use pinpool::unstable::ledger;
-use pinpool::{Backend, Config, Finding, Level, Pool, PressureSource};
+use pinpool::unstable::config::{Config, LedgerName, env};
+use pinpool::unstable::{Finding, Level, ledger};
+use pinpool::{Backend, Pool};
 use pinpool_cli::table::format_about;
 use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
 use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};
@@ -30,7 +30,7 @@ pub(super) fn examine(config: &Config, chosen: Option<&dyn Source>, max_bytes: O
         of_memory(memory.as_ref()),
         overcommit(&rules),
         swap(&rules, chosen.is_some_and(|source| source.is_pinned())),
-        pressure(&config.pressure, PressureGauge::of_kernel(root).is_some()),
+        pressure(PressureGauge::of_kernel(root).is_some()),
         container(&rules),
         ledger(config, env::is_one_of_several()),
     ]
@@ -188,21 +188,13 @@ fn swap(rules: &MemoryRules, is_pinned: bool) -> Finding {
     }
 }
 
-fn pressure(source: &PressureSource, has_signs: bool) -> Finding {
+fn pressure(has_signs: bool) -> Finding {
     const CHECK: &str = "pressure";
-    match source {
-        PressureSource::Off => Finding::note(CHECK, "PINPOOL_PRESSURE=off: idle memory goes back by time alone"),
-        PressureSource::File(path) if !path.exists() => {
-            Finding::warning(CHECK, format!("there is no file {}", path.display()))
-                .remedy("correct PINPOOL_PRESSURE, or see that the file is there before memory is short")
-        }
-        PressureSource::File(path) => Finding::ok(CHECK, format!("read from {}", path.display())),
-        PressureSource::Kernel if has_signs => Finding::ok(CHECK, "the kernel reports when memory is short"),
-        PressureSource::Kernel => {
-            Finding::note(CHECK, "the kernel does not report when memory is short: idle memory goes back by time alone")
-                .remedy("start the kernel with psi=1")
-        }
+    if has_signs {
+        return Finding::ok(CHECK, "the kernel reports when memory is short");
     }
+    Finding::note(CHECK, "the kernel does not report when memory is short: idle memory goes back by time alone")
+        .remedy("start the kernel with psi=1")
 }
 
 fn container(rules: &MemoryRules) -> Finding {

@@ -35,17 +35,13 @@ pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
             format!("{left_out} more have their defaults: `pinpool doctor --settings --all` lists them\n").as_bytes(),
         );
     }
-    for bad in &report.bad {
-        let word = if bad.is_error() { "error" } else { "warning" };
-        terminal.write(format!("{word}: {bad}\n").as_bytes());
+    for warning in &report.warnings {
+        terminal.write(format!("warning: {warning}\n").as_bytes());
     }
-    for ineffective in &report.ineffective {
-        terminal.write(format!("warning: {ineffective}\n").as_bytes());
-    }
-    for error in &report.contradictions {
+    for error in &report.errors {
         terminal.write(format!("error: {error}\n").as_bytes());
     }
-    if report.is_refused() {
+    if !report.errors.is_empty() {
         return Err(ExitError::Settings);
     }
     let unmet = unmet(&report);

@@ -3,25 +3,24 @@
 use std::fs;
 use std::path::Path;
 
-use pinpool::unstable::backend;
-use pinpool::unstable::config::EnvReport;
-use pinpool::{Ceiling, Config, Finding, Level, PressureSource};
+use pinpool::Ceiling;
+use pinpool::unstable::config::{Config, EnvReport};
+use pinpool::unstable::{Finding, Level, backend};
 use pinpool_os::host;
 use pinpool_replay::Input;
 
 use super::memory::{limits_on_host, reserve_problem, too_much};
 use crate::input::RECORDING;
 
-/// What the settings of the environment `env` ask for and this machine does not have, one finding for each setting; none where
-/// two of them contradict each other. Pins nothing, opens no trace and no socket.
+/// What the settings of the environment `env` ask for and this machine does not have, one finding for each setting; none if
+/// no pool is built with them. Pins nothing, opens no trace and no socket.
 pub(super) fn unmet(env: &EnvReport) -> Vec<Finding> {
-    if !env.contradictions.is_empty() {
+    if !env.errors.is_empty() {
         return Vec::new();
     }
     let config = &env.config;
-    let is_set = |name| env.variables.iter().any(|variable| variable.name == name && variable.origin == "environment");
-    let device = is_set("PINPOOL_DEVICE").then(|| device(config)).flatten();
-    [reserve(config), limit(config), numa_node(config), pressure(config), device, trace(config), socket(config)]
+    let device = env.is_set("PINPOOL_DEVICE").then(|| device(config)).flatten();
+    [reserve(config), limit(config), numa_node(config), device, trace(config), socket(config)]
         .into_iter()
         .flatten()
         .collect()
@@ -51,13 +50,6 @@ fn numa_node(config: &Config) -> Option<Finding> {
         let found = format!("there is no node {node}: {}", found());
         Finding::warning("PINPOOL_NUMA_NODE", found).remedy("set one of these, or auto")
     })
-}
-
-fn pressure(config: &Config) -> Option<Finding> {
-    let PressureSource::File(path) = &config.pressure else { return None };
-    let error = fs::read(path).err()?;
-    let found = format!("{} cannot be read: {error}", path.display());
-    Some(Finding::warning("PINPOOL_PRESSURE", found).remedy("name a file like /proc/pressure/memory, or set on or off"))
 }
 
 fn device(config: &Config) -> Option<Finding> {

@@ -31,9 +31,8 @@ const UNENDED_SHOWN: usize = 5;
 /// Print a recording, or convert it for a viewer
 ///
 /// Reads recordings (PINPOOL_TRACE or `load --record`), workloads, conformance traces and RMM logs
-/// (Thread,Time,Action,Pointer,Size,Stream), plain or compressed. `python -m pinpool.torch.snapshot` converts a snapshot of PyTorch's
-/// memory to a trace. Exits with 1 if the trace is truncated; the intact part is printed. Names the pools without a recorded end: their
-/// process was killed, or exited while they lived.
+/// (Thread,Time,Action,Pointer,Size,Stream), plain or compressed. Exits with 1 if the trace is truncated; the intact part
+/// is printed. Names the pools without a recorded end: their process was killed, or exited while they lived.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: pinpool trace t.gz --format chrome -o t.json
   Open t.json at https://ui.perfetto.dev, and a file of --format pytorch at https://pytorch.org/memory_viz.")]

@@ -55,9 +55,7 @@ fn require_gpu_is_met_only_by_memory_that_is_pinned_for_the_gpu() {
     let lib = mock_driver(lib.path());
     let load = |backend: &str, args: &[&str]| {
         let mut command = pinpool(&["load", "--json", "--set", &format!("BACKEND={backend}")]);
-        finish(
-            command.args(args).arg(dir.path()).env("LD_LIBRARY_PATH", &lib).env("PINPOOL_MAX_FALLBACK_BYTES", "none"),
-        )
+        finish(command.args(args).arg(dir.path()).env("LD_LIBRARY_PATH", &lib))
     };
     for backend in ["vmm", "register", "cuda"] {
         let ran = load(backend, &["--require-gpu"]);
@@ -72,7 +70,9 @@ fn require_gpu_is_met_only_by_memory_that_is_pinned_for_the_gpu() {
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     assert_eq!(lines(&ran.stderr, ": W "), 1, "{}", ran.stderr);
     ran.check_stderr("the back-end heap does not pin memory for the GPU");
-    let ran = load("cuda", &["--require-gpu", "--set", "MAX_BYTES=4KiB,WAIT=0,ON_FULL=pageable"]);
+    let mut command = pinpool(&["load", "--json", "--require-gpu", "--set", "BACKEND=cuda,WAIT=0,ON_FULL=pageable"]);
+    command.arg(dir.path()).env("LD_LIBRARY_PATH", &lib).env("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1+=2");
+    let ran = finish(&mut command);
     assert_eq!(ran.code(), 3, "{}", ran.stderr);
     ran.check_stderr("--require-gpu: 1 batches had memory that is not pinned");
 }

@@ -279,14 +279,8 @@ fn a_batch_beyond_the_ceiling_is_named_with_the_numbers() {
 #[test]
 fn pageable_fallbacks_at_the_ceiling_are_counted() {
     let dir = tree();
-    let mut command = pinpool(&["load", "--json", "--verify", "--set", "MAX_BYTES=4KiB"]);
-    let ran = finish(
-        command
-            .arg(dir.path())
-            .env("PINPOOL_ON_FULL", "pageable")
-            .env("PINPOOL_WAIT", "0")
-            .env("PINPOOL_MAX_FALLBACK_BYTES", "none"),
-    );
+    let mut command = pinpool(&["load", "--json", "--verify", "--set", "BACKEND=sim:4KiB,MAX_BYTES=1GiB"]);
+    let ran = finish(command.arg(dir.path()).env("PINPOOL_ON_FULL", "pageable").env("PINPOOL_WAIT", "0"));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let figures = ran.figures();
     assert_eq!((figures["fallbacks"].as_u64(), figures["verified_batches"].as_u64()), (Some(1), Some(1)), "{figures}");
@@ -370,9 +364,10 @@ fn env_lists_the_few_that_most_programs_need_and_those_that_are_set() {
     let names = |ran: &Ran| -> Vec<String> {
         ran.stdout.lines().skip(1).map(|line| line.split(' ').next().unwrap().to_owned()).collect()
     };
-    let ran = finish(pinpool(&["env"]).env("PINPOOL_POLL", "0"));
-    let few = ["MAX_BYTES", "LEDGER", "WAIT", "ON_FULL", "IDLE_TIMEOUT", "RESERVE", "POLL", "TRACE", "SOCKET"];
-    let few: Vec<_> = ["BACKEND"].iter().chain(&few).map(|name| format!("PINPOOL_{name}")).collect();
+    let ran = finish(pinpool(&["env"]).env("PINPOOL_ZERO", "1"));
+    let few =
+        ["MAX_BYTES", "RESERVE", "LEDGER", "WAIT", "ON_FULL", "BACKEND", "IDLE_TIMEOUT", "TRACE", "SOCKET", "ZERO"];
+    let few: Vec<_> = few.iter().map(|name| format!("PINPOOL_{name}")).collect();
     assert_eq!((names(&ran), ran.code()), (few, 0), "{}", ran.stderr);
     ran.check_stderr("more have their defaults: `pinpool doctor --settings --all` lists them");
     let all = finish(&mut pinpool(&["env", "--all"]));
@@ -402,7 +397,6 @@ fn env_says_what_this_machine_does_not_have_and_opens_nothing() {
     for (variable, value, line) in [
         ("PINPOOL_RESERVE", "1048576TiB", "error: PINPOOL_RESERVE: 1048576 TiB is over the"),
         ("PINPOOL_NUMA_NODE", "99", "warning: PINPOOL_NUMA_NODE: there is no node 99: the m"),
-        ("PINPOOL_PRESSURE", "/nonexistent", "warning: PINPOOL_PRESSURE: /nonexistent cannot be read"),
         ("PINPOOL_SOCKET", "/nonexistent/y", "warning: PINPOOL_SOCKET: there is no folder /nonexistent"),
         ("PINPOOL_TRACE", "/nonexistent/t", "error: PINPOOL_TRACE: there is no folder /nonexistent"),
         ("PINPOOL_DEVICE", "77", "warning: PINPOOL_DEVICE: "),
@@ -501,22 +495,10 @@ fn a_replay_ignores_the_environment() {
 }
 
 #[test]
-fn a_conformance_trace_takes_its_own_settings_and_no_others() {
-    let trace = data("conformance/small_limit.trace");
-    let expected = fs::read_to_string(data("conformance/small_limit.expected")).unwrap();
-    assert_eq!(run(&["replay", "--format", "conformance", &trace]).stdout, expected);
-    for (args, words) in [
-        (&["--format", "conformance", "--set", "IDLE_TIMEOUT=0s", &trace][..], "no settings of the pool"),
-        (&["--format", "conformance", &trace, &trace][..], "one trace"),
-        (&["no-such-trace"][..], "no-such-trace"),
-    ] {
-        let refused = run(&[&["replay"], args].concat());
-        assert_eq!(refused.code(), 1, "{args:?}");
-        refused.check_stderr(words);
-    }
-    let contradiction = run(&["replay", "--set", "ROUNDING=pow2", "--set", "PRESET=adaptive,ROUNDING=pow2", &trace]);
-    assert_eq!((contradiction.code(), contradiction.stdout.as_str()), (2, ""));
-    contradiction.check_stderr("--set PRESET=adaptive,ROUNDING=pow2: PINPOOL_ROUNDING");
+fn settings_that_contradict_each_other_are_refused_before_a_file_is_read() {
+    let ran = run(&["replay", "--set", "ROUNDING=pow2", "--set", "PRESET=adaptive,ROUNDING=pow2", "no-such-trace"]);
+    assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""));
+    ran.check_stderr("--set PRESET=adaptive,ROUNDING=pow2: PINPOOL_ROUNDING");
 }
 
 #[test]

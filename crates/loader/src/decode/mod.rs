@@ -23,7 +23,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::catalog::{Catalog, DataOrigin, Sample};
-use super::failure::FailureCause;
+use super::failure::{Failure, FailureCause};
 
 #[cfg(feature = "decode")]
 pub use self::array::Array;
@@ -33,7 +33,8 @@ pub use self::image::{Fit, Image, Layout};
 pub use self::pixels::PIXELS_MAX;
 
 /// Why something could not be decoded, in words.
-pub(super) type DecodeError = Box<dyn Error + Send + Sync>;
+#[cfg(feature = "decode")]
+type DecodeError = Box<dyn Error + Send + Sync>;
 
 /// The error for a file that is damaged, truncated, or of a kind that its decoder does not know.
 #[cfg(feature = "decode")]
@@ -100,6 +101,13 @@ impl DecodedField {
         let (expected, found) = (self.names.join(";"), found.collect::<Vec<_>>().join(", "));
         FailureCause::Decode(format!("no field {expected} to decode: it has {found:?}"))
     }
+}
+
+/// Why the first file that lacks a field of `decode` cannot be decoded. Members of containers are not checked.
+pub fn first_undecodable(decode: &[DecodedField], catalog: &Catalog) -> Option<Failure> {
+    let files = catalog.samples().iter().enumerate().filter(|(_, sample)| sample.member.is_none());
+    let cause = |sample| decode.iter().find_map(|field| field.of(catalog, sample).err());
+    files.into_iter().find_map(|(number, sample)| Some(Failure::new(catalog.name(number), cause(sample)?)))
 }
 
 /// The fields of a sample that no decoder takes: their names, and where they lie in the sample.

@@ -63,6 +63,7 @@ use shortage::LikelyCause;
 pub use snapshot::{AGED, Holder, Snapshot};
 #[cfg(feature = "io")]
 pub use trace::{PoolJudgement, judge_recording};
+pub use window::STUCK_AFTER;
 use window::Window;
 use words::seconds;
 

@@ -174,7 +174,7 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
                 Some((age, _)) if age >= STUCK_AFTER => {
                     "check what blocks the stream; no setting of the pool helps".to_owned()
                 }
-                _ => format!("check what slows the stream (PINPOOL_STUCK_AFTER warns), or raise {limit}"),
+                _ => format!("check what slows the stream, or raise {limit}"),
             },
         );
     }

@@ -18,8 +18,8 @@ const WAITED_PART: u64 = 100;
 const GROWTH_PART: u64 = 16;
 /// A pool of which no more than one get in this many misses has what it needs.
 const WARM_PART: u64 = 50;
-/// No copy takes this long.
-pub(super) const STUCK_AFTER: Duration = Duration::from_secs(30);
+/// No working copy takes this long.
+pub const STUCK_AFTER: Duration = Duration::from_secs(30);
 /// A queue before a slow consumer keeps a buffer at least this long.
 const QUEUED: Duration = Duration::from_millis(500);
 /// A consumer that pauses makes a get wait this long at least, and no more than one get in so many.
@@ -141,8 +141,8 @@ impl<'a> Window<'a> {
         );
         let whose = match (&holder.place, holder.oldest) {
             (Some(_), _) => "",
-            (None, Some(_)) => "; PINPOOL_CALL_STACKS=100 shows where they are got",
-            (None, None) => "; get buffers by Pool::tagged, or set PINPOOL_CALL_STACKS=100, to see whose",
+            (None, Some(_)) => "; call_stacks(100) in code shows the lines that request them",
+            (None, None) => "; get buffers by Pool::tagged, or set call_stacks(100) in code, to see whose",
         };
         let cure = format!("put them back, or drop what holds them: a higher ceiling only delays the end{whose}");
         let mut judgement = self.alarm(Cause::Leak, found, cure);

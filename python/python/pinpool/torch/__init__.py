@@ -194,3 +194,9 @@ def _load() -> ctypes.CDLL:
 
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "snapshot":
+        raise AttributeError("pinpool.torch.snapshot was removed: PINPOOL_TRACE=FILE records the pool, and `pinpool advise FILE` reads that")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

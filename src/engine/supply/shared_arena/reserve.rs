@@ -30,8 +30,9 @@ pub(in crate::engine) enum Step {
 }
 
 impl SharedArena {
-    /// Pins `bytes` and keeps them until the end (policy-R10), in ranges of their own, in slices of this length if there is one. Returns where they lie: if the source refuses
-    /// even short slices, fewer than were asked for, and the log says so. `refusal` is asked once the bytes are claimed. A slow call.
+    /// Pins `bytes` and keeps them until the end (policy-R10), in ranges of their own, in slices of this length if there is one.
+    /// Returns where they lie: if the source refuses even short slices, fewer than were requested, and the log says so. `refusal`
+    /// is called once the bytes are claimed. A slow call.
     pub(in crate::engine) fn add_reserve(
         &self,
         (bytes, slice_bytes): (u64, Option<u64>),
@@ -45,9 +46,11 @@ impl SharedArena {
             return Err(refusal);
         }
         let slices = Slices::of(len, slice_bytes);
+        let threads =
+            if slices.are_several() { touching_threads(self.config.pin_threads) } else { self.config.pin_threads };
         let pin = |progress: &dyn Fn(usize)| {
             while let Some(bytes) = slices.next() {
-                slices.note(bytes, self.add_slice(bytes, held_bytes(bytes), progress));
+                slices.note(bytes, self.add_slice((bytes, threads), held_bytes(bytes), progress));
             }
         };
         threads::scope(|scope| {
@@ -67,11 +70,16 @@ impl SharedArena {
         Ok(places)
     }
 
-    /// Pins a slice of a reserve, of which `held_bytes` are claimed: they stay claimed if that fails.
-    fn add_slice(&self, bytes: u64, held_bytes: u64, progress: &dyn Fn(usize)) -> Result<Place, Refusal> {
+    /// Pins a slice of a reserve with so many threads. `held_bytes` are claimed for it and stay claimed if that fails.
+    fn add_slice(
+        &self,
+        (bytes, threads): (u64, usize),
+        held_bytes: u64,
+        progress: &dyn Fn(usize),
+    ) -> Result<Place, Refusal> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let begun = Instant::now();
-        let acquired = self.source.acquire_fast(len, self.config.pin_threads, progress);
+        let acquired = self.source.acquire_fast(len, threads, progress);
         let took = begun.elapsed();
         let mut state = self.state.lock();
         let held_before_bytes = state.held_bytes();
@@ -159,4 +167,11 @@ impl SharedArena {
         }
         Ok(Step::Made)
     }
+}
+
+/// The threads that touch a slice while another is registered. One core is left to the thread that registers: with 15 threads on
+/// 16 cores a C loop of the same steps reached 34.7 GB/s, with 16 only 24.8.
+fn touching_threads(pin_threads: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    pin_threads.min(cores - 1).max(1)
 }

@@ -26,7 +26,7 @@ use std::task::{Context, Poll, Waker};
 use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
 use pinpool::unstable::backend::SimSource;
 use pinpool::unstable::{ManualClock, look};
-use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, PressureSource, Why};
+use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Why};
 use pinpool_replay::{Event, Recording};
 use tempfile::TempDir;
 
@@ -86,7 +86,7 @@ impl Program {
         let at = |file: &str| dir.path().join(file).to_str().unwrap().to_owned();
         let build = |name: &&str| {
             let memory = Arc::new(SimSource::new(SimSource::DEFAULT_TOTAL_BYTES));
-            let builder = Pool::builder().without_env().name(*name).clock(clock.clone()).pressure(PressureSource::Off);
+            let builder = Pool::builder().without_env().name(*name).clock(clock.clone()).unstable_pressure("/dev/null");
             let builder =
                 builder.variable("PINPOOL_SOCKET", &at("s")).unwrap().trace(std::path::PathBuf::from(at("real.trace")));
             set(builder.backend(Backend::Source(memory)).max_bytes(4 << 30)).build().unwrap()

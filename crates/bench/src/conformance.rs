@@ -1,34 +1,51 @@
-//! `pinpool replay --format conformance`: plays a trace on pools under TensorFlow's rules and records every outcome.
+//! `pinpool-bench conformance`: plays traces on pools under TensorFlow's rules and records every outcome.
 //!
-//! Owns the text that a conforming pool produces: diagnostics, figures and digests of two streams of outcomes. Reads nothing
-//! inside the pool: a get that reached the source was a miss, a region released during a put was an eviction, and the id of
-//! a buffer says which one it was. The checks come from the pools' listeners.
+//! The text of a conforming pool has its log lines, its counters and the digests of two streams of outcomes. It reads nothing
+//! inside the pool: a request that reached the source was a miss, a region released during a return was an eviction, and the
+//! id of a buffer identifies it. The log lines come from the pools' listeners.
 
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::io;
 use std::mem;
-use std::ptr::NonNull;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
+use clap::Args;
 use parking_lot::Mutex;
-use pinpool::source::{Region, Source, VirtualMemory};
-use pinpool::unstable::backend::{PageTiers, SimSource};
+use pinpool::source::{Region, Source};
+use pinpool::unstable::backend::SimSource;
 use pinpool::unstable::{CheckReport, LogSampler};
 use pinpool::{Backend, Request, SourceError};
 use pinpool::{Error, PinnedBuf, Pool, Preset};
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
 use pinpool_replay::{TraceError, TraceHeader, TraceOp, TraceReader};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// Plays `trace` and returns the whole text.
-///
-/// # Errors
-///
-/// If the pools of its header cannot be built, or the trace cannot be read, names a buffer or a pool that does not exist, or
-/// requests what a pool refuses.
-pub(super) fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
+/// Play traces on pools under TensorFlow's rules, and print what a conforming pool prints
+#[derive(Debug, Args)]
+pub(super) struct ConformanceArgs {
+    /// Traces, plain or compressed by gzip; `-` is stdin
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+}
+
+impl ConformanceArgs {
+    pub(super) fn run(&self, terminal: &Terminal) -> Result<(), ExitError> {
+        for path in &self.traces {
+            let text = TraceReader::open(path).and_then(|mut trace| report(&mut trace)).map_err(|error| {
+                terminal.message(format_args!("{}: {error}", path.display()));
+                ExitError::Failure
+            })?;
+            terminal.print(text.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
     let mut player = Player::new(trace.header()).map_err(|error| TraceError::Io(io::Error::other(error)))?;
     while let Some(operation) = trace.next() {
         player.perform(operation?).map_err(|why| trace.error_here(why))?;
@@ -67,7 +84,7 @@ struct Player {
     buffers: OutcomeStream,
 }
 
-/// A `sim` source that records the calls that reach it.
+/// A `sim` source that records the calls that reach it. Without virtual memory, so that each miss and each eviction is a call.
 #[derive(Debug)]
 struct RecordingSource {
     sim: SimSource,
@@ -83,7 +100,6 @@ struct SourceCalls {
 
 // SAFETY: every call is passed on to `sim`, which keeps the contract.
 #[allow(unsafe_code)]
-#[deny(clippy::missing_trait_methods)]
 unsafe impl Source for RecordingSource {
     fn name(&self) -> &'static str {
         self.sim.name()
@@ -93,65 +109,15 @@ unsafe impl Source for RecordingSource {
         self.sim.is_pinned()
     }
 
-    fn held_bytes(&self, len_bytes: usize) -> usize {
-        self.sim.held_bytes(len_bytes)
-    }
-
-    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
-        // `acquire_fast` below takes memory as `acquire` does, so it holds the same bytes.
-        self.sim.held_bytes(len_bytes)
-    }
-
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         self.calls.lock().acquired = true;
         self.sim.acquire(len_bytes)
-    }
-
-    fn acquire_until(&self, len_bytes: usize, _: Instant) -> Result<Region, SourceError> {
-        self.acquire(len_bytes)
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         self.calls.lock().released.push((region.id(), region.len_bytes()));
         // SAFETY: the caller's promise, passed on: all regions of this source are `sim`'s.
         unsafe { self.sim.release(region) }
-    }
-
-    fn acquire_fast(&self, len_bytes: usize, _: usize, _: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        self.acquire(len_bytes)
-    }
-
-    fn needs_gpu(&self) -> bool {
-        self.sim.needs_gpu()
-    }
-
-    fn reserve_slice_bytes(&self) -> Option<u64> {
-        self.sim.reserve_slice_bytes()
-    }
-
-    fn release_waits(&self) -> bool {
-        self.sim.release_waits()
-    }
-
-    fn gone(&self) -> Option<SourceError> {
-        self.sim.gone()
-    }
-
-    fn findings(&self) -> Vec<pinpool::Finding> {
-        self.sim.findings()
-    }
-
-    fn numa_node(&self) -> Option<u32> {
-        self.sim.numa_node()
-    }
-
-    fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
-        self.sim.page_tiers(start, len_bytes)
-    }
-
-    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        // Each miss and each eviction must reach this source as a call of its own.
-        None
     }
 }
 

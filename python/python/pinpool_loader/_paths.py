@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 #: The innermost braces: `{000000..000005}`, `{train,val}`.
 _BRACES = re.compile(r"\{([^{}]*(?:\.\.|,)[^{}]*)\}")
@@ -14,9 +15,24 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MOST = 1_000_000
 
 
-def expanded(paths: list[str]) -> list[str]:
-    """Each path that is there as it is; else what its braces and its pattern name. ValueError if that is nothing, or a URL."""
-    return [found for path in paths for found in _expanded(path)]
+def expanded(paths: Any) -> list[str]:
+    """One path or several: each that is there as it is; else what its braces and its pattern name.
+
+    ValueError if that is nothing, or a URL.
+    """
+    if isinstance(paths, bytes) or not isinstance(paths, (str, os.PathLike, Iterable)):
+        raise TypeError(f"paths={paths!r}: a path, or several, as str or os.PathLike")
+    listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    for path in listed:
+        if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+            remedy = f", such as os.fsdecode({path!r})" if isinstance(path, bytes) else ""
+            raise TypeError(f"paths=[{path!r}, ...]: each path as str or os.PathLike{remedy}")
+    return [found for path in listed for found in _expanded(os.fspath(path))]
+
+
+def compressed(paths: list[str]) -> str | None:
+    """The first path with the suffix of a compressed file."""
+    return next((path for path in paths if path.lower().endswith((".gz", ".tgz", ".zst", ".tzst"))), None)
 
 
 def _expanded(path: str) -> list[str]:

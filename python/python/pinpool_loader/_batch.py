@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias, overload
 
-from . import _device, _pinpool
-from ._device import DeviceArray
+import numpy as np
+
+from pinpool import Buffer, _pinpool
 
 if TYPE_CHECKING:
     import torch
@@ -18,42 +19,59 @@ __all__ = ["Batch"]
 #: No default of `Batch.field`, as None may be one.
 _NONE = object()
 
+#: A sample: the bytes as they are stored, or the fields by name if fields are decoded.
+_Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class Origin(NamedTuple):
+    """What all batches of a loader share."""
+
+    files: _pinpool.Files | _Listed
+    #: Shape and dtype of each decoded field, by its names.
+    decoded: dict[tuple[str, ...], tuple[tuple[int, ...], str]]
+    seed: int
+    rank: int
+
 
 class Batch:
-    """Samples in one buffer, back to back: of pinned memory, or in the memory of a GPU if the loader has a `device`.
+    """Samples in one buffer of pinned memory, back to back.
 
-    `batch[i]` is the view of sample `i` as an array of NumPy, or a `DeviceArray`, without a copy. Pinned memory goes back to
-    the pool when the batch, its buffer and all views are gone; `batch.buffer.release(stream=...)` puts it back behind work of a
-    device. Pickled, it arrives as a batch over a copy, in memory that is not pinned.
+    `batch[i]` is a view of sample `i` as a NumPy array, without a copy. The memory returns to the pool when the batch, its
+    buffer and all views are gone; `batch.buffer.record_stream(stream)` delays that until work on a stream has completed.
+    A pickled batch arrives as a batch over a copy in unpinned memory.
 
-    Where fields are decoded, `batch.field("jpg")` is one array of all samples, and `batch[i]` is `batch.fields[i]`: a row of it,
-    and the other fields of the sample.
+    If fields are decoded, `batch.field("jpg")` is one array of all samples, and `batch[i]` is `batch.fields[i]`: a row of that
+    array, and the other fields of the sample.
     """
 
-    __slots__ = ("__weakref__", "_decoded", "_files", "_labels", "_parts", "buffer", "epoch", "failures", "index", "number")
+    __slots__ = ("__weakref__", "_arrays", "_origin", "_parts", "buffer", "epoch", "failures", "index", "labels", "number")
 
-    #: The memory: a `pinpool.Buffer`, or a `pinpool.DeviceBuffer` where the loader has a device.
-    buffer: Any
+    #: The memory, a `pinpool.Buffer`.
+    buffer: Buffer
     #: Number of the epoch, from 0.
     epoch: int
-    #: Place in the epoch, from 0.
+    #: Index in the epoch, from 0.
     index: int
-    #: Place since the start of the load, from 0.
+    #: Index since the first batch of the loader, from 0.
     number: int
+    #: The label of each sample: what `label_type` made of the field that `labels=` names, or of the name of the file's directory
+    #: (by default the class number in `loader.classes`); the member's name of a sample in an archive without `labels=`.
+    labels: list[Any]
     #: What could not be read, with `on_error="skip"`.
     failures: list[str]
 
-    def __init__(
-        self,
-        files: _pinpool.Files | _Listed,
-        handed: _pinpool._Handed,
-        failures: list[str],
-        decoded: Mapping[tuple[str, ...], tuple[Any, tuple[int, ...], str]],
-    ) -> None:
-        self.number, self.epoch, self.index, self.buffer, self._parts, starts, self._labels, _ = handed
-        self._files, self.failures = files, failures
+    def __init__(self, handed: _pinpool._Handed, labels: list[Any], failures: list[str], origin: Origin) -> None:
+        self.number, self.epoch, self.index, self.buffer, self._parts, starts, _, _ = handed
+        self._origin, self.labels, self.failures = origin, labels, failures
         # A batch without a sample has no arrays.
-        self._decoded = {names: (start, each) for start, (names, each) in zip(starts or [0] * len(decoded), decoded.items())}
+        self._arrays = dict(zip(origin.decoded, starts or [0] * len(origin.decoded)))
+
+    def rng(self) -> np.random.Generator:
+        """A random number generator seeded by the loader's seed, the epoch, the index of the batch and the rank.
+
+        It yields the same numbers in every run and with any number of threads.
+        """
+        return np.random.default_rng((self._origin.seed, self.epoch, self.index, self._origin.rank))
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -68,8 +86,8 @@ class Batch:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
         sample, begin, length, _ = self._part(index)
-        if self._decoded:
-            return self._fields_of(range(len(self))[index], self._files.fields([sample])[0])
+        if self._arrays:
+            return self._fields_of(range(len(self))[index], self._origin.files.fields([sample])[0])
         return self._view(begin, length)
 
     def _part(self, index: SupportsIndex) -> tuple[int, int, int, int]:
@@ -78,44 +96,32 @@ class Batch:
             raise IndexError(f"sample {at} of a batch that has {len(self)}")
         return self._parts[at]
 
-    def _view(self, begin: int, length: int) -> Any:
-        if isinstance(self.buffer, _pinpool.DeviceBuffer):
-            return DeviceArray(self.buffer, begin, (length,))
-        import numpy as np
-
+    def _view(self, begin: int, length: int) -> _Array:
         # As a memoryview it has the same views, and the stubs of NumPy take it.
         return np.frombuffer(memoryview(self.buffer), np.uint8, length, begin) if length else np.empty(0, np.uint8)
 
-    def _array(self, names: tuple[str, ...]) -> Any:
+    def _array(self, names: tuple[str, ...]) -> _Array:
         """The decoded field as one array, a row for each sample."""
-        start, (_, shape, dtype) = self._decoded[names]
+        shape, dtype = self._origin.decoded[names]
         shape = (len(self), *shape)
-        if isinstance(self.buffer, _pinpool.DeviceBuffer):
-            return DeviceArray(self.buffer, start, shape, dtype)
-        import numpy as np
-
         count = math.prod(shape)
-        whole = np.frombuffer(memoryview(self.buffer), dtype, count, start) if count else np.empty(0, dtype)
+        whole = np.frombuffer(memoryview(self.buffer), dtype, count, self._arrays[names]) if count else np.empty(0, dtype)
         return whole.reshape(shape)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.fields) if self._decoded else map(self.__getitem__, range(len(self)))
-
-    def arrays(self) -> list[Any]:
-        """The samples as arrays of NumPy, or as `DeviceArray`s on a GPU: views of the buffer."""
-        return list(self)
+        return iter(self.fields) if self._arrays else map(self.__getitem__, range(len(self)))
 
     def tensors(self) -> list[torch.Tensor]:
-        """The samples as tensors of torch, of dtype uint8: views of the buffer, on a GPU for torch's current stream."""
-        if self._decoded:
-            raise TypeError("batch.tensors(): its samples are decoded; batch.field('jpg') is one array of all: torch.from_dlpack(it)")
-        torch = _device.imported_torch("batch.tensors()")
-        if isinstance(self.buffer, _pinpool.DeviceBuffer):
-            whole = DeviceArray(self.buffer, 0, (self.buffer.nbytes,)).tensor()
-        elif not self.nbytes:
+        """The samples as torch tensors of dtype uint8: views of the buffer."""
+        if self._arrays:
+            raise TypeError("batch.tensors(): the samples are decoded; batch.field('jpg') is one array of all: torch.from_numpy(it)")
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError("batch.tensors() needs PyTorch, which cannot be imported here: pip install torch") from error
+        if not self.nbytes:
             return [torch.empty(0, dtype=torch.uint8) for _ in self._parts]
-        else:
-            whole = torch.frombuffer(memoryview(self.buffer), dtype=torch.uint8)
+        whole = torch.frombuffer(memoryview(self.buffer), dtype=torch.uint8)
         return [whole[begin : begin + length] for _, begin, length, _ in self._parts]
 
     @property
@@ -125,7 +131,7 @@ class Batch:
         The name of a member is what follows the first dot of its base name, in lower case. A sample that is no member of an
         archive has none. ValueError for a sample that is not whole, or has two members of one name.
         """
-        fields = self._files.fields([part[0] for part in self._parts])
+        fields = self._origin.files.fields([part[0] for part in self._parts])
         return [self._fields_of(index, fields[index]) for index in range(len(self))]
 
     def _fields_of(self, index: int, fields: list[tuple[str, int, int]]) -> dict[str, Any]:
@@ -140,16 +146,9 @@ class Batch:
             names = [name for name, *_ in fields]
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"{self.keys[index]}: two members of the sample are named {twice!r}: use batch[{index}]")
-        for names in self._decoded:
-            views[";".join(names)] = self._row(names, index)
+        for names in self._arrays:
+            views[";".join(names)] = self._array(names)[index]
         return views
-
-    def _row(self, names: tuple[str, ...], index: int) -> Any:
-        rows = self._array(names)
-        if not isinstance(rows, DeviceArray):
-            return rows[index]
-        start, (_, shape, dtype) = self._decoded[names]
-        return DeviceArray(self.buffer, start + index * (rows.nbytes // len(self)), shape, dtype)
 
     def field(self, name: str, default: Any = _NONE) -> Any:
         """The member `name` of each sample: `batch.field("jpg")`, one array where it is decoded, a list of views where it is not.
@@ -159,7 +158,7 @@ class Batch:
         if not isinstance(name, str):
             raise TypeError(f"field({name!r}): the name of a field of each sample, such as 'jpg'")
         found, name = [], name.removeprefix(".").lower()
-        for names in self._decoded:
+        for names in self._arrays:
             if name in names or name == ";".join(names):
                 return self._array(names)
         for index, fields in enumerate(self.fields):
@@ -172,21 +171,13 @@ class Batch:
     @property
     def nbytes(self) -> int:
         """Bytes of all samples."""
-        decoded = sum(self._array(names).nbytes for names in self._decoded)
+        decoded = sum(self._array(names).nbytes for names in self._arrays)
         return decoded + sum(length for _, _, length, _ in self._parts)
 
     @property
     def keys(self) -> list[str]:
         """The name of each sample: its path, or `path!member` in a container."""
-        return self._files.names([sample for sample, *_ in self._parts])
-
-    @property
-    def labels(self) -> list[Any]:
-        """The label of each sample. With `labels="cls"`: the number in that field, or what `label_type` made of its text. Else the name
-        of the directory that a file lies in, the member's name in a container."""
-        if self._labels is not None:
-            return self._labels
-        return self._files.labels([sample for sample, *_ in self._parts])
+        return self._origin.files.names([sample for sample, *_ in self._parts])
 
     @property
     def indices(self) -> list[int]:
@@ -206,17 +197,13 @@ class Batch:
     def is_whole(self, index: SupportsIndex) -> bool:
         """Whether sample `index` lies in this batch from its first byte to its last."""
         sample, _, length, start = self._part(index)
-        return bool(self._decoded) or start == 0 and length == self._files.sample_bytes(sample)
+        return bool(self._arrays) or start == 0 and length == self._origin.files.sample_bytes(sample)
 
     def __reduce__(self) -> Any:
-        if isinstance(self.buffer, _pinpool.DeviceBuffer):
-            raise TypeError("a batch on a GPU cannot be pickled: pickle copies, such as batch.tensors() on the CPU")
         copied = bytearray(memoryview(self.buffer))
-        starts = [start for start, _ in self._decoded.values()]
-        handed = (self.number, self.epoch, self.index, copied, self._parts, starts, self._labels, [])
-        # Without the decoder, which is of this process.
-        decoded = {names: (None, *each[1:]) for names, (_, each) in self._decoded.items()}
-        return Batch, (_Listed.of(self._files, self.indices), handed, self.failures, decoded)
+        handed = (self.number, self.epoch, self.index, copied, self._parts, list(self._arrays.values()), None, [])
+        origin = self._origin._replace(files=_Listed.of(self._origin.files, self.indices))
+        return Batch, (handed, self.labels, self.failures, origin)
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failures" if self.failures else ""
@@ -224,23 +211,19 @@ class Batch:
 
 
 class _Listed(NamedTuple):
-    """What a pickled batch knows of the files: names, labels, fields and lengths of its samples, by their numbers."""
+    """What a pickled batch knows of the files: names, fields and lengths of its samples, by their numbers."""
 
-    of_samples: dict[int, tuple[str, str, list[tuple[str, int, int]], int | None]]
+    of_samples: dict[int, tuple[str, list[tuple[str, int, int]], int | None]]
 
     @classmethod
     def of(cls, files: _pinpool.Files | _Listed, samples: list[int]) -> _Listed:
-        lengths = map(files.sample_bytes, samples)
-        return cls(dict(zip(samples, zip(files.names(samples), files.labels(samples), files.fields(samples), lengths))))
+        return cls(dict(zip(samples, zip(files.names(samples), files.fields(samples), map(files.sample_bytes, samples)))))
 
     def names(self, samples: list[int]) -> list[str]:
         return [self.of_samples[sample][0] for sample in samples]
 
-    def labels(self, samples: list[int]) -> list[str]:
+    def fields(self, samples: list[int]) -> list[list[tuple[str, int, int]]]:
         return [self.of_samples[sample][1] for sample in samples]
 
-    def fields(self, samples: list[int]) -> list[list[tuple[str, int, int]]]:
-        return [self.of_samples[sample][2] for sample in samples]
-
     def sample_bytes(self, sample: int) -> int | None:
-        return self.of_samples[sample][3]
+        return self.of_samples[sample][2]

@@ -1,0 +1,409 @@
+"""Files into batches in pinned memory, by threads of the crate's loader."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, overload
+
+from pinpool import LimitError, LoadError, Pool, _pinpool
+from pinpool._arguments import count, switch
+
+from . import _decode, _paths
+from ._batch import Batch, Origin
+from ._decode import Image
+from ._map import Mapped
+
+__all__ = ["Loader"]
+
+T = TypeVar("T")
+_Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+#: Epoch, index in the epoch, and number of the next batch.
+_Place: TypeAlias = tuple[int, int, int]
+
+_DEFAULT_BATCH_BYTES = 16 << 20
+
+_ORDER = "shuffle=, seed=, rank= and world= choose the order"
+_MAP = "map= takes a function of a batch"
+_THREADS = "the loader has threads and no worker processes; map= runs a function of a batch, and batch.rng() seeds it"
+#: Arguments of torch's DataLoader, torchvision's ImageFolder and earlier versions, and what to use instead.
+_INSTEAD = {
+    "dataset": "the first argument names files: Loader('photos', batch_size=64)",
+    "root": "the first argument names files: Loader('photos', batch_size=64)",
+    "num_workers": "workers= is the number of threads that read",
+    "prefetch_factor": "prefetch= is the number of batches that are read ahead",
+    "collate_fn": _MAP,
+    "transform": _MAP + "; batch.rng() draws the random numbers of an augmentation",
+    "target_transform": "label_type= takes a function of a label's text",
+    "loader": "decode= decodes images, and map= takes a function of a batch for other formats",
+    "is_valid_file": "name the files by a pattern: Loader('photos/**/*.jpg')",
+    "pin_memory": "batches are always in pinned memory",
+    "pin_memory_device": "batches are always in pinned memory",
+    "sampler": _ORDER,
+    "batch_sampler": _ORDER,
+    "generator": "seed= seeds the order of each epoch, and batch.rng() the random numbers of a batch",
+    "worker_init_fn": _THREADS,
+    "persistent_workers": _THREADS,
+    "multiprocessing_context": _THREADS,
+    "timeout": "PINPOOL_WAIT bounds the wait for memory",
+    "in_order": "batches always come in order",
+    "device": "batch.field('jpg') or batch.tensors(), then .to('cuda', non_blocking=True) and pinpool.record_stream()",
+    "progress": "for batch in tqdm.tqdm(loader)",
+}
+
+
+class _Settings(TypedDict, total=False):
+    """The arguments of `Loader`, without `paths` and `map`."""
+
+    batch_size: int | None
+    batch_bytes: int | str | None
+    workers: int | None
+    prefetch: int | None
+    shuffle: bool
+    seed: int
+    rank: int
+    world: int
+    drop_last: bool
+    even: bool
+    epochs: int
+    state: Mapping[str, Any] | None
+    pool: Pool | None
+    containers: bool
+    decode: Mapping[str, Image] | None
+    labels: str | None
+    label_type: Callable[[str], Any] | None
+    map_workers: int
+    on_error: Literal["raise", "skip"]
+
+
+class Loader(Generic[T]):
+    """Batches of files in pinned memory, read ahead by threads that do not hold Python's lock.
+
+        for batch in pinpool_loader.Loader("photos", batch_size=64, shuffle=True):
+            for key, sample in zip(batch.keys, batch):  # sample: NumPy, uint8, a view of pinned memory
+                ...
+
+    `paths` is one path or several: files and directories, also with braces and patterns (`train-{000..146}.tar`, `shards/*.tar`). A `.tar`
+    (WebDataset) or `.safetensors` file that is named, or lies in a directory of nothing else, or of anything with `containers=True`,
+    is opened, and its members are the samples. Members of a tar that share a name up to the first dot are one sample, and
+    `batch.fields` separates them. Compressed files are refused.
+
+    A batch has at most `batch_size` samples and `batch_bytes` bytes (16 MiB if neither is given); a sample longer than
+    `batch_bytes` comes in parts. `workers` threads read (one per core), at most `prefetch` batches ahead (two per worker).
+
+    `decode={"jpg;png": pinpool_loader.Image(224, 224)}` decodes that field of each sample (the suffix of a plain file) into one
+    array of the batch, `batch.field("jpg")`, on the threads that read. It needs `batch_size`. `map=fn` yields `fn(batch)` instead of
+    each batch, from `map_workers` threads ahead of the loop, in order; `batch.rng()` is its source of random numbers.
+
+    `labels="cls"` makes `batch.labels` the numbers in the field `cls`; `label_type=float`, `str`, `json.loads` or another function
+    of the text changes that. Without `labels=`, plain files are labelled by directory: the index in `loader.classes`, or what
+    `label_type` makes of the name.
+
+    Each `for` is a new pass over `epochs` epochs, also after `break`; it ends when its last batch is handed out. `shuffle=True`
+    orders each epoch differently, from `seed`. `state_dict()` says where the loader is; a loader with `state=`, or after
+    `load_state_dict`, continues there with its next `for`.
+
+    Of `world` processes with equal arguments each takes every `world`-th sample, from number `rank` on. The ranks may get different
+    numbers of batches, which hangs DDP, unless `even=True` repeats a few samples (as DistributedSampler) or
+    `drop_last=True` leaves some out.
+
+    An unreadable file raises `LoadError`, or with `on_error="skip"` is left out and named in `batch.failures` and `loader.failures`.
+    """
+
+    @overload
+    def __init__(self: Loader[Batch], paths: _Paths, *, map: None = None, **settings: Unpack[_Settings]) -> None: ...
+    @overload
+    def __init__(self, paths: _Paths, *, map: Callable[[Batch], T], **settings: Unpack[_Settings]) -> None: ...
+    def __init__(
+        self,
+        paths: Any,
+        *,
+        batch_size: Any = None,
+        batch_bytes: Any = None,
+        workers: Any = None,
+        prefetch: Any = None,
+        shuffle: Any = False,
+        seed: Any = 0,
+        rank: Any = 0,
+        world: Any = 1,
+        drop_last: Any = False,
+        even: Any = False,
+        epochs: Any = 1,
+        state: Any = None,
+        pool: Any = None,
+        containers: Any = False,
+        decode: Any = None,
+        labels: Any = None,
+        label_type: Any = None,
+        map: Any = None,
+        map_workers: Any = 2,
+        on_error: Any = "raise",
+        **others: Any,
+    ) -> None:
+        for name in others:
+            raise TypeError(f"Loader has no argument {name}=" + (f"; {_INSTEAD[name]}" if name in _INSTEAD else ""))
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error={on_error!r}: must be 'raise' or 'skip'")
+        if labels is not None and not (isinstance(labels, str) and labels):
+            raise TypeError(f"labels={labels!r}: the name of a field of each sample, such as 'cls'")
+        if label_type is not None and not callable(label_type):
+            raise TypeError(f"label_type={label_type!r}: a function of a label's text, such as int, float, str or json.loads")
+        if map is not None and not callable(map):
+            raise TypeError(f"map={map!r}: a function of a batch")
+        if pool is not None and not isinstance(pool, Pool):
+            raise TypeError(f"pool={pool!r}: a pinpool.Pool")
+        self._map, self._map_workers = map, count("map_workers", map_workers, 1, 1024)
+        decoded = _decode.decoders(decode)
+        drop_last, even = switch("drop_last", drop_last), switch("even", even)
+        needy = "decode=" if decoded else "drop_last=" if drop_last else "even=" if even else None
+        if needy and (batch_size is None or batch_bytes is not None):
+            raise ValueError(f"{needy}: give batch_size=, without batch_bytes=")
+        if batch_size is None and batch_bytes is None:
+            batch_bytes = _DEFAULT_BATCH_BYTES
+        batch_size = 0 if batch_size is None else count("batch_size", batch_size, 1)
+        if isinstance(batch_bytes, str):
+            batch_bytes = _pinpool._parse_bytes(batch_bytes)
+        batch_bytes = 0 if batch_bytes is None else count("batch_bytes", batch_bytes, 1)
+        shuffle, seed = switch("shuffle", shuffle), count("seed", seed, 0)
+        rank, world = count("rank", rank, 0), count("world", world, 1)
+        self._epochs, self._skips = count("epochs", epochs, 1), on_error == "skip"
+        listed = _paths.expanded(paths)
+        self._pool = Pool(name="loader") if pool is None else pool
+        self._files = _pinpool.Files(
+            self._pool,
+            listed,
+            switch("containers", containers),
+            batch_size=batch_size,
+            batch_bytes=batch_bytes,
+            workers=0 if workers is None else count("workers", workers, 1, 1024),
+            prefetch=0 if prefetch is None else count("prefetch", prefetch, 1, 65536),
+            seed=seed if shuffle else None,
+            rank=rank,
+            world=world,
+            even=even,
+            drop_last=drop_last,
+            labels=None if labels is None else (labels.removeprefix(".").lower(), label_type or int),
+            decode=[(list(names), each.decoder) for names, each in decoded.items()],
+        )
+        # What decides which samples are in which batch.
+        self._plan = {
+            "samples": len(self._files), "batch_size": batch_size, "batch_bytes": batch_bytes, "shuffle": shuffle,
+            "seed": seed, "world": world, "rank": rank, "drop_last": drop_last, "even": even,
+        }
+        self._origin = Origin(self._files, {names: (each.shape, each.dtype) for names, each in decoded.items()}, seed, rank)
+        # A dict for its order, and so that what fails in each epoch is named once.
+        self._failed = dict.fromkeys(text for text, _ in self._files.failures())
+        self._check(listed)
+        classes = None if labels is not None else self._files.classes()
+        self._label_of = None if classes is None else {name: _label(label_type, name, at) for at, name in enumerate(classes)}
+        self._reader: _pinpool.Reader | None = None
+        # Behind the batch that was handed out last, and the first epoch of the pass that is running.
+        self._place: _Place = (0, 0, 0)
+        self._first: int | None = None
+        self._is_resumed = False
+        if state is not None:
+            self.load_state_dict(state)
+
+    def _check(self, listed: list[str]) -> None:
+        """Refuses files of which nothing can be loaded, or not what was asked for."""
+        compressed = _paths.compressed(listed) or self._files.first_compressed()
+        if compressed is not None:
+            raise ValueError(f"{compressed}: compressed files are not read: decompress them first, as by zstd -d or gunzip")
+        if not self._skips and (lacking := self._files.undecodable()) is not None:
+            self._failed[f"{lacking}; leave such files out by a pattern, as in 'photos/**/*.jpg'"] = None
+        if self._failed and not self._skips:
+            raise LoadError(_told(list(self._failed)))
+        if not len(self._files):
+            named = ", ".join(repr(path) for path in listed[:3]) + (", ..." if len(listed) > 3 else "")
+            why = "have no regular file; name files, or directories of files"
+            if self._failed:
+                why = f"have nothing that can be read: {next(iter(self._failed))}"
+            elif self._files.files():
+                why = "have only archives without a member"
+            raise ValueError(f"nothing to load: paths [{named}] {why}")
+        plan = self._plan
+        samples, world, batch_size = plan["samples"], plan["world"], plan["batch_size"]
+        if not self._files.batches(0):
+            parts = f"{samples} samples of world={world}, batch_size={batch_size}, drop_last={plan['drop_last']}"
+            raise ValueError(f"rank={plan['rank']} has no batch of {parts}; make batches smaller, or the world")
+        if world == 1 or plan["drop_last"] or plan["even"]:
+            return
+        most, fewest = -(-samples // world), samples // world
+        batches = [-(-each // batch_size) if batch_size else 0 for each in (most, fewest)]
+        if plan["batch_bytes"] or batches[0] != batches[1]:
+            told = f"{batches[0]} and {batches[1]}" if not plan["batch_bytes"] else "different numbers of"
+            warnings.warn(
+                f"the ranks get {told} batches an epoch ({samples} samples, world={world}), and training that synchronizes ranks "
+                "(DDP) hangs at the end of an epoch: give batch_size with even=True (repeats samples) or drop_last=True (leaves some out)",
+                stacklevel=3,
+            )
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that all buffers come from."""
+        return self._pool
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of an epoch, those of all ranks."""
+        return len(self._files)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of these samples."""
+        return self._files.nbytes()
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the directories of the files, sorted: label `i` stands for `classes[i]`. Empty with `labels=` and for archives."""
+        return list(self._label_of or ())
+
+    @property
+    def failures(self) -> list[str]:
+        """What could not be listed or read so far, with `on_error="skip"`; each once."""
+        return list(self._failed)
+
+    def __len__(self) -> int:
+        """Number of batches of the pass that is running, those handed out included; else of the next one."""
+        first, end = self._pass()
+        return sum(self._files.batches(epoch) for epoch in range(first, end))
+
+    def _pass(self) -> tuple[int, int]:
+        epoch = self._first if self._first is not None else self._place[0] if self._is_resumed else self._next_epoch()
+        return epoch // self._epochs * self._epochs, (epoch // self._epochs + 1) * self._epochs
+
+    def _next_epoch(self) -> int:
+        """The first epoch of the pass behind the one that is running, or was left."""
+        epoch, batch, _ = self._place
+        return -(-(epoch + (batch > 0)) // self._epochs) * self._epochs
+
+    def __iter__(self) -> Iterator[T]:
+        self.close()
+        epoch, batch, number = self._place if self._is_resumed else (self._next_epoch(), 0, self._place[2])
+        end = (epoch // self._epochs + 1) * self._epochs
+        self._is_resumed, self._first, self._place = False, epoch, (epoch, batch, number)
+        self._reader = reader = self._files.begin(end, epoch, batch, number)
+        batches: Iterator[tuple[Any, _Place]] = iter(lambda: self._take(reader), None)  # type: ignore[arg-type]
+        mapped = None
+        if (function := self._map) is not None:
+            # What is ahead of the loop does not count for `state_dict()`.
+            batches = mapped = Mapped(lambda taken: (function(taken[0]), taken[1]), batches, self._map_workers)
+
+        def hand_out(taken: tuple[Any, _Place]) -> Any:
+            made, self._place = taken
+            if self._place[0] >= end:
+                self._first = None
+            return made
+
+        try:
+            # Keeps no reference to a batch, so that its memory goes back as soon as the user's is gone. It ends after
+            # `load_state_dict` or `close`, and once another `for` has begun, also with results of `map` ahead.
+            yield from map(hand_out, takewhile(lambda _: self._reader is reader, batches))
+        finally:
+            # After `break`, an exception and Ctrl-C as well.
+            if mapped is not None:
+                mapped.close()
+            reader.stop()
+            if self._reader is reader:
+                self._reader = self._first = None
+
+    def _take(self, reader: _pinpool.Reader) -> tuple[Batch, _Place] | None:
+        handed = reader.next()
+        if handed is None:
+            return None
+        failures = [text for text, _ in handed[-1]]
+        for_pool = [text for text, is_pool in handed[-1] if is_pool]
+        if for_pool or failures and not self._skips:
+            del handed  # The traceback would keep its buffer.
+            if for_pool:
+                self._pool.try_get(0)  # ForkError, where the pool is a parent's.
+                raise LimitError(f"{for_pool[0]}; batches that are held count: let one go before the next, or use smaller ones")
+            raise LoadError(_told(failures))
+        self._failed.update(dict.fromkeys(failures))
+        number, epoch, index, _, parts, _, labels, _ = handed
+        if labels is None:
+            labels = self._files.labels([sample for sample, *_ in parts])
+            if self._label_of is not None:
+                labels = [self._label_of[name] for name in labels]
+        is_last = index + 1 == self._batches(epoch)
+        return Batch(handed, labels, failures, self._origin), (epoch + 1, 0, number + 1) if is_last else (epoch, index + 1, number + 1)
+
+    def _batches(self, epoch: int) -> int:
+        """Number of batches of `epoch`, counted once an epoch."""
+        if self._counted[0] != epoch:
+            self._counted = epoch, self._files.batches(epoch)
+        return self._counted[1]
+
+    _counted = (-1, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is: behind the last batch that it handed out. Numbers and text, to be stored with the model.
+
+        Behind the last batch of an epoch that is the first one of the next epoch.
+        """
+        epoch, batch, number = self._place
+        return {"epoch": epoch, "batch": batch, "number": number, "files": self._files.fingerprint(), **self._plan}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues behind the batch at which `state` was taken, with the next `for`; a running one ends.
+
+        ValueError names what differs if the loader has other batches. The rank may differ if all ranks have equally many.
+        """
+        own = self.state_dict()
+        if not isinstance(state, Mapping) or own.keys() - state.keys():
+            raise TypeError(f"state={state!r}: what state_dict() of a pinpool_loader.Loader returned")
+        ignored = {"epoch", "batch", "number"}
+        if own["drop_last"] or own["even"] or not own["samples"] % own["world"] and own["batch_size"] and not own["batch_bytes"]:
+            ignored.add("rank")
+        differ = [f"{name}={state[name]!r} there, {own[name]!r} here" for name in own if name not in ignored and state[name] != own[name]]
+        if differ:
+            raise ValueError(f"state: it belongs to a loader of other batches: {'; '.join(differ)}")
+        epoch, batch, number = (count(f"state[{name!r}]", state[name], 0) for name in ("epoch", "batch", "number"))
+        if batch >= (batches := self._batches(epoch)):
+            raise ValueError(f"state: it is at batch {batch} of epoch {epoch}, which has {batches}")
+        self.close()
+        self._place, self._is_resumed = (epoch, batch, number), True
+
+    def close(self) -> None:
+        """Ends the threads and returns what was read ahead to the pool. Batches stay as they are; the next `for` is a new pass."""
+        reader, self._reader, self._first = self._reader, None, None
+        if reader is not None:
+            reader.stop()
+
+    def __enter__(self) -> Loader[T]:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> Any:
+        raise TypeError(
+            "a pinpool_loader.Loader cannot be pickled, since its threads and its memory belong to this process: make one in the "
+            "process that uses it, with rank= and world=, and pass what state_dict() returns"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Never:
+            instead = {"state": "state_dict()", "load_state": "load_state_dict()"}.get(name)
+            raise AttributeError(f"a Loader has no attribute {name!r}" + (f": use {instead}" if instead else ""))
+
+    def __repr__(self) -> str:
+        return f"<pinpool_loader.Loader of {self.samples} samples, {self.nbytes} B, in epoch {self._place[0]}>"
+
+
+def _told(failures: list[str]) -> str:
+    more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    return f"{failures[0]}{more}; on_error='skip' goes on without what cannot be read"
+
+
+def _label(label_type: Callable[[str], Any] | None, name: str, at: int) -> Any:
+    """The label of files in the directory `name`."""
+    if label_type is None:
+        return at
+    try:
+        return label_type(name)
+    except Exception as error:
+        raise ValueError(f"label_type: the directory {name!r} is no label: {error}") from error
