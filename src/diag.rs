@@ -115,9 +115,10 @@ impl PoolLog {
         // Of a single get there is no time between the first and the last.
         let after = if after.is_zero() { String::new() } else { format!(" after {after:?}") };
         let subject = if gets == 1 { "1 get".to_owned() } else { format!("{gets} gets") };
+        let waited = if waited.is_zero() { String::new() } else { format!(" and waited {waited:?} together") };
         log::info!(
             shortage,
-            "{self}shortage over{after}: {subject} found no memory at once and waited {waited:?} together, {fallbacks} were given memory that is not pinned"
+            "{self}shortage over{after}: {subject} found no memory at once{waited}, {fallbacks} were given memory that is not pinned"
         );
     }
 

@@ -260,7 +260,8 @@ fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
     pool.poll();
     let kept = lines_with_levels();
     let [(Level::Info, line)] = kept.as_slice() else { panic!("one line: {kept:?}") };
-    assert!(line.starts_with("shortage over: 1 get "), "{line}");
+    // It lasted until the wait ended, and says what it cost.
+    assert!(line.starts_with("shortage over after 3s: 1 get found no memory at once and waited "), "{line}");
 }
 
 #[test]

@@ -215,7 +215,7 @@ fn memory_that_another_process_holds_is_waited_for() {
     other.env("PINPOOL_LEDGER", &ledger).env("PINPOOL_MAX_BYTES", "128MiB").env("PINPOOL_RESERVE", "48MiB");
     let mut other = other.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until("the other process holds memory", || {
-        finish(&mut pinpool(&["ledger", &ledger])).stdout.contains("held 48 MiB")
+        finish(&mut pinpool(&["top", "--all"])).stdout.contains(&format!("shared limit {ledger}: 128 MiB, held 48 MiB"))
     });
     let mut program = Program::one(|pool| pool.ledger(ledger.as_str()).max_bytes(128 << 20));
     let held = throttled(&mut program);
