@@ -114,7 +114,7 @@ fn a_named_pipe_is_opened_once() {
     let page = page.to_str().unwrap();
     for (args, bytes) in [
         (["trace", "--format", "csv"], packed(WORKLOAD.as_bytes())),
-        (["replay", "--format", "table"], WORKLOAD.into()),
+        (["replay", "--source", "walls"], WORKLOAD.into()),
         (["report", "-o", page], LOG.into()),
     ] {
         let mut command = pinpool(&args);
