@@ -319,7 +319,7 @@ def test_memory_of_the_driver_is_out_of_reach_in_a_forked_child(over_the_double)
 def test_the_interpreter_ends_while_copies_run(over_the_double):
     over_the_double(
         """
-        pool, stream = pool_of(close_wait=0.05), new_stream()
+        pool, stream = pool_of(), new_stream()
         buf, kept = pool.get(SIZE), pool.get(SIZE)
         hold(stream)
         for each in (buf, kept):

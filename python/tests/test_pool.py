@@ -53,7 +53,7 @@ def test_settings_that_are_wrong_say_what_is_right():
             pinpool.Pool(env=False, backend="heap", **{name: value})
     for values in [{"wait": float("inf"), "idle_timeout": "none", "log_every": None}, {"socket": 0, "reserve": "none", "zero": "no"}]:
         pinpool.Pool(env=False, backend="heap", **values).get(1)
-    with pytest.raises(ValueError, match="PINPOOL_RESERVE=2048: is over PINPOOL_MAX_BYTES"):
+    with pytest.raises(ValueError, match="PINPOOL_RESERVE=2KiB: exceeds PINPOOL_MAX_BYTES=1KiB"):
         pinpool.Pool(backend="heap", max_bytes=1024, reserve=2048)
     with pytest.raises(TypeError, match="wait: a list is no value of a setting"):
         pinpool.Pool(wait=[])
