@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use pinpool::unstable::config::env::{PREFIX, VARIABLES, nearest};
+use pinpool::unstable::config::env::{IN_CODE, PREFIX, VARIABLES, full_name, is_known, nearest};
 use pinpool::unstable::config::text::format_bytes;
 use pinpool::{Ceiling, DEFAULT_ALIGN, Error, GetFuture, PinnedBuf, Preset, Request, TaggedPool};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
@@ -135,7 +135,7 @@ impl Pool {
             let variable = variable(&name)?;
             if !value.is_none() {
                 let text = setting_text(&name, &value)?;
-                builder = builder.variable(variable, &text).map_err(|error| exception(&error))?;
+                builder = builder.variable(&variable, &text).map_err(|error| exception(&error))?;
             }
         }
         let built = py.detach(move || builder.build().map(Self::of));
@@ -353,16 +353,17 @@ pub(crate) fn json(json: serde_json::Result<String>) -> PyResult<String> {
 }
 
 fn setting_names() -> impl Iterator<Item = String> {
-    VARIABLES.iter().map(|variable| keyword(variable.name))
+    let in_code = IN_CODE.iter().map(|(name, _)| (*name).to_owned());
+    VARIABLES.iter().map(|variable| keyword(variable.name)).chain(in_code)
 }
 
 fn keyword(variable: &str) -> String {
     variable.trim_start_matches(PREFIX).to_ascii_lowercase()
 }
 
-/// The variable of a keyword.
-fn variable(name: &str) -> PyResult<&'static str> {
-    let found = VARIABLES.iter().map(|variable| variable.name).find(|variable| keyword(variable) == name);
+/// The setting of a keyword.
+fn variable(name: &str) -> PyResult<String> {
+    let found = Some(full_name(name)).filter(|found| is_known(found) && name == name.to_lowercase());
     found.ok_or_else(|| {
         let advice = nearest(name).map_or_else(
             || format!("they are name, env, {}", setting_names().collect::<Vec<_>>().join(", ")),

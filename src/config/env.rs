@@ -110,6 +110,23 @@ macro_rules! variables {
 }
 for_each_setting!(variables);
 
+/// The name of a setting that is written `name`: in any case, and of a variable also without the prefix.
+pub fn full_name(name: &str) -> String {
+    if let Some((in_code, _)) = IN_CODE.iter().find(|(in_code, _)| name.eq_ignore_ascii_case(in_code)) {
+        return (*in_code).to_owned();
+    }
+    let name = name.to_uppercase();
+    if name.starts_with(PREFIX) { name } else { format!("{PREFIX}{name}") }
+}
+
+/// Whether a pool has the setting called `name`, or had it in an earlier version.
+pub fn is_known(name: &str) -> bool {
+    let is_variable = VARIABLES.iter().any(|variable| variable.name == name);
+    is_variable
+        || IN_CODE.iter().any(|(in_code, _)| *in_code == name)
+        || name.strip_prefix(PREFIX).is_some_and(|word| retired(word).is_some())
+}
+
 /// Sets what the variable called `name` sets, or one of [`IN_CODE`], from `text` as its value. An empty text sets nothing.
 pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()> {
     let text = text.trim();
