@@ -71,7 +71,7 @@ fn require_gpu_is_met_only_by_memory_that_is_pinned_for_the_gpu() {
     assert_eq!(lines(&ran.stderr, ": W "), 1, "{}", ran.stderr);
     ran.check_stderr("the back-end heap does not pin memory for the GPU");
     let mut command = pinpool(&["load", "--json", "--require-gpu", "--set", "BACKEND=cuda,WAIT=0,ON_FULL=pageable"]);
-    command.arg(dir.path()).env("LD_LIBRARY_PATH", &lib).env("DRIVER_DOUBLE_FAIL", "cuMemHostAlloc:1+=2");
+    command.arg(dir.path()).env("LD_LIBRARY_PATH", &lib).env("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1+=2");
     let ran = finish(&mut command);
     assert_eq!(ran.code(), 3, "{}", ran.stderr);
     ran.check_stderr("--require-gpu: 1 batches had memory that is not pinned");
