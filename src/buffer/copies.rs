@@ -9,10 +9,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::PinnedBuf;
-use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
+use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::engine::Block;
 use crate::error::{Error, Result};
-use crate::in_flight::{CopyFences, SharedFence};
+use crate::in_flight::{CopyFences, FenceKind, SharedFence};
 
 /// A buffer that a device is writing to; [`wait`](PendingBuf::wait) and `await` are the only ways to its bytes. Dropping it
 /// drops the buffer, which returns to its pool when the copy is over.
@@ -141,10 +141,10 @@ impl PinnedBuf {
     {
         let Some(block) = self.block.as_ref().filter(|block| block.bytes().1 > 0) else { return Ok(None) };
         block.begin_read().map_err(CopyFailure::Refused)?;
-        let purpose = FencePurpose::Pool(block.fence_kind());
+        let kind = block.fence_kind();
         // SAFETY: the engine gets the block with this copy's fence and keeps it from every other use until the copy is over
         // (in-flight-I1); on a refusal nothing was enqueued.
-        unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), purpose) }.map(Some)
+        unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), kind) }.map(Some)
     }
 
     /// Enqueues a copy of `range` to the front of `target` and keeps the buffer, for another copy or another target.
@@ -172,7 +172,7 @@ impl PinnedBuf {
         let source = unsafe { self.start().add(range.start) };
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
         // pool, until the copy is over (buffer-I2); on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, FencePurpose::Buffer) };
+        let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, FenceKind::Timeline) };
         self.track(enqueued, CopyFences::record)
     }
 

@@ -55,17 +55,6 @@ pub(crate) fn timeline_bytes() -> u64 {
     0
 }
 
-/// Who queries the fence of a copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FencePurpose {
-    /// The buffer, which its user keeps and may copy again: the fence has its stream's [identity](Fence::stream_id), if
-    /// that is known.
-    Buffer,
-    /// The pool, which gets the buffer when the copy is over: a fence of this kind, if there are several.
-    Pool(FenceKind),
-}
-
 /// Memory that can be copied into on a stream `S`. `E` is the memory's element; it only lets the compiler find the
 /// implementation, since all sizes are in bytes.
 ///
@@ -79,8 +68,8 @@ pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
     /// Bytes that fit.
     fn capacity_bytes(&self) -> usize;
 
-    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once, with a fence for
-    /// `purpose`.
+    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once, with a fence of this kind,
+    /// if there are several.
     ///
     /// # Errors
     ///
@@ -95,7 +84,7 @@ pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
         stream: &S,
         source: *const u8,
         len: usize,
-        purpose: FencePurpose,
+        kind: FenceKind,
     ) -> Result<Arc<dyn Fence>, CopyFailure>;
 }
 
@@ -109,8 +98,7 @@ pub unsafe trait CopySource<S: ?Sized, E = u8> {
     /// Bytes that can be copied.
     fn available_bytes(&self) -> usize;
 
-    /// Enqueues a copy of `len` bytes from the front of this memory to `target` and returns at once, with a fence for the
-    /// [buffer](FencePurpose::Buffer).
+    /// Enqueues a copy of `len` bytes from the front of this memory to `target` and returns at once, with a fence.
     ///
     /// # Errors
     ///
@@ -167,15 +155,11 @@ pub(crate) unsafe fn enqueue<S: ?Sized, E, T: CopyTarget<S, E> + ?Sized>(
     target: &mut T,
     source: *const u8,
     len: usize,
-    purpose: FencePurpose,
+    kind: FenceKind,
 ) -> Result<SharedFence, CopyFailure> {
-    let capacity_bytes = target.capacity_bytes();
-    if len > capacity_bytes {
-        let why = format!("the target holds only {capacity_bytes} B; allocate it larger or get a shorter buffer");
-        return Err(CopyFailure::Refused(Error::copy(len, why)));
-    }
+    check_len(len, "target", target.capacity_bytes())?;
     // SAFETY: the caller's promise; the length was checked above.
-    unsafe { target.enqueue(stream, source, len, purpose) }
+    unsafe { target.enqueue(stream, source, len, kind) }
 }
 
 /// Enqueues a copy into host memory after the checks that need no driver.
@@ -190,13 +174,14 @@ pub(crate) unsafe fn fetch<S: ?Sized, E, T: CopySource<S, E> + ?Sized>(
     target: *mut u8,
     len: usize,
 ) -> Result<SharedFence, CopyFailure> {
-    let available_bytes = source.available_bytes();
-    if len > available_bytes {
-        let why = format!("the source holds only {available_bytes} B; get a shorter buffer");
-        return Err(CopyFailure::Refused(Error::copy(len, why)));
-    }
+    check_len(len, "source", source.available_bytes())?;
     // SAFETY: the caller's promise; the length was checked above.
     unsafe { source.fetch(stream, target, len) }
+}
+
+fn check_len(len: usize, what: &str, bytes: usize) -> Result<(), CopyFailure> {
+    let why = || format!("the {what} has only {bytes} B; make it larger or request a shorter buffer");
+    if len <= bytes { Ok(()) } else { Err(CopyFailure::Refused(Error::copy(len, why()))) }
 }
 
 /// `range` of `len` elements.

@@ -10,13 +10,12 @@
 #![allow(unsafe_code)] // Copies through raw pointers on another thread, as a device would.
 
 use std::cell::UnsafeCell;
-use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose, elements_in};
+use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::error::{Error, ErrorKind, Result};
-use crate::in_flight::{Fence, SharedFence, StreamId};
+use crate::in_flight::{Fence, FenceKind, SharedFence, StreamId};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::{Condvar, Mutex};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
@@ -63,8 +62,8 @@ struct QueuedCopy {
 
 #[derive(Debug)]
 enum Work {
-    ToDevice { source: HostAddress, target: Arc<DeviceBytes>, range: Range<usize> },
-    ToHost { source: Arc<DeviceBytes>, range: Range<usize>, target: HostAddress },
+    ToDevice { source: HostAddress, target: Arc<DeviceBytes>, len: usize },
+    ToHost { source: Arc<DeviceBytes>, target: HostAddress, len: usize },
     Nothing,
 }
 
@@ -90,23 +89,10 @@ pub struct SinkMem {
     copies: Mutex<Vec<SharedFence>>,
 }
 
-/// A part of a [`SinkMem`], to copy from.
-#[derive(Debug)]
-pub struct SinkView<'a> {
-    mem: &'a SinkMem,
-    range: Range<usize>,
-}
-
-/// A part of a [`SinkMem`], to copy into or from.
-#[derive(Debug)]
-pub struct SinkViewMut<'a> {
-    mem: &'a mut SinkMem,
-    range: Range<usize>,
-}
-
 /// Holds a stream before its next copy until it is dropped.
 #[derive(Debug)]
 #[must_use = "the stream runs on when the gate is dropped"]
+#[doc(hidden)]
 pub struct SinkGate(Arc<Progress>);
 
 #[derive(Debug)]
@@ -138,6 +124,7 @@ impl SinkStream {
     }
 
     /// Holds the stream before its next copy.
+    #[doc(hidden)]
     pub fn hold(&self) -> SinkGate {
         self.progress.state.lock().gates += 1;
         SinkGate(self.progress.clone())
@@ -206,20 +193,20 @@ fn run_copies(copies: &Receiver<QueuedCopy>, progress: &Progress) {
 impl Work {
     fn run(self) {
         match self {
-            Self::ToDevice { source, target, range } => {
+            Self::ToDevice { source, target, len } => {
                 // SAFETY: sink-I1: no reference to the bytes exists until this copy's fence is over, and no other worker
                 // touches them: earlier copies were waited for, later ones wait for this one.
                 let bytes = unsafe { &mut *target.0.get() };
                 // SAFETY: the promise of `enqueue`: the source stays readable and unchanged until the fence.
-                let source = unsafe { std::slice::from_raw_parts(source.0.cast_const(), range.len()) };
-                bytes[range].copy_from_slice(source);
+                let source = unsafe { std::slice::from_raw_parts(source.0.cast_const(), len) };
+                bytes[..len].copy_from_slice(source);
             }
-            Self::ToHost { source, range, target } => {
+            Self::ToHost { source, target, len } => {
                 // SAFETY: sink-I1: no worker writes to the bytes: earlier copies were waited for, later ones wait for this.
                 let bytes = unsafe { &*source.0.get() };
                 // SAFETY: the promise of `fetch`: nothing else touches the target until the fence.
-                let target = unsafe { std::slice::from_raw_parts_mut(target.0, range.len()) };
-                target.copy_from_slice(&bytes[range]);
+                let target = unsafe { std::slice::from_raw_parts_mut(target.0, len) };
+                target.copy_from_slice(&bytes[..len]);
             }
             Self::Nothing => {}
         }
@@ -302,36 +289,6 @@ impl SinkMem {
         unsafe { &*self.bytes.0.get() }
     }
 
-    /// Some of the bytes to copy from, as `CudaSlice::slice` gives on a device.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::is_request`] if the range is not inside the memory.
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<SinkView<'_>> {
-        Ok(SinkView { range: elements_in(range, self.len)?, mem: self })
-    }
-
-    /// Some of the bytes to copy into, as `CudaSlice::slice_mut` gives on a device.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`slice`](SinkMem::slice).
-    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<SinkViewMut<'_>> {
-        Ok(SinkViewMut { range: elements_in(range, self.len)?, mem: self })
-    }
-
-    /// Enqueues a copy of `len` bytes from `source` to `offset`. Only for a caller with `&mut` access (sink-I1).
-    fn write_at(&self, stream: &SinkStream, offset: usize, source: *const u8, len: usize) -> Enqueued {
-        let (source, target) = (HostAddress(source.cast_mut()), self.bytes.clone());
-        self.enqueue_in_order(stream, Work::ToDevice { source, target, range: offset..offset + len })
-    }
-
-    /// Enqueues a copy of `len` bytes from `offset` to `target`.
-    fn read_at(&self, stream: &SinkStream, offset: usize, target: *mut u8, len: usize) -> Enqueued {
-        let (source, target) = (self.bytes.clone(), HostAddress(target));
-        self.enqueue_in_order(stream, Work::ToHost { source, range: offset..offset + len, target })
-    }
-
     /// Behind the copies of other streams from and to this memory.
     fn enqueue_in_order(&self, stream: &SinkStream, work: Work) -> Enqueued {
         stream.progress.check_process().map_err(CopyFailure::Refused)?;
@@ -345,46 +302,29 @@ impl SinkMem {
     }
 }
 
-macro_rules! copy_target {
-    ($self:ident, $type:ty: $range:expr, $mem:expr) => {
-        // SAFETY: nothing is enqueued when an error is returned; the fence is the worker's own count.
-        unsafe impl CopyTarget<SinkStream> for $type {
-            fn capacity_bytes(&$self) -> usize {
-                $range.len()
-            }
+// SAFETY: nothing is enqueued when an error is returned; the fence is the worker's own count.
+unsafe impl CopyTarget<SinkStream> for SinkMem {
+    fn capacity_bytes(&self) -> usize {
+        self.len
+    }
 
-            unsafe fn enqueue(
-                &mut $self,
-                stream: &SinkStream,
-                source: *const u8,
-                len: usize,
-                _purpose: FencePurpose,
-            ) -> Enqueued {
-                $mem.write_at(stream, $range.start, source, len)
-            }
-        }
-    };
+    unsafe fn enqueue(&mut self, stream: &SinkStream, source: *const u8, len: usize, _kind: FenceKind) -> Enqueued {
+        let (source, target) = (HostAddress(source.cast_mut()), self.bytes.clone());
+        self.enqueue_in_order(stream, Work::ToDevice { source, target, len })
+    }
 }
-copy_target!(self, SinkMem: (0..self.len), self);
-copy_target!(self, SinkViewMut<'_>: self.range, self.mem);
 
-macro_rules! copy_source {
-    ($self:ident, $type:ty: $range:expr, $mem:expr) => {
-        // SAFETY: as for `CopyTarget`.
-        unsafe impl CopySource<SinkStream> for $type {
-            fn available_bytes(&$self) -> usize {
-                $range.len()
-            }
+// SAFETY: as for `CopyTarget`.
+unsafe impl CopySource<SinkStream> for SinkMem {
+    fn available_bytes(&self) -> usize {
+        self.len
+    }
 
-            unsafe fn fetch(&$self, stream: &SinkStream, target: *mut u8, len: usize) -> Enqueued {
-                $mem.read_at(stream, $range.start, target, len)
-            }
-        }
-    };
+    unsafe fn fetch(&self, stream: &SinkStream, target: *mut u8, len: usize) -> Enqueued {
+        let (source, target) = (self.bytes.clone(), HostAddress(target));
+        self.enqueue_in_order(stream, Work::ToHost { source, target, len })
+    }
 }
-copy_source!(self, SinkMem: (0..self.len), self);
-copy_source!(self, SinkView<'_>: self.range, self.mem);
-copy_source!(self, SinkViewMut<'_>: self.range, self.mem);
 
 // SAFETY: the worker counts what is enqueued in order, this mark among it.
 unsafe impl CopyStream for SinkStream {

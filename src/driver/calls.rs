@@ -8,7 +8,7 @@
 //!
 //! Virtual memory has a table of its own, since drivers without it are served too.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem;
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
@@ -51,6 +51,7 @@ macro_rules! calls {
 
 calls! {
     pub(super) init = c"cuInit"(flags: c_uint);
+    error_name_call = c"cuGetErrorName"(code: c_int, out: *mut *const c_char);
     pub(super) driver_version = c"cuDriverGetVersion"(out: *mut c_int);
     pub(super) device_name = c"cuDeviceGetName"(text: *mut c_char, bytes: c_int, device: CUdevice);
     pub(super) device_attribute = c"cuDeviceGetAttribute"(out: *mut c_int, number: c_int, device: CUdevice);
@@ -84,6 +85,7 @@ calls! {
     pub(crate) green_record_event = c"cuGreenCtxRecordEvent"(green: CUcontext, event: CUevent);
     pub(crate) event_record = c"cuEventRecord"(event: CUevent, stream: CUstream);
     pub(crate) event_query = c"cuEventQuery"(event: CUevent);
+    pub(crate) event_elapsed = c"cuEventElapsedTime"(out: *mut f32, first: CUevent, last: CUevent);
     pub(crate) event_synchronize = c"cuEventSynchronize"(event: CUevent);
 
     host_alloc_call = c"cuMemHostAlloc"(out: *mut *mut c_void, bytes: usize, flags: c_uint);
@@ -137,6 +139,15 @@ pub(crate) fn is_primary_active(device: CUdevice) -> Result<bool, Code> {
     let (mut flags, mut is_active) = (0, 0);
     // SAFETY: both take results; the driver refuses a device that it does not know.
     unsafe { primary_state(device, &raw mut flags, &raw mut is_active) }.map(|()| is_active != 0)
+}
+
+/// The name of an error; `None` if this driver does not know it.
+pub(super) fn error_name(code: Code) -> Option<&'static CStr> {
+    let mut name = ptr::null();
+    // SAFETY: `name` takes the result; the call may come at any time, also before the start.
+    unsafe { error_name_call(code.0, &raw mut name) }.ok().filter(|()| !name.is_null())?;
+    // SAFETY: a string of the driver, which is never unloaded.
+    Some(unsafe { CStr::from_ptr(name) })
 }
 
 /// The context that is current on this thread; null if none is.

@@ -105,7 +105,7 @@ impl Core {
     /// one at hand, or one that another thread has put back to this thread's shard.
     pub(crate) fn take_otherwise(&self, len: usize) -> Option<Block<Core>> {
         let take_remote =
-            |shard: ShardAtHand<'_>| shard.0.take_remote_at_once(plain_eighths_index(len)).map(Block::from_entry);
+            |shard: ShardAtHand<'_>| shard.0.take_remote_fast(plain_eighths_index(len)).map(Block::from_entry);
         match self.shard_at_hand() {
             Some(first) => take_remote(first),
             None => {
@@ -118,7 +118,7 @@ impl Core {
 
     /// Whether the calling thread's shard lets gets and puts take the short path.
     pub(crate) fn has_short_path(&self) -> bool {
-        self.short_path().is_some_and(|shard| !shard.has_attention())
+        self.short_path().is_some_and(|shard| !shard.requires_slow_path())
     }
 
     /// The thread uses this pool: its next gets and puts may take the short path.
@@ -142,14 +142,14 @@ impl ShardAtHand<'_> {
     /// A plain idle block for a plain get of `len` bytes, if the shard has one. Its length is yet to be set.
     #[inline(always)]
     pub(crate) fn take(self, len: usize) -> Option<Block<Core>> {
-        // SAFETY: the index of every length is below the number of classes that `AdaptiveIdle` makes its cache with.
-        unsafe { self.0.take_at_once(plain_eighths_index(len)) }.map(Block::from_entry)
+        // SAFETY: the index of every length is below the number of classes of the pool's cache.
+        unsafe { self.0.take_fast(plain_eighths_index(len)) }.map(Block::from_entry)
     }
 
     /// Puts `block`, which is open to the shard, if that is free.
     #[inline(always)]
     fn put(self, block: Block<Core>) -> Result<(), Block<Core>> {
-        self.0.put_at_once(block.into_entry()).map_err(Block::from_entry)
+        self.0.put_fast(block.into_entry()).map_err(Block::from_entry)
     }
 }
 

@@ -16,7 +16,7 @@ use super::block::{Block, BlockBody};
 use super::classes::Classes;
 use super::domain::Member;
 use super::idle::thread_cache::{Entry, SpareEntries};
-use super::idle::{Idle, LoweredLimit, PutOutcome};
+use super::idle::{Evicted, Idle, LoweredLimit};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
 use super::supply::{Acquired, Adopted, BlockMemory, Place, Refusal, SlowCalls, Stop};
@@ -126,7 +126,7 @@ impl<E> Stock<E> {
         match self.backing.acquire(class, (now_us, calls), pool, || self.take(class))? {
             Acquired::Reused(block) => Ok((block, false)),
             Acquired::New(memory) => {
-                self.idle.count_allocated();
+                self.idle.count_allocated(now_us);
                 self.classes.made(class, refused, is_in_flight);
                 Ok(self.block(owner, memory, class))
             }
@@ -207,24 +207,32 @@ impl<E> Stock<E> {
             return PutEnd::Merged;
         }
         let class = block.class();
-        let PutOutcome { victim, rejected, check } = self.idle.put(block.into_entry(), class);
-        let end = if victim.is_some() || rejected.is_some() { PutEnd::Released } else { PutEnd::Kept };
-        if let Some(entry) = victim {
-            self.evict(Block::from_entry(entry), now_us, EvictionReason::OverLimit);
+        let evicted = self.idle.put(block.into_entry(), class);
+        if evicted.is_none() {
+            return PutEnd::Kept;
         }
-        if let Some(entry) = rejected {
-            self.evict(Block::from_entry(entry), now_us, EvictionReason::NotKept);
-        }
-        if let Some(check) = check {
-            if let Some(to) = check.raised_to {
-                self.record(Event::Limit { from: check.limit, to });
+        self.evict_over_limit(evicted, now_us);
+        self.enforce_idle_limit(now_us);
+        PutEnd::Released
+    }
+
+    /// Releases blocks over the count limit, which puts on the fast path do not check.
+    pub(super) fn enforce_count_limit(&self, now_us: u64) {
+        self.evict_over_limit(self.idle.evict_over_limit(), now_us);
+    }
+
+    /// Releases the block that was `evicted`, and others until the count limit holds.
+    fn evict_over_limit(&self, mut evicted: Option<Evicted<BlockBody<E>>>, now_us: u64) {
+        while let Some(Evicted { entry, reason, check }) = evicted {
+            self.evict(Block::from_entry(entry), now_us, reason);
+            if let Some(check) = check {
+                if let Some(to) = check.raised_to {
+                    self.record(Event::Limit { from: check.limit, to });
+                }
+                self.log.checked(check);
             }
-            self.log.checked(check);
+            evicted = self.idle.evict_over_limit();
         }
-        if end == PutEnd::Released {
-            self.enforce_idle_limit(now_us);
-        }
-        end
     }
 
     /// Whether the sizes of large buffers vary (policy-R12). A load.
@@ -285,8 +293,9 @@ impl<E> Stock<E> {
         }
     }
 
-    /// Releases blocks that have been idle too long, and lowers a limit that no get has needed for long.
+    /// Releases blocks over the count limit or idle for too long, and lowers a limit that no request has needed for long.
     pub(super) fn expire(&self, now_us: u64) {
+        self.enforce_count_limit(now_us);
         self.evict_all(self.idle.expire(now_us), now_us, EvictionReason::Expired);
         if let Some(LoweredLimit { from, to, victims }) = self.idle.lower_limit(now_us) {
             self.evict_all(victims, now_us, EvictionReason::LimitLowered);

@@ -108,7 +108,7 @@ pub(super) struct Refusal {
 }
 
 /// Queries a fence, which may be a user's. A panic is a failure, so that the memory is lost and nothing else with it.
-fn ask(fence: &dyn Fence) -> Result<bool, Refusal> {
+pub(super) fn ask(fence: &dyn Fence) -> Result<bool, Refusal> {
     match caught(|| fence.is_done()) {
         Some(answer) => answer.map_err(|error| Refusal { error, is_final: false }),
         None => Err(Refusal { error: Error::device("the fence of a copy panicked"), is_final: true }),
@@ -120,24 +120,44 @@ pub(crate) fn is_over(fence: &dyn Fence) -> Result<bool> {
     ask(fence).map_err(|refusal| refusal.error)
 }
 
-/// The stream of the first fence that is not over; `None` if all are. The failure of one outweighs the others
-/// (in-flight-I2).
-pub(super) fn state_of(fences: &Fences) -> Result<Option<u64>, Refusal> {
-    fences.iter().try_fold(None, |pending, fence| {
-        let is_over = ask(&**fence)?;
-        Ok(pending.or_else(|| (!is_over).then(|| stream_of(&**fence))))
-    })
+/// Several fences as one: the failure of one outweighs the others (in-flight-I2).
+#[derive(Debug)]
+struct AllOf(Fences);
+
+// SAFETY: over when each of them is.
+#[allow(unsafe_code)]
+unsafe impl Fence for AllOf {
+    fn is_done(&self) -> Result<bool> {
+        self.0.iter().try_fold(true, |all, fence| Ok(fence.is_done()? && all))
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.0.iter().try_for_each(|fence| fence.wait())
+    }
+
+    fn is_done_by_load(&self) -> Option<bool> {
+        // One that is not over decides, whatever the others say.
+        let known = self.0.iter().try_fold(true, |all, fence| match fence.is_done_by_load() {
+            Some(false) => Err(()),
+            known => Ok(all && known.is_some()),
+        });
+        known.map_or(Some(false), |all| all.then_some(true))
+    }
+
+    fn stream(&self) -> u64 {
+        self.0.first().map_or(0, |fence| stream_of(&**fence))
+    }
 }
 
-/// Whether all fences are over, if loads tell that.
-pub(super) fn known_by_load(fences: &Fences) -> Option<bool> {
-    // One that is not over decides, whatever the others say.
-    let known = fences.iter().try_fold(true, |all, fence| match fence.is_done_by_load() {
-        Some(false) => Err(()),
-        Some(true) => Ok(all),
-        None => Ok(false),
-    });
-    known.map_or(Some(false), |all| all.then_some(true))
+/// One fence for all of `fences`, and whether they are several.
+pub(super) fn all_of(mut fences: Fences) -> (SharedFence, bool) {
+    match fences.pop() {
+        Some(fence) if fences.is_empty() => (fence, false),
+        last => {
+            fences.extend(last);
+            (Arc::new(AllOf(fences)), true)
+        }
+    }
 }
 
 /// The number of a fence's stream; 0 if the fence panics.
@@ -150,9 +170,9 @@ fn stream_id_of(fence: &dyn Fence) -> Option<StreamId> {
     caught(|| fence.stream_id()).flatten()
 }
 
-/// Drops fences that are not needed any more. A panic of one is ignored: the memory is safe without it.
-pub(super) fn discard(fences: Fences) {
-    fences.into_iter().for_each(|fence| caught(|| drop(fence)).unwrap_or_default());
+/// Drops a fence that is not needed any more. A panic is ignored: the memory is safe without it.
+pub(super) fn discard(fence: SharedFence) {
+    caught(|| drop(fence)).unwrap_or_default();
 }
 
 /// The copies that use one buffer and may still be running. A buffer that was never copied has no list, and pays one
@@ -198,7 +218,7 @@ impl CopyFences {
     /// Records a copy from the buffer.
     pub(crate) fn record(&mut self, fence: SharedFence) {
         if let Some(earlier) = stream_id_of(&*fence).and_then(|stream| self.read_on(stream)) {
-            discard(Fences::from_buf([std::mem::replace(earlier, fence)]));
+            discard(std::mem::replace(earlier, fence));
             return;
         }
         self.forget_completed();
@@ -244,7 +264,7 @@ impl CopyFences {
                 false
             })
         });
-        over.for_each(|each| discard(Fences::from_buf([each.fence])));
+        over.for_each(|each| discard(each.fence));
         match first_failure {
             Some(error) => Err(error),
             None => Ok(accesses.is_empty()),

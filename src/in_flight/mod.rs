@@ -3,12 +3,12 @@
 //! ```text
 //!   insert ──▶ the queue of its stream
 //!
-//!   stream 1      [a][b][c]   in the order of the copies, in which they end
-//!   stream 2      [d]         a slow stream delays only its own copies
-//!   multi-stream  {e, f}      used on more than one stream: all fences of each are queried
-//!                  └─ sweep: takes out, under the lock, all that loads say is over
-//!                            queries other heads under no lock, a queue at a time, and removes what is over
-//!                      └──▶ completed (by value, in the order seen), failed ──quarantine──▶ failed {g}: asked again at a tick
+//!   stream 1   [a][b][c]   in the order of the copies, in which they end
+//!   stream 2   [d]         a slow stream delays only its own copies
+//!   several    [e]         a queue of its own for each item that is used on more than one stream
+//!               └─ sweep: takes out, under the lock, all that loads say is over
+//!                         queries other heads under no lock, a queue at a time, and removes what is over
+//!                   └──▶ completed (by value, in the order seen), failed ──quarantine──▶ failed {g}: asked again at a tick
 //! ```
 //!
 //! The module owns the items in flight. It never blocks a caller that did not ask to wait, and it never frees or reuses an
@@ -43,9 +43,9 @@ mod queues;
 
 pub(crate) use fence::{CopyFences, Fences, SharedFence, is_over};
 pub use fence::{Fence, FenceKind, StreamId};
-use fence::{Refusal, discard, known_by_load, state_of, stream_of};
+use fence::{Refusal, all_of, ask, discard, stream_of};
 pub(crate) use queues::{Ask, PendingGroup};
-use queues::{Candidate, KEPT_QUEUES, PendingCopy, Queue, QueueKey, Queues};
+use queues::{Candidate, KEPT_QUEUES, PendingCopy, Queue, Queues};
 
 /// Items whose copies may still be running, with the fences of these copies.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ pub(crate) struct InFlight<T> {
 /// The right of one thread to query a queue, until this is dropped.
 struct Claim<'a, T> {
     in_flight: &'a InFlight<T>,
-    key: QueueKey,
+    key: u64,
 }
 
 /// The result of a sweep.
@@ -94,7 +94,7 @@ pub(crate) struct LostItem<T> {
     pub(crate) item: T,
     pub(crate) error: Error,
     /// To be asked again; `None` if that is useless.
-    pub(crate) fences: Option<Fences>,
+    pub(crate) fence: Option<SharedFence>,
 }
 
 impl<T> InFlight<T> {
@@ -115,19 +115,13 @@ impl<T> InFlight<T> {
 
     /// Keeps `item` until all `fences` are over.
     pub(crate) fn insert(&self, item: T, bytes: u64, fences: Fences, now_us: u64) {
-        let key = match fences.as_slice() {
-            [fence] => QueueKey::Stream(stream_of(&**fence)),
-            _ => QueueKey::MultiStream,
-        };
-        let stream = match key {
-            QueueKey::Stream(stream) => stream,
-            QueueKey::MultiStream => fences.first().map_or(0, |fence| stream_of(&**fence)),
-        };
+        let (fence, are_several) = all_of(fences);
+        let stream = stream_of(&*fence);
         let mut queues = self.queues.lock();
         queues.last_number += 1;
         let number = queues.last_number;
-        let copy = PendingCopy { number, item, bytes, fences, stream, since_us: now_us, is_reported_stuck: false };
-        queues.enqueue(key, copy);
+        let copy = PendingCopy { number, item, bytes, fence, stream, since_us: now_us, is_reported_stuck: false };
+        queues.enqueue(if are_several { !number } else { stream }, copy);
         // Relaxed, as all changes: under the lock (in-flight-I4).
         self.count.fetch_add(1, Ordering::Relaxed);
         let now = [self.count(), self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes];
@@ -229,11 +223,11 @@ impl<T> InFlight<T> {
         let completed = queues.take_completed();
         self.count.fetch_sub(completed.len() as u64, Ordering::Relaxed);
         self.bytes.fetch_sub(completed.iter().map(|copy| copy.bytes).sum(), Ordering::Relaxed);
-        let keys: SmallVec<[QueueKey; KEPT_QUEUES]> = queues.pending_keys(ask).collect();
+        let keys: SmallVec<[u64; KEPT_QUEUES]> = queues.pending_keys(ask).collect();
         drop(queues);
         let mut has_enough = false;
-        for PendingCopy { item, fences, .. } in completed {
-            discard(fences);
+        for PendingCopy { item, fence, .. } in completed {
+            discard(fence);
             has_enough |= enough(&item);
             swept.completed.push(item);
         }
@@ -249,10 +243,10 @@ impl<T> InFlight<T> {
     }
 
     /// Claims a queue, with its first candidate; `None` if it is empty, or another thread has claimed it.
-    fn claim(&self, key: QueueKey) -> Option<(Claim<'_, T>, Candidate)> {
+    fn claim(&self, key: u64) -> Option<(Claim<'_, T>, Candidate)> {
         let mut queues = self.queues.lock();
         let queue = queues.find(key).filter(|queue| !queue.is_claimed)?;
-        let first = queue.candidate_after(0)?;
+        let first = queue.head()?;
         queue.is_claimed = true;
         Some((Claim { in_flight: self, key }, first))
     }
@@ -272,33 +266,32 @@ impl<T> InFlight<T> {
         let mut ended = Ended { swept, abandoned: Vec::new(), recovered: Vec::new(), failed: Vec::new() };
         for Queue { copies, is_claimed, .. } in queues {
             for copy in copies {
-                let state = if is_claimed { Ok(Some(copy.stream)) } else { state_of(&copy.fences) };
-                let PendingCopy { item, fences, .. } = copy;
-                match state {
-                    Ok(None) => ended.swept.completed.push(item),
-                    Ok(Some(_)) => ended.abandoned.push(item),
-                    Err(Refusal { error, .. }) => ended.swept.lost.push(LostItem { item, error, fences: None }),
+                let PendingCopy { item, fence, .. } = copy;
+                match if is_claimed { Ok(false) } else { ask(&*fence) } {
+                    Ok(true) => ended.swept.completed.push(item),
+                    Ok(false) => ended.abandoned.push(item),
+                    Err(Refusal { error, .. }) => ended.swept.lost.push(LostItem { item, error, fence: None }),
                 }
-                discard(fences);
+                discard(fence);
             }
         }
-        for (item, fences) in failed {
-            let is_over = matches!(state_of(&fences), Ok(None));
-            discard(fences);
+        for (item, fence) in failed {
+            let is_over = matches!(ask(&*fence), Ok(true));
+            discard(fence);
             if is_over { ended.recovered.push(item) } else { ended.failed.push(item) }
         }
         ended
     }
 
-    /// Keeps an item whose fence failed until its fences answer. Returns it if the pool has ended.
-    pub(crate) fn quarantine(&self, item: T, fences: Fences) -> Result<(), T> {
+    /// Keeps an item whose fence failed until that answers. Returns it if the pool has ended.
+    pub(crate) fn quarantine(&self, item: T, fence: SharedFence) -> Result<(), T> {
         let mut queues = self.queues.lock();
         if queues.has_ended {
             drop(queues);
-            discard(fences);
+            discard(fence);
             return Err(item);
         }
-        queues.failed.push_back((item, fences));
+        queues.failed.push_back((item, fence));
         self.failed.fetch_add(1, Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -315,23 +308,23 @@ impl<T> InFlight<T> {
         let asked: Vec<_> = queues.failed.drain(..most).collect();
         drop(queues);
         let (mut over, mut lost, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
-        for (item, fences) in asked {
-            match state_of(&fences) {
-                Ok(None) => over.push(item),
+        for (item, fence) in asked {
+            match ask(&*fence) {
+                Ok(true) => over.push(item),
                 Err(refusal) if refusal.is_final => lost.push(item),
                 _ => {
-                    unknown.push((item, fences));
+                    unknown.push((item, fence));
                     continue;
                 }
             }
-            discard(fences);
+            discard(fence);
         }
         let mut queues = self.queues.lock();
         if queues.has_ended {
             // The end has counted them.
             drop(queues);
-            for (item, fences) in unknown {
-                discard(fences);
+            for (item, fence) in unknown {
+                discard(fence);
                 lost.push(item);
             }
         } else {
@@ -354,57 +347,51 @@ impl<T> InFlight<T> {
 
 impl<T> LostItem<T> {
     /// What is not asked again is discarded. No lock is held.
-    fn of(item: T, fences: Fences, refusal: Refusal) -> Self {
+    fn of(item: T, fence: SharedFence, refusal: Refusal) -> Self {
         let Refusal { error, is_final } = refusal;
-        let fences = if is_final {
-            discard(fences);
+        let fence = if is_final {
+            discard(fence);
             None
         } else {
-            Some(fences)
+            Some(fence)
         };
-        Self { item, error, fences }
+        Self { item, error, fence }
     }
 }
 
 impl<T> Claim<'_, T> {
     /// Queries the queue from its `first` candidate on; whether that was `enough`.
-    fn sweep(&self, first: Candidate, ask: Ask, enough: &impl Fn(&T) -> bool, swept: &mut Swept<T>) -> bool {
+    fn sweep(&self, first: Candidate, asked: Ask, enough: &impl Fn(&T) -> bool, swept: &mut Swept<T>) -> bool {
         let mut next = Some(first);
-        while let Some((number, fences)) = next {
-            let state = match known_by_load(&fences) {
-                Some(false) if ask == Ask::Unknown => Ok(fences.first().map(|fence| stream_of(&**fence))),
-                _ => state_of(&fences),
+        while let Some((number, fence)) = next {
+            let state = match fence.is_done_by_load() {
+                Some(false) if asked == Ask::Unknown => Ok(false),
+                _ => ask(&*fence),
             };
-            discard(fences);
+            discard(fence);
+            let end = match state {
+                Ok(false) => return false,
+                Ok(true) => Ok(()),
+                Err(refusal) => Err(refusal),
+            };
             let mut queues = self.in_flight.queues.lock();
             // The end of the pool may have abandoned it.
             let Some(queue) = queues.find(self.key) else { return false };
-            let over = match state {
-                Ok(Some(stream)) => {
-                    queue.note_waiting(number, stream);
-                    if self.key != QueueKey::MultiStream {
-                        return false;
-                    }
-                    None
-                }
-                Ok(None) => self.in_flight.remove(queue, number).map(|copy| (copy, Ok(()))),
-                Err(refusal) => self.in_flight.remove(queue, number).map(|copy| (copy, Err(refusal))),
-            };
-            next = queue.candidate_after(number);
+            let copy = self.in_flight.remove(queue, number);
+            next = queue.head();
             drop(queues);
-            let Some((copy, end)) = over else { continue };
-            let PendingCopy { item, fences, .. } = copy;
+            let Some(PendingCopy { item, fence, .. }) = copy else { continue };
             let is_enough = end.is_ok() && enough(&item);
             match end {
                 Ok(()) => {
-                    discard(fences);
+                    discard(fence);
                     swept.completed.push(item);
                 }
-                Err(refusal) => swept.lost.push(LostItem::of(item, fences, refusal)),
+                Err(refusal) => swept.lost.push(LostItem::of(item, fence, refusal)),
             }
             if is_enough {
-                // Its fences may be the last references by now.
-                next.into_iter().for_each(|(_, fences)| discard(fences));
+                // It may be the last reference by now.
+                next.into_iter().for_each(|(_, fence)| discard(fence));
                 return true;
             }
         }
@@ -499,8 +486,8 @@ mod tests {
         let in_flight = InFlight::new();
         let broken = [1, 2, 3].map(|item| insert(&in_flight, item, item.into()));
         broken.iter().for_each(|fence| fence.fail());
-        for LostItem { item, fences, .. } in in_flight.sweep().lost {
-            in_flight.quarantine(item, fences.unwrap()).unwrap();
+        for LostItem { item, fence, .. } in in_flight.sweep().lost {
+            in_flight.quarantine(item, fence.unwrap()).unwrap();
         }
         assert_eq!((in_flight.ask_again(usize::MAX).0, in_flight.failed(), in_flight.count()), (Vec::new(), 3, 0));
         broken[1].finish();
@@ -509,7 +496,7 @@ mod tests {
         broken[0].finish();
         let Ended { recovered, failed, .. } = in_flight.end();
         assert_eq!((recovered, failed, in_flight.held(), in_flight.failed()), (vec![1], vec![3], 0, 0));
-        assert_eq!(in_flight.quarantine(4, Fences::new()), Err(4), "it is the end's");
+        assert_eq!(in_flight.quarantine(4, broken[2].clone()), Err(4), "it is the end's");
     }
 
     /// A number on a stream: over at once when the stream has reached it, and never asked.
@@ -551,9 +538,7 @@ mod tests {
     #[test]
     fn a_stuck_copy_is_reported_once_with_its_stream() {
         let in_flight = InFlight::new();
-        let done = Arc::new(ScriptedFence::on(1));
-        done.finish();
-        in_flight.insert(1, 10, behind([done, Arc::new(ScriptedFence::on(7))]), 1_000);
+        in_flight.insert(1, 10, behind([7, 1].map(|stream| Arc::new(ScriptedFence::on(stream)))), 1_000);
         in_flight.insert(2, 20, behind([Arc::new(ScriptedFence::on(8))]), 2_000);
         assert!(completed(&in_flight).is_empty());
         let limit = Duration::from_micros(500);
@@ -588,7 +573,7 @@ mod tests {
         let in_flight = InFlight::new();
         insert(&in_flight, 1, 1).finish();
         insert(&in_flight, 2, 2).finish();
-        let querying = in_flight.claim(QueueKey::Stream(1)).unwrap();
+        let querying = in_flight.claim(1).unwrap();
         assert_eq!(completed(&in_flight), [2], "a queue that another thread queries delays no other");
         assert!(completed(&in_flight).is_empty());
         drop(querying);
@@ -607,8 +592,8 @@ mod tests {
         }
         let running = insert(&in_flight, 1, 0);
         insert(&in_flight, 2, 1).finish();
-        let querying = in_flight.claim(QueueKey::Stream(1)).unwrap();
-        in_flight.queues.lock().find(QueueKey::Stream(1)).unwrap().remove(kept + 3).unwrap();
+        let querying = in_flight.claim(1).unwrap();
+        in_flight.queues.lock().find(1).unwrap().remove(kept + 3).unwrap();
         insert(&in_flight, 3, kept + 1).finish();
         assert_eq!(queues(), 3, "one with an item, one that a thread queries, and the new one");
         drop(querying);
@@ -620,7 +605,7 @@ mod tests {
     fn an_item_that_was_abandoned_under_a_query_completes_no_other() {
         let in_flight = InFlight::new();
         insert(&in_flight, 1, 1).finish();
-        let (claim, first) = in_flight.claim(QueueKey::Stream(1)).unwrap();
+        let (claim, first) = in_flight.claim(1).unwrap();
         assert_eq!(in_flight.end().abandoned, [1], "another thread is querying it");
         let later = insert(&in_flight, 2, 1);
         let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };

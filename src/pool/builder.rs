@@ -12,7 +12,7 @@ use super::Pool;
 use super::handle::Handle;
 use super::on_host::{ceiling_by, pin_options};
 use crate::arena::Retention;
-use crate::backend::{self, Backend, Source};
+use crate::backend::{self, Backend};
 #[cfg(feature = "observe")]
 use crate::config::env::VariableReport;
 use crate::config::{Ceiling, Config, EnvReport, HugeTlb, LedgerName, OnFull, Preset, Settings, env, for_each_setting};
@@ -102,6 +102,7 @@ impl PoolBuilder {
     /// # Errors
     ///
     /// [`Error::is_setting`](crate::Error::is_setting), as [`build`](Self::build).
+    #[doc(hidden)]
     pub fn config(&self) -> Result<Config> {
         let report = self.examine();
         Error::first_of(report.errors).map_or(Ok(report.config), Err)
@@ -327,7 +328,7 @@ fn recorder(
     config: &Config,
     variables: &[VariableReport],
     log: &PoolLog,
-    source: &dyn Source,
+    source: &dyn backend::Source,
 ) -> Result<Option<Arc<Recorder>>> {
     let Some(path) = &config.trace else { return Ok(None) };
     let mut description = crate::engine::recorded_description(config, log.name.as_deref(), source);

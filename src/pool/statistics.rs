@@ -48,6 +48,7 @@ impl Pool {
 
     /// The kinds of pages that the held memory is in. Reads a file of the kernel, so keep it off hot paths. `None` under
     /// the preset `tensorflow`, which keeps no list of its memory.
+    #[doc(hidden)]
     pub fn page_tiers(&self) -> Option<PageTiers> {
         self.core().backing().page_tiers()
     }
@@ -69,6 +70,7 @@ impl Pool {
     }
 
     /// The settings in effect, with variables and defaults resolved.
+    #[doc(hidden)]
     pub fn config(&self) -> &Config {
         self.core().config()
     }

@@ -252,6 +252,8 @@ fn no_line_of_a_table_is_too_long_to_be_read() {
     let folder = fs::read_dir(path("docs")).unwrap().map(|page| page.unwrap().path());
     let pages = folder.filter(|page| page.extension().is_some_and(|extension| extension == "md"));
     let others = ["README.md", "ARCHITECTURE.md", "python/README.md"].map(|page| path(page).into());
+    // A command prints some tables of the benchmarks, headers included.
+    let pages = pages.filter(|page| !page.ends_with("benchmarks.md"));
     for page in pages.chain(others) {
         let text = fs::read_to_string(&page).unwrap();
         let long = text.lines().find(|line| line.starts_with('|') && line.chars().count() > 180);

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use log::{Level, LevelFilter};
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::unstable::ManualClock;
-use pinpool::unstable::{Check, CheckReport, LogSampler};
+use pinpool::unstable::{Check, CheckReport, LogSampler, ManualClock};
 use pinpool::{Backend, Pool, PoolBuilder, Preset, Rounding, Window};
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};

@@ -189,11 +189,45 @@ fn a_shortage_of_one_get_lasts_no_time() {
 /// Lowers the limit of locked memory, and takes from root what would make it exempt.
 #[allow(unsafe_code)] // Changes this process.
 fn lower_memlock(bytes: u64) {
+    set_memlock(bytes);
+    // SAFETY: has no arguments in memory; fails where this process is not root.
+    unsafe { libc::setuid(65_534) };
+}
+
+/// Sets the limit of locked memory, which does not bind a process with `CAP_IPC_LOCK`.
+#[allow(unsafe_code)] // Changes this process.
+fn set_memlock(bytes: u64) {
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
     // SAFETY: reads a limit that lives as long as the call.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
-    // SAFETY: has no arguments in memory; fails where this process is not root.
-    unsafe { libc::setuid(65_534) };
+}
+
+/// A pool whose ceiling equals the limit of locked memory names what really refuses.
+fn refused_at_the_lock_limit(is_bound: bool) {
+    const LIMIT: u64 = 8 << 20;
+    if is_bound {
+        lower_memlock(LIMIT)
+    } else {
+        set_memlock(LIMIT)
+    }
+    if pinpool::unstable::backend::lock_limit().is_some() != is_bound {
+        println!("skipped: whether RLIMIT_MEMLOCK binds this process depends on its capabilities");
+        return;
+    }
+    let pool = Pool::builder().without_env().backend(Backend::Mlock).max_bytes(LIMIT).build().unwrap();
+    let error = pool.get(16 << 20).unwrap_err().to_string();
+    assert_eq!(error.contains("the ceiling is RLIMIT_MEMLOCK"), is_bound, "{error}");
+    assert_eq!(error.contains("raise PINPOOL_MAX_BYTES"), !is_bound, "{error}");
+}
+
+#[test]
+fn a_lock_limit_that_binds_is_named() {
+    alone(|| refused_at_the_lock_limit(true));
+}
+
+#[test]
+fn a_lock_limit_that_does_not_bind_is_not_named() {
+    alone(|| refused_at_the_lock_limit(false));
 }
 
 #[test]

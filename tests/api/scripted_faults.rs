@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use pinpool::source::{PAGE_BYTES, Region, Source, VirtualMemory};
+use pinpool::source::{PAGE_BYTES, Region, Source};
+use pinpool::unstable::backend::{HeapSource, RemapError, SimSource, Subrange, VirtualMemory};
 #[cfg(not(miri))]
-use pinpool::source::{RemapError, Subrange};
-use pinpool::unstable::backend::{HeapSource, SimSource};
 use pinpool_testing::{FaultSource, SourceCall, check_source};
 
 fn source() -> FaultSource {

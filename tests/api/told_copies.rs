@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pinpool::Fence;
-use pinpool::copy::{CopyFailure, CopyTarget, FencePurpose};
+use pinpool::copy::{CopyFailure, CopyTarget};
+use pinpool::{Fence, FenceKind};
 
 /// A stream whose copies end, or whose fences panic, as told.
 #[derive(Debug, Clone, Default)]
@@ -44,7 +44,7 @@ unsafe impl CopyTarget<ToldStream> for Nowhere {
         stream: &ToldStream,
         _source: *const u8,
         _len: usize,
-        _purpose: FencePurpose,
+        _kind: FenceKind,
     ) -> Result<Arc<dyn Fence>, CopyFailure> {
         Ok(stream.0.clone())
     }

@@ -809,9 +809,9 @@ fn copies_puts_hits_and_sweeps_make_few_driver_calls() {
             assert!(own(&calls) <= 2, "{calls:?}");
         }
     }
+    assert_eq!(pool.stats().in_flight, 64);
     drop(gate);
     stream.synchronize().unwrap();
-    assert_eq!(pool.stats().in_flight, 64);
     let (buf, calls) = calls_of(&double, || pool.get(LEN).unwrap());
     assert_eq!((calls, pool.stats().in_flight), (Vec::new(), 0), "a sweep of 64 copies that are over");
     let (_, calls) = calls_of(&double, || (drop(buf), drop(pool.get(LEN).unwrap())));

@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
-use pinpool::{Error, Fence, Result, StreamId};
+use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
+use pinpool::{Error, Fence, FenceKind, Result, StreamId};
 
 use crate::site::Site;
 
@@ -257,7 +257,7 @@ unsafe impl CopyTarget<SimStream> for SimTarget {
         stream: &SimStream,
         source: *const u8,
         len: usize,
-        _purpose: FencePurpose,
+        _kind: FenceKind,
     ) -> Result<Arc<dyn Fence>, CopyFailure> {
         SimTarget::enqueue(self, stream, source.expose_provenance(), len, false)
     }

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
-use pinpool::unstable::LogSampler;
-use pinpool::unstable::ManualClock;
+use pinpool::unstable::{LogSampler, ManualClock};
 use pinpool::{Backend, Ceiling, Error, GetFuture, OnFull, PendingBuf, PinnedBuf, Pool, Preset, Request, Rounding};
 
 use crate::checks;

@@ -11,8 +11,7 @@ use pinpool::{PinnedBuf, Pool};
 
 /// Sizes of `mix`, each a class of its own: 4 KiB to 64 KiB.
 pub(super) const SIZES: usize = 16;
-/// Sizes of `many`: 4 KiB to 800 KiB. Once warm, malloc serves all of them without a system call.
-pub(super) const MANY_SIZES: usize = 200;
+
 /// More buffers of one class than are ever idle at once.
 const QUEUE_LEN: usize = 1024;
 
@@ -74,7 +73,7 @@ pub(super) struct ArrayQueues(Box<[ArrayQueue<Box<[u8]>>]>);
 
 impl Default for ArrayQueues {
     fn default() -> Self {
-        Self((0..MANY_SIZES).map(|_| ArrayQueue::new(QUEUE_LEN)).collect())
+        Self((0..SIZES).map(|_| ArrayQueue::new(QUEUE_LEN)).collect())
     }
 }
 

@@ -3,12 +3,11 @@
 //! Tracking is measured as the time of the copying thread for each copy:
 //!
 //! ```text
-//!   bare          one pinned buffer, untracked:          the call alone      ┐
-//!   copy_to       get ─▶ copy_to, which is the put       tracked by the pool ├ BURST times, timed; then all copies end
-//!   memcpy_htod   get ─▶ cudarc's copy ─▶ drop           tracked by both     ┘
+//!   bare      one pinned buffer, untracked:      the call alone      ┐ BURST times, timed; then all copies end
+//!   copy_to   get ─▶ copy_to, which is the put   tracked by the pool ┘
 //! ```
 //!
-//! The methods take turns, so that drift affects all of them. A get includes asking which earlier copies are complete.
+//! Both take turns, so that drift affects them alike. A get includes asking which earlier copies are complete.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -18,10 +17,10 @@ use pinpool::unstable::config::text::format_bytes;
 use pinpool::{Backend, Completion, Pool};
 use serde::Serialize;
 
-use super::destination::{BenchTarget, CopyMethod};
+use super::Measured;
+use super::destination::BenchTarget;
 use super::requested::{self, pool_builder};
-use super::statistics::{gb_per_s, median, mib, rounded};
-use super::{Measured, Report};
+use super::statistics::{gb_per_s, median, rounded};
 
 /// Copies in flight at once.
 const DEPTH: usize = 8;
@@ -77,12 +76,6 @@ struct CopyRates {
 struct TrackedCopies {
     bytes: u64,
     bare_ns: f64,
-    ways: Vec<MethodTime>,
-}
-
-#[derive(Debug, Serialize)]
-struct MethodTime {
-    by: &'static str,
     ns: f64,
     beyond_bare_ns: f64,
 }
@@ -153,69 +146,32 @@ fn rate(pool: &Pool, destination: &mut BenchTarget, size: u64, seconds: Duration
 
 fn track(pool: &Pool, destination: &mut BenchTarget, bytes: u64, seconds: Duration) -> Measured<TrackedCopies> {
     let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-    let methods = destination.methods();
     let mut bare_buf = pool.get(len)?;
     bare_buf.as_mut_slice()?.fill(1);
-    let (mut bare, mut tracked) = (Vec::new(), vec![Vec::new(); methods.len()]);
+    let (mut bare, mut tracked) = (Vec::new(), Vec::new());
     let begun = Instant::now();
     while bare.len() < FEWEST_TURNS || begun.elapsed() < seconds {
-        let mut took = Duration::ZERO;
+        let (mut bare_took, mut tracked_took) = (Duration::ZERO, Duration::ZERO);
         for _ in 0..BURSTS {
             let (buf, burst) = destination.time_untracked(bare_buf, BURST)?;
             bare_buf = buf;
-            took += burst;
+            bare_took += burst;
         }
-        bare.push(ns_each(took));
-        for (&(_, method), times) in methods.iter().zip(&mut tracked) {
-            times.push(ns_each(turn(pool, destination, method, len)?));
+        for _ in 0..BURSTS {
+            let begun = Instant::now();
+            for _ in 0..BURST {
+                destination.copy_raw(pool.get(len)?)?;
+            }
+            tracked_took += begun.elapsed();
+            destination.synchronize()?;
         }
+        bare.push(ns_each(bare_took));
+        tracked.push(ns_each(tracked_took));
     }
-    let bare_ns = median(bare);
-    let method_time = |(&(by, _), times): (&(&'static str, CopyMethod), Vec<f64>)| {
-        let ns = median(times);
-        MethodTime { by, ns: rounded(ns), beyond_bare_ns: rounded(ns - bare_ns) }
-    };
-    Ok(TrackedCopies { bytes, bare_ns: rounded(bare_ns), ways: methods.iter().zip(tracked).map(method_time).collect() })
-}
-
-fn turn(pool: &Pool, destination: &mut BenchTarget, method: CopyMethod, len: usize) -> Measured<Duration> {
-    let mut took = Duration::ZERO;
-    for _ in 0..BURSTS {
-        let begun = Instant::now();
-        for _ in 0..BURST {
-            destination.copy_by(method, pool.get(len)?)?;
-        }
-        took += begun.elapsed();
-        destination.synchronize()?;
-    }
-    Ok(took)
+    let (bare_ns, ns) = (median(bare), median(tracked));
+    Ok(TrackedCopies { bytes, bare_ns: rounded(bare_ns), ns: rounded(ns), beyond_bare_ns: rounded(ns - bare_ns) })
 }
 
 fn ns_each(took: Duration) -> f64 {
     took.as_secs_f64() * 1e9 / (BURST * BURSTS) as f64
-}
-
-impl Report for CopyReport {
-    fn table(&self) -> (Vec<String>, &[String]) {
-        let row = |name: &str, cells: Vec<String>| {
-            let cells: String = cells.iter().map(|cell| format!(" {cell:>9}")).collect();
-            format!("  {name:<10}{cells}")
-        };
-        let mut lines = vec![
-            format!("copies to {}, {DEPTH} queued, GB/s", self.to),
-            row("", self.sizes.iter().map(|&size| mib(size)).collect()),
-        ];
-        let rates = |rates: &CopyRates| rates.gb_per_s.iter().map(|rate| format!("{rate:.3}")).collect();
-        lines.extend(self.backends.iter().map(|of| row(of.backend, rates(of))));
-        lines.push(format!(
-            "one thread, a copy at a time, ns; {} memory\n  {:<25} {:>10} {:>12}",
-            self.tracked_over, "", "each", "beyond bare"
-        ));
-        for TrackedCopies { bytes, bare_ns, ways } in &self.tracked {
-            let row = |by, ns, beyond: String| format!("  {:<10} {by:<14} {ns:>10.0} {beyond:>12}", mib(*bytes));
-            lines.push(row("bare", *bare_ns, String::new()));
-            lines.extend(ways.iter().map(|way| row(way.by, way.ns, format!("{:+.0}", way.beyond_bare_ns))));
-        }
-        (lines, &self.missing)
-    }
 }

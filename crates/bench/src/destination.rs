@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use pinpool::copy::CopyTarget;
 #[cfg(feature = "cuda")]
 use pinpool::copy::cuda::RawMem;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::copy::{CopyTarget, FencePurpose};
 #[cfg(feature = "cuda")]
 use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, sys};
 use pinpool::{Completion, Error, FenceKind, PinnedBuf};
@@ -27,19 +27,6 @@ pub(super) enum BenchTarget {
         address: sys::CUdeviceptr,
         memory: CudaSlice<u8>,
     },
-}
-
-/// The compared ways to copy a buffer and give it back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CopyMethod {
-    /// `copy_to`, into memory that only the stream orders.
-    CopyTo,
-    /// `copy_to` into a slice of cudarc's, which records events of its own.
-    #[cfg(feature = "cuda")]
-    CopyToSlice,
-    /// cudarc's `memcpy_htod` of the buffer, then its drop.
-    #[cfg(feature = "cuda")]
-    MemcpyHtod,
 }
 
 impl BenchTarget {
@@ -88,29 +75,12 @@ impl BenchTarget {
         }
     }
 
-    /// The methods of this destination and their names.
-    pub(super) fn methods(&self) -> &'static [(&'static str, CopyMethod)] {
+    /// Copies the buffer and gives it back, into memory that only the stream orders.
+    pub(super) fn copy_raw(&mut self, buf: PinnedBuf) -> Result<(), Error> {
         match self {
-            BenchTarget::Sink { .. } => &[("copy_to", CopyMethod::CopyTo)],
             #[cfg(feature = "cuda")]
-            BenchTarget::Cuda { .. } => &[
-                ("copy_to", CopyMethod::CopyTo),
-                ("copy_to_slice", CopyMethod::CopyToSlice),
-                ("memcpy_htod", CopyMethod::MemcpyHtod),
-            ],
-        }
-    }
-
-    /// Copies the buffer by `method` and gives it back.
-    pub(super) fn copy_by(&mut self, method: CopyMethod, buf: PinnedBuf) -> Result<(), Error> {
-        match (self, method) {
-            #[cfg(feature = "cuda")]
-            (BenchTarget::Cuda { stream, raw, .. }, CopyMethod::CopyTo) => Ok(buf.copy_to(stream, raw).map(drop)?),
-            #[cfg(feature = "cuda")]
-            (BenchTarget::Cuda { stream, memory, .. }, CopyMethod::MemcpyHtod) => {
-                stream.memcpy_htod(&buf, memory).map_err(|error| driver_error(&error))
-            }
-            (destination, _) => destination.copy_all(buf).map(drop),
+            BenchTarget::Cuda { stream, raw, .. } => Ok(buf.copy_to(stream, raw).map(drop)?),
+            BenchTarget::Sink { .. } => self.copy_all(buf).map(drop),
         }
     }
 
@@ -131,8 +101,7 @@ impl BenchTarget {
         match self {
             BenchTarget::Sink { stream, memory } => {
                 // SAFETY: `time_untracked` keeps the buffer, unchanged, until the stream is synchronized.
-                let enqueued =
-                    unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len(), FencePurpose::Pool(FenceKind::Event)) };
+                let enqueued = unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len(), FenceKind::Event) };
                 enqueued.map(drop).map_err(|failure| Error::device(format!("{failure:?}")))
             }
             #[cfg(feature = "cuda")]

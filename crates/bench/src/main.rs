@@ -1,6 +1,7 @@
 //! Instruments: measurements of the pool, and its random use for long, on any machine without cargo.
 
 mod baselines;
+mod conformance;
 mod copy;
 mod destination;
 mod hit;
@@ -32,7 +33,7 @@ struct Cli {
     #[command(subcommand)]
     bench: Bench,
 
-    /// Print one JSON object
+    /// Print the JSON object on one line
     #[arg(long, global = true)]
     json: bool,
 }
@@ -46,12 +47,7 @@ enum Bench {
     Copy(copy::CopyArgs),
     Loader(loader::LoaderArgs),
     Soak(soak::SoakArgs),
-}
-
-/// Result of a bench. Its fields are the keys of the JSON object.
-trait Report: Serialize {
-    /// Lines of text, and back-ends that could not be measured with the reason.
-    fn table(&self) -> (Vec<String>, &[String]);
+    Conformance(conformance::ConformanceArgs),
 }
 
 type Measured<T> = Result<T, BenchError>;
@@ -75,18 +71,19 @@ fn main() -> ExitCode {
     let terminal = Terminal::default();
     logger::init(&terminal, "error");
     let measured = match bench {
-        Bench::Hit(args) => print(args.measure(), json, &terminal),
-        Bench::Pin(args) => print(args.measure(), json, &terminal),
-        Bench::Reserve(args) => print(args.measure(), json, &terminal),
-        Bench::Stall(args) => print(args.measure(), json, &terminal),
-        Bench::Copy(args) => print(args.measure(), json, &terminal),
-        Bench::Loader(args) => print(args.measure(), json, &terminal),
+        Bench::Hit(args) => measured(args.measure(), json, &terminal),
+        Bench::Pin(args) => measured(args.measure(), json, &terminal),
+        Bench::Reserve(args) => measured(args.measure(), json, &terminal),
+        Bench::Stall(args) => measured(args.measure(), json, &terminal),
+        Bench::Copy(args) => measured(args.measure(), json, &terminal),
+        Bench::Loader(args) => measured(args.measure(), json, &terminal),
         Bench::Soak(args) => soak::run(&args, json, &terminal),
+        Bench::Conformance(args) => args.run(&terminal),
     };
     measured.map_or_else(|error| ExitCode::from(error as u8), |()| ExitCode::SUCCESS)
 }
 
-fn print(report: Measured<impl Report>, json: bool, terminal: &Terminal) -> Result<(), ExitError> {
+fn measured(report: Measured<impl Serialize>, json: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let report = report.map_err(|error| {
         if let BenchError::Pool(error) = error {
             return terminal.refuse(&error);
@@ -94,10 +91,11 @@ fn print(report: Measured<impl Report>, json: bool, terminal: &Terminal) -> Resu
         terminal.message(&error);
         if matches!(error, BenchError::Setting(_)) { ExitError::Settings } else { ExitError::Failure }
     })?;
-    if json {
-        return terminal.print(serde_json::json!(report));
-    }
-    let (mut lines, missing) = report.table();
-    lines.extend(missing.iter().map(|why| format!("  not here: {why}")));
-    terminal.print(lines.join("\n"))
+    print(&report, json, terminal)
+}
+
+/// Prints the figures, whose fields are the keys of one JSON object.
+fn print(report: &impl Serialize, json: bool, terminal: &Terminal) -> Result<(), ExitError> {
+    let report = serde_json::json!(report);
+    if json { terminal.print(report) } else { terminal.print(format_args!("{report:#}")) }
 }

@@ -3,7 +3,6 @@
 //! ```text
 //!   same    every thread: get size 3, put, get size 3, put ...
 //!   mix     every thread: sixteen sizes in turn
-//!   many    every thread: two hundred sizes in turn
 //!   cross   threads in pairs: one gets and passes on, the other puts; up to eight buffers in between
 //! ```
 //!
@@ -16,7 +15,7 @@ use crossbeam::queue::ArrayQueue;
 use crossbeam::utils::{Backoff, CachePadded};
 
 use super::Measured;
-use super::baselines::{Baseline, MANY_SIZES, SIZES};
+use super::baselines::{Baseline, SIZES};
 use crate::threads::spawn_all;
 
 /// The size number of `same` and `cross`: 16 KiB.
@@ -32,76 +31,49 @@ pub(super) enum Pattern {
     Same,
     /// Each thread gets and puts sixteen sizes in turn
     Mix,
-    /// Each thread gets and puts two hundred sizes in turn
-    Many,
     /// One thread of each pair gets, the other puts
     Cross,
 }
 
-/// Wraps each operation of a thread, for instance to time it.
-pub(super) trait Probe: Send {
-    fn operation<R>(&mut self, operation: impl FnOnce() -> R) -> R;
-}
-
-/// Measures nothing.
-impl Probe for () {
-    #[inline(always)]
-    fn operation<R>(&mut self, operation: impl FnOnce() -> R) -> R {
-        operation()
-    }
-}
-
 /// Runs `pairs` gets and as many puts on each thread (in `cross`, on each pair of threads). Returns the time of the slowest
-/// thread, and all probes.
-pub(super) fn run<B: Baseline, P: Probe>(
-    baseline: &B,
-    pattern: Pattern,
-    threads: usize,
-    pairs: u64,
-    probe: impl Fn() -> P + Sync,
-) -> Measured<(Duration, Vec<P>)> {
+/// thread.
+pub(super) fn run<B: Baseline>(baseline: &B, pattern: Pattern, threads: usize, pairs: u64) -> Measured<Duration> {
     let queues: Vec<HandOver<B>> =
         (0..threads.div_ceil(2)).map(|_| CachePadded::new(ArrayQueue::new(QUEUE_LEN))).collect();
     let start = Barrier::new(threads);
     let one = |thread: usize| {
-        let mut probe = probe();
         let queue = &queues[thread / 2];
-        work(baseline, pattern, thread, queue, WARMUP_PAIRS.min(pairs), &mut ());
+        work(baseline, pattern, thread, queue, WARMUP_PAIRS.min(pairs));
         start.wait();
         let begun = Instant::now();
-        work(baseline, pattern, thread, queue, pairs, &mut probe);
-        (begun.elapsed(), probe)
+        work(baseline, pattern, thread, queue, pairs);
+        begun.elapsed()
     };
     std::thread::scope(|scope| {
         let running = spawn_all(scope, threads, &one)?;
-        let ended = running.into_iter().filter_map(|thread| thread.join().ok().flatten());
-        let (times, probes): (Vec<_>, Vec<_>) = ended.unzip();
-        Ok((times.into_iter().max().unwrap_or_default(), probes))
+        let times = running.into_iter().filter_map(|thread| thread.join().ok().flatten());
+        Ok(times.max().unwrap_or_default())
     })
 }
 
 /// From the thread of a pair that gets to the one that puts.
 type HandOver<B> = CachePadded<ArrayQueue<<B as Baseline>::Buffer>>;
 
-fn work<B: Baseline>(
-    baseline: &B,
-    pattern: Pattern,
-    thread: usize,
-    queue: &HandOver<B>,
-    pairs: u64,
-    probe: &mut impl Probe,
-) {
+fn work<B: Baseline>(baseline: &B, pattern: Pattern, thread: usize, queue: &HandOver<B>, pairs: u64) {
     match pattern {
         Pattern::Same => {
             for _ in 0..pairs {
-                probe.operation(|| baseline.put(baseline.get(SIZE)));
+                baseline.put(baseline.get(SIZE));
             }
         }
-        Pattern::Mix => in_turn(baseline, SIZES, pairs, probe),
-        Pattern::Many => in_turn(baseline, MANY_SIZES, pairs, probe),
+        Pattern::Mix => {
+            for (size, _) in (0..SIZES).cycle().zip(0..pairs) {
+                baseline.put(baseline.get(size));
+            }
+        }
         Pattern::Cross if thread.is_multiple_of(2) => {
             for _ in 0..pairs {
-                let mut buffer = probe.operation(|| baseline.get(SIZE));
+                let mut buffer = baseline.get(SIZE);
                 let backoff = Backoff::new();
                 while let Err(refused) = queue.push(buffer) {
                     buffer = refused;
@@ -118,15 +90,8 @@ fn work<B: Baseline>(
                         None => backoff.snooze(),
                     }
                 };
-                probe.operation(|| baseline.put(buffer));
+                baseline.put(buffer);
             }
         }
-    }
-}
-
-/// Gets and puts the first `sizes` sizes in turn.
-fn in_turn(baseline: &impl Baseline, sizes: usize, pairs: u64, probe: &mut impl Probe) {
-    for (size, _) in (0..sizes).cycle().zip(0..pairs) {
-        probe.operation(|| baseline.put(baseline.get(size)));
     }
 }

@@ -5,7 +5,7 @@
 //!                                          └─▶ one thread: copy, at most DEPTH in flight ─▶ put
 //! ```
 //!
-//! The loop is the same for batches of a pool and of a ring, filled or not. Its clock starts when every producer is ready.
+//! The loop is the same for batches of a pool and of a ring. Its clock starts when every producer is ready.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use pinpool::{Completion, Error, PinnedBuf, Pool, Underlying};
+use pinpool::{Completion, Error, PinnedBuf, Pool};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
@@ -35,7 +35,7 @@ pub(super) const LONGEST_BYTES: usize = 32 << 20;
 /// The source of each producer, larger than the caches of a core.
 const SOURCE_BYTES: usize = 16 << 20;
 const SEED: u64 = 7;
-/// The start of a loader, reported on its own.
+/// The start of a loader, which no figure contains.
 pub(super) const FIRST: Duration = Duration::from_secs(1);
 
 /// Sizes of batches.
@@ -140,27 +140,15 @@ impl<'a> Buffers<'a> {
 pub(super) struct LoopResult {
     bytes: u64,
     first_second_bytes: u64,
-    /// The pool's calls at the end of the first second.
-    pub(super) first_second_calls: Option<Underlying>,
     took: Duration,
-    pub(super) gets: GetTimes,
+    /// Times of the gets after the first second.
+    pub(super) gets: Histogram,
     pub(super) peak_requested_bytes: u64,
 }
 
-/// Times of gets in the first second, and later.
-#[derive(Default)]
-pub(super) struct GetTimes {
-    pub(super) first: Histogram,
-    pub(super) later: Histogram,
-}
-
 impl LoopResult {
-    pub(super) fn first_second_gb_per_s(&self) -> f64 {
-        gb_per_s(self.first_second_bytes, FIRST)
-    }
-
     /// Without the first second.
-    pub(super) fn later_gb_per_s(&self) -> f64 {
+    pub(super) fn gb_per_s(&self) -> f64 {
         gb_per_s(self.bytes - self.first_second_bytes, self.took.saturating_sub(FIRST))
     }
 }
@@ -168,7 +156,6 @@ impl LoopResult {
 /// State of all threads. Every access is relaxed: each word is read for its own value, and orders no other memory.
 struct Loop<'a> {
     buffers: &'a Buffers<'a>,
-    fills: bool,
     over: AtomicBool,
     /// Bytes of batches that are not copied yet, and their peak.
     requested_bytes: AtomicU64,
@@ -178,12 +165,12 @@ struct Loop<'a> {
 /// Runs the loop for `time`.
 pub(super) fn run(
     buffers: &Buffers<'_>,
-    (producers, batches, fills): (u16, BatchPattern, bool),
+    (producers, batches): (u16, BatchPattern),
     destination: &mut BenchTarget,
     time: Duration,
 ) -> Measured<LoopResult> {
     let (over, requested_bytes, peak_requested_bytes) = Default::default();
-    let shared = &Loop { buffers, fills, over, requested_bytes, peak_requested_bytes };
+    let shared = &Loop { buffers, over, requested_bytes, peak_requested_bytes };
     // Each producer can be one batch ahead.
     let (queue, queued) = sync_channel(usize::from(producers));
     let start = &Barrier::new(usize::from(producers) + 1);
@@ -202,12 +189,11 @@ pub(super) fn run(
         shared.over.store(true, Ordering::Relaxed);
         // Wakes producers that wait for the queue.
         drop(queued);
-        let mut gets = GetTimes::default();
+        let mut gets = Histogram::default();
         for producer in running {
             let panicked = || Err(Error::device("a producer panicked").into());
             let times = producer.join().ok().flatten().unwrap_or_else(panicked)?;
-            gets.first.merge(&times.first);
-            gets.later.merge(&times.later);
+            gets.merge(&times);
         }
         Measured::Ok(LoopResult { gets, ..result? })
     })?;
@@ -221,9 +207,9 @@ impl Loop<'_> {
         sizes: impl Iterator<Item = usize>,
         queue: &SyncSender<Batch>,
         start: &Barrier,
-    ) -> Measured<GetTimes> {
+    ) -> Measured<Histogram> {
         let source = vec![1_u8; SOURCE_BYTES];
-        let mut times = GetTimes::default();
+        let mut times = Histogram::default();
         start.wait();
         let begun = Instant::now();
         for len in sizes {
@@ -235,13 +221,12 @@ impl Loop<'_> {
             let get_begun = Instant::now();
             let mut batch = self.buffers.get(len)?;
             let took = get_begun.elapsed();
-            let is_first = begun.elapsed() <= FIRST;
-            if is_first { &mut times.first } else { &mut times.later }.add(took);
-            let bytes = batch.buf.as_mut_slice()?.get_mut(..len).unwrap_or_default();
-            if self.fills {
-                let fill = |chunk: &mut [u8]| chunk.copy_from_slice(&source[..chunk.len()]);
-                bytes.chunks_mut(SOURCE_BYTES).for_each(fill);
+            if begun.elapsed() > FIRST {
+                times.add(took);
             }
+            let bytes = batch.buf.as_mut_slice()?.get_mut(..len).unwrap_or_default();
+            let fill = |chunk: &mut [u8]| chunk.copy_from_slice(&source[..chunk.len()]);
+            bytes.chunks_mut(SOURCE_BYTES).for_each(fill);
             if queue.send(batch).is_err() {
                 break;
             }
@@ -269,8 +254,6 @@ impl Loop<'_> {
                 result.took = begun.elapsed();
                 if result.took <= FIRST {
                     result.first_second_bytes = result.bytes;
-                } else if let (None, Buffers::Pool(pool)) = (&result.first_second_calls, self.buffers) {
-                    result.first_second_calls = Some(pool.stats().underlying);
                 }
             }
             in_flight.push_back(self.buffers.copy(destination, batch)?);

@@ -83,7 +83,7 @@ pub(super) fn backends(requested: &[Backend], bytes: u64) -> Measured<(Vec<Backe
 }
 
 /// Pins `bytes` once. Afterwards the memory is warm and the device has its context.
-pub(super) fn hold(backend: &Backend, bytes: u64) -> Result<(), Error> {
+fn hold(backend: &Backend, bytes: u64) -> Result<(), Error> {
     let pool = pool_builder(backend.clone()).build()?;
     // A get may use another way to memory than a reserve does.
     let _buf = pool.get(4096)?;

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use super::requested::{self, pool_builder};
 use super::statistics::{gb_per_s, median, rounded};
-use super::{BenchError, Measured, Report};
+use super::{BenchError, Measured};
 
 const PAGE_BYTES: u64 = 4096;
 const DEFAULT_SIZES: [u64; 3] = [256 << 20, 1 << 30, 4 << 30];
@@ -174,33 +174,4 @@ impl ReserveArgs {
 
 fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
-}
-
-impl Report for ReserveReport {
-    fn table(&self) -> (Vec<String>, &[String]) {
-        let mut lines = vec![format!(
-            "first buffer of {} from the start of the build, median of {} pools; gets of new memory beside the pinning",
-            format_bytes(self.size_bytes),
-            self.rounds
-        )];
-        lines.push(format!(
-            "{:<10} {:>9} {:>12} {:>10} {:>6} {:>11} {:>11} {:>10} {:>7}",
-            "back-end", "reserve", "waited, ms", "first, ms", "gets", "median, us", "worst, us", "all, ms", "GB/s"
-        ));
-        for one in &self.reserves {
-            lines.push(format!(
-                "{:<10} {:>9} {:>12} {:>10} {:>6} {:>11} {:>11} {:>10} {:>7}",
-                one.backend,
-                format_bytes(one.bytes),
-                one.first_waited_ms,
-                one.first_ms,
-                one.gets,
-                one.median_get_us,
-                one.worst_get_us,
-                one.all_ms,
-                one.gb_per_s
-            ));
-        }
-        (lines, &self.missing)
-    }
 }

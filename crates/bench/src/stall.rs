@@ -18,11 +18,11 @@ use pinpool::unstable::config::text::format_bytes;
 use pinpool::{Backend, Completion, Error, PinnedBuf, Pool};
 use serde::Serialize;
 
+use super::Measured;
 use super::destination::BenchTarget;
 use super::pin::touch;
 use super::requested::{self, pool_builder};
-use super::statistics::{Histogram, mib, micros, rounded};
-use super::{Measured, Report};
+use super::statistics::{Histogram, micros, rounded};
 use crate::threads::{Started, spawn_all};
 
 const COPY_BYTES: usize = 1 << 20;
@@ -240,31 +240,5 @@ impl StallRun<'_> {
         }
         in_flight.iter().try_for_each(|(copy, _)| copy.wait())?;
         Ok(times)
-    }
-}
-
-impl Report for StallReport {
-    fn table(&self) -> (Vec<String>, &[String]) {
-        let (to, step) = (&self.to, mib(self.step_bytes));
-        let mut lines = vec![
-            format!("enqueues of 1 MiB copies to {to}, us; the pool grows and shrinks by {step}"),
-            format!("  {:<10} {:<8} {:>10} {:>10} {:>10} {:>10}", "", "", "enqueues", "p50", "p99", "worst"),
-        ];
-        for stalls in &self.backends {
-            lines.extend(stalls.phases.iter().map(|PhaseTimes { phase, enqueues, p50_us, p99_us, max_us }| {
-                format!("  {:<10} {phase:<8} {enqueues:>10} {p50_us:>10} {p99_us:>10} {max_us:>10}", stalls.backend)
-            }));
-            let Resizing { rounds, grown_bytes, releases } = stalls.resizing;
-            let shrink = match stalls.shrink_stall_us {
-                Some(stall_us) => format!("shrink {stall_us} us, {releases} releases"),
-                None => "shrink: no releases".to_owned(),
-            };
-            let (grown, growth) = (mib(grown_bytes), stalls.grow_stall_us);
-            lines.push(format!(
-                "  {:<10} worst beyond rest in {rounds} rounds ({grown} grown): growth {growth} us, {shrink}",
-                ""
-            ));
-        }
-        (lines, &self.missing)
     }
 }

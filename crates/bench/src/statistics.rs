@@ -68,13 +68,6 @@ pub(super) fn micros(ns: u64) -> f64 {
     rounded(ns as f64 / 1e3)
 }
 
-/// Bytes in MiB, or in KiB below one.
-pub(super) fn mib(bytes: u64) -> String {
-    let (unit, name) = if bytes < 1 << 20 { (1 << 10, "KiB") } else { (1 << 20, "MiB") };
-    let number = format!("{:.1}", bytes as f64 / f64::from(unit));
-    format!("{} {name}", number.strip_suffix(".0").unwrap_or(&number))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pinpool::SourceError;
-use pinpool::source::{AddressRange, GRANULE_BYTES, Region, RemapError, Source, Subrange, VirtualMemory};
-use pinpool::unstable::backend::SimSource;
+use pinpool::source::{GRANULE_BYTES, Region, Source};
+use pinpool::unstable::backend::{AddressRange, RemapError, SimSource, Subrange, VirtualMemory};
 use pinpool_os::sync::plain::Mutex;
 
 /// All offsets.

@@ -78,7 +78,7 @@ mod tests {
     fn a_refusal_is_for_good_only_if_the_driver_says_the_same_ever_after() {
         let answer = Answer::default();
         let once = answer.or_ask("cuEventQuery", || Err(Code(9999)));
-        assert!(once.unwrap_err().to_string().contains("CUDA error 9999 (code 9999)"));
+        assert!(once.unwrap_err().to_string().contains("(code 9999)"));
         assert!(!answer.or_ask("cuEventQuery", || Ok(false)).unwrap());
         assert!(answer.or_ask("cuEventQuery", || Ok(true)).unwrap());
         assert!(answer.is_over() && answer.or_ask("cuEventQuery", || unreachable!()).unwrap());

@@ -20,19 +20,17 @@ use std::cell::Cell;
 use std::fmt;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
-use std::thread;
-use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
 use cudarc::driver::{CudaContext, sys};
 
-use super::idle::{ContextWaits, IdleFence};
+use super::idle::{ContextWaits, StreamContext};
 use super::own_context::OwnContext;
-use super::stream::{OwnStream, Stream, failed, id, number};
-use super::timeline::{StreamContext, Timeline, Words};
+use super::stream::{OwnStream, Stream, id, number};
+use super::timeline::{Timeline, Words};
 use crate::driver::code::Code;
 use crate::driver::{self, CurrentContext, RelaxedCapture, calls, standstill};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::in_flight::StreamId;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
@@ -40,9 +38,6 @@ use pinpool_os::sync::plain::Mutex;
 /// More idle events and streams than these are destroyed.
 const SPARE_EVENTS: usize = 1024;
 const SPARE_STREAMS: usize = 16;
-/// Between two attempts to wait for an event while a capture forbids it.
-pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
-
 static CONTEXTS: OfProcess<Mutex<Vec<&'static ContextState>>> = OfProcess::new(Mutex::default);
 
 std::thread_local! {
@@ -250,28 +245,15 @@ impl ContextState {
         }
     }
 
-    /// Is the event over? Neither an error nor "not ready" counts as yes, nor a driver that stands still. By the manual this
-    /// needs no current context; where a driver asks for one, it gets one.
-    pub(super) fn query(&self, event: Event) -> Result<bool, Code> {
+    /// Is the event over? A driver that stands still is not asked.
+    fn query(&self, event: Event) -> Result<bool, Code> {
         standstill::ask(|| self.query_now(event)).unwrap_or(Ok(false))
     }
 
-    /// Is the event over? Asks as [`query`](Self::query) does, but also a driver that stands still.
+    /// Is the event over? Asks also a driver that stands still.
     pub(super) fn query_now(&self, event: Event) -> Result<bool, Code> {
-        let _relaxed = RelaxedCapture::enter();
-        self.check()?;
         // SAFETY: a live event (context-I2).
-        let mut outcome = unsafe { calls::event_query(event.0) };
-        if outcome == Err(Code::INVALID_CONTEXT) {
-            let _current = self.enter()?;
-            // SAFETY: as above.
-            outcome = unsafe { calls::event_query(event.0) };
-        }
-        match outcome {
-            Ok(()) => Ok(true),
-            Err(Code::NOT_READY) => Ok(false),
-            Err(error) => Err(error),
-        }
+        StreamContext::query(self, &|| unsafe { calls::event_query(event.0) })
     }
 
     /// Is the event of a fence over? If a capture forbids the query, it is not known to be.
@@ -282,45 +264,10 @@ impl ContextState {
         })
     }
 
-    /// Waits until the event is over. Unlike a query that needs a current context, which the caller may not have.
+    /// Waits until the event is over.
     pub(super) fn wait_for(&self, event: Event) -> Result<()> {
-        let failed = |call, error| Error::device(failed(call, error));
-        let _relaxed = RelaxedCapture::enter();
-        let _current = self.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
-        loop {
-            // SAFETY: an event of a live fence.
-            match unsafe { calls::event_synchronize(event.0) } {
-                Ok(()) => return Ok(()),
-                // Until the capture ends.
-                Err(error) if error.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
-                Err(error) => return Err(failed("cuEventSynchronize", error)),
-            }
-        }
-    }
-
-    /// A fence behind all work of the stream so far, where the driver refuses others; it is over already if `is_over`.
-    pub(super) fn idle_fence(
-        &'static self,
-        stream: (u64, Option<StreamId>),
-        refused: String,
-        is_over: bool,
-    ) -> IdleFence {
-        IdleFence::new(stream, refused, (&self.waits, Arc::new(|| self.wait_for_all())), is_over)
-    }
-
-    /// Waits for all work of the context so far.
-    fn wait_for_all(&self) -> Result<()> {
-        let failed = |call, error| Error::device(failed(call, error));
-        let _relaxed = RelaxedCapture::enter();
-        let _current = self.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
-        loop {
-            match calls::context_synchronize() {
-                Ok(()) => return Ok(()),
-                // Until the capture ends.
-                Err(error) if error.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
-                Err(error) => return Err(failed("cuCtxSynchronize", error)),
-            }
-        }
+        // SAFETY: an event of a live fence.
+        self.wait_by("cuEventSynchronize", &|| unsafe { calls::event_synchronize(event.0) })
     }
 
     /// The timeline of the stream with this id; `None` if an event has to do. The context is current.
@@ -364,6 +311,10 @@ impl StreamContext for ContextState {
 
     fn enter(&self) -> Result<CurrentContext, Code> {
         Self::enter(self)
+    }
+
+    fn waits(&self) -> &ContextWaits {
+        &self.waits
     }
 }
 

@@ -8,13 +8,12 @@
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::fmt;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::stream::Stream;
+use super::stream::{Stream, failed};
 use crate::driver::code::Code;
-use crate::driver::{RelaxedCapture, calls, standstill};
+use crate::driver::{CurrentContext, RelaxedCapture, calls, standstill};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use crate::maintenance_thread::MaintenanceThread;
@@ -25,6 +24,8 @@ use pinpool_os::threads;
 /// Longest wait for a stream.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_micros(50);
+/// Between two attempts to wait while a capture forbids it.
+pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Waits a while for all work of the stream, which does not capture.
 ///
@@ -48,8 +49,47 @@ pub(super) fn wait_for(stream: Stream) -> Result<(), Code> {
     }
 }
 
-/// Waits until all work of a context so far is over.
-pub(super) type WaitForContext = Arc<dyn Fn() -> Result<()> + Send + Sync>;
+/// The context of streams. Its calls fail once it has ended.
+pub(super) trait StreamContext: fmt::Debug + Sync {
+    fn check(&self) -> Result<(), Code>;
+
+    fn enter(&self) -> Result<CurrentContext, Code>;
+
+    fn waits(&self) -> &ContextWaits;
+
+    /// Asks the driver whether something is over. Neither an error nor "not ready" counts as yes. By the manual this needs no current
+    /// context; if a driver requires one, it gets one.
+    fn query(&self, question: &dyn Fn() -> Result<(), Code>) -> Result<bool, Code> {
+        let _relaxed = RelaxedCapture::enter();
+        self.check()?;
+        let mut answer = question();
+        if answer == Err(Code::INVALID_CONTEXT) {
+            let _current = self.enter()?;
+            answer = question();
+        }
+        if answer == Err(Code::NOT_READY) { Ok(false) } else { answer.map(|()| true) }
+    }
+
+    /// Waits by this call, with the context current. Unlike a query that needs a current context, which the caller may not have.
+    fn wait_by(&self, call: &str, wait: &dyn Fn() -> Result<(), Code>) -> Result<()> {
+        let failed = |call, error| Error::device(failed(call, error));
+        let _relaxed = RelaxedCapture::enter();
+        let _current = self.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
+        loop {
+            match wait() {
+                Ok(()) => return Ok(()),
+                // Until the capture ends.
+                Err(error) if error.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
+                Err(error) => return Err(failed(call, error)),
+            }
+        }
+    }
+
+    /// Waits for all work of the context so far.
+    fn wait_for_all(&self) -> Result<()> {
+        self.wait_by("cuCtxSynchronize", &calls::context_synchronize)
+    }
+}
 
 /// The waits of one context, each on a thread of its own, since it may take as long as a device likes.
 #[derive(Debug, Default)]
@@ -64,62 +104,53 @@ struct Waits {
 }
 
 /// The fence of work that has no other.
+#[derive(Debug)]
 pub(super) struct IdleFence {
     stream: u64,
     stream_id: Option<StreamId>,
     /// Why.
     refused: String,
-    waits: &'static ContextWaits,
-    wait: WaitForContext,
+    context: &'static dyn StreamContext,
     /// The first wait that begins after the work was enqueued.
     first: u64,
     is_over: AtomicBool,
 }
 
 impl IdleFence {
-    /// A fence behind all work of the stream with this number so far. `refused` says why there is no other.
+    /// A fence behind all work so far of the stream with this number, which is over already if `is_over`. `refused` says why there
+    /// is no other.
     pub(super) fn new(
         (stream, stream_id): (u64, Option<StreamId>),
+        context: &'static dyn StreamContext,
         refused: String,
-        (waits, wait): (&'static ContextWaits, WaitForContext),
         is_over: bool,
     ) -> Self {
-        let first = waits.0.lock().begun + 1;
-        Self { stream, stream_id, refused, waits, wait, first, is_over: AtomicBool::new(is_over) }
+        let first = context.waits().0.lock().begun + 1;
+        Self { stream, stream_id, refused, context, first, is_over: AtomicBool::new(is_over) }
     }
-}
 
-impl fmt::Debug for IdleFence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdleFence")
-            .field("stream", &self.stream)
-            .field("refused", &self.refused)
-            .finish_non_exhaustive()
-    }
-}
-
-impl ContextWaits {
-    /// Whether a wait with this number, or a later one, has ended. Begins one if none is under way.
-    fn has_ended(&'static self, first: u64, wait: &WaitForContext) -> bool {
-        let mut waits = self.0.lock();
-        if waits.ended >= first {
+    /// Whether a wait for the context that began behind the work has ended. Begins one if none is under way.
+    fn has_waited(&self) -> bool {
+        let context = self.context;
+        let mut waits = context.waits().0.lock();
+        if waits.ended >= self.first {
             return true;
         }
         if !waits.is_waiting {
             (waits.is_waiting, waits.begun) = (true, waits.begun + 1);
-            let (number, wait) = (waits.begun, wait.clone());
+            let number = waits.begun;
             drop(waits);
             let waiting = move || {
                 // `None`: the process exits.
-                let waited = MaintenanceThread::of_process().enter().map(|_call| wait());
-                let mut waits = self.0.lock();
+                let waited = MaintenanceThread::of_process().enter().map(|_call| context.wait_for_all());
+                let mut waits = context.waits().0.lock();
                 waits.is_waiting = false;
                 if let Some(Ok(())) = waited {
                     waits.ended = number;
                 }
             };
             if threads::spawn(c"pinpool-wait", waiting).is_err() {
-                self.0.lock().is_waiting = false;
+                context.waits().0.lock().is_waiting = false;
             }
         }
         false
@@ -130,7 +161,7 @@ impl ContextWaits {
 unsafe impl Fence for IdleFence {
     fn is_done(&self) -> Result<bool> {
         // Acquire, with the Release in `wait`.
-        if self.is_over.load(Ordering::Acquire) || self.waits.has_ended(self.first, &self.wait) {
+        if self.is_over.load(Ordering::Acquire) || self.has_waited() {
             return Ok(true);
         }
         Err(Error::device(self.refused.clone()))
@@ -139,7 +170,7 @@ unsafe impl Fence for IdleFence {
     /// The work may still read or write, so an error in place of a wait would let the host touch its bytes.
     fn wait(&self) -> Result<()> {
         if !self.is_over.load(Ordering::Acquire) {
-            (self.wait)()?;
+            self.context.wait_for_all()?;
             self.is_over.store(true, Ordering::Release);
         }
         Ok(())

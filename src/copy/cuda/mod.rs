@@ -29,9 +29,10 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, SyncOnDro
 
 use self::context::ContextState;
 use self::event::EventFence;
+use self::idle::IdleFence;
 use self::stream::{CAPTURING, SetAside, Stream, failed, is_capturing, number};
 use self::timeline::Timeline;
-use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
+use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::backend;
 use crate::driver::calls;
 use crate::driver::code::Code;
@@ -69,7 +70,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
         stream: &S,
         source: *const u8,
         len: usize,
-        purpose: FencePurpose,
+        kind: FenceKind,
     ) -> Result<SharedFence, CopyFailure> {
         let stream = stream.borrow();
         let waits = self.stream().context().is_managing_stream_synchronization();
@@ -79,7 +80,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
             copied.map_err(|error| ("cuMemcpyHtoDAsync", error))
         };
         let_reach(stream.context().ordinal(), source, len).map_err(CopyFailure::Refused)?;
-        copy_with_fence(stream, len, purpose, waits, move || self.device_ptr_mut(stream), copy)
+        copy_with_fence(stream, len, kind, waits, move || self.device_ptr_mut(stream), copy)
     }
 }
 
@@ -98,7 +99,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
             copied.map_err(|error| ("cuMemcpyDtoHAsync", error))
         };
         let_reach(stream.context().ordinal(), target, len).map_err(CopyFailure::Refused)?;
-        copy_with_fence(stream, len, FencePurpose::Buffer, waits, || self.device_ptr(stream), copy)
+        copy_with_fence(stream, len, FenceKind::Timeline, waits, || self.device_ptr(stream), copy)
     }
 }
 
@@ -148,7 +149,7 @@ pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: 
 fn copy_with_fence<'a>(
     stream: &CudaStream,
     len: usize,
-    purpose: FencePurpose,
+    kind: FenceKind,
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, SyncOnDrop<'a>),
     copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, Code)>,
@@ -160,7 +161,7 @@ fn copy_with_fence<'a>(
         let (address, record) = wait();
         (address, record, stream.context().check_err().map_err(Code::from))
     };
-    copy_behind((stream.into(), context), len, purpose, may_wait, wait, copy)
+    copy_behind((stream.into(), context), len, kind, may_wait, wait, copy)
 }
 
 /// A refusal before anything is enqueued.
@@ -174,7 +175,7 @@ fn refused(len: usize, call: &str, error: Code) -> CopyFailure {
 fn copy_behind<R>(
     (stream, context): (Stream, &'static ContextState),
     len: usize,
-    purpose: FencePurpose,
+    kind: FenceKind,
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, R, Result<(), Code>),
     copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, Code)>,
@@ -196,7 +197,6 @@ fn copy_behind<R>(
         return Err(refusal);
     }
     // All calls that can be refused come before the copy.
-    let kind = if purpose == FencePurpose::Pool(FenceKind::Event) { FenceKind::Event } else { FenceKind::Timeline };
     let prepared = match Prepared::new(stream, context, kind) {
         Prepared::Nothing(call, error) => return Err(refused(call, error)),
         prepared => prepared,
@@ -258,7 +258,7 @@ impl Prepared {
             Self::Timeline(_) => (None, "cuStreamWriteValue32", Code::NOT_SUPPORTED),
         };
         let is_over = idle::wait_for(stream).is_ok();
-        Arc::new(context.idle_fence((number(stream), id), failed(call, error), is_over))
+        Arc::new(IdleFence::new((number(stream), id), context, failed(call, error), is_over))
     }
 }
 

@@ -8,11 +8,11 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDro
 use super::handle::stream_of;
 use super::raw_stream::RawStream;
 use super::{copy_behind, let_reach, refused};
-use crate::copy::{CopyFailure, CopySource, CopyTarget, FencePurpose};
+use crate::copy::{CopyFailure, CopySource, CopyTarget};
 use crate::driver::calls;
 use crate::driver::code::Code;
 use crate::error::Error;
-use crate::in_flight::SharedFence;
+use crate::in_flight::{FenceKind, SharedFence};
 
 /// Device memory of another framework, for copies from and to it. Owns nothing and orders nothing: its owner does.
 ///
@@ -82,14 +82,14 @@ unsafe impl CopyTarget<RawStream> for RawMem<RawStream> {
         stream: &RawStream,
         source: *const u8,
         len: usize,
-        purpose: FencePurpose,
+        kind: FenceKind,
     ) -> Result<SharedFence, CopyFailure> {
         let copy = |stream| {
             // SAFETY: the caller promises the source, `from_raw` the target; `len` bytes fit (`CopyTarget::enqueue`).
             let copied = unsafe { calls::copy_to_device(self.address, source.cast(), len, stream) };
             copied.map_err(|error| ("cuMemcpyHtoDAsync", error))
         };
-        copy_on(*stream, source, len, purpose, copy)
+        copy_on(*stream, source, len, kind, copy)
     }
 }
 
@@ -105,7 +105,7 @@ unsafe impl CopySource<RawStream> for RawMem<RawStream> {
             let copied = unsafe { calls::copy_to_host(target.cast(), self.address, len, stream) };
             copied.map_err(|error| ("cuMemcpyDtoHAsync", error))
         };
-        copy_on(*stream, target, len, FencePurpose::Buffer, copy)
+        copy_on(*stream, target, len, FenceKind::Timeline, copy)
     }
 }
 
@@ -114,7 +114,7 @@ fn copy_on(
     raw: RawStream,
     start: *const u8,
     len: usize,
-    purpose: FencePurpose,
+    kind: FenceKind,
     copy: impl FnOnce(sys::CUstream) -> Result<(), (&'static str, Code)>,
 ) -> Result<SharedFence, CopyFailure> {
     let _entered = raw.enter().map_err(CopyFailure::Refused)?;
@@ -126,5 +126,5 @@ fn copy_on(
     }
     let_reach(context.device(), start, len).map_err(CopyFailure::Refused)?;
     let _current = context.enter().map_err(|error| refused(len, "cuCtxSetCurrent", error))?;
-    copy_behind((stream, context), len, purpose, false, || (0, (), Ok(())), |_| copy(raw.handle()))
+    copy_behind((stream, context), len, kind, false, || (0, (), Ok(())), |_| copy(raw.handle()))
 }

@@ -32,12 +32,13 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
-use super::answer::{Answer, stays};
-use super::stream::OwnStream;
+use super::answer::stays;
+use super::idle::StreamContext;
+use super::stream::{OwnStream, failed};
 use crate::backend;
 use crate::driver::code::Code;
-use crate::driver::{self, CurrentContext, RelaxedCapture, calls, standstill};
-use crate::error::Result;
+use crate::driver::{self, RelaxedCapture, calls, standstill};
+use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::Mutex;
@@ -65,12 +66,6 @@ static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn held_bytes() -> u64 {
     // Relaxed: a figure.
     HELD_BYTES.load(Ordering::Relaxed)
-}
-
-/// The context of the streams. Both fail once it has ended.
-pub(super) trait StreamContext: std::fmt::Debug + Sync {
-    fn check(&self) -> Result<(), Code>;
-    fn enter(&self) -> Result<CurrentContext, Code>;
 }
 
 /// The timelines of all streams of this process, by the numbers of their ids.
@@ -156,7 +151,7 @@ impl Timeline {
         *last = next;
         drop(last);
         written.ok()?;
-        Some(TimelineFence { timeline: self, number: next, answer: Answer::default() })
+        Some(TimelineFence { timeline: self, number: next })
     }
 
     /// Whether all of its numbers are written.
@@ -288,20 +283,11 @@ impl Health {
     }
 
     fn query(context: &dyn StreamContext, idle_stream: OwnStream) -> Result<(), Code> {
-        let _relaxed = RelaxedCapture::enter();
-        context.check()?;
         // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
-        let mut outcome = unsafe { calls::stream_query(idle_stream.handle()) };
-        if outcome == Err(Code::INVALID_CONTEXT) {
-            let _current = context.enter()?;
-            // SAFETY: as above.
-            outcome = unsafe { calls::stream_query(idle_stream.handle()) };
-        }
-        match outcome {
-            Ok(()) | Err(Code::NOT_READY) => Ok(()),
-            // It says nothing about the device.
-            Err(error) if error.is_forbidden_by_capture() => Ok(()),
-            Err(error) => Err(error),
+        match context.query(&|| unsafe { calls::stream_query(idle_stream.handle()) }) {
+            // A refusal in a capture says nothing about the device.
+            Err(error) if !error.is_forbidden_by_capture() => Err(error),
+            _ => Ok(()),
         }
     }
 }
@@ -311,8 +297,6 @@ impl Health {
 pub(super) struct TimelineFence {
     timeline: Arc<Timeline>,
     number: u64,
-    /// An answer of the device, not of this number.
-    answer: Answer,
 }
 
 impl TimelineFence {
@@ -330,7 +314,8 @@ unsafe impl Fence for TimelineFence {
             return Ok(true);
         }
         let Timeline { words, context, idle_stream, .. } = *self.timeline;
-        self.answer.or_ask("cuStreamQuery", || words.health.check(context, idle_stream).map(|()| false))
+        let health = words.health.check(context, idle_stream);
+        health.map(|()| false).map_err(|error| Error::device(failed("cuStreamQuery", error)))
     }
 
     fn is_done_by_load(&self) -> Option<bool> {

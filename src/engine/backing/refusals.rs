@@ -1,14 +1,12 @@
 //! Why a pool has no memory for a get, and what helps, in words.
 
-use std::path::Path;
-
 use super::super::supply::Refusal;
 use super::{Backing, Supply};
+use crate::backend::lock_limit;
 use crate::dump::OUTER_PARTITION;
 use crate::error::{Error, ErrorKind, Report, Retry, SourceError, UsageReport};
 use crate::quota::{Level, Over};
 use crate::size_class::Class;
-use pinpool_os::host::limits;
 
 impl Backing {
     /// Whether waiting may help a request that the source refused: some pool has memory that may come back, or the source is
@@ -138,7 +136,8 @@ impl Backing {
 
     /// Whether the ceiling is what the process may lock, so that no setting raises it.
     fn is_lock_limited(&self) -> bool {
-        let locked_bytes = || *self.lock_limit.get_or_init(|| limits::process_limits(Path::new("/")).locked_bytes);
+        // By a trial: a process with CAP_IPC_LOCK has a limit that does not bind it.
+        let locked_bytes = || *self.lock_limit.get_or_init(lock_limit);
         let is_limit = |max_bytes| locked_bytes() == Some(max_bytes);
         self.source().name() == "mlock" && self.supply_quota().max_bytes().is_some_and(is_limit)
     }

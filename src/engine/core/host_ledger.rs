@@ -149,7 +149,7 @@ impl Core {
     /// Hits and puts take the slow path as long as other processes want memory.
     pub(super) fn attend_to_ledger(&self) {
         let is_wanted = || self.host_ledger().is_some_and(|ledger| ledger.is_wanted());
-        self.attention.change(Reason::Ledger, is_wanted, |attends| self.stock.idle().attend(attends));
+        self.attention.change(Reason::Ledger, is_wanted, |attends| self.stock.idle().set_slow_path(attends));
     }
 
     /// A put while other processes want memory: makes room of `block` if this one holds more than an even share. Returns it

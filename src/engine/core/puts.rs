@@ -4,7 +4,7 @@ use super::{Block, Core};
 use crate::copy::CopyKeeper;
 use crate::engine::stock::PutEnd;
 use crate::error::Error;
-use crate::in_flight::{Ask, Fences, LostItem, Swept};
+use crate::in_flight::{Ask, Fences, LostItem, SharedFence, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use pinpool_observe::record::Event;
@@ -160,7 +160,7 @@ impl Core {
             self.stock.record_of(&block, |id| Event::Completed { id });
             self.keep(block);
         }
-        swept.lost.into_iter().for_each(|LostItem { item, error, fences }| self.lose(item, fences, &error));
+        swept.lost.into_iter().for_each(|LostItem { item, error, fence }| self.lose(item, fence, &error));
     }
 
     /// Never uses `block` again (core-I2).
@@ -168,17 +168,17 @@ impl Core {
         self.lose(block, None, error);
     }
 
-    /// Does not use `block` until all `fences` say that its copies are over; never without them (core-I2).
-    fn lose(&self, mut block: Block, fences: Option<Fences>, error: &Error) {
+    /// Does not use `block` until `fence` says that its copies are over; never without one (core-I2).
+    fn lose(&self, mut block: Block, fence: Option<SharedFence>, error: &Error) {
         block.end_holding();
-        let (held_bytes, is_asked_again) = (block.held_bytes(), fences.is_some());
+        let (held_bytes, is_asked_again) = (block.held_bytes(), fence.is_some());
         self.stock.record_of(&block, |id| Event::Leaked { id });
         self.backing().note_lost(held_bytes);
         let lost = self.accounts.count_lost(held_bytes);
         self.backing().arena().into_iter().for_each(|arena| arena.count_quarantined());
         let keeps_all = self.backing().arena().is_some_and(|arena| arena.may_never_release());
-        let leaked = match fences {
-            Some(fences) => self.in_flight.quarantine(block, fences).err(),
+        let leaked = match fence {
+            Some(fence) => self.in_flight.quarantine(block, fence).err(),
             None => Some(block),
         };
         match leaked {

@@ -26,7 +26,7 @@ impl Server for Core {
     }
 
     fn attend(&self, is_waiting: bool) {
-        self.attention.change(Reason::Line, || is_waiting, |attends| self.stock.idle().attend(attends));
+        self.attention.change(Reason::Line, || is_waiting, |attends| self.stock.idle().set_slow_path(attends));
         self.backing().domain().into_iter().for_each(|domain| domain.note_waiting(is_waiting));
     }
 

@@ -232,7 +232,7 @@ impl Core {
     /// Memory for a miss. While others wait, only beside the first of them. Makes such `calls`.
     fn acquire_in_turn(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
         let now_us = self.tick_if_alone();
-        self.stock.idle().note_miss(now_us);
+        self.stock.enforce_count_limit(now_us);
         match self.waiters.pass(|first| self.backing().beside(first, class)) {
             Pass::Free => {
                 let block = self.acquire(class, calls, None)?;

@@ -1,45 +1,68 @@
-//! The idle buffers of a pool, by the rules of its preset.
+//! The idle buffers of a pool, by the policy of its preset.
 //!
 //! | preset | file | reuse | eviction | lock |
 //! | --- | --- | --- | --- | --- |
 //! | `tensorflow` | `exact.rs` | oldest of the class first | oldest of all first | one |
-//! | `adaptive` | `adaptive.rs` over `thread_cache` | newest of the class first | oldest of all first | one per thread |
+//! | `adaptive` | `thread_cache` | newest of the class first | oldest of all first | one per thread |
 //!
-//! `by_preset.rs` has the type that is one of the two. One structure cannot serve both: TensorFlow's order is one list for
-//! the whole process, and keeping it costs every put a lock that all threads share.
+//! One structure cannot serve both: TensorFlow's order is one list for the whole process, and maintaining it costs every put
+//! a lock that all threads share. `tensorflow` enforces the count limit at each put; `adaptive` at the next miss, slow put
+//! or tick.
 //!
 //! Generic over what is held, so that tests hold integers. Owns the counts of hits, puts and evictions, and the limit.
-//! Never releases, waits or logs: victims leave by return value, to be released outside every lock.
+//! Never releases, waits or logs: victims leave by return value, to be released outside every lock. Reads no clock: times
+//! are arguments.
 
-mod adaptive;
-mod by_preset;
 mod exact;
+mod limit;
 pub mod thread_cache;
+mod ticks;
 
-use self::thread_cache::Entry;
+use self::exact::ExactStore;
+use self::limit::CountLimit;
+use self::thread_cache::{Counts, Entry, Shard, ThreadCache};
+use self::ticks::Ticks;
 use crate::policy::{Check, Window};
-use crate::stats::Stats;
+use crate::size_class::{Class, EIGHTHS_CLASSES};
+use crate::stats::{EvictionReason, Stats};
+use pinpool_os::sync::plain::Mutex;
 
-pub(super) use by_preset::Idle;
-
-/// What a put leaves to do outside every lock.
+/// The idle buffers of one pool.
 #[derive(Debug)]
-pub(super) struct PutOutcome<T> {
-    /// Evicted by the limit.
-    pub(super) victim: Option<Box<Entry<T>>>,
-    /// The buffer itself: nothing is kept under a limit of 0 or after the seal.
-    pub(super) rejected: Option<Box<Entry<T>>>,
+pub(super) struct Idle<T> {
+    /// Under `adaptive`.
+    cache: Option<ThreadCache<T>>,
+    state: Mutex<State<T>>,
+    ticks: Mutex<Ticks>,
+    /// A buffer idle for this long returns to the arena.
+    idle_us: u64,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    limit: CountLimit,
+    /// Under `tensorflow`.
+    store: ExactStore<T>,
+    sealed: bool,
+}
+
+/// A buffer that leaves.
+#[derive(Debug)]
+pub(super) struct Evicted<T> {
+    pub(super) entry: Box<Entry<T>>,
+    pub(super) reason: EvictionReason,
     /// The result of a check of the rates.
     pub(super) check: Option<Check>,
 }
 
-impl<T> Default for PutOutcome<T> {
-    fn default() -> Self {
-        Self { victim: None, rejected: None, check: None }
+impl<T> Evicted<T> {
+    /// Nothing is kept after the seal.
+    fn rejected(entry: Box<Entry<T>>) -> Self {
+        Self { entry, reason: EvictionReason::NotKept, check: None }
     }
 }
 
-/// A limit that came down, and the buffers over it.
+/// A lowered limit, and the buffers over it.
 #[derive(Debug)]
 pub(super) struct LoweredLimit<T> {
     pub(super) from: u64,
@@ -47,11 +70,223 @@ pub(super) struct LoweredLimit<T> {
     pub(super) victims: Vec<Box<Entry<T>>>,
 }
 
-/// What `total` counts over the life of a pool.
-fn fill_totals(stats: &mut Stats, total: Window) {
-    stats.gets += total.gets();
-    stats.hits += total.get_from_pool;
-    stats.misses += total.allocated;
-    stats.puts += total.put;
-    stats.evicted += total.evicted;
+impl<T> Idle<T> {
+    /// Under `adaptive`, buffers idle for `idle_us` return to the arena.
+    pub(super) fn new(is_adaptive: bool, limit: u64, auto_resize: bool, idle_us: u64) -> Self {
+        let shards = || 2 * std::thread::available_parallelism().map_or(8, usize::from);
+        let cache = is_adaptive.then(|| ThreadCache::new(EIGHTHS_CLASSES, as_count(limit), shards()));
+        let limit = CountLimit::new(limit, auto_resize);
+        let state = Mutex::new(State { limit, store: ExactStore::new(), sealed: false });
+        Self { cache, state, ticks: Mutex::default(), idle_us }
+    }
+
+    /// An idle buffer of `class`: a hit.
+    pub(super) fn take(&self, class: Class) -> Option<Box<Entry<T>>> {
+        if let Some(cache) = &self.cache {
+            return cache.take(class.index);
+        }
+        let mut state = self.state.lock();
+        let entry = state.store.take(class.bytes)?;
+        state.limit.counted.get_from_pool += 1;
+        Some(entry)
+    }
+
+    /// Keeps `entry`, of `class`. Returns a buffer that leaves instead; then others may have to leave by
+    /// [`evict_over_limit`](Self::evict_over_limit).
+    pub(super) fn put(&self, entry: Box<Entry<T>>, class: Class) -> Option<Evicted<T>> {
+        let Some(cache) = &self.cache else { return self.state.lock().put(entry, class.bytes) };
+        let Err(entry) = cache.put(entry) else { return self.evict_over_limit() };
+        let mut state = self.state.lock();
+        state.limit.counted.put += 1;
+        Some(if state.sealed { Evicted::rejected(entry) } else { state.evict(entry, cache) })
+    }
+
+    /// Keeps `entry`, which another thread took from a thread cache, for that thread, unless there is more to be done.
+    pub(super) fn put_remote(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+        match &self.cache {
+            Some(cache) => cache.put_remote(entry),
+            None => Err(entry),
+        }
+    }
+
+    /// The buffer put longest ago, if more are idle than the limit allows.
+    pub(super) fn evict_over_limit(&self) -> Option<Evicted<T>> {
+        let cache = self.cache.as_ref().filter(|cache| cache.is_over_limit())?;
+        // One thread at a time, so that no more are evicted than are over the limit.
+        let mut state = self.state.lock();
+        let victim = cache.evict_over_limit()?;
+        Some(state.evict(victim, cache))
+    }
+
+    /// A request was served by the underlying allocator at `now_us`.
+    pub(super) fn count_allocated(&self, now_us: u64) {
+        self.state.lock().limit.count_allocated(now_us);
+    }
+
+    /// A put whose buffer is not kept here.
+    pub(super) fn count_put(&self) {
+        self.state.lock().limit.counted.put += 1;
+    }
+
+    /// The buffer put longest ago, to make room.
+    pub(super) fn reclaim(&self) -> Option<Box<Entry<T>>> {
+        match &self.cache {
+            Some(cache) => cache.evict_oldest(),
+            None => self.state.lock().store.evict(),
+        }
+    }
+
+    /// Buffers that have been idle too long at `now_us`.
+    pub(super) fn expire(&self, now_us: u64) -> Vec<Box<Entry<T>>> {
+        let Some((cache, oldest_us)) = self.cache.as_ref().zip(now_us.checked_sub(self.idle_us)) else { return vec![] };
+        let old = self.ticks.lock().all_put_by(oldest_us);
+        old.checked_sub(1).map_or_else(Vec::new, |last| drained(cache, last))
+    }
+
+    /// Lowers a limit that no request has needed for long.
+    pub(super) fn lower_limit(&self, now_us: u64) -> Option<LoweredLimit<T>> {
+        let cache = self.cache.as_ref()?;
+        let mut state = self.state.lock();
+        let from = state.limit.lower(now_us)?;
+        let to = state.limit.get();
+        cache.set_limit(as_count(to));
+        let victims = std::iter::from_fn(|| cache.evict_over_limit()).collect();
+        Some(LoweredLimit { from, to, victims })
+    }
+
+    /// Everything; a new window begins.
+    pub(super) fn clear(&self) -> Vec<Box<Entry<T>>> {
+        let mut state = self.state.lock();
+        state.limit.begin_window(self.counts());
+        self.drain(state)
+    }
+
+    /// Everything; from now on nothing is kept.
+    pub(super) fn seal(&self) -> Vec<Box<Entry<T>>> {
+        let mut state = self.state.lock();
+        state.sealed = true;
+        self.cache.iter().for_each(ThreadCache::seal);
+        self.drain(state)
+    }
+
+    fn drain(&self, mut state: impl std::ops::DerefMut<Target = State<T>>) -> Vec<Box<Entry<T>>> {
+        self.cache.as_ref().map_or_else(|| state.store.drain(), |cache| drained(cache, u64::MAX))
+    }
+
+    /// The calling thread's shard, whose fast path serves most hits; `None` if each hit needs the order of all buffers.
+    pub(super) fn own_shard(&self) -> Option<&Shard<T>> {
+        self.cache.as_ref().map(ThreadCache::own_shard)
+    }
+
+    /// The clock was read: it is `now_us`, and all earlier puts were made by `put_by_us`.
+    pub(super) fn tick(&self, now_us: u64, put_by_us: u64) {
+        // While another thread begins a tick, this time belongs to that tick.
+        if let Some(cache) = &self.cache
+            && let Some(mut ticks) = self.ticks.try_lock()
+        {
+            ticks.begin(now_us, put_by_us, |tick| cache.begin_tick(tick));
+        }
+    }
+
+    /// While `required`, each hit and put takes the slow path. A take finds what was put before.
+    pub(super) fn set_slow_path(&self, required: bool) {
+        self.cache.iter().for_each(|cache| cache.set_slow_path(required));
+    }
+
+    /// Idle buffers of `class`. Walks them.
+    pub(super) fn count_of(&self, class: Class) -> u64 {
+        match &self.cache {
+            Some(cache) => cache.count_of(class.index),
+            None => self.state.lock().store.count_of(class.bytes),
+        }
+    }
+
+    /// Bytes of the idle buffers.
+    pub(super) fn bytes(&self) -> u64 {
+        self.cache.as_ref().map_or_else(|| self.state.lock().store.bytes(), |cache| cache.counts().idle_bytes as u64)
+    }
+
+    /// Idle buffers.
+    pub(super) fn count(&self) -> u64 {
+        self.cache.as_ref().map_or_else(|| self.state.lock().store.len(), |cache| cache.counts().idle)
+    }
+
+    /// The counts of the thread cache.
+    fn counts(&self) -> Counts {
+        self.cache.as_ref().map(ThreadCache::counts).unwrap_or_default()
+    }
+
+    pub(super) fn fill(&self, stats: &mut Stats) {
+        let (state, counts) = (self.state.lock(), self.counts());
+        state.limit.fill(stats, counts);
+        stats.buffers_in_pool = state.store.len() + counts.idle;
+        stats.idle_bytes = state.store.bytes() + counts.idle_bytes as u64;
+        if self.cache.is_none() && state.limit.get() == 0 {
+            // TensorFlow counts nothing then.
+            stats.window = Window::default();
+        }
+    }
+}
+
+impl<T> State<T> {
+    /// TensorFlow's put: count, evict if the limit is reached, check, then keep.
+    fn put(&mut self, entry: Box<Entry<T>>, class: usize) -> Option<Evicted<T>> {
+        self.limit.counted.put += 1;
+        if self.sealed || self.limit.get() == 0 {
+            return Some(Evicted::rejected(entry));
+        }
+        let is_full = self.store.len() >= self.limit.get();
+        let victim = if is_full { self.store.evict() } else { None };
+        let evicted = victim.map(|entry| Evicted {
+            entry,
+            reason: EvictionReason::OverLimit,
+            check: self.limit.count_eviction(Counts::default),
+        });
+        self.store.put(class, entry);
+        evicted
+    }
+
+    /// Counts the eviction of `entry` by the limit of `cache`, which a check may raise.
+    fn evict(&mut self, entry: Box<Entry<T>>, cache: &ThreadCache<T>) -> Evicted<T> {
+        let check = self.limit.count_eviction(|| cache.counts());
+        cache.set_limit(as_count(self.limit.get()));
+        Evicted { entry, reason: EvictionReason::OverLimit, check }
+    }
+}
+
+/// All buffers that were put by the end of tick `until`.
+fn drained<T>(cache: &ThreadCache<T>, until: u64) -> Vec<Box<Entry<T>>> {
+    let mut entries = Vec::new();
+    cache.drain(until, |entry| entries.push(entry));
+    entries
+}
+
+fn as_count(limit: u64) -> usize {
+    usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
+#[cfg(all(test, not(pinpool_loom)))]
+mod tests {
+    use super::ticks::TICK_US;
+    use super::*;
+    use crate::policy::IDLE_BUFFER_US;
+
+    #[test]
+    fn puts_that_carried_into_later_ticks_grow_old_like_others() {
+        let idle = Idle::new(true, 10, false, IDLE_BUFFER_US);
+        let class = Class { bytes: 10, index: 0 };
+        let second = 1_000_000;
+        idle.tick(0, 0);
+        // The cache reaches this tick as it does after 2^24 puts in each tick.
+        idle.cache.as_ref().unwrap().begin_tick(50_000);
+        assert!(idle.put(Entry::new(0, 10, 7), class).is_none());
+        idle.tick(second, second);
+        assert!(idle.expire(second + IDLE_BUFFER_US - TICK_US).is_empty());
+        assert_eq!(idle.expire(second + IDLE_BUFFER_US).len(), 1);
+        // Later ones are younger.
+        assert!(idle.put(Entry::new(0, 10, 8), class).is_none());
+        idle.tick(60 * second, 60 * second);
+        assert!(idle.expire(60 * second + IDLE_BUFFER_US - TICK_US).is_empty());
+        assert_eq!(idle.expire(60 * second + IDLE_BUFFER_US).len(), 1);
+    }
 }

@@ -62,11 +62,7 @@ pub(crate) fn run(args: &SoakArgs, json: bool, terminal: &Terminal) -> Result<()
     };
     let pool = builder.build().map_err(|error| terminal.refuse(&error))?;
     let report = args.soak(&pool, start, &stop, terminal)?;
-    if json {
-        terminal.print(serde_json::json!(report))?;
-    } else {
-        terminal.print(report.table().trim_end())?;
-    }
+    crate::print(&report, json, terminal)?;
     report.failures.iter().for_each(|failure| terminal.message(failure));
     if !report.failures.is_empty() {
         return Err(ExitError::Failure);

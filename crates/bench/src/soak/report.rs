@@ -8,7 +8,6 @@ use serde::Serialize;
 use super::args::SoakArgs;
 use super::process::ProcessUse;
 use super::worker::Counts;
-use pinpool_cli::table::{grouped, list};
 
 /// What a run did and what the process was seen to hold.
 pub(super) struct Seen {
@@ -43,9 +42,6 @@ pub(super) struct SoakReport {
     /// soak-I1
     resident_limit_bytes: u64,
     pub(super) failures: Vec<String>,
-    /// The statistics of the pool at the end.
-    #[serde(skip)]
-    statistics: String,
 }
 
 impl SoakReport {
@@ -86,37 +82,7 @@ impl SoakReport {
             most_resident_bytes,
             resident_limit_bytes,
             failures,
-            statistics: stats.to_string(),
         }
-    }
-
-    /// A figure a line, then the statistics of the pool.
-    pub(super) fn table(&self) -> String {
-        let n = grouped;
-        let Counts { gets, puts, copies, given, taken, checks, checked_bytes, bad_checks } = self.counts;
-        let [start, warm, end] = [self.start, self.warm, self.end];
-        let in_turn = |of: fn(&ProcessUse) -> u64| {
-            let [start, warm, end] = [&start, &warm, &end].map(|at| n(of(at)));
-            format!("{start} at the start, {warm} after the warm-up, {end} at the end")
-        };
-        let figures = list(&[
-            ("pool", format!("{} over {}", self.preset, self.backend)),
-            ("threads", format!("{}, seed {}", self.threads, self.seed)),
-            ("operations", n(self.ops)),
-            ("seconds", format!("{:.3}", self.seconds)),
-            ("operations per s", format!("{:.0}", self.ops_per_s)),
-            ("gets", format!("{}, {:.4} % hits, {} fallbacks", n(gets), 100.0 * self.hit_rate, n(self.fallbacks))),
-            ("puts", n(puts)),
-            ("copies", n(copies)),
-            ("handed over", format!("{} given, {} taken", n(given), n(taken))),
-            ("checks", format!("{} of {} bytes, {} wrong", n(checks), n(checked_bytes), n(bad_checks))),
-            ("pinned at most", format!("{} bytes", n(self.peak_pinned_bytes))),
-            ("resident bytes", in_turn(|of| of.resident_bytes)),
-            ("  at most, limit", format!("{}, {}", n(self.most_resident_bytes), n(self.resident_limit_bytes))),
-            ("descriptors", in_turn(|of| of.descriptors)),
-            ("process threads", in_turn(|of| of.threads)),
-        ]);
-        format!("{figures}\n{}", self.statistics)
     }
 }
 

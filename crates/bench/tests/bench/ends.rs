@@ -1,7 +1,7 @@
-//! How a measurement ends without threads, and what recording costs.
+//! How a measurement ends without threads.
 
+use crate::bench;
 use crate::tool::{Ran, finish};
-use crate::{bench, run};
 
 /// A stack that no machine has: every thread of `std` is refused.
 const NO_STACK: &str = "70368744177664";
@@ -14,7 +14,6 @@ fn without_threads(args: &[&str]) -> Ran {
 fn a_bench_that_gets_no_threads_ends_with_an_error() {
     for args in [
         &["hit", "--threads", "2"][..],
-        &["pin", "--bytes", "8MiB", "--backend", "heap"],
         &["stall", "--step", "8MiB", "--backend", "heap"],
         &["loader", "--seconds", "2"],
     ] {
@@ -34,12 +33,4 @@ fn a_bench_that_gets_some_of_its_threads_says_how_many() {
     assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
     ran.check_stderr(" of 64 threads could be made");
     ran.check_stderr("ulimit -u");
-}
-
-#[test]
-fn a_bench_of_hits_shows_what_recording_costs_beside_the_pool_that_does_not() {
-    let figures = run(&["hit", "--record", "--json"]).figures();
-    let (without, with) = (&figures["ns_per_pair"], &figures["recording"]["ns_per_pair"]);
-    let more = figures["recording"]["more_ns_per_pair"].as_f64().unwrap();
-    assert!((with.as_f64().unwrap() - without.as_f64().unwrap() - more).abs() < 0.02, "{figures}");
 }

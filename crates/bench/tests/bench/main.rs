@@ -1,5 +1,6 @@
 //! The instruments: each figure is there and agrees with the others. How large it is depends on the machine.
 
+mod conformance;
 mod ends;
 mod figures;
 mod soak;

@@ -1,4 +1,4 @@
-//! The tables of BENCHMARKS.md that a script makes. `UPDATE_DOCS=1` writes them again.
+//! The tables of docs/benchmarks.md that a script makes. `UPDATE_DOCS=1` writes them again.
 #![allow(clippy::print_stdout)] // Says what was skipped.
 
 use std::fs;
@@ -8,7 +8,7 @@ use crate::tool::data;
 
 #[test]
 fn the_tables_of_the_replays_are_those_of_the_script() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../BENCHMARKS.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks.md");
     let mut page = fs::read_to_string(path).unwrap();
     let folder = fs::read_dir(data("workloads")).unwrap().map(|file| file.unwrap().path().display().to_string());
     let mut traces: Vec<_> = folder.filter(|path| path.ends_with(".trace.gz")).collect();
@@ -38,6 +38,6 @@ fn the_tables_of_the_replays_are_those_of_the_script() {
     if std::env::var_os("UPDATE_DOCS").is_some() {
         fs::write(path, page).unwrap();
     } else {
-        assert_eq!(stale, [""; 0], "UPDATE_DOCS=1 writes these tables of BENCHMARKS.md again");
+        assert_eq!(stale, [""; 0], "UPDATE_DOCS=1 writes these tables of docs/benchmarks.md again");
     }
 }

@@ -8,7 +8,6 @@ mod call_stacks;
 #[path = "../../../../tests/api/captured_log.rs"]
 #[allow(dead_code)] // Not all of it is needed here.
 mod captured_log;
-mod conformance;
 mod diff;
 #[cfg(target_os = "linux")]
 mod doctor;

@@ -16,7 +16,7 @@ fn the_test_command_is_the_one_that_ci_runs() {
 #[test]
 fn the_readme_is_read_in_minutes_and_its_links_lead_to_files() {
     let readme = read("README.md");
-    assert!((120..=150).contains(&readme.lines().count()), "{} lines", readme.lines().count());
+    assert!(readme.lines().count() <= 120, "{} lines", readme.lines().count());
     let folder = fs::read_dir(format!("{}/docs", crate::ROOT)).unwrap().map(|page| page.unwrap().path());
     let pages = folder.filter(|page| page.extension().is_some_and(|extension| extension == "md"));
     for page in pages.chain([format!("{}/README.md", crate::ROOT).into()]) {

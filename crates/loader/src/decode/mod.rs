@@ -33,7 +33,8 @@ pub use self::image::{Fit, Image, Layout};
 pub use self::pixels::PIXELS_MAX;
 
 /// Why something could not be decoded, in words.
-pub(super) type DecodeError = Box<dyn Error + Send + Sync>;
+#[cfg(feature = "decode")]
+type DecodeError = Box<dyn Error + Send + Sync>;
 
 /// The error for a file that is damaged, truncated, or of a kind that its decoder does not know.
 #[cfg(feature = "decode")]

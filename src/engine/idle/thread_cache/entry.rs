@@ -4,14 +4,13 @@
 //! The links belong to the cache alone: they mean something only while the entry is idle.
 #![allow(unsafe_code)] // Send and Sync despite the links; moves a value out of memory that is kept.
 
-use super::counters;
 use super::slot;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicPtr, AtomicU32, Ordering};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 /// Entries whose memory is kept; that of more goes back to the allocator.
 const SPARE_MAX: usize = 64;
@@ -22,7 +21,7 @@ const SPARE_MAX: usize = 64;
 pub(super) struct Links {
     /// Put next.
     pub(super) above: *mut Links,
-    /// Put before. In a remote free list, the one pushed before.
+    /// Put before. In a remote list, the entry pushed before.
     pub(super) below: *mut Links,
 }
 
@@ -32,7 +31,7 @@ impl Links {
 
 /// What the cache holds: a value, its class, and its links while it is idle.
 ///
-/// The alignment keeps two entries off one cache line and leaves the low bits of an address to the remote free list. The
+/// The alignment keeps two entries off one cache line and leaves the address 1 to the remote list. The
 /// header and the first 16 bytes of the value are one cache line.
 #[repr(C, align(64))]
 pub struct Entry<T> {
@@ -47,12 +46,12 @@ pub struct Entry<T> {
     pub(super) class: u16,
     /// Slot of the thread that took it last; a put returns it to the shard of that slot.
     pub(super) owner: u16,
-    /// Its part in the sum of the counters.
-    pub(super) weight: u64,
+    /// Its part in the sum of idle bytes.
+    pub(super) bytes: usize,
     value: T,
 }
 
-// SAFETY: only the free list or remote free list that holds the entry follows its links (list-I1, remote-I1); to any other
+// SAFETY: only the free list or remote list that holds the entry follows its links (list-I1, remote-I1); to any other
 // thread that has the entry they are numbers.
 unsafe impl<T: Send> Send for Entry<T> {}
 
@@ -60,7 +59,7 @@ unsafe impl<T: Send> Send for Entry<T> {}
 unsafe impl<T: Sync> Sync for Entry<T> {}
 
 impl<T> Entry<T> {
-    /// Wraps `value` of fewer than 2^56 `bytes`; the calling thread's shard owns it. A class over 65,534 is one that no cache
+    /// Wraps `value` of `bytes`; the calling thread's shard owns it. A class over 65,534 is one that no cache
     /// knows.
     pub fn new(class: u32, bytes: usize, value: T) -> Box<Self> {
         Self::new_at(slot::current(), class, bytes, value)
@@ -79,7 +78,7 @@ impl<T> Entry<T> {
             tag: AtomicU32::new(0),
             class: u16::try_from(class).unwrap_or(u16::MAX),
             owner,
-            weight: counters::weight(bytes),
+            bytes,
             value,
         }
     }
@@ -91,7 +90,7 @@ impl<T> Entry<T> {
 
     /// What it adds to the sum of idle bytes.
     pub fn bytes(&self) -> usize {
-        counters::bytes_of(self.weight)
+        self.bytes
     }
 
     /// The number that [`set_tag`](Entry::set_tag) stored last; 0 at first. The cache does not use it.
@@ -123,15 +122,6 @@ impl<T> Entry<T> {
     #[inline]
     pub(in crate::engine) fn keep_off_short_path(&self) {
         self.set_shard(ptr::null::<()>());
-    }
-
-    /// In a remote free list: the entry pushed before.
-    pub(super) fn pushed_before(&self) -> Option<NonNull<Self>> {
-        NonNull::new(self.links.below.cast())
-    }
-
-    pub(super) fn set_pushed_before(&mut self, before: Option<NonNull<Self>>) {
-        self.links.below = before.map_or(ptr::null_mut(), |before| before.as_ptr().cast());
     }
 }
 

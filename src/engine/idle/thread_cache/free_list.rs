@@ -1,95 +1,59 @@
 //! The sequential core of one shard: its idle entries, as one list per class.
 //!
 //! ```text
-//!   class 3: head ⇄ C ⇄ A ⇄ head        head.below: the newest        head.above: the oldest
-//!   class 7: head ⇄ B ⇄ head            each entry knows the order of its put
+//!   class 3: head ──▶ C ⇄ A             head.below: the newest        head.above: the oldest
+//!   class 7: head ──▶ B                 each entry knows the order of its put
 //!
 //!   order = tick (40 bits) | sequence (24 bits)
 //! ```
 //!
 //! A push writes two links and the order, and a take writes one link, because the lock's next atomic exchange waits until
-//! the writes have reached the cache. Each push adds one to the order, so the order counts the puts, but for what ticks have
-//! skipped. There is no list of all entries: the oldest of all is the oldest of some class, and an
-//! eviction compares a lower bound per class, which only evictions refresh. A tick of 10 ms makes the order last for 348
-//! years. More than 2^24 puts between two ticks carry into the next tick: their entries seem a tick younger,
-//! until the user of the cache begins a tick above theirs.
+//! the writes have reached the cache. Each push adds one to the order, so the order counts the puts, except for the orders
+//! that ticks skip. There is no list of all entries: the oldest entry is the oldest of some class, and an eviction compares
+//! a lower bound per class, which only evictions refresh. With ticks of 10 ms the order lasts for 348 years. More than 2^24
+//! puts between two ticks carry into the next tick: their entries seem a tick younger, until a later tick begins.
 //!
-//! The links are in the entries, so the list allocates once: at its first mark, the heads. Until then its heads are those that
-//! all lists share, or each pool would hold the heads of every shard that no thread uses. It has no lock, no limit and no
-//! counters.
+//! The links are in the entries, so the list allocates once: at its first mark, the heads. Until then it uses heads that
+//! all lists share, or each pool would hold the heads of every shard that no thread uses. It has no lock and no limit.
 //!
 //! - **list-I1**: A node is a head of this list, or an entry that was leaked from its box in `push` and is in exactly one
 //!   class list until a take makes it a box again; only `&mut self` reaches it meanwhile.
-//! - **list-I2**: Orders rise from the oldest entry of a class to its newest, and the list's own is the highest.
+//! - **list-I2**: Orders rise from the oldest entry of a class to its newest, and the list's own order is the highest.
 //! - **list-I3**: `above` of the newest entry and of the head of an empty class are stale and never followed.
-//! - **list-I4**: The head of a class that is not marked has a null `above`; such a class is empty. A class is marked while
-//!   the occupancy bitmap may name this shard for it; both change under the shard's lock.
+//! - **list-I4**: The head of an unmarked class has a null `above`; such a class is empty. A class is marked while the
+//!   occupancy bitmap may name this shard for it; both change under the shard's lock.
 //! - **list-I5**: No entry of a marked class has an order below the class's bound.
-//! - **list-I6**: The shared heads are empty, not marked, and never written.
+//! - **list-I6**: The shared heads are null, so empty and unmarked, and never written.
 #![allow(unsafe_code)] // Lists through boxes.
 
 use super::entry::{Entry, Links};
 use crate::size_class::EIGHTHS_CLASSES;
 use std::marker::PhantomData;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
-/// The order of a list without entries: above any other.
-pub(super) const NO_ORDER: u64 = u64::MAX;
 /// The bits of an order below its tick.
 const SEQUENCE_BITS: u32 = 24;
-
-/// The least order of a put in `tick`.
-pub(super) const fn first_order(tick: u64) -> u64 {
-    // The last tick that 40 bits hold is 348 years away.
-    let tick = if tick >> (u64::BITS - SEQUENCE_BITS) == 0 { tick } else { u64::MAX >> SEQUENCE_BITS };
-    tick << SEQUENCE_BITS
-}
+/// The last tick, 348 years away.
+const TICK_MAX: u64 = u64::MAX >> SEQUENCE_BITS;
 
 /// The tick of an order.
 pub(super) const fn tick_of(order: u64) -> u64 {
     order >> SEQUENCE_BITS
 }
 
-/// So many classes have shared heads: those of a pool.
-const SHARED_CLASSES: usize = EIGHTHS_CLASSES as usize;
-/// Made by the compiler: a child of `fork` would wait for ever for what another thread was about to make.
-static SHARED_HEADS: SharedHeads = {
-    let mut heads = [Links::NONE; SHARED_CLASSES];
-    let mut at = 0;
-    while at < SHARED_CLASSES {
-        heads[at].below = shared_heads().wrapping_add(at);
-        at += 1;
-    }
-    SharedHeads(heads)
-};
+/// The most classes of a list: those of a pool.
+pub(super) const CLASSES_MAX: u32 = EIGHTHS_CLASSES;
+/// Null links. Made by the compiler: a forked child would wait forever for what another thread was about to make.
+static SHARED_HEADS: [[usize; 2]; CLASSES_MAX as usize] = [[0; 2]; CLASSES_MAX as usize];
+const _: () = assert!(size_of::<[usize; 2]>() == size_of::<Links>() && align_of::<usize>() == align_of::<Links>());
 
-struct SharedHeads([Links; SHARED_CLASSES]);
-
-// SAFETY: (list-I6) never written, so any thread may read them.
-unsafe impl Sync for SharedHeads {}
-
-const fn shared_heads() -> *mut Links {
-    (&raw const SHARED_HEADS.0).cast::<Links>().cast_mut()
-}
-
-/// The heads of empty classes without a mark, leaked.
-fn empty_heads(classes: usize) -> NonNull<Links> {
-    let heads: Box<[Links]> = (0..classes).map(|_| Links::NONE).collect();
-    let heads: NonNull<Links> = NonNull::from(Box::leak(heads)).cast();
-    for at in 0..classes {
-        let head = heads.as_ptr().wrapping_add(at);
-        // SAFETY: within the allocation, which nothing else refers to yet.
-        unsafe { (*head).below = head };
-    }
-    heads
-}
-
-#[repr(C)] // A hit uses the first two fields.
+#[repr(C)] // A hit uses the first three fields.
 pub(super) struct FreeList<T> {
-    /// One head for each class, in an allocation that only this pointer refers to; the shared heads until a class is marked.
+    /// One head per class, in an allocation that only this pointer refers to; the shared heads until a class is marked.
     heads: NonNull<Links>,
-    /// The order of the newest put, or the last one before the tick that began since.
+    /// The order of the newest put, or the last order before the current tick.
     order: u64,
+    idle_bytes: usize,
     cold: Box<Cold>,
     entries: PhantomData<Box<Entry<T>>>,
 }
@@ -97,11 +61,11 @@ pub(super) struct FreeList<T> {
 /// What no hit uses.
 struct Cold {
     classes: usize,
-    /// No further put is kept. Only the shard reads it; it is here to be under the lock.
-    sealed: bool,
     /// Orders that ticks have skipped.
     skipped: u64,
-    /// A bit for each marked class (list-I4); none as long as the heads are the shared ones.
+    /// Entries that left as the oldest.
+    evicted: u64,
+    /// A bit for each marked class (list-I4); empty while the heads are the shared heads.
     marked: Box<[u64]>,
     /// Bound of each class (list-I5).
     bounds: Box<[u64]>,
@@ -110,102 +74,78 @@ struct Cold {
 // SAFETY: (list-I1) the list owns the linked entries as it would own boxes, and the heads as it would own a slice.
 unsafe impl<T: Send> Send for FreeList<T> {}
 
-/// Result of a walk.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Recount {
-    pub(super) count: u64,
-    pub(super) bytes: usize,
-    /// Classes with entries.
-    pub(super) classes: Vec<u32>,
-}
-
 impl<T> FreeList<T> {
+    /// A list for classes `0..classes`, at most [`CLASSES_MAX`].
     pub(super) fn new(classes: u32) -> Self {
-        let classes = classes as usize;
+        assert!(classes <= CLASSES_MAX, "{classes} classes");
         let (marked, bounds) = (Box::default(), Box::default());
-        let cold = Box::new(Cold { classes, sealed: false, skipped: 0, marked, bounds });
-        let mut list = Self { heads: NonNull::from(&SHARED_HEADS.0).cast(), order: 0, cold, entries: PhantomData };
-        if classes > SHARED_CLASSES {
-            list.make_heads();
-        }
-        list
+        let cold = Box::new(Cold { classes: classes as usize, skipped: 0, evicted: 0, marked, bounds });
+        let heads = NonNull::from(&SHARED_HEADS).cast();
+        Self { heads, order: 0, idle_bytes: 0, cold, entries: PhantomData }
     }
 
-    /// Makes the list's own heads.
-    fn make_heads(&mut self) {
-        let classes = self.cold.classes;
-        self.heads = empty_heads(classes);
-        (self.cold.marked, self.cold.bounds) = (vec![0; classes.div_ceil(64)].into(), vec![0; classes].into());
-    }
-
-    fn has_own_heads(&self) -> bool {
-        self.heads.as_ptr() != shared_heads()
-    }
-
-    pub(super) fn is_sealed(&self) -> bool {
-        self.cold.sealed
-    }
-
-    pub(super) fn seal(&mut self) {
-        self.cold.sealed = true;
-    }
-
-    /// From now on puts belong to `tick`, or to a later one. Returns the tick of the newest put before.
+    /// From now on puts belong to `tick`, or to a later tick. Returns the tick of the newest put before.
     pub(super) fn begin_tick(&mut self, tick: u64) -> u64 {
         let newest = tick_of(self.order);
-        let skipped = first_order(tick).saturating_sub(self.order + 1);
+        let skipped = (tick.min(TICK_MAX) << SEQUENCE_BITS).saturating_sub(self.order + 1);
         self.order += skipped;
         self.cold.skipped += skipped;
         newest
     }
 
-    /// How many entries were pushed.
     pub(super) fn puts(&self) -> u64 {
         self.order - self.cold.skipped
     }
 
-    #[inline(always)]
-    pub(super) fn is_marked(&self, class: u16) -> bool {
-        // A class that the list does not have is never marked.
-        usize::from(class) < self.cold.classes && !self.above(self.head(class.into())).is_null()
+    /// Takes of the newest, if `idle` entries are left.
+    pub(super) fn hits(&self, idle: u64) -> u64 {
+        self.puts() - self.cold.evicted - idle
     }
 
-    /// Marks `class`, which exists.
+    pub(super) fn idle_bytes(&self) -> usize {
+        self.idle_bytes
+    }
+
+    /// Marks class `at`, which exists.
     #[cold]
-    pub(super) fn mark(&mut self, class: u16) {
-        let at = usize::from(class);
-        if !self.has_own_heads() {
-            self.make_heads();
+    fn mark(&mut self, at: usize) {
+        if self.cold.bounds.is_empty() {
+            let classes = self.cold.classes;
+            let heads: Box<[Links]> = (0..classes).map(|_| Links::NONE).collect();
+            self.heads = NonNull::from(Box::leak(heads)).cast();
+            (self.cold.marked, self.cold.bounds) = (vec![0; classes.div_ceil(64)].into(), vec![0; classes].into());
         }
         let head = self.head(at);
-        if self.above(head).is_null() {
-            self.set_above(head, head);
-            self.cold.marked[at / 64] |= 1 << (at % 64);
-            // The next push is above this.
-            self.cold.bounds[at] = self.order;
-        }
+        self.set_above(head, head);
+        self.cold.marked[at / 64] |= 1 << (at % 64);
+        // The next push is above this.
+        self.cold.bounds[at] = self.order;
     }
 
     /// Removes the mark of `class` if the class is empty.
     #[cold]
-    pub(super) fn unmark(&mut self, class: u16) {
-        let at = usize::from(class);
-        if self.is_marked(class) && self.is_empty(at) {
-            self.set_above(self.head(at), std::ptr::null_mut());
+    pub(super) fn unmark(&mut self, class: u32) {
+        let at = class as usize;
+        if at < self.cold.classes && !self.above(self.head(at)).is_null() && self.below(self.head(at)).is_null() {
+            self.set_above(self.head(at), ptr::null_mut());
             self.cold.marked[at / 64] &= !(1 << (at % 64));
         }
     }
 
-    /// Makes `entry`, of a marked class, the newest of its class and of all.
-    #[inline(always)]
-    pub(super) fn push(&mut self, entry: Box<Entry<T>>) {
-        debug_assert!(self.is_marked(entry.class));
-        // SAFETY: the class is marked, so it exists.
+    /// Makes `entry` the newest of its class and of all. If its class, which exists, is not marked, marks it and calls
+    /// `on_mark` before.
+    pub(super) fn push(&mut self, entry: Box<Entry<T>>, on_mark: impl FnOnce(&Entry<T>)) {
+        assert!(usize::from(entry.class) < self.cold.classes, "class {}", entry.class);
+        // SAFETY: the class exists.
+        let Err(entry) = (unsafe { self.push_if_marked(entry) }) else { return };
+        self.mark(entry.class.into());
+        on_mark(&entry);
+        // SAFETY: as above.
         let pushed = unsafe { self.push_if_marked(entry) };
         debug_assert!(pushed.is_ok());
     }
 
-    /// Pushes `entry` as `push` does; returns it if its class is not marked.
+    /// Makes `entry` the newest of its class and of all; returns it if its class is not marked.
     ///
     /// # Safety
     ///
@@ -218,15 +158,16 @@ impl<T> FreeList<T> {
         }
         let newest = self.below(head);
         self.order += 1;
+        self.idle_bytes += entry.bytes;
         entry.order = self.order;
         entry.links.below = newest;
         let entry: *mut Links = Box::into_raw(entry).cast();
-        self.set_above(newest, entry);
+        self.set_above(if newest.is_null() { head } else { newest }, entry);
         self.set_below(head, entry);
         Ok(())
     }
 
-    /// The newest of `class`.
+    /// Takes the newest of `class`.
     pub(super) fn take_newest(&mut self, class: u32) -> Option<Box<Entry<T>>> {
         if class as usize >= self.cold.classes {
             return None;
@@ -235,7 +176,7 @@ impl<T> FreeList<T> {
         unsafe { self.take_newest_of(class) }
     }
 
-    /// Takes the newest of `class` as `take_newest` does.
+    /// Takes the newest of `class`.
     ///
     /// # Safety
     ///
@@ -244,62 +185,61 @@ impl<T> FreeList<T> {
     pub(super) unsafe fn take_newest_of(&mut self, class: u32) -> Option<Box<Entry<T>>> {
         let head = self.head(class as usize);
         let newest = self.below(head);
-        if newest == head {
+        if newest.is_null() {
             return None;
         }
         self.set_below(head, self.below(newest));
-        // SAFETY: (list-I1) not a head, so an entry leaked in `push`, and no link that is followed leads to it any more.
-        Some(unsafe { Box::from_raw(newest.cast()) })
+        // SAFETY: (list-I1) not a head, so an entry leaked in a push, and no link that is followed leads to it any more.
+        let entry: Box<Entry<T>> = unsafe { Box::from_raw(newest.cast()) };
+        self.idle_bytes -= entry.bytes;
+        Some(entry)
     }
 
-    /// The entry put longest ago, of any class.
-    pub(super) fn take_oldest(&mut self) -> Option<Box<Entry<T>>> {
-        let (at, order) = self.oldest()?;
+    /// Takes the oldest entry of all classes if it was put by the end of tick `until`; else returns the order of the oldest
+    /// entry, or 0.
+    pub(super) fn take_oldest(&mut self, until: u64) -> Result<Box<Entry<T>>, u64> {
+        let (at, order) = self.oldest();
+        if order > self.order || tick_of(order) > until {
+            return Err(if order > self.order { 0 } else { order });
+        }
         let head = self.head(at);
         let oldest = self.above(head);
         if oldest == self.below(head) {
-            self.set_below(head, head);
+            self.set_below(head, ptr::null_mut());
         } else {
             let next = self.above(oldest);
-            self.set_below(next, head);
+            self.set_below(next, ptr::null_mut());
             self.set_above(head, next);
         }
         self.cold.bounds[at] = order + 1;
+        self.cold.evicted += 1;
         // SAFETY: (list-I1) as in `take_newest_of`.
-        Some(unsafe { Box::from_raw(oldest.cast()) })
+        let entry: Box<Entry<T>> = unsafe { Box::from_raw(oldest.cast()) };
+        self.idle_bytes -= entry.bytes;
+        Ok(entry)
     }
 
-    /// The order of the oldest entry, or [`NO_ORDER`].
-    pub(super) fn oldest_order(&mut self) -> u64 {
-        self.oldest().map_or(NO_ORDER, |(_, order)| order)
-    }
-
-    /// The class of the oldest entry, and its order. Looks into a class only if its bound is below the oldest order found so
-    /// far, and then makes the bound exact.
-    fn oldest(&mut self) -> Option<(usize, u64)> {
-        // Above the order of every entry.
+    /// The class of the oldest entry and its order; without entries, an order above the list's own. Reads a class only if
+    /// its bound is below the oldest order found so far, and then makes the bound exact.
+    fn oldest(&mut self) -> (usize, u64) {
         let none = self.order + 1;
-        let (mut oldest, mut of) = (none, 0);
+        let mut oldest = (0, none);
         for word in 0..self.cold.marked.len() {
             let mut left = self.cold.marked[word];
             while left != 0 {
                 let at = 64 * word + left.trailing_zeros() as usize;
                 left &= left - 1;
-                if self.cold.bounds[at] < oldest {
-                    let order = if self.is_empty(at) { none } else { self.order_of(self.above(self.head(at))) };
+                if self.cold.bounds[at] < oldest.1 {
+                    let head = self.head(at);
+                    let order = if self.below(head).is_null() { none } else { self.order_of(self.above(head)) };
                     self.cold.bounds[at] = order;
-                    if order < oldest {
-                        (oldest, of) = (order, at);
+                    if order < oldest.1 {
+                        oldest = (at, order);
                     }
                 }
             }
         }
-        (oldest < none).then_some((of, oldest))
-    }
-
-    fn is_empty(&self, at: usize) -> bool {
-        let head = self.head(at);
-        self.below(head) == head
+        oldest
     }
 
     /// The head of class `at`, which exists.
@@ -334,76 +274,74 @@ impl<T> FreeList<T> {
     }
 
     fn order_of(&self, entry: *mut Links) -> u64 {
-        // SAFETY: (list-I1) the caller passes a linked entry, whose first field are its links.
+        // SAFETY: (list-I1) the caller passes a linked entry, whose first field is its links.
         unsafe { (*entry.cast::<Entry<T>>()).order }
     }
 
-    fn bytes_of(&self, entry: *mut Links) -> usize {
-        // SAFETY: (list-I1) as in `order_of`; the borrow ends here.
-        unsafe { &*entry.cast::<Entry<T>>() }.bytes()
+    /// Entries of `class`, newest first.
+    fn entries(&self, class: u32) -> impl Iterator<Item = &Entry<T>> {
+        let exists = (class as usize) < self.cold.classes;
+        let mut next = if exists { self.below(self.head(class as usize)) } else { ptr::null_mut() };
+        std::iter::from_fn(move || {
+            // SAFETY: (list-I1) null or a linked entry, which stays while the list is borrowed.
+            let entry = unsafe { next.cast::<Entry<T>>().as_ref() }?;
+            next = entry.links.below;
+            Some(entry)
+        })
     }
 
     /// Entries of `class`: walks its list.
     pub(super) fn count_of(&self, class: u32) -> u64 {
-        let at = class as usize;
-        if at >= self.cold.classes {
-            return 0;
-        }
-        let head = self.head(at);
-        let (mut node, mut count) = (self.below(head), 0);
-        while node != head {
-            (node, count) = (self.below(node), count + 1);
-        }
-        count
+        self.entries(class).count() as u64
     }
 
-    /// Walks all lists, checks the invariants and counts.
-    pub(super) fn validate(&self) -> Result<Recount, String> {
-        let mut recount = Recount::default();
+    /// Walks all lists and checks the invariants; returns the number of entries and the classes that have some.
+    pub(super) fn validate(&self) -> Result<(u64, Vec<u32>), String> {
+        let (mut count, mut bytes, mut classes) = (0, 0, Vec::new());
         for (at, class) in (0..self.cold.classes).zip(0u32..) {
             let head = self.head(at);
             let is_marked = self.cold.marked.get(at / 64).is_some_and(|marked| marked & 1 << (at % 64) != 0);
-            if is_marked == self.above(head).is_null() || !is_marked && !self.is_empty(at) {
-                return Err(format!("class {class}: marked {is_marked}, empty {}", self.is_empty(at)));
+            if is_marked == self.above(head).is_null() || !is_marked && self.count_of(class) > 0 {
+                return Err(format!("class {class}: marked {is_marked}, {} entries", self.count_of(class)));
             }
-            if self.is_empty(at) {
-                continue;
-            }
-            recount.classes.push(class);
-            let (mut node, mut newer, mut order) = (self.below(head), None, self.order + 1);
-            while node != head {
-                let own = self.order_of(node);
-                if own >= order || own < self.cold.bounds[at] {
+            let (mut newer, mut order) = (ptr::null_mut::<Links>(), self.order + 1);
+            for entry in self.entries(class) {
+                let links = ptr::from_ref(entry).cast_mut().cast();
+                if entry.order >= order || entry.order < self.cold.bounds[at] {
+                    let (own, bound) = (entry.order, self.cold.bounds[at]);
+                    return Err(format!("class {class}: order {own} below order {order}, bound {bound}"));
+                }
+                if !newer.is_null() && entry.links.above != newer {
                     return Err(format!(
-                        "class {class}: order {own}, above it {order}, bound {}",
-                        self.cold.bounds[at]
+                        "class {class}: the entry of order {} does not point to the next",
+                        entry.order
                     ));
                 }
-                if newer.is_some_and(|newer| self.above(node) != newer) {
-                    return Err(format!("class {class}: the entry of order {own} does not point to the next"));
-                }
-                order = own;
-                recount.count += 1;
-                recount.bytes += self.bytes_of(node);
-                (newer, node) = (Some(node), self.below(node));
+                (newer, order) = (links, entry.order);
+                (count, bytes) = (count + 1, bytes + entry.bytes);
             }
-            if newer != Some(self.above(head)) {
-                return Err(format!("class {class} does not end at its oldest"));
+            if !newer.is_null() {
+                classes.push(class);
+                if newer != self.above(head) {
+                    return Err(format!("class {class} does not end at its oldest"));
+                }
             }
         }
-        Ok(recount)
+        if bytes != self.idle_bytes {
+            return Err(format!("{bytes} bytes, counted {}", self.idle_bytes));
+        }
+        Ok((count, classes))
     }
 }
 
 impl<T> Drop for FreeList<T> {
     fn drop(&mut self) {
-        if !self.has_own_heads() {
+        if self.cold.bounds.is_empty() {
             return;
         }
-        (0..self.cold.classes)
-            .for_each(|at| while u32::try_from(at).is_ok_and(|class| self.take_newest(class).is_some()) {});
+        while self.take_oldest(u64::MAX).is_ok() {}
         let heads = NonNull::slice_from_raw_parts(self.heads, self.cold.classes);
-        // SAFETY: leaked from this box in `make_heads`, and no entry is left that refers to it.
+        // SAFETY: leaked from this box in `mark`, and no entry is left that refers to it.
         drop(unsafe { Box::from_raw(heads.as_ptr()) });
     }
 }
@@ -414,9 +352,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn push(list: &mut FreeList<u32>, class: u32, value: u32) {
-        let entry = Entry::new_at(0, class, 10, value);
-        list.mark(entry.class);
-        list.push(entry);
+        list.push(Entry::new_at(0, class, 10, value), |_| {});
+    }
+
+    fn take_oldest(list: &mut FreeList<u32>) -> Option<u32> {
+        list.take_oldest(u64::MAX).ok().map(|entry| **entry)
     }
 
     #[test]
@@ -425,53 +365,54 @@ mod tests {
         for (class, value) in [(0, 1), (1, 2), (0, 3)] {
             push(&mut list, class, value);
         }
-        assert_eq!(list.validate(), Ok(Recount { count: 3, bytes: 30, classes: vec![0, 1] }));
+        assert_eq!((list.validate(), list.idle_bytes(), list.puts()), (Ok((3, vec![0, 1])), 30, 3));
         assert_eq!(list.take_newest(0).map(|e| **e), Some(3));
-        assert_eq!(list.take_oldest().map(|e| **e), Some(1));
-        assert_eq!(list.take_newest(0).map(|e| **e), None);
-        assert_eq!(list.take_newest(9).map(|e| **e), None);
-        assert_eq!(list.take_oldest().map(|e| **e), Some(2));
-        assert_eq!(list.validate(), Ok(Recount::default()));
-        assert_eq!(list.oldest_order(), NO_ORDER);
+        assert_eq!(take_oldest(&mut list), Some(1));
+        assert_eq!([0, 9].map(|class| list.take_newest(class).map(|e| **e)), [None, None]);
+        assert_eq!((take_oldest(&mut list), take_oldest(&mut list)), (Some(2), None));
+        assert_eq!((list.validate(), list.hits(0)), (Ok((0, vec![])), 1));
     }
 
     #[test]
-    fn a_tick_that_goes_back_does_not_make_an_entry_older() {
+    fn the_oldest_leaves_only_if_its_tick_has_ended_by_then() {
         let mut list = FreeList::new(1);
-        for (tick, value) in [(7, 1), (5, 2), (6, 3)] {
+        for (tick, value) in [(7, 1), (5, 2), (9, 3)] {
             list.begin_tick(tick);
             push(&mut list, 0, value);
         }
-        assert!(list.validate().is_ok());
-        drop(list.take_oldest());
-        assert_eq!(tick_of(list.oldest_order()), 7);
+        assert_eq!(list.take_oldest(6).map_err(tick_of).err(), Some(7));
+        assert_eq!([(); 2].map(|()| list.take_oldest(7).map(|entry| **entry).ok()), [Some(1), Some(2)]);
+        assert_eq!(list.take_oldest(8).map_err(tick_of).err(), Some(9));
+        assert_eq!((take_oldest(&mut list), list.take_oldest(u64::MAX).err()), (Some(3), Some(0)));
     }
 
     #[test]
     fn ticks_keep_their_order_up_to_the_last_one_that_fits() {
-        let last = (1 << 40) - 1;
         let mut list = FreeList::new(2);
-        for (tick, value) in [(last - 1, 1), (last, 2), (last + 1, 3), (u64::MAX, 4)] {
+        for (tick, value) in [(TICK_MAX - 1, 1), (TICK_MAX, 2), (TICK_MAX + 1, 3), (u64::MAX, 4)] {
             list.begin_tick(tick);
             push(&mut list, value % 2, value);
         }
         assert!(list.validate().is_ok());
-        let oldest_first: Vec<u32> = std::iter::from_fn(|| list.take_oldest()).map(|entry| **entry).collect();
-        assert_eq!(oldest_first, [1, 2, 3, 4]);
+        assert_eq!([(); 5].map(|()| take_oldest(&mut list)), [Some(1), Some(2), Some(3), Some(4), None]);
     }
 
     #[test]
-    fn only_an_empty_class_loses_its_mark_and_a_class_without_one_takes_nothing() {
+    fn only_an_empty_class_loses_its_mark_and_an_unmarked_class_takes_nothing() {
         let mut list = FreeList::new(1);
-        // SAFETY: class 0 exists.
-        assert!(unsafe { list.push_if_marked(Entry::new_at(0, 0, 10, 1)) }.is_err());
+        let is_marked = |list: &mut FreeList<u32>| {
+            // SAFETY: class 0 exists.
+            unsafe { list.push_if_marked(Entry::new_at(0, 0, 10, 1)) }.is_ok()
+        };
+        assert!(!is_marked(&mut list));
         push(&mut list, 0, 2);
         list.unmark(0);
-        assert!(list.is_marked(0));
-        drop(list.take_newest(0));
+        assert!(is_marked(&mut list));
+        drop((list.take_newest(0), list.take_newest(0)));
         list.unmark(0);
-        assert!(!list.is_marked(0) && !list.is_marked(1));
-        assert_eq!(list.validate(), Ok(Recount::default()));
+        assert!(!is_marked(&mut list));
+        list.unmark(1);
+        assert_eq!(list.validate(), Ok((0, vec![])));
     }
 
     proptest! {
@@ -493,15 +434,14 @@ mod tests {
                         (at.map(|at| model.remove(at)), list.take_newest(class))
                     }
                     3 => {
-                        list.unmark(u16::try_from(class).unwrap());
+                        list.unmark(class);
                         (None, None)
                     }
-                    _ => ((!model.is_empty()).then(|| model.remove(0)), list.take_oldest()),
+                    _ => ((!model.is_empty()).then(|| model.remove(0)), list.take_oldest(u64::MAX).ok()),
                 };
                 prop_assert_eq!(expected, got.map(|e| (e.class(), **e)));
-                prop_assert_eq!(list.oldest_order() == NO_ORDER, model.is_empty());
-                let recount = list.validate();
-                prop_assert_eq!(recount.map(|found| found.count), Ok(model.len() as u64));
+                let found = list.validate();
+                prop_assert_eq!(found.map(|(count, _)| count), Ok(model.len() as u64));
             }
         }
     }

@@ -1,12 +1,12 @@
 //! A lock of one byte around sections of some ten instructions.
 //!
-//! A hit enters by one atomic exchange and leaves by one store; it never waits: if the lock is held or asks for attention,
-//! the thread takes the slow path. A section calls nothing outside the cache, so a thread inside is late only if the kernel
-//! took its core away. Threads that wait spin, then yield, then sleep, so that a real-time thread lets the holder run.
+//! The fast path enters by one atomic exchange, leaves by one store and never waits: if the lock is held or the slow path is
+//! required, the thread takes the slow path. A section calls nothing outside the cache, so a thread inside is late only if
+//! the kernel preempted it. Threads that wait spin, then yield, then sleep, so that a real-time thread lets the holder run.
 //!
-//! - **lock-I1**: Inside is one thread: the one whose exchange found another state than [`HELD`].
-//! - **lock-I2**: A thread that leaves restores the state that it found, unless it decides about attention. So the exchange
-//!   tells a hit at once whether the lock is free and asks for nothing.
+//! - **lock-I1**: One thread is inside: the thread whose exchange found another state than [`HELD`].
+//! - **lock-I2**: A thread that leaves restores the state that it found, unless it sets the slow path flag. So one exchange
+//!   tells the fast path whether it may enter.
 #![allow(unsafe_code)] // The content's cell.
 
 use std::time::Duration;
@@ -14,15 +14,15 @@ use std::time::Duration;
 use pinpool_os::sync::atomic::{AtomicU8, Ordering};
 use pinpool_os::sync::{Backoff, UnsafeCell};
 
-/// Sleep of a thread that has waited longer than any section takes: the holder has lost its core.
+/// Sleep of a thread that has waited longer than any section takes: the holder was preempted.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 const FREE: u8 = 0;
 const HELD: u8 = 1;
-/// Free, and hits and puts are to take the slow path, which looks at more.
-const ATTENTION: u8 = 2;
+/// Free, and hits and puts must take the slow path.
+const SLOW: u8 = 2;
 
-#[repr(C)] // The state shares a cache line with what a hit uses of the content.
+#[repr(C)] // The state shares a cache line with the first fields of the content.
 pub(super) struct Lock<T> {
     state: AtomicU8,
     content: UnsafeCell<T>,
@@ -58,21 +58,14 @@ impl<T> Lock<T> {
         self.content.with_mut(|content| section(unsafe { &mut *content }))
     }
 
-    /// Runs `section` with `given`, or returns that if the lock is held.
-    pub(super) fn try_with<A, R>(&self, given: A, section: impl FnOnce(&mut T, A) -> R) -> Result<R, A> {
-        let Some(_unlock) = self.try_lock() else { return Err(given) };
-        // SAFETY: (lock-I1) as in `with`.
-        Ok(self.content.with_mut(|content| section(unsafe { &mut *content }, given)))
-    }
-
-    /// Runs `section`, unless the lock is held or asks for attention. The section must not panic.
+    /// Runs `section`, unless the lock is held or the slow path is required. The section must not panic.
     #[inline(always)]
-    pub(super) fn with_at_once<R>(&self, section: impl FnOnce(&mut T) -> Option<R>) -> Option<R> {
+    pub(super) fn try_fast<R>(&self, section: impl FnOnce(&mut T) -> Option<R>) -> Option<R> {
         let found = self.exchange();
         if found != FREE {
-            if found == ATTENTION {
+            if found == SLOW {
                 // Release, as below.
-                self.state.store(ATTENTION, Ordering::Release);
+                self.state.store(SLOW, Ordering::Release);
             }
             return None;
         }
@@ -83,19 +76,19 @@ impl<T> Lock<T> {
         result
     }
 
-    /// Runs `section`, which decides whether hits and puts take the slow path from now on. When it returns, no hit or put
-    /// that began before is still inside.
-    pub(super) fn set_attention(&self, section: impl FnOnce(&mut T) -> bool) {
+    /// Runs `section`, which returns whether hits and puts must take the slow path from now on. When it returns, no hit or
+    /// put that began before is still inside.
+    pub(super) fn set_slow_path(&self, section: impl FnOnce(&mut T) -> bool) {
         let mut unlock = self.lock();
         // SAFETY: (lock-I1) as in `with`.
-        let attention = self.content.with_mut(|content| section(unsafe { &mut *content }));
-        unlock.then = if attention { ATTENTION } else { FREE };
+        let requires_slow_path = self.content.with_mut(|content| section(unsafe { &mut *content }));
+        unlock.then = if requires_slow_path { SLOW } else { FREE };
     }
 
-    /// Whether hits and puts take the slow path.
-    pub(super) fn has_attention(&self) -> bool {
+    /// Whether hits and puts must take the slow path.
+    pub(super) fn requires_slow_path(&self) -> bool {
         // Relaxed: a test asks.
-        self.state.load(Ordering::Relaxed) == ATTENTION
+        self.state.load(Ordering::Relaxed) == SLOW
     }
 
     /// Tries to enter; returns the state that it found. The thread is inside unless that is [`HELD`].
@@ -103,7 +96,7 @@ impl<T> Lock<T> {
     fn exchange(&self) -> u8 {
         // Acquire: sees what the last holder wrote. A model cannot tell a failed exchange from progress.
         #[cfg(pinpool_loom)]
-        return [FREE, ATTENTION]
+        return [FREE, SLOW]
             .into_iter()
             .find(|&state| self.state.compare_exchange(state, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok())
             .unwrap_or(HELD);
@@ -156,7 +149,7 @@ mod tests {
             pair.1 += 1;
             assert_eq!(pair.0, pair.1);
         };
-        let add_at_once = |pair: &mut (u32, u32)| {
+        let add_fast = |pair: &mut (u32, u32)| {
             add(pair);
             Some(())
         };
@@ -164,7 +157,7 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| (0..rounds).for_each(|_| lock.with(add)));
                 scope.spawn(|| {
-                    let entered = (0..rounds).filter_map(|_| lock.with_at_once(add_at_once)).count();
+                    let entered = (0..rounds).filter_map(|_| lock.try_fast(add_fast)).count();
                     tried.fetch_add(u32::try_from(entered).unwrap(), Ordering::Relaxed);
                 });
             }
@@ -174,16 +167,14 @@ mod tests {
     }
 
     #[test]
-    fn attention_keeps_hits_out_and_nothing_else() {
+    fn the_slow_path_flag_keeps_hits_out_and_nothing_else() {
         let lock = Lock::new(0);
-        lock.set_attention(|_| true);
-        assert_eq!(lock.with_at_once(|n| Some(*n)), None);
+        lock.set_slow_path(|_| true);
+        assert_eq!(lock.try_fast(|n| Some(*n)), None);
         lock.with(|n| *n += 1);
-        assert_eq!(lock.with_at_once(|n| Some(*n)), None);
-        assert_eq!(lock.try_with(2, |n, more| *n += more), Ok(()));
-        assert_eq!(lock.with_at_once(|n| Some(*n)), None);
-        lock.set_attention(|_| false);
-        assert_eq!(lock.with_at_once(|n| Some(*n)), Some(3));
+        assert_eq!(lock.try_fast(|n| Some(*n)), None);
+        lock.set_slow_path(|_| false);
+        assert_eq!(lock.try_fast(|n| Some(*n)), Some(1));
     }
 
     /// The calling thread, for [`schedule`].
@@ -272,7 +263,7 @@ mod tests {
         let lock = Lock::new(1);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| lock.with(|_| panic!("in a section"))));
         assert!(panicked.is_err());
-        assert_eq!(lock.with_at_once(|n| Some(*n)), Some(1));
+        assert_eq!(lock.try_fast(|n| Some(*n)), Some(1));
     }
 }
 
@@ -287,7 +278,7 @@ mod loom_models {
         Some(())
     }
 
-    /// Fails with a Relaxed exchange in `exchange` or a Relaxed store in `Unlock` or `with_at_once`.
+    /// Fails with a Relaxed exchange in `exchange` or a Relaxed store in `Unlock` or `try_fast`.
     #[test]
     fn loom_one_thread_at_a_time_is_inside() {
         let mut builder = loom::model::Builder::new();
@@ -298,23 +289,22 @@ mod loom_models {
             let other = thread::spawn(move || (0..2).for_each(|_| other.with(|n| *n += 1)));
             let mut entered = 0;
             for _ in 0..2 {
-                entered += lock.with_at_once(add_one).map_or(0, |()| 1);
+                entered += lock.try_fast(add_one).map_or(0, |()| 1);
             }
-            entered += lock.try_with(1, |n, one| *n += one).map_or(0, |()| 1);
             other.join().unwrap();
             assert_eq!(lock.with(|n| *n), 2 + entered);
         });
     }
 
-    /// Fails if `set_attention` writes the state without the lock.
+    /// Fails if `set_slow_path` writes the state without the lock.
     #[test]
-    fn loom_after_attention_every_hit_before_it_is_seen_and_none_follows() {
+    fn loom_after_the_slow_path_flag_every_hit_before_it_is_seen_and_none_follows() {
         loom::model(|| {
             let lock = Arc::new(Lock::new(0));
             let hitting = lock.clone();
-            let hits = thread::spawn(move || (0..2).filter_map(|_| hitting.with_at_once(add_one)).count());
+            let hits = thread::spawn(move || (0..2).filter_map(|_| hitting.try_fast(add_one)).count());
             let mut before = 0;
-            lock.set_attention(|n| {
+            lock.set_slow_path(|n| {
                 before = *n;
                 true
             });

@@ -10,12 +10,8 @@ use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
 type Watched = loom::cell::UnsafeCell<u32>;
 
 fn model(check: impl Fn() + Sync + Send + 'static) {
-    model_within(3, check);
-}
-
-fn model_within(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
+    builder.preemption_bound = Some(3);
     builder.check(check);
 }
 
@@ -28,19 +24,24 @@ fn used(entry: Box<Entry<Watched>>) -> Box<Entry<Watched>> {
     entry
 }
 
-fn put(cache: &ThreadCache<Watched>, at: u16, entry: Box<Entry<Watched>>) -> Put<Watched> {
-    cache.put_at(at, used(entry))
+/// Puts `entry`; returns whether the cache keeps it.
+fn put(cache: &ThreadCache<Watched>, at: u16, entry: Box<Entry<Watched>>) -> bool {
+    cache.put_at(at, used(entry)).map_err(used).is_ok()
 }
 
-/// How many buffers a put returns.
-fn returned(put: Put<Watched>) -> usize {
-    let victim = put.victim.map(used).is_some();
-    usize::from(victim) + usize::from(put.handed_back.map(used).is_some())
+/// Puts `entry` on the fast path of shard 0; returns whether the shard keeps it.
+fn put_fast(cache: &ThreadCache<Watched>, entry: Box<Entry<Watched>>) -> bool {
+    cache.shards[0].put_fast(used(entry)).map_err(used).is_ok()
+}
+
+fn idle(cache: &ThreadCache<Watched>) -> u64 {
+    assert_eq!(cache.validate(), Ok(()));
+    cache.counts().idle
 }
 
 fn drained(cache: &ThreadCache<Watched>) -> usize {
     let mut count = 0;
-    cache.drain_all(|entry| {
+    cache.drain(u64::MAX, |entry| {
         used(entry);
         count += 1;
     });
@@ -51,12 +52,12 @@ fn drained(cache: &ThreadCache<Watched>) -> usize {
 fn loom_the_owner_or_a_stealing_thread_takes_each_buffer() {
     model(|| {
         let cache = Arc::new(ThreadCache::new(1, 4, 2));
-        assert_eq!(returned(put(&cache, 0, entry(0))), 0);
+        assert!(put(&cache, 0, entry(0)));
         let stealer = cache.clone();
         let stolen = thread::spawn(move || stealer.take_at(1, 0).map(used).is_some());
         let own = cache.take_at(0, 0).map(used);
         let kept = own.is_some();
-        own.into_iter().for_each(|entry| assert_eq!(returned(put(&cache, 0, entry)), 0));
+        own.into_iter().for_each(|entry| assert!(put(&cache, 0, entry)));
         assert!(stolen.join().unwrap() || kept);
         assert_eq!(cache.validate(), Ok(()));
     });
@@ -68,14 +69,14 @@ fn loom_the_owner_or_a_stealing_thread_takes_each_buffer() {
 fn loom_a_remote_put_that_has_ended_is_found_although_a_third_thread_searches() {
     model(|| {
         let cache = Arc::new(ThreadCache::new(1, 8, 4));
-        (0..2).for_each(|_| assert_eq!(returned(put(&cache, 0, entry(0))), 0));
+        (0..2).for_each(|_| assert!(put(&cache, 0, entry(0))));
         let away = [(); 2].map(|()| cache.take_at(0, 0).unwrap());
         let stealer = cache.clone();
         let stealing = thread::spawn(move || stealer.take_at(3, 0).map(used).is_some());
-        away.into_iter().for_each(|entry| assert_eq!(returned(put(&cache, 1, entry)), 0));
+        away.into_iter().for_each(|entry| assert!(put(&cache, 1, entry)));
         assert!(cache.take_at(2, 0).map(used).is_some(), "two are idle, and one other thread takes one");
-        let left = usize::from(!stealing.join().unwrap());
-        assert_eq!((cache.idle_count(), cache.validate()), (left, Ok(())));
+        let left = u64::from(!stealing.join().unwrap());
+        assert_eq!(idle(&cache), left);
     });
 }
 
@@ -83,10 +84,10 @@ fn loom_a_remote_put_that_has_ended_is_found_although_a_third_thread_searches() 
 fn loom_a_remote_put_is_found_although_a_steal_clears_the_occupancy_bit() {
     model(|| {
         let cache = Arc::new(ThreadCache::new(1, 4, 2));
-        assert_eq!(returned(put(&cache, 0, entry(0))), 0);
+        assert!(put(&cache, 0, entry(0)));
         let away = cache.take_at(0, 0).unwrap();
         let (putter, stealer) = (cache.clone(), cache.clone());
-        let putting = thread::spawn(move || assert_eq!(returned(put(&putter, 1, away)), 0));
+        let putting = thread::spawn(move || assert!(put(&putter, 1, away)));
         let stolen = stealer.take_at(1, 0).map(used).is_some();
         putting.join().unwrap();
         assert_eq!(cache.validate(), Ok(()), "the occupancy bit must be set");
@@ -99,39 +100,30 @@ fn loom_a_remote_put_while_the_owner_takes() {
     model(|| {
         let cache = Arc::new(ThreadCache::new(1, 8, 2));
         let putter = cache.clone();
-        let putting = thread::spawn(move || assert_eq!(returned(put(&putter, 1, entry(0))), 0));
-        assert_eq!(returned(put(&cache, 0, entry(0))), 0);
+        let putting = thread::spawn(move || assert!(put(&putter, 1, entry(0))));
+        assert!(put(&cache, 0, entry(0)));
         let taken = cache.take_at(0, 0).map(used).is_some();
         assert!(taken, "the owner takes its own buffer");
         putting.join().unwrap();
-        assert_eq!((cache.idle_count(), cache.validate()), (1, Ok(())));
+        assert_eq!(idle(&cache), 1);
     });
 }
 
 #[test]
-fn loom_two_puts_and_one_permit() {
+fn loom_two_threads_over_the_limit_evict_no_more_than_all_and_the_limit_holds_afterwards() {
     model(|| {
         let cache = Arc::new(ThreadCache::new(1, 1, 2));
+        assert!(put(&cache, 0, entry(0)));
         let other = cache.clone();
-        let other_thread = thread::spawn(move || returned(put(&other, 1, entry(1))));
-        let this_thread = returned(put(&cache, 0, entry(0)));
-        assert_eq!(this_thread + other_thread.join().unwrap(), 1);
-        assert_eq!((cache.idle_count(), cache.validate()), (1, Ok(())));
-    });
-}
-
-#[test]
-fn loom_a_put_while_the_limit_is_lowered() {
-    // The search for permits has many steps.
-    model_within(2, || {
-        let cache = Arc::new(ThreadCache::new(1, 2, 2));
-        assert_eq!(returned(put(&cache, 0, entry(0))), 0);
-        let other = cache.clone();
-        let other_thread = thread::spawn(move || returned(put(&other, 1, entry(1))));
-        let mut evicted = 0;
-        cache.set_limit(1, |_| evicted += 1);
-        assert_eq!(evicted + other_thread.join().unwrap(), 1);
-        assert_eq!((cache.idle_count(), cache.validate()), (1, Ok(())));
+        let evicting = thread::spawn(move || {
+            assert!(put(&other, 1, entry(1)));
+            usize::from(other.evict_over_limit().map(used).is_some())
+        });
+        let mut evicted = usize::from(cache.evict_over_limit().map(used).is_some());
+        evicted += evicting.join().unwrap();
+        evicted += std::iter::from_fn(|| cache.evict_over_limit()).map(used).count();
+        assert_eq!(idle(&cache) + evicted as u64, 2);
+        assert!(idle(&cache) <= 1);
     });
 }
 
@@ -141,32 +133,31 @@ fn loom_a_put_that_races_with_seal_leaves_no_buffer_behind() {
         model(move || {
             let cache = Arc::new(ThreadCache::new(1, 4, 2));
             let putter = cache.clone();
-            let putting = thread::spawn(move || returned(put(&putter, 0, entry(owner))));
+            let putting = thread::spawn(move || usize::from(put(&putter, 0, entry(owner))));
             cache.seal();
             let found = drained(&cache);
-            assert_eq!(found + putting.join().unwrap(), 1);
-            assert_eq!((cache.idle_count(), cache.validate()), (0, Ok(())));
+            assert_eq!((putting.join().unwrap(), idle(&cache)), (found, 0));
         });
     }
 }
 
-/// A cache whose shard 0 gave out the buffer that is returned: its class is marked there and a permit is spare.
+/// A cache whose shard 0 gave out the buffer that is returned: its class is marked there.
 fn given_out() -> (Arc<ThreadCache<Watched>>, Box<Entry<Watched>>) {
     let cache = Arc::new(ThreadCache::new(1, 4, 2));
-    assert_eq!(returned(put(&cache, 0, entry(0))), 0);
+    assert!(put(&cache, 0, entry(0)));
     let away = cache.take_at(0, 0).unwrap();
     (cache, used(away))
 }
 
-/// Fails if the short put does not look whether the class is marked.
+/// Fails if the fast put does not check the mark of the class.
 #[test]
-fn loom_a_short_put_is_found_although_a_steal_clears_the_mark() {
+fn loom_a_fast_put_is_found_although_a_steal_clears_the_mark() {
     model(|| {
         let (cache, away) = given_out();
         let putter = cache.clone();
         let putting = thread::spawn(move || {
-            let unkept = putter.shards[0].put_at_once(used(away)).err();
-            unkept.into_iter().for_each(|entry| assert_eq!(returned(put(&putter, 0, entry)), 0));
+            let unkept = putter.shards[0].put_fast(used(away)).err();
+            unkept.into_iter().for_each(|entry| assert!(put(&putter, 0, entry)));
         });
         let stolen = cache.take_at(1, 0).map(used).is_some();
         putting.join().unwrap();
@@ -175,53 +166,51 @@ fn loom_a_short_put_is_found_although_a_steal_clears_the_mark() {
     });
 }
 
-/// Holds even if the short path looks at the attention before it has the lock: the search took the class's mark away, so
-/// the put is not short. The model of the lock and the one of the seal fail then.
+/// Holds even if the fast path reads the flag before it has the lock: the search removed the class's mark, so the fast put
+/// fails. The models of the lock and of the seal fail then.
 #[test]
-fn loom_a_get_that_waits_finds_a_short_put_or_the_put_is_not_short() {
+fn loom_a_waiting_request_finds_a_fast_put_or_the_fast_put_fails() {
     model(|| {
         let (cache, away) = given_out();
         let putter = cache.clone();
-        let putting = thread::spawn(move || putter.shards[0].put_at_once(used(away)).map_err(used).is_err());
-        cache.set_attention(true);
+        let putting = thread::spawn(move || put_fast(&putter, away));
+        cache.set_slow_path(true);
         let found = cache.take_at(1, 0).map(used).is_some();
-        assert_eq!(found, !putting.join().unwrap());
-        assert_eq!(cache.validate(), Ok(()));
+        assert_eq!((putting.join().unwrap(), idle(&cache)), (found, 0));
     });
 }
 
-/// Fails if `set_attention` does not collect the remote free list.
+/// Fails if `set_slow_path` does not collect the remote list.
 #[test]
-fn loom_a_get_that_waits_finds_a_remote_put_or_the_put_sees_it() {
+fn loom_a_waiting_request_finds_a_remote_put_or_the_put_sees_it() {
     model(|| {
         let (cache, away) = given_out();
-        // The count of the line: a put looks at it after its buffer is idle.
+        // The count of waiting requests: a put reads it after its buffer is idle.
         let waiting = Arc::new(AtomicUsize::new(0));
         let (putter, seen) = (cache.clone(), waiting.clone());
         let putting = thread::spawn(move || {
-            assert_eq!(returned(put(&putter, 1, away)), 0);
+            assert!(put(&putter, 1, away));
             seen.load(Ordering::SeqCst) > 0
         });
         waiting.fetch_add(1, Ordering::SeqCst);
-        cache.set_attention(true);
+        cache.set_slow_path(true);
         let found = cache.take_at(0, 0).map(used).is_some();
         assert!(putting.join().unwrap() || found);
         assert_eq!((cache.take_at(0, 0).is_some(), cache.validate()), (!found, Ok(())));
     });
 }
 
-/// Fails if the end of a wait takes the attention of a sealed shard away.
+/// Fails if the end of a wait clears the flag of a sealed shard.
 #[test]
-fn loom_a_short_put_that_races_with_seal_leaves_no_buffer_behind() {
+fn loom_a_fast_put_that_races_with_seal_leaves_no_buffer_behind() {
     model(|| {
         let (cache, away) = given_out();
         let putter = cache.clone();
-        let putting = thread::spawn(move || putter.shards[0].put_at_once(used(away)).map_err(used).is_err());
+        let putting = thread::spawn(move || put_fast(&putter, away));
         cache.seal();
-        // The end of a wait opens no short path of a sealed cache.
-        cache.set_attention(false);
-        let found = drained(&cache);
-        assert_eq!(found + usize::from(putting.join().unwrap()), 1);
-        assert_eq!((cache.idle_count(), cache.validate()), (0, Ok(())));
+        // The end of a wait does not open the fast path of a sealed cache.
+        cache.set_slow_path(false);
+        let found = drained(&cache) == 1;
+        assert_eq!((putting.join().unwrap(), idle(&cache)), (found, 0));
     });
 }

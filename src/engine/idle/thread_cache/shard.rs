@@ -1,43 +1,29 @@
-//! One thread's part of the cache: a free list behind a lock, and a remote free list beside it.
+//! One thread's part of the cache: a free list behind a lock, and the remote list.
 //!
 //! ```text
-//!   one cache line        lock | heads, order | idle bytes, spare permits                  all that a hit writes
-//!   another cache line    remote free list: newest entry + permits                         written by remote puts
+//!   one cache line        lock | heads, order, idle bytes | idle buffers      all that a hit writes
+//!   another cache line    remote list: its newest entry                       written by puts of other threads
 //! ```
 //!
-//! A hit enters the lock without waiting, writes a few words and leaves. Other threads take the lock to steal, evict or
-//! drain, for a few dozen instructions. Their puts wait in the remote free list until a thread that holds the lock collects
-//! it. The *short path* is the hit and the put of the thread whose own shard this is; it does nothing but the common case,
-//! and steps aside otherwise.
+//! The *fast path* is a hit or a put of the thread that owns the shard. It enters the lock without waiting, writes a few
+//! words and leaves; it does nothing but the common case, and fails otherwise. Other threads take the lock to steal, evict
+//! or drain, for a few dozen instructions. Their puts wait in the remote list until a thread that holds the lock collects it.
 //!
-//! - **shard-I1**: `counters` and `oldest` are written under the lock; read without it, they are hints where to search.
-//! - **shard-I2**: A thread that holds the lock collects the remote free list before it compares ages or pushes a buffer;
-//!   the short path compares none and pushes in the order of its own puts.
-//! - **shard-I3**: No entry in the free list has an order below `oldest`, unless that is [`NO_ORDER`].
-#![allow(unsafe_code)] // The short path asks no list whether a class exists.
+//! - **shard-I1**: `idle` and `oldest` are written under the lock; read without it, they are hints.
+//! - **shard-I2**: A thread that holds the lock collects the remote list before it compares ages or pushes a buffer; the fast
+//!   path compares none and pushes in the order of its own puts.
+//! - **shard-I3**: No entry in the free list has an order below `oldest`.
+#![allow(unsafe_code)] // The fast path asks no list whether a class exists.
 
-use super::counters::{Counters, SPARE_BITS, ShardCounts};
+use super::Counts;
 use super::entry::Entry;
-use super::free_list::{FreeList, NO_ORDER, Recount, first_order, tick_of};
+use super::free_list::{FreeList, tick_of};
 use super::lock::Lock;
-use super::permits::{Common, PERMITS_PER_CLAIM};
-use super::remote_list::{EntryChain, PERMITS_MAX, PushError, RemoteList};
+use super::occupancy::Occupancy;
+use super::remote_list::{Entries, RemoteList};
 use pinpool_os::sync::CachePadded;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-
-/// With more spare permits than this a shard returns some to the pool ...
-pub(super) const SPARE_MAX: u32 = 16;
-/// ... and keeps this many.
-const SPARE_KEPT: u32 = 8;
-/// Permits that the owner leaves in the remote free list for puts of other threads.
-const REMOTE_PERMITS: u32 = 8;
-const _: () = assert!(REMOTE_PERMITS <= PERMITS_MAX);
-// The sum counts the permits that hits leave, those of a claim, and those of the remote free list.
-const _: () = assert!(SPARE_MAX + PERMITS_PER_CLAIM + PERMITS_MAX < 1 << SPARE_BITS);
-
-/// Entries removed at once, so that a drain holds the lock briefly.
-pub(super) const BATCH: usize = 32;
 
 /// One shard of a cache.
 pub(in crate::engine) struct Shard<T> {
@@ -45,13 +31,14 @@ pub(in crate::engine) struct Shard<T> {
     remote: CachePadded<RemoteList<T>>,
     /// The number of this shard in its cache.
     index: u16,
-    common: Arc<Common>,
+    occupancy: Arc<Occupancy>,
 }
 
-#[repr(C)] // The free list and the first counter share the lock's cache line.
+#[repr(C)] // The free list and the count share the lock's cache line.
 struct OwnLines<T> {
     free_list: Lock<FreeList<T>>,
-    counters: Counters,
+    /// Entries in the free list.
+    idle: AtomicU64,
     /// Lower bound of the orders in the free list (shard-I3).
     oldest: AtomicU64,
 }
@@ -59,41 +46,24 @@ struct OwnLines<T> {
 #[cfg(not(pinpool_loom))] // Whose lock is larger.
 const _: () = assert!(size_of::<Lock<FreeList<()>>>() + size_of::<u64>() <= 64);
 
-/// What a search reads without the lock (shard-I1).
-pub(super) struct Hint {
-    /// Tick of the oldest entry, or of one before it; `None` if the shard seems empty.
-    pub(super) oldest: Option<u64>,
-    /// The remote free list has entries.
-    pub(super) has_remote: bool,
-    pub(super) permits: u32,
-}
-
 impl<T> Shard<T> {
-    pub(super) fn new(classes: u32, index: u16, common: Arc<Common>) -> Self {
-        let own = OwnLines {
-            free_list: Lock::new(FreeList::new(classes)),
-            counters: Counters::new(),
-            oldest: AtomicU64::new(NO_ORDER),
-        };
-        Self { own: CachePadded::new(own), remote: CachePadded::new(RemoteList::new()), index, common }
+    pub(super) fn new(classes: u32, index: u16, occupancy: Arc<Occupancy>) -> Self {
+        let free_list = Lock::new(FreeList::new(classes));
+        let own = OwnLines { free_list, idle: AtomicU64::new(0), oldest: AtomicU64::new(0) };
+        Self { own: CachePadded::new(own), remote: CachePadded::new(RemoteList::new()), index, occupancy }
     }
 
-    /// The newest entry of `class`, if the free list has one, few permits are spare, and no other thread is inside or needs
-    /// attention.
+    /// The newest entry of `class`, if the free list has one, no other thread is inside and the slow path is not required.
     ///
     /// # Safety
     ///
     /// The class exists in this cache.
     #[inline(always)]
-    pub(crate) unsafe fn take_at_once(&self, class: u32) -> Option<Box<Entry<T>>> {
-        let own = &*self.own;
-        let mut entry = own.free_list.with_at_once(|list| {
-            if own.counters.spare() >= SPARE_MAX {
-                return None;
-            }
+    pub(crate) unsafe fn take_fast(&self, class: u32) -> Option<Box<Entry<T>>> {
+        let mut entry = self.own.free_list.try_fast(|list| {
             // SAFETY: the caller's contract.
             let entry = unsafe { list.take_newest_of(class) }?;
-            own.counters.taken(entry.weight);
+            self.add_idle(-1);
             Some(entry)
         })?;
         // Compare first: a store would make the line dirty for nothing.
@@ -103,36 +73,31 @@ impl<T> Shard<T> {
         Some(entry)
     }
 
-    /// The newest entry of `class`, as [`take_at_once`](Self::take_at_once) gives it, after those that other threads have
-    /// put were collected; `None` if there are none of these.
-    pub(crate) fn take_remote_at_once(&self, class: u32) -> Option<Box<Entry<T>>> {
-        if !self.remote.peek().0 {
+    /// The newest entry of `class` after a collection of the remote list; `None` if that list is empty, another thread is
+    /// inside or the slow path is required.
+    pub(crate) fn take_remote_fast(&self, class: u32) -> Option<Box<Entry<T>>> {
+        if !self.remote.has_entries() {
             return None;
         }
-        let mut entry = self.own.free_list.with_at_once(|list| {
+        let mut entry = self.own.free_list.try_fast(|list| {
             self.collect(list);
-            let entry = list.take_newest(class)?;
-            self.count_hit(&entry);
-            Some(entry)
+            self.take_newest(list, class)
         })?;
         self.own_entry(&mut entry);
         Some(entry)
     }
 
-    /// Puts `entry`, which this shard owns, into the free list if the shard has a spare permit and the class's
-    /// mark, and no other thread is inside or needs attention. Touches nothing of the cache after it has left the lock.
+    /// Puts `entry`, which this shard owns, into the free list if its class is marked, no other thread is inside and the slow
+    /// path is not required. Touches nothing of the cache after it has left the lock.
     #[inline(always)]
-    pub(crate) fn put_at_once(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+    pub(crate) fn put_fast(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
         debug_assert!(entry.is_of::<Self>(self));
-        let (own, mut unkept) = (&*self.own, Some(entry));
-        own.free_list.with_at_once(|list| {
-            if own.counters.spare() > 0
-                && let Some(entry) = unkept.take()
-            {
-                let weight = entry.weight;
+        let mut unkept = Some(entry);
+        self.own.free_list.try_fast(|list| {
+            if let Some(entry) = unkept.take() {
                 // SAFETY: this shard gave the entry out, so the entry's class exists.
                 match unsafe { list.push_if_marked(entry) } {
-                    Ok(()) => own.counters.put(weight),
+                    Ok(()) => self.add_idle(1),
                     Err(entry) => unkept = Some(entry),
                 }
             }
@@ -148,24 +113,32 @@ impl<T> Shard<T> {
         entry.owner = self.index;
     }
 
-    /// Sets whether hits and puts take the slow path; in a sealed shard they always do. Entries of remote puts that ended
+    /// Sets whether hits and puts must take the slow path; in a sealed shard they always do. Entries of remote puts that ended
     /// before are in the free list when it returns, so that a search finds them.
-    pub(super) fn set_attention(&self, attention: bool) {
-        self.own.free_list.set_attention(|list| {
-            if attention {
-                self.collect_all(list, 0);
+    pub(super) fn set_slow_path(&self, required: bool) {
+        self.own.free_list.set_slow_path(|list| {
+            if required {
+                self.collect_all(list);
             }
-            attention || list.is_sealed()
+            required || self.remote.is_sealed()
         });
     }
 
-    /// Whether hits and puts take the slow path.
-    pub(crate) fn has_attention(&self) -> bool {
-        self.own.free_list.has_attention()
+    /// Whether hits and puts must take the slow path.
+    pub(crate) fn requires_slow_path(&self) -> bool {
+        self.own.free_list.requires_slow_path()
     }
 
-    /// From now on puts belong to `tick`; those of the remote free list belong to an earlier one. Returns the tick of the
-    /// newest put before.
+    /// From now on no put keeps a buffer here, and each takes the slow path; idle buffers stay until they are drained.
+    pub(super) fn seal(&self) {
+        self.own.free_list.set_slow_path(|list| {
+            self.push_all(list, self.remote.seal());
+            true
+        });
+    }
+
+    /// From now on puts belong to `tick`; puts in the remote list belong to an earlier tick. Returns the tick of the newest
+    /// put before.
     pub(super) fn begin_tick(&self, tick: u64) -> u64 {
         self.own.free_list.with(|list| {
             self.collect(list);
@@ -173,17 +146,15 @@ impl<T> Shard<T> {
         })
     }
 
-    /// The counters, after the remote free list was collected.
-    pub(super) fn counts(&self) -> ShardCounts {
+    pub(super) fn counts(&self) -> Counts {
         self.own.free_list.with(|list| {
-            if self.remote.peek().0 {
-                self.collect_all(list, 0);
-            }
-            self.own.counters.snapshot(list.puts())
+            self.collect(list);
+            let idle = self.idle();
+            Counts { idle, idle_bytes: list.idle_bytes(), hits: list.hits(idle), puts: list.puts() }
         })
     }
 
-    /// Idle buffers of `class`, those of the remote free list included.
+    /// Idle buffers of `class`.
     pub(super) fn count_of(&self, class: u32) -> u64 {
         self.own.free_list.with(|list| {
             self.collect(list);
@@ -191,245 +162,129 @@ impl<T> Shard<T> {
         })
     }
 
-    /// The owner's take: the newest of the free list, else of the remote free list.
+    /// The owner's take: the newest of the free list, else of the remote list.
     pub(super) fn take(&self, class: u32) -> Option<Box<Entry<T>>> {
         let mut entry = self.own.free_list.with(|list| {
-            let entry = match list.take_newest(class) {
-                Some(entry) => entry,
-                None => {
-                    self.collect(list);
-                    list.take_newest(class)?
-                }
-            };
-            self.count_hit(&entry);
-            Some(entry)
+            self.take_newest(list, class).or_else(|| {
+                self.collect(list);
+                self.take_newest(list, class)
+            })
         })?;
         self.own_entry(&mut entry);
         Some(entry)
     }
 
-    /// A take by a thread whose own shard is `taker`. Clears mark and occupancy bit if it finds nothing, in the steps that
-    /// `permits` gives.
+    /// A take by a thread whose own shard is `taker`. If it finds nothing, clears mark and occupancy bit in the steps that
+    /// `occupancy` gives.
     pub(super) fn steal(&self, class: u32, taker: &Self) -> Option<Box<Entry<T>>> {
         let mut entry = self.own.free_list.with(|list| {
             self.collect(list);
-            let mut entry = list.take_newest(class);
-            if let (None, Ok(at), false) = (&entry, u16::try_from(class), list.is_sealed()) {
-                list.unmark(at);
-                self.common.occupancy.search(class, self.index.into(), || self.collect_all(list, 0));
-                entry = list.take_newest(class);
-            }
-            let entry = entry?;
-            self.count_hit(&entry);
-            Some(entry)
+            self.take_newest(list, class).or_else(|| {
+                list.unmark(class);
+                self.occupancy.search(class, self.index.into(), || self.collect_all(list));
+                self.take_newest(list, class)
+            })
         })?;
         taker.own_entry(&mut entry);
         Some(entry)
     }
 
-    /// The owner's put, with a spare permit of the shard or one of those `granted`, whose rest stays here. While another
-    /// thread holds the lock, the entry goes to the remote free list. Returns the granted permits that it could not store.
-    pub(super) fn put(&self, entry: Box<Entry<T>>, granted: u32) -> Result<u32, PushError<T>> {
-        let attempt = self.own.free_list.try_with(entry, |list, entry| {
-            if list.is_sealed() {
-                return Err(PushError::Sealed(entry));
+    /// The owner's put, of a class that exists; returns `entry` if the shard is sealed.
+    pub(super) fn put(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+        self.own.free_list.with(|list| {
+            if self.remote.is_sealed() {
+                return Err(entry);
             }
-            let (has_entries, remote_permits) = self.remote.peek();
-            if has_entries {
-                self.collect_all(list, 0);
-            }
-            if granted == 0 && self.own.counters.spare() == 0 {
-                if remote_permits == 0 {
-                    return Err(PushError::NoPermit(entry));
-                }
-                self.empty_remote(list);
-                if self.own.counters.spare() == 0 {
-                    return Err(PushError::NoPermit(entry));
-                }
-            }
-            if granted > 0 {
-                self.own.counters.grant(granted);
-            }
+            self.collect(list);
             self.push(list, entry);
-            Ok(0)
-        });
-        attempt.unwrap_or_else(|entry| self.put_remote(entry, granted))
+            Ok(())
+        })
     }
 
-    /// The put of a thread that does not own the shard; never waits.
-    pub(super) fn put_remote(&self, entry: Box<Entry<T>>, granted: u32) -> Result<u32, PushError<T>> {
+    /// The put of another thread; never waits. Returns `entry` if the shard is sealed.
+    pub(super) fn put_remote(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
         let class = entry.class();
-        let unused = self.remote.push(entry, granted)?;
-        // After the push: see the order in `permits`.
-        self.common.occupancy.set(class, self.index.into());
-        Ok(unused)
+        self.remote.push(entry)?;
+        // After the push: see the order in `occupancy`.
+        self.occupancy.set(class, self.index.into());
+        Ok(())
     }
 
-    /// Counts a put whose buffer was evicted at once.
-    pub(super) fn count_evicted_put(&self) {
-        self.own.free_list.with(|_| self.own.counters.evicted_put());
+    /// Entries in the free list: a hint without the lock.
+    pub(super) fn idle(&self) -> u64 {
+        // Relaxed: (shard-I1).
+        self.own.idle.load(Ordering::Relaxed)
     }
 
-    pub(super) fn count_allocated(&self) {
-        self.own.counters.allocated();
-    }
-
-    pub(super) fn hint(&self) -> Hint {
-        let (has_remote, remote_permits) = self.remote.peek();
-        // Relaxed: a hint (shard-I1). Without a published order any age is possible.
-        let oldest = match self.own.oldest.load(Ordering::Relaxed) {
-            _ if self.own.counters.is_empty() => None,
-            NO_ORDER => Some(0),
-            order => Some(tick_of(order)),
-        };
-        Hint { oldest, has_remote, permits: remote_permits + self.own.counters.spare() }
-    }
-
-    /// Removes every permit that no buffer uses.
-    pub(super) fn revoke(&self) -> u32 {
-        self.own.free_list.with(|list| {
-            self.empty_remote(list);
-            let permits = self.own.counters.spare();
-            self.own.counters.withdraw(permits);
-            permits
-        })
-    }
-
-    /// Tick of the oldest entry, the remote free list included; `None` without entries.
-    pub(super) fn oldest(&self) -> Option<u64> {
-        self.own.free_list.with(|list| {
-            self.collect(list);
-            self.publish_oldest(list)
-        })
-    }
-
-    /// Removes the oldest entry; its permit goes to the caller.
-    pub(super) fn evict(&self) -> Option<Box<Entry<T>>> {
-        self.own.free_list.with(|list| {
-            self.collect(list);
-            let entry = self.take_oldest(list);
-            // Relaxed: (shard-I1). What is left is newer (list-I2).
-            self.own.oldest.store(entry.as_ref().map_or(NO_ORDER, |entry| entry.order), Ordering::Relaxed);
-            entry
-        })
-    }
-
-    /// Moves up to [`BATCH`] entries that were put before `tick` into `out`, and their permits to the pool.
-    pub(super) fn drain(&self, tick: Option<u64>, out: &mut EntryBatch<T>) {
-        // A hint, but puts that ended before this call began are visible in any case.
-        let hint = self.hint();
-        if !hint.has_remote && tick.is_some_and(|tick| hint.oldest.is_none_or(|oldest| oldest >= tick)) {
-            return;
+    /// Tick of the oldest entry, or of an earlier one; `None` if the shard seems empty. A hint.
+    pub(super) fn oldest_tick(&self) -> Option<u64> {
+        if self.remote.has_entries() {
+            return Some(0);
         }
-        let end = tick.map_or(NO_ORDER, first_order);
-        self.own.free_list.with(|list| {
-            self.collect(list);
-            for space in out.iter_mut() {
-                if list.oldest_order() >= end {
-                    break;
-                }
-                *space = self.take_oldest(list);
-                self.common.permits.add(1);
-            }
-            self.publish_oldest(list);
-        });
+        // Relaxed: (shard-I1).
+        (self.idle() > 0).then(|| tick_of(self.own.oldest.load(Ordering::Relaxed)))
     }
 
-    fn take_oldest(&self, list: &mut FreeList<T>) -> Option<Box<Entry<T>>> {
-        let entry = list.take_oldest()?;
-        self.own.counters.removed(entry.weight);
+    /// Removes the oldest entry if it was put by the end of tick `until`.
+    pub(super) fn evict(&self, until: u64) -> Option<Box<Entry<T>>> {
+        self.own.free_list.with(|list| {
+            self.collect(list);
+            let oldest = list.take_oldest(until);
+            // Relaxed: (shard-I1). What is left is newer (list-I2).
+            let order = oldest.as_ref().map_or_else(|&order| order, |entry| entry.order);
+            self.own.oldest.store(order, Ordering::Relaxed);
+            let entry = oldest.ok()?;
+            self.add_idle(-1);
+            Some(entry)
+        })
+    }
+
+    /// At rest: compares the lists with the counts; returns the classes that have entries.
+    pub(super) fn validate(&self) -> Result<Vec<u32>, String> {
+        self.own.free_list.with(|list| {
+            self.collect(list);
+            let (count, classes) = list.validate()?;
+            if count != self.idle() {
+                return Err(format!("{count} entries, counted {}", self.idle()));
+            }
+            Ok(classes)
+        })
+    }
+
+    fn take_newest(&self, list: &mut FreeList<T>, class: u32) -> Option<Box<Entry<T>>> {
+        let entry = list.take_newest(class)?;
+        self.add_idle(-1);
         Some(entry)
     }
 
-    /// From now on no put keeps a buffer here, and each takes the slow path; idle ones stay until they are drained.
-    pub(super) fn seal(&self) {
-        self.own.free_list.set_attention(|list| {
-            let (entries, permits) = self.remote.seal();
-            self.push_all(list, entries, permits);
-            list.seal();
-            true
-        });
-    }
-
-    /// At rest: compares the lists with the counters; returns the classes that have entries, and the free permits.
-    pub(super) fn validate(&self) -> Result<(Vec<u32>, u32), String> {
-        let counts = self.counts();
-        self.own.free_list.with(|list| {
-            let Recount { count, bytes, classes } = list.validate()?;
-            if (count, bytes) != (counts.idle, counts.idle_bytes) {
-                let (counted, counted_bytes) = (counts.idle, counts.idle_bytes);
-                return Err(format!("{count} entries of {bytes} bytes, counted {counted} of {counted_bytes}"));
-            }
-            let published = self.own.oldest.load(Ordering::Relaxed);
-            if published != NO_ORDER && published > list.oldest_order() {
-                return Err(format!("published {published}, oldest {}", list.oldest_order()));
-            }
-            Ok((classes, counts.spare + self.remote.peek().1))
-        })
-    }
-
-    /// Pushes `entry`, of a class that exists, which uses a spare permit.
+    /// Pushes `entry`, of a class that exists.
     fn push(&self, list: &mut FreeList<T>, entry: Box<Entry<T>>) {
-        if !list.is_marked(entry.class) {
-            list.mark(entry.class);
-            self.common.occupancy.set(entry.class(), self.index.into());
-        }
-        self.own.counters.put(entry.weight);
-        list.push(entry);
+        list.push(entry, |entry| self.occupancy.set(entry.class(), self.index.into()));
+        self.add_idle(1);
     }
 
-    /// Counts a take and keeps its permit as a spare one; returns all but a few of these if there are many.
-    fn count_hit(&self, entry: &Entry<T>) {
-        self.own.counters.taken(entry.weight);
-        let spare = self.own.counters.spare();
-        if spare > SPARE_MAX {
-            self.own.counters.withdraw(spare - SPARE_KEPT);
-            self.common.permits.add(spare - SPARE_KEPT);
-        }
+    fn push_all(&self, list: &mut FreeList<T>, entries: Entries<T>) {
+        entries.for_each(|entry| self.push(list, entry));
     }
 
+    /// Moves the remote list's entries into the free list.
     fn collect(&self, list: &mut FreeList<T>) {
-        if self.remote.peek().0 {
-            self.collect_all(list, REMOTE_PERMITS);
+        if self.remote.has_entries() {
+            self.collect_all(list);
         }
     }
 
-    /// Moves the remote free list's entries here and refills its permits from the spare ones, up to `enough`.
-    #[cold]
-    fn collect_all(&self, list: &mut FreeList<T>, enough: u32) {
-        if list.is_sealed() {
-            return;
-        }
-        let (entries, added) = self.remote.collect(self.own.counters.spare(), enough);
-        self.own.counters.withdraw(added);
-        self.push_all(list, entries, 0);
-    }
-
-    /// Moves the remote free list's entries and permits here.
-    fn empty_remote(&self, list: &mut FreeList<T>) {
-        if list.is_sealed() {
-            return;
-        }
-        let (entries, permits) = self.remote.empty();
-        self.push_all(list, entries, permits);
-    }
-
-    /// Pushes what came from the remote free list; each entry brings the permit that it used there.
-    fn push_all(&self, list: &mut FreeList<T>, entries: EntryChain<T>, permits: u32) {
-        self.own.counters.grant(permits);
-        for entry in entries {
-            self.own.counters.grant(1);
-            self.push(list, entry);
+    /// Collects as `collect` does. Its exchange is made even if the list is empty: a push that it does not see sees what
+    /// this thread did before.
+    fn collect_all(&self, list: &mut FreeList<T>) {
+        if !self.remote.is_sealed() {
+            self.push_all(list, self.remote.take_all());
         }
     }
 
-    fn publish_oldest(&self, list: &mut FreeList<T>) -> Option<u64> {
-        let oldest = list.oldest_order();
-        // Relaxed: a hint (shard-I1).
-        self.own.oldest.store(oldest, Ordering::Relaxed);
-        (oldest != NO_ORDER).then(|| tick_of(oldest))
+    /// Written under the lock alone, so a load and a store replace an atomic addition.
+    #[inline(always)]
+    fn add_idle(&self, entries: i64) {
+        self.own.idle.store(self.idle().wrapping_add_signed(entries), Ordering::Relaxed);
     }
 }
-
-/// Entries that a drain removes under the lock and releases outside it.
-pub(super) type EntryBatch<T> = [Option<Box<Entry<T>>>; BATCH];

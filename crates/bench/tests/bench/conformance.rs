@@ -1,4 +1,4 @@
-//! Every trace in `tests/data/conformance` comes out of the tool byte for byte as TensorFlow's pool did.
+//! Every trace in `tests/data/conformance` gives byte for byte the text of TensorFlow's pool.
 
 use std::fs;
 use std::path::Path;
@@ -7,13 +7,12 @@ use std::process::{Command, Output};
 use sha2::{Digest, Sha256};
 
 fn conformance(trace: &Path) -> Output {
-    let mut tool = Command::new(env!("CARGO_BIN_EXE_pinpool"));
-    tool.args(["replay", "--format", "conformance"]).arg(trace).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_pinpool-bench")).arg("conformance").arg(trace).output().unwrap()
 }
 
 #[test]
 fn every_trace_gives_the_expected_text() {
-    let data = Path::new(crate::ROOT).join("tests/data/conformance");
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/conformance");
     let (mut compared, mut streams) = (0, 0);
     for trace in fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().path()) {
         let name = trace.file_name().unwrap().to_string_lossy();

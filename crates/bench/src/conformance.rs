@@ -1,0 +1,260 @@
+//! `pinpool-bench conformance`: plays traces on pools under TensorFlow's rules and records every outcome.
+//!
+//! The text of a conforming pool has its log lines, its counters and the digests of two streams of outcomes. It reads nothing
+//! inside the pool: a request that reached the source was a miss, a region released during a return was an eviction, and the
+//! id of a buffer identifies it. The log lines come from the pools' listeners.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::io;
+use std::mem;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use parking_lot::Mutex;
+use pinpool::source::{Region, Source};
+use pinpool::unstable::backend::SimSource;
+use pinpool::unstable::{CheckReport, LogSampler};
+use pinpool::{Backend, Request, SourceError};
+use pinpool::{Error, PinnedBuf, Pool, Preset};
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
+use pinpool_replay::{TraceError, TraceHeader, TraceOp, TraceReader};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+/// Play traces on pools under TensorFlow's rules, and print what a conforming pool prints
+#[derive(Debug, Args)]
+pub(super) struct ConformanceArgs {
+    /// Traces, plain or compressed by gzip; `-` is stdin
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+}
+
+impl ConformanceArgs {
+    pub(super) fn run(&self, terminal: &Terminal) -> Result<(), ExitError> {
+        for path in &self.traces {
+            let text = TraceReader::open(path).and_then(|mut trace| report(&mut trace)).map_err(|error| {
+                terminal.message(format_args!("{}: {error}", path.display()));
+                ExitError::Failure
+            })?;
+            terminal.print(text.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
+    let mut player = Player::new(trace.header()).map_err(|error| TraceError::Io(io::Error::other(error)))?;
+    while let Some(operation) = trace.next() {
+        player.perform(operation?).map_err(|why| trace.error_here(why))?;
+    }
+    let mut lines = mem::take(&mut *player.diagnostics.lock());
+    lines.extend(player.pools.iter().map(|pool| figures(pool).to_string()));
+    for (name, stream) in [("outcome", player.outcome), ("buffers", player.buffers)] {
+        let hex: String = stream.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        lines.push(format!("{name} sha256 {hex}"));
+    }
+    Ok(lines.join("\n") + "\n")
+}
+
+/// A stream of outcomes, of which only the digest is kept.
+#[derive(Default)]
+struct OutcomeStream(Sha256);
+
+impl OutcomeStream {
+    fn line(&mut self, text: impl Display) {
+        self.0.update(format!("{text}\n"));
+    }
+}
+
+/// The pools of a trace and the buffers that it holds.
+struct Player {
+    pools: Vec<Pool>,
+    /// Whether the pools keep no idle buffer: a release is then no eviction.
+    unpooled: bool,
+    current: usize,
+    held: HashMap<u64, PinnedBuf>,
+    source: Arc<RecordingSource>,
+    diagnostics: Arc<Mutex<Vec<String>>>,
+    /// A line for each get, put and clear: what happened.
+    outcome: OutcomeStream,
+    /// The buffers to which it happened.
+    buffers: OutcomeStream,
+}
+
+/// A `sim` source that records the calls that reach it. Without virtual memory, so that each miss and each eviction is a call.
+#[derive(Debug)]
+struct RecordingSource {
+    sim: SimSource,
+    calls: Mutex<SourceCalls>,
+}
+
+#[derive(Debug, Default)]
+struct SourceCalls {
+    acquired: bool,
+    /// Id and class of each region released.
+    released: Vec<(u64, usize)>,
+}
+
+// SAFETY: every call is passed on to `sim`, which keeps the contract.
+#[allow(unsafe_code)]
+unsafe impl Source for RecordingSource {
+    fn name(&self) -> &'static str {
+        self.sim.name()
+    }
+
+    fn is_pinned(&self) -> bool {
+        self.sim.is_pinned()
+    }
+
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        self.calls.lock().acquired = true;
+        self.sim.acquire(len_bytes)
+    }
+
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        self.calls.lock().released.push((region.id(), region.len_bytes()));
+        // SAFETY: the caller's promise, passed on: all regions of this source are `sim`'s.
+        unsafe { self.sim.release(region) }
+    }
+}
+
+impl RecordingSource {
+    /// The calls since the last time this was called.
+    fn take_calls(&self) -> SourceCalls {
+        mem::take(&mut *self.calls.lock())
+    }
+}
+
+impl Player {
+    /// The pools of `header`, which share a counter of checks apart from the process's.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`PoolBuilder::build`](pinpool::PoolBuilder::build): for a limit of 0 with auto-resize, for instance.
+    fn new(header: &TraceHeader) -> Result<Self, Error> {
+        let source =
+            Arc::new(RecordingSource { sim: SimSource::new(SimSource::DEFAULT_TOTAL_BYTES), calls: Mutex::default() });
+        let diagnostics: Arc<Mutex<Vec<String>>> = Arc::default();
+        let log_sampler = LogSampler::new();
+        let pool = |_| {
+            let printed = diagnostics.clone();
+            let listener = move |report: &CheckReport| {
+                if report.printed {
+                    printed.lock().extend(report.to_string().lines().map(str::to_owned));
+                }
+            };
+            Pool::builder()
+                .without_env()
+                .preset(Preset::TensorFlow)
+                .backend(Backend::Source(source.clone()))
+                .pool_size_limit(header.limit)
+                .auto_resize(header.auto_resize)
+                .rounding(header.rounding)
+                .log_sampler(log_sampler.clone())
+                .on_check(listener)
+                .build()
+        };
+        let pools = (0..header.pools).map(pool).collect::<Result<_, Error>>()?;
+        Ok(Self {
+            pools,
+            unpooled: header.limit == 0,
+            current: 0,
+            held: HashMap::new(),
+            source,
+            diagnostics,
+            outcome: OutcomeStream::default(),
+            buffers: OutcomeStream::default(),
+        })
+    }
+
+    /// Plays one line of the trace. The error says what is wrong with it.
+    fn perform(&mut self, operation: TraceOp) -> Result<(), String> {
+        match operation {
+            TraceOp::Get { id, .. } if self.held.contains_key(&id) => {
+                return Err(format!("buffer {id} is held already"));
+            }
+            TraceOp::Get { id, bytes, align } => {
+                let buffer = self.pools[self.current].get_with(Request::new(bytes).align(align));
+                let buffer = self.record_get(buffer)?;
+                self.held.insert(id, buffer);
+            }
+            TraceOp::Put { id } => {
+                let buffer = self.held.remove(&id).ok_or_else(|| format!("no buffer {id} is held"))?;
+                self.put(buffer);
+            }
+            TraceOp::Steps { count, bytes, step } => {
+                let mut bytes = Some(bytes);
+                for _ in 0..count {
+                    let len = bytes.ok_or("the sizes pass 2^64")?;
+                    let buffer = self.pools[self.current].get(len);
+                    let buffer = self.record_get(buffer)?;
+                    self.put(buffer);
+                    bytes = len.checked_add(step);
+                }
+            }
+            TraceOp::Clear => {
+                self.pools[self.current].clear();
+                self.outcome.line(format_args!("c {}", self.source.take_calls().released.len()));
+            }
+            TraceOp::Pool { index } if index < self.pools.len() => self.current = index,
+            TraceOp::Pool { index } => {
+                return Err(format!("there is no pool {index}, `# pools {}`", self.pools.len()));
+            }
+            // TensorFlow's rules do not depend on time.
+            TraceOp::Advance { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn record_get(&mut self, buffer: Result<PinnedBuf, Error>) -> Result<PinnedBuf, String> {
+        let buffer = buffer.map_err(|error| error.report())?;
+        let missed = self.source.take_calls().acquired;
+        match buffer.id() {
+            None => {
+                self.outcome.line('z');
+                self.buffers.line("g -");
+            }
+            Some(id) => {
+                self.outcome.line(if missed { 'm' } else { 'h' });
+                self.buffers.line(format_args!("g {id}"));
+            }
+        }
+        Ok(buffer)
+    }
+
+    fn put(&mut self, buffer: PinnedBuf) {
+        if buffer.is_empty() {
+            return self.outcome.line('z');
+        }
+        drop(buffer);
+        let mark = if self.unpooled { 'd' } else { 'e' };
+        let mut outcome = "p".to_owned();
+        for (id, class_bytes) in self.source.take_calls().released {
+            outcome += &format!(" {mark}:{class_bytes}");
+            self.buffers.line(format_args!("{mark} {id}"));
+        }
+        self.outcome.line(outcome);
+    }
+}
+
+/// The figures of `pool` under the names and in the order of the format.
+fn figures(pool: &Pool) -> Value {
+    let stats = pool.stats();
+    json!({
+        "get_from_pool": stats.window.get_from_pool,
+        "put": stats.window.put,
+        "allocated": stats.window.allocated,
+        "evicted": stats.window.evicted,
+        "pool_size_limit": stats.pool_size_limit,
+        "buffers_in_pool": stats.buffers_in_pool,
+        "in_flight": stats.in_use + stats.in_flight,
+        "underlying_allocs": stats.underlying.allocs,
+        "underlying_frees": stats.underlying.frees,
+        "underlying_alloc_bytes": stats.underlying.alloc_bytes,
+        "underlying_free_bytes": stats.underlying.free_bytes,
+        "underlying_peak_bytes": stats.underlying.peak_bytes,
+    })
+}
