@@ -24,7 +24,7 @@ use crate::engine::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
-use crate::quota::{Claim, Quota};
+use crate::quota::{Budget, Claim};
 use crate::size_class::Rounding;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "observe")]
@@ -267,7 +267,7 @@ impl PoolBuilder {
             let source = CalledSource::new(chosen.source, recorder.clone());
             let fallback = (config.on_full == OnFull::Pageable).then(|| Fallback::new(max_bytes));
             let ledger = ledger.or_else(|| process_ceiling(config, &log, &ceiling_source)).map(Arc::new);
-            let claim = Quota::under(ledger, max_bytes);
+            let claim = Budget::under(ledger, max_bytes);
             let backing = Backing::new(supply(config, source, claim, &log, &root)?, fallback);
             let core = Core::new(config.clone(), backing, Timekeeper::new(self.clock.clone()), log.clone(), recorder);
             core.change_ceiling_by(ceiling_source, auto);

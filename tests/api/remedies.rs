@@ -116,29 +116,6 @@ fn a_get_behind_a_large_one_in_line_names_it_and_advises_a_ceiling_above_the_pre
 }
 
 #[test]
-fn the_limit_of_a_partition_inside_another_is_the_one_that_is_named() {
-    let pool = heap().max_bytes(200 << 20).build().unwrap();
-    let outer = pool.partition("outer", 32 << 20).unwrap();
-    let inner = outer.partition("inner", 100 << 20).unwrap();
-    let text = inner.get(40 * MIB).unwrap_err().report();
-    let never =
-        "it can never fit in the partition of 33554432 B around this one: ask for less, or make that one larger";
-    assert!(text.contains(never), "{text}");
-    let raise = "ask for less, or raise the ceiling of the partition around this one to 41943040 bytes or more";
-    assert_eq!(cause(&text).1, raise);
-    let held = outer.get(30 * MIB).unwrap();
-    let text = inner.get(8 * MIB).unwrap_err().report();
-    let full =
-        "the partition of 33554432 B around this one is full: put its buffers back first, or make that one larger";
-    assert!(text.contains(full), "{text}");
-    drop(held);
-    // The pool around both.
-    let wide = pool.partition("wide", 300 << 20).unwrap();
-    let text = wide.get(201 * MIB).unwrap_err().report();
-    assert!(text.contains("it can never fit under the ceiling: ask for less or raise PINPOOL_MAX_BYTES"), "{text}");
-}
-
-#[test]
 fn idle_memory_is_the_cause_where_it_is_most_of_what_is_held() {
     let builder = Pool::builder().without_env().backend(Backend::Sim { total_bytes: 64 << 20 }).wait(Duration::ZERO);
     let pool = builder.rounding(Rounding::Exact).auto_resize(false).pool_size_limit(1000).build().unwrap();
