@@ -23,7 +23,7 @@ pub const PREFIX: &str = "PINPOOL_";
 
 /// Names of earlier versions, without the prefix, and what replaces them.
 const RETIRED: [(&str, &str); 12] = [
-    ("CALL_STACKS", "set call_stacks in code, or use `pinpool load --call-stacks`"),
+    ("CALL_STACKS", "set call_stacks in Rust or C, or use `pinpool load --call-stacks`"),
     ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
     ("FENCE", "streams count completed copies in host memory, or record events if the driver refuses that"),
     ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared shares buffers between processes"),

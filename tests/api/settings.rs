@@ -136,7 +136,7 @@ fn unknown_variables_of_ours_are_named_and_others_left_alone() {
 
 /// Retired names with what replaces each.
 const RETIRED: [(&str, &str); 12] = [
-    ("CALL_STACKS", "set call_stacks in code, or use `pinpool load --call-stacks`"),
+    ("CALL_STACKS", "set call_stacks in Rust or C, or use `pinpool load --call-stacks`"),
     ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
     ("FENCE", "streams count completed copies in host memory, or record events if the driver refuses that"),
     ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared shares buffers between processes"),

@@ -77,7 +77,7 @@ fn load_keeps_call_stacks_if_asked_and_a_retired_setting_is_a_warning() {
     let ran = finish(pinpool(&load).arg(&path));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     ran.check_stderr(
-        "PINPOOL_CALL_STACKS=7: retired and ignored; set call_stacks in code, or use `pinpool load --call-stacks`",
+        "PINPOOL_CALL_STACKS=7: retired and ignored; set call_stacks in Rust or C, or use `pinpool load --call-stacks`",
     );
     let sampled = |event: &Event| matches!(event, Event::Sampled { .. });
     assert!(Recording::open(&path).unwrap().records.iter().any(|record| sampled(&record.event)));
