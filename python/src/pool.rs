@@ -259,7 +259,7 @@ impl Pool {
     #[getter]
     fn pinned_fraction(&self, py: Python<'_>) -> PyResult<f64> {
         let pool = self.pool()?;
-        Ok(py.detach(|| pool.pinned_fraction()))
+        Ok(py.detach(|| pool.stats().pinned_fraction))
     }
 
     /// Returns idle memory to the system until at most `to_bytes` are held.

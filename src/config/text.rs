@@ -26,11 +26,13 @@ pub struct ParseError {
 
 impl ParseError {
     /// `problem` continues the sentence "`value` is ...": `not a size (like 64MiB)`, `less than 4KiB`.
+    #[doc(hidden)]
     pub fn new(value: impl Into<String>, problem: impl Into<Cow<'static, str>>) -> Self {
         Self { value: value.into(), problem: problem.into() }
     }
 
     /// What is wrong with the value: `not a size (like 64MiB)`.
+    #[doc(hidden)]
     pub fn problem(&self) -> &str {
         &self.problem
     }
