@@ -91,7 +91,7 @@ pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};
 pub use config::{Ceiling, LedgerName, OnFull, ParseError, Preset};
 pub use copy::Completion;
 pub use dump::{Dump, Owner};
-pub use error::{Error, Result, SourceError};
+pub use error::{Error, Kind as ErrorKind, Result, SourceError};
 pub use in_flight::{Fence, FenceKind, StreamId};
 pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, Request, TaggedPool};
 pub use size_class::{DEFAULT_ALIGN, Rounding};
