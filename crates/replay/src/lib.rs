@@ -19,7 +19,6 @@
 //! | `variables.rs` | settings of a replay as `PINPOOL_*` variables |
 //! | `cost.rs` | what calls of a back-end take, fitted to a recording |
 //! | `usage.rs` | bytes by state over a recording |
-//! | `rmm.rs` | the logs of RMM, read as recordings |
 
 mod cost;
 mod format;
@@ -31,7 +30,6 @@ mod priced;
 mod recorded;
 mod replay;
 mod report;
-mod rmm;
 mod threads;
 mod usage;
 mod variables;

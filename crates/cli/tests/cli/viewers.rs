@@ -48,15 +48,7 @@ fn traces(dir: &Path) -> Vec<PathBuf> {
             paths.push(cut);
         }
     }
-    for (name, text) in [
-        ("text.trace", "a 1 4096\na 2 100\nf 1\na 1 8000000\nt 50\nf 2\nr 3 100\n"),
-        (
-            "rmm.csv",
-            "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.000001,allocate,0x7f0000000000,4096,0x0\n\
-             1,10:00:00.000101,free,0x7f0000000000,4096,0x0\n1,10:00:01.000101,allocate,0x7f0000000000,4096,0x0\n\
-             1,10:00:01.000201,allocate failure,0x0,99,0x0\n",
-        ),
-    ] {
+    for (name, text) in [("text.trace", "a 1 4096\na 2 100\nf 1\na 1 8000000\nt 50\nf 2\nr 3 100\n")] {
         let path = dir.join(name);
         fs::write(&path, text).unwrap();
         paths.push(path);
