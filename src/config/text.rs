@@ -7,7 +7,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::{Backend, Ceiling, HugeTlb, LedgerName, OnFull, Preset};
-use crate::backend::SimSource;
 use crate::ledger;
 use crate::size_class::Rounding;
 
@@ -85,18 +84,7 @@ impl FromStr for Backend {
             "cuda" => Ok(Self::Cuda),
             "mlock" => Ok(Self::Mlock),
             "heap" => Ok(Self::Heap),
-            "sim" => Ok(Self::Sim { total_bytes: SimSource::DEFAULT_TOTAL_BYTES }),
-            other => match other.strip_prefix("sim:") {
-                Some(size) => {
-                    // The error names the whole value.
-                    let total_bytes = parse_bytes(size).map_err(|error| ParseError::new(text, error.problem))?;
-                    Ok(Self::Sim { total_bytes })
-                }
-                None => Err(ParseError::new(
-                    text,
-                    "not a back-end (auto, gpu, vmm, register, cuda, mlock, heap, sim, sim:SIZE)",
-                )),
-            },
+            _ => Err(ParseError::new(text, "not a back-end (auto, gpu, vmm, register, cuda, mlock, heap)")),
         }
     }
 }
@@ -212,14 +200,8 @@ fn show_path(path: &Option<PathBuf>) -> String {
     path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
 }
 
-/// With its size where that is not the default, so that it is read back.
 fn show_backend(backend: &Backend) -> String {
-    match backend {
-        Backend::Sim { total_bytes } if *total_bytes != SimSource::DEFAULT_TOTAL_BYTES => {
-            format!("sim:{}", format_bytes(*total_bytes))
-        }
-        other => other.name().to_owned(),
-    }
+    backend.name().to_owned()
 }
 
 /// `None` for `word`, else what `parse` makes of `text`.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use pinpool::unstable::LogSampler;
 use pinpool::unstable::ManualClock;
-use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, PinnedBuf, Pool, Request};
+use pinpool_replay::SimSource;
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]

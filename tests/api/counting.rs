@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use pinpool::SourceError;
 use pinpool::source::{AddressRange, Region, Source, VirtualMemory};
-use pinpool::unstable::backend::SimSource;
+use pinpool_replay::SimSource;
 
 /// Counts bytes from before they are acquired until after they are released, so never fewer than are held.
 #[derive(Debug)]

@@ -9,8 +9,9 @@ use std::ptr::NonNull;
 
 use pinpool::SourceError;
 use pinpool::source::{AddressRange, PAGE_BYTES, Source, VirtualMemory};
-use pinpool::unstable::backend::{HeapSource, PageTiers, SimSource, try_out};
+use pinpool::unstable::backend::{HeapSource, PageTiers, try_out};
 use pinpool::{Backend, Ceiling, Level, Pool};
+use pinpool_replay::SimSource;
 
 use crate::child::alone;
 

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::unstable::ManualClock;
-use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, Request, Stats};
+use pinpool_replay::SimSource;
 
 use crate::captured_log::{count, lines, listen};
 use crate::counting::CountingSource;
@@ -19,7 +19,7 @@ const MIB: usize = 1 << 20;
 fn builder() -> PoolBuilder {
     Pool::builder()
         .without_env()
-        .backend(Backend::Sim { total_bytes: 1 << 40 })
+        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))))
         .unstable_pressure("/dev/null")
         .background_poll(false)
         .wait(Duration::ZERO)

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use pinpool::source::{PAGE_BYTES, Region, Source, VirtualMemory};
 #[cfg(not(miri))]
 use pinpool::source::{RemapError, Subrange};
-use pinpool::unstable::backend::{HeapSource, SimSource};
+use pinpool::unstable::backend::HeapSource;
+use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall, check_source};
 
 fn source() -> FaultSource {

@@ -10,9 +10,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::sim::SimSource;
 use pinpool::SourceError;
 use pinpool::source::{AddressRange, GRANULE_BYTES, Region, RemapError, Source, Subrange, VirtualMemory};
-use pinpool::unstable::backend::SimSource;
 use pinpool_os::sync::plain::Mutex;
 
 /// All offsets.

@@ -14,10 +14,11 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use pinpool::source::{Region, Source, VirtualMemory};
-use pinpool::unstable::backend::{PageTiers, SimSource};
+use pinpool::unstable::backend::PageTiers;
 use pinpool::unstable::{CheckReport, LogSampler};
 use pinpool::{Backend, Request, SourceError};
 use pinpool::{Error, PinnedBuf, Pool, Preset};
+use pinpool_replay::SimSource;
 use pinpool_replay::{TraceError, TraceHeader, TraceOp, TraceReader};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};

@@ -38,7 +38,7 @@ fn traces(dir: &Path) -> Vec<PathBuf> {
         assert_eq!(ran.code(), 0, "{}", ran.stderr);
         path
     };
-    let mut paths = vec![record("sim.trace", "sim"), record("heap.trace", "heap")];
+    let mut paths = vec![record("mlock.trace", "mlock"), record("heap.trace", "heap")];
     let whole = fs::read(&paths[0]).unwrap();
     // Cut off at many places: buffers are in use and in flight at the end.
     for part in 1..8 {
