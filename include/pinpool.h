@@ -167,12 +167,11 @@ pp_status pp_pool_open(const char *config,
                        pp_pool **pool);
 
 /**
- * Opens a pool with its own counts and ceiling, `max_bytes`, that takes its memory from the same place as `pool` and within the
- * ceiling of that, and stores its handle in `partition`: for a second use that must not displace the buffers of the first. Close
- * it with pp_pool_close. `name` is UTF-8, for log lines.
+ * Opens a part of `pool` with a limit of its own, `max_bytes`, and a wait queue of its own, and stores its handle in `partition`:
+ * for a second use that must not take the memory of the first. Close it with pp_pool_close. `name` is UTF-8, and the tag of its
+ * buffers.
  *
- * PP_BAD_SETTING: under the preset tensorflow, whose pools share nothing. PP_LIMIT: 4096 pools are open. PP_UNKNOWN_POOL,
- * PP_INVALID_ARGUMENT, PP_FORKED.
+ * PP_BAD_SETTING: `pool` is a partition. PP_LIMIT: 4096 pools are open. PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
  */
 pp_status pp_partition(pp_pool *pool,
                        const char *name,
@@ -205,7 +204,7 @@ pp_status pp_reserve(pp_pool *pool,
 
 /**
  * Changes the ceiling on all bytes held, in use and idle. Under a lower one idle memory goes back to the system, and what is out
- * when it is put; a higher one serves gets that wait. In a partition it is its own ceiling, beside that of its parent.
+ * when it is put; a higher one serves gets that wait. Of a partition it is its own limit, within the limit of its pool.
  *
  * PP_INVALID_ARGUMENT: 0 bytes. PP_UNKNOWN_POOL, PP_FORKED.
  */

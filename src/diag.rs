@@ -64,12 +64,6 @@ impl fmt::Display for PoolLog {
 }
 
 impl PoolLog {
-    /// The log of a partition, named after its parent: `parent/child`.
-    pub(crate) fn partition(&self, child: &str) -> Self {
-        let name = self.name.as_ref().map_or_else(|| child.to_owned(), |parent| format!("{parent}/{child}"));
-        Self { name: Some(name), ..self.clone() }
-    }
-
     /// `preset P, back-end B ...` (info): nothing: what the pool starts with: rules, source of memory and its granules,
     /// ceiling, GPU, memory node; what was set, by the `builder`, by a `variable`, or `implied` by another setting; version,
     /// process, why no better source.

@@ -53,7 +53,6 @@
 #[doc = include_str!("../ARCHITECTURE.md")]
 pub mod architecture {}
 
-#[allow(missing_docs)] // Public in `unstable` alone, where a name says enough.
 mod arena;
 mod backend;
 mod buffer;
@@ -82,28 +81,21 @@ pub mod unstable;
 /// Sources of memory for [`Backend::Source`]: one of your own implements [`Source`](source::Source). The contract suite for it is in
 /// the crate `pinpool-testing`.
 pub mod source {
-    pub use crate::backend::{
-        AddressRange, GRANULE_BYTES, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, RemapError, Source, Subrange, VirtualMemory,
-    };
+    pub use crate::backend::{GRANULE_BYTES, PAGE_BYTES, Region, Source};
 }
 
 pub use backend::{Backend, HugeTlb};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};
-pub use config::{Ceiling, Config, LedgerName, OnFull, ParseError, Preset};
+pub use config::{Ceiling, LedgerName, OnFull, ParseError, Preset};
 pub use copy::Completion;
 pub use dump::{Dump, Owner};
-pub use error::{Error, Kind as ErrorKind, Result, SourceError};
-pub use finding::{Finding, Level};
+pub use error::{Error, Result, SourceError};
 pub use in_flight::{Fence, FenceKind, StreamId};
-pub use policy::Window;
 pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, Request, TaggedPool};
 pub use size_class::{DEFAULT_ALIGN, Rounding};
-pub use stats::{
-    Calls, ClassStats, EvictionReasons, Histogram, LedgerStats, MissReasons, Peaks, Requested, Stats, StatsError,
-    Underlying,
-};
+pub use stats::{Calls, ClassStats, EvictionReasons, Histogram, LedgerStats, MissReasons, Stats};
 pub use why::Why;
 
 /// Whether this machine has a CUDA driver that can be loaded: cudarc panics without one. Loads it, and starts nothing.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pinpool::Error;
-use pyo3::PyErr;
+use pyo3::{PyErr, PyErrArguments};
 
 mod python {
     #![allow(missing_docs)]
@@ -24,13 +24,13 @@ mod python {
 }
 pub(crate) use python::{BackendError, ForkError, ReleasedError, RequestError, SettingError};
 
-/// The exception for `error`, with its text.
+/// The exception for `error`, with its text and its report.
 pub(crate) fn exception(error: &Error) -> PyErr {
-    of_kind(error, error.report())
+    of_kind(error, (error.to_string(), error.report()))
 }
 
 /// The exception for an error of the pool, in other words.
-pub(crate) fn of_kind(error: &Error, text: String) -> PyErr {
+pub(crate) fn of_kind(error: &Error, text: impl PyErrArguments + Send + Sync + 'static) -> PyErr {
     match () {
         () if error.is_limit() => python::LimitError::new_err(text),
         () if error.is_backend() => python::BackendError::new_err(text),
@@ -61,7 +61,7 @@ pub(crate) fn of_shared(error: &pinpool_shared::Error) -> PyErr {
 /// The exception for the error of a get that might wait for `wait` and took `taken`.
 pub(crate) fn of_get(error: &Error, wait: Duration, taken: Duration) -> PyErr {
     match error.is_limit() && ran_out(wait, taken) {
-        true => python::TimeoutError::new_err(error.report()),
+        true => python::TimeoutError::new_err((error.to_string(), error.report())),
         false => exception(error),
     }
 }

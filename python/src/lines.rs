@@ -81,7 +81,10 @@ impl Log for ToPython {
             return;
         }
         let Some(lines) = Lines::of_process() else { return };
-        let line = (python_level(record.level()), record.args().to_string());
+        let text = record.args().to_string();
+        // The exception that is raised carries this report.
+        let is_raised = text.contains("\nCurrent usage from device");
+        let line = (python_level(if is_raised { Level::Debug } else { record.level() }), text);
         let mut queue = lines.queue();
         match queue.lines.len() < LINES_MAX {
             true => queue.lines.push_back(line),

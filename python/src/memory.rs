@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pinpool::copy::CopyStream;
-use pinpool::{Config, Fence, OnFull, PinnedBuf, Preset};
+use pinpool::{Fence, OnFull, PinnedBuf, Preset};
+use pinpool::unstable::config::Config;
 use pyo3::exceptions::PyBufferError;
 use pyo3::{PyErr, PyResult};
 

@@ -117,6 +117,11 @@ impl Slabs {
         self.call(py, SharedSlabs::recover)
     }
 
+    /// Whether workers that wait for a buffer fail at once.
+    fn refuse_waits(&self, py: Python<'_>, is_refusing: bool) -> PyResult<()> {
+        self.call(py, |slabs| slabs.refuse_waits(is_refusing))
+    }
+
     /// Buffers that are free, being filled, sent, and held.
     fn counts(&self) -> PyResult<(usize, usize, usize, usize)> {
         let counts = self.slabs()?.counts();

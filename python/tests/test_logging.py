@@ -1,7 +1,10 @@
 """Log lines through Python's `logging`."""
 
 import logging
+import pickle
 import threading
+
+import pytest
 
 import pinpool
 from conftest import until
@@ -22,13 +25,26 @@ def test_lines_come_under_the_logger_pinpool_before_the_call_returns(caplog):
 
 
 def test_a_warning_has_its_level(caplog):
-    pool = heap(max_bytes="8MiB")
-    try:
-        pool.get("1GiB")
-    except pinpool.LimitError:
-        pass
-    until(lambda: any("out of memory" in text for text in caplog.messages))
-    assert [r.levelno for r in caplog.records if "out of memory" in r.getMessage()] == [logging.WARNING]
+    pool = pinpool.Pool(env=False, backend="mlock", max_bytes="4MiB", on_full="pageable", wait=0)
+    held = pool.get("3MiB"), pool.get("3MiB")
+    assert not held[1].is_pinned
+    until(lambda: any("fallback" in text for text in caplog.messages))
+    assert [r.levelno for r in caplog.records if "is not pinned" in r.getMessage()] == [logging.WARNING]
+
+
+def test_an_error_that_is_raised_is_short_and_not_logged_as_well(caplog):
+    pool = heap(max_bytes="8MiB", name="small")
+    held = pool.tagged("loader").get("5MiB")
+    for request in (lambda: pool.get("1GiB"), lambda: pool.get("5MiB", timeout=0.01)):
+        with caplog.at_level(logging.INFO, "pinpool"), pytest.raises(pinpool.LimitError) as caught:
+            request()
+        assert "\n" not in str(caught.value) and "PINPOOL_MAX_BYTES" in str(caught.value)
+        report = caught.value.report()
+        assert report.startswith(str(caught.value)) and "loader (1 buffer" in report and len(report.splitlines()) > 4
+        assert pickle.loads(pickle.dumps(caught.value)).report() == report
+    pool.stats()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert pinpool.RequestError("x").report() == "x" and len(held) == 5 << 20
 
 
 def test_a_percent_sign_in_a_name_is_no_format(caplog):

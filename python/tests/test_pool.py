@@ -292,13 +292,6 @@ def test_all_errors_are_of_one_family():
             assert issubclass(kind, pinpool.PinpoolError) and kind.__module__ == "pinpool", name
 
 
-@pytest.mark.parametrize("name", ["Kept", "kept"])
-def test_a_removed_name_says_what_to_use(name):
-    with pytest.raises(AttributeError, match=f"pinpool.{name} was removed: allocate from a pool .*PINPOOL_RESERVE"):
-        getattr(pinpool, name)
-    with pytest.raises(AttributeError, match="module 'pinpool' has no attribute 'other'"):
-        pinpool.other
-
 
 def test_a_reserve_that_is_not_waited_for_is_pinned_beside_the_program():
     pool = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=False)

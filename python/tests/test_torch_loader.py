@@ -1,6 +1,7 @@
 """torch's DataLoader with `collate_fn=shared.collate`: what its own workers give comes through `shared.batches` unchanged."""
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from conftest import until
 torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info  # noqa: E402
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # noqa: E402
 
 
 class Images(Dataset):
@@ -143,6 +145,28 @@ def test_a_program_that_keeps_too_many_batches_is_told_at_once_but_not_at_the_en
     assert numbers(batches) == list(range(36)) and shared.counts()["held"] == 9
     del batches
     assert numbers(shared.batches(loader(50))) == list(range(50))
+
+
+def test_the_error_of_a_program_that_keeps_too_much_does_not_wait_for_the_workers(shared, monkeypatch):
+    """torch joins its workers, each for up to 5 s: one that waits for a buffer is refused first."""
+    ends = []
+    shutdown = _MultiProcessingDataLoaderIter._shutdown_workers
+
+    def timed(iterator):
+        begun = time.monotonic()
+        shutdown(iterator)
+        ends.append((time.monotonic() - begun, [worker.exitcode for worker in iterator._workers]))
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_shutdown_workers", timed)
+    batches = []
+    with pytest.raises(pinpool.LimitError, match="shared buffers are held"):
+        for batch in shared.batches(DataLoader(Images(), batch_size=2, num_workers=2, prefetch_factor=2, collate_fn=shared.collate)):
+            batches.append(batch)
+    # Workers end by themselves: one that torch waits for in vain is killed by SIGTERM.
+    assert ends[0][1] == [0, 0]
+    assert ends[0][0] < 4, "no join timed out"
+    del batches, batch
+    assert numbers(shared.batches(DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=shared.collate))) == list(range(50))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

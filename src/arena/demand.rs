@@ -41,7 +41,7 @@ const HELD_PERIOD_US: u64 = 600_000_000;
 
 /// What came back to an arena, and what misses ask for.
 #[derive(Debug, Default)]
-pub struct Demand {
+pub(crate) struct Demand {
     /// Sizes of buffers that came back, the newest last.
     ghosts: VecDeque<u64>,
     ghost_bytes: u64,
@@ -100,7 +100,7 @@ impl<const LONG_US: u64> Lately<LONG_US> {
 
 impl Demand {
     /// A buffer of `bytes` came back, in whatever way; the holes have `hole_bytes` with it.
-    pub fn given(&mut self, bytes: u64, hole_bytes: u64) {
+    pub(crate) fn given(&mut self, bytes: u64, hole_bytes: u64) {
         self.ghosts.push_back(bytes);
         self.ghost_bytes += bytes;
         while self.ghost_bytes > hole_bytes || self.ghosts.len() > GHOSTS_MAX {
@@ -110,13 +110,13 @@ impl Demand {
     }
 
     /// A growth committed `bytes` beyond what its buffer needs, for the next misses.
-    pub fn grown(&mut self, bytes: u64) {
+    pub(crate) fn grown(&mut self, bytes: u64) {
         self.surplus_bytes += bytes;
     }
 
     /// A get of `bytes` missed while `held_bytes` were committed. Returns whether that says nothing about varied sizes: the
     /// size recurs, since a buffer of it came back, or the program grows into what a growth committed for it.
-    pub fn missed(&mut self, bytes: u64, held_bytes: u64, now_us: u64) -> bool {
+    pub(crate) fn missed(&mut self, bytes: u64, held_bytes: u64, now_us: u64) -> bool {
         self.missed.note_largest(bytes, now_us);
         self.held.note_largest(held_bytes, now_us);
         if let Some(newest) = self.ghosts.iter().rposition(|&ghost| ghost == bytes) {
@@ -134,7 +134,7 @@ impl Demand {
     }
 
     /// Such a miss that does say something: memory for it was there in other sizes.
-    pub fn want(&mut self, bytes: u64, now_us: u64) {
+    pub(crate) fn want(&mut self, bytes: u64, now_us: u64) {
         self.wanted.note_largest(bytes, now_us);
         self.wants.count(now_us);
         self.recurring = 0;
@@ -142,17 +142,17 @@ impl Demand {
 
     /// The largest size that was wanted in the last half minute or more; 0 if that was seldom: sizes recur, or nothing
     /// misses.
-    pub fn wanted_bytes(&self, now_us: u64) -> u64 {
+    pub(crate) fn wanted_bytes(&self, now_us: u64) -> u64 {
         if self.wants.counted(now_us) < WANTS_MIN { 0 } else { self.wanted.largest(now_us) }
     }
 
     /// The largest size that missed in the last half minute or more.
-    pub fn largest_missed_bytes(&self, now_us: u64) -> u64 {
+    pub(crate) fn largest_missed_bytes(&self, now_us: u64) -> u64 {
         self.missed.largest(now_us)
     }
 
     /// The most that was committed at a miss of the last ten minutes or more.
-    pub fn largest_held_bytes(&self, now_us: u64) -> u64 {
+    pub(crate) fn largest_held_bytes(&self, now_us: u64) -> u64 {
         self.held.largest(now_us)
     }
 
@@ -161,7 +161,8 @@ impl Demand {
     /// # Errors
     ///
     /// If it does not hold, with the numbers.
-    pub fn validate(&self) -> Result<(), String> {
+    #[cfg(test)]
+    pub(crate) fn validate(&self) -> Result<(), String> {
         let bytes: u64 = self.ghosts.iter().sum();
         if bytes != self.ghost_bytes || self.ghosts.len() > GHOSTS_MAX {
             let count = self.ghosts.len();

@@ -121,6 +121,7 @@ impl Regions {
     }
 
     /// Recounts discrete-I1 from all `holes` of the set and the regions that they lie in.
+    #[cfg(test)]
     pub(super) fn validate(&self, holes: &[(Extent, Extent)]) -> Result<(), String> {
         let mut expected = Self::default();
         for &(hole, region) in holes {

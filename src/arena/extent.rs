@@ -20,22 +20,24 @@ const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 pub(super) const RANGES_MAX: u32 = 1 << (u64::BITS - OFFSET_BITS);
 
 /// The longest range (extent-I1).
-pub const RANGE_BYTES_MAX: u64 = 1 << (OFFSET_BITS - 1);
+pub(crate) const RANGE_BYTES_MAX: u64 = 1 << (OFFSET_BITS - 1);
 
 /// An address in the arena: a range and a byte offset in it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ArenaPtr(pub(super) u64);
 
 impl ArenaPtr {
+    /// The address `offset` bytes into the range with this number.
     pub fn new(range: u32, offset: u64) -> Self {
         debug_assert!(range < RANGES_MAX && offset <= OFFSET_MASK);
         Self((u64::from(range) << OFFSET_BITS) | offset)
     }
 
-    pub fn range(self) -> u32 {
+    pub(crate) fn range(self) -> u32 {
         u32::try_from(self.0 >> OFFSET_BITS).unwrap_or(u32::MAX)
     }
 
+    /// Bytes from the start of the range.
     pub fn offset(self) -> u64 {
         self.0 & OFFSET_MASK
     }
@@ -43,13 +45,13 @@ impl ArenaPtr {
 
 /// A non-empty run of bytes in one range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Extent {
+pub(crate) struct Extent {
     pub(super) start: u64,
     pub(super) end: u64,
 }
 
 impl Extent {
-    pub fn new(ptr: ArenaPtr, bytes: u64) -> Self {
+    pub(crate) fn new(ptr: ArenaPtr, bytes: u64) -> Self {
         Self { start: ptr.0, end: ptr.0 + bytes }
     }
 
@@ -57,19 +59,19 @@ impl Extent {
         (start < end).then_some(Self { start, end })
     }
 
-    pub fn ptr(self) -> ArenaPtr {
+    pub(crate) fn ptr(self) -> ArenaPtr {
         ArenaPtr(self.start)
     }
 
-    pub fn range(self) -> u32 {
+    pub(crate) fn range(self) -> u32 {
         self.ptr().range()
     }
 
-    pub fn offset(self) -> u64 {
+    pub(crate) fn offset(self) -> u64 {
         self.ptr().offset()
     }
 
-    pub fn bytes(self) -> u64 {
+    pub(crate) fn bytes(self) -> u64 {
         self.end - self.start
     }
 

@@ -31,7 +31,7 @@ const LARGEST_BYTES: u64 = 512 << 20;
 
 /// The sizes of granules by offset in their range. All granules of one size lie together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GranuleSizes {
+pub(crate) struct GranuleSizes {
     smallest_bytes: u64,
     largest_bytes: u64,
     first_granules: u64,
@@ -50,7 +50,7 @@ pub(crate) struct GranuleZone {
 
 impl GranuleSizes {
     /// The sizes in a pool under this ceiling: `smallest_bytes` at the start of a range, larger ones further on.
-    pub fn of_pool(smallest_bytes: u64, max_bytes: Option<u64>) -> Self {
+    pub(crate) fn of_pool(smallest_bytes: u64, max_bytes: Option<u64>) -> Self {
         let first_granules = match max_bytes {
             None => UNBOUNDED_GRANULES,
             Some(max_bytes) if max_bytes / smallest_bytes <= SMALL_POOL_GRANULES => SMALL_POOL_GRANULES,

@@ -27,18 +27,18 @@ const STEP_FACTOR: u64 = 9;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GrowthLimits {
     /// Bytes that may be committed beyond those claimed now; `u64::MAX` without a ceiling.
-    pub commit_bytes: u64,
+    pub(crate) commit_bytes: u64,
     /// Bytes claimed now beyond a ceiling that was lowered: what is decommitted makes up for these before it makes room.
-    pub over_bytes: u64,
+    pub(crate) over_bytes: u64,
     /// Whether discrete regions may be decommitted now, because no copy is in flight.
-    pub may_decommit_regions: bool,
+    pub(crate) may_decommit_regions: bool,
     /// Longest step, and longest discrete region, that is committed at once unless a single buffer needs more. Regions are
     /// short while copies run, because committing delays them; 0 once the source has refused more than one buffer.
-    pub step_bytes: u64,
+    pub(crate) step_bytes: u64,
     /// The largest buffer that regions are to hold several of: what misses have asked for lately.
-    pub largest_bytes: u64,
+    pub(crate) largest_bytes: u64,
     /// The most that was held lately: up to here steps are long.
-    pub known_bytes: u64,
+    pub(crate) known_bytes: u64,
 }
 
 impl GrowthLimits {
@@ -57,15 +57,15 @@ impl GrowthLimits {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoSpace {
     /// Bytes to commit, beyond what idle granules can provide.
-    pub missing_bytes: u64,
+    pub(crate) missing_bytes: u64,
     /// Bytes in transit: settling their plans may help.
-    pub transit_bytes: u64,
+    pub(crate) transit_bytes: u64,
 }
 
 impl Arena {
     /// Bytes that [`Arena::grow`] would commit or remap for a buffer: 0 if [`Arena::carve`] succeeds, `None` if no range
     /// has enough free address space.
-    pub fn missing_bytes(&self, bytes: u64, align: u64) -> Option<u64> {
+    pub(crate) fn missing_bytes(&self, bytes: u64, align: u64) -> Option<u64> {
         let own = self.own_set(bytes);
         if [own, HoleSet::Shared].iter().any(|&set| self.holes[set as usize].tightest(bytes, align).is_some()) {
             return Some(0);
@@ -94,7 +94,7 @@ impl Arena {
 
     /// From now on commits the next larger granules where they fit, if they are no larger than `most_bytes`. Returns their
     /// size.
-    pub fn grow_in_larger_granules(&mut self, most_bytes: u64) -> Option<u64> {
+    pub(crate) fn grow_in_larger_granules(&mut self, most_bytes: u64) -> Option<u64> {
         let next = self.sizes.zones().find(|zone| zone.start > self.grow_from)?;
         let longest = self.ranges.values().map(|range| range.extent.bytes()).max().unwrap_or(0);
         if next.granule_bytes > most_bytes || next.start >= longest || self.growth == GrowthMode::Regions {

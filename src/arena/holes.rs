@@ -122,11 +122,13 @@ impl Holes {
     }
 
     /// All holes, by address.
+    #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
         self.start_by_end.iter().map(|(&end, &start)| Extent { start, end })
     }
 
     /// Recounts holes-I1 to holes-I3.
+    #[cfg(test)]
     pub(super) fn validate(&self) -> Result<(), String> {
         let by_address: BTreeSet<_> = self.iter().map(|hole| (hole.bytes(), hole.start)).collect();
         if by_address != self.by_len {

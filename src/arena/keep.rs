@@ -23,7 +23,7 @@ impl Arena {
     /// # Errors
     ///
     /// The bytes of the next granule where these are over `commit_bytes`; 0 where nothing is uncommitted.
-    pub fn commit_next(&mut self, bytes: u64, commit_bytes: u64) -> Result<Plan, u64> {
+    pub(crate) fn commit_next(&mut self, bytes: u64, commit_bytes: u64) -> Result<Plan, u64> {
         if self.growth == GrowthMode::Regions {
             return Err(0);
         }
@@ -46,28 +46,28 @@ impl Arena {
     }
 
     /// Keeps `bytes` more of what is committed outside of reserves committed from now on, as far as there are so many.
-    pub fn keep(&mut self, bytes: u64) {
+    pub(crate) fn keep(&mut self, bytes: u64) {
         self.kept_bytes = self.kept_bytes.saturating_add(bytes);
         self.note_kept();
     }
 
     /// Bytes that releases leave committed outside of reserves.
-    pub fn kept_bytes(&self) -> u64 {
+    pub(crate) fn kept_bytes(&self) -> u64 {
         self.kept_bytes
     }
 
     /// Nothing is kept any more.
-    pub fn keep_nothing(&mut self) {
+    pub(crate) fn keep_nothing(&mut self) {
         self.kept_bytes = 0;
     }
 
     /// Committed outside of the ranges of reserves.
-    pub fn committed_outside_reserves(&self) -> u64 {
+    pub(crate) fn committed_outside_reserves(&self) -> u64 {
         self.stats.committed_bytes - self.stats.reserve_bytes
     }
 
     /// Bytes of idle granules and regions that may be released without a part of what is kept.
-    pub fn releasable_bytes(&self) -> u64 {
+    pub(crate) fn releasable_bytes(&self) -> u64 {
         let leaving = self.stats.transit_bytes - self.committing_bytes;
         let staying = self.committed_outside_reserves() - leaving;
         self.idle.bytes().min(staying.saturating_sub(self.kept_bytes))

@@ -66,11 +66,13 @@ use holes::Holes;
 use retain::{IdleGranules, IdleRun};
 use uncommitted::Uncommitted;
 
-pub use demand::Demand;
-pub use extent::{ArenaPtr, Extent, RANGE_BYTES_MAX};
-pub use granules::GranuleSizes;
+pub(crate) use demand::Demand;
+pub use extent::ArenaPtr;
+pub(crate) use extent::{Extent, RANGE_BYTES_MAX};
+pub(crate) use granules::GranuleSizes;
 pub use grow::{GrowthLimits, NoSpace};
-pub use plan::{Plan, PlanOutcome, Step};
+pub(crate) use plan::Step;
+pub use plan::{Plan, PlanOutcome};
 pub use retain::Retention;
 
 /// The set that indexes the holes of a range. Buffers of any size share virtual ranges and reserves; a discrete region
@@ -104,29 +106,29 @@ struct ArenaRange {
 
 /// What the arena holds, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct ArenaStats {
+pub(crate) struct ArenaStats {
     /// Committed now, as far as plans are settled; granules being decommitted count until that is settled.
-    pub committed_bytes: u64,
+    pub(crate) committed_bytes: u64,
     /// Committed with its overhead, plus what unsettled plans may add at their worst moment.
-    pub claimed_bytes: u64,
+    pub(crate) claimed_bytes: u64,
     /// What the system holds for the discrete regions beyond their bytes.
-    pub overhead_bytes: u64,
+    pub(crate) overhead_bytes: u64,
     /// In buffers, including those of unsettled plans.
-    pub live_bytes: u64,
+    pub(crate) live_bytes: u64,
     /// Free and committed, and not in transit.
-    pub hole_bytes: u64,
+    pub(crate) hole_bytes: u64,
     /// Bytes of holes in granules that are wholly free and may be decommitted or remapped.
-    pub idle_bytes: u64,
+    pub(crate) idle_bytes: u64,
     /// Committed in ranges of reserves.
-    pub reserve_bytes: u64,
+    pub(crate) reserve_bytes: u64,
     /// Bytes of holes in ranges of reserves, which are kept.
-    pub reserve_hole_bytes: u64,
+    pub(crate) reserve_hole_bytes: u64,
     /// In granules of unsettled plans.
-    pub transit_bytes: u64,
+    pub(crate) transit_bytes: u64,
     /// Committed granules, discrete regions and reserves: each is a mapping of the process.
-    pub mappings: u64,
+    pub(crate) mappings: u64,
     /// Number of extents remapped so far.
-    pub remaps: u64,
+    pub(crate) remaps: u64,
 }
 
 /// The address ranges and their indices. See the module.
@@ -167,13 +169,14 @@ impl fmt::Debug for RegionCost {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GrowthMode {
     /// By granules, anywhere in the virtual ranges: the smallest have this many bytes (a power of two), and those at higher
-    /// offsets more ([`GranuleSizes`]). A buffer may span granules.
+    /// offsets more (`GranuleSizes`). A buffer may span granules.
     Granules(u64),
     /// By discrete regions. A buffer lies in one region.
     Regions,
 }
 
 impl Arena {
+    /// An arena without ranges.
     pub fn new(growth: GrowthMode, retention: Retention) -> Self {
         let smallest_bytes = if let GrowthMode::Granules(bytes) = growth { bytes } else { 1 };
         Self {
@@ -196,12 +199,12 @@ impl Arena {
     }
 
     /// Returns the arena with granules of these sizes; to be called before it has a range.
-    pub fn with_granule_sizes(self, sizes: GranuleSizes) -> Self {
+    pub(crate) fn with_granule_sizes(self, sizes: GranuleSizes) -> Self {
         Self { sizes, ..self }
     }
 
     /// Returns the arena with `held_bytes`, which says how many bytes the system holds for a region of so many.
-    pub fn with_region_cost(self, held_bytes: impl Fn(u64) -> u64 + Send + 'static) -> Self {
+    pub(crate) fn with_region_cost(self, held_bytes: impl Fn(u64) -> u64 + Send + 'static) -> Self {
         Self { region_cost: RegionCost(Box::new(held_bytes)), ..self }
     }
 
@@ -225,7 +228,7 @@ impl Arena {
     }
 
     /// Adds a reserve (policy-R10): `bytes` that are committed already and kept, for buffers of every size.
-    pub fn add_reserve(&mut self, bytes: u64) -> Option<u32> {
+    pub(crate) fn add_reserve(&mut self, bytes: u64) -> Option<u32> {
         let id = self.add_range(RangeKind::Reserve, bytes, HoleSet::Shared)?;
         let extent = self.ranges.get(&id)?.extent;
         self.stats.committed_bytes += bytes;
@@ -271,7 +274,7 @@ impl Arena {
     }
 
     /// As [`carve`](Self::carve), from discrete regions for buffers of other lengths: the last resort of policy-R11.
-    pub fn carve_in_other_regions(&mut self, bytes: u64, align: u64) -> Option<ArenaPtr> {
+    pub(crate) fn carve_in_other_regions(&mut self, bytes: u64, align: u64) -> Option<ArenaPtr> {
         let other = if self.own_set(bytes) == HoleSet::Small { HoleSet::Large } else { HoleSet::Small };
         self.carve_in(other, bytes, align)
     }
@@ -287,7 +290,7 @@ impl Arena {
     }
 
     /// The length of the longest hole.
-    pub fn longest_hole_bytes(&self) -> u64 {
+    pub(crate) fn longest_hole_bytes(&self) -> u64 {
         self.holes.iter().map(Holes::longest_bytes).max().unwrap_or(0)
     }
 
@@ -304,7 +307,7 @@ impl Arena {
         self.add_hole(Extent::new(ptr, bytes), now_us);
     }
 
-    pub fn stats(&self) -> ArenaStats {
+    pub(crate) fn stats(&self) -> ArenaStats {
         ArenaStats {
             hole_bytes: self.holes.iter().map(Holes::bytes).sum(),
             idle_bytes: self.idle.bytes(),
@@ -358,7 +361,8 @@ impl Arena {
     /// # Errors
     ///
     /// The first invariant that does not hold, with its numbers.
-    pub fn validate(&self) -> Result<(), String> {
+    #[cfg(test)]
+    pub(crate) fn validate(&self) -> Result<(), String> {
         self.holes.iter().try_for_each(Holes::validate)?;
         self.idle.validate()?;
         self.uncommitted.validate(self.sizes)?;
@@ -386,6 +390,7 @@ impl Arena {
     }
 
     /// Recounts arena-I1 by address, arena-I3 and arena-I5.
+    #[cfg(test)]
     fn validate_extents(&self) -> Result<(), String> {
         let (mut idle_bytes, mut reserve_bytes) = (0, 0);
         let mut all: Vec<Extent> = self.uncommitted.iter().collect();

@@ -13,7 +13,7 @@ use super::retain::IdleRun;
 
 /// One slow call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub(crate) enum Step {
     /// Decommit these idle granules, or release this whole region.
     Decommit { extent: Extent },
     /// Move the memory of the idle granules `from` to the uncommitted granules `to`, which are as many.
@@ -49,16 +49,17 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn steps(&self) -> &[Step] {
+    pub(crate) fn steps(&self) -> &[Step] {
         &self.steps
     }
 
     /// Bytes that it commits beyond what the buffer needs.
-    pub fn surplus_bytes(&self) -> u64 {
+    pub(crate) fn surplus_bytes(&self) -> u64 {
         self.surplus_bytes
     }
 
-    pub fn decommits(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn decommits(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Step::Decommit { .. }))
     }
 
@@ -70,6 +71,7 @@ impl Plan {
 
 /// How a plan ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs)] // The variants explain their fields.
 pub enum PlanOutcome {
     /// Every step was made.
     Done,

@@ -27,7 +27,7 @@ const PLACES_TRIED: usize = 16;
 
 impl Arena {
     /// Whether a hole for `wanted_bytes`, or for all that is idle if that is less, is more than a step away.
-    pub fn lacks_hole(&self, wanted_bytes: u64) -> bool {
+    pub(crate) fn lacks_hole(&self, wanted_bytes: u64) -> bool {
         let GrowthMode::Granules(granule_bytes) = self.growth else { return false };
         let most_bytes = wanted_bytes.min(self.idle.bytes()).next_multiple_of(granule_bytes);
         most_bytes > self.holes[HoleSet::Shared as usize].longest_bytes() + STEP_GRANULES * granule_bytes
@@ -35,7 +35,7 @@ impl Arena {
 
     /// Plans one step towards a hole for a buffer of `wanted_bytes` at `align`, or for all that is idle if that is less.
     /// `None` where a get would have no more than a step to move, or nothing can be moved. Commits nothing.
-    pub fn prepare(&mut self, wanted_bytes: u64, align: u64) -> Option<Plan> {
+    pub(crate) fn prepare(&mut self, wanted_bytes: u64, align: u64) -> Option<Plan> {
         let GrowthMode::Granules(_) = self.growth else { return None };
         let (targets, kept) = self.standing_hole(wanted_bytes, align)?;
         // Only granules of one size take each other's place.

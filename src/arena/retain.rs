@@ -86,6 +86,7 @@ impl IdleGranules {
     }
 
     /// Recounts retain-I1 and retain-I2.
+    #[cfg(test)]
     pub(super) fn validate(&self) -> Result<(), String> {
         let ages: BTreeSet<_> = self.runs.iter().map(|(&start, &(_, since_us))| (since_us, start)).collect();
         if ages != self.by_age {
@@ -111,11 +112,11 @@ impl IdleGranules {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Retention {
     /// How long a granule is idle before it is due; `None`: it never is.
-    pub idle_timeout_us: Option<u64>,
+    pub(crate) idle_timeout_us: Option<u64>,
     /// Time between two decommits.
-    pub step_us: u64,
+    pub(crate) step_us: u64,
     /// Each step decommits one part in this many of the due granules, at least one.
-    pub share: u64,
+    pub(crate) share: u64,
 }
 
 impl Default for Retention {
@@ -128,7 +129,7 @@ impl Default for Retention {
 impl Retention {
     /// What is idle for `idle_timeout_us` goes in parts of a fifth each second, as by default; with a time shorter than these
     /// parts take, at once.
-    pub fn after(idle_timeout_us: Option<u64>) -> Self {
+    pub(crate) fn after(idle_timeout_us: Option<u64>) -> Self {
         const BRIEF_US: u64 = 10_000_000;
         let default = Self::default();
         match idle_timeout_us {

@@ -8,7 +8,7 @@ use super::{Arena, GrowthMode};
 impl Arena {
     /// A plan for `now_us` (policy-R9): once per step of time it decommits a share of the granules that have been idle for
     /// the idle timeout, the longest idle first.
-    pub fn release_due(&mut self, now_us: u64) -> Option<Plan> {
+    pub(crate) fn release_due(&mut self, now_us: u64) -> Option<Plan> {
         if now_us < self.next_release_us {
             return None;
         }
@@ -23,33 +23,33 @@ impl Arena {
     }
 
     /// Whether [`Arena::release_due`] would return a plan, unless what is due is kept but for a part of a granule.
-    pub fn is_release_due(&self, now_us: u64) -> bool {
+    pub(crate) fn is_release_due(&self, now_us: u64) -> bool {
         now_us >= self.next_release_us
             && self.releasable_bytes() > 0
             && self.retention.due(&self.idle, now_us).next().is_some()
     }
 
     /// Bytes of the idle granules that are due at `now_us`.
-    pub fn due_bytes(&self, now_us: u64) -> u64 {
+    pub(crate) fn due_bytes(&self, now_us: u64) -> u64 {
         let due: u64 = self.retention.due(&self.idle, now_us).map(|run| run.extent.bytes()).sum();
         due.min(self.releasable_bytes())
     }
 
     /// A plan that decommits idle granules, the longest idle first, until `bytes` are decommitted or only what is kept is idle.
-    pub fn release_idle(&mut self, bytes: u64) -> Option<Plan> {
+    pub(crate) fn release_idle(&mut self, bytes: u64) -> Option<Plan> {
         let releasable_bytes = self.releasable_bytes();
         self.release(self.no_more_than(self.longest_idle(bytes.min(releasable_bytes)), releasable_bytes))
     }
 
     /// A plan that decommits idle granules, the longest idle first, until `bytes` are decommitted, kept ones too: less is
     /// kept then. For a ceiling that was lowered.
-    pub fn release_idle_of_kept(&mut self, bytes: u64) -> Option<Plan> {
+    pub(crate) fn release_idle_of_kept(&mut self, bytes: u64) -> Option<Plan> {
         self.release(self.longest_idle(bytes))
     }
 
     /// A plan that decommits idle granules, the longest idle first, until at most `to_bytes` stay held or only what is kept is
     /// idle.
-    pub fn release_down_to(&mut self, to_bytes: u64) -> Option<Plan> {
+    pub(crate) fn release_down_to(&mut self, to_bytes: u64) -> Option<Plan> {
         let leaving = self.stats.transit_bytes - self.committing_bytes;
         let staying = self.stats.committed_bytes + self.stats.overhead_bytes - leaving;
         self.release_idle(staying.saturating_sub(to_bytes))
@@ -57,7 +57,7 @@ impl Arena {
 
     /// Settles a plan that only decommits, whose steps do not depend on each other; those in `failed` failed. Their
     /// granules are idle since `now_us`, so that they are tried again last.
-    pub fn settle_releases(&mut self, plan: &Plan, failed: &[usize], now_us: u64) {
+    pub(crate) fn settle_releases(&mut self, plan: &Plan, failed: &[usize], now_us: u64) {
         for (index, extent) in
             plan.steps.iter().enumerate().filter_map(|(index, step)| Some((index, step.decommitted()?)))
         {
@@ -67,7 +67,7 @@ impl Arena {
     }
 
     /// Changes when granules are decommitted.
-    pub fn set_retention(&mut self, retention: Retention) {
+    pub(crate) fn set_retention(&mut self, retention: Retention) {
         self.retention = retention;
     }
 

@@ -139,6 +139,7 @@ impl Uncommitted {
     }
 
     /// Checks uncommitted-I1.
+    #[cfg(test)]
     pub(super) fn validate(&self, sizes: GranuleSizes) -> Result<(), String> {
         let mut last_end = None;
         for run in self.iter() {

@@ -81,7 +81,7 @@ impl Backend {
 }
 
 /// The source that a pool takes its memory from, and what its log reports about the choice: see
-/// [`Config::choose_source`](crate::Config::choose_source).
+/// `Config::choose_source`.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Chosen {

@@ -96,6 +96,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     }
 
     /// Bytes that a fast acquisition of `len_bytes` takes from the system.
+    #[doc(hidden)]
     fn held_bytes_fast(&self, len_bytes: usize) -> usize {
         self.held_bytes(len_bytes)
     }
@@ -113,6 +114,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// # Errors
     ///
     /// The errors of `acquire`, and one if that time has passed.
+    #[doc(hidden)]
     fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
         let _ = until;
         self.acquire(len_bytes)
@@ -139,6 +141,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// # Errors
     ///
     /// The errors of `acquire`.
+    #[doc(hidden)]
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         let _ = threads;
         self.acquire(len_bytes).inspect(|_| progress(len_bytes))
@@ -146,6 +149,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
 
     /// Length of the slices in which a reserve is best acquired, two at once; `None` for one piece. No buffer of the reserve is longer
     /// than a slice.
+    #[doc(hidden)]
     fn reserve_slice_bytes(&self) -> Option<u64> {
         None
     }
@@ -162,6 +166,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     }
 
     /// Why all memory of this source is gone, if it is: a reset of its device has taken it. Asked by the maintenance thread, at least once a second.
+    #[doc(hidden)]
     fn gone(&self) -> Option<SourceError> {
         None
     }
@@ -172,16 +177,19 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     }
 
     /// What the source could not have when it was made, such as a GPU that may not reach its memory: logged when a pool starts.
+    #[doc(hidden)]
     fn findings(&self) -> Vec<Finding> {
         Vec::new()
     }
 
     /// The pages behind `len_bytes` addresses of this source, read back from the system.
+    #[doc(hidden)]
     fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
         PageTiers::between(start, len_bytes)
     }
 
     /// The virtual memory of this source, on every call the same; `None` if it has discrete regions only.
+    #[doc(hidden)]
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         None
     }

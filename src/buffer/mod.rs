@@ -29,9 +29,10 @@ use std::ptr::NonNull;
 
 use bytemuck::Pod;
 
-use crate::engine::{Block, BufferState};
+use crate::engine::{Account, Block, BufferState};
 use crate::error::Result;
 use crate::in_flight::CopyFences;
+use crate::quota::Claim;
 use pinpool_os::call_stack::{CallStack, Frame};
 
 mod copies;
@@ -131,6 +132,13 @@ impl Default for PinnedBuf {
 }
 
 impl PinnedBuf {
+    /// The buffer is of `account`, which claims for it.
+    pub(crate) fn charge(&mut self, account: &Account, claim: Claim) {
+        if let Some(block) = self.block.as_mut() {
+            account.charge(block, claim);
+        }
+    }
+
     /// A buffer of zero bytes, which belongs to no pool and is not counted.
     #[inline]
     pub(crate) fn empty() -> Self {

@@ -92,6 +92,7 @@ pub struct SinkMem {
 /// Holds a stream before its next copy until it is dropped.
 #[derive(Debug)]
 #[must_use = "the stream runs on when the gate is dropped"]
+#[doc(hidden)]
 pub struct SinkGate(Arc<Progress>);
 
 #[derive(Debug)]
@@ -123,6 +124,7 @@ impl SinkStream {
     }
 
     /// Holds the stream before its next copy.
+    #[doc(hidden)]
     pub fn hold(&self) -> SinkGate {
         self.progress.state.lock().gates += 1;
         SinkGate(self.progress.clone())

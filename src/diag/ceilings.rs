@@ -1,4 +1,4 @@
-//! The lines about ceilings: that of the pool, of a partition, and of the host ledger.
+//! The lines about limits: of the pool, of a partition, and of the host ledger.
 
 use std::time::Duration;
 
@@ -22,9 +22,13 @@ impl PoolLog {
         );
     }
 
-    /// `partition, ceiling N bytes ...` (info): nothing: a pool with a ceiling of its own was made.
-    pub(crate) fn partitioned(&self, max_bytes: u64) {
-        log::info!(limit, "{self}partition, ceiling {max_bytes} bytes, shares the memory of its parent pool");
+    /// `partition P: limit N bytes ...` (info): nothing: part of the pool has a limit of its own. If the pool's limit is lower, the
+    /// line says so: make the partition smaller, or raise `PINPOOL_MAX_BYTES`.
+    pub(crate) fn partitioned(&self, name: &str, max_bytes: u64, pool_max_bytes: Option<u64>) {
+        let lower = pool_max_bytes.filter(|&bytes| bytes < max_bytes);
+        let lower =
+            lower.map_or_else(String::new, |bytes| format!("; the pool's limit of {bytes} bytes is lower and applies"));
+        log::info!(limit, "{self}partition {name}: limit {max_bytes} bytes of the memory of this pool{lower}");
     }
 
     /// The pool has a place in the host ledger.

@@ -85,6 +85,7 @@ calls! {
     pub(crate) green_record_event = c"cuGreenCtxRecordEvent"(green: CUcontext, event: CUevent);
     pub(crate) event_record = c"cuEventRecord"(event: CUevent, stream: CUstream);
     pub(crate) event_query = c"cuEventQuery"(event: CUevent);
+    pub(crate) event_elapsed = c"cuEventElapsedTime"(out: *mut f32, first: CUevent, last: CUevent);
     pub(crate) event_synchronize = c"cuEventSynchronize"(event: CUevent);
 
     host_alloc_call = c"cuMemHostAlloc"(out: *mut *mut c_void, bytes: usize, flags: c_uint);

@@ -22,9 +22,6 @@ use pinpool_observe::judge::shortage::{LikelyCause, Shortage, likely_cause};
 use pinpool_observe::judge::{Holder, Judgement};
 use pinpool_os::call_stack::CallStack;
 
-/// The limit of a get that fits the partition where it is made.
-pub(crate) const OUTER_PARTITION: &str = "the ceiling of the partition around this one";
-
 /// Owners that are listed one by one.
 const LISTED: usize = 10;
 
@@ -133,7 +130,7 @@ impl Dump {
             is_reserve: self.request.as_ref().is_some_and(|request| request.is_reserve),
             limit: self.limit,
             // Other limits than the pool's ceiling are not among the figures.
-            max_bytes: max_bytes.filter(|_| !matches!(self.limit, "PINPOOL_RESERVE" | OUTER_PARTITION)),
+            max_bytes: max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE"),
             own_max_bytes: max_bytes,
             holders: &holders,
             judged: self.judged.as_ref(),

@@ -23,6 +23,7 @@ use super::idle::thread_cache::{Entry, SpareEntries};
 use super::owners::Holder;
 use super::supply::{Adopted, BlockMemory};
 use crate::in_flight::CopyFences;
+use crate::quota::Claim;
 use crate::size_class::Class;
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::fork;
@@ -48,6 +49,8 @@ pub(super) struct BlockBody<E> {
     since: u64,
     /// Where a buffer that was got under a tag is recorded.
     holder: Option<Holder>,
+    /// What the account of its user claims for it.
+    claim: Option<Claim>,
 }
 
 /// The tag of a block that is not plain; no fork generation.
@@ -104,6 +107,7 @@ impl<E> Block<E> {
             passed: 0,
             since: 0,
             holder: None,
+            claim: None,
         };
         let entry = spare.wrap(class.index, held_bytes, body);
         entry.set_tag(NOT_PLAIN);
@@ -284,6 +288,21 @@ impl<E> Block<E> {
         if self.0.holder.is_some() {
             self.0.holder = None;
         }
+    }
+
+    /// An account claims for the block until it is idle or released: its put takes the slow path.
+    pub(super) fn set_claim(&mut self, claim: Claim) {
+        self.end_plain();
+        self.0.claim = Some(claim);
+    }
+
+    pub(super) fn take_claim(&mut self) -> Option<Claim> {
+        self.0.claim.take()
+    }
+
+    /// Whether a miss made it for its present user.
+    pub(super) fn has_begun_time(&self) -> bool {
+        self.0.since > 0
     }
 
     /// Number of the waiting get that this block was served past, if any.

@@ -55,11 +55,6 @@ impl Timekeeper {
         Self { clock, begun_us: monotonic_us(), coarse_us: AtomicU64::new(0) }
     }
 
-    /// Gives another pool the same time: pools that share memory must agree on how long it has been idle.
-    pub(super) fn shared(&self) -> Self {
-        Self { clock: self.clock.clone(), begun_us: self.begun_us, coarse_us: AtomicU64::new(self.coarse_us()) }
-    }
-
     /// Its time is moved by hand, by a test that makes each step itself.
     pub(super) fn is_manual(&self) -> bool {
         match &self.clock {
@@ -97,8 +92,7 @@ impl Timekeeper {
         }
     }
 
-    /// Sets the coarse copy to `now_us`, which another pool read from the same clock.
-    pub(super) fn advance_to(&self, now_us: u64) {
+    fn advance_to(&self, now_us: u64) {
         // Relaxed: time guards no memory. A maximum, so that it never runs backwards between threads.
         self.coarse_us.fetch_max(now_us, Ordering::Relaxed);
     }

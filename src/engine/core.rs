@@ -28,11 +28,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::accounts::Accounts;
-use super::backing::{Backing, OutsideClaim};
+use super::backing::Backing;
 use super::block::{self, BlockBody};
 use super::ceiling::{AutoCeiling, CeilingControl, CeilingSource};
 use super::clock::Timekeeper;
-use super::domain::{Member, ReserveWait};
+use super::domain::{PoolView, ReserveWait};
 use super::idle::thread_cache::Shard;
 use super::maintenance::Maintenance;
 use super::owners::Owners;
@@ -47,8 +47,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::{Ask, InFlight};
 use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
+use crate::quota::Claim;
 use crate::size_class::Class;
-use crate::stats::EvictionReason;
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
@@ -57,6 +57,7 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 /// Pools and partitions that this process has made.
 static POOLS: AtomicU64 = AtomicU64::new(0);
 
+mod account;
 mod attention;
 mod backoff;
 mod device;
@@ -76,6 +77,7 @@ mod ticks;
 mod verdicts;
 mod waiting;
 
+pub(crate) use account::{Account, WaitingClaim, Wanted};
 use attention::Attention;
 use backoff::Backoff;
 use device::DeviceWatch;
@@ -85,7 +87,7 @@ use report::SystemMemory;
 pub(crate) use side_thread::SideCall;
 use side_thread::SideThread;
 use verdicts::Verdicts;
-pub(crate) use waiting::{Begun, Polled, WaitingGet, Wanted};
+pub(crate) use waiting::{Begun, Polled, WaitingGet};
 
 type Block = block::Block<Core>;
 
@@ -118,7 +120,9 @@ pub(crate) struct Core {
     backoff: Backoff,
     accounts: Accounts,
     /// Its partitions, some of which may have ended.
-    partitions: Mutex<Vec<Weak<Self>>>,
+    known_accounts: Mutex<Vec<Weak<Account>>>,
+    /// Partitions in which requests wait.
+    waiting_accounts: AtomicU64,
     owners: Owners,
     system: SystemMemory,
     verdicts: Verdicts,
@@ -159,7 +163,8 @@ impl Core {
             shortage: Shortage::default(),
             backoff: Backoff::default(),
             accounts: Accounts::default(),
-            partitions: Mutex::default(),
+            known_accounts: Mutex::default(),
+            waiting_accounts: AtomicU64::new(0),
             owners: Owners::default(),
             system: SystemMemory::default(),
             verdicts: Verdicts::default(),
@@ -179,21 +184,6 @@ impl Core {
             thread.add(pool, core.backing().source().needs_gpu());
         }
         core
-    }
-
-    /// A pool over the same arena, with a ceiling of its own; `None` without an arena.
-    pub(crate) fn partition(&self, name: &str, max_bytes: u64) -> Option<Arc<Self>> {
-        let backing = self.backing().partition(max_bytes)?;
-        let log = Arc::new(self.log.partition(name));
-        log.partitioned(max_bytes);
-        let config = Config { max_bytes: Ceiling::Bytes(max_bytes), ..self.config.clone() };
-        let recorder = self.recorder_beside(&config, log.name.as_deref(), self.backing().source());
-        let partition = Self::new(config, backing, self.time.shared(), log, recorder);
-        let mut partitions = self.partitions.lock();
-        partitions.retain(|other| other.strong_count() > 0);
-        partitions.push(Arc::downgrade(&partition));
-        drop(partitions);
-        Some(partition)
     }
 
     /// The ceiling `auto` comes from `source`; it holds now if there is an `auto`.
@@ -218,11 +208,10 @@ impl Core {
         self.stock.record(Event::Ceiling { bytes: max_bytes.unwrap_or(u64::MAX) });
         self.log.ceiling_changed(before, max_bytes, why);
         self.complete_copies();
-        self.stock.enforce_limits(self.time.coarse_us());
+        self.stock.enforce_limits(self, self.time.coarse_us());
         self.backing().domain().into_iter().for_each(|domain| domain.resume_reserve(self.time.coarse_us()));
         self.notice(Pace::Active);
         self.room_was_made();
-        self.others_have_room();
     }
 
     /// This pool needs to be looked at `pace` from now on. Costs a load while the thread looks as often.
@@ -302,6 +291,13 @@ impl Core {
 
     /// A block, idle or new.
     pub(crate) fn get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+        match &wanted.account {
+            None => self.get_of_pool(wanted, wait),
+            Some(account) => account.get(wanted, wait),
+        }
+    }
+
+    fn get_of_pool(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
         if let Some(block) = self.take_hit(wanted.class) {
             self.record_get(&block, wanted, None);
             return Ok(block);
@@ -320,7 +316,14 @@ impl Core {
     }
 
     /// An idle block of `class`, or one whose copies are over; calls no back-end and never waits.
-    pub(crate) fn try_get(&self, class: Class) -> Option<Block> {
+    pub(crate) fn try_get(&self, wanted: &Wanted) -> Option<Block> {
+        match &wanted.account {
+            None => self.try_get_of_pool(wanted.class),
+            Some(account) => account.try_get(wanted),
+        }
+    }
+
+    pub(super) fn try_get_of_pool(&self, class: Class) -> Option<Block> {
         self.take_hit(class).or_else(|| self.take_completed(class))
     }
 
@@ -383,24 +386,21 @@ impl Core {
         }
     }
 
-    /// Claims `bytes` under the ceiling for memory that is held beside the buffers; idle memory makes room. A slow call.
-    pub(crate) fn claim_outside(&self, bytes: u64) -> Result<OutsideClaim> {
-        let claim = || self.backing().claim_outside(bytes, self);
+    /// Claims `bytes` under the limits for memory that is held beside the buffers; idle memory makes room. A slow call.
+    pub(crate) fn claim_outside(&self, bytes: u64, account: Option<&Arc<Account>>) -> Result<OutsideClaim> {
+        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let wanted = Wanted { account: account.cloned(), ..Wanted::reserve(len) };
+        let of_account = account.map(|account| account.claim(bytes)).transpose();
+        let of_account = of_account.map_err(|refusal| self.refused(&wanted, refusal, 0))?;
+        let claim = || self.backing().claim_outside(bytes);
         let claim_or_trim = || {
-            let trim_and_claim = |refusal| {
-                let to_bytes = self.backing().room_for_outside(bytes).ok_or(refusal)?;
-                self.trim(to_bytes);
+            claim().or_else(|refusal| {
+                self.trim(self.backing().room_for_outside(bytes).ok_or(refusal)?);
                 claim()
-            };
-            claim().or_else(trim_and_claim).or_else(|refusal| {
-                // What other pools over the arena keep idle.
-                let Some(domain) = self.backing().domain() else { return Err(refusal) };
-                domain.release_idle(EvictionReason::Reclaimed);
-                trim_and_claim(refusal)
             })
         };
-        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-        self.add_within_ledger(claim_or_trim).map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))
+        let claim = self.add_within_ledger(claim_or_trim).map_err(|refusal| self.refused(&wanted, refusal, 0))?;
+        Ok(OutsideClaim { claim, _of_account: of_account })
     }
 
     /// The error of a source that refused `len` bytes beside the buffers.
@@ -410,14 +410,15 @@ impl Core {
 
     /// The memory of `claim` is held no more: there is room for gets that wait.
     pub(crate) fn end_outside_claim(&self, claim: OutsideClaim) {
+        self.backing().end_outside(claim.claim.bytes());
         drop(claim);
         self.room_was_made();
-        self.others_have_room();
     }
+}
 
-    /// Gets that wait at other pools over the arena try again.
-    fn others_have_room(&self) {
-        let pools = self.backing().domain().map(|domain| domain.pools()).unwrap_or_default();
-        pools.iter().for_each(|pool| pool.room_was_made());
-    }
+/// Bytes that something beside the buffers of a pool holds under its limits, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct OutsideClaim {
+    claim: Claim,
+    _of_account: Option<Claim>,
 }

@@ -17,8 +17,9 @@
 //! | `stock.rs` | idle blocks, and the memory that new ones are made of |
 //! | `idle/` | the idle buffers, by the rules of the preset |
 //! | `lifetime.rs` | how many blocks exist, and when the pool closes |
-//! | `backing.rs` | what serves the misses of one pool: its domain or source, its own ceiling, its fallback |
-//! | `domain/` | an arena and the pools over it: the order of steps when memory is needed, and what spans them |
+//! | `backing.rs` | what serves the misses of one pool: its domain or source, its ceiling, its fallback |
+//! | `core/account.rs` | a partition: a limit and a wait queue of its own |
+//! | `domain/` | an arena and the pool over it: the order of steps when memory is needed |
 //! | `supply/` | where memory comes from and returns to; knows no pool |
 //! | `core/waiting.rs` | a get without room, and the put that serves it |
 //! | `waiters/` | the line of gets that wait for room |
@@ -49,13 +50,13 @@ mod supply;
 mod user_block;
 mod waiters;
 
-pub(crate) use self::backing::{Backing, OutsideClaim, Supply};
+pub(crate) use self::backing::{Backing, Supply};
 pub(crate) use self::block::BufferState;
 pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
 #[cfg(feature = "observe")]
 pub(crate) use self::core::recorded_description;
-pub(crate) use self::core::{Begun, Core, Polled, SideCall, WaitingGet, Wanted};
+pub(crate) use self::core::{Account, Begun, Core, OutsideClaim, Polled, SideCall, WaitingClaim, WaitingGet, Wanted};
 pub(crate) use self::domain::Domain;
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;

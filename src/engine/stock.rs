@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use super::backing::Backing;
 use super::block::{Block, BlockBody};
 use super::classes::Classes;
-use super::domain::Member;
+use super::domain::PoolView;
 use super::idle::thread_cache::{Entry, SpareEntries};
 use super::idle::{Evicted, Idle, LoweredLimit};
 use super::lifetime::Lifetime;
@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::maintenance_thread::Pace;
 use crate::policy;
-use crate::quota::{Level, Over};
+use crate::quota::{Level, QuotaExceeded};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{EvictionReason, MissReason, Stats};
 use pinpool_observe::record::{Event, Recorder};
@@ -116,7 +116,7 @@ impl<E> Stock<E> {
         owner: &Arc<E>,
         class: Class,
         (now_us, calls): (u64, SlowCalls),
-        pool: &dyn Member,
+        pool: &dyn PoolView,
         refused: Option<MissReason>,
         is_in_flight: impl FnOnce() -> bool,
     ) -> Result<(Block<E>, bool), Stop> {
@@ -199,11 +199,11 @@ impl<E> Stock<E> {
 
     /// Keeps `block` as idle, and releases what the limit evicts; or gives it to the arena, where it merges with what is free
     /// beside it (policy-R3).
-    pub(super) fn put(&self, block: Block<E>, now_us: u64) -> PutEnd {
+    pub(super) fn put(&self, block: Block<E>, pool: &dyn PoolView, now_us: u64) -> PutEnd {
         if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
             self.idle.count_put();
             self.evict(block, now_us, EvictionReason::Merged);
-            self.enforce_idle_limit(now_us);
+            self.enforce_idle_limit(pool, now_us);
             return PutEnd::Merged;
         }
         let class = block.class();
@@ -212,7 +212,7 @@ impl<E> Stock<E> {
             return PutEnd::Kept;
         }
         self.evict_over_limit(evicted, now_us);
-        self.enforce_idle_limit(now_us);
+        self.enforce_idle_limit(pool, now_us);
         PutEnd::Released
     }
 
@@ -262,27 +262,21 @@ impl<E> Stock<E> {
     }
 
     /// Releases idle memory as [`enforce_limits`](Self::enforce_limits) does, if there is a limit on what is idle.
-    pub(super) fn enforce_idle_limit(&self, now_us: u64) {
+    pub(super) fn enforce_idle_limit(&self, pool: &dyn PoolView, now_us: u64) {
         if self.max_idle_bytes.is_some() {
-            self.enforce_limits(now_us);
+            self.enforce_limits(pool, now_us);
         }
     }
 
     /// Releases idle memory, oldest first, that is over the ceiling, which may have been lowered, or over the limit on what is
     /// idle. A hit never does, so both may be passed by what was put back since the last miss or tick.
-    pub(super) fn enforce_limits(&self, now_us: u64) {
-        self.enforce_own_limits(now_us);
+    pub(super) fn enforce_limits(&self, pool: &dyn PoolView, now_us: u64) {
         if let Some(domain) = self.backing.domain() {
-            self.log.release_error(domain.enforce_limits(self.max_idle_bytes, now_us));
+            return self.log.release_error(domain.enforce_limits(pool, self.max_idle_bytes, now_us));
         }
-    }
-
-    /// Releases idle memory of this pool alone, as [`enforce_limits`](Self::enforce_limits) does.
-    pub(super) fn enforce_own_limits(&self, now_us: u64) {
         let is_over = || {
-            let is_direct = !self.backing.has_arena();
             let is_over_idle = || self.max_idle_bytes.is_some_and(|max_bytes| self.idle.bytes() > max_bytes);
-            self.backing.is_over_own_ceiling() || is_direct && is_over_idle()
+            self.backing.is_over_ceiling() || is_over_idle()
         };
         if is_over() {
             // Other threads may put blocks meanwhile: no more are released than were idle at the start.
@@ -336,7 +330,7 @@ impl<E> Stock<E> {
     pub(super) fn add_reserve(&self, bytes: u64, now_us: u64, make_room: impl FnOnce(u64)) -> Result<(), Refusal> {
         let Some(domain) = self.backing.domain().filter(|_| bytes > 0) else { return Ok(()) };
         if !self.reserve_wait {
-            return self.backing.add_reserve(bytes, || domain.begin_reserve(bytes, now_us).map(|()| (bytes, ())));
+            return domain.begin_reserve(bytes, now_us);
         }
         let reported = Cell::new(0);
         let progress = |done_bytes: u64| {
@@ -347,22 +341,20 @@ impl<E> Stock<E> {
             }
         };
         let length = |places: &[Place]| places.iter().map(|&Place(_, len)| len as u64).sum::<u64>();
-        let places = self.backing.add_reserve(bytes, || {
-            let mut added = domain.add_reserve(bytes, &progress);
-            let to_bytes = match &added {
-                // What is idle here makes room there.
-                Err(Refusal::Over { over: Over { level: Level::Shared, missing_bytes, .. }, .. }) => {
-                    Some(self.backing.held_bytes().saturating_sub(*missing_bytes))
-                }
-                Err(Refusal::Over { needed_bytes, over }) => over.max_bytes.checked_sub(*needed_bytes),
-                _ => None,
-            };
-            if let Some(to_bytes) = to_bytes {
-                make_room(to_bytes);
-                added = domain.add_reserve(bytes, &progress);
+        let mut added = domain.add_reserve(bytes, &progress);
+        let to_bytes = match &added {
+            // What is idle here makes room there.
+            Err(Refusal::Over { over: QuotaExceeded { level: Level::Shared, missing_bytes, .. }, .. }) => {
+                Some(self.backing.held_bytes().saturating_sub(*missing_bytes))
             }
-            added.map(|places| (length(&places), places))
-        })?;
+            Err(Refusal::Over { needed_bytes, over }) => over.max_bytes.checked_sub(*needed_bytes),
+            _ => None,
+        };
+        if let Some(to_bytes) = to_bytes {
+            make_room(to_bytes);
+            added = domain.add_reserve(bytes, &progress);
+        }
+        let places = added?;
         let source = self.backing.source();
         let tiers = || {
             let tiers = places.iter().map(|&Place(start, len)| source.page_tiers(start, len));
@@ -377,18 +369,10 @@ impl<E> Stock<E> {
         Ok(())
     }
 
-    /// What a tick of `pool`, which this stock belongs to, does with memory. Returns whether it was done for all pools.
-    pub(super) fn maintain(&self, pool: &dyn Member, now_us: u64, trim_all: impl FnOnce()) -> bool {
-        self.backing.domain().is_none_or(|domain| domain.tick(pool, now_us, trim_all))
-    }
-
     /// Reports that much more is held than at the last report.
     pub(super) fn report_growth(&self, tick: &mut Tick<'_>) {
-        if self.backing.is_partition() {
-            return;
-        }
         let (held_bytes, calls) = (self.backing.held_bytes(), self.backing.calls().underlying());
-        if let Some(growth) = tick.growth_to_report(held_bytes, calls, self.backing.supply_quota().max_bytes()) {
+        if let Some(growth) = tick.growth_to_report(held_bytes, calls, self.backing.max_bytes()) {
             self.log.grown(&growth);
         }
     }
@@ -399,7 +383,7 @@ impl<E> Stock<E> {
         let idle_bytes = self.idle.bytes();
         let Some(arena) = self.backing.arena() else {
             // Here only a limit can be passed by a put.
-            let may_pass_limit = self.max_idle_bytes.is_some() || self.backing.is_over_own_ceiling();
+            let may_pass_limit = self.max_idle_bytes.is_some() || self.backing.is_over_ceiling();
             return match (may_pass_limit, idle_bytes, self.backing.has_blocks()) {
                 (false, ..) | (true, 0, false) => Pace::Never,
                 (true, 0, true) => Pace::Quiet,

@@ -152,14 +152,14 @@ mod tests {
 
     use super::super::report;
     use super::*;
-    use crate::quota::Quota;
+    use crate::quota::Budget;
 
     #[test]
     fn a_claim_keeps_the_place_though_its_pool_has_ended() {
         let name = format!("unit-{}-outlives", std::process::id());
         let ledger = HostLedger::attach(&name, None, 100).unwrap();
-        let pool = Quota::under(Some(Arc::new(SharedCeiling::OfHost(ledger))), None);
-        let claim = pool.quota().claim(30).unwrap().held();
+        let pool = Budget::under(Some(Arc::new(SharedCeiling::OfHost(ledger))), None);
+        let claim = pool.budget().claim(30).unwrap();
         drop(pool);
         assert_eq!(report(&name).unwrap().unwrap().held_bytes, 30);
         drop(claim);

@@ -12,7 +12,7 @@ use super::Pool;
 use super::handle::Handle;
 use super::on_host::{ceiling_by, pin_options};
 use crate::arena::Retention;
-use crate::backend::{self, Backend, Source};
+use crate::backend::{self, Backend};
 #[cfg(feature = "observe")]
 use crate::config::env::VariableReport;
 use crate::config::{Ceiling, Config, EnvReport, HugeTlb, LedgerName, OnFull, Preset, Settings, env, for_each_setting};
@@ -24,7 +24,7 @@ use crate::engine::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
-use crate::quota::{Claim, Quota};
+use crate::quota::{Budget, Claim};
 use crate::size_class::Rounding;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "observe")]
@@ -102,6 +102,7 @@ impl PoolBuilder {
     /// # Errors
     ///
     /// [`Error::is_setting`](crate::Error::is_setting), as [`build`](Self::build).
+    #[doc(hidden)]
     pub fn config(&self) -> Result<Config> {
         let report = self.examine();
         Error::first_of(report.errors).map_or(Ok(report.config), Err)
@@ -266,7 +267,7 @@ impl PoolBuilder {
             let source = CalledSource::new(chosen.source, recorder.clone());
             let fallback = (config.on_full == OnFull::Pageable).then(|| Fallback::new(max_bytes));
             let ledger = ledger.or_else(|| process_ceiling(config, &log, &ceiling_source)).map(Arc::new);
-            let claim = Quota::under(ledger, max_bytes);
+            let claim = Budget::under(ledger, max_bytes);
             let backing = Backing::new(supply(config, source, claim, &log, &root)?, fallback);
             let core = Core::new(config.clone(), backing, Timekeeper::new(self.clock.clone()), log.clone(), recorder);
             core.change_ceiling_by(ceiling_source, auto);
@@ -327,7 +328,7 @@ fn recorder(
     config: &Config,
     variables: &[VariableReport],
     log: &PoolLog,
-    source: &dyn Source,
+    source: &dyn backend::Source,
 ) -> Result<Option<Arc<Recorder>>> {
     let Some(path) = &config.trace else { return Ok(None) };
     let mut description = crate::engine::recorded_description(config, log.name.as_deref(), source);

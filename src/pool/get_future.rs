@@ -20,9 +20,10 @@ use std::time::{Duration, Instant};
 
 use super::{Pool, Request, buffer};
 use crate::buffer::PinnedBuf;
-use crate::engine::{Begun, Block, Core, Ledger, Polled, SideCall, WaitingGet, Wanted};
+use crate::engine::{Begun, Block, Core, Ledger, Polled, SideCall, WaitingClaim, WaitingGet, Wanted};
 use crate::error::Result;
 use crate::maintenance_thread::Reminder;
+use crate::quota::Claim;
 
 /// The future of [`Pool::get_async`]: a buffer, or the error of [`Pool::get`].
 ///
@@ -42,12 +43,16 @@ pub struct GetFuture {
     /// When it gives up calls; `None` before it begins, and with a wait of zero.
     deadline: Option<Instant>,
     ledger: Option<Arc<Ledger>>,
+    /// What its partition has claimed for it.
+    claim: Option<Claim>,
 }
 
 #[derive(Debug, Default)]
 enum State {
     #[default]
     New,
+    /// For room in its partition.
+    Claims(WaitingClaim),
     Waits(WaitingGet),
     /// A thread of the pool makes calls.
     Calls(CallInProgress),
@@ -72,13 +77,13 @@ enum Step {
 impl GetFuture {
     pub(super) fn new(pool: Pool, request: Request, ledger: Option<Arc<Ledger>>) -> Self {
         let wait = pool.longest_wait(request);
-        Self { state: State::New, pool, request, wait, deadline: None, ledger }
+        Self { state: State::New, pool, request, wait, deadline: None, ledger, claim: None }
     }
 
     /// In a child of `fork` the line stays as it was: its locks may be held by threads that do not exist here.
     fn forget_if_forked(&mut self) {
         if self.pool.core().is_forked() {
-            std::mem::forget(std::mem::take(&mut self.state));
+            std::mem::forget((std::mem::take(&mut self.state), self.claim.take()));
         }
     }
 
@@ -87,14 +92,32 @@ impl GetFuture {
         let Some(wanted) = self.pool.wanted(self.request, self.ledger.as_ref())? else {
             return Ok(Some(PinnedBuf::empty()));
         };
-        let core = self.pool.core();
         let now = Instant::now();
         self.deadline = now.checked_add(self.wait).filter(|_| !self.wait.is_zero());
-        self.state = match core.begin_get(&wanted, self.wait, now)? {
-            Some(Begun::Served(block)) => return Ok(Some(self.buffer(block, &wanted))),
+        match &wanted.account {
+            None => self.begin_with_claim(&wanted),
+            Some(account) => match account.begin_claim(&wanted, self.wait)? {
+                Ok(claim) => {
+                    self.claim = Some(claim);
+                    self.begin_with_claim(&wanted)
+                }
+                Err(waiting) => {
+                    self.state = State::Claims(waiting);
+                    Ok(None)
+                }
+            },
+        }
+    }
+
+    /// Begins as a get of the pool, with what is left of the wait.
+    fn begin_with_claim(&mut self, wanted: &Wanted) -> Result<Option<PinnedBuf>> {
+        let (core, now) = (self.pool.core(), Instant::now());
+        let wait = self.deadline.map_or(self.wait, |deadline| deadline.saturating_duration_since(now));
+        self.state = match core.begin_get(wanted, wait, now)? {
+            Some(Begun::Served(block)) => return Ok(Some(self.buffer(block, wanted))),
             Some(Begun::Waits(waiting)) => State::Waits(waiting),
             None => {
-                let (wait, of_call) = (self.wait, wanted.clone());
+                let (wanted, of_call) = (wanted.clone(), wanted.clone());
                 self.call(wanted, move |core| core.begin_get_with_calls(&of_call, wait, now))
             }
         };
@@ -125,6 +148,22 @@ impl GetFuture {
                     Ok(Some(buf)) => return Poll::Ready(Ok(buf)),
                     Err(error) => return Poll::Ready(Err(error)),
                 },
+                State::Claims(mut waiting) => {
+                    let account = self.pool.account().cloned();
+                    match account.and_then(|account| account.poll_claim(&mut waiting, context)) {
+                        None => {
+                            self.state = State::Claims(waiting);
+                            return Poll::Pending;
+                        }
+                        Some(claimed) => {
+                            let wanted = waiting.into_wanted();
+                            self.claim = Some(claimed?);
+                            if let Some(buf) = self.begin_with_claim(&wanted)? {
+                                return Poll::Ready(Ok(buf));
+                            }
+                        }
+                    }
+                }
                 State::Waits(mut waiting) => match self.pool.core().poll_get(&mut waiting, context) {
                     Polled::Over(served) => {
                         let wanted = waiting.into_wanted();
@@ -165,13 +204,23 @@ impl Future for GetFuture {
     type Output = Result<PinnedBuf>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Err(error) = self.pool.core().check_open() {
+        if let Err(error) = self.pool.check_open() {
             self.forget_if_forked();
             // Leaves the line.
             self.state = State::New;
+            self.claim = None;
             return Poll::Ready(Err(error));
         }
-        self.advance(context)
+        let Poll::Ready(mut served) = self.advance(context) else { return Poll::Pending };
+        let claim = self.claim.take();
+        if let Some(account) = self.pool.account() {
+            match (&mut served, claim) {
+                (Ok(buf), Some(claim)) => buf.charge(account, claim),
+                (Ok(_), None) => {}
+                (Err(_), _) => account.count_failed(),
+            }
+        }
+        Poll::Ready(served)
     }
 }
 

@@ -8,7 +8,8 @@
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
-use crate::engine::{Core, ShardAtHand};
+use super::Pool;
+use crate::engine::{Account, Core, ShardAtHand};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::{AtomicPtr, Ordering};
 
@@ -21,10 +22,15 @@ pub(super) struct Handle {
     cores: [OnceLock<Arc<Core>>; 2],
     begin: Box<dyn Fn() -> Arc<Core> + Send + Sync>,
     generation: ForkGeneration,
+    /// Of a partition: its account, and the pool.
+    partition: Option<(Arc<Account>, Pool)>,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if self.partition.is_some() {
+            return;
+        }
         for core in self.cores.iter().filter_map(OnceLock::get) {
             if core.is_forked() {
                 // In a child the bookkeeping stays as it was at the fork: its locks may be held by threads that do not exist here.
@@ -40,7 +46,20 @@ impl Handle {
     pub(super) fn new(begin: Box<dyn Fn() -> Arc<Core> + Send + Sync>) -> Self {
         // Neither null, which a thread without a pool at hand has, nor the address of any core.
         let address = AtomicPtr::new(ptr::without_provenance_mut(1));
-        Self { address, cores: Default::default(), begin, generation: ForkGeneration::now() }
+        Self { address, cores: Default::default(), begin, generation: ForkGeneration::now(), partition: None }
+    }
+
+    /// A partition of `pool`, which lives as long.
+    pub(super) fn of_partition(account: Arc<Account>, pool: Pool) -> Self {
+        let core = account.core().clone();
+        let mut partition = Self::new(Box::new(move || core.clone()));
+        partition.partition = Some((account, pool));
+        partition
+    }
+
+    #[inline(always)]
+    pub(super) fn account(&self) -> Option<&Arc<Account>> {
+        self.partition.as_ref().map(|(account, _)| account)
     }
 
     #[inline(always)]
@@ -59,7 +78,10 @@ impl Handle {
     fn begun(&self) -> &Arc<Core> {
         self.cores[usize::from(self.generation.is_stale())].get_or_init(|| {
             let core = (self.begin)();
-            self.address.store(Arc::as_ptr(&core).cast_mut(), Ordering::Relaxed);
+            if self.partition.is_none() {
+                // What a partition takes is counted.
+                self.address.store(Arc::as_ptr(&core).cast_mut(), Ordering::Relaxed);
+            }
             core
         })
     }

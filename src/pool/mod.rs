@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::buffer::PinnedBuf;
 use crate::config::Ceiling;
-use crate::engine::{Block, Core, Ledger, ShardAtHand, Wanted};
+use crate::engine::{Account, Block, Core, Ledger, ShardAtHand, Wanted};
 use crate::error::{ErrorKind, Result};
 use crate::size_class::DEFAULT_ALIGN;
 
@@ -88,6 +88,17 @@ impl Pool {
         pool
     }
 
+    /// The account of a partition.
+    #[inline]
+    fn account(&self) -> Option<&Arc<Account>> {
+        self.handle.account()
+    }
+
+    fn check_open(&self) -> Result<()> {
+        self.core().check_open()?;
+        self.account().map_or(Ok(()), |account| account.check_open())
+    }
+
     #[inline]
     pub(crate) fn core(&self) -> &Arc<Core> {
         self.handle.core()
@@ -126,7 +137,9 @@ impl Pool {
 
     #[inline(never)]
     fn get_slowly(&self, len: usize) -> Result<PinnedBuf> {
-        if let Some(block) = self.core().take_otherwise(len) {
+        if self.account().is_none()
+            && let Some(block) = self.core().take_otherwise(len)
+        {
             return Ok(PinnedBuf::over_plain(block, len));
         }
         // The back-end aligns to pages anyway, so the alignment does not enter the class.
@@ -183,15 +196,16 @@ impl Pool {
 
     /// `request` with its size class; `None` for no bytes.
     fn wanted(&self, request: Request, ledger: Option<&Arc<Ledger>>) -> Result<Option<Wanted>> {
-        self.core().check_open()?;
+        self.check_open()?;
         let Request { len, align, .. } = request;
         let class = self.core().config().rounding.class(len, align)?;
-        Ok((len > 0).then(|| Wanted { len, class, ledger: ledger.cloned() }))
+        let ledger = ledger.or_else(|| self.account()?.ledger());
+        Ok((len > 0).then(|| Wanted { len, class, ledger: ledger.cloned(), account: self.account().cloned() }))
     }
 
     fn try_get_for(&self, len: usize, ledger: Option<&Arc<Ledger>>) -> Result<Option<PinnedBuf>> {
         let Some(wanted) = self.wanted(Request::new(len), ledger)? else { return Ok(Some(PinnedBuf::empty())) };
-        let served = self.core().try_get(wanted.class);
+        let served = self.core().try_get(&wanted);
         served.iter().for_each(|block| self.core().record_get(block, &wanted, None));
         Ok(served.map(|block| buffer(self.core(), block, &wanted, DEFAULT_ALIGN)))
     }
@@ -205,20 +219,35 @@ impl Pool {
         self.try_get_for(len, None)
     }
 
-    /// A pool with its own counts, count limit and ceiling that carves its buffers from the same memory: for a second use,
-    /// such as evaluation during training, that must not displace the buffers of the first. Its name in the log is
-    /// `name`, after the name of this pool and `/` if this pool has a name.
+    /// A part of this pool with a limit of its own, for a second use, such as evaluation during training, that must not take the
+    /// memory of the first. Requests above `max_bytes` wait in a queue of the partition, so they delay nobody else; the others are
+    /// requests of the pool, in one queue with all others. Buffers are idle in the pool. A request of a partition takes the slow
+    /// path, as a [tagged](Self::tagged) one does, and its buffers carry `name` as their tag.
+    ///
+    /// A `max_bytes` above the limit of the pool is allowed, and then the pool's limit applies. [`stats`](Self::stats),
+    /// [`set_max_bytes`](Self::set_max_bytes) and [`close`](Self::close) of a partition act on the partition, [`name`](Self::name) is
+    /// `name` behind the name of the pool and `/`, and everything else acts on the pool, which lives as long as its partitions.
     ///
     /// # Errors
     ///
-    /// [`is_setting`](crate::Error::is_setting) under the preset `tensorflow`, which has no arena to share.
+    /// - [`is_setting`](crate::Error::is_setting): this is a partition, which has none,
+    /// - [`is_forked`](crate::Error::is_forked), [`is_closed`](crate::Error::is_closed), as for [`get`](Self::get).
     pub fn partition(&self, name: &str, max_bytes: u64) -> Result<Self> {
-        self.core().check_open()?;
-        let partition = self.core().partition(name, max_bytes).map(Self::of);
-        partition.ok_or_else(|| {
-            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow pools share nothing".to_owned();
-            ErrorKind::Setting { name: "partition", value: name.to_owned(), why }.into()
-        })
+        self.check_open()?;
+        self.refuse_partition("partition", name)?;
+        let account = self.core().account(name, max_bytes);
+        Ok(Self { handle: Arc::new(Handle::of_partition(account, self.clone())) })
+    }
+
+    /// What a partition cannot do, its pool does.
+    fn refuse_partition(&self, name: &'static str, value: &str) -> Result<()> {
+        match self.account() {
+            None => Ok(()),
+            Some(account) => {
+                let why = format!("{} is a partition: call this on its pool", account.name());
+                Err(ErrorKind::Setting { name, value: value.to_owned(), why }.into())
+            }
+        }
     }
 
     /// Changes the ceiling on all bytes held, in use and idle: to a number of bytes, [`Ceiling::None`], or
@@ -229,7 +258,7 @@ impl Pool {
     /// taken away, so more than the ceiling may be held until they are put back; no get adds to it meanwhile. The limit of
     /// unpinned memory ([`on_full`](PoolBuilder::on_full)) changes with it.
     ///
-    /// In a partition this is its own ceiling. That of its parent bounds it too, and is its only one after `Auto` or `None`.
+    /// Of a partition this is its own limit; after `Auto` or `None` it has that of its pool alone.
     /// [`config`](Pool::config) keeps the ceiling that the pool was made with, [`stats`](Pool::stats) has the one that holds.
     /// Addresses were reserved for eight times the first ceiling and at least 16 GiB: a pool holds no more, however high its ceiling.
     ///
@@ -238,7 +267,11 @@ impl Pool {
     /// [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
     pub fn set_max_bytes(&self, ceiling: impl Into<Ceiling>) -> Result<()> {
         self.core().check_process()?;
-        self.core().set_ceiling(ceiling.into());
+        match (self.account(), ceiling.into()) {
+            (None, ceiling) => self.core().set_ceiling(ceiling),
+            (Some(account), Ceiling::Bytes(bytes)) => account.set_max_bytes(Some(bytes)),
+            (Some(account), _) => account.set_max_bytes(None),
+        }
         Ok(())
     }
 
@@ -268,7 +301,8 @@ impl Pool {
     /// Closes the pool and its partitions to requests: those that wait, threads and tasks, and all later ones fail with
     /// [`is_closed`](crate::Error::is_closed). Idle memory is released by the calling thread, so this is a slow call. Buffers in
     /// use and copies in flight remain valid; their memory is released when the buffers are dropped and the copies have
-    /// completed. Closing a pool twice has no effect.
+    /// completed. Closing a pool twice has no effect. Requests of a closed partition that already wait for memory of the pool are
+    /// served.
     ///
     /// ```
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(Some(1 << 20)).build()?;
@@ -283,7 +317,7 @@ impl Pool {
     /// ```
     pub fn close(&self) {
         if !self.core().is_forked() {
-            self.core().refuse_requests();
+            self.account().map_or_else(|| self.core().refuse_requests(), |account| account.close());
         }
     }
 

@@ -96,13 +96,13 @@ impl Pool {
     /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
     pub unsafe fn page_lock<O: Send + 'static>(&self, memory: NonNull<[u8]>, owner: O) -> Result<PageLocked<O>> {
         let core = self.core();
-        core.check_open()?;
+        self.check_open()?;
         let (start, len) = (memory.cast::<u8>(), memory.len());
         if !start.addr().get().is_multiple_of(PAGE_BYTES) || !len.is_multiple_of(PAGE_BYTES) {
             let why = format!("{len} B at {start:p}: memory to page-lock is whole pages of {PAGE_BYTES} B");
             return Err(ErrorKind::View { why }.into());
         }
-        let claim = core.claim_outside(len as u64)?;
+        let claim = core.claim_outside(len as u64, self.account())?;
         let (region, config) = (Region::new(start, len, 0), core.config());
         // SAFETY: whole pages that stay mapped until the drop of the result, which ends the lock first (page-lock-I1).
         let lock = unsafe {

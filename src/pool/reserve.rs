@@ -17,11 +17,13 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`is_setting`](crate::Error::is_setting): under the preset `tensorflow`, which has no arena to carve from,
+    /// - [`is_setting`](crate::Error::is_setting): under the preset `tensorflow`, which has no arena to carve from, and in a
+    ///   partition,
     /// - [`is_limit`](crate::Error::is_limit): over the ceiling, or no room would be left for a get that waits,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused.
     pub fn prewarm(&self, bytes: u64) -> Result<()> {
-        self.core().check_open()?;
+        self.check_open()?;
+        self.refuse_partition("PINPOOL_RESERVE", &bytes.to_string())?;
         if !self.core().backing().has_arena() {
             let why =
                 "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is an allocation of its own".to_owned();
@@ -49,6 +51,6 @@ impl Pool {
     /// in a child of the process that made the pool. Never falls, but where more is asked for, or a ceiling lowered below the
     /// reserve takes a part of it back.
     pub fn pinned_fraction(&self) -> f64 {
-        self.stats().pinned_fraction
+        self.core().stats().pinned_fraction
     }
 }

@@ -31,7 +31,7 @@ impl Pool {
     /// the time at which the end of a copy was found.
     pub fn stats(&self) -> Stats {
         self.core().complete_by_loads();
-        self.core().stats()
+        self.account().map_or_else(|| self.core().stats(), |account| account.stats())
     }
 
     /// What the pool has counted of each size class that it had buffers of, the smallest first. Waits as little as
@@ -41,20 +41,22 @@ impl Pool {
     }
 
     /// The [`stats`](Pool::stats) of each [partition](Pool::partition) of this pool that has not been dropped, in the order
-    /// in which they were made. Partitions of a partition are in its own list.
+    /// in which they were made. Of a partition, none.
     pub fn partition_stats(&self) -> Vec<Stats> {
-        self.core().partition_stats()
+        let accounts = if self.account().is_some() { Vec::new() } else { self.core().existing_accounts() };
+        accounts.iter().map(|account| account.stats()).collect()
     }
 
     /// The kinds of pages that the held memory is in. Reads a file of the kernel, so keep it off hot paths. `None` under
     /// the preset `tensorflow`, which keeps no list of its memory.
+    #[doc(hidden)]
     pub fn page_tiers(&self) -> Option<PageTiers> {
         self.core().backing().page_tiers()
     }
 
     /// The name in the pool's log lines ([`PoolBuilder::name`](crate::PoolBuilder::name)).
     pub fn name(&self) -> Option<&str> {
-        self.core().name()
+        self.account().map_or_else(|| self.core().name(), |account| Some(account.name()))
     }
 
     /// The back-end that the pool's memory comes from, by its name: `vmm`, where the setting may be `auto`.
@@ -69,6 +71,7 @@ impl Pool {
     }
 
     /// The settings in effect, with variables and defaults resolved.
+    #[doc(hidden)]
     pub fn config(&self) -> &Config {
         self.core().config()
     }

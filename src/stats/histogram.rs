@@ -21,6 +21,7 @@ pub struct Histogram {
 
 impl Histogram {
     /// Adds an event.
+    #[doc(hidden)]
     pub fn record(&mut self, took: Duration) {
         self.min = if self.count == 0 { took } else { self.min.min(took) };
         self.max = self.max.max(took);

@@ -14,7 +14,7 @@ use crate::policy::Window;
 /// - `misses + adopted = buffers + lost + (fallbacks - fallback_buffers) + eviction_reasons.total()`,
 /// - `evicted = eviction_reasons.over_limit`, `aged = eviction_reasons.expired`, `reclaimed = eviction_reasons.reclaimed +
 ///   over_bytes + pressure + trimmed`,
-/// - `pinned_bytes + fallback_bytes = in_use_bytes + in_flight_bytes + idle_bytes + lost_bytes + partition_bytes +
+/// - `pinned_bytes + fallback_bytes = in_use_bytes + in_flight_bytes + idle_bytes + lost_bytes +
 ///   arena_free_bytes + arena_transit_bytes + arena_overhead_bytes`.
 ///
 /// # What PyTorch calls them
@@ -37,12 +37,14 @@ use crate::policy::Window;
 ///
 /// PyTorch page-locks each buffer by itself; here one call may serve many, so the two pairs of counts differ.
 ///
-/// The counters of a [partition](crate::Pool::partition) are those of its own buffers, against its own ceiling.
+/// A [partition](crate::Pool::partition) has its own counters of requests and waits, and `in_use_bytes` (also `pinned_bytes`): the
+/// bytes that its buffers in use and in flight and its waiting requests claim, against its own limit. The rest is 0, and so
+/// nothing has to balance. The counters of the pool include those of its partitions, but for waits at the limit of a partition.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
-    /// Name of the pool ([`PoolBuilder::name`](crate::PoolBuilder::name)), or of the partition behind that of its parent.
+    /// Name of the pool ([`PoolBuilder::name`](crate::PoolBuilder::name)), or of the partition behind the name of its pool.
     pub name: Option<String>,
     /// Number of the pool or partition among those of its process, which is not used again.
     pub number: u64,
@@ -56,7 +58,7 @@ pub struct Stats {
     pub is_pinned: bool,
     /// Most idle buffers that the pool keeps, as of now.
     pub pool_size_limit: u64,
-    /// TensorFlow's four counters, since the last raise or clear.
+    /// TensorFlow's four counters since the last raise or clear: `get_from_pool`, `put`, `allocated` and `evicted`.
     pub window: Window,
     /// Gets of more than zero bytes that were served, over the life of the pool.
     pub gets: u64,
@@ -67,7 +69,7 @@ pub struct Stats {
     pub misses: u64,
     /// Why they missed.
     pub miss_reasons: MissReasons,
-    /// What was asked for and what was given, of the gets that found nothing idle at once.
+    /// The requests that found nothing idle at once: `gets`, their `bytes` and the `class_bytes` given.
     pub requested: Requested,
     /// Gets that ended in an error of the ceiling or of the back-end.
     pub failed_gets: u64,
@@ -135,12 +137,8 @@ pub struct Stats {
     /// A driver that only refused to answer is asked again, ten times a second; a buffer whose copy it then says to be over is
     /// lost no more.
     pub lost: u64,
-    /// Bytes of those, of the lost buffers of the pool's partitions, and of regions that the back-end failed to take back.
+    /// Bytes of those, and of regions that the back-end failed to take back.
     pub lost_bytes: u64,
-    /// Lost buffers of the pool's partitions, those that have ended included.
-    pub lost_in_partitions: u64,
-    /// Bytes of the buffers of the pool's partitions, in use, in flight and idle.
-    pub partition_bytes: u64,
     /// Bytes held and free: the arena carves the next buffers from them.
     pub arena_free_bytes: u64,
     /// Bytes in granules that are being committed, remapped or released.
@@ -156,7 +154,7 @@ pub struct Stats {
     /// Bytes that these asked for. More than `reserve_bytes` while a reserve that is not waited for
     /// (`PINPOOL_RESERVE_WAIT=0`) is under way, or after it was refused.
     pub reserve_asked_bytes: u64,
-    /// Share of what was asked for that is pinned, in a partition of what its parent has; 1 where nothing was asked for.
+    /// Share of what was asked for that is pinned; 1 where nothing was asked for.
     pub pinned_fraction: f64,
     /// When all of it will be there, at the rate so far; `None` where nothing is under way, or none of it came yet.
     #[cfg_attr(
@@ -178,8 +176,7 @@ pub struct Stats {
     /// The highest ceiling so far; more than the ceiling only after [`Pool::set_max_bytes`](crate::Pool::set_max_bytes), or
     /// after the control group's limit was lowered.
     pub highest_max_bytes: Option<u64>,
-    /// Bytes of buffers that are not pinned, because there was no room (`PINPOOL_ON_FULL=pageable`), those of partitions
-    /// included.
+    /// Bytes of buffers that are not pinned, because there was no room (`PINPOOL_ON_FULL=pageable`).
     pub fallback_bytes: u64,
     /// Buffers that are not pinned, lost ones included.
     pub fallback_buffers: u64,
@@ -195,7 +192,8 @@ pub struct Stats {
     pub smaller_regions: u64,
     /// What the host ledger says, if the pool is in one (`PINPOOL_LEDGER`).
     pub ledger: Option<LedgerStats>,
-    /// Calls to the underlying allocator, in sums.
+    /// The sums of `pin`, `unpin` and `remap` in requested bytes: `allocs`, `frees`, `alloc_bytes`, `free_bytes`, `peak_bytes`,
+    /// `time` and `failures`.
     pub underlying: Underlying,
     /// Calls that page-locked memory: acquisitions of regions and reserves, commits of granules.
     pub pin: Calls,
@@ -203,7 +201,8 @@ pub struct Stats {
     pub unpin: Calls,
     /// Calls that moved granules from one address to another.
     pub remap: Calls,
-    /// The most at any time of what is above.
+    /// The peaks of the members above that have these names; `idle` is that of `buffers_in_pool`. Peaks of idle and used buffers
+    /// are sampled, mostly ten times a second.
     pub peaks: Peaks,
 }
 
@@ -296,7 +295,11 @@ impl Stats {
     /// # Errors
     ///
     /// The first sum that does not balance.
+    #[doc(hidden)]
     pub fn validate(&self) -> Result<(), StatsError> {
+        if self.is_partition {
+            return Ok(());
+        }
         let Self { gets, misses, buffers, pinned_bytes, fallback_bytes, .. } = *self;
         let (left, peaks) = (self.eviction_reasons, self.peaks);
         let equal = [
@@ -326,13 +329,12 @@ impl Stats {
                 self.pin.failures + self.unpin.failures + self.remap.failures,
             ),
             (
-                "pinned + fallback = in use + in flight + idle + lost + partition + arena bytes",
+                "pinned + fallback = in use + in flight + idle + lost + arena bytes",
                 pinned_bytes + fallback_bytes,
                 self.in_use_bytes
                     + self.in_flight_bytes
                     + self.idle_bytes
                     + self.lost_bytes
-                    + self.partition_bytes
                     + self.arena_free_bytes
                     + self.arena_transit_bytes
                     + self.arena_overhead_bytes,

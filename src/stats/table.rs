@@ -87,7 +87,6 @@ impl Stats {
                 Some(peaks.fallback_buffers),
                 Some(self.peak_fallback_bytes),
             ),
-            ("in partitions", None, self.partition_bytes, None, None),
             ("lost", Some(self.lost), self.lost_bytes, None, None),
         ] {
             let is_always_shown = matches!(state, "held" | "in use" | "in flight" | "idle");

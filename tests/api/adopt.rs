@@ -159,13 +159,23 @@ struct Pages([u8; 8192]);
 #[test]
 fn memory_that_is_page_locked_is_under_the_ceiling_until_its_owner_is_gone() {
     let builder = || Pool::builder().without_env().backend(Backend::Heap).max_bytes(16_384_u64).background_poll(false);
-    let all = builder().max_bytes(1_u64 << 20).build().unwrap();
-    let part = all.partition("part", 16_384).unwrap();
-    for pool in [builder().build().unwrap(), builder().preset(Preset::TensorFlow).build().unwrap(), part] {
+    for pool in [builder().build().unwrap(), builder().preset(Preset::TensorFlow).build().unwrap()] {
         memory_is_locked_under_the_ceiling_of(&pool);
     }
-    assert_eq!((all.stats().outside_bytes, all.stats().partition_bytes), (0, 0));
-    all.stats().validate().unwrap();
+    // Under the limit of a partition and the limit of its pool.
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+        let all = builder().preset(preset).max_bytes(1_u64 << 20).build().unwrap();
+        let part = all.partition("part", 16_384).unwrap();
+        let held = [(); 2].map(|()| locked(&part).unwrap());
+        assert!(
+            locked(&part).unwrap_err().is_limit()
+                && part.get_with(Request::new(1).wait(std::time::Duration::ZERO)).is_err()
+        );
+        assert_eq!((all.stats().outside_bytes, part.stats().in_use_bytes), (16_384, 16_384));
+        drop((held, locked(&all).unwrap()));
+        assert_eq!((all.stats().outside_bytes, part.stats().in_use_bytes), (0, 0));
+        all.stats().validate().unwrap();
+    }
 }
 
 fn memory_is_locked_under_the_ceiling_of(pool: &Pool) {
@@ -195,9 +205,7 @@ fn memory_is_locked_under_the_ceiling_of(pool: &Pool) {
 #[test]
 fn the_figures_hold_beside_buffers_in_use_and_idle() {
     let builder = || Pool::builder().without_env().backend(Backend::Heap).max_bytes(1_u64 << 20).background_poll(false);
-    let all = builder().build().unwrap();
-    let part = all.partition("part", 1 << 19).unwrap();
-    for pool in [builder().build().unwrap(), builder().preset(Preset::TensorFlow).build().unwrap(), part] {
+    for pool in [builder().build().unwrap(), builder().preset(Preset::TensorFlow).build().unwrap()] {
         let used = pool.get(16_384).unwrap();
         drop(pool.get(8192).unwrap());
         let before = pool.stats();
@@ -207,7 +215,6 @@ fn the_figures_hold_beside_buffers_in_use_and_idle() {
         assert_eq!((stats.outside_bytes, stats.in_use_bytes), (8192, before.in_use_bytes));
         assert_eq!((before.in_use_bytes > 0, stats.idle_bytes), (true, before.idle_bytes));
         assert_eq!(stats.pinned_bytes, before.pinned_bytes);
-        all.stats().validate().unwrap();
         drop((used, locked));
     }
 }
@@ -233,11 +240,7 @@ fn idle_memory_makes_room_whichever_pool_keeps_it() {
     let all = builder().build().unwrap();
     let (one, other) = (all.partition("one", 1 << 30).unwrap(), all.partition("other", 1 << 30).unwrap());
     drop(other.get(32_768).unwrap());
-    drop(locked(&one).expect("what another partition keeps makes room"));
-    drop(one.get(32_768).unwrap());
-    drop(locked(&one).expect("a partition's own ceiling above that of all changes nothing"));
-    drop(other.get(32_768).unwrap());
-    drop(locked(&all).expect("what a partition keeps makes room"));
+    drop(locked(&one).expect("what is idle makes room, whoever used it"));
 }
 
 #[cfg(all(target_os = "linux", not(miri)))]

@@ -315,13 +315,11 @@ fn the_end_of_the_pool_cancels_it_within_a_step() {
             let source = faulty(discrete);
             let pool = by_a_thread(source.clone(), TI, 512 * GI).build().unwrap();
             if hold_step {
-                // The partition has the same reserve, which ends with the first pool.
-                let partition = pool.partition("other", GI).unwrap();
                 let gate = source.hold(SourceCall::Acquire);
                 gate.wait_for(1);
                 let calls = source.calls(SourceCall::Acquire);
                 let ends = thread::spawn(move || drop(pool));
-                assert!(!partition.wait_reserved(LONG).unwrap(), "the end of the pool has cancelled it");
+                thread::sleep(Duration::from_millis(20));
                 assert!(!ends.is_finished(), "it waits for the step");
                 drop(gate);
                 ends.join().unwrap();
@@ -359,21 +357,6 @@ fn a_pool_whose_step_hangs_holds_no_other_up() {
     assert!(other.wait_reserved(PATIENCE).unwrap());
     assert!(stuck.pinned_fraction() < 1.0);
     drop(gate);
-}
-
-#[test]
-fn partitions_share_it_under_their_own_ceilings() {
-    let pool = by_steps(faulty(false), 256 * MI, 0).build().unwrap();
-    let part = pool.partition("part", 32 * MI).unwrap();
-    assert!(part.prewarm(33 * MI).unwrap_err().is_limit());
-    part.prewarm(32 * MI).unwrap();
-    pool.prewarm(32 * MI).unwrap();
-    assert!(part.pinned_fraction() < 1.0 && !fraction_is(&pool, 1.0));
-    assert!(part.wait_reserved(PATIENCE).unwrap());
-    assert_eq!((valid_stats(&pool).reserve_bytes, valid_stats(&part).reserve_bytes), (64 * MI, 0));
-    assert!(fraction_is(&part, 1.0) && fraction_is(&pool, 1.0));
-    drop(part);
-    assert_eq!(valid_stats(&pool).pinned_bytes, 64 * MI);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, ErrorKind, GetFuture, OnFull, PinnedBuf, Request, Result};
+use pinpool::{Backend, GetFuture, OnFull, PinnedBuf, Request, Result};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
@@ -38,7 +38,7 @@ fn threads_and_tasks_that_wait_fail_and_so_does_every_later_request() {
             assert!(poll(task.as_mut()).is_pending());
             pool.close();
             for thread in waiting {
-                assert_eq!(thread.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+                assert!(thread.join().unwrap().unwrap_err().is_closed());
             }
             for task in [task, unpolled] {
                 let Poll::Ready(Err(error)) = poll(task) else { panic!("the task still waits") };

@@ -3,8 +3,8 @@
 
 use std::ptr::NonNull;
 
-use pinpool::source::{AddressRange, PAGE_BYTES, RANGE_ALIGN_BYTES, Source};
-use pinpool::unstable::backend::HeapSource;
+use pinpool::source::{PAGE_BYTES, Source};
+use pinpool::unstable::backend::{AddressRange, HeapSource, RANGE_ALIGN_BYTES};
 use pinpool::{Backend, Pool, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::check_source;

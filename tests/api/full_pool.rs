@@ -55,9 +55,12 @@ fn a_copy_that_begins_wakes_the_request_that_waits_for_its_memory() {
 }
 
 #[test]
-fn a_copy_that_begins_wakes_the_requests_that_wait_in_pools_over_the_same_arena() {
+fn a_copy_that_begins_wakes_the_requests_that_wait_in_partitions() {
     let pool = over_sim(2 << 20).build().unwrap();
     let [one, other] = ["one", "other"].map(|name| pool.partition(name, 1 << 20).unwrap());
+    // At the limit of the partition, while the pool has room.
+    let held = one.get(MIB).unwrap();
+    a_copy_wakes(&one, held);
     for (holding, waiting) in [(&pool, &one), (&one, &pool), (&one, &other)] {
         let rest = pool.get(MIB).unwrap();
         let held = holding.get(MIB).unwrap();
@@ -79,16 +82,22 @@ fn polls(pool: &Pool, wait: Duration) -> u128 {
 
 #[test]
 fn a_request_looks_rarely_while_nothing_is_in_flight_and_ever_more_rarely_while_a_copy_does_not_end() {
-    let pool = over_sim(1 << 20).build().unwrap();
+    let all = over_sim(1 << 30).build().unwrap();
+    for pool in [over_sim(1 << 20).build().unwrap(), all.partition("part", 1 << 20).unwrap()] {
+        looks_rarely(&pool);
+    }
+}
+
+fn looks_rarely(pool: &Pool) {
     let held = pool.get(MIB).unwrap();
     let wait = Duration::from_millis(200);
-    let idle = polls(&pool, wait);
+    let idle = polls(pool, wait);
     assert!(idle <= wait.as_millis() / 5 + 3, "{idle} looks for nothing");
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     let gate = stream.hold();
     let copy = held.copy_to(&stream, &mut device).unwrap();
     // At most 128 looks until each pause exceeds 40 us, and then at most 128 each time that the wait has grown e-fold.
-    let looks = polls(&pool, wait);
+    let looks = polls(pool, wait);
     assert!(looks <= 128 * 6, "{looks} looks at one copy");
     drop(gate);
     copy.wait().unwrap();

@@ -8,9 +8,10 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use pinpool::SourceError;
-use pinpool::source::{AddressRange, PAGE_BYTES, Source, VirtualMemory};
-use pinpool::unstable::backend::{HeapSource, PageTiers, try_out};
-use pinpool::{Backend, Ceiling, Level, Pool};
+use pinpool::source::{PAGE_BYTES, Source};
+use pinpool::unstable::Level;
+use pinpool::unstable::backend::{AddressRange, HeapSource, PageTiers, VirtualMemory, try_out};
+use pinpool::{Backend, Ceiling, Pool};
 use pinpool_replay::SimSource;
 
 use crate::child::alone;

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use log::{Level, LevelFilter};
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::unstable::ManualClock;
-use pinpool::unstable::{Check, CheckReport, LogSampler};
-use pinpool::{Backend, Pool, PoolBuilder, Preset, Rounding, Window};
+use pinpool::unstable::{Check, CheckReport, LogSampler, ManualClock, Window};
+use pinpool::{Backend, Pool, PoolBuilder, Preset, Rounding};
 
 use crate::captured_log::{last_place, lines, lines_with_levels, listen, listen_from};
 use crate::child::alone;
@@ -133,7 +132,7 @@ fn the_debug_text_of_a_pool_is_one_short_line() {
 }
 
 #[test]
-fn lines_of_a_named_pool_and_of_its_partition_begin_with_its_name() {
+fn lines_of_a_named_pool_begin_with_its_name() {
     listen();
     let pool = Pool::builder().without_env().backend(Backend::Heap).name("loader").build().unwrap();
     let partition = pool.partition("eval", 1 << 20).unwrap();
@@ -141,7 +140,8 @@ fn lines_of_a_named_pool_and_of_its_partition_begin_with_its_name() {
     let kept = lines_with_levels();
     let [(Level::Info, started), (Level::Info, partitioned)] = kept.as_slice() else { panic!("two lines: {kept:?}") };
     assert!(started.starts_with("[loader] preset adaptive, back-end heap"), "{started}");
-    assert!(partitioned.starts_with("[loader/eval] partition, ceiling 1048576 bytes"), "{partitioned}");
+    let expected = "[loader] partition eval: limit 1048576 bytes of the memory of this pool";
+    assert_eq!(partitioned, expected);
 }
 
 #[test]
@@ -292,29 +292,6 @@ fn in_steady_state_nothing_repeats() {
     let [warming, healthy] = kept.as_slice() else { panic!("two lines: {kept:?}") };
     assert!(warming.starts_with("[p] verdict: warming up: held 0.0 MiB -> "), "{warming}");
     assert!(healthy.starts_with("[p] verdict: healthy: 80 of 80 gets waited for nothing, "), "{healthy}");
-}
-
-#[test]
-fn a_partition_is_not_judged_by_what_others_pin_and_release() {
-    let clock = ManualClock::default();
-    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 30).name("p");
-    let pool = builder.clock(clock.clone()).build().unwrap();
-    let part = pool.partition("part", 64 << 20).unwrap();
-    let _held = part.get(4 << 20).unwrap();
-    listen();
-    for _ in 0..3 {
-        (0..50).for_each(|_| drop((part.get(1 << 20).unwrap(), pool.get(64 << 20).unwrap())));
-        pool.trim(0);
-        clock.advance_us(11_000_000);
-        pool.poll();
-        part.poll();
-    }
-    let kept: Vec<_> = lines_with_levels().into_iter().map(|(_, line)| line).collect();
-    assert!(
-        kept.iter().any(|line| line.starts_with("[p] verdict: thrashing: ") && line.contains("raise PINPOOL_IDLE")),
-        "{kept:?}"
-    );
-    assert!(!kept.iter().any(|line| line.starts_with("[p/part] verdict: thrashing")), "{kept:?}");
 }
 
 #[test]

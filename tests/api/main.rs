@@ -89,7 +89,6 @@ mod orphans;
 mod out_of_memory;
 mod own_stream;
 mod panics;
-mod partition_copies;
 #[cfg(all(feature = "observe", not(miri)))]
 mod record;
 #[cfg(all(feature = "observe", target_os = "linux", not(miri)))]

@@ -108,22 +108,6 @@ fn the_ceiling_holds_while_it_changes_under_load() {
 }
 
 #[test]
-fn the_ceiling_of_a_partition_changes_within_that_of_its_pool() {
-    let pool = builder().max_bytes(16 << 20).on_full(OnFull::Error).build().unwrap();
-    let eval = pool.partition("eval", 4 << 20).unwrap();
-    drop(fill(&eval, MIB, 100));
-    eval.set_max_bytes(2 << 20).unwrap();
-    let stats = valid_stats(&eval);
-    assert_eq!((stats.idle_bytes, stats.max_bytes), (2 << 20, Some(2 << 20)));
-    assert_eq!(fill(&eval, MIB, 100).len(), 2);
-    eval.set_max_bytes(1 << 30).unwrap();
-    assert_eq!(fill(&eval, MIB, 100).len(), 16, "bounded by its pool");
-    eval.set_max_bytes(Ceiling::Auto).unwrap();
-    assert_eq!((fill(&eval, MIB, 100).len(), valid_stats(&eval).max_bytes), (16, None));
-    assert_eq!(valid_stats(&pool).max_bytes, Some(16 << 20));
-}
-
-#[test]
 fn the_limit_of_memory_that_is_not_pinned_changes_with_the_ceiling() {
     let pool = builder().max_bytes(4 << 20).on_full(OnFull::Pageable).build().unwrap();
     pool.set_max_bytes(2 << 20).unwrap();
@@ -170,16 +154,6 @@ fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
     pool.poll();
     let stats = valid_stats(&pool);
     assert_eq!((stats.pinned_bytes, stats.reserve_bytes, stats.idle_bytes), (8 << 20, 8 << 20, 0));
-}
-
-#[test]
-fn partitions_share_the_limit_on_idle_memory() {
-    let pool = builder().max_bytes(64 << 20).max_idle_bytes(4 << 20).build().unwrap();
-    let eval = pool.partition("eval", 32 << 20).unwrap();
-    drop((fill(&pool, 2 * MIB, 3), fill(&eval, 2 * MIB, 3)));
-    pool.poll();
-    let (of_all, of_eval) = (valid_stats(&pool), valid_stats(&eval));
-    assert_eq!(of_all.idle_bytes + of_eval.idle_bytes + of_all.arena_free_bytes, 4 << 20);
 }
 
 /// A file tree of a machine of 1000 MiB with one control group of version 2.
@@ -257,12 +231,6 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
         assert!(text.contains(part), "no {part} in: {text}");
     }
     assert!(pools[19].stats().ledger.is_none(), "a host ledger is another thing");
-
-    // That of a partition is the partition's.
-    let part = pools[1].partition("part", 20 << 20).unwrap();
-    part.set_max_bytes(30 << 20).unwrap();
-    assert_eq!((fill(&pools[1], 10 * MIB, 1).len(), fill(&part, 10 * MIB, 1).len()), (0, 0));
-    drop(part);
 
     // A ceiling that is set is the pool's own, and what it holds is not the others'.
     pools[0].set_max_bytes(30 << 20).unwrap();

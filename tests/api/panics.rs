@@ -56,30 +56,6 @@ fn poll(get: &mut GetFuture) -> Poll<pinpool::Result<PinnedBuf>> {
 }
 
 #[test]
-fn a_panic_of_a_listener_at_a_put_while_a_get_waits_does_not_block_the_line() {
-    let (pool, checks) = checked(8 << 20, Preset::Adaptive);
-    let partition = pool.partition("eval", 8 << 20).unwrap();
-    evict_999(&partition);
-    let held = [partition.get(MIB).unwrap(), partition.get(MIB).unwrap()];
-    // Looks when it is polled, and not between the two puts.
-    let mut waiting = pool.get_async(Request::new(7 * MIB).wait(LONG));
-    assert!(poll(&mut waiting).is_pending());
-    assert_eq!(checks.load(Ordering::SeqCst), 0);
-    drop(held);
-    assert_eq!(checks.load(Ordering::SeqCst), 1);
-    // A thread of the pool page-locks the room that the puts made.
-    let served = loop {
-        match poll(&mut waiting) {
-            Poll::Ready(served) => break served,
-            Poll::Pending => thread::yield_now(),
-        }
-    };
-    drop(served.unwrap());
-    drop(pool.get_with(Request::new(7 * MIB).wait(Duration::ZERO)).expect("nobody waits any more"));
-    assert_eq!((valid_stats(&pool).in_use, valid_stats(&partition).in_use), (0, 0));
-}
-
-#[test]
 fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block_the_line() {
     let (pool, checks) = checked(8 << 20, Preset::TensorFlow);
     evict_999(&pool);

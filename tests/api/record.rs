@@ -144,7 +144,7 @@ fn a_thread_that_records_more_than_its_queue_holds_goes_on_and_the_loss_is_told(
 }
 
 #[test]
-fn pools_and_partitions_share_a_file_and_a_later_pool_continues_it() {
+fn pools_share_a_file_a_partition_is_a_tag_and_a_later_pool_continues_it() {
     let dir = folder();
     let path = dir.path().join("t.trace");
     let build = |name: &str| over_sim(1 << 30).trace(path.clone()).name(name).build().unwrap();
@@ -160,12 +160,13 @@ fn pools_and_partitions_share_a_file_and_a_later_pool_continues_it() {
     let recording = Recording::open(&path).unwrap();
     assert_eq!(recording.warning, None);
     let names: Vec<_> = recording.pools.iter().map(|pool| (pool.number, pool.fact("name").unwrap())).collect();
-    assert_eq!(names, [(0, "first"), (1, "second"), (2, "first/part"), (3, "third")]);
-    for pool in 0..4 {
+    assert_eq!(names, [(0, "first"), (1, "second"), (2, "third")]);
+    for (pool, gets) in [(0, 2), (1, 1), (2, 1)] {
         let of_pool = recording.records.iter().filter(|record| record.pool == pool);
-        assert_eq!(of_pool.filter(|record| matches!(record.event, Event::Get { .. })).count(), 1);
+        assert_eq!(of_pool.filter(|record| matches!(record.event, Event::Get { .. })).count(), gets);
     }
-    assert_eq!(count(&recording, |event| matches!(event, Event::End)), 4);
+    assert_eq!(count(&recording, |event| matches!(event, Event::Get { tag: 1, .. })), 1);
+    assert_eq!(count(&recording, |event| matches!(event, Event::End)), 3);
 }
 
 fn a_recording(name: &str) -> (tempfile::TempDir, PathBuf) {

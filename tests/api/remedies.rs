@@ -116,29 +116,6 @@ fn a_get_behind_a_large_one_in_line_names_it_and_advises_a_ceiling_above_the_pre
 }
 
 #[test]
-fn the_limit_of_a_partition_inside_another_is_the_one_that_is_named() {
-    let pool = heap().max_bytes(200 << 20).build().unwrap();
-    let outer = pool.partition("outer", 32 << 20).unwrap();
-    let inner = outer.partition("inner", 100 << 20).unwrap();
-    let text = inner.get(40 * MIB).unwrap_err().report();
-    let never =
-        "it can never fit in the partition of 33554432 B around this one: ask for less, or make that one larger";
-    assert!(text.contains(never), "{text}");
-    let raise = "ask for less, or raise the ceiling of the partition around this one to 41943040 bytes or more";
-    assert_eq!(cause(&text).1, raise);
-    let held = outer.get(30 * MIB).unwrap();
-    let text = inner.get(8 * MIB).unwrap_err().report();
-    let full =
-        "the partition of 33554432 B around this one is full: put its buffers back first, or make that one larger";
-    assert!(text.contains(full), "{text}");
-    drop(held);
-    // The pool around both.
-    let wide = pool.partition("wide", 300 << 20).unwrap();
-    let text = wide.get(201 * MIB).unwrap_err().report();
-    assert!(text.contains("it can never fit under the ceiling: ask for less or raise PINPOOL_MAX_BYTES"), "{text}");
-}
-
-#[test]
 fn idle_memory_is_the_cause_where_it_is_most_of_what_is_held() {
     let builder = Pool::builder()
         .without_env()
@@ -192,11 +169,45 @@ fn a_shortage_of_one_get_lasts_no_time() {
 /// Lowers the limit of locked memory, and takes from root what would make it exempt.
 #[allow(unsafe_code)] // Changes this process.
 fn lower_memlock(bytes: u64) {
+    set_memlock(bytes);
+    // SAFETY: has no arguments in memory; fails where this process is not root.
+    unsafe { libc::setuid(65_534) };
+}
+
+/// Sets the limit of locked memory, which does not bind a process with `CAP_IPC_LOCK`.
+#[allow(unsafe_code)] // Changes this process.
+fn set_memlock(bytes: u64) {
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
     // SAFETY: reads a limit that lives as long as the call.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
-    // SAFETY: has no arguments in memory; fails where this process is not root.
-    unsafe { libc::setuid(65_534) };
+}
+
+/// A pool whose ceiling equals the limit of locked memory names what really refuses.
+fn refused_at_the_lock_limit(is_bound: bool) {
+    const LIMIT: u64 = 8 << 20;
+    if is_bound {
+        lower_memlock(LIMIT)
+    } else {
+        set_memlock(LIMIT)
+    }
+    if pinpool::unstable::backend::lock_limit().is_some() != is_bound {
+        println!("skipped: whether RLIMIT_MEMLOCK binds this process depends on its capabilities");
+        return;
+    }
+    let pool = Pool::builder().without_env().backend(Backend::Mlock).max_bytes(LIMIT).build().unwrap();
+    let error = pool.get(16 << 20).unwrap_err().to_string();
+    assert_eq!(error.contains("the ceiling is RLIMIT_MEMLOCK"), is_bound, "{error}");
+    assert_eq!(error.contains("raise PINPOOL_MAX_BYTES"), !is_bound, "{error}");
+}
+
+#[test]
+fn a_lock_limit_that_binds_is_named() {
+    alone(|| refused_at_the_lock_limit(true));
+}
+
+#[test]
+fn a_lock_limit_that_does_not_bind_is_not_named() {
+    alone(|| refused_at_the_lock_limit(false));
 }
 
 #[test]

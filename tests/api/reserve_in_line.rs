@@ -19,7 +19,8 @@ fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
             let held = pool.get(20 * MIB).unwrap();
             thread::scope(|scope| {
                 let waiting = scope.spawn(|| waiter.get(46 * MIB).map(drop));
-                until_waits(waiter, 1);
+                // A request of a partition waits for memory in the queue of the pool.
+                until_waits(&pool, 1);
                 let error = pool.prewarm(24 << 20).unwrap_err();
                 assert!(error.is_limit());
                 let text = error.to_string();

@@ -3,11 +3,10 @@
 
 use std::sync::Arc;
 
-use pinpool::source::{PAGE_BYTES, Region, Source, VirtualMemory};
-#[cfg(not(miri))]
-use pinpool::source::{RemapError, Subrange};
-use pinpool::unstable::backend::HeapSource;
+use pinpool::source::{PAGE_BYTES, Region, Source};
+use pinpool::unstable::backend::{HeapSource, RemapError, Subrange, VirtualMemory};
 use pinpool_replay::SimSource;
+#[cfg(not(miri))]
 use pinpool_testing::{FaultSource, SourceCall, check_source};
 
 fn source() -> FaultSource {

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use pinpool::unstable::config::Config;
 use pinpool::unstable::config::env::{VARIABLES, VariableReport, report, report_of};
 use pinpool::unstable::config::text::{format_bytes, parse_bytes, parse_duration};
-use pinpool::{Backend, Ceiling, Config, Error, OnFull, Pool, PoolBuilder, Preset, Result, Rounding};
+use pinpool::{Backend, Ceiling, Error, OnFull, Pool, PoolBuilder, Preset, Result, Rounding};
 
 use crate::captured_log::{lines, listen};
 use crate::child::alone_with;

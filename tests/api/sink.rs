@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::thread;
 
+use pinpool::copy::CopyTarget;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::copy::{CopySource, CopyTarget};
 use pinpool::{Fence, FenceKind};
 
 fn enqueue(stream: &SinkStream, mem: &mut SinkMem, source: &'static [u8]) -> Arc<dyn Fence> {

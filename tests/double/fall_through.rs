@@ -191,7 +191,10 @@ fn a_program_can_try_each_source_of_the_driver_and_leave_one_out() {
         assert_eq!(try_out(&*cuda, config.device).unwrap_err().code(), Some(800));
         double.fail_from("cuMemCreate", 1, Code::NOT_PERMITTED);
         let refused = config.driver_source("vmm").unwrap_err();
-        assert!(refused.level == pinpool::Level::Warning && refused.found.contains("cuMemCreate"), "{refused:?}");
+        assert!(
+            refused.level == pinpool::unstable::Level::Warning && refused.found.contains("cuMemCreate"),
+            "{refused:?}"
+        );
         drop((chosen, cuda));
         assert_eq!(held(&double), before);
     });

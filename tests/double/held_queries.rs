@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use mock_driver::Double;
-use pinpool::{Backend, FenceKind};
+use pinpool::Backend;
+use pinpool::FenceKind;
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
 

@@ -5,8 +5,7 @@ use std::thread;
 
 use mock_driver::{Code, Double};
 use pinpool::SourceError;
-use pinpool::source::{AddressRange, RemapError, Subrange, VirtualMemory};
-use pinpool::unstable::backend::VmmSource;
+use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory, VmmSource};
 use pinpool::{Backend, PinnedBuf, Pool};
 
 use crate::fixture::{MIB, builder, filled, held};

@@ -8,8 +8,7 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use mock_driver::{Code, Double};
-use pinpool::source::VirtualMemory;
-use pinpool::unstable::backend::VmmSource;
+use pinpool::unstable::backend::{VirtualMemory, VmmSource};
 use pinpool::{Backend, FenceKind, Pool, Preset, Request};
 
 use crate::child;

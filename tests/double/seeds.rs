@@ -6,7 +6,7 @@
 //! | --- | --- |
 //! | `cargo test --all-features --test double seeds` | 200 seeds |
 //! | `DOUBLE_FIRST=7 DOUBLE_SEEDS=1 cargo test --all-features --test double seeds` | one seed |
-//! | `tests/double/seeds.sh 100000 3` | 100,000, in parts of 200 seeds and three processes at once |
+//! | `tests/double/seeds.sh 100000` | 100,000, in parts of 200 seeds and eight processes at once |
 #![allow(unsafe_code)] // Makes copies that the pool does not see, and resets devices.
 
 use std::ptr;

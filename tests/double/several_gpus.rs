@@ -4,7 +4,8 @@
 
 use cudarc::driver::{CudaContext, result, sys};
 use mock_driver::{Cruelty, Double};
-use pinpool::{Backend, Config};
+use pinpool::Backend;
+use pinpool::unstable::config::Config;
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;

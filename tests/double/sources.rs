@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, sys};
 use mock_driver::{Code, Double};
-use pinpool::source::{AddressRange, PAGE_BYTES, RemapError, Source, Subrange, VirtualMemory};
-use pinpool::unstable::backend::{RegisterSource, VmmSource};
+use pinpool::source::{PAGE_BYTES, Source};
+use pinpool::unstable::backend::{AddressRange, RegisterSource, RemapError, Subrange, VirtualMemory, VmmSource};
 use pinpool::{Backend, Preset};
 use pinpool_testing::check_source;
 

@@ -4,7 +4,8 @@ use std::thread;
 
 use cudarc::driver::{CudaContext, result};
 use mock_driver::Double;
-use pinpool::{Backend, FenceKind};
+use pinpool::Backend;
+use pinpool::FenceKind;
 
 use crate::fixture::{builder, filled, stream_and_memory};
 

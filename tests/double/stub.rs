@@ -14,7 +14,8 @@ use cudarc::driver::{result, sys};
 use mock_driver::Double;
 use pinpool::unstable::backend::gpu;
 
-use pinpool::{Backend, Level, Pool};
+use pinpool::unstable::Level;
+use pinpool::{Backend, Pool};
 
 use crate::child::alone_with;
 use crate::fixture::{MIB, builder};

@@ -17,29 +17,47 @@ pub(crate) fn after_step(world: &World) -> Check {
     world.site.take_report().map_or(Ok(()), Err)?;
     contents(world)?;
     let pools = world.pools.borrow();
-    let (mut partition_bytes, mut root) = (0, None);
     for (index, pool) in pools.iter().enumerate() {
         let Some(pool) = pool else { continue };
         let stats = pool.stats();
         note(world, &stats);
-        counts(world, index, &stats).map_err(|what| format!("pool {index}: {what}; {stats:?}"))?;
+        if index > 0 {
+            account(world, index, &stats).map_err(|what| format!("partition {index}: {what}; {stats:?}"))?;
+            continue;
+        }
+        counts(world, &stats).map_err(|what| format!("{what}; {stats:?}"))?;
         if world.setup.tensorflow == 0 && short_path::is_open(pool) != (stats.waiting == 0) {
-            return Err(format!("pool {index}: {} gets wait, and the short path does not go by that", stats.waiting));
+            return Err(format!("{} gets wait, and the short path does not go by that", stats.waiting));
         }
         if stats.in_flight == 0 {
-            world.site.note_swept(index);
+            world.site.note_swept();
         }
-        if index > 0 {
-            // What a partition lost is lost to the whole pool.
-            partition_bytes += stats.pinned_bytes + stats.fallback_bytes - stats.lost_bytes;
-        } else {
-            root = Some(stats);
-        }
+        ledger(world, &stats).map_err(|what| format!("{what}; {stats:?}"))?;
     }
-    let Some(stats) = root else { return Ok(()) };
-    ledger(world, &stats).map_err(|what| format!("{what}; {stats:?}"))?;
-    if !world.dropped_partition.get() {
-        equal("bytes of the partitions", stats.partition_bytes, partition_bytes)?;
+    Ok(())
+}
+
+/// The requests of a partition, and the bytes that are out: never more than its limit.
+fn account(world: &World, index: usize, stats: &Stats) -> Check {
+    let tally = world.tallies.borrow()[index];
+    equal("gets", stats.gets, tally.gets)?;
+    equal("failed gets", stats.failed_gets, tally.failed)?;
+    if stats.in_use_bytes > stats.max_bytes.unwrap_or(u64::MAX) {
+        return Err("over its limit".to_owned());
+    }
+    let held = world.held.borrow();
+    let bytes: u64 = held.iter().filter(|held| held.pool == index).map(|held| held.len() as u64).sum();
+    if stats.in_use_bytes < bytes {
+        return Err(format!("{} B are claimed, and users hold {bytes} B", stats.in_use_bytes));
+    }
+    let is_unused = stats.waiting == 0 && !world.waiting.borrow().iter().any(|waiting| waiting.pool == index);
+    let is_out = bytes > 0 || world.pending.borrow().iter().any(|pending| pending.pool == index);
+    let in_flight = world.pools.borrow()[0].as_ref().is_none_or(|pool| {
+        let stats = pool.stats();
+        stats.in_flight > 0 || stats.lost > 0
+    });
+    if is_unused && !is_out && !in_flight && stats.in_use_bytes > 0 {
+        return Err(format!("{} B are claimed for nothing", stats.in_use_bytes));
     }
     Ok(())
 }
@@ -54,16 +72,16 @@ fn contents(world: &World) -> Check {
     Ok(())
 }
 
-fn counts(world: &World, index: usize, stats: &Stats) -> Check {
+fn counts(world: &World, stats: &Stats) -> Check {
     stats.validate().map_err(|error| error.to_string())?;
-    let tally = world.tallies.borrow()[index];
-    equal("gets", stats.gets, tally.gets)?;
-    equal("failed gets", stats.failed_gets, tally.failed)?;
+    // Those of partitions are among them.
+    equal("gets", stats.gets, world.tallies.borrow().iter().map(|tally| tally.gets).sum())?;
+    equal("failed gets", stats.failed_gets, world.tallies.borrow().iter().map(|tally| tally.failed).sum())?;
     let held = world.held.borrow();
-    let mine = held.iter().filter(|held| held.pool == index);
-    let pending = world.pending.borrow().iter().filter(|pending| pending.pool == index).count();
+    let mine = held.iter();
+    let pending = world.pending.borrow().len();
     // A get that waits may have been handed a buffer, which is in use although its task does not know of it yet.
-    let waiting = world.waiting.borrow().iter().filter(|waiting| waiting.pool == index).count() as u64;
+    let waiting = world.waiting.borrow().len() as u64;
     let known = (mine.clone().count() + pending) as u64;
     if !(known..=known + waiting).contains(&stats.in_use) {
         return Err(format!("buffers in use: {} against {known}, and {waiting} wait: {stats:?}", stats.in_use));
@@ -117,7 +135,6 @@ fn note(world: &World, stats: &Stats) {
         stats.oldest_in_flight.map_or(0, |age| u64::try_from(age.as_micros()).unwrap()),
         stats.lost,
         stats.lost_bytes,
-        stats.partition_bytes,
         stats.arena_free_bytes,
         stats.awaiting_release_bytes,
         stats.reserve_bytes,

@@ -7,9 +7,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use pinpool::SourceError;
-use pinpool::source::{
-    AddressRange, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, RemapError, Source, Subrange, VirtualMemory,
-};
+use pinpool::source::{PAGE_BYTES, Region, Source};
+use pinpool::unstable::backend::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 
 use crate::device::finish_all;
 use crate::scenario::{Call, Setup};

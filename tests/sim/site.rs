@@ -22,13 +22,12 @@ struct Owners {
     by_start: BTreeMap<usize, Owner>,
     /// Bytes whose copies a pool may rightly count as unknown: they may stay pinned at the end.
     excused: Vec<Range<usize>>,
-    /// Bytes of buffers whose copies are over, by pool, of which the pool may not know yet.
-    unswept: Vec<(usize, Range<usize>)>,
+    /// Bytes of buffers whose copies are over, of which the pool may not know yet.
+    unswept: Vec<Range<usize>>,
 }
 
 #[derive(Debug)]
 struct Owner {
-    pool: usize,
     end: usize,
     /// What the pool may hold on each side of the buffer, so that it is aligned.
     slack: usize,
@@ -78,11 +77,11 @@ impl Site {
     }
 
     /// A user got these bytes: nobody else may have them. Beside them the pool may hold `slack` bytes.
-    pub(crate) fn hand_out(&self, pool: usize, bytes: Range<usize>, slack: usize) {
+    pub(crate) fn hand_out(&self, bytes: Range<usize>, slack: usize) {
         if let Some(other) = self.used(&bytes) {
             self.report(format!("a get returned bytes that are in use ({other})"));
         }
-        let owner = Owner { pool, end: bytes.end, slack, is_held: true, copies: 0, was_copied: false, is_lost: false };
+        let owner = Owner { end: bytes.end, slack, is_held: true, copies: 0, was_copied: false, is_lost: false };
         self.owners().by_start.insert(bytes.start, owner);
     }
 
@@ -137,21 +136,21 @@ impl Site {
 
     /// The pool has closed, and waits no longer for the copies that run. With them it abandons buffers that were given up
     /// later, although their copies are over: it asks about the oldest of each stream alone.
-    pub(crate) fn excuse_pool(&self, pool: usize) {
+    pub(crate) fn excuse_pool(&self) {
         let mut owners = self.owners();
         let Owners { by_start, excused, unswept } = &mut *owners;
-        let abandoned = by_start.iter().filter(|(_, owner)| owner.pool == pool && !owner.is_held);
+        let abandoned = by_start.iter().filter(|(_, owner)| !owner.is_held);
         let ranges: Vec<_> = abandoned.map(|(start, owner)| owner.block(*start)).collect();
         if !ranges.is_empty() {
             excused.extend(ranges);
-            excused.extend(unswept.iter().filter(|(other, _)| *other == pool).map(|(_, bytes)| bytes.clone()));
+            excused.append(unswept);
         }
-        unswept.retain(|(other, _)| *other != pool);
+        unswept.clear();
     }
 
     /// The pool knows of all copies that are over.
-    pub(crate) fn note_swept(&self, pool: usize) {
-        self.owners().unswept.retain(|(other, _)| *other != pool);
+    pub(crate) fn note_swept(&self) {
+        self.owners().unswept.clear();
     }
 
     fn change(&self, start: usize, change: impl FnOnce(&mut Owner)) {
@@ -159,10 +158,10 @@ impl Site {
         let Some(owner) = owners.by_start.get_mut(&start) else { return };
         change(owner);
         if !owner.is_held && owner.copies == 0 && !owner.is_lost {
-            let (pool, bytes, was_copied) = (owner.pool, owner.block(start), owner.was_copied);
+            let (bytes, was_copied) = (owner.block(start), owner.was_copied);
             owners.by_start.remove(&start);
             if was_copied {
-                owners.unswept.push((pool, bytes));
+                owners.unswept.push(bytes);
             }
         }
     }

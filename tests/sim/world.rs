@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
-use pinpool::unstable::LogSampler;
-use pinpool::unstable::ManualClock;
+use pinpool::unstable::{LogSampler, ManualClock};
 use pinpool::{Backend, Ceiling, Error, GetFuture, OnFull, PendingBuf, PinnedBuf, Pool, Preset, Request, Rounding};
 
 use crate::checks;
@@ -48,7 +47,6 @@ pub(crate) struct World {
     trace: Cell<u64>,
     /// A copy failed, or nobody knows whether it did.
     pub(crate) device_failed: Cell<bool>,
-    pub(crate) dropped_partition: Cell<bool>,
     has_ceiling: Cell<bool>,
     /// A reserve was made, or the ceiling changed: there may be less than a get in line needs.
     took_room: Cell<bool>,
@@ -180,7 +178,6 @@ impl World {
             at: Cell::new(0),
             trace: Cell::new(0xcbf2_9ce4_8422_2325),
             device_failed: Cell::new(false),
-            dropped_partition: Cell::new(false),
             has_ceiling: Cell::new(setup.max_bytes > 0),
             took_room: Cell::new(false),
         })
@@ -196,7 +193,7 @@ impl World {
             }
             self.abandon();
             checks::after_step(self).map_err(|what| (at, what))?;
-            if self.in_flight().iter().zip(&in_flight_before).any(|(now, before)| now > before) {
+            if self.in_flight() > in_flight_before {
                 self.check_woken().map_err(|what| (at, what))?;
             }
         }
@@ -206,22 +203,32 @@ impl World {
         Ok(self.trace.get())
     }
 
-    /// Buffers in flight of each pool.
-    fn in_flight(&self) -> Vec<u64> {
-        let pools = self.pools.borrow();
-        pools.iter().map(|pool| pool.as_ref().map_or(0, |pool| pool.stats().in_flight)).collect()
+    /// Buffers in flight.
+    fn in_flight(&self) -> u64 {
+        self.pools.borrow()[0].as_ref().map_or(0, |pool| pool.stats().in_flight)
     }
 
-    /// A copy has begun in this step: who is first in the line of any pool over this memory was woken, or has looked since.
+    /// A copy has begun in this step: who is first in the queue of the pool or of a partition was woken, or has looked since.
     fn check_woken(&self) -> Result<(), String> {
         let waiting = self.waiting.borrow();
-        for index in 0..POOLS_MAX {
-            if let Some(first) = waiting.iter().find(|waiting| waiting.pool == index)
-                && first.polled_at < self.at.get()
-                && !first.woken.0.load(Ordering::SeqCst)
-            {
-                return Err(format!("a copy begins, and the get of {} B that waits in pool {index} sleeps", first.len));
+        let mut in_pool: Vec<&Waiting> = Vec::new();
+        let sleeps = |first: &Waiting| first.polled_at < self.at.get() && !first.woken.0.load(Ordering::SeqCst);
+        for (index, pool) in self.pools.borrow().iter().enumerate() {
+            let mine: Vec<_> = waiting.iter().filter(|waiting| waiting.pool == index).collect();
+            // Those that have their claim wait in the queue of the pool, and came first.
+            let stats = pool.as_ref().filter(|_| index > 0).map(Pool::stats);
+            let of_account = as_len(stats.map_or(0, |stats| stats.waiting)).min(mine.len());
+            let (claimed, claiming) = mine.split_at(mine.len() - of_account);
+            if let Some(first) = claiming.first().filter(|first| sleeps(first)) {
+                return Err(format!(
+                    "a copy begins, and the get of {} B that waits in partition {index} sleeps",
+                    first.len
+                ));
             }
+            in_pool.extend(claimed);
+        }
+        if !in_pool.is_empty() && in_pool.iter().all(|waiting| sleeps(waiting)) {
+            return Err(format!("a copy begins, and all {} gets that wait in the pool sleep", in_pool.len()));
         }
         Ok(())
     }
@@ -442,7 +449,7 @@ impl World {
         if buf.is_pinned() && !self.site.memory().is_committed(&bytes) {
             self.site.report(format!("a get of {len} B returned bytes without memory"));
         }
-        self.site.hand_out(pool, bytes, align);
+        self.site.hand_out(bytes, align);
         self.tallies.borrow_mut()[pool].gets += 1;
         let value = self.new_value();
         self.hold(Held { buf, pool, start, value });
@@ -568,7 +575,6 @@ impl World {
         let waiting = self.waiting.take();
         let (leaving, staying) = waiting.into_iter().partition(|waiting| waiting.pool == index && pool.is_some());
         self.waiting.replace(staying);
-        self.dropped_partition.set(self.dropped_partition.get() || index > 0);
         if pools.iter().all(Option::is_none) {
             self.site.memory().is_ending = true;
         }
@@ -582,12 +588,9 @@ impl World {
 
     /// A pool without handle and buffers has closed, and waits for no copy.
     fn abandon(&self) {
-        for (index, pool) in self.pools.borrow().iter().enumerate() {
-            let is_used = self.held.borrow().iter().any(|held| held.pool == index)
-                || self.pending.borrow().iter().any(|pending| pending.pool == index);
-            if pool.is_none() && !is_used {
-                self.site.excuse_pool(index);
-            }
+        let is_used = !self.held.borrow().is_empty() || !self.pending.borrow().is_empty();
+        if !is_used && self.pools.borrow().iter().all(Option::is_none) {
+            self.site.excuse_pool();
         }
     }
 
@@ -602,7 +605,8 @@ impl World {
         }
         self.heal();
         self.finish_all();
-        let rounds = self.waiting.borrow().len() + 1;
+        // A request of a partition may wait twice.
+        let rounds = 2 * self.waiting.borrow().len() + 1;
         for _ in 0..rounds {
             while let Some(held) = self.take_held(0) {
                 self.put(held);

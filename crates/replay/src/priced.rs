@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::sim::SimSource;
 use pinpool::SourceError;
-use pinpool::source::{AddressRange, GRANULE_BYTES, Region, RemapError, Source, Subrange, VirtualMemory};
+use pinpool::source::{GRANULE_BYTES, Region, Source};
+use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};
 use pinpool_os::sync::plain::Mutex;
 
 /// All offsets.

@@ -14,8 +14,7 @@ use super::sim::SimSource;
 use super::watch::Watch;
 use super::workload::Workload;
 use pinpool::Backend;
-use pinpool::unstable::ManualClock;
-use pinpool::unstable::{CheckReport, LogSampler};
+use pinpool::unstable::{CheckReport, LogSampler, ManualClock};
 use pinpool::{OnFull, Pool, Preset, Rounding};
 use pinpool_os::sync::plain::Mutex;
 

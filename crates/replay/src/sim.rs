@@ -8,7 +8,8 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pinpool::SourceError;
-use pinpool::source::{AddressRange, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, Source, VirtualMemory};
+use pinpool::source::{PAGE_BYTES, Region, Source};
+use pinpool::unstable::backend::{AddressRange, RANGE_ALIGN_BYTES, VirtualMemory};
 
 /// Hands out addresses up to a stated total.
 #[derive(Debug)]

@@ -49,6 +49,9 @@ struct Numbers {
 #[repr(C, align(128))]
 struct Line<T>(T);
 
+/// No worker waits for a buffer.
+const REFUSING: u32 = 2;
+
 /// The first page.
 #[derive(Debug)]
 #[repr(C)]
@@ -78,8 +81,21 @@ impl Header {
         self.sends.0.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(super) fn is_closed(&self) -> bool {
-        self.is_closed.0.load(Ordering::SeqCst) != 0
+    /// Why workers get no buffer, if they get none.
+    pub(super) fn refusal(&self) -> Option<&'static str> {
+        match self.is_closed.0.load(Ordering::SeqCst) {
+            0 => None,
+            REFUSING => Some("the trainer is ending its workers"),
+            _ => Some("the trainer has closed them: end this worker"),
+        }
+    }
+
+    /// Whether workers that find no free buffer are refused at once.
+    pub(super) fn set_refusing(&self, is_refusing: bool) {
+        let (from, to) = if is_refusing { (0, REFUSING) } else { (REFUSING, 0) };
+        // Closed buffers stay closed.
+        let _ = self.is_closed.0.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
+        self.freed().notify(i32::MAX);
     }
 
     /// No buffer is given to workers from now on.

@@ -181,6 +181,17 @@ impl SharedSlabs {
         recover(self.view()?, &self.owners, None)
     }
 
+    /// Whether a worker that finds no free buffer fails at once ([`is_peer`](crate::Error::is_peer)) instead of waiting: a
+    /// trainer that joins its workers sets this first.
+    ///
+    /// # Errors
+    ///
+    /// [`is_shared`](crate::Error::is_shared): the memory is not mapped in this process.
+    pub fn refuse_waits(&self, is_refusing: bool) -> Result<()> {
+        self.view()?.header()?.set_refusing(is_refusing);
+        Ok(())
+    }
+
     /// Number of workers that are attached and alive.
     pub fn workers(&self) -> usize {
         let used = self.view().and_then(View::header).map_or(0, |header| header.slots_used());

@@ -226,12 +226,12 @@ impl Attached {
 
     /// Fails if no trainer is there that would receive a buffer.
     fn check_trainer(&self) -> Result<()> {
-        let why = match self.file.view().header()?.is_closed() {
-            true => "the trainer has closed them: end this worker",
-            false if !self.owners.is_slot_locked(TRAINER).unwrap_or(true) => {
+        let why = match self.file.view().header()?.refusal() {
+            Some(why) => why,
+            None if !self.owners.is_slot_locked(TRAINER).unwrap_or(true) => {
                 "the trainer's process is gone: end this worker"
             }
-            false => return Ok(()),
+            None => return Ok(()),
         };
         Err(ErrorKind::Peer { what: WHAT, why: why.to_owned() }.into())
     }

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pinpool::SourceError;
-use pinpool::source::{AddressRange, PAGE_BYTES, Region, RemapError, Source, Subrange, VirtualMemory};
-use pinpool::unstable::backend::PageTiers;
+use pinpool::source::{PAGE_BYTES, Region, Source};
+use pinpool::unstable::backend::{AddressRange, PageTiers, RemapError, Subrange, VirtualMemory};
 use pinpool_os::sync::plain::{Condvar, Mutex, MutexGuard};
 
 /// A source that fails and waits as scripted, and else forwards every call to another one.
@@ -205,7 +205,7 @@ unsafe impl Source for FaultSource {
         self.inner.gone()
     }
 
-    fn findings(&self) -> Vec<pinpool::Finding> {
+    fn findings(&self) -> Vec<pinpool::unstable::Finding> {
         self.inner.findings()
     }
 

@@ -2,7 +2,7 @@
 //!
 //! | item | for |
 //! | --- | --- |
-//! | [`check_source`] | the contract of [`Source`](pinpool::source::Source), [`VirtualMemory`](pinpool::source::VirtualMemory) included, as one test for any implementation |
+//! | [`check_source`] | the contract of [`Source`](pinpool::source::Source), [`VirtualMemory`](pinpool::unstable::backend::VirtualMemory) included, as one test for any implementation |
 //! | [`FaultSource`] | scripted failures and gates around any source |
 //!
 //! The time of a pool is moved by hand with [`pinpool::unstable`].

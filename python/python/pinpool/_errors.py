@@ -6,6 +6,14 @@ import builtins
 class PinpoolError(Exception):
     """Base of all errors of this package."""
 
+    def __init__(self, text: object = "", report: str | None = None) -> None:
+        super().__init__(text)
+        self._report = report
+
+    def report(self) -> str:
+        """The text, and below it who holds the memory if a request found none."""
+        return self._report or str(self)
+
 
 class LimitError(PinpoolError, MemoryError):
     """The request does not fit under the ceiling (`max_bytes`), or not before the gets that wait for memory."""

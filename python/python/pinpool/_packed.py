@@ -82,9 +82,11 @@ class Batches:
         finally:
             # Ends the workers of torch's loader, whose iterator an exception's traceback may keep.
             if not getattr(iterator, "_persistent_workers", False):
-                getattr(iterator, "_shutdown_workers", lambda: None)()
-                # torch does not wait for those that it kills, and the buffers of a worker come back once it is dead.
-                for worker in getattr(iterator, "_workers", ()):
-                    worker.join()
+                # torch joins its workers, and one that waits for a buffer would keep it for seconds.
+                with self._shared._refusing_waits():
+                    getattr(iterator, "_shutdown_workers", lambda: None)()
+                    # torch does not wait for those that it kills, and the buffers of a worker come back once it is dead.
+                    for worker in getattr(iterator, "_workers", ()):
+                        worker.join()
             del iterator
             self._shared._take_back()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -178,15 +179,31 @@ class SharedPool:
         """LimitError if the program holds so many buffers that fewer than `needed` are left for the workers."""
         if self.counts()["held"] + needed <= self.buffers:
             return
-        # Batches of a circle of references, and those whose copies are over.
-        gc.collect()
-        self.poll()
-        held = self.counts()["held"] - self.stats()["in_flight"]
+        held = 0
+        for generation in range(3):
+            # Batches of a circle of references, of which most are young, and those whose copies are over.
+            gc.collect(generation)
+            self.poll()
+            held = self.counts()["held"] - self.stats()["in_flight"]
+            if held + needed <= self.buffers:
+                return
         if needed > 0 and held + needed > self.buffers:
             raise LimitError(
                 f"{held} of {self.buffers} shared buffers are held by batches that the program keeps, and {needed} are needed for those that "
                 f"are read ahead: let batches go (del), keep copies, or make {held + needed} with buffers="
             )
+
+    @contextlib.contextmanager
+    def _refusing_waits(self):
+        """Meanwhile a worker that waits for a buffer fails at once."""
+        trainer, gone = self._trainer(), contextlib.suppress(ReleasedError)
+        with gone:
+            trainer.refuse_waits(True)
+        try:
+            yield
+        finally:
+            with gone:
+                trainer.refuse_waits(False)
 
     def _take_back(self):
         trainer = self._trainer()

@@ -23,9 +23,7 @@
 //!   behind it.
 #![allow(unsafe_code)] // Hands an event to cudarc, and calls the driver.
 
-use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
-use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
@@ -36,7 +34,7 @@ use super::idle::{CAPTURE_PAUSE, IdleFence};
 use super::stream::{CAPTURING, SetAside, Stream, failed, is_capturing, number};
 use crate::copy::UnknownEnd;
 use crate::driver::code::Code;
-use crate::driver::{self, RelaxedCapture};
+use crate::driver::{RelaxedCapture, calls};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence, StreamId};
 use pinpool_os::sync::process::{AtomicBool, Ordering};
@@ -139,41 +137,22 @@ impl TrackedCopy {
         }
         let _relaxed = RelaxedCapture::enter();
         let _current = self.context.enter().map_err(|error| Error::device(failed("cuCtxSetCurrent", error)))?;
-        match elapsed(event) {
-            Some(0 | NOT_READY) => {
+        let mut milliseconds = 0.0;
+        // SAFETY: a live event, and memory for a number.
+        match unsafe { calls::event_elapsed(&raw mut milliseconds, event.cu_event(), event.cu_event()) } {
+            Ok(()) | Err(Code::NOT_READY) => {
                 // Relaxed: as above.
                 self.is_recorded.store(true, Ordering::Relaxed);
                 recorded
             }
-            Some(INVALID_HANDLE) => Ok(Some(None)),
-            Some(code) if driver::is_forbidden_by_capture(code.into()) => Ok(None),
-            Some(IN_A_GRAPH) => Err(self.answer.refused("cuEventElapsedTime", Code::CAPTURED_EVENT)),
-            Some(code) => Err(Error::device(format!("cuEventElapsedTime failed (code {code})"))),
-            None => Err(Error::device("the driver has no cuEventElapsedTime")),
+            Err(Code::INVALID_HANDLE) => Ok(Some(None)),
+            Err(error) if error.is_forbidden_by_capture() => Ok(None),
+            Err(error) => Err(self.answer.refused("cuEventElapsedTime", error)),
         }
     }
 }
 
 const UNRECORDED: &str = "cudarc recorded no event behind its copy";
-
-const IN_A_GRAPH: c_int = Code::CAPTURED_EVENT.0;
-const INVALID_HANDLE: c_int = Code::INVALID_HANDLE.0;
-const NOT_READY: c_int = Code::NOT_READY.0;
-
-/// The driver's answer for the time from an event to itself. Found by name: older drivers lack the form that bindings of
-/// CUDA 13 mean, and all have this one.
-fn elapsed(event: &CudaEvent) -> Option<c_int> {
-    type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> c_int;
-    static ELAPSED: OnceLock<Option<Elapsed>> = OnceLock::new();
-    let elapsed = (*ELAPSED.get_or_init(|| {
-        let found = driver::symbol(c"cuEventElapsedTime")?;
-        // SAFETY: the driver's function of this name has this type.
-        Some(unsafe { std::mem::transmute::<NonNull<c_void>, Elapsed>(found) })
-    }))?;
-    let (mut milliseconds, event) = (0.0, event.cu_event());
-    // SAFETY: a live event, and memory for a number.
-    Some(unsafe { elapsed(&raw mut milliseconds, event, event) })
-}
 
 impl Record {
     fn new(stream: &CudaStream, context: &'static ContextState) -> Result<Self, String> {

@@ -1,14 +1,11 @@
 //! Why a pool has no memory for a get, and what helps, in words.
 
-use std::path::Path;
-
 use super::super::supply::Refusal;
 use super::{Backing, Supply};
-use crate::dump::OUTER_PARTITION;
+use crate::backend::lock_limit;
 use crate::error::{Error, ErrorKind, Report, Retry, SourceError, UsageReport};
-use crate::quota::{Level, Over};
+use crate::quota::{Level, QuotaExceeded};
 use crate::size_class::Class;
-use pinpool_os::host::limits;
 
 impl Backing {
     /// Whether waiting may help a request that the source refused: some pool has memory that may come back, or the source is
@@ -16,8 +13,8 @@ impl Backing {
     pub(in crate::engine) fn may_recover(&self, error: &SourceError) -> bool {
         match error.retry {
             Retry::Soon => true,
-            Retry::Later => self.supply_quota().has_claims_nearby(),
-            Retry::Never => self.supply_quota().claimed_bytes() > 0,
+            Retry::Later => self.budget().has_claims_nearby(),
+            Retry::Never => self.budget().used_bytes() > 0,
         }
     }
 
@@ -29,8 +26,8 @@ impl Backing {
     /// Why a block of `class` can never be held.
     pub(in crate::engine) fn refusal_for_good(&self, class: Class) -> Refusal {
         let needed_bytes = class.bytes as u64;
-        let over = self.own.never(needed_bytes).or_else(|| self.supply_quota().never(needed_bytes));
-        Refusal::Over { needed_bytes, over: over.unwrap_or_else(|| self.supply_quota().full(needed_bytes)) }
+        let over = self.budget().never(needed_bytes).unwrap_or_else(|| self.budget().full(needed_bytes));
+        Refusal::Over { needed_bytes, over }
     }
 
     /// The error of a get of `len` bytes that was refused while the pool held `usage`.
@@ -53,18 +50,18 @@ impl Backing {
     /// What was needed with rounding, why there is no memory, and what helps; a source says that itself.
     fn in_words(&self, refusal: &Refusal) -> (u64, String, String) {
         match refusal {
-            Refusal::Over { needed_bytes, over: Over { level: Level::Shared, .. } } => {
+            Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
                 let (found, remedy) = self.ledger_in_words(*needed_bytes);
                 (*needed_bytes, found, remedy.to_owned())
             }
             Refusal::Over { needed_bytes, over } => {
-                (*needed_bytes, "over the ceiling".to_owned(), self.remedy(*needed_bytes, *over))
+                (*needed_bytes, "over the ceiling".to_owned(), self.remedy(*needed_bytes, *over).to_owned())
             }
             Refusal::Line { needed_bytes, waiting, first_bytes } => {
                 let gets = if *waiting == 1 { "get waits" } else { "gets wait" };
                 let first = format!("the first for {first_bytes} B, and what is free is theirs");
                 let remedy = "wait longer (PINPOOL_WAIT), put buffers back first or raise";
-                let remedy = format!("{remedy} {}", self.limit_for(*needed_bytes));
+                let remedy = format!("{remedy} {}", self.limit_name(Level::Pool));
                 (*needed_bytes, format!("{waiting} {gets} in line for memory, {first}"), remedy)
             }
             Refusal::Source(source) => (0, source.to_string(), String::new()),
@@ -80,22 +77,21 @@ impl Backing {
     }
 
     /// What helps where `over` has no room for `needed_bytes`.
-    fn remedy(&self, needed_bytes: u64, Over { level, max_bytes, could_ever, .. }: Over) -> String {
-        let (partition, it) = match level {
-            Level::Partition { depth: 0 } => ("this partition".to_owned(), "the partition"),
-            Level::Partition { .. } => (format!("the partition of {max_bytes} B around this one"), "that one"),
-            Level::Pool | Level::Shared => return self.remedy_of_pool(needed_bytes).to_owned(),
-        };
-        if could_ever {
-            format!("{partition} is full: put its buffers back first, or make {it} larger")
-        } else {
-            format!("it can never fit in {partition}: ask for less, or make {it} larger")
+    fn remedy(&self, needed_bytes: u64, over: QuotaExceeded) -> &'static str {
+        match (over.level, over.could_ever) {
+            (Level::Partition, true) => {
+                "this partition is full: put its buffers back first, or make the partition larger"
+            }
+            (Level::Partition, false) => {
+                "it can never fit in this partition: ask for less, or make the partition larger"
+            }
+            (Level::Pool | Level::Shared, _) => self.remedy_of_pool(needed_bytes),
         }
     }
 
     fn remedy_of_pool(&self, needed_bytes: u64) -> &'static str {
         let (may_grow, could_hold) = match &self.supply {
-            Supply::Direct(_) => (true, self.own.max_bytes().is_none_or(|max_bytes| needed_bytes <= max_bytes)),
+            Supply::Direct(_) => (true, self.max_bytes().is_none_or(|max_bytes| needed_bytes <= max_bytes)),
             Supply::Shared(domain) => (domain.arena().may_grow(), domain.arena().could_hold(needed_bytes)),
         };
         match (may_grow, could_hold) {
@@ -118,18 +114,10 @@ impl Backing {
         }
     }
 
-    /// The limit to raise for `needed_bytes` more, by the name of its setting; for none, that of the pool's own ceiling.
-    pub(in crate::engine) fn limit_for(&self, needed_bytes: u64) -> &'static str {
-        let full = self.own.refusing(needed_bytes).map(|over| over.level);
-        let own = (self.is_partition && needed_bytes == 0).then_some(Level::Partition { depth: 0 });
-        self.limit_name(own.or(full).unwrap_or(Level::Pool))
-    }
-
     /// The limit to raise where that of `level` refuses, by the name of its setting.
     pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
         match (level, &self.supply) {
-            (Level::Partition { depth: 0 }, _) => "the ceiling of the partition",
-            (Level::Partition { .. }, _) => OUTER_PARTITION,
+            (Level::Partition, _) => "the ceiling of the partition",
             (_, Supply::Shared(domain)) if !domain.arena().may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",
@@ -138,8 +126,9 @@ impl Backing {
 
     /// Whether the ceiling is what the process may lock, so that no setting raises it.
     fn is_lock_limited(&self) -> bool {
-        let locked_bytes = || *self.lock_limit.get_or_init(|| limits::process_limits(Path::new("/")).locked_bytes);
+        // By a trial: a process with CAP_IPC_LOCK has a limit that does not bind it.
+        let locked_bytes = || *self.lock_limit.get_or_init(lock_limit);
         let is_limit = |max_bytes| locked_bytes() == Some(max_bytes);
-        self.source().name() == "mlock" && self.supply_quota().max_bytes().is_some_and(is_limit)
+        self.source().name() == "mlock" && self.max_bytes().is_some_and(is_limit)
     }
 }

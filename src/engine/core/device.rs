@@ -28,11 +28,9 @@ impl Core {
         {
             self.log.memory_gone(&why);
         }
-        if !self.backing().is_partition() {
-            let findings = source.findings();
-            // Relaxed: one tick at a time.
-            let told = self.device.findings.swap(findings.len(), Ordering::Relaxed);
-            findings.iter().skip(told).for_each(|finding| self.log.found(finding));
-        }
+        let findings = source.findings();
+        // Relaxed: one tick at a time.
+        let told = self.device.findings.swap(findings.len(), Ordering::Relaxed);
+        findings.iter().skip(told).for_each(|finding| self.log.found(finding));
     }
 }

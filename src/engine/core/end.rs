@@ -1,6 +1,5 @@
 //! The end of a pool: no handle is left, then no block but those in flight.
 
-use std::sync::Weak;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,7 @@ impl Core {
         if let Some(thread) = self.thread {
             thread.remove(std::ptr::from_ref(self).cast());
         }
-        if let Some(domain) = self.backing().domain().filter(|_| !self.backing().is_partition()) {
+        if let Some(domain) = self.backing().domain() {
             domain.cancel_reserve();
         }
         self.report_end();
@@ -37,15 +36,11 @@ impl Core {
     /// Waiting and later requests fail. What is idle is released, and so is what comes back.
     pub(crate) fn refuse_requests(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
-        let partitions: Vec<_> = self.partitions.lock().iter().filter_map(Weak::upgrade).collect();
-        partitions.iter().for_each(|partition| partition.refuse_requests());
         self.stock.give_up(SourceError::new("the pool", "is closed"), self.time.coarse_us());
-        if !self.backing().is_partition() {
-            self.backing().domain().into_iter().for_each(|domain| domain.cancel_reserve());
-            self.trim(0);
-        }
+        self.backing().domain().into_iter().for_each(|domain| domain.cancel_reserve());
+        self.trim(0);
         self.waiters.wake_all();
-        self.others_have_room();
+        self.existing_accounts().iter().for_each(|account| account.close());
     }
 
     /// Closes a sealed pool once every block is in flight, released or leaked.
@@ -90,7 +85,7 @@ impl Core {
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(lost::keep);
         if may_release {
-            self.backing().close(self, self.time.coarse_us());
+            self.backing().close(self.time.coarse_us());
         }
         self.end_recording();
     }

@@ -1,7 +1,6 @@
 //! Snapshots of the figures of a pool.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
 
 use super::Core;
 use crate::copy;
@@ -33,21 +32,6 @@ impl Core {
         counted.map(row).collect()
     }
 
-    /// The statistics of the partitions that exist, in the order of their making.
-    pub(crate) fn partition_stats(&self) -> Vec<Stats> {
-        self.existing_partitions().iter().map(|core| core.stats()).collect()
-    }
-
-    /// The partitions that exist, in the order of their making.
-    pub(crate) fn existing_partitions(&self) -> Vec<Arc<Self>> {
-        if self.is_forked() {
-            return Vec::new();
-        }
-        // Upgraded outside of the lock: one may be the last reference to its pool.
-        let partitions = self.partitions.lock().clone();
-        partitions.iter().filter_map(Weak::upgrade).filter(|core| !core.stock.lifetime().is_sealed()).collect()
-    }
-
     /// Notes the peaks of what no counter of its own has.
     pub(super) fn sample_peaks(&self) {
         self.fill(&mut Stats::default());
@@ -62,9 +46,8 @@ impl Core {
     pub(crate) fn stats(&self) -> Stats {
         let (preset, source) = (self.config.preset.name(), self.backing().source());
         let name = self.name().map(str::to_owned);
-        let (number, is_partition) = (self.number, self.backing().is_partition());
-        let (backend, is_pinned) = (source.name(), source.is_pinned());
-        let stats = Stats { name, number, is_partition, preset, backend, is_pinned, ..Stats::default() };
+        let (number, backend, is_pinned) = (self.number, source.name(), source.is_pinned());
+        let stats = Stats { name, number, preset, backend, is_pinned, ..Stats::default() };
         if self.is_forked() {
             return stats;
         }

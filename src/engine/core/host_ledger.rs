@@ -13,13 +13,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::super::ceiling::CeilingSource;
-use super::super::domain::Member;
+use super::super::domain::PoolView;
 use super::super::supply::Refusal;
 use super::attention::Reason;
 use super::{Block, Core};
 use crate::ledger::{LedgerReport, SharedCeiling, Want};
 use crate::maintenance_thread::Pace;
-use crate::quota::{Level, Over};
+use crate::quota::{Level, QuotaExceeded};
 use crate::stats::{EvictionReason, LedgerStats};
 use pinpool_os::sync::process::Ordering;
 
@@ -35,9 +35,7 @@ impl Core {
 
     /// The ceiling of the pool is `auto`, or is not any more.
     pub(super) fn bind_to_process(&self, is_auto: bool) {
-        // The ceiling of a partition is its own.
-        if !self.backing().is_partition()
-            && let Some(shared) = self.host_ledger()
+        if let Some(shared) = self.host_ledger()
             && let Some(ceiling) = shared.process_ceiling()
         {
             ceiling.bind(is_auto);
@@ -59,33 +57,27 @@ impl Core {
         // The maintenance thread looks at the pools of the process.
         let Some(ledger) = shared.host_ledger() else { return };
         let (log, name) = (self.log.clone(), ledger.name().to_owned());
-        let begun = match self.backing().domain().map(Arc::downgrade) {
-            Some(domain) => {
-                ledger.watch(move |is_wanted, news| {
-                    log.ledger_news(&name, news);
-                    let Some(domain) = domain.upgrade() else { return false };
-                    notice(domain.pools(), is_wanted);
-                    // Without a thread the next poll goes on.
-                    domain.ledger_has_changed();
-                    true
-                })
+        let core: Weak<Self> = Arc::downgrade(self);
+        let begun = ledger.watch(move |is_wanted, news| {
+            log.ledger_news(&name, news);
+            let Some(core) = core.upgrade() else { return false };
+            core.room_was_made();
+            if is_wanted {
+                core.attend_to_ledger();
+                core.notice(Pace::Copies);
             }
-            None => {
-                let core: Weak<Self> = Arc::downgrade(self);
-                ledger.watch(move |is_wanted, news| {
-                    log.ledger_news(&name, news);
-                    let pool = core.upgrade().map(|core| -> Arc<dyn Member> { core });
-                    pool.map(|pool| notice(vec![pool], is_wanted)).is_some()
-                })
-            }
-        };
+            // Without a thread the next poll goes on.
+            core.backing().domain().into_iter().for_each(|domain| domain.ledger_has_changed());
+            true
+        });
         self.log.no_thread(begun);
     }
 
     /// The first in line was refused for this reason. Returns whether to try again at once: it has just written what it wants,
     /// and nobody was notified of what was given back before.
     pub(super) fn note_want(&self, refusal: &Refusal) -> bool {
-        let Refusal::Over { needed_bytes, over: Over { level: Level::Shared, missing_bytes, .. } } = *refusal else {
+        let Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, missing_bytes, .. } } = *refusal
+        else {
             // Memory of others would not help any more.
             self.end_want();
             return false;
@@ -205,7 +197,8 @@ impl Core {
         let own = OwnWant { ledger: &ledger, want: Want::default() };
         loop {
             let added = add();
-            let Err(Refusal::Over { needed_bytes, over: Over { level: Level::Shared, missing_bytes, .. } }) = &added
+            let Err(Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, missing_bytes, .. } }) =
+                &added
             else {
                 return added;
             };
@@ -246,14 +239,5 @@ struct OwnWant<'ledger> {
 impl Drop for OwnWant<'_> {
     fn drop(&mut self) {
         self.ledger.set_want(&self.want, 0, 0);
-    }
-}
-
-fn notice(pools: Vec<Arc<dyn Member>>, is_wanted: bool) {
-    for pool in pools {
-        pool.room_was_made();
-        if is_wanted {
-            pool.room_is_wanted();
-        }
     }
 }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::super::domain::Member;
+use super::super::domain::PoolView;
 use super::Core;
 use crate::ledger::SharedCeiling;
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::stats::EvictionReason;
 
-impl Member for Core {
+impl PoolView for Core {
     fn idle_bytes(&self) -> u64 {
         self.stock.idle().bytes()
     }
@@ -38,18 +38,6 @@ impl Member for Core {
     fn room_was_made(&self) {
         self.backoff.end();
         self.wake_waiters();
-    }
-
-    fn room_is_wanted(&self) {
-        self.attend_to_ledger();
-        self.notice(Pace::Copies);
-    }
-
-    fn expire_idle(&self, now_us: u64) {
-        self.time.advance_to(now_us);
-        self.stock.idle().tick(now_us, self.time.latest_put_us(now_us));
-        self.stock.expire(now_us);
-        self.close_if_unused();
     }
 }
 

@@ -76,6 +76,8 @@ impl Core {
     pub(super) fn keep(&self, mut block: Block) {
         self.end_use(&mut block, || self.time.read_us());
         block.end_holding();
+        // Ends last: the account's next request comes after those that wait for memory of the pool.
+        let _claim = block.take_claim();
         if self.config.zero && block.adopted().is_none() {
             block.zero();
         }
@@ -85,7 +87,7 @@ impl Core {
         }
         block.make_plain(self.generation.number());
         let Some(block) = self.give_put(block).and_then(|block| self.offer_to_line(block)) else { return };
-        let end = self.stock.put(block, self.time.coarse_us());
+        let end = self.stock.put(block, self, self.time.coarse_us());
         if end == PutEnd::Merged {
             self.notice(self.pace_of_change());
         }
@@ -95,16 +97,13 @@ impl Core {
         self.wake_waiters();
     }
 
-    /// A copy has begun: the requests that wait for this memory, here or in a pool over the same arena, look soon and at short
+    /// A copy has begun: the requests that wait for this memory, here or in a partition, look soon and at short
     /// intervals from now on. Before, they sleep as if nothing would end unannounced.
     fn announce_copy(&self) {
         // Pairs with the fence in `patience`.
         fence(Ordering::SeqCst);
-        match self.backing().domain() {
-            Some(domain) if !domain.has_waiters() => {}
-            Some(_) => self.others_have_room(),
-            None => self.wake_waiters(),
-        }
+        self.wake_waiters();
+        self.wake_accounts();
     }
 
     pub(in crate::engine) fn has_waiters(&self) -> bool {
@@ -173,7 +172,6 @@ impl Core {
         block.end_holding();
         let (held_bytes, is_asked_again) = (block.held_bytes(), fence.is_some());
         self.stock.record_of(&block, |id| Event::Leaked { id });
-        self.backing().note_lost(held_bytes);
         let lost = self.accounts.count_lost(held_bytes);
         self.backing().arena().into_iter().for_each(|arena| arena.count_quarantined());
         let keeps_all = self.backing().arena().is_some_and(|arena| arena.may_never_release());
@@ -209,7 +207,6 @@ impl Core {
         self.backing().arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
         for mut block in blocks {
             block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
-            self.backing().note_recovered(block.held_bytes());
             self.stock.record_new(&block);
             self.keep(block);
         }

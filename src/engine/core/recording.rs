@@ -23,16 +23,6 @@ impl Core {
         self.stock.recorder()
     }
 
-    /// The recorder of a pool beside this one, in the same file.
-    pub(super) fn recorder_beside(
-        &self,
-        config: &Config,
-        name: Option<&str>,
-        source: &dyn Source,
-    ) -> Option<Arc<Recorder>> {
-        self.recorder()?.for_pool(description(config, name, source))
-    }
-
     /// When a get that is no hit begins, if that is recorded.
     pub(super) fn recording_since(&self) -> Option<Instant> {
         self.recorder().map(|_| Instant::now())

@@ -12,7 +12,7 @@ use super::{Core, Wanted};
 use crate::diag::is_power_of_ten;
 use crate::dump::{Dump, Host, Owner, Refused, Request};
 use crate::error::{Error, ErrorKind, Report};
-use crate::quota::{Level, Over};
+use crate::quota::{Level, QuotaExceeded};
 use crate::stats::Stats;
 use pinpool_observe::judge::Cause;
 use pinpool_os::host::{self, LimitOrigin};
@@ -20,8 +20,6 @@ use pinpool_os::sync::plain::Mutex;
 
 /// Between two readings of what the system has, which are files of the kernel.
 const READ_EVERY_US: u64 = 1_000_000;
-/// The buffers of partitions, which have tags of their own.
-const PARTITIONS: &str = "(partitions)";
 
 /// What the system has left, as it was read last.
 #[derive(Debug, Default)]
@@ -70,15 +68,20 @@ impl Core {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
-        let (stats, asked_bytes) = (self.stats(), wanted.len as u64);
+        let is_by_account =
+            matches!(&refusal, Refusal::Over { over: QuotaExceeded { level: Level::Partition, .. }, .. });
+        let account = wanted.account.as_ref().filter(|_| is_by_account);
+        let stats = account.map_or_else(|| self.stats(), |account| account.stats());
+        let asked_bytes = wanted.len as u64;
         let (needed_bytes, refused) = match &refusal {
-            Refusal::Over { needed_bytes, over: Over { level: Level::Shared, .. } } => {
+            Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
                 let (found, remedy) = self.backing().ledger_in_words(*needed_bytes);
                 (*needed_bytes, Refused::Ledger { found, remedy })
             }
             Refusal::Over { needed_bytes, over } => {
                 let name = self.backing().limit_name(over.level);
-                (*needed_bytes, Refused::Limit { name, could_fit: self.backing().could_hold(wanted.class) })
+                let could_fit = over.could_ever && (is_by_account || self.backing().could_hold(wanted.class));
+                (*needed_bytes, Refused::Limit { name, could_fit })
             }
             Refusal::Line { needed_bytes, waiting, first_bytes } => {
                 (*needed_bytes, Refused::Line { waiting: *waiting, first_bytes: *first_bytes })
@@ -95,7 +98,11 @@ impl Core {
         };
         let tag = wanted.ledger.as_ref().map(|ledger| ledger.tag().to_owned());
         let request = Request { asked_bytes, needed_bytes, tag, is_reserve: nth == 0, refused };
-        let dump = Arc::new(self.dump_of(&stats, Some(request)));
+        let mut dump = self.dump_of(&stats, Some(request));
+        if is_by_account {
+            dump.limit = self.backing().limit_name(Level::Partition);
+        }
+        let dump = Arc::new(dump);
         if nth > 0 {
             *self.verdicts.failure.lock() = dump.likely_cause().map(|likely| (cause, likely));
         }
@@ -119,7 +126,6 @@ impl Core {
         let source = self.backing().source();
         // In a child of `fork` other locks may be held by threads that do not exist here.
         let is_forked = self.is_forked();
-        let needed_bytes = request.as_ref().map_or(0, |request| request.needed_bytes);
         Dump {
             device: if source.needs_gpu() { format!("GPU {}", self.config.device) } else { "host".to_owned() },
             allocator: format!("{} ({})", stats.backend, stats.preset),
@@ -131,7 +137,7 @@ impl Core {
             host: if is_forked { None } else { self.system.at(self.time.coarse_us()) },
             request,
             judged: self.judged(),
-            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.backing().limit_for(needed_bytes) },
+            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.backing().limit_name(Level::Pool) },
         }
     }
 
@@ -148,7 +154,6 @@ impl Core {
             (stats.in_use + stats.in_flight).saturating_sub(buffers),
             (stats.in_use_bytes + stats.in_flight_bytes).saturating_sub(bytes),
         ));
-        owners.extend(Owner::untagged(PARTITIONS, 0, stats.partition_bytes));
         owners.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.tag.cmp(&other.tag)));
         owners
     }

@@ -27,7 +27,6 @@ impl Server for Core {
 
     fn attend(&self, is_waiting: bool) {
         self.attention.change(Reason::Line, || is_waiting, |attends| self.stock.idle().set_slow_path(attends));
-        self.backing().domain().into_iter().for_each(|domain| domain.note_waiting(is_waiting));
     }
 
     fn sweep(&self) {
@@ -75,10 +74,7 @@ impl Server for Core {
     fn patience(&self, since: Instant) -> Duration {
         // Pairs with the fence in `announce_copy`: the get sees the copy, or the copy sees the get in the line and wakes it.
         fence(Ordering::SeqCst);
-        let has_copies = match self.backing().domain() {
-            Some(domain) => domain.has_copies(),
-            None => self.in_flight.count() > 0,
-        };
+        let has_copies = self.in_flight.count() > 0;
         let pause = pause_for_copies(since);
         if has_copies { pause } else { pause.max(IDLE_PATIENCE) }
     }

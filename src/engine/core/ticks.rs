@@ -28,7 +28,7 @@ impl Core {
         self.note_idle();
         let now_us = self.tick_after(0);
         self.watch_device(now_us);
-        self.stock.enforce_limits(now_us);
+        self.stock.enforce_limits(self, now_us);
     }
 
     /// Moves a few granules to where a get will want them (policy-R13). Returns whether there were any to move.
@@ -73,7 +73,11 @@ impl Core {
             let log = |PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream);
             stuck.into_iter().for_each(log);
         }
-        let is_for_all = self.stock.maintain(self, now_us, || self.trim(0));
+        if let Some(domain) = self.backing().domain() {
+            self.stock.expire(now_us);
+            self.close_if_unused();
+            domain.tick(self, now_us, || self.trim(0));
+        }
         self.stock.report_growth(&mut tick);
         drop(tick);
         self.sample_peaks();
@@ -84,12 +88,8 @@ impl Core {
         {
             self.apply_ceiling(max_bytes, &why);
         }
-        if is_for_all {
-            self.stock.enforce_limits(now_us);
-            self.note_idle();
-        } else {
-            self.stock.enforce_own_limits(now_us);
-        }
+        self.stock.enforce_limits(self, now_us);
+        self.note_idle();
         now_us
     }
 }

@@ -9,6 +9,7 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 use super::Core;
 use crate::dump::Owner;
+use crate::quota::Level;
 use crate::size_class::Class;
 use crate::stats::{Calls, Stats};
 
@@ -31,10 +32,9 @@ impl Core {
     /// A get of `class` found no memory at once.
     pub(super) fn note_need(&self, class: Class) {
         let own_bytes = self.backing().own_bytes().saturating_sub(self.stock.idle().bytes());
-        let used_bytes = own_bytes + self.backing().partition_bytes();
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
         self.verdicts.short_gets.fetch_add(1, Ordering::Relaxed);
-        self.verdicts.needed_bytes.fetch_max(used_bytes + waiting_bytes + class.bytes as u64, Ordering::Relaxed);
+        self.verdicts.needed_bytes.fetch_max(own_bytes + waiting_bytes + class.bytes as u64, Ordering::Relaxed);
     }
 
     /// Logs why the pool is as fast as it is, if that has changed.
@@ -88,12 +88,9 @@ impl Core {
         // A wait counts while it lasts, not in the window that it ends in.
         let in_line = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
         let waited = stats.wait_time.total() + in_line;
-        let limit = self.backing().limit_for(needed_bytes);
+        let limit = self.backing().limit_name(Level::Pool);
         let has_limit = limit != "PINPOOL_MAX_BYTES" || stats.max_bytes.is_some() || stats.ledger.is_some();
-        // The calls are of the whole arena: beside what a partition holds they say nothing.
-        let is_own = !self.backing().is_partition();
-        let own = |figure: u64| if is_own { figure } else { 0 };
-        let nanos = |calls: &Calls| own(nanos(calls.time.total()));
+        let nanos = |calls: &Calls| nanos(calls.time.total());
         let Stats { ref pin, ref unpin, ref remap, ref miss_reasons, .. } = stats;
         let place = |tag: &str| if self.config.code.call_stacks > 0 { self.owners.place(tag) } else { None };
         let holder = |owner: &Owner| Holder { place: place(&owner.tag), ..owner.holder() };
@@ -111,14 +108,14 @@ impl Core {
             is_by_source: self.verdicts.is_by_source.load(Ordering::Relaxed),
             waiting: stats.waiting,
             waiting_ns: self::nanos(waited).saturating_sub(self.verdicts.calls_in_line_ns.load(Ordering::Relaxed)),
-            page_locks: own(pin.count),
-            pinned_bytes: own(stats.underlying.alloc_bytes),
-            unpinned_bytes: own(stats.underlying.free_bytes),
+            page_locks: pin.count,
+            pinned_bytes: stats.underlying.alloc_bytes,
+            unpinned_bytes: stats.underlying.free_bytes,
             page_locking_ns: nanos(pin) + nanos(unpin),
             moving_ns: nanos(remap),
             held_bytes: stats.pinned_bytes,
             most_held_bytes: stats.peak_pinned_bytes,
-            used_bytes: stats.in_use_bytes + stats.in_flight_bytes + stats.partition_bytes,
+            used_bytes: stats.in_use_bytes + stats.in_flight_bytes,
             used: stats.in_use + stats.in_flight,
             in_flight_bytes: stats.in_flight_bytes,
             idle_bytes: stats.idle_bytes,

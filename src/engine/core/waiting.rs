@@ -11,9 +11,9 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
-use super::super::owners::Ledger;
 use super::super::supply::{CALL_PATIENCE, Refusal, SlowCalls, Stop};
-use super::super::waiters::{Look, Offer, Pass, Server, Turn};
+use super::super::waiters::{Look, Offer, Pass, Server, Turn, WAIT_MAX, deadline};
+use super::account::Wanted;
 use super::side_thread::SideCall;
 use super::{Block, Core};
 use crate::backend::SourceError;
@@ -23,24 +23,6 @@ use crate::maintenance_thread::{MaintenanceThread, Reminder};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, MissReason};
 use pinpool_os::sync::process::Ordering;
-
-/// Longest wait for room.
-const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
-
-/// What a get asks for, and for whom.
-#[derive(Debug, Clone)]
-pub(crate) struct Wanted {
-    pub(crate) len: usize,
-    pub(crate) class: Class,
-    pub(crate) ledger: Option<Arc<Ledger>>,
-}
-
-impl Wanted {
-    /// A reserve of `len` bytes, which has no class.
-    pub(super) fn reserve(len: usize) -> Self {
-        Self { len, class: Class { bytes: len, index: 0 }, ledger: None }
-    }
-}
 
 /// A get in progress that may wait.
 #[derive(Debug)]
@@ -112,7 +94,7 @@ impl Core {
     /// Begins the get of a task at `now`, on its thread. `None` if the back-end would have to be called: then
     /// [`begin_get_with_calls`](Self::begin_get_with_calls) begins it, on another thread.
     pub(crate) fn begin_get(self: &Arc<Self>, wanted: &Wanted, wait: Duration, now: Instant) -> Result<Option<Begun>> {
-        if let Some(block) = self.try_get(wanted.class) {
+        if let Some(block) = self.try_get_of_pool(wanted.class) {
             self.record_get(&block, wanted, None);
             return Ok(Some(Begun::Served(block)));
         }
@@ -130,7 +112,7 @@ impl Core {
         wait: Duration,
         begun: Instant,
     ) -> Result<Begun> {
-        if let Some(block) = self.try_get(wanted.class) {
+        if let Some(block) = self.try_get_of_pool(wanted.class) {
             self.record_get(&block, wanted, None);
             return Ok(Begun::Served(block));
         }
@@ -237,7 +219,7 @@ impl Core {
             Pass::Free => {
                 let block = self.acquire(class, calls, None)?;
                 self.shortage.end_if_calm(&self.log, now_us);
-                self.stock.enforce_idle_limit(now_us);
+                self.stock.enforce_idle_limit(&**self, now_us);
                 Ok(block)
             }
             Pass::Beside { number } => match self.acquire(class, calls.without_waiting(), None) {
@@ -397,8 +379,4 @@ pub(super) fn reason_of(refusal: &Refusal) -> MissReason {
         Refusal::Line { .. } => MissReason::InLine,
         Refusal::Source(_) => MissReason::BackendFailed,
     }
-}
-
-fn deadline(wait: Duration) -> Instant {
-    Instant::now() + wait.min(WAIT_MAX)
 }

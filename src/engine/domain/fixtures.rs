@@ -4,16 +4,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Domain, Member};
+use super::{Domain, PoolView};
 use crate::arena::Retention;
 use crate::backend::{HeapSource, Region, Source, SourceError};
 use crate::diag::{LogSampler, PoolLog};
 use crate::engine::supply::{CalledSource, SharedArena, SharedArenaConfig};
-use crate::quota::Quota;
+use crate::quota::Budget;
 use crate::stats::EvictionReason;
 // In a model another thread may run before each call.
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
-use pinpool_os::sync::process;
 
 /// A heap of discrete regions, whose releases would wait for copies or not.
 #[derive(Debug)]
@@ -61,13 +60,11 @@ unsafe impl Source for CountedHeap {
     }
 }
 
-/// A pool without idle blocks. Counts how often it is asked to expire some.
+/// A pool without idle blocks.
 #[derive(Default)]
-pub(super) struct NoBlocks {
-    pub(super) expirations: process::AtomicU64,
-}
+pub(super) struct NoBlocks;
 
-impl Member for NoBlocks {
+impl PoolView for NoBlocks {
     fn idle_bytes(&self) -> u64 {
         0
     }
@@ -78,15 +75,12 @@ impl Member for NoBlocks {
         false
     }
     fn complete_copies(&self) {}
-    fn expire_idle(&self, _now_us: u64) {
-        self.expirations.fetch_add(1, process::Ordering::Relaxed);
-    }
 }
 
 /// A domain over an arena of this source, under a ceiling or none.
 pub(super) fn domain(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> Domain {
     let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), log_every: 1, listener: None };
-    let (log, claim) = (Arc::new(log), Quota::new(max_bytes).nothing());
+    let (log, claim) = (Arc::new(log), Budget::new(max_bytes).nothing());
     let config =
         SharedArenaConfig { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };
     let arena = SharedArena::new(CalledSource::new(source, None), claim, config, log.clone()).unwrap();

@@ -4,7 +4,7 @@
 //!  own idle blocks and holes would do ─▶ release the oldest of the pool                                  (policy-R6)
 //!  a plan ─▶ carry it out ─refused─▶ once more: for this one buffer, or out of what is committed
 //!  granules in transit ─▶ wait for their plan
-//!  no room ─▶ sweep copies ─▶ release the oldest of any pool ─▶ release regions ─▶ refuse (policy-R8)
+//!  no room ─▶ sweep copies ─▶ release the oldest ─▶ release regions ─▶ refuse (policy-R8)
 //! ```
 //!
 //! Knows no memory, and calls nothing. After every rung but the last the get looks at the memory again.
@@ -20,7 +20,7 @@ pub(super) enum Seen {
     NoHole { is_covered: bool },
     /// The ceilings leave no room for a plan, or the addresses. Whether memory is in transit.
     NoPlan { in_transit: bool },
-    /// Copies were swept. Whether the idle blocks of all pools make up what is lacking, and whether regions are free whose
+    /// Copies were swept. Whether the idle blocks make up what is lacking, and whether regions are free whose
     /// release waits for the device.
     Swept { idle_blocks: u64, is_enough: bool, has_regions: bool },
     /// The source refused a plan. Whether that was for more than this buffer.
@@ -38,7 +38,7 @@ pub(super) enum Rung {
     Wait,
     /// Put back blocks whose copies are over.
     Sweep,
-    /// Release the block of any pool that has been idle longest, and look again.
+    /// Release the block that has been idle longest, whatever its size, and look again.
     ReleaseAny,
     /// From now on a plan may release regions, which waits for the device.
     ReleaseRegions,

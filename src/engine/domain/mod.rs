@@ -1,23 +1,22 @@
-//! An arena and the pools over it: a pool, its partitions, and what spans them.
+//! An arena and the pool over it: the order of steps when memory is needed, and what is done now and then.
 //!
 //! | file | owns |
 //! | --- | --- |
 //! | `serve.rs` | memory for a get that missed |
 //! | `ladder.rs` | the order of its attempts |
-//! | `release.rs` | idle memory of all pools: what is due, what a limit asks for, what others lack |
-//! | `tick.rs` | what is done now and then for all pools |
-//! | `reserve.rs` | a reserve that is pinned beside the pools |
+//! | `release.rs` | idle memory: what is due, what a limit asks for, what others lack |
+//! | `tick.rs` | what is done now and then |
+//! | `reserve.rs` | a reserve that is pinned beside the pool |
 //!
-//! The arena answers, and knows no pool. A pool asks its domain, and knows no other pool.
+//! The arena answers, and knows no pool.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::supply::SharedArena;
 use crate::diag::PoolLog;
 use crate::stats::{EvictionReason, Stats};
-use pinpool_os::sync::plain::Mutex;
 
 mod ladder;
 mod release;
@@ -27,10 +26,10 @@ mod tick;
 
 use reserve::BackgroundPinning;
 pub(super) use reserve::ReserveWait;
-use tick::DomainTicks;
+use tick::PressureWatch;
 
-/// A pool as its domain sees it: it may have to give idle memory back.
-pub(super) trait Member: Send + Sync {
+/// The pool over an arena, as its domain sees it.
+pub(super) trait PoolView: Send + Sync {
     /// Bytes of the idle blocks.
     fn idle_bytes(&self) -> u64;
     /// Number of the idle blocks.
@@ -49,35 +48,24 @@ pub(super) trait Member: Send + Sync {
     }
     /// There is more room than before: waiting gets try again.
     fn room_was_made(&self) {}
-    /// Other owners of the host ledger want memory: what is idle is to be released soon.
-    fn room_is_wanted(&self) {}
-    /// Releases the blocks that have been idle too long at `now_us`.
-    fn expire_idle(&self, now_us: u64);
 }
 
-/// An arena and its pools.
-#[derive(Debug)]
+/// An arena with what its pool does now and then for its memory.
 pub(crate) struct Domain {
     arena: SharedArena,
     log: Arc<PoolLog>,
-    pools: Mutex<Members>,
-    ticks: DomainTicks,
+    pool: OnceLock<Weak<dyn PoolView>>,
+    pressure: PressureWatch,
     /// A thread is releasing what is due.
     is_releasing: AtomicBool,
-    /// Pools in which requests wait.
-    waiting: AtomicU64,
     /// Gets that are after new memory: a reserve waits for them.
     getting: AtomicU64,
     background: BackgroundPinning,
 }
 
-/// The pools that are not closed.
-#[derive(Default)]
-struct Members(Vec<Weak<dyn Member>>);
-
-impl std::fmt::Debug for Members {
+impl std::fmt::Debug for Domain {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Members").field(&self.0.len()).finish()
+        f.debug_struct("Domain").field("arena", &self.arena).finish_non_exhaustive()
     }
 }
 
@@ -86,10 +74,9 @@ impl Domain {
         Self {
             arena,
             log,
-            pools: Mutex::default(),
-            ticks: DomainTicks::new(pressure),
+            pool: OnceLock::new(),
+            pressure: PressureWatch::new(pressure),
             is_releasing: AtomicBool::new(false),
-            waiting: AtomicU64::new(0),
             getting: AtomicU64::new(0),
             background: BackgroundPinning::default(),
         }
@@ -100,46 +87,14 @@ impl Domain {
         &self.arena
     }
 
-    pub(super) fn attach(&self, pool: Weak<dyn Member>) {
-        self.pools.lock().0.push(pool);
+    /// Has this pool told of what a reserve makes room for.
+    pub(super) fn attach(&self, pool: Weak<dyn PoolView>) {
+        // Set once, when the pool is made.
+        let _ = self.pool.set(pool);
     }
 
-    /// A pool has closed. After the last one everything is released, now or with the last block.
-    pub(super) fn detach(&self, pool: &dyn Member, now_us: u64) {
-        let pool: *const () = std::ptr::from_ref(pool).cast();
-        let mut pools = self.pools.lock();
-        pools.0.retain(|other| !std::ptr::addr_eq(other.as_ptr(), pool));
-        let is_last = pools.0.is_empty();
-        drop(pools);
-        if is_last {
-            self.arena.close(now_us);
-        }
-    }
-
-    /// The pools that are not closed. Upgraded under the lock and dropped outside of it: one may be the last reference.
-    pub(super) fn pools(&self) -> Vec<Arc<dyn Member>> {
-        self.pools.lock().0.iter().filter_map(Weak::upgrade).collect()
-    }
-
-    /// Requests wait in one more pool, or in one less.
-    pub(super) fn note_waiting(&self, is_waiting: bool) {
-        // SeqCst, here and below: ordered by the fences of `Core::announce_copy` and `Core::patience`.
-        self.waiting.fetch_add(if is_waiting { 1 } else { u64::MAX }, Ordering::SeqCst);
-    }
-
-    /// Whether requests wait in any pool.
-    pub(super) fn has_waiters(&self) -> bool {
-        self.waiting.load(Ordering::SeqCst) > 0
-    }
-
-    /// Whether blocks of any pool wait for copies.
-    pub(super) fn has_copies(&self) -> bool {
-        self.pools().iter().any(|pool| pool.has_copies())
-    }
-
-    /// Puts back the blocks of all pools whose copies are over.
-    fn complete_copies(&self) {
-        self.pools().iter().for_each(|pool| pool.complete_copies());
+    fn pool(&self) -> Option<Arc<dyn PoolView>> {
+        self.pool.get().and_then(Weak::upgrade)
     }
 
     pub(super) fn fill(&self, stats: &mut Stats) {

@@ -18,23 +18,19 @@ const BUFFER_BYTES: u64 = 4096;
 struct Model {
     domain: Domain,
     source: Arc<CountedHeap>,
-    pool: Arc<NoBlocks>,
 }
 
 impl Model {
     fn new(max_bytes: u64) -> Arc<Self> {
         let source = Arc::new(CountedHeap::new(false));
         let domain = domain(source.clone(), "model", Some(max_bytes));
-        let pool = Arc::new(NoBlocks::default());
-        let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
-        domain.attach(attached);
-        Arc::new(Self { domain, source, pool })
+        Arc::new(Self { domain, source })
     }
 
     fn get(&self) -> Option<(ArenaPtr, u64)> {
         let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
         let acquired =
-            self.domain.serve(class, (0, SlowCalls::Until(Instant::now(), Instant::now())), &*self.pool, || None::<()>);
+            self.domain.serve(class, (0, SlowCalls::Until(Instant::now(), Instant::now())), &NoBlocks, || None::<()>);
         match acquired {
             Ok(Acquired::New(BlockMemory::Carved { ptr, bytes, .. })) => Some((ptr, bytes)),
             refused => {
@@ -53,7 +49,7 @@ impl Model {
     }
 
     fn end(&self) {
-        self.domain.detach(&*self.pool, 0);
+        self.domain.arena.close(0);
         assert_eq!(self.source.released(), self.source.acquired(), "all is released when the end returns");
     }
 }

@@ -1,9 +1,9 @@
-//! Idle memory of all pools is released: when it is due, when a limit asks, and for those who lack it.
+//! Idle memory is released: when it is due, when a limit asks, and for those who lack it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Domain;
+use super::{Domain, PoolView};
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::maintenance_thread::MaintenanceThread;
 use crate::stats::EvictionReason;
@@ -50,15 +50,15 @@ impl Domain {
         self.arena.release(now_us, |state| state.plan_trim(to_bytes))
     }
 
-    /// Releases free memory, then idle blocks of all pools, the oldest first, until no more is held than the ceiling and no
+    /// Releases free memory, then idle blocks, the oldest first, until no more is held than the ceiling and no
     /// more is idle than `max_idle_bytes`.
     pub(in crate::engine) fn enforce_limits(
         &self,
+        pool: &dyn PoolView,
         max_idle_bytes: Option<u64>,
         now_us: u64,
     ) -> Result<(), SourceError> {
-        let pools = self.pools();
-        let idle_bytes = || pools.iter().map(|pool| pool.idle_bytes()).sum::<u64>();
+        let idle_bytes = || pool.idle_bytes();
         // Other threads may put blocks meanwhile: no more are released than were idle at the start.
         let mut turns = idle_bytes() / PAGE_BYTES as u64;
         let mut released = Ok(());
@@ -71,7 +71,7 @@ impl Domain {
             if self.arena.state().excess_bytes(idle_bytes(), max_idle_bytes) == 0 {
                 return released;
             }
-            if turns == 0 || !pools.iter().any(|pool| pool.release_oldest(EvictionReason::OverBytes)) {
+            if turns == 0 || !pool.release_oldest(EvictionReason::OverBytes) {
                 return released;
             }
             turns -= 1;
@@ -80,20 +80,19 @@ impl Domain {
 
     /// Releases free memory and idle blocks, the oldest first, until `bytes` are released or nothing is idle. Returns how many
     /// were.
-    pub(in crate::engine) fn give_room(&self, bytes: u64, now_us: u64) -> u64 {
+    pub(in crate::engine) fn give_room(&self, pool: &dyn PoolView, bytes: u64, now_us: u64) -> u64 {
         let before_bytes = self.arena.state().held_bytes();
-        let pools = self.pools();
-        self.complete_copies();
-        let mut turns: u64 = pools.iter().map(|pool| pool.idle_buffers()).sum();
+        pool.complete_copies();
+        let mut turns = pool.idle_buffers();
         while turns > 0 && self.arena.state().arena().releasable_bytes() < bytes {
-            turns = if pools.iter().any(|pool| pool.release_oldest(EvictionReason::Reclaimed)) { turns - 1 } else { 0 };
+            turns = if pool.release_oldest(EvictionReason::Reclaimed) { turns - 1 } else { 0 };
         }
         self.log.release_error(self.arena.release(now_us, |state| state.plan_release_of(bytes)));
         before_bytes.saturating_sub(self.arena.state().held_bytes())
     }
 
-    /// Bytes of idle buffers of all pools, and of free memory, that are no reserve.
-    pub(in crate::engine) fn idle_bytes(&self) -> u64 {
-        self.arena.idle_bytes(self.pools().iter().map(|pool| pool.idle_bytes()).sum())
+    /// Bytes of idle buffers, and of free memory, that are no reserve.
+    pub(in crate::engine) fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
+        self.arena.idle_bytes(pool.idle_bytes())
     }
 }

@@ -104,7 +104,7 @@ impl Domain {
         }
         let mut state = self.arena.state();
         if !state.ask_reserve(bytes) {
-            return Err(Refusal::Over { needed_bytes: bytes, over: state.quota().full(bytes) });
+            return Err(Refusal::Over { needed_bytes: bytes, over: state.budget().full(bytes) });
         }
         let pinned_bytes = state.pinned_reserve_bytes();
         drop(state);
@@ -248,7 +248,7 @@ impl Domain {
                 self.want_of_ledger(u64::min);
                 self.report_progress();
                 // Gets that wait in line may fit into what is there now.
-                self.pools().iter().for_each(|pool| pool.room_was_made());
+                self.pool().iter().for_each(|pool| pool.room_was_made());
                 if self.arena.state().reserve_to_come() > 0 {
                     return true;
                 }
@@ -263,7 +263,7 @@ impl Domain {
                 drop(progress);
                 if !is_told {
                     let (pinned_bytes, asked_bytes) = self.reserve_progress();
-                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.arena.quota().max_bytes());
+                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.arena.budget().max_bytes());
                 }
                 // What was given back before was told nobody.
                 if self.want_of_ledger(|_, lacking_bytes| lacking_bytes) && self.arena.state().could_go_on(lacks_bytes)
@@ -287,8 +287,8 @@ impl Domain {
     /// own ceiling. Returns whether that is more than before.
     fn want_of_ledger(&self, change: impl FnOnce(u64, u64) -> u64) -> bool {
         let state = self.arena.state();
-        let Some(ledger) = state.quota().shared() else { return false };
-        let lacking_bytes = state.reserve_to_come().min(state.quota().own_room_bytes());
+        let Some(ledger) = state.budget().shared() else { return false };
+        let lacking_bytes = state.reserve_to_come().min(state.budget().own_room_bytes());
         drop(state);
         let progress = self.background.progress.lock();
         let before_bytes = progress.want.bytes();
@@ -374,11 +374,10 @@ impl Domain {
     /// Whether the reserves, with the `bytes` claimed for one more, leave a get without room that waits and came before. A
     /// get that comes now is not taken for one that could be served.
     fn refusal_for_line(&self, bytes: u64) -> Option<Refusal> {
-        let lines = self.pools().into_iter().map(|pool| pool.waiting_bytes());
-        let short =
-            lines.into_iter().find(|line| line.iter().any(|&waiting_bytes| !self.arena.could_hold(waiting_bytes)))?;
-        let (waiting, first_bytes) = (short.len() as u64, short.first().copied().unwrap_or(0));
-        Some(Refusal::Line { needed_bytes: bytes, waiting, first_bytes })
+        let waiting = self.pool()?.waiting_bytes();
+        let is_short = waiting.iter().any(|&waiting_bytes| !self.arena.could_hold(waiting_bytes));
+        let first_bytes = waiting.first().copied().filter(|_| is_short)?;
+        Some(Refusal::Line { needed_bytes: bytes, waiting: waiting.len() as u64, first_bytes })
     }
 
     /// Makes one step, unless another thread makes one, the pool ends, or the process does.
@@ -394,7 +393,8 @@ impl Domain {
         progress.stepper = Some(thread::current().id());
         drop(progress);
         let _end = EndOfStep(&self.background);
-        self.arena.commit_step((now_us, self.has_copies()), |bytes| self.refusal_for_line(bytes))
+        let has_copies = self.pool().is_some_and(|pool| pool.has_copies());
+        self.arena.commit_step((now_us, has_copies), |bytes| self.refusal_for_line(bytes))
     }
 }
 

@@ -1,13 +1,11 @@
 //! Memory for a get that missed: carries out the rungs of the ladder until there is some, or none can be had.
 
-use std::sync::Arc;
-
 use super::ladder::{Ladder, Rung, Seen};
-use super::{Domain, Member};
+use super::{Domain, PoolView};
 use crate::arena::GrowthLimits;
 use crate::backend::SourceError;
 use crate::engine::supply::{Acquired, ArenaState, Refusal, SlowCalls, Stop};
-use crate::quota::{Over, Room};
+use crate::quota::{QuotaExceeded, Room};
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::MutexGuard;
@@ -21,7 +19,7 @@ struct Why {
     /// What the ceilings left at the last plan.
     room: Room,
     /// A claim of the last plan was refused.
-    over: Option<Over>,
+    over: Option<QuotaExceeded>,
     /// The source refused.
     source: Option<SourceError>,
 }
@@ -32,7 +30,7 @@ impl Domain {
         &self,
         class: Class,
         (now_us, calls): (u64, SlowCalls),
-        pool: &dyn Member,
+        pool: &dyn PoolView,
         reuse: impl FnMut() -> Option<R>,
     ) -> Result<Acquired<R>, Stop> {
         let bytes = class.bytes as u64;
@@ -48,25 +46,24 @@ impl Domain {
         }
         // A request that can never fit is no reason to release idle blocks.
         if !self.arena.could_hold(bytes) {
-            return Err(self.no_space(bytes, Room::UNLIMITED).into());
+            return Err(self.no_space(bytes, pool, Room::UNLIMITED).into());
         }
         let _first = self.before_reserve();
-        let pools = self.pools();
-        self.climb(bytes, (now_us, calls), (pool, &pools), reuse)
+        self.climb(bytes, (now_us, calls), pool, reuse)
     }
 
     fn climb<R>(
         &self,
         bytes: u64,
         (now_us, calls): (u64, SlowCalls),
-        (pool, pools): (&dyn Member, &[Arc<dyn Member>]),
+        pool: &dyn PoolView,
         mut reuse: impl FnMut() -> Option<R>,
     ) -> Result<Acquired<R>, Stop> {
         let arena = &self.arena;
-        let mut ladder = Ladder::new(idle_buffers(pool, pools), matches!(calls, SlowCalls::Held(..)));
+        let mut ladder = Ladder::new(pool.idle_buffers(), matches!(calls, SlowCalls::Held(..)));
         let mut why = Why { room: Room::UNLIMITED, over: None, source: None };
         // While copies run, registering much at once would delay their enqueues.
-        let is_short_step = arena.source().release_waits() && pools.iter().any(|pool| pool.has_copies());
+        let is_short_step = arena.source().release_waits() && pool.has_copies();
         loop {
             let idle_bytes = pool.idle_bytes();
             let mut state = arena.state();
@@ -118,40 +115,39 @@ impl Domain {
             };
             if ladder.next(Seen::NoPlan { in_transit: no_space.transit_bytes > 0 }) == Rung::Wait {
                 if !arena.wait_settled(state, calls.until().0) {
-                    return Err(self.refusal(bytes, why).into());
+                    return Err(self.refusal(bytes, pool, why).into());
                 }
                 continue;
             }
-            let lacking_bytes = lacking_bytes(&state, arena.block_bytes(bytes), limits);
+            let lacking_bytes = lacking_bytes(&state, arena.alone_bytes(bytes), limits);
             let has_regions = !limits.may_decommit_regions && state.arena().stats().idle_bytes > 0;
             drop(state);
-            // Copies of pools that nobody uses at the moment may be over; what they used is idle then.
-            pools.iter().for_each(|pool| pool.complete_copies());
-            let idle_bytes: u64 = pools.iter().map(|pool| pool.idle_bytes()).sum();
+            pool.complete_copies();
+            let idle_bytes = pool.idle_bytes();
             let is_enough = idle_bytes > 0 && idle_bytes >= lacking_bytes;
-            let seen = Seen::Swept { idle_blocks: idle_buffers(pool, pools), is_enough, has_regions };
+            let seen = Seen::Swept { idle_blocks: pool.idle_buffers(), is_enough, has_regions };
             match ladder.next(seen) {
                 Rung::ReleaseRegions => {}
-                Rung::ReleaseAny => release_oldest(pool, pools),
+                Rung::ReleaseAny => drop(pool.release_oldest(EvictionReason::Reclaimed)),
                 _ => {
                     let memory = arena.state().carve_in_other_regions(bytes);
-                    return memory.map(Acquired::New).ok_or_else(|| self.refusal(bytes, why).into());
+                    return memory.map(Acquired::New).ok_or_else(|| self.refusal(bytes, pool, why).into());
                 }
             }
         }
     }
 
     /// Why a climb for `bytes` has ended.
-    fn refusal(&self, bytes: u64, why: Why) -> Refusal {
+    fn refusal(&self, bytes: u64, pool: &dyn PoolView, why: Why) -> Refusal {
         match why {
             Why { source: Some(error), .. } => Refusal::Source(error),
             Why { over: Some(over), .. } => Refusal::Over { needed_bytes: bytes, over },
-            Why { room, .. } => self.no_space(bytes, room),
+            Why { room, .. } => self.no_space(bytes, pool, room),
         }
     }
 
-    fn no_space(&self, bytes: u64, room: Room) -> Refusal {
-        self.arena.no_space(bytes, self.pools().iter().map(|pool| pool.idle_bytes()).sum(), room)
+    fn no_space(&self, bytes: u64, pool: &dyn PoolView, room: Room) -> Refusal {
+        self.arena.no_space(bytes, pool.idle_bytes(), room)
     }
 
     fn limits(
@@ -177,7 +173,7 @@ impl Domain {
             true => ladder.may_release_regions() && !self.arena.may_never_release(),
             false => true,
         };
-        let over_bytes = self.arena.quota().over_bytes();
+        let over_bytes = self.arena.budget().over_bytes();
         let known_bytes = state.largest_held_bytes(now_us);
         GrowthLimits { commit_bytes, over_bytes, may_decommit_regions, step_bytes, largest_bytes, known_bytes }
     }
@@ -188,15 +184,4 @@ fn lacking_bytes(state: &MutexGuard<'_, ArenaState>, needed_bytes: u64, limits: 
     let arena = state.arena().stats();
     let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
     needed_bytes.saturating_sub(available_bytes)
-}
-
-/// Idle blocks of all pools. `pool` is one of them, unless it is closing.
-fn idle_buffers(pool: &dyn Member, pools: &[Arc<dyn Member>]) -> u64 {
-    pools.iter().map(|other| other.idle_buffers()).sum::<u64>().max(pool.idle_buffers())
-}
-
-/// Releases the oldest idle block: of `pool`, else of another.
-fn release_oldest(pool: &dyn Member, pools: &[Arc<dyn Member>]) {
-    let mut all = std::iter::once(pool).chain(pools.iter().map(|other| &**other));
-    let _is_released = all.any(|other| other.release_oldest(EvictionReason::Reclaimed));
 }

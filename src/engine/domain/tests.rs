@@ -1,4 +1,4 @@
-//! Ticks of many pools, and the end of a domain.
+//! The end of a domain.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
@@ -25,27 +25,6 @@ impl log::Log for CountingLog {
     fn flush(&self) {}
 }
 
-/// Each of 512 pools ticks every ten milliseconds. If each of them looked at all others, that would be 262,144 looks.
-#[test]
-fn ticks_cost_each_pool_two_looks_however_many_share_an_arena() {
-    const POOLS: u64 = 512;
-    let domain = Arc::new(domain(Arc::new(CountedHeap::new(false)), "ticks", None));
-    let pools: Vec<_> = (0..POOLS).map(|_| Arc::new(NoBlocks::default())).collect();
-    for pool in &pools {
-        let attached: Weak<NoBlocks> = Arc::downgrade(pool);
-        domain.attach(attached);
-    }
-    let looks = || pools.iter().map(|pool| pool.expirations.load(Ordering::Relaxed)).sum::<u64>();
-    for (round, now_us) in (1..4).map(|round| (round, round * 10_000)) {
-        let leaders = pools.iter().filter(|pool| domain.tick(&***pool, now_us, || ())).count();
-        assert_eq!(leaders, 1);
-        assert_eq!(looks(), round * (2 * POOLS - 1));
-    }
-    // A pool that is not in use is looked at with the others.
-    assert!(pools.iter().all(|pool| pool.expirations.load(Ordering::Relaxed) >= 3));
-    pools.iter().for_each(|pool| domain.detach(&**pool, 0));
-}
-
 #[test]
 #[cfg_attr(miri, ignore = "leaves memory on purpose, which Miri calls a leak")]
 fn memory_is_said_to_stay_only_if_it_does() {
@@ -53,18 +32,16 @@ fn memory_is_said_to_stay_only_if_it_does() {
     for is_leaked in [false, true] {
         let source = Arc::new(CountedHeap::new(true));
         let domain = domain(source.clone(), "closing test", None);
-        let pool = Arc::new(NoBlocks::default());
-        let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
-        domain.attach(attached);
         let class = Rounding::Eighths.class(4096, 4096).unwrap();
-        let acquired =
-            domain.serve(class, (0, SlowCalls::Until(Instant::now(), Instant::now())), &*pool, || None::<()>).unwrap();
+        let acquired = domain
+            .serve(class, (0, SlowCalls::Until(Instant::now(), Instant::now())), &NoBlocks, || None::<()>)
+            .unwrap();
         let Acquired::New(BlockMemory::Carved { ptr, bytes, .. }) = acquired else { panic!("carved") };
         if is_leaked {
             domain.arena.count_quarantined();
         }
         // The pool closes before its last block comes back.
-        domain.detach(&*pool, 0);
+        domain.arena.close(0);
         if is_leaked {
             assert_eq!((LEFT_PINNED.load(Ordering::Relaxed), source.released()), (1, 0));
         } else {

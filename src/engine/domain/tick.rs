@@ -1,10 +1,9 @@
-//! What is done now and then for all pools of a domain, by whichever of them looks at the clock first.
+//! What a tick does for an arena.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Domain, Member};
-use crate::engine::maintenance::TICK_EVERY_US;
+use super::{Domain, PoolView};
 use crate::stats::EvictionReason;
 use pinpool_os::clock::monotonic_us;
 use pinpool_os::fork::OfProcess;
@@ -16,14 +15,12 @@ const GAUGE_EVERY_US: u64 = 1_000_000;
 /// While memory is short, free memory is kept for a fourth of the time.
 const RETENTION_DIVISOR: u64 = 4;
 
-/// When the pools of a domain were looked at last. Held locked during a tick: a pool that finds another at it leaves the work
-/// to that one.
+/// The pressure on memory at the last tick. Held locked during a tick, of which there is one at a time.
 #[derive(Debug)]
-pub(super) struct DomainTicks(Mutex<Watch>);
+pub(super) struct PressureWatch(Mutex<Watch>);
 
 #[derive(Debug)]
 struct Watch {
-    next_tick_us: u64,
     /// `None`: that of the kernel's files.
     gauge: Option<Gauge>,
     pressure: Pressure,
@@ -41,11 +38,11 @@ struct Gauge {
 static OF_KERNEL: OfProcess<Mutex<Gauge>> =
     OfProcess::new(|| Mutex::new(Gauge::of(PressureGauge::of_kernel(Path::new("/")))));
 
-impl DomainTicks {
+impl PressureWatch {
     /// Follows the kernel's signs, or only `file`.
     pub(super) fn new(file: Option<&Path>) -> Self {
         let gauge = file.map(|file| Gauge::of(Some(PressureGauge::of_file(file))));
-        Self(Mutex::new(Watch { next_tick_us: 0, gauge, pressure: Pressure::Calm }))
+        Self(Mutex::new(Watch { gauge, pressure: Pressure::Calm }))
     }
 }
 
@@ -76,42 +73,27 @@ impl Watch {
 }
 
 impl Domain {
-    /// A tick of `pool`. Releases what has been idle too long, follows the pressure on memory, releases what is due: for all
-    /// pools, unless another pool did so a moment ago; returns whether this one did. Severe pressure releases everything idle,
-    /// for as long as it lasts; `trim_all` is to release what is free then. May make slow calls.
-    pub(in crate::engine) fn tick(self: &Arc<Self>, pool: &dyn Member, now_us: u64, trim_all: impl FnOnce()) -> bool {
-        let watch = self.ticks.0.try_lock().filter(|watch| now_us >= watch.next_tick_us);
-        let Some(mut watch) = watch else {
-            pool.expire_idle(now_us);
-            return false;
-        };
-        watch.next_tick_us = now_us.saturating_add(TICK_EVERY_US);
-        // A pool that is not in use expires with the others.
-        let pools = self.pools();
-        pools.iter().for_each(|pool| pool.expire_idle(now_us));
+    /// A tick of `pool`: follows the pressure on memory, and releases what is due. Severe pressure releases everything idle, for as
+    /// long as it lasts; `trim_all` is to release what is free then. May make slow calls.
+    pub(in crate::engine) fn tick(self: &Arc<Self>, pool: &dyn PoolView, now_us: u64, trim_all: impl FnOnce()) {
+        let Some(mut watch) = self.pressure.0.try_lock() else { return };
         if let Some(pressure) = watch.pressure_change(now_us) {
             self.arena.shorten_retention((pressure != Pressure::Calm).then_some(RETENTION_DIVISOR));
             self.log.pressure_changed(pressure == Pressure::Calm);
         }
         if watch.pressure == Pressure::Severe {
-            pools.iter().for_each(|pool| release_idle(&**pool, EvictionReason::Pressure));
+            release_idle(pool, EvictionReason::Pressure);
             trim_all();
         }
         self.arena.refresh_demand(now_us);
         self.log.release_error(self.release_due(now_us));
         self.resume_reserve(now_us);
-        true
-    }
-
-    /// Releases all that is idle in the pools, for this reason.
-    pub(in crate::engine) fn release_idle(&self, why: EvictionReason) {
-        self.pools().iter().for_each(|pool| release_idle(&**pool, why));
     }
 }
 
 /// Releases as many blocks of `pool` as are idle now, oldest first. What other threads put back meanwhile is left to the
 /// next call, so that this one ends.
-fn release_idle(pool: &dyn Member, why: EvictionReason) {
+fn release_idle(pool: &dyn PoolView, why: EvictionReason) {
     for _ in 0..pool.idle_buffers() {
         if !pool.release_oldest(why) {
             break;

@@ -19,7 +19,7 @@ use super::BlockMemory;
 use super::executor::{Executed, Executor, Mapping, Mappings};
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
 use crate::backend::{PAGE_BYTES, SourceError};
-use crate::quota::{Claim, Over, Quota};
+use crate::quota::{Budget, Claim, QuotaExceeded};
 use crate::stats::{SourceCalls, Stats};
 
 mod background;
@@ -50,7 +50,7 @@ pub(in crate::engine) struct ArenaState {
     is_closed: bool,
     /// Bytes that were due at the last tick and stay, since their release would wait for the device.
     overdue_bytes: u64,
-    quota: Arc<Quota>,
+    budget: Arc<Budget>,
     /// What this arena claims there; `None` after its end.
     claim: Option<Claim>,
     /// What the system will hold for the reserves that are being pinned.
@@ -78,7 +78,7 @@ impl ArenaState {
             next_preparation_us: 0,
             is_closed: false,
             overdue_bytes: 0,
-            quota: claim.quota().clone(),
+            budget: claim.budget().clone(),
             claim: Some(claim),
             pending_bytes: 0,
             reserve_bytes: 0,
@@ -125,7 +125,7 @@ impl ArenaState {
         let start = self.mappings.address(ptr)?;
         let id = self.next_id;
         self.next_id += 1;
-        Some(BlockMemory::Carved { start, ptr, bytes, id, claim: None })
+        Some(BlockMemory::Carved { start, ptr, bytes, id })
     }
 
     /// A get of `bytes` missed: carves it if a hole is long enough. Also returns whether the size recurs (policy-R12).
@@ -200,7 +200,7 @@ impl ArenaState {
         &mut self,
         bytes: u64,
         limits: GrowthLimits,
-    ) -> Result<Plan, (NoSpace, Option<Over>)> {
+    ) -> Result<Plan, (NoSpace, Option<QuotaExceeded>)> {
         let plan = self.arena.grow(bytes, ALIGN_BYTES, limits).map_err(|no_space| (no_space, None))?;
         let Err(over) = self.update_claim() else { return Ok(plan) };
         // Another claimant was faster.
@@ -223,7 +223,7 @@ impl ArenaState {
     /// for several. Returns their size if they are larger than before.
     pub(in crate::engine) fn grow_in_larger_granules(&mut self) -> Option<u64> {
         self.arena
-            .grow_in_larger_granules(self.quota().max_bytes().map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
+            .grow_in_larger_granules(self.budget().max_bytes().map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
     }
 
     /// What the steps of `plan` work on.
@@ -347,7 +347,7 @@ impl ArenaState {
     /// Bytes held above a ceiling that was lowered.
     fn bytes_over_ceiling(&self) -> u64 {
         let held_bytes = self.held_bytes().saturating_add(self.claimed_by_others());
-        self.quota().max_bytes().map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
+        self.budget().max_bytes().map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
     }
 
     /// Bytes above the ceiling, or above `max_idle_bytes` where `idle_bytes` are idle in pools: whichever is more.
@@ -395,7 +395,7 @@ impl ArenaState {
 
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
         let arena = self.arena.stats();
-        self.quota().fill(stats);
+        self.budget().fill(stats);
         stats.pinned_bytes = self.held_bytes();
         stats.peak_pinned_bytes = self.peak_bytes;
         stats.arena_free_bytes = arena.hole_bytes;

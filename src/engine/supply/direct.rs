@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::{BlockMemory, CalledSource, Refusal, SlowCalls, Stop};
 use crate::backend::{Region, Source, SourceError};
 use crate::diag::{Growth, PoolLog};
-use crate::quota::{Claim, Quota};
+use crate::quota::{Budget, Claim};
 use crate::stats::{SourceCalls, Stats};
 use pinpool_os::sync::plain::Mutex;
 
@@ -16,7 +16,7 @@ use pinpool_os::sync::plain::Mutex;
 #[derive(Debug)]
 pub(crate) struct Direct {
     source: CalledSource,
-    quota: Arc<Quota>,
+    budget: Arc<Budget>,
     /// Of no bytes: keeps the ceiling that several pools share until the pool is closed.
     base: Mutex<Option<Claim>>,
     /// Regions that the source refused to release: it is asked again.
@@ -28,13 +28,16 @@ pub(crate) struct Direct {
 #[derive(Debug, Clone, Copy, Default)]
 struct CallCounts {
     calls: SourceCalls,
+    /// Bytes of memory that is there, and the most at any time: no claim whose memory was refused.
+    held_bytes: u64,
+    peak_bytes: u64,
     stuck_bytes: u64,
 }
 
 impl Direct {
     pub(crate) fn new(source: CalledSource, claim: Claim, log: Arc<PoolLog>) -> Self {
-        let (quota, base) = (claim.quota().clone(), Mutex::new(Some(claim)));
-        Self { source, quota, base, refused: Mutex::default(), counts: Box::default(), log }
+        let (budget, base) = (claim.budget().clone(), Mutex::new(Some(claim)));
+        Self { source, budget, base, refused: Mutex::default(), counts: Box::default(), log }
     }
 
     /// The pool has closed, and claims no more than its blocks do that are lost, and the regions that are never released.
@@ -58,13 +61,13 @@ impl Direct {
         &*self.source
     }
 
-    pub(in crate::engine) fn quota(&self) -> &Arc<Quota> {
-        &self.quota
+    pub(in crate::engine) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
     }
 
     /// What the ceiling leaves beside a block of `class_bytes`.
     pub(in crate::engine) fn room_beside_bytes(&self, class_bytes: usize) -> u64 {
-        self.quota.max_bytes().map_or(0, |max_bytes| max_bytes.saturating_sub(self.held_bytes(class_bytes)))
+        self.budget.max_bytes().map_or(0, |max_bytes| max_bytes.saturating_sub(self.held_bytes(class_bytes)))
     }
 
     /// Bytes held for a block of `class_bytes`.
@@ -75,25 +78,29 @@ impl Direct {
     /// Acquires `class_bytes`, as far as `calls` allow. A slow call.
     pub(in crate::engine) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Stop> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
-        let claim = self.quota.claim(needed_bytes).map_err(|over| Refusal::Over { needed_bytes, over })?;
+        let claim = self.budget.claim(needed_bytes).map_err(|over| Refusal::Over { needed_bytes, over })?;
         if matches!(calls, SlowCalls::None | SlowCalls::Held(..)) {
             return Err(Stop::NeedsCall);
         }
         let begun = Instant::now();
         let acquired = self.source.acquire(class_bytes, Some(calls.until().1));
         let took = begun.elapsed();
-        self.counts.lock().calls.pinned(class_bytes as u64, took, acquired.is_ok());
+        let mut counts = self.counts.lock();
+        counts.calls.pinned(class_bytes as u64, took, acquired.is_ok());
         let region = acquired.map_err(Refusal::Source)?;
-        let held_bytes = self.quota.held_bytes();
+        counts.held_bytes += needed_bytes;
+        counts.peak_bytes = counts.peak_bytes.max(counts.held_bytes);
+        let held_bytes = counts.held_bytes;
+        drop(counts);
         self.log.page_locked(&Growth {
             asked_bytes: class_bytes as u64,
             held_before_bytes: held_bytes.saturating_sub(needed_bytes),
             held_bytes,
             page_locks: 1,
             took,
-            max_bytes: self.quota.max_bytes(),
+            max_bytes: self.budget.max_bytes(),
         });
-        Ok(BlockMemory::Region { region, claim: claim.held() })
+        Ok(BlockMemory::Region { region, claim })
     }
 
     /// Releases `region`. On failure its bytes stay held until a later release; returns their number with the reason. A slow
@@ -110,6 +117,8 @@ impl Direct {
         counts.calls.unpin.record(class_bytes, begun.elapsed(), released.is_ok());
         match released {
             Ok(()) => {
+                counts.held_bytes -= claim.bytes();
+                drop(counts);
                 // Only now: the bytes are free for other gets after the source has them back.
                 drop(claim);
                 Ok(())
@@ -127,14 +136,16 @@ impl Direct {
         self.counts.lock().calls
     }
 
-    /// Bytes in regions that the source failed to release.
-    pub(in crate::engine) fn stuck_bytes(&self) -> u64 {
-        self.counts.lock().stuck_bytes
+    /// Bytes of blocks: without those of regions that the source failed to release.
+    pub(in crate::engine) fn block_bytes(&self) -> u64 {
+        let counts = self.counts.lock();
+        counts.held_bytes - counts.stuck_bytes
     }
 
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
-        let CallCounts { calls, stuck_bytes } = *self.counts.lock();
-        self.quota.fill(stats);
+        let CallCounts { calls, stuck_bytes, held_bytes, peak_bytes } = *self.counts.lock();
+        self.budget.fill(stats);
+        (stats.pinned_bytes, stats.peak_pinned_bytes) = (held_bytes, peak_bytes);
         stats.lost_bytes += stuck_bytes;
         stats.mappings = calls.pin.count.saturating_sub(calls.unpin.count);
     }

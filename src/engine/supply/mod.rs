@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
-use crate::quota::{Claim, Level, Over};
+use crate::quota::{Claim, Level, QuotaExceeded};
 
 pub(crate) use adopted::Adopted;
 pub(in crate::engine) use arena_state::ArenaState;
@@ -48,8 +48,8 @@ pub(crate) use shared_arena::{SharedArena, SharedArenaConfig};
 pub(in crate::engine) enum BlockMemory {
     /// A region of its own, with its claim under the ceiling.
     Region { region: Region, claim: Claim },
-    /// Carved from the arena, with its claim under the ceiling of its own pool.
-    Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64, claim: Option<Claim> },
+    /// Carved from the arena.
+    Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64 },
     /// Ordinary memory, given out when there is no room, with its claim under the limit of the fallback. Never kept.
     Pageable { region: Region, claim: Claim },
     /// A user's, who has it back when the buffer is put.
@@ -132,7 +132,7 @@ impl<R> Stop<R> {
 #[derive(Debug, Clone)]
 pub(in crate::engine) enum Refusal {
     /// A block of this much would exceed a ceiling.
-    Over { needed_bytes: u64, over: Over },
+    Over { needed_bytes: u64, over: QuotaExceeded },
     /// Others wait for memory, the first of them for this much, and there is no room beside it.
     Line { needed_bytes: u64, waiting: u64, first_bytes: u64 },
     /// The source failed.
@@ -142,7 +142,7 @@ pub(in crate::engine) enum Refusal {
 impl Refusal {
     /// Whether the ceiling that several pools share has no room.
     pub(in crate::engine) fn is_by_shared(&self) -> bool {
-        matches!(self, Self::Over { over: Over { level: Level::Shared, .. }, .. })
+        matches!(self, Self::Over { over: QuotaExceeded { level: Level::Shared, .. }, .. })
     }
 }
 

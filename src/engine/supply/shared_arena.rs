@@ -39,7 +39,7 @@ use super::{BlockMemory, Refusal};
 use crate::arena::{ArenaPtr, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
 use crate::diag::PoolLog;
-use crate::quota::{Claim, Quota, Room};
+use crate::quota::{Budget, Claim, Room};
 use crate::stats::{SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
 
@@ -57,11 +57,11 @@ const VARIED_GRANULES: u64 = 2;
 /// The same for discrete regions, whose small buffers have regions of their own.
 const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 
-/// An arena over a source, for one pool and its partitions.
+/// An arena over a source.
 #[derive(Debug)]
 pub(crate) struct SharedArena {
     source: CalledSource,
-    quota: Arc<Quota>,
+    budget: Arc<Budget>,
     log: Arc<PoolLog>,
     config: SharedArenaConfig,
     shape: GrowthShape,
@@ -102,7 +102,7 @@ impl SharedArena {
         config: SharedArenaConfig,
         log: Arc<PoolLog>,
     ) -> Result<Self, SourceError> {
-        let (arena, mappings, shape) = arena_over(&source, claim.quota().max_bytes(), config.retention)?;
+        let (arena, mappings, shape) = arena_over(&source, claim.budget().max_bytes(), config.retention)?;
         let varied_above_bytes = if shape.is_discrete {
             VARIED_IN_REGIONS_BYTES
         } else {
@@ -113,7 +113,7 @@ impl SharedArena {
             log,
             config,
             shape,
-            quota: claim.quota().clone(),
+            budget: claim.budget().clone(),
             state: Mutex::new(ArenaState::new(arena, mappings, varied_above_bytes, claim)),
             settled: Condvar::default(),
             mappings: MappingWatch::below("/".into()),
@@ -131,8 +131,8 @@ impl SharedArena {
         Self { mappings: MappingWatch::below(root), ..self }
     }
 
-    pub(in crate::engine) fn quota(&self) -> &Arc<Quota> {
-        &self.quota
+    pub(in crate::engine) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
     }
 
     pub(in crate::engine) fn source(&self) -> &dyn Source {
@@ -158,7 +158,7 @@ impl SharedArena {
         served
     }
 
-    /// No hole is long enough for `bytes`, of a size that does not recur, while `idle_bytes` are idle in pools.
+    /// No hole is long enough for `bytes`, of a size that does not recur, while `idle_bytes` are idle in the pool.
     pub(in crate::engine) fn note_scattered(&self, bytes: u64, idle_bytes: u64, now_us: u64) {
         let mut state = self.state.lock();
         state.note_scattered(bytes, idle_bytes, now_us);
@@ -189,7 +189,7 @@ impl SharedArena {
     fn fits(&self, bytes: u64) -> bool {
         let state = self.state.lock();
         let (reserve_bytes, largest_reserve_bytes) = state.reserve_bytes();
-        let room_bytes = self.quota.highest_claim_bytes().saturating_sub(reserve_bytes);
+        let room_bytes = self.budget.highest_claim_bytes().saturating_sub(reserve_bytes);
         let background_bytes = state.background_reserve_bytes();
         drop(state);
         let GrowthShape { sizes, is_discrete, .. } = self.shape;
@@ -201,11 +201,11 @@ impl SharedArena {
     /// What is claimed for a block of `bytes` that has no committed memory.
     pub(in crate::engine) fn grown_bytes(&self, bytes: u64) -> u64 {
         let GrowthShape { sizes, is_discrete, .. } = self.shape;
-        if is_discrete { self.block_bytes(bytes) } else { sizes.up(bytes) }
+        if is_discrete { self.alone_bytes(bytes) } else { sizes.up(bytes) }
     }
 
     /// What the system holds for a block of `bytes` alone.
-    pub(in crate::engine) fn block_bytes(&self, bytes: u64) -> u64 {
+    pub(in crate::engine) fn alone_bytes(&self, bytes: u64) -> u64 {
         if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
     }
 
@@ -219,11 +219,10 @@ impl SharedArena {
         self.config.may_grow
     }
 
-    /// What the ceilings, that of the pool included, leave beside a block of `first_bytes` in whole granules.
-    pub(in crate::engine) fn room_beside_bytes(&self, first_bytes: u64, own_max_bytes: Option<u64>) -> u64 {
+    /// What the ceiling leaves beside a block of `first_bytes` in whole granules.
+    pub(in crate::engine) fn room_beside_bytes(&self, first_bytes: u64) -> u64 {
         let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
-        let max_bytes = self.quota.max_bytes().into_iter().chain(own_max_bytes).min();
-        match max_bytes.filter(|_| !is_discrete && self.config.may_grow) {
+        match self.budget.max_bytes().filter(|_| !is_discrete && self.config.may_grow) {
             Some(max_bytes) => {
                 let granules = (max_bytes / granule_bytes).saturating_sub(first_bytes.div_ceil(granule_bytes));
                 granules * granule_bytes
@@ -238,12 +237,12 @@ impl SharedArena {
         (bytes.div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
     }
 
-    /// Why no plan gives a block of `bytes` memory, while `idle_bytes` were idle in pools and `room` was left under the
+    /// Why no plan gives a block of `bytes` memory, while `idle_bytes` were idle in the pool and `room` was left under the
     /// ceilings.
     pub(in crate::engine) fn no_space(&self, bytes: u64, idle_bytes: u64, room: Room) -> Refusal {
         let refused = |over| Refusal::Over { needed_bytes: bytes, over };
         if !self.config.may_grow {
-            return refused(self.quota.full(bytes));
+            return refused(self.budget.full(bytes));
         }
         let state = self.state.lock();
         // What is idle here is used first, and is claimed already.
@@ -251,7 +250,7 @@ impl SharedArena {
         let missing_bytes = state.arena().missing_bytes(bytes, PAGE_BYTES as u64);
         drop(state);
         let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
-        let has_ceiling = self.quota.max_bytes().is_some() || self.quota.shared().is_some();
+        let has_ceiling = self.budget.max_bytes().is_some() || self.budget.shared().is_some();
         if self.fits(bytes) && !(is_addressable && has_ceiling) {
             let longest_bytes = self.shape.longest_bytes;
             let what = format!("no {bytes} B in one piece are left of the {longest_bytes} B of addresses reserved");
@@ -262,15 +261,15 @@ impl SharedArena {
         let grown_bytes = self.grown_bytes(bytes);
         let missing_bytes = missing_bytes.filter(|_| !self.shape.is_discrete).unwrap_or(grown_bytes);
         let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
-        let own_bytes = self.quota.own_room_bytes();
+        let own_bytes = self.budget.own_room_bytes();
         // There may have been room for a plan that did not come about: what is idle here may lie elsewhere.
         let wanted = [(claimed_bytes, own_bytes), (grown_bytes, own_bytes.saturating_add(reusable_bytes))];
         let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
-        let over = shared.filter_map(|&(bytes, _)| self.quota.lacking_shared(room, bytes)).next();
-        refused(over.unwrap_or_else(|| self.quota.full(claimed_bytes.saturating_sub(own_bytes))))
+        let over = shared.filter_map(|&(bytes, _)| self.budget.lacking_shared(room, bytes)).next();
+        refused(over.unwrap_or_else(|| self.budget.full(claimed_bytes.saturating_sub(own_bytes))))
     }
 
-    /// The last pool has closed. Everything is released, now or with the last block.
+    /// The pool has closed. Everything is released, now or with the last block.
     pub(in crate::engine) fn close(&self, now_us: u64) {
         self.state.lock().close();
         self.teardown(now_us);
@@ -332,9 +331,9 @@ impl SharedArena {
         self.state.lock().held_bytes()
     }
 
-    /// Whether any block is carved from the arena.
-    pub(in crate::engine) fn has_blocks(&self) -> bool {
-        self.state.lock().arena().stats().live_bytes > 0
+    /// Bytes of the blocks that are carved from the arena.
+    pub(in crate::engine) fn block_bytes(&self) -> u64 {
+        self.state.lock().arena().stats().live_bytes
     }
 
     pub(in crate::engine) fn calls(&self) -> SourceCalls {

@@ -17,8 +17,8 @@
 //!
 //! A hit and a put pay nothing while no get waits but one load: [`Waiters::has_waiters`].
 //!
-//! The order holds within one pool. A partition has a line of its own; its gets and those of its parent meet at the shared
-//! ceiling without an order between them.
+//! The order holds within one pool, whichever partition a get is of. At the limit of a partition gets wait in a line of the
+//! partition for their claim, and join the line of the pool after that.
 //!
 //! Owns the line. Never acquires memory: that is the [`Server`]'s.
 //!
@@ -43,6 +43,14 @@ use crate::size_class::Class;
 use pinpool_os::sync::Mutex;
 use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
 use pinpool_os::sync::process::AtomicU64;
+
+/// Longest wait for room.
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
+
+/// When a request that begins now has waited for `wait`.
+pub(super) fn deadline(wait: Duration) -> Instant {
+    Instant::now() + wait.min(WAIT_MAX)
+}
 
 /// A line of waiting gets, which puts hand items of type `T` to.
 #[derive(Debug)]

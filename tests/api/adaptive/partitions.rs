@@ -1,49 +1,38 @@
-//! Pools that share memory and a ceiling, each with its own ceiling and figures.
+//! Partitions: each a limit and a wait queue of its own over the memory of one pool.
 
-use super::{MIB, after_seconds, over, over_virtual_memory, valid_stats, with_manual_clock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use super::{MIB, over, over_virtual_memory, valid_stats};
+use crate::captured_log::{lines_with_levels, listen};
 use crate::counting::CountingSource;
+use crate::fixture::{LONG, until_waits};
+use pinpool::{Backend, Ceiling, Pool, Preset, Request};
 
 #[test]
-fn a_partition_has_its_own_ceiling_and_figures() {
-    let pool = over_virtual_memory().max_bytes(16 << 20).build().unwrap();
+fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
+    let pool = over_virtual_memory().max_bytes(16 << 20).name("train").build().unwrap();
     let eval = pool.partition("eval", 4 << 20).unwrap();
     let held: Vec<_> = (0..2).map(|_| eval.get(2 * MIB).unwrap()).collect();
     let error = eval.get(2 * MIB).unwrap_err();
     assert!(error.is_limit() && error.to_string().contains("ceiling 4194304 B"), "{error}");
     assert!(eval.get(5 * MIB).unwrap_err().to_string().contains("partition"));
+    assert!(eval.try_get(2 * MIB).unwrap().is_none());
     let (of_eval, of_all) = (valid_stats(&eval), valid_stats(&pool));
     assert_eq!((of_eval.in_use_bytes, of_eval.pinned_bytes, of_eval.max_bytes), (4 << 20, 4 << 20, Some(4 << 20)));
-    assert_eq!((of_all.in_use_bytes, of_all.partition_bytes, of_all.pinned_bytes), (0, 4 << 20, 4 << 20));
+    assert_eq!((of_eval.gets, of_eval.misses, of_eval.failed_gets, of_eval.is_partition), (2, 2, 2, true));
+    assert_eq!((of_all.gets, of_all.in_use, of_all.in_use_bytes, of_all.pinned_bytes), (2, 2, 4 << 20, 4 << 20));
+    assert!(pool.dump().to_string().contains("4.00 MiB from eval (2 buffers"), "{}", pool.dump());
     drop(held);
-    assert_eq!((valid_stats(&eval).idle_bytes, valid_stats(&pool).partition_bytes), (4 << 20, 4 << 20));
-    assert_eq!(eval.get(4 * MIB).unwrap().len(), 4 * MIB, "its own idle buffers are reclaimed");
-}
-
-#[test]
-fn idle_buffers_of_a_partition_make_room_for_others_under_the_common_ceiling() {
-    let pool = over_virtual_memory().max_bytes(8 << 20).build().unwrap();
-    let eval = pool.partition("eval", 8 << 20).unwrap();
-    drop((0..4).map(|_| eval.get(2 * MIB).unwrap()).collect::<Vec<_>>());
-    assert_eq!(pool.get(8 * MIB).unwrap().len(), 8 * MIB);
-    assert_eq!((valid_stats(&eval).reclaimed, valid_stats(&pool).reclaimed), (4, 0));
-}
-
-#[test]
-fn idle_buffers_of_a_silent_partition_expire_with_those_of_its_pool() {
-    let (pool, clock) = with_manual_clock(over_virtual_memory());
-    clock.advance_us(3_600_000_000);
-    pool.poll();
-    let eval = pool.partition("eval", 8 << 20).unwrap();
-    drop(eval.get(2 * MIB).unwrap());
-    assert_eq!(after_seconds(&clock, &pool, 9).partition_bytes, 2 << 20);
-    assert_eq!(after_seconds(&clock, &pool, 1).partition_bytes, 0, "buffers of the silent partition expire too");
-    assert_eq!(valid_stats(&eval).aged, 1);
-    assert_eq!(
-        after_seconds(&clock, &pool, 59).pinned_bytes,
-        2 << 20,
-        "idle from then on, and not since the partition was made"
-    );
-    assert_eq!(after_seconds(&clock, &pool, 1).pinned_bytes, 0);
+    assert_eq!((eval.stats().in_use_bytes, valid_stats(&pool).idle_bytes), (0, 4 << 20));
+    drop(pool.get(2 * MIB).expect("what was of the partition is idle in the pool"));
+    assert_eq!((pool.stats().hits, pool.partition_stats().len()), (1, 1));
+    drop(eval.try_get(2 * MIB).unwrap().unwrap());
+    assert_eq!((eval.stats().hits, eval.stats().in_use_bytes, eval.stats().peak_pinned_bytes), (1, 0, 4 << 20));
+    assert_eq!((eval.name(), eval.stats().name.as_deref()), (Some("train/eval"), Some("train/eval")));
+    drop(eval);
+    assert!(pool.partition_stats().is_empty());
 }
 
 #[test]
@@ -58,4 +47,111 @@ fn a_partition_outlives_its_pool_and_the_last_handle_releases_everything() {
     assert_eq!(source.ranges(), 1);
     drop(buffer);
     assert_eq!((source.ranges(), source.held_bytes()), (0, 0));
+}
+
+#[test]
+fn a_full_partition_delays_nobody_else_and_its_requests_are_served_in_order() {
+    let builder = || Pool::builder().without_env().backend(Backend::Heap).wait(LONG);
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+        let pool = builder().preset(preset).max_bytes(64 << 20).build().unwrap();
+        let eval = pool.partition("eval", 8 << 20).unwrap();
+        let held = [(); 2].map(|()| eval.get(3 * MIB).unwrap());
+        let (order, expected) = (AtomicUsize::new(0), [6 * MIB, 3 * MIB]);
+        thread::scope(|scope| {
+            for (at, len) in expected.into_iter().enumerate() {
+                let (eval, order) = (&eval, &order);
+                scope.spawn(move || {
+                    let got = eval.get(len).unwrap();
+                    assert_eq!(
+                        order.fetch_add(1, Ordering::SeqCst),
+                        at,
+                        "a small request does not overtake a large one"
+                    );
+                    drop(got);
+                });
+                until_waits(eval, at as u64 + 1);
+            }
+            // The pool serves others at once, and also what is hit.
+            (0..20).for_each(|_| drop(pool.get_with(Request::new(16 * MIB).wait(Duration::ZERO)).unwrap()));
+            assert_eq!((pool.stats().waiting, pool.stats().waits), (0, 0));
+            let [first, second] = held;
+            drop(first);
+            assert_eq!(order.load(Ordering::SeqCst), 0, "one buffer is no room for the first");
+            drop(second);
+        });
+        let stats = eval.stats();
+        assert_eq!((stats.waits, stats.waiting, stats.wait_time.count(), stats.in_use_bytes), (2, 0, 2, 0));
+    }
+}
+
+#[test]
+fn a_request_within_the_partition_waits_in_the_queue_of_the_pool() {
+    let pool = over_virtual_memory().max_bytes(8 << 20).wait(LONG).build().unwrap();
+    let [one, other] = ["one", "other"].map(|name| pool.partition(name, 8 << 20).unwrap());
+    let held = pool.get(8 * MIB).unwrap();
+    thread::scope(|scope| {
+        let waiting = [&one, &other].map(|partition| scope.spawn(|| partition.get(8 * MIB).map(drop)));
+        until_waits(&pool, 2);
+        assert_eq!((one.stats().waiting, other.stats().waiting), (0, 0));
+        drop(held);
+        waiting.into_iter().for_each(|waiting| waiting.join().unwrap().unwrap());
+    });
+    assert_eq!(valid_stats(&pool).waits, 2);
+}
+
+#[test]
+fn a_partition_above_its_pool_is_allowed_and_both_say_which_limit_applies() {
+    listen();
+    let pool = over_virtual_memory().max_bytes(8 << 20).name("train").wait(Duration::ZERO).build().unwrap();
+    let eval = pool.partition("eval", 16 << 20).unwrap();
+    let kept = lines_with_levels();
+    let line = "[train] partition eval: limit 16777216 bytes of the memory of this pool; the pool's limit of 8388608 bytes is lower \
+                and applies";
+    assert!(kept.iter().any(|(_, kept)| kept == line), "{kept:?}");
+    let error = eval.get(12 * MIB).unwrap_err();
+    assert!(error.is_limit() && error.to_string().contains("never fit under the ceiling"), "{error}");
+    assert_eq!(eval.stats().in_use_bytes, 0, "a request that the pool refuses claims nothing");
+    drop(eval.get(8 * MIB).unwrap());
+    pool.set_max_bytes(32 << 20).unwrap();
+    drop(eval.get(16 * MIB).unwrap());
+    assert!(eval.get(17 * MIB).unwrap_err().to_string().contains("in this partition"));
+}
+
+#[test]
+fn what_a_partition_cannot_do_names_its_pool() {
+    let pool = over_virtual_memory().max_bytes(8 << 20).name("train").build().unwrap();
+    let eval = pool.partition("eval", 4 << 20).unwrap();
+    for error in [eval.partition("inner", 1 << 20).unwrap_err(), eval.prewarm(1 << 20).unwrap_err()] {
+        assert!(
+            error.is_setting() && error.to_string().contains("train/eval is a partition: call this on its pool"),
+            "{error}"
+        );
+    }
+    assert_eq!(valid_stats(&pool).reserve_bytes, 0);
+}
+
+#[test]
+fn the_limit_of_a_partition_changes_within_the_limit_of_its_pool() {
+    let pool = over_virtual_memory().max_bytes(16 << 20).wait(LONG).build().unwrap();
+    let eval = pool.partition("eval", 2 << 20).unwrap();
+    let fill = |count: usize| {
+        (0..count).map(|_| eval.get_with(Request::new(MIB).wait(Duration::ZERO))).filter(Result::is_ok).count()
+    };
+    let all = || {
+        let held: Vec<_> = std::iter::from_fn(|| eval.get_with(Request::new(MIB).wait(Duration::ZERO)).ok()).collect();
+        held.len()
+    };
+    assert_eq!((fill(3), all()), (3, 2), "one after the other, and at once");
+    let held = eval.get(2 * MIB).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| eval.get(MIB).map(drop));
+        until_waits(&eval, 1);
+        eval.set_max_bytes(3 << 20).unwrap();
+        waiting.join().unwrap().unwrap();
+    });
+    drop(held);
+    eval.set_max_bytes(1 << 30).unwrap();
+    assert_eq!(all(), 16, "bounded by its pool");
+    eval.set_max_bytes(Ceiling::Auto).unwrap();
+    assert_eq!((all(), eval.stats().max_bytes, valid_stats(&pool).max_bytes), (16, None, Some(16 << 20)));
 }

@@ -11,8 +11,8 @@
 
 use std::ffi::OsString;
 
-use pinpool::unstable::config::env;
-use pinpool::{Config, Finding, Level};
+use pinpool::unstable::config::{Config, env};
+use pinpool::unstable::{Finding, Level};
 
 use super::machine;
 use super::memory::{self, ReservePlan, SETTINGS};

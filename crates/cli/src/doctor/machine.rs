@@ -4,9 +4,9 @@ use std::path::Path;
 
 use pinpool::source::{GRANULE_BYTES, Source};
 use pinpool::unstable::backend::lock_limit;
-use pinpool::unstable::config::{LedgerName, env};
-use pinpool::unstable::ledger;
-use pinpool::{Backend, Config, Finding, Level, Pool};
+use pinpool::unstable::config::{Config, LedgerName, env};
+use pinpool::unstable::{Finding, Level, ledger};
+use pinpool::{Backend, Pool};
 use pinpool_cli::table::format_about;
 use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
 use pinpool_os::host::{self, HostMemory, LimitOrigin, PressureGauge};

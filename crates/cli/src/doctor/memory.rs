@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use pinpool::SourceError;
 use pinpool::source::{GRANULE_BYTES, PAGE_BYTES, Source};
 use pinpool::unstable::backend::{self, Chosen, HeapSource, lock_limit};
-use pinpool::unstable::config::{LedgerName, env};
-use pinpool::{Backend, Config, Finding, Level, Preset};
+use pinpool::unstable::config::{Config, LedgerName, env};
+use pinpool::unstable::{Finding, Level};
+use pinpool::{Backend, Preset};
 use pinpool_cli::table::format_about;
 use pinpool_os::host::{self, HostMemory};
 

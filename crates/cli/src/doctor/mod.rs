@@ -213,7 +213,7 @@ impl<'a> Report<'a> {
             fits: plan.fits,
             seconds: plan.estimate.map(|time| time.as_secs_f64()),
         });
-        let row = |finding: &'a pinpool::Finding| Row {
+        let row = |finding: &'a pinpool::unstable::Finding| Row {
             check: finding.check,
             level: finding.level.name(),
             found: &finding.found,

@@ -5,7 +5,8 @@
 use pinpool::SourceError;
 use pinpool::source::Source;
 use pinpool::unstable::backend::{self, Trial};
-use pinpool::{Config, Finding, Level};
+use pinpool::unstable::config::Config;
+use pinpool::unstable::{Finding, Level};
 use pinpool_cli::table::format_about;
 
 /// The question whether there is a device.

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use pinpool::unstable::backend;
-use pinpool::unstable::config::EnvReport;
-use pinpool::{Ceiling, Config, Finding, Level};
+use pinpool::Ceiling;
+use pinpool::unstable::config::{Config, EnvReport};
+use pinpool::unstable::{Finding, Level, backend};
 use pinpool_os::host;
 use pinpool_replay::Input;
 

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use pinpool::source::{Region, Source, VirtualMemory};
-use pinpool::unstable::backend::PageTiers;
+use pinpool::source::{Region, Source};
+use pinpool::unstable::backend::{PageTiers, VirtualMemory};
 use pinpool::unstable::{CheckReport, LogSampler};
 use pinpool::{Backend, Request, SourceError};
 use pinpool::{Error, PinnedBuf, Pool, Preset};
@@ -138,7 +138,7 @@ unsafe impl Source for RecordingSource {
         self.sim.gone()
     }
 
-    fn findings(&self) -> Vec<pinpool::Finding> {
+    fn findings(&self) -> Vec<pinpool::unstable::Finding> {
         self.sim.findings()
     }
 

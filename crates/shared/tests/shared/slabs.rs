@@ -119,6 +119,23 @@ fn a_worker_that_waits_gets_the_buffer_that_is_given_back() {
 }
 
 #[test]
+fn a_worker_that_waits_is_refused_while_the_trainer_ends_its_workers() {
+    let slabs = SharedSlabs::new(&pool(), 100, 1).unwrap();
+    let worker = attach(&slabs);
+    let held = slabs.receive(&sent(&worker, b"x", 0)).unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| worker.get(1, LONG).unwrap_err());
+        slabs.refuse_waits(true).unwrap();
+        let error = waits.join().unwrap();
+        assert!(error.is_peer() && error.to_string().contains("ending its workers"), "{error}");
+    });
+    slabs.refuse_waits(false).unwrap();
+    assert!(worker.get(1, SOON).unwrap_err().is_limit(), "it waits again");
+    drop(held);
+    worker.get(1, LONG).unwrap();
+}
+
+#[test]
 fn a_buffer_comes_back_when_its_copy_has_ended_and_not_before() {
     let slabs = SharedSlabs::new(&pool(), 4096, 1).unwrap();
     let worker = attach(&slabs);

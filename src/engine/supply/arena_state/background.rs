@@ -30,7 +30,7 @@ impl ArenaState {
     /// Asks for a reserve of `bytes` more. False, and nothing is asked for, if the ceiling has no room for all reserves.
     pub(in crate::engine) fn ask_reserve(&mut self, bytes: u64) -> bool {
         let asked_bytes = self.asked_reserve_bytes().saturating_add(self.pending_bytes).saturating_add(bytes);
-        let fits = self.quota().max_bytes().is_none_or(|max_bytes| asked_bytes <= max_bytes);
+        let fits = self.budget().max_bytes().is_none_or(|max_bytes| asked_bytes <= max_bytes);
         self.background.asked_bytes += if fits { bytes } else { 0 };
         fits
     }
@@ -86,8 +86,8 @@ impl ArenaState {
         self.arena.keep(self.reserve_to_come());
         // What other owners of the host ledger hold may come back.
         let is_held_by_others =
-            self.quota().shared().is_some() && self.quota().own_room_bytes() >= self.reserve_to_come();
-        let is_over = self.quota().over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
+            self.budget().shared().is_some() && self.budget().own_room_bytes() >= self.reserve_to_come();
+        let is_over = self.budget().over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
         if !is_over && self.reserve_to_come() < granule_bytes {
             // A part of a granule at the ceiling can never come.
             self.ask_less(self.reserve_to_come());

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use super::ArenaState;
-use crate::quota::{Claim, Over, Quota, Room};
+use crate::quota::{Budget, Claim, QuotaExceeded, Room};
 
 impl ArenaState {
     /// The ceilings that the arena claims under.
-    pub(in crate::engine) fn quota(&self) -> &Arc<Quota> {
-        &self.quota
+    pub(in crate::engine) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
     }
 
     /// Bytes that may still be claimed, where at least `wanted_bytes` are of use.
     pub(in crate::engine) fn room_for(&self, wanted_bytes: u64) -> Room {
-        self.quota().room_for(wanted_bytes)
+        self.budget().room_for(wanted_bytes)
     }
 
     /// All that could be released is: what is left stays claimed until the process ends. Drop the result outside the lock: it may
@@ -30,11 +30,11 @@ impl ArenaState {
 
     /// Bytes that are claimed under the same ceiling for memory beside the buffers.
     pub(in crate::engine) fn claimed_by_others(&self) -> u64 {
-        self.quota.claimed_bytes().saturating_sub(self.claim.as_ref().map_or(0, Claim::bytes))
+        self.budget.used_bytes().saturating_sub(self.claim.as_ref().map_or(0, Claim::bytes))
     }
 
     /// Claims what is held and planned now.
-    pub(in crate::engine) fn update_claim(&mut self) -> Result<(), Over> {
+    pub(in crate::engine) fn update_claim(&mut self) -> Result<(), QuotaExceeded> {
         let bytes = self.all_claimed_bytes();
         self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
     }

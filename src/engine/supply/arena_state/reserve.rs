@@ -23,7 +23,7 @@ impl ArenaState {
         let fits = |&whole: &u64| held_bytes(whole) <= room.bytes();
         let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
         let refusal = |over| Refusal::Over { needed_bytes, over };
-        let bytes = fitting.ok_or_else(|| refusal(self.quota().lacking(room, needed_bytes)))?;
+        let bytes = fitting.ok_or_else(|| refusal(self.budget().lacking(room, needed_bytes)))?;
         let len = usize::try_from(bytes).ok().filter(|_| bytes <= RANGE_BYTES_MAX).ok_or_else(|| {
             let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
             Refusal::Source(SourceError::new("arena", what))

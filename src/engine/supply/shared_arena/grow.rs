@@ -28,7 +28,7 @@ impl SharedArena {
         let held_before_bytes = state.held_bytes();
         let settled = state.settle_growth(plan, executed, now_us);
         let (mappings, held_bytes) = (state.arena().stats().mappings, state.held_bytes());
-        let max_bytes = state.quota().max_bytes();
+        let max_bytes = state.budget().max_bytes();
         self.note_holes(&state, now_us);
         drop(state);
         self.settled.notify_all();

@@ -84,7 +84,7 @@ impl SharedArena {
         let mut state = self.state.lock();
         let held_before_bytes = state.held_bytes();
         let settled = state.settle_reserve((len, held_bytes), acquired, took).map_err(Refusal::Source)?;
-        let (held_bytes, max_bytes) = (state.held_bytes(), state.quota().max_bytes());
+        let (held_bytes, max_bytes) = (state.held_bytes(), state.budget().max_bytes());
         drop(state);
         let growth = Growth { asked_bytes: bytes, held_before_bytes, held_bytes, page_locks: 1, took, max_bytes };
         self.log.page_locked(&growth);
@@ -123,7 +123,7 @@ impl SharedArena {
         let mut state = self.state.lock();
         let held_before_bytes = state.held_bytes();
         let settled = state.settle_reserve_step(plan, executed, now_us);
-        let (held_bytes, max_bytes) = (state.held_bytes(), state.quota().max_bytes());
+        let (held_bytes, max_bytes) = (state.held_bytes(), state.budget().max_bytes());
         let mappings = state.arena().stats().mappings;
         drop(state);
         self.settled.notify_all();

@@ -1,0 +1,163 @@
+"""The loader under the trainers that many use: every sample of every epoch, under Lightning, Accelerate and torchdata."""
+
+import socket
+
+import pytest
+
+import pinpool
+import pinpool_loader
+
+torch = pytest.importorskip("torch")
+
+SAMPLES = 24
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    for number in range(SAMPLES):
+        (folder / f"{number:02}.bin").write_bytes(bytes([number]))
+    return folder
+
+
+def loader(folder, **settings):
+    pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
+    tensor = lambda batch: torch.tensor([int(sample[0]) for sample in batch])  # noqa: E731
+    return pinpool_loader.Loader(folder, **{"batch_size": 4, "pool": pool, "map": tensor, **settings})
+
+
+def lightning_module(lightning):
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+            self.trained, self.validated = {}, []
+
+        def training_step(self, batch, _index):
+            self.trained.setdefault(self.current_epoch, []).extend(batch.tolist())
+            return self.weight.sum()
+
+        def validation_step(self, batch, _index):
+            self.validated.append((self.trainer.sanity_checking, self.current_epoch, batch.tolist()))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    return Model()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_trains_and_validates_on_every_sample_of_every_epoch(folder, tmp_path):
+    lightning = pytest.importorskip("lightning")
+    model = lightning_module(lightning)
+    trainer = lightning.Trainer(max_epochs=4, accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path / "run")
+    train, validation = loader(folder, shuffle=True), loader(folder)
+    trainer.fit(model, train, validation)
+    assert {epoch: sorted(samples) for epoch, samples in model.trained.items()} == {epoch: list(range(SAMPLES)) for epoch in range(4)}
+    assert len({tuple(samples) for samples in model.trained.values()}) == 4, "each epoch has an order of its own"
+    checks = [samples for is_check, _, samples in model.validated if is_check]
+    assert checks == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    for epoch in range(4):
+        seen = [number for is_check, at, samples in model.validated if not is_check and at == epoch for number in samples]
+        assert seen == list(range(SAMPLES)), "the sanity check takes nothing away"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightnings_limits_begin_each_validation_at_the_first_sample(folder, tmp_path):
+    lightning = pytest.importorskip("lightning")
+    model = lightning_module(lightning)
+    trainer = lightning.Trainer(
+        max_epochs=3, limit_train_batches=2, limit_val_batches=2, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_checkpointing=False, default_root_dir=tmp_path / "run",
+    )
+    trainer.fit(model, loader(folder), loader(folder))
+    assert [len(samples) for samples in model.trained.values()] == [8, 8, 8]
+    assert [samples for is_check, _, samples in model.validated if not is_check] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3
+
+
+def test_lightning_stores_the_place_of_the_loader(folder, tmp_path):
+    lightning = pytest.importorskip("lightning")
+    model, train = lightning_module(lightning), loader(folder)
+    trainer = lightning.Trainer(
+        max_steps=3, accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False, default_root_dir=tmp_path / "run"
+    )
+    trainer.fit(model, train)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    stored = torch.load(tmp_path / "last.ckpt", weights_only=False)["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+    assert stored[0]["batch"] >= 3 and stored[0]["epoch"] == 0
+    assert next(iter(loader(folder, state=stored[0]))).tolist()[0] == 4 * stored[0]["batch"]
+
+
+def test_accelerate_gives_every_sample_of_every_epoch(folder):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer, train = accelerator.prepare(torch.nn.Linear(1, 1), None, loader(folder))
+    assert optimizer is None and model is not None
+    for _epoch in range(3):
+        seen = [number for batch in train for number in accelerator.gather(batch).tolist()]
+        assert seen == list(range(SAMPLES))
+
+
+def test_a_stateful_dataloader_continues_in_an_epoch(folder):
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    class Batches(torch.utils.data.IterableDataset):
+        """The loader as a dataset, which torchdata asks for its state."""
+
+        def __init__(self):
+            self.loader = loader(folder, shuffle=True)
+
+        def __iter__(self):
+            return iter(self.loader)
+
+        def state_dict(self):
+            return self.loader.state_dict()
+
+        def load_state_dict(self, state):
+            self.loader.load_state_dict(state)
+
+    def stateful():
+        return torchdata.StatefulDataLoader(Batches(), batch_size=None, num_workers=0)
+
+    whole = [batch.tolist() for batch in stateful()]
+    first = stateful()
+    batches = iter(first)
+    taken = [next(batches).tolist() for _ in range(2)]
+    resumed = stateful()
+    resumed.load_state_dict(first.state_dict())
+    assert taken + [batch.tolist() for batch in resumed] == whole
+
+
+def worker(rank, world, folder, settings, port, out):
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    counts = []
+    for _epoch in range(2):
+        for batch in loader(folder, rank=rank, world=world, batch_size=10, **settings):
+            counts.append(len(batch))
+            torch.distributed.all_reduce(torch.ones(1))
+    torch.distributed.barrier()
+    out.put((rank, counts))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("settings", [{"even": True}, {"drop_last": True}], ids=str)
+def test_ranks_under_gloo_do_not_wait_for_each_other_in_vain(tmp_path, world, settings):
+    context = torch.multiprocessing.get_context("spawn")
+    for samples in (99, 101):
+        folder = tmp_path / str(samples)
+        folder.mkdir()
+        for number in range(samples):
+            (folder / f"{number:03}").write_bytes(b"x")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        out = context.Queue()
+        processes = [context.Process(target=worker, args=(rank, world, folder, settings, port, out)) for rank in range(world)]
+        try:
+            [process.start() for process in processes]
+            counts = dict(out.get(timeout=300) for _ in range(world))
+        finally:
+            [process.kill() for process in processes]
+            [process.join() for process in processes]
+        assert len({tuple(each) for each in counts.values()}) == 1 and counts[0]

@@ -1,0 +1,365 @@
+//! A partition: an account of a pool, with a limit of its own on the bytes that are out and a wait queue of its own.
+//!
+//! ```text
+//!   request ─▶ claim ─no room─▶ wait queue of the account ─▶ claim ─▶ the pool, as any other request ─▶ buffer with the claim
+//!   buffer idle, or released ─▶ the claim ends ─▶ the head of the account's queue claims
+//! ```
+//!
+//! So a full account delays no other user of the pool, and a request that has its claim waits in the pool's queue in order of
+//! arrival. The buffers have a holder, the account's tag, so their returns take the slow path, which ends the claim.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::task::Context;
+use std::time::{Duration, Instant};
+
+use super::super::owners::Ledger;
+use super::super::supply::{Refusal, SlowCalls, Stop};
+use super::super::waiters::{Look, Server, Turn, Waiters, deadline};
+use super::{Block, Core, POOLS};
+use crate::error::{ErrorKind, Result};
+use crate::maintenance_thread::Reminder;
+use crate::quota::{Budget, Claim, RoomWatcher};
+use crate::size_class::Class;
+use crate::stats::{Histogram, Stats};
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
+
+/// What a get asks for, and for whom.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) len: usize,
+    pub(crate) class: Class,
+    pub(crate) ledger: Option<Arc<Ledger>>,
+    /// The partition that it is a request of.
+    pub(crate) account: Option<Arc<Account>>,
+}
+
+impl Wanted {
+    /// A reserve of `len` bytes, which has no class.
+    pub(super) fn reserve(len: usize) -> Self {
+        Self { len, class: Class { bytes: len, index: 0 }, ledger: None, account: None }
+    }
+}
+
+/// An account of a pool.
+pub(crate) struct Account {
+    core: Arc<Core>,
+    /// Behind the name of the pool.
+    name: String,
+    /// Among the pools and accounts of the process.
+    number: u64,
+    /// Its buffers, unless they have a tag of their own.
+    ledger: Option<Arc<Ledger>>,
+    budget: Arc<Budget>,
+    waiters: Waiters<Claim>,
+    is_closed: AtomicBool,
+    counts: Counts,
+}
+
+/// All Relaxed: each is a number on its own.
+#[derive(Default)]
+struct Counts {
+    hits: AtomicU64,
+    misses: AtomicU64,
+    failed: AtomicU64,
+    timeouts: AtomicU64,
+    waits: Mutex<Histogram>,
+    peak_bytes: AtomicU64,
+}
+
+impl fmt::Debug for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Account").field("name", &self.name).field("budget", &self.budget).finish_non_exhaustive()
+    }
+}
+
+/// A request of a task that waits for its claim.
+#[derive(Debug)]
+pub(crate) struct WaitingClaim {
+    wanted: Wanted,
+    refusal: Refusal,
+    turn: Turn<Account>,
+    begun: Instant,
+    /// Has the task look again.
+    reminder: Option<Reminder>,
+}
+
+impl WaitingClaim {
+    /// Leaves the queue.
+    pub(crate) fn into_wanted(self) -> Wanted {
+        self.wanted
+    }
+}
+
+impl Core {
+    /// A new account of this pool.
+    pub(crate) fn account(self: &Arc<Self>, name: &str, max_bytes: u64) -> Arc<Account> {
+        self.log.partitioned(name, max_bytes, self.backing().max_bytes());
+        let account = Arc::new_cyclic(|account: &Weak<Account>| Account {
+            name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
+            // Relaxed: a number on its own.
+            number: POOLS.fetch_add(1, Ordering::Relaxed),
+            ledger: self.ledger(name),
+            budget: Budget::of_account(max_bytes, account.clone()),
+            waiters: Waiters::default(),
+            is_closed: AtomicBool::new(false),
+            counts: Counts::default(),
+            core: self.clone(),
+        });
+        let mut known = self.known_accounts.lock();
+        known.retain(|other| other.strong_count() > 0);
+        known.push(Arc::downgrade(&account));
+        drop(known);
+        account
+    }
+
+    /// The accounts that exist, in the order of their making.
+    pub(crate) fn existing_accounts(&self) -> Vec<Arc<Account>> {
+        // In a child of `fork` a thread that does not exist here may hold the lock.
+        let known = if self.is_forked() { Vec::new() } else { self.known_accounts.lock().clone() };
+        known.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The requests that wait in accounts look again: a copy begins, whose end may make their room.
+    pub(super) fn wake_accounts(&self) {
+        // SeqCst: after the fence of `announce_copy`.
+        if self.waiting_accounts.load(Ordering::SeqCst) > 0 {
+            self.existing_accounts().iter().for_each(|account| account.waiters.wake_first());
+        }
+    }
+}
+
+impl Account {
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn ledger(&self) -> Option<&Arc<Ledger>> {
+        self.ledger.as_ref()
+    }
+
+    /// # Errors
+    ///
+    /// After [`close`](Self::close).
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.is_closed() { Err(ErrorKind::Closed.into()) } else { Ok(()) }
+    }
+
+    fn is_closed(&self) -> bool {
+        // Relaxed: a request that joins the queue after `close` woke it has seen the lock of the queue, and so this.
+        self.is_closed.load(Ordering::Relaxed) || self.core.is_closed()
+    }
+
+    /// Requests that wait here and later ones fail.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+        self.waiters.wake_all();
+    }
+
+    /// Changes the limit; `None` leaves that of the pool alone.
+    pub(crate) fn set_max_bytes(&self, max_bytes: Option<u64>) {
+        self.budget.set_max_bytes(max_bytes);
+        self.waiters.wake_all();
+    }
+
+    /// Claims `needed_bytes`.
+    pub(super) fn claim(&self, needed_bytes: u64) -> Result<Claim, Refusal> {
+        self.budget.claim(needed_bytes).map_err(|over| Refusal::Over { needed_bytes, over })
+    }
+
+    /// A buffer of this account. Waits for its claim, and then as a request of the pool.
+    pub(super) fn get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+        let begun = Instant::now();
+        let served = self.claim_within(wanted, wait).and_then(|claim| {
+            let mut block = self.core.get_of_pool(wanted, wait.saturating_sub(begun.elapsed()))?;
+            self.charge(&mut block, claim);
+            Ok(block)
+        });
+        served.inspect_err(|_| self.count_failed())
+    }
+
+    /// An idle buffer, if there is room for it at once.
+    pub(super) fn try_get(&self, wanted: &Wanted) -> Option<Block> {
+        let claim = if self.waiters.has_waiters() {
+            None
+        } else {
+            self.claim(self.core.backing().block_bytes(wanted.class)).ok()
+        }?;
+        let mut block = self.core.try_get_of_pool(wanted.class)?;
+        self.charge(&mut block, claim);
+        Some(block)
+    }
+
+    /// `block` is of this account until it is idle or released.
+    pub(crate) fn charge(&self, block: &mut Block, claim: Claim) {
+        let count = if block.has_begun_time() { &self.counts.misses } else { &self.counts.hits };
+        count.fetch_add(1, Ordering::Relaxed);
+        self.counts.peak_bytes.fetch_max(self.budget.used_bytes(), Ordering::Relaxed);
+        block.set_claim(claim);
+    }
+
+    pub(crate) fn count_failed(&self) {
+        self.counts.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn claim_within(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Claim> {
+        match self.begin_claim(wanted, wait)? {
+            Ok(claim) => Ok(claim),
+            Err(WaitingClaim { mut refusal, turn, begun, .. }) => {
+                let claim = turn.wait(&mut refusal);
+                self.end_wait(wanted, refusal, begun, claim)
+            }
+        }
+    }
+
+    /// Claims for a request that waits at most `wait`, or has it join the queue.
+    pub(crate) fn begin_claim(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        wait: Duration,
+    ) -> Result<Result<Claim, WaitingClaim>> {
+        let needed_bytes = self.core.backing().block_bytes(wanted.class);
+        let refused = |over| Refusal::Over { needed_bytes, over };
+        if let Some(over) = self.budget.never(needed_bytes) {
+            return Err(self.refuse(wanted, refused(over)));
+        }
+        // The requests that wait came before.
+        let claimed = if self.waiters.has_waiters() {
+            Err(self.budget.full(needed_bytes))
+        } else {
+            self.budget.claim(needed_bytes)
+        };
+        let refusal = match claimed {
+            Ok(claim) => return Ok(Ok(claim)),
+            Err(over) => refused(over),
+        };
+        if wait.is_zero() {
+            return Err(self.refuse(wanted, refusal));
+        }
+        self.core.log.began_to_wait(wanted.len as u64, wanted.class.bytes as u64);
+        let begun = Instant::now();
+        let turn = Turn::join(self, wanted.class, deadline(wait));
+        Ok(Err(WaitingClaim { wanted: wanted.clone(), refusal, turn, begun, reminder: None }))
+    }
+
+    /// A task looks whether it has its claim; `None` if it is to wait on.
+    pub(crate) fn poll_claim(
+        self: &Arc<Self>,
+        waiting: &mut WaitingClaim,
+        context: &mut Context<'_>,
+    ) -> Option<Result<Claim>> {
+        // The reminder is of the last poll.
+        waiting.reminder = None;
+        let Look::Over(claim) = waiting.turn.poll(context, &mut waiting.refusal) else {
+            waiting.reminder = self.core.remind(waiting.turn.next_look(), context.waker());
+            return None;
+        };
+        Some(self.end_wait(&waiting.wanted, waiting.refusal.clone(), waiting.begun, claim))
+    }
+
+    fn end_wait(&self, wanted: &Wanted, refusal: Refusal, begun: Instant, claim: Option<Claim>) -> Result<Claim> {
+        self.core.log.waited(wanted.len as u64, begun.elapsed(), claim.is_some());
+        claim.ok_or_else(|| {
+            self.counts.timeouts.fetch_add(u64::from(!self.is_closed()), Ordering::Relaxed);
+            self.refuse(wanted, refusal)
+        })
+    }
+
+    fn refuse(&self, wanted: &Wanted, refusal: Refusal) -> crate::Error {
+        if self.is_closed() {
+            return ErrorKind::Closed.into();
+        }
+        let nth = self.core.accounts.count_failed_get();
+        let error = self.core.refused(wanted, refusal, nth);
+        self.core.record_outcome(&Err::<Block, _>(()), wanted, None);
+        error
+    }
+
+    /// What is out, and what was counted.
+    pub(crate) fn stats(&self) -> Stats {
+        let source = self.core.backing().source();
+        let stats = Stats {
+            name: Some(self.name.clone()),
+            number: self.number,
+            is_partition: true,
+            preset: self.core.config.preset.name(),
+            backend: source.name(),
+            is_pinned: source.is_pinned(),
+            ..Stats::default()
+        };
+        if self.core.is_forked() {
+            return stats;
+        }
+        let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (hits, misses, used_bytes) =
+            (counted(&self.counts.hits), counted(&self.counts.misses), self.budget.used_bytes());
+        let mut stats = Stats {
+            gets: hits + misses,
+            hits,
+            misses,
+            failed_gets: counted(&self.counts.failed),
+            waits: self.waiters.total(),
+            waiting: self.waiters.waiting(),
+            timeouts: counted(&self.counts.timeouts),
+            wait_time: *self.counts.waits.lock(),
+            in_use_bytes: used_bytes,
+            pinned_bytes: used_bytes,
+            peak_pinned_bytes: counted(&self.counts.peak_bytes),
+            ..stats
+        };
+        self.budget.fill(&mut stats);
+        stats
+    }
+}
+
+impl RoomWatcher for Account {
+    fn room_was_made(&self) {
+        if self.waiters.has_waiters() {
+            self.waiters.wake_first();
+        }
+    }
+}
+
+impl Server for Account {
+    type Item = Claim;
+    type Refusal = Refusal;
+
+    fn waiters(&self) -> &Waiters<Claim> {
+        &self.waiters
+    }
+
+    fn attend(&self, is_waiting: bool) {
+        self.core.waiting_accounts.fetch_add(if is_waiting { 1 } else { u64::MAX }, Ordering::SeqCst);
+    }
+
+    fn sweep(&self) {
+        self.core.complete_copies();
+    }
+
+    fn serve(self: &Arc<Self>, class: Class, _: &Refusal, _: SlowCalls) -> Result<Claim, Stop> {
+        // Pairs with the fence of a return (quota-I3).
+        fence(Ordering::SeqCst);
+        Ok(self.claim(self.core.backing().block_bytes(class))?)
+    }
+
+    fn note_waited(&self, took: Duration) {
+        self.counts.waits.lock().record(took);
+    }
+
+    fn take_back(&self, claim: Claim) {
+        drop(claim);
+    }
+
+    fn patience(&self, since: Instant) -> Duration {
+        self.core.patience(since)
+    }
+
+    fn is_hopeless(&self, _: &Refusal) -> bool {
+        self.is_closed()
+    }
+}
