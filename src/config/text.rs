@@ -25,11 +25,13 @@ pub struct ParseError {
 
 impl ParseError {
     /// `problem` continues the sentence "`value` is ...": `not a size (like 64MiB)`, `less than 4KiB`.
+    #[doc(hidden)]
     pub fn new(value: impl Into<String>, problem: impl Into<Cow<'static, str>>) -> Self {
         Self { value: value.into(), problem: problem.into() }
     }
 
     /// What is wrong with the value: `not a size (like 64MiB)`.
+    #[doc(hidden)]
     pub fn problem(&self) -> &str {
         &self.problem
     }
@@ -76,16 +78,10 @@ impl FromStr for Backend {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        match text.to_ascii_lowercase().as_str() {
-            "auto" => Ok(Self::Auto),
-            "gpu" => Ok(Self::Gpu),
-            "vmm" => Ok(Self::Vmm),
-            "register" => Ok(Self::Register),
-            "cuda" => Ok(Self::Cuda),
-            "mlock" => Ok(Self::Mlock),
-            "heap" => Ok(Self::Heap),
-            _ => Err(ParseError::new(text, "not a back-end (auto, gpu, vmm, register, cuda, mlock, heap)")),
-        }
+        let known = [Self::Auto, Self::Gpu, Self::Vmm, Self::Register, Self::Cuda, Self::Mlock, Self::Heap];
+        let found = known.into_iter().find(|backend| text.eq_ignore_ascii_case(backend.name()));
+        let problem = "not a back-end (auto, gpu, vmm, register, cuda, mlock, heap)";
+        found.ok_or_else(|| ParseError::new(text, problem))
     }
 }
 
