@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use pinpool::unstable::config::env::{PREFIX, VARIABLES, nearest};
+use pinpool::unstable::config::env::{PREFIX, VARIABLES, is_known, nearest};
 use pinpool::unstable::config::text::format_bytes;
 use pinpool::{Ceiling, DEFAULT_ALIGN, Error, GetFuture, PinnedBuf, Preset, Request, TaggedPool};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
@@ -149,7 +149,7 @@ impl Pool {
             let variable = variable(&name)?;
             if !value.is_none() {
                 let text = setting_text(&name, &value)?;
-                builder = builder.variable(variable, &text).map_err(|error| exception(&error))?;
+                builder = builder.variable(&variable, &text).map_err(|error| exception(&error))?;
             }
         }
         let built = py.detach(move || builder.build().map(Self::of));
@@ -354,10 +354,10 @@ fn keyword(variable: &str) -> String {
     variable.trim_start_matches(PREFIX).to_ascii_lowercase()
 }
 
-/// The variable of a keyword.
-fn variable(name: &str) -> PyResult<&'static str> {
-    let mut known = VARIABLES.iter().map(|variable| variable.name).chain([BACKGROUND_POLL]);
-    let found = known.find(|variable| keyword(variable) == name);
+/// The setting of a keyword, a retired one among them.
+fn variable(name: &str) -> PyResult<String> {
+    let full = if name == BACKGROUND_POLL { name.to_owned() } else { format!("{PREFIX}{}", name.to_uppercase()) };
+    let found = Some(full).filter(|full| is_known(full) && name == name.to_lowercase());
     found.ok_or_else(|| {
         let advice = nearest(name).map_or_else(
             || format!("they are name, env, {}", setting_names().collect::<Vec<_>>().join(", ")),

@@ -319,6 +319,7 @@ def test_memory_of_the_driver_is_out_of_reach_in_a_forked_child(over_the_double)
 def test_the_interpreter_ends_while_copies_run(over_the_double):
     over_the_double(
         """
+        import threading
         pool, stream = pool_of(), new_stream()
         buf, kept = pool.get(SIZE), pool.get(SIZE)
         hold(stream)
@@ -326,6 +327,7 @@ def test_the_interpreter_ends_while_copies_run(over_the_double):
             copy(each, stream)
             each.record_stream(stream)
         buf.release()
+        threading.Timer(0.2, let_run, [stream]).start()
         """
     )
 

@@ -34,6 +34,13 @@ def test_settings_have_the_names_of_the_variables(tmp_path):
     assert pinpool.Pool(env=False, backend="heap", preset="tensorflow").stats()["max_bytes"] is None
 
 
+def test_a_retired_setting_is_a_warning_that_names_what_replaces_it(caplog):
+    with caplog.at_level("WARNING"):
+        pinpool.Pool(env=False, backend="heap", stuck_after=5)
+    text = "PINPOOL_STUCK_AFTER=5: retired and ignored; a copy in flight for 30s is reported as stuck"
+    assert any(record.getMessage().endswith(text) for record in caplog.records)
+
+
 def test_settings_that_are_wrong_say_what_is_right():
     with pytest.raises(TypeError, match=r'"max_byte" is no setting of a pool; did you mean max_bytes\?'):
         pinpool.Pool(max_byte="1GiB")

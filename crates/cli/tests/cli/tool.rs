@@ -350,7 +350,7 @@ fn env_names_all_that_is_wrong_at_once() {
     let ran = finish(command.env("PINPOOL_POOL_SIZE_LIMIT", "0").env("PINPOOL_AUTO_RESIZE", "1"));
     assert_eq!(ran.code(), 2);
     for line in [
-        "warning: PINPOOL_MAXBYTES=1G: not a variable of pinpool, and ignored; did you mean PINPOOL_MAX_BYTES?\n",
+        "warning: PINPOOL_MAXBYTES=1G: unknown and ignored; did you mean PINPOOL_MAX_BYTES?\n",
         "error: PINPOOL_WAIT=soon: not a time",
         "error: PINPOOL_ZERO=ture: neither 0 (no, off, false) nor 1 (yes, on, true); correct it, or leave it out for the default 0\n",
         "error: PINPOOL_AUTO_RESIZE=1: contradicts PINPOOL_POOL_SIZE_LIMIT=0",
