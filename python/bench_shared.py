@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Worker processes through pinpool's shared buffers, beside torch's DataLoader with its own: batches/s and CPU seconds.
+"""torch's DataLoader with and without pinpool's shared buffers: GB/s and CPU seconds.
 
     pip install ./python numpy torch
     python python/bench_shared.py [--workers 4] [--batches 200] [--rounds 3] [--megabytes 8]
@@ -11,8 +11,7 @@ several rounds; the table has the median round of each.
 
 | row | what the batch is in the trainer |
 | --- | --- |
-| `pinpool.SharedLoader` | page-locked (where the pool pins), in the place where the worker wrote it |
-| `torch` + `shared.collate` | the same, with torch's DataLoader and its workers: `collate_fn` gives tickets |
+| `torch` + `shared.collate` | page-locked (if the pool pins), where the worker wrote it: `collate_fn` gives tickets |
 | `torch` | a tensor in memory that torch's worker shares by a file descriptor; not page-locked, a copy to a device is staged |
 | `torch`, copied to pinned | the same, then copied into a buffer of a pool, as `pin_memory=True` copies in its thread |
 
@@ -45,15 +44,6 @@ class Samples:
     def __getitem__(self, index):
         begin = (index * 4099) % (3 * self.sample_bytes)
         return self.source[begin : begin + self.sample_bytes].copy()
-
-
-def with_shared_loader(samples, workers, hugetlb):
-    import pinpool
-
-    loader = pinpool.SharedLoader(samples, BATCH, num_workers=workers, hugetlb=hugetlb, library="numpy")
-    yield described(loader.shared)
-    for batch in loader:
-        yield batch
 
 
 def described(shared):
@@ -96,7 +86,6 @@ def with_torch_copied(samples, workers, _hugetlb):
 
 
 LOADERS = {
-    "pinpool.SharedLoader": (with_shared_loader, False),
     "torch + shared.collate": (with_torch_and_tickets, False),
     "torch": (with_torch, False),
     "torch, copied to pinned": (with_torch_copied, True),

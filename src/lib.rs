@@ -93,12 +93,9 @@ pub use copy::Completion;
 pub use dump::{Dump, Owner};
 pub use error::{Error, Result, SourceError};
 pub use in_flight::{Fence, FenceKind, StreamId};
-pub use policy::Window;
 pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, Request, TaggedPool};
 pub use size_class::{DEFAULT_ALIGN, Rounding};
-pub use stats::{
-    Calls, ClassStats, EvictionReasons, Histogram, LedgerStats, MissReasons, Peaks, Requested, Stats, Underlying,
-};
+pub use stats::{Calls, ClassStats, EvictionReasons, Histogram, LedgerStats, MissReasons, Stats};
 pub use why::Why;
 
 /// Whether this machine has a CUDA driver that can be loaded: cudarc panics without one. Loads it, and starts nothing.

@@ -22,7 +22,7 @@ pub use crate::diag::{CheckReport, LogSampler};
 pub use crate::engine::ManualClock;
 pub use crate::engine::idle::thread_cache;
 pub use crate::finding::{Finding, Level};
-pub use crate::policy::Check;
+pub use crate::policy::{Check, Window};
 pub use crate::stats::StatsError;
 
 use crate::backend::PageTiers;

@@ -38,24 +38,24 @@ impl Buffer {
     }
 
     /// The bytes as a capsule of DLPack, said to be on the device that the importer asks for, else on `device`.
-    fn export<'py>(&self, py: Python<'py>, asked: &Asked, device: Device) -> PyResult<Bound<'py, PyCapsule>> {
-        if asked.copy == Some(true) {
+    fn export<'py>(
+        &self,
+        py: Python<'py>,
+        max_version: Option<(u32, u32)>,
+        asked: Option<(i32, i32)>,
+        copy: Option<bool>,
+        device: Device,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        if copy == Some(true) {
             return Err(PyBufferError::new_err(
                 "a buffer is exported without a copy: leave `copy` out and copy the array",
             ));
         }
-        let device = asked.device.map_or(Ok(device), |(kind, _)| Device::of(kind))?;
+        let device = asked.map_or(Ok(device), |(kind, _)| Device::of(kind))?;
         self.check_device(device)?;
-        let has_version = asked.max_version.is_some_and(|(major, _)| major >= 1);
+        let has_version = max_version.is_some_and(|(major, _)| major >= 1);
         dlpack::capsule(py, View::of(&self.memory)?, device, has_version)
     }
-}
-
-/// What an importer of DLPack asks for.
-struct Asked {
-    max_version: Option<(u32, u32)>,
-    device: Option<(i32, i32)>,
-    copy: Option<bool>,
 }
 
 /// A buffer as one kind of memory of DLPack.
@@ -77,7 +77,7 @@ impl DlpackExport {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
         let _ = stream;
-        self.buffer.get().export(py, &Asked { max_version, device: dl_device, copy }, self.device)
+        self.buffer.get().export(py, max_version, dl_device, copy, self.device)
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
@@ -221,7 +221,7 @@ impl Buffer {
     ) -> PyResult<Bound<'py, PyCapsule>> {
         // Host memory is in order with the code of the host; no stream is to wait for it.
         let _ = stream;
-        self.export(py, &Asked { max_version, device: dl_device, copy }, Device::Cpu)
+        self.export(py, max_version, dl_device, copy, Device::Cpu)
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
@@ -242,19 +242,8 @@ impl Buffer {
 
     fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
         Err(PyTypeError::new_err(
-            "a pinpool.Buffer cannot be pickled, since its memory belongs to this process: pass bytes(buf) or an array \
-             copied from it, and fill a buffer of a pool in the other process",
+            "a pinpool.Buffer cannot be pickled or copied by the module copy, since its memory belongs to this process: pass \
+             bytes(buf) or an array copied from it, or copy the bytes to another buffer of a pool, memoryview(other)[:] = buf",
         ))
-    }
-
-    fn __copy__(&self) -> PyResult<()> {
-        Err(PyTypeError::new_err(
-            "a pinpool.Buffer cannot be copied by the module copy: get another buffer from the pool and copy the bytes, \
-             memoryview(other)[:] = buf",
-        ))
-    }
-
-    fn __deepcopy__(&self, _memo: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.__copy__()
     }
 }

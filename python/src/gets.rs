@@ -3,11 +3,10 @@
 use std::sync::{Arc, OnceLock};
 
 use pinpool::{PinnedBuf, Pool};
+use pyo3::PyResult;
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::{PyResult, Python};
 
 use crate::buffer::Buffer;
-use crate::frames::frames;
 use crate::memory::{Memory, Origin};
 use crate::unlocked::unlocked;
 
@@ -43,8 +42,7 @@ impl Gets {
     }
 }
 
-/// The Python object over a buffer of the crate. Where its get was sampled, it came from the Python code that runs now.
-pub(crate) fn buffer(py: Python<'_>, buf: PinnedBuf, gets: &Gets) -> Buffer {
-    buf.describe_caller(|| frames(py));
+/// The Python object over a buffer of the crate.
+pub(crate) fn buffer(buf: PinnedBuf, gets: &Gets) -> Buffer {
     Buffer::over(Memory::of(buf, gets.origin().clone()))
 }

@@ -21,7 +21,6 @@
 //! | `labels` | labels of samples, by a function of the user |
 //! | `lines` | log lines on their way to Python's `logging` |
 //! | `errors` | the crate's errors as exceptions |
-//! | `frames` | the Python code that a get came from |
 //! | `unlocked` | calls without the interpreter's lock (the GIL) |
 //!
 //! The lock is never held while memory is pinned, waited for or released. No code of the pool calls Python: log lines wait
@@ -36,7 +35,6 @@ mod buffer;
 mod decode;
 mod dlpack;
 mod errors;
-mod frames;
 mod gets;
 mod labels;
 mod lines;

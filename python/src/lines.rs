@@ -109,19 +109,13 @@ pub(crate) fn start() {
     }
 }
 
-/// Whether this is the thread that the process began with, or what a child of fork has in its place. Known on Linux alone.
-#[cfg(target_os = "linux")]
+/// Whether this is the thread that the process began with, or what a child of fork has in its place.
 #[allow(unsafe_code)]
 fn is_first_thread() -> bool {
     // SAFETY: they take nothing and cannot fail.
     let thread = unsafe { libc::gettid() };
     // SAFETY: as above.
     thread == unsafe { libc::getpid() }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn is_first_thread() -> bool {
-    false
 }
 
 /// Passes the lines that wait to Python, at the end of a call on the first thread: there the interpreter's end cannot come

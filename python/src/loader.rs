@@ -260,7 +260,7 @@ impl Reader {
         };
         let parts = parts.into_iter().map(|part| (part.sample, part.bytes.start, part.bytes.len(), part.start));
         let arrays = arrays.into_iter().map(|array| array.start).collect();
-        Ok((number, epoch, in_epoch, gets::buffer(py, buffer, &self.gets), parts.collect(), arrays, labels, failures))
+        Ok((number, epoch, in_epoch, gets::buffer(buffer, &self.gets), parts.collect(), arrays, labels, failures))
     }
 }
 

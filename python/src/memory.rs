@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pinpool::copy::CopyStream;
-use pinpool::{Fence, OnFull, PinnedBuf, Preset};
 use pinpool::unstable::config::Config;
+use pinpool::{Fence, OnFull, PinnedBuf, Preset};
+use pyo3::PyResult;
 use pyo3::exceptions::PyBufferError;
-use pyo3::{PyErr, PyResult};
 
 use crate::errors::{ReleasedError, exception};
 use crate::stream::Unfenced;
@@ -121,17 +121,19 @@ const KINDS: &str = "(memoryview, NumPy array, DLPack tensor)";
 const INSTEAD: &str =
     "first, or leave the buffer to its views with `del` or `with`: its memory goes back with the last one";
 
-/// Why a buffer cannot be released now.
-fn views_alive(state: &State) -> PyErr {
-    PyBufferError::new_err(match state {
-        State { views: 0, .. } => {
-            "the buffer's __array_interface__ was read, and arrays made from it are not counted: \
-                                   delete them and the buffer, and its memory goes back"
-                .to_owned()
-        }
-        State { views: 1, .. } => format!("a view of this buffer {KINDS} is alive: delete it {INSTEAD}"),
-        State { views, .. } => format!("{views} views of this buffer {KINDS} are alive: delete them {INSTEAD}"),
-    })
+impl State {
+    /// Fails if the buffer cannot be released now.
+    fn check_views(&self) -> PyResult<()> {
+        let why = match self.views {
+            0 if !self.is_lent => return Ok(()),
+            0 => "the buffer's __array_interface__ was read, and arrays made from it are not counted: delete them and the \
+                  buffer, and its memory goes back"
+                .to_owned(),
+            1 => format!("a view of this buffer {KINDS} is alive: delete it {INSTEAD}"),
+            views => format!("{views} views of this buffer {KINDS} are alive: delete them {INSTEAD}"),
+        };
+        Err(PyBufferError::new_err(why))
+    }
 }
 
 impl Memory {
@@ -229,24 +231,17 @@ impl Memory {
     /// Ends the use of the buffer, which goes back now. Fails while it has views.
     pub(crate) fn release(&self) -> PyResult<()> {
         let mut state = self.state();
-        if state.is_closed {
-            return Ok(());
+        if !state.is_closed {
+            state.check_views()?;
+            state.is_closed = true;
+            self.put_if_over(state);
         }
-        if state.views > 0 || state.is_lent {
-            return Err(views_alive(&state));
-        }
-        state.is_closed = true;
-        self.put_if_over(state);
         Ok(())
     }
 
     /// Fails as [`release`](Memory::release) would.
     pub(crate) fn check_release(&self) -> PyResult<()> {
-        let state = self.usable()?;
-        match state.views > 0 || state.is_lent {
-            true => Err(views_alive(&state)),
-            false => Ok(()),
-        }
+        self.usable()?.check_views()
     }
 
     /// Ends the use of the buffer; its memory goes back with its last view.

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use pinpool::unstable::config::env::{PREFIX, VARIABLES, nearest};
+use pinpool::unstable::config::env::{PREFIX, VARIABLES, is_known, nearest};
 use pinpool::unstable::config::text::format_bytes;
 use pinpool::{Ceiling, DEFAULT_ALIGN, Error, GetFuture, PinnedBuf, Preset, Request, TaggedPool};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
@@ -23,6 +23,9 @@ use crate::wait::WaitingGet;
 
 /// Longest wait that is not interrupted by a look at the signals.
 pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(200);
+
+/// A setting that has no variable: whether a thread returns buffers and idle memory, instead of calls of `poll()`.
+const BACKGROUND_POLL: &str = "background_poll";
 
 /// A pool of page-locked host memory.
 ///
@@ -64,15 +67,19 @@ impl Pool {
     }
 
     /// An idle buffer, if that takes so little time that the lock may stay held.
-    fn get_idle(&self, py: Python<'_>, len: usize) -> PyResult<Option<Buffer>> {
+    fn get_idle(&self, len: usize) -> PyResult<Option<Buffer>> {
         if !self.gets.origin.get().is_some_and(|origin| origin.are_hits_short()) {
             return Ok(None);
         }
+        self.idle(len)
+    }
+
+    fn idle(&self, len: usize) -> PyResult<Option<Buffer>> {
         let found = match &self.tagged {
             Some(tagged) => tagged.try_get(len),
             None => self.pool()?.try_get(len),
         };
-        Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(py, buf, &self.gets)))
+        Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.gets)))
     }
 
     /// A get that waits long enough for Ctrl-C to matter: it is asked for now and then, and keeps its place in line.
@@ -102,6 +109,13 @@ impl Pool {
                 return Err(interrupted);
             }
         }
+    }
+
+    fn run(&self, py: Python<'_>, call: impl FnOnce(&pinpool::Pool) + Send) -> PyResult<()> {
+        self.call(py, |pool| {
+            call(pool);
+            Ok(())
+        })
     }
 
     fn call(&self, py: Python<'_>, call: impl FnOnce(&pinpool::Pool) -> Result<(), Error> + Send) -> PyResult<()> {
@@ -135,7 +149,7 @@ impl Pool {
             let variable = variable(&name)?;
             if !value.is_none() {
                 let text = setting_text(&name, &value)?;
-                builder = builder.variable(variable, &text).map_err(|error| exception(&error))?;
+                builder = builder.variable(&variable, &text).map_err(|error| exception(&error))?;
             }
         }
         let built = py.detach(move || builder.build().map(Self::of));
@@ -158,7 +172,7 @@ impl Pool {
         let pool = self.pool()?;
         let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
         if align.is_none()
-            && let Some(idle) = self.get_idle(py, len)?
+            && let Some(idle) = self.get_idle(len)?
         {
             return Ok(idle);
         }
@@ -173,19 +187,15 @@ impl Pool {
             })
         };
         let taken = begun.elapsed();
-        let served = served.map(|buf| buffer(py, buf, &self.gets));
+        let served = served.map(|buf| buffer(buf, &self.gets));
         lines::flush(py)?;
         served.map_err(|error| errors::of_get(&error, wait, taken))
     }
 
     /// A buffer of `n` bytes if one is idle, else None; never pins memory and never waits.
     fn try_get(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<Option<Buffer>> {
-        let (len, pool) = (size(n)?, self.pool()?);
-        let found = py.detach(|| match &self.tagged {
-            Some(tagged) => tagged.try_get(len),
-            None => pool.try_get(len),
-        });
-        Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(py, buf, &self.gets)))
+        let len = size(n)?;
+        py.detach(|| self.idle(len))
     }
 
     /// A buffer that is idle, or a get that waits.
@@ -198,7 +208,7 @@ impl Pool {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (len, pool) = (size(n)?, self.pool()?);
         let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
-        if let Some(idle) = self.get_idle(py, len)? {
+        if let Some(idle) = self.get_idle(len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
         let waiting = WaitingGet::new(self.future(Request::new(len).wait(wait))?, wait, self.gets.clone())?;
@@ -249,33 +259,24 @@ impl Pool {
     #[getter]
     fn pinned_fraction(&self, py: Python<'_>) -> PyResult<f64> {
         let pool = self.pool()?;
-        Ok(py.detach(|| pool.pinned_fraction()))
+        Ok(py.detach(|| pool.stats().pinned_fraction))
     }
 
     /// Returns idle memory to the system until at most `to_bytes` are held.
     #[pyo3(signature = (to_bytes=None))]
     fn trim(&self, py: Python<'_>, to_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let bytes = to_bytes.map_or(Ok(0), size)? as u64;
-        self.call(py, |pool| {
-            pool.trim(bytes);
-            Ok(())
-        })
+        self.run(py, |pool| pool.trim(bytes))
     }
 
     /// Returns every idle buffer to the system and begins a new window of the four counters.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, |pool| {
-            pool.clear();
-            Ok(())
-        })
+        self.run(py, |pool| pool.clear())
     }
 
     /// Puts back the buffers whose copies are over; the maintenance thread does it as well.
     fn poll(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, |pool| {
-            pool.poll();
-            Ok(())
-        })
+        self.run(py, |pool| pool.poll())
     }
 
     /// Changes the ceiling, to a size, "auto" or "none".
@@ -325,20 +326,13 @@ impl Pool {
 
     fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
         Err(PyTypeError::new_err(
-            "a pinpool.Pool cannot be pickled, since it belongs to this process: build a pool in the process that uses it, \
+            "a pinpool.Pool cannot be pickled or copied deeply, since it belongs to this process: build a pool in the process that uses it, \
              as in worker_init_fn of a DataLoader",
         ))
     }
 
     fn __copy__<'py>(slf: Bound<'py, Self>) -> Bound<'py, Self> {
         slf
-    }
-
-    fn __deepcopy__<'py>(slf: Bound<'py, Self>, _memo: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
-        Err(PyTypeError::new_err(format!(
-            "a pinpool.Pool cannot be copied deeply: use the same pool, or build another one ({})",
-            slf.repr()?
-        )))
     }
 
     /// The names of all settings.
@@ -353,16 +347,17 @@ pub(crate) fn json(json: serde_json::Result<String>) -> PyResult<String> {
 }
 
 fn setting_names() -> impl Iterator<Item = String> {
-    VARIABLES.iter().map(|variable| keyword(variable.name))
+    VARIABLES.iter().map(|variable| keyword(variable.name)).chain([BACKGROUND_POLL.to_owned()])
 }
 
 fn keyword(variable: &str) -> String {
     variable.trim_start_matches(PREFIX).to_ascii_lowercase()
 }
 
-/// The variable of a keyword.
-fn variable(name: &str) -> PyResult<&'static str> {
-    let found = VARIABLES.iter().map(|variable| variable.name).find(|variable| keyword(variable) == name);
+/// The setting of a keyword, a retired one among them.
+fn variable(name: &str) -> PyResult<String> {
+    let full = if name == BACKGROUND_POLL { name.to_owned() } else { format!("{PREFIX}{}", name.to_uppercase()) };
+    let found = Some(full).filter(|full| is_known(full) && name == name.to_lowercase());
     found.ok_or_else(|| {
         let advice = nearest(name).map_or_else(
             || format!("they are name, env, {}", setting_names().collect::<Vec<_>>().join(", ")),

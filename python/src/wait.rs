@@ -22,12 +22,8 @@ use crate::{errors, lines};
 struct Bell(UnixStream);
 
 impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
     #[allow(unsafe_code)]
-    fn wake_by_ref(self: &Arc<Self>) {
+    fn wake(self: Arc<Self>) {
         let byte = 1_u8;
         // No signal ends the process where the get is gone already, as by a plain write. A socket that is full wakes as well.
         // SAFETY: a socket that is open, and one byte.
@@ -87,7 +83,7 @@ impl WaitingGet {
                 *self.future() = Some(future);
                 Ok(None)
             }
-            Poll::Ready(Ok(buf)) => Ok(Some(buffer(py, buf, &self.gets))),
+            Poll::Ready(Ok(buf)) => Ok(Some(buffer(buf, &self.gets))),
             Poll::Ready(Err(error)) => Err(errors::of_get(&error, self.wait, self.begun.elapsed())),
         };
         lines::flush(py)?;

@@ -56,7 +56,7 @@ def hold(stream=0): cuda.double_hold_stream(stream, 1)
 def let_run(stream=0): cuda.double_hold_stream(stream, 0)
 
 def pool_of(**settings):
-    settings = {"backend": "cuda", "preset": "tensorflow", "poll": False} | settings
+    settings = {"backend": "cuda", "preset": "tensorflow", "background_poll": False} | settings
     return pinpool.Pool(env=False, **settings)
 
 def held_back(pool):
@@ -319,13 +319,15 @@ def test_memory_of_the_driver_is_out_of_reach_in_a_forked_child(over_the_double)
 def test_the_interpreter_ends_while_copies_run(over_the_double):
     over_the_double(
         """
-        pool, stream = pool_of(close_wait=0.05), new_stream()
+        import threading
+        pool, stream = pool_of(), new_stream()
         buf, kept = pool.get(SIZE), pool.get(SIZE)
         hold(stream)
         for each in (buf, kept):
             copy(each, stream)
             each.record_stream(stream)
         buf.release()
+        threading.Timer(0.2, let_run, [stream]).start()
         """
     )
 
@@ -333,7 +335,7 @@ def test_the_interpreter_ends_while_copies_run(over_the_double):
 def test_shared_memory_is_registered_once_and_a_buffer_comes_back_behind_its_stream(over_the_double):
     over_the_double(
         """
-        pool, stream = pool_of(backend="register", preset=None, poll=True), new_stream()
+        pool, stream = pool_of(backend="register", preset=None, background_poll=True), new_stream()
         before = cuda.double_calls(b"cuMemHostRegister_v2")
         shared = pinpool.SharedPool(SIZE, 2, pool=pool)
         assert shared.page_lock == "register" and cuda.double_calls(b"cuMemHostRegister_v2") == before + 1

@@ -1,6 +1,7 @@
 """Files into batches: order, shards, states, memory, failures, Ctrl-C."""
 
 import gc
+import hashlib
 import inspect
 import io
 import itertools
@@ -523,3 +524,33 @@ def test_each_public_name_has_a_docstring():
 def test_paths_as_bytes_are_refused_by_name(tmp_path, pool):
     with pytest.raises(TypeError, match="paths="):
         pinpool_loader.Loader([str(tmp_path), b"photos"], pool=pool)
+
+
+@pytest.mark.parametrize("kind", ["files", "tar"])
+def test_every_sample_comes_once_by_digest_on_two_ranks_and_after_a_resume(tmp_path, pool, kind):
+    rng, expected = np.random.default_rng(4), set()
+    (tmp_path / "data").mkdir()
+    with tarfile.open(tmp_path / "data.tar", "w") as tar:
+        for number in range(60):
+            data = rng.bytes(int(rng.integers(1, 30_000)))
+            expected.add(hashlib.sha256(data).hexdigest())
+            (tmp_path / "data" / f"{number}.bin").write_bytes(data)
+            info = tarfile.TarInfo(f"{number}.bin")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    path = tmp_path / ("data" if kind == "files" else "data.tar")
+
+    def ranked(rank, **settings):
+        return pinpool_loader.Loader(path, batch_size=7, shuffle=True, seed=9, rank=rank, world=2, even=True, epochs=2, pool=pool, **settings)
+
+    def digests(batches):
+        return [(batch.epoch, hashlib.sha256(sample).hexdigest()) for batch in batches for sample in batch]
+
+    ranks = [digests(ranked(rank)) for rank in range(2)]
+    for epoch in range(2):
+        seen = [digest for digests_of in ranks for at, digest in digests_of if at == epoch]
+        assert len(seen) == 60 and set(seen) == expected
+    for taken in (0, 1, 4, 5, 7, 9):
+        loader = ranked(1)
+        first = digests(itertools.islice(loader, taken))
+        assert first + digests(ranked(1, state=loader.state_dict())) == ranks[1]

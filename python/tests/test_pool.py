@@ -22,9 +22,8 @@ def test_settings_have_the_names_of_the_variables(tmp_path):
         max_bytes=8 * MIB,
         wait=datetime.timedelta(milliseconds=20),
         idle_timeout="2min",
-        poll=False,
-        close_wait=1.5,
-        pressure=pathlib.Path("off"),
+        background_poll=False,
+        trace=pathlib.Path("off"),
         pool_size_limit=None,
     )
     stats = pool.stats()
@@ -35,16 +34,23 @@ def test_settings_have_the_names_of_the_variables(tmp_path):
     assert pinpool.Pool(env=False, backend="heap", preset="tensorflow").stats()["max_bytes"] is None
 
 
+def test_a_retired_setting_is_a_warning_that_names_what_replaces_it(caplog):
+    with caplog.at_level("WARNING"):
+        pinpool.Pool(env=False, backend="heap", stuck_after=5)
+    text = "PINPOOL_STUCK_AFTER=5: retired and ignored; a copy in flight for 30s is reported as stuck"
+    assert any(record.getMessage().endswith(text) for record in caplog.records)
+
+
 def test_settings_that_are_wrong_say_what_is_right():
     with pytest.raises(TypeError, match=r'"max_byte" is no setting of a pool; did you mean max_bytes\?'):
         pinpool.Pool(max_byte="1GiB")
-    with pytest.raises(TypeError, match=r'"purple" is no setting of a pool; they are name, env, backend, .*max_bytes,'):
+    with pytest.raises(TypeError, match=r'"purple" is no setting of a pool; they are name, env, max_bytes, .*zero,'):
         pinpool.Pool(purple="1GiB")
     with pytest.raises(pinpool.SettingError, match="PINPOOL_MAX_BYTES=lots: .*like 2GiB"):
         pinpool.Pool(max_bytes="lots")
     for name, value, problem in [
         ("max_bytes", 0, "PINPOOL_MAX_BYTES=0: not a ceiling"),
-        ("pools_per_host", 0, "PINPOOL_POOLS_PER_HOST=0: not a whole number of at least 1"),
+        ("pool_size_limit", -1, "PINPOOL_POOL_SIZE_LIMIT=-1"),
         ("zero", "ture", "PINPOOL_ZERO=ture: neither 0 "),
         ("on_full", "auto", "PINPOOL_ON_FULL=auto: not a value of PINPOOL_ON_FULL"),
         ("wait", "soon", "PINPOOL_WAIT=soon: not a time"),
@@ -52,9 +58,9 @@ def test_settings_that_are_wrong_say_what_is_right():
     ]:
         with pytest.raises(pinpool.SettingError, match=problem):
             pinpool.Pool(env=False, backend="heap", **{name: value})
-    for values in [{"wait": "none", "close_wait": float("inf"), "stuck_after": None}, {"socket": 0, "reserve": "none", "zero": "no"}]:
+    for values in [{"wait": float("inf"), "idle_timeout": "none", "log_every": None}, {"socket": 0, "reserve": "none", "zero": "no"}]:
         pinpool.Pool(env=False, backend="heap", **values).get(1)
-    with pytest.raises(ValueError, match="PINPOOL_RESERVE=2048: is over PINPOOL_MAX_BYTES"):
+    with pytest.raises(ValueError, match="PINPOOL_RESERVE=2KiB: exceeds PINPOOL_MAX_BYTES=1KiB"):
         pinpool.Pool(backend="heap", max_bytes=1024, reserve=2048)
     with pytest.raises(TypeError, match="wait: a list is no value of a setting"):
         pinpool.Pool(wait=[])
@@ -301,7 +307,7 @@ def test_a_reserve_that_is_not_waited_for_is_pinned_beside_the_program():
     assert pool.pinned_fraction == 1 and pool.stats()["pinned_fraction"] == 1
     assert pool.stats()["reserve_bytes"] == pool.stats()["reserve_asked_bytes"] == 64 << 20
     assert pool.wait_reserved() and first.nbytes == 1 << 20
-    by_hand = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=0, poll=0)
+    by_hand = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=0, background_poll=0)
     before = by_hand.pinned_fraction
     assert before < 1
     by_hand.poll()

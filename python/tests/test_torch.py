@@ -5,6 +5,7 @@ Needs torch, which is some GB, and a C++ compiler. Each test is a process of its
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -274,9 +275,10 @@ def test_ninja_is_found_without_the_environment_and_a_build_that_failed_may_be_r
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exec c++ --version\nexit 1\n')
     compiler.chmod(0o755)
     code = f"""
-        import os
+        import os, pathlib
         import pinpool.torch
         search = os.environ["PATH"]
+        pinpool.torch._SHIMS = pathlib.Path("/none")  # As where the wheel has none for this version.
         for compiler in ("/bin/false", {str(compiler)!r}, {str(compiler)!r}):
             os.environ["CXX"] = compiler
             try: pinpool.torch.install(backend="heap")
@@ -292,3 +294,50 @@ def test_ninja_is_found_without_the_environment_and_a_build_that_failed_may_be_r
     import torch
 
     assert ("torch sees no GPU: pin_memory() fails here" in done.stderr) == (not torch.cuda.is_available())
+
+
+def built_shim(folder):
+    import torch
+
+    minor = ".".join(torch.__version__.split(".")[:2])
+    include = Path(torch.__file__).parent / "include"
+    subprocess.run([sys.executable, HERE.parent / "build_shims.py", "--only", minor, "--include", include, "--out", folder], check=True)
+    [shim] = folder.glob("*.so")
+    assert shim.name == f"torch_{minor.replace('.', '_')}.so"
+    return shim
+
+
+def test_the_allocator_of_a_wheel_needs_no_compiler_and_no_new_glibc(tmp_path):
+    shim = built_shim(tmp_path)
+    run(
+        f"""
+        import os, pathlib
+        os.environ["CXX"] = "/none"
+        os.environ["PATH"] = ""
+        pinpool.torch._SHIMS = pathlib.Path({str(tmp_path)!r})
+        pool = pinpool.torch.install(max_bytes="64MiB", backend="heap")
+        assert pinpool.torch._shim._name == {str(shim)!r}
+        block = probe.allocate(3 * MIB)
+        assert pool.stats()["in_use"] == 1
+        block.free()
+        assert pool.stats()["in_use"] == 0 and pinpool.torch.uninstall() == 0
+        """
+    )
+    if shutil.which("objdump") is not None:
+        symbols = subprocess.run(["objdump", "-T", shim], check=True, capture_output=True, text=True).stdout
+        versions = {tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_([0-9.]+)", symbols)}
+        assert max(versions) <= (2, 28) and "libtorch_cuda" not in symbols
+
+
+def test_an_allocator_of_a_wheel_that_does_not_fit_is_compiled_instead(tmp_path):
+    shim = built_shim(tmp_path)
+    shim.write_bytes(b"no library")
+    run(
+        f"""
+        import logging, pathlib
+        logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+        pinpool.torch._SHIMS = pathlib.Path({str(tmp_path)!r})
+        pinpool.torch.install(max_bytes="64MiB", backend="heap")
+        assert pinpool.torch._shim._name != {str(shim)!r}
+        """
+    )

@@ -20,8 +20,6 @@ MEMORY = (128 * GIB, "cgroup limit /sys/fs/cgroup/memory.max")
     [
         ({}, {}, 96, ["three quarters of 137438953472 bytes", "cgroup limit /sys/fs/cgroup/memory.max"]),
         ({}, {"LOCAL_WORLD_SIZE": "8"}, 12, ["divided by 8 (LOCAL_WORLD_SIZE)"]),
-        ({}, {"LOCAL_WORLD_SIZE": "8", "PINPOOL_POOLS_PER_HOST": "2"}, 48, ["divided by 2 (PINPOOL_POOLS_PER_HOST)"]),
-        ({"pools_per_host": 3}, {"LOCAL_WORLD_SIZE": "8"}, 32, ["divided by 3 (pools_per_host)"]),
         ({}, {"LOCAL_WORLD_SIZE": "1"}, 96, []),
         ({}, {"LOCAL_WORLD_SIZE": "several"}, 96, []),
         ({"max_bytes": None}, {"PINPOOL_MAX_BYTES": ""}, 96, []),
@@ -68,7 +66,7 @@ class Shim:
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    for name in ("PINPOOL_MAX_BYTES", "PINPOOL_PRESET", "PINPOOL_LEDGER", "PINPOOL_POOLS_PER_HOST", "LOCAL_WORLD_SIZE"):
+    for name in ("PINPOOL_MAX_BYTES", "PINPOOL_PRESET", "PINPOOL_LEDGER", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PINPOOL_DEVICE", "0")
     shim = Shim()

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)] // Implements an unsafe interface of cudarc.
 
 use std::marker::PhantomData;
-use std::ops::{Range, RangeBounds};
+use std::ops::{Bound, Range, RangeBounds};
 
 use bytemuck::Pod;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
@@ -14,8 +14,7 @@ use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
 use super::PinnedBuf;
 use super::slice::check_cast;
 use crate::copy::cuda::{HostSliceFence, let_reach, refuse_host_slice};
-use crate::copy::elements_in;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 
 /// A part of a [`PinnedBuf`] as elements of `T`, to copy from: `stream.memcpy_htod(&buf.slice(..n)?, &mut device)`. The
 /// buffer records the copy.
@@ -251,5 +250,26 @@ impl<T: Pod> HostSlice<T> for BufViewMut<'_, T> {
 
     unsafe fn stream_synced_mut_slice<'a>(&'a mut self, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
         self.buf.lend_mut(&self.part, stream)
+    }
+}
+
+/// `range` of `len` elements.
+fn elements_in(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => Some(start),
+        Bound::Excluded(&before) => before.checked_add(1),
+        Bound::Unbounded => Some(0),
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => last.checked_add(1),
+        Bound::Excluded(&end) => Some(end),
+        Bound::Unbounded => Some(len),
+    };
+    match (start, end) {
+        (Some(start), Some(end)) if start <= end && end <= len => Ok(start..end),
+        _ => {
+            let why = format!("{:?} to {:?} is not inside {len} elements", range.start_bound(), range.end_bound());
+            Err(ErrorKind::View { why }.into())
+        }
     }
 }

@@ -166,6 +166,7 @@ impl PinnedBuf {
     /// Names the calls that led to the get, where they are of a language that the pool does not know: name, file and line of each,
     /// the innermost first. They take the place of the native ones in all that `call_stacks` shows. `frames` is not called if the get
     /// was not sampled.
+    #[doc(hidden)]
     pub fn describe_caller(&self, frames: impl FnOnce() -> Vec<(String, String, u32)>) {
         let Some(block) = self.block.as_ref() else { return };
         let frame = |(name, file, line)| Frame { name, file, line };

@@ -23,7 +23,7 @@ pub const PREFIX: &str = "PINPOOL_";
 
 /// Names of earlier versions, without the prefix, and what replaces them.
 const RETIRED: [(&str, &str); 12] = [
-    ("CALL_STACKS", "set call_stacks in code, or use `pinpool load --call-stacks`"),
+    ("CALL_STACKS", "set call_stacks in Rust or C, or use `pinpool load --call-stacks`"),
     ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
     ("FENCE", "streams count completed copies in host memory, or record events if the driver refuses that"),
     ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared shares buffers between processes"),
@@ -32,10 +32,7 @@ const RETIRED: [(&str, &str); 12] = [
     ("POLL", "set background_poll in code"),
     ("POOLS_PER_HOST", "share one limit with PINPOOL_LEDGER, or set PINPOOL_MAX_BYTES to a size"),
     ("PRESSURE", "the pool always follows the kernel's memory pressure"),
-    (
-        "RELEASE_POLICY",
-        "register and cuda release memory in trim() and clear(), at the limit when nothing else serves a request, and at the end",
-    ),
+    ("RELEASE_POLICY", "register and cuda release memory in trim(), clear(), at the limit, and at the end"),
     ("STUCK_AFTER", "a copy in flight for 30s is reported as stuck"),
     ("WRITE_COMBINED", "pool memory is always cached; allocate write-combined memory with cuMemHostAlloc"),
 ];
@@ -109,6 +106,23 @@ macro_rules! variables {
     };
 }
 for_each_setting!(variables);
+
+/// The name of a setting that is written `name`: in any case, and of a variable also without the prefix.
+pub fn full_name(name: &str) -> String {
+    if let Some((in_code, _)) = IN_CODE.iter().find(|(in_code, _)| name.eq_ignore_ascii_case(in_code)) {
+        return (*in_code).to_owned();
+    }
+    let name = name.to_uppercase();
+    if name.starts_with(PREFIX) { name } else { format!("{PREFIX}{name}") }
+}
+
+/// Whether a pool has the setting called `name`, or had it in an earlier version.
+pub fn is_known(name: &str) -> bool {
+    let is_variable = VARIABLES.iter().any(|variable| variable.name == name);
+    is_variable
+        || IN_CODE.iter().any(|(in_code, _)| *in_code == name)
+        || name.strip_prefix(PREFIX).is_some_and(|word| retired(word).is_some())
+}
 
 /// Sets what the variable called `name` sets, or one of [`IN_CODE`], from `text` as its value. An empty text sets nothing.
 pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()> {

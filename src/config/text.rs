@@ -26,11 +26,13 @@ pub struct ParseError {
 
 impl ParseError {
     /// `problem` continues the sentence "`value` is ...": `not a size (like 64MiB)`, `less than 4KiB`.
+    #[doc(hidden)]
     pub fn new(value: impl Into<String>, problem: impl Into<Cow<'static, str>>) -> Self {
         Self { value: value.into(), problem: problem.into() }
     }
 
     /// What is wrong with the value: `not a size (like 64MiB)`.
+    #[doc(hidden)]
     pub fn problem(&self) -> &str {
         &self.problem
     }
@@ -77,27 +79,17 @@ impl FromStr for Backend {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        match text.to_ascii_lowercase().as_str() {
-            "auto" => Ok(Self::Auto),
-            "gpu" => Ok(Self::Gpu),
-            "vmm" => Ok(Self::Vmm),
-            "register" => Ok(Self::Register),
-            "cuda" => Ok(Self::Cuda),
-            "mlock" => Ok(Self::Mlock),
-            "heap" => Ok(Self::Heap),
-            "sim" => Ok(Self::Sim { total_bytes: SimSource::DEFAULT_TOTAL_BYTES }),
-            other => match other.strip_prefix("sim:") {
-                Some(size) => {
-                    // The error names the whole value.
-                    let total_bytes = parse_bytes(size).map_err(|error| ParseError::new(text, error.problem))?;
-                    Ok(Self::Sim { total_bytes })
-                }
-                None => Err(ParseError::new(
-                    text,
-                    "not a back-end (auto, gpu, vmm, register, cuda, mlock, heap, sim, sim:SIZE)",
-                )),
-            },
+        let sim = Self::Sim { total_bytes: SimSource::DEFAULT_TOTAL_BYTES };
+        let known = [Self::Auto, Self::Gpu, Self::Vmm, Self::Register, Self::Cuda, Self::Mlock, Self::Heap, sim];
+        if let Some(found) = known.into_iter().find(|backend| text.eq_ignore_ascii_case(backend.name())) {
+            return Ok(found);
         }
+        let Some(size) = text.to_ascii_lowercase().strip_prefix("sim:").map(parse_bytes) else {
+            let problem = "not a back-end (auto, gpu, vmm, register, cuda, mlock, heap, sim, sim:SIZE)";
+            return Err(ParseError::new(text, problem));
+        };
+        // The error names the whole value.
+        size.map(|total_bytes| Self::Sim { total_bytes }).map_err(|error| ParseError::new(text, error.problem))
     }
 }
 

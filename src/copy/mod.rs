@@ -11,10 +11,9 @@
 //! [`CopyTarget`], [`CopySource`], [`CopyStream`] and [`Fence`] may be implemented by other crates, for another driver or a
 //! test of their own; `tests/api/own_stream.rs` has a stream that copies at once, which needs little.
 
-use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::in_flight::{Fence, FenceKind, SharedFence};
 
 mod completion;
@@ -182,25 +181,4 @@ pub(crate) unsafe fn fetch<S: ?Sized, E, T: CopySource<S, E> + ?Sized>(
 fn check_len(len: usize, what: &str, bytes: usize) -> Result<(), CopyFailure> {
     let why = || format!("the {what} has only {bytes} B; make it larger or request a shorter buffer");
     if len <= bytes { Ok(()) } else { Err(CopyFailure::Refused(Error::copy(len, why()))) }
-}
-
-/// `range` of `len` elements.
-pub(crate) fn elements_in(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
-    let start = match range.start_bound() {
-        Bound::Included(&start) => Some(start),
-        Bound::Excluded(&before) => before.checked_add(1),
-        Bound::Unbounded => Some(0),
-    };
-    let end = match range.end_bound() {
-        Bound::Included(&last) => last.checked_add(1),
-        Bound::Excluded(&end) => Some(end),
-        Bound::Unbounded => Some(len),
-    };
-    match (start, end) {
-        (Some(start), Some(end)) if start <= end && end <= len => Ok(start..end),
-        _ => {
-            let why = format!("{:?} to {:?} is not inside {len} elements", range.start_bound(), range.end_bound());
-            Err(ErrorKind::View { why }.into())
-        }
-    }
 }

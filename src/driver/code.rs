@@ -24,7 +24,6 @@ impl Code {
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
-    pub(crate) const CAPTURED_EVENT: Self = Self(907);
 
     /// The result of a call.
     pub(crate) fn check(result: c_int) -> Result<(), Self> {

@@ -19,7 +19,7 @@ use crate::error::{Lines, UsageReport};
 
 pub(crate) use pinpool_observe::judge::shortage::{Host, Refused};
 use pinpool_observe::judge::shortage::{LikelyCause, Shortage, likely_cause};
-use pinpool_observe::judge::{Holder, Judgement};
+use pinpool_observe::judge::{AGED, Holder, Judgement};
 use pinpool_os::call_stack::CallStack;
 
 /// Owners that are listed one by one.
@@ -39,6 +39,8 @@ pub struct Owner {
     pub asked_bytes: u64,
     /// Age of the oldest since its get, to about a second; `None` for buffers without a tag.
     pub oldest: Option<Duration>,
+    /// Buffers that are older than a minute.
+    pub(crate) aged: u64,
 }
 
 /// One buffer that was got under a tag, or whose get was sampled.
@@ -52,7 +54,7 @@ pub(crate) struct HeldBuffer {
 
 impl Owner {
     pub(crate) fn new(tag: &str) -> Self {
-        Self { tag: tag.to_owned(), buffers: 0, bytes: 0, asked_bytes: 0, oldest: None }
+        Self { tag: tag.to_owned(), buffers: 0, bytes: 0, asked_bytes: 0, oldest: None, aged: 0 }
     }
 
     /// The owner of the buffers without a tag, if there are any.
@@ -61,15 +63,17 @@ impl Owner {
     }
 
     pub(crate) fn holder(&self) -> Holder {
-        let Self { tag, buffers, bytes, oldest, .. } = self.clone();
-        Holder { tag, buffers, bytes, oldest, place: None }
+        let Self { tag, buffers, bytes, oldest, aged, .. } = self.clone();
+        Holder { tag, buffers, bytes, oldest, aged, place: None }
     }
 
     pub(crate) fn add(&mut self, asked_bytes: u64, held_bytes: u64, age_us: u64) {
         self.buffers += 1;
         self.bytes += held_bytes;
         self.asked_bytes += asked_bytes;
-        self.oldest = self.oldest.max(Some(Duration::from_micros(age_us)));
+        let age = Duration::from_micros(age_us);
+        self.oldest = self.oldest.max(Some(age));
+        self.aged += u64::from(age >= AGED);
     }
 }
 
@@ -220,6 +224,7 @@ mod tests {
             bytes: mib << 20,
             asked_bytes: mib << 20,
             oldest: Some(Duration::from_secs(buffers)),
+            aged: 0,
         }
     }
 

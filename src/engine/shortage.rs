@@ -32,6 +32,8 @@ struct ShortageCounts {
     begun_us: u64,
     last_us: u64,
     gets: u64,
+    /// Time that gets waited, all together.
+    waited: Duration,
     fallbacks: u64,
 }
 
@@ -53,13 +55,28 @@ impl Shortage {
         }
         // Relaxed: counted under the lock.
         let is_logged = is_power_of_ten(self.shortages.fetch_add(1, Ordering::Relaxed) + 1);
-        *counts = Some(ShortageCounts { is_logged, begun_us: now_us, last_us: now_us, gets: 1, fallbacks: 0 });
+        *counts = Some(ShortageCounts {
+            is_logged,
+            begun_us: now_us,
+            last_us: now_us,
+            gets: 1,
+            waited: Duration::ZERO,
+            fallbacks: 0,
+        });
         // Relaxed, here and below: a hint; the lock decides.
         self.is_on.store(true, Ordering::Relaxed);
         drop(counts);
         if is_logged {
             let (waits, why, usage) = why();
             log.shortage_began(len_bytes, waits, &why, &usage);
+        }
+    }
+
+    /// A get has waited for so long: until now memory was short.
+    pub(super) fn count_wait(&self, now_us: u64, waited: Duration) {
+        if let Some(counts) = &mut *self.counts.lock() {
+            counts.last_us = counts.last_us.max(now_us);
+            counts.waited += waited;
         }
     }
 
@@ -79,7 +96,8 @@ impl Shortage {
         self.is_on.store(false, Ordering::Relaxed);
         drop(counts);
         if ended.is_logged {
-            log.shortage_ended(Duration::from_micros(ended.last_us - ended.begun_us), ended.gets, ended.fallbacks);
+            let after = Duration::from_micros(ended.last_us - ended.begun_us);
+            log.shortage_ended(after, ended.gets, ended.waited, ended.fallbacks);
         }
     }
 }

@@ -13,7 +13,7 @@ impl Pool {
     /// longer), and gives way to gets. What gets pin meanwhile is a part of the reserve. A ceiling lowered below the reserve
     /// stops it, and takes what is idle of it back on back-ends with virtual memory; a higher one lets it go on. If the driver
     /// or the kernel refuses a step, the rest is given up, with a warning in the log; call this again for it once that is cured.
-    /// [`pinned_fraction`](Self::pinned_fraction) has the progress, [`wait_reserved`](Self::wait_reserved) waits for the end.
+    /// [`Stats::pinned_fraction`](crate::Stats::pinned_fraction) has the progress, [`wait_reserved`](Self::wait_reserved) waits for the end.
     ///
     /// # Errors
     ///
@@ -45,12 +45,5 @@ impl Pool {
         let now = Instant::now();
         // A time beyond what the clock can tell is as good as a year.
         self.core().await_reserve(now.checked_add(timeout).unwrap_or(now + Duration::from_secs(366 * 86_400)))
-    }
-
-    /// Share of the reserve asked for that is pinned, from 0 to 1: that of [`stats`](Self::stats). 1 where none was asked for, 0
-    /// in a child of the process that made the pool. Never falls, but where more is asked for, or a ceiling lowered below the
-    /// reserve takes a part of it back.
-    pub fn pinned_fraction(&self) -> f64 {
-        self.core().stats().pinned_fraction
     }
 }

@@ -21,10 +21,12 @@ mod serial;
 mod snapshot;
 mod table;
 
+pub use calls::Calls;
 pub(crate) use calls::SourceCalls;
-pub use calls::{Calls, Underlying};
+pub(crate) use calls::Underlying;
 pub use class::ClassStats;
 pub use histogram::Histogram;
 pub(crate) use reasons::{EvictionReason, MissReason};
 pub use reasons::{EvictionReasons, MissReasons};
-pub use snapshot::{LedgerStats, Peaks, Requested, Stats, StatsError};
+pub use snapshot::{LedgerStats, Stats, StatsError};
+pub(crate) use snapshot::{Peaks, Requested};

@@ -69,7 +69,7 @@ reasons! {
 reasons! {
     /// Why pinned buffers left the pool, to the arena or to the back-end.
     EvictionReasons, EvictionReason, "All buffers that left.";
-    /// A put over the count limit: what TensorFlow counts.
+    /// Over the count limit: what TensorFlow counts.
     over_limit = OverLimit,
     /// The count limit was lowered.
     limit_lowered = LimitLowered,

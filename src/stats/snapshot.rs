@@ -58,7 +58,7 @@ pub struct Stats {
     pub is_pinned: bool,
     /// Most idle buffers that the pool keeps, as of now.
     pub pool_size_limit: u64,
-    /// TensorFlow's four counters, since the last raise or clear.
+    /// TensorFlow's four counters since the last raise or clear: `get_from_pool`, `put`, `allocated` and `evicted`.
     pub window: Window,
     /// Gets of more than zero bytes that were served, over the life of the pool.
     pub gets: u64,
@@ -69,7 +69,7 @@ pub struct Stats {
     pub misses: u64,
     /// Why they missed.
     pub miss_reasons: MissReasons,
-    /// What was asked for and what was given, of the gets that found nothing idle at once.
+    /// The requests that found nothing idle at once: `gets`, their `bytes` and the `class_bytes` given.
     pub requested: Requested,
     /// Gets that ended in an error of the ceiling or of the back-end.
     pub failed_gets: u64,
@@ -192,7 +192,8 @@ pub struct Stats {
     pub smaller_regions: u64,
     /// What the host ledger says, if the pool is in one (`PINPOOL_LEDGER`).
     pub ledger: Option<LedgerStats>,
-    /// Calls to the underlying allocator, in sums.
+    /// The sums of `pin`, `unpin` and `remap` in requested bytes: `allocs`, `frees`, `alloc_bytes`, `free_bytes`, `peak_bytes`,
+    /// `time` and `failures`.
     pub underlying: Underlying,
     /// Calls that page-locked memory: acquisitions of regions and reserves, commits of granules.
     pub pin: Calls,
@@ -200,7 +201,8 @@ pub struct Stats {
     pub unpin: Calls,
     /// Calls that moved granules from one address to another.
     pub remap: Calls,
-    /// The most at any time of what is above.
+    /// The peaks of the members above that have these names; `idle` is that of `buffers_in_pool`. Peaks of idle and used buffers
+    /// are sampled, mostly ten times a second.
     pub peaks: Peaks,
 }
 

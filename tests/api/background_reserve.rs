@@ -40,7 +40,7 @@ fn by_a_thread(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuil
 
 #[allow(clippy::float_cmp)] // Shares of powers of two.
 fn fraction_is(pool: &Pool, fraction: f64) -> bool {
-    pool.pinned_fraction() == fraction && pool.stats().pinned_fraction == fraction
+    pool.stats().pinned_fraction == fraction
 }
 
 fn until(what: &str, is_so: impl Fn() -> bool) {
@@ -60,10 +60,10 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
         assert_eq!((stats.pinned_bytes, stats.reserve_bytes, stats.reserve_asked_bytes), (STEP, STEP, 64 * MI));
         assert_eq!(source.calls(SourceCall::Acquire), 1);
         assert!(fraction_is(&pool, 0.125));
-        let mut before = pool.pinned_fraction();
+        let mut before = pool.stats().pinned_fraction;
         while pool.stats().reserve_bytes < 64 * MI {
             pool.poll();
-            let now = pool.pinned_fraction();
+            let now = pool.stats().pinned_fraction;
             assert!(now > before, "{before} to {now}");
             before = now;
             valid_stats(&pool);
@@ -249,7 +249,7 @@ fn a_terabyte_is_there_in_bounded_steps_and_mappings_and_the_first_get_after_the
     let first = pool.get(6 * MIB).unwrap();
     assert_eq!(source.calls(SourceCall::Acquire), 1, "out of the first step");
     let (mut before, mut longest) = (STEP, 0);
-    while pool.pinned_fraction() < 1.0 {
+    while pool.stats().pinned_fraction < 1.0 {
         pool.poll();
         let now = pool.stats().pinned_bytes;
         longest = longest.max(now - before);
@@ -280,7 +280,7 @@ fn a_thread_pins_the_rest_step_by_step_and_a_get_is_served_while_a_step_hangs() 
     let held: Vec<_> = (0..8).map(|_| pool.get(8 * MIB).unwrap()).collect();
     // Figures balance when no plan is open.
     assert_eq!((pool.stats().in_use, held.len()), (8, 8));
-    assert!(pool.pinned_fraction() < 1.0);
+    assert!(pool.stats().pinned_fraction < 1.0);
     assert!(!pool.wait_reserved(Duration::from_millis(5)).unwrap());
     drop(gate);
     assert!(pool.wait_reserved(PATIENCE).unwrap());
@@ -355,7 +355,7 @@ fn a_pool_whose_step_hangs_holds_no_other_up() {
     gate.wait_for(1);
     let other = by_a_thread(faulty(false), 256 * MI, 64 * MI).build().unwrap();
     assert!(other.wait_reserved(PATIENCE).unwrap());
-    assert!(stuck.pinned_fraction() < 1.0);
+    assert!(stuck.stats().pinned_fraction < 1.0);
     drop(gate);
 }
 
@@ -385,7 +385,7 @@ fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
         in_a_child(|| {
             let checks = vec![
                 ("wait", childs.wait_reserved(Duration::ZERO).is_err_and(|error| error.is_forked())),
-                ("fraction", childs.pinned_fraction() < 0.5),
+                ("fraction", childs.stats().pinned_fraction < 0.5),
                 ("prewarm", childs.prewarm(MI).is_err_and(|error| error.is_forked())),
             ];
             childs.poll();

@@ -36,7 +36,7 @@ fn a_reserve_lies_in_huge_pages_where_there_are_enough_and_else_in_others() {
             for hugetlb in [HugeTlb::Off, HugeTlb::Auto, HugeTlb::Of2MiB] {
                 let free = free_pages();
                 let pool = pool(backend.clone(), hugetlb, 8 << 20);
-                assert_eq!((pool.stats().reserve_bytes, pool.pinned_fraction() > 0.99), (8 << 20, true));
+                assert_eq!((pool.stats().reserve_bytes, pool.stats().pinned_fraction > 0.99), (8 << 20, true));
                 let bytes = hugetlb_bytes();
                 assert!(bytes == 0 || bytes == 8 << 20 && hugetlb != HugeTlb::Off, "{bytes}");
                 // Others may take pages meanwhile, so only plenty of them is a promise.

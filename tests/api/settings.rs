@@ -136,7 +136,7 @@ fn unknown_variables_of_ours_are_named_and_others_left_alone() {
 
 /// Retired names with what replaces each.
 const RETIRED: [(&str, &str); 12] = [
-    ("CALL_STACKS", "set call_stacks in code, or use `pinpool load --call-stacks`"),
+    ("CALL_STACKS", "set call_stacks in Rust or C, or use `pinpool load --call-stacks`"),
     ("CLOSE_WAIT", "a pool that ends waits up to 30s for copies in flight"),
     ("FENCE", "streams count completed copies in host memory, or record events if the driver refuses that"),
     ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared shares buffers between processes"),
@@ -145,10 +145,7 @@ const RETIRED: [(&str, &str); 12] = [
     ("POLL", "set background_poll in code"),
     ("POOLS_PER_HOST", "share one limit with PINPOOL_LEDGER, or set PINPOOL_MAX_BYTES to a size"),
     ("PRESSURE", "the pool always follows the kernel's memory pressure"),
-    (
-        "RELEASE_POLICY",
-        "register and cuda release memory in trim() and clear(), at the limit when nothing else serves a request, and at the end",
-    ),
+    ("RELEASE_POLICY", "register and cuda release memory in trim(), clear(), at the limit, and at the end"),
     ("STUCK_AFTER", "a copy in flight for 30s is reported as stuck"),
     ("WRITE_COMBINED", "pool memory is always cached; allocate write-combined memory with cuMemHostAlloc"),
 ];

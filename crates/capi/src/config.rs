@@ -1,6 +1,6 @@
 //! The string that a pool is opened with.
 
-use pinpool::unstable::config::env::{IN_CODE, PREFIX};
+use pinpool::unstable::config::env::full_name;
 use pinpool::{Pool, PoolBuilder};
 
 use crate::call::Failure;
@@ -12,7 +12,7 @@ pub(crate) fn builder(config: &str) -> Result<PoolBuilder, Failure> {
     for item in config.split([';', '\n']).map(str::trim).filter(|item| !item.is_empty()) {
         builder = match item.split_once('=') {
             Some((name, value)) if name.trim().eq_ignore_ascii_case("name") => builder.name(value.trim()),
-            Some((name, value)) => builder.variable(&full_name(name), value)?,
+            Some((name, value)) => builder.variable(&full_name(name.trim()), value)?,
             None if !is_prefix(item) => {
                 return Err(Failure::argument(format!(
                     "config: `{item}` is neither NAME=VALUE nor a prefix of variables, which has the letters A to Z, digits and `_`, \
@@ -33,13 +33,4 @@ pub(crate) fn builder(config: &str) -> Result<PoolBuilder, Failure> {
 
 fn is_prefix(item: &str) -> bool {
     item.ends_with('_') && item.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
-}
-
-/// The name of a variable, whose prefix may be left out and whose case does not count, or of a setting that no variable sets.
-fn full_name(name: &str) -> String {
-    if let Some((name, _)) = IN_CODE.iter().find(|(known, _)| name.trim().eq_ignore_ascii_case(known)) {
-        return (*name).to_owned();
-    }
-    let name = name.trim().to_uppercase();
-    if name.starts_with(PREFIX) { name } else { format!("{PREFIX}{name}") }
 }

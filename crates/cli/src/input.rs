@@ -56,7 +56,11 @@ pub(crate) fn open_workload(path: &Path) -> Result<Workload, String> {
 ///
 /// The errors of [`open_workload`].
 pub(crate) fn read_workload(path: &Path, input: Input) -> Result<Workload, String> {
-    let workload = Workload::read_file(input).map_err(|error| in_file(path, &error))?;
+    with_gets(path, Workload::read_file(input).map_err(|error| in_file(path, &error))?)
+}
+
+/// The workload of the file at `path`, if there is anything to play.
+pub(crate) fn with_gets(path: &Path, workload: Workload) -> Result<Workload, String> {
     if workload.gets() == 0 {
         let why = workload.warning().map_or_else(String::new, |warning| format!("{warning}; "));
         return Err(named(path, &format_args!("{why}the trace has no gets, so there is nothing to play")));

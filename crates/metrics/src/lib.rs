@@ -40,7 +40,7 @@
 //! | `pinpool.misses` | counter | `reason`: a field of [`MissReasons`](pinpool::MissReasons) |
 //! | `pinpool.evictions` | counter | `reason`: a field of [`EvictionReasons`](pinpool::EvictionReasons) |
 //! | `pinpool.timeouts`, `pinpool.fallbacks`, `pinpool.limit.raises` | counter | |
-//! | `pinpool.requested.bytes`, `pinpool.given.bytes` | counter | [`Requested`](pinpool::Requested) |
+//! | `pinpool.requested.bytes`, `pinpool.given.bytes` | counter | [`Stats::requested`](pinpool::Stats::requested) |
 //! | `pinpool.page_locked.bytes`, `pinpool.released.bytes` | counter | sums over all calls |
 //! | `pinpool.call.failures` | counter | `call`: `pin`, `unpin`, `remap` |
 //! | `pinpool.create_time`, `pinpool.release_time`, `pinpool.move_time` | histogram, seconds | a page-lock; a release; a move |

@@ -23,8 +23,6 @@ _Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 #: Epoch, index in the epoch, and number of the next batch.
 _Place: TypeAlias = tuple[int, int, int]
 
-_DEFAULT_BATCH_BYTES = 16 << 20
-
 _ORDER = "shuffle=, seed=, rank= and world= choose the order"
 _MAP = "map= takes a function of a batch"
 _THREADS = "the loader has threads and no worker processes; map= runs a function of a batch, and batch.rng() seeds it"
@@ -117,31 +115,11 @@ class Loader(Generic[T]):
     @overload
     def __init__(self, paths: _Paths, *, map: Callable[[Batch], T], **settings: Unpack[_Settings]) -> None: ...
     def __init__(
-        self,
-        paths: Any,
-        *,
-        batch_size: Any = None,
-        batch_bytes: Any = None,
-        workers: Any = None,
-        prefetch: Any = None,
-        shuffle: Any = False,
-        seed: Any = 0,
-        rank: Any = 0,
-        world: Any = 1,
-        drop_last: Any = False,
-        even: Any = False,
-        epochs: Any = 1,
-        state: Any = None,
-        pool: Any = None,
-        containers: Any = False,
-        decode: Any = None,
-        labels: Any = None,
-        label_type: Any = None,
-        map: Any = None,
-        map_workers: Any = 2,
-        on_error: Any = "raise",
-        **others: Any,
-    ) -> None:
+        self, paths: Any, *, batch_size: Any = None, batch_bytes: Any = None, workers: Any = None, prefetch: Any = None,
+        shuffle: Any = False, seed: Any = 0, rank: Any = 0, world: Any = 1, drop_last: Any = False, even: Any = False, epochs: Any = 1,
+        state: Any = None, pool: Any = None, containers: Any = False, decode: Any = None, labels: Any = None, label_type: Any = None,
+        map: Any = None, map_workers: Any = 2, on_error: Any = "raise", **others: Any,
+    ) -> None:  # fmt: skip
         for name in others:
             raise TypeError(f"Loader has no argument {name}=" + (f"; {_INSTEAD[name]}" if name in _INSTEAD else ""))
         if on_error not in ("raise", "skip"):
@@ -161,7 +139,7 @@ class Loader(Generic[T]):
         if needy and (batch_size is None or batch_bytes is not None):
             raise ValueError(f"{needy}: give batch_size=, without batch_bytes=")
         if batch_size is None and batch_bytes is None:
-            batch_bytes = _DEFAULT_BATCH_BYTES
+            batch_bytes = 16 << 20
         batch_size = 0 if batch_size is None else count("batch_size", batch_size, 1)
         if isinstance(batch_bytes, str):
             batch_bytes = _pinpool._parse_bytes(batch_bytes)
@@ -172,21 +150,14 @@ class Loader(Generic[T]):
         listed = _paths.expanded(paths)
         self._pool = Pool(name="loader") if pool is None else pool
         self._files = _pinpool.Files(
-            self._pool,
-            listed,
-            switch("containers", containers),
-            batch_size=batch_size,
-            batch_bytes=batch_bytes,
+            self._pool, listed, switch("containers", containers), batch_size=batch_size, batch_bytes=batch_bytes,
             workers=0 if workers is None else count("workers", workers, 1, 1024),
             prefetch=0 if prefetch is None else count("prefetch", prefetch, 1, 65536),
             seed=seed if shuffle else None,
-            rank=rank,
-            world=world,
-            even=even,
-            drop_last=drop_last,
+            rank=rank, world=world, even=even, drop_last=drop_last,
             labels=None if labels is None else (labels.removeprefix(".").lower(), label_type or int),
             decode=[(list(names), each.decoder) for names, each in decoded.items()],
-        )
+        )  # fmt: skip
         # What decides which samples are in which batch.
         self._plan = {
             "samples": len(self._files), "batch_size": batch_size, "batch_bytes": batch_bytes, "shuffle": shuffle,

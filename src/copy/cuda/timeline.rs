@@ -25,7 +25,7 @@
 //!   reading that seems further ahead is an old value, and is ignored.
 #![allow(unsafe_code)] // Calls the driver, and reads memory that a device writes.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -69,7 +69,7 @@ pub(crate) fn held_bytes() -> u64 {
 }
 
 /// The timelines of all streams of this process, by the numbers of their ids.
-static TIMELINES: OfProcess<Mutex<HashMap<u64, Arc<Timeline>>>> = OfProcess::new(Mutex::default);
+static TIMELINES: OfProcess<Mutex<BTreeMap<u64, Arc<Timeline>>>> = OfProcess::new(Mutex::default);
 
 /// The words of one context.
 #[derive(Debug, Default)]

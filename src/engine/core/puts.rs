@@ -55,8 +55,8 @@ impl Core {
         self.close_if_unused();
     }
 
-    /// A put of `block`, plain and taken by another thread, if no get waits and that thread's shard has a permit for it. The
-    /// caller looks for gets that wait afterwards.
+    /// A put of `block`, plain and taken by another thread, if no request waits. The caller checks for waiting requests
+    /// afterwards.
     pub(in crate::engine) fn put_remote(&self, block: Block) -> Result<(), Block> {
         let is_for_arena = policy::goes_to_arena(block.held_bytes_at_hand(), || self.is_varied());
         if is_for_arena || self.has_waiters() || self.attention.is_for_ledger() {

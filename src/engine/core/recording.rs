@@ -50,6 +50,13 @@ impl Core {
         }
     }
 
+    /// The get that this thread records next stood in the wait queue.
+    pub(super) fn record_wait(&self) {
+        if let Some(recorder) = self.recorder() {
+            recorder.record(Event::Waited);
+        }
+    }
+
     /// A user is done with `block`.
     #[inline]
     pub(in crate::engine) fn record_put(&self, block: &Block, in_flight: bool) {

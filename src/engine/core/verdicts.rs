@@ -128,6 +128,7 @@ impl Core {
             pool_size_limit: is_direct.then_some(stats.pool_size_limit),
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
             oldest_copy: stats.oldest_in_flight,
+            oldest_copy_stream: stats.oldest_in_flight_stream,
             copies: stats.in_flight_time.count() + stats.in_flight,
             is_pinned: stats.is_pinned,
             holders: self.owners_of(&stats).iter().map(holder).collect(),

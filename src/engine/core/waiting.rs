@@ -203,12 +203,14 @@ impl Core {
 
     /// A get has left the line; `refusal` is that of its last attempt that was refused.
     fn end_wait(&self, refusal: &Refusal, wanted: &Wanted, begun: Instant, is_served: bool) {
-        if !is_served && !self.is_hopeless(refusal) {
-            self.accounts.count_timeout();
-        }
+        let timeouts = if is_served || self.is_hopeless(refusal) { 0 } else { self.accounts.count_timeout() };
         let (asked_bytes, waited) = (wanted.len as u64, begun.elapsed());
+        self.record_wait();
+        self.shortage.count_wait(self.time.coarse_us(), waited);
         self.log.waited(asked_bytes, waited, is_served);
-        self.log_want(refusal, asked_bytes, waited, is_served);
+        if is_served || is_power_of_ten(timeouts) {
+            self.log_want(refusal, asked_bytes, waited, is_served);
+        }
     }
 
     /// Memory for a miss. While others wait, only beside the first of them. Makes such `calls`.

@@ -2,66 +2,64 @@
 //! first, as in
 //! [`PoolAllocator`](https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/common_runtime/pool_allocator.h).
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::BTreeMap;
 
 use super::thread_cache::Entry;
 
-/// Idle buffers in the order of their puts. A class whose last buffer was taken keeps its empty queue, since the buffer will
-/// come back; an eviction removes the queue.
+/// Idle buffers in the order of their puts.
 #[derive(Debug)]
 pub(super) struct ExactStore<T> {
-    /// Class and buffer by the number of the put.
-    all: BTreeMap<u64, (usize, Box<Entry<T>>)>,
-    /// The numbers of each class, oldest first.
-    classes: HashMap<usize, VecDeque<u64>>,
+    /// By class and number of the put. An eviction searches all keys: as many as the count limit, in less time than its
+    /// release takes.
+    idle: BTreeMap<(usize, u64), Box<Entry<T>>>,
     puts: u64,
     bytes: u64,
 }
 
 impl<T> ExactStore<T> {
     pub(super) fn new() -> Self {
-        Self { all: BTreeMap::new(), classes: HashMap::new(), puts: 0, bytes: 0 }
+        Self { idle: BTreeMap::new(), puts: 0, bytes: 0 }
     }
 
     /// The oldest buffer of `class`.
     pub(super) fn take(&mut self, class: usize) -> Option<Box<Entry<T>>> {
-        let number = self.classes.get_mut(&class)?.pop_front()?;
-        let (_, entry) = self.all.remove(&number)?;
-        self.bytes -= entry.bytes() as u64;
-        Some(entry)
+        let (&key, _) = self.idle.range((class, 0)..).next()?;
+        if key.0 == class { self.remove(key) } else { None }
     }
 
     /// Keeps `entry` as the newest.
     pub(super) fn put(&mut self, class: usize, entry: Box<Entry<T>>) {
         self.puts += 1;
         self.bytes += entry.bytes() as u64;
-        self.classes.entry(class).or_default().push_back(self.puts);
-        self.all.insert(self.puts, (class, entry));
+        self.idle.insert((class, self.puts), entry);
     }
 
     /// The oldest buffer of all.
     pub(super) fn evict(&mut self) -> Option<Box<Entry<T>>> {
-        let class = self.all.first_key_value()?.1.0;
-        let victim = self.take(class);
-        if self.classes.get(&class).is_some_and(VecDeque::is_empty) {
-            self.classes.remove(&class);
-        }
-        victim
+        let &key = self.idle.keys().min_by_key(|(_, put)| put)?;
+        self.remove(key)
+    }
+
+    fn remove(&mut self, key: (usize, u64)) -> Option<Box<Entry<T>>> {
+        let entry = self.idle.remove(&key)?;
+        self.bytes -= entry.bytes() as u64;
+        Some(entry)
     }
 
     /// Everything, oldest first.
     pub(super) fn drain(&mut self) -> Vec<Box<Entry<T>>> {
-        self.classes.clear();
         self.bytes = 0;
-        std::mem::take(&mut self.all).into_values().map(|(_, entry)| entry).collect()
+        let mut idle: Vec<_> = std::mem::take(&mut self.idle).into_iter().collect();
+        idle.sort_unstable_by_key(|((_, put), _)| *put);
+        idle.into_iter().map(|(_, entry)| entry).collect()
     }
 
     pub(super) fn count_of(&self, class: usize) -> u64 {
-        self.classes.get(&class).map_or(0, |numbers| numbers.len() as u64)
+        self.idle.range((class, 0)..=(class, u64::MAX)).count() as u64
     }
 
     pub(super) fn len(&self) -> u64 {
-        self.all.len() as u64
+        self.idle.len() as u64
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -75,22 +73,6 @@ mod tests {
 
     use super::*;
 
-    fn put(store: &mut ExactStore<usize>, class: usize, value: usize) {
-        store.put(class, Entry::new(0, 10, value));
-    }
-
-    #[test]
-    fn classes_that_come_and_go_leave_no_entry_behind() {
-        let mut store = ExactStore::new();
-        for class in 0..if cfg!(miri) { 50 } else { 10_000 } {
-            put(&mut store, class, class);
-            if store.len() > 3 {
-                store.evict();
-            }
-        }
-        assert_eq!((store.classes.len(), store.len(), store.bytes()), (3, 3, 30));
-    }
-
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 256 }, failure_persistence: None, ..Default::default() })]
         #[test]
@@ -100,7 +82,7 @@ mod tests {
             for (number, (step, class)) in steps.into_iter().enumerate() {
                 match step {
                     0..8 => {
-                        put(&mut store, class, number);
+                        store.put(class, Entry::new(0, 10, number));
                         model.push((class, number));
                     }
                     8..14 => {

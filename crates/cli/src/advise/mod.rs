@@ -20,13 +20,13 @@ use clap::Args;
 use indicatif::ProgressBar;
 use pinpool::unstable::config::text::ParseError;
 use pinpool_observe::judge::words::counted;
-use pinpool_observe::judge::{Cause, PoolJudgement};
-use pinpool_replay::{Replay, Workload};
+use pinpool_observe::judge::{Cause, Lost, PoolJudgement, judge_recording};
+use pinpool_replay::{Recording, Replay, Workload};
 use serde::Serialize;
 
 use self::search::{Advice, Better, Cost, Point, Search};
-use crate::files::{named, why};
-use crate::input::open_workload;
+use crate::files::{in_file, named, why};
+use crate::input::{self, Kind};
 use crate::replay::{Costs, Plays, mib};
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
@@ -51,8 +51,12 @@ pub(crate) struct AdviseArgs {
     #[arg(required_unless_present = "run", value_name = "TRACE")]
     traces: Vec<PathBuf>,
 
+    /// Of several pools, the one to advise [default: the one that lost most]
+    #[arg(long, value_name = "NAME")]
+    pool: Option<String>,
+
     /// Show the costs of these settings (MAX_BYTES=1GiB,...) instead; repeatable
-    #[arg(long = "try", value_name = "SETTINGS", conflicts_with_all = ["run", "set", "headroom"])]
+    #[arg(long = "try", value_name = "SETTINGS", conflicts_with_all = ["run", "set", "headroom", "pool"])]
     tries: Vec<Set>,
 
     /// Margin of the limit over the smallest that costs no more: 10% or 0.1
@@ -96,12 +100,21 @@ fn search(
     advice
 }
 
-/// Why nothing is advised.
-fn why_kept(as_given: &Cost, grows: bool) -> &'static str {
-    match (grows, as_given.waits) {
-        (true, _) => GROWS,
-        (false, 0) => NO_GAIN,
-        (false, _) => NO_SOONER,
+/// The rule that decided that nothing is advised, with the settings that it decided about.
+fn why_kept(advice: &Advice) -> String {
+    let Advice { as_given, tried, frontier, grows, .. } = advice;
+    if *grows || as_given.waits == 0 {
+        return if *grows { GROWS } else { NO_GAIN }.to_owned();
+    }
+    let limits = frontier.iter().map(|point| (format!("MAX_BYTES={}", point.max_bytes), point.lost_seconds));
+    let least = limits.chain(tried.iter().map(|one| (one.set.clone(), one.cost.lost_seconds)));
+    let least = least.min_by(|one, other| one.1.total_cmp(&other.1)).filter(|(_, lost)| *lost < as_given.lost_seconds);
+    match least {
+        Some((set, lost)) => format!(
+            "{set} would leave {lost:.1} of {:.1} s lost, but {NO_SOONER}; --try {set} shows it",
+            as_given.lost_seconds
+        ),
+        None => format!("requests wait, and {NO_SOONER}"),
     }
 }
 
@@ -122,13 +135,14 @@ pub(crate) fn recommendation(workload: &Workload) -> Result<Vec<String>, Box<dyn
     if let Some(doubt) = doubt(workload)? {
         return Err(doubt.into());
     }
-    let Advice { as_given, advised, grows, .. } = search(workload, &[], HEADROOM, &ProgressBar::hidden())?;
-    let Some(better) = advised else {
-        return Ok(vec![format!("to do: keep what you have: {}", why_kept(&as_given, grows))]);
+    let advice = search(workload, &[], HEADROOM, &ProgressBar::hidden())?;
+    let as_given = &advice.as_given;
+    let Some(better) = &advice.advised else {
+        return Ok(vec![format!("to do: keep what you have: {}", why_kept(&advice))]);
     };
     let lost = format!("{:.3} s lost -> {:.3} s", as_given.lost_seconds, better.cost.lost_seconds);
     let end = format!("ends after {:.1} s -> {:.1} s", as_given.ended_seconds, better.cost.ended_seconds);
-    let held = [&as_given, &better.cost].map(|cost| mib(cost.peak_pinned_bytes));
+    let held = [as_given, &better.cost].map(|cost| mib(cost.peak_pinned_bytes));
     let [before, after] = held.map(|mib| format!("{mib} MiB held at most"));
     let settings = better.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     let settings = Settings::of(workload, settings).lines();
@@ -145,7 +159,7 @@ const GROWS: &str =
     "what is in use at once grows to the end, and a longer run would not fit under a ceiling that this one needs";
 const NO_GAIN: &str =
     "nothing that was tried gains a tenth of the time lost, or of the memory held, and costs no more of the other";
-const NO_SOONER: &str = "requests wait, but with more memory the program would end less than 20 % sooner";
+const NO_SOONER: &str = "with more memory the program would end less than 20 % sooner";
 /// How far an advised limit is above the smallest that costs no more.
 const HEADROOM: f64 = 0.1;
 /// Ceilings that are printed, about.
@@ -157,7 +171,7 @@ struct JsonAdvice<'a> {
     #[serde(flatten)]
     advice: &'a Advice,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pools_merged: Option<usize>,
+    recorded_lost_seconds: Option<f64>,
     /// Those of the settings that are for the code of the program.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     in_code: Vec<&'a str>,
@@ -264,10 +278,9 @@ fn advise(
     if let Some((name, _)) = set.pairs.iter().find(|(name, _)| name == "PINPOOL_MAX_BYTES") {
         return Err(format!("--set {name}: advise searches it; --try shows the cost of one value").into());
     }
-    let workloads = traces.iter().map(|path| open(path, warnings)).collect::<Result<Vec<_>, _>>()?;
+    let workloads =
+        traces.iter().map(|path| open(path, args.pool.as_deref(), warnings, notes)).collect::<Result<Vec<_>, _>>()?;
     let first = workloads.first().ok_or("no trace is named")?;
-    let merged = traces.iter().zip(&workloads);
-    notes.extend(merged.filter_map(|(path, workload)| Some(named(path, &workload.pools_note()?))));
     if workloads.len() > 1 {
         return Err("several traces go with --try only: name one".into());
     }
@@ -301,28 +314,63 @@ fn advise(
     let settings = if better.is_empty() { better } else { [set.pairs.clone(), better].concat() };
     let settings = Settings::of(first, settings);
     let trace = traces.first().map(|path| path.display().to_string()).unwrap_or_default();
+    // What the pool itself lost: the difference to its replay is the error of the model.
+    let recorded = workload.judged().first().map(|judged| &judged.judgement.lost);
     let text = if args.json {
-        let pools_merged = workload.pools_merged();
         let in_code = settings.in_code.iter().map(|(name, _)| &**name).collect();
-        serde_json::to_string(&JsonAdvice { trace, advice: &advice, pools_merged, in_code, warnings })?
+        serde_json::to_string(&JsonAdvice {
+            trace,
+            advice: &advice,
+            recorded_lost_seconds: recorded.map(|lost| lost.total_ns() as f64 / 1e9),
+            in_code,
+            warnings,
+        })?
     } else {
-        format!("{trace}: {} gets\n{}", grouped(workload.gets()), table(&advice, &settings))
+        format!("{trace}: {} gets\n{}", grouped(workload.gets()), table(&advice, recorded, &settings))
     };
     Ok((text, settings))
 }
 
-fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Workload, String> {
-    let workload = open_workload(path)?;
+/// The trace of one pool: of several the one of that name, or the one that lost most.
+fn open(
+    path: &Path,
+    pool: Option<&str>,
+    warnings: &mut Vec<String>,
+    notes: &mut Vec<String>,
+) -> Result<Workload, String> {
+    let input = input::open(path)?;
+    let workload = if input::kind(input.first()) == Kind::Recording {
+        let mut recording = Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?;
+        let judged = judge_recording(&recording);
+        let chosen = judged.iter().find(|judged| pool.is_none_or(|pool| judged.name == pool));
+        let Some(PoolJudgement { pool: number, name, .. }) = chosen else {
+            let names: Vec<_> = judged.iter().map(|judged| &*judged.name).collect();
+            return Err(named(path, &format_args!("it has no such pool with requests; it has {}", names.join(", "))));
+        };
+        if judged.len() > 1 {
+            let why = if pool.is_none() { ", which lost most (--pool names another)" } else { "" };
+            notes.push(named(path, &format_args!("it has {} pools; the advice is for {name}{why}", judged.len())));
+            recording.pools.retain(|pool| pool.number == *number);
+            recording.records.retain(|record| record.pool == *number);
+        }
+        input::with_gets(path, Workload::of(&recording).map_err(|error| in_file(path, &error))?)?
+    } else {
+        input::read_workload(path, input)?
+    };
+    if let Some(pools) = workload.pools_merged() {
+        return Err(named(path, &format_args!("it has {pools} pools, and advice is for one: leave the others out")));
+    }
     warnings.extend(workload.warning().map(|warning| named(path, &warning)));
     Ok(workload)
 }
 
 /// What the settings as given cost and what those that are advised do, and the lines to export.
-fn table(advice: &Advice, settings: &Settings) -> String {
+fn table(advice: &Advice, recorded: Option<&Lost>, settings: &Settings) -> String {
     let Advice { as_given, advised, tried, frontier, .. } = advice;
+    let mut text = recorded.map_or_else(String::new, |lost| format!("recorded: {lost}\n"));
     let mut costs = vec![("as given".to_owned(), as_given)];
     costs.extend(advised.iter().map(|better| ("advised".to_owned(), &better.cost)));
-    let mut text = cost_table(&costs);
+    text += &cost_table(&costs);
     let tries: Vec<_> = tried.iter().map(|one| (one.set.clone(), &one.cost)).collect();
     if !tries.is_empty() {
         text += "\ntried, with all idle buffers kept, and without a ceiling where none is named:\n";
@@ -333,7 +381,7 @@ fn table(advice: &Advice, settings: &Settings) -> String {
         text += &frontier_table(frontier, advised.as_ref());
     }
     let Some(better @ Better { smallest_max_bytes, .. }) = advised else {
-        return format!("{text}\nkeep what you have: {}\n", why_kept(as_given, advice.grows));
+        return format!("{text}\nkeep what you have: {}\n", why_kept(advice));
     };
     text += &match smallest_max_bytes {
         Some(smallest) => {

@@ -123,7 +123,7 @@ fn settings(examination: &Examination) -> (Config, Vec<Finding>) {
     let errors = report.errors.iter().map(|error| Finding::error(SETTINGS, error.to_string()));
     let warnings = report.warnings.iter().map(|warning| Finding::warning(SETTINGS, warning.clone()));
     let remedy = "correct the variable or leave it out";
-    let mut findings: Vec<_> = errors.chain(warnings).map(|finding| finding.remedy(remedy)).collect();
+    let mut findings: Vec<_> = warnings.chain(errors).map(|finding| finding.remedy(remedy)).collect();
     if findings.is_empty() {
         let set: Vec<_> = set.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let found = if set.is_empty() { "all default".to_owned() } else { set.join(" ") };

@@ -118,6 +118,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
+    /// Keep the call stack of one request in N, to name the lines that leak
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    call_stacks: u64,
+
     /// Set a pool variable (MAX_BYTES=2GiB); repeatable
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<Set>,
@@ -130,10 +134,11 @@ fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
 pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
     let stop = stop_at_interrupt(terminal);
     let set = Set::all(&args.set, terminal)?;
-    let builder = set.builder().map(|builder| match &args.record {
-        Some(path) => builder.trace(path.clone()),
-        None => builder,
-    });
+    let builder =
+        set.builder().map(|builder| builder.call_stacks(args.call_stacks)).map(|builder| match &args.record {
+            Some(path) => builder.trace(path.clone()),
+            None => builder,
+        });
     let pool = builder.and_then(PoolBuilder::build).map_err(|error| {
         let text = error.to_string();
         // The flag was given, not the variable that it stands for.

@@ -1,14 +1,13 @@
 //! Traces played on simulated memory: `pinpool advise --try`, and `pinpool replay` as it was called before.
 
-mod conformance;
 mod side_by_side;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use pinpool::unstable::config::text::ParseError;
-use pinpool_replay::{CallCost, Replay, SourceKind, TraceReader, Workload};
+use pinpool_replay::{CallCost, Replay, SourceKind, Workload};
 use serde::Serialize;
 
 use self::side_by_side::Column;
@@ -29,12 +28,8 @@ pub(crate) struct ReplayArgs {
     #[arg(required = true, value_name = "WORKLOAD")]
     workloads: Vec<PathBuf>,
 
-    /// Output format
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
-
     /// Print one JSON object for each workload and each --set
-    #[arg(long, conflicts_with = "format")]
+    #[arg(long)]
     json: bool,
 
     /// Settings to replay under: MAX_BYTES=2GiB,POOL_SIZE_LIMIT=200; repeatable, one column each
@@ -65,15 +60,6 @@ pub(crate) struct Plays<'a> {
     pub(crate) max_ratio: Option<f64>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// A table for each workload
-    Table,
-    /// Diagnostics, the figures of each pool as JSON, and digests of the two outcome streams, for one trace with the
-    /// settings of its header
-    Conformance,
-}
-
 /// What `--json` prints of a workload under one `--set`.
 #[derive(Serialize)]
 struct JsonLine<'a> {
@@ -86,26 +72,12 @@ struct JsonLine<'a> {
 }
 
 pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let ReplayArgs { workloads, format, json, set, pin_cost, source, max_ratio } = args;
-    let has_settings = !set.is_empty() || source.is_some() || max_ratio.is_some();
+    let &ReplayArgs { ref workloads, json, ref set, pin_cost, source, max_ratio } = args;
     let sets_limit = set.iter().flat_map(|set| &set.pairs).any(|(name, _)| name == "PINPOOL_MAX_BYTES");
-    match (format, workloads.as_slice()) {
-        (Format::Conformance, [trace]) if !has_settings => {
-            let text = TraceReader::open(trace).and_then(|mut trace| conformance::report(&mut trace));
-            let printed = text.map_err(|error| in_file(trace, &error).into());
-            terminal.report(printed.and_then(|text| Ok(to_stdout(&text)?)))
-        }
-        (Format::Conformance, _) => {
-            terminal.report(Err("--format conformance takes one trace, and no settings of the pool".into()))
-        }
-        (Format::Table, _) if max_ratio.is_some() && sets_limit => {
-            terminal.report(Err("--max-ratio and MAX_BYTES both set the limit: leave one of the two out".into()))
-        }
-        (Format::Table, workloads) => {
-            let (pin_cost, source, max_ratio) = (*pin_cost, *source, *max_ratio);
-            Plays { workloads, json: *json, sets: set, pin_cost, source, max_ratio }.run(terminal)
-        }
+    if max_ratio.is_some() && sets_limit {
+        return terminal.report(Err("--max-ratio and MAX_BYTES both set the limit: leave one of the two out".into()));
     }
+    Plays { workloads, json, sets: set, pin_cost, source, max_ratio }.run(terminal)
 }
 
 impl Plays<'_> {

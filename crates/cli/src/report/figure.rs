@@ -113,7 +113,9 @@ impl Series {
             points = (0..points.len()).filter(|&at| is_kept(at)).map(|at| points[at]).collect();
         }
         match shape {
-            Shape::Line | Shape::Steps | Shape::Area => points = thinned(&points),
+            // Areas are stacked: they keep the points of each other.
+            Shape::Line | Shape::Steps if points.len() > PARTS * 4 => points = thinned(&points),
+            Shape::Line | Shape::Steps | Shape::Area => {}
             Shape::Triangles | Shape::Crosses => points.truncate(MARKS_MAX),
         }
         Self { name: name.into(), shape, points }
@@ -168,7 +170,7 @@ pub(super) fn number(value: f64) -> String {
 
 /// At most four points of each part: the first, the lowest, the highest and the last.
 fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
-    let len = points.len().div_ceil(PARTS).max(4);
+    let len = points.len().div_ceil(PARTS);
     let part = |part: &[(f64, f64)]| {
         let by_value = |a: &usize, b: &usize| part[*a].1.total_cmp(&part[*b].1);
         let (lowest, highest) = ((0..part.len()).min_by(by_value), (0..part.len()).max_by(by_value));
@@ -193,6 +195,8 @@ mod tests {
         assert!(series.points.contains(&(777.0, 9.0)));
         let steps = Series::new("a", Shape::Steps, (0..10).map(|at| (f64::from(at), 1.0)));
         assert_eq!(steps.points, [(0.0, 1.0), (9.0, 1.0)]);
+        let raises = [(0.0, 100.0), (1.0, 110.0), (2.0, 121.0), (3.0, 133.0)];
+        assert_eq!(Series::new("a", Shape::Steps, raises).points, raises, "few points stay");
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! The figures of a log.
 
 use super::figure::{Axis, Figure, MARKS_MAX, Report, Series, Shape, Table, Unit, Verdict, number};
+use super::timeline::sentences;
 use crate::why::lines::Log;
 use crate::why::lines::curve::{Curve, RaisePoint};
+use crate::why::{Said, of_log};
 use pinpool_cli::table::grouped;
 
 /// Pools that are drawn: lines beyond these cannot be told apart.
@@ -76,20 +78,14 @@ fn raises(log: &Log) -> (usize, usize) {
 }
 
 fn verdicts(log: &Log) -> Vec<Verdict> {
-    let which = |at: usize| if log.curves.len() > 1 { format!("pool {}: ", at + 1) } else { String::new() };
-    let verdict = |(at, curve): (usize, &Curve)| Verdict {
-        name: format!("{}{}", which(at), curve.verdict),
-        text: curve.advice.join(" "),
-        is_alarm: curve.verdict == "thrashing",
-    };
-    let mut verdicts: Vec<_> = log.curves.iter().enumerate().take(VERDICTS_MAX).map(verdict).collect();
-    if log.curves.len() > VERDICTS_MAX {
-        let more = log.curves.len() - VERDICTS_MAX;
-        verdicts.push(Verdict {
-            name: format!("{more} more pools"),
-            text: "`pinpool why --lines` lists all.".to_owned(),
-            is_alarm: false,
-        });
+    let said = of_log(log);
+    let name =
+        |said: &Said| if log.curves.len() > 1 { format!("{}: {}", said.pool, said.cause) } else { said.cause.clone() };
+    let verdict = |said: &Said| Verdict { name: name(said), text: sentences(said), is_alarm: said.is_alarm };
+    let mut verdicts: Vec<_> = said.iter().take(VERDICTS_MAX).map(verdict).collect();
+    if said.len() > VERDICTS_MAX {
+        let (name, text) = (format!("{} more pools", said.len() - VERDICTS_MAX), "`pinpool why` lists all.".to_owned());
+        verdicts.push(Verdict { name, text, is_alarm: false });
     }
     verdicts
 }

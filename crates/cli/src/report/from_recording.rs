@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use pinpool_observe::judge::judge_recording;
-use pinpool_replay::{Event, Record, Recording, Usage};
+use pinpool_replay::{Event, PoolDescription, Record, Recording, Usage};
 
 use super::held::{Held, pool_name};
 use super::timeline::{Doing, Sample, Timeline};
@@ -20,7 +20,9 @@ pub(super) fn timeline(recording: &Recording) -> Timeline {
     let records = &recording.records;
     let end_ns = records.last().map_or(0, |record| record.time_ns);
     let drawn = drawn_pools(recording);
-    let mut reader = Reader { drawn: &drawn, ..Reader::default() };
+    let is_direct = |pool: &&PoolDescription| pool.fact("PINPOOL_PRESET") == Some("tensorflow");
+    let evicting = recording.pools.iter().filter(is_direct).map(|pool| pool.number).collect();
+    let mut reader = Reader { drawn: &drawn, evicting, ..Reader::default() };
     let mut timeline = Timeline { has_time: true, ..Timeline::default() };
     timeline.limits = drawn.iter().map(|&pool| (pool_name(recording, pool), first_limit(recording, pool))).collect();
     timeline.clock = clock(recording);
@@ -88,7 +90,6 @@ fn notes(recording: &Recording, drawn: usize) -> Vec<String> {
     if pools > drawn {
         notes.push(format!("Limits are drawn of the {drawn} pools with the most gets."));
     }
-    notes.push("Evictions are all buffers whose memory left the pool's idle list or that were not kept.".to_owned());
     notes
 }
 
@@ -167,6 +168,8 @@ struct Reader<'a> {
     /// Ceilings of the pools that live, and of those that ended after the last get.
     ceilings: BTreeMap<u32, u64>,
     ended_since: Vec<u32>,
+    /// Pools of which memory that leaves a buffer is an eviction.
+    evicting: HashSet<u32>,
     /// Memory that no get has been served from.
     new: HashSet<(u32, u64)>,
     ended: HashSet<u32>,
@@ -197,7 +200,8 @@ impl Reader<'_> {
             }
             Event::Gone { id } => {
                 self.new.remove(&(pool, id));
-                self.evicted += u64::from(!self.ended.contains(&pool));
+                // Under adaptive, memory that leaves a buffer stays pinned, and the pool counts no eviction.
+                self.evicted += u64::from(self.evicting.contains(&pool) && !self.ended.contains(&pool));
             }
             Event::Pin { took_ns, failed, .. } => {
                 timeline.pins.push(took_ns);
@@ -258,14 +262,14 @@ impl Reader<'_> {
 
 #[cfg(test)]
 mod tests {
-    use pinpool_replay::PoolDescription;
-
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
     fn recording(events: &[(u32, Event)]) -> Recording {
-        let number = |number| PoolDescription { number, facts: vec![("PINPOOL_POOL_SIZE_LIMIT".into(), "100".into())] };
+        let facts = [("PINPOOL_POOL_SIZE_LIMIT", "100"), ("PINPOOL_PRESET", "tensorflow")];
+        let facts: Vec<_> = facts.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        let number = |number| PoolDescription { number, facts: facts.clone() };
         let record =
             |(at, &(pool, event)): (u64, &(u32, Event))| Record { time_ns: at * 1_000_000, thread: 0, pool, event };
         let records = (1_u64..).zip(events).map(record).collect();

@@ -109,6 +109,10 @@ fn read(path: &Path, name: &str, set: &Set, replay: &Replay) -> Result<(Report, 
         }
         Kind::Log => {
             let log = crate::why::lines::read(input).map_err(|error| named(path, &error))?;
+            if log.curves.is_empty() {
+                let why = "it has diagnoses of pinpool and no line to draw: `pinpool why` prints them, and PINPOOL_TRACE records charts";
+                return Err(named(path, &why).into());
+            }
             (from_log::report(name, &log), log.stopped)
         }
         Kind::Workload => {

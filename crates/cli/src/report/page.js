@@ -13,6 +13,15 @@ const STEPS = {
   count: [[1, ""], [1e3, "k"], [1e6, "M"], [1e9, "G"]],
   percent: [[1, "%"]],
 };
+// Distances of ticks that are round numbers of their unit.
+const scaled = (factors, by) => factors.flatMap((factor) => by.map((times) => times * factor));
+const decades = scaled([1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9], [1, 2, 5]);
+const TICKS = {
+  bytes: Array.from({ length: 50 }, (_, power) => 2 ** power),
+  seconds: [...decades.filter((step) => step < 30), 30, ...scaled([60, 600], [1, 2, 5]), ...scaled([3600, 36000, 360000], [1, 2, 5])],
+  count: decades,
+  percent: decades,
+};
 const text = (unit, value) => {
   if (value == null) return "-";
   if (value === 0) return "0";
@@ -60,7 +69,7 @@ function draw(figure, panel, parent) {
       stroke: color,
       width: isMark(one) ? 0 : 1.5,
       fill: one.shape === "area" ? color : undefined,
-      dash: one.shape === "steps" ? [6, 4] : undefined,
+      dash: one.shape === "steps" && last >= 0 ? [6, 4] : undefined,
       spanGaps: true,
       paths: isMark(one) ? () => null : holds(one) ? uPlot.paths.stepped({ align: 1 }) : undefined,
       points: isMark(one)
@@ -81,8 +90,8 @@ function draw(figure, panel, parent) {
       y: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] },
     },
     axes: [
-      { stroke: ink, grid, ticks: grid, ...(isClock ? {} : { values: (_, all) => all.map((value) => (value == null ? "" : text(x.unit, value))) }) },
-      { stroke: ink, grid, ticks: grid, size: 72, values: (_, all) => all.map((value) => text(panel.y.unit, value)) },
+      { stroke: ink, grid, ticks: grid, ...(isClock ? {} : { incrs: TICKS[x.unit], values: (_, all) => all.map((value) => (value == null ? "" : text(x.unit, value))) }) },
+      { stroke: ink, grid, ticks: grid, size: 76, incrs: TICKS[panel.y.unit], values: (_, all) => all.map((value) => text(panel.y.unit, value)) },
     ],
     series: [{ label: isClock ? `${x.name} (UTC)` : x.name, ...(isClock ? {} : { value: (_, value) => text(x.unit, value) }) }, ...series],
   };

@@ -306,7 +306,7 @@ impl Timeline {
 }
 
 /// What is said of a pool, a line each, without its cause, which stands before it.
-fn sentences(said: &Said) -> String {
+pub(super) fn sentences(said: &Said) -> String {
     let sentence = |line: &String| {
         let line = line.trim();
         let line = line.strip_prefix(said.cause.as_str()).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(line);

@@ -12,6 +12,7 @@ pub(crate) mod socket;
 
 use std::cmp::Ordering;
 
+use pinpool_observe::judge::Cause;
 use serde_json::Value;
 
 pub(crate) use host::on_host;
@@ -22,9 +23,18 @@ pub(crate) fn pools(object: &Value) -> &[Value] {
     object["pools"].as_array().map_or(&[][..], Vec::as_slice)
 }
 
-/// Whether the judge of the process sees something wrong with this pool.
+/// Whether the process sees something wrong with this pool.
 pub(crate) fn is_alarm(pool: &Value) -> bool {
     pool["why"]["is_alarm"].as_bool().unwrap_or(false)
+}
+
+/// An unpinned pool next to pinned ones of its process is a mistake that no pool sees by itself.
+pub(crate) fn mark_unpinned(object: &mut Value) {
+    let Some(pools) = object["pools"].as_array_mut() else { return };
+    let has_pinned = pools.iter().any(|pool| pool["is_pinned"] == true);
+    for pool in pools.iter_mut().filter(|pool| has_pinned && pool["why"]["cause"] == Cause::NotPinned.name()) {
+        pool["why"]["is_alarm"] = true.into();
+    }
 }
 
 /// The pools of a process, those with an alarm first, then those that lose most of their time, then those that hold most.
@@ -64,4 +74,28 @@ pub(crate) fn names_process(target: &str) -> bool {
 /// The name of a pool, or its number.
 pub(crate) fn name_of(pool: &Value) -> String {
     pool["name"].as_str().map_or_else(|| format!("pool {}", pool["number"]), printable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unpinned_pool_comes_first_where_others_are_pinned() {
+        let pool = |name: &str, is_pinned: bool, cause: &str, lost: f64| {
+            serde_json::json!({
+                "name": name, "is_pinned": is_pinned,
+                "why": { "cause": cause, "is_alarm": false, "lost_seconds": lost, "of_seconds": 10.0 },
+            })
+        };
+        let alone = pool("c", false, "not pinned", 0.0);
+        let mut object = serde_json::json!({ "pools": [pool("a", true, "healthy", 1.0), alone] });
+        mark_unpinned(&mut object);
+        assert_eq!(worst_first(&object).into_iter().map(name_of).collect::<Vec<_>>(), ["c", "a"]);
+        assert!(is_alarm(&pools(&object)[1]));
+        // Without a GPU all are unpinned.
+        let mut object = serde_json::json!({ "pools": [pool("a", false, "not pinned", 1.0)] });
+        mark_unpinned(&mut object);
+        assert!(!is_alarm(&pools(&object)[0]));
+    }
 }

@@ -137,7 +137,8 @@ fn no_statistics(why: impl std::fmt::Display) -> String {
 
 /// The object in a line.
 pub(crate) fn statistics(line: &str) -> Result<Value, String> {
-    let object: Value = serde_json::from_str(line).map_err(no_statistics)?;
+    let mut object: Value = serde_json::from_str(line).map_err(no_statistics)?;
+    super::mark_unpinned(&mut object);
     if let Some(why) = object["closed"].as_str() {
         return Err(format!("the process has closed the connection: {why}"));
     }

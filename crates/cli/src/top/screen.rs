@@ -113,7 +113,16 @@ fn draw_curves(frame: &mut Frame<'_>, area: Rect, history: &History) {
     let lost = history.rate(|now| now.lost_us) / 1e6;
     let all = seconds(Duration::from_micros(history.now.lost_us));
     let time = |most: u64| seconds(Duration::from_micros(most));
-    draw_curve(frame, left, &format!("Lost: {lost:.2} s a second, {all} in all"), &history.lost, time);
+    draw_curve(
+        frame,
+        left,
+        &match history.now.waiting {
+            0 => format!("Lost: {lost:.2} s a second, {all} in all"),
+            waiting => format!("{} waiting, {all} lost in all", counted(waiting, "thread")),
+        },
+        &history.lost,
+        time,
+    );
     draw_curve(frame, right, &format!("Held: {}", in_units(history.now.pinned_bytes)), &history.held, in_units);
 }
 

@@ -34,6 +34,8 @@ pub(super) struct Snapshot {
     pub(super) pins: u64,
     pub(super) unpins: u64,
     pub(super) waits: u64,
+    /// Threads and tasks that wait now.
+    pub(super) waiting: u64,
     /// Time of all threads that the pool took so far: waiting, in calls of the back-end and in moves.
     pub(super) lost_us: u64,
     pub(super) fallbacks: u64,
@@ -107,7 +109,9 @@ impl Snapshot {
             pins: count("/pin/count"),
             unpins: count("/unpin/count"),
             waits: count("/waits"),
-            lost_us: ["/wait_time", "/pin/time", "/unpin/time", "/remap/time"].map(lost).iter().sum(),
+            lost_us: ["/wait_time", "/pin/time", "/unpin/time", "/remap/time"].map(lost).iter().sum::<u64>()
+                + micros(time("/waiting_seconds").unwrap_or_default()),
+            waiting: number("/waiting").unwrap_or(0),
             fallbacks: count("/fallbacks"),
             oldest_in_flight: time("/oldest_in_flight_seconds"),
             oldest_in_flight_stream: number("/oldest_in_flight_stream"),

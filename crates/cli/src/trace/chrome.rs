@@ -85,7 +85,12 @@ fn slice(record: &Record, recording: &Recording) -> Option<Value> {
         Event::Cleared => moment("clear", json!({})),
         Event::End => moment("end", json!({})),
         Event::Sampled { id, stack } => moment("sampled get", json!({"memory": id, "place": recording.place(stack)})),
-        Event::Get { .. } | Event::Put { .. } | Event::Completed { .. } | Event::New { .. } | Event::Gone { .. } => {
+        Event::Get { .. }
+        | Event::Put { .. }
+        | Event::Completed { .. }
+        | Event::New { .. }
+        | Event::Gone { .. }
+        | Event::Waited => {
             return None;
         }
     })

@@ -92,6 +92,7 @@ fn columns(event: &Event, recording: &Recording) -> (&'static str, Columns) {
         Event::Limit { from, to } => ("limit", Columns { bytes: Some(from), to: Some(to), ..none }),
         Event::Ceiling { bytes } => ("ceiling", Columns { bytes: Some(bytes), ..none }),
         Event::Cleared => ("clear", none),
+        Event::Waited => ("waited", none),
         Event::Missing { records } => ("missing", Columns { bytes: Some(records), ..none }),
         Event::End => ("end", none),
     }

@@ -99,5 +99,6 @@ fn comment(event: &Event, recording: &Recording) -> Option<String> {
         Event::Ceiling { bytes } => format!("ceiling: {bytes} bytes"),
         Event::Missing { records } => format!("missing: {records} records"),
         Event::End => "end".to_owned(),
+        Event::Waited => "the next get of this thread waited".to_owned(),
     })
 }

@@ -10,10 +10,7 @@
 mod diff;
 pub(crate) mod lines;
 
-use std::collections::BTreeMap;
 use std::error::Error;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -24,9 +21,9 @@ use pinpool_replay::{Event, Recording, Replay, Watch, Workload};
 use serde_json::Value;
 
 use crate::advise::recommendation;
-use crate::files::{in_file, named, why};
+use crate::files::{in_file, named};
 use crate::input::{self, Kind, open_workload, read_workload};
-use crate::served::{name_of, names_process, pools, statistics_of};
+use crate::served::{name_of, names_process, statistics_of, worst_first};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::Terminal;
@@ -37,10 +34,6 @@ const LISTED: usize = 8;
 const LOOKS: u64 = 1_000;
 /// Of these, so many that show an alarm are one of the trace.
 const ALARM_PART: usize = 10;
-/// What a line of the log about a verdict begins with, behind the name of its pool.
-const VERDICT: &str = "verdict: ";
-/// Longest line of a log that is read as one.
-const LINE_BYTES_MAX: u64 = 1 << 16;
 
 /// Explain what a pool costs and what to change
 ///
@@ -73,7 +66,7 @@ pub(crate) struct WhyArgs {
 }
 
 /// What is said of one pool.
-#[derive(Debug, serde::Serialize)]
+#[derive(Debug, Clone, serde::Serialize)]
 pub(crate) struct Said {
     pub(crate) pool: String,
     pub(crate) cause: String,
@@ -191,15 +184,10 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
             Ok((vec![of_workload(&path, &workload)?], workload.warning().map(str::to_owned)))
         }
         Kind::Log => {
-            let mut said = if target == "-" { Vec::new() } else { of_verdicts(&path)? };
-            let mut stopped = None;
-            if said.is_empty() {
-                let log = lines::read(input).map_err(|error| named(&path, &error))?;
-                said.extend(log.curves.iter().enumerate().map(|(at, curve)| of_curve(at, curve)));
-                stopped = log.stopped;
-            }
+            let log = lines::read(input).map_err(|error| named(&path, &error))?;
+            let mut said = of_log(&log);
             said.sort_by_key(|said| !said.is_alarm);
-            Ok((said, stopped))
+            Ok((said, log.stopped))
         }
     }
 }
@@ -235,9 +223,7 @@ fn of_process(target: &str) -> Result<Vec<Said>, Box<dyn Error>> {
 
 /// What the pools of a process say of themselves, alarms first.
 pub(crate) fn of_statistics(object: &Value) -> Vec<Said> {
-    let mut said: Vec<_> = pools(object).iter().map(of_object).collect();
-    said.sort_by_key(|said| !said.is_alarm);
-    said
+    worst_first(object).into_iter().map(of_object).collect()
 }
 
 fn of_object(pool: &Value) -> Said {
@@ -278,27 +264,12 @@ fn of_workload(path: &Path, workload: &Workload) -> Result<Said, Box<dyn Error>>
     judged.worst(&path.display().to_string()).ok_or_else(|| named(path, &"the trace has no gets").into())
 }
 
-/// The last verdict of each pool that the log has, as pinpool logs them.
-fn of_verdicts(path: &Path) -> Result<Vec<Said>, Box<dyn Error>> {
-    let mut lines = BufReader::new(File::open(path).map_err(|error| named(path, &why(&error)))?);
-    let (mut said, mut line): (BTreeMap<String, Said>, _) = (BTreeMap::new(), Vec::new());
-    while lines.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(|error| named(path, &error))? > 0 {
-        let text = String::from_utf8_lossy(&line);
-        if let Some((before, verdict)) = text.split_once(VERDICT)
-            && let Some(cause) = Cause::ALL.iter().find(|cause| verdict.starts_with(cause.name()))
-        {
-            let name = before.rsplit_once('[').and_then(|(_, name)| name.trim_end().strip_suffix(']'));
-            let pool = name.unwrap_or("the pool").to_owned();
-            let lines: Vec<_> =
-                verdict.trim_end().split("; ").map(|part| part.replace(char::is_control, " ")).collect();
-            // Sizes that cost nothing come without a cure.
-            let has_cure = lines.iter().skip(1).any(|line| !line.contains(" lost in "));
-            let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && has_cure);
-            said.insert(pool.clone(), Said { pool, cause: cause.name().to_owned(), is_alarm, lines });
-        }
-        line.clear();
+/// What the pools of a log said themselves; of TensorFlow's what its lines show.
+pub(crate) fn of_log(log: &lines::Log) -> Vec<Said> {
+    match log.said.is_empty() {
+        true => log.curves.iter().enumerate().map(|(at, curve)| of_curve(at, curve)).collect(),
+        false => log.said.clone(),
     }
-    Ok(said.into_values().collect())
 }
 
 fn of_curve(at: usize, curve: &lines::Curve) -> Said {

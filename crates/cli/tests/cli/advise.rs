@@ -88,7 +88,7 @@ fn a_setting_that_a_replay_does_not_follow_is_refused_by_name() {
     let path = written(dir.path(), "w.trace", &batches(2, 2, &[4096]));
     for (set, words) in [
         ("BACKEND=vmm", "PINPOOL_BACKEND has no effect in a replay"),
-        ("NONSENSE=1", "PINPOOL_NONSENSE: not a variable"),
+        ("NONSENSE=1", "PINPOOL_NONSENSE: unknown setting"),
         ("MAX_BYTES=auto", "depends on the machine"),
         ("MAX_BYTES=lots", "PINPOOL_MAX_BYTES=lots"),
         ("MAX_BYTES", "is not NAME=VALUE"),
@@ -202,7 +202,7 @@ fn a_recording_names_what_the_program_set_in_its_code() {
     let builder = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::TensorFlow);
     drop(builder.trace(path.clone()).build().unwrap().get(8 << 20).unwrap());
     let text = finish(pinpool(&["trace"]).arg(&path)).stdout;
-    assert!(text.contains("set_in_code=PINPOOL_BACKEND PINPOOL_PRESET PINPOOL_TRACE\n"), "{text}");
+    assert!(text.contains("set_in_code=PINPOOL_BACKEND PINPOOL_TRACE PINPOOL_PRESET\n"), "{text}");
 }
 
 #[test]

@@ -153,7 +153,6 @@ fn what_the_system_refuses_is_named_with_a_remedy() {
         (&["inspect", folder][..], "name a file"),
         (&["replay", folder], "name a file"),
         (&["replay", "--set", "MAX_BYTES=1MiB", folder], "name a file"),
-        (&["replay", "--format", "conformance", folder], "name a file"),
         (&["advise", folder], "name a file"),
         (&["report", folder, "-o", page], "name a file"),
         (&["inspect", missing], "check its name"),

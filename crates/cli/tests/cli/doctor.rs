@@ -136,7 +136,7 @@ fn bad_settings_have_a_status_of_their_own() {
     let contradiction = diagnosis(doctor(&[]).env("PINPOOL_MAX_BYTES", "1G").env("PINPOOL_RESERVE", "8G"));
     assert_eq!(contradiction["status"], 2);
     let (level, text, _) = finding(&contradiction, "settings");
-    assert!(level == "error" && text.contains("is over PINPOOL_MAX_BYTES"), "{text}");
+    assert!(level == "error" && text.contains("exceeds PINPOOL_MAX_BYTES"), "{text}");
     let of_a_preset = diagnosis(doctor(&[]).env("PINPOOL_BACKEND", "vmm").env("PINPOOL_PRESET", "tensorflow"));
     assert_eq!(of_a_preset["status"], 2, "{of_a_preset}");
     // A reserve that is only planned contradicts nothing.

@@ -1,4 +1,4 @@
-//! The tool as a user meets it, the conformance traces, and the README.
+//! The tool as a user meets it, and the README.
 
 mod advise;
 mod bad_files;

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use pinpool::{Backend, Pool};
+
 use crate::tool::{Ran, finish, number, pinpool};
 
 fn written(dir: &Path, name: &str, text: &str) -> PathBuf {
@@ -33,23 +35,30 @@ fn waste_is_what_nobody_asked_for_while_the_most_is_pinned() {
 }
 
 #[test]
-fn several_pools_that_are_played_as_one_are_told() {
+fn several_pools_are_advised_one_by_one() {
     let dir = tempfile::tempdir().unwrap();
     let mut text = "# pools 2\n".to_owned();
     for round in 0..50 {
         let _ = write!(text, "p 0\na {round}0 300000\np 1\na {round}1 300000\nt 1000\nf {round}1\np 0\nf {round}0\n");
     }
     let path = written(dir.path(), "two.trace", &text);
-    let one = written(dir.path(), "one.trace", &text.replace("p 1\n", ""));
-    for args in [["replay"].as_slice(), &["replay", "--set", "MAX_BYTES=64MiB"], &["advise"]] {
-        let ran = finish(pinpool(args).arg(&path));
-        assert_eq!(ran.code(), 0, "{args:?}: {}", ran.stderr);
-        ran.check_stderr("two.trace: it has 2 pools, which are played as one");
-        let json = finish(pinpool(args).arg("--json").arg(&path));
-        assert_eq!(number(&json.figures(), "pools_merged"), 2, "{args:?}");
-        let json = finish(pinpool(args).arg("--json").arg(&one));
-        assert!(json.stderr.is_empty() && json.figures().get("pools_merged").is_none(), "{args:?}");
-    }
+    // Without names there is nothing to choose by.
+    let refused = ran("advise", &path, &[]);
+    assert_eq!((refused.code(), refused.stdout.as_str()), (1, ""));
+    refused.check_stderr("two.trace: it has 2 pools, and advice is for one");
+    finish(pinpool(&["replay"]).arg(&path)).check_stderr("two.trace: it has 2 pools, which are played as one");
+
+    let path = dir.path().join("t.gz");
+    let quiet = Pool::builder().without_env().backend(Backend::Heap).name("quiet").trace(path.clone()).build().unwrap();
+    (0..100).for_each(|_| drop(quiet.get(1 << 20).unwrap()));
+    crate::why::throttled(&path);
+    drop(quiet);
+    let advice = |args: &[&str]| ran("advise", &path, args);
+    let worst = advice(&["--json"]);
+    worst.check_stderr("it has 2 pools; the advice is for train, which lost most (--pool names another)");
+    assert_eq!(number(&worst.figures(), "gets"), 120, "{}", worst.stdout);
+    assert_eq!(number(&advice(&["--json", "--pool", "quiet"]).figures(), "gets"), 100);
+    advice(&["--pool", "none"]).check_stderr("it has no such pool with requests; it has train, quiet");
 }
 
 #[test]

@@ -230,7 +230,7 @@ fn a_recording_has_its_bytes_and_its_pin_times() {
     let dir = tempfile::tempdir().unwrap();
     let page = page(&recorded(&dir, "trace.gz"));
     assert!(data(&page)["figures"][0]["x"]["clock"].as_f64() > Some(1e9));
-    for (id, name) in [("bytes", "in use"), ("bytes", "in flight"), ("bytes", "pin or unpin"), ("limit", "limit")] {
+    for (id, name) in [("bytes", "in use"), ("bytes", "in flight"), ("bytes", "pin or unpin")] {
         assert!(points(&page, id, name) > 0, "{id}: {name}");
     }
     for text in ["<summary>Sizes by traffic</summary>", "<td>pin</td>", "<td>unpin</td>"] {

@@ -74,7 +74,7 @@ fn settings_that_cannot_be_meant_are_refused_by_name() {
         ("MAX_BYTES=1MiB,PINPOOL_MAX_BYTES=2MiB", "PINPOOL_MAX_BYTES is set twice"),
         ("MAX_BYTES=", "PINPOOL_MAX_BYTES has no value"),
         ("WAIT=soon", "PINPOOL_WAIT=soon: not a time"),
-        ("NONSENSE=1", "PINPOOL_NONSENSE: not a variable of pinpool"),
+        ("NONSENSE=1", "PINPOOL_NONSENSE: unknown setting"),
     ] {
         for command in ["load", "replay", "advise", "report"] {
             let ran = finish(pinpool(&[command, "--set", set]).arg(&path));

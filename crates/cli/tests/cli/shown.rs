@@ -66,7 +66,7 @@ fn a_trace_is_drawn_under_the_settings_that_are_asked_for() {
     assert!(text.contains("replayed under MAX_BYTES=6MiB, PRESET=tensorflow"), "{text}");
     assert!(!text.contains("without a ceiling"));
     for (input, set, code, words) in [
-        (&trace, "NONSENSE=1", 2, "PINPOOL_NONSENSE: not a variable"),
+        (&trace, "NONSENSE=1", 2, "PINPOOL_NONSENSE: unknown setting"),
         (&trace, "MAX_BYTES=1,MAX_BYTES=2", 2, "set twice"),
         (&log, "MAX_BYTES=1MiB", 1, "a log cannot be played"),
     ] {

@@ -135,13 +135,32 @@ fn the_last_verdict_of_each_pool_of_a_log_counts_and_alarms_come_first() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.log");
     let log = "INFO [a] verdict: warming up: held 0.0 MiB -> 1.0 GiB\nWARN [b] verdict: ceiling too small: 300 of 1000 gets found \
-               no memory at once; raise PINPOOL_MAX_BYTES above 6.2 GiB; 9.5 s lost in 10.0 s\nINFO [a] verdict: healthy: 9 of 9\n";
+               no memory at once; raise PINPOOL_MAX_BYTES to 6.2 GiB; 9.5 s lost in 10.0 s\nINFO [a] verdict: healthy: 9 of 9\n";
     fs::write(&path, log).unwrap();
     let ran = why(&path, &[]);
     assert_eq!(ran.code(), 1);
     let lines: Vec<_> = ran.stdout.lines().collect();
     assert!(lines[0].starts_with("b: ceiling too small: 300 of 1000"), "{lines:?}");
-    assert_eq!(lines[1..], ["raise PINPOOL_MAX_BYTES above 6.2 GiB", "9.5 s lost in 10.0 s", "a: healthy: 9 of 9"]);
+    assert_eq!(lines[1..], ["raise PINPOOL_MAX_BYTES to 6.2 GiB", "9.5 s lost in 10.0 s", "1 healthy: a"]);
+    let all = why(&path, &["--all"]).stdout;
+    assert!(all.ends_with("a: healthy: 9 of 9\n"), "{all}");
+}
+
+#[test]
+fn a_log_with_diagnoses_of_pinpool_is_not_judged_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, page) = (dir.path().join("run.log"), dir.path().join("page.html"));
+    let after = "PoolAllocator: After 9000 get requests, put_count=8990 evicted_count=4000 eviction_rate=0.444939 and unsatisfied \
+                 allocation rate=0.5\n";
+    let found = "sizes never recur: 4500 of 9000 gets missed";
+    fs::write(&path, format!("{after}WARN [train] verdict: {found}; batch to fewer sizes\n")).unwrap();
+    let said = why(&path, &[]).stdout;
+    assert!(said.starts_with(found), "{said}");
+    let lines = why(&path, &["--lines"]).stdout;
+    assert!(lines.contains(&format!("train: {found}")) && !lines.contains("PINPOOL_POOL_SIZE_LIMIT"), "{lines}");
+    assert_eq!(crate::report::report(&path, &page).code(), 0);
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("class=\"verdict alarm\"") && page.contains("<strong>sizes never recur</strong>"));
 }
 
 #[test]

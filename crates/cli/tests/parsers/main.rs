@@ -97,7 +97,6 @@ tests! {
     trace
     trace_file
     replay
-    conformance
     recording
     tar
     safetensors

@@ -13,8 +13,15 @@ use super::snapshot::{Holder, Snapshot};
 const GROWN: usize = 3;
 /// The same where they are not.
 const GROWN_UNSEEN: usize = 6;
+/// Steps over which buffers that are older than a minute grew, of two windows each.
+const AGED_STEPS: usize = 3;
+/// Window ends that say what is out at least, however bursts fall on them.
+const LOW_OF: usize = 3;
 /// Gets that come more often by one part in this many are more load.
 const LOAD_PART: u64 = 8;
+
+/// Window ends that are kept.
+const SEEN_MAX: usize = 2 * AGED_STEPS + 2;
 
 /// What does not come back.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,10 +60,11 @@ impl Growth {
             self.seen.push_back(Seen { at_us: 0, gets: 0, holders: Vec::new() });
         }
         self.seen.push_back(Seen { at_us: now_us, gets: now.gets, holders: now.holders.clone() });
-        if self.seen.len() > GROWN_UNSEEN + 2 {
+        if self.seen.len() > SEEN_MAX {
             self.seen.pop_front();
         }
-        let leaks = now.holders.iter().filter_map(|holder| self.leak_of(holder, now.held_bytes));
+        let leak = |holder| self.leak_of(holder, now.held_bytes).or_else(|| self.creeping_leak_of(holder));
+        let leaks = now.holders.iter().filter_map(leak);
         let fresh = leaks.max_by_key(|leak| leak.more_bytes);
         let kept = self.found.take().and_then(|found| {
             let holder = now.holders.iter().find(|holder| holder.tag == found.holder.tag)?;
@@ -65,6 +73,29 @@ impl Growth {
         });
         self.found = fresh.or(kept);
         self.found.clone()
+    }
+
+    /// Among bursts of one tag, buffers older than a minute that grow in number: bursts have none, and in a cache that is full they
+    /// stay as many.
+    fn creeping_leak_of(&self, holder: &Holder) -> Option<Leak> {
+        let first = self.seen.len().checked_sub(SEEN_MAX)?;
+        let ends: Vec<&Seen> = self.seen.range(first..).collect();
+        let of = |end: &Seen| end.of(&holder.tag).cloned().unwrap_or_default();
+        let aged: Vec<u64> = ends.iter().rev().step_by(2).take(AGED_STEPS + 1).map(|end| of(end).aged).collect();
+        let steps: Vec<u64> = aged.windows(2).map(|pair| pair[0].saturating_sub(pair[1])).collect();
+        let (last_step, first_step) = (*steps.first()?, *steps.last()?);
+        let is_growing = steps.iter().all(|&step| step > 0) && last_step * 2 >= first_step;
+        let low = |ends: &[&Seen]| ends.iter().map(|end| of(end).buffers).min().unwrap_or(0);
+        let more_buffers = aged.first()? - aged.last()?;
+        // What is out at least grows as well: a cache that has filled up only ages.
+        let is_more = low(&ends[ends.len() - LOW_OF..]).saturating_sub(low(&ends[..LOW_OF])) * 2 >= more_buffers;
+        let (begin, end) = (ends.iter().rev().nth(2 * AGED_STEPS)?, ends.last()?);
+        (is_growing && is_more).then(|| Leak {
+            holder: holder.clone(),
+            more_buffers,
+            more_bytes: holder.bytes / holder.buffers.max(1) * more_buffers,
+            over: Duration::from_micros(end.at_us.saturating_sub(begin.at_us)),
+        })
     }
 
     fn leak_of(&self, holder: &Holder, held_bytes: u64) -> Option<Leak> {

@@ -10,11 +10,16 @@ const GENERATION: usize = 1024;
 pub struct RecentLengths {
     now: HashSet<u64>,
     before: HashSet<u64>,
+    last: Option<u64>,
 }
 
 impl RecentLengths {
     /// Whether `len` was not asked for lately. It is from now on.
     pub fn is_new(&mut self, len: u64) -> bool {
+        // Mostly the length of the last request, which needs no hash.
+        if self.last.replace(len) == Some(len) {
+            return false;
+        }
         if self.now.len() >= GENERATION {
             self.before = std::mem::take(&mut self.now);
         }

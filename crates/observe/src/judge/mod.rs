@@ -13,12 +13,13 @@
 //! | | where these are the first three: it is most of what is held, and most gets come back |
 //! | waiting for another process | more than 2 of 1000 gets, 3 or a hundredth of the time, found no memory at once, for lack of what others hold |
 //! | slow consumer | the same at the ceiling, where serving all that wait would bring at most a quarter more into use, and buffers stay out long |
-//! | ceiling too small | the same otherwise, if gets fail, no buffer comes back, or threads show who waits for whom |
+//! | ceiling too small | the same otherwise, if gets fail, no buffer comes back, threads show who waits for whom, or few gets wait long |
 //! | pool full | the same otherwise |
 //! | idle hoard | the same where the source refuses, while unused memory is most of what is held |
 //! | memory refused | the same where the source refuses otherwise |
 //! | sizes never recur | most gets missed, and asked for a length that was not asked for lately; under `tensorflow` each of them is a page-lock |
 //! | thrashing | in two windows as much was pinned and as much released as was held |
+//! | | or over minutes memory is released and pinned again, for a fiftieth of the time |
 //! | | or most gets missed, of lengths that recur, and a twentieth of the time went into calls |
 //! | | or, under `tensorflow`, more than 2 of 1000 gets missed and puts evicted |
 //! | warming up | more is held, by a sixteenth, than in any window before, and more than a fiftieth of the gets missed |
@@ -29,6 +30,7 @@
 //! | --- | --- |
 //! | `snapshot.rs` | what a pool shows at one moment |
 //! | `window.rs` | the rules over one window |
+//! | `churn.rs` | the rule over minutes: memory that is pinned again |
 //! | `leak.rs` | the rule over several: buffers that do not come back |
 //! | `lengths.rs` | which lengths were asked for lately |
 //! | `news.rs` | which judgements are worth a line of the log |
@@ -37,9 +39,10 @@
 //! | `waits.rs` | its gets that waited |
 //! | `words.rs` | bytes, seconds and plurals in words |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
+mod churn;
 mod leak;
 mod lengths;
 mod news;
@@ -52,11 +55,12 @@ mod waits;
 mod window;
 pub mod words;
 
+use churn::{Calls, repinned};
 use leak::Growth;
 pub use lengths::RecentLengths;
 use news::News;
 use shortage::LikelyCause;
-pub use snapshot::{Holder, Snapshot};
+pub use snapshot::{AGED, Holder, Snapshot};
 #[cfg(feature = "io")]
 pub use trace::{PoolJudgement, judge_recording};
 pub use window::STUCK_AFTER;
@@ -65,6 +69,8 @@ use words::seconds;
 
 /// Length of a window, at least.
 const WINDOW_US: u64 = 10_000_000;
+/// An alarm is remembered for this long: a burst is over before anybody asks.
+const PAST_US: u64 = 300_000_000;
 /// Gets of a window, at least: fewer show no rate.
 const GETS_MIN: u64 = 20;
 /// Less time is none in words.
@@ -187,6 +193,14 @@ pub fn largest<K: Ord>(parts: impl IntoIterator<Item = (K, u64)>) -> Option<K> {
     sums.into_iter().max_by_key(|(_, sum)| *sum).map(|(key, _)| key)
 }
 
+/// A window that is over.
+#[derive(Debug)]
+struct Past {
+    at_us: u64,
+    calls: Calls,
+    judgement: Judgement,
+}
+
 /// Judges a pool by its snapshots.
 #[derive(Debug, Default)]
 pub struct Judge {
@@ -196,7 +210,8 @@ pub struct Judge {
     /// Windows in succession in which memory went back and forth.
     churned: u32,
     growth: Growth,
-    latest: Option<Judgement>,
+    /// The windows of the last minutes, the last of all among them.
+    past: VecDeque<Past>,
     news: News,
 }
 
@@ -208,14 +223,25 @@ impl Judge {
 
     /// The judgement of the last window.
     pub fn latest(&self) -> Option<&Judgement> {
-        self.latest.as_ref()
+        self.past.back().map(|past| &past.judgement)
     }
 
-    /// The judgement of the last window; before there is one, that of the time so far.
+    /// The judgement of the last window, or the alarm of the last minutes that cost most; before there is a window, that of the time so
+    /// far.
     pub fn why(&self, now_us: u64, now: &Snapshot) -> Judgement {
         let of_us = now_us.saturating_sub(self.last_us);
-        let judge_now = || Window::between(&self.last, now, of_us, self.most_held_bytes).judge(None, 0);
-        self.latest.clone().unwrap_or_else(judge_now)
+        let judge_now = || Window::between(&self.last, now, of_us, self.most_held_bytes).judge(None, 0, None);
+        let Some(latest) = self.latest() else { return judge_now() };
+        // What ends for good is not remembered.
+        let is_over = |cause| matches!(cause, Cause::Leak | Cause::StuckCopy);
+        let recent = || self.past.iter().filter(|past| past.at_us + PAST_US > now_us).map(|past| &past.judgement);
+        let alarms = recent().filter(|judgement| judgement.is_alarm && !is_over(judgement.cause));
+        let costly = alarms.max_by_key(|judgement| judgement.lost.total_ns());
+        let Some(worst) = costly.filter(|_| !latest.is_alarm) else { return latest.clone() };
+        let times = recent().filter(|judgement| judgement.cause == worst.cause).count();
+        let now = latest.cause.name();
+        let found = format!("in {times} of the last {} windows, and now {now}: {}", recent().count(), worst.found);
+        Judgement { found, ..worst.clone() }
     }
 
     /// Takes a snapshot in; a judgement if a window is over.
@@ -233,15 +259,20 @@ impl Judge {
         let leak = self.growth.add(now_us, &now);
         let window = Window::between(&self.last, &now, now_us.saturating_sub(self.last_us), self.most_held_bytes);
         self.churned = if window.is_churning() { self.churned + 1 } else { 0 };
-        let judgement = window.judge(leak, self.churned);
+        let calls = window.calls();
+        let of_us = self.past.front().map_or(now_us - self.last_us, |first| now_us.saturating_sub(first.at_us));
+        let again = repinned(self.past.iter().map(|past| past.calls).chain([calls]), of_us);
+        let judgement = window.judge(leak, self.churned, again);
         self.most_held_bytes = self.most_held_bytes.max(now.held_bytes);
         (self.last_us, self.last) = (now_us, now);
-        self.latest.insert(judgement)
+        self.past.retain(|past| past.at_us + PAST_US > now_us);
+        self.past.push_back(Past { at_us: now_us, calls, judgement });
+        &self.past[self.past.len() - 1].judgement
     }
 
     /// Whether the judgement at `now_us` is to be logged, beside those that were.
     pub fn is_news(&mut self, now_us: u64) -> bool {
-        self.latest.as_ref().is_some_and(|latest| self.news.is_news(now_us, latest))
+        self.past.back().is_some_and(|past| self.news.is_news(now_us, &past.judgement))
     }
 }
 

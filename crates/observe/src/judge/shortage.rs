@@ -170,7 +170,12 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
         });
         return cause(
             format!("most of what is held is in flight{oldest}: copies do not end, or end slowly"),
-            format!("look at what blocks the stream; or raise {limit}"),
+            match shortage.oldest_copy {
+                Some((age, _)) if age >= STUCK_AFTER => {
+                    "check what blocks the stream; no setting of the pool helps".to_owned()
+                }
+                _ => format!("check what slows the stream, or raise {limit}"),
+            },
         );
     }
     if unused_bytes > in_use_bytes {
@@ -289,6 +294,7 @@ mod tests {
             buffers: 4,
             bytes: 4 * GIB,
             oldest: Some(Duration::from_secs(90)),
+            aged: 0,
             place: None,
         };
         let whole = [(holder.clone(), 4 * GIB)];
@@ -308,7 +314,7 @@ mod tests {
             oldest_copy: Some((Duration::from_secs(45), 16)),
             ..in_use.clone()
         };
-        says(&copies, "in flight, the oldest for 45 s on stream 0x10", "what blocks the stream");
+        says(&copies, "in flight, the oldest for 45 s on stream 0x10", "no setting of the pool helps");
         let by_source = Shortage { request: Some((GIB, &refused)), ..in_use.clone() };
         says(&by_source, "the back-end refused though 34359738368 bytes are free", "`pinpool doctor`");
         let of_host = |is_group| Host {
@@ -351,7 +357,8 @@ mod tests {
         let mut judge = super::super::Judge::default();
         for n in 1..=5 {
             let oldest = Some(Duration::from_secs(10 * n));
-            let holder = Holder { tag: "labels".to_owned(), buffers: 10 * n, bytes: n * GIB, oldest, place: None };
+            let holder =
+                Holder { tag: "labels".to_owned(), buffers: 10 * n, bytes: n * GIB, oldest, aged: 0, place: None };
             let now = super::super::Snapshot { gets: 1000 * n, holders: vec![holder], ..Default::default() };
             judge.look(10_000_000 * n, now);
         }

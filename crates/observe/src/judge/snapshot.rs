@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+/// A buffer this old counts as aged: bursts have ended by then.
+pub const AGED: Duration = Duration::from_secs(60);
 /// Bytes that other processes hold where it is not known how many.
 pub(super) const UNKNOWN_BYTES: u64 = u64::MAX;
 
@@ -13,6 +15,8 @@ pub struct Holder {
     pub bytes: u64,
     /// Age of the oldest; `None` where it is not known.
     pub oldest: Option<Duration>,
+    /// Buffers older than a minute; 0 where ages are not known.
+    pub aged: u64,
     /// Where most of the bytes were got that were sampled; `None` where none were.
     pub place: Option<String>,
 }
@@ -67,6 +71,8 @@ pub struct Snapshot {
     /// The most buffers at once of each size that missed more than once, summed up, where an eviction is a release.
     pub recurring: u64,
     pub oldest_copy: Option<Duration>,
+    /// Its stream, where it is known.
+    pub oldest_copy_stream: Option<u64>,
     /// Copies that were begun; 0 where nobody counts.
     pub copies: u64,
     pub is_pinned: bool,

@@ -42,7 +42,7 @@ impl Run {
 
 fn held(now: &mut Snapshot, tag: &str, buffers: u64, oldest_s: u64) {
     let oldest = Some(Duration::from_secs(oldest_s));
-    now.holders = vec![Holder { tag: tag.to_owned(), buffers, bytes: buffers * MIB, oldest, place: None }];
+    now.holders = vec![Holder { tag: tag.to_owned(), buffers, bytes: buffers * MIB, oldest, aged: 0, place: None }];
     (now.used, now.used_bytes) = (buffers, buffers * MIB);
 }
 
@@ -83,7 +83,7 @@ fn a_ceiling_that_is_too_small_names_what_was_needed_rounded_up() {
         (of.used_bytes, of.used) = (4 * GIB, 8);
         of.needed_bytes = 6 * GIB + 200 * MIB;
     };
-    let expected = "ceiling too small: 300 of 1000 gets found no memory at once; raise PINPOOL_MAX_BYTES above 6.2 GiB";
+    let expected = "ceiling too small: 300 of 1000 gets found no memory at once; raise PINPOOL_MAX_BYTES to 6.2 GiB";
     assert_eq!(run.logged(short).unwrap(), expected);
     assert_eq!(run.window(short).setting, Some((LIMIT, 6 * GIB + 200 * MIB)));
     assert_eq!(run.logged(short), None);
@@ -91,7 +91,7 @@ fn a_ceiling_that_is_too_small_names_what_was_needed_rounded_up() {
         short(of);
         of.needed_bytes = 7 * GIB;
     };
-    assert!(run.logged(more).unwrap().contains("above 7.0 GiB"));
+    assert!(run.logged(more).unwrap().contains("to 7.0 GiB"));
     assert_eq!(run.logged(|of| of.short_gets += 2), None, "tolerable, and not yet calm");
 }
 
@@ -346,7 +346,7 @@ fn evictions_that_are_missed_are_thrashing_unless_no_size_recurs() {
     assert!(
         judgement
             .to_string()
-            .contains("300 of 1000 gets missed what was evicted; raise PINPOOL_POOL_SIZE_LIMIT above 350")
+            .contains("300 of 1000 gets missed what was evicted; raise PINPOOL_POOL_SIZE_LIMIT to 350")
     );
     let judgement = run.window(|of| {
         of.misses += 990;
@@ -409,6 +409,7 @@ fn a_copy_that_does_not_end_comes_before_all_else() {
     let copy = |seconds: u64| {
         move |of: &mut Snapshot| {
             of.oldest_copy = Some(Duration::from_secs(seconds));
+            of.oldest_copy_stream = Some(0x10);
             of.short_gets += 500;
             of.needed_bytes = 6 * GIB;
         }
@@ -470,4 +471,84 @@ fn the_first_gets_of_a_pool_are_no_alarm() {
     };
     let why = judge.why(0, &first);
     assert_eq!((why.cause, why.is_alarm), (Cause::WarmingUp, false), "{why}");
+}
+
+#[test]
+fn a_consumer_that_pauses_needs_what_producers_would_have_filled_meanwhile() {
+    let mut run = Run::new();
+    // 40 buffers of 1 MiB a second; in a pause of 5 s four threads wait for 3.4 s each.
+    let paused = |of: &mut Snapshot| {
+        (of.gets, of.puts) = (of.gets - 736, of.puts - 736);
+        (of.short_gets, of.waiting_ns) = (of.short_gets + 4, of.waiting_ns + 13_600_000_000);
+        (of.used, of.used_bytes) = (4, 4 * MIB);
+        (of.max_bytes, of.needed_bytes) = (Some(64 * MIB), 68 * MIB);
+    };
+    let judgement = run.window(paused);
+    assert_eq!((judgement.cause, judgement.is_alarm), (Cause::CeilingTooSmall, true), "{judgement}");
+    let needed = judgement.setting.map(|(name, bytes)| (name, bytes / MIB));
+    assert_eq!(needed, Some((LIMIT, 64 + 264 * 34 / 66)), "{judgement}");
+    assert!(judgement.to_string().contains("3.4 s each: the consumer pauses"), "{judgement}");
+    // Where most gets wait, the consumer is what is slow.
+    let busy = |of: &mut Snapshot| {
+        paused(of);
+        of.short_gets += 200;
+    };
+    assert_ne!(run.cause(busy), Cause::CeilingTooSmall);
+}
+
+#[test]
+fn an_alarm_of_the_last_minutes_is_told_after_it_is_over_and_no_longer() {
+    let mut run = Run::new();
+    let short = |of: &mut Snapshot| {
+        (of.short_gets, of.remote_puts) = (of.short_gets + 300, Some(0));
+        (of.waiting_ns, of.needed_bytes) = (of.waiting_ns + 5_000_000_000, 5 * GIB);
+    };
+    assert_eq!(run.cause(short), Cause::CeilingTooSmall);
+    (0..3).for_each(|_| assert_eq!(run.cause(|_| ()), Cause::Healthy));
+    let why = run.judge.why(run.now_us, &run.now);
+    assert_eq!((why.cause, why.is_alarm), (Cause::CeilingTooSmall, true));
+    assert!(why.found.starts_with("in 1 of the last 4 windows, and now healthy: 300 of "), "{why}");
+    (0..30).for_each(|_| _ = run.cause(|_| ()));
+    assert_eq!(run.judge.why(run.now_us, &run.now).cause, Cause::Healthy);
+}
+
+#[test]
+fn memory_that_is_pinned_again_each_half_minute_is_thrashing_if_it_costs_a_fiftieth_of_the_time() {
+    let causes = |ns: u64| {
+        let mut run = Run::new();
+        let window = |n: u64| {
+            run.window(|of| match n % 3 {
+                0 => (of.pinned_bytes, of.page_locking_ns) = (of.pinned_bytes + GIB / 2, of.page_locking_ns + ns),
+                2 => of.unpinned_bytes += GIB / 2,
+                _ => {}
+            })
+        };
+        (0..12).map(window).collect::<Vec<_>>()
+    };
+    let last = causes(1_900_000_000).pop().unwrap();
+    assert_eq!((last.cause, last.is_alarm), (Cause::Thrashing, true), "{last}");
+    assert!(
+        last.found.starts_with("512.0 MiB are released and pinned again every ") && last.found.contains(" each time"),
+        "{last}"
+    );
+    assert!(last.cure.unwrap().contains("PINPOOL_IDLE_TIMEOUT="));
+    assert!(causes(10_000_000).iter().all(|judgement| judgement.cause != Cause::Thrashing));
+}
+
+#[test]
+fn a_leak_that_creeps_under_bursts_is_seen_by_what_is_older_than_a_minute() {
+    // Bursts of up to 40 buffers fall on the ends of the windows; of each window one buffer stays, or none after a minute.
+    let found = |kept: fn(u64) -> u64| {
+        let mut run = Run::new();
+        (1..=20_u64).any(|n| {
+            let (aged, burst) = (kept(n.saturating_sub(6)), [40, 3, 17, 0, 25][usize::try_from(n % 5).unwrap()]);
+            run.cause(|of| {
+                held(of, "labels", kept(n) + burst, 10 * n);
+                of.holders[0].aged = aged;
+            }) == Cause::Leak
+        })
+    };
+    assert!(found(|windows| 4 * windows), "one that stays in every window");
+    assert!(!found(|windows| 4 * windows.min(5)), "a cache that is full after a minute");
+    assert!(!found(|_| 0), "bursts alone");
 }

@@ -4,10 +4,11 @@
 //! of the back-end meanwhile was no waiting. A get that waits through the end of a window is in none of its records, so those gets are
 //! found first.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use super::snapshot::{Holder, Snapshot, UNKNOWN_BYTES};
+use super::news::worst;
+use super::snapshot::{AGED, Holder, Snapshot, UNKNOWN_BYTES};
 use super::waits::{Wait, Waits};
 use super::{Cause, GETS_MIN, Judge, Judgement, Lost, RecentLengths, largest};
 use crate::record::{Event, Record, Recording};
@@ -20,8 +21,6 @@ const REFUSED_EVERY_NS: u64 = 100_000_000;
 const UNTAGGED: &str = "(untagged)";
 /// Parts of the recording; one has ten seconds at least.
 const PARTS: u64 = 100;
-/// Of those that an alarm takes to be one of the recording.
-const ALARM_PART: usize = 10;
 
 /// A pool of a recording.
 #[derive(Debug, Clone)]
@@ -54,6 +53,12 @@ pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
     }
     let mut judged: Vec<_> =
         pools.into_iter().filter_map(|(number, pool)| pool.finish(number, end_ns / 1000)).collect();
+    // An unpinned pool next to pinned ones of the process is a mistake.
+    let is_pinned = |pool: u32| recording.pool(pool).is_some_and(|pool| pool.fact("pinned") == Some("yes"));
+    let has_pinned = judged.iter().any(|one| is_pinned(one.pool));
+    for one in judged.iter_mut().filter(|one| has_pinned && one.judgement.cause == Cause::NotPinned) {
+        one.judgement.is_alarm = true;
+    }
     judged.sort_by_key(|one| {
         let Judgement { is_alarm, lost, .. } = &one.judgement;
         (!is_alarm, std::cmp::Reverse(lost.total_ns()), one.pool)
@@ -109,6 +114,8 @@ struct Watched<'a> {
     /// Whether the back-end has refused.
     has_refused: bool,
     has_ended: bool,
+    /// Threads whose next get stood in the wait queue.
+    queued: HashSet<u32>,
     slow_gets: u64,
     waited: Vec<(u64, u64)>,
     judgements: Vec<Judgement>,
@@ -146,6 +153,7 @@ impl<'a> Watched<'a> {
             lacked_bytes: 0,
             has_refused: false,
             has_ended: false,
+            queued: HashSet::new(),
             slow_gets: 0,
             waited: Vec::new(),
             judgements: Vec::new(),
@@ -181,7 +189,8 @@ impl<'a> Watched<'a> {
             Event::Get { id, bytes, class_bytes, tag, took_ns } => {
                 let begun_ns = now_ns.saturating_sub(took_ns);
                 let spent_ns = spent_since(begun_ns, calls.remove(&thread));
-                self.ended(begun_ns, now_ns, took_ns.saturating_sub(spent_ns), class_bytes, spent_ns > 0);
+                let is_queued = self.queued.remove(&thread);
+                self.ended(begun_ns, now_ns, took_ns.saturating_sub(spent_ns), class_bytes, (is_queued, spent_ns > 0));
                 let (stack, is_in_flight, in_flight_since_ns) = (0, false, 0);
                 let out = Out { class_bytes, since_ns: now_ns, tag, stack, thread, is_in_flight, in_flight_since_ns };
                 self.got(id, out);
@@ -198,6 +207,7 @@ impl<'a> Watched<'a> {
                     None => {}
                 }
             }
+            Event::Waited => _ = self.queued.insert(thread),
             Event::Sampled { id, stack } => self.out.get_mut(&id).into_iter().for_each(|out| out.stack = stack),
             Event::Refused { class_bytes, took_ns, .. } => {
                 self.now.short_gets += 1;
@@ -206,7 +216,13 @@ impl<'a> Watched<'a> {
                 self.now.is_by_source &= !self.is_full(self.now.used_bytes + class_bytes);
                 let from_ns = now_ns.saturating_sub(took_ns);
                 self.now.waiting_ns += took_ns.saturating_sub(spent_since(from_ns, calls.remove(&thread)));
-                self.waits.ended(Wait { from_ns, to_ns: now_ns, bytes: class_bytes });
+                self.queued.remove(&thread);
+                let needed_bytes = self.now.used_bytes + class_bytes;
+                if self.is_full(needed_bytes) {
+                    self.waits.ended(Wait { from_ns, to_ns: now_ns, bytes: class_bytes });
+                } else {
+                    self.lacked_bytes = self.lacked_bytes.max(needed_bytes);
+                }
                 // Of gets that are refused one after the other it is enough to look at some.
                 if self.at_refusal.as_ref().is_none_or(|(before_ns, _)| now_ns >= before_ns + REFUSED_EVERY_NS) {
                     self.note_needs(&[]);
@@ -301,12 +317,20 @@ impl<'a> Watched<'a> {
     }
 
     /// A get was served that waited for so long, beside calls of the back-end.
-    fn ended(&mut self, begun_ns: u64, now_ns: u64, waited_ns: u64, class_bytes: u64, has_called: bool) {
-        // Time that a loaded machine takes from a get is no wait: those are at a ceiling, or where the back-end refuses.
+    fn ended(
+        &mut self,
+        begun_ns: u64,
+        now_ns: u64,
+        waited_ns: u64,
+        class_bytes: u64,
+        (is_queued, has_called): (bool, bool),
+    ) {
         let first = self.levels.partition_point(|&(until_ns, _)| until_ns < begun_ns);
         let needed_bytes = self.levels.get(first).map_or(0, |&(_, used_bytes)| used_bytes) + class_bytes;
         let is_full = self.is_full(needed_bytes);
-        let has_waited = waited_ns >= WAITED_NS && (is_full || self.has_ledger);
+        // An older file does not say which gets stood in the queue. Time that a loaded machine takes from a get is no wait: those are at
+        // a limit, or where the back-end refuses.
+        let has_waited = is_queued || (!self.recording.marks_waits && waited_ns >= WAITED_NS && is_full);
         self.slow_gets += u64::from(has_waited || has_called);
         if has_waited {
             self.now.short_gets += 1;
@@ -362,6 +386,7 @@ impl<'a> Watched<'a> {
             holder.bytes += out.class_bytes;
             let age = Duration::from_nanos(at_ns.saturating_sub(out.since_ns));
             holder.oldest = holder.oldest.max(Some(age));
+            holder.aged += u64::from(age >= AGED);
         }
         for (tag, holder) in &mut holders {
             let sampled = self.out.values().filter(|out| out.tag == *tag && out.stack > 0);
@@ -407,30 +432,6 @@ impl<'a> Watched<'a> {
         let Self { name, slow_gets, waited: waits, now, .. } = self;
         Some(PoolJudgement { pool, name, judgement, gets: now.gets, slow_gets, waits })
     }
-}
-
-/// A leak that was there at the end; else the alarm whose windows lost most, unless they are few; else what was seen most often, a
-/// pool that warmed up and has ended that left out.
-fn worst(judgements: &[Judgement]) -> Option<&Judgement> {
-    let last = judgements.last()?;
-    if matches!(last.cause, Cause::Leak | Cause::StuckCopy) {
-        return Some(last);
-    }
-    let mut sums: HashMap<Cause, (usize, u64, &Judgement)> = HashMap::new();
-    for judgement in judgements {
-        let sum = sums.entry(judgement.cause).or_insert((0, 0, judgement));
-        let size = sum.2.size.max(judgement.size);
-        *sum = (sum.0 + 1, sum.1 + judgement.lost.total_ns(), if judgement.size == size { judgement } else { sum.2 });
-    }
-    let alarms =
-        sums.values().filter(|(windows, _, judgement)| judgement.is_alarm && windows * ALARM_PART >= judgements.len());
-    let worst = alarms.max_by_key(|(windows, lost_ns, judgement)| (*lost_ns, *windows, judgement.cause));
-    let usual = || {
-        let is_past = |cause| cause == Cause::WarmingUp && last.cause != cause;
-        let quiet = sums.values().filter(|(.., judgement)| !judgement.is_alarm);
-        quiet.max_by_key(|(windows, _, judgement)| (!is_past(judgement.cause), *windows, judgement.cause))
-    };
-    worst.or_else(usual).map(|(.., judgement)| *judgement)
 }
 
 #[cfg(test)]
@@ -606,5 +607,42 @@ mod tests {
             (Cause::CeilingTooSmall, Some(("PINPOOL_MAX_BYTES", 6 * MIB))),
             "{judged}"
         );
+    }
+
+    /// A recording that marks waits, of a pool with these facts.
+    fn marked(facts: &[(&str, &str)], events: &[(u64, u32, Event)]) -> PoolJudgement {
+        let record = |&(time_ns, thread, event): &(u64, u32, Event)| Record { time_ns, thread, pool: 0, event };
+        let facts = facts.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let pools = vec![PoolDescription { number: 0, facts }];
+        let records = events.iter().map(record).collect();
+        judge_recording(&Recording { records, pools, marks_waits: true, ..Recording::default() }).remove(0)
+    }
+
+    #[test]
+    fn a_get_that_was_late_and_did_not_stand_in_the_queue_has_not_waited() {
+        let run = |is_queued: bool| {
+            let mut events = vec![(0, 0, Event::Ceiling { bytes: MIB })];
+            for n in 1..200 {
+                let at = n * SECOND_NS / 10;
+                events.extend(is_queued.then_some((at, 0, Event::Waited)));
+                events.extend([(at, 0, get(n, 0, 50_000_000)), (at + 1000, 1, put(n))]);
+            }
+            marked(&[("PINPOOL_LEDGER", "job")], &events)
+        };
+        let late = run(false);
+        assert_eq!((late.judgement.is_alarm, late.slow_gets, late.judgement.lost.waiting_ns), (false, 0, 0));
+        assert_eq!(run(true).slow_gets, 199);
+    }
+
+    #[test]
+    fn a_get_that_is_refused_below_the_limit_of_its_pool_lacks_what_other_processes_hold() {
+        let mut events = vec![(0, 0, Event::Ceiling { bytes: 256 * MIB })];
+        for n in 1..200 {
+            let refused = Event::Refused { bytes: MIB, class_bytes: MIB, tag: 0, took_ns: SECOND_NS / 20 };
+            events.extend([(n * SECOND_NS / 10, 0, get(n, 0, 0)), (n * SECOND_NS / 10 + 1000, 0, put(n))]);
+            events.push((n * SECOND_NS / 10 + 2000, 0, refused));
+        }
+        let judged = marked(&[("PINPOOL_LEDGER", "job")], &events);
+        assert_eq!((judged.judgement.cause, judged.judgement.setting), (Cause::OtherProcess, None), "{judged:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::churn::{Calls, Repinned};
 use super::leak::Leak;
 use super::snapshot::UNKNOWN_BYTES;
 use super::words::{OF_SYSTEM, RoundedUp, counted, percent, seconds};
@@ -21,6 +22,9 @@ const WARM_PART: u64 = 50;
 pub const STUCK_AFTER: Duration = Duration::from_secs(30);
 /// A queue before a slow consumer keeps a buffer at least this long.
 const QUEUED: Duration = Duration::from_millis(500);
+/// A consumer that pauses makes a get wait this long at least, and no more than one get in so many.
+const PAUSE_NS: u64 = 100_000_000;
+const PAUSED_PART: u64 = 10;
 /// More memory would bring no more than one part in this many into use beside what is: then memory is not what lacks.
 const OVERHANG_PART: u64 = 4;
 /// Windows in succession in which memory goes back and forth.
@@ -36,6 +40,10 @@ pub(super) struct Window<'a> {
     held_before_bytes: u64,
     most_held_bytes: u64,
     lost: Lost,
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 pub(super) fn is_stuck(now: &Snapshot) -> bool {
@@ -70,12 +78,17 @@ impl<'a> Window<'a> {
         }
     }
 
+    pub(super) fn calls(&self) -> Calls {
+        let Snapshot { pinned_bytes, unpinned_bytes, page_locking_ns: ns, .. } = self.of;
+        Calls { pinned_bytes, unpinned_bytes, ns }
+    }
+
     /// The first rule that holds.
-    pub(super) fn judge(&self, leak: Option<Leak>, churned: u32) -> Judgement {
+    pub(super) fn judge(&self, leak: Option<Leak>, churned: u32, again: Option<Repinned>) -> Judgement {
         self.stuck_copy()
             .or_else(|| leak.map(|leak| self.leak(&leak)))
             .or_else(|| self.shortage())
-            .or_else(|| self.back_and_forth(churned))
+            .or_else(|| self.back_and_forth(churned, again))
             .unwrap_or_else(|| self.quiet())
     }
 
@@ -100,8 +113,11 @@ impl<'a> Window<'a> {
 
     fn stuck_copy(&self) -> Option<Judgement> {
         let age = self.now.oldest_copy.filter(|_| is_stuck(self.now))?;
-        let found = format!("a copy is in flight for {} s", age.as_secs());
-        let cure = "look at what blocks its stream; no setting of the pool helps".to_owned();
+        let stream = self.now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream {stream:#x}"));
+        let copying = self.now.holders.iter().max_by_key(|holder| holder.oldest);
+        let tag = copying.map_or_else(String::new, |holder| format!("; the oldest buffer is of {}", holder.tag));
+        let found = format!("a copy{stream} is in flight for {}{tag}", seconds(nanos(age)));
+        let cure = "check what blocks its stream; no setting of the pool helps".to_owned();
         Some(self.alarm(Cause::StuckCopy, found, cure))
     }
 
@@ -159,6 +175,9 @@ impl<'a> Window<'a> {
             let cure = format!("raise {limit}, or look at what they keep (`pinpool top --all`)");
             return Some(self.alarm(Cause::OtherProcess, found, cure));
         }
+        if let Some(judgement) = self.pause(&short, limit) {
+            return Some(judgement);
+        }
         if let Some(judgement) = self.slow_consumer(&short) {
             return Some(judgement);
         }
@@ -169,11 +188,33 @@ impl<'a> Window<'a> {
         // What lies beside the buffers, or between them, lacks in what gets need: a ceiling that refused is too small.
         let refused_bytes = now.max_bytes.filter(|&max_bytes| now.needed_bytes <= max_bytes);
         let needed_bytes = refused_bytes.map_or(now.needed_bytes, |max_bytes| max_bytes + max_bytes / OVERHANG_PART);
-        let cure = format!("raise {limit} above {}", RoundedUp(needed_bytes));
+        Some(self.too_small(short, limit, needed_bytes, ""))
+    }
+
+    fn too_small(&self, short: String, limit: &'static str, needed_bytes: u64, purpose: &str) -> Judgement {
+        let cure = format!("raise {limit} to {}{purpose}", RoundedUp(needed_bytes));
         let mut judgement = self.alarm(Cause::CeilingTooSmall, short, cure);
         judgement.setting = limit.starts_with("PINPOOL_").then_some((limit, needed_bytes));
         judgement.size = needed_bytes;
-        Some(judgement)
+        judgement
+    }
+
+    /// A few gets that wait for long, while most find memory at once: the consumer keeps up, and pauses now and then. What producers
+    /// would have gone on to fill meanwhile bridges the pause.
+    fn pause(&self, short: &str, limit: &'static str) -> Option<Judgement> {
+        let Self { now, of, lost, .. } = self;
+        let waits = of.short_gets.max(now.waiting);
+        let wait_ns = lost.waiting_ns.checked_div(waits)?;
+        if of.failed_gets > 0 || self.is_of_one_thread() || wait_ns < PAUSE_NS || waits > of.gets / PAUSED_PART {
+            return None;
+        }
+        let running_us = lost.of_us.saturating_sub(wait_ns / 1000).max(lost.of_us / PAUSED_PART).max(1);
+        let missed_gets = u128::from(of.gets) * u128::from(wait_ns / 1000) / u128::from(running_us);
+        let buffer_bytes = now.used_bytes / now.used.max(1);
+        let more_bytes = u64::try_from(missed_gets * u128::from(buffer_bytes)).unwrap_or(u64::MAX);
+        let needed_bytes = now.max_bytes?.saturating_add(more_bytes).max(now.needed_bytes);
+        let found = format!("{short}, {} each: the consumer pauses", seconds(wait_ns));
+        Some(self.too_small(found, limit, needed_bytes, ", which bridges such a pause"))
     }
 
     /// A full pool: ordinary if what takes the buffers is always busy.
@@ -225,7 +266,8 @@ impl<'a> Window<'a> {
         let now = self.now;
         let max_bytes = now.max_bytes.filter(|&bytes| bytes > 0)?;
         let overhang_bytes = now.needed_bytes.saturating_sub(max_bytes);
-        let is_full = now.used_bytes >= max_bytes - max_bytes / 8;
+        // At its end the queue may have been drained.
+        let is_full = now.used_bytes.max(now.needed_bytes) >= max_bytes - max_bytes / 8;
         let is_copying = now.in_flight_bytes > now.used_bytes / 8;
         if !is_full
             || is_copying
@@ -257,7 +299,7 @@ impl<'a> Window<'a> {
     }
 
     /// Memory that is pinned and released, or evicted and missed, again and again.
-    fn back_and_forth(&self, churned: u32) -> Option<Judgement> {
+    fn back_and_forth(&self, churned: u32, again: Option<Repinned>) -> Option<Judgement> {
         let Self { now, of: Snapshot { misses, gets, new_lengths, .. }, .. } = self;
         let missed = || format!("{misses} of {gets} gets missed");
         let is_varied = *new_lengths > gets / 2;
@@ -273,7 +315,7 @@ impl<'a> Window<'a> {
             }
             let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(&self.of.evicted));
             let found = format!("{} what was evicted", missed());
-            let cure = format!("raise PINPOOL_POOL_SIZE_LIMIT above {needed}");
+            let cure = format!("raise PINPOOL_POOL_SIZE_LIMIT to {needed}");
             let mut judgement = self.alarm(Cause::Thrashing, found, cure);
             (judgement.setting, judgement.size) = (Some(("PINPOOL_POOL_SIZE_LIMIT", needed)), needed);
             return Some(judgement);
@@ -282,6 +324,13 @@ impl<'a> Window<'a> {
             let (pinned, held) = (RoundedUp(self.of.pinned_bytes), RoundedUp(self.cycled_bytes()));
             let found = format!("{pinned} were pinned and released to hold {held}");
             let cure = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES".to_owned();
+            return Some(self.alarm(Cause::Thrashing, found, cure));
+        }
+        if let Some(Repinned { bytes, each_ns, every_us }) = again {
+            let (bytes, every) = (RoundedUp(bytes), seconds(every_us.saturating_mul(1000)));
+            let found = format!("{bytes} are released and pinned again every {every}, {} each time", seconds(each_ns));
+            let idle_s = (every_us / 1_000_000 * 2).next_multiple_of(10);
+            let cure = format!("set PINPOOL_IDLE_TIMEOUT={idle_s}s, or PINPOOL_RESERVE to {bytes}");
             return Some(self.alarm(Cause::Thrashing, found, cure));
         }
         if *misses <= gets / 2 || self.is_growing() {

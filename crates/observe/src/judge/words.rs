@@ -17,7 +17,7 @@ impl fmt::Display for RoundedUp {
     }
 }
 
-/// Nanoseconds in seconds, with more digits the fewer they are; in minutes from two on.
+/// Nanoseconds in seconds, with more digits the fewer they are; in minutes, hours and days from two on.
 #[allow(clippy::cast_precision_loss)] // Rounded anyway.
 pub fn seconds(ns: u64) -> String {
     let seconds = ns as f64 / 1e9;
@@ -25,7 +25,9 @@ pub fn seconds(ns: u64) -> String {
         0 if ns < 500_000 => "0 s".to_owned(),
         0 => format!("{seconds:.3} s"),
         1..=119 => format!("{seconds:.1} s"),
-        more => format!("{} min", (more + 30) / 60),
+        more @ 120..=7_199 => format!("{} min", (more + 30) / 60),
+        more @ 7_200..=172_799 => format!("{} h", (more + 1_800) / 3_600),
+        more => format!("{} days", (more + 43_200) / 86_400),
     }
 }
 
@@ -48,8 +50,8 @@ mod tests {
     #[test]
     fn figures_are_in_words() {
         assert_eq!([RoundedUp((3 << 30) + 1).to_string(), RoundedUp(72 << 20).to_string()], ["3.1 GiB", "72.0 MiB"]);
-        let times = [0, 20_000_000, 9_940_000_000, 119_900_000_000, 600_000_000_000].map(seconds);
-        assert_eq!(times, ["0 s", "0.020 s", "9.9 s", "119.9 s", "10 min"]);
+        let times = [0, 20_000_000, 9_940_000_000, 119_900_000_000, 600_000_000_000, 86_400_000_000_000].map(seconds);
+        assert_eq!(times, ["0 s", "0.020 s", "9.9 s", "119.9 s", "10 min", "24 h"]);
         assert_eq!([percent(1, 3), percent(1, 300), percent(0, 0)], ["33 %", "0.3 %", "0.0 %"]);
         assert_eq!([counted(1, "get"), counted(0, "get")], ["1 get", "0 gets"]);
     }

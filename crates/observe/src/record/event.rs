@@ -24,6 +24,8 @@ pub enum Event {
         /// Number of the call stack.
         stack: u32,
     },
+    /// The next get of this thread was served, or refused, after it stood in the wait queue.
+    Waited,
     /// A get failed.
     Refused {
         /// Bytes as requested.

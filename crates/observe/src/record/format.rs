@@ -14,7 +14,9 @@ use pinpool_os::call_stack::Frame;
 /// The first bytes of a recording.
 pub(super) const MAGIC: [u8; 8] = *b"PINPOOLT";
 /// The newest version that this code reads and writes.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
+/// The first version that has [`Event::Waited`].
+pub(super) const MARKS_WAITS: u32 = 3;
 /// Bytes of the head.
 pub(super) const HEAD_BYTES: usize = 12;
 /// Bytes before the items of a block.
@@ -46,6 +48,7 @@ const CLEARED: u8 = 13;
 const MISSING: u8 = 14;
 const END: u8 = 15;
 const SAMPLED: u8 = 16;
+const WAITED: u8 = 17;
 pub(super) const THREAD: u8 = 64;
 pub(super) const POOL: u8 = 65;
 pub(super) const POOL_FACTS: u8 = 66;
@@ -186,6 +189,7 @@ pub(super) fn fields(event: &Event) -> (u8, [u64; 5], usize) {
         Event::Limit { from, to } => (LIMIT, [from, to, 0, 0, 0], 2),
         Event::Ceiling { bytes } => (CEILING, [bytes, 0, 0, 0, 0], 1),
         Event::Cleared => (CLEARED, [0; 5], 0),
+        Event::Waited => (WAITED, [0; 5], 0),
         Event::Missing { records } => (MISSING, [records, 0, 0, 0, 0], 1),
         Event::End => (END, [0; 5], 0),
     }
@@ -228,6 +232,7 @@ pub(super) fn event_of<E: Copy>(kind: u8, mut number: impl FnMut() -> Result<u64
         LIMIT => Event::Limit { from: number()?, to: number()? },
         CEILING => Event::Ceiling { bytes: number()? },
         CLEARED => Event::Cleared,
+        WAITED => Event::Waited,
         MISSING => Event::Missing { records: number()? },
         END => Event::End,
         _ => return Err(invalid),

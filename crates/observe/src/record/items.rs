@@ -166,6 +166,7 @@ mod tests {
             (n(), n()).prop_map(|(from, to)| Event::Limit { from, to }),
             n().prop_map(|bytes| Event::Ceiling { bytes }),
             Just(Event::Cleared),
+            Just(Event::Waited),
             n().prop_map(|records| Event::Missing { records }),
             Just(Event::End),
         ]

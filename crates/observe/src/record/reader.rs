@@ -11,7 +11,7 @@ use std::path::Path;
 use flate2::bufread::MultiGzDecoder;
 
 use super::event::{Event, PoolDescription};
-use super::format::{BLOCK_BYTES_MAX, FRAME_BYTES, HEAD_BYTES, MAGIC, VERSION};
+use super::format::{BLOCK_BYTES_MAX, FRAME_BYTES, HEAD_BYTES, MAGIC, MARKS_WAITS, VERSION};
 use super::items::{BlockReader, Broken, Item};
 use pinpool_os::call_stack::Frame;
 
@@ -46,6 +46,8 @@ pub struct Recording {
     pub tags: Vec<(u32, String)>,
     /// Call stacks of gets that were sampled by number, the innermost frame first.
     pub stacks: BTreeMap<u32, Vec<Frame>>,
+    /// Whether [`Waited`](Event::Waited) comes before each get that stood in the wait queue: older versions do not have it.
+    pub marks_waits: bool,
     /// Records that were lost while it was written.
     pub lost: u64,
     /// Why it is not whole: cut off, damaged from some place on, or longer than anything that is read.
@@ -117,6 +119,7 @@ impl Recording {
         if found == 0 {
             return Err(RecordingError::NoVersion { found });
         }
+        recording.marks_waits = found >= MARKS_WAITS;
         while recording.warning.is_none() && recording.read_block(&mut input) {}
         // Blocks are in order of time but for threads that were late; stable, so that one thread's records keep their order.
         recording.records.sort_by_key(|record| record.time_ns);

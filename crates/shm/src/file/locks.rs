@@ -122,7 +122,7 @@ impl LockFile {
             std::thread::sleep(PAUSE);
         }
         let result = act();
-        self.set(NONE, FIRST)?;
+        let _ = self.set(NONE, FIRST);
         Ok(Some(result))
     }
 

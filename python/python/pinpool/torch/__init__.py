@@ -7,9 +7,9 @@ From then on ``pin_memory=True``, ``Tensor.pin_memory()``, the pin thread of a `
 pinned memory get it from a pool of pinpool. torch marks each non-blocking copy, and the pool uses a block again only
 when the copies that were marked are over. ``torch.cuda.host_memory_stats()`` and memory snapshots show the pool.
 
-torch's host allocator is a C++ interface that belongs to one version of torch, so the part that implements it (one file,
-``host_allocator.cpp``) is compiled for the torch that is there: once, in about ten seconds, and kept in torch's cache
-of extensions (``TORCH_EXTENSIONS_DIR``). It needs a C++ compiler and ninja, and no CUDA toolkit.
+torch's host allocator is a C++ interface that belongs to one version of torch. Wheels contain the part that implements it (one file,
+``host_allocator.cpp``) compiled for the versions known when they were built. For another one it is compiled once, in about ten
+seconds, and kept in torch's cache of extensions (``TORCH_EXTENSIONS_DIR``): that needs a C++ compiler and ninja, and no CUDA toolkit.
 
 Not served by the pool: memory of a CUDA graph that is being captured (torch's own allocator keeps it with the graph), memory
 that was pinned before ``install``, and ``cudaHostRegister`` by others.
@@ -39,6 +39,8 @@ OLDEST = (2, 11)
 
 _log = logging.getLogger("pinpool")
 _SOURCE = Path(__file__).with_name("host_allocator.cpp")
+#: Compiled for the versions of torch that were known when the wheel was built.
+_SHIMS = Path(__file__).with_name("shims")
 _lock = threading.Lock()
 _shim: ctypes.CDLL | None = None
 _installed: Pool | None = None
@@ -142,13 +144,12 @@ def _warn_of_ignored_settings() -> None:
 
 
 def _load() -> ctypes.CDLL:
-    """The shim, compiled for the torch that is there."""
-    global _shim, _failures
+    """The shim for the torch that is there: from the wheel, else compiled."""
+    global _shim
     if _shim is not None:
         return _shim
     try:
         import torch
-        from torch.utils import cpp_extension
     except ImportError as why:
         raise PinpoolError(f"torch cannot be imported ({why}): pip install 'torch>={_dotted(OLDEST)}'") from why
     found = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
@@ -159,37 +160,59 @@ def _load() -> ctypes.CDLL:
         )
     if torch.version.hip is not None:
         raise PinpoolError(f"torch {torch.__version__} is built for ROCm, and pinpool pins memory with CUDA: install a CUDA build of torch")
-    version = re.sub(r"\W", "_", torch.__version__)
-    # torch takes what failed to build for built when it is asked again.
-    again = f"_{_failures}" if _failures else ""
-    search = os.environ.get("PATH")
-    try:
-        # Where pip puts ninja, whether or not the environment of this interpreter is activated.
-        os.environ["PATH"] = os.pathsep.join([search or os.defpath, sysconfig.get_path("scripts")])
-        library = cpp_extension.load(
-            name=f"pinpool_torch_{version}{again}",
-            sources=[os.fspath(_SOURCE)],
-            extra_cflags=["-O2"],
-            is_python_module=False,
-        )
-    except (RuntimeError, OSError, subprocess.SubprocessError) as why:
-        _failures += 1
-        raise BackendError(
-            f"pinpool's allocator does not compile for torch {torch.__version__}: a C++ compiler and ninja are needed "
-            f"(pip install ninja; CXX names the compiler). {why}"
-        ) from why
-    finally:
-        if search is None:
-            del os.environ["PATH"]
-        else:
-            os.environ["PATH"] = search
-    shim = ctypes.CDLL(library)
+    shim = _of_the_wheel(torch.__version__) or ctypes.CDLL(_compiled(torch.__version__))
     shim.pinpool_torch_install.restype = ctypes.c_int
     shim.pinpool_torch_uninstall.restype = ctypes.c_size_t
     _shim = shim
     if not torch.cuda.is_available():
         _log.warning("the pool is torch's pinned memory, and torch sees no GPU: pin_memory() fails here, and pin_memory=True does nothing")
     return shim
+
+
+def _of_the_wheel(version: str) -> ctypes.CDLL | None:
+    """The shim that the wheel has for this release of torch."""
+    release = re.fullmatch(r"(\d+)\.(\d+)\.\d+(?:\+.*)?", version)
+    path = _SHIMS / f"torch_{release[1]}_{release[2]}.so" if release else None
+    if path is None or not path.is_file():
+        return None
+    try:
+        # All symbols at once, so that another interface is found here and not in a call.
+        return ctypes.CDLL(os.fspath(path), os.RTLD_NOW)
+    except OSError as why:
+        _log.info("the allocator of this wheel does not fit torch %s (%s): it is compiled", version, why)
+        return None
+
+
+def _compiled(version: str) -> str:
+    """The path of the shim, compiled for this version of torch."""
+    global _failures
+    # torch takes what failed to build for built when it is asked again.
+    again = f"_{_failures}" if _failures else ""
+    search = os.environ.get("PATH")
+    _log.info("pinpool's allocator is compiled for torch %s, once: about ten seconds", version)
+    try:
+        from torch.utils import cpp_extension
+
+        # Where pip puts ninja, whether or not the environment of this interpreter is activated.
+        os.environ["PATH"] = os.pathsep.join([search or os.defpath, sysconfig.get_path("scripts")])
+        library: str = cpp_extension.load(
+            name=f"pinpool_torch_{re.sub(r'[^0-9A-Za-z_]', '_', version)}{again}",
+            sources=[os.fspath(_SOURCE)],
+            extra_cflags=["-O2"],
+            is_python_module=False,
+        )
+        return library
+    except (ImportError, RuntimeError, OSError, subprocess.SubprocessError) as why:
+        _failures += 1
+        raise BackendError(
+            f"pinpool's allocator does not compile for torch {version}: a C++ compiler and ninja are needed "
+            f"(pip install ninja setuptools; CXX names the compiler), or a wheel of pinpool that knows this version. {why}"
+        ) from why
+    finally:
+        if search is None:
+            os.environ.pop("PATH", None)
+        else:
+            os.environ["PATH"] = search
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -32,22 +32,11 @@ def choose(settings: Mapping, environ: Mapping[str, str], memory: tuple[int, str
     if decided or memory is None or (reads_variables and any(environ.get(name) for name in _VARIABLES)):
         return None
     total, origin = memory
-    pools, why = _pools(settings, environ)
+    ranks = environ.get("LOCAL_WORLD_SIZE", "")
+    pools = max(int(ranks), 1) if ranks.isdecimal() else 1
     share = max(total * _NUMERATOR // _DENOMINATOR // pools // _GRANULE, 1) * _GRANULE
-    among = f", divided by {pools} ({why})" if pools > 1 else ""
+    among = f", divided by {pools} (LOCAL_WORLD_SIZE)" if pools > 1 else ""
     return share, (
         f"torch: the ceiling of pinned memory is {share} bytes: three quarters of {total} bytes ({origin}){among}; "
         "PINPOOL_MAX_BYTES or install(max_bytes=...) sets another"
     )
-
-
-def _pools(settings: Mapping, environ: Mapping[str, str]) -> tuple[int, str]:
-    """How many processes of this host pin memory for torch, and who says so."""
-    named = {
-        "pools_per_host": settings.get("pools_per_host"),
-        **{name: environ.get(name) for name in ("PINPOOL_POOLS_PER_HOST", "LOCAL_WORLD_SIZE")},
-    }
-    for name, value in named.items():
-        if value is not None and str(value).isdecimal() and int(value) > 0:
-            return int(value), name
-    return 1, "the default"

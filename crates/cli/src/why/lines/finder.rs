@@ -15,6 +15,7 @@ use super::message::{Figures, Found, Message};
 use super::origin::{self, Origins};
 use super::parts::{self, AFTER, FIRST_LETTERS, Followed, Parts, RAISE, follow, frame, is_line_end};
 use super::text::{Piece, Pieces};
+use super::verdict;
 use crate::files::why;
 
 /// So many lines of other text may stand between two parts of a message.
@@ -138,6 +139,9 @@ impl Finder<'_> {
         let Some(Piece { line, bytes }) = self.whole_line(piece) else { return };
         let bytes = self.undecorated(bytes);
         self.origins.note_head(&bytes);
+        if let Some(said) = verdict::said(&bytes) {
+            self.found.said.insert(said.pool.clone(), said);
+        }
         let mut at = self.go_on(&bytes);
         while let Some(next) = bytes[at..].iter().position(|byte| matches!(byte, b'P' | b'R')) {
             at += next;

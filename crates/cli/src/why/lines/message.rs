@@ -1,5 +1,9 @@
 //! The two messages of the pool, and what their numbers say by themselves.
 
+use std::collections::BTreeMap;
+
+use super::super::Said;
+
 /// The pool raises its limit while both rates are above this (`kTolerable`).
 pub(super) const TOLERABLE_RATE: f64 = 2e-3;
 /// Fewer gets since the last raise decide nothing: a program that drains its queues puts, and gets no more.
@@ -78,6 +82,8 @@ pub(super) struct Found {
     pub(super) cut: u64,
     /// Why the log was not read to its end, and where.
     pub(super) stopped: Option<String>,
+    /// The last diagnosis of each pool, if pinpool wrote the log.
+    pub(super) said: BTreeMap<String, Said>,
     /// The line of TensorFlow's source that the first prefix names.
     pub(super) source_line: Option<u32>,
 }

@@ -31,6 +31,7 @@ use std::path::Path;
 use encoding_rs_io::DecodeReaderBytes;
 use pinpool_replay::Input;
 
+use super::Said;
 use crate::files::named;
 use crate::input::{self, Kind};
 pub(crate) use curve::Curve;
@@ -59,7 +60,9 @@ pub(crate) struct Log {
     pub(crate) tensorflow: Option<&'static str>,
     /// Why it was not read to its end, and where.
     pub(crate) stopped: Option<String>,
-    /// One for each pool.
+    /// What the pools said themselves, if pinpool wrote the log.
+    pub(crate) said: Vec<Said>,
+    /// One for each pool with lines of TensorFlow.
     pub(crate) curves: Vec<Curve>,
 }
 
@@ -69,7 +72,7 @@ pub(crate) struct Log {
 ///
 /// If it cannot be read or has no message.
 pub(crate) fn read(input: Input) -> Result<Log, Box<dyn Error>> {
-    let (found, history) = find(input)?;
+    let (found, history) = find(input, false)?;
     Ok(Log {
         lines: found.lines,
         messages: found.messages.len() as u64,
@@ -77,10 +80,11 @@ pub(crate) fn read(input: Input) -> Result<Log, Box<dyn Error>> {
         tensorflow: found.tensorflow(),
         curves: curve::curves(&found.messages, &history),
         stopped: found.stopped,
+        said: found.said.into_values().collect(),
     })
 }
 
-fn find(input: Input) -> Result<(Found, History), Box<dyn Error>> {
+fn find(input: Input, needs_messages: bool) -> Result<(Found, History), Box<dyn Error>> {
     let kind = input::kind(input.first());
     if kind == Kind::Recording {
         let why = "this is a recording, no log: `pinpool trace` prints it, `pinpool report` draws it, and `pinpool advise` says \
@@ -95,7 +99,7 @@ fn find(input: Input) -> Result<(Found, History), Box<dyn Error>> {
     }
     let encoded = encoding(input.first());
     let found = finder::find(text::Pieces::new(text_of(input)))?;
-    if found.messages.is_empty() {
+    if found.messages.is_empty() && (needs_messages || found.said.is_empty()) {
         return Err(encoded.map_or_else(|| none_found(kind, &found), str::to_owned).into());
     }
     let history = History::of(&found.messages)?;
@@ -126,7 +130,7 @@ fn encoding(first: &[u8]) -> Option<&'static str> {
 }
 
 fn list(path: &Path, is_json: bool, all: bool, is_one_of_many: bool) -> Result<(), Box<dyn Error>> {
-    let (found, history) = find(input::open(path)?).map_err(|error| named(path, &error))?;
+    let (found, history) = find(input::open(path)?, true).map_err(|error| named(path, &error))?;
     let mut out = BufWriter::new(io::stdout().lock());
     let printed = if is_json {
         report::json(&mut out, path, is_one_of_many, &found, &history)

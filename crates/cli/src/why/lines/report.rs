@@ -219,7 +219,12 @@ fn conclusion(found: &Found, history: &History) -> String {
         let is = if found.cut == 1 { "is" } else { "are" };
         text += &format!("{} {is} cut off or damaged and not used\n", counted(found.cut, "message"));
     }
-    for (at, pool) in history.pools.iter().enumerate() {
+    for said in found.said.values() {
+        text += &format!("{}: {}\n", said.pool, said.lines.join("; "));
+    }
+    // What the pools said themselves counts.
+    let pools = if found.said.is_empty() { &*history.pools } else { &[] };
+    for (at, pool) in pools.iter().enumerate() {
         let origin = pool.origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})"));
         let which = if history.pools.len() > 1 { format!("pool {}{origin}: ", at + 1) } else { String::new() };
         let verdict = Verdict::of(pool);

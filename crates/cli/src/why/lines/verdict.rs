@@ -1,7 +1,9 @@
 //! Whether a pool has found its size, from its checks in order; and what to set.
 
+use pinpool_observe::judge::Cause;
 use pinpool_observe::judge::words::counted;
 
+use super::super::Said;
 use super::history::PoolHistory;
 use super::ledger::is_too_low;
 use super::message::{Counters, GETS_MIN, TOLERABLE_RATE};
@@ -12,6 +14,22 @@ const THRASHING_RATE: f64 = 0.1;
 const USELESS_RATE: f64 = 0.5;
 /// This many raises are a factor of 2.6.
 const MANY_RAISES: u64 = 10;
+
+/// What a line about a diagnosis begins with, behind the name of its pool.
+const VERDICT: &str = "verdict: ";
+
+/// The diagnosis in a line of pinpool's own log.
+pub(super) fn said(line: &[u8]) -> Option<Said> {
+    let text = String::from_utf8_lossy(line);
+    let (before, verdict) = text.split_once(VERDICT)?;
+    let cause = Cause::ALL.iter().find(|cause| verdict.starts_with(cause.name()))?;
+    let name = before.rsplit_once('[').and_then(|(_, name)| name.trim_end().strip_suffix(']'));
+    let lines: Vec<_> = verdict.trim_end().split("; ").map(|part| part.replace(char::is_control, " ")).collect();
+    // Sizes that cost nothing come without a cure.
+    let has_cure = lines.iter().skip(1).any(|line| !line.contains(" lost in "));
+    let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && has_cure);
+    Some(Said { pool: name.unwrap_or("the pool").to_owned(), cause: cause.name().to_owned(), is_alarm, lines })
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {

@@ -144,7 +144,7 @@ fn sizes_that_recur_and_are_evicted_before_are_thrashing() {
     let said = program.judged(());
     said.check("thrashing", true);
     // One buffer of each size. What was lost stands behind it where it was long enough to be told.
-    let cure = "raise PINPOOL_POOL_SIZE_LIMIT above 8";
+    let cure = "raise PINPOOL_POOL_SIZE_LIMIT to 8";
     assert!(said.log.last().is_some_and(|line| line.split("; ").any(|part| part == cure)), "{said:?}");
 }
 
@@ -215,7 +215,7 @@ fn memory_that_another_process_holds_is_waited_for() {
     other.env("PINPOOL_LEDGER", &ledger).env("PINPOOL_MAX_BYTES", "128MiB").env("PINPOOL_RESERVE", "48MiB");
     let mut other = other.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until("the other process holds memory", || {
-        finish(&mut pinpool(&["ledger", &ledger])).stdout.contains("held 48 MiB")
+        finish(&mut pinpool(&["top", "--all"])).stdout.contains(&format!("shared limit {ledger}: 128 MiB, held 48 MiB"))
     });
     let mut program = Program::one(|pool| pool.ledger(ledger.as_str()).max_bytes(128 << 20));
     let held = throttled(&mut program);

@@ -36,7 +36,7 @@ pub(super) fn write(recording: &Recording, calls: &[Call], end_us: u64, path: &P
         items.item(TAG, &[(*number).into()]);
         items.text(name);
     }
-    let mut file = [&b"PINPOOLT"[..], &1_u32.to_le_bytes()].concat();
+    let mut file = [&b"PINPOOLT"[..], &3_u32.to_le_bytes()].concat();
     let (mut next, mut in_block) = (0, 0);
     for record in &recording.records {
         let Some(call) = calls.get(next) else { break };
@@ -87,6 +87,7 @@ impl Items {
             Event::Move { from, to, bytes, took_ns } => (10, vec![from, to, bytes, took_ns]),
             Event::Limit { from, to } => (11, vec![from, to]),
             Event::Ceiling { bytes } => (12, vec![bytes]),
+            Event::Waited => (17, Vec::new()),
             other => panic!("no program does that: {other:?}"),
         };
         // Zigzag: times never fall.

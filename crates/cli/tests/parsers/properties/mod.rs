@@ -24,7 +24,6 @@ pub(crate) const ALL: &[(&str, Property)] = &[
     ("trace", trace::text),
     ("trace_file", trace::file),
     ("replay", trace::replay),
-    ("conformance", trace::conformance),
     ("recording", recording::recording),
     ("tar", container::tar),
     ("safetensors", container::safetensors),

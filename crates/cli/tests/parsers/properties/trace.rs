@@ -1,4 +1,4 @@
-//! Traces: read, printed, read again, replayed and played for the comparison with TensorFlow's pool.
+//! Traces: read, printed, read again and replayed.
 
 use std::fmt::Write as _;
 use std::io::{BufReader, Cursor, Write as _};
@@ -10,14 +10,9 @@ use pinpool_replay::{Replay, SourceKind, TraceError, TraceHeader, TraceOp, Trace
 
 use super::written;
 
-/// The tool's code.
-#[path = "../../../src/replay/conformance.rs"]
-mod conformance;
-
 /// Replays of more gets than this, or of more time, say nothing that shorter ones do not.
 const MOST_GETS: u64 = 2000;
 const LONGEST_US: u64 = 2_000_000_000;
-const MOST_POOLS: usize = 4;
 
 type Trace = (TraceHeader, Vec<TraceOp>);
 
@@ -136,24 +131,4 @@ fn is_short<'a>(operations: impl Iterator<Item = &'a TraceOp>) -> bool {
         }
     }
     gets <= MOST_GETS && time_us <= LONGEST_US
-}
-
-/// A short trace, played for the comparison with TensorFlow's pool: twice the same text, or an error at a line.
-pub(crate) fn conformance(data: &[u8]) {
-    let Ok(trace) = reader(data).and_then(read) else { return };
-    if !is_short(trace.1.iter()) || trace.0.pools > MOST_POOLS {
-        return;
-    }
-    let report = || reader(data).and_then(|mut reader| conformance::report(&mut reader));
-    match (report(), report()) {
-        (Ok(first), Ok(second)) => {
-            assert_eq!(first, second);
-            let sums = first.lines().filter(|line| line.contains(" sha256 ")).count();
-            assert!(sums == 2 && first.lines().count() >= trace.0.pools + sums, "{first}");
-        }
-        (Err(error @ TraceError::Line { .. }), Err(_)) => names_a_line_of(data, &error),
-        // The header's settings contradict each other.
-        (Err(error), Err(_)) => assert!(error.to_string().contains("PINPOOL_"), "{error}"),
-        (first, second) => panic!("{first:?} and then {second:?}"),
-    }
 }

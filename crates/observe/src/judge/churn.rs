@@ -1,0 +1,47 @@
+//! Memory that is released and pinned again, over minutes: a program that is idle now and then pays for it each time.
+
+/// Less than one part in this many of the time is no cost.
+const COSTLY_PART: u64 = 50;
+/// Once may be a change of the program.
+const TIMES_MIN: u64 = 2;
+
+/// What a window pinned and released, and how long the calls took.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Calls {
+    pub(super) pinned_bytes: u64,
+    pub(super) unpinned_bytes: u64,
+    pub(super) ns: u64,
+}
+
+/// Memory that is pinned again, each time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Repinned {
+    pub(super) bytes: u64,
+    pub(super) each_ns: u64,
+    pub(super) every_us: u64,
+}
+
+/// What was released in one of these windows and pinned again in a later one, if it is worth the time of `of_us`.
+pub(super) fn repinned(windows: impl Iterator<Item = Calls>, of_us: u64) -> Option<Repinned> {
+    let (mut released, mut again, mut times, mut was_again) = (0_u64, 0_u64, 0, false);
+    let mut all = Calls::default();
+    for Calls { pinned_bytes, unpinned_bytes, ns } in windows {
+        let bytes = pinned_bytes.min(released);
+        times += u64::from(bytes > 0 && !was_again);
+        was_again = bytes > 0;
+        again += bytes;
+        released = released - bytes + unpinned_bytes;
+        all.pinned_bytes += pinned_bytes;
+        all.unpinned_bytes += unpinned_bytes;
+        all.ns += ns;
+    }
+    // Each such pin call comes with the release before it.
+    let called = u128::from(all.pinned_bytes.saturating_add(all.unpinned_bytes)).max(1);
+    let cost_ns = u128::from(all.ns) * u128::from(again.saturating_mul(2)).min(called) / called;
+    let cost_ns = u64::try_from(cost_ns).unwrap_or(u64::MAX);
+    (times >= TIMES_MIN && cost_ns / 1000 >= of_us / COSTLY_PART).then(|| Repinned {
+        bytes: again / times,
+        each_ns: cost_ns / times,
+        every_us: of_us / times,
+    })
+}

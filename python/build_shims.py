@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Compiles torch's host allocator (host_allocator.cpp) for each minor version of torch from the oldest supported to the newest, so that
+the wheels need no compiler. Called by build_wheels.sh; needs a C++ compiler, pip and PyPI.
+
+    python build_shims.py                                             # all versions; torch's headers are kept in --headers
+    python build_shims.py --only 2.11 --include .../torch/include     # one version, with headers that are there
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+HERE = Path(__file__).parent / "python/pinpool/torch"
+SOURCE, OUT = HERE / "host_allocator.cpp", HERE / "shims"
+#: What a shim takes from torch: at run time torch has loaded them.
+LIBRARIES = ("c10", "torch_cpu")
+#: glibc 2.28 has no such variable, which headers of newer versions read.
+SINGLE = "__libc_single_threaded"
+
+
+def run(*command):
+    subprocess.run(list(map(str, command)), check=True)
+
+
+def versions(oldest):
+    """The newest release of each minor version from `oldest` on."""
+    told = subprocess.run([sys.executable, "-m", "pip", "index", "versions", "torch"], check=True, capture_output=True, text=True).stdout
+    newest = {}
+    for release in re.search(r"Available versions: (.*)", told)[1].split(", "):
+        newest.setdefault(tuple(map(int, release.split(".")[:2])), release)
+    return {minor: release for minor, release in sorted(newest.items()) if minor >= oldest}
+
+
+def headers(release, folder):
+    """torch/include of a release, without an installation."""
+    include = folder / release / "torch/include"
+    if not include.is_dir():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--dest", scratch, f"torch=={release}")
+            with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
+                wheel.extractall(folder / release, [name for name in wheel.namelist() if name.startswith("torch/include/")])
+    return include
+
+
+def compile_shim(minor, include, out):
+    compiler = os.environ.get("CXX", "c++")
+    with tempfile.TemporaryDirectory() as scratch:
+        for library in LIBRARIES:  # Empty ones of the same name are enough to link with.
+            run(compiler, "-shared", "-x", "c++", os.devnull, f"-Wl,-soname,lib{library}.so", "-o", f"{scratch}/lib{library}.so")
+        single = Path(scratch) / "single.cpp"
+        single.write_text("extern char pinpool_is_single_threaded;\nchar pinpool_is_single_threaded = 0;\n")
+        target = out / f"torch_{minor[0]}_{minor[1]}.so"
+        run(
+            compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-s", f"-D{SINGLE}=pinpool_is_single_threaded",
+            "-isystem", include, "-isystem", include / "torch/csrc/api/include", SOURCE, single,
+            f"-L{scratch}", "-Wl,--no-as-needed", *(f"-l{library}" for library in LIBRARIES), "-o", target,
+        )  # fmt: skip
+    print(f"{target}: {target.stat().st_size} bytes", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--headers", type=Path, default=Path(os.environ.get("PINPOOL_TORCH_WHEELS", "target/torch")), help="folder for torch's headers")
+    parser.add_argument("--only", metavar="MINOR", help="one minor version, as 2.11")
+    parser.add_argument("--include", type=Path, help="its headers")
+    parser.add_argument("--out", type=Path, default=OUT)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.include is not None:
+        return compile_shim(tuple(map(int, arguments.only.split("."))), arguments.include, arguments.out)
+    arguments.headers.mkdir(parents=True, exist_ok=True)
+    oldest = tuple(map(int, re.search(r"^OLDEST = \((\d+), (\d+)\)$", (HERE / "__init__.py").read_text(), re.M).groups()))
+    for minor, release in versions(oldest).items():
+        if arguments.only in (None, "{}.{}".format(*minor)):
+            compile_shim(minor, headers(release, arguments.headers), arguments.out)
+
+
+if __name__ == "__main__":
+    main()
