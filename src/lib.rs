@@ -42,7 +42,7 @@
 //!
 //! # Platforms
 //!
-//! Linux, Rust 1.88 or newer. On macOS and other Unix systems the crate builds and has the back-ends `heap` and `sim`: no memory is
+//! Linux, Rust 1.88 or newer. On macOS and other Unix systems the crate builds and has the back-end `heap`: no memory is
 //! page-locked there, and there is neither `pinpool-shared` nor a host ledger. The crate writes its log through the `log` crate.
 //! In a program without a logger each warning of a pool is printed to stderr, once.
 

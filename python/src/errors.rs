@@ -30,7 +30,7 @@ pub(crate) fn exception(error: &Error) -> PyErr {
 }
 
 /// The exception for an error of the pool, in other words.
-pub(crate) fn of_kind(error: &Error, text: impl PyErrArguments + Send + Sync + 'static) -> PyErr {
+pub(crate) fn of_kind(error: &Error, text: impl PyErrArguments + 'static) -> PyErr {
     match () {
         () if error.is_limit() => python::LimitError::new_err(text),
         () if error.is_backend() => python::BackendError::new_err(text),

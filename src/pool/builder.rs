@@ -388,9 +388,9 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Hos
     }
 }
 
-/// The part in what all pools of the process may hold, if the ceiling is `auto`. Simulated memory is not the machine's.
+/// The part in what all pools of the process may hold, if the ceiling is `auto`.
 fn process_ceiling(config: &Config, log: &PoolLog, source: &CeilingSource) -> Option<SharedCeiling> {
-    let is_bound = config.max_bytes == Ceiling::Auto && !matches!(config.backend, Backend::Sim { .. });
+    let is_bound = config.max_bytes == Ceiling::Auto;
     let ceiling = |held_bytes| source.auto_of_process(held_bytes);
     is_bound.then(|| SharedCeiling::OfProcess(ProcessCeiling::attach(&source.root, log.name.as_deref(), ceiling)))
 }

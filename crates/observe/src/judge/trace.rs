@@ -7,6 +7,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
+use super::news::worst;
 use super::snapshot::{AGED, Holder, Snapshot, UNKNOWN_BYTES};
 use super::waits::{Wait, Waits};
 use super::{Cause, GETS_MIN, Judge, Judgement, Lost, RecentLengths, largest};
@@ -20,8 +21,6 @@ const REFUSED_EVERY_NS: u64 = 100_000_000;
 const UNTAGGED: &str = "(untagged)";
 /// Parts of the recording; one has ten seconds at least.
 const PARTS: u64 = 100;
-/// Of those that an alarm takes to be one of the recording.
-const ALARM_PART: usize = 10;
 
 /// A pool of a recording.
 #[derive(Debug, Clone)]
@@ -433,30 +432,6 @@ impl<'a> Watched<'a> {
         let Self { name, slow_gets, waited: waits, now, .. } = self;
         Some(PoolJudgement { pool, name, judgement, gets: now.gets, slow_gets, waits })
     }
-}
-
-/// A leak that was there at the end; else the alarm whose windows lost most, unless they are few; else what was seen most often, a
-/// pool that warmed up and has ended that left out.
-fn worst(judgements: &[Judgement]) -> Option<&Judgement> {
-    let last = judgements.last()?;
-    if matches!(last.cause, Cause::Leak | Cause::StuckCopy) {
-        return Some(last);
-    }
-    let mut sums: HashMap<Cause, (usize, u64, &Judgement)> = HashMap::new();
-    for judgement in judgements {
-        let sum = sums.entry(judgement.cause).or_insert((0, 0, judgement));
-        let size = sum.2.size.max(judgement.size);
-        *sum = (sum.0 + 1, sum.1 + judgement.lost.total_ns(), if judgement.size == size { judgement } else { sum.2 });
-    }
-    let alarms =
-        sums.values().filter(|(windows, _, judgement)| judgement.is_alarm && windows * ALARM_PART >= judgements.len());
-    let worst = alarms.max_by_key(|(windows, lost_ns, judgement)| (*lost_ns, *windows, judgement.cause));
-    let usual = || {
-        let is_past = |cause| cause == Cause::WarmingUp && last.cause != cause;
-        let quiet = sums.values().filter(|(.., judgement)| !judgement.is_alarm);
-        quiet.max_by_key(|(windows, _, judgement)| (!is_past(judgement.cause), *windows, judgement.cause))
-    };
-    worst.or_else(usual).map(|(.., judgement)| *judgement)
 }
 
 #[cfg(test)]
