@@ -9,9 +9,9 @@
 //! Virtual memory has a table of its own, since drivers without it are served too.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::mem;
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
+use std::{fmt, mem};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
 
@@ -142,12 +142,22 @@ pub(crate) fn is_primary_active(device: CUdevice) -> Result<bool, Code> {
 }
 
 /// The name of an error; `None` if this driver does not know it.
-pub(super) fn error_name(code: Code) -> Option<&'static CStr> {
+fn error_name(code: Code) -> Option<&'static CStr> {
     let mut name = ptr::null();
     // SAFETY: `name` takes the result; the call may come at any time, also before the start.
     unsafe { error_name_call(code.0, &raw mut name) }.ok().filter(|()| !name.is_null())?;
     // SAFETY: a string of the driver, which is never unloaded.
     Some(unsafe { CStr::from_ptr(name) })
+}
+
+/// The driver's own name for it.
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match error_name(*self) {
+            Some(name) => f.write_str(&name.to_string_lossy()),
+            None => write!(f, "CUDA error {}", self.0),
+        }
+    }
 }
 
 /// The context that is current on this thread; null if none is.

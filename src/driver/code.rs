@@ -2,11 +2,8 @@
 //! a driver that is newer than the bindings may answer any.
 
 use std::ffi::c_int;
-use std::fmt;
 
 use cudarc::driver::DriverError;
-
-use super::calls;
 
 /// An error of the driver: any number but 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,15 +54,5 @@ pub(crate) fn is_forbidden_by_capture(code: i64) -> bool {
 impl From<DriverError> for Code {
     fn from(error: DriverError) -> Self {
         Self(error.0 as c_int)
-    }
-}
-
-/// The driver's own name for it.
-impl fmt::Display for Code {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match calls::error_name(*self) {
-            Some(name) => f.write_str(&name.to_string_lossy()),
-            None => write!(f, "CUDA error {}", self.0),
-        }
     }
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use flate2::bufread::MultiGzDecoder;
 
 use super::failure::FailureCause;
-use super::run::StopFlag;
+use super::stop::StopFlag;
 
 const INPUT_BYTES: usize = 128 * 1024;
 /// What is decompressed at a time to be thrown away.

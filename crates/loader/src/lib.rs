@@ -91,6 +91,7 @@ mod read;
 mod reading;
 mod run;
 mod state;
+mod stop;
 mod summary;
 mod synthetic;
 mod transfer;
@@ -106,8 +107,9 @@ pub use self::decode::{Decode, DecodedField, first_undecodable, kept_fields};
 pub use self::destination::{Destination, SinkDestination};
 pub use self::failure::{Failure, FailureCause};
 pub use self::reading::BatchReader;
-pub use self::run::{LoadOptions, Loader, Shard, StopFlag};
+pub use self::run::{LoadOptions, Loader, Shard};
 pub use self::state::{LoadState, StateError};
+pub use self::stop::StopFlag;
 pub use self::summary::{BatchDone, Ended, LoadError, LoadSummary, Observer};
 
 use self::batches::{Batches, plan_number};

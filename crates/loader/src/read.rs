@@ -27,7 +27,7 @@ use super::compressed::{Compression, Decoder};
 use super::decode::{DecodedField, kept_fields, others};
 use super::failure::{Failure, FailureCause};
 use super::open_files::{OpenFile, OpenFiles, Turns};
-use super::run::StopFlag;
+use super::stop::StopFlag;
 use super::synthetic::SyntheticBytes;
 
 /// Bytes read at a time: few enough to stay in the core's cache for the checksum and to notice a stop soon.

@@ -27,8 +27,8 @@ use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, JoinHandle, Thread};
+use std::task::{Context, Poll, Waker};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use pinpool_os::fork::ForkGeneration;
@@ -39,6 +39,7 @@ use super::open_files::{Decoders, OpenFiles};
 use super::read::{BatchContents, SampleReader, batch_bytes};
 use super::run::Loader;
 use super::state::LoadState;
+use super::stop::Unpark;
 use super::summary::{Ended, LoadError};
 use pinpool::{Error, PinnedBuf};
 
@@ -228,15 +229,6 @@ impl Workers {
             }
         };
         Some(FilledBatch { planned, buffer: buffer.filter(|_| contents.len_bytes > 0), contents })
-    }
-}
-
-/// Unparks a worker that waits for a buffer.
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
     }
 }
 

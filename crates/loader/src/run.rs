@@ -4,12 +4,12 @@
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::catalog::Catalog;
 use super::decode::DecodedField;
 use super::state::LoadState;
+use super::stop::StopFlag;
 use pinpool::Pool;
 
 /// How a catalog is loaded.
@@ -124,30 +124,5 @@ impl Loader {
     pub fn stop_on(mut self, stop: &StopFlag) -> Loader {
         self.stop = stop.clone();
         self
-    }
-}
-
-/// A flag, shared by its clones, that any thread may raise to end a listing or a run early.
-#[derive(Debug, Clone, Default)]
-pub struct StopFlag(Arc<AtomicBool>);
-
-impl StopFlag {
-    /// A flag that is not raised.
-    #[must_use]
-    pub fn new() -> StopFlag {
-        StopFlag::default()
-    }
-
-    /// Raises the flag. Returns whether it was raised before.
-    pub fn raise(&self) -> bool {
-        // Relaxed: the flag publishes no other data.
-        self.0.swap(true, Ordering::Relaxed)
-    }
-
-    /// Whether the flag is raised.
-    #[must_use]
-    pub fn is_raised(&self) -> bool {
-        // Relaxed: a thread that sees the flag late reads one more chunk.
-        self.0.load(Ordering::Relaxed)
     }
 }

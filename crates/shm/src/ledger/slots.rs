@@ -6,8 +6,8 @@
 //!   locks:  one byte for the file as a whole, one for each slot; far behind the end of the file
 //! ```
 //!
-//! - slots-I1: the memory is created only under the lock of the file while no slot is locked.
-//! - slots-I2: a slot's words are written by its owner, and under the lock of the file while no owner has the slot locked.
+//! - ledger-slots-I1: the memory is created only under the lock of the file while no slot is locked.
+//! - ledger-slots-I2: a slot's words are written by its owner, and under the lock of the file while no owner has the slot locked.
 
 use std::fs::{Metadata, OpenOptions};
 use std::io;
