@@ -96,7 +96,7 @@ def main() -> int:
                 if args.kill and killed is None and expected and len(delivered) * 4 >= len(expected):
                     killed = int(batch["worker"][-1])
                     os.kill(killed, signal.SIGKILL)
-                del batch
+                del batch, data
         finally:
             ray.shutdown()
 

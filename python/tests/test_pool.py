@@ -2,7 +2,6 @@
 
 import datetime
 import gc
-import pathlib
 import threading
 
 import numpy as np
@@ -23,7 +22,7 @@ def test_settings_have_the_names_of_the_variables(tmp_path):
         wait=datetime.timedelta(milliseconds=20),
         idle_timeout="2min",
         background_poll=False,
-        trace=pathlib.Path("off"),
+        trace=tmp_path / "t.trace",
         pool_size_limit=None,
     )
     stats = pool.stats()
