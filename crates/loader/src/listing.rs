@@ -30,7 +30,7 @@ use walkdir::WalkDir;
 use super::catalog::{Catalog, CatalogLists, DataOrigin};
 use super::container::{self, Opened};
 use super::failure::{Failure, FailureCause};
-use super::run::StopFlag;
+use super::stop::StopFlag;
 
 /// A regular file and its length when it was found.
 struct FoundFile {

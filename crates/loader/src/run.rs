@@ -3,7 +3,6 @@
 //! Owns the defaults. Starts no thread and reads nothing.
 
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::sync::Arc;
 use std::thread;
 
 use super::catalog::Catalog;

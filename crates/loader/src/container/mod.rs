@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::catalog::ContainerMember;
 use super::compressed::{Compression, Decoder, ForwardReader};
 use super::failure::FailureCause;
-use super::run::StopFlag;
+use super::stop::StopFlag;
 
 /// What is in a file that was opened.
 #[derive(Debug)]
