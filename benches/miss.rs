@@ -82,7 +82,7 @@ fn pin_per_use() -> io::Result<()> {
 }
 
 fn miss(criterion: &mut Criterion) {
-    for backend in ["heap", "mlock", "sim", "cuda"].into_iter().filter_map(|name| name.parse().ok()) {
+    for backend in ["heap", "mlock", "cuda"].into_iter().filter_map(|name| name.parse().ok()) {
         let measured = of_backend(criterion, &backend);
         let _ = measured.inspect_err(|error| eprintln!("left out: {}: {error}", backend.name()));
     }

@@ -1,6 +1,6 @@
 //! What can go wrong, in numbers.
 //!
-//! [`Error`] is opaque: its text is for people, its predicates and its numbers are for code that branches. Every text
+//! [`Error`] is opaque: its text is for people, its [`kind`](Error::kind) and its numbers are for code that branches. Every text
 //! is one line and names the request, the value, the limit and the remedy; [`report`](Error::report) has the lines on who holds
 //! what.
 
@@ -21,7 +21,7 @@ pub struct Error(Box<ErrorKind>);
 /// The kind and the text: what `unwrap` and a `main` that returns the error print.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {self}", self.kind())
+        write!(f, "{:?}: {self}", self.kind())
     }
 }
 
@@ -128,14 +128,22 @@ pub(crate) enum ErrorKind {
 
 macro_rules! kinds {
     ($($(#[$doc:meta])+ $kind:ident, $predicate:ident = $($cause:ident)|+;)+) => {
+        /// What an [`Error`] is about, for code that branches.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Kind {
+            $($(#[$doc])+ $kind,)+
+        }
+
         impl Error {
-            fn kind(&self) -> &'static str {
+            /// What it is about.
+            pub fn kind(&self) -> Kind {
                 match *self.0 {
-                    $($(ErrorKind::$cause { .. })|+ => stringify!($kind),)+
+                    $($(ErrorKind::$cause { .. })|+ => Kind::$kind,)+
                 }
             }
 
-            $($(#[$doc])+ pub fn $predicate(&self) -> bool { matches!(*self.0, $(ErrorKind::$cause { .. })|+) })+
+            $($(#[$doc])+ pub fn $predicate(&self) -> bool { self.kind() == Kind::$kind })+
         }
     };
 }
@@ -369,7 +377,7 @@ mod tests {
             report: Report::default(),
         });
         assert!(error.is_limit() && !error.is_backend());
-        assert!(error.is_limit());
+        assert_eq!(error.kind(), Kind::Limit);
         assert_eq!((error.asked_bytes(), error.held_bytes(), error.max_bytes()), (Some(64), Some(490), Some(512)));
         let text = error.to_string();
         assert_eq!([format!("{error:?}"), format!("{error:#?}")], [(); 2].map(|()| format!("Limit: {text}")));

@@ -42,7 +42,7 @@
 //!
 //! # Platforms
 //!
-//! Linux, Rust 1.88 or newer. On macOS and other Unix systems the crate builds and has the back-ends `heap` and `sim`: no memory is
+//! Linux, Rust 1.88 or newer. On macOS and other Unix systems the crate builds and has the back-end `heap`: no memory is
 //! page-locked there, and there is neither `pinpool-shared` nor a host ledger. The crate writes its log through the `log` crate.
 //! In a program without a logger each warning of a pool is printed to stderr, once.
 
@@ -91,7 +91,7 @@ pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};
 pub use config::{Ceiling, LedgerName, OnFull, ParseError, Preset};
 pub use copy::Completion;
 pub use dump::{Dump, Owner};
-pub use error::{Error, Result, SourceError};
+pub use error::{Error, Kind as ErrorKind, Result, SourceError};
 pub use in_flight::{Fence, FenceKind, StreamId};
 pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, Request, TaggedPool};
 pub use size_class::{DEFAULT_ALIGN, Rounding};

@@ -26,12 +26,11 @@ pub use crate::policy::{Check, Window};
 pub use crate::stats::StatsError;
 
 use crate::backend::PageTiers;
-use crate::config::env;
 use crate::pool::Pool;
 
 /// The value that the variable `name` would have in a pool with the settings of `pool`.
 pub fn setting(pool: &Pool, name: &str) -> String {
-    env::values(pool.config()).find(|(found, _)| found == name).map(|(_, value)| value).unwrap_or_default()
+    pool.config().value_of(name)
 }
 
 /// The pages behind `len_bytes` addresses from `start`, as the text of an smaps file says.

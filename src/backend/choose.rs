@@ -16,7 +16,6 @@ use std::sync::Arc;
 use super::heap::HeapSource;
 use super::huge_pages::HugeTlb;
 use super::mlock::lock_limit;
-use super::sim::SimSource;
 use super::source::Source;
 use super::trial;
 use crate::error::{ErrorKind, Result};
@@ -47,11 +46,6 @@ pub enum Backend {
     Mlock,
     /// Ordinary memory, not page-locked.
     Heap,
-    /// Addresses without memory, for replay and tests.
-    Sim {
-        /// Most bytes that it holds at one time.
-        total_bytes: u64,
-    },
     /// A source of your own, or a wrapped one.
     Source(Arc<dyn Source>),
 }
@@ -73,7 +67,6 @@ impl Backend {
             Self::Cuda => "cuda",
             Self::Mlock => "mlock",
             Self::Heap => "heap",
-            Self::Sim { .. } => "sim",
             Self::Source(source) => source.name(),
         }
     }
@@ -174,7 +167,6 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
             .map_err(|why| ErrorKind::Unavailable { backend: backend.name(), why })?,
         Backend::Mlock => host_source(HeapSource::locked(), options),
         Backend::Heap => host_source(HeapSource::new(), options),
-        Backend::Sim { total_bytes } => Arc::new(SimSource::new(*total_bytes)),
         Backend::Source(source) => source.clone(),
     };
     let findings = node_ignored(&*source, options.node).into_iter().chain(options.hugetlb.finding(options.root));
@@ -191,10 +183,10 @@ fn without_linux(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Ch
             let source = host_source(HeapSource::new(), options);
             Ok(Some(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings: vec![found] }))
         }
-        Backend::Heap | Backend::Sim { .. } => Ok(None),
+        Backend::Heap => Ok(None),
         custom if custom.custom().is_some() => Ok(None),
         _ => {
-            let why = "needs Linux; heap, sim and a source of your own work on this system".to_owned();
+            let why = "needs Linux; heap and a source of your own work on this system".to_owned();
             Err(ErrorKind::Unavailable { backend: backend.name(), why }.into())
         }
     }
@@ -399,7 +391,7 @@ mod tests {
         let options = PinOptions { arena: true, ..PinOptions::default() };
         let chosen = without_linux(&Backend::Auto, options).unwrap().unwrap();
         assert_eq!((chosen.source.name(), chosen.findings[0].level), ("heap", Level::Warning));
-        for backend in [Backend::Heap, Backend::Sim { total_bytes: 1 }, Backend::Source(chosen.source)] {
+        for backend in [Backend::Heap, Backend::Source(chosen.source)] {
             assert!(without_linux(&backend, options).unwrap().is_none());
         }
         for backend in [Backend::Vmm, Backend::Register, Backend::Cuda, Backend::Mlock] {

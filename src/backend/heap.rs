@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use super::huge_pages::{HugeTlb, increasing};
-use super::mapping::{self, Accounting, InitialAccess};
+use super::mapping::{self, Accounting};
 use super::mlock::{lock, lock_on_fault, unlock};
 use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
@@ -113,7 +113,7 @@ unsafe impl Source for HeapSource {
 // (`mapping`). vm-S2 and S3: a committed page is mapped, and zero until written to; a decommit empties it.
 unsafe impl VirtualMemory for HeapSource {
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
-        let range = mapping::reserve(len_bytes, InitialAccess::None)?;
+        let range = mapping::reserve(len_bytes)?;
         if let Some(placement) = &self.placement {
             placement.place(range.start(), range.len_bytes());
         }

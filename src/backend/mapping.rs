@@ -55,15 +55,6 @@ pub(super) enum Accounting {
     OnTouch,
 }
 
-/// Access to the pages of a range before any [`commit`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum InitialAccess {
-    /// None, until [`commit`]; then in huge pages where possible.
-    None,
-    /// Reads and writes, in small pages that come when touched; never to be committed or decommitted.
-    ReadWrite,
-}
-
 #[cfg(not(miri))]
 pub(super) fn map(len_bytes: usize, accounting: Accounting, id: u64) -> Result<Region, SourceError> {
     Ok(Region::new(mmap(mapped_bytes(len_bytes)?, READ_WRITE, accounting)?, len_bytes, id))
@@ -193,17 +184,11 @@ pub(crate) fn page_of_this_process(bytes: usize) -> Option<*mut libc::c_void> {
 }
 
 /// Reserves `len_bytes` (whole pages) of addresses without memory.
-pub(super) fn reserve(len_bytes: usize, access: InitialAccess) -> Result<AddressRange, SourceError> {
+pub(super) fn reserve(len_bytes: usize) -> Result<AddressRange, SourceError> {
     let len_bytes = mapped_bytes(len_bytes)?;
-    let protection = match access {
-        InitialAccess::None => libc::PROT_NONE,
-        InitialAccess::ReadWrite => READ_WRITE,
-    };
-    let start = mmap_aligned(len_bytes, protection, Accounting::OnTouch)?;
-    if access == InitialAccess::None {
-        // The whole range at once: pieces with different advice would stay separate mappings.
-        advise_huge(start, len_bytes);
-    }
+    let start = mmap_aligned(len_bytes, libc::PROT_NONE, Accounting::OnTouch)?;
+    // The whole range at once: pieces with different advice would stay separate mappings.
+    advise_huge(start, len_bytes);
     Ok(AddressRange::new(start, len_bytes))
 }
 

@@ -12,7 +12,6 @@
 //! | `cuda` | `cuMemHostAlloc`, portable, cached | yes, by the driver | discrete regions |
 //! | `mlock` | anonymous mapping, `mlock` | yes, unknown to any driver | virtual memory |
 //! | `heap` | anonymous mapping | no | virtual memory |
-//! | `sim` | addresses up to a total; a page gets memory when a user touches it | no | virtual memory or discrete regions |
 //!
 //! A source with [`VirtualMemory`] reserves one range of addresses and commits its granules one by one. A source without
 //! it returns discrete regions, and no buffer crosses the border between two regions.
@@ -34,7 +33,6 @@ mod page_tiers;
 mod populate;
 #[cfg(feature = "cuda")]
 mod register;
-mod sim;
 mod source;
 mod trial;
 #[cfg(feature = "cuda")]
@@ -62,7 +60,6 @@ pub use page_tiers::PageTiers;
 pub use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 #[cfg(feature = "cuda")]
 pub use register::RegisterSource;
-pub use sim::SimSource;
 pub use source::{Region, Source};
 pub use trial::{Trial, try_out};
 pub use virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};

@@ -203,7 +203,39 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::backend::{HeapSource, SimSource};
+    use crate::backend::{HeapSource, Region};
+
+    /// Discrete regions of at most this many bytes.
+    #[derive(Debug)]
+    struct Small(HeapSource, u64);
+
+    // SAFETY: every call is passed on.
+    unsafe impl Source for Small {
+        fn name(&self) -> &'static str {
+            "small"
+        }
+
+        fn is_pinned(&self) -> bool {
+            false
+        }
+
+        fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+            if len_bytes as u64 > self.1 {
+                Err(SourceError::new("small", "refused"))
+            } else {
+                self.0.acquire(len_bytes)
+            }
+        }
+
+        unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+            // SAFETY: the caller's promise.
+            unsafe { self.0.release(region) }
+        }
+    }
+
+    fn small(bytes: u64) -> Small {
+        Small(HeapSource::new(), bytes)
+    }
 
     #[test]
     fn every_way_of_taking_memory_is_tried_with_its_use() {
@@ -214,27 +246,27 @@ mod tests {
             Ok(())
         };
         assert_eq!(grow(&heap, None, &count).unwrap().0, GRANULE_BYTES);
-        assert_eq!(grow(&SimSource::discrete(4 << 20), None, &count).unwrap().0, GRANULE_BYTES);
+        assert_eq!(grow(&small(4 << 20), None, &count).unwrap().0, GRANULE_BYTES);
         assert_eq!(copies.get(), 3, "from virtual memory before and after it was moved");
         reserve(&heap, 1 << 20, 2).unwrap();
-        let too_small = SimSource::new(4096);
+        let too_small = small(4096);
         assert!(reserve(&too_small, 1 << 20, 1).is_err());
     }
 
     #[test]
     fn a_copy_that_fails_is_the_outcome_and_the_memory_goes_back() {
-        for source in [SimSource::new(GRANULE_BYTES as u64), SimSource::discrete(GRANULE_BYTES as u64)] {
+        for source in [&HeapSource::new() as &dyn Source, &small(GRANULE_BYTES as u64)] {
             let refuse = |_| Err(SourceError::new("copy", "refused"));
-            assert!(grow(&source, None, &refuse).unwrap_err().to_string().contains("copy failed: refused"));
-            grow(&source, None, NO_COPY).unwrap();
+            assert!(grow(source, None, &refuse).unwrap_err().to_string().contains("copy failed: refused"));
+            grow(source, None, NO_COPY).unwrap();
         }
     }
 
     #[test]
     fn a_trial_stays_under_the_ceiling() {
         for (ceiling, expected) in [(0, 0), (4095, 0), (4096, 4096), (70_000, 69_632), (1 << 40, GRANULE_BYTES)] {
-            for source in [SimSource::new(ceiling), SimSource::discrete(ceiling)] {
-                assert_eq!(grow(&source, Some(ceiling), NO_COPY).unwrap().0, expected, "{ceiling}");
+            for source in [&HeapSource::new() as &dyn Source, &small(ceiling)] {
+                assert_eq!(grow(source, Some(ceiling), NO_COPY).unwrap().0, expected, "{ceiling}");
             }
         }
     }

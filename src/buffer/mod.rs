@@ -212,7 +212,7 @@ impl PinnedBuf {
         self.block.as_ref().map_or(0, |block| block.class_bytes() - block.skip_bytes())
     }
 
-    /// Is the memory page-locked? False for `heap` and `sim`, for the fallback memory of a full pool, and for a
+    /// Is the memory page-locked? False for `heap`, for the fallback memory of a full pool, and for a
     /// buffer of zero bytes.
     pub fn is_pinned(&self) -> bool {
         self.block.as_ref().is_some_and(Block::is_pinned)

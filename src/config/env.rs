@@ -319,11 +319,6 @@ impl Config {
     }
 }
 
-/// Each variable with the value that holds under `config`.
-pub(crate) fn values(config: &Config) -> impl Iterator<Item = (String, String)> {
-    VARIABLES.iter().map(|variable| (variable.name.to_owned(), (variable.show)(config)))
-}
-
 /// Shows what is not Unicode with replacement characters, so that a warning can name it.
 fn process_pairs() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))

@@ -50,7 +50,7 @@ macro_rules! for_each_setting {
 
         group "Where memory comes from";
 
-        /// Source of memory: auto, gpu, vmm, register, cuda, mlock, heap, sim or sim:SIZE.
+        /// Source of memory: auto, gpu, vmm, register, cuda, mlock or heap.
         "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as BACKEND;
 
         /// Ordinal of the GPU that copies use; if unset, the current context's GPU.
@@ -219,7 +219,7 @@ impl Config {
         let (is_adaptive, has_reserve) = (self.preset == Preset::Adaptive, self.reserve_bytes > 0);
         let has_huge_pages = match self.backend {
             Backend::Auto | Backend::Gpu | Backend::Register => is_adaptive,
-            Backend::Cuda | Backend::Sim { .. } => false,
+            Backend::Cuda => false,
             _ => has_reserve && self.reserve_wait,
         };
         let never_full = self.on_full == OnFull::Pageable && self.wait.is_none();

@@ -7,7 +7,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::{Backend, Ceiling, HugeTlb, LedgerName, OnFull, Preset};
-use crate::backend::SimSource;
 use crate::ledger;
 use crate::size_class::Rounding;
 
@@ -79,17 +78,10 @@ impl FromStr for Backend {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let sim = Self::Sim { total_bytes: SimSource::DEFAULT_TOTAL_BYTES };
-        let known = [Self::Auto, Self::Gpu, Self::Vmm, Self::Register, Self::Cuda, Self::Mlock, Self::Heap, sim];
-        if let Some(found) = known.into_iter().find(|backend| text.eq_ignore_ascii_case(backend.name())) {
-            return Ok(found);
-        }
-        let Some(size) = text.to_ascii_lowercase().strip_prefix("sim:").map(parse_bytes) else {
-            let problem = "not a back-end (auto, gpu, vmm, register, cuda, mlock, heap, sim, sim:SIZE)";
-            return Err(ParseError::new(text, problem));
-        };
-        // The error names the whole value.
-        size.map(|total_bytes| Self::Sim { total_bytes }).map_err(|error| ParseError::new(text, error.problem))
+        let known = [Self::Auto, Self::Gpu, Self::Vmm, Self::Register, Self::Cuda, Self::Mlock, Self::Heap];
+        let found = known.into_iter().find(|backend| text.eq_ignore_ascii_case(backend.name()));
+        let problem = "not a back-end (auto, gpu, vmm, register, cuda, mlock, heap)";
+        found.ok_or_else(|| ParseError::new(text, problem))
     }
 }
 
@@ -204,14 +196,8 @@ fn show_path(path: &Option<PathBuf>) -> String {
     path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
 }
 
-/// With its size where that is not the default, so that it is read back.
 fn show_backend(backend: &Backend) -> String {
-    match backend {
-        Backend::Sim { total_bytes } if *total_bytes != SimSource::DEFAULT_TOTAL_BYTES => {
-            format!("sim:{}", format_bytes(*total_bytes))
-        }
-        other => other.name().to_owned(),
-    }
+    backend.name().to_owned()
 }
 
 /// `None` for `word`, else what `parse` makes of `text`.

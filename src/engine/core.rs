@@ -81,8 +81,6 @@ pub(crate) use account::{Account, WaitingClaim, Wanted};
 use attention::Attention;
 use backoff::Backoff;
 use device::DeviceWatch;
-#[cfg(feature = "observe")]
-pub(crate) use recording::description as recorded_description;
 use report::SystemMemory;
 pub(crate) use side_thread::SideCall;
 use side_thread::SideThread;

@@ -28,7 +28,7 @@ use crate::quota::{Budget, Claim};
 use crate::size_class::Rounding;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "observe")]
-use pinpool_observe::record::{SET_IN_CODE, Unrecorded, count_failed};
+use pinpool_observe::record::{PoolDescription, SET_IN_CODE, Unrecorded, count_failed};
 use pinpool_os::host::limits;
 
 /// Collects the settings of a new pool. A setting that code leaves out comes from the environment, else it has its default.
@@ -331,10 +331,13 @@ fn recorder(
     source: &dyn backend::Source,
 ) -> Result<Option<Arc<Recorder>>> {
     let Some(path) = &config.trace else { return Ok(None) };
-    let mut description = crate::engine::recorded_description(config, log.name.as_deref(), source);
+    let pinned = if source.is_pinned() { "yes" } else { "no" };
+    let mut facts = vec![("backend".to_owned(), source.name().to_owned()), ("pinned".to_owned(), pinned.to_owned())];
+    facts.extend(log.name.iter().map(|name| ("name".to_owned(), name.clone())));
+    facts.extend(variables.iter().map(|of| (of.name.to_owned(), config.value_of(of.name))));
     let set_in_code: Vec<_> = variables.iter().filter(|of| of.origin == "builder").map(|of| of.name).collect();
-    description.facts.push((SET_IN_CODE.to_owned(), set_in_code.join(" ")));
-    match Recorder::open(path, description) {
+    facts.push((SET_IN_CODE.to_owned(), set_in_code.join(" ")));
+    match Recorder::open(path, PoolDescription { number: 0, facts }) {
         Ok((recorder, earlier)) => {
             earlier.iter().for_each(|earlier| log.earlier_recording(recorder.path(), earlier));
             log.recording(recorder.path());
@@ -388,9 +391,9 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Hos
     }
 }
 
-/// The part in what all pools of the process may hold, if the ceiling is `auto`. Simulated memory is not the machine's.
+/// The part in what all pools of the process may hold, if the ceiling is `auto`.
 fn process_ceiling(config: &Config, log: &PoolLog, source: &CeilingSource) -> Option<SharedCeiling> {
-    let is_bound = config.max_bytes == Ceiling::Auto && !matches!(config.backend, Backend::Sim { .. });
+    let is_bound = config.max_bytes == Ceiling::Auto;
     let ceiling = |held_bytes| source.auto_of_process(held_bytes);
     is_bound.then(|| SharedCeiling::OfProcess(ProcessCeiling::attach(&source.root, log.name.as_deref(), ceiling)))
 }

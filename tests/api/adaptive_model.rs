@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pinpool::unstable::backend::SimSource;
 use pinpool::unstable::{LogSampler, ManualClock};
 use pinpool::{Backend, PinnedBuf, Pool, Request};
+use pinpool_replay::SimSource;
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]

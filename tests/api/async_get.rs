@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, GetFuture, OnFull, Pool, Preset, Request};
+use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::{LONG, over, over_sim, until_waits, valid_stats};

@@ -15,7 +15,9 @@ use crate::fixture::LONG;
 const MIB: usize = 1 << 20;
 
 fn pool(max_bytes: u64) -> Pool {
-    let builder = Pool::builder().without_env().backend(Backend::Sim { total_bytes: 1 << 40 });
+    let builder = Pool::builder()
+        .without_env()
+        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))));
     builder.max_bytes(Some(max_bytes)).wait(LONG).unstable_pressure("/dev/null").build().unwrap()
 }
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, Pool, PoolBuilder};
+use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::captured_log::{lines, listen};

@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, GetFuture, OnFull, PinnedBuf, Request, Result};
+use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::{LONG, both_presets, over_sim, until_waits, valid_stats};

@@ -4,8 +4,9 @@
 use std::ptr::NonNull;
 
 use pinpool::source::{PAGE_BYTES, Source};
-use pinpool::unstable::backend::{AddressRange, HeapSource, RANGE_ALIGN_BYTES, SimSource};
+use pinpool::unstable::backend::{AddressRange, HeapSource, RANGE_ALIGN_BYTES};
 use pinpool::{Backend, Pool, Preset};
+use pinpool_replay::SimSource;
 use pinpool_testing::check_source;
 
 #[test]
@@ -48,7 +49,9 @@ fn sim_holds_its_stated_total_and_no_more() {
 
 #[test]
 fn a_requested_source_is_used() {
-    for backend in [Backend::Mlock, Backend::Heap, Backend::Sim { total_bytes: 1 << 20 }] {
+    for backend in
+        [Backend::Mlock, Backend::Heap, Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 20)))]
+    {
         let pool = Pool::builder().without_env().backend(backend.clone()).build().unwrap();
         assert_eq!(pool.stats().backend, backend.name());
     }

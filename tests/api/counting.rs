@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use pinpool::SourceError;
 use pinpool::source::{Region, Source};
-use pinpool::unstable::backend::{AddressRange, SimSource, VirtualMemory};
+use pinpool::unstable::backend::{AddressRange, VirtualMemory};
+use pinpool_replay::SimSource;
 
 /// Counts bytes from before they are acquired until after they are released, so never fewer than are held.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use pinpool::Request;
 use pinpool::SourceError;
 use pinpool::source::{Region, Source};
 use pinpool::unstable::ManualClock;
-use pinpool::unstable::backend::SimSource;
+use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::over;

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use pinpool::source::Source;
 use pinpool::unstable::LogSampler;
-use pinpool::unstable::backend::{HeapSource, SimSource};
+use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, Ceiling, PinnedBuf, Pool, PoolBuilder, Preset, Rounding, Stats};
+use pinpool_replay::SimSource;
 use pinpool_testing::FaultSource;
 
 /// Longer than any test may take: a test that waits this long has failed.

@@ -255,6 +255,38 @@ fn use_everything(pool: &Pool) {
 }
 
 #[test]
+fn a_fork_while_requests_wait_in_a_partition_leaves_the_child_nothing_to_wait_for() {
+    alone(|| {
+        let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8_u64 << 20).build().unwrap();
+        let part = pool.partition("part", 1 << 20).unwrap();
+        let held = part.get(1 << 20).unwrap();
+        let waiting = std::thread::spawn({
+            let part = part.clone();
+            move || part.get(1 << 20).map(drop)
+        });
+        crate::fixture::until_waits(&part, 1);
+        let mut task = Box::pin(part.get_async(1 << 20));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(std::future::Future::poll(task.as_mut(), &mut context).is_pending());
+        let childs = part.clone();
+        in_a_child(|| {
+            let checks = vec![
+                ("get", childs.get(1).is_err_and(|error| error.is_forked())),
+                ("stats", childs.stats().in_use_bytes == 0),
+                ("task", std::future::Future::poll(task.as_mut(), &mut context).is_ready()),
+                ("limit", childs.set_max_bytes(2 << 20).is_err_and(|error| error.is_forked())),
+            ];
+            childs.close();
+            drop((childs, task));
+            checks
+        });
+        drop(held);
+        waiting.join().unwrap().unwrap();
+        assert_eq!((part.stats().in_use_bytes, part.stats().waiting), (0, 0));
+    });
+}
+
+#[test]
 #[cfg(all(feature = "observe", target_os = "linux"))]
 fn children_forked_amid_everything_that_pools_share_use_it_themselves() {
     alone(|| {

@@ -11,7 +11,10 @@ const GIB: usize = 1 << 30;
 const TIB: u64 = 1 << 40;
 
 fn pool(max_bytes: u64) -> Pool {
-    let builder = Pool::builder().without_env().backend(Backend::Sim { total_bytes: max_bytes }).max_bytes(max_bytes);
+    let builder = Pool::builder()
+        .without_env()
+        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(max_bytes))))
+        .max_bytes(max_bytes);
     // Nobody puts anything back.
     builder.wait(Duration::ZERO).build().unwrap()
 }
@@ -52,7 +55,7 @@ fn a_pool_grows_by_larger_granules_where_the_process_has_few_mappings_left_and_s
     write("proc/self/maps", &"1000-2000 rw-p 00000000 00:00 0\n".repeat(3500));
     captured_log::listen();
     let pool = Pool::builder().without_env().name("few mappings").host_root(root.path()).max_bytes(TIB);
-    let pool = pool.backend(Backend::Sim { total_bytes: TIB }).build().unwrap();
+    let pool = pool.backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(TIB)))).build().unwrap();
     let first: Vec<_> = (0..4).map(|_| pool.get(GIB / 2).unwrap()).collect();
     assert_eq!(pool.stats().mappings, 1024, "2 MiB each");
     let next = pool.get(GIB).unwrap();

@@ -10,8 +10,9 @@ use std::ptr::NonNull;
 use pinpool::SourceError;
 use pinpool::source::{PAGE_BYTES, Source};
 use pinpool::unstable::Level;
-use pinpool::unstable::backend::{AddressRange, HeapSource, PageTiers, SimSource, VirtualMemory, try_out};
+use pinpool::unstable::backend::{AddressRange, HeapSource, PageTiers, VirtualMemory, try_out};
 use pinpool::{Backend, Ceiling, Pool};
+use pinpool_replay::SimSource;
 
 use crate::child::alone;
 

@@ -15,7 +15,7 @@ use crate::fixture::LONG;
 fn evicting_pool() -> PoolBuilder {
     Pool::builder()
         .without_env()
-        .backend(Backend::Sim { total_bytes: 1 << 30 })
+        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 30))))
         .preset(Preset::TensorFlow)
         .rounding(Rounding::Exact)
 }
@@ -181,7 +181,7 @@ fn the_start_names_limits_that_variables_set() {
 #[test]
 fn growth_is_logged_at_each_doubling_from_64_mib_on() {
     let clock = ManualClock::default();
-    let backend = Backend::Sim { total_bytes: 1 << 30 };
+    let backend = Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 30)));
     let pool =
         Pool::builder().without_env().backend(backend).clock(clock.clone()).max_bytes(None).name("p").build().unwrap();
     listen();

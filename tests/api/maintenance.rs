@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::source::Source;
 use pinpool::unstable::ManualClock;
-use pinpool::unstable::backend::{HeapSource, SimSource};
+use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
+use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::child::alone;

@@ -9,8 +9,8 @@ use log::Level;
 use pinpool::SourceError;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::source::{Region, Source};
-use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::captured_log::{lines_with_levels, listen};
@@ -23,7 +23,7 @@ const MIB: usize = 1 << 20;
 fn builder() -> PoolBuilder {
     Pool::builder()
         .without_env()
-        .backend(Backend::Sim { total_bytes: 1 << 40 })
+        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))))
         .unstable_pressure("/dev/null")
         .wait(Duration::ZERO)
 }
@@ -99,7 +99,11 @@ fn a_full_partition_gets_no_other_memory_and_a_full_pool_gives_it_some_within_it
 
 #[test]
 fn the_peak_of_a_partition_is_memory_that_was_there() {
-    let pool = builder().backend(Backend::Sim { total_bytes: 4 << 20 }).max_bytes(1 << 50).build().unwrap();
+    let pool = builder()
+        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(4 << 20))))
+        .max_bytes(1 << 50)
+        .build()
+        .unwrap();
     let eval = pool.partition("eval", 1 << 50).unwrap();
     assert!(eval.get(1 << 45).is_err());
     let stats = valid_stats(&eval);

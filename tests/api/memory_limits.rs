@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::unstable::ManualClock;
-use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, Request, Stats};
+use pinpool_replay::SimSource;
 
 use crate::captured_log::{count, lines, listen};
 use crate::counting::CountingSource;
@@ -19,7 +19,7 @@ const MIB: usize = 1 << 20;
 fn builder() -> PoolBuilder {
     Pool::builder()
         .without_env()
-        .backend(Backend::Sim { total_bytes: 1 << 40 })
+        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))))
         .unstable_pressure("/dev/null")
         .background_poll(false)
         .wait(Duration::ZERO)
@@ -292,6 +292,26 @@ fn the_maintenance_thread_gives_what_one_pool_keeps_idle_to_a_get_of_another() {
     drop(fill(&idle, 10 * MIB, 10));
     assert!(lacking.get(50 * MIB).is_ok());
     assert!(valid_stats(&idle).pinned_bytes <= 50 << 20);
+}
+
+/// Each has idle memory that the other lacks, and asks for it at the same time.
+#[test]
+fn two_pools_at_one_process_limit_that_wait_for_each_other_are_both_served() {
+    let root = tempfile::tempdir().unwrap();
+    machine(root.path(), "419430400\n");
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+        let automatic = || automatic(root.path()).preset(preset).max_bytes(Ceiling::Auto);
+        let of = |builder: PoolBuilder| builder.background_poll(true).wait(LONG).build().unwrap();
+        let pools = [of(automatic()), of(automatic())];
+        pools.iter().for_each(|pool| drop(fill(pool, 10 * MIB, 3)));
+        thread::scope(|scope| {
+            for pool in &pools {
+                scope.spawn(|| (0..20).for_each(|_| drop(pool.get(60 * MIB).unwrap())));
+            }
+        });
+        let held: u64 = pools.iter().map(|pool| valid_stats(pool).pinned_bytes).sum();
+        assert!(held <= 100 << 20, "{held}");
+    }
 }
 
 #[test]

@@ -84,8 +84,10 @@ fn the_block_is_logged_at_the_first_failure_and_at_each_power_of_ten() {
 fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
     for rounding in [Rounding::Eighths, Rounding::Exact] {
         let root = machine();
-        let pool =
-            pool_of(Backend::Sim { total_bytes: 2 << 20 }).rounding(rounding).max_bytes(None).host_root(root.path());
+        let pool = pool_of(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(2 << 20))))
+            .rounding(rounding)
+            .max_bytes(None)
+            .host_root(root.path());
         let pool = pool.build().unwrap();
         let tagged = pool.tagged("t");
         let _held = tagged.get(MIB).unwrap();

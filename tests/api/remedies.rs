@@ -117,7 +117,10 @@ fn a_get_behind_a_large_one_in_line_names_it_and_advises_a_ceiling_above_the_pre
 
 #[test]
 fn idle_memory_is_the_cause_where_it_is_most_of_what_is_held() {
-    let builder = Pool::builder().without_env().backend(Backend::Sim { total_bytes: 64 << 20 }).wait(Duration::ZERO);
+    let builder = Pool::builder()
+        .without_env()
+        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(64 << 20))))
+        .wait(Duration::ZERO);
     let pool = builder.rounding(Rounding::Exact).auto_resize(false).pool_size_limit(1000).build().unwrap();
     drop((0..60).map(|n| pool.get(MIB - n * 4096).unwrap()).collect::<Vec<_>>());
     let held = pool.stats().pinned_bytes;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use pinpool::unstable::backend::SimSource;
+use pinpool_replay::SimSource;
 
 use crate::fixture::{LONG, over, until_waits};
 

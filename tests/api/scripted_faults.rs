@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use pinpool::source::{PAGE_BYTES, Region, Source};
-use pinpool::unstable::backend::{HeapSource, RemapError, SimSource, Subrange, VirtualMemory};
+use pinpool::unstable::backend::{HeapSource, RemapError, Subrange, VirtualMemory};
+use pinpool_replay::SimSource;
 #[cfg(not(miri))]
 use pinpool_testing::{FaultSource, SourceCall, check_source};
 

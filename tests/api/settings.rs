@@ -212,7 +212,7 @@ fn a_setting_given_twice_with_different_values_is_named() {
 fn values_are_read() {
     let vars = || {
         owned(&[
-            ("PINPOOL_BACKEND", "sim:3GiB"),
+            ("PINPOOL_BACKEND", "mlock"),
             ("PINPOOL_DEVICE", "2"),
             ("PINPOOL_POOL_SIZE_LIMIT", "7"),
             ("PINPOOL_AUTO_RESIZE", "off"),
@@ -230,7 +230,7 @@ fn values_are_read() {
         assert!(report().errors.is_empty());
         let pool = Pool::from_env().unwrap();
         let config = pool.config();
-        assert!(matches!(config.backend, Backend::Sim { total_bytes } if total_bytes == 3 << 30));
+        assert!(matches!(config.backend, Backend::Mlock));
         assert_eq!((config.device, config.pool_size_limit, config.auto_resize), (2, 7, false));
         assert_eq!(
             (config.rounding, config.max_bytes, config.log_every),

@@ -241,7 +241,7 @@ fn a_ceiling_of_two_gib_is_read_in_each_spelling() {
             vec![
                 ("PINPOOL_MAX_BYTES", "2G".to_owned()),
                 ("PINPOOL_RESERVE", "1e3".to_owned()),
-                ("PINPOOL_BACKEND", "sim:8G".to_owned()),
+                ("PINPOOL_BACKEND", "heap".to_owned()),
             ]
         },
         || {

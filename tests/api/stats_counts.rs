@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::unstable::ManualClock;
-use pinpool::unstable::backend::SimSource;
 use pinpool::{EvictionReasons, MissReasons, OnFull, Preset, Stats};
+use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::{LONG, over, over_sim, until_waits, valid_stats};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::unstable::backend::SimSource;
 use pinpool::{OnFull, Pool, Stats};
+use pinpool_replay::SimSource;
 
 use crate::fixture::{over, valid_stats};
 

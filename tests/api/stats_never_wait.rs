@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::source::Source;
-use pinpool::unstable::backend::SimSource;
 use pinpool::{Pool, Preset};
+use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::{LONG, over};

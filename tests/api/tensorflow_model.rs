@@ -103,7 +103,7 @@ proptest! {
         let pool = Pool::builder()
             .without_env()
             .preset(Preset::TensorFlow)
-            .backend(Backend::Sim { total_bytes: 1 << 40 })
+            .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))))
             .pool_size_limit(limit)
             .auto_resize(auto_resize)
             .rounding(rounding)

@@ -6,7 +6,10 @@ use pinpool::{Backend, OnFull, PinnedBuf, Pool, PoolBuilder, Preset};
 
 use crate::fixture::filled;
 
-const BACKENDS: [Backend; 3] = [Backend::Heap, Backend::Mlock, Backend::Sim { total_bytes: 1 << 30 }];
+fn backends() -> [Backend; 3] {
+    let sim = pinpool_replay::SimSource::new(1 << 30);
+    [Backend::Heap, Backend::Mlock, Backend::Source(std::sync::Arc::new(sim))]
+}
 
 fn builder(backend: Backend, preset: Preset) -> PoolBuilder {
     Pool::builder().without_env().backend(backend).preset(preset).zero(true).max_bytes(8 << 20)
@@ -14,7 +17,7 @@ fn builder(backend: Backend, preset: Preset) -> PoolBuilder {
 
 /// Every back-end that this machine has, under both presets.
 fn pools(with: impl Fn(PoolBuilder) -> PoolBuilder) -> impl Iterator<Item = Pool> {
-    let all = BACKENDS
+    let all = backends()
         .into_iter()
         .flat_map(|backend| [Preset::Adaptive, Preset::TensorFlow].map(|preset| builder(backend.clone(), preset)));
     all.filter_map(move |builder| with(builder).build().ok())

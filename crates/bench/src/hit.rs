@@ -33,7 +33,7 @@ pub(super) struct HitArgs {
     #[arg(long, value_enum, default_value_t = Pattern::Same)]
     pattern: Pattern,
 
-    /// Back-end of the pool: heap, sim, mlock, vmm, register, cuda
+    /// Back-end of the pool: heap, mlock, vmm, register, cuda
     #[arg(long, value_name = "NAME", default_value = "heap")]
     backend: Backend,
 }

@@ -6,8 +6,6 @@ use pinpool_replay::{Input, Workload};
 
 use crate::files::{in_file, named};
 
-/// How a log of RMM begins.
-const RMM: &str = "Thread,Time,Action";
 /// How a pickle of protocol 2 or later begins, which is read as a trace is, and refused with what converts it.
 const PICKLE: u8 = 0x80;
 /// How a recording of a pool begins.
@@ -71,9 +69,7 @@ pub(crate) fn with_gets(path: &Path, workload: Workload) -> Result<Workload, Str
 fn begins_a_workload(first: &[u8]) -> bool {
     let text = String::from_utf8_lossy(first);
     let mut lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with("##"));
-    lines.next().is_some_and(|line| {
-        line.starts_with(RMM) || HEADERS.iter().any(|header| line.starts_with(header)) || is_operation(line)
-    })
+    lines.next().is_some_and(|line| HEADERS.iter().any(|header| line.starts_with(header)) || is_operation(line))
 }
 
 /// A letter and its numbers.

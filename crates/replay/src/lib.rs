@@ -12,6 +12,7 @@
 //! | `recorded.rs` | the settings that a recording was made under |
 //! | `priced.rs` | simulated memory that adds up what moves would take on a device |
 //! | `replay.rs` | how a workload is replayed: the settings of the pool over `sim` |
+//! | `sim.rs` | memory that is simulated |
 //! | `kind.rs` | the kinds of memory that it simulates |
 //! | `player.rs`, `player/closed.rs` | plays it in virtual time, and counts; in closed loop |
 //! | `watch.rs` | the pool's figures during a replay |
@@ -19,7 +20,6 @@
 //! | `variables.rs` | settings of a replay as `PINPOOL_*` variables |
 //! | `cost.rs` | what calls of a back-end take, fitted to a recording |
 //! | `usage.rs` | bytes by state over a recording |
-//! | `rmm.rs` | the logs of RMM, read as recordings |
 
 mod cost;
 mod format;
@@ -31,7 +31,7 @@ mod priced;
 mod recorded;
 mod replay;
 mod report;
-mod rmm;
+mod sim;
 mod threads;
 mod usage;
 mod variables;
@@ -47,6 +47,7 @@ pub use pinpool_observe::record::failed_recordings;
 pub use pinpool_observe::record::{Event, PoolDescription, Record, Recording, RecordingError};
 pub use replay::{OtherSettings, Replay};
 pub use report::{ReplayOutcome, ReplayReport};
+pub use sim::SimSource;
 pub use usage::Usage;
 pub use watch::Watch;
 pub use workload::Workload;

@@ -1,11 +1,10 @@
-//! A trace of any kind, told by its first bytes: a recording of a pool, a log of RMM, or text.
+//! A trace of any kind, told by its first bytes: a recording of a pool, or text.
 
 use std::collections::HashSet;
 use std::path::Path;
 
 use super::format::{TraceError, TraceOp, TraceReader};
 use super::input::Input;
-use super::rmm;
 use pinpool_observe::record::{Event, PoolDescription, Record, Recording};
 
 /// Most records that the `r` and `s` lines of a text are written out as.
@@ -44,12 +43,10 @@ pub(super) enum Trace {
 /// Reads a file of any kind, which its first bytes tell; of a text only the header.
 pub(super) fn read_file(input: Input) -> Result<Trace, TraceError> {
     let is_recording = Recording::is_begun_by(input.first());
-    let is_rmm = input.first().starts_with(rmm::HEAD.as_bytes());
     let is_pickle = matches!(input.first(), [0x80, 2..=5, ..]);
     let bytes = input.into_bytes();
     Ok(match () {
         () if is_recording => Trace::Recording(Recording::read(bytes)?),
-        () if is_rmm => Trace::Recording(rmm::read(bytes)?),
         () if is_pickle => return Err(TraceError::Pickle),
         () => Trace::Text(TraceReader::new(bytes)?),
     })

@@ -10,9 +10,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::sim::SimSource;
 use pinpool::SourceError;
 use pinpool::source::{GRANULE_BYTES, Region, Source};
-use pinpool::unstable::backend::{AddressRange, RemapError, SimSource, Subrange, VirtualMemory};
+use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory};
 use pinpool_os::sync::plain::Mutex;
 
 /// All offsets.

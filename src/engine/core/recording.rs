@@ -4,18 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Block, Core, Wanted};
-use crate::backend::Source;
-use crate::config::{Config, env};
-use pinpool_observe::record::{Event, PoolDescription, Recorder, count_failed};
-
-/// What a recording says of a pool.
-pub(crate) fn description(config: &Config, name: Option<&str>, source: &dyn Source) -> PoolDescription {
-    let pinned = if source.is_pinned() { "yes" } else { "no" };
-    let mut facts = vec![("backend".to_owned(), source.name().to_owned()), ("pinned".to_owned(), pinned.to_owned())];
-    facts.extend(name.map(|name| ("name".to_owned(), name.to_owned())));
-    facts.extend(env::values(config));
-    PoolDescription { number: 0, facts }
-}
+use pinpool_observe::record::{Event, Recorder, count_failed};
 
 impl Core {
     #[inline]

@@ -5,8 +5,8 @@ use std::thread;
 
 use pinpool::source::Source;
 use pinpool::unstable::ManualClock;
-use pinpool::unstable::backend::SimSource;
 use pinpool::{PinnedBuf, Pool, PoolBuilder, Stats};
+use pinpool_replay::SimSource;
 
 use crate::fixture::{self, LONG, valid_stats};
 

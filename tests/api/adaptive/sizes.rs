@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use pinpool::unstable::backend::SimSource;
 use pinpool::{PinnedBuf, Request};
+use pinpool_replay::SimSource;
 
 use super::{KIB, LONG, MIB, over, over_both, over_virtual_memory, valid_stats};
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use log::{Level, LevelFilter};
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::unstable::backend::SimSource;
 use pinpool::{PinnedBuf, Pool};
+use pinpool_replay::SimSource;
 
 use crate::captured_log::{lines_with_levels, listen_from};
 

@@ -30,7 +30,7 @@ pub(crate) struct SoakArgs {
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub(super) seed: u64,
 
-    /// Back-end of the pool: auto, vmm, register, cuda, mlock, heap or sim:SIZE
+    /// Back-end of the pool: auto, vmm, register, cuda, mlock or heap
     #[arg(long, value_name = "NAME")]
     pub(super) backend: Option<Backend>,
 

@@ -86,7 +86,7 @@ fn pin_measures_each_reserve_once_for_each_argument() {
 
 #[test]
 fn pin_defaults_to_the_threads_and_bytes_of_the_machine() {
-    let figures = bench(&["pin", "--rounds", "1", "--backend", "sim"]);
+    let figures = bench(&["pin", "--rounds", "1", "--backend", "heap"]);
     let (bytes, most, cores) = (number(&figures["bytes"]), number(&figures["most_bytes"]), number(&figures["cores"]));
     assert_eq!(bytes, most.min(f64::from(1 << 30)));
     let reserve = figures["backends"][0]["reserve"].as_array().unwrap();
@@ -197,20 +197,21 @@ fn check_loader(of: &Value) {
     assert!(pool > 0.0 && (of_ring - pool / ring).abs() < 0.01, "{of}");
 }
 
+#[cfg(feature = "cuda")]
 #[test]
-fn missing_back_ends_are_listed_with_the_reason() {
-    let figures = bench(&["copy", "--seconds", "0.01", "--size", "4KiB", "--backend", "heap", "--backend", "sim:0"]);
+fn missing_back_ends_are_listed_with_the_reason_and_without_another_the_bench_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let driver = crate::mock_driver(folder.path());
+    let env = [("LD_LIBRARY_PATH", &*driver), ("MOCK_DRIVER_FAIL", Path::new("cuInit:1+=100"))];
+    let args = ["copy", "--seconds", "0.01", "--size", "4KiB", "--backend", "heap", "--backend", "vmm"];
+    let figures = bench_in(&args, &env);
     let missing = figures["missing"][0].as_str().unwrap();
-    assert!(missing.starts_with("sim: "), "{missing}");
-}
-
-#[test]
-fn a_bench_without_an_available_back_end_fails_with_the_reasons() {
+    assert!(missing.starts_with("vmm: "), "{missing}");
     for bench in ["pin", "stall", "copy"] {
-        let ran = output(&[bench, "--backend", "sim:0"], &[]);
+        let ran = output(&[bench, "--backend", "vmm"], &env);
         let stderr = String::from_utf8(ran.stderr).unwrap();
         assert!(
-            ran.status.code() == Some(1) && stderr.starts_with("pinpool: sim: ") && ran.stdout.is_empty(),
+            ran.status.code() == Some(1) && stderr.starts_with("pinpool: vmm: ") && ran.stdout.is_empty(),
             "{bench}: {stderr}"
         );
     }

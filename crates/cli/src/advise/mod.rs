@@ -47,7 +47,7 @@ use pinpool_cli::terminal::Verbosity;
   export PINPOOL_RESERVE=536870912
   export PINPOOL_MAX_BYTES=629145600")]
 pub(crate) struct AdviseArgs {
-    /// Recording, trace or RMM log, plain or compressed; `-` is stdin
+    /// Recording or trace, plain or compressed; `-` is stdin
     #[arg(required_unless_present = "run", value_name = "TRACE")]
     traces: Vec<PathBuf>,
 

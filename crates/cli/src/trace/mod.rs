@@ -30,7 +30,7 @@ const UNENDED_SHOWN: usize = 5;
 
 /// Print a recording, or convert it for a viewer
 ///
-/// Reads recordings (PINPOOL_TRACE or `load --record`), workloads, conformance traces and RMM logs
+/// Reads recordings (PINPOOL_TRACE or `load --record`), workloads and conformance traces
 /// (Thread,Time,Action,Pointer,Size,Stream), plain or compressed. Exits with 1 if the trace is truncated; the intact part
 /// is printed. Names the pools without a recorded end: their process was killed, or exited while they lived.
 #[derive(Debug, Args)]

@@ -15,8 +15,6 @@ use crate::tool::{Ran, ended, finish, number, pinpool};
 const LOG: &str = "PoolAllocator: After 63521 get requests, put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and \
                    unsatisfied allocation rate=0.0173171\nRaising pool_size_limit_ from 100 to 110\n";
 const WORKLOAD: &str = "# limit 100\na 1 5000\nt 10\nf 1\na 2 5000\nf 2\n";
-const RMM: &str = "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.000001,allocate,0x10,4096,0x0\n\
-                   1,10:00:00.000009,free,0x10,4096,0x0\n";
 
 /// With `bytes` on stdin, through a pipe.
 fn piped(command: &mut Command, bytes: Vec<u8>) -> Ran {
@@ -42,12 +40,7 @@ fn packed(bytes: &[u8]) -> Vec<u8> {
 fn traces(dir: &Path) -> Vec<PathBuf> {
     let recording = fs::read(recorded(dir, "t.trace")).unwrap();
     let snapshot = Path::new(crate::ROOT).join("tests/data/torch_snapshot/host.trace");
-    let kinds = [
-        ("recording", recording),
-        ("workload", WORKLOAD.into()),
-        ("rmm", RMM.into()),
-        ("snapshot", fs::read(snapshot).unwrap()),
-    ];
+    let kinds = [("recording", recording), ("workload", WORKLOAD.into()), ("snapshot", fs::read(snapshot).unwrap())];
     let mut paths = Vec::new();
     for (name, bytes) in kinds {
         for (path, bytes) in [(dir.join(name), bytes.clone()), (dir.join(format!("{name}.gz")), packed(&bytes))] {

@@ -82,29 +82,6 @@ fn a_text_that_no_command_plays_is_not_printed_either() {
 }
 
 #[test]
-fn a_log_of_rmm_with_gets_and_puts_that_do_not_match_is_told_with_their_number() {
-    let dir = tempfile::tempdir().unwrap();
-    let line = |time: u32, action: &str, pointer: &str| format!("1,10:00:{time:02}.0,{action},{pointer},4096,0x0\n");
-    let text = [
-        "Thread,Time,Action,Pointer,Size,Stream\n".to_owned(),
-        line(1, "free", "0x9000"),
-        line(2, "allocate", "0x7000"),
-        line(3, "allocate", "0x7000"),
-        line(4, "allocate", "0x7000"),
-        line(5, "free", "0x7000"),
-    ];
-    let path = written(dir.path(), "rmm.csv", &text.concat());
-    for (command, args) in [("trace", ["--format", "csv"].as_slice()), ("replay", &[]), ("advise", &[])] {
-        let ran = ran(command, &path, args);
-        assert_eq!(ran.code(), 1, "{command}");
-        ran.check_stderr("2 allocations of a pointer that is held already (as if it had been freed before)");
-        ran.check_stderr("1 frees of a pointer that is not held (left out)");
-    }
-    let path = written(dir.path(), "rmm.csv", &[&text[0], &text[2], &text[5]].map(String::as_str).concat());
-    assert_eq!(ran("replay", &path, &[]).stderr, "");
-}
-
-#[test]
 fn the_ceiling_that_is_advised_is_a_tenth_above_what_the_recorded_order_needs() {
     let dir = tempfile::tempdir().unwrap();
     let mut text = String::new();
@@ -127,25 +104,6 @@ fn the_ceiling_that_is_advised_is_a_tenth_above_what_the_recorded_order_needs() 
     let needed = bytes * 10 / 11;
     assert_eq!((misses(bytes), misses(needed)), (8, 8), "{advice}");
     assert!(misses(needed - 8192) > 8, "{advice}");
-}
-
-#[test]
-fn lines_of_rmm_of_two_threads_around_midnight_are_of_the_day_that_is_nearest() {
-    let dir = tempfile::tempdir().unwrap();
-    let times = |times: &[&str]| {
-        let lines = times.iter().enumerate().map(|(n, time)| format!("{n},{time},allocate,0x{n:x},8,0x0\n"));
-        let text = format!("Thread,Time,Action,Pointer,Size,Stream\n{}", lines.collect::<String>());
-        let ran = ran("trace", &written(dir.path(), "rmm.csv", &text), &["--format", "csv"]);
-        assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
-        let ns = ran.stdout.lines().skip(1).map(|line| line.split(',').next().unwrap().parse::<u64>().unwrap());
-        ns.map(|ns| ns / 1_000_000).collect::<Vec<_>>()
-    };
-    assert_eq!(times(&["23:59:58.0", "00:00:01.0", "23:59:59.9", "00:00:02.0"]), [0, 1_900, 3_000, 4_000]);
-    assert_eq!(times(&["00:00:01.0", "23:59:59.0", "00:00:03.0"]), [0, 2_000, 4_000], "before the first line");
-    // Silence for half a day and more, and two midnights.
-    let hour = 3_600_000;
-    assert_eq!(times(&["01:00:00.0", "14:00:00.0"]), [0, 13 * hour]);
-    assert_eq!(times(&["23:00:00.0", "01:00:00.0", "12:30:00.0", "23:00:00.0", "01:00:00.0"])[4], 26 * hour);
 }
 
 #[test]

@@ -91,20 +91,6 @@ fn a_trace_is_converted_to_csv_to_trace_events_and_to_a_snapshot() {
 }
 
 #[test]
-fn a_log_of_rmm_is_a_trace() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("rmm.csv");
-    let log = "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.000001,allocate,0x7f0000000000,4096,0x0\n\
-               1,10:00:00.000101,free,0x7f0000000000,4096,0x0\n1,10:00:01.000101,allocate,0x7f0000000000,4096,0x0\n";
-    fs::write(&path, log).unwrap();
-    let ran = trace(&path, &[]);
-    let operations: Vec<_> = ran.stdout.lines().filter(|line| !line.starts_with('#')).collect();
-    assert_eq!(operations, ["a 1 4096", "t 100", "f 1", "t 1000000", "a 2 4096"], "{}", ran.stderr);
-    let figures = finish(pinpool(&["replay", "--json"]).arg(&path)).figures();
-    assert_eq!((figures["gets"].as_u64(), figures["front_hits"].as_u64()), (Some(2), Some(1)));
-}
-
-#[test]
 fn what_cannot_be_read_or_written_is_an_error_with_its_name_and_no_panic() {
     let dir = tempfile::tempdir().unwrap();
     let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();

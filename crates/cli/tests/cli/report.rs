@@ -220,7 +220,7 @@ fn a_trace_that_ends_in_the_middle_of_a_line_or_of_its_compression_is_an_error_w
 fn recorded(dir: &TempDir, name: &str) -> PathBuf {
     let path = dir.path().join(name);
     let mut command = pinpool(&["load", "--synthetic", "60", "--batch-files", "4", "--set", "POOL_SIZE_LIMIT=1"]);
-    let ran = finish(command.env("PINPOOL_TRACE", &path).env("PINPOOL_BACKEND", "sim"));
+    let ran = finish(command.env("PINPOOL_TRACE", &path).env("PINPOOL_BACKEND", "heap"));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     path
 }

@@ -279,7 +279,7 @@ fn a_batch_beyond_the_ceiling_is_named_with_the_numbers() {
 #[test]
 fn pageable_fallbacks_at_the_ceiling_are_counted() {
     let dir = tree();
-    let mut command = pinpool(&["load", "--json", "--verify", "--set", "BACKEND=sim:4KiB,MAX_BYTES=1GiB"]);
+    let mut command = pinpool(&["load", "--json", "--verify", "--set", "BACKEND=heap,MAX_BYTES=4KiB"]);
     let ran = finish(command.arg(dir.path()).env("PINPOOL_ON_FULL", "pageable").env("PINPOOL_WAIT", "0"));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let figures = ran.figures();
@@ -423,10 +423,10 @@ fn env_reports_the_errors_of_building_a_pool() {
 fn a_setting_overrides_its_variable() {
     let dir = tree();
     let mut command =
-        pinpool(&["load", "--json", "--set", "BACKEND=sim,PINPOOL_POOL_SIZE_LIMIT=7", "--batch-files", "9"]);
+        pinpool(&["load", "--json", "--set", "BACKEND=heap,PINPOOL_POOL_SIZE_LIMIT=7", "--batch-files", "9"]);
     let ran = finish(command.arg(dir.path()).env("PINPOOL_POOL_SIZE_LIMIT", "50"));
     let figures = ran.figures();
-    assert_eq!((figures["backend"].as_str(), figures["pool_size_limit"].as_u64()), (Some("sim"), Some(7)));
+    assert_eq!((figures["backend"].as_str(), figures["pool_size_limit"].as_u64()), (Some("heap"), Some(7)));
     let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_POOL_SIZE_LIMIT", "50"));
     assert_eq!(ran.figures()["pool_size_limit"], 50);
 }

@@ -16,7 +16,7 @@ fn trace(path: &Path, args: &[&str]) -> Ran {
 fn recorded(dir: &Path, name: &str) -> PathBuf {
     let path = dir.join(name);
     let mut load = pinpool(&["load", "--synthetic", "40", "--batch-files", "4"]);
-    let ran = finish(load.env("PINPOOL_TRACE", &path).env("PINPOOL_BACKEND", "sim"));
+    let ran = finish(load.env("PINPOOL_TRACE", &path).env("PINPOOL_BACKEND", "heap"));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     path
 }

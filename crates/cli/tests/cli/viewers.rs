@@ -38,7 +38,7 @@ fn traces(dir: &Path) -> Vec<PathBuf> {
         assert_eq!(ran.code(), 0, "{}", ran.stderr);
         path
     };
-    let mut paths = vec![record("sim.trace", "sim"), record("heap.trace", "heap")];
+    let mut paths = vec![record("mlock.trace", "mlock"), record("heap.trace", "heap")];
     let whole = fs::read(&paths[0]).unwrap();
     // Cut off at many places: buffers are in use and in flight at the end.
     for part in 1..8 {
@@ -48,15 +48,7 @@ fn traces(dir: &Path) -> Vec<PathBuf> {
             paths.push(cut);
         }
     }
-    for (name, text) in [
-        ("text.trace", "a 1 4096\na 2 100\nf 1\na 1 8000000\nt 50\nf 2\nr 3 100\n"),
-        (
-            "rmm.csv",
-            "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.000001,allocate,0x7f0000000000,4096,0x0\n\
-             1,10:00:00.000101,free,0x7f0000000000,4096,0x0\n1,10:00:01.000101,allocate,0x7f0000000000,4096,0x0\n\
-             1,10:00:01.000201,allocate failure,0x0,99,0x0\n",
-        ),
-    ] {
+    for (name, text) in [("text.trace", "a 1 4096\na 2 100\nf 1\na 1 8000000\nt 50\nf 2\nr 3 100\n")] {
         let path = dir.join(name);
         fs::write(&path, text).unwrap();
         paths.push(path);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::unstable::backend::SimSource;
 use pinpool::{Backend, PinnedBuf, Preset, Rounding};
+use pinpool_replay::SimSource;
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};
 use crate::tool::{finish, pinpool, until};

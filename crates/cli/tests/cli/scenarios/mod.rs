@@ -24,9 +24,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
-use pinpool::unstable::backend::SimSource;
 use pinpool::unstable::{ManualClock, look};
 use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Why};
+use pinpool_replay::SimSource;
 use pinpool_replay::{Event, Recording};
 use tempfile::TempDir;
 

@@ -1,0 +1,154 @@
+//! Simulated memory: address space up to a stated total, without memory until it is touched, for replays and tests.
+//!
+//! A pool never touches the memory of a source, so a replay of terabytes costs nothing. A user who touches it gets zeroed
+//! pages, one by one. Addresses recur after a release, ids do not.
+#![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
+
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pinpool::SourceError;
+use pinpool::source::{PAGE_BYTES, Region, Source};
+use pinpool::unstable::backend::{AddressRange, RANGE_ALIGN_BYTES, VirtualMemory};
+
+/// Hands out addresses up to a stated total.
+#[derive(Debug)]
+pub struct SimSource {
+    next_id: AtomicU64,
+    total_bytes: u64,
+    /// Regions and committed granules together.
+    held_bytes: AtomicU64,
+    has_virtual_memory: bool,
+}
+
+impl SimSource {
+    /// 16 TiB: more than any host has and a fraction of the address space.
+    pub const DEFAULT_TOTAL_BYTES: u64 = 16 << 40;
+
+    /// A source with virtual memory that holds at most `total_bytes` at one time.
+    pub fn new(total_bytes: u64) -> Self {
+        Self {
+            next_id: AtomicU64::new(0),
+            total_bytes,
+            held_bytes: AtomicU64::new(0),
+            has_virtual_memory: cfg!(all(target_os = "linux", not(miri))),
+        }
+    }
+
+    /// Makes the source as [`SimSource::new`] does, with discrete regions only.
+    pub fn discrete(total_bytes: u64) -> Self {
+        Self { has_virtual_memory: false, ..Self::new(total_bytes) }
+    }
+
+    fn claim(&self, bytes: u64) -> Result<(), SourceError> {
+        let claimed = |held: u64| held.checked_add(bytes).filter(|&sum| sum <= self.total_bytes);
+        // Relaxed: the count guards no other memory.
+        self.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claimed).map(drop).map_err(|held| {
+            SourceError::new("sim", format!("{bytes} B refused, {held} B of {} B are held", self.total_bytes))
+        })
+    }
+
+    fn unclaim(&self, bytes: u64) {
+        // Relaxed, as in `claim`.
+        self.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: source-C1 to C3 hold for every private anonymous mapping; `MAP_NORESERVE` changes when a page gets memory, not its
+// content. source-C4: `next_id`.
+unsafe impl Source for SimSource {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn is_pinned(&self) -> bool {
+        false
+    }
+
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        let held_bytes = self.held_bytes(len_bytes) as u64;
+        self.claim(held_bytes)?;
+        let start = map(pages(len_bytes)).inspect_err(|_| self.unclaim(held_bytes))?;
+        // Relaxed: the addition alone makes every number unique.
+        Ok(Region::new(start, len_bytes, self.next_id.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        let held_bytes = self.held_bytes(region.len_bytes()) as u64;
+        // SAFETY: the caller's promise: the region came from this source, hence from `map`, and is unused.
+        unsafe { unmap(region.start(), pages(region.len_bytes())) }?;
+        self.unclaim(held_bytes);
+        Ok(())
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.has_virtual_memory.then_some(self)
+    }
+}
+
+// SAFETY: vm-S1, S2 and S4: the range is one readable and writable mapping. vm-S3: it is zero until written to,
+// and a decommit empties it. vm-S5 concerns bytes that are only counted.
+unsafe impl VirtualMemory for SimSource {
+    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
+        let len_bytes = len_bytes.next_multiple_of(PAGE_BYTES);
+        let spare_bytes = RANGE_ALIGN_BYTES - PAGE_BYTES;
+        let widened = map(len_bytes.saturating_add(spare_bytes))?;
+        let head_bytes = widened.addr().get().wrapping_neg() % RANGE_ALIGN_BYTES;
+        // SAFETY: `head_bytes` is at most `spare_bytes`, so the range fits after it.
+        let start = unsafe { widened.add(head_bytes) };
+        // SAFETY: at most the end of the mapping, as above.
+        let end = unsafe { start.add(len_bytes) };
+        for (spare, bytes) in [(widened, head_bytes), (end, spare_bytes - head_bytes)] {
+            // SAFETY: mapped above, outside the returned range.
+            unsafe { unmap(spare, bytes) }?;
+        }
+        Ok(AddressRange::new(start, len_bytes))
+    }
+
+    unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        range.at(offset, bytes).and_then(|_| self.claim(bytes as u64))
+    }
+
+    unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        let start = range.at(offset, bytes)?;
+        // SAFETY: the caller's promise: it came from `reserve`, and its content is not needed any more.
+        let emptied = unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTNEED) };
+        if emptied != 0 {
+            return Err(last_os("madvise"));
+        }
+        self.unclaim(bytes as u64);
+        Ok(())
+    }
+
+    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
+        // SAFETY: the caller's promise: it came from `reserve` and is unused.
+        unsafe { unmap(range.start(), range.len_bytes()) }
+    }
+}
+
+fn last_os(call: &'static str) -> SourceError {
+    SourceError::new(call, std::io::Error::last_os_error().to_string())
+}
+
+fn pages(len_bytes: usize) -> usize {
+    len_bytes.max(1).checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)
+}
+
+fn map(bytes: usize) -> Result<NonNull<u8>, SourceError> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+    let start = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(last_os("mmap"));
+    }
+    NonNull::new(start.cast()).ok_or_else(|| SourceError::new("mmap", "the kernel mapped page zero"))
+}
+
+/// # Safety
+///
+/// The `bytes` from `start` on came from [`map`], and nothing uses them any more.
+unsafe fn unmap(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
+    // SAFETY: the caller gives up the mapping.
+    let failed = bytes > 0 && unsafe { libc::munmap(start.as_ptr().cast(), bytes) } != 0;
+    if failed { Err(last_os("munmap")) } else { Ok(()) }
+}
