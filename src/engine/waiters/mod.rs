@@ -190,8 +190,9 @@ impl<T> Waiters<T> {
     /// others when the first is late.
     fn next_look(&self, waiter: &Arc<Waiter<T>>, soon: Instant) -> Instant {
         let line = self.line.lock();
-        let at = line.gets.front().filter(|_| !line.is_first(waiter)).map_or(soon, |first| first.deadline);
-        at.min(waiter.deadline)
+        let first = line.gets.front().filter(|_| !line.is_first(waiter)).map(|first| first.deadline);
+        // A late thread is about to leave.
+        first.filter(|&late| late > Instant::now()).unwrap_or(soon).min(waiter.deadline)
     }
 
     /// Takes `waiter` out of the line. Returns what it was handed.

@@ -198,11 +198,13 @@ fn a_waker_that_panics_keeps_no_get_from_its_item() {
 #[test]
 fn a_late_task_that_is_polled_no_more_leaves_the_line_to_the_next() {
     let pool = Arc::new(TestPool::default());
-    let deadline = Instant::now();
+    let deadline = Instant::now() + Duration::from_millis(20);
     let abandoned = Turn::join(&pool, CLASS, deadline);
     pool.waiters.line.lock().gets[0].register(Waker::noop());
     let waiting = Turn::join(&pool, CLASS, Instant::now() + LONG);
     assert_eq!(waiting.next_look(), deadline);
+    thread::sleep(Duration::from_millis(20));
+    assert!(waiting.next_look() > deadline, "a late head is no reason to look again and again");
     pool.put(1, CLASS);
     assert_eq!(poll(&waiting, Waker::noop()), Look::Over(Some(1)));
     drop(waiting);
