@@ -344,9 +344,7 @@ pp_status pp_put_on_event(pp_pool *pool,
  *
  * PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
  */
-pp_status pp_is_pinned(pp_pool *pool,
-                       const void *ptr,
-                       int *is_pinned);
+pp_status pp_is_pinned(pp_pool *pool, const void *ptr, int *is_pinned);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -343,11 +343,11 @@ fn open(
         let mut recording = Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?;
         let judged = judge_recording(&recording);
         let chosen = judged.iter().find(|judged| pool.is_none_or(|pool| judged.name == pool));
-        let Some(PoolJudgement { pool: number, name, .. }) = chosen else {
+        if chosen.is_none() && !judged.is_empty() {
             let names: Vec<_> = judged.iter().map(|judged| &*judged.name).collect();
             return Err(named(path, &format_args!("it has no such pool with requests; it has {}", names.join(", "))));
-        };
-        if judged.len() > 1 {
+        }
+        if let Some(PoolJudgement { pool: number, name, .. }) = chosen.filter(|_| judged.len() > 1) {
             let why = if pool.is_none() { ", which lost most (--pool names another)" } else { "" };
             notes.push(named(path, &format_args!("it has {} pools; the advice is for {name}{why}", judged.len())));
             recording.pools.retain(|pool| pool.number == *number);

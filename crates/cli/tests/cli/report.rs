@@ -236,7 +236,7 @@ fn a_recording_has_its_bytes_and_its_pin_times() {
     for text in ["<summary>Sizes by traffic</summary>", "<td>pin</td>", "<td>unpin</td>"] {
         assert!(page.contains(text), "no {text} in {page}");
     }
-    assert!(page.contains("back-end sim, recorded by pinpool"), "{page}");
+    assert!(page.contains("back-end heap, recorded by pinpool"), "{page}");
 }
 
 #[test]

@@ -277,17 +277,6 @@ fn a_batch_beyond_the_ceiling_is_named_with_the_numbers() {
 }
 
 #[test]
-fn pageable_fallbacks_at_the_ceiling_are_counted() {
-    let dir = tree();
-    let mut command = pinpool(&["load", "--json", "--verify", "--set", "BACKEND=heap,MAX_BYTES=4KiB"]);
-    let ran = finish(command.arg(dir.path()).env("PINPOOL_ON_FULL", "pageable").env("PINPOOL_WAIT", "0"));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    let figures = ran.figures();
-    assert_eq!((figures["fallbacks"].as_u64(), figures["verified_batches"].as_u64()), (Some(1), Some(1)), "{figures}");
-    assert_eq!(figures["peak_pinned_bytes"], 0);
-}
-
-#[test]
 fn names_cannot_forge_lines_of_stderr() {
     let dir = tempfile::tempdir().unwrap();
     symlink("nowhere", dir.path().join("x\npinpool: all is well\x1b[2J")).unwrap();
