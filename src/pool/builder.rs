@@ -23,6 +23,7 @@ use crate::engine::{
     Supply, Timekeeper, granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
+use crate::finding::Finding;
 use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
 use crate::quota::{Budget, Claim};
 use crate::size_class::Rounding;
@@ -233,6 +234,7 @@ impl PoolBuilder {
         // Before the driver opens descriptors: see `shared_memory` for the order in which those of a process are closed.
         let ledger = host_ledger(&config, &log, &root)?.map(SharedCeiling::OfHost);
         let begins_late = ledger.is_none() && may_begin_late(&config);
+        let late_log = log.clone();
         let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..config.clone() };
         let reserve_bytes = config.reserve_bytes;
         let begin = move |config: &Config, ledger: Option<SharedCeiling>| {
@@ -277,8 +279,14 @@ impl PoolBuilder {
             Ok(core)
         };
         if begins_late {
-            // Where the arena cannot have its addresses, ordinary memory needs none.
-            let begin = move || begin(&config, None).or_else(|_: Error| begin(&heap, None));
+            // The arena may get no addresses; ordinary memory without an arena needs none.
+            let begin = move || {
+                begin(&config, None).or_else(|why: Error| {
+                    let found = format!("the pool is `tensorflow` over `heap`, without an arena: {why}");
+                    late_log.found(&Finding::warning("address-space", found).remedy("raise `ulimit -v`"));
+                    begin(&heap, None)
+                })
+            };
             let begin = move || begin().unwrap_or_else(|error| unreachable!("ordinary memory: {error}"));
             return Ok(Pool { handle: Arc::new(Handle::new(Box::new(begin))) });
         }
