@@ -16,8 +16,7 @@ use crate::backend::{self, Backend};
 #[cfg(feature = "observe")]
 use crate::config::env::VariableReport;
 use crate::config::{Ceiling, Config, EnvReport, HugeTlb, LedgerName, OnFull, Preset, Settings, env, for_each_setting};
-use crate::diag::CheckReport;
-use crate::diag::{LogSampler, PoolLog, Start};
+use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
     Backing, CalledSource, CeilingSource, Clock, Core, Direct, Domain, Fallback, SharedArena, SharedArenaConfig,
     Supply, Timekeeper, granule_bytes,

@@ -1,11 +1,9 @@
 //! What settings mean on this machine: the ceiling in bytes, the threads that pin, the source of memory.
 
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::backend::PinOptions;
-use crate::backend::{self, Chosen, Source};
+use crate::backend::{self, Chosen, PinOptions, Source};
 use crate::config::{Ceiling, Config, Preset};
 use crate::engine::{AutoCeiling, CeilingSource};
 use crate::error::Result;

@@ -5,10 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::Request;
-use pinpool::SourceError;
 use pinpool::source::{Region, Source};
 use pinpool::unstable::ManualClock;
+use pinpool::{Request, SourceError};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SourceCall};
 

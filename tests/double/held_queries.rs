@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use mock_driver::Double;
-use pinpool::Backend;
-use pinpool::FenceKind;
+use pinpool::{Backend, FenceKind};
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
 

@@ -4,8 +4,7 @@ use std::thread;
 
 use cudarc::driver::{CudaContext, result};
 use mock_driver::Double;
-use pinpool::Backend;
-use pinpool::FenceKind;
+use pinpool::{Backend, FenceKind};
 
 use crate::fixture::{builder, filled, stream_and_memory};
 

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use cudarc::driver::DevicePtr;
 use mock_driver::{Code, Double};
-use pinpool::Backend;
-use pinpool::FenceKind;
 use pinpool::copy::cuda::RawMem;
+use pinpool::{Backend, FenceKind};
 
 use crate::fixture::{MIB, builder, filled, held, start, stream_and_memory, tensorflow};
 

@@ -15,12 +15,10 @@ use clap::Args;
 use parking_lot::Mutex;
 use pinpool::source::{Region, Source};
 use pinpool::unstable::{CheckReport, LogSampler};
-use pinpool::{Backend, Request, SourceError};
-use pinpool::{Error, PinnedBuf, Pool, Preset};
+use pinpool::{Backend, Error, PinnedBuf, Pool, Preset, Request, SourceError};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
-use pinpool_replay::SimSource;
-use pinpool_replay::{TraceError, TraceHeader, TraceOp, TraceReader};
+use pinpool_replay::{SimSource, TraceError, TraceHeader, TraceOp, TraceReader};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 

@@ -1,8 +1,7 @@
 //! The end of a pool releases everything, once.
 
 use std::fs;
-use std::sync::Arc;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 

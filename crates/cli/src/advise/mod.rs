@@ -31,8 +31,7 @@ use crate::replay::{Costs, Plays, mib};
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::{columns, grouped};
-use pinpool_cli::terminal::Terminal;
-use pinpool_cli::terminal::Verbosity;
+use pinpool_cli::terminal::{Terminal, Verbosity};
 
 /// Recommend settings for a recorded program
 ///

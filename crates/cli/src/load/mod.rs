@@ -30,8 +30,7 @@ use self::report::LoadReport;
 use crate::interrupt::stop_at_interrupt;
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
-use pinpool_cli::terminal::Terminal;
-use pinpool_cli::terminal::Verbosity;
+use pinpool_cli::terminal::{Terminal, Verbosity};
 
 /// Files of the synthetic data set: about 1.1 GB.
 const SYNTHETIC_FILES: u64 = 10_000;

@@ -26,8 +26,7 @@ use std::task::{Context, Poll, Waker};
 use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
 use pinpool::unstable::{ManualClock, look};
 use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Why};
-use pinpool_replay::SimSource;
-use pinpool_replay::{Event, Recording};
+use pinpool_replay::{Event, Recording, SimSource};
 use tempfile::TempDir;
 
 use crate::captured_log::{lines, listen};
