@@ -204,7 +204,7 @@ pp_status pp_reserve(pp_pool *pool,
 
 /**
  * Changes the ceiling on all bytes held, in use and idle. Under a lower one idle memory goes back to the system, and what is out
- * when it is put; a higher one serves gets that wait. Of a partition it is its own limit, within the limit of its pool.
+ * when it is returned; a higher one serves waiting requests. A partition has its own limit, within the limit of its pool.
  *
  * PP_INVALID_ARGUMENT: 0 bytes. PP_UNKNOWN_POOL, PP_FORKED.
  */
@@ -228,7 +228,7 @@ pp_status pp_trim(pp_pool *pool,
 pp_status pp_clear(pp_pool *pool);
 
 /**
- * Looks for copies that have ended, and gives back what has been idle for long. Needed only with `background_poll=0`, now and then.
+ * Completes finished copies and releases memory that was idle for long. Call it periodically with `background_poll=0`.
  *
  * PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
  */
@@ -339,7 +339,7 @@ pp_status pp_put_on_event(pp_pool *pool,
                           CUevent_st *event);
 
 /**
- * Stores in `is_pinned` whether the buffer at `ptr` is page-locked, 1 or 0: 0 for the back-end heap, and for what a
+ * Stores in `is_pinned` whether the buffer at `ptr` is pinned, 1 or 0: 0 for the backend heap, and for what a
  * full pool gives in place of pinned memory.
  *
  * PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.

@@ -263,7 +263,7 @@ fn put_behind(
     })
 }
 
-/// Stores in `is_pinned` whether the buffer at `ptr` is page-locked, 1 or 0: 0 for the back-end heap, and for what a
+/// Stores in `is_pinned` whether the buffer at `ptr` is pinned, 1 or 0: 0 for the backend heap, and for what a
 /// full pool gives in place of pinned memory.
 ///
 /// PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.

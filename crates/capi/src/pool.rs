@@ -113,7 +113,7 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 }
 
 /// Changes the ceiling on all bytes held, in use and idle. Under a lower one idle memory goes back to the system, and what is out
-/// when it is put; a higher one serves gets that wait. Of a partition it is its own limit, within the limit of its pool.
+/// when it is returned; a higher one serves waiting requests. A partition has its own limit, within the limit of its pool.
 ///
 /// PP_INVALID_ARGUMENT: 0 bytes. PP_UNKNOWN_POOL, PP_FORKED.
 #[unsafe(no_mangle)]
@@ -150,7 +150,7 @@ pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     })
 }
 
-/// Looks for copies that have ended, and gives back what has been idle for long. Needed only with `background_poll=0`, now and then.
+/// Completes finished copies and releases memory that was idle for long. Call it periodically with `background_poll=0`.
 ///
 /// PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
 #[unsafe(no_mangle)]

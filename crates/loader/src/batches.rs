@@ -94,7 +94,7 @@ pub struct LoadedBatch {
 pub struct LoadedPart {
     /// Index into [`Catalog::samples`].
     pub sample: usize,
-    /// Its bytes in the batch; those of its [`kept_fields`](super::decode::kept_fields), if fields are decoded.
+    /// Its bytes in the batch; only its [`kept_fields`](super::decode::kept_fields) count if fields are decoded.
     pub bytes: Range<usize>,
     /// First byte in the sample: 0 unless the sample began in an earlier batch.
     pub start: u64,

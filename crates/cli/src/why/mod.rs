@@ -1,6 +1,6 @@
 //! `pinpool why`: what a pool costs and what to change, of a process, a recording or a log.
 //!
-//! All causes are those of `pinpool_observe::judge`; for TensorFlow's lines they are those of `lines`.
+//! All causes are those of `pinpool_observe::judge`; `lines` has the causes for TensorFlow's lines.
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -132,7 +132,7 @@ pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> 
     if has_alarm || warning.is_some() { Err(ExitError::Failure) } else { Ok(()) }
 }
 
-/// Each pool with its own lines; without `all` the healthy pools beside others in one line.
+/// Each pool with its own lines; without `all`, healthy pools share one line if another has a problem.
 fn in_words(said: &[Said], all: bool) -> String {
     let is_brief = |said: &&Said| said.cause == Cause::Healthy.name();
     let (brief, mut told): (Vec<_>, Vec<_>) = said.iter().partition(|said| !all && is_brief(said));

@@ -1,4 +1,4 @@
-//! `pinpool top` without a terminal. What it draws is tested beside its screen.
+//! `pinpool top` without a terminal. What it draws is tested in its own module.
 
 use std::fs;
 use std::io::Write;

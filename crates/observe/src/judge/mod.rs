@@ -232,7 +232,7 @@ impl Judge {
         let of_us = now_us.saturating_sub(self.last_us);
         let judge_now = || Window::between(&self.last, now, of_us, self.most_held_bytes).judge(None, 0, None);
         let Some(latest) = self.latest() else { return judge_now() };
-        // What ends for good is not remembered.
+        // A cause that has ended permanently is not remembered.
         let is_over = |cause| matches!(cause, Cause::Leak | Cause::StuckCopy);
         let recent = || self.past.iter().filter(|past| past.at_us + PAST_US > now_us).map(|past| &past.judgement);
         let alarms = recent().filter(|judgement| judgement.is_alarm && !is_over(judgement.cause));
