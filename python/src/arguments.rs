@@ -70,7 +70,7 @@ pub(crate) fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
         return Ok(size);
     }
     let too_many =
-        || RequestError::new_err(format!("asked {value} B: a buffer holds at most {} B; ask for less", isize::MAX));
+        || RequestError::new_err(format!("cannot allocate {value}B: a buffer holds at most {}B", isize::MAX));
     if let Ok(text) = value.cast::<PyString>() {
         let bytes = parse_bytes(&text.to_string()).map_err(|error| RequestError::new_err(error.to_string()))?;
         return usize::try_from(bytes).map_err(|_| too_many());

@@ -4,6 +4,7 @@
 //! The share is computed when a pool is made, and again when the limit has changed. What is free changes all the time, also
 //! by what the pool itself holds, so it alone changes no ceiling.
 
+use pinpool_os::words::Size;
 use std::path::{Path, PathBuf};
 
 use crate::config::Ceiling;
@@ -131,6 +132,6 @@ impl AutoCeiling {
         let HostMemory { total_bytes, available_bytes, ref origin } = *memory;
         let available_bytes = available_bytes.saturating_add(held_bytes);
         let bytes = policy::default_ceiling(total_bytes, available_bytes);
-        (bytes, format!("a quarter of {total_bytes} bytes, {origin}"))
+        (bytes, format!("a quarter of {}, {origin}", Size(total_bytes)))
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! - process-ceiling-I1: a claim of a bound pool that would raise the sum over all bound pools above the ceiling is refused.
 
+use pinpool_os::words::Size;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -233,18 +234,20 @@ impl ProcessCeiling {
                 pools.parts.iter().filter(|(other, part)| **other != number && part.demand.held_bytes > 0 && !part.is_free).collect();
             others.sort_by_key(|(_, part)| std::cmp::Reverse(part.demand.held_bytes));
             let listed = others.iter().take(LISTED).map(|(_, Part { pool, demand: Demand { held_bytes, .. }, idle_bytes, .. })| match idle_bytes {
-                0 => format!("{pool} holds {held_bytes} B"),
-                idle_bytes => format!("{pool} holds {held_bytes} B, {idle_bytes} of them idle"),
+                0 => format!("{pool} holds {}", Size(*held_bytes)),
+                idle_bytes => format!("{pool} holds {}, {} idle", Size(*held_bytes), Size(*idle_bytes)),
             });
             let mut words: Vec<_> = listed.collect();
             let rest = others.get(LISTED..).unwrap_or_default();
             if !rest.is_empty() {
                 let bytes: u64 = rest.iter().map(|(_, part)| part.demand.held_bytes).sum();
-                words.push(format!("{} others hold {bytes} B", rest.len()));
+                words.push(format!("{} others hold {}", rest.len(), Size(bytes)));
             }
-            let others = if words.is_empty() { "no other holds any".to_owned() } else { words.join(", ") };
+            let others = if words.is_empty() { "no other pool holds any".to_owned() } else { words.join(", ") };
             format!(
-                "the pools of this process whose ceiling is auto share {max_bytes} B, of which {held_bytes} B are held ({others})"
+                "exceeds the limit of {} that this process's pools with PINPOOL_MAX_BYTES=auto share; {} are held ({others})",
+                Size(max_bytes),
+                Size(held_bytes)
             )
         })
     }

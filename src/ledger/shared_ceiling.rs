@@ -1,6 +1,7 @@
 //! The ceiling that a pool shares with others: that of a host ledger, else that of its process.
 
 use super::{HostLedger, LedgerReport, Loss, ProcessCeiling, Want};
+use pinpool_os::words::Size;
 
 /// What the bytes of a pool are claimed under beside its own ceiling.
 #[derive(Debug)]
@@ -114,7 +115,7 @@ impl SharedCeiling {
                 Loss::Closed => "this process has closed its descriptor",
             };
             let found = format!("PINPOOL_LEDGER={}: {what}, so this pool can no longer grow", ledger.name());
-            return (found, "return buffers to this pool, or restart all processes of the ledger");
+            return (found, "return buffers to this pool, or restart all processes that share the limit");
         }
         let is_too_large = needed_bytes > self.max_bytes();
         match self {
@@ -123,22 +124,23 @@ impl SharedCeiling {
                 let LedgerReport { name, max_bytes, held_bytes, .. } = &report;
                 let (max_bytes, others) = (max_bytes.unwrap_or(u64::MAX), report.others_in_words());
                 let found = format!(
-                    "ledger {name} has a ceiling of {max_bytes} B, of which {held_bytes} B are held ({others})"
+                    "exceeds the shared limit {name} of {}; {} are held ({others})",
+                    Size(max_bytes),
+                    Size(*held_bytes)
                 );
                 let remedy = if is_too_large {
-                    "it can never fit there: ask for less, or start all its processes again with a larger PINPOOL_MAX_BYTES"
+                    "request less, or restart all its processes with a larger PINPOOL_MAX_BYTES"
                 } else {
-                    "put buffers back in these processes, wait longer (PINPOOL_WAIT), or start them again with a larger \
-                     PINPOOL_MAX_BYTES"
+                    "return buffers in these processes, wait longer (PINPOOL_WAIT), or restart them with a larger PINPOOL_MAX_BYTES"
                 };
                 (found, remedy)
             }
             Self::OfProcess(ceiling) => {
                 let remedy = if is_too_large {
-                    "it can never fit there: ask for less, or set PINPOOL_MAX_BYTES to a size"
+                    "request less, or set PINPOOL_MAX_BYTES to a size"
                 } else {
-                    "put buffers back in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size, which is each \
-                     pool's own"
+                    "return buffers in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size, which applies to \
+                     each pool"
                 };
                 (ceiling.in_words(), remedy)
             }

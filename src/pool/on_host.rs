@@ -1,5 +1,6 @@
 //! What settings mean on this machine: the ceiling in bytes, the threads that pin, the source of memory.
 
+use pinpool_os::words::Size;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -84,10 +85,10 @@ pub(super) fn pin_options<'a>(
 pub(super) fn ceiling_by(config: &Config, source: &CeilingSource) -> (Option<u64>, String, Option<AutoCeiling>) {
     match config.max_bytes {
         Ceiling::None => (None, "none".to_owned(), None),
-        Ceiling::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes"), None),
+        Ceiling::Bytes(bytes) => (Some(bytes), Size(bytes).to_string(), None),
         Ceiling::Auto => match source.auto(0) {
-            None => (None, "none, since the memory of the machine is not known".to_owned(), None),
-            Some((auto, bytes, why)) => (Some(bytes), format!("{bytes} bytes ({why})"), Some(auto)),
+            None => (None, "none (the machine's memory is unknown)".to_owned(), None),
+            Some((auto, bytes, why)) => (Some(bytes), format!("{} ({why})", Size(bytes)), Some(auto)),
         },
     }
 }

@@ -189,8 +189,8 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
         assert_eq!(valid_stats(&pool).max_bytes, Some(expected << 20), "{limit}");
     }
     let lines = lines();
-    assert_eq!(count(&lines, "ceiling changed from "), 3, "{lines:?}");
-    assert_eq!(count(&lines, "ceiling changed from 104857600 bytes to 52428800 bytes: a quarter of 209715200"), 1);
+    assert_eq!(count(&lines, " limit_changed: max="), 3, "{lines:?}");
+    assert_eq!(count(&lines, " limit_changed: max=100.0MiB->50.0MiB: a quarter of 200.0MiB"), 1);
     drop(held);
     clock.advance_us(1_000_000);
     pool.poll();
@@ -221,12 +221,12 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     assert_eq!((held.iter().flatten().count(), pinned()), (10, 100 << 20));
     let error = pools[19].get(10 * MIB).unwrap_err();
     let text = error.to_string();
-    let first = "asked 10485760 B (10485760 B with rounding): the pools of this process whose ceiling is auto share 104857600 B, of \
-                 which 104857600 B are held (pool 1 holds 10485760 B, pool 2 holds ";
+    let first = "cannot allocate 10.0MiB (rounded to 10.0MiB): exceeds the limit of 100.0MiB that this process's pools with \
+                 PINPOOL_MAX_BYTES=auto share; 100.0MiB are held (pool 1 holds 10.0MiB, pool 2 holds ";
     assert!(error.is_limit() && text.starts_with(first), "{text}");
     for part in [
-        ", 2 others hold 20971520 B)",
-        "put buffers back in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size",
+        ", 2 others hold 20.0MiB)",
+        "Return buffers in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size",
     ] {
         assert!(text.contains(part), "no {part} in: {text}");
     }

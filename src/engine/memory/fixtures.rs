@@ -79,7 +79,7 @@ impl PoolView for NoBlocks {
 
 /// A domain over an arena of this source, under a ceiling or none.
 pub(super) fn domain(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> Domain {
-    let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), log_every: 1, listener: None };
+    let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), ..PoolLog::new() };
     let (log, claim) = (Arc::new(log), Budget::new(max_bytes).nothing());
     let config =
         SharedArenaConfig { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };

@@ -288,7 +288,7 @@ fn advise(
     if let Some(PoolJudgement { name, judgement, .. }) = leak {
         return Err(named(&traces[0], &format_args!("no ceiling helps {name}: {judgement}")).into());
     }
-    let short = workload.judged().iter().find(|judged| judged.judgement.cause == Cause::CeilingTooSmall);
+    let short = workload.judged().iter().find(|judged| judged.judgement.cause == Cause::LimitTooSmall);
     if let Some((name, needed_bytes)) = short.and_then(|judged| judged.judgement.setting)
         && workload.failed_gets() > 0
     {

@@ -474,7 +474,7 @@ mod tests {
         };
         let leak = run(|n| n % 10 == 0);
         assert_eq!((leak.judgement.cause, leak.name.as_str(), leak.gets), (Cause::Leak, "train", 599));
-        assert!(leak.judgement.found.contains("buffers of labels with "), "{}", leak.judgement);
+        assert!(leak.judgement.found.starts_with("tag labels holds "), "{}", leak.judgement);
         assert_eq!(run(|n| n < 60).judgement.cause, Cause::Healthy);
     }
 
@@ -488,10 +488,7 @@ mod tests {
             events.push((at_ns + SECOND_NS / 2, thread, put(n)));
         }
         let PoolJudgement { judgement, slow_gets, .. } = judged(&events);
-        assert_eq!(
-            (judgement.cause, judgement.setting),
-            (Cause::CeilingTooSmall, Some(("PINPOOL_MAX_BYTES", 6 * MIB)))
-        );
+        assert_eq!((judgement.cause, judgement.setting), (Cause::LimitTooSmall, Some(("PINPOOL_MAX_BYTES", 6 * MIB))));
         assert!(slow_gets > 390 && judgement.lost.waiting_ns > 90 * SECOND_NS, "{judgement}");
     }
 
@@ -532,7 +529,7 @@ mod tests {
         for (gets, wait_ns) in [(50, 30 * SECOND_NS), (50, SECOND_NS), (300, 30 * SECOND_NS), (300, 2 * SECOND_NS)] {
             let judgement = until_refused(8 * MIB, gets, wait_ns, |_| false);
             let setting = Some(("PINPOOL_MAX_BYTES", 11 * MIB));
-            assert_eq!((judgement.cause, judgement.setting), (Cause::CeilingTooSmall, setting), "{judgement}");
+            assert_eq!((judgement.cause, judgement.setting), (Cause::LimitTooSmall, setting), "{judgement}");
         }
         for wait_ns in [SECOND_NS, 30 * SECOND_NS] {
             let leak = until_refused(53 * MIB, 900, wait_ns, |n| n % 20 == 0);
@@ -580,10 +577,10 @@ mod tests {
         let slow = run(1, 1200);
         assert_eq!((slow.cause, slow.setting), (Cause::SlowConsumer, None), "{slow}");
         assert!(
-            slow.found.starts_with("20.0 buffers a second come back, each after 1.6 s, most of them in labels"),
+            slow.found.ends_with("20.0 buffers are returned per second, each after 1.6s (mostly tag labels)"),
             "{slow}"
         );
-        assert_eq!(run(0, 1200).cause, Cause::CeilingTooSmall);
+        assert_eq!(run(0, 1200).cause, Cause::LimitTooSmall);
         // Nothing is in use at the end of a program that lasts for seconds.
         assert_eq!(run(1, 140).cause, Cause::SlowConsumer);
     }
@@ -604,7 +601,7 @@ mod tests {
         let judged = judged(&events).judgement;
         assert_eq!(
             (judged.cause, judged.setting),
-            (Cause::CeilingTooSmall, Some(("PINPOOL_MAX_BYTES", 6 * MIB))),
+            (Cause::LimitTooSmall, Some(("PINPOOL_MAX_BYTES", 6 * MIB))),
             "{judged}"
         );
     }
