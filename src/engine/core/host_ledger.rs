@@ -67,7 +67,7 @@ impl Core {
                 core.notice(Pace::Copies);
             }
             // Without a thread the next poll goes on.
-            core.backing().domain().into_iter().for_each(|domain| domain.ledger_has_changed());
+            core.backing().arena().into_iter().for_each(|arena| arena.ledger_has_changed());
             true
         });
         self.log.no_thread(begun);
@@ -120,7 +120,7 @@ impl Core {
             if given_bytes == 0 {
                 self.complete_copies();
             }
-            match self.backing().give_room(lacking_bytes.min(STEP_BYTES), self, self.time.coarse_us()) {
+            match self.backing().release_idle(lacking_bytes.min(STEP_BYTES), self, self.time.coarse_us()) {
                 0 => break,
                 bytes => given_bytes += bytes,
             }
@@ -162,7 +162,7 @@ impl Core {
             match ledger.others_lack() {
                 // A region of its own went back with the block.
                 0 => {}
-                lacking_bytes => drop(self.backing().give_room(lacking_bytes, self, now_us)),
+                lacking_bytes => drop(self.backing().release_idle(lacking_bytes, self, now_us)),
             }
             None
         } else {
