@@ -345,7 +345,6 @@ impl Supply for ArenaSupply {
 
     fn fill(&self, stats: &mut Stats) {
         self.books().fill(stats);
-        stats.reserve_eta = self.reserve_eta();
-        stats.pinned_fraction = self.pinned_fraction();
+        stats.memory.reserve_eta = self.reserve_eta();
     }
 }

@@ -24,7 +24,7 @@ impl ArenaSupply {
         let executor = Executor::new(&mut books.mappings, &plan);
         drop(books);
         let executed = executor.execute(&self.source, &plan, until);
-        let (page_locks, took) = (executed.0.calls.pin.count, executed.0.calls.underlying().time);
+        let (page_locks, took) = (executed.0.calls.pin.count, executed.0.calls.time());
         let mut books = self.books();
         let held_before_bytes = books.held_bytes();
         let settled = settle(&mut books, plan, executed);

@@ -199,13 +199,12 @@ impl Memory {
     /// Fills in what the supply and unpinned memory count.
     pub(in crate::engine) fn fill_stats(&self, stats: &mut Stats) {
         self.fill(stats);
-        stats.outside_bytes = self.outside_bytes.load(Ordering::Relaxed);
+        stats.memory.external_bytes = self.outside_bytes.load(Ordering::Relaxed);
         if let Some(pageable) = &self.pageable {
             pageable.fill(stats);
         }
         let calls = self.calls();
-        stats.underlying = calls.underlying();
-        (stats.pin, stats.unpin, stats.remap) = (calls.pin, calls.unpin, calls.remap);
+        (stats.memory.pin, stats.memory.unpin, stats.memory.remap) = (calls.pin, calls.unpin, calls.remap);
     }
 }
 

@@ -31,7 +31,7 @@ impl ArenaSupply {
             self.log.pressure_changed(pressure == Pressure::Calm);
         }
         if watch.pressure == Pressure::Severe {
-            release_while(pool, EvictionReason::Pressure, || true);
+            release_while(pool, EvictionReason::Reclaimed, || true);
             trim_all();
         }
         self.refresh_demand(now_us);
@@ -100,7 +100,7 @@ impl ArenaSupply {
             if self.books().excess_bytes(idle_bytes(), max_idle_bytes) == 0 {
                 return released;
             }
-            if turns == 0 || !pool.release_oldest(EvictionReason::OverBytes) {
+            if turns == 0 || !pool.release_oldest(EvictionReason::Reclaimed) {
                 return released;
             }
             turns -= 1;

@@ -79,11 +79,11 @@ pub(super) fn measure(
             && let Some(object) = object
         {
             let sum = |path: &str| pools(&object).iter().filter_map(|pool| pool.pointer(path)?.as_f64()).sum::<f64>();
-            let times = ["/wait_time", "/pin/time", "/unpin/time", "/remap/time"];
+            let times = ["/requests/wait_time", "/memory/pin/time", "/memory/unpin/time", "/memory/remap/time"];
             measured.lost_seconds = times.iter().map(|time| sum(&format!("{time}/total_seconds"))).sum();
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // A sum of counts.
-            let gets = sum("/gets") as u64;
-            measured.max_bytes = pools(&object).iter().filter_map(|pool| pool["max_bytes"].as_u64()).max();
+            let gets = sum("/requests/served") as u64;
+            measured.max_bytes = pools(&object).iter().filter_map(|pool| pool["limits"]["max_bytes"].as_u64()).max();
             (measured.gets, measured.seconds) = (gets, begun.elapsed().as_secs_f64());
         }
         thread::sleep(LOOK_EVERY);
