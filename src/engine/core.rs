@@ -28,17 +28,17 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::accounts::Accounts;
-use super::backing::Backing;
 use super::block::{self, BlockBody};
 use super::ceiling::{AutoCeiling, CeilingControl, CeilingSource};
 use super::clock::Timekeeper;
-use super::domain::{PoolView, ReserveWait};
 use super::idle::thread_cache::Shard;
 use super::maintenance::Maintenance;
+use super::memory::Backing;
+use super::memory::{Adopted, Refusal};
+use super::memory::{PoolView, ReserveWait};
 use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::supply::{Adopted, Refusal};
 use super::waiters::Waiters;
 use crate::backend::SourceError;
 use crate::config::{Ceiling, Config};
@@ -378,7 +378,7 @@ impl Core {
             ReserveWait::Pinned => Ok(true),
             ReserveWait::TimedOut => Ok(false),
             ReserveWait::Stopped(error) => {
-                let len = usize::try_from(self.stats().reserve_asked_bytes).unwrap_or(usize::MAX);
+                let len = usize::try_from(self.stats().memory.reserve_target_bytes).unwrap_or(usize::MAX);
                 Err(self.refused(&Wanted::reserve(len), Refusal::Source(error), 0))
             }
         }

@@ -13,14 +13,14 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::super::ceiling::CeilingSource;
-use super::super::domain::PoolView;
-use super::super::supply::Refusal;
+use super::super::memory::PoolView;
+use super::super::memory::Refusal;
 use super::attention::Reason;
 use super::{Block, Core};
 use crate::ledger::{LedgerReport, SharedCeiling, Want};
 use crate::maintenance_thread::Pace;
 use crate::quota::{Level, QuotaExceeded};
-use crate::stats::{EvictionReason, LedgerStats};
+use crate::stats::{EvictionReason, SharedLimitStats};
 use pinpool_os::sync::process::Ordering;
 
 /// Released for others in one go: then what they lack is looked at again, as other owners release, too.
@@ -213,11 +213,11 @@ impl Core {
     }
 
     /// What the ledger says.
-    pub(super) fn ledger_stats(&self) -> Option<LedgerStats> {
+    pub(super) fn ledger_stats(&self) -> Option<SharedLimitStats> {
         let LedgerReport { name, max_bytes, held_bytes, owners, .. } = self.host_ledger()?.host_ledger()?.report();
         let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();
         let others = || owners.iter().filter(|owner| !owner.is_own);
-        Some(LedgerStats {
+        Some(SharedLimitStats {
             owners: owners.len() as u64,
             own_bytes,
             others_bytes: held_bytes.saturating_sub(own_bytes),

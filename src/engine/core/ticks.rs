@@ -80,7 +80,6 @@ impl Core {
         }
         self.stock.report_growth(&mut tick);
         drop(tick);
-        self.sample_peaks();
         self.report_verdict(now_us);
         let held_bytes = || self.backing().held_bytes();
         if let Some((max_bytes, why)) =

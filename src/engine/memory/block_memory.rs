@@ -1,0 +1,161 @@
+//! Memory of one block, and why there is none.
+
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use super::Adopted;
+use crate::arena::ArenaPtr;
+use crate::backend::{Region, SourceError};
+use crate::quota::{Claim, Level, QuotaExceeded};
+
+/// Memory of one block.
+#[derive(Debug)]
+pub(in crate::engine) enum BlockMemory {
+    /// A region of its own, with its claim under the ceiling.
+    Region { region: Region, claim: Claim },
+    /// Carved from the arena.
+    Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64 },
+    /// Ordinary memory, given out when there is no room, with its claim under the limit of the fallback. Never kept.
+    Pageable { region: Region, claim: Claim },
+    /// A user's, who has it back when the buffer is put.
+    Adopted(Adopted),
+}
+
+// SAFETY: the bytes belong to one block alone (source-C1, arena-I1) and are bound to no thread.
+#[allow(unsafe_code)]
+unsafe impl Send for BlockMemory {}
+// SAFETY: a shared reference gives out an address and numbers.
+#[allow(unsafe_code)]
+unsafe impl Sync for BlockMemory {}
+
+/// What serves a miss.
+#[derive(Debug)]
+pub(in crate::engine) enum Acquired<R> {
+    New(BlockMemory),
+    /// An idle block that was put back while memory was being acquired.
+    Reused(R),
+}
+
+/// Which calls of its source a get may make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SlowCalls {
+    /// None: a task polls it.
+    None,
+    /// All. It waits for the plans of other threads until the first time, for their calls until the second.
+    Until(Instant, Instant),
+    /// As `Until`, for a get that has looked without calls, and was counted as a miss then.
+    After(Instant, Instant),
+    /// As `After`, without asking the source for more memory: it has refused, and it is too early to ask again.
+    Held(Instant, Instant),
+}
+
+/// A request that begins waits at least this long for calls of other threads, even if it may not wait for room: they take
+/// milliseconds, as its own does.
+pub(in crate::engine) const CALL_PATIENCE: Duration = Duration::from_millis(100);
+
+impl SlowCalls {
+    /// It waits no longer for plans of other threads, and for their calls.
+    pub(in crate::engine) fn until(self) -> (Instant, Instant) {
+        match self {
+            Self::None => (Instant::now(), Instant::now()),
+            Self::Until(plans, calls) | Self::After(plans, calls) | Self::Held(plans, calls) => (plans, calls),
+        }
+    }
+
+    /// The same, and waits for plans of other threads not at all.
+    pub(in crate::engine) fn without_waiting(self) -> Self {
+        if let Self::Until(_, calls) = self { Self::Until(Instant::now(), calls) } else { self }
+    }
+}
+
+/// Why an attempt gave no memory.
+#[derive(Debug)]
+pub(in crate::engine) enum Stop<R = Refusal> {
+    Refused(R),
+    /// The source would have to be called, and the attempt makes no [calls](SlowCalls).
+    NeedsCall,
+}
+
+impl<R> From<R> for Stop<R> {
+    fn from(refusal: R) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl<R> Stop<R> {
+    /// Of an attempt that makes calls.
+    #[track_caller]
+    pub(in crate::engine) fn refusal(self) -> R {
+        match self {
+            Self::Refused(refusal) => refusal,
+            Self::NeedsCall => unreachable!("an attempt that makes calls stopped for one"),
+        }
+    }
+}
+
+/// Why there is no memory.
+#[derive(Debug, Clone)]
+pub(in crate::engine) enum Refusal {
+    /// A block of this much would exceed a ceiling.
+    Over { needed_bytes: u64, over: QuotaExceeded },
+    /// Others wait for memory, the first of them for this much, and there is no room beside it.
+    Line { needed_bytes: u64, waiting: u64, first_bytes: u64 },
+    /// The source failed.
+    Source(SourceError),
+}
+
+impl Refusal {
+    /// Whether the ceiling that several pools share has no room.
+    pub(in crate::engine) fn is_by_shared(&self) -> bool {
+        matches!(self, Self::Over { over: QuotaExceeded { level: Level::Shared, .. }, .. })
+    }
+}
+
+impl BlockMemory {
+    #[inline]
+    pub(in crate::engine) fn start(&self) -> NonNull<u8> {
+        match self {
+            Self::Region { region, .. } | Self::Pageable { region, .. } => region.start(),
+            Self::Carved { start, .. } => *start,
+            Self::Adopted(adopted) => adopted.start,
+        }
+    }
+
+    /// `None` of adopted memory.
+    pub(in crate::engine) fn id(&self) -> Option<u64> {
+        match self {
+            Self::Region { region, .. } | Self::Pageable { region, .. } => Some(region.id()),
+            Self::Carved { id, .. } => Some(*id),
+            Self::Adopted(_) => None,
+        }
+    }
+
+    /// The id in a recording: that of pageable memory, which comes from another source, has its highest bit set. `None` of
+    /// adopted memory, which no setting of the pool changes.
+    pub(in crate::engine) fn recorded_id(&self) -> Option<u64> {
+        self.id().map(|id| if self.is_from_source() { id } else { id | 1 << 63 })
+    }
+
+    #[inline]
+    pub(in crate::engine) fn is_from_source(&self) -> bool {
+        matches!(self, Self::Region { .. } | Self::Carved { .. })
+    }
+
+    /// The memory of a user, if it is that.
+    pub(in crate::engine) fn adopted(&self) -> Option<&Adopted> {
+        match self {
+            Self::Adopted(adopted) => Some(adopted),
+            _ => None,
+        }
+    }
+
+    /// Bytes that count as held for it.
+    pub(in crate::engine) fn held_bytes(&self) -> u64 {
+        match self {
+            Self::Region { claim, .. } | Self::Pageable { claim, .. } => claim.bytes(),
+            Self::Carved { bytes, .. } => *bytes,
+            // The pool holds none of it.
+            Self::Adopted(_) => 0,
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! The bookkeeping of a shared arena: what the lock in [`SharedArena`](super::SharedArena) guards.
+//!
+//! ```text
+//!   claimed = arena's claims + reserves' overhead + pending reserves      what is added keeps it within the ceiling
+//!   closed, live bytes                                                    true and 0: no pool can use this memory again
+//!   overdue bytes                                                         due, and kept since a release waits for the device
+//!   demand                                                                whether sizes vary, and how large a hole is wanted
+//! ```
+//!
+//! Sequential: arithmetic and tables. Never calls the source, waits, or logs.
+//!
+//! - arena-state-I1: a region leaves the mappings before it is released, and returns if that fails.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::BlockMemory;
+use super::carry_out::{Executed, Executor, Mapping, Mappings};
+use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
+use crate::backend::{PAGE_BYTES, SourceError};
+use crate::quota::{Budget, Claim, QuotaExceeded};
+use crate::stats::{SourceCalls, Stats};
+
+mod background;
+mod claims;
+mod reserve;
+
+use background::BackgroundReserve;
+pub(in crate::engine) use background::NextStep;
+
+/// Time between a step towards a standing hole that failed and the next one.
+const PREPARE_AFTER_FAILURE_US: u64 = 1_000_000;
+/// Every block starts at a multiple of this.
+const ALIGN_BYTES: u64 = PAGE_BYTES as u64;
+
+/// Where mappings are few, granules become no larger than lets this many of them fit under the ceiling.
+const MANY_GRANULES: u64 = 64;
+
+#[derive(Debug)]
+pub(in crate::engine) struct Books {
+    arena: Arena,
+    mappings: Mappings,
+    demand: Demand,
+    /// Above this, what is wanted counts as varied sizes (policy-R12).
+    varied_above_bytes: u64,
+    /// A step towards a standing hole failed: the next one is not before this.
+    next_preparation_us: u64,
+    /// No pool carves from here any more.
+    is_closed: bool,
+    /// Bytes that were due at the last tick and stay, since their release would wait for the device.
+    overdue_bytes: u64,
+    budget: Arc<Budget>,
+    /// What this arena claims there; `None` after its end.
+    claim: Option<Claim>,
+    /// What the system will hold for the reserves that are being pinned.
+    pending_bytes: u64,
+    reserve_bytes: u64,
+    /// What the system holds for the reserves beyond their bytes.
+    reserve_overhead_bytes: u64,
+    largest_reserve_bytes: u64,
+    background: BackgroundReserve,
+    peak_bytes: u64,
+    next_id: u64,
+    smaller_regions: u64,
+    calls: SourceCalls,
+    /// A release failed, and none has succeeded since.
+    release_fails: bool,
+}
+
+impl Books {
+    pub(in crate::engine) fn new(arena: Arena, mappings: Mappings, varied_above_bytes: u64, claim: Claim) -> Self {
+        Self {
+            arena,
+            mappings,
+            demand: Demand::default(),
+            varied_above_bytes,
+            next_preparation_us: 0,
+            is_closed: false,
+            overdue_bytes: 0,
+            budget: claim.budget().clone(),
+            claim: Some(claim),
+            pending_bytes: 0,
+            reserve_bytes: 0,
+            reserve_overhead_bytes: 0,
+            largest_reserve_bytes: 0,
+            background: BackgroundReserve::default(),
+            peak_bytes: 0,
+            next_id: 0,
+            smaller_regions: 0,
+            calls: SourceCalls::default(),
+            release_fails: false,
+        }
+    }
+
+    /// What the system holds, as far as plans are settled.
+    pub(in crate::engine) fn held_bytes(&self) -> u64 {
+        let arena = self.arena.stats();
+        arena.committed_bytes + arena.overhead_bytes + self.reserve_overhead_bytes
+    }
+
+    fn note_peak(&mut self) {
+        self.peak_bytes = self.peak_bytes.max(self.held_bytes());
+    }
+
+    /// A region for one buffer is acquired where the source refused a larger one.
+    pub(in crate::engine) fn count_smaller_region(&mut self) {
+        self.smaller_regions += 1;
+    }
+
+    /// Carves `bytes` from committed memory.
+    pub(in crate::engine) fn carve(&mut self, bytes: u64) -> Option<BlockMemory> {
+        let ptr = self.arena.carve(bytes, ALIGN_BYTES)?;
+        self.memory_at(ptr, bytes)
+    }
+
+    /// Carves `bytes` from regions for buffers of other lengths, when nothing else serves the request (policy-R11).
+    pub(in crate::engine) fn carve_in_other_regions(&mut self, bytes: u64) -> Option<BlockMemory> {
+        let ptr = self.arena.carve_in_other_regions(bytes, ALIGN_BYTES)?;
+        self.memory_at(ptr, bytes)
+    }
+
+    /// The memory that a plan granted.
+    pub(in crate::engine) fn memory_at(&mut self, ptr: ArenaPtr, bytes: u64) -> Option<BlockMemory> {
+        let start = self.mappings.address(ptr)?;
+        let id = self.next_id;
+        self.next_id += 1;
+        Some(BlockMemory::Carved { start, ptr, bytes, id })
+    }
+
+    /// A get of `bytes` missed: carves it if a hole is long enough. Also returns whether the size recurs (policy-R12).
+    pub(in crate::engine) fn serve_miss(&mut self, bytes: u64, now_us: u64) -> (Option<BlockMemory>, bool) {
+        let recurs = self.demand.missed(bytes, self.arena.stats().committed_bytes, now_us);
+        let memory = self.carve(bytes);
+        if memory.is_some() && !recurs {
+            self.demand.want(bytes, now_us);
+        }
+        (memory, recurs)
+    }
+
+    /// No hole is long enough for `bytes`, of a size that does not recur, while `idle_bytes` are idle in pools.
+    pub(in crate::engine) fn note_scattered(&mut self, bytes: u64, idle_bytes: u64, now_us: u64) {
+        if self.could_cover(bytes, idle_bytes) {
+            self.demand.want(bytes, now_us);
+        }
+    }
+
+    /// Whether sizes vary (policy-R12).
+    pub(in crate::engine) fn is_varied(&self, now_us: u64) -> bool {
+        self.demand.wanted_bytes(now_us) > self.varied_above_bytes
+    }
+
+    /// Whether a hole as long as is wanted is more than a step away (policy-R13).
+    pub(in crate::engine) fn lacks_hole(&self, now_us: u64) -> bool {
+        self.is_varied(now_us) && self.arena.lacks_hole(self.demand.wanted_bytes(now_us))
+    }
+
+    /// Plans a step towards a standing hole (policy-R13).
+    pub(in crate::engine) fn plan_preparation(&mut self, now_us: u64) -> Option<Plan> {
+        if now_us < self.next_preparation_us || !self.is_varied(now_us) {
+            return None;
+        }
+        self.arena.prepare(self.demand.wanted_bytes(now_us), ALIGN_BYTES)
+    }
+
+    /// Settles a plan of [`plan_preparation`](Self::plan_preparation). After a failure none is made for a while.
+    pub(in crate::engine) fn settle_preparation(
+        &mut self,
+        plan: Plan,
+        (executed, outcome): (Executed, PlanOutcome),
+        now_us: u64,
+    ) {
+        if self.count(executed).is_some() {
+            self.next_preparation_us = now_us.saturating_add(PREPARE_AFTER_FAILURE_US);
+        }
+        self.arena.settle(plan, outcome, now_us);
+    }
+
+    /// The largest block that regions are to hold several of (policy-R11).
+    pub(in crate::engine) fn largest_missed_bytes(&self, now_us: u64) -> u64 {
+        self.demand.largest_missed_bytes(now_us)
+    }
+
+    /// The most that was held lately (policy-R7).
+    pub(in crate::engine) fn largest_held_bytes(&self, now_us: u64) -> u64 {
+        self.demand.largest_held_bytes(now_us)
+    }
+
+    /// Whether `idle_bytes` of idle blocks and the holes together make up a block of `bytes` (policy-R6).
+    pub(in crate::engine) fn could_cover(&self, bytes: u64, idle_bytes: u64) -> bool {
+        idle_bytes + self.arena.stats().hole_bytes >= bytes
+    }
+
+    pub(in crate::engine) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Plans a block of `bytes` within `limits`, and claims what the plan may commit. If a ceiling refuses that, says which.
+    pub(in crate::engine) fn plan_growth(
+        &mut self,
+        bytes: u64,
+        limits: GrowthLimits,
+    ) -> Result<Plan, (NoSpace, Option<QuotaExceeded>)> {
+        let plan = self.arena.grow(bytes, ALIGN_BYTES, limits).map_err(|no_space| (no_space, None))?;
+        let Err(over) = self.update_claim() else { return Ok(plan) };
+        // Another claimant was faster.
+        self.undo(plan);
+        Err((NoSpace { missing_bytes: bytes, transit_bytes: 0 }, Some(over)))
+    }
+
+    /// Gives up a plan of which nothing was done, as one whose first step failed.
+    fn undo(&mut self, plan: Plan) {
+        let _not_granted = self.arena.settle(plan, PlanOutcome::Failed { done: 0 }, 0);
+    }
+
+    /// Gives up a plan of [`plan_growth`](Self::plan_growth) that is not to be carried out.
+    pub(in crate::engine) fn give_up(&mut self, plan: Plan) {
+        self.undo(plan);
+        self.lower_claim();
+    }
+
+    /// The process has few mappings left: memory is committed in larger granules from now on, as far as the ceiling has room
+    /// for several. Returns their size if they are larger than before.
+    pub(in crate::engine) fn grow_in_larger_granules(&mut self) -> Option<u64> {
+        self.arena
+            .grow_in_larger_granules(self.budget().max_bytes().map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
+    }
+
+    /// What the steps of `plan` work on.
+    pub(in crate::engine) fn executor(&mut self, plan: &Plan) -> Executor {
+        self.mappings.executor(plan)
+    }
+
+    /// Settles a plan of [`plan_growth`](Self::plan_growth).
+    pub(in crate::engine) fn settle_growth(
+        &mut self,
+        plan: Plan,
+        (executed, outcome): (Executed, PlanOutcome),
+        now_us: u64,
+    ) -> Result<(), SourceError> {
+        let error = self.count(executed);
+        if error.is_none() {
+            self.demand.grown(plan.surplus_bytes());
+        }
+        let before_bytes = self.arena.committed_outside_reserves();
+        let is_granted = self.arena.settle(plan, outcome, now_us);
+        self.keep_committed_since(before_bytes);
+        self.note_peak();
+        self.lower_claim();
+        match error {
+            None if is_granted => Ok(()),
+            error => Err(error.unwrap_or_else(|| SourceError::new("arena", "a plan was made and not granted"))),
+        }
+    }
+
+    /// Settles a plan of releases, of which the `failed` did not succeed. Returns an error that was not returned before: a
+    /// failing release is reported once, until one succeeds.
+    pub(in crate::engine) fn settle_releases(
+        &mut self,
+        plan: &Plan,
+        (executed, failed): (Executed, Vec<usize>),
+        now_us: u64,
+    ) -> Result<(), SourceError> {
+        let releases = executed.calls.unpin.count;
+        let error = self.count(executed);
+        self.arena.settle_releases(plan, &failed, now_us);
+        self.lower_claim();
+        let was_reported = self.release_fails;
+        self.release_fails = error.is_some() || was_reported && releases == 0;
+        match error {
+            Some(error) if !was_reported => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Moved granules could not be unmapped at their old places. Returns the error as `settle_releases` does.
+    pub(in crate::engine) fn note_not_unmapped(&mut self, error: SourceError) -> Result<(), SourceError> {
+        self.calls.remap.failures += 1;
+        if std::mem::replace(&mut self.release_fails, true) { Ok(()) } else { Err(error) }
+    }
+
+    /// Counts the calls of a plan and records the regions that it acquired or kept. Returns why a call failed.
+    fn count(&mut self, executed: Executed) -> Option<SourceError> {
+        let Executed { regions, kept, calls, error } = executed;
+        for (range, region) in regions.into_iter().chain(kept) {
+            self.mappings.add(range, Mapping::Region(region));
+        }
+        self.calls.add(&calls);
+        error
+    }
+
+    /// Takes a block's bytes back. Returns whether that was the last block and the arena is closed.
+    pub(in crate::engine) fn give(&mut self, ptr: ArenaPtr, bytes: u64, now_us: u64) -> bool {
+        self.arena.free(ptr, bytes, now_us);
+        self.demand.given(bytes, self.arena.stats().hole_bytes);
+        self.is_unused()
+    }
+
+    /// Whether it is closed and every block came back.
+    pub(in crate::engine) fn is_unused(&self) -> bool {
+        self.is_closed && self.arena.stats().live_bytes == 0
+    }
+
+    pub(in crate::engine) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    /// No pool carves from here any more.
+    pub(in crate::engine) fn close(&mut self) {
+        self.is_closed = true;
+    }
+
+    pub(in crate::engine) fn set_retention(&mut self, retention: Retention) {
+        self.arena.set_retention(retention);
+    }
+
+    pub(in crate::engine) fn overdue_bytes(&self) -> u64 {
+        self.overdue_bytes
+    }
+
+    /// Counts what is due and stays. Returns how much that is.
+    pub(in crate::engine) fn count_overdue(&mut self, now_us: u64) -> u64 {
+        self.overdue_bytes = self.arena.due_bytes(now_us);
+        self.overdue_bytes
+    }
+
+    /// Plans the release of what is due (policy-R9).
+    pub(in crate::engine) fn plan_due(&mut self, now_us: u64) -> Option<Plan> {
+        self.overdue_bytes = 0;
+        self.arena.release_due(now_us)
+    }
+
+    /// Plans the release of free memory until at most `to_bytes` are held.
+    pub(in crate::engine) fn plan_trim(&mut self, to_bytes: u64) -> Option<Plan> {
+        self.arena.release_down_to(to_bytes)
+    }
+
+    /// Plans the release of `bytes` that are free: of what is kept, only those over the ceiling.
+    pub(in crate::engine) fn plan_release_of(&mut self, bytes: u64) -> Option<Plan> {
+        let over_bytes = self.bytes_over_ceiling().min(bytes);
+        if over_bytes > self.arena.releasable_bytes() {
+            return self.arena.release_idle_of_kept(over_bytes);
+        }
+        self.arena.release_idle(bytes)
+    }
+
+    /// Bytes held above a ceiling that was lowered.
+    fn bytes_over_ceiling(&self) -> u64 {
+        let held_bytes = self.held_bytes().saturating_add(self.claimed_by_others());
+        self.budget().max_bytes().map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
+    }
+
+    /// Bytes above the ceiling, or above `max_idle_bytes` where `idle_bytes` are idle in pools: whichever is more.
+    pub(in crate::engine) fn excess_bytes(&self, idle_bytes: u64, max_idle_bytes: Option<u64>) -> u64 {
+        let over =
+            |bytes: u64, max_bytes: Option<u64>| max_bytes.map_or(0, |max_bytes| bytes.saturating_sub(max_bytes));
+        let arena = self.arena.stats();
+        let idle_bytes = idle_bytes + arena.hole_bytes - arena.reserve_hole_bytes;
+        let idle_bytes = match self.arena.kept_bytes() {
+            0 => idle_bytes,
+            kept_bytes => idle_bytes.min(self.arena.committed_outside_reserves() - kept_bytes),
+        };
+        self.bytes_over_ceiling().max(over(idle_bytes, max_idle_bytes))
+    }
+
+    /// Plans the release of everything that is free.
+    pub(in crate::engine) fn plan_release_all(&mut self) -> Option<Plan> {
+        self.background = BackgroundReserve::default();
+        self.arena.keep_nothing();
+        self.arena.release_down_to(0)
+    }
+
+    /// After the last release: everything that is left, or `None` while a granule is still to be released before its
+    /// addresses. Nothing if a block is out: it keeps its memory until the process ends.
+    pub(in crate::engine) fn take_mappings(&mut self) -> Option<Vec<Mapping>> {
+        if !self.is_unused() {
+            return Some(Vec::new());
+        }
+        (self.arena.stats().idle_bytes == 0 || self.release_fails).then(|| self.mappings.drain().collect())
+    }
+
+    /// A region was to leave the pool after its blocks.
+    pub(in crate::engine) fn count_region_release(&mut self, bytes: u64, took: Duration, has_succeeded: bool) {
+        self.calls.unpin.record(bytes, took, has_succeeded);
+    }
+
+    pub(in crate::engine) fn calls(&self) -> SourceCalls {
+        self.calls
+    }
+
+    /// Address and length of each range.
+    pub(in crate::engine) fn extents(&self) -> Vec<(NonNull<u8>, usize)> {
+        self.mappings.extents()
+    }
+
+    pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
+        let arena = self.arena.stats();
+        self.budget().fill(stats);
+        stats.memory.held_bytes = self.held_bytes();
+        stats.memory.peak_held_bytes = self.peak_bytes;
+        stats.memory.free_bytes = arena.hole_bytes;
+        stats.memory.transit_bytes = arena.transit_bytes;
+        stats.memory.overhead_bytes = arena.overhead_bytes + self.reserve_overhead_bytes;
+        stats.memory.reserve_bytes = self.pinned_reserve_bytes();
+        stats.memory.reserve_target_bytes = self.asked_reserve_bytes();
+        stats.memory.awaiting_release_bytes = self.overdue_bytes.min(self.arena.releasable_bytes());
+        stats.memory.smaller_regions = self.smaller_regions;
+        stats.memory.mappings = arena.mappings;
+    }
+}

@@ -1,0 +1,134 @@
+//! Why a pool has no memory for a get, and what helps, in words.
+
+use super::Refusal;
+use super::backing::{Backing, Supply};
+use crate::backend::lock_limit;
+use crate::error::{Error, ErrorKind, Report, Retry, SourceError, UsageReport};
+use crate::quota::{Level, QuotaExceeded};
+use crate::size_class::Class;
+
+impl Backing {
+    /// Whether waiting may help a request that the source refused: some pool has memory that may come back, or the source is
+    /// only busy.
+    pub(in crate::engine) fn may_recover(&self, error: &SourceError) -> bool {
+        match error.retry {
+            Retry::Soon => true,
+            Retry::Later => self.budget().has_claims_nearby(),
+            Retry::Never => self.budget().used_bytes() > 0,
+        }
+    }
+
+    /// The longest piece of free memory.
+    pub(in crate::engine) fn longest_free_bytes(&self) -> u64 {
+        self.arena().map_or(0, |arena| arena.state().arena().longest_hole_bytes())
+    }
+
+    /// Why a block of `class` can never be held.
+    pub(in crate::engine) fn refusal_for_good(&self, class: Class) -> Refusal {
+        let needed_bytes = class.bytes as u64;
+        let over = self.budget().never(needed_bytes).unwrap_or_else(|| self.budget().full(needed_bytes));
+        Refusal::Over { needed_bytes, over }
+    }
+
+    /// The error of a get of `len` bytes that was refused while the pool held `usage`.
+    pub(in crate::engine) fn error(&self, len: usize, refusal: Refusal, usage: UsageReport, report: Report) -> Error {
+        let asked_bytes = len as u64;
+        if let Refusal::Source(source) = refusal {
+            let backend = self.source().name();
+            return ErrorKind::Backend { backend, asked_bytes, usage, source, report }.into();
+        }
+        let (needed_bytes, found, remedy) = self.in_words(&refusal);
+        ErrorKind::Limit { asked_bytes, needed_bytes, found, usage, remedy, report }.into()
+    }
+
+    /// Why there is no memory, for the log line of a shortage.
+    pub(in crate::engine) fn why(&self, refusal: &Refusal) -> String {
+        let (_, found, remedy) = self.in_words(refusal);
+        if remedy.is_empty() { found } else { format!("{found}: {remedy}") }
+    }
+
+    /// What was needed with rounding, why there is no memory, and what helps; a source says that itself.
+    fn in_words(&self, refusal: &Refusal) -> (u64, String, String) {
+        match refusal {
+            Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
+                let (found, remedy) = self.ledger_in_words(*needed_bytes);
+                (*needed_bytes, found, remedy.to_owned())
+            }
+            Refusal::Over { needed_bytes, over } => {
+                (*needed_bytes, "over the ceiling".to_owned(), self.remedy(*needed_bytes, *over).to_owned())
+            }
+            Refusal::Line { needed_bytes, waiting, first_bytes } => {
+                let gets = if *waiting == 1 { "get waits" } else { "gets wait" };
+                let first = format!("the first for {first_bytes} B, and what is free is theirs");
+                let remedy = "wait longer (PINPOOL_WAIT), put buffers back first or raise";
+                let remedy = format!("{remedy} {}", self.limit_name(Level::Pool));
+                (*needed_bytes, format!("{waiting} {gets} in line for memory, {first}"), remedy)
+            }
+            Refusal::Source(source) => (0, source.to_string(), String::new()),
+        }
+    }
+
+    /// What the shared ceiling says to a request for `needed_bytes` that it has no room for, and what helps.
+    pub(in crate::engine) fn ledger_in_words(&self, needed_bytes: u64) -> (String, &'static str) {
+        match self.ledger() {
+            Some(ledger) => ledger.in_words(needed_bytes),
+            None => ("the shared ceiling is reached".to_owned(), "put buffers back first"),
+        }
+    }
+
+    /// What helps where `over` has no room for `needed_bytes`.
+    fn remedy(&self, needed_bytes: u64, over: QuotaExceeded) -> &'static str {
+        match (over.level, over.could_ever) {
+            (Level::Partition, true) => {
+                "this partition is full: put its buffers back first, or make the partition larger"
+            }
+            (Level::Partition, false) => {
+                "it can never fit in this partition: ask for less, or make the partition larger"
+            }
+            (Level::Pool | Level::Shared, _) => self.remedy_of_pool(needed_bytes),
+        }
+    }
+
+    fn remedy_of_pool(&self, needed_bytes: u64) -> &'static str {
+        let (may_grow, could_hold) = match &self.supply {
+            Supply::OneEach(_) => (true, self.max_bytes().is_none_or(|max_bytes| needed_bytes <= max_bytes)),
+            Supply::Shared(domain) => (domain.arena().may_grow(), domain.arena().could_hold(needed_bytes)),
+        };
+        match (may_grow, could_hold) {
+            (false, true) => {
+                "PINPOOL_GROWTH=0 and the reserve is in use: put buffers back first, raise PINPOOL_RESERVE, or set \
+                 PINPOOL_GROWTH=1"
+            }
+            (false, false) => {
+                "PINPOOL_GROWTH=0 and no reserve is that large: ask for less, raise PINPOOL_RESERVE, or set PINPOOL_GROWTH=1"
+            }
+            (true, _) if self.is_lock_limited() => {
+                "the ceiling is RLIMIT_MEMLOCK: ask for less, or raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit \
+                 memlock=)"
+            }
+            (true, false) => "it can never fit under the ceiling: ask for less or raise PINPOOL_MAX_BYTES",
+            (true, true) if self.fallback.is_some() => {
+                "put buffers back first or raise PINPOOL_MAX_BYTES: as much unpinned memory is in use too"
+            }
+            (true, true) => "put buffers back first or raise PINPOOL_MAX_BYTES",
+        }
+    }
+
+    /// The limit to raise where that of `level` refuses, by the name of its setting.
+    pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
+        match (level, &self.supply) {
+            (Level::Partition, _) => "the ceiling of the partition",
+            (_, Supply::Shared(domain)) if !domain.arena().may_grow() => "PINPOOL_RESERVE",
+            _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
+            _ => "PINPOOL_MAX_BYTES",
+        }
+    }
+
+    /// Whether the ceiling is what the process may lock, so that no setting raises it.
+    fn is_lock_limited(&self) -> bool {
+        // By a trial: a process with CAP_IPC_LOCK has a limit that does not bind it.
+        let locked_bytes = || *self.lock_limit.get_or_init(lock_limit);
+        let is_limit = |max_bytes| locked_bytes() == Some(max_bytes);
+        self.source().name() == "mlock" && self.max_bytes().is_some_and(is_limit)
+    }
+}

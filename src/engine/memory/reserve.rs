@@ -1,0 +1,409 @@
+//! A reserve that is not waited for (policy-R10): after the first step a thread pins the rest, and gives way to gets.
+//!
+//! ```text
+//!   begin: [lock: ask, plan] ─▶ first step ─▶ returns
+//!   pinpool-reserve: a get wants memory? ─yes─▶ pause
+//!                    [lock: plan] ─▶ step (no lock) ─▶ [lock: settle] ─▶ again, until all is there
+//!                       └─ no room: ends; a tick or a higher ceiling starts it again
+//!                       └─ refused: ends with a warning; the pool goes on with what is there
+//! ```
+//!
+//! A thread of its own, one for each arena that has something to pin, since a step may take as long as a driver likes: the
+//! maintenance thread looks after all pools of the process. It holds no reference to the arena between two steps, and is no
+//! thread that a `fork` copies. Without a maintenance thread (`background_poll(false)`) each `Pool::poll` makes one step.
+//!
+//! - **background-I1**: one thread makes a step at a time, and none after `cancel_reserve` has returned.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use super::Domain;
+use crate::arena::RANGE_BYTES_MAX;
+use crate::backend::SourceError;
+use crate::diag;
+use crate::engine::memory::{Place, Refusal, Step};
+use crate::ledger::Want;
+use crate::maintenance_thread::MaintenanceThread;
+use pinpool_os::sync::plain::{Condvar, Mutex};
+use pinpool_os::threads;
+
+/// A step waits no longer for gets that are after memory; what they commit is a part of the reserve.
+const PATIENCE_FOR_GETS: Duration = Duration::from_millis(100);
+const PAUSE_FOR_GETS: Duration = Duration::from_micros(50);
+/// Longest wait of `cancel_reserve` for a step.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
+/// Progress is logged this often.
+const REPORTS: u128 = 4;
+
+/// The pinning of a reserve beside the pool.
+#[derive(Debug, Default)]
+pub(super) struct BackgroundPinning {
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    has_thread: bool,
+    /// Who is in a step.
+    stepper: Option<ThreadId>,
+    is_cancelled: bool,
+    /// Why it stopped.
+    stopped: Option<SourceError>,
+    /// Bytes that the next step needs and the ceiling had no room for.
+    lacks_bytes: Option<u64>,
+    /// Of what is to come, what the host ledger says that this arena wants of other owners.
+    want: Want,
+    /// The log has said so.
+    has_told_lack: bool,
+    begun: Option<Begin>,
+    /// Quarters of what was asked for that the log has named.
+    reported: u128,
+}
+
+/// When the pinning began, on two clocks, and what was there.
+#[derive(Debug, Clone, Copy)]
+struct Begin {
+    at: Instant,
+    now_us: u64,
+    pinned_bytes: u64,
+}
+
+/// How a wait for the reserve ended.
+#[derive(Debug)]
+pub(in crate::engine) enum ReserveWait {
+    Pinned,
+    TimedOut,
+    Stopped(SourceError),
+}
+
+/// A get that is after new memory. A reserve pauses while there is one.
+pub(super) struct GetFirst<'arena>(&'arena AtomicU64);
+
+impl Drop for GetFirst<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Domain {
+    /// A get is after new memory from now on, until the result is dropped.
+    pub(super) fn before_reserve(&self) -> GetFirst<'_> {
+        // Relaxed: a hint for the order of two threads, which may come in either.
+        self.getting.fetch_add(1, Ordering::Relaxed);
+        GetFirst(&self.getting)
+    }
+
+    /// Asks for a reserve of `bytes` and pins its first step. The rest follows beside the pool. A slow call.
+    pub(in crate::engine) fn begin_reserve(self: &Arc<Self>, bytes: u64, now_us: u64) -> Result<(), Refusal> {
+        if bytes > RANGE_BYTES_MAX {
+            let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
+            return Err(Refusal::Source(SourceError::new("arena", what)));
+        }
+        let mut state = self.arena.state();
+        if !state.ask_reserve(bytes) {
+            return Err(Refusal::Over { needed_bytes: bytes, over: state.budget().full(bytes) });
+        }
+        let pinned_bytes = state.pinned_reserve_bytes();
+        drop(state);
+        let mut progress = self.background.progress.lock();
+        let is_first = progress.begun.is_none();
+        progress.begun.get_or_insert(Begin { at: Instant::now(), now_us, pinned_bytes });
+        (progress.stopped, progress.lacks_bytes, progress.reported) = (None, None, 0);
+        progress.has_told_lack = false;
+        drop(progress);
+        if is_first && let Err(error) = self.step(now_us) {
+            self.arena.state().ask_less(bytes);
+            self.background.progress.lock().begun = None;
+            return Err(Refusal::Source(error));
+        }
+        let (pinned_bytes, asked_bytes) = self.reserve_progress();
+        self.log.reserve_begun(pinned_bytes, asked_bytes);
+        if self.arena.state().reserve_to_come() == 0 {
+            self.note_done()
+        } else {
+            self.start_reserve_thread(now_us)
+        }
+        Ok(())
+    }
+
+    /// Bytes of all reserves that are there, and that were asked for.
+    fn reserve_progress(&self) -> (u64, u64) {
+        let state = self.arena.state();
+        (state.pinned_reserve_bytes(), state.asked_reserve_bytes())
+    }
+
+    /// Whether some of the reserve waits for room under the ceiling.
+    pub(in crate::engine) fn reserve_waits(&self) -> bool {
+        let progress = self.background.progress.lock();
+        progress.lacks_bytes.is_some() && !progress.is_cancelled
+    }
+
+    /// When all will be there, at the rate so far; `None` where nothing is under way, or its rate is not known yet.
+    pub(super) fn reserve_eta(&self) -> Option<Duration> {
+        let progress = self.background.progress.lock();
+        let begun = progress.begun.filter(|_| progress.stopped.is_none() && progress.lacks_bytes.is_none())?;
+        drop(progress);
+        let (pinned_bytes, asked_bytes) = self.reserve_progress();
+        let done_bytes = u128::from(pinned_bytes.checked_sub(begun.pinned_bytes).filter(|&bytes| bytes > 0)?);
+        let left_bytes = u128::from(asked_bytes.saturating_sub(pinned_bytes));
+        let micros = begun.at.elapsed().as_micros().saturating_mul(left_bytes) / done_bytes;
+        Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
+    }
+
+    /// Goes on with a reserve that waits for room, if there is some now.
+    pub(in crate::engine) fn resume_reserve(self: &Arc<Self>, now_us: u64) {
+        let Some(lacks_bytes) = self.background.progress.lock().lacks_bytes else { return };
+        let state = self.arena.state();
+        let (is_there, could_go_on) = (state.reserve_to_come() == 0, state.could_go_on(lacks_bytes));
+        drop(state);
+        if is_there {
+            // Gets have pinned the rest.
+            self.note_done();
+        } else if could_go_on {
+            self.background.progress.lock().lacks_bytes = None;
+            self.start_reserve_thread(now_us);
+        }
+    }
+
+    /// Other owners of the host ledger gave memory back.
+    pub(in crate::engine) fn ledger_has_changed(self: &Arc<Self>) {
+        self.resume_reserve(self.reserve_now_us());
+    }
+
+    /// The time, by the clock of the pool, while a reserve is under way.
+    fn reserve_now_us(&self) -> u64 {
+        let begun = self.background.progress.lock().begun;
+        begun.map_or(0, |begun| {
+            begun.now_us.saturating_add(u64::try_from(begun.at.elapsed().as_micros()).unwrap_or(u64::MAX))
+        })
+    }
+
+    fn start_reserve_thread(self: &Arc<Self>, now_us: u64) {
+        let mut progress = self.background.progress.lock();
+        if !self.arena.config().background_thread || progress.has_thread || progress.is_cancelled {
+            return;
+        }
+        let domain = Arc::downgrade(self);
+        let spawned = threads::spawn(c"pinpool-reserve", move || Self::pin_reserve(&domain));
+        progress.has_thread = spawned.is_ok();
+        // A tick makes a step instead, and tries again.
+        progress.lacks_bytes = spawned.is_err().then_some(0);
+        drop(progress);
+        if let Err(error) = spawned {
+            self.log.no_thread(Err(error));
+            self.reserve_turn(now_us);
+        }
+    }
+
+    /// The thread: step after step, as long as the arena lives.
+    fn pin_reserve(domain: &Weak<Self>) {
+        while let Some(domain) = domain.upgrade() {
+            domain.give_way_to_gets();
+            if !domain.reserve_turn(domain.reserve_now_us()) {
+                let mut progress = domain.background.progress.lock();
+                // Asked for more meanwhile: goes on.
+                if progress.is_over() || domain.arena.state().reserve_to_come() == 0 {
+                    progress.has_thread = false;
+                    drop(progress);
+                    domain.background.changed.notify_all();
+                    return;
+                }
+                drop(progress);
+                thread::sleep(PAUSE_FOR_GETS);
+            }
+        }
+    }
+
+    fn give_way_to_gets(&self) {
+        let begun = Instant::now();
+        // Relaxed: as in `before_reserve`.
+        while self.getting.load(Ordering::Relaxed) > 0 && begun.elapsed() < PATIENCE_FOR_GETS {
+            thread::sleep(PAUSE_FOR_GETS);
+        }
+    }
+
+    /// Makes one step and says what became of it. False if there is none to make now. A slow call.
+    pub(in crate::engine) fn reserve_turn(&self, now_us: u64) -> bool {
+        let is_there = self.arena.state().reserve_to_come() == 0;
+        if is_there {
+            // Gets have pinned the rest, perhaps.
+            self.note_done();
+            return false;
+        }
+        if self.background.progress.lock().stopped.is_some() {
+            return false;
+        }
+        match self.step(now_us) {
+            Ok(Step::Made) => {
+                self.want_of_ledger(u64::min);
+                self.report_progress();
+                // Gets that wait in line may fit into what is there now.
+                self.pool().iter().for_each(|pool| pool.room_was_made());
+                if self.arena.state().reserve_to_come() > 0 {
+                    return true;
+                }
+                self.note_done();
+            }
+            Ok(Step::NotNow) => {}
+            Ok(Step::Done) => self.note_done(),
+            Ok(Step::NoRoom(lacks_bytes)) => {
+                let mut progress = self.background.progress.lock();
+                progress.lacks_bytes = Some(lacks_bytes);
+                let is_told = std::mem::replace(&mut progress.has_told_lack, true);
+                drop(progress);
+                if !is_told {
+                    let (pinned_bytes, asked_bytes) = self.reserve_progress();
+                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.arena.budget().max_bytes());
+                }
+                // What was given back before was told nobody.
+                if self.want_of_ledger(|_, lacking_bytes| lacking_bytes) && self.arena.state().could_go_on(lacks_bytes)
+                {
+                    self.background.progress.lock().lacks_bytes = None;
+                    return true;
+                }
+            }
+            Err(error) => {
+                self.background.progress.lock().stopped = Some(error.clone());
+                self.want_of_ledger(|_, _| 0);
+                let (pinned_bytes, asked_bytes) = self.reserve_progress();
+                self.log.reserve_stopped(pinned_bytes, asked_bytes, &error);
+            }
+        }
+        self.background.changed.notify_all();
+        false
+    }
+
+    /// Changes what this reserve wants of other owners of the host ledger, of what it wanted before and what it lacks under its
+    /// own ceiling. Returns whether that is more than before.
+    fn want_of_ledger(&self, change: impl FnOnce(u64, u64) -> u64) -> bool {
+        let state = self.arena.state();
+        let Some(ledger) = state.budget().shared() else { return false };
+        let lacking_bytes = state.reserve_to_come().min(state.budget().own_room_bytes());
+        drop(state);
+        let progress = self.background.progress.lock();
+        let before_bytes = progress.want.bytes();
+        let now_bytes = if progress.is_cancelled { 0 } else { change(before_bytes, lacking_bytes) };
+        // Under the lock: two changes reach the ledger in their order. A reserve stays, so others give what is idle alone.
+        ledger.set_want(&progress.want, now_bytes, 0);
+        now_bytes > before_bytes
+    }
+
+    fn report_progress(&self) {
+        let (pinned_bytes, asked_bytes) = self.reserve_progress();
+        let reached = u128::from(pinned_bytes) * REPORTS / u128::from(asked_bytes.max(1));
+        let mut progress = self.background.progress.lock();
+        let is_new = reached > progress.reported && reached < REPORTS;
+        progress.reported = progress.reported.max(reached);
+        drop(progress);
+        if is_new {
+            self.log.reserving(pinned_bytes, asked_bytes, self.reserve_eta());
+        }
+        self.background.changed.notify_all();
+    }
+
+    /// All is there: says so once.
+    fn note_done(&self) {
+        let mut progress = self.background.progress.lock();
+        let begun = progress.begun.take();
+        progress.lacks_bytes = None;
+        drop(progress);
+        self.want_of_ledger(|_, _| 0);
+        self.background.changed.notify_all();
+        let Some(begun) = begun else { return };
+        let (pinned_bytes, _) = self.reserve_progress();
+        let done_bytes = pinned_bytes.saturating_sub(begun.pinned_bytes);
+        self.log.reserve_done(done_bytes, begun.at.elapsed(), self.arena.source().numa_node());
+    }
+
+    /// No more steps: the pool ends. Waits for the one that is being made.
+    pub(in crate::engine) fn cancel_reserve(&self) {
+        let until = Instant::now() + CANCEL_PATIENCE;
+        let mut progress = self.background.progress.lock();
+        progress.is_cancelled = true;
+        // A log sink or a waker that the step calls may be what ends the pool.
+        let is_other = |stepper: ThreadId| stepper != thread::current().id();
+        while progress.stepper.is_some_and(is_other) && Instant::now() < until {
+            (progress, _) = self.background.changed.wait_until(progress, until);
+        }
+        drop(progress);
+        self.want_of_ledger(|_, _| 0);
+        self.background.changed.notify_all();
+    }
+
+    /// Waits until all of the reserve is there, by `until`. Without a thread of the reserve, makes the steps.
+    pub(in crate::engine) fn await_reserve(&self, until: Instant, now_us: u64) -> ReserveWait {
+        loop {
+            if self.arena.state().reserve_to_come() == 0 {
+                return ReserveWait::Pinned;
+            }
+            let progress = self.background.progress.lock();
+            if let Some(error) = &progress.stopped {
+                return ReserveWait::Stopped(error.clone());
+            }
+            if Instant::now() >= until || progress.is_cancelled {
+                return ReserveWait::TimedOut;
+            }
+            let is_alone = !self.arena.config().background_thread && progress.stepper.is_none();
+            if is_alone && progress.lacks_bytes.is_none() {
+                drop(progress);
+                self.reserve_turn(now_us);
+                continue;
+            }
+            // Looks again now and then: what gets commit is a part of the reserve and tells nobody.
+            let slice = until.min(Instant::now() + PATIENCE_FOR_GETS);
+            drop(self.background.changed.wait_until(progress, slice));
+        }
+    }
+
+    /// Pins `bytes` and keeps them until the end (policy-R10). Returns where they lie. A slow call.
+    pub(in crate::engine) fn add_reserve(&self, bytes: u64, progress: &dyn Fn(u64)) -> Result<Vec<Place>, Refusal> {
+        let slice_bytes = self.arena.source().reserve_slice_bytes();
+        self.arena.add_reserve((bytes, slice_bytes), progress, || self.refusal_for_line(bytes))
+    }
+
+    /// Whether the reserves, with the `bytes` claimed for one more, leave a get without room that waits and came before. A
+    /// get that comes now is not taken for one that could be served.
+    fn refusal_for_line(&self, bytes: u64) -> Option<Refusal> {
+        let waiting = self.pool()?.waiting_bytes();
+        let is_short = waiting.iter().any(|&waiting_bytes| !self.arena.could_hold(waiting_bytes));
+        let first_bytes = waiting.first().copied().filter(|_| is_short)?;
+        Some(Refusal::Line { needed_bytes: bytes, waiting: waiting.len() as u64, first_bytes })
+    }
+
+    /// Makes one step, unless another thread makes one, the pool ends, or the process does.
+    fn step(&self, now_us: u64) -> Result<Step, SourceError> {
+        // Until the step has ended: a log sink may end the pool.
+        let _deferral = diag::defer();
+        let call = MaintenanceThread::of_process().enter();
+        let mut progress = self.background.progress.lock();
+        progress.is_cancelled |= call.is_none();
+        if progress.is_cancelled || progress.stepper.is_some() {
+            return Ok(Step::NotNow);
+        }
+        progress.stepper = Some(thread::current().id());
+        drop(progress);
+        let _end = EndOfStep(&self.background);
+        let has_copies = self.pool().is_some_and(|pool| pool.has_copies());
+        self.arena.commit_step((now_us, has_copies), |bytes| self.refusal_for_line(bytes))
+    }
+}
+
+impl Progress {
+    /// Nothing is to be done now.
+    fn is_over(&self) -> bool {
+        self.is_cancelled || self.stopped.is_some() || self.lacks_bytes.is_some()
+    }
+}
+
+/// Ends a step when it is dropped, also by a panic of a log sink.
+struct EndOfStep<'arena>(&'arena BackgroundPinning);
+
+impl Drop for EndOfStep<'_> {
+    fn drop(&mut self) {
+        self.0.progress.lock().stepper = None;
+        self.0.changed.notify_all();
+    }
+}

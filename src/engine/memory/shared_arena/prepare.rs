@@ -1,0 +1,114 @@
+//! Varied sizes (policy-R12) as puts see them, and the standing hole (policy-R13).
+//!
+//! A miss, a put that goes to the arena, and a growth leave a note if the holes do not suffice for what is wanted. The
+//! maintenance of the pool follows it: it moves a few granules, looks again, and stops when a get would have next to nothing to
+//! move. Each step is a plan of its own, so that gets find most of the granules in the arena meanwhile. Where a get moved
+//! granules itself, it did not wait for them to be unmapped at their old places: that comes first.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::super::books::Books;
+use super::SharedArena;
+use crate::backend::VirtualMemory;
+
+/// Steps in one go, so that other pools do not wait long for the thread.
+const STEPS_AT_ONCE: usize = 16;
+/// After so many looks without a note the thread sleeps until the next one wakes it.
+const QUIET_LOOKS: u32 = 16;
+
+impl SharedArena {
+    /// Whether sizes vary, so that a large buffer goes to the arena when it is put (policy-R3). A load.
+    #[inline]
+    pub(in crate::engine) fn is_varied(&self) -> bool {
+        // Relaxed: a hint; either way of a put is right.
+        self.is_varied.load(Ordering::Relaxed)
+    }
+
+    /// Whether a hole is to be prepared. A load.
+    #[inline]
+    pub(in crate::engine) fn lacks_hole(&self) -> bool {
+        // Relaxed: a hint; the lock decides.
+        self.lacks_hole.load(Ordering::Relaxed)
+    }
+
+    /// Sizes that varied long enough ago do so no more at `now_us`.
+    pub(in crate::engine) fn refresh_demand(&self, now_us: u64) {
+        if self.is_varied() {
+            let changed = self.note_demand(&self.state.lock(), now_us);
+            self.log.sizes_changed(changed);
+        }
+    }
+
+    /// Returns whether sizes vary, if that has changed: for the log, when the lock is released.
+    #[must_use]
+    pub(in crate::engine) fn note_demand(&self, state: &Books, now_us: u64) -> Option<bool> {
+        let is_varied = state.is_varied(now_us);
+        // Compared first: the line stays shared while nothing changes.
+        if self.is_varied() == is_varied {
+            return None;
+        }
+        self.is_varied.store(is_varied, Ordering::Relaxed);
+        Some(is_varied)
+    }
+
+    pub(in crate::engine) fn note_holes(&self, state: &Books, now_us: u64) {
+        if self.is_varied() && !self.lacks_hole() && state.lacks_hole(now_us) {
+            self.lacks_hole.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Granules of a get were moved: the maintenance of the pool unmaps them where they were.
+    pub(in crate::engine) fn note_old_places(&self) {
+        if self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
+            self.lacks_hole.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Unmaps moved granules where they were. Returns whether there were any; after a refusal they are left for later. A slow
+    /// call.
+    fn unmap_old_places(&self) -> bool {
+        if !self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
+            return false;
+        }
+        let Err(error) = self.source.unmap_old_places() else { return true };
+        let reported = self.state.lock().note_not_unmapped(error);
+        self.log.release_error(reported);
+        false
+    }
+
+    /// Moves granules together where a hole is wanted. Returns whether to look again soon. Slow calls.
+    pub(in crate::engine) fn prepare_hole(&self, now_us: u64) -> bool {
+        // What changes from here on leaves another note.
+        if self.lacks_hole.swap(false, Ordering::Relaxed) {
+            self.quiet_looks.store(0, Ordering::Relaxed);
+            if (0..STEPS_AT_ONCE).all(|_| self.prepare_step(now_us)) {
+                self.lacks_hole.store(true, Ordering::Relaxed);
+            }
+        } else if self.is_preparing() {
+            self.quiet_looks.fetch_add(1, Ordering::Relaxed);
+        }
+        self.is_preparing()
+    }
+
+    /// Whether notes come so often that looking for them costs less than a wake-up for each.
+    pub(in crate::engine) fn is_preparing(&self) -> bool {
+        self.lacks_hole() || self.quiet_looks.load(Ordering::Relaxed) < QUIET_LOOKS
+    }
+
+    /// Unmaps what gets have moved, or makes one step towards a standing hole. Returns whether there was one to make. A slow
+    /// call.
+    pub(in crate::engine) fn prepare_step(&self, now_us: u64) -> bool {
+        if self.unmap_old_places() {
+            return true;
+        }
+        let mut state = self.state.lock();
+        let Some(plan) = state.plan_preparation(now_us) else { return false };
+        let executor = state.executor(&plan);
+        drop(state);
+        let executed = executor.execute(&self.source, &plan, Instant::now());
+        self.state.lock().settle_preparation(plan, executed, now_us);
+        self.settled.notify_all();
+        true
+    }
+}
