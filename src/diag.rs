@@ -18,7 +18,7 @@ use std::time::Duration;
 use crate::backend::SourceError;
 use crate::dump::{Dump, HeldBuffer};
 use crate::error::{Error, UsageReport};
-use crate::stats::Stats;
+use crate::stats::{RequestStats, Stats};
 use pinpool_observe::judge::Judgement;
 #[cfg(feature = "observe")]
 use pinpool_observe::record::Recorded;
@@ -347,8 +347,9 @@ impl PoolLog {
 
     /// The last handle of the pool was dropped. To do: nothing.
     pub(crate) fn ended(&self, stats: &Stats) {
-        let Stats { gets, hits, misses, failed_gets, evicted, underlying, .. } = stats;
-        let (pins, peak) = (underlying.allocs, Size(stats.peak_pinned_bytes));
+        let Stats { requests, memory, .. } = stats;
+        let RequestStats { served: gets, hits, misses, failed: failed_gets, .. } = requests;
+        let (pins, peak, evicted) = (memory.pin.count, Size(memory.peak_held_bytes), memory.evictions.over_limit);
         log::info!(
             pool,
             "{self}closed: requests={gets} hits={hits} misses={misses} failed={failed_gets} evicted={evicted} pins={pins} \

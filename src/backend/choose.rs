@@ -10,6 +10,7 @@
 //! one, and copies only where there is a context; those of `register` and `cuda` make one. A source that the user names is
 //! not tried but by its first get, except for `vmm`.
 
+use pinpool_os::words::Size;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -332,7 +333,11 @@ fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Optio
     match lock_limit() {
         Some(limit_bytes) if max_bytes.is_none_or(|max_bytes| max_bytes > limit_bytes) => {
             let why = || {
-                format!("RLIMIT_MEMLOCK lets this process lock only {limit_bytes} B, under {LEAST_LOCKABLE_BYTES} B")
+                format!(
+                    "RLIMIT_MEMLOCK lets this process lock only {}, less than {}",
+                    Size(limit_bytes),
+                    Size(LEAST_LOCKABLE_BYTES)
+                )
             };
             if limit_bytes >= LEAST_LOCKABLE_BYTES { Ok(Some(limit_bytes)) } else { Err(why()) }
         }

@@ -97,6 +97,8 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     let mut shared = LedgerReport::default();
     (shared.name, shared.max_bytes) = ("job".to_owned(), Some(64 * MIB));
     let loss = |records, lost, failure: Option<&str>| Recorded { records, lost, failure: failure.map(str::to_owned) };
+    let mut ended = Stats::default();
+    (ended.requests.served, ended.requests.misses, ended.memory.peak_held_bytes) = (2, 2, 24 * MIB);
     let mut lines = Vec::new();
     let mut add = |method: &'static str, call: &dyn Fn()| {
         let found = captured::lines_of(call);
@@ -170,7 +172,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     add("recorded_all", &|| log.recorded(path, &loss(120, 0, None)));
     add("records_lost", &|| log.recorded(path, &loss(120, 3, None)));
     add("recording_failed", &|| log.recorded(path, &loss(120, 3, Some("no space left on device"))));
-    add("ended", &|| log.ended(&Stats { gets: 2, misses: 2, peak_pinned_bytes: 24 * MIB, ..Stats::default() }));
+    add("ended", &|| log.ended(&ended));
     add("still_out", &|| log.still_out(1, MIB, &[]));
     add("closed_in_flight", &|| log.closed_in_flight(1, 4096, Duration::from_secs(30)));
     add("left_pinned", &|| log.left_pinned(24 * MIB));

@@ -28,7 +28,7 @@ fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
                     text.contains("1 earlier request is waiting") && text.contains("cannot allocate 24.0MiB"),
                     "{text}"
                 );
-                assert_eq!(pool.stats().reserve_bytes, 0);
+                assert_eq!(pool.stats().memory.reserve_bytes, 0);
                 // Beside that get there is room.
                 pool.prewarm(10 << 20).unwrap();
                 assert!(!waiting.is_finished());

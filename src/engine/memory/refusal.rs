@@ -2,14 +2,13 @@
 
 use pinpool_os::words::Size;
 
-use super::Refusal;
-use super::backing::{Backing, Supply};
+use super::{Memory, Refusal};
 use crate::backend::lock_limit;
 use crate::error::{Error, ErrorKind, Report, Retry, SourceError, UsageReport};
 use crate::quota::{Level, QuotaExceeded};
 use crate::size_class::Class;
 
-impl Backing {
+impl Memory {
     /// Whether waiting may help a request that the source refused: some pool has memory that may come back, or the source is
     /// only busy.
     pub(in crate::engine) fn may_recover(&self, error: &SourceError) -> bool {
@@ -18,11 +17,6 @@ impl Backing {
             Retry::Later => self.budget().has_claims_nearby(),
             Retry::Never => self.budget().used_bytes() > 0,
         }
-    }
-
-    /// The longest piece of free memory.
-    pub(in crate::engine) fn longest_free_bytes(&self) -> u64 {
-        self.arena().map_or(0, |arena| arena.state().arena().longest_hole_bytes())
     }
 
     /// Why a block of `class` can never be held.
@@ -97,10 +91,9 @@ impl Backing {
     }
 
     fn remedy_of_pool(&self, needed_bytes: u64) -> &'static str {
-        let (may_grow, could_hold) = match &self.supply {
-            Supply::OneEach(_) => (true, self.max_bytes().is_none_or(|max_bytes| needed_bytes <= max_bytes)),
-            Supply::Shared(domain) => (domain.arena().may_grow(), domain.arena().could_hold(needed_bytes)),
-        };
+        // The text for whole pages, which every supply can tell.
+        let class = Class { bytes: usize::try_from(needed_bytes).unwrap_or(usize::MAX), index: 0 };
+        let (may_grow, could_hold) = (self.may_grow(), self.could_hold(class));
         match (may_grow, could_hold) {
             (false, true) => {
                 "return buffers sooner, raise PINPOOL_RESERVE (all of it is in use), or set PINPOOL_GROWTH=1"
@@ -110,7 +103,7 @@ impl Backing {
                 "request less or raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=)"
             }
             (true, false) => "request less or raise PINPOOL_MAX_BYTES",
-            (true, true) if self.fallback.is_some() => {
+            (true, true) if self.pageable.is_some() => {
                 "return buffers sooner or raise PINPOOL_MAX_BYTES (the limit on unpinned memory is reached too)"
             }
             (true, true) => "return buffers sooner or raise PINPOOL_MAX_BYTES",
@@ -119,9 +112,9 @@ impl Backing {
 
     /// The limit to raise where that of `level` refuses, by the name of its setting.
     pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
-        match (level, &self.supply) {
-            (Level::Partition, _) => "the limit of the partition",
-            (_, Supply::Shared(domain)) if !domain.arena().may_grow() => "PINPOOL_RESERVE",
+        match level {
+            Level::Partition => "the limit of the partition",
+            _ if !self.may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",
         }

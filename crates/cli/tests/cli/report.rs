@@ -168,7 +168,7 @@ fn a_workload_is_replayed_and_drawn_over_its_time() {
         "<td>4 KiB</td><td>20</td><td>80 KiB</td>",
         "<td>976.6 KiB</td><td>2</td>",
         "<dt>gets</dt><dd>23</dd>",
-        "<strong>warming up</strong>",
+        "<strong>warming_up</strong>",
         "there are no pin times",
     ] {
         assert!(page.contains(text), "no {text} in {page}");
