@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 
 use super::domain::{Domain, PoolView};
 use super::supply::{Acquired, BlockMemory, Direct, Fallback, Refusal, SharedArena, SlowCalls, Stop};
-use super::waiters::Beside;
 use crate::backend::{PageTiers, Source};
 use crate::diag::PoolLog;
 use crate::ledger::SharedCeiling;
@@ -232,19 +231,17 @@ impl Backing {
         }
     }
 
-    /// The memory beside a get of the class `first`, as a get of `class` would use it. Counts a buffer as all the granules
-    /// that it may touch, so that what is beside leaves the first whole ones. None where memory is held in regions, which
-    /// a small buffer may keep from being replaced.
-    pub(in crate::engine) fn beside(&self, first: Class, class: Class) -> Beside {
-        let room_bytes = match &self.supply {
+    /// What the limit leaves next to a request of the class `first`. Counts a buffer as all the granules that it may touch, so
+    /// that the first has whole ones. Nothing if memory is held in regions, which a small buffer may keep from being replaced.
+    pub(in crate::engine) fn room_next_to(&self, first: Class) -> u64 {
+        match &self.supply {
             Supply::Direct(direct) => direct.room_beside_bytes(first.bytes),
             Supply::Shared(domain) => domain.arena().room_beside_bytes(first.bytes as u64),
-        };
-        Beside { room_bytes, needed_bytes: self.beside_bytes(class) }
+        }
     }
 
-    /// What a buffer of `class` uses of the memory beside the first in line.
-    pub(in crate::engine) fn beside_bytes(&self, class: Class) -> u64 {
+    /// What a buffer of `class` uses of the memory next to the head of the wait queue.
+    pub(in crate::engine) fn bytes_next_to(&self, class: Class) -> u64 {
         match &self.supply {
             Supply::Direct(direct) => direct.held_bytes(class.bytes),
             Supply::Shared(domain) => domain.arena().touched_bytes(class.bytes as u64),

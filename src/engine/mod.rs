@@ -3,7 +3,7 @@
 //! ```text
 //!   pool, buffer
 //!      │
-//!   user_block ─▶ recent, core ─▶ in_flight, waiters, shortage, maintenance, accounts
+//!   user_block ─▶ recent, core ─▶ in_flight, wait_queue, shortage, maintenance, accounts
 //!                   └───▶ stock ─▶ idle, backing ─▶ domain ─▶ supply
 //!                           └────▶ block (generic over its owner, so that nothing below the core knows it)
 //! ```
@@ -22,7 +22,7 @@
 //! | `domain/` | an arena and the pool over it: the order of steps when memory is needed |
 //! | `supply/` | where memory comes from and returns to; knows no pool |
 //! | `core/waiting.rs` | a get without room, and the put that serves it |
-//! | `waiters/` | the line of gets that wait for room |
+//! | `wait_queue/` | the requests that wait for room |
 //! | `shortage.rs` | a time without room, logged once |
 //! | `owners.rs` | who holds the buffers that were got under a tag |
 //! | `core/report.rs` | the report of a get that found no memory |
@@ -48,16 +48,17 @@ mod shortage;
 mod stock;
 mod supply;
 mod user_block;
-mod waiters;
+mod wait_queue;
 
 pub(crate) use self::backing::{Backing, Supply};
 pub(crate) use self::block::BufferState;
 pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
-pub(crate) use self::core::{Account, Begun, Core, OutsideClaim, Polled, SideCall, WaitingClaim, WaitingGet, Wanted};
+pub(crate) use self::core::{Account, Core, OutsideClaim, Wanted};
 pub(crate) use self::domain::Domain;
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;
 pub(crate) use self::supply::{Adopted, CalledSource, Direct, Fallback, SharedArena, SharedArenaConfig, granule_bytes};
 pub(crate) use self::user_block::Block;
+pub(crate) use self::wait_queue::WaitTicket;
 pub use clock::ManualClock;

@@ -28,7 +28,7 @@ mod mapping_watch;
 mod shared_arena;
 
 use std::ptr::NonNull;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
@@ -84,10 +84,6 @@ pub(crate) enum SlowCalls {
     Held(Instant, Instant),
 }
 
-/// A request that begins waits at least this long for calls of other threads, even if it may not wait for room: they take
-/// milliseconds, as its own does.
-pub(in crate::engine) const CALL_PATIENCE: Duration = Duration::from_millis(100);
-
 impl SlowCalls {
     /// It waits no longer for plans of other threads, and for their calls.
     pub(in crate::engine) fn until(self) -> (Instant, Instant) {
@@ -130,7 +126,7 @@ impl<R> Stop<R> {
 
 /// Why there is no memory.
 #[derive(Debug, Clone)]
-pub(in crate::engine) enum Refusal {
+pub(crate) enum Refusal {
     /// A block of this much would exceed a ceiling.
     Over { needed_bytes: u64, over: QuotaExceeded },
     /// Others wait for memory, the first of them for this much, and there is no room beside it.
