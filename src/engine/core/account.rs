@@ -13,8 +13,8 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use super::super::memory::Refusal;
 use super::super::owners::Ledger;
-use super::super::supply::Refusal;
 use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter};
 use super::{Block, Core, POOLS};
 use crate::error::{ErrorKind, Result};

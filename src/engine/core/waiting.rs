@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
-use super::super::supply::{Refusal, SlowCalls, Stop};
+use super::super::memory::{Refusal, SlowCalls, Stop};
 use super::super::wait_queue::{KeepAlive, Server, WaitTicket, Waiter, deadline};
 use super::account::Wanted;
 use super::{Block, Core};
