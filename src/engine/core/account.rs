@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::super::memory::Refusal;
 use super::super::owners::Ledger;
-use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter};
+use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter, deadline};
 use super::{Block, Core, POOLS};
 use crate::error::{ErrorKind, Result};
 use crate::quota::{Budget, Claim, RoomWatcher};
@@ -221,7 +221,7 @@ impl Account {
             return Err(self.refuse(wanted, refusal));
         }
         self.core.log.began_to_wait(wanted.len as u64, wanted.class.bytes as u64);
-        let waiter = Waiter::new(wanted.clone(), wanted.class, wait, keep_alive);
+        let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline(wait)), keep_alive);
         Ok(Err(WaitTicket::new(self, waiter, Some(refusal))))
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
 use super::super::memory::{Refusal, SlowCalls, Stop};
-use super::super::wait_queue::{KeepAlive, Server, WaitTicket, Waiter, deadline};
+use super::super::wait_queue::{KeepAlive, Server, WAIT_MAX, WaitTicket, Waiter, deadline};
 use super::account::Wanted;
 use super::{Block, Core};
 use crate::backend::SourceError;
@@ -41,8 +41,8 @@ impl Core {
         if !self.may_wait(wanted, wait, &refusal) {
             return self.give_up(wanted, refusal);
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        let ticket = WaitTicket::new(self, Waiter::new(wanted.clone(), wanted.class, left, None), Some(refusal));
+        let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), None);
+        let ticket = WaitTicket::new(self, waiter, Some(refusal));
         let served = ticket.wait();
         self.end_wait(&ticket, served)
     }
@@ -58,7 +58,9 @@ impl Core {
             self.record_get(&block, wanted, None);
             return Ok(Ok(block));
         }
-        let waiter = Waiter::new(wanted.clone(), wanted.class, wait, Some(keep_alive));
+        // Without a wait for room it still waits for driver calls.
+        let deadline = deadline(if wait.is_zero() { WAIT_MAX } else { wait });
+        let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), Some(keep_alive));
         let served = match self.first_attempt(wanted, SlowCalls::None) {
             Ok(block) => Ok(block),
             Err(Stop::NeedsCall) => return Ok(Err(WaitTicket::new(self, waiter, None))),

@@ -53,7 +53,7 @@ use pinpool_os::threads;
 use pinpool_os::unwind::caught;
 
 /// Longest wait for room.
-const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
 
 /// Shortest time that an attempt may wait for driver calls of other threads, however soon the next look is due.
 const CALL_PATIENCE: Duration = Duration::from_micros(500);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::{Server, WAIT_MAX, deadline};
+use super::Server;
 use crate::size_class::Class;
 use pinpool_os::sync::{Condvar, Mutex};
 use pinpool_os::unwind::caught;
@@ -45,11 +45,11 @@ struct WaiterState<S: Server> {
 }
 
 impl<S: Server> Waiter<S> {
-    /// A task has a `keep_alive`. A `wait` of zero, which waits for no room, has no deadline.
+    /// `wait` ends at `deadline`. A task has a `keep_alive`.
     pub(in crate::engine) fn new(
         request: S::Request,
         class: Class,
-        wait: Duration,
+        (wait, deadline): (Duration, Instant),
         keep_alive: Option<KeepAlive>,
     ) -> Self {
         let begun = Instant::now();
@@ -63,7 +63,6 @@ impl<S: Server> Waiter<S> {
             refusal: None,
             waker: None,
         };
-        let deadline = deadline(if wait.is_zero() { WAIT_MAX } else { wait });
         Self {
             request,
             class,
@@ -107,14 +106,16 @@ impl<S: Server> Waiter<S> {
         (state.item, state.was_handed, state.has_ended) = (Some(item), true, true);
     }
 
-    /// Ends the wait, with `item` or without. Returns `item` if it has ended before.
+    /// Ends the wait, with `item` or without. Returns what is not needed: `item` if the wait has ended before, or what was handed
+    /// over, which is counted when it is taken, while what an attempt finds is counted then.
     pub(super) fn end(&self, item: Option<S::Item>) -> Option<S::Item> {
         let mut state = self.state.lock();
-        if std::mem::replace(&mut state.has_ended, true) {
-            return item;
+        let is_open = !std::mem::replace(&mut state.has_ended, true);
+        if is_open || item.is_some() && state.item.is_some() {
+            state.was_handed = false;
+            return std::mem::replace(&mut state.item, item);
         }
-        state.item = item;
-        None
+        item
     }
 
     pub(super) fn has_ended(&self) -> bool {
