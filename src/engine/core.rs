@@ -33,8 +33,7 @@ use super::ceiling::{AutoCeiling, CeilingControl, CeilingSource};
 use super::clock::Timekeeper;
 use super::idle::thread_cache::Shard;
 use super::maintenance::Maintenance;
-use super::memory::Backing;
-use super::memory::{Adopted, Refusal};
+use super::memory::{Adopted, Memory, Refusal};
 use super::memory::{PoolView, ReserveWait};
 use super::owners::Owners;
 use super::shortage::Shortage;
@@ -129,7 +128,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(
         config: Config,
-        backing: Backing,
+        memory: Memory,
         time: Timekeeper,
         log: Arc<PoolLog>,
         recorder: Option<Arc<Recorder>>,
@@ -139,8 +138,8 @@ impl Core {
             process: std::process::id(),
             // Relaxed: a number on its own.
             number: POOLS.fetch_add(1, Ordering::Relaxed),
-            device: DeviceWatch::new(backing.source()),
-            stock: Stock::new(&config, backing, log.clone(), recorder),
+            device: DeviceWatch::new(memory.source()),
+            stock: Stock::new(&config, memory, log.clone(), recorder),
             in_flight: InFlight::new(),
             waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
@@ -165,9 +164,9 @@ impl Core {
             log,
             config,
         });
-        if let Some(domain) = core.backing().domain() {
+        if let Some(arena) = core.backing().arena() {
             let pool: Weak<Self> = Arc::downgrade(&core);
-            domain.attach(pool);
+            arena.attach(pool);
         }
         core.stock.record(Event::Ceiling { bytes: core.backing().max_bytes().unwrap_or(u64::MAX) });
         if let Some(thread) = core.thread {
@@ -200,7 +199,7 @@ impl Core {
         self.log.ceiling_changed(before, max_bytes, why);
         self.complete_copies();
         self.stock.enforce_limits(self, self.time.coarse_us());
-        self.backing().domain().into_iter().for_each(|domain| domain.resume_reserve(self.time.coarse_us()));
+        self.backing().arena().into_iter().for_each(|arena| arena.resume_reserve(self.time.coarse_us()));
         self.notice(Pace::Active);
         self.room_was_made();
     }
@@ -264,8 +263,8 @@ impl Core {
 
     /// Where the memory comes from.
     #[inline]
-    pub(crate) fn backing(&self) -> &Backing {
-        self.stock.backing()
+    pub(crate) fn backing(&self) -> &Memory {
+        self.stock.memory()
     }
 
     /// The calling thread's shard, if gets and puts of this pool may take the short path.
@@ -366,12 +365,12 @@ impl Core {
 
     /// Waits until all of the reserve is there, by `until`. False if it is not there then.
     pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
-        let Some(domain) = self.backing().domain() else { return Ok(true) };
-        match domain.await_reserve(until, self.time.now_us()) {
+        let Some(arena) = self.backing().arena() else { return Ok(true) };
+        match arena.await_reserve(until, self.time.now_us()) {
             ReserveWait::Pinned => Ok(true),
             ReserveWait::TimedOut => Ok(false),
             ReserveWait::Stopped(error) => {
-                let len = usize::try_from(self.stats().reserve_asked_bytes).unwrap_or(usize::MAX);
+                let len = usize::try_from(self.stats().memory.reserve_target_bytes).unwrap_or(usize::MAX);
                 Err(self.refused(&Wanted::reserve(len), Refusal::Source(error), 0))
             }
         }

@@ -18,8 +18,8 @@ use crate::config::env::VariableReport;
 use crate::config::{Ceiling, Config, EnvReport, HugeTlb, LedgerName, OnFull, Preset, Settings, env, for_each_setting};
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
-    Backing, CalledSource, CeilingSource, Clock, Core, Domain, OneEach, Pageable, SharedArena, SharedArenaConfig,
-    Supply, Timekeeper, granule_bytes,
+    ArenaSettings, ArenaSupply, CalledSource, CeilingSource, Clock, Core, Memory, OneEach, Pageable, Timekeeper,
+    granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::finding::Finding;
@@ -266,11 +266,11 @@ impl PoolBuilder {
             #[cfg(not(feature = "observe"))]
             let recorder: Option<Arc<Recorder>> = None;
             let source = CalledSource::new(chosen.source, recorder.clone());
-            let fallback = (config.on_full == OnFull::Pageable).then(|| Pageable::new(max_bytes));
+            let pageable = (config.on_full == OnFull::Pageable).then(|| Pageable::new(max_bytes));
             let ledger = ledger.or_else(|| process_ceiling(config, &log, &ceiling_source)).map(Arc::new);
             let claim = Budget::under(ledger, max_bytes);
-            let backing = Backing::new(supply(config, source, claim, &log, &root)?, fallback);
-            let core = Core::new(config.clone(), backing, Timekeeper::new(self.clock.clone()), log.clone(), recorder);
+            let memory = memory(config, (source, claim), pageable, &log, root.clone())?;
+            let core = Core::new(config.clone(), memory, Timekeeper::new(self.clock.clone()), log.clone(), recorder);
             core.change_ceiling_by(ceiling_source, auto);
             #[cfg(feature = "observe")]
             core.serve_statistics();
@@ -405,22 +405,28 @@ fn process_ceiling(config: &Config, log: &PoolLog, source: &CeilingSource) -> Op
     is_bound.then(|| SharedCeiling::OfProcess(ProcessCeiling::attach(&source.root, log.name.as_deref(), ceiling)))
 }
 
-fn supply(config: &Config, source: CalledSource, claim: Claim, log: &Arc<PoolLog>, root: &Path) -> Result<Supply> {
+fn memory(
+    config: &Config,
+    (source, claim): (CalledSource, Claim),
+    pageable: Option<Pageable>,
+    log: &Arc<PoolLog>,
+    root: PathBuf,
+) -> Result<Memory> {
     match config.preset {
-        Preset::TensorFlow => Ok(Supply::OneEach(OneEach::new(source, claim, log.clone()))),
+        Preset::TensorFlow => Ok(Memory::one_each(OneEach::new(source, claim, log.clone()), pageable)),
         Preset::Adaptive => {
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
-            let retention = Retention::after(idle_timeout_us);
             let backend = source.name();
-            let (may_grow, pin_threads) = (config.growth, config.pin_threads_on_host());
-            // Miri takes a thread that does not end for a leak.
-            let background_thread = config.may_poll();
-            let config_of_arena = SharedArenaConfig { may_grow, pin_threads, background_thread, retention };
-            SharedArena::new(source, claim, config_of_arena, log.clone())
-                .map(|arena| {
-                    let arena = arena.with_host_root(root.to_owned());
-                    Supply::Shared(Arc::new(Domain::new(arena, log.clone(), config.code.pressure.as_deref())))
-                })
+            let settings = ArenaSettings {
+                may_grow: config.growth,
+                pin_threads: config.pin_threads_on_host(),
+                // Miri takes a thread that does not end for a leak.
+                background_thread: config.may_poll(),
+                retention: Retention::after(idle_timeout_us),
+            };
+            let files = (root, config.code.pressure.as_deref());
+            ArenaSupply::new(source, claim, settings, log.clone(), files)
+                .map(|arena| Memory::of_arena(Arc::new(arena), pageable))
                 .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
         }
     }

@@ -20,7 +20,7 @@ use super::{Block, Core};
 use crate::ledger::{LedgerReport, SharedCeiling, Want};
 use crate::maintenance_thread::Pace;
 use crate::quota::{Level, QuotaExceeded};
-use crate::stats::{EvictionReason, LedgerStats};
+use crate::stats::{EvictionReason, SharedLimitStats};
 use pinpool_os::sync::process::Ordering;
 
 /// Released for others in one go: then what they lack is looked at again, as other owners release, too.
@@ -67,7 +67,7 @@ impl Core {
                 core.notice(Pace::Copies);
             }
             // Without a thread the next poll goes on.
-            core.backing().domain().into_iter().for_each(|domain| domain.ledger_has_changed());
+            core.backing().arena().into_iter().for_each(|arena| arena.ledger_has_changed());
             true
         });
         self.log.no_thread(begun);
@@ -120,7 +120,7 @@ impl Core {
             if given_bytes == 0 {
                 self.complete_copies();
             }
-            match self.backing().give_room(lacking_bytes.min(STEP_BYTES), self, self.time.coarse_us()) {
+            match self.backing().release_idle(lacking_bytes.min(STEP_BYTES), self, self.time.coarse_us()) {
                 0 => break,
                 bytes => given_bytes += bytes,
             }
@@ -162,7 +162,7 @@ impl Core {
             match ledger.others_lack() {
                 // A region of its own went back with the block.
                 0 => {}
-                lacking_bytes => drop(self.backing().give_room(lacking_bytes, self, now_us)),
+                lacking_bytes => drop(self.backing().release_idle(lacking_bytes, self, now_us)),
             }
             None
         } else {
@@ -213,11 +213,11 @@ impl Core {
     }
 
     /// What the ledger says.
-    pub(super) fn ledger_stats(&self) -> Option<LedgerStats> {
+    pub(super) fn ledger_stats(&self) -> Option<SharedLimitStats> {
         let LedgerReport { name, max_bytes, held_bytes, owners, .. } = self.host_ledger()?.host_ledger()?.report();
         let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();
         let others = || owners.iter().filter(|owner| !owner.is_own);
-        Some(LedgerStats {
+        Some(SharedLimitStats {
             owners: owners.len() as u64,
             own_bytes,
             others_bytes: held_bytes.saturating_sub(own_bytes),

@@ -7,7 +7,7 @@ use super::super::memory::{Refusal, SlowCalls, Stop};
 use super::super::wait_queue::{Server, WaitQueue, Waiter};
 use super::attention::Reason;
 use super::verdicts::nanos;
-use super::waiting::{CALL_PATIENCE, reason_of};
+use super::waiting::CALL_PATIENCE;
 use super::{Block, Core, Wanted};
 use crate::maintenance_thread::pause_for_copies;
 use pinpool_os::sync::process::{Ordering, fence};
@@ -44,12 +44,12 @@ impl Server for Core {
             return Ok(block);
         }
         if !self.backing().could_hold(class) {
-            return self.fall_back(class.bytes, class, &refused).ok_or_else(|| self.backing().refusal_for_good(class));
+            return self.fall_back(class.bytes, class).ok_or_else(|| self.backing().refusal_for_good(class));
         }
         let begun = Instant::now();
         let is_early = self.backoff.is_early(&refused);
         let calls = if is_early { SlowCalls::Held(until, until) } else { SlowCalls::Until(until, until) };
-        let attempt = || self.acquire(class, calls, Some(reason_of(&refused))).map_err(Stop::refusal);
+        let attempt = || self.acquire(class, calls).map_err(Stop::refusal);
         let acquired = match attempt() {
             Err(_) if is_early => Err(refused.clone()),
             Err(refusal) if self.note_want(&refusal) => attempt(),

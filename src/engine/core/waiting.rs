@@ -15,11 +15,10 @@ use super::super::memory::{Refusal, SlowCalls, Stop};
 use super::super::wait_queue::{KeepAlive, Server, WAIT_MAX, WaitTicket, Waiter, deadline};
 use super::account::Wanted;
 use super::{Block, Core};
-use crate::backend::SourceError;
 use crate::diag::is_power_of_ten;
 use crate::error::{ErrorKind, Result};
 use crate::size_class::Class;
-use crate::stats::{EvictionReason, MissReason};
+use crate::stats::EvictionReason;
 use pinpool_os::sync::process::Ordering;
 
 /// A request that begins waits at least this long for calls of other threads, even if it may not wait for room: they take
@@ -105,8 +104,7 @@ impl Core {
 
     /// The driver calls for a task have not returned within its `wait`.
     fn give_up_call(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
-        let call = Refusal::Source(SourceError::new("a driver call", "has not returned"));
-        self.fall_back(wanted.len, wanted.class, &call).ok_or_else(|| {
+        self.fall_back(wanted.len, wanted.class).ok_or_else(|| {
             self.accounts.count_failed_get();
             ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into()
         })
@@ -118,7 +116,7 @@ impl Core {
         self.acquire_in_turn(class, calls).or_else(|stop| match stop {
             // What is over the limit need not wait for room under it.
             Stop::Refused(refusal) if !self.backing().could_hold(class) => {
-                self.fall_back(len, class, &refusal).ok_or(Stop::Refused(refusal))
+                self.fall_back(len, class).ok_or(Stop::Refused(refusal))
             }
             stop => Err(stop),
         })
@@ -128,16 +126,16 @@ impl Core {
     fn acquire_in_turn(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
         let now_us = self.tick_if_alone();
         self.stock.enforce_count_limit(now_us);
-        let needed_bytes = || self.backing().bytes_next_to(class);
-        match self.waiters.try_pass(|first| (self.backing().room_next_to(first), needed_bytes())) {
+        let needed_bytes = || self.backing().beside_bytes(class);
+        match self.waiters.try_pass(|first| (self.backing().room_beside_bytes(first), needed_bytes())) {
             Ok(0) => {
-                let block = self.acquire(class, calls, None)?;
+                let block = self.acquire(class, calls)?;
                 self.shortage.end_if_calm(&self.log, now_us);
                 self.stock.enforce_idle_limit(&**self, now_us);
                 Ok(block)
             }
             Ok(passed) => {
-                let acquired = self.acquire(class, calls.without_waiting(), None);
+                let acquired = self.acquire(class, calls.without_waiting());
                 let acquired = acquired.inspect_err(|_| self.waiters.end_pass(passed, needed_bytes()));
                 acquired.map(|mut block| {
                     block.note_passed(passed);
@@ -150,18 +148,12 @@ impl Core {
         }
     }
 
-    /// Memory of its own for a get of `class`, which was refused before for the reason `refused`, if any.
-    pub(super) fn acquire(
-        self: &Arc<Self>,
-        class: Class,
-        calls: SlowCalls,
-        refused: Option<MissReason>,
-    ) -> Result<Block, Stop> {
-        let is_in_flight = || self.in_flight.any(|block| block.adopted().is_none() && block.class() == class);
+    /// New memory for a request of `class`.
+    pub(super) fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
         let at = (self.time.coarse_us(), calls);
-        let acquired = self.stock.acquire(self, class, at, &**self, refused, is_in_flight);
+        let acquired = self.stock.acquire(self, class, at, &**self);
         // Relaxed: a figure.
-        let (mut block, are_more) = acquired.inspect_err(|stop| match stop {
+        let mut block = acquired.inspect_err(|stop| match stop {
             Stop::Refused(Refusal::Source(_)) => {
                 self.verdicts.is_by_source.store(true, Ordering::Relaxed);
                 self.backoff.refused();
@@ -172,9 +164,6 @@ impl Core {
             }
             _ => {}
         })?;
-        if are_more {
-            self.sample_peaks();
-        }
         if self.config.zero {
             // A source may give what earlier use by this process left.
             block.zero();
@@ -206,7 +195,7 @@ impl Core {
 
     /// Pageable memory, or an error.
     fn give_up(self: &Arc<Self>, wanted: &Wanted, refusal: Refusal) -> Result<Block> {
-        if let Some(block) = self.fall_back(wanted.len, wanted.class, &refusal) {
+        if let Some(block) = self.fall_back(wanted.len, wanted.class) {
             return Ok(block);
         }
         let nth = self.accounts.count_failed_get();
@@ -214,20 +203,17 @@ impl Core {
     }
 
     /// A block that is not pinned, if this pool may give one out and its limit leaves room.
-    pub(super) fn fall_back(self: &Arc<Self>, len: usize, class: Class, refusal: &Refusal) -> Option<Block> {
+    pub(super) fn fall_back(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
         if self.is_closed() {
             return None;
         }
-        let (mut block, are_more) = self.stock.acquire_pageable(self, class, reason_of(refusal))?;
+        let mut block = self.stock.acquire_pageable(self, class)?;
         block.begin_time(self.time.read_us());
         let nth = self.accounts.count_fallback();
         self.shortage.count_fallback();
-        if are_more {
-            self.sample_peaks();
-        }
         if is_power_of_ten(nth) {
             let stats = self.stats();
-            self.log.fell_back(len as u64, nth, stats.fallback_bytes, stats.max_fallback_bytes);
+            self.log.fell_back(len as u64, nth, stats.memory.fallback_bytes, stats.limits.max_bytes);
         }
         Some(block)
     }
@@ -239,7 +225,7 @@ impl Core {
             return Some(block);
         }
         let class = block.class();
-        let passed = (block.passed(), self.backing().bytes_next_to(class));
+        let passed = (block.passed(), self.backing().beside_bytes(class));
         // Counted when the request takes it.
         let block = self.waiters.offer(self, block, class, passed)?;
         if !self.has_waiters() {
@@ -255,14 +241,5 @@ impl Core {
         self.waiters.wake_head();
         self.close_if_unused();
         None
-    }
-}
-
-/// Why a get that was refused misses, if it is served after all.
-pub(super) fn reason_of(refusal: &Refusal) -> MissReason {
-    match refusal {
-        Refusal::Over { .. } => MissReason::AtCeiling,
-        Refusal::Line { .. } => MissReason::InLine,
-        Refusal::Source(_) => MissReason::BackendFailed,
     }
 }
