@@ -10,7 +10,6 @@ use super::supply::{Acquired, BlockMemory, Direct, Fallback, Refusal, SharedAren
 use super::waiters::Beside;
 use crate::backend::{PageTiers, Source};
 use crate::diag::PoolLog;
-use crate::ledger::SharedCeiling;
 use crate::quota::{Budget, Claim};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
@@ -75,11 +74,6 @@ impl Backing {
     /// Whether more is held than the ceiling, which was lowered.
     pub(in crate::engine) fn is_over_ceiling(&self) -> bool {
         self.budget().over_bytes() > 0
-    }
-
-    /// The ceiling shared with others that memory is claimed under.
-    pub(in crate::engine) fn ledger(&self) -> Option<Arc<SharedCeiling>> {
-        self.budget().shared()
     }
 
     /// Has idle memory released until `bytes` are or nothing is idle. Returns how many were. Slow calls.

@@ -32,9 +32,9 @@
 //! | `clock.rs` | the time, exact and coarse |
 
 mod accounts;
+mod auto_limit;
 mod backing;
 mod block;
-mod ceiling;
 mod classes;
 mod clock;
 mod core;
@@ -50,9 +50,9 @@ mod supply;
 mod user_block;
 mod waiters;
 
+pub(crate) use self::auto_limit::AutoLimit;
 pub(crate) use self::backing::{Backing, Supply};
 pub(crate) use self::block::BufferState;
-pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
 pub(crate) use self::core::{Account, Begun, Core, OutsideClaim, Polled, SideCall, WaitingClaim, WaitingGet, Wanted};
 pub(crate) use self::domain::Domain;

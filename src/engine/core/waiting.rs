@@ -249,7 +249,16 @@ impl Core {
     ) -> Result<Block, Stop> {
         let is_in_flight = || self.in_flight.any(|block| block.adopted().is_none() && block.class() == class);
         let at = (self.time.coarse_us(), calls);
-        let acquired = self.stock.acquire(self, class, at, &**self, refused, is_in_flight);
+        let attempt = || self.stock.acquire(self, class, at, &**self, refused, is_in_flight);
+        let acquired = match attempt() {
+            Err(Stop::Refused(refusal)) if self.others_make_room(&refusal, calls) => {
+                if calls == SlowCalls::None {
+                    return Err(Stop::NeedsCall);
+                }
+                attempt()
+            }
+            acquired => acquired,
+        };
         // Relaxed: a figure.
         let (mut block, are_more) = acquired.inspect_err(|stop| match stop {
             Stop::Refused(Refusal::Source(_)) => {

@@ -287,14 +287,17 @@ impl Domain {
     /// own ceiling. Returns whether that is more than before.
     fn want_of_ledger(&self, change: impl FnOnce(u64, u64) -> u64) -> bool {
         let state = self.arena.state();
-        let Some(ledger) = state.budget().shared() else { return false };
+        let budget = state.budget().clone();
+        if !budget.is_shared() {
+            return false;
+        }
         let lacking_bytes = state.reserve_to_come().min(state.budget().own_room_bytes());
         drop(state);
         let progress = self.background.progress.lock();
         let before_bytes = progress.want.bytes();
         let now_bytes = if progress.is_cancelled { 0 } else { change(before_bytes, lacking_bytes) };
         // Under the lock: two changes reach the ledger in their order. A reserve stays, so others give what is idle alone.
-        ledger.set_want(&progress.want, now_bytes, 0);
+        budget.set_want(&progress.want, now_bytes, 0);
         now_bytes > before_bytes
     }
 

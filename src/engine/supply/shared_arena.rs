@@ -250,7 +250,7 @@ impl SharedArena {
         let missing_bytes = state.arena().missing_bytes(bytes, PAGE_BYTES as u64);
         drop(state);
         let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
-        let has_ceiling = self.budget.max_bytes().is_some() || self.budget.shared().is_some();
+        let has_ceiling = self.budget.max_bytes().is_some() || self.budget.is_shared();
         if self.fits(bytes) && !(is_addressable && has_ceiling) {
             let longest_bytes = self.shape.longest_bytes;
             let what = format!("no {bytes} B in one piece are left of the {longest_bytes} B of addresses reserved");
