@@ -18,7 +18,7 @@ use crate::config::env::VariableReport;
 use crate::config::{Ceiling, Config, EnvReport, HugeTlb, LedgerName, OnFull, Preset, Settings, env, for_each_setting};
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
-    AutoLimit, Backing, CalledSource, Clock, Core, Direct, Domain, Fallback, SharedArena, SharedArenaConfig, Supply,
+    AutoLimit, Backing, CalledSource, Clock, Core, Domain, OneEach, Pageable, SharedArena, SharedArenaConfig, Supply,
     Timekeeper, granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -267,7 +267,7 @@ impl PoolBuilder {
             #[cfg(not(feature = "observe"))]
             let recorder: Option<Arc<Recorder>> = None;
             let source = CalledSource::new(chosen.source, recorder.clone());
-            let fallback = (config.on_full == OnFull::Pageable).then(|| Fallback::new(max_bytes));
+            let fallback = (config.on_full == OnFull::Pageable).then(|| Pageable::new(max_bytes));
             let claim = Budget::of_pool(max_bytes, member, ledger);
             let backing = Backing::new(supply(config, source, claim, &log, &root)?, fallback);
             let time = Timekeeper::new(self.clock.clone());
@@ -400,7 +400,7 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Hos
 
 fn supply(config: &Config, source: CalledSource, claim: Claim, log: &Arc<PoolLog>, root: &Path) -> Result<Supply> {
     match config.preset {
-        Preset::TensorFlow => Ok(Supply::Direct(Direct::new(source, claim, log.clone()))),
+        Preset::TensorFlow => Ok(Supply::OneEach(OneEach::new(source, claim, log.clone()))),
         Preset::Adaptive => {
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
             let retention = Retention::after(idle_timeout_us);

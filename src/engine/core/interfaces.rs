@@ -1,6 +1,6 @@
 //! The pool as its domain and the maintenance thread see it.
 
-use super::super::domain::PoolView;
+use super::super::memory::PoolView;
 use super::Core;
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::stats::EvictionReason;

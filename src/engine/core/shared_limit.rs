@@ -13,8 +13,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::super::domain::PoolView;
-use super::super::supply::{Refusal, SlowCalls};
+use super::super::memory::{PoolView, Refusal, SlowCalls};
 use super::attention::Reason;
 use super::{Block, Core};
 use crate::ledger::{LedgerReport, Want};
