@@ -70,7 +70,6 @@ pub(crate) struct Budget {
     level: Level,
     /// `u64::MAX` without a limit.
     max_bytes: AtomicU64,
-    highest_max_bytes: AtomicU64,
     used_bytes: AtomicU64,
     /// Among the pools of the process.
     member: Member,
@@ -116,7 +115,6 @@ impl Budget {
         Self {
             level,
             max_bytes: AtomicU64::new(max_bytes),
-            highest_max_bytes: AtomicU64::new(max_bytes),
             used_bytes: AtomicU64::new(0),
             member: Member::default(),
             host: None,
@@ -284,9 +282,7 @@ impl Budget {
     /// Sets the limit. What is claimed above a lower one stays claimed until it is returned.
     pub(crate) fn set_max_bytes(&self, max_bytes: Option<u64>) {
         // Relaxed: a claim that is made at the same time comes before or after.
-        let max_bytes = max_bytes.unwrap_or(u64::MAX);
-        self.highest_max_bytes.fetch_max(max_bytes, Ordering::Relaxed);
-        self.max_bytes.store(max_bytes, Ordering::Relaxed);
+        self.max_bytes.store(max_bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// All bytes that are claimed.
@@ -294,10 +290,9 @@ impl Budget {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// The limit, and the highest so far.
+    /// Sets the limit.
     pub(crate) fn fill(&self, stats: &mut Stats) {
-        stats.max_bytes = self.max_bytes();
-        stats.highest_max_bytes = unless_max(self.highest_max_bytes.load(Ordering::Relaxed));
+        stats.limits.max_bytes = self.max_bytes();
     }
 
     /// `None` without a limit.
@@ -455,23 +450,6 @@ mod tests {
         drop(first);
         second.keep_forever();
         assert_eq!(budget.used_bytes(), 40);
-    }
-
-    #[test]
-    fn the_highest_limit_is_remembered() {
-        let highest = |budget: &Budget| {
-            let mut stats = Stats::default();
-            budget.fill(&mut stats);
-            stats.highest_max_bytes
-        };
-        let budget = Budget::new(Some(50));
-        assert_eq!((budget.max_bytes(), highest(&budget)), (Some(50), Some(50)));
-        budget.set_max_bytes(Some(80));
-        budget.set_max_bytes(Some(20));
-        assert_eq!((budget.max_bytes(), highest(&budget)), (Some(20), Some(80)));
-        budget.set_max_bytes(None);
-        budget.set_max_bytes(Some(20));
-        assert_eq!((budget.max_bytes(), highest(&budget)), (Some(20), None));
     }
 
     #[test]

@@ -377,7 +377,7 @@ impl Core {
             ReserveWait::Pinned => Ok(true),
             ReserveWait::TimedOut => Ok(false),
             ReserveWait::Stopped(error) => {
-                let len = usize::try_from(self.stats().reserve_asked_bytes).unwrap_or(usize::MAX);
+                let len = usize::try_from(self.stats().memory.reserve_target_bytes).unwrap_or(usize::MAX);
                 Err(self.refused(&Wanted::reserve(len), Refusal::Source(error), 0))
             }
         }

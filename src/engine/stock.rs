@@ -27,7 +27,7 @@ use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::quota::{Level, QuotaExceeded};
 use crate::size_class::{Class, plain_eighths_index};
-use crate::stats::{EvictionReason, MissReason, Stats};
+use crate::stats::{EvictionReason, Stats};
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::lost;
 
@@ -109,54 +109,45 @@ impl<E> Stock<E> {
         self.idle.take(class).map(Block::from_entry)
     }
 
-    /// A new block of `class`, or an idle one that came back meanwhile; and whether there are more blocks than ever before.
-    /// Idle blocks of `pool` make room. Makes such `calls` of the source. A slow call.
+    /// A new block of `class`, or an idle one that came back meanwhile. Idle blocks of `pool` make room. Makes such `calls` of the source. A slow call.
     pub(super) fn acquire(
         &self,
         owner: &Arc<E>,
         class: Class,
         (now_us, calls): (u64, SlowCalls),
         pool: &dyn PoolView,
-        refused: Option<MissReason>,
-        is_in_flight: impl FnOnce() -> bool,
-    ) -> Result<(Block<E>, bool), Stop> {
+    ) -> Result<Block<E>, Stop> {
         if let Some(why) = self.gone.get() {
             return Err(Refusal::Source(why.clone()).into());
         }
         match self.backing.acquire(class, (now_us, calls), pool, || self.take(class))? {
-            Acquired::Reused(block) => Ok((block, false)),
+            Acquired::Reused(block) => Ok(block),
             Acquired::New(memory) => {
                 self.idle.count_allocated(now_us);
-                self.classes.made(class, refused, is_in_flight);
+                self.classes.made(class);
                 Ok(self.block(owner, memory, class))
             }
         }
     }
 
-    /// A block of pageable memory, if this pool may give one out, for a get that was refused; and whether there are more
-    /// blocks than ever before.
-    pub(super) fn acquire_pageable(
-        &self,
-        owner: &Arc<E>,
-        class: Class,
-        refused: MissReason,
-    ) -> Option<(Block<E>, bool)> {
+    /// An unpinned block, if this pool may give one out, for a request that was refused.
+    pub(super) fn acquire_pageable(&self, owner: &Arc<E>, class: Class) -> Option<Block<E>> {
         let memory = self.backing.acquire_pageable(class)?;
-        self.classes.fell_back(class, refused);
+        self.classes.fell_back(class);
         Some(self.block(owner, memory, class))
     }
 
-    fn block(&self, owner: &Arc<E>, memory: BlockMemory, class: Class) -> (Block<E>, bool) {
-        let are_more = self.lifetime.add_block();
+    fn block(&self, owner: &Arc<E>, memory: BlockMemory, class: Class) -> Block<E> {
+        self.lifetime.add_block();
         let block = Block::new(owner.clone(), memory, class, &self.spare);
         self.record_new(&block);
-        (block, are_more)
+        block
     }
 
     /// A block over a user's memory.
     pub(super) fn adopt(&self, owner: &Arc<E>, adopted: Adopted) -> Block<E> {
         let class = Class { bytes: adopted.len, index: plain_eighths_index(adopted.len) };
-        self.block(owner, BlockMemory::Adopted(adopted), class).0
+        self.block(owner, BlockMemory::Adopted(adopted), class)
     }
 
     /// Records what becomes of a block, if that is recorded.
@@ -188,7 +179,7 @@ impl<E> Stock<E> {
     pub(super) fn give_up(&self, why: SourceError, now_us: u64) -> bool {
         let is_new = self.gone.set(why).is_ok();
         if is_new {
-            self.evict_all(self.idle.seal(), now_us, EvictionReason::NotKept);
+            self.evict_all(self.idle.seal(), now_us, EvictionReason::Released);
         }
         is_new
     }
@@ -202,7 +193,7 @@ impl<E> Stock<E> {
     pub(super) fn put(&self, block: Block<E>, pool: &dyn PoolView, now_us: u64) -> PutEnd {
         if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
             self.idle.count_put();
-            self.evict(block, now_us, EvictionReason::Merged);
+            self.evict(block, now_us, EvictionReason::Released);
             self.enforce_idle_limit(pool, now_us);
             return PutEnd::Merged;
         }
@@ -282,7 +273,7 @@ impl<E> Stock<E> {
             // Other threads may put blocks meanwhile: no more are released than were idle at the start.
             let turns = self.idle.count();
             let released =
-                (0..turns).take_while(|_| is_over() && self.release_oldest(now_us, EvictionReason::OverBytes));
+                (0..turns).take_while(|_| is_over() && self.release_oldest(now_us, EvictionReason::Reclaimed));
             released.for_each(drop);
         }
     }
@@ -292,7 +283,7 @@ impl<E> Stock<E> {
         self.enforce_count_limit(now_us);
         self.evict_all(self.idle.expire(now_us), now_us, EvictionReason::Expired);
         if let Some(LoweredLimit { from, to, victims }) = self.idle.lower_limit(now_us) {
-            self.evict_all(victims, now_us, EvictionReason::LimitLowered);
+            self.evict_all(victims, now_us, EvictionReason::Released);
             self.record(Event::Limit { from, to });
             self.log.limit_lowered(from, to);
         }
@@ -304,7 +295,7 @@ impl<E> Stock<E> {
 
     /// Releases every idle block and begins a new window.
     pub(super) fn clear(&self, now_us: u64) {
-        self.evict_all(self.idle.clear(), now_us, EvictionReason::Cleared);
+        self.evict_all(self.idle.clear(), now_us, EvictionReason::Released);
         self.trim_arena(0, now_us);
     }
 
@@ -313,7 +304,7 @@ impl<E> Stock<E> {
         self.trim_arena(to_bytes, now_us);
         // No more than are idle now: what other threads put back meanwhile is not this call's.
         for _ in 0..self.idle.count() {
-            if self.backing.held_bytes() <= to_bytes || !self.release_oldest(now_us, EvictionReason::Trimmed) {
+            if self.backing.held_bytes() <= to_bytes || !self.release_oldest(now_us, EvictionReason::Released) {
                 break;
             }
             self.trim_arena(to_bytes, now_us);
@@ -373,7 +364,7 @@ impl<E> Stock<E> {
 
     /// Reports that much more is held than at the last report.
     pub(super) fn report_growth(&self, tick: &mut Tick<'_>) {
-        let (held_bytes, calls) = (self.backing.held_bytes(), self.backing.calls().underlying());
+        let (held_bytes, calls) = (self.backing.held_bytes(), self.backing.calls());
         if let Some(growth) = tick.growth_to_report(held_bytes, calls, self.backing.max_bytes()) {
             self.log.grown(&growth);
         }

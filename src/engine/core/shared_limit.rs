@@ -19,7 +19,7 @@ use super::{Block, Core};
 use crate::ledger::{LedgerReport, Want};
 use crate::maintenance_thread::Pace;
 use crate::quota::{Budget, BudgetOwner, Level, QuotaExceeded};
-use crate::stats::{EvictionReason, LedgerStats};
+use crate::stats::{EvictionReason, SharedLimitStats};
 use pinpool_os::sync::process::Ordering;
 
 /// Released for others at once; then what they lack is checked again, as other owners release, too.
@@ -216,11 +216,11 @@ impl Core {
     }
 
     /// What the ledger says.
-    pub(super) fn ledger_stats(&self) -> Option<LedgerStats> {
+    pub(super) fn ledger_stats(&self) -> Option<SharedLimitStats> {
         let LedgerReport { name, max_bytes, held_bytes, owners, .. } = self.budget().host()?.report();
         let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();
         let others = || owners.iter().filter(|owner| !owner.is_own);
-        Some(LedgerStats {
+        Some(SharedLimitStats {
             owners: owners.len() as u64,
             own_bytes,
             others_bytes: held_bytes.saturating_sub(own_bytes),

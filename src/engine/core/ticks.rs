@@ -80,7 +80,6 @@ impl Core {
         }
         self.stock.report_growth(&mut tick);
         drop(tick);
-        self.sample_peaks();
         self.report_verdict(now_us);
         if let Some((max_bytes, why)) = self.limit.change(now_us, || self.backing().budget().auto_bytes()) {
             self.apply_ceiling(max_bytes, &why);

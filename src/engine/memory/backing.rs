@@ -294,14 +294,12 @@ impl Backing {
             Supply::OneEach(direct) => direct.fill(stats),
             Supply::Shared(domain) => domain.fill(stats),
         }
-        stats.pinned_fraction = self.domain().map_or(1.0, |domain| domain.pinned_fraction());
-        stats.outside_bytes = self.outside_bytes.load(Ordering::Relaxed);
+        stats.memory.external_bytes = self.outside_bytes.load(Ordering::Relaxed);
         if let Some(fallback) = &self.fallback {
             fallback.fill(stats);
         }
         let calls = self.calls();
-        stats.underlying = calls.underlying();
-        (stats.pin, stats.unpin, stats.remap) = (calls.pin, calls.unpin, calls.remap);
+        (stats.memory.pin, stats.memory.unpin, stats.memory.remap) = (calls.pin, calls.unpin, calls.remap);
     }
 }
 

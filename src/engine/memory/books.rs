@@ -396,16 +396,15 @@ impl Books {
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
         let arena = self.arena.stats();
         self.budget().fill(stats);
-        stats.pinned_bytes = self.held_bytes();
-        stats.peak_pinned_bytes = self.peak_bytes;
-        stats.arena_free_bytes = arena.hole_bytes;
-        stats.arena_transit_bytes = arena.transit_bytes;
-        stats.arena_overhead_bytes = arena.overhead_bytes + self.reserve_overhead_bytes;
-        stats.reserve_bytes = self.pinned_reserve_bytes();
-        stats.reserve_asked_bytes = self.asked_reserve_bytes();
-        stats.awaiting_release_bytes = self.overdue_bytes.min(self.arena.releasable_bytes());
-        stats.smaller_regions = self.smaller_regions;
-        stats.moves = arena.remaps;
-        stats.mappings = arena.mappings;
+        stats.memory.held_bytes = self.held_bytes();
+        stats.memory.peak_held_bytes = self.peak_bytes;
+        stats.memory.free_bytes = arena.hole_bytes;
+        stats.memory.transit_bytes = arena.transit_bytes;
+        stats.memory.overhead_bytes = arena.overhead_bytes + self.reserve_overhead_bytes;
+        stats.memory.reserve_bytes = self.pinned_reserve_bytes();
+        stats.memory.reserve_target_bytes = self.asked_reserve_bytes();
+        stats.memory.awaiting_release_bytes = self.overdue_bytes.min(self.arena.releasable_bytes());
+        stats.memory.smaller_regions = self.smaller_regions;
+        stats.memory.mappings = arena.mappings;
     }
 }

@@ -126,7 +126,7 @@ impl Domain {
 
     pub(super) fn fill(&self, stats: &mut Stats) {
         self.arena.fill(stats);
-        stats.reserve_eta = self.reserve_eta();
+        stats.memory.reserve_eta = self.reserve_eta();
     }
 }
 

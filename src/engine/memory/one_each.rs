@@ -86,7 +86,7 @@ impl OneEach {
         let acquired = self.source.acquire(class_bytes, Some(calls.until().1));
         let took = begun.elapsed();
         let mut counts = self.counts.lock();
-        counts.calls.pinned(class_bytes as u64, took, acquired.is_ok());
+        counts.calls.pin.record(class_bytes as u64, took, acquired.is_ok());
         let region = acquired.map_err(Refusal::Source)?;
         counts.held_bytes += needed_bytes;
         counts.peak_bytes = counts.peak_bytes.max(counts.held_bytes);
@@ -145,8 +145,8 @@ impl OneEach {
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
         let CallCounts { calls, stuck_bytes, held_bytes, peak_bytes } = *self.counts.lock();
         self.budget.fill(stats);
-        (stats.pinned_bytes, stats.peak_pinned_bytes) = (held_bytes, peak_bytes);
-        stats.lost_bytes += stuck_bytes;
-        stats.mappings = calls.pin.count.saturating_sub(calls.unpin.count);
+        (stats.memory.held_bytes, stats.memory.peak_held_bytes) = (held_bytes, peak_bytes);
+        stats.memory.lost_bytes += stuck_bytes;
+        stats.memory.mappings = calls.pin.count.saturating_sub(calls.unpin.count);
     }
 }

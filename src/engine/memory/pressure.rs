@@ -82,7 +82,7 @@ impl Domain {
             self.log.pressure_changed(pressure == Pressure::Calm);
         }
         if watch.pressure == Pressure::Severe {
-            release_idle(pool, EvictionReason::Pressure);
+            release_idle(pool, EvictionReason::Reclaimed);
             trim_all();
         }
         self.arena.refresh_demand(now_us);

@@ -71,7 +71,7 @@ impl Domain {
             if self.arena.state().excess_bytes(idle_bytes(), max_idle_bytes) == 0 {
                 return released;
             }
-            if turns == 0 || !pool.release_oldest(EvictionReason::OverBytes) {
+            if turns == 0 || !pool.release_oldest(EvictionReason::Reclaimed) {
                 return released;
             }
             turns -= 1;

@@ -135,13 +135,6 @@ impl Domain {
         (state.pinned_reserve_bytes(), state.asked_reserve_bytes())
     }
 
-    /// The share of all reserves that is there; 1 where none was asked for.
-    #[allow(clippy::cast_precision_loss)] // A share.
-    pub(in crate::engine) fn pinned_fraction(&self) -> f64 {
-        let (pinned_bytes, asked_bytes) = self.reserve_progress();
-        if asked_bytes == 0 { 1.0 } else { (pinned_bytes as f64 / asked_bytes as f64).min(1.0) }
-    }
-
     /// Whether some of the reserve waits for room under the ceiling.
     pub(in crate::engine) fn reserve_waits(&self) -> bool {
         let progress = self.background.progress.lock();

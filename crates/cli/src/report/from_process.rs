@@ -79,9 +79,9 @@ fn lost_of(object: &Value) -> [f64; 3] {
         pools(object).iter().map(of).sum()
     };
     [
-        sum(&["/wait_time/total_seconds"]),
-        sum(&["/pin/time/total_seconds", "/unpin/time/total_seconds"]),
-        sum(&["/remap/time/total_seconds"]),
+        sum(&["/requests/wait_time/total_seconds"]),
+        sum(&["/memory/pin/time/total_seconds", "/memory/unpin/time/total_seconds"]),
+        sum(&["/memory/remap/time/total_seconds"]),
     ]
 }
 
@@ -89,18 +89,18 @@ impl Seen {
     fn add(&mut self, object: Value) {
         let x = self.begun.elapsed().as_secs_f64();
         let sum = |path: &str| pools(&object).iter().filter_map(|pool| pool.pointer(path)?.as_u64()).sum::<u64>();
-        let ceilings: Vec<_> = pools(&object).iter().map(|pool| pool["max_bytes"].as_u64()).collect();
+        let ceilings: Vec<_> = pools(&object).iter().map(|pool| pool["limits"]["max_bytes"].as_u64()).collect();
         self.samples.push(Sample {
             x,
-            in_use_bytes: sum("/in_use_bytes"),
-            in_flight_bytes: sum("/in_flight_bytes"),
-            idle_bytes: sum("/idle_bytes"),
-            pinned_bytes: sum("/pinned_bytes"),
+            in_use_bytes: sum("/memory/in_use_bytes"),
+            in_flight_bytes: sum("/copies/in_flight_bytes"),
+            idle_bytes: sum("/memory/idle_bytes"),
+            pinned_bytes: sum("/memory/held_bytes"),
             ceiling_bytes: ceilings.into_iter().sum(),
-            gets: sum("/gets"),
-            hits: sum("/hits"),
-            evicted: sum("/evicted"),
-            pins: sum("/pin/count"),
+            gets: sum("/requests/served"),
+            hits: sum("/requests/hits"),
+            evicted: sum("/memory/evictions/over_limit"),
+            pins: sum("/memory/pin/count"),
         });
         let now = lost_of(&object);
         for (doing, (now, before)) in
@@ -116,8 +116,10 @@ impl Seen {
         let owners: Vec<_> =
             owners.filter_map(|owner| Some((printable(owner["tag"].as_str()?), owner["bytes"].as_u64()?))).collect();
         add_points(&mut self.tags, x, &owners);
-        let used =
-            |pool: &Value| pool["in_use_bytes"].as_u64().unwrap_or(0) + pool["in_flight_bytes"].as_u64().unwrap_or(0);
+        let used = |pool: &Value| {
+            pool["memory"]["in_use_bytes"].as_u64().unwrap_or(0)
+                + pool["copies"]["in_flight_bytes"].as_u64().unwrap_or(0)
+        };
         let used: Vec<_> = pools(&object).iter().map(|pool| (name_of(pool), used(pool))).collect();
         add_points(&mut self.pools, x, &used);
         self.last = object;

@@ -25,8 +25,8 @@ pub(super) fn timeline(workload: &Workload, replay: &Replay, set: &str) -> Resul
     let mut see = |now_us: u64, pool: &Pool| {
         judged.look(pool);
         let stats = &pool.stats();
-        let x = if has_time { now_us as f64 * 1e-6 } else { stats.gets as f64 };
-        seen.push((stats.pool_size_limit as f64, stats.raises, sample(x, stats)));
+        let x = if has_time { now_us as f64 * 1e-6 } else { stats.requests.served as f64 };
+        seen.push((stats.limits.max_idle_buffers as f64, stats.limits.raises, sample(x, stats)));
     };
     let played = replay.play_watched(workload, Some(Watch::new(workload, TIMES, &mut see)))?;
     let samples: Vec<_> = seen.iter().map(|(.., sample)| *sample).collect();
@@ -60,15 +60,15 @@ pub(super) fn timeline(workload: &Workload, replay: &Replay, set: &str) -> Resul
 fn sample(x: f64, stats: &Stats) -> Sample {
     Sample {
         x,
-        in_use_bytes: stats.in_use_bytes,
-        in_flight_bytes: stats.in_flight_bytes,
-        idle_bytes: stats.idle_bytes,
-        pinned_bytes: stats.pinned_bytes,
-        ceiling_bytes: stats.max_bytes,
-        gets: stats.gets,
-        hits: stats.hits,
-        evicted: stats.evicted,
-        pins: stats.underlying.allocs,
+        in_use_bytes: stats.memory.in_use_bytes,
+        in_flight_bytes: stats.copies.in_flight_bytes,
+        idle_bytes: stats.memory.idle_bytes,
+        pinned_bytes: stats.memory.held_bytes,
+        ceiling_bytes: stats.limits.max_bytes,
+        gets: stats.requests.served,
+        hits: stats.requests.hits,
+        evicted: stats.memory.evictions.over_limit,
+        pins: stats.memory.pin.count,
     }
 }
 

@@ -46,7 +46,7 @@ pub(crate) fn worst_first(object: &Value) -> Vec<&Value> {
 
 pub(crate) fn by_badness(one: &Value, other: &Value) -> Ordering {
     let lost = |pool: &Value| lost_share(pool).unwrap_or(-1.0);
-    let held = |pool: &Value| pool["pinned_bytes"].as_u64().unwrap_or(0);
+    let held = |pool: &Value| pool["memory"]["held_bytes"].as_u64().unwrap_or(0);
     is_alarm(other).cmp(&is_alarm(one)).then(lost(other).total_cmp(&lost(one))).then(held(other).cmp(&held(one)))
 }
 

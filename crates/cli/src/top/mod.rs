@@ -217,13 +217,16 @@ mod tests {
     #[test]
     fn the_next_pool_begins_a_history_of_its_own() {
         let mut shown = Shown::default();
-        let object = statistics(r#"{"process":5,"pools":[{"gets":10,"hits":5},{"gets":3,"name":"b"}]}"#).unwrap();
+        let object = statistics(
+            r#"{"process":5,"pools":[{"requests":{"served":10,"hits":5}},{"requests":{"served":3},"name":"b"}]}"#,
+        )
+        .unwrap();
         let begun = Instant::now();
         shown.add(&object, begun);
         assert_eq!((shown.history.now.gets, shown.progress()), (10, "process 5, pool 1 of 2".to_owned()));
         shown.next_pool();
         shown.add(&object, begun);
-        let later = statistics(r#"{"process":5,"pools":[{},{"gets":7,"name":"b"}]}"#).unwrap();
+        let later = statistics(r#"{"process":5,"pools":[{},{"requests":{"served":7},"name":"b"}]}"#).unwrap();
         shown.add(&later, begun + Duration::from_secs(2));
         assert!((shown.history.rate(|now| now.gets) - 2.0).abs() < 1e-9, "of the time between the objects");
         assert_eq!((shown.history.now.gets, shown.history.now.name.as_str()), (7, "b"));

@@ -62,9 +62,9 @@ fn text(report: &LedgerReport) -> String {
 
 fn row(object: &Value, pool: &Value) -> Vec<String> {
     // A ceiling may be none.
-    let bytes = |name: &str| match &pool[name] {
-        Value::Null if pool.get(name).is_some() => "none".to_owned(),
-        bytes => bytes.as_u64().map_or_else(|| UNKNOWN.to_owned(), format_about),
+    let bytes = |path: &str| match pool.pointer(path) {
+        Some(Value::Null) => "none".to_owned(),
+        bytes => bytes.and_then(Value::as_u64).map_or_else(|| UNKNOWN.to_owned(), format_about),
     };
     let oldest = pool["owners"].as_array().into_iter().flatten();
     let oldest = oldest.filter_map(|owner| Some((owner["oldest_seconds"].as_f64()?, owner["tag"].as_str()?)));
@@ -77,9 +77,9 @@ fn row(object: &Value, pool: &Value) -> Vec<String> {
         cut(&name_of(pool)),
         lost_share(pool).map_or_else(|| UNKNOWN.to_owned(), |share| format!("{:.1} %", share * 100.0)),
         printable(cause.unwrap_or(UNKNOWN)),
-        bytes("pinned_bytes"),
-        bytes("max_bytes"),
-        bytes("in_use_bytes"),
+        bytes("/memory/held_bytes"),
+        bytes("/limits/max_bytes"),
+        bytes("/memory/in_use_bytes"),
         oldest.map_or_else(|| "-".to_owned(), |(age, tag)| format!("{age:.0} s {}", cut(tag))),
         printable(found),
     ]
@@ -112,7 +112,7 @@ mod tests {
     fn alarms_come_first_then_the_pools_that_lose_most() {
         let pool = |name: &str, is_alarm: bool, lost: f64| {
             serde_json::json!({
-                "name": name, "pinned_bytes": 3 << 20, "in_use_bytes": 1 << 20, "max_bytes": null,
+                "name": name, "memory": { "held_bytes": 3 << 20, "in_use_bytes": 1 << 20 }, "limits": { "max_bytes": null },
                 "why": { "cause": "x", "is_alarm": is_alarm, "lost_seconds": lost, "of_seconds": 10.0, "lines": [format!("x: of {name}")] },
                 "owners": [{ "tag": "a\nb", "oldest_seconds": 9.6 }, { "tag": "(untagged)", "oldest_seconds": null }],
             })
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(lines[0], "pid  pool   lost    cause  held   limit  in use  oldest owner  why");
         assert_eq!(lines[1], "22   leaky  0.0 %   x      3 MiB  none   1 MiB   10 s a?b      of leaky");
         assert!(lines[2].starts_with("1    slow   50.0 %") && lines[3].starts_with("1    calm   1.0 %"), "{text}");
-        let old = serde_json::json!({ "process": 1, "pools": [{ "name": "old", "pinned_bytes": 0 }] });
+        let old = serde_json::json!({ "process": 1, "pools": [{ "name": "old", "memory": { "held_bytes": 0 } }] });
         assert_eq!(of(&[old]).lines().nth(1), Some("1    old   ?     ?      0 B   ?      ?       -"));
         assert!(of(&[]).contains("start one with PINPOOL_SOCKET=1"));
     }

@@ -49,7 +49,7 @@ impl Books {
         took: Duration,
     ) -> Result<Result<NonNull<u8>, Region>, SourceError> {
         let bytes = len as u64;
-        self.calls.pinned(bytes, took, acquired.is_ok());
+        self.calls.pin.record(bytes, took, acquired.is_ok());
         let region = acquired?;
         let Some(range) = self.arena.add_reserve(bytes) else { return Ok(Err(region)) };
         self.pending_bytes -= held_bytes;

@@ -23,7 +23,7 @@ impl SharedArena {
         let executor = state.executor(&plan);
         drop(state);
         let executed = executor.execute(&self.source, &plan, until);
-        let (page_locks, took) = (executed.0.calls.pin.count, executed.0.calls.underlying().time);
+        let (page_locks, took) = (executed.0.calls.pin.count, executed.0.calls.time());
         let mut state = self.state.lock();
         let held_before_bytes = state.held_bytes();
         let settled = state.settle_growth(plan, executed, now_us);

@@ -119,7 +119,7 @@ impl SharedArena {
         let executor = state.executor(&plan);
         drop(state);
         let executed = executor.execute(&self.source, &plan, Instant::now() + STEP_PATIENCE);
-        let took = executed.0.calls.underlying().time;
+        let took = executed.0.calls.time();
         let mut state = self.state.lock();
         let held_before_bytes = state.held_bytes();
         let settled = state.settle_reserve_step(plan, executed, now_us);
