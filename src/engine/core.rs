@@ -33,8 +33,7 @@ use super::block::{self, BlockBody};
 use super::clock::Timekeeper;
 use super::idle::thread_cache::Shard;
 use super::maintenance::Maintenance;
-use super::memory::Backing;
-use super::memory::{Adopted, Refusal};
+use super::memory::{Adopted, Memory, Refusal};
 use super::memory::{PoolView, ReserveWait};
 use super::owners::Owners;
 use super::shortage::Shortage;
@@ -135,7 +134,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(
         config: Config,
-        backing: Backing,
+        memory: Memory,
         time: Timekeeper,
         log: Arc<PoolLog>,
         recorder: Option<Arc<Recorder>>,
@@ -146,8 +145,8 @@ impl Core {
             process: std::process::id(),
             // Relaxed: a number on its own.
             number: POOLS.fetch_add(1, Ordering::Relaxed),
-            device: DeviceWatch::new(backing.source()),
-            stock: Stock::new(&config, backing, log.clone(), recorder),
+            device: DeviceWatch::new(memory.source()),
+            stock: Stock::new(&config, memory, log.clone(), recorder),
             in_flight: InFlight::new(),
             waiters: Waiters::default(),
             time,
@@ -176,9 +175,9 @@ impl Core {
         core.system.read_below(core.limit.root.clone());
         let owner: Weak<Self> = Arc::downgrade(&core);
         core.backing().budget().set_owner(owner);
-        if let Some(domain) = core.backing().domain() {
+        if let Some(arena) = core.backing().arena() {
             let pool: Weak<Self> = Arc::downgrade(&core);
-            domain.attach(pool);
+            arena.attach(pool);
         }
         core.stock.record(Event::Ceiling { bytes: core.backing().max_bytes().unwrap_or(u64::MAX) });
         if let Some(thread) = core.thread {
@@ -206,7 +205,7 @@ impl Core {
         self.log.ceiling_changed(before, max_bytes, why);
         self.complete_copies();
         self.stock.enforce_limits(self, self.time.coarse_us());
-        self.backing().domain().into_iter().for_each(|domain| domain.resume_reserve(self.time.coarse_us()));
+        self.backing().arena().into_iter().for_each(|arena| arena.resume_reserve(self.time.coarse_us()));
         self.notice(Pace::Active);
         self.room_was_made();
     }
@@ -270,8 +269,8 @@ impl Core {
 
     /// Where the memory comes from.
     #[inline]
-    pub(crate) fn backing(&self) -> &Backing {
-        self.stock.backing()
+    pub(crate) fn backing(&self) -> &Memory {
+        self.stock.memory()
     }
 
     /// The calling thread's shard, if gets and puts of this pool may take the short path.
@@ -372,8 +371,8 @@ impl Core {
 
     /// Waits until all of the reserve is there, by `until`. False if it is not there then.
     pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
-        let Some(domain) = self.backing().domain() else { return Ok(true) };
-        match domain.await_reserve(until, self.time.now_us()) {
+        let Some(arena) = self.backing().arena() else { return Ok(true) };
+        match arena.await_reserve(until, self.time.now_us()) {
             ReserveWait::Pinned => Ok(true),
             ReserveWait::TimedOut => Ok(false),
             ReserveWait::Stopped(error) => {

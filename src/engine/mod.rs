@@ -51,7 +51,7 @@ pub(crate) use self::block::BufferState;
 pub(crate) use self::clock::{Clock, Timekeeper};
 pub(crate) use self::core::{Account, Begun, Core, OutsideClaim, Polled, SideCall, WaitingClaim, WaitingGet, Wanted};
 pub(crate) use self::memory::{
-    Adopted, Backing, CalledSource, Domain, OneEach, Pageable, SharedArena, SharedArenaConfig, Supply, granule_bytes,
+    Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, OneEach, Pageable, granule_bytes,
 };
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;

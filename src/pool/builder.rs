@@ -18,8 +18,8 @@ use crate::config::env::VariableReport;
 use crate::config::{Ceiling, Config, EnvReport, HugeTlb, LedgerName, OnFull, Preset, Settings, env, for_each_setting};
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
-    AutoLimit, Backing, CalledSource, Clock, Core, Domain, OneEach, Pageable, SharedArena, SharedArenaConfig, Supply,
-    Timekeeper, granule_bytes,
+    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Clock, Core, Memory, OneEach, Pageable, Timekeeper,
+    granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::finding::Finding;
@@ -267,11 +267,11 @@ impl PoolBuilder {
             #[cfg(not(feature = "observe"))]
             let recorder: Option<Arc<Recorder>> = None;
             let source = CalledSource::new(chosen.source, recorder.clone());
-            let fallback = (config.on_full == OnFull::Pageable).then(|| Pageable::new(max_bytes));
+            let pageable = (config.on_full == OnFull::Pageable).then(|| Pageable::new(max_bytes));
             let claim = Budget::of_pool(max_bytes, member, ledger);
-            let backing = Backing::new(supply(config, source, claim, &log, &root)?, fallback);
+            let memory = memory(config, (source, claim), pageable, &log, root.clone())?;
             let time = Timekeeper::new(self.clock.clone());
-            let core = Core::new(config.clone(), backing, time, log.clone(), recorder, limit);
+            let core = Core::new(config.clone(), memory, time, log.clone(), recorder, limit);
             #[cfg(feature = "observe")]
             core.serve_statistics();
             core.watch_ledger();
@@ -398,22 +398,28 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Hos
     }
 }
 
-fn supply(config: &Config, source: CalledSource, claim: Claim, log: &Arc<PoolLog>, root: &Path) -> Result<Supply> {
+fn memory(
+    config: &Config,
+    (source, claim): (CalledSource, Claim),
+    pageable: Option<Pageable>,
+    log: &Arc<PoolLog>,
+    root: PathBuf,
+) -> Result<Memory> {
     match config.preset {
-        Preset::TensorFlow => Ok(Supply::OneEach(OneEach::new(source, claim, log.clone()))),
+        Preset::TensorFlow => Ok(Memory::one_each(OneEach::new(source, claim, log.clone()), pageable)),
         Preset::Adaptive => {
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
-            let retention = Retention::after(idle_timeout_us);
             let backend = source.name();
-            let (may_grow, pin_threads) = (config.growth, config.pin_threads_on_host());
-            // Miri takes a thread that does not end for a leak.
-            let background_thread = config.may_poll();
-            let config_of_arena = SharedArenaConfig { may_grow, pin_threads, background_thread, retention };
-            SharedArena::new(source, claim, config_of_arena, log.clone())
-                .map(|arena| {
-                    let arena = arena.with_host_root(root.to_owned());
-                    Supply::Shared(Arc::new(Domain::new(arena, log.clone(), config.code.pressure.as_deref())))
-                })
+            let settings = ArenaSettings {
+                may_grow: config.growth,
+                pin_threads: config.pin_threads_on_host(),
+                // Miri takes a thread that does not end for a leak.
+                background_thread: config.may_poll(),
+                retention: Retention::after(idle_timeout_us),
+            };
+            let files = (root, config.code.pressure.as_deref());
+            ArenaSupply::new(source, claim, settings, log.clone(), files)
+                .map(|arena| Memory::of_arena(Arc::new(arena), pageable))
                 .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
         }
     }

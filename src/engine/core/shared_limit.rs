@@ -34,7 +34,7 @@ impl BudgetOwner for Core {
 
     fn release_idle(&self, bytes: u64) -> u64 {
         self.complete_copies();
-        let released_bytes = self.backing().give_room(bytes, self, self.time.coarse_us());
+        let released_bytes = self.backing().release_idle(bytes, self, self.time.coarse_us());
         if released_bytes > 0 {
             self.log.ledger_was_given(&self.shared_name(), released_bytes);
         }
@@ -65,7 +65,7 @@ impl Core {
                 core.notice(Pace::Copies);
             }
             // Without a thread the next poll goes on.
-            core.backing().domain().into_iter().for_each(|domain| domain.ledger_has_changed());
+            core.backing().arena().into_iter().for_each(|arena| arena.ledger_has_changed());
             true
         });
         self.log.no_thread(begun);
@@ -166,7 +166,7 @@ impl Core {
             match self.budget().others_lack() {
                 // A region of its own went back with the block.
                 0 => {}
-                lacking_bytes => drop(self.backing().give_room(lacking_bytes, self, now_us)),
+                lacking_bytes => drop(self.backing().release_idle(lacking_bytes, self, now_us)),
             }
             None
         } else {

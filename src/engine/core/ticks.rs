@@ -15,9 +15,9 @@ impl Core {
         self.ask_again(usize::MAX);
         self.backing().release_refused();
         self.look();
-        if let Some(domain) = self.backing().domain().filter(|_| self.thread.is_none()) {
-            domain.arena().prepare_hole(self.time.coarse_us());
-            domain.reserve_turn(self.time.coarse_us());
+        if let Some(arena) = self.backing().arena().filter(|_| self.thread.is_none()) {
+            arena.prepare_hole(self.time.coarse_us());
+            arena.reserve_turn(self.time.coarse_us());
         }
     }
 
@@ -73,10 +73,10 @@ impl Core {
             let log = |PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream);
             stuck.into_iter().for_each(log);
         }
-        if let Some(domain) = self.backing().domain() {
+        if let Some(arena) = self.backing().arena() {
             self.stock.expire(now_us);
             self.close_if_unused();
-            domain.tick(self, now_us, || self.trim(0));
+            arena.tick(self, now_us, || self.trim(0));
         }
         self.stock.report_growth(&mut tick);
         drop(tick);

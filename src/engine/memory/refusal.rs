@@ -1,13 +1,12 @@
 //! Why a pool has no memory for a get, and what helps, in words.
 
-use super::Refusal;
-use super::backing::{Backing, Supply};
+use super::{Memory, Refusal};
 use crate::backend::lock_limit;
 use crate::error::{Error, ErrorKind, Report, Retry, SourceError, UsageReport};
 use crate::quota::{Level, QuotaExceeded};
 use crate::size_class::Class;
 
-impl Backing {
+impl Memory {
     /// Whether waiting may help a request that the source refused: some pool has memory that may come back, or the source is
     /// only busy.
     pub(in crate::engine) fn may_recover(&self, error: &SourceError) -> bool {
@@ -16,11 +15,6 @@ impl Backing {
             Retry::Later => self.budget().has_claims_nearby(),
             Retry::Never => self.budget().used_bytes() > 0,
         }
-    }
-
-    /// The longest piece of free memory.
-    pub(in crate::engine) fn longest_free_bytes(&self) -> u64 {
-        self.arena().map_or(0, |arena| arena.state().arena().longest_hole_bytes())
     }
 
     /// Why a block of `class` can never be held.
@@ -80,10 +74,9 @@ impl Backing {
     }
 
     fn remedy_of_pool(&self, needed_bytes: u64) -> &'static str {
-        let (may_grow, could_hold) = match &self.supply {
-            Supply::OneEach(_) => (true, self.max_bytes().is_none_or(|max_bytes| needed_bytes <= max_bytes)),
-            Supply::Shared(domain) => (domain.arena().may_grow(), domain.arena().could_hold(needed_bytes)),
-        };
+        // The text for whole pages, which every supply can tell.
+        let class = Class { bytes: usize::try_from(needed_bytes).unwrap_or(usize::MAX), index: 0 };
+        let (may_grow, could_hold) = (self.may_grow(), self.could_hold(class));
         match (may_grow, could_hold) {
             (false, true) => {
                 "PINPOOL_GROWTH=0 and the reserve is in use: put buffers back first, raise PINPOOL_RESERVE, or set \
@@ -97,7 +90,7 @@ impl Backing {
                  memlock=)"
             }
             (true, false) => "it can never fit under the ceiling: ask for less or raise PINPOOL_MAX_BYTES",
-            (true, true) if self.fallback.is_some() => {
+            (true, true) if self.pageable.is_some() => {
                 "put buffers back first or raise PINPOOL_MAX_BYTES: as much unpinned memory is in use too"
             }
             (true, true) => "put buffers back first or raise PINPOOL_MAX_BYTES",
@@ -106,9 +99,9 @@ impl Backing {
 
     /// The limit to raise where that of `level` refuses, by the name of its setting.
     pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
-        match (level, &self.supply) {
-            (Level::Account, _) => "the ceiling of the partition",
-            (_, Supply::Shared(domain)) if !domain.arena().may_grow() => "PINPOOL_RESERVE",
+        match level {
+            Level::Account => "the ceiling of the partition",
+            _ if !self.may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",
         }
