@@ -28,8 +28,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::accounts::Accounts;
+use super::auto_limit::AutoLimit;
 use super::block::{self, BlockBody};
-use super::ceiling::{AutoCeiling, CeilingControl, CeilingSource};
 use super::clock::Timekeeper;
 use super::idle::thread_cache::Shard;
 use super::maintenance::Maintenance;
@@ -62,7 +62,6 @@ mod backoff;
 mod device;
 mod end;
 mod figures;
-mod host_ledger;
 mod interfaces;
 mod puts;
 mod recording;
@@ -71,6 +70,7 @@ mod sampling;
 mod server;
 #[cfg(feature = "observe")]
 mod serving;
+mod shared_limit;
 mod ticks;
 mod verdicts;
 mod waiting;
@@ -118,8 +118,8 @@ pub(crate) struct Core {
     system: SystemMemory,
     verdicts: Verdicts,
     device: DeviceWatch,
-    /// Where its ceiling comes from.
-    ceiling: CeilingControl,
+    /// Where its limit comes from.
+    limit: AutoLimit,
     /// Its place at the socket that serves statistics.
     #[cfg(feature = "observe")]
     showing: std::sync::OnceLock<pinpool_observe::stats_socket::Showing>,
@@ -132,6 +132,7 @@ impl Core {
         time: Timekeeper,
         log: Arc<PoolLog>,
         recorder: Option<Arc<Recorder>>,
+        limit: AutoLimit,
     ) -> Arc<Self> {
         let core = Arc::new(Self {
             generation: ForkGeneration::now(),
@@ -158,12 +159,15 @@ impl Core {
             owners: Owners::default(),
             system: SystemMemory::default(),
             verdicts: Verdicts::default(),
-            ceiling: CeilingControl::default(),
+            limit,
             #[cfg(feature = "observe")]
             showing: std::sync::OnceLock::new(),
             log,
             config,
         });
+        core.system.read_below(core.limit.root.clone());
+        let owner: Weak<Self> = Arc::downgrade(&core);
+        core.backing().budget().set_owner(owner);
         if let Some(arena) = core.backing().arena() {
             let pool: Weak<Self> = Arc::downgrade(&core);
             arena.attach(pool);
@@ -176,17 +180,12 @@ impl Core {
         core
     }
 
-    /// The ceiling `auto` comes from `source`; it holds now if there is an `auto`.
-    pub(crate) fn change_ceiling_by(&self, source: CeilingSource, auto: Option<AutoCeiling>) {
-        self.system.read_below(source.root.clone());
-        self.ceiling.begin(source, auto);
-    }
-
     /// Changes the ceiling; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
     pub(crate) fn set_ceiling(&self, ceiling: Ceiling) {
-        self.bind_to_process(ceiling == Ceiling::Auto);
-        let (max_bytes, why) = self.ceiling.set(ceiling, self.backing().held_bytes());
-        self.apply_ceiling(max_bytes, &why);
+        let budget = self.backing().budget();
+        budget.set_auto(ceiling == Ceiling::Auto);
+        let (max_bytes, _) = self.limit.set(ceiling, budget.auto_bytes());
+        self.apply_ceiling(max_bytes, if ceiling == Ceiling::Auto { "auto" } else { "set_max_bytes" });
     }
 
     fn apply_ceiling(&self, max_bytes: Option<u64>, why: &str) {

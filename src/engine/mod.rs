@@ -30,8 +30,8 @@
 //! | `clock.rs` | the time, exact and coarse |
 
 mod accounts;
+mod auto_limit;
 mod block;
-mod ceiling;
 mod classes;
 mod clock;
 mod core;
@@ -46,8 +46,8 @@ mod stock;
 mod user_block;
 mod wait_queue;
 
+pub(crate) use self::auto_limit::AutoLimit;
 pub(crate) use self::block::BufferState;
-pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
 pub(crate) use self::core::{Account, Core, OutsideClaim, Wanted};
 pub(crate) use self::memory::{

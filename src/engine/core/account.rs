@@ -18,7 +18,7 @@ use super::super::owners::Ledger;
 use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter, deadline};
 use super::{Block, Core, POOLS};
 use crate::error::{ErrorKind, Result};
-use crate::quota::{Budget, Claim, RoomWatcher};
+use crate::quota::{Budget, BudgetOwner, Claim};
 use crate::size_class::Class;
 use crate::stats::{Histogram, LimitStats, MemoryStats, RequestStats, Stats};
 use pinpool_os::sync::plain::Mutex;
@@ -292,8 +292,8 @@ impl Account {
     }
 }
 
-impl RoomWatcher for Account {
-    fn room_was_made(&self) {
+impl BudgetOwner for Account {
+    fn bytes_returned(&self) {
         if self.waiters.has_waiters() {
             self.waiters.wake_head();
         }

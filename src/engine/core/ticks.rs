@@ -81,10 +81,7 @@ impl Core {
         self.stock.report_growth(&mut tick);
         drop(tick);
         self.report_verdict(now_us);
-        let held_bytes = || self.backing().held_bytes();
-        if let Some((max_bytes, why)) =
-            self.ceiling.follow(self.time.on_clock(now_us), held_bytes, |source| self.follow_for_process(source))
-        {
+        if let Some((max_bytes, why)) = self.limit.change(now_us, || self.backing().budget().auto_bytes()) {
             self.apply_ceiling(max_bytes, &why);
         }
         self.stock.enforce_limits(self, now_us);

@@ -189,7 +189,7 @@ impl ArenaSupply {
         let missing_bytes = books.arena().missing_bytes(bytes, PAGE_BYTES as u64);
         drop(books);
         let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
-        let has_limit = self.budget.max_bytes().is_some() || self.budget.shared().is_some();
+        let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
         if self.fits(bytes) && !(is_addressable && has_limit) {
             let longest_bytes = self.shape.longest_bytes;
             let what = format!("no {bytes} B in one piece are left of the {longest_bytes} B of addresses reserved");

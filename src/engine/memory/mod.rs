@@ -28,7 +28,6 @@ use std::sync::{Arc, OnceLock};
 
 use crate::backend::PageTiers;
 use crate::diag::PoolLog;
-use crate::ledger::SharedCeiling;
 use crate::quota::Claim;
 use crate::size_class::Class;
 use crate::stats::Stats;
@@ -134,11 +133,6 @@ impl Memory {
     /// Whether more is held than the limit, which was lowered.
     pub(in crate::engine) fn is_over_ceiling(&self) -> bool {
         self.budget().over_bytes() > 0
-    }
-
-    /// The limit shared with others that memory is claimed under.
-    pub(in crate::engine) fn ledger(&self) -> Option<Arc<SharedCeiling>> {
-        self.budget().shared()
     }
 
     /// Unpinned memory for `class`, if this pool may give it out and its limit leaves room.

@@ -45,7 +45,7 @@ impl Memory {
     fn in_words(&self, refusal: &Refusal) -> (u64, String, String) {
         match refusal {
             Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
-                let (found, remedy) = self.ledger_in_words(*needed_bytes);
+                let (found, remedy) = self.budget().shared_in_words(*needed_bytes);
                 (*needed_bytes, found, remedy.to_owned())
             }
             Refusal::Over { needed_bytes, over } => {
@@ -62,23 +62,13 @@ impl Memory {
         }
     }
 
-    /// What the shared ceiling says to a request for `needed_bytes` that it has no room for, and what helps.
-    pub(in crate::engine) fn ledger_in_words(&self, needed_bytes: u64) -> (String, &'static str) {
-        match self.ledger() {
-            Some(ledger) => ledger.in_words(needed_bytes),
-            None => ("the shared ceiling is reached".to_owned(), "put buffers back first"),
-        }
-    }
-
     /// What helps where `over` has no room for `needed_bytes`.
     fn remedy(&self, needed_bytes: u64, over: QuotaExceeded) -> &'static str {
         match (over.level, over.could_ever) {
-            (Level::Partition, true) => {
+            (Level::Account, true) => {
                 "this partition is full: put its buffers back first, or make the partition larger"
             }
-            (Level::Partition, false) => {
-                "it can never fit in this partition: ask for less, or make the partition larger"
-            }
+            (Level::Account, false) => "it can never fit in this partition: ask for less, or make the partition larger",
             (Level::Pool | Level::Shared, _) => self.remedy_of_pool(needed_bytes),
         }
     }
@@ -110,7 +100,7 @@ impl Memory {
     /// The limit to raise where that of `level` refuses, by the name of its setting.
     pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
         match level {
-            Level::Partition => "the ceiling of the partition",
+            Level::Account => "the ceiling of the partition",
             _ if !self.may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",

@@ -247,14 +247,17 @@ impl ArenaSupply {
     /// own ceiling. Returns whether that is more than before.
     fn want_of_ledger(&self, change: impl FnOnce(u64, u64) -> u64) -> bool {
         let books = self.books();
-        let Some(ledger) = books.budget().shared() else { return false };
+        let budget = books.budget().clone();
+        if !budget.is_shared() {
+            return false;
+        }
         let lacking_bytes = books.reserve_to_come().min(books.budget().own_room_bytes());
         drop(books);
         let progress = self.background.progress.lock();
         let before_bytes = progress.want.bytes();
         let now_bytes = if progress.is_cancelled { 0 } else { change(before_bytes, lacking_bytes) };
         // Under the lock: two changes reach the ledger in their order. A reserve stays, so others give what is idle alone.
-        ledger.set_want(&progress.want, now_bytes, 0);
+        budget.set_want(&progress.want, now_bytes, 0);
         now_bytes > before_bytes
     }
 
