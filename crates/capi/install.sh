@@ -24,7 +24,7 @@ fi
 
 to=${DESTDIR:-}$prefix
 mkdir -p "$to/include" "$to/lib/pkgconfig" "$to/lib/cmake/pinpool"
-install -m 644 "$here/../../include/pinpool.h" "$here/../../include/pinpool.hpp" "$to/include/"
+install -m 644 "$here/include/pinpool.h" "$here/include/pinpool.hpp" "$to/include/"
 install -m 755 "$built/libpinpool_c.so" "$to/lib/libpinpool.so.$version"
 ln -sf "libpinpool.so.$version" "$to/lib/$name"
 ln -sf "$name" "$to/lib/libpinpool.so"

@@ -20,8 +20,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::idle::thread_cache::{Entry, SpareEntries};
+use super::memory::{Adopted, BlockMemory};
 use super::owners::Holder;
-use super::supply::{Adopted, BlockMemory};
 use crate::in_flight::CopyFences;
 use crate::quota::Claim;
 use crate::size_class::Class;

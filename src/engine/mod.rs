@@ -4,7 +4,7 @@
 //!   pool, buffer
 //!      │
 //!   user_block ─▶ recent, core ─▶ in_flight, waiters, shortage, maintenance, accounts
-//!                   └───▶ stock ─▶ idle, backing ─▶ domain ─▶ supply
+//!                   └───▶ stock ─▶ idle, memory
 //!                           └────▶ block (generic over its owner, so that nothing below the core knows it)
 //! ```
 //!
@@ -17,10 +17,8 @@
 //! | `stock.rs` | idle blocks, and the memory that new ones are made of |
 //! | `idle/` | the idle buffers, by the rules of the preset |
 //! | `lifetime.rs` | how many blocks exist, and when the pool closes |
-//! | `backing.rs` | what serves the misses of one pool: its domain or source, its ceiling, its fallback |
 //! | `core/account.rs` | a partition: a limit and a wait queue of its own |
-//! | `domain/` | an arena and the pool over it: the order of steps when memory is needed |
-//! | `supply/` | where memory comes from and returns to; knows no pool |
+//! | `memory/` | where memory comes from and returns to |
 //! | `core/waiting.rs` | a get without room, and the put that serves it |
 //! | `waiters/` | the line of gets that wait for room |
 //! | `shortage.rs` | a time without room, logged once |
@@ -32,32 +30,30 @@
 //! | `clock.rs` | the time, exact and coarse |
 
 mod accounts;
-mod backing;
 mod block;
 mod ceiling;
 mod classes;
 mod clock;
 mod core;
-mod domain;
 pub(crate) mod idle;
 mod lifetime;
 mod maintenance;
+mod memory;
 mod owners;
 mod recent;
 mod shortage;
 mod stock;
-mod supply;
 mod user_block;
 mod waiters;
 
-pub(crate) use self::backing::{Backing, Supply};
 pub(crate) use self::block::BufferState;
 pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
 pub(crate) use self::core::{Account, Begun, Core, OutsideClaim, Polled, SideCall, WaitingClaim, WaitingGet, Wanted};
-pub(crate) use self::domain::Domain;
+pub(crate) use self::memory::{
+    Adopted, Backing, CalledSource, Domain, OneEach, Pageable, SharedArena, SharedArenaConfig, Supply, granule_bytes,
+};
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;
-pub(crate) use self::supply::{Adopted, CalledSource, Direct, Fallback, SharedArena, SharedArenaConfig, granule_bytes};
 pub(crate) use self::user_block::Block;
 pub use clock::ManualClock;

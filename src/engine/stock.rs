@@ -11,15 +11,15 @@
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
-use super::backing::Backing;
 use super::block::{Block, BlockBody};
 use super::classes::Classes;
-use super::domain::PoolView;
 use super::idle::thread_cache::{Entry, SpareEntries};
 use super::idle::{Evicted, Idle, LoweredLimit};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
-use super::supply::{Acquired, Adopted, BlockMemory, Place, Refusal, SlowCalls, Stop};
+use super::memory::Backing;
+use super::memory::PoolView;
+use super::memory::{Acquired, Adopted, BlockMemory, Place, Refusal, SlowCalls, Stop};
 use crate::backend::{HugeTlb, PageTiers, SourceError, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;

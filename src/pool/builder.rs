@@ -18,7 +18,7 @@ use crate::config::env::VariableReport;
 use crate::config::{Ceiling, Config, EnvReport, HugeTlb, LedgerName, OnFull, Preset, Settings, env, for_each_setting};
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
-    Backing, CalledSource, CeilingSource, Clock, Core, Direct, Domain, Fallback, SharedArena, SharedArenaConfig,
+    Backing, CalledSource, CeilingSource, Clock, Core, Domain, OneEach, Pageable, SharedArena, SharedArenaConfig,
     Supply, Timekeeper, granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -266,7 +266,7 @@ impl PoolBuilder {
             #[cfg(not(feature = "observe"))]
             let recorder: Option<Arc<Recorder>> = None;
             let source = CalledSource::new(chosen.source, recorder.clone());
-            let fallback = (config.on_full == OnFull::Pageable).then(|| Fallback::new(max_bytes));
+            let fallback = (config.on_full == OnFull::Pageable).then(|| Pageable::new(max_bytes));
             let ledger = ledger.or_else(|| process_ceiling(config, &log, &ceiling_source)).map(Arc::new);
             let claim = Budget::under(ledger, max_bytes);
             let backing = Backing::new(supply(config, source, claim, &log, &root)?, fallback);
@@ -407,7 +407,7 @@ fn process_ceiling(config: &Config, log: &PoolLog, source: &CeilingSource) -> Op
 
 fn supply(config: &Config, source: CalledSource, claim: Claim, log: &Arc<PoolLog>, root: &Path) -> Result<Supply> {
     match config.preset {
-        Preset::TensorFlow => Ok(Supply::Direct(Direct::new(source, claim, log.clone()))),
+        Preset::TensorFlow => Ok(Supply::OneEach(OneEach::new(source, claim, log.clone()))),
         Preset::Adaptive => {
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
             let retention = Retention::after(idle_timeout_us);

@@ -226,14 +226,14 @@ fn the_page_of_the_settings_is_that_of_the_table_of_settings() {
 
 #[test]
 fn the_globs_of_the_mutation_tests_name_files() {
-    let text = read(".cargo/mutants.toml");
+    let text = read(".ci/mutants.toml");
     let lists = text.lines().filter(|line| line.contains("_globs = ["));
     let globs: Vec<_> = lists.flat_map(|line| line.split('"').skip(1).step_by(2)).collect();
     assert!(globs.len() > 4, "{globs:?}");
     for glob in globs {
         // A file, or all below a folder.
         let named = glob.split("/**").next().unwrap();
-        assert!(fs::exists(path(named)).unwrap(), ".cargo/mutants.toml: {glob}");
+        assert!(fs::exists(path(named)).unwrap(), ".ci/mutants.toml: {glob}");
     }
 }
 

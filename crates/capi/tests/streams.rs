@@ -155,7 +155,7 @@ fn a_program_in_c_copies_through_the_driver() {
     let compile = |options: Option<&str>| {
         let mut command = Command::new("cc");
         command.args(["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-o"]).arg(&program);
-        command.arg(root.join("examples/on_stream.c")).arg("-I").arg(root.join("../../include")).args(options);
+        command.arg(root.join("examples/on_stream.c")).arg("-I").arg(root.join("include")).args(options);
         let compiled = command.arg("-L").arg(folder.path()).args(["-lpinpool", "-lcuda"]).output().unwrap();
         assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     };

@@ -13,8 +13,8 @@ use std::sync::{Arc, Weak};
 use std::task::Context;
 use std::time::{Duration, Instant};
 
+use super::super::memory::{Refusal, SlowCalls, Stop};
 use super::super::owners::Ledger;
-use super::super::supply::{Refusal, SlowCalls, Stop};
 use super::super::waiters::{Look, Server, Turn, Waiters, deadline};
 use super::{Block, Core, POOLS};
 use crate::error::{ErrorKind, Result};

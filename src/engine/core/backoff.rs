@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::supply::Refusal;
+use super::super::memory::Refusal;
 use crate::error::Retry;
 use pinpool_os::sync::plain::Mutex;
 

@@ -13,8 +13,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::super::ceiling::CeilingSource;
-use super::super::domain::PoolView;
-use super::super::supply::Refusal;
+use super::super::memory::PoolView;
+use super::super::memory::Refusal;
 use super::attention::Reason;
 use super::{Block, Core};
 use crate::ledger::{LedgerReport, SharedCeiling, Want};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::domain::PoolView;
+use super::super::memory::PoolView;
 use super::Core;
 use crate::ledger::SharedCeiling;
 use crate::maintenance_thread::{Maintained, Pace};

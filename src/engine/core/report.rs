@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use super::super::accounts::usage_report;
+use super::super::memory::Refusal;
 use super::super::owners::{Ledger, UNTAGGED};
-use super::super::supply::Refusal;
 use super::{Core, Wanted};
 use crate::diag::is_power_of_ten;
 use crate::dump::{Dump, Host, Owner, Refused, Request};

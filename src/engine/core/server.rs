@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::supply::{Refusal, SlowCalls, Stop};
+use super::super::memory::{Refusal, SlowCalls, Stop};
 use super::super::waiters::{Server, Waiters};
 use super::attention::Reason;
 use super::verdicts::nanos;

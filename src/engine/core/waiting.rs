@@ -11,7 +11,7 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
-use super::super::supply::{CALL_PATIENCE, Refusal, SlowCalls, Stop};
+use super::super::memory::{CALL_PATIENCE, Refusal, SlowCalls, Stop};
 use super::super::waiters::{Look, Offer, Pass, Server, Turn, WAIT_MAX, deadline};
 use super::account::Wanted;
 use super::side_thread::SideCall;

@@ -5,7 +5,7 @@
 //! time limit unless it sees an item in flight, so loom reports a lost wake-up as a deadlock.
 
 use super::*;
-use crate::engine::supply::{SlowCalls, Stop};
+use crate::engine::memory::{SlowCalls, Stop};
 use loom::thread;
 use pinpool_os::sync::Condvar;
 use pinpool_os::sync::atomic::{AtomicU32, fence};

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::*;
-use crate::engine::supply::{SlowCalls, Stop};
+use crate::engine::memory::{SlowCalls, Stop};
 
 const LONG: Duration = Duration::from_secs(3600);
 const CLASS: Class = Class { bytes: 4096, index: 0 };

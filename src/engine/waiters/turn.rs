@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Waiters;
 use super::waiter::Waiter;
-use crate::engine::supply::{SlowCalls, Stop};
+use crate::engine::memory::{SlowCalls, Stop};
 use crate::size_class::Class;
 
 /// What the line asks of its pool.

@@ -14,7 +14,7 @@ pub(crate) fn compiler(name: &str) -> Command {
 }
 
 pub(crate) fn header_folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("include")
 }
 
 /// The folder where cargo puts this test and the libraries.

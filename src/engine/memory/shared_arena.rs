@@ -8,7 +8,7 @@
 //!  end:     closed, and the last block given back, in either order ─▶ granules, then regions, then addresses
 //! ```
 //!
-//! Answers, and knows no pool: [`Domain`](crate::engine::domain::Domain) decides which step comes when. Only completely free
+//! Answers, and knows no pool: [`Domain`](crate::engine::memory::Domain) decides which step comes when. Only completely free
 //! memory is released, which no copy uses, so a release needs no lock against copies.
 //!
 //! Where a release waits for the device ([`Source::release_waits`]), it blocks every enqueue meanwhile. It happens only:
@@ -32,9 +32,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::CalledSource;
-use super::arena_state::ArenaState;
-use super::executor::{GrowthShape, arena_over, held};
-use super::mapping_watch::MappingWatch;
+use super::books::Books;
+use super::carry_out::{GrowthShape, arena_over, held};
+use super::watch::MappingWatch;
 use super::{BlockMemory, Refusal};
 use crate::arena::{ArenaPtr, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
@@ -65,7 +65,7 @@ pub(crate) struct SharedArena {
     log: Arc<PoolLog>,
     config: SharedArenaConfig,
     shape: GrowthShape,
-    state: Mutex<ArenaState>,
+    state: Mutex<Books>,
     /// Notified when a plan is settled.
     settled: Condvar,
     mappings: MappingWatch,
@@ -114,7 +114,7 @@ impl SharedArena {
             config,
             shape,
             budget: claim.budget().clone(),
-            state: Mutex::new(ArenaState::new(arena, mappings, varied_above_bytes, claim)),
+            state: Mutex::new(Books::new(arena, mappings, varied_above_bytes, claim)),
             settled: Condvar::default(),
             mappings: MappingWatch::below("/".into()),
             is_short: AtomicBool::new(false),
@@ -139,7 +139,7 @@ impl SharedArena {
         &*self.source
     }
 
-    pub(in crate::engine) fn state(&self) -> MutexGuard<'_, ArenaState> {
+    pub(in crate::engine) fn state(&self) -> MutexGuard<'_, Books> {
         self.state.lock()
     }
 
@@ -168,7 +168,7 @@ impl SharedArena {
     }
 
     /// Waits until a plan of another thread is settled. False if none was until `until`.
-    pub(in crate::engine) fn wait_settled(&self, state: MutexGuard<'_, ArenaState>, until: Instant) -> bool {
+    pub(in crate::engine) fn wait_settled(&self, state: MutexGuard<'_, Books>, until: Instant) -> bool {
         !self.settled.wait_until(state, until).1
     }
 

@@ -5,8 +5,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::super::arena_state::ArenaState;
-use super::super::executor::Mapping;
+use super::super::books::Books;
+use super::super::carry_out::Mapping;
 use super::SharedArena;
 use crate::arena::Plan;
 use crate::backend::SourceError;
@@ -51,7 +51,7 @@ impl SharedArena {
     pub(in crate::engine) fn release(
         &self,
         now_us: u64,
-        plan: impl FnOnce(&mut ArenaState) -> Option<Plan>,
+        plan: impl FnOnce(&mut Books) -> Option<Plan>,
     ) -> Result<(), SourceError> {
         if self.may_never_release() {
             return Ok(());
@@ -78,7 +78,7 @@ impl SharedArena {
         }
         let mut released = Ok(());
         let mappings = loop {
-            released = released.and(self.release(now_us, ArenaState::plan_release_all));
+            released = released.and(self.release(now_us, Books::plan_release_all));
             let mut state = self.state.lock();
             // Another thread may be releasing granules as well.
             while state.arena().stats().transit_bytes > 0 {

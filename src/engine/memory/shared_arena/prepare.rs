@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::super::arena_state::ArenaState;
+use super::super::books::Books;
 use super::SharedArena;
 use crate::backend::VirtualMemory;
 
@@ -42,7 +42,7 @@ impl SharedArena {
 
     /// Returns whether sizes vary, if that has changed: for the log, when the lock is released.
     #[must_use]
-    pub(in crate::engine) fn note_demand(&self, state: &ArenaState, now_us: u64) -> Option<bool> {
+    pub(in crate::engine) fn note_demand(&self, state: &Books, now_us: u64) -> Option<bool> {
         let is_varied = state.is_varied(now_us);
         // Compared first: the line stays shared while nothing changes.
         if self.is_varied() == is_varied {
@@ -52,7 +52,7 @@ impl SharedArena {
         Some(is_varied)
     }
 
-    pub(in crate::engine) fn note_holes(&self, state: &ArenaState, now_us: u64) {
+    pub(in crate::engine) fn note_holes(&self, state: &Books, now_us: u64) {
         if self.is_varied() && !self.lacks_hole() && state.lacks_hole(now_us) {
             self.lacks_hole.store(true, Ordering::Relaxed);
         }

@@ -1,7 +1,7 @@
 //! Why a pool has no memory for a get, and what helps, in words.
 
-use super::super::supply::Refusal;
-use super::{Backing, Supply};
+use super::Refusal;
+use super::backing::{Backing, Supply};
 use crate::backend::lock_limit;
 use crate::error::{Error, ErrorKind, Report, Retry, SourceError, UsageReport};
 use crate::quota::{Level, QuotaExceeded};
@@ -91,7 +91,7 @@ impl Backing {
 
     fn remedy_of_pool(&self, needed_bytes: u64) -> &'static str {
         let (may_grow, could_hold) = match &self.supply {
-            Supply::Direct(_) => (true, self.max_bytes().is_none_or(|max_bytes| needed_bytes <= max_bytes)),
+            Supply::OneEach(_) => (true, self.max_bytes().is_none_or(|max_bytes| needed_bytes <= max_bytes)),
             Supply::Shared(domain) => (domain.arena().may_grow(), domain.arena().could_hold(needed_bytes)),
         };
         match (may_grow, could_hold) {

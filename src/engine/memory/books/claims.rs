@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::ArenaState;
+use super::Books;
 use crate::quota::{Budget, Claim, QuotaExceeded, Room};
 
-impl ArenaState {
+impl Books {
     /// The ceilings that the arena claims under.
     pub(in crate::engine) fn budget(&self) -> &Arc<Budget> {
         &self.budget

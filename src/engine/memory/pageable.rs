@@ -13,7 +13,7 @@ use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// The fallback of one pool.
 #[derive(Debug)]
-pub(crate) struct Fallback {
+pub(crate) struct Pageable {
     source: HeapSource,
     /// Its limit is the limit of the pool, even after that was changed.
     budget: Arc<Budget>,
@@ -22,7 +22,7 @@ pub(crate) struct Fallback {
     peak_bytes: AtomicU64,
 }
 
-impl Fallback {
+impl Pageable {
     /// At most `max_bytes` at one time.
     pub(crate) fn new(max_bytes: Option<u64>) -> Self {
         let (held_bytes, peak_bytes) = (AtomicU64::new(0), AtomicU64::new(0));

@@ -9,7 +9,7 @@ use loom::thread;
 use super::fixtures::{CountedHeap, NoBlocks, domain};
 use super::*;
 use crate::arena::ArenaPtr;
-use crate::engine::supply::{Acquired, BlockMemory, Refusal, SlowCalls, Stop};
+use crate::engine::memory::{Acquired, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::size_class::Rounding;
 
 const BUFFER_BYTES: u64 = 4096;

@@ -1,32 +1,59 @@
-//! An arena and the pool over it: the order of steps when memory is needed, and what is done now and then.
+//! The memory of a pool: where it comes from, and where it returns to.
 //!
-//! | file | owns |
+//! | file | contents |
 //! | --- | --- |
-//! | `serve.rs` | memory for a get that missed |
-//! | `ladder.rs` | the order of its attempts |
-//! | `release.rs` | idle memory: what is due, what a limit asks for, what others lack |
-//! | `tick.rs` | what is done now and then |
-//! | `reserve.rs` | a reserve that is pinned beside the pool |
+//! | `backing.rs` | what serves the misses of one pool: an arena or a source, its limit, unpinned memory |
+//! | `find.rs`, `ladder.rs` | memory for a request that missed; the order of its attempts |
+//! | `shared_arena.rs` | `adaptive`: a lock around an arena, and the slow calls of a plan |
+//! | `books.rs` | the state under that lock: arena, addresses, demand, reserve, claims |
+//! | `carry_out.rs` | the steps of a plan on the source |
+//! | `one_each.rs` | `tensorflow`: each miss is an acquisition, each eviction a release |
+//! | `release.rs` | idle memory: what is due, what a limit requires, what others lack |
+//! | `reserve.rs` | a reserve that is pinned while the pool is in use |
+//! | `pageable.rs`, `adopted.rs` | unpinned memory; memory of a user, for one buffer |
+//! | `pressure.rs`, `watch.rs` | memory pressure; the number of mappings of the process |
+//! | `refusal.rs` | why there is no memory, and what helps |
 //!
-//! The arena answers, and knows no pool.
+//! Bytes are claimed under the limit before the source is called, and returned on every failing path. No lock is held
+//! during a source call. Never decides which buffer is reused or evicted.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
-use super::supply::SharedArena;
 use crate::diag::PoolLog;
 use crate::stats::{EvictionReason, Stats};
 
+mod adopted;
+mod backing;
+mod block_memory;
+mod books;
+mod called_source;
+mod carry_out;
+mod find;
 mod ladder;
+mod one_each;
+mod pageable;
+mod pressure;
+mod refusal;
 mod release;
 mod reserve;
-mod serve;
-mod tick;
+mod shared_arena;
+mod watch;
 
+pub(crate) use adopted::Adopted;
+pub(crate) use backing::{Backing, Supply};
+pub(in crate::engine) use block_memory::{Acquired, BlockMemory, CALL_PATIENCE, Refusal, SlowCalls, Stop};
+pub(in crate::engine) use books::Books;
+pub(crate) use called_source::CalledSource;
+pub(crate) use carry_out::granule_bytes;
+pub(crate) use one_each::OneEach;
+pub(crate) use pageable::Pageable;
+use pressure::PressureWatch;
 use reserve::BackgroundPinning;
 pub(super) use reserve::ReserveWait;
-use tick::PressureWatch;
+pub(in crate::engine) use shared_arena::{Place, Step};
+pub(crate) use shared_arena::{SharedArena, SharedArenaConfig};
 
 /// The pool over an arena, as its domain sees it.
 pub(super) trait PoolView: Send + Sync {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::fixtures::{CountedHeap, NoBlocks, domain};
 use super::*;
-use crate::engine::supply::{Acquired, BlockMemory, SlowCalls};
+use crate::engine::memory::{Acquired, BlockMemory, SlowCalls};
 use crate::size_class::Rounding;
 use pinpool_os::sync::process::Ordering;
 

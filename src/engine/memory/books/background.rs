@@ -1,7 +1,7 @@
 //! The account of a reserve that is pinned step by step: what was asked for, what is there, the next step.
 
-use super::super::executor::Executed;
-use super::ArenaState;
+use super::super::carry_out::Executed;
+use super::Books;
 use crate::arena::{Plan, PlanOutcome};
 use crate::backend::SourceError;
 
@@ -26,7 +26,7 @@ pub(in crate::engine) enum NextStep {
     Plan(Plan),
 }
 
-impl ArenaState {
+impl Books {
     /// Asks for a reserve of `bytes` more. False, and nothing is asked for, if the ceiling has no room for all reserves.
     pub(in crate::engine) fn ask_reserve(&mut self, bytes: u64) -> bool {
         let asked_bytes = self.asked_reserve_bytes().saturating_add(self.pending_bytes).saturating_add(bytes);

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::super::Refusal;
-use super::super::arena_state::NextStep;
-use super::super::executor::{Mapping, held};
+use super::super::books::NextStep;
+use super::super::carry_out::{Mapping, held};
 use super::SharedArena;
 use super::slices::{Place, Progress, Slices};
 use crate::backend::SourceError;

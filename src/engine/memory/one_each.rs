@@ -14,7 +14,7 @@ use pinpool_os::sync::plain::Mutex;
 
 /// A source under a ceiling.
 #[derive(Debug)]
-pub(crate) struct Direct {
+pub(crate) struct OneEach {
     source: CalledSource,
     budget: Arc<Budget>,
     /// Of no bytes: keeps the ceiling that several pools share until the pool is closed.
@@ -34,7 +34,7 @@ struct CallCounts {
     stuck_bytes: u64,
 }
 
-impl Direct {
+impl OneEach {
     pub(crate) fn new(source: CalledSource, claim: Claim, log: Arc<PoolLog>) -> Self {
         let (budget, base) = (claim.budget().clone(), Mutex::new(Some(claim)));
         Self { source, budget, base, refused: Mutex::default(), counts: Box::default(), log }

@@ -1,47 +1,12 @@
-//! Where memory comes from, and where it returns to.
-//!
-//! | file | owns |
-//! | --- | --- |
-//! | `adopted.rs` | memory of a user, lent to the pool for one buffer |
-//! | `fallback.rs` | memory that is not pinned, in place of memory for which there is no room |
-//! | `direct.rs` | preset `tensorflow`: each miss is an acquisition, each victim a release |
-//! | `shared_arena.rs` | preset `adaptive`: a lock around an arena, and the slow calls of a plan |
-//! | `arena_state.rs` | what that lock guards: sequential bookkeeping |
-//! | `arena_state/claims.rs` | what is claimed under the ceiling |
-//! | `mapping_watch.rs` | how near the process is to the most mappings that it may have |
-//! | `executor.rs` | addresses of the arena's ranges, and the source calls of a plan |
-//! | `called_source.rs` | the slow calls of a source: recorded, and failed if they panic |
-//!
-//! `Direct` releases at once, as TensorFlow does, and with `cuda` each release waits for the device. `SharedArena` never
-//! makes such a release while a copy of its pools is in flight.
-//!
-//! Bytes are claimed under the ceiling before the source is called, and returned on every failing path. No lock is held
-//! during a source call. Never decides which buffer is reused or evicted.
-
-mod adopted;
-mod arena_state;
-mod called_source;
-mod direct;
-mod executor;
-mod fallback;
-mod mapping_watch;
-mod shared_arena;
+//! Memory of one block, and why there is none.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use super::Adopted;
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
 use crate::quota::{Claim, Level, QuotaExceeded};
-
-pub(crate) use adopted::Adopted;
-pub(in crate::engine) use arena_state::ArenaState;
-pub(crate) use called_source::CalledSource;
-pub(crate) use direct::Direct;
-pub(crate) use executor::granule_bytes;
-pub(crate) use fallback::Fallback;
-pub(in crate::engine) use shared_arena::{Place, Step};
-pub(crate) use shared_arena::{SharedArena, SharedArenaConfig};
 
 /// Memory of one block.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use super::{Domain, PoolView};
 use crate::arena::Retention;
 use crate::backend::{HeapSource, Region, Source, SourceError};
 use crate::diag::{LogSampler, PoolLog};
-use crate::engine::supply::{CalledSource, SharedArena, SharedArenaConfig};
+use crate::engine::memory::{CalledSource, SharedArena, SharedArenaConfig};
 use crate::quota::Budget;
 use crate::stats::EvictionReason;
 // In a model another thread may run before each call.

@@ -4,12 +4,12 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use super::super::Refusal;
-use super::super::executor::{GRANULE_BYTES, Mapping};
-use super::{ALIGN_BYTES, ArenaState};
+use super::super::carry_out::{GRANULE_BYTES, Mapping};
+use super::{ALIGN_BYTES, Books};
 use crate::arena::RANGE_BYTES_MAX;
 use crate::backend::{Region, SourceError};
 
-impl ArenaState {
+impl Books {
     /// Claims what the system will hold for a reserve of `bytes`, in whole granules if there is room for them, else in whole
     /// pages. `held_bytes` says how much that is. Returns the length of the reserve.
     pub(in crate::engine) fn claim_reserve(

@@ -23,7 +23,7 @@ use super::Domain;
 use crate::arena::RANGE_BYTES_MAX;
 use crate::backend::SourceError;
 use crate::diag;
-use crate::engine::supply::{Place, Refusal, Step};
+use crate::engine::memory::{Place, Refusal, Step};
 use crate::ledger::Want;
 use crate::maintenance_thread::MaintenanceThread;
 use pinpool_os::sync::plain::{Condvar, Mutex};

@@ -5,7 +5,7 @@
 use std::ptr::NonNull;
 
 use super::super::Refusal;
-use super::super::executor::GRANULE_BYTES;
+use super::super::carry_out::GRANULE_BYTES;
 use pinpool_os::sync::plain::Mutex;
 
 /// A refused slice is halved down to this.

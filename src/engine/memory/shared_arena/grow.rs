@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::super::BlockMemory;
-use super::super::arena_state::ArenaState;
+use super::super::books::Books;
 use super::SharedArena;
 use crate::arena::Plan;
 use crate::backend::SourceError;
@@ -14,7 +14,7 @@ impl SharedArena {
     /// Carries out a plan for a block of `bytes` and returns its memory.
     pub(in crate::engine) fn grow(
         &self,
-        mut state: MutexGuard<'_, ArenaState>,
+        mut state: MutexGuard<'_, Books>,
         plan: Plan,
         bytes: u64,
         (now_us, until): (u64, Instant),

@@ -5,24 +5,22 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::domain::{Domain, PoolView};
-use super::supply::{Acquired, BlockMemory, Direct, Fallback, Refusal, SharedArena, SlowCalls, Stop};
-use super::waiters::Beside;
+use super::{Acquired, BlockMemory, OneEach, Pageable, Refusal, SharedArena, SlowCalls, Stop};
+use super::{Domain, PoolView};
 use crate::backend::{PageTiers, Source};
 use crate::diag::PoolLog;
+use crate::engine::waiters::Beside;
 use crate::ledger::SharedCeiling;
 use crate::quota::{Budget, Claim};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
-mod refusals;
-
 /// Where pinned memory comes from.
 #[derive(Debug)]
 pub(crate) enum Supply {
     /// Preset `tensorflow`.
-    Direct(Direct),
+    OneEach(OneEach),
     /// Preset `adaptive`.
     Shared(Arc<Domain>),
 }
@@ -30,24 +28,24 @@ pub(crate) enum Supply {
 /// The supply of one pool.
 #[derive(Debug)]
 pub(crate) struct Backing {
-    supply: Supply,
+    pub(super) supply: Supply,
     /// Bytes of users that are page-locked under the same limit. Relaxed: a figure.
     outside_bytes: AtomicU64,
     /// Serves gets for which there is no room; `None` if those are errors.
-    fallback: Option<Fallback>,
+    pub(super) fallback: Option<Pageable>,
     /// What the process may lock, read from a file of the kernel when a get first finds no memory.
-    lock_limit: OnceLock<Option<u64>>,
+    pub(super) lock_limit: OnceLock<Option<u64>>,
 }
 
 impl Backing {
-    pub(crate) fn new(supply: Supply, fallback: Option<Fallback>) -> Self {
+    pub(crate) fn new(supply: Supply, fallback: Option<Pageable>) -> Self {
         Self { supply, outside_bytes: AtomicU64::new(0), fallback, lock_limit: OnceLock::new() }
     }
 
     /// The pool has closed: everything is released, now or with the last block.
     pub(in crate::engine) fn close(&self, now_us: u64) {
         match &self.supply {
-            Supply::Direct(direct) => direct.close(),
+            Supply::OneEach(direct) => direct.close(),
             Supply::Shared(domain) => domain.arena().close(now_us),
         }
     }
@@ -63,7 +61,7 @@ impl Backing {
     /// The limit of the pool.
     pub(in crate::engine) fn budget(&self) -> &Arc<Budget> {
         match &self.supply {
-            Supply::Direct(direct) => direct.budget(),
+            Supply::OneEach(direct) => direct.budget(),
             Supply::Shared(domain) => domain.arena().budget(),
         }
     }
@@ -85,7 +83,7 @@ impl Backing {
     /// Has idle memory released until `bytes` are or nothing is idle. Returns how many were. Slow calls.
     pub(in crate::engine) fn give_room(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
         match &self.supply {
-            Supply::Direct(direct) => {
+            Supply::OneEach(direct) => {
                 let before_bytes = direct.budget().used_bytes();
                 let given = || before_bytes.saturating_sub(direct.budget().used_bytes());
                 let mut to_release = None;
@@ -99,7 +97,7 @@ impl Backing {
     /// Bytes of idle buffers and of free memory outside the reserve.
     pub(in crate::engine) fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
         match &self.supply {
-            Supply::Direct(_) => pool.idle_bytes(),
+            Supply::OneEach(_) => pool.idle_bytes(),
             Supply::Shared(domain) => domain.idle_bytes(pool),
         }
     }
@@ -123,14 +121,14 @@ impl Backing {
     #[inline]
     pub(in crate::engine) fn domain(&self) -> Option<&Arc<Domain>> {
         match &self.supply {
-            Supply::Direct(_) => None,
+            Supply::OneEach(_) => None,
             Supply::Shared(domain) => Some(domain),
         }
     }
 
     pub(crate) fn source(&self) -> &dyn Source {
         match &self.supply {
-            Supply::Direct(direct) => direct.source(),
+            Supply::OneEach(direct) => direct.source(),
             Supply::Shared(domain) => domain.arena().source(),
         }
     }
@@ -145,7 +143,7 @@ impl Backing {
         mut reuse: impl FnMut() -> Option<R>,
     ) -> Result<Acquired<R>, Stop> {
         match &self.supply {
-            Supply::Direct(direct) => {
+            Supply::OneEach(direct) => {
                 let mut to_release = None;
                 loop {
                     if let Some(reused) = reuse() {
@@ -188,7 +186,7 @@ impl Backing {
     /// How much the supply may hold for `bytes` to fit beside it. `None` without a ceiling.
     pub(in crate::engine) fn room_for_outside(&self, bytes: u64) -> Option<u64> {
         let (max_bytes, others) = match &self.supply {
-            Supply::Direct(_) => (self.max_bytes(), 0),
+            Supply::OneEach(_) => (self.max_bytes(), 0),
             Supply::Shared(domain) => (self.max_bytes(), domain.arena().claimed_by_others()),
         };
         Some(max_bytes?.saturating_sub(bytes).saturating_sub(others))
@@ -201,7 +199,7 @@ impl Backing {
                 domain.arena().give(ptr, bytes, now_us);
                 Ok(())
             }
-            (BlockMemory::Region { region, claim }, Supply::Direct(direct)) => direct.release(region, claim),
+            (BlockMemory::Region { region, claim }, Supply::OneEach(direct)) => direct.release(region, claim),
             (BlockMemory::Pageable { region, claim }, _) => {
                 self.fallback.as_ref().map_or(Ok(()), |fallback| fallback.release(region, claim))
             }
@@ -219,7 +217,7 @@ impl Backing {
 
     /// Releases what the source refused to release before; an arena does so with its next release. Slow calls.
     pub(in crate::engine) fn release_refused(&self) {
-        if let Supply::Direct(direct) = &self.supply {
+        if let Supply::OneEach(direct) = &self.supply {
             direct.release_refused();
         }
     }
@@ -227,7 +225,7 @@ impl Backing {
     /// Whether a block of `class` fits under all ceilings when nothing else is held.
     pub(in crate::engine) fn could_hold(&self, class: Class) -> bool {
         match &self.supply {
-            Supply::Direct(direct) => self.budget().could_hold(direct.held_bytes(class.bytes)),
+            Supply::OneEach(direct) => self.budget().could_hold(direct.held_bytes(class.bytes)),
             Supply::Shared(domain) => domain.arena().could_hold(class.bytes as u64),
         }
     }
@@ -237,7 +235,7 @@ impl Backing {
     /// a small buffer may keep from being replaced.
     pub(in crate::engine) fn beside(&self, first: Class, class: Class) -> Beside {
         let room_bytes = match &self.supply {
-            Supply::Direct(direct) => direct.room_beside_bytes(first.bytes),
+            Supply::OneEach(direct) => direct.room_beside_bytes(first.bytes),
             Supply::Shared(domain) => domain.arena().room_beside_bytes(first.bytes as u64),
         };
         Beside { room_bytes, needed_bytes: self.beside_bytes(class) }
@@ -246,7 +244,7 @@ impl Backing {
     /// What a buffer of `class` uses of the memory beside the first in line.
     pub(in crate::engine) fn beside_bytes(&self, class: Class) -> u64 {
         match &self.supply {
-            Supply::Direct(direct) => direct.held_bytes(class.bytes),
+            Supply::OneEach(direct) => direct.held_bytes(class.bytes),
             Supply::Shared(domain) => domain.arena().touched_bytes(class.bytes as u64),
         }
     }
@@ -259,7 +257,7 @@ impl Backing {
     /// Bytes that the whole supply holds.
     pub(in crate::engine) fn held_bytes(&self) -> u64 {
         match &self.supply {
-            Supply::Direct(direct) => direct.budget().used_bytes(),
+            Supply::OneEach(direct) => direct.budget().used_bytes(),
             Supply::Shared(domain) => domain.arena().held_bytes(),
         }
     }
@@ -267,7 +265,7 @@ impl Backing {
     /// Whether the supply has memory in blocks: in use, in flight, idle or lost.
     pub(in crate::engine) fn has_blocks(&self) -> bool {
         match &self.supply {
-            Supply::Direct(direct) => direct.block_bytes() > 0,
+            Supply::OneEach(direct) => direct.block_bytes() > 0,
             Supply::Shared(domain) => domain.arena().block_bytes() > 0,
         }
     }
@@ -275,7 +273,7 @@ impl Backing {
     /// The calls of the source, for all pools of the arena.
     pub(in crate::engine) fn calls(&self) -> SourceCalls {
         match &self.supply {
-            Supply::Direct(direct) => direct.calls(),
+            Supply::OneEach(direct) => direct.calls(),
             Supply::Shared(domain) => domain.arena().calls(),
         }
     }
@@ -283,23 +281,23 @@ impl Backing {
     /// Bytes in blocks, pinned or not.
     pub(in crate::engine) fn own_bytes(&self) -> u64 {
         let pinned_bytes = match &self.supply {
-            Supply::Direct(direct) => direct.block_bytes(),
+            Supply::OneEach(direct) => direct.block_bytes(),
             Supply::Shared(domain) => domain.arena().block_bytes(),
         };
-        pinned_bytes + self.fallback.as_ref().map_or(0, Fallback::held_bytes)
+        pinned_bytes + self.fallback.as_ref().map_or(0, Pageable::held_bytes)
     }
 
     /// What a block of `class` holds for its user.
     pub(in crate::engine) fn block_bytes(&self, class: Class) -> u64 {
         match &self.supply {
-            Supply::Direct(direct) => direct.held_bytes(class.bytes),
+            Supply::OneEach(direct) => direct.held_bytes(class.bytes),
             Supply::Shared(_) => class.bytes as u64,
         }
     }
 
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
         match &self.supply {
-            Supply::Direct(direct) => direct.fill(stats),
+            Supply::OneEach(direct) => direct.fill(stats),
             Supply::Shared(domain) => domain.fill(stats),
         }
         stats.pinned_fraction = self.domain().map_or(1.0, |domain| domain.pinned_fraction());

@@ -4,7 +4,7 @@ use super::ladder::{Ladder, Rung, Seen};
 use super::{Domain, PoolView};
 use crate::arena::GrowthLimits;
 use crate::backend::SourceError;
-use crate::engine::supply::{Acquired, ArenaState, Refusal, SlowCalls, Stop};
+use crate::engine::memory::{Acquired, Books, Refusal, SlowCalls, Stop};
 use crate::quota::{QuotaExceeded, Room};
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
@@ -150,14 +150,7 @@ impl Domain {
         self.arena.no_space(bytes, pool.idle_bytes(), room)
     }
 
-    fn limits(
-        &self,
-        state: &ArenaState,
-        ladder: &Ladder,
-        room: Room,
-        is_short_step: bool,
-        now_us: u64,
-    ) -> GrowthLimits {
+    fn limits(&self, state: &Books, ladder: &Ladder, room: Room, is_short_step: bool, now_us: u64) -> GrowthLimits {
         let commit_bytes = match (ladder.may_commit(), self.arena.may_grow()) {
             (false, _) => 0,
             (true, true) => room.bytes(),
@@ -180,7 +173,7 @@ impl Domain {
 }
 
 /// What idle blocks would have to make up for `needed_bytes`. With a region goes what the source adds to it.
-fn lacking_bytes(state: &MutexGuard<'_, ArenaState>, needed_bytes: u64, limits: GrowthLimits) -> u64 {
+fn lacking_bytes(state: &MutexGuard<'_, Books>, needed_bytes: u64, limits: GrowthLimits) -> u64 {
     let arena = state.arena().stats();
     let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
     needed_bytes.saturating_sub(available_bytes)

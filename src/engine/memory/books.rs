@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::BlockMemory;
-use super::executor::{Executed, Executor, Mapping, Mappings};
+use super::carry_out::{Executed, Executor, Mapping, Mappings};
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::quota::{Budget, Claim, QuotaExceeded};
@@ -38,7 +38,7 @@ const ALIGN_BYTES: u64 = PAGE_BYTES as u64;
 const MANY_GRANULES: u64 = 64;
 
 #[derive(Debug)]
-pub(in crate::engine) struct ArenaState {
+pub(in crate::engine) struct Books {
     arena: Arena,
     mappings: Mappings,
     demand: Demand,
@@ -68,7 +68,7 @@ pub(in crate::engine) struct ArenaState {
     release_fails: bool,
 }
 
-impl ArenaState {
+impl Books {
     pub(in crate::engine) fn new(arena: Arena, mappings: Mappings, varied_above_bytes: u64, claim: Claim) -> Self {
         Self {
             arena,
