@@ -91,7 +91,8 @@ impl Core {
         if self.is_forked() { None } else { self.verdicts.judge.try_lock()?.latest().cloned() }
     }
 
-    fn snapshot(&self) -> Snapshot {
+    /// What the judge sees now.
+    pub(crate) fn snapshot(&self) -> Snapshot {
         let (stats, is_direct) = (self.stats(), !self.backing().has_arena());
         let needed_bytes = self.verdicts.needed_bytes.load(Ordering::Relaxed);
         // A wait counts while it lasts, not in the window that it ends in.
@@ -129,6 +130,7 @@ impl Core {
             in_flight_bytes: stats.in_flight_bytes,
             idle_bytes: stats.idle_bytes,
             free_bytes: stats.arena_free_bytes + stats.arena_transit_bytes + stats.arena_overhead_bytes,
+            fallback_bytes: stats.fallback_bytes,
             needed_bytes,
             limit: has_limit.then_some(limit.into()),
             max_bytes: stats.max_bytes,

@@ -153,5 +153,5 @@ fn a_process_that_is_killed_leaves_a_trace_that_is_read() {
     child.wait().unwrap();
     let ran = trace(&path, &["--format", "csv"]);
     assert!(ran.stdout.lines().filter(|line| line.contains(",get,")).count() > 10, "{}", ran.stderr);
-    assert!(ran.code() == 0 || ran.stderr.contains("cut off"), "{}", ran.stderr);
+    assert!(ran.code() == 0 || ran.stderr.contains("truncated"), "{}", ran.stderr);
 }

@@ -25,7 +25,7 @@ fn python(script: &str, input: &Path) -> Option<String> {
 fn converted(trace: &Path, format: &str) -> PathBuf {
     let out = trace.with_extension(format);
     let ran = finish(pinpool(&["trace", "--format", format, "-o"]).arg(&out).arg(trace));
-    assert!(ran.code() == 0 || ran.stderr.contains("cut off"), "{}", ran.stderr);
+    assert!(ran.code() == 0 || ran.stderr.contains("truncated"), "{}", ran.stderr);
     out
 }
 

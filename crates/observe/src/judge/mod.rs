@@ -57,7 +57,7 @@ use leak::Growth;
 pub use lengths::RecentLengths;
 use news::News;
 #[cfg(feature = "io")]
-pub use series::{PoolJudgement, judge_recording};
+pub use series::{PoolJudgement, judge_recording, judge_series};
 use shortage::LikelyCause;
 pub use snapshot::{AGED, Holder, Snapshot};
 pub use window::STUCK_AFTER;

@@ -44,7 +44,8 @@ pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
     let mut judged: Vec<_> = pools
         .into_iter()
         .filter_map(|(pool, series)| {
-            let (gets, judgement) = judge(&series)?;
+            let judgement = judge_series(&series)?;
+            let gets = series.last()?.1.gets;
             let name = recording.pool(pool).and_then(|pool| pool.fact("name"));
             let name = name.map_or_else(|| format!("pool {pool}"), str::to_owned);
             let OfPool { slow_gets, waits, .. } = records.pools.remove(&pool).unwrap_or_default();
@@ -61,8 +62,8 @@ pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
     judged
 }
 
-/// The number of requests, and the judgement of the whole series; `None` of too few requests.
-fn judge(series: &[(u64, Snapshot)]) -> Option<(u64, Judgement)> {
+/// The judgement of a whole series, by the clock of its pool; `None` of too few requests.
+pub fn judge_series(series: &[(u64, Snapshot)]) -> Option<Judgement> {
     let (end_us, end) = series.last()?;
     let (mut judge, mut judgements) = (Judge::default(), Vec::new());
     for (at_us, snapshot) in series {
@@ -88,8 +89,8 @@ fn judge(series: &[(u64, Snapshot)]) -> Option<(u64, Judgement)> {
         Some((cause, likely)) => judgements.pop()?.of_failure(cause, likely),
         None => worst(&judgements)?.clone(),
     };
-    let Snapshot { gets, waiting_ns, page_locking_ns, moving_ns, .. } = *end;
-    Some((gets, Judgement { lost: Lost { of_us: *end_us, waiting_ns, page_locking_ns, moving_ns }, ..judgement }))
+    let Snapshot { waiting_ns, page_locking_ns, moving_ns, .. } = *end;
+    Some(Judgement { lost: Lost { of_us: *end_us, waiting_ns, page_locking_ns, moving_ns }, ..judgement })
 }
 
 #[derive(Debug, Default)]
@@ -163,8 +164,8 @@ mod tests {
             let (short_gets, waiting_ns) = (waited * 10, waited * 1_000_000_000);
             Snapshot { short_gets, waiting_ns, limit, max_bytes, needed_bytes: 12 * MIB, remote_puts: Some(0), ..now }
         });
-        let (gets, judgement) = judge(&short).unwrap();
-        assert_eq!((gets, judgement.cause, judgement.is_alarm), (1200, Cause::CeilingTooSmall, true), "{judgement}");
+        let judgement = judge_series(&short).unwrap();
+        assert_eq!((judgement.cause, judgement.is_alarm), (Cause::CeilingTooSmall, true), "{judgement}");
         assert_eq!((judgement.lost.of_us, judgement.lost.waiting_ns), (60_000_000, 20_000_000_000));
     }
 
@@ -174,10 +175,10 @@ mod tests {
             8 => Snapshot { used: 0, used_bytes: 0, held_bytes: 0, ..now },
             _ => now,
         });
-        let (_, judgement) = judge(&empty_at_the_end).unwrap();
+        let judgement = judge_series(&empty_at_the_end).unwrap();
         assert_eq!(judgement.cause, Cause::Healthy);
         assert!(judgement.found.contains("8.0 MiB held"), "{judgement}");
-        assert_eq!(judge(&series(8, |_, now| Snapshot { gets: 19, ..now })), None, "too few requests");
+        assert_eq!(judge_series(&series(8, |_, now| Snapshot { gets: 19, ..now })), None, "too few requests");
     }
 
     #[test]
@@ -188,9 +189,9 @@ mod tests {
                 Snapshot { failure: (second == at).then_some((Cause::CeilingTooSmall, likely)), ..now }
             })
         };
-        let (_, judgement) = judge(&failed(30)).unwrap();
+        let judgement = judge_series(&failed(30)).unwrap();
         assert_eq!((judgement.cause, judgement.found.as_str()), (Cause::CeilingTooSmall, "all is in use"));
-        assert_eq!(judge(&failed(12)).unwrap().1.cause, Cause::Healthy);
+        assert_eq!(judge_series(&failed(12)).unwrap().cause, Cause::Healthy);
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub const AGED: Duration = Duration::from_secs(60);
 
 /// Buffers that are out under one tag.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Holder {
     pub tag: String,
     pub buffers: u64,
@@ -26,7 +26,7 @@ pub struct Holder {
 
 /// Counts of a pool since it was made, and what it holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Snapshot {
     /// Served or failed.
     pub gets: u64,
@@ -63,6 +63,8 @@ pub struct Snapshot {
     pub idle_bytes: u64,
     /// Held and in no buffer.
     pub free_bytes: u64,
+    /// Unpinned memory that serves requests beyond the limit.
+    pub fallback_bytes: u64,
     /// The most that was in use and asked for at one time, since the last window, while memory was short.
     pub needed_bytes: u64,
     /// The name of what is to be raised for more bytes; `None` where there is no limit.
