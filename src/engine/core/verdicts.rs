@@ -8,6 +8,7 @@ use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 use super::Core;
+use crate::driver;
 use crate::dump::Owner;
 use crate::quota::Level;
 use crate::size_class::Class;
@@ -142,6 +143,7 @@ impl Core {
             oldest_copy_stream: stats.oldest_in_flight_stream,
             copies: stats.in_flight_time.count() + stats.in_flight,
             is_pinned: stats.is_pinned,
+            has_driver: driver::is_loaded(),
             failure: if self.is_forked() { None } else { self.verdicts.failure.lock().clone() },
             holders: self.owners_of(&stats).iter().map(holder).collect(),
         }

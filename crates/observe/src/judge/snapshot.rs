@@ -82,6 +82,8 @@ pub struct Snapshot {
     /// Copies that were begun; 0 where nobody counts.
     pub copies: u64,
     pub is_pinned: bool,
+    /// Whether the process has loaded a GPU driver.
+    pub has_driver: bool,
     /// The last request that failed since the last window, and why.
     pub failure: Option<(Cause, LikelyCause)>,
     pub holders: Vec<Holder>,

@@ -424,7 +424,10 @@ fn memory_that_is_not_pinned_matters_once_something_is_copied() {
     let mut run = Run::new();
     run.now.is_pinned = false;
     assert_eq!(run.cause(|_| ()), Cause::Healthy);
-    assert_eq!(run.cause(|of| of.copies += 1), Cause::NotPinned);
+    let copied = run.window(|of| of.copies += 1);
+    assert_eq!((copied.cause, copied.is_alarm), (Cause::NotPinned, false), "without a GPU there is no need");
+    let beside_a_gpu = run.window(|of| of.has_driver = true);
+    assert_eq!((beside_a_gpu.cause, beside_a_gpu.is_alarm), (Cause::NotPinned, true));
 }
 
 #[test]

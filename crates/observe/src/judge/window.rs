@@ -364,7 +364,8 @@ impl<'a> Window<'a> {
         if !now.is_pinned && now.copies > 0 {
             let found = "copies are made of memory that is not page-locked, which the driver copies twice".to_owned();
             let cure = "`pinpool doctor` says why, and what helps".to_owned();
-            return Judgement { cure: Some(cure), ..self.judgement(Cause::NotPinned, found) };
+            // Without a GPU nothing is to be pinned for.
+            return Judgement { is_alarm: now.has_driver, cure: Some(cure), ..self.judgement(Cause::NotPinned, found) };
         }
         let served = self.of.gets.saturating_sub(self.of.page_locks);
         let found = format!("{served} of {} gets waited for nothing, {} held", self.of.gets, RoundedUp(now.held_bytes));

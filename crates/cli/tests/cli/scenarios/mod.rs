@@ -10,9 +10,11 @@
 //! | --- | --- |
 //! | `causes.rs` | a program for each cause |
 //! | `healthy.rs` | programs that look like one of them and are healthy |
+//! | `mixed.rs` | programs in which a fault hides among what is ordinary |
 
 mod causes;
 mod healthy;
+mod mixed;
 
 use std::fs;
 use std::future::Future;
