@@ -9,7 +9,7 @@
 //! Owns times and thresholds; the work itself is the core's.
 
 use crate::diag::Growth;
-use crate::stats::Underlying;
+use crate::stats::SourceCalls;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
@@ -36,10 +36,10 @@ struct Watch {
 }
 
 /// Figures at the last report of growth.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Reported {
     held_bytes: u64,
-    calls: Underlying,
+    calls: SourceCalls,
 }
 
 /// A tick in progress.
@@ -52,7 +52,7 @@ pub(super) struct Tick<'a> {
 
 impl Maintenance {
     pub(super) fn new() -> Self {
-        let reported = Reported { held_bytes: 0, calls: Underlying::default() };
+        let reported = Reported { held_bytes: 0, calls: SourceCalls::default() };
         let watch = Watch { next_question_us: 0, reported };
         Self { next_tick_us: AtomicU64::new(0), watch: Mutex::new(watch) }
     }
@@ -90,7 +90,7 @@ impl Tick<'_> {
     pub(super) fn growth_to_report(
         &mut self,
         held_bytes: u64,
-        calls: Underlying,
+        calls: SourceCalls,
         max_bytes: Option<u64>,
     ) -> Option<Growth> {
         let reported = &mut self.watch.reported;
@@ -99,11 +99,11 @@ impl Tick<'_> {
         }
         let before = std::mem::replace(reported, Reported { held_bytes, calls });
         Some(Growth {
-            asked_bytes: calls.alloc_bytes.saturating_sub(before.calls.alloc_bytes),
+            asked_bytes: calls.pin.bytes.saturating_sub(before.calls.pin.bytes),
             held_before_bytes: before.held_bytes,
             held_bytes,
-            page_locks: calls.allocs.saturating_sub(before.calls.allocs),
-            took: calls.time.saturating_sub(before.calls.time),
+            page_locks: calls.pin.count.saturating_sub(before.calls.pin.count),
+            took: calls.time().saturating_sub(before.calls.time()),
             max_bytes,
         })
     }

@@ -35,8 +35,8 @@ use smallvec::SmallVec;
 
 use crate::error::Error;
 use crate::stats::Stats;
+use pinpool_os::sync::Mutex;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
-use pinpool_os::sync::{Mutex, process};
 
 mod fence;
 mod queues;
@@ -57,8 +57,6 @@ pub(crate) struct InFlight<T> {
     failed: AtomicU64,
     /// Bytes in the queues.
     bytes: AtomicU64,
-    /// The most at any time of both. No part of any model: they decide nothing.
-    peaks: [process::AtomicU64; 2],
 }
 
 /// The right of one thread to query a queue, until this is dropped.
@@ -108,7 +106,6 @@ impl<T> InFlight<T> {
             }),
             count: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
-            peaks: Default::default(),
             failed: AtomicU64::new(0),
         }
     }
@@ -124,13 +121,7 @@ impl<T> InFlight<T> {
         queues.enqueue(if are_several { !number } else { stream }, copy);
         // Relaxed, as all changes: under the lock (in-flight-I4).
         self.count.fetch_add(1, Ordering::Relaxed);
-        let now = [self.count(), self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes];
-        for (peak, now) in self.peaks.iter().zip(now) {
-            // Compared first: the line stays shared while nothing changes.
-            if peak.load(process::Ordering::Relaxed) < now {
-                peak.fetch_max(now, process::Ordering::Relaxed);
-            }
-        }
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Items in flight.
@@ -160,18 +151,8 @@ impl<T> InFlight<T> {
     }
 
     pub(crate) fn fill(&self, stats: &mut Stats) {
-        (stats.in_flight, stats.in_flight_bytes) = (self.count(), self.bytes());
-        stats.buffers = stats.buffers.saturating_sub(self.failed());
-        let peaks = self.peaks.each_ref().map(|peak| peak.load(process::Ordering::Relaxed));
-        [stats.peaks.in_flight, stats.peaks.in_flight_bytes] = peaks;
-    }
-
-    /// Whether such an item is in flight.
-    pub(crate) fn any(&self, mut is_such: impl FnMut(&T) -> bool) -> bool {
-        self.count() > 0 && {
-            let queues = self.queues.lock();
-            queues.queues.iter().flat_map(|queue| &queue.copies).any(|copy| is_such(&copy.item))
-        }
+        (stats.copies.in_flight, stats.copies.in_flight_bytes) = (self.count(), self.bytes());
+        stats.memory.buffers = stats.memory.buffers.saturating_sub(self.failed());
     }
 
     /// Calls `see` with each item. Under a lock, so it calls nothing else.

@@ -62,10 +62,10 @@ fn everything_that_a_pool_does_is_in_the_file_once() {
         assert_eq!(count(&recording, |event| matches!(event, Event::Cleared)), 1);
         assert_eq!(count(&recording, |event| matches!(event, Event::End)), 1);
         let pins = count(&recording, |event| matches!(event, Event::Pin { failed: false, .. }));
-        assert_eq!(pins, stats.underlying.allocs);
+        assert_eq!(pins, stats.memory.pin.count);
         // A new buffer is a miss; every other get is a hit.
         let new = count(&recording, |event| matches!(event, Event::New { .. }));
-        assert_eq!(80 - new, stats.hits);
+        assert_eq!(80 - new, stats.requests.hits);
         assert_eq!(new, count(&recording, |event| matches!(event, Event::Gone { .. })));
         alternates(&recording);
     }

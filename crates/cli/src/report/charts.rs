@@ -118,7 +118,7 @@ impl<'a> Charts<'a> {
         let mut figures = vec![self.bytes_figure()];
         figures.extend(self.lost_figure());
         figures.extend(self.limit_figure());
-        if self.tags.len() > 1 {
+        if self.tags.keys().any(|tag| *tag != "(untagged)") {
             figures.push(self.lanes("tags", "Who holds what", "tag", &self.tags));
         }
         if self.pools.len() > 1 {

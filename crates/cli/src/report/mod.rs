@@ -36,7 +36,7 @@ use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::Terminal;
 
-const TITLE: &str = "The pools in this trace";
+const TITLE: &str = "The pool in this trace";
 
 /// Draw a page of charts of a log, a recording or a running process
 ///

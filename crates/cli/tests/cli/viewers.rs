@@ -51,9 +51,6 @@ fn traces(dir: &Path) -> Vec<PathBuf> {
     let text = dir.join("text.trace");
     fs::write(&text, "a 1 4096\na 2 100\nf 1\na 1 8000000\nt 50\nf 2\nr 3 100\n").unwrap();
     paths.push(text);
-    let torch = dir.join("torch.trace");
-    fs::copy(Path::new(crate::ROOT).join("tests/data/torch_snapshot/host.trace"), &torch).unwrap();
-    paths.push(torch);
     paths
 }
 

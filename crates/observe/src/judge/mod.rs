@@ -227,9 +227,12 @@ impl Judge {
     /// The judgement of the last window, or the alarm of the last minutes that cost most, or the request that failed since; before
     /// there is a window, the judgement of the time so far.
     pub fn why(&self, now_us: u64, now: &Snapshot) -> Judgement {
-        let failure = now.failure.clone().filter(|_| !self.latest().is_some_and(|latest| latest.is_alarm));
         let judgement = self.recent(now_us, now);
-        failure.map_or(judgement.clone(), |(cause, likely)| judgement.of_failure(cause, likely))
+        let is_known = self.latest().unwrap_or(&judgement).is_alarm;
+        match now.failure.clone().filter(|_| !is_known) {
+            Some((cause, likely)) => judgement.of_failure(cause, likely),
+            None => judgement,
+        }
     }
 
     fn recent(&self, now_us: u64, now: &Snapshot) -> Judgement {

@@ -29,7 +29,7 @@ pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
     let mut records = Records::default();
     let mut pools: BTreeMap<u32, Vec<(u64, Snapshot)>> = BTreeMap::new();
     let mut add = |taken: &Taken, records: &Records| {
-        let remote_puts = records.pools.get(&taken.pool).map(|pool| pool.remote_puts);
+        let remote_puts = records.pools.get(&taken.pool).and_then(|pool| pool.counted.remote_puts);
         let snapshot = Snapshot { remote_puts, ..(*taken.snapshot).clone() };
         pools.entry(taken.pool).or_default().push((taken.at_us, snapshot));
     };
@@ -41,6 +41,11 @@ pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
         records.apply(record);
     }
     snapshots.for_each(|taken| add(taken, &records));
+    // A process that was killed at once has recorded none.
+    let end_us = recording.records.last().map_or(0, |record| record.time_ns / 1000);
+    for (pool, of) in &records.pools {
+        pools.entry(*pool).or_insert_with(|| vec![(end_us, of.counted.clone())]);
+    }
     let mut judged: Vec<_> = pools
         .into_iter()
         .filter_map(|(pool, series)| {
@@ -83,10 +88,12 @@ pub fn judge_series(series: &[(u64, Snapshot)]) -> Option<Judgement> {
         judge.most_held_bytes = held_bytes;
         judgements.push(judge.why(*end_us, &whole));
     }
-    // A request that failed is often the end of a program; an alarm knows more of its cause.
-    let failure = end.failure.clone().filter(|_| !judgements.last().is_some_and(|last| last.is_alarm));
-    let judgement = match failure {
-        Some((cause, likely)) => judgements.pop()?.of_failure(cause, likely),
+    // A request that failed is often the end of a program, in a window that is not over; an alarm knows more of its cause.
+    let judgement = match end.failure.clone().filter(|_| !judgements.last().is_some_and(|last| last.is_alarm)) {
+        Some((cause, likely)) => match judge.end_window(*end_us, end.clone()) {
+            last if last.is_alarm => last.clone(),
+            last => last.clone().of_failure(cause, likely),
+        },
         None => worst(&judgements)?.clone(),
     };
     let Snapshot { waiting_ns, page_locking_ns, moving_ns, .. } = *end;
@@ -95,7 +102,8 @@ pub fn judge_series(series: &[(u64, Snapshot)]) -> Option<Judgement> {
 
 #[derive(Debug, Default)]
 struct OfPool {
-    remote_puts: u64,
+    /// What the pool counts itself, as far as the records tell.
+    counted: Snapshot,
     slow_gets: u64,
     waits: Vec<(u64, u64)>,
 }
@@ -114,25 +122,42 @@ struct Records {
 
 impl Records {
     fn apply(&mut self, &Record { time_ns, thread, pool, event }: &Record) {
-        let of_pool = self.pools.entry(pool).or_default();
+        let OfPool { counted, slow_gets, waits } = self.pools.entry(pool).or_default();
+        if let Event::Pin { took_ns, .. } | Event::Unpin { took_ns, .. } | Event::Move { took_ns, .. } = event {
+            self.calls.entry(thread).or_default().push((time_ns, took_ns));
+        }
         match event {
-            Event::Pin { took_ns, .. } | Event::Unpin { took_ns, .. } | Event::Move { took_ns, .. } => {
-                self.calls.entry(thread).or_default().push((time_ns, took_ns));
+            Event::Ceiling { bytes } if bytes < u64::MAX => {
+                (counted.max_bytes, counted.limit) = (Some(bytes), Some("PINPOOL_MAX_BYTES".into()));
             }
+            Event::Pin { took_ns, failed, .. } => {
+                counted.page_locks += u64::from(!failed);
+                counted.page_locking_ns += took_ns;
+            }
+            Event::Unpin { took_ns, .. } => counted.page_locking_ns += took_ns,
+            Event::Move { took_ns, .. } => counted.moving_ns += took_ns,
             Event::Waited => _ = self.queued.insert(thread),
-            Event::Get { id, took_ns, .. } => {
-                self.out.insert((pool, id), thread);
+            Event::Get { took_ns, .. } | Event::Refused { took_ns, .. } => {
                 let since_ns = time_ns.saturating_sub(took_ns);
                 let calls = self.calls.remove(&thread).unwrap_or_default();
                 let called_ns: u64 = calls.iter().filter(|(at_ns, _)| *at_ns >= since_ns).map(|(_, took)| took).sum();
                 let has_waited = self.queued.remove(&thread);
-                of_pool.slow_gets += u64::from(has_waited || called_ns > 0);
-                of_pool.waits.extend(has_waited.then(|| (time_ns, took_ns.saturating_sub(called_ns))));
+                let waited_ns = if has_waited { took_ns.saturating_sub(called_ns) } else { 0 };
+                counted.gets += 1;
+                counted.waiting_ns += waited_ns;
+                counted.short_gets += u64::from(has_waited);
+                if let Event::Get { id, .. } = event {
+                    self.out.insert((pool, id), thread);
+                    *slow_gets += u64::from(has_waited || called_ns > 0);
+                    waits.extend(has_waited.then_some((time_ns, waited_ns)));
+                } else {
+                    counted.failed_gets += 1;
+                }
             }
-            Event::Refused { .. } => _ = (self.calls.remove(&thread), self.queued.remove(&thread)),
             Event::Put { id, .. } => {
                 let got_by = self.out.remove(&(pool, id));
-                of_pool.remote_puts += u64::from(got_by.is_some_and(|by| by != thread));
+                counted.puts += 1;
+                *counted.remote_puts.get_or_insert(0) += u64::from(got_by.is_some_and(|by| by != thread));
             }
             _ => {}
         }
@@ -206,7 +231,8 @@ mod tests {
         add(110, 0, get(3, 30));
         add(120, 0, Event::Put { id: 2, in_flight: false });
         add(120, 0, Event::Put { id: 3, in_flight: false });
-        let OfPool { remote_puts, slow_gets, waits } = &records.pools[&0];
-        assert_eq!((*remote_puts, *slow_gets, waits.as_slice()), (1, 2, &[(100, 30)][..]));
+        let OfPool { counted, slow_gets, waits } = &records.pools[&0];
+        assert_eq!((counted.remote_puts, *slow_gets, waits.as_slice()), (Some(1), 2, &[(100, 30)][..]));
+        assert_eq!((counted.gets, counted.short_gets, counted.waiting_ns, counted.page_locks), (3, 1, 30, 1));
     }
 }

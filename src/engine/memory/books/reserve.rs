@@ -3,8 +3,8 @@
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use super::super::Refusal;
-use super::super::carry_out::{GRANULE_BYTES, Mapping};
+use super::super::block_memory::Refusal;
+use super::super::shape::{GRANULE_BYTES, Mapping};
 use super::{ALIGN_BYTES, Books};
 use crate::arena::RANGE_BYTES_MAX;
 use crate::backend::{Region, SourceError};
@@ -49,7 +49,7 @@ impl Books {
         took: Duration,
     ) -> Result<Result<NonNull<u8>, Region>, SourceError> {
         let bytes = len as u64;
-        self.calls.pinned(bytes, took, acquired.is_ok());
+        self.calls.pin.record(bytes, took, acquired.is_ok());
         let region = acquired?;
         let Some(range) = self.arena.add_reserve(bytes) else { return Ok(Err(region)) };
         self.pending_bytes -= held_bytes;

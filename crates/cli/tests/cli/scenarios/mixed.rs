@@ -41,7 +41,7 @@ fn a_consumer_that_stops_five_seconds_in_every_fifteen_pauses() {
         }
         let is_stopped = step % (15 * STEPS_IN_A_SECOND) >= 10 * STEPS_IN_A_SECOND;
         for _ in 0..if is_stopped { 0 } else { 3 } {
-            queue.pop_front().map_or((), Program::put_elsewhere);
+            queue.pop_front().into_iter().for_each(Program::put_elsewhere);
         }
     });
     let said = program.judged(queue);
@@ -55,8 +55,8 @@ fn a_consumer_that_stops_five_seconds_in_every_fifteen_pauses() {
 fn one_of_four_streams_that_is_stuck_is_named() {
     let mut program = Program::one(|pool| pool);
     let mut streams: Vec<_> = (0..4).map(|_| (SinkStream::new().unwrap(), SinkMem::new(MIB))).collect();
-    let buffer = program.must_get("images", MIB);
-    let gate = Program::copy(buffer, &streams[3].0, &mut streams[3].1);
+    let (stream, device) = &mut streams[3];
+    let gate = Program::copy(program.must_get("images", MIB), stream, device);
     program.run(60, |program, step| {
         let (stream, device) = &mut streams[usize::try_from(step % 3).unwrap()];
         drop(Program::copy(program.must_get("images", MIB), stream, device));
