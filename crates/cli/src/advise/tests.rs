@@ -381,12 +381,12 @@ fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
         Column::play("", workload, &Replay::as_recorded(workload, set).unwrap(), &costs).unwrap()
     };
     let (given, advised) = (play(&[]), play(&set));
-    let [peak, peak_given] = [&advised, &given].map(|cost| cost.outcome.report.peak_pinned_bytes);
-    let [late, late_given] = [&advised, &given].map(|cost| cost.outcome.report.fallbacks);
+    let [peak, peak_given] = [&advised, &given].map(|cost| cost.outcome.peak_pinned_bytes);
+    let [late, late_given] = [&advised, &given].map(|cost| cost.outcome.fallbacks);
     let is_larger = peak as f64 > peak_given as f64 * 1.02;
     let is_dearer = advised.lost_seconds > given.lost_seconds || late > late_given;
-    let is_told = (advised.lost_seconds - better.cost.lost_seconds).abs() < 1e-9
-        && peak == better.cost.outcome.report.peak_pinned_bytes;
+    let is_told =
+        (advised.lost_seconds - better.cost.lost_seconds).abs() < 1e-9 && peak == better.cost.outcome.peak_pinned_bytes;
     if is_dearer || !is_told || (is_larger && advised.lost_seconds >= given.lost_seconds) {
         return Err(format!("{what}: {set:?}\n  given {given:?}\n  advised {advised:?}\n  told {:?}", better.cost));
     }
