@@ -68,7 +68,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         waiting_ns: 6_400_000_000,
         needed_bytes: 27 * MIB,
         max_bytes: Some(24 * MIB),
-        limit: Some("PINPOOL_MAX_BYTES"),
+        limit: Some("PINPOOL_MAX_BYTES".into()),
         ..Default::default()
     });
     let dump = Dump {

@@ -4,7 +4,7 @@
 //!  get   idle ─hit─▶ block
 //!         └─miss─▶ sweep ─completed─▶ block
 //!                   └─▶ tick, acquire ─▶ block
-//!                        └─no room─▶ wait in line (`waiting.rs`)
+//!                        └─no room─▶ wait in the queue (`waiting.rs`)
 //!  put   a get waits? ─yes─▶ hand over, or make room; else keep idle ─▶ release the victim, report the check
 //!  copy  the block waits in `in_flight`; a sweep that finds its copies over puts it
 //!  end   last handle dropped ─▶ seal: release what is idle; later puts release their block
@@ -28,8 +28,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::accounts::Accounts;
+use super::auto_limit::AutoLimit;
 use super::block::{self, BlockBody};
-use super::ceiling::{AutoCeiling, CeilingControl, CeilingSource};
 use super::clock::Timekeeper;
 use super::idle::thread_cache::Shard;
 use super::maintenance::Maintenance;
@@ -38,7 +38,7 @@ use super::memory::{PoolView, ReserveWait};
 use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::waiters::Waiters;
+use super::wait_queue::WaitQueue;
 use crate::backend::SourceError;
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
@@ -59,7 +59,6 @@ mod backoff;
 mod device;
 mod end;
 mod figures;
-mod host_ledger;
 mod interfaces;
 mod puts;
 mod recording;
@@ -68,20 +67,17 @@ mod sampling;
 mod server;
 #[cfg(feature = "observe")]
 mod serving;
-mod side_thread;
+mod shared_limit;
 mod ticks;
 mod verdicts;
 mod waiting;
 
-pub(crate) use account::{Account, WaitingClaim, Wanted};
+pub(crate) use account::{Account, Wanted};
 use attention::Attention;
 use backoff::Backoff;
 use device::DeviceWatch;
 use report::SystemMemory;
-pub(crate) use side_thread::SideCall;
-use side_thread::SideThread;
 use verdicts::Verdicts;
-pub(crate) use waiting::{Begun, Polled, WaitingGet};
 
 type Block = block::Block<Core>;
 
@@ -94,14 +90,12 @@ pub(crate) struct Core {
     log: Arc<PoolLog>,
     stock: Stock<Self>,
     pub(super) in_flight: InFlight<Block>,
-    waiters: Waiters<Block>,
+    waiters: WaitQueue<Self>,
     time: Timekeeper,
     maintenance: Maintenance,
     /// Runs the ticks of this pool; `None` if it is not to.
     thread: Option<&'static MaintenanceThread>,
     attention: Attention,
-    /// Makes slow calls for tasks.
-    side: SideThread,
     /// What the first in line wants of other owners of the host ledger.
     wanted_of_ledger: Want,
     /// A put makes room in the host ledger.
@@ -119,8 +113,8 @@ pub(crate) struct Core {
     system: SystemMemory,
     verdicts: Verdicts,
     device: DeviceWatch,
-    /// Where its ceiling comes from.
-    ceiling: CeilingControl,
+    /// Where its limit comes from.
+    limit: AutoLimit,
     /// Its place at the socket that serves statistics.
     #[cfg(feature = "observe")]
     showing: std::sync::OnceLock<pinpool_observe::stats_socket::Showing>,
@@ -133,6 +127,7 @@ impl Core {
         time: Timekeeper,
         log: Arc<PoolLog>,
         recorder: Option<Arc<Recorder>>,
+        limit: AutoLimit,
     ) -> Arc<Self> {
         let core = Arc::new(Self {
             generation: ForkGeneration::now(),
@@ -140,13 +135,12 @@ impl Core {
             device: DeviceWatch::new(memory.source()),
             stock: Stock::new(&config, memory, log.clone(), recorder),
             in_flight: InFlight::new(),
-            waiters: Waiters::default(),
+            waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
             maintenance: Maintenance::new(),
-            // Miri takes a thread that does not end for a leak.
+            // As for the wait queue, Miri takes a thread that does not end for a leak.
             thread: config.may_poll().then(MaintenanceThread::of_process),
             attention: Attention::default(),
-            side: SideThread::default(),
             wanted_of_ledger: Want::default(),
             is_giving: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
@@ -158,12 +152,15 @@ impl Core {
             owners: Owners::default(),
             system: SystemMemory::default(),
             verdicts: Verdicts::default(),
-            ceiling: CeilingControl::default(),
+            limit,
             #[cfg(feature = "observe")]
             showing: std::sync::OnceLock::new(),
             log,
             config,
         });
+        core.system.read_below(core.limit.root.clone());
+        let owner: Weak<Self> = Arc::downgrade(&core);
+        core.backing().budget().set_owner(owner);
         if let Some(arena) = core.backing().arena() {
             let pool: Weak<Self> = Arc::downgrade(&core);
             arena.attach(pool);
@@ -176,17 +173,12 @@ impl Core {
         core
     }
 
-    /// The ceiling `auto` comes from `source`; it holds now if there is an `auto`.
-    pub(crate) fn change_ceiling_by(&self, source: CeilingSource, auto: Option<AutoCeiling>) {
-        self.system.read_below(source.root.clone());
-        self.ceiling.begin(source, auto);
-    }
-
     /// Changes the ceiling; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
     pub(crate) fn set_ceiling(&self, ceiling: Ceiling) {
-        self.bind_to_process(ceiling == Ceiling::Auto);
-        let (max_bytes, why) = self.ceiling.set(ceiling, self.backing().held_bytes());
-        self.apply_ceiling(max_bytes, &why);
+        let budget = self.backing().budget();
+        budget.set_auto(ceiling == Ceiling::Auto);
+        let (max_bytes, _) = self.limit.set(ceiling, budget.auto_bytes());
+        self.apply_ceiling(max_bytes, if ceiling == Ceiling::Auto { "auto" } else { "set_max_bytes" });
     }
 
     fn apply_ceiling(&self, max_bytes: Option<u64>, why: &str) {

@@ -220,7 +220,8 @@ impl<E> Stock<E> {
     fn evict_over_limit(&self, mut evicted: Option<Evicted<BlockBody<E>>>, now_us: u64) {
         while let Some(Evicted { entry, reason, check }) = evicted {
             self.evict(Block::from_entry(entry), now_us, reason);
-            if let Some(check) = check {
+            // After the last handle no request profits from a raise.
+            if let Some(check) = check.filter(|_| !self.lifetime.is_sealed()) {
                 if let Some(to) = check.raised_to {
                     self.record(Event::Limit { from: check.limit, to });
                 }
@@ -339,10 +340,12 @@ impl<E> Stock<E> {
         let mut added = arena.add_whole_reserve(bytes, &progress);
         let to_bytes = match &added {
             // What is idle here makes room there.
-            Err(Refusal::Over { over: QuotaExceeded { level: Level::Shared, missing_bytes, .. }, .. }) => {
-                Some(self.memory.held_bytes().saturating_sub(*missing_bytes))
+            Err(Refusal::Over { over: QuotaExceeded { level: Level::Shared, shortfall, .. }, .. }) => {
+                Some(self.memory.held_bytes().saturating_sub(*shortfall))
             }
-            Err(Refusal::Over { needed_bytes, over }) => over.max_bytes.checked_sub(*needed_bytes),
+            Err(Refusal::Over { needed_bytes, .. }) => {
+                self.memory.max_bytes().and_then(|max_bytes| max_bytes.checked_sub(*needed_bytes))
+            }
             _ => None,
         };
         if let Some(to_bytes) = to_bytes {

@@ -69,6 +69,10 @@ impl Core {
             self.shortage.end_if_calm(&self.log, now_us);
         }
         if self.in_flight.count() > 0 {
+            // The thread looks several times a second: while it did not, the process was stopped, and no copy was seen to end.
+            if self.thread.is_some() && tick.late_us > LATE_US {
+                self.in_flight.leave_out(tick.late_us, now_us);
+            }
             let stuck = self.in_flight.newly_stuck(now_us, STUCK_AFTER);
             let log = |PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream);
             stuck.into_iter().for_each(log);
@@ -81,10 +85,7 @@ impl Core {
         self.stock.report_growth(&mut tick);
         drop(tick);
         self.report_verdict(now_us);
-        let held_bytes = || self.backing().held_bytes();
-        if let Some((max_bytes, why)) =
-            self.ceiling.follow(self.time.on_clock(now_us), held_bytes, |source| self.follow_for_process(source))
-        {
+        if let Some((max_bytes, why)) = self.limit.change(now_us, || self.backing().budget().auto_bytes()) {
             self.apply_ceiling(max_bytes, &why);
         }
         self.stock.enforce_limits(self, now_us);

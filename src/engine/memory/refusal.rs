@@ -47,13 +47,13 @@ impl Memory {
     fn in_words(&self, refusal: &Refusal) -> (u64, String, String) {
         match refusal {
             Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
-                let (found, remedy) = self.ledger_in_words(*needed_bytes);
+                let (found, remedy) = self.budget().shared_in_words(*needed_bytes);
                 (*needed_bytes, found, remedy.to_owned())
             }
             Refusal::Over { needed_bytes, over } => {
                 let limit = self.limit_name(over.level);
                 let found = match (over.level, self.max_bytes()) {
-                    (Level::Partition, _) => "the partition is full".to_owned(),
+                    (Level::Account, _) => "the partition is full".to_owned(),
                     (_, Some(max_bytes)) if *needed_bytes > max_bytes => {
                         format!("exceeds the pool limit of {} ({limit})", Size(max_bytes))
                     }
@@ -73,19 +73,11 @@ impl Memory {
         }
     }
 
-    /// What the shared ceiling says to a request for `needed_bytes` that it has no room for, and what helps.
-    pub(in crate::engine) fn ledger_in_words(&self, needed_bytes: u64) -> (String, &'static str) {
-        match self.ledger() {
-            Some(ledger) => ledger.in_words(needed_bytes),
-            None => ("the shared limit is reached".to_owned(), "return buffers sooner"),
-        }
-    }
-
     /// What helps where `over` has no room for `needed_bytes`.
     fn remedy(&self, needed_bytes: u64, over: QuotaExceeded) -> &'static str {
         match (over.level, over.could_ever) {
-            (Level::Partition, true) => "return its buffers sooner or make the partition larger",
-            (Level::Partition, false) => "request less or make the partition larger",
+            (Level::Account, true) => "return its buffers sooner or make the partition larger",
+            (Level::Account, false) => "request less or make the partition larger",
             (Level::Pool | Level::Shared, _) => self.remedy_of_pool(needed_bytes),
         }
     }
@@ -113,7 +105,7 @@ impl Memory {
     /// The limit to raise where that of `level` refuses, by the name of its setting.
     pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
         match level {
-            Level::Partition => "the limit of the partition",
+            Level::Account => "the limit of the partition",
             _ if !self.may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",
