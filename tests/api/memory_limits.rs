@@ -1,5 +1,6 @@
 //! Limits that change, and limits on what is idle: a lower ceiling, the control group's, `PINPOOL_MAX_IDLE_BYTES`.
 
+use pinpool_os::words::Size;
 use std::fs;
 use std::path::Path;
 use std::thread;
@@ -302,7 +303,7 @@ fn a_request_at_the_process_limit_is_woken_by_a_return_to_another_pool() {
         let mut held = fill(&full, 16 * MIB, 6);
         let text = lacking.get_with(Request::new(15 * MIB).wait(Duration::ZERO)).unwrap_err().to_string();
         let bytes = valid_stats(&full).memory.held_bytes;
-        assert!(text.contains(&format!("(full holds {bytes} B)")), "{text}");
+        assert!(text.contains(&format!("(full holds {})", Size(bytes))), "{text}");
         thread::scope(|scope| {
             let get = scope.spawn(|| lacking.get(15 * MIB));
             while valid_stats(&lacking).requests.waiting == 0 {

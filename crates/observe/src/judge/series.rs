@@ -202,7 +202,7 @@ mod tests {
         });
         let judgement = judge_series(&empty_at_the_end).unwrap();
         assert_eq!(judgement.cause, Cause::Healthy);
-        assert!(judgement.found.contains("8.0 MiB held"), "{judgement}");
+        assert!(judgement.found.contains("8.0MiB held"), "{judgement}");
         assert_eq!(judge_series(&series(8, |_, now| Snapshot { gets: 19, ..now })), None, "too few requests");
     }
 
