@@ -49,7 +49,7 @@ fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
         player.perform(operation?).map_err(|why| trace.error_here(why))?;
     }
     let mut lines = mem::take(&mut *player.diagnostics.lock());
-    lines.extend(player.pools.iter().map(|pool| figures(pool).to_string()));
+    lines.extend(player.pools.iter().zip(&player.peak_bytes).map(|(pool, peak)| figures(pool, *peak).to_string()));
     for (name, stream) in [("outcome", player.outcome), ("buffers", player.buffers)] {
         let hex: String = stream.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         lines.push(format!("{name} sha256 {hex}"));
@@ -73,6 +73,8 @@ struct Player {
     /// Whether the pools keep no idle buffer: a release is then no eviction.
     unpooled: bool,
     current: usize,
+    /// The most bytes that each pool had allocated, as requested from the source.
+    peak_bytes: Vec<u64>,
     held: HashMap<u64, PinnedBuf>,
     source: Arc<RecordingSource>,
     diagnostics: Arc<Mutex<Vec<String>>>,
@@ -160,6 +162,7 @@ impl Player {
             pools,
             unpooled: header.limit == 0,
             current: 0,
+            peak_bytes: vec![0; header.pools],
             held: HashMap::new(),
             source,
             diagnostics,
@@ -210,6 +213,11 @@ impl Player {
     fn record_get(&mut self, buffer: Result<PinnedBuf, Error>) -> Result<PinnedBuf, String> {
         let buffer = buffer.map_err(|error| error.report())?;
         let missed = self.source.take_calls().acquired;
+        if missed {
+            let memory = self.pools[self.current].stats().memory;
+            let peak_bytes = &mut self.peak_bytes[self.current];
+            *peak_bytes = (*peak_bytes).max(memory.pin.bytes - memory.unpin.bytes);
+        }
         match buffer.id() {
             None => {
                 self.outcome.line('z');
@@ -239,7 +247,7 @@ impl Player {
 }
 
 /// The figures of `pool` under the names and in the order of the format.
-fn figures(pool: &Pool) -> Value {
+fn figures(pool: &Pool, peak_bytes: u64) -> Value {
     let (stats, window) = (pool.stats(), pinpool::unstable::window(pool));
     json!({
         "get_from_pool": window.get_from_pool,
@@ -253,6 +261,6 @@ fn figures(pool: &Pool) -> Value {
         "underlying_frees": stats.memory.unpin.count,
         "underlying_alloc_bytes": stats.memory.pin.bytes,
         "underlying_free_bytes": stats.memory.unpin.bytes,
-        "underlying_peak_bytes": stats.memory.peak_held_bytes,
+        "underlying_peak_bytes": peak_bytes,
     })
 }
