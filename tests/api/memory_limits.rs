@@ -226,7 +226,7 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     let error = pools[19].get(10 * MIB).unwrap_err();
     let text = error.to_string();
     let first = "asked 10485760 B (10485760 B with rounding): the pools of this process whose ceiling is auto share 104857600 B, of \
-                 which 104857600 B are held (pool 1 holds 10485760 B, pool 2 holds ";
+                 which 104857600 B are held (an unnamed pool holds 10485760 B, an unnamed pool holds ";
     assert!(error.is_limit() && text.starts_with(first), "{text}");
     for part in [
         ", 2 others hold 20971520 B)",
@@ -261,41 +261,59 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     );
 }
 
+/// No thread and no poll releases anything here.
 #[test]
-fn what_one_pool_of_a_process_keeps_idle_is_given_to_a_get_of_another() {
+fn two_pools_that_alternate_at_the_process_limit_never_wait_for_idle_memory() {
     let root = tempfile::tempdir().unwrap();
     machine(root.path(), "419430400\n");
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        let of = |builder: PoolBuilder| builder.preset(preset).max_bytes(Ceiling::Auto).build().unwrap();
-        let (idle, lacking) = (of(automatic(root.path()).name("idle")), of(automatic(root.path()).wait(LONG)));
-        drop(fill(&idle, 10 * MIB, 10));
-        idle.poll();
-        let held = valid_stats(&idle).memory.held_bytes;
-        assert!(held > 90 << 20, "{held}");
-        let text = lacking.get_with(Request::new(50 * MIB).wait(Duration::ZERO)).unwrap_err().to_string();
-        assert!(text.contains(&format!("(idle holds {held} B, {held} of them idle)")), "{text}");
-        thread::scope(|scope| {
-            let get = scope.spawn(|| lacking.get(50 * MIB).map(drop));
-            while !get.is_finished() {
-                idle.poll();
-                thread::yield_now();
-            }
-            get.join().unwrap().unwrap();
-        });
-        assert!(valid_stats(&idle).memory.held_bytes <= 50 << 20, "{:?}", idle.stats());
-        assert_eq!(valid_stats(&lacking).requests.waits, 1);
+        let of = |name| {
+            let builder = automatic(root.path()).preset(preset).max_bytes(Ceiling::Auto);
+            builder.name(name).wait(LONG).build().unwrap()
+        };
+        let pools = [of("one"), of("two")];
+        drop(fill(&pools[0], 16 * MIB, 6));
+        for round in 0..10 {
+            let (pool, other) = (&pools[(round + 1) % 2], &pools[round % 2]);
+            assert!(valid_stats(other).memory.held_bytes > 50 << 20, "idle");
+            drop(pool.get_with(Request::new(60 * MIB).wait(Duration::ZERO)).unwrap());
+            let held = [pool, other].map(|pool| valid_stats(pool).memory.held_bytes);
+            assert!(held[0] >= 60 << 20 && held.iter().sum::<u64>() <= 100 << 20, "{held:?}");
+        }
+        assert_eq!(pools.each_ref().map(|pool| valid_stats(pool).requests.waits), [0, 0]);
+        // A task does not release memory on its thread, and does not wait for a tick either.
+        let (pool, other) = (&pools[1], &pools[0]);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        drop(runtime.block_on(pool.get_async(60 * MIB)).unwrap());
+        assert_eq!((valid_stats(pool).requests.waits, valid_stats(other).memory.held_bytes <= 40 << 20), (0, true));
     }
 }
 
 #[test]
-fn the_maintenance_thread_gives_what_one_pool_keeps_idle_to_a_get_of_another() {
+fn a_request_at_the_process_limit_is_woken_by_a_return_to_another_pool() {
     let root = tempfile::tempdir().unwrap();
     machine(root.path(), "419430400\n");
-    let of = |builder: PoolBuilder| builder.background_poll(true).wait(LONG).build().unwrap();
-    let (idle, lacking) = (of(automatic(root.path())), of(automatic(root.path())));
-    drop(fill(&idle, 10 * MIB, 10));
-    assert!(lacking.get(50 * MIB).is_ok());
-    assert!(valid_stats(&idle).memory.held_bytes <= 50 << 20);
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+        let of = |name| {
+            let builder = automatic(root.path()).preset(preset).max_bytes(Ceiling::Auto);
+            builder.name(name).wait(LONG).build().unwrap()
+        };
+        let (full, lacking) = (of("full"), of("lacking"));
+        let mut held = fill(&full, 16 * MIB, 6);
+        let text = lacking.get_with(Request::new(15 * MIB).wait(Duration::ZERO)).unwrap_err().to_string();
+        let bytes = valid_stats(&full).memory.held_bytes;
+        assert!(text.contains(&format!("(full holds {bytes} B)")), "{text}");
+        thread::scope(|scope| {
+            let get = scope.spawn(|| lacking.get(15 * MIB));
+            while valid_stats(&lacking).requests.waiting == 0 {
+                thread::yield_now();
+            }
+            held.truncate(held.len() - 2);
+            assert!(get.join().unwrap().is_ok());
+        });
+        let counts = (valid_stats(&lacking).requests.waits, valid_stats(&lacking).requests.timeouts);
+        assert_eq!((counts, valid_stats(&full).memory.in_use), ((1, 0), held.len() as u64));
+    }
 }
 
 /// Each has idle memory that the other lacks, and asks for it at the same time.
@@ -303,9 +321,11 @@ fn the_maintenance_thread_gives_what_one_pool_keeps_idle_to_a_get_of_another() {
 fn two_pools_at_one_process_limit_that_wait_for_each_other_are_both_served() {
     let root = tempfile::tempdir().unwrap();
     machine(root.path(), "419430400\n");
-    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+    for (preset, has_thread) in
+        [(Preset::Adaptive, true), (Preset::Adaptive, false), (Preset::TensorFlow, true), (Preset::TensorFlow, false)]
+    {
         let automatic = || automatic(root.path()).preset(preset).max_bytes(Ceiling::Auto);
-        let of = |builder: PoolBuilder| builder.background_poll(true).wait(LONG).build().unwrap();
+        let of = |builder: PoolBuilder| builder.background_poll(has_thread).wait(LONG).build().unwrap();
         let pools = [of(automatic()), of(automatic())];
         pools.iter().for_each(|pool| drop(fill(pool, 10 * MIB, 3)));
         thread::scope(|scope| {

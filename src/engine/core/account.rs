@@ -19,7 +19,7 @@ use super::super::waiters::{Look, Server, Turn, Waiters, deadline};
 use super::{Block, Core, POOLS};
 use crate::error::{ErrorKind, Result};
 use crate::maintenance_thread::Reminder;
-use crate::quota::{Budget, Claim, RoomWatcher};
+use crate::quota::{Budget, BudgetOwner, Claim};
 use crate::size_class::Class;
 use crate::stats::{Histogram, LimitStats, MemoryStats, RequestStats, Stats};
 use pinpool_os::sync::plain::Mutex;
@@ -320,8 +320,8 @@ impl Account {
     }
 }
 
-impl RoomWatcher for Account {
-    fn room_was_made(&self) {
+impl BudgetOwner for Account {
+    fn bytes_returned(&self) {
         if self.waiters.has_waiters() {
             self.waiters.wake_first();
         }

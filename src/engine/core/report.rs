@@ -68,14 +68,13 @@ impl Core {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
-        let is_by_account =
-            matches!(&refusal, Refusal::Over { over: QuotaExceeded { level: Level::Partition, .. }, .. });
+        let is_by_account = matches!(&refusal, Refusal::Over { over: QuotaExceeded { level: Level::Account, .. }, .. });
         let account = wanted.account.as_ref().filter(|_| is_by_account);
         let stats = account.map_or_else(|| self.stats(), |account| account.stats());
         let asked_bytes = wanted.len as u64;
         let (needed_bytes, refused) = match &refusal {
             Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
-                let (found, remedy) = self.backing().ledger_in_words(*needed_bytes);
+                let (found, remedy) = self.backing().budget().shared_in_words(*needed_bytes);
                 (*needed_bytes, Refused::Ledger { found, remedy })
             }
             Refusal::Over { needed_bytes, over } => {
@@ -100,7 +99,7 @@ impl Core {
         let request = Request { asked_bytes, needed_bytes, tag, is_reserve: nth == 0, refused };
         let mut dump = self.dump_of(&stats, Some(request));
         if is_by_account {
-            dump.limit = self.backing().limit_name(Level::Partition);
+            dump.limit = self.backing().limit_name(Level::Account);
         }
         let dump = Arc::new(dump);
         if nth > 0 {

@@ -241,7 +241,16 @@ impl Core {
     /// New memory for a request of `class`.
     pub(super) fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
         let at = (self.time.coarse_us(), calls);
-        let acquired = self.stock.acquire(self, class, at, &**self);
+        let attempt = || self.stock.acquire(self, class, at, &**self);
+        let acquired = match attempt() {
+            Err(Stop::Refused(refusal)) if self.others_make_room(&refusal, calls) => {
+                if calls == SlowCalls::None {
+                    return Err(Stop::NeedsCall);
+                }
+                attempt()
+            }
+            acquired => acquired,
+        };
         // Relaxed: a figure.
         let mut block = acquired.inspect_err(|stop| match stop {
             Stop::Refused(Refusal::Source(_)) => {

@@ -1,4 +1,4 @@
-//! The bookkeeping of a shared arena: what the lock in [`SharedArena`](super::SharedArena) guards.
+//! The bookkeeping of an arena: what the lock in [`ArenaSupply`](super::ArenaSupply) guards.
 //!
 //! ```text
 //!   claimed = arena's claims + reserves' overhead + pending reserves      what is added keeps it within the ceiling
@@ -9,14 +9,15 @@
 //!
 //! Sequential: arithmetic and tables. Never calls the source, waits, or logs.
 //!
-//! - arena-state-I1: a region leaves the mappings before it is released, and returns if that fails.
+//! - books-I1: a region leaves the mappings before it is released, and returns if that fails.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::BlockMemory;
-use super::carry_out::{Executed, Executor, Mapping, Mappings};
+use super::block_memory::BlockMemory;
+use super::carry_out::Executed;
+use super::shape::{Mapping, Mappings};
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::quota::{Budget, Claim, QuotaExceeded};
@@ -40,7 +41,7 @@ const MANY_GRANULES: u64 = 64;
 #[derive(Debug)]
 pub(in crate::engine) struct Books {
     arena: Arena,
-    mappings: Mappings,
+    pub(super) mappings: Mappings,
     demand: Demand,
     /// Above this, what is wanted counts as varied sizes (policy-R12).
     varied_above_bytes: u64,
@@ -224,11 +225,6 @@ impl Books {
     pub(in crate::engine) fn grow_in_larger_granules(&mut self) -> Option<u64> {
         self.arena
             .grow_in_larger_granules(self.budget().max_bytes().map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
-    }
-
-    /// What the steps of `plan` work on.
-    pub(in crate::engine) fn executor(&mut self, plan: &Plan) -> Executor {
-        self.mappings.executor(plan)
     }
 
     /// Settles a plan of [`plan_growth`](Self::plan_growth).

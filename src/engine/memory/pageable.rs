@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::BlockMemory;
+use super::block_memory::BlockMemory;
 use crate::backend::{HeapSource, Region, Source, SourceError};
 use crate::quota::{Budget, Claim};
 use crate::size_class::Class;

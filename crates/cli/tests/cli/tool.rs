@@ -464,7 +464,7 @@ fn a_replay_prints_a_table_for_each_workload_or_json() {
         (row("pins  "), row("not served in time")),
         (vec!["24".to_owned(), "7".to_owned()], vec!["0".to_owned(); 2])
     );
-    assert_eq!((row("gets  ")[0].as_str(), row("ceiling MiB")[0].as_str()), ("20,000", "none"), "{}", two.stdout);
+    assert_eq!((row("requests  ")[0].as_str(), row("limit MiB")[0].as_str()), ("20,000", "none"), "{}", two.stdout);
 
     let ceiled = ["replay", "--json", "--source", "walls", "--max-ratio", "1.25", "--set", "WAIT=1s", &cosmoflow];
     let figures = run(&ceiled).figures();

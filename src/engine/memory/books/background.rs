@@ -85,8 +85,7 @@ impl Books {
     pub(in crate::engine) fn without_room(&mut self, granule_bytes: u64) -> NextStep {
         self.arena.keep(self.reserve_to_come());
         // What other owners of the host ledger hold may come back.
-        let is_held_by_others =
-            self.budget().shared().is_some() && self.budget().own_room_bytes() >= self.reserve_to_come();
+        let is_held_by_others = self.budget().is_shared() && self.budget().own_room_bytes() >= self.reserve_to_come();
         let is_over = self.budget().over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
         if !is_over && self.reserve_to_come() < granule_bytes {
             // A part of a granule at the ceiling can never come.

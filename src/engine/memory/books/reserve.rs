@@ -3,8 +3,8 @@
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use super::super::Refusal;
-use super::super::carry_out::{GRANULE_BYTES, Mapping};
+use super::super::block_memory::Refusal;
+use super::super::shape::{GRANULE_BYTES, Mapping};
 use super::{ALIGN_BYTES, Books};
 use crate::arena::RANGE_BYTES_MAX;
 use crate::backend::{Region, SourceError};
