@@ -47,7 +47,7 @@ fn a_copy_wakes(waiting: &Pool, held: PinnedBuf) {
 fn a_copy_that_begins_wakes_the_request_that_waits_for_its_memory() {
     for has_thread in [false, true] {
         for builder in both_presets(1 << 20) {
-            let pool = builder.background_poll(has_thread).build().unwrap();
+            let pool = builder.background_thread(has_thread).build().unwrap();
             let held = pool.get(MIB).unwrap();
             a_copy_wakes(&pool, held);
         }

@@ -103,7 +103,7 @@ impl<'a> Buffers<'a> {
     pub(super) fn ring(pool: &Pool, producers: u16, batches: BatchPattern) -> Measured<Buffers<'a>> {
         let longest = batches.longest_bytes();
         let mut ring = (0..ring_len(producers)).map(|_| pool.get(longest)).collect::<Result<Vec<_>, _>>()?;
-        ring.iter_mut().try_for_each(|buf| buf.as_mut_slice().map(|bytes| bytes.fill(1)))?;
+        ring.iter_mut().try_for_each(|buf| buf.wait_slice_mut().map(|bytes| bytes.fill(1)))?;
         Ok(Buffers::Ring(Mutex::new(ring)))
     }
 
@@ -224,7 +224,7 @@ impl Loop<'_> {
             if begun.elapsed() > FIRST {
                 times.add(took);
             }
-            let bytes = batch.buf.as_mut_slice()?.get_mut(..len).unwrap_or_default();
+            let bytes = batch.buf.wait_slice_mut()?.get_mut(..len).unwrap_or_default();
             let fill = |chunk: &mut [u8]| chunk.copy_from_slice(&source[..chunk.len()]);
             bytes.chunks_mut(SOURCE_BYTES).for_each(fill);
             if queue.send(batch).is_err() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::replay::{OtherSettings, Replay};
 use super::workload::Workload;
-use pinpool::unstable::config::{Ceiling, env};
+use pinpool::unstable::config::{Limit, env};
 use pinpool::{Pool, PoolBuilder};
 
 /// Variables that a replay follows.
@@ -61,8 +61,8 @@ impl Replay {
         let config = config.map_err(|error| error.to_string())?;
         let is_set = |name: &str| variables.iter().any(|(set, _)| set == name);
         let max_bytes = match config.max_bytes {
-            Ceiling::Bytes(bytes) if is_set("PINPOOL_MAX_BYTES") => Some(bytes),
-            Ceiling::Auto if is_set("PINPOOL_MAX_BYTES") => {
+            Limit::Bytes(bytes) if is_set("PINPOOL_MAX_BYTES") => Some(bytes),
+            Limit::Auto if is_set("PINPOOL_MAX_BYTES") => {
                 return Err("PINPOOL_MAX_BYTES=auto depends on the machine; give a size or none".to_owned());
             }
             _ => None,

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::PrometheusHandle;
-use pinpool::{Backend, Ceiling, OnFull, Pool};
+use pinpool::{Backend, Limit, OnFull, Pool};
 use pinpool_metrics::{Reporter, prometheus_text};
 
 #[path = "../../examples/prometheus/serve.rs"]
@@ -23,7 +23,7 @@ const MIB: usize = 1 << 20;
 
 fn pool() -> Pool {
     let builder = Pool::builder().without_env().backend(Backend::Heap).name("train").max_bytes(8 << 20);
-    builder.wait(Duration::from_millis(1)).on_full(OnFull::Pageable).background_poll(false).build().unwrap()
+    builder.wait(Duration::from_millis(1)).on_full(OnFull::Pageable).background_thread(false).build().unwrap()
 }
 
 /// Hits, misses, a wait that runs out, a fallback, evictions and releases.
@@ -147,7 +147,7 @@ fn durations_are_passed_on_once_and_partitions_are_pools_of_their_own() {
 
 #[test]
 fn an_unlimited_pool_has_no_series_for_its_limit() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(Ceiling::None).build().unwrap();
+    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(Limit::Unlimited).build().unwrap();
     let text = scrape(&[&Reporter::new(&pool)]);
     assert_eq!(value(&text, "pinpool_limits_max_bytes", &[]), None);
     assert_eq!(value(&text, "pinpool_memory_held_bytes", &["pool_name=\"\""]), Some(0.0));
