@@ -4,7 +4,7 @@
 //!  get   idle ─hit─▶ block
 //!         └─miss─▶ sweep ─completed─▶ block
 //!                   └─▶ tick, acquire ─▶ block
-//!                        └─no room─▶ wait in line (`waiting.rs`)
+//!                        └─no room─▶ wait in the queue (`waiting.rs`)
 //!  put   a get waits? ─yes─▶ hand over, or make room; else keep idle ─▶ release the victim, report the check
 //!  copy  the block waits in `in_flight`; a sweep that finds its copies over puts it
 //!  end   last handle dropped ─▶ seal: release what is idle; later puts release their block
@@ -38,7 +38,7 @@ use super::memory::{PoolView, ReserveWait};
 use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::waiters::Waiters;
+use super::wait_queue::WaitQueue;
 use crate::backend::SourceError;
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
@@ -71,20 +71,16 @@ mod server;
 #[cfg(feature = "observe")]
 mod serving;
 mod shared_limit;
-mod side_thread;
 mod ticks;
 mod verdicts;
 mod waiting;
 
-pub(crate) use account::{Account, WaitingClaim, Wanted};
+pub(crate) use account::{Account, Wanted};
 use attention::Attention;
 use backoff::Backoff;
 use device::DeviceWatch;
 use report::SystemMemory;
-pub(crate) use side_thread::SideCall;
-use side_thread::SideThread;
 use verdicts::Verdicts;
-pub(crate) use waiting::{Begun, Polled, WaitingGet};
 
 type Block = block::Block<Core>;
 
@@ -99,14 +95,12 @@ pub(crate) struct Core {
     log: Arc<PoolLog>,
     stock: Stock<Self>,
     pub(super) in_flight: InFlight<Block>,
-    waiters: Waiters<Block>,
+    waiters: WaitQueue<Self>,
     time: Timekeeper,
     maintenance: Maintenance,
     /// Runs the ticks of this pool; `None` if it is not to.
     thread: Option<&'static MaintenanceThread>,
     attention: Attention,
-    /// Makes slow calls for tasks.
-    side: SideThread,
     /// What the first in line wants of other owners of the host ledger.
     wanted_of_ledger: Want,
     /// A put makes room in the host ledger.
@@ -148,13 +142,12 @@ impl Core {
             device: DeviceWatch::new(memory.source()),
             stock: Stock::new(&config, memory, log.clone(), recorder),
             in_flight: InFlight::new(),
-            waiters: Waiters::default(),
+            waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
             maintenance: Maintenance::new(),
-            // Miri takes a thread that does not end for a leak.
+            // As for the wait queue, Miri takes a thread that does not end for a leak.
             thread: config.may_poll().then(MaintenanceThread::of_process),
             attention: Attention::default(),
-            side: SideThread::default(),
             wanted_of_ledger: Want::default(),
             is_giving: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),

@@ -220,7 +220,8 @@ impl<E> Stock<E> {
     fn evict_over_limit(&self, mut evicted: Option<Evicted<BlockBody<E>>>, now_us: u64) {
         while let Some(Evicted { entry, reason, check }) = evicted {
             self.evict(Block::from_entry(entry), now_us, reason);
-            if let Some(check) = check {
+            // After the last handle no request profits from a raise.
+            if let Some(check) = check.filter(|_| !self.lifetime.is_sealed()) {
                 if let Some(to) = check.raised_to {
                     self.record(Event::Limit { from: check.limit, to });
                 }

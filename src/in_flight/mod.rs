@@ -169,6 +169,13 @@ impl<T> InFlight<T> {
         oldest.map(|copy| copy.as_group(now_us))
     }
 
+    /// The process did not run for this long: the time does not count for the age of any copy.
+    pub(crate) fn leave_out(&self, stopped_us: u64, now_us: u64) {
+        for copy in self.queues.lock().queues.iter_mut().flat_map(|queue| &mut queue.copies) {
+            copy.since_us = copy.since_us.saturating_add(stopped_us).min(now_us);
+        }
+    }
+
     /// Items in flight for `limit` or longer, grouped by stream, each reported once.
     pub(crate) fn newly_stuck(&self, now_us: u64, limit: Duration) -> Vec<PendingGroup> {
         let mut queues = self.queues.lock();
@@ -514,6 +521,18 @@ mod tests {
         assert_eq!((in_flight.count(), in_flight.bytes()), (1, 1));
         let asked = in_flight.sweep_until(Ask::All, |_| false);
         assert_eq!((asked.completed.len(), asked.lost.len()), (0, 1), "the device has failed");
+    }
+
+    #[test]
+    fn time_that_the_process_did_not_run_makes_no_copy_old() {
+        let in_flight = InFlight::new();
+        in_flight.insert(1, 10, behind([Arc::new(ScriptedFence::on(7))]), 1_000);
+        in_flight.leave_out(40_000, 41_200);
+        assert_eq!(in_flight.oldest(41_200).map(|group| group.age), Some(Duration::from_micros(200)));
+        assert_eq!(in_flight.newly_stuck(41_200, Duration::from_micros(500)), []);
+        // A copy that began meanwhile is not younger than it is.
+        in_flight.leave_out(60_000, 50_000);
+        assert_eq!(in_flight.oldest(50_000).map(|group| group.age), Some(Duration::ZERO));
     }
 
     #[test]

@@ -130,6 +130,9 @@ impl Run {
             self.held.insert(name, class_bytes(bytes));
             self.got_ns.insert(name, now_ns);
             let took_ns = now_ns - asked_ns;
+            if took_ns > 0 {
+                self.record(now_ns, thread, Event::Waited);
+            }
             self.record(
                 now_ns,
                 thread,
@@ -334,6 +337,7 @@ fn full_pool(last_bytes: u64) -> Workload {
         let took_ns = if n == 0 { 0 } else { 10 * MS };
         [
             record(at_ns, thread, Event::Completed { id: n.max(1) - 1 }),
+            record(at_ns, thread, if n == 0 { Event::Cleared } else { Event::Waited }),
             record(at_ns, thread, Event::Get { id: n, bytes: 4 * MIB, class_bytes: class, tag: 0, took_ns }),
             record(at_ns + 2 * MS, CONSUMER, Event::Put { id: n, in_flight: true }),
         ]

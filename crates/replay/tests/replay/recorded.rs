@@ -56,7 +56,7 @@ fn the_gets_that_are_left_of_a_recording_with_losses_play() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace.gz");
     let pool = recorded(&path);
-    (0..100_000).for_each(|_| drop(pool.get(4096).unwrap()));
+    (0..1_000_000).for_each(|_| drop(pool.get(4096).unwrap()));
     drop(pool);
     let recording = Recording::open(&path).unwrap();
     assert!(recording.lost > 0, "all of them found room: the test needs more");
@@ -65,7 +65,7 @@ fn the_gets_that_are_left_of_a_recording_with_losses_play() {
 }
 
 #[test]
-fn a_newer_recording_is_refused_by_name_and_a_text_is_a_trace_too() {
+fn a_recording_of_another_version_is_refused_by_name_and_a_text_is_a_trace_too() {
     let (_dir, path) = a_recording();
     let mut bytes = fs::read(&path).unwrap();
     bytes[8..12].copy_from_slice(&9_u32.to_le_bytes());
@@ -127,8 +127,13 @@ fn written(ceiling_mib: u64, events: &[(u64, u32, Event)]) -> Workload {
     let ceiling = (0, 0, Event::Ceiling { bytes: ceiling_mib << 20 });
     let record =
         |&(at_ms, thread, event): &(u64, u32, Event)| Record { time_ns: at_ms * 1_000_000, thread, pool: 0, event };
-    let mut records: Vec<_> = std::iter::once(&ceiling).chain(events).map(record).collect();
-    records.sort_by_key(|record| record.time_ns);
+    let mut events: Vec<_> = std::iter::once(&ceiling).chain(events).copied().collect();
+    events.sort_by_key(|(at_ms, ..)| *at_ms);
+    let marked = |event @ (at_ms, thread, of): (u64, u32, Event)| {
+        let has_waited = matches!(of, Event::Get { took_ns: 1.., .. });
+        has_waited.then_some((at_ms, thread, Event::Waited)).into_iter().chain([event])
+    };
+    let records: Vec<_> = events.into_iter().flat_map(marked).map(|event| record(&event)).collect();
     let pools = vec![PoolDescription { number: 0, facts: Vec::new() }];
     Workload::of(&Recording { records, pools, ..Recording::default() }).unwrap()
 }
