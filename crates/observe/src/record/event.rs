@@ -112,7 +112,7 @@ pub enum Event {
         to: u64,
     },
     /// The ceiling is this from now on; `u64::MAX` is none.
-    Limit {
+    Ceiling {
         /// Bytes.
         bytes: u64,
     },
