@@ -231,12 +231,12 @@ impl PoolLog {
         }
     }
 
-    /// There is no maintenance thread. To do: raise the limit on threads, or call `Pool::poll` when the program is idle.
+    /// There is no maintenance thread. To do: raise the limit on threads, or call `Pool::maintain` when the program is idle.
     #[cold]
     pub(crate) fn no_thread_for(&self, error: &std::io::Error) {
         log::warn!(
             maintenance,
-            "{self}no_thread: idle memory is released only while the pool is used; call Pool::poll when the program is idle, or \
+            "{self}no_thread: idle memory is released only while the pool is used; call Pool::maintain when the program is idle, or \
              raise the limit on threads (`ulimit -u`, pids.max): {error}"
         );
     }
