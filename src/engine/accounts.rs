@@ -86,9 +86,10 @@ impl Accounts {
         self.uses.lock().record(Duration::from_micros(now_us.saturating_sub(since_us)));
     }
 
-    /// A buffer that was in flight since `since_us` is not any more.
-    pub(super) fn count_in_flight(&self, since_us: u64, now_us: u64) {
-        self.flights.lock().record(Duration::from_micros(now_us.saturating_sub(since_us)));
+    /// Buffers that have been in flight since these times are not any more.
+    pub(super) fn count_in_flight(&self, since_us: impl Iterator<Item = u64>, now_us: u64) {
+        let mut flights = self.flights.lock();
+        since_us.for_each(|since_us| flights.record(Duration::from_micros(now_us.saturating_sub(since_us))));
     }
 
     /// A get that found nothing idle at once asked for `len` bytes and got `class_bytes`.

@@ -11,7 +11,7 @@ use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::stream::{Stream, failed};
+use super::stream::{OwnStream, Stream, failed};
 use crate::driver::code::Code;
 use crate::driver::{CurrentContext, RelaxedCapture, calls, standstill};
 use crate::error::{Error, Result};
@@ -56,6 +56,10 @@ pub(super) trait StreamContext: fmt::Debug + Sync {
     fn enter(&self) -> Result<CurrentContext, Code>;
 
     fn waits(&self) -> &ContextWaits;
+
+    /// The stream on which no work ever runs, so that a query returns at once whether the device is well. The context is current at
+    /// the first call.
+    fn idle_stream(&self) -> Result<OwnStream, Code>;
 
     /// Asks the driver whether something is over. Neither an error nor "not ready" counts as yes. By the manual this needs no current
     /// context; if a driver requires one, it gets one.
