@@ -46,7 +46,7 @@ fn pair(pool: &Pool, len: usize) {
 fn hit(pairs: u64) {
     let pool = builder().build().expect("the heap has memory");
     (0..pairs).for_each(|_| pair(&pool, 16 << 10));
-    assert!(pool.stats().misses <= 1, "not only hits");
+    assert!(pool.stats().requests.misses <= 1, "not only hits");
 }
 
 fn carved(pairs: u64) {
@@ -54,7 +54,7 @@ fn carved(pairs: u64) {
     // Keeps the granule in use that all others are carved from.
     let _anchor = pool.get(4096);
     (0..pairs).for_each(|_| pair(&pool, 64 << 10));
-    assert_eq!((pool.stats().hits, pool.stats().underlying.allocs), (0, 1), "not only carved misses");
+    assert_eq!((pool.stats().requests.hits, pool.stats().memory.pin.count), (0, 1), "not only carved misses");
 }
 
 fn evicting(pairs: u64) {
@@ -66,7 +66,7 @@ fn evicting(pairs: u64) {
         random ^= random << 17;
         pair(&pool, 4096 * (1 + (random >> 33) as usize % 12));
     }
-    let evicted = pool.stats().evicted * 100 / pairs.max(1);
+    let evicted = pool.stats().memory.evictions.over_limit * 100 / pairs.max(1);
     assert!(pairs < PAIRS || (32..=34).contains(&evicted), "{evicted} % of the puts evict");
 }
 
@@ -88,7 +88,7 @@ fn across(pairs: u64) {
         }
         drop(to_put);
     });
-    assert!(pool.stats().misses <= BATCH, "not only hits");
+    assert!(pool.stats().requests.misses <= BATCH, "not only hits");
 }
 
 #[cfg(feature = "observe")]

@@ -50,13 +50,17 @@ fn of_backend(criterion: &mut Criterion, backend: &Backend) -> Result<(), Error>
     each_time(criterion, backend.name(), "cut", get(&cut));
     drop(anchor);
     let stats = cut.stats();
-    assert_eq!((stats.hits, stats.failed_gets, stats.underlying.allocs), (0, 0, 1), "{backend:?}: not only misses");
+    assert_eq!(
+        (stats.requests.hits, stats.requests.failed, stats.memory.pin.count),
+        (0, 0, 1),
+        "{backend:?}: not only misses"
+    );
 
     let locked = without_idle_buffers(backend, Preset::TensorFlow)?;
     each_time(criterion, backend.name(), "locked", get(&locked));
     let stats = locked.stats();
-    assert_eq!((stats.hits, stats.failed_gets), (0, 0), "{backend:?}: not only misses");
-    assert_eq!(stats.underlying.allocs, stats.gets, "{backend:?}: a get locked nothing");
+    assert_eq!((stats.requests.hits, stats.requests.failed), (0, 0), "{backend:?}: not only misses");
+    assert_eq!(stats.memory.pin.count, stats.requests.served, "{backend:?}: a get locked nothing");
     Ok(())
 }
 

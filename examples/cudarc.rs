@@ -33,6 +33,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     stream.memcpy_dtoh(&device, &mut results.elements_mut::<f32>()?)?;
     results.wait()?;
     let sum: f32 = results.cast_slice::<f32>()?.iter().sum();
-    println!("sum {sum}, {} copies in flight", pool.stats().in_flight);
+    println!("sum {sum}, {} copies in flight", pool.stats().copies.in_flight);
     Ok(())
 }

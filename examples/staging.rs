@@ -21,8 +21,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!(
         "{} bytes arrived; {} pinned, hit rate {}",
         device.read().len(),
-        pool.stats().pinned_bytes,
-        pool.stats().hit_rate()
+        pool.stats().memory.held_bytes,
+        pool.stats().requests.hit_rate()
     );
     Ok(())
 }

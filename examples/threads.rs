@@ -40,6 +40,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     stream.synchronize()?;
     let stats = pool.stats();
-    println!("{} batches from {} bytes of memory, {} misses", stats.gets, stats.peak_pinned_bytes, stats.misses);
+    println!(
+        "{} batches from {} bytes of memory, {} misses",
+        stats.requests.served, stats.memory.peak_held_bytes, stats.requests.misses
+    );
     Ok(())
 }

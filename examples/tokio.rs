@@ -45,6 +45,6 @@ async fn main() -> Result<()> {
     filling.await??;
     let arrived = copying.await??;
     assert_eq!(arrived, (0..BATCHES).collect::<Vec<_>>());
-    println!("{} batches there and back, {} gets from idle memory", arrived.len(), pool.stats().hits);
+    println!("{} batches there and back, {} gets from idle memory", arrived.len(), pool.stats().requests.hits);
     Ok(())
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 use crate::backend::SourceError;
 use crate::dump::{Dump, HeldBuffer};
 use crate::error::{Error, UsageReport};
-use crate::stats::Stats;
+use crate::stats::{RequestStats, Stats};
 use pinpool_observe::judge::Judgement;
 use pinpool_observe::record::Recorded;
 
@@ -348,8 +348,10 @@ impl PoolLog {
     /// `ended: N gets ...` (info): nothing: the totals of a pool of which no handle is left, and the most that it had
     /// pinned.
     pub(crate) fn ended(&self, stats: &Stats) {
-        let Stats { gets, hits, misses, failed_gets, fallbacks, puts, evicted, underlying, .. } = stats;
-        let (page_locks, bytes, peak_bytes) = (underlying.allocs, underlying.alloc_bytes, stats.peak_pinned_bytes);
+        let Stats { requests, memory, .. } = stats;
+        let RequestStats { served: gets, hits, misses, failed: failed_gets, fallbacks, returned: puts, .. } = requests;
+        let (page_locks, bytes, peak_bytes) = (memory.pin.count, memory.pin.bytes, memory.peak_held_bytes);
+        let evicted = memory.evictions.over_limit;
         let calls = if page_locks == 1 { "call" } else { "calls" };
         log::info!(
             pool,

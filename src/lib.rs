@@ -71,7 +71,7 @@ mod policy;
 mod pool;
 mod quota;
 mod size_class;
-mod stats;
+pub mod stats;
 mod why;
 
 pub mod copy;
@@ -95,7 +95,7 @@ pub use error::{Error, Kind as ErrorKind, Result, SourceError};
 pub use in_flight::{Fence, FenceKind, StreamId};
 pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, Request, TaggedPool};
 pub use size_class::{DEFAULT_ALIGN, Rounding};
-pub use stats::{Calls, ClassStats, EvictionReasons, Histogram, LedgerStats, MissReasons, Stats};
+pub use stats::Stats;
 pub use why::Why;
 
 /// Whether this machine has a CUDA driver that can be loaded: cudarc panics without one. Loads it, and starts nothing.

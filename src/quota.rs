@@ -1,12 +1,12 @@
 //! Limits in bytes: bytes are claimed here before memory is acquired for them.
 //!
 //! ```text
-//!   account of a partition ◀─ claims of its requests, from the request until the buffer is idle or released
-//!   pool                   ◀─ claims of its regions, or one of its arena, which is resized; memory that users page-locked
-//!     └─ shared: host ledger, or the `auto` pools of this process
+//!   account ◀─ claims of its requests, from the request until the buffer is idle or released
+//!   pool    ◀─ claims of its regions, or one claim of its arena, which is resized; memory that users page-locked
+//!     └─ process (the `auto` pools together) or host (`PINPOOL_LEDGER`)
 //!
 //!   claim(n) ─┬▶ Claim ──▶ the slow call; dropping the claim returns the bytes
-//!             └▶ QuotaExceeded: the level that refused, and how much is missing there
+//!             └▶ QuotaExceeded: the level that refused, and its shortfall
 //! ```
 //!
 //! Memory that is not pinned has a budget of its own. Never calls a source and never waits.
@@ -14,28 +14,55 @@
 //! - quota-I1: `used` is the sum of all live claims and of those kept forever. A claim that would raise it over `max` is refused by
 //!   the first level that lacks the room, and claims nothing. So the sum is at most `max`, unless `max` was lowered meanwhile.
 //! - quota-I2: a claim is returned exactly once, by its drop.
-//! - quota-I3: a request that waits for a budget with a watcher misses no return: it joins its queue, passes a fence and claims;
-//!   a return lowers `used`, passes a fence and tells the watcher.
+//! - quota-I3: a request that waits for an account misses no return: it joins its queue, passes a fence and claims; a return
+//!   lowers `used`, passes a fence and tells the owner.
+//! - quota-I4: the `auto` pools of a process together hold at most what the limit of one allows: they claim under one lock.
 
-mod over;
+mod process;
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
-use crate::ledger::SharedCeiling;
+use crate::ledger::{HostLedger, LedgerReport, Loss, Want};
 use crate::stats::Stats;
-pub(crate) use over::{Level, QuotaExceeded};
-use pinpool_os::fork::OfProcess;
 use pinpool_os::lost;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering, fence};
-use pinpool_os::sync::plain;
+pub(crate) use process::Member;
+use process::Process;
 
-/// The budgets of all pools of the process.
-static POOLS: OfProcess<plain::Mutex<Vec<Weak<Budget>>>> = OfProcess::new(plain::Mutex::default);
+/// Who has the requests that wait for a budget, and the idle memory that is claimed under it. Called under no lock.
+pub(crate) trait BudgetOwner: Send + Sync {
+    /// Bytes were returned to an account.
+    fn bytes_returned(&self) {}
 
-/// Who serves the requests that wait for a budget.
-pub(crate) trait RoomWatcher: Send + Sync {
-    /// Bytes were returned. Called under no lock.
-    fn room_was_made(&self);
+    /// What [`release_idle`](Self::release_idle) could release.
+    fn releasable_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Releases idle memory until `bytes` are released or nothing is idle. Returns how much was. A slow call.
+    fn release_idle(&self, _bytes: u64) -> u64 {
+        0
+    }
+}
+
+/// Which limit refused a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// An account's: a partition.
+    Account,
+    Pool,
+    /// The process's or the host's.
+    Shared,
+}
+
+/// A claim was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct QuotaExceeded {
+    pub(crate) level: Level,
+    /// Bytes that would have to be returned there.
+    pub(crate) shortfall: u64,
+    /// Whether it would fit there if nothing else were claimed.
+    pub(crate) could_ever: bool,
 }
 
 /// One limit, and the bytes that are claimed under it.
@@ -43,12 +70,12 @@ pub(crate) struct Budget {
     level: Level,
     /// `u64::MAX` without a limit.
     max_bytes: AtomicU64,
-    /// The highest limit so far.
-    highest_max_bytes: AtomicU64,
     used_bytes: AtomicU64,
-    /// The limit that several pools share. Claims hold it, so that it is left with the last of them.
-    shared: Option<Weak<SharedCeiling>>,
-    watcher: Option<Weak<dyn RoomWatcher>>,
+    /// Among the pools of the process.
+    member: Member,
+    /// The limit of the host. Claims hold it, so that the pool leaves it with the last of them.
+    host: Option<Weak<HostLedger>>,
+    owner: OnceLock<Weak<dyn BudgetOwner>>,
 }
 
 impl std::fmt::Debug for Budget {
@@ -74,7 +101,7 @@ pub(crate) struct Room {
 #[must_use = "dropping a claim returns its bytes"]
 pub(crate) struct Claim {
     budget: Arc<Budget>,
-    shared: Option<Arc<SharedCeiling>>,
+    host: Option<Arc<HostLedger>>,
     bytes: u64,
 }
 
@@ -88,34 +115,41 @@ impl Budget {
         Self {
             level,
             max_bytes: AtomicU64::new(max_bytes),
-            highest_max_bytes: AtomicU64::new(max_bytes),
             used_bytes: AtomicU64::new(0),
-            shared: None,
-            watcher: None,
+            member: Member::default(),
+            host: None,
+            owner: OnceLock::new(),
         }
     }
 
-    /// The budget of an account, whose returns `watcher` is told.
-    pub(crate) fn of_account(max_bytes: u64, watcher: Weak<dyn RoomWatcher>) -> Arc<Self> {
-        Arc::new(Self { watcher: Some(watcher), ..Self::with(Level::Partition, Some(max_bytes)) })
+    /// The budget of an account.
+    pub(crate) fn of_account(max_bytes: u64, owner: Weak<dyn BudgetOwner>) -> Arc<Self> {
+        Arc::new(Self { owner: OnceLock::from(owner), ..Self::with(Level::Account, Some(max_bytes)) })
     }
 
-    /// A claim of no bytes under a new budget, whose claims are made in `shared` too, if there is one. The pool leaves `shared`
-    /// with its last claim.
-    pub(crate) fn under(shared: Option<Arc<SharedCeiling>>, max_bytes: Option<u64>) -> Claim {
-        let weak = shared.as_ref().map(Arc::downgrade);
-        let budget = Arc::new(Self { shared: weak, ..Self::with(Level::Pool, max_bytes) });
-        let mut pools = POOLS.get().lock();
-        pools.retain(|other| other.strong_count() > 0);
-        pools.push(Arc::downgrade(&budget));
-        Claim { budget, shared, bytes: 0 }
+    /// A claim of no bytes under a new budget of a pool, whose claims are made in `host` too, if there is one. The pool leaves
+    /// `host` with its last claim.
+    pub(crate) fn of_pool(max_bytes: Option<u64>, member: Member, host: Option<HostLedger>) -> Claim {
+        let host = host.map(Arc::new);
+        let weak = host.as_ref().map(Arc::downgrade);
+        let budget = Arc::new(Self { member, host: weak, ..Self::with(Level::Pool, max_bytes) });
+        process::add(&budget);
+        Claim { budget, host, bytes: 0 }
     }
 
-    /// Whether a pool of this process, or another owner of the host ledger, has memory.
+    /// Who serves the requests of this pool. Set once.
+    pub(crate) fn set_owner(&self, owner: Weak<dyn BudgetOwner>) {
+        let _ = self.owner.set(owner);
+    }
+
+    fn owner(&self) -> Option<Arc<dyn BudgetOwner>> {
+        self.owner.get()?.upgrade()
+    }
+
+    /// Whether a pool of this process, or another owner under the limit of the host, has memory.
     pub(crate) fn has_claims_nearby(&self) -> bool {
-        let in_ledger = || self.shared()?.host_ledger().map(|ledger| ledger.report().held_bytes);
-        let in_pools = POOLS.get().lock().iter().filter_map(Weak::upgrade).any(|pool| pool.used_bytes() > 0);
-        in_pools || in_ledger().is_some_and(|bytes| bytes > 0)
+        let on_host = || self.host().is_some_and(|host| host.report().held_bytes > 0);
+        process::has_claims() || on_host()
     }
 
     /// Claims `bytes`.
@@ -131,39 +165,58 @@ impl Budget {
 
     /// A claim of no bytes.
     pub(crate) fn nothing(self: &Arc<Self>) -> Claim {
-        Claim { budget: self.clone(), shared: self.shared(), bytes: 0 }
+        Claim { budget: self.clone(), host: self.host(), bytes: 0 }
     }
 
-    /// The limit that several pools share, if this pool is under one.
-    pub(crate) fn shared(&self) -> Option<Arc<SharedCeiling>> {
-        self.shared.as_ref()?.upgrade()
+    /// The limit of the host, if the pool is under one and has not ended.
+    pub(crate) fn host(&self) -> Option<Arc<HostLedger>> {
+        self.host.as_ref()?.upgrade()
     }
 
-    /// Claims `bytes` here and in `shared`, or nowhere.
-    fn grow(&self, bytes: u64, shared: Option<&SharedCeiling>) -> Result<(), QuotaExceeded> {
+    /// Whether other pools or processes are under the same limit.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.is_auto() || self.host().is_some()
+    }
+
+    /// Claims `bytes` at each level, or nowhere.
+    fn grow(&self, bytes: u64, host: Option<&HostLedger>) -> Result<(), QuotaExceeded> {
+        let refuse = || {
+            self.give_back(bytes);
+            Err(self.shared_is_full(bytes))
+        };
+        self.in_process(|process| {
+            self.grow_own(bytes)?;
+            if process.is_some_and(|process| process.claimable_bytes(bytes) < bytes) {
+                // Relaxed, as in `grow_own`.
+                self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                return Err(self.shared_is_full(bytes));
+            }
+            Ok(())
+        })?;
+        if host.is_some_and(|host| !host.claim(bytes)) { refuse() } else { Ok(()) }
+    }
+
+    fn grow_own(&self, bytes: u64) -> Result<(), QuotaExceeded> {
         // Relaxed: the count guards no other memory; the compare-exchange alone upholds quota-I1.
         let max_bytes = self.max_bytes.load(Ordering::Relaxed);
         let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= max_bytes);
-        if let Err(used) = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            // A sum that overflows is missing something, even without a limit.
-            let missing_bytes = used.saturating_add(bytes).saturating_sub(max_bytes).max(1);
-            return Err(self.never(bytes).unwrap_or_else(|| self.full(missing_bytes)));
-        }
-        if let Some(shared) = shared
-            && !shared.claim(bytes)
-        {
-            self.give_back(bytes);
-            return Err(QuotaExceeded::shared(shared, bytes));
-        }
-        Ok(())
+        let grown = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        // A sum that overflows is missing something, even without a limit.
+        let missing_bytes = |used: u64| used.saturating_add(bytes).saturating_sub(max_bytes).max(1);
+        grown.map(drop).map_err(|used| self.never(bytes).unwrap_or_else(|| self.full(missing_bytes(used))))
     }
 
     fn give_back(&self, bytes: u64) {
-        // Relaxed, as in `grow`.
+        // Relaxed, as in `grow_own`.
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        if let Some(watcher) = &self.watcher {
-            fence(Ordering::SeqCst);
-            watcher.upgrade().iter().for_each(|watcher| watcher.room_was_made());
+        match self.level {
+            Level::Account => {
+                fence(Ordering::SeqCst);
+                self.owner().iter().for_each(|owner| owner.bytes_returned());
+            }
+            // Under locks of the pool: a thread wakes the requests of other pools.
+            _ if self.is_auto() && self.is_wanted() => process::look_soon(),
+            _ => {}
         }
     }
 
@@ -171,9 +224,7 @@ impl Budget {
     pub(crate) fn never(&self, bytes: u64) -> Option<QuotaExceeded> {
         let over_bytes = bytes.saturating_sub(self.limit());
         let here = (over_bytes > 0).then_some(QuotaExceeded { could_ever: false, ..self.full(over_bytes) });
-        here.or_else(|| {
-            self.shared().map(|shared| QuotaExceeded::shared(&shared, bytes)).filter(|over| !over.could_ever)
-        })
+        here.or_else(|| Some(self.shared_is_full(bytes)).filter(|over| !over.could_ever))
     }
 
     /// Whether `bytes` could be claimed if nothing else were.
@@ -189,18 +240,23 @@ impl Budget {
 
     /// Whether the shared limit has no room for `bytes`, or had none when `room` was found.
     pub(crate) fn lacking_shared(&self, room: Room, bytes: u64) -> Option<QuotaExceeded> {
-        let shared = self.shared().filter(|shared| room.shared_bytes < bytes || shared.room_for(bytes) < bytes)?;
-        Some(QuotaExceeded::shared(&shared, bytes))
+        let is_lacking = room.shared_bytes < bytes || self.shared_room_for(bytes) < bytes;
+        (self.is_shared() && is_lacking).then(|| self.shared_is_full(bytes))
     }
 
     /// The most that one claim could have.
     pub(crate) fn highest_claim_bytes(&self) -> u64 {
-        self.limit().min(self.shared().map_or(u64::MAX, |shared| shared.max_bytes()))
+        self.limit().min(self.host().map_or(u64::MAX, |host| host.max_bytes()))
     }
 
     /// This budget has no room now.
-    pub(crate) fn full(&self, missing_bytes: u64) -> QuotaExceeded {
-        QuotaExceeded { level: self.level, max_bytes: self.limit(), missing_bytes, could_ever: true }
+    pub(crate) fn full(&self, shortfall: u64) -> QuotaExceeded {
+        QuotaExceeded { level: self.level, shortfall, could_ever: true }
+    }
+
+    /// The shared limit has no room for `bytes`.
+    fn shared_is_full(&self, bytes: u64) -> QuotaExceeded {
+        QuotaExceeded { level: Level::Shared, shortfall: bytes, could_ever: bytes <= self.highest_claim_bytes() }
     }
 
     fn limit(&self) -> u64 {
@@ -210,10 +266,7 @@ impl Budget {
 
     /// What may still be claimed, where at least `wanted_bytes` are of use.
     pub(crate) fn room_for(&self, wanted_bytes: u64) -> Room {
-        Room {
-            own_bytes: self.own_room_bytes(),
-            shared_bytes: self.shared().map_or(u64::MAX, |shared| shared.room_for(wanted_bytes)),
-        }
+        Room { own_bytes: self.own_room_bytes(), shared_bytes: self.shared_room_for(wanted_bytes) }
     }
 
     /// What may still be claimed, the shared limit aside.
@@ -229,9 +282,7 @@ impl Budget {
     /// Sets the limit. What is claimed above a lower one stays claimed until it is returned.
     pub(crate) fn set_max_bytes(&self, max_bytes: Option<u64>) {
         // Relaxed: a claim that is made at the same time comes before or after.
-        let max_bytes = max_bytes.unwrap_or(u64::MAX);
-        self.highest_max_bytes.fetch_max(max_bytes, Ordering::Relaxed);
-        self.max_bytes.store(max_bytes, Ordering::Relaxed);
+        self.max_bytes.store(max_bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// All bytes that are claimed.
@@ -239,15 +290,85 @@ impl Budget {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// The limit, and the highest so far.
+    /// Sets the limit.
     pub(crate) fn fill(&self, stats: &mut Stats) {
-        stats.max_bytes = self.max_bytes();
-        stats.highest_max_bytes = unless_max(self.highest_max_bytes.load(Ordering::Relaxed));
+        stats.limits.max_bytes = self.max_bytes();
     }
 
     /// `None` without a limit.
     pub(crate) fn max_bytes(&self) -> Option<u64> {
         unless_max(self.limit())
+    }
+
+    /// What is asked of the shared limit: of the host's, else of the process's.
+    fn shared<R>(&self, host: impl FnOnce(&HostLedger) -> R, process: impl FnOnce(Option<&Process>) -> R) -> R {
+        self.host().map_or_else(|| self.in_process(process), |ledger| host(&ledger))
+    }
+
+    fn shared_room_for(&self, bytes: u64) -> u64 {
+        self.shared(
+            |host| host.room_for(bytes),
+            |process| process.map_or(u64::MAX, |process| process.claimable_bytes(bytes)),
+        )
+    }
+
+    /// A request or reserve of this pool that needs `needed_bytes` wants `bytes` of the shared limit from now on. Tells the other
+    /// owners if that is more than before. Returns what it wanted before; `bytes` without a shared limit.
+    pub(crate) fn set_want(&self, want: &Want, bytes: u64, needed_bytes: u64) -> u64 {
+        match self.host() {
+            Some(host) => host.set_want(want, bytes, needed_bytes),
+            None if self.is_auto() || want.bytes() > 0 => self.set_want_in_process(want, bytes, needed_bytes),
+            None => bytes,
+        }
+    }
+
+    /// Whether other owners want memory.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.shared(HostLedger::is_wanted, |process| process.is_some_and(|process| process.wanted_bytes() > 0))
+    }
+
+    /// What other owners want and the shared limit has no room for.
+    pub(crate) fn others_lack(&self) -> u64 {
+        self.shared(HostLedger::others_lack, |process| process.map_or(0, Process::others_lack))
+    }
+
+    /// What a returned buffer must make room for, because other owners lack it and this pool has more than an even share; else 0.
+    pub(crate) fn owed_bytes(&self) -> u64 {
+        self.shared(HostLedger::owed_bytes, |process| process.map_or(0, Process::owed_bytes))
+    }
+
+    /// Why the shared limit has no room for `needed_bytes`, and what helps.
+    pub(crate) fn shared_in_words(&self, needed_bytes: u64) -> (String, &'static str) {
+        let is_too_large = needed_bytes > self.highest_claim_bytes();
+        let Some(host) = self.host() else {
+            let remedy = if is_too_large {
+                "it can never fit there: ask for less, or set PINPOOL_MAX_BYTES to a size"
+            } else {
+                "put buffers back in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size, which is each \
+                 pool's own"
+            };
+            return (self.process_in_words(), remedy);
+        };
+        if let Some(loss) = host.loss() {
+            let what = match loss {
+                Loss::Removed => "its file in /dev/shm was removed",
+                Loss::Closed => "this process has closed its descriptor",
+            };
+            let found = format!("PINPOOL_LEDGER={}: {what}, so this pool can no longer grow", host.name());
+            return (found, "return buffers to this pool, or restart all processes of the ledger");
+        }
+        let report = host.report();
+        let LedgerReport { name, max_bytes, held_bytes, .. } = &report;
+        let (max_bytes, others) = (max_bytes.unwrap_or(u64::MAX), report.others_in_words());
+        let found =
+            format!("ledger {name} has a ceiling of {max_bytes} B, of which {held_bytes} B are held ({others})");
+        let remedy = if is_too_large {
+            "it can never fit there: ask for less, or start all its processes again with a larger PINPOOL_MAX_BYTES"
+        } else {
+            "put buffers back in these processes, wait longer (PINPOOL_WAIT), or start them again with a larger \
+             PINPOOL_MAX_BYTES"
+        };
+        (found, remedy)
     }
 }
 
@@ -278,7 +399,7 @@ impl Claim {
         match bytes.checked_sub(self.bytes) {
             // Refused by no limit, also by one that was lowered.
             Some(0) => {}
-            Some(more) => self.budget.grow(more, self.shared.as_deref())?,
+            Some(more) => self.budget.grow(more, self.host.as_deref())?,
             None => self.give_back(self.bytes - bytes),
         }
         self.bytes = bytes;
@@ -287,7 +408,7 @@ impl Claim {
 
     fn give_back(&self, bytes: u64) {
         self.budget.give_back(bytes);
-        self.shared.iter().for_each(|shared| shared.give_back(bytes));
+        self.host.iter().for_each(|host| host.give_back(bytes));
     }
 
     /// The budget under which it is made.
@@ -315,11 +436,9 @@ impl Drop for Claim {
 
 #[cfg(all(test, not(pinpool_loom)))]
 mod tests {
-    use std::path::Path;
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
-    use crate::ledger::ProcessCeiling;
 
     #[test]
     fn a_claim_over_the_limit_is_refused_and_claims_nothing() {
@@ -331,23 +450,6 @@ mod tests {
         drop(first);
         second.keep_forever();
         assert_eq!(budget.used_bytes(), 40);
-    }
-
-    #[test]
-    fn the_highest_limit_is_remembered() {
-        let highest = |budget: &Budget| {
-            let mut stats = Stats::default();
-            budget.fill(&mut stats);
-            stats.highest_max_bytes
-        };
-        let budget = Budget::new(Some(50));
-        assert_eq!((budget.max_bytes(), highest(&budget)), (Some(50), Some(50)));
-        budget.set_max_bytes(Some(80));
-        budget.set_max_bytes(Some(20));
-        assert_eq!((budget.max_bytes(), highest(&budget)), (Some(20), Some(80)));
-        budget.set_max_bytes(None);
-        budget.set_max_bytes(Some(20));
-        assert_eq!((budget.max_bytes(), highest(&budget)), (Some(20), None));
     }
 
     #[test]
@@ -365,8 +467,8 @@ mod tests {
     #[derive(Default)]
     struct Counting(AtomicUsize);
 
-    impl RoomWatcher for Counting {
-        fn room_was_made(&self) {
+    impl BudgetOwner for Counting {
+        fn bytes_returned(&self) {
             self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         }
     }
@@ -378,11 +480,10 @@ mod tests {
         let (pool, account) = (Budget::new(Some(100)), Budget::of_account(50, watcher));
         let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
         let held = account.claim(30).unwrap();
-        let expected =
-            |level, max_bytes, missing_bytes, could_ever| QuotaExceeded { level, max_bytes, missing_bytes, could_ever };
-        assert_eq!(over(&account, 25), expected(Level::Partition, 50, 5, true));
-        assert_eq!(over(&account, 51), expected(Level::Partition, 50, 1, false));
-        assert_eq!(over(&pool, 101), expected(Level::Pool, 100, 1, false));
+        let expected = |level, shortfall, could_ever| QuotaExceeded { level, shortfall, could_ever };
+        assert_eq!(over(&account, 25), expected(Level::Account, 5, true));
+        assert_eq!(over(&account, 51), expected(Level::Account, 1, false));
+        assert_eq!(over(&pool, 101), expected(Level::Pool, 1, false));
         let told = || told.0.load(std::sync::atomic::Ordering::SeqCst);
         assert_eq!(told(), 0, "a claim that was refused tells nobody");
         drop(held);
@@ -395,7 +496,7 @@ mod tests {
         let (mut first, mut second) = (pool.nothing(), pool.nothing());
         first.resize(60).unwrap();
         second.resize(40).unwrap();
-        assert_eq!(second.resize(41).unwrap_err().missing_bytes, 1);
+        assert_eq!(second.resize(41).unwrap_err().shortfall, 1);
         assert_eq!((first.bytes(), second.bytes(), pool.used_bytes()), (60, 40, 100));
         first.resize(50).unwrap();
         second.resize(50).unwrap();
@@ -409,86 +510,81 @@ mod tests {
         assert_eq!(pool.used_bytes(), 0);
     }
 
-    /// A ceiling of `max_bytes` for the pools of a root of files that nothing else has, and one part in it.
-    fn shared(root: &str, max_bytes: u64) -> Arc<SharedCeiling> {
-        let part = ProcessCeiling::attach(Path::new(root), None, |_| max_bytes);
-        Arc::new(SharedCeiling::OfProcess(part))
+    /// An `auto` pool with a limit of `max_bytes` below a root that nothing else has.
+    fn automatic(root: &str, max_bytes: u64) -> Claim {
+        Budget::of_pool(Some(max_bytes), Member::new(root.into(), None, true), None)
     }
 
     #[test]
-    fn a_ceiling_that_pools_share_is_the_outermost_level() {
-        let (first, second) = (shared("unit-outermost", 100), shared("unit-outermost", 100));
-        let mut pool = Budget::under(Some(first.clone()), Some(80));
-        let beside = Budget::under(Some(second), None);
+    fn the_auto_pools_of_a_process_share_one_limit() {
+        let (mut pool, other) = (automatic("unit-shared", 100), automatic("unit-shared", 100));
         pool.resize(70).unwrap();
-        let over = |quota: &Arc<Budget>, bytes| quota.claim(bytes).map(drop).unwrap_err();
-        let expected = |max_bytes, missing_bytes, could_ever| QuotaExceeded {
-            level: Level::Shared,
-            max_bytes,
-            missing_bytes,
-            could_ever,
-        };
-        assert_eq!(over(beside.budget(), 31), expected(100, 31, true));
-        assert_eq!(over(beside.budget(), 101), expected(100, 101, false));
-        assert_eq!((beside.budget().used_bytes(), pool.budget().used_bytes()), (0, 70));
-        // Its own ceiling refuses first, and then nothing is claimed of what is shared.
-        assert_eq!(over(pool.budget(), 11).level, Level::Pool);
-        let claim = beside.budget().claim(30).unwrap();
-        assert_eq!(beside.budget().room_for(1), Room { own_bytes: u64::MAX - 30, shared_bytes: 0 });
-        assert_eq!(pool.budget().room_for(1), Room { own_bytes: 10, shared_bytes: 0 });
-        assert_eq!(pool.budget().room_for(1).bytes(), 0);
-        assert_eq!(pool.resize(75).unwrap_err(), expected(100, 5, true));
-        assert_eq!((pool.bytes(), pool.budget().used_bytes()), (70, 70));
+        let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
+        let expected = |level, shortfall, could_ever| QuotaExceeded { level, shortfall, could_ever };
+        assert_eq!(over(other.budget(), 31), expected(Level::Shared, 31, true));
+        assert_eq!(over(other.budget(), 101), expected(Level::Pool, 1, false));
+        assert_eq!((other.budget().used_bytes(), pool.budget().used_bytes()), (0, 70));
+        assert_eq!(over(pool.budget(), 31), expected(Level::Pool, 1, true), "its own limit refuses first");
+        let claim = other.budget().claim(30).unwrap();
+        assert_eq!(other.budget().room_for(1), Room { own_bytes: 70, shared_bytes: 0 });
+        assert_eq!(pool.resize(75).unwrap_err(), expected(Level::Shared, 5, true));
+        assert_eq!((pool.bytes(), pool.budget().used_bytes(), pool.budget().auto_bytes()), (70, 70, 100));
         drop(claim);
-        assert_eq!(pool.budget().room_for(10), Room { own_bytes: 10, shared_bytes: 30 });
-        assert_eq!(pool.budget().room_for(10).bytes(), 10);
-        pool.resize(60).unwrap();
-        assert_eq!(first.room_for(1), 40, "what was given back is there for others");
+        assert_eq!(other.budget().room_for(10).bytes(), 30);
+
+        // A limit of its own is no limit of the others, and what it holds is not theirs.
+        pool.budget().set_auto(false);
+        assert_eq!((other.budget().room_for(1).shared_bytes, pool.budget().is_shared()), (100, false));
+        let claim = other.budget().claim(100).unwrap();
+        pool.resize(80).unwrap();
+        pool.budget().set_auto(true);
+        assert_eq!((pool.budget().auto_bytes(), over(pool.budget(), 1).level), (180, Level::Shared));
+        drop(claim);
+        assert!(pool.budget().claim(20).is_ok());
+        drop(pool);
+        assert_eq!(other.budget().auto_bytes(), 0);
     }
 
     #[test]
     fn what_lacked_the_room_is_named_by_the_room_that_was_found() {
-        let pool = Budget::under(Some(shared("unit-lacking", 100)), Some(80));
+        let pool = automatic("unit-lacking", 80);
         let quota = pool.budget();
         let found = |own_bytes, shared_bytes| Room { own_bytes, shared_bytes };
         assert_eq!(quota.lacking(found(50, 20), 30).level, Level::Shared, "though it has room by now");
         assert_eq!(quota.lacking(found(50, 20), 60).level, Level::Pool);
-        assert_eq!(quota.lacking(found(20, 50), 30).missing_bytes, 10);
+        assert_eq!(quota.lacking(found(20, 50), 30).shortfall, 10);
         assert_eq!(quota.lacking_shared(found(80, 30), 30), None);
-        assert_eq!(quota.lacking_shared(found(80, 200), 100), None, "it has just enough");
-        assert_eq!(quota.lacking_shared(found(80, 29), 30).map(|over| over.missing_bytes), Some(30));
-        assert!(quota.lacking_shared(found(80, 200), 101).is_some(), "it has none now");
+        assert_eq!(quota.lacking_shared(found(80, 200), 80), None, "it has just enough");
+        assert_eq!(quota.lacking_shared(found(80, 29), 30).map(|over| over.shortfall), Some(30));
+        assert!(quota.lacking_shared(found(80, 200), 81).is_some(), "it has none now");
         assert_eq!((quota.highest_claim_bytes(), quota.never(81).map(|over| over.level)), (80, Some(Level::Pool)));
-        quota.set_max_bytes(None);
-        assert_eq!((quota.highest_claim_bytes(), quota.never(101).map(|over| over.level)), (100, Some(Level::Shared)));
-        assert!(quota.never(100).is_none() && quota.could_hold(100) && !quota.could_hold(101));
+        assert!(quota.never(80).is_none() && quota.could_hold(80) && !quota.could_hold(81));
     }
 
     #[test]
-    fn a_pool_leaves_what_is_shared_with_its_last_claim() {
-        let ceiling = shared("unit-leaves", 100);
-        let left = Arc::downgrade(&ceiling);
-        let pool = Budget::under(Some(ceiling), None);
-        let quota = pool.budget().clone();
-        let claim = quota.claim(10).unwrap();
-        drop(pool);
-        quota.nothing().keep_forever();
-        assert!(left.upgrade().is_some() && quota.shared().is_some());
-        drop(claim);
-        assert!(left.upgrade().is_none() && quota.shared().is_none());
-    }
-
-    #[test]
-    fn bytes_that_are_kept_for_ever_stay_claimed_and_keep_what_is_shared() {
-        let ceiling = shared("unit-kept", 100);
-        let left = Arc::downgrade(&ceiling);
-        let pool = Budget::under(Some(ceiling), Some(100));
+    fn bytes_that_are_kept_forever_count_for_the_other_pools_of_the_process() {
+        let (pool, other) = (automatic("unit-kept", 100), automatic("unit-kept", 100));
         let quota = pool.budget().clone();
         quota.nothing().keep_forever();
         quota.claim(30).unwrap().keep_forever();
         drop(pool);
-        assert_eq!(quota.used_bytes(), 30);
-        assert_eq!(left.upgrade().map(|shared| shared.room_for(100)), Some(70));
+        assert_eq!((quota.used_bytes(), other.budget().room_for(100).shared_bytes), (30, 70));
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))] // Shared memory.
+    #[test]
+    fn a_pool_leaves_the_limit_of_the_host_with_its_last_claim() {
+        let name = format!("unit-{}-outlives", std::process::id());
+        let ledger = HostLedger::attach(&name, None, 100).unwrap();
+        let pool = Budget::of_pool(None, Member::default(), Some(ledger));
+        let quota = pool.budget().clone();
+        let claim = quota.claim(30).unwrap();
+        assert_eq!(quota.claim(71).map(drop).unwrap_err().level, Level::Shared);
+        assert!(quota.never(101).is_some_and(|over| !over.could_ever) && quota.never(100).is_none());
+        drop(pool);
+        assert_eq!(crate::ledger::report(&name).unwrap().unwrap().held_bytes, 30);
+        drop(claim);
+        assert!(crate::ledger::report(&name).unwrap().is_none() && !quota.is_shared());
     }
 
     #[test]
@@ -528,8 +624,8 @@ mod models {
         told: loom::sync::Condvar,
     }
 
-    impl RoomWatcher for Queue {
-        fn room_was_made(&self) {
+    impl BudgetOwner for Queue {
+        fn bytes_returned(&self) {
             if self.is_waiting.load(Ordering::Relaxed) {
                 *self.is_told.lock().unwrap() = true;
                 self.told.notify_one();

@@ -23,14 +23,24 @@ pub use crate::engine::ManualClock;
 pub use crate::engine::idle::thread_cache;
 pub use crate::finding::{Finding, Level};
 pub use crate::policy::{Check, Window};
-pub use crate::stats::StatsError;
+pub use crate::stats::{Kind, Statistic, Unit, Value};
 
 use crate::backend::PageTiers;
 use crate::pool::Pool;
 
+/// What the judge sees of the pool now.
+pub fn snapshot(pool: &Pool) -> pinpool_observe::judge::Snapshot {
+    pool.core().snapshot()
+}
+
 /// The value that the variable `name` would have in a pool with the settings of `pool`.
 pub fn setting(pool: &Pool, name: &str) -> String {
     pool.config().value_of(name)
+}
+
+/// TensorFlow's counters since the last raise or clear.
+pub fn window(pool: &Pool) -> Window {
+    pool.core().window()
 }
 
 /// The pages behind `len_bytes` addresses from `start`, as the text of an smaps file says.

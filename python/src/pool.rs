@@ -259,7 +259,7 @@ impl Pool {
     #[getter]
     fn pinned_fraction(&self, py: Python<'_>) -> PyResult<f64> {
         let pool = self.pool()?;
-        Ok(py.detach(|| pool.stats().pinned_fraction))
+        Ok(py.detach(|| pool.stats().memory.reserve_fraction()))
     }
 
     /// Returns idle memory to the system until at most `to_bytes` are held.
@@ -315,9 +315,12 @@ impl Pool {
             text += &format!(" {name:?}");
         }
         let preset = if pool.config().preset == Preset::TensorFlow { "tensorflow" } else { "adaptive" };
-        let ceiling = stats.max_bytes.map_or_else(|| "none".to_owned(), format_bytes);
-        let (backend, held) = (stats.backend, format_bytes(stats.pinned_bytes));
-        text += &format!(" preset={preset} backend={backend} max_bytes={ceiling} held={held} in_use={}", stats.in_use);
+        let ceiling = stats.limits.max_bytes.map_or_else(|| "none".to_owned(), format_bytes);
+        let (backend, held) = (stats.backend, format_bytes(stats.memory.held_bytes));
+        text += &format!(
+            " preset={preset} backend={backend} max_bytes={ceiling} held={held} in_use={}",
+            stats.memory.in_use
+        );
         if let Some(tag) = self.tag() {
             text += &format!(" tag={tag:?}");
         }

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use pinpool::copy::CopyStream;
 use pinpool::copy::cuda::RawStream;
-use pinpool::{Calls, PinnedBuf, Pool};
+use pinpool::stats::Calls;
+use pinpool::{PinnedBuf, Pool};
 use pyo3::prelude::*;
 
 use crate::errors::BackendError;
@@ -26,7 +27,6 @@ struct Totals {
     pinned_bytes: i64,
     unpinned_bytes: i64,
     held_buffers: i64,
-    held_buffers_peak: i64,
     pinned_buffers: i64,
     unpinned_buffers: i64,
     pin: Timed,
@@ -166,17 +166,16 @@ unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
         let stats = unsafe { &*pool }.stats();
         let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let value = Totals {
-            held_bytes: signed(stats.pinned_bytes),
-            held_bytes_peak: signed(stats.peak_pinned_bytes),
-            pinned_bytes: signed(stats.pin.bytes),
-            unpinned_bytes: signed(stats.unpin.bytes),
+            held_bytes: signed(stats.memory.held_bytes),
+            held_bytes_peak: signed(stats.memory.peak_held_bytes),
+            pinned_bytes: signed(stats.memory.pin.bytes),
+            unpinned_bytes: signed(stats.memory.unpin.bytes),
             // What the docs of `Stats` give as the twins.
-            held_buffers: signed(stats.buffers.saturating_sub(stats.fallback_buffers)),
-            held_buffers_peak: signed(stats.peaks.buffers),
-            pinned_buffers: signed(stats.misses.saturating_sub(stats.fallbacks)),
-            unpinned_buffers: signed(stats.eviction_reasons.total()),
-            pin: timed(&stats.pin),
-            unpin: timed(&stats.unpin),
+            held_buffers: signed(stats.memory.buffers.saturating_sub(stats.memory.fallback_buffers)),
+            pinned_buffers: signed(stats.requests.misses.saturating_sub(stats.requests.fallbacks)),
+            unpinned_buffers: signed(stats.memory.evictions.total()),
+            pin: timed(&stats.memory.pin),
+            unpin: timed(&stats.memory.unpin),
         };
         // SAFETY: the caller's out parameter.
         unsafe { totals.write(value) };

@@ -38,4 +38,4 @@ def until(condition, seconds=300):
 
 def in_use(pool):
     gc.collect()
-    return pool.stats()["in_use"]
+    return pool.stats()["memory"]["in_use"]

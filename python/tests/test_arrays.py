@@ -27,12 +27,12 @@ def test_the_memory_goes_back_with_the_array_and_its_views(pool):
     del array
     assert in_use(pool) == 1 and part.sum() == 200
     del part
-    assert in_use(pool) == 0 and pool.stats()["puts"] == 1
+    assert in_use(pool) == 0 and pool.stats()["requests"]["returned"] == 1
 
 
 def test_an_array_of_nothing_takes_nothing(pool):
     assert pool.empty((0, 3)).shape == (0, 3) and pool.empty(3, "V0").itemsize == 0
-    assert pool.stats()["gets"] == 0
+    assert pool.stats()["requests"]["served"] == 0
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_an_awaited_get_is_a_get(pool):
             return len(buf)
 
     assert run(task()) == 1000
-    assert in_use(pool) == 0 and pool.stats()["gets"] == 10
+    assert in_use(pool) == 0 and pool.stats()["requests"]["served"] == 10
 
 
 def test_the_loop_runs_while_a_task_waits_and_a_put_wakes_it(pool):
@@ -29,7 +29,7 @@ def test_the_loop_runs_while_a_task_waits_and_a_put_wakes_it(pool):
         held = pool.get("60MiB")
         waiting = asyncio.ensure_future(pool.aget("32MiB", timeout=50))
         turns = 0
-        while pool.stats()["waiting"] == 0:
+        while pool.stats()["requests"]["waiting"] == 0:
             await asyncio.sleep(0)
         for turns in range(100):
             await asyncio.sleep(0)
@@ -46,7 +46,7 @@ def test_a_put_of_another_thread_wakes_a_task(pool):
     held = pool.get("60MiB")
 
     def put():
-        until(lambda: pool.stats()["waiting"] > 0)
+        until(lambda: pool.stats()["requests"]["waiting"] > 0)
         held.release()
 
     thread = threading.Thread(target=put)
@@ -74,7 +74,7 @@ def test_a_cancelled_get_leaves_the_line_and_keeps_no_buffer(pool):
     async def task():
         held = pool.get("60MiB")
         waiting = [asyncio.ensure_future(pool.aget("32MiB", timeout=50)) for _ in range(5)]
-        while pool.stats()["waiting"] < 5:
+        while pool.stats()["requests"]["waiting"] < 5:
             await asyncio.sleep(0)
         for each in waiting[:4]:
             each.cancel()
@@ -83,8 +83,8 @@ def test_a_cancelled_get_leaves_the_line_and_keeps_no_buffer(pool):
         ended = await asyncio.gather(*waiting[:4], return_exceptions=True)
         assert all(isinstance(each, asyncio.CancelledError) for each in ended)
         with await waiting[4]:
-            assert pool.stats()["in_use"] == 1
-        return pool.stats()["waiting"]
+            assert pool.stats()["memory"]["in_use"] == 1
+        return pool.stats()["requests"]["waiting"]
 
     assert run(task()) == 0
     assert in_use(pool) == 0
@@ -94,7 +94,7 @@ def test_a_get_that_was_served_and_then_cancelled_gives_the_buffer_on(pool):
     async def task():
         held = pool.get("60MiB")
         waiting = asyncio.ensure_future(pool.aget("32MiB", timeout=50))
-        while pool.stats()["waiting"] == 0:
+        while pool.stats()["requests"]["waiting"] == 0:
             await asyncio.sleep(0)
         held.release()  # hands over before the loop runs again
         waiting.cancel()
@@ -108,7 +108,7 @@ def test_a_get_that_was_served_and_then_cancelled_gives_the_buffer_on(pool):
 
 def test_a_coroutine_that_is_never_awaited_takes_nothing(pool):
     pool.aget(1000).close()
-    assert pool.stats()["gets"] == 0
+    assert pool.stats()["requests"]["served"] == 0
 
 
 def test_a_get_that_is_woken_after_its_end_ends_no_process(alone):
@@ -123,7 +123,7 @@ def test_a_get_that_is_woken_after_its_end_ends_no_process(alone):
             for step in range(200):
                 held = pool.get("7MiB")
                 gets = [asyncio.ensure_future(pool.aget("6MiB", timeout=50)) for _ in range(4)]
-                while pool.stats()["waiting"] < 4:
+                while pool.stats()["requests"]["waiting"] < 4:
                     await asyncio.sleep(0)
                 put = threading.Thread(target=held.release)
                 put.start()
@@ -134,7 +134,7 @@ def test_a_get_that_is_woken_after_its_end_ends_no_process(alone):
                 del gets, get
 
         asyncio.run(task())
-        print(pool.stats()["in_use"], pool.stats()["waiting"])
+        print(pool.stats()["memory"]["in_use"], pool.stats()["requests"]["waiting"])
         """
     )
     assert out == "0 0\n"

@@ -62,7 +62,7 @@ def pool_of(**settings):
 def held_back(pool):
     pool.poll()
     stats = pool.stats()
-    return stats["in_flight"], stats["in_use"], stats["buffers_in_pool"]
+    return stats["copies"]["in_flight"], stats["memory"]["in_use"], stats["memory"]["idle"]
 
 def settled(pool, state):
     end = time.monotonic() + 300  # bounds a hang alone
@@ -227,13 +227,13 @@ def test_memory_of_a_buffer_is_lost_where_no_fence_can_be_set(over_the_double):
                 del buf
         assert pool.get(SIZE).ptr not in lost
         pool.poll()
-        assert pool.stats()["lost"] == len(lost) == 6, pool.stats()
+        assert pool.stats()["memory"]["lost"] == len(lost) == 6, pool.stats()
         # What is no stream says nothing about any work.
         buf = pool.get(SIZE)
         raises(lambda: buf.release(stream="0"), TypeError, "is no stream")
         assert not buf.released
         buf.release()
-        assert pool.stats()["buffers_in_pool"] == 1
+        assert pool.stats()["memory"]["idle"] == 1
         graph = ctypes.c_void_p()
         driver("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
         cuda.double_reset()  # which found the handle that is none
@@ -348,7 +348,7 @@ def test_shared_memory_is_registered_once_and_a_buffer_comes_back_behind_its_str
                 buf.record_stream(stream)
             assert on_device(SIZE) == {value}
         assert cuda.double_calls(b"cuMemHostRegister_v2") == before + 2, "one page for the numbers that streams write, none for a buffer"
-        assert pool.stats()["timeline_bytes"] == 4096
+        assert pool.stats()["copies"]["timeline_bytes"] == 4096
         hold(stream)
         buf = shared.receive(shared.get(SIZE).send())
         copy(buf, stream)
@@ -382,11 +382,11 @@ def test_a_block_of_torch_whose_stream_is_refused_is_not_lost(over_the_double):
     cuda.double_fail(b"cuStreamGetCtx_v2", 2, 3, 400)
     assert put(block, streams, 2) == 1, "the caller keeps it"
     assert put(block, streams, 2) == put(block, streams, 2) == 1
-    assert pool.stats()["in_use"] == 1
+    assert pool.stats()["memory"]["in_use"] == 1
     assert put(block, streams, 2) == 0
     driver("cuCtxSynchronize")
     settled(pool, (0, 0, 1))
-    assert pool.stats()["lost"] == 0
+    assert pool.stats()["memory"]["lost"] == 0
     """)
 
 

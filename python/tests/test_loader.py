@@ -97,7 +97,7 @@ def test_a_loop_holds_one_batch_at_a_time(tmp_path):
     pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
     for batch in pinpool_loader.Loader(tmp_path, batch_size=1, prefetch=1, workers=1, pool=pool):
         # This one, the one before while the next was taken, and one ahead.
-        assert pool.stats()["in_use"] <= 2
+        assert pool.stats()["memory"]["in_use"] <= 2
     del batch
     assert in_use(pool) == 0
 
@@ -433,7 +433,7 @@ def test_the_lock_is_free_while_a_loop_waits(tmp_path):
     held, taken = [next(batches)], []
     waits = threading.Thread(target=lambda: taken.append(next(batches)))
     waits.start()
-    until(lambda: pool.stats()["waiting"] == 1)
+    until(lambda: pool.stats()["requests"]["waiting"] == 1)
     held.clear()
     waits.join(300)
     assert not waits.is_alive() and taken[0].index == 1
@@ -454,7 +454,7 @@ def test_ctrl_c_ends_a_waiting_loop_and_its_threads(tmp_path):
         held = []
 
         def interrupt():
-            while pool.stats()["waiting"] == 0 or not held:
+            while pool.stats()["requests"]["waiting"] == 0 or not held:
                 time.sleep(0.01)
             time.sleep(0.2)  # most often the main thread waits for the second batch by then
             os.kill(os.getpid(), signal.SIGINT)

@@ -106,7 +106,7 @@ def test_memory_goes_back_with_the_result(folder):
     assert alive() is None
     results.close()
     gc.collect()
-    assert pool.stats()["in_use"] == 0
+    assert pool.stats()["memory"]["in_use"] == 0
 
 
 def test_arrays_of_the_function_are_what_the_loop_gets(folder):

@@ -26,11 +26,11 @@ def test_settings_have_the_names_of_the_variables(tmp_path):
         pool_size_limit=None,
     )
     stats = pool.stats()
-    assert (stats["max_bytes"], stats["backend"], stats["name"], stats["preset"]) == (8 * MIB, "heap", "loader", "adaptive")
+    assert (stats["limits"]["max_bytes"], stats["backend"], stats["name"], stats["preset"]) == (8 * MIB, "heap", "loader", "adaptive")
     assert repr(pool) == '<pinpool.Pool "loader" preset=adaptive backend=heap max_bytes=8MiB held=0B in_use=0>'
     assert pool.name == "loader" and pool.tag is None
     assert "max_bytes" in pinpool.Pool.setting_names() and "require_gpu" not in pinpool.Pool.setting_names()
-    assert pinpool.Pool(env=False, backend="heap", preset="tensorflow").stats()["max_bytes"] is None
+    assert pinpool.Pool(env=False, backend="heap", preset="tensorflow").stats()["limits"]["max_bytes"] is None
 
 
 def test_a_retired_setting_is_a_warning_that_names_what_replaces_it(caplog):
@@ -77,10 +77,10 @@ def test_a_variable_that_cannot_be_read_is_an_error(monkeypatch):
 def test_variables_count_unless_code_sets_them(monkeypatch):
     monkeypatch.setenv("PINPOOL_BACKEND", "heap")
     monkeypatch.setenv("PINPOOL_MAX_BYTES", "4MiB")
-    assert pinpool.Pool.from_env().stats()["max_bytes"] == 4 * MIB
+    assert pinpool.Pool.from_env().stats()["limits"]["max_bytes"] == 4 * MIB
     assert pinpool.Pool.from_env("eval").name == "eval"
-    assert pinpool.Pool(max_bytes="8MiB").stats()["max_bytes"] == 8 * MIB
-    assert pinpool.Pool(env=False, backend="heap").stats()["max_bytes"] != 4 * MIB
+    assert pinpool.Pool(max_bytes="8MiB").stats()["limits"]["max_bytes"] == 8 * MIB
+    assert pinpool.Pool(env=False, backend="heap").stats()["limits"]["max_bytes"] != 4 * MIB
 
 
 @pytest.mark.parametrize("size", [-1, np.int64(-5)])
@@ -138,10 +138,10 @@ def test_other_threads_run_while_one_waits_at_the_ceiling(pool):
     """The interpreter's lock is not held by the wait: this thread gives back what the other one waits for."""
     for timeout in (20, 0.2 * 60):
         held, got = pool.get("60MiB"), []
-        waits = pool.stats()["waits"]
+        waits = pool.stats()["requests"]["waits"]
         thread = threading.Thread(target=lambda: got.append(pool.get("32MiB", timeout=timeout)))
         thread.start()
-        until(lambda: pool.stats()["waits"] > waits)
+        until(lambda: pool.stats()["requests"]["waits"] > waits)
         steps = sum(range(100_000))
         assert steps and thread.is_alive() and not got
         held.release()
@@ -156,7 +156,7 @@ def test_other_threads_run_while_a_plain_wait_lasts(pool):
 
     def look():
         while not seen and not ended.is_set():
-            if pool.stats()["waiting"]:
+            if pool.stats()["requests"]["waiting"]:
                 seen.append(True)
 
     thread = threading.Thread(target=look)
@@ -176,29 +176,29 @@ def test_other_threads_run_while_a_plain_wait_lasts(pool):
 def test_figures_have_the_names_of_the_json(pool):
     with pool.get(1000):
         stats = pool.stats()
-    assert (stats["gets"], stats["misses"], stats["hits"], stats["in_use"]) == (1, 1, 0, 1)
-    assert stats["miss_reasons"]["first_of_size"] == 1
-    assert stats["wait_time"]["p99_seconds"] == 0.0 and stats["pin"]["count"] == 1
+    assert (stats["requests"]["served"], stats["requests"]["misses"], stats["requests"]["hits"], stats["memory"]["in_use"]) == (1, 1, 0, 1)
+    assert stats["requests"]["miss_reasons"]["first_of_size"] == 1
+    assert stats["requests"]["wait_time"]["p99_seconds"] == 0.0 and stats["memory"]["pin"]["count"] == 1
     pool.get(1000)
-    assert pool.stats()["hits"] == 1
+    assert pool.stats()["requests"]["hits"] == 1
 
 
 def test_reserve_trim_clear_and_ceiling(pool):
     pool.reserve("8MiB")
-    assert pool.stats()["reserve_bytes"] == pool.stats()["pinned_bytes"] == 8 * MIB
+    assert pool.stats()["memory"]["reserve_bytes"] == pool.stats()["memory"]["held_bytes"] == 8 * MIB
     pool.get("16MiB").release()
-    assert pool.stats()["pinned_bytes"] > 8 * MIB
+    assert pool.stats()["memory"]["held_bytes"] > 8 * MIB
     pool.trim()
-    assert pool.stats()["pinned_bytes"] == 8 * MIB
+    assert pool.stats()["memory"]["held_bytes"] == 8 * MIB
     pool.get(100).release()
-    assert pool.stats()["buffers_in_pool"] == 1
+    assert pool.stats()["memory"]["idle"] == 1
     pool.clear()
     pool.poll()
-    assert pool.stats()["buffers_in_pool"] == 0
+    assert pool.stats()["memory"]["idle"] == 0
     pool.set_max_bytes("16MiB")
-    assert pool.stats()["max_bytes"] == 16 * MIB
+    assert pool.stats()["limits"]["max_bytes"] == 16 * MIB
     pool.set_max_bytes("none")
-    assert pool.stats()["max_bytes"] is None
+    assert pool.stats()["limits"]["max_bytes"] is None
     with pytest.raises(pinpool.RequestError, match="not a size"):
         pool.set_max_bytes("some")
 
@@ -207,7 +207,7 @@ def test_a_tag_is_named(pool):
     images = pool.tagged("loader/images")
     buf = images.get(1000)
     assert (images.tag, images.name) == ("loader/images", pool.name)
-    assert "loader/images (1 buffer" in pool.dump() and pool.stats()["in_use"] == 1
+    assert "loader/images (1 buffer" in pool.dump() and pool.stats()["memory"]["in_use"] == 1
     assert len(images.get(10, align=64)) == 10 and images.empty(3).size == 3
     buf.release()
     assert len(images.try_get(1000)) == 1000
@@ -218,7 +218,7 @@ def test_try_get_takes_what_is_idle_and_nothing_else(pool):
     assert pool.try_get(1000) is None
     pool.get(1000).release()
     assert len(pool.try_get(1000)) == 1000
-    assert pool.stats()["misses"] == 1
+    assert pool.stats()["requests"]["misses"] == 1
 
 
 def test_threads_share_a_pool_and_every_byte_is_their_own(pool):
@@ -244,7 +244,7 @@ def test_threads_share_a_pool_and_every_byte_is_their_own(pool):
     [thread.join(60) for thread in threads]
     assert failures == [] and in_use(pool) == 0
     stats = pool.stats()
-    assert stats["gets"] == stats["puts"] == 8 * 300 * 2
+    assert stats["requests"]["served"] == stats["requests"]["returned"] == 8 * 300 * 2
 
 
 def test_threads_export_and_release_in_every_way_and_nothing_is_kept(pool):
@@ -287,7 +287,7 @@ def test_threads_export_and_release_in_every_way_and_nothing_is_kept(pool):
     [thread.join(60) for thread in threads]
     assert failures == [] and in_use(pool) == 0
     stats = pool.stats()
-    assert stats["gets"] == stats["puts"] == 6 * 200
+    assert stats["requests"]["served"] == stats["requests"]["returned"] == 6 * 200
 
 
 def test_all_errors_are_of_one_family():
@@ -303,8 +303,8 @@ def test_a_reserve_that_is_not_waited_for_is_pinned_beside_the_program():
     first = pool.get(1 << 20)
     assert 0 < pool.pinned_fraction <= 1
     assert pool.wait_reserved(timeout=300)
-    assert pool.pinned_fraction == 1 and pool.stats()["pinned_fraction"] == 1
-    assert pool.stats()["reserve_bytes"] == pool.stats()["reserve_asked_bytes"] == 64 << 20
+    assert pool.pinned_fraction == 1
+    assert pool.stats()["memory"]["reserve_bytes"] == pool.stats()["memory"]["reserve_target_bytes"] == 64 << 20
     assert pool.wait_reserved() and first.nbytes == 1 << 20
     by_hand = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=0, background_poll=0)
     before = by_hand.pinned_fraction

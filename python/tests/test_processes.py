@@ -39,7 +39,7 @@ def test_the_interpreter_ends_while_threads_wait_and_use_the_pool(alone, attempt
                 pool.stats(), pool.empty(10)
         for target in (wait, wait, use, use):
             threading.Thread(target=target, daemon=True).start()
-        while pool.stats()["waiting"] < 2: time.sleep(0.001)
+        while pool.stats()["requests"]["waiting"] < 2: time.sleep(0.001)
         print("ended")
         """
     )
@@ -68,13 +68,13 @@ def test_ctrl_c_ends_a_wait(alone, align):
         pool = pinpool.Pool(env=False, backend="heap", max_bytes="8MiB")
         held = pool.get("7MiB")
         def interrupt():
-            while pool.stats()["waiting"] == 0: time.sleep(0.001)
+            while pool.stats()["requests"]["waiting"] == 0: time.sleep(0.001)
             os.kill(os.getpid(), signal.SIGINT)
         threading.Thread(target=interrupt).start()
         try:
             pool.get("6MiB", align=ALIGN, timeout=1000)
         except KeyboardInterrupt:
-            print("interrupted", pool.stats()["waiting"])
+            print("interrupted", pool.stats()["requests"]["waiting"])
         held.release()
         print(len(pool.get("6MiB")))
         """.replace("ALIGN", align)
@@ -106,7 +106,7 @@ def test_a_forked_child_that_uses_its_parents_pool_is_told(alone):
         import asyncio
         try: asyncio.run(pool.aget(10))
         except pinpool.ForkError: pass
-        assert pool.stats()["in_use"] == 0
+        assert pool.stats()["memory"]["in_use"] == 0
         print("copy of the parent's bytes:", bytes(buf)[:3].decode(), flush=True)
         buf.release()
         own = pinpool.Pool(env=False, backend="heap", name="child")
@@ -115,7 +115,7 @@ def test_a_forked_child_that_uses_its_parents_pool_is_told(alone):
     process.start(); process.join(30)
     print("status", process.exitcode)
     memoryview(buf)[:3] = b"xyz"
-    print(bytes(buf)[:3].decode(), pool.stats()["in_use"], len(pool.get(5000)))
+    print(bytes(buf)[:3].decode(), pool.stats()["memory"]["in_use"], len(pool.get(5000)))
     """
     )
     assert out == "copy of the parent's bytes: abc\n10\nstatus 0\nxyz 1 5000\n", err
@@ -166,7 +166,7 @@ def test_children_that_are_forked_while_threads_wait_for_the_pool_use_pools_of_t
         own = narrow()
         threads = [threading.Thread(target=use, args=(own, 50)) for _ in range(4)]
         [thread.start() for thread in threads]; [thread.join() for thread in threads]
-        os._exit(7 if own.stats()["in_use"] == 0 else 1)
+        os._exit(7 if own.stats()["memory"]["in_use"] == 0 else 1)
     threads = [threading.Thread(target=use, args=(pool, -1)) for _ in range(4)]
     [thread.start() for thread in threads]
     context = multiprocessing.get_context("fork")

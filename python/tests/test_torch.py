@@ -61,12 +61,12 @@ def test_blocks_come_from_the_pool_and_go_back():
         pool = pinpool.torch.install(max_bytes="64MiB", backend="heap")
         assert pinpool.torch.pool() is pool and pinpool.torch.is_installed()
         first = probe.allocate(3 * MIB)
-        assert pool.stats()["in_use"] == 1
+        assert pool.stats()["memory"]["in_use"] == 1
         first_address = first.address
         first.free()
-        assert pool.stats()["in_use"] == 0
+        assert pool.stats()["memory"]["in_use"] == 0
         assert probe.allocate(3 * MIB).address == first_address, "a hit"
-        assert pool.stats()["hits"] == 1
+        assert pool.stats()["requests"]["hits"] == 1
     """)
 
 
@@ -189,8 +189,8 @@ def test_statistics_are_those_of_torch():
         assert stats["active_requests"] == (1, 2, 2, 1), stats
         assert stats["active_bytes"] == (MIB, 3 * MIB, 3 * MIB, 2 * MIB), stats
         ours = pool.stats()
-        assert stats["allocated_bytes"] == ours["pinned_bytes"]
-        assert stats["num_host_alloc"] == ours["pin"]["count"] > 0
+        assert stats["allocated_bytes"] == ours["memory"]["held_bytes"]
+        assert stats["num_host_alloc"] == ours["memory"]["pin"]["count"] > 0
         probe.reset_stats()
         stats = probe.stats()
         assert stats["active_requests"] == (1, 1, 0, 0) and stats["num_host_alloc"] == 0, stats
@@ -228,7 +228,7 @@ def test_threads_allocate_use_and_free_at_once():
         for thread in threads: thread.start()
         for thread in threads: thread.join()
         assert not wrong
-        assert pool.stats()["in_use"] == 0 and probe.stats()["active_requests"][0] == 0
+        assert pool.stats()["memory"]["in_use"] == 0 and probe.stats()["active_requests"][0] == 0
     """)
 
 
@@ -318,9 +318,9 @@ def test_the_allocator_of_a_wheel_needs_no_compiler_and_no_new_glibc(tmp_path):
         pool = pinpool.torch.install(max_bytes="64MiB", backend="heap")
         assert pinpool.torch._shim._name == {str(shim)!r}
         block = probe.allocate(3 * MIB)
-        assert pool.stats()["in_use"] == 1
+        assert pool.stats()["memory"]["in_use"] == 1
         block.free()
-        assert pool.stats()["in_use"] == 0 and pinpool.torch.uninstall() == 0
+        assert pool.stats()["memory"]["in_use"] == 0 and pinpool.torch.uninstall() == 0
         """
     )
     if shutil.which("objdump") is not None:

@@ -84,7 +84,7 @@ def test_install_tells_the_ceiling_in_one_line(stand_in, monkeypatch, caplog):
     monkeypatch.setattr(_pinpool, "_host_memory", lambda: (16 * GIB, "machine"))
     with caplog.at_level(logging.INFO, logger="pinpool"):
         pool = pinpool.torch.install(backend="heap")
-    assert pool.stats()["max_bytes"] == 12 * GIB
+    assert pool.stats()["limits"]["max_bytes"] == 12 * GIB
     [line] = lines(caplog)
     assert "three quarters of 17179869184 bytes (machine)" in line
 
@@ -92,7 +92,7 @@ def test_install_tells_the_ceiling_in_one_line(stand_in, monkeypatch, caplog):
 def test_install_with_a_ceiling_tells_nothing_of_its_own(stand_in, caplog):
     with caplog.at_level(logging.INFO, logger="pinpool"):
         pool = pinpool.torch.install(max_bytes="64MiB", backend="heap")
-    assert pool.stats()["max_bytes"] == 64 << 20
+    assert pool.stats()["limits"]["max_bytes"] == 64 << 20
     assert not lines(caplog)
 
 

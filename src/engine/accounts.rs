@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use crate::error::UsageReport;
-use crate::stats::{Histogram, Peaks, Requested, Stats};
+use crate::stats::{Histogram, Stats};
 use pinpool_observe::judge::RecentLengths;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
@@ -31,30 +31,23 @@ pub(super) struct Accounts {
     lost: AtomicU64,
     lost_bytes: AtomicU64,
     timeouts: AtomicU64,
-    requests: AtomicU64,
-    requested_bytes: AtomicU64,
-    requested_class_bytes: AtomicU64,
-    lengths: Mutex<RecentLengths>,
-    /// Requests of a length that was not asked for lately.
-    new_lengths: AtomicU64,
+    requested: Mutex<Requested>,
     /// How long gets waited.
     waits: Mutex<Histogram>,
     /// How long users had the buffers that misses made.
     uses: Mutex<Histogram>,
     /// How long buffers were in flight.
     flights: Mutex<Histogram>,
-    peaks: SampledPeaks,
 }
 
-/// The highest figures of all samples, and the highest count of buffers that are not pinned.
+/// What was asked for by requests that found nothing idle at once.
 #[derive(Debug, Default)]
-struct SampledPeaks {
-    in_use: AtomicU64,
-    in_use_bytes: AtomicU64,
-    idle: AtomicU64,
-    idle_bytes: AtomicU64,
-    awaiting_release_bytes: AtomicU64,
-    fallback_buffers: AtomicU64,
+struct Requested {
+    bytes: u64,
+    class_bytes: u64,
+    recent_lengths: RecentLengths,
+    /// Requests of a length that was not asked for lately.
+    new_lengths: u64,
 }
 
 impl Accounts {
@@ -65,10 +58,7 @@ impl Accounts {
 
     /// Returns how many there have been.
     pub(super) fn count_fallback(&self) -> u64 {
-        let fallbacks = self.fallbacks.fetch_add(1, Ordering::Relaxed) + 1;
-        let buffers = fallbacks.saturating_sub(self.fallback_puts.load(Ordering::Relaxed));
-        self.peaks.fallback_buffers.fetch_max(buffers, Ordering::Relaxed);
-        fallbacks
+        self.fallbacks.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// A wait of a get ran out. Returns how many have.
@@ -94,16 +84,15 @@ impl Accounts {
 
     /// A get that found nothing idle at once asked for `len` bytes and got `class_bytes`.
     pub(super) fn count_request(&self, len: usize, class_bytes: usize) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        self.requested_bytes.fetch_add(len as u64, Ordering::Relaxed);
-        self.requested_class_bytes.fetch_add(class_bytes as u64, Ordering::Relaxed);
-        let is_new = self.lengths.lock().is_new(len as u64);
-        self.new_lengths.fetch_add(is_new.into(), Ordering::Relaxed);
+        let mut requested = self.requested.lock();
+        requested.bytes += len as u64;
+        requested.class_bytes += class_bytes as u64;
+        requested.new_lengths += u64::from(requested.recent_lengths.is_new(len as u64));
     }
 
     /// Gets so far that found nothing idle at once and asked for a length that was not asked for lately.
     pub(super) fn new_lengths(&self) -> u64 {
-        self.new_lengths.load(Ordering::Relaxed)
+        self.requested.lock().new_lengths
     }
 
     pub(super) fn count_fallback_put(&self) {
@@ -150,58 +139,40 @@ impl Accounts {
         let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (fallbacks, fallback_puts) = (counted(&self.fallbacks), counted(&self.fallback_puts));
         let (handed_over, lost_bytes) = (counted(&self.handed_over), counted(&self.lost_bytes));
-        stats.gets += fallbacks + handed_over;
-        stats.hits += handed_over;
-        stats.misses += fallbacks;
-        stats.puts += fallback_puts + handed_over + counted(&self.made_room);
-        stats.requested = Requested {
-            gets: counted(&self.requests),
-            bytes: counted(&self.requested_bytes),
-            class_bytes: counted(&self.requested_class_bytes),
-        };
-        stats.failed_gets = counted(&self.failed_gets);
-        stats.timeouts = counted(&self.timeouts);
-        stats.wait_time = *self.waits.lock();
-        stats.use_time = *self.uses.lock();
-        stats.in_flight_time = *self.flights.lock();
-        stats.fallbacks = fallbacks;
-        stats.fallback_buffers = fallbacks.saturating_sub(fallback_puts);
-        stats.adopted = self.adopted();
-        stats.lost = counted(&self.lost);
-        stats.lost_bytes += lost_bytes;
+        stats.requests.served += fallbacks + handed_over;
+        stats.requests.hits += handed_over;
+        stats.requests.misses += fallbacks;
+        stats.requests.returned += fallback_puts + handed_over + counted(&self.made_room);
+        let Requested { bytes, class_bytes, .. } = *self.requested.lock();
+        (stats.requests.requested_bytes, stats.requests.granted_bytes) = (bytes, class_bytes);
+        stats.requests.failed = counted(&self.failed_gets);
+        stats.requests.timeouts = counted(&self.timeouts);
+        stats.requests.wait_time = *self.waits.lock();
+        stats.requests.use_time = *self.uses.lock();
+        stats.copies.time = *self.flights.lock();
+        stats.requests.fallbacks = fallbacks;
+        stats.memory.fallback_buffers = fallbacks.saturating_sub(fallback_puts);
+        stats.requests.adopted = self.adopted();
+        stats.memory.lost = counted(&self.lost);
+        stats.memory.lost_bytes += lost_bytes;
         // Saturating: copies complete between the readings while other threads run. Exact at rest.
-        stats.in_use = stats.buffers.saturating_sub(stats.buffers_in_pool + stats.in_flight);
-        stats.in_use_bytes = own_bytes.saturating_sub(stats.idle_bytes + stats.in_flight_bytes + lost_bytes);
-        self.peaks.note(stats);
-    }
-}
-
-impl SampledPeaks {
-    fn note(&self, stats: &mut Stats) {
-        let most = |peak: &AtomicU64, now: u64| peak.fetch_max(now, Ordering::Relaxed).max(now);
-        stats.peaks = Peaks {
-            in_use: most(&self.in_use, stats.in_use),
-            in_use_bytes: most(&self.in_use_bytes, stats.in_use_bytes),
-            idle: most(&self.idle, stats.buffers_in_pool),
-            idle_bytes: most(&self.idle_bytes, stats.idle_bytes),
-            awaiting_release_bytes: most(&self.awaiting_release_bytes, stats.awaiting_release_bytes),
-            fallback_buffers: self.fallback_buffers.load(Ordering::Relaxed),
-            ..stats.peaks
-        };
+        stats.memory.in_use = stats.memory.buffers.saturating_sub(stats.memory.idle + stats.copies.in_flight);
+        stats.memory.in_use_bytes =
+            own_bytes.saturating_sub(stats.memory.idle_bytes + stats.copies.in_flight_bytes + lost_bytes);
     }
 }
 
 /// The bytes of a snapshot, for the text of an error.
 pub(super) fn usage_report(stats: &Stats) -> UsageReport {
     UsageReport {
-        held_bytes: stats.pinned_bytes,
-        in_use_bytes: stats.in_use_bytes,
-        idle_bytes: stats.idle_bytes,
-        free_bytes: stats.arena_free_bytes + stats.arena_transit_bytes + stats.arena_overhead_bytes,
-        in_flight_bytes: stats.in_flight_bytes,
-        lost_bytes: stats.lost_bytes,
-        outside_bytes: stats.outside_bytes,
-        fallback_bytes: stats.fallback_bytes,
-        max_bytes: stats.max_bytes,
+        held_bytes: stats.memory.held_bytes,
+        in_use_bytes: stats.memory.in_use_bytes,
+        idle_bytes: stats.memory.idle_bytes,
+        free_bytes: stats.memory.free_bytes + stats.memory.transit_bytes + stats.memory.overhead_bytes,
+        in_flight_bytes: stats.copies.in_flight_bytes,
+        lost_bytes: stats.memory.lost_bytes,
+        outside_bytes: stats.memory.external_bytes,
+        fallback_bytes: stats.memory.fallback_bytes,
+        max_bytes: stats.limits.max_bytes,
     }
 }

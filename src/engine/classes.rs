@@ -28,41 +28,33 @@ struct Table {
 }
 
 /// What a pool has counted over all classes.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct ClassTotals {
     misses: MissReasons,
     evictions: EvictionReasons,
 }
 
 impl Classes {
-    /// A get of `class` missed and has a new buffer. It was refused before for the reason `refused`, if any.
-    pub(super) fn made(&self, class: Class, refused: Option<MissReason>, is_in_flight: impl FnOnce() -> bool) {
-        let known = {
-            let mut table = self.0.lock();
-            let row = table.row(class.bytes);
-            row.misses += 1;
-            row.buffers += 1;
-            let reason = match (refused, row.peak_buffers) {
-                (Some(reason), _) => Some(reason),
-                (None, 0) => Some(MissReason::FirstOfSize),
-                (None, peak) if row.buffers <= peak => Some(MissReason::EvictedEarlier),
-                (None, _) => None,
-            };
-            row.peak_buffers = row.peak_buffers.max(row.buffers);
-            reason.inspect(|&reason| table.totals.misses.count(reason)).is_some()
+    /// A request of `class` missed and has a new buffer.
+    pub(super) fn made(&self, class: Class) {
+        let mut table = self.0.lock();
+        let row = table.row(class.bytes);
+        row.misses += 1;
+        row.buffers += 1;
+        let reason = match row.peak_buffers {
+            0 => MissReason::FirstOfSize,
+            peak if row.buffers <= peak => MissReason::EvictedEarlier,
+            _ => MissReason::AllInUse,
         };
-        if !known {
-            // Another lock, so not under this one. As often at most as buffers of the class exist at once.
-            let reason = if is_in_flight() { MissReason::InFlight } else { MissReason::AllInUse };
-            self.0.lock().totals.misses.count(reason);
-        }
+        row.peak_buffers = row.peak_buffers.max(row.buffers);
+        table.totals.misses.count(reason);
     }
 
-    /// A get of `class` missed and has memory that is not pinned.
-    pub(super) fn fell_back(&self, class: Class, reason: MissReason) {
+    /// A request of `class` missed and has unpinned memory.
+    pub(super) fn fell_back(&self, class: Class) {
         let mut table = self.0.lock();
         table.row(class.bytes).misses += 1;
-        table.totals.misses.count(reason);
+        table.totals.misses.count(MissReason::AllInUse);
     }
 
     /// A pinned buffer of `class` leaves.
@@ -75,11 +67,8 @@ impl Classes {
     }
 
     pub(super) fn fill(&self, stats: &mut Stats) {
-        let ClassTotals { misses, evictions } = self.0.lock().totals;
-        stats.miss_reasons = misses;
-        stats.reclaimed = evictions.reclaimed + evictions.over_bytes + evictions.pressure + evictions.trimmed;
-        stats.aged = evictions.expired;
-        stats.eviction_reasons = evictions;
+        let ClassTotals { misses, evictions } = self.0.lock().totals.clone();
+        (stats.requests.miss_reasons, stats.memory.evictions) = (misses, evictions);
     }
 
     /// By bytes, the smallest first; which are in flight is not known here.

@@ -63,11 +63,6 @@ impl Timekeeper {
         }
     }
 
-    /// The reading `now_us` on the clock itself, which pools with other beginnings read too.
-    pub(super) fn on_clock(&self, now_us: u64) -> u64 {
-        if self.is_manual() { now_us } else { self.begun_us.saturating_add(now_us) }
-    }
-
     /// Reads the clock, and leaves the coarse copy as it is.
     pub(super) fn read_us(&self) -> u64 {
         match &self.clock {

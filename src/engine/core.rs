@@ -28,13 +28,12 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::accounts::Accounts;
+use super::auto_limit::AutoLimit;
 use super::block::{self, BlockBody};
-use super::ceiling::{AutoCeiling, CeilingControl, CeilingSource};
 use super::clock::Timekeeper;
 use super::idle::thread_cache::Shard;
 use super::maintenance::Maintenance;
-use super::memory::Backing;
-use super::memory::{Adopted, Refusal};
+use super::memory::{Adopted, Memory, Refusal};
 use super::memory::{PoolView, ReserveWait};
 use super::owners::Owners;
 use super::shortage::Shortage;
@@ -63,7 +62,6 @@ mod backoff;
 mod device;
 mod end;
 mod figures;
-mod host_ledger;
 mod interfaces;
 mod puts;
 mod recording;
@@ -72,6 +70,7 @@ mod sampling;
 mod server;
 #[cfg(feature = "observe")]
 mod serving;
+mod shared_limit;
 mod side_thread;
 mod ticks;
 mod verdicts;
@@ -125,8 +124,8 @@ pub(crate) struct Core {
     system: SystemMemory,
     verdicts: Verdicts,
     device: DeviceWatch,
-    /// Where its ceiling comes from.
-    ceiling: CeilingControl,
+    /// Where its limit comes from.
+    limit: AutoLimit,
     /// Its place at the socket that serves statistics.
     #[cfg(feature = "observe")]
     showing: std::sync::OnceLock<pinpool_observe::stats_socket::Showing>,
@@ -135,18 +134,19 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(
         config: Config,
-        backing: Backing,
+        memory: Memory,
         time: Timekeeper,
         log: Arc<PoolLog>,
         recorder: Option<Arc<Recorder>>,
+        limit: AutoLimit,
     ) -> Arc<Self> {
         let core = Arc::new(Self {
             generation: ForkGeneration::now(),
             process: std::process::id(),
             // Relaxed: a number on its own.
             number: POOLS.fetch_add(1, Ordering::Relaxed),
-            device: DeviceWatch::new(backing.source()),
-            stock: Stock::new(&config, backing, log.clone(), recorder),
+            device: DeviceWatch::new(memory.source()),
+            stock: Stock::new(&config, memory, log.clone(), recorder),
             in_flight: InFlight::new(),
             waiters: Waiters::default(),
             time,
@@ -166,15 +166,18 @@ impl Core {
             owners: Owners::default(),
             system: SystemMemory::default(),
             verdicts: Verdicts::default(),
-            ceiling: CeilingControl::default(),
+            limit,
             #[cfg(feature = "observe")]
             showing: std::sync::OnceLock::new(),
             log,
             config,
         });
-        if let Some(domain) = core.backing().domain() {
+        core.system.read_below(core.limit.root.clone());
+        let owner: Weak<Self> = Arc::downgrade(&core);
+        core.backing().budget().set_owner(owner);
+        if let Some(arena) = core.backing().arena() {
             let pool: Weak<Self> = Arc::downgrade(&core);
-            domain.attach(pool);
+            arena.attach(pool);
         }
         core.stock.record(Event::Ceiling { bytes: core.backing().max_bytes().unwrap_or(u64::MAX) });
         if let Some(thread) = core.thread {
@@ -184,17 +187,12 @@ impl Core {
         core
     }
 
-    /// The ceiling `auto` comes from `source`; it holds now if there is an `auto`.
-    pub(crate) fn change_ceiling_by(&self, source: CeilingSource, auto: Option<AutoCeiling>) {
-        self.system.read_below(source.root.clone());
-        self.ceiling.begin(source, auto);
-    }
-
     /// Changes the ceiling; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
     pub(crate) fn set_ceiling(&self, ceiling: Ceiling) {
-        self.bind_to_process(ceiling == Ceiling::Auto);
-        let (max_bytes, why) = self.ceiling.set(ceiling, self.backing().held_bytes());
-        self.apply_ceiling(max_bytes, &why);
+        let budget = self.backing().budget();
+        budget.set_auto(ceiling == Ceiling::Auto);
+        let (max_bytes, _) = self.limit.set(ceiling, budget.auto_bytes());
+        self.apply_ceiling(max_bytes, if ceiling == Ceiling::Auto { "auto" } else { "set_max_bytes" });
     }
 
     fn apply_ceiling(&self, max_bytes: Option<u64>, why: &str) {
@@ -207,7 +205,7 @@ impl Core {
         self.log.ceiling_changed(before, max_bytes, why);
         self.complete_copies();
         self.stock.enforce_limits(self, self.time.coarse_us());
-        self.backing().domain().into_iter().for_each(|domain| domain.resume_reserve(self.time.coarse_us()));
+        self.backing().arena().into_iter().for_each(|arena| arena.resume_reserve(self.time.coarse_us()));
         self.notice(Pace::Active);
         self.room_was_made();
     }
@@ -271,8 +269,8 @@ impl Core {
 
     /// Where the memory comes from.
     #[inline]
-    pub(crate) fn backing(&self) -> &Backing {
-        self.stock.backing()
+    pub(crate) fn backing(&self) -> &Memory {
+        self.stock.memory()
     }
 
     /// The calling thread's shard, if gets and puts of this pool may take the short path.
@@ -377,12 +375,12 @@ impl Core {
 
     /// Waits until all of the reserve is there, by `until`. False if it is not there then.
     pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
-        let Some(domain) = self.backing().domain() else { return Ok(true) };
-        match domain.await_reserve(until, self.time.now_us()) {
+        let Some(arena) = self.backing().arena() else { return Ok(true) };
+        match arena.await_reserve(until, self.time.now_us()) {
             ReserveWait::Pinned => Ok(true),
             ReserveWait::TimedOut => Ok(false),
             ReserveWait::Stopped(error) => {
-                let len = usize::try_from(self.stats().reserve_asked_bytes).unwrap_or(usize::MAX);
+                let len = usize::try_from(self.stats().memory.reserve_target_bytes).unwrap_or(usize::MAX);
                 Err(self.refused(&Wanted::reserve(len), Refusal::Source(error), 0))
             }
         }

@@ -10,7 +10,6 @@
 
 use crate::stats::Stats;
 use pinpool_os::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use pinpool_os::sync::process;
 
 /// The blocks of a pool, and whether it has ended.
 #[derive(Debug, Default)]
@@ -19,16 +18,13 @@ pub(super) struct Lifetime {
     blocks: AtomicU64,
     is_sealed: AtomicBool,
     is_closed: AtomicBool,
-    /// Most blocks at any time. No part of the models: it decides nothing.
-    peak: process::AtomicU64,
 }
 
 impl Lifetime {
-    /// Returns whether there are more blocks than ever before.
-    pub(super) fn add_block(&self) -> bool {
+    /// A new block exists.
+    pub(super) fn add_block(&self) {
         // Relaxed: the caller has a handle of the pool, so it is not sealed.
-        let blocks = self.blocks.fetch_add(1, Ordering::Relaxed) + 1;
-        self.peak.fetch_max(blocks, process::Ordering::Relaxed) < blocks
+        self.blocks.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A block exists no more.
@@ -38,15 +34,19 @@ impl Lifetime {
     }
 
     pub(super) fn fill(&self, stats: &mut Stats) {
-        // Relaxed: figures.
-        stats.buffers = self.blocks.load(Ordering::Relaxed);
-        stats.peaks.buffers = self.peak.load(process::Ordering::Relaxed);
+        // Relaxed: a statistic.
+        stats.memory.buffers = self.blocks.load(Ordering::Relaxed);
     }
 
     /// No handle of the pool is left.
     pub(super) fn seal(&self) {
         // Relaxed: the exchange in `begin_close`, which follows, releases it.
         self.is_sealed.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_sealed(&self) -> bool {
+        // Relaxed: a hint.
+        self.is_sealed.load(Ordering::Relaxed)
     }
 
     /// Call after the seal, and after each removal of a block and begin of a flight. True for the one caller that closes the
@@ -85,7 +85,7 @@ mod models {
     impl ModelPool {
         fn with_blocks(blocks: u64) -> Arc<Self> {
             let lifetime = Lifetime::default();
-            (0..blocks).for_each(|_| assert!(lifetime.add_block()));
+            (0..blocks).for_each(|_| lifetime.add_block());
             let memory = [(); 2].map(|()| UnsafeCell::new(0));
             Arc::new(Self { lifetime, in_flight: AtomicU64::new(0), memory, closed: AtomicU64::new(0) })
         }

@@ -9,7 +9,7 @@
 //! Owns times and thresholds; the work itself is the core's.
 
 use crate::diag::Growth;
-use crate::stats::Underlying;
+use crate::stats::SourceCalls;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
@@ -36,19 +36,23 @@ struct Watch {
 }
 
 /// Figures at the last report of growth.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Reported {
     held_bytes: u64,
-    calls: Underlying,
+    calls: SourceCalls,
 }
 
 /// A tick in progress.
 #[derive(Debug)]
-pub(super) struct Tick<'a>(MutexGuard<'a, Watch>);
+pub(super) struct Tick<'a> {
+    watch: MutexGuard<'a, Watch>,
+    /// How long it was due.
+    pub(super) late_us: u64,
+}
 
 impl Maintenance {
     pub(super) fn new() -> Self {
-        let reported = Reported { held_bytes: 0, calls: Underlying::default() };
+        let reported = Reported { held_bytes: 0, calls: SourceCalls::default() };
         let watch = Watch { next_question_us: 0, reported };
         Self { next_tick_us: AtomicU64::new(0), watch: Mutex::new(watch) }
     }
@@ -62,21 +66,22 @@ impl Maintenance {
     /// Begins a tick if one has been due for `patience_us` and no other thread runs one.
     pub(super) fn begin_tick(&self, now_us: u64, patience_us: u64) -> Option<Tick<'_>> {
         // Relaxed: a thread that sees an old value finds the lock taken, or repeats a tick that has nothing to do.
-        if now_us < self.next_tick_us.load(Ordering::Relaxed).saturating_add(patience_us) {
+        let due_us = self.next_tick_us.load(Ordering::Relaxed);
+        if now_us < due_us.saturating_add(patience_us) {
             return None;
         }
         let watch = self.watch.try_lock()?;
         self.next_tick_us.store(now_us.saturating_add(TICK_EVERY_US), Ordering::Relaxed);
-        Some(Tick(watch))
+        Some(Tick { watch, late_us: now_us - due_us })
     }
 }
 
 impl Tick<'_> {
     /// Whether fences that failed may be asked again now. At most ten times a second.
     pub(super) fn may_ask_again(&mut self, now_us: u64) -> bool {
-        let may_ask = now_us >= self.0.next_question_us;
+        let may_ask = now_us >= self.watch.next_question_us;
         if may_ask {
-            self.0.next_question_us = now_us.saturating_add(ASK_AGAIN_EVERY_US);
+            self.watch.next_question_us = now_us.saturating_add(ASK_AGAIN_EVERY_US);
         }
         may_ask
     }
@@ -85,20 +90,20 @@ impl Tick<'_> {
     pub(super) fn growth_to_report(
         &mut self,
         held_bytes: u64,
-        calls: Underlying,
+        calls: SourceCalls,
         max_bytes: Option<u64>,
     ) -> Option<Growth> {
-        let reported = &mut self.0.reported;
+        let reported = &mut self.watch.reported;
         if held_bytes < reported.held_bytes.saturating_mul(2).max(FIRST_REPORT_BYTES) {
             return None;
         }
         let before = std::mem::replace(reported, Reported { held_bytes, calls });
         Some(Growth {
-            asked_bytes: calls.alloc_bytes.saturating_sub(before.calls.alloc_bytes),
+            asked_bytes: calls.pin.bytes.saturating_sub(before.calls.pin.bytes),
             held_before_bytes: before.held_bytes,
             held_bytes,
-            page_locks: calls.allocs.saturating_sub(before.calls.allocs),
-            took: calls.time.saturating_sub(before.calls.time),
+            page_locks: calls.pin.count.saturating_sub(before.calls.pin.count),
+            took: calls.time().saturating_sub(before.calls.time()),
             max_bytes,
         })
     }

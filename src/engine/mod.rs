@@ -30,8 +30,8 @@
 //! | `clock.rs` | the time, exact and coarse |
 
 mod accounts;
+mod auto_limit;
 mod block;
-mod ceiling;
 mod classes;
 mod clock;
 mod core;
@@ -46,12 +46,12 @@ mod stock;
 mod user_block;
 mod waiters;
 
+pub(crate) use self::auto_limit::AutoLimit;
 pub(crate) use self::block::BufferState;
-pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
 pub(crate) use self::core::{Account, Begun, Core, OutsideClaim, Polled, SideCall, WaitingClaim, WaitingGet, Wanted};
 pub(crate) use self::memory::{
-    Adopted, Backing, CalledSource, Domain, OneEach, Pageable, SharedArena, SharedArenaConfig, Supply, granule_bytes,
+    Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, OneEach, Pageable, granule_bytes,
 };
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;

@@ -1,8 +1,8 @@
 //! The blocks of a pool at rest: the idle ones, and the memory that new ones are made of.
 //!
 //! ```text
-//!   take ◀── idle ◀── put ──victim──▶ release ─▶ backing (arena or source)
-//!   acquire ◀─────────────────────────────────── backing
+//!   take ◀── idle ◀── put ──victim──▶ release ─▶ memory
+//!   acquire ◀─────────────────────────────────── memory
 //! ```
 //!
 //! Owns the idle buffers and the supply. Releases happen outside their locks, and failures are logged here. Never waits
@@ -17,9 +17,7 @@ use super::idle::thread_cache::{Entry, SpareEntries};
 use super::idle::{Evicted, Idle, LoweredLimit};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
-use super::memory::Backing;
-use super::memory::PoolView;
-use super::memory::{Acquired, Adopted, BlockMemory, Place, Refusal, SlowCalls, Stop};
+use super::memory::{Adopted, BlockMemory, Memory, Place, PoolView, Refusal, SlowCalls, Stop};
 use crate::backend::{HugeTlb, PageTiers, SourceError, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
@@ -27,7 +25,7 @@ use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::quota::{Level, QuotaExceeded};
 use crate::size_class::{Class, plain_eighths_index};
-use crate::stats::{EvictionReason, MissReason, Stats};
+use crate::stats::{EvictionReason, Stats};
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::lost;
 
@@ -41,7 +39,7 @@ pub(super) struct Stock<E> {
     spare: SpareEntries<BlockBody<E>>,
     lifetime: Lifetime,
     classes: Classes,
-    backing: Backing,
+    memory: Memory,
     /// Limit on what is kept idle.
     max_idle_bytes: Option<u64>,
     /// A reserve is there when it was asked for; else its first step is.
@@ -64,15 +62,15 @@ pub(super) enum PutEnd {
 }
 
 impl<E> Stock<E> {
-    pub(super) fn new(config: &Config, backing: Backing, log: Arc<PoolLog>, recorder: Option<Arc<Recorder>>) -> Self {
+    pub(super) fn new(config: &Config, memory: Memory, log: Arc<PoolLog>, recorder: Option<Arc<Recorder>>) -> Self {
         let idle_us = policy::idle_buffer_us(config.idle_timeout);
-        let idle = Idle::new(backing.has_arena(), config.pool_size_limit, config.auto_resize, idle_us);
+        let idle = Idle::new(memory.has_arena(), config.pool_size_limit, config.auto_resize, idle_us);
         Self {
             idle,
             spare: SpareEntries::default(),
             lifetime: Lifetime::default(),
             classes: Classes::default(),
-            backing,
+            memory,
             max_idle_bytes: config.max_idle_bytes,
             reserve_wait: config.reserve_wait,
             hugetlb: config.hugetlb,
@@ -100,8 +98,8 @@ impl<E> Stock<E> {
     }
 
     #[inline]
-    pub(super) fn backing(&self) -> &Backing {
-        &self.backing
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     /// An idle block of `class`.
@@ -109,54 +107,51 @@ impl<E> Stock<E> {
         self.idle.take(class).map(Block::from_entry)
     }
 
-    /// A new block of `class`, or an idle one that came back meanwhile; and whether there are more blocks than ever before.
-    /// Idle blocks of `pool` make room. Makes such `calls` of the source. A slow call.
+    /// A new block of `class`, or an idle one that has returned meanwhile. Idle blocks of `pool` make room. Makes such `calls` of
+    /// the source. A slow call.
     pub(super) fn acquire(
         &self,
         owner: &Arc<E>,
         class: Class,
         (now_us, calls): (u64, SlowCalls),
         pool: &dyn PoolView,
-        refused: Option<MissReason>,
-        is_in_flight: impl FnOnce() -> bool,
-    ) -> Result<(Block<E>, bool), Stop> {
+    ) -> Result<Block<E>, Stop> {
         if let Some(why) = self.gone.get() {
             return Err(Refusal::Source(why.clone()).into());
         }
-        match self.backing.acquire(class, (now_us, calls), pool, || self.take(class))? {
-            Acquired::Reused(block) => Ok((block, false)),
-            Acquired::New(memory) => {
-                self.idle.count_allocated(now_us);
-                self.classes.made(class, refused, is_in_flight);
-                Ok(self.block(owner, memory, class))
-            }
+        let mut idle = None;
+        let mut take_idle = || {
+            idle = self.take(class);
+            idle.is_some()
+        };
+        let found = self.memory.find(class, (now_us, calls), pool, &mut take_idle);
+        if let Some(block) = idle {
+            return Ok(block);
         }
+        let memory = found?;
+        self.idle.count_allocated(now_us);
+        self.classes.made(class);
+        Ok(self.block(owner, memory, class))
     }
 
-    /// A block of pageable memory, if this pool may give one out, for a get that was refused; and whether there are more
-    /// blocks than ever before.
-    pub(super) fn acquire_pageable(
-        &self,
-        owner: &Arc<E>,
-        class: Class,
-        refused: MissReason,
-    ) -> Option<(Block<E>, bool)> {
-        let memory = self.backing.acquire_pageable(class)?;
-        self.classes.fell_back(class, refused);
+    /// An unpinned block, if this pool may give one out, for a request that was refused.
+    pub(super) fn acquire_pageable(&self, owner: &Arc<E>, class: Class) -> Option<Block<E>> {
+        let memory = self.memory.find_pageable(class)?;
+        self.classes.fell_back(class);
         Some(self.block(owner, memory, class))
     }
 
-    fn block(&self, owner: &Arc<E>, memory: BlockMemory, class: Class) -> (Block<E>, bool) {
-        let are_more = self.lifetime.add_block();
+    fn block(&self, owner: &Arc<E>, memory: BlockMemory, class: Class) -> Block<E> {
+        self.lifetime.add_block();
         let block = Block::new(owner.clone(), memory, class, &self.spare);
         self.record_new(&block);
-        (block, are_more)
+        block
     }
 
     /// A block over a user's memory.
     pub(super) fn adopt(&self, owner: &Arc<E>, adopted: Adopted) -> Block<E> {
         let class = Class { bytes: adopted.len, index: plain_eighths_index(adopted.len) };
-        self.block(owner, BlockMemory::Adopted(adopted), class).0
+        self.block(owner, BlockMemory::Adopted(adopted), class)
     }
 
     /// Records what becomes of a block, if that is recorded.
@@ -188,7 +183,7 @@ impl<E> Stock<E> {
     pub(super) fn give_up(&self, why: SourceError, now_us: u64) -> bool {
         let is_new = self.gone.set(why).is_ok();
         if is_new {
-            self.evict_all(self.idle.seal(), now_us, EvictionReason::NotKept);
+            self.evict_all(self.idle.seal(), now_us, EvictionReason::Released);
         }
         is_new
     }
@@ -202,7 +197,7 @@ impl<E> Stock<E> {
     pub(super) fn put(&self, block: Block<E>, pool: &dyn PoolView, now_us: u64) -> PutEnd {
         if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
             self.idle.count_put();
-            self.evict(block, now_us, EvictionReason::Merged);
+            self.evict(block, now_us, EvictionReason::Released);
             self.enforce_idle_limit(pool, now_us);
             return PutEnd::Merged;
         }
@@ -233,7 +228,8 @@ impl<E> Stock<E> {
     fn evict_over_limit(&self, mut evicted: Option<Evicted<BlockBody<E>>>, now_us: u64) {
         while let Some(Evicted { entry, reason, check }) = evicted {
             self.evict(Block::from_entry(entry), now_us, reason);
-            if let Some(check) = check {
+            // After the last handle no request profits from a raise.
+            if let Some(check) = check.filter(|_| !self.lifetime.is_sealed()) {
                 if let Some(to) = check.raised_to {
                     self.record(Event::Limit { from: check.limit, to });
                 }
@@ -245,7 +241,7 @@ impl<E> Stock<E> {
 
     /// Whether the sizes of large buffers vary (policy-R12). A load.
     pub(super) fn is_varied(&self) -> bool {
-        self.backing.arena().is_some_and(|arena| arena.is_varied())
+        self.memory.arena().is_some_and(|arena| arena.is_varied())
     }
 
     /// A pinned block leaves the pool, for this reason. A slow call.
@@ -259,7 +255,7 @@ impl<E> Stock<E> {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.
         let (_owner, memory) = block.into_parts(&self.spare);
-        self.backing.release(memory, now_us, &self.log);
+        self.memory.release(memory, now_us, &self.log);
         // After the release, because the pool may close on it.
         self.lifetime.remove_block();
     }
@@ -279,18 +275,18 @@ impl<E> Stock<E> {
     /// Releases idle memory, oldest first, that is over the ceiling, which may have been lowered, or over the limit on what is
     /// idle. A hit never does, so both may be passed by what was put back since the last miss or tick.
     pub(super) fn enforce_limits(&self, pool: &dyn PoolView, now_us: u64) {
-        if let Some(domain) = self.backing.domain() {
-            return self.log.release_error(domain.enforce_limits(pool, self.max_idle_bytes, now_us));
+        if let Some(arena) = self.memory.arena() {
+            return self.log.release_error(arena.enforce_limits(pool, self.max_idle_bytes, now_us));
         }
         let is_over = || {
             let is_over_idle = || self.max_idle_bytes.is_some_and(|max_bytes| self.idle.bytes() > max_bytes);
-            self.backing.is_over_ceiling() || is_over_idle()
+            self.memory.is_over_ceiling() || is_over_idle()
         };
         if is_over() {
             // Other threads may put blocks meanwhile: no more are released than were idle at the start.
             let turns = self.idle.count();
             let released =
-                (0..turns).take_while(|_| is_over() && self.release_oldest(now_us, EvictionReason::OverBytes));
+                (0..turns).take_while(|_| is_over() && self.release_oldest(now_us, EvictionReason::Reclaimed));
             released.for_each(drop);
         }
     }
@@ -300,7 +296,7 @@ impl<E> Stock<E> {
         self.enforce_count_limit(now_us);
         self.evict_all(self.idle.expire(now_us), now_us, EvictionReason::Expired);
         if let Some(LoweredLimit { from, to, victims }) = self.idle.lower_limit(now_us) {
-            self.evict_all(victims, now_us, EvictionReason::LimitLowered);
+            self.evict_all(victims, now_us, EvictionReason::Released);
             self.record(Event::Limit { from, to });
             self.log.limit_lowered(from, to);
         }
@@ -312,7 +308,7 @@ impl<E> Stock<E> {
 
     /// Releases every idle block and begins a new window.
     pub(super) fn clear(&self, now_us: u64) {
-        self.evict_all(self.idle.clear(), now_us, EvictionReason::Cleared);
+        self.evict_all(self.idle.clear(), now_us, EvictionReason::Released);
         self.trim_arena(0, now_us);
     }
 
@@ -321,7 +317,7 @@ impl<E> Stock<E> {
         self.trim_arena(to_bytes, now_us);
         // No more than are idle now: what other threads put back meanwhile is not this call's.
         for _ in 0..self.idle.count() {
-            if self.backing.held_bytes() <= to_bytes || !self.release_oldest(now_us, EvictionReason::Trimmed) {
+            if self.memory.held_bytes() <= to_bytes || !self.release_oldest(now_us, EvictionReason::Released) {
                 break;
             }
             self.trim_arena(to_bytes, now_us);
@@ -329,16 +325,16 @@ impl<E> Stock<E> {
     }
 
     fn trim_arena(&self, to_bytes: u64, now_us: u64) {
-        if let Some(domain) = self.backing.domain() {
-            self.log.release_error(domain.release_down_to(to_bytes, now_us));
+        if let Some(arena) = self.memory.arena() {
+            self.log.release_error(arena.release_down_to(to_bytes, now_us));
         }
     }
 
     /// Pins a reserve of `bytes` (policy-R10), for which idle memory makes room. Does nothing without an arena. A slow call.
     pub(super) fn add_reserve(&self, bytes: u64, now_us: u64, make_room: impl FnOnce(u64)) -> Result<(), Refusal> {
-        let Some(domain) = self.backing.domain().filter(|_| bytes > 0) else { return Ok(()) };
+        let Some(arena) = self.memory.arena().filter(|_| bytes > 0) else { return Ok(()) };
         if !self.reserve_wait {
-            return domain.begin_reserve(bytes, now_us);
+            return arena.begin_reserve(bytes, now_us);
         }
         let reported = Cell::new(0);
         let progress = |done_bytes: u64| {
@@ -349,21 +345,23 @@ impl<E> Stock<E> {
             }
         };
         let length = |places: &[Place]| places.iter().map(|&Place(_, len)| len as u64).sum::<u64>();
-        let mut added = domain.add_reserve(bytes, &progress);
+        let mut added = arena.add_whole_reserve(bytes, &progress);
         let to_bytes = match &added {
             // What is idle here makes room there.
-            Err(Refusal::Over { over: QuotaExceeded { level: Level::Shared, missing_bytes, .. }, .. }) => {
-                Some(self.backing.held_bytes().saturating_sub(*missing_bytes))
+            Err(Refusal::Over { over: QuotaExceeded { level: Level::Shared, shortfall, .. }, .. }) => {
+                Some(self.memory.held_bytes().saturating_sub(*shortfall))
             }
-            Err(Refusal::Over { needed_bytes, over }) => over.max_bytes.checked_sub(*needed_bytes),
+            Err(Refusal::Over { needed_bytes, .. }) => {
+                self.memory.max_bytes().and_then(|max_bytes| max_bytes.checked_sub(*needed_bytes))
+            }
             _ => None,
         };
         if let Some(to_bytes) = to_bytes {
             make_room(to_bytes);
-            added = domain.add_reserve(bytes, &progress);
+            added = arena.add_whole_reserve(bytes, &progress);
         }
         let places = added?;
-        let source = self.backing.source();
+        let source = self.memory.source();
         let tiers = || {
             let tiers = places.iter().map(|&Place(start, len)| source.page_tiers(start, len));
             tiers.fold(PageTiers::default(), PageTiers::add)
@@ -379,8 +377,8 @@ impl<E> Stock<E> {
 
     /// Reports that much more is held than at the last report.
     pub(super) fn report_growth(&self, tick: &mut Tick<'_>) {
-        let (held_bytes, calls) = (self.backing.held_bytes(), self.backing.calls().underlying());
-        if let Some(growth) = tick.growth_to_report(held_bytes, calls, self.backing.max_bytes()) {
+        let (held_bytes, calls) = (self.memory.held_bytes(), self.memory.calls());
+        if let Some(growth) = tick.growth_to_report(held_bytes, calls, self.memory.max_bytes()) {
             self.log.grown(&growth);
         }
     }
@@ -389,10 +387,10 @@ impl<E> Stock<E> {
     /// nothing ages.
     pub(super) fn pace(&self) -> Pace {
         let idle_bytes = self.idle.bytes();
-        let Some(arena) = self.backing.arena() else {
+        let Some(arena) = self.memory.arena() else {
             // Here only a limit can be passed by a put.
-            let may_pass_limit = self.max_idle_bytes.is_some() || self.backing.is_over_ceiling();
-            return match (may_pass_limit, idle_bytes, self.backing.has_blocks()) {
+            let may_pass_limit = self.max_idle_bytes.is_some() || self.memory.is_over_ceiling();
+            return match (may_pass_limit, idle_bytes, self.memory.all_block_bytes() > 0) {
                 (false, ..) | (true, 0, false) => Pace::Never,
                 (true, 0, true) => Pace::Quiet,
                 (true, ..) => Pace::Active,
@@ -402,15 +400,15 @@ impl<E> Stock<E> {
             return Pace::Hole;
         }
         if idle_bytes > 0 || arena.ages() {
-            return if self.backing.own_bytes() > idle_bytes { Pace::Active } else { Pace::Quiet };
+            return if self.memory.own_bytes() > idle_bytes { Pace::Active } else { Pace::Quiet };
         }
         // A put that is kept tells nobody, and makes an idle buffer of one in use. Free memory is to go if memory is short.
-        let may_change = arena.has_free() || self.backing.domain().is_some_and(|domain| domain.reserve_waits());
-        if self.backing.has_blocks() || may_change { Pace::Quiet } else { Pace::Never }
+        let may_change = arena.has_free() || arena.reserve_waits();
+        if self.memory.all_block_bytes() > 0 || may_change { Pace::Quiet } else { Pace::Never }
     }
 
     pub(super) fn fill(&self, stats: &mut Stats) {
-        self.backing.fill(stats);
+        self.memory.fill_stats(stats);
         self.idle.fill(stats);
         self.classes.fill(stats);
         self.lifetime.fill(stats);

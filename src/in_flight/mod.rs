@@ -35,8 +35,8 @@ use smallvec::SmallVec;
 
 use crate::error::Error;
 use crate::stats::Stats;
+use pinpool_os::sync::Mutex;
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
-use pinpool_os::sync::{Mutex, process};
 
 mod fence;
 mod queues;
@@ -57,8 +57,6 @@ pub(crate) struct InFlight<T> {
     failed: AtomicU64,
     /// Bytes in the queues.
     bytes: AtomicU64,
-    /// The most at any time of both. No part of any model: they decide nothing.
-    peaks: [process::AtomicU64; 2],
 }
 
 /// The right of one thread to query a queue, until this is dropped.
@@ -108,7 +106,6 @@ impl<T> InFlight<T> {
             }),
             count: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
-            peaks: Default::default(),
             failed: AtomicU64::new(0),
         }
     }
@@ -122,13 +119,8 @@ impl<T> InFlight<T> {
         let number = queues.last_number;
         let copy = PendingCopy { number, item, bytes, fence, stream, since_us: now_us, is_reported_stuck: false };
         queues.enqueue(if are_several { !number } else { stream }, copy);
-        let now = [add(&self.count, 1), add(&self.bytes, bytes)];
-        for (peak, now) in self.peaks.iter().zip(now) {
-            // Compared first: the line stays shared while nothing changes.
-            if peak.load(process::Ordering::Relaxed) < now {
-                peak.fetch_max(now, process::Ordering::Relaxed);
-            }
-        }
+        add(&self.count, 1);
+        add(&self.bytes, bytes);
     }
 
     /// Items in flight.
@@ -158,18 +150,8 @@ impl<T> InFlight<T> {
     }
 
     pub(crate) fn fill(&self, stats: &mut Stats) {
-        (stats.in_flight, stats.in_flight_bytes) = (self.count(), self.bytes());
-        stats.buffers = stats.buffers.saturating_sub(self.failed());
-        let peaks = self.peaks.each_ref().map(|peak| peak.load(process::Ordering::Relaxed));
-        [stats.peaks.in_flight, stats.peaks.in_flight_bytes] = peaks;
-    }
-
-    /// Whether such an item is in flight.
-    pub(crate) fn any(&self, mut is_such: impl FnMut(&T) -> bool) -> bool {
-        self.count() > 0 && {
-            let queues = self.queues.lock();
-            queues.queues.iter().flat_map(|queue| &queue.copies).any(|copy| is_such(&copy.item))
-        }
+        (stats.copies.in_flight, stats.copies.in_flight_bytes) = (self.count(), self.bytes());
+        stats.memory.buffers = stats.memory.buffers.saturating_sub(self.failed());
     }
 
     /// Calls `see` with each item. Under a lock, so it calls nothing else.
@@ -184,6 +166,13 @@ impl<T> InFlight<T> {
         let heads = queues.queues.iter().filter_map(|queue| queue.copies.front());
         let oldest = heads.min_by_key(|copy| copy.since_us);
         oldest.map(|copy| copy.as_group(now_us))
+    }
+
+    /// The process did not run for this long: the time does not count for the age of any copy.
+    pub(crate) fn leave_out(&self, stopped_us: u64, now_us: u64) {
+        for copy in self.queues.lock().queues.iter_mut().flat_map(|queue| &mut queue.copies) {
+            copy.since_us = copy.since_us.saturating_add(stopped_us).min(now_us);
+        }
     }
 
     /// Items in flight for `limit` or longer, grouped by stream, each reported once.
@@ -353,11 +342,9 @@ impl<T> InFlight<T> {
     }
 }
 
-/// Adds under the lock of the queues (in-flight-I4), so a load and a store suffice. Returns the sum.
-fn add(counter: &AtomicU64, value: u64) -> u64 {
-    let sum = counter.load(Ordering::Relaxed) + value;
-    counter.store(sum, Ordering::Relaxed);
-    sum
+/// Adds under the lock of the queues (in-flight-I4), so a load and a store suffice.
+fn add(counter: &AtomicU64, value: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + value, Ordering::Relaxed);
 }
 
 /// Subtracts as [`add`] adds.
@@ -554,6 +541,18 @@ mod tests {
         assert_eq!((in_flight.count(), in_flight.bytes()), (1, 1));
         let asked = in_flight.sweep_until(Ask::All, |_| false);
         assert_eq!((asked.completed.len(), asked.lost.len()), (0, 1), "the device has failed");
+    }
+
+    #[test]
+    fn time_that_the_process_did_not_run_makes_no_copy_old() {
+        let in_flight = InFlight::new();
+        in_flight.insert(1, 10, behind([Arc::new(ScriptedFence::on(7))]), 1_000);
+        in_flight.leave_out(40_000, 41_200);
+        assert_eq!(in_flight.oldest(41_200).map(|group| group.age), Some(Duration::from_micros(200)));
+        assert_eq!(in_flight.newly_stuck(41_200, Duration::from_micros(500)), []);
+        // A copy that began meanwhile is not younger than it is.
+        in_flight.leave_out(60_000, 50_000);
+        assert_eq!(in_flight.oldest(50_000).map(|group| group.age), Some(Duration::ZERO));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::Pool;
 use super::handle::Handle;
-use super::on_host::{ceiling_by, pin_options};
+use super::on_host::pin_options;
 use crate::arena::Retention;
 use crate::backend::{self, Backend};
 #[cfg(feature = "observe")]
@@ -18,13 +18,13 @@ use crate::config::env::VariableReport;
 use crate::config::{Ceiling, Config, EnvReport, HugeTlb, LedgerName, OnFull, Preset, Settings, env, for_each_setting};
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
-    Backing, CalledSource, CeilingSource, Clock, Core, Domain, OneEach, Pageable, SharedArena, SharedArenaConfig,
-    Supply, Timekeeper, granule_bytes,
+    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Clock, Core, Memory, OneEach, Pageable, Timekeeper,
+    granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::finding::Finding;
-use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
-use crate::quota::{Budget, Claim};
+use crate::ledger::{self, HostLedger};
+use crate::quota::{Budget, Claim, Member};
 use crate::size_class::Rounding;
 use pinpool_observe::record::Recorder;
 #[cfg(feature = "observe")]
@@ -229,19 +229,20 @@ impl PoolBuilder {
         }
         let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });
         let root = self.host_root;
-        let ceiling_source = CeilingSource { root: root.clone(), lock_limit_bytes: None };
         // Before the driver opens descriptors: see `shared_memory` for the order in which those of a process are closed.
-        let ledger = host_ledger(&config, &log, &root)?.map(SharedCeiling::OfHost);
+        let ledger = host_ledger(&config, &log, &root)?;
         let begins_late = ledger.is_none() && may_begin_late(&config);
         let late_log = log.clone();
         let heap = Config { backend: Backend::Heap, preset: Preset::TensorFlow, ..config.clone() };
         let reserve_bytes = config.reserve_bytes;
-        let begin = move |config: &Config, ledger: Option<SharedCeiling>| {
-            let mut ceiling_source = ceiling_source.clone();
-            let (mut max_bytes, ceiling, auto) = ceiling_by(config, &ceiling_source);
+        let begin = move |config: &Config, ledger: Option<HostLedger>| {
+            let mut limit = AutoLimit::new(root.clone());
+            let is_auto = ledger.is_none() && config.max_bytes == Ceiling::Auto;
+            let member = Member::new(root.clone(), log.name.clone(), is_auto);
+            let (mut max_bytes, ceiling) = limit.set(config.max_bytes, member.auto_bytes());
             let chosen = backend::choose(&config.backend, pin_options(config, &root, max_bytes, &[]))?;
             max_bytes = chosen.lock_limit_bytes.or(max_bytes);
-            ceiling_source.lock_limit_bytes = chosen.lock_limit_bytes;
+            limit.lock_limit_bytes = chosen.lock_limit_bytes;
             let (source, has_arena) = (&*chosen.source, config.preset == Preset::Adaptive);
             log.started(&Start {
                 preset: config.preset.name(),
@@ -266,12 +267,11 @@ impl PoolBuilder {
             #[cfg(not(feature = "observe"))]
             let recorder: Option<Arc<Recorder>> = None;
             let source = CalledSource::new(chosen.source, recorder.clone());
-            let fallback = (config.on_full == OnFull::Pageable).then(|| Pageable::new(max_bytes));
-            let ledger = ledger.or_else(|| process_ceiling(config, &log, &ceiling_source)).map(Arc::new);
-            let claim = Budget::under(ledger, max_bytes);
-            let backing = Backing::new(supply(config, source, claim, &log, &root)?, fallback);
-            let core = Core::new(config.clone(), backing, Timekeeper::new(self.clock.clone()), log.clone(), recorder);
-            core.change_ceiling_by(ceiling_source, auto);
+            let pageable = (config.on_full == OnFull::Pageable).then(|| Pageable::new(max_bytes));
+            let claim = Budget::of_pool(max_bytes, member, ledger);
+            let memory = memory(config, (source, claim), pageable, &log, root.clone())?;
+            let time = Timekeeper::new(self.clock.clone());
+            let core = Core::new(config.clone(), memory, time, log.clone(), recorder, limit);
             #[cfg(feature = "observe")]
             core.serve_statistics();
             core.watch_ledger();
@@ -379,8 +379,8 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Hos
     }
     let asked_bytes = if let Ceiling::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
     // All processes together have what `auto` gives to one pool.
-    let of_host = CeilingSource { root: root.to_owned(), lock_limit_bytes: None };
-    let max_bytes = asked_bytes.or_else(|| of_host.auto(0).map(|(_, bytes, _)| bytes)).unwrap_or(u64::MAX);
+    let auto = || AutoLimit::new(root.to_owned()).set(Ceiling::Auto, 0).0;
+    let max_bytes = asked_bytes.or_else(auto).unwrap_or(u64::MAX);
     match HostLedger::attach(name, log.name.as_deref(), max_bytes) {
         Ok(ledger) => {
             let report = ledger.report();
@@ -398,29 +398,28 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Hos
     }
 }
 
-/// The part in what all pools of the process may hold, if the ceiling is `auto`.
-fn process_ceiling(config: &Config, log: &PoolLog, source: &CeilingSource) -> Option<SharedCeiling> {
-    let is_bound = config.max_bytes == Ceiling::Auto;
-    let ceiling = |held_bytes| source.auto_of_process(held_bytes);
-    is_bound.then(|| SharedCeiling::OfProcess(ProcessCeiling::attach(&source.root, log.name.as_deref(), ceiling)))
-}
-
-fn supply(config: &Config, source: CalledSource, claim: Claim, log: &Arc<PoolLog>, root: &Path) -> Result<Supply> {
+fn memory(
+    config: &Config,
+    (source, claim): (CalledSource, Claim),
+    pageable: Option<Pageable>,
+    log: &Arc<PoolLog>,
+    root: PathBuf,
+) -> Result<Memory> {
     match config.preset {
-        Preset::TensorFlow => Ok(Supply::OneEach(OneEach::new(source, claim, log.clone()))),
+        Preset::TensorFlow => Ok(Memory::one_each(OneEach::new(source, claim, log.clone()), pageable)),
         Preset::Adaptive => {
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
-            let retention = Retention::after(idle_timeout_us);
             let backend = source.name();
-            let (may_grow, pin_threads) = (config.growth, config.pin_threads_on_host());
-            // Miri takes a thread that does not end for a leak.
-            let background_thread = config.may_poll();
-            let config_of_arena = SharedArenaConfig { may_grow, pin_threads, background_thread, retention };
-            SharedArena::new(source, claim, config_of_arena, log.clone())
-                .map(|arena| {
-                    let arena = arena.with_host_root(root.to_owned());
-                    Supply::Shared(Arc::new(Domain::new(arena, log.clone(), config.code.pressure.as_deref())))
-                })
+            let settings = ArenaSettings {
+                may_grow: config.growth,
+                pin_threads: config.pin_threads_on_host(),
+                // Miri takes a thread that does not end for a leak.
+                background_thread: config.may_poll(),
+                retention: Retention::after(idle_timeout_us),
+            };
+            let files = (root, config.code.pressure.as_deref());
+            ArenaSupply::new(source, claim, settings, log.clone(), files)
+                .map(|arena| Memory::of_arena(Arc::new(arena), pageable))
                 .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
         }
     }

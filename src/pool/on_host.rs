@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::backend::{self, Chosen, PinOptions, Source};
-use crate::config::{Ceiling, Config, Preset};
-use crate::engine::{AutoCeiling, CeilingSource};
+use crate::config::{Config, Preset};
+use crate::engine::AutoLimit;
 use crate::error::Result;
 use crate::finding::{Finding, Level};
 
@@ -14,9 +14,7 @@ impl Config {
     /// no ceiling. The limit of locked memory may lower it: [`Chosen::lock_limit_bytes`].
     #[doc(hidden)]
     pub fn ceiling_on_host(&self) -> (Option<u64>, String) {
-        let source = CeilingSource { root: PathBuf::from("/"), lock_limit_bytes: None };
-        let (max_bytes, origin, _) = ceiling_by(self, &source);
-        (max_bytes, origin)
+        AutoLimit::new(PathBuf::from("/")).set(self.max_bytes, 0)
     }
 
     /// The source that a pool with these settings takes its memory from, chosen as
@@ -77,17 +75,5 @@ pub(super) fn pin_options<'a>(
         max_bytes,
         hugetlb: config.hugetlb,
         not_here,
-    }
-}
-
-/// The ceiling in bytes, its origin for the log, and what `auto` follows.
-pub(super) fn ceiling_by(config: &Config, source: &CeilingSource) -> (Option<u64>, String, Option<AutoCeiling>) {
-    match config.max_bytes {
-        Ceiling::None => (None, "none".to_owned(), None),
-        Ceiling::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes"), None),
-        Ceiling::Auto => match source.auto(0) {
-            None => (None, "none, since the memory of the machine is not known".to_owned(), None),
-            Some((auto, bytes, why)) => (Some(bytes), format!("{bytes} bytes ({why})"), Some(auto)),
-        },
     }
 }

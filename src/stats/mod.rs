@@ -1,32 +1,31 @@
-//! The counters of a pool in one snapshot.
+//! The statistics of a pool.
 //!
-//! | file | has |
+//! | file | contains |
 //! | --- | --- |
-//! | `snapshot.rs` | all figures, and the sums that must balance |
-//! | `reasons.rs` | why gets missed, why buffers left |
-//! | `calls.rs` | calls of the source |
+//! | `list.rs` | every statistic with its name, unit and help text |
+//! | `entry.rs` | one statistic of the list |
+//! | `reasons.rs`, `calls.rs`, `histogram.rs` | counting |
 //! | `class.rs` | one size class |
-//! | `histogram.rs` | durations in powers of two |
-//! | `table.rs`, `serial.rs` | the snapshot for people and for machines |
+//! | `table.rs`, `serial.rs` | the snapshot as a table and as data |
 //!
-//! Each module of the pool counts its own events, under a lock or on a cache line that it holds anyway; `Core` collects the
-//! counts. Nothing here decides.
+//! Each module of the pool counts its own events, under a lock or on a cache line that it holds anyway, and fills them in when a snapshot is taken.
 
 mod calls;
 mod class;
+mod entry;
 mod histogram;
+mod list;
 mod reasons;
 #[cfg(feature = "serde")]
 mod serial;
-mod snapshot;
 mod table;
+mod validate;
 
-pub use calls::Calls;
 pub(crate) use calls::SourceCalls;
-pub(crate) use calls::Underlying;
 pub use class::ClassStats;
+pub use entry::{Kind, Statistic, Unit, Value};
 pub use histogram::Histogram;
+pub use list::{
+    Calls, CopyStats, EvictionReasons, LimitStats, MemoryStats, MissReasons, RequestStats, SharedLimitStats, Stats,
+};
 pub(crate) use reasons::{EvictionReason, MissReason};
-pub use reasons::{EvictionReasons, MissReasons};
-pub use snapshot::{LedgerStats, Stats, StatsError};
-pub(crate) use snapshot::{Peaks, Requested};

@@ -24,7 +24,7 @@ fn a_copy_that_is_over_behind_a_stuck_one_is_not_abandoned_with_it() {
     // Streams are told apart by a number, which two may share.
     copies[1].0.is_over.store(true, Ordering::SeqCst);
     pool.poll();
-    assert_eq!(pool.stats().in_flight, 3, "of one number only the first is asked");
+    assert_eq!(pool.stats().copies.in_flight, 3, "of one number only the first is asked");
     drop(pool);
     assert_eq!(source.held_bytes(), 2 * each_bytes, "two are stuck, or behind it with no known end");
 }

@@ -81,9 +81,9 @@ fn run(
                 }
             },
             Step::TryGet(len) => {
-                let asked = pool.stats().underlying;
+                let asked = pool.stats().memory.pin.count;
                 let got = pool.try_get(len).unwrap();
-                prop_assert_eq!(pool.stats().underlying.allocs, asked.allocs);
+                prop_assert_eq!(pool.stats().memory.pin.count, asked);
                 got.map(|buffer| (buffer, len))
             }
             Step::Put(which) => {
@@ -100,14 +100,10 @@ fn run(
                 for _ in 0..seconds {
                     clock.advance_us(1_000_000);
                     pool.poll();
-                    prop_assert!(pool.stats().buffers_in_pool <= limit);
+                    prop_assert!(pool.stats().memory.idle <= limit);
                 }
                 if seconds >= 10 {
-                    prop_assert_eq!(
-                        pool.stats().buffers_in_pool,
-                        0,
-                        "buffers idle for ten seconds leave the thread cache"
-                    );
+                    prop_assert_eq!(pool.stats().memory.idle, 0, "buffers idle for ten seconds leave the thread cache");
                 }
                 None
             }
@@ -117,7 +113,7 @@ fn run(
             }
             Step::Clear => {
                 pool.clear();
-                prop_assert_eq!(pool.stats().buffers_in_pool, 0);
+                prop_assert_eq!(pool.stats().memory.idle, 0);
                 None
             }
             Step::Prewarm(bytes) => {
@@ -157,17 +153,19 @@ fn run(
         }
         let stats = pool.stats();
         prop_assert_eq!(stats.validate(), Ok(()));
-        prop_assert_eq!(stats.in_use, by_address.len() as u64);
-        prop_assert!(stats.in_use_bytes >= by_address.values().map(|(capacity, _)| *capacity as u64).sum::<u64>());
-        prop_assert!(stats.pinned_bytes <= max_bytes.unwrap_or(u64::MAX));
-        prop_assert!(stats.reserve_bytes >= reserve_bytes);
-        prop_assert_eq!(stats.underlying.alloc_bytes - stats.underlying.free_bytes, stats.pinned_bytes);
-        prop_assert_eq!(stats.arena_transit_bytes, 0);
+        prop_assert_eq!(stats.memory.in_use, by_address.len() as u64);
+        prop_assert!(
+            stats.memory.in_use_bytes >= by_address.values().map(|(capacity, _)| *capacity as u64).sum::<u64>()
+        );
+        prop_assert!(stats.memory.held_bytes <= max_bytes.unwrap_or(u64::MAX));
+        prop_assert!(stats.memory.reserve_bytes >= reserve_bytes);
+        prop_assert_eq!(stats.memory.pin.bytes - stats.memory.unpin.bytes, stats.memory.held_bytes);
+        prop_assert_eq!(stats.memory.transit_bytes, 0);
     }
     drop(held);
     pool.clear();
     let stats = pool.stats();
-    prop_assert_eq!((stats.in_use, stats.pinned_bytes), (0, stats.reserve_bytes));
+    prop_assert_eq!((stats.memory.in_use, stats.memory.held_bytes), (0, stats.memory.reserve_bytes));
     Ok(())
 }
 

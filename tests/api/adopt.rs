@@ -52,13 +52,16 @@ fn memory_of_a_user_is_a_buffer_until_it_is_dropped() {
         buf.as_mut_slice().unwrap().fill(8);
         assert_eq!((buf.len(), buf.capacity(), buf.is_pinned(), buf.id()), (BYTES, BYTES, true, None));
         let stats = pool.stats();
-        assert_eq!((stats.adopted, stats.in_use, stats.gets, stats.pinned_bytes), (1, 1, 0, 0));
+        assert_eq!(
+            (stats.requests.adopted, stats.memory.in_use, stats.requests.served, stats.memory.held_bytes),
+            (1, 1, 0, 0)
+        );
         stats.validate().unwrap();
         assert!(!frames.adopted(&pool, 1, false).is_pinned());
         assert_eq!(frames.returned(), 1);
         drop(buf);
         let stats = pool.stats();
-        assert_eq!((frames.returned(), stats.adopted, stats.in_use, stats.buffers_in_pool), (2, 0, 0, 0));
+        assert_eq!((frames.returned(), stats.requests.adopted, stats.memory.in_use, stats.memory.idle), (2, 0, 0, 0));
         stats.validate().unwrap();
         assert!(pool.try_get(BYTES).unwrap().is_none(), "it is never kept");
     }
@@ -73,12 +76,15 @@ fn it_comes_back_when_its_last_copy_has_ended_and_not_before() {
         let copy = frames.adopted(&pool, 5, true).copy_to(&stream, &mut device).unwrap();
         pool.poll();
         let stats = pool.stats();
-        assert_eq!((frames.returned(), stats.adopted, stats.in_flight, stats.in_flight_bytes), (0, 1, 1, 0));
+        assert_eq!(
+            (frames.returned(), stats.requests.adopted, stats.copies.in_flight, stats.copies.in_flight_bytes),
+            (0, 1, 1, 0)
+        );
         stats.validate().unwrap();
         drop(held);
         copy.wait().unwrap();
         pool.poll();
-        assert_eq!((frames.returned(), pool.stats().adopted), (1, 0));
+        assert_eq!((frames.returned(), pool.stats().requests.adopted), (1, 0));
         assert_eq!(device.read(), [5; BYTES]);
     }
 }
@@ -108,7 +114,7 @@ fn a_call_that_panics_harms_nothing_and_one_that_uses_the_pool_does_not_hang() {
     // SAFETY: as above.
     drop(unsafe { pool.adopt(memory, false, move || drop(other.get(BYTES).unwrap())) }.unwrap());
     let stats = pool.stats();
-    assert_eq!((stats.adopted, stats.gets, stats.puts), (0, 1, 1));
+    assert_eq!((stats.requests.adopted, stats.requests.served, stats.requests.returned), (0, 1, 1));
     stats.validate().unwrap();
 }
 
@@ -171,9 +177,9 @@ fn memory_that_is_page_locked_is_under_the_ceiling_until_its_owner_is_gone() {
             locked(&part).unwrap_err().is_limit()
                 && part.get_with(Request::new(1).wait(std::time::Duration::ZERO)).is_err()
         );
-        assert_eq!((all.stats().outside_bytes, part.stats().in_use_bytes), (16_384, 16_384));
+        assert_eq!((all.stats().memory.external_bytes, part.stats().memory.in_use_bytes), (16_384, 16_384));
         drop((held, locked(&all).unwrap()));
-        assert_eq!((all.stats().outside_bytes, part.stats().in_use_bytes), (0, 0));
+        assert_eq!((all.stats().memory.external_bytes, part.stats().memory.in_use_bytes), (0, 0));
         all.stats().validate().unwrap();
     }
 }
@@ -194,7 +200,7 @@ fn memory_is_locked_under_the_ceiling_of(pool: &Pool) {
     let error = lock(pool, 0).unwrap_err();
     assert!(error.is_limit() && error.to_string().contains("page-locked beside the buffers 16384 B"), "{error}");
     let stats = pool.stats();
-    assert_eq!((stats.outside_bytes, stats.pinned_bytes), (16_384, 0));
+    assert_eq!((stats.memory.external_bytes, stats.memory.held_bytes), (16_384, 0));
     stats.validate().unwrap();
     let error = lock(pool, 1).unwrap_err();
     assert!(error.is_request() && error.to_string().contains("4096"), "{error}");
@@ -212,9 +218,9 @@ fn the_figures_hold_beside_buffers_in_use_and_idle() {
         let locked = locked(&pool).unwrap();
         let stats = pool.stats();
         stats.validate().unwrap();
-        assert_eq!((stats.outside_bytes, stats.in_use_bytes), (8192, before.in_use_bytes));
-        assert_eq!((before.in_use_bytes > 0, stats.idle_bytes), (true, before.idle_bytes));
-        assert_eq!(stats.pinned_bytes, before.pinned_bytes);
+        assert_eq!((stats.memory.external_bytes, stats.memory.in_use_bytes), (8192, before.memory.in_use_bytes));
+        assert_eq!((before.memory.in_use_bytes > 0, stats.memory.idle_bytes), (true, before.memory.idle_bytes));
+        assert_eq!(stats.memory.held_bytes, before.memory.held_bytes);
         drop((used, locked));
     }
 }
@@ -233,7 +239,7 @@ fn idle_memory_makes_room_whichever_pool_keeps_it() {
     let direct = builder().preset(Preset::TensorFlow).build().unwrap();
     let first = locked(&direct).unwrap();
     drop(direct.get(12_000).unwrap());
-    assert_eq!(direct.stats().idle_bytes, 16_384);
+    assert_eq!(direct.stats().memory.idle_bytes, 16_384);
     let rest = [(); 2].map(|()| locked(&direct).expect("what is idle beside an earlier lock makes room"));
     drop((first, rest));
 

@@ -81,7 +81,7 @@ fn many_tasks_on_one_thread_await_copies_of_several_streams() {
         }
     });
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().in_use), (0, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.in_use), (0, 0));
 }
 
 #[test]

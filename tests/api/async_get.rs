@@ -86,8 +86,8 @@ fn two_tasks_on_one_thread_share_a_ceiling_that_holds_one_buffer() {
             }
         });
         let stats = valid_stats(&pool);
-        assert_eq!((stats.gets, stats.in_use, stats.failed_gets), (201, 0, 0));
-        assert!(stats.waits > 0);
+        assert_eq!((stats.requests.served, stats.memory.in_use, stats.requests.failed), (201, 0, 0));
+        assert!(stats.requests.waits > 0);
     }
 }
 
@@ -100,11 +100,11 @@ fn a_get_without_room_fails_or_falls_back_when_its_wait_has_passed() {
     assert!(run(pool.get_async(usize::MAX)).unwrap_err().is_request());
     assert!(run(pool.get_async(0)).unwrap().is_empty());
     drop(held);
-    assert_eq!(valid_stats(&pool).failed_gets, 2);
+    assert_eq!(valid_stats(&pool).requests.failed, 2);
     let pool = over_sim(2 << 20).wait(SHORT).on_full(OnFull::Pageable).build().unwrap();
     let _held = pool.get(2 * MIB).unwrap();
     assert!(!run(pool.get_async(MIB)).unwrap().is_pinned());
-    assert_eq!(valid_stats(&pool).fallbacks, 1);
+    assert_eq!(valid_stats(&pool).requests.fallbacks, 1);
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn tasks_and_threads_stand_in_one_line() {
         drop(buf);
         assert!(poll(third.as_mut(), Waker::noop()).is_ready());
     });
-    assert_eq!(valid_stats(&pool).waits, 3);
+    assert_eq!(valid_stats(&pool).requests.waits, 3);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_future_that_is_dropped_leaves_the_line_and_passes_on_what_it_was_handed() {
     assert_eq!(buf.id(), id);
     drop((buf, third));
     let stats = valid_stats(&pool);
-    assert_eq!((stats.in_use, stats.buffers_in_pool), (0, 1));
+    assert_eq!((stats.memory.in_use, stats.memory.idle), (0, 1));
     // Nobody waits any more.
     drop(pool.get_with(Request::new(MIB).wait(Duration::ZERO)).unwrap());
 }
@@ -188,7 +188,7 @@ fn a_waker_that_panics_reaches_neither_the_put_nor_the_next_get() {
     let Poll::Ready(Ok(buf)) = poll(get.as_mut(), Waker::noop()) else { panic!("it was handed over") };
     drop(buf);
     drop(get);
-    assert_eq!(valid_stats(&pool).in_use, 0);
+    assert_eq!(valid_stats(&pool).memory.in_use, 0);
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn a_miss_that_page_locks_does_so_on_another_thread_and_the_runtime_goes_on() {
         opener.join().unwrap();
         assert_eq!(beats, BEATS, "the gate was held meanwhile");
         let stats = valid_stats(&pool);
-        assert_eq!((stats.gets, stats.misses, stats.waits), (1, 1, 0));
+        assert_eq!((stats.requests.served, stats.requests.misses, stats.requests.waits), (1, 1, 0));
         // A hit needs no thread.
         assert!(poll(pin!(pool.get_async(4 * MIB)), Waker::noop()).is_ready());
         assert_eq!(source.calls(SourceCall::Acquire), 1);
@@ -285,10 +285,10 @@ fn memory_that_is_page_locked_for_a_future_that_is_dropped_serves_the_next_get()
         assert!(poll(behind.as_mut(), Waker::noop()).is_pending());
         drop((get, behind));
         drop(held);
-        while pool.stats().buffers_in_pool == 0 {
+        while pool.stats().memory.idle == 0 {
             thread::yield_now();
         }
-        assert_eq!(valid_stats(&pool).in_use, 0);
+        assert_eq!(valid_stats(&pool).memory.in_use, 0);
         drop(pool.try_get(4 * MIB).unwrap().expect("it is idle"));
         assert_eq!(source.calls(SourceCall::Acquire), 1, "nothing was done for the get behind it");
     }
@@ -301,7 +301,7 @@ fn a_refusal_on_the_other_thread_is_the_error_of_the_future() {
         let pool = over_both_presets(&source)[preset].clone();
         (0..4).for_each(|call| source.fail(SourceCall::Acquire, call));
         assert!(run(pool.get_async(4 * MIB)).unwrap_err().is_backend());
-        assert_eq!(valid_stats(&pool).failed_gets, 1);
+        assert_eq!(valid_stats(&pool).requests.failed, 1);
     }
 }
 
@@ -320,7 +320,7 @@ fn a_task_in_line_does_not_page_lock_on_its_thread_what_it_has_room_for_later() 
     drop(gate);
     run(get).unwrap();
     let stats = valid_stats(&pool);
-    assert_eq!((stats.waits, stats.failed_gets), (1, 0));
+    assert_eq!((stats.requests.waits, stats.requests.failed), (1, 0));
 }
 
 #[test]
@@ -356,13 +356,13 @@ fn a_task_fails_at_its_deadline_though_the_call_of_another_task_or_its_own_does_
                 error.is_limit() && error.to_string().contains("a driver call did not return within the wait of 30ms")
             );
         }
-        assert_eq!(pool.stats().failed_gets, 2);
+        assert_eq!(pool.stats().requests.failed, 2);
         drop(gate);
-        while pool.stats().buffers_in_pool == 0 {
+        while pool.stats().memory.idle == 0 {
             thread::yield_now();
         }
         drop(pool.try_get(4 * MIB).unwrap().expect("the late result serves the next request"));
-        assert_eq!((source.calls(SourceCall::Acquire), valid_stats(&pool).in_use), (1, 0));
+        assert_eq!((source.calls(SourceCall::Acquire), valid_stats(&pool).memory.in_use), (1, 0));
     }
 }
 
@@ -373,7 +373,7 @@ fn a_task_whose_call_does_not_return_falls_back_at_its_deadline() {
     let gate = source.hold(SourceCall::Acquire);
     assert!(!run(pool.get_async(Request::new(4 * MIB).wait(SHORT))).unwrap().is_pinned());
     drop(gate);
-    assert_eq!(pool.stats().failed_gets, 0);
+    assert_eq!(pool.stats().requests.failed, 0);
 }
 
 #[test]
@@ -393,7 +393,7 @@ fn a_get_whose_wait_is_over_before_its_call_begins_waits_no_longer_for_room() {
     let held = run(first).unwrap();
     assert!(run(second).unwrap_err().is_limit());
     let stats = valid_stats(&pool);
-    assert_eq!((stats.gets, stats.failed_gets, stats.in_use), (1, 1, 1));
+    assert_eq!((stats.requests.served, stats.requests.failed, stats.memory.in_use), (1, 1, 1));
     drop(held);
 }
 
@@ -424,5 +424,5 @@ fn many_tasks_and_threads_are_all_served() {
         });
     });
     let stats = valid_stats(&pool);
-    assert_eq!((stats.gets, stats.in_use, stats.failed_gets), (6 * ROUNDS as u64, 0, 0));
+    assert_eq!((stats.requests.served, stats.memory.in_use, stats.requests.failed), (6 * ROUNDS as u64, 0, 0));
 }

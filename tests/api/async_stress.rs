@@ -28,9 +28,9 @@ fn poll(get: &mut GetFuture) -> Poll<pinpool::Result<PinnedBuf>> {
 fn check_at_rest(pool: &Pool) {
     let stats = pool.stats();
     assert_eq!(stats.validate(), Ok(()));
-    assert_eq!((stats.in_use, stats.gets, stats.failed_gets), (0, stats.puts, 0));
+    assert_eq!((stats.memory.in_use, stats.requests.served, stats.requests.failed), (0, stats.requests.returned, 0));
     // Nobody is left in the line: the ceiling is free at once.
-    let all = usize::try_from(stats.max_bytes.unwrap()).unwrap();
+    let all = usize::try_from(stats.limits.max_bytes.unwrap()).unwrap();
     drop(pool.get_with(Request::new(all).wait(Duration::from_secs(20))).unwrap());
 }
 
@@ -86,7 +86,7 @@ fn thousands_of_tasks_at_once_are_served_in_order() {
             });
         }
         drop(pass);
-        while pool.stats().waits < tasks {
+        while pool.stats().requests.waits < tasks {
             tokio::task::yield_now().await;
         }
         drop(held);

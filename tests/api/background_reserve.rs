@@ -40,7 +40,7 @@ fn by_a_thread(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuil
 
 #[allow(clippy::float_cmp)] // Shares of powers of two.
 fn fraction_is(pool: &Pool, fraction: f64) -> bool {
-    pool.stats().pinned_fraction == fraction
+    pool.stats().memory.reserve_fraction() == fraction
 }
 
 fn until(what: &str, is_so: impl Fn() -> bool) {
@@ -57,13 +57,16 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
         let source = faulty(discrete);
         let pool = by_steps(source.clone(), 256 * MI, 64 * MI).build().unwrap();
         let stats = valid_stats(&pool);
-        assert_eq!((stats.pinned_bytes, stats.reserve_bytes, stats.reserve_asked_bytes), (STEP, STEP, 64 * MI));
+        assert_eq!(
+            (stats.memory.held_bytes, stats.memory.reserve_bytes, stats.memory.reserve_target_bytes),
+            (STEP, STEP, 64 * MI)
+        );
         assert_eq!(source.calls(SourceCall::Acquire), 1);
         assert!(fraction_is(&pool, 0.125));
-        let mut before = pool.stats().pinned_fraction;
-        while pool.stats().reserve_bytes < 64 * MI {
+        let mut before = pool.stats().memory.reserve_fraction();
+        while pool.stats().memory.reserve_bytes < 64 * MI {
             pool.poll();
-            let now = pool.stats().pinned_fraction;
+            let now = pool.stats().memory.reserve_fraction();
             assert!(now > before, "{before} to {now}");
             before = now;
             valid_stats(&pool);
@@ -72,7 +75,7 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
         let calls = source.calls(SourceCall::Acquire);
         assert_eq!(calls, if discrete { 2 } else { 8 });
         pool.poll();
-        assert_eq!((source.calls(SourceCall::Acquire), pool.stats().pinned_bytes), (calls, 64 * MI));
+        assert_eq!((source.calls(SourceCall::Acquire), pool.stats().memory.held_bytes), (calls, 64 * MI));
         // All of it serves buffers; where granules adjoin, one of its whole length.
         let longest = if discrete { 56 * MIB } else { 64 * MIB };
         drop(pool.get(longest).unwrap());
@@ -80,7 +83,7 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
         assert!(pool.wait_reserved(Duration::ZERO).unwrap());
         pool.clear();
         pool.trim(0);
-        assert_eq!(valid_stats(&pool).pinned_bytes, 64 * MI, "kept");
+        assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI, "kept");
         drop(pool);
         assert_eq!(source.calls(SourceCall::Release), if discrete { 2 } else { 1 });
     }
@@ -92,10 +95,10 @@ fn without_a_reserve_or_with_one_that_was_waited_for_all_of_it_is_there() {
     assert!(fraction_is(&none, 1.0) && none.wait_reserved(Duration::ZERO).unwrap());
     let waited = over(faulty(false), 64 * MI).reserve_bytes(16 * MI).build().unwrap();
     assert!(fraction_is(&waited, 1.0) && waited.wait_reserved(Duration::ZERO).unwrap());
-    assert_eq!(waited.stats().reserve_asked_bytes, 16 * MI);
+    assert_eq!(waited.stats().memory.reserve_target_bytes, 16 * MI);
     let classes = over(faulty(false), 64 * MI).reserve_wait(false).background_poll(false).build().unwrap();
     classes.prewarm(20 * MI).unwrap();
-    assert_eq!((classes.stats().reserve_asked_bytes, classes.stats().reserve_bytes), (20 * MI, STEP));
+    assert_eq!((classes.stats().memory.reserve_target_bytes, classes.stats().memory.reserve_bytes), (20 * MI, STEP));
 }
 
 #[test]
@@ -105,18 +108,21 @@ fn a_get_beyond_what_is_there_is_served_and_counts_as_reserve() {
         let pool = by_steps(source.clone(), 256 * MI, 64 * MI).growth(growth).build().unwrap();
         let buf = pool.get(20 * MIB).unwrap();
         let stats = valid_stats(&pool);
-        assert!(stats.reserve_bytes >= 20 * MI && stats.reserve_bytes == stats.pinned_bytes, "{stats:?}");
+        assert!(
+            stats.memory.reserve_bytes >= 20 * MI && stats.memory.reserve_bytes == stats.memory.held_bytes,
+            "{stats:?}"
+        );
         assert!(pool.wait_reserved(PATIENCE).unwrap());
-        assert_eq!(valid_stats(&pool).pinned_bytes, 64 * MI, "no more than was asked for");
+        assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI, "no more than was asked for");
         drop(buf);
         pool.trim(0);
-        assert_eq!(valid_stats(&pool).pinned_bytes, 64 * MI);
+        assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI);
         // All of the reserve, and without growth no more.
         assert_eq!(pool.get(65 * MIB).is_ok(), growth);
         pool.clear();
         drop(pool.get(64 * MIB).unwrap());
         pool.trim(0);
-        assert_eq!(valid_stats(&pool).pinned_bytes, 64 * MI, "what is beyond goes back");
+        assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI, "what is beyond goes back");
     }
 }
 
@@ -150,10 +156,10 @@ fn a_trim_in_the_middle_neither_releases_nor_stops_it() {
     for _ in 0..3 {
         pool.trim(0);
         pool.clear();
-        assert_eq!(valid_stats(&pool).reserve_bytes, 2 * STEP);
+        assert_eq!(valid_stats(&pool).memory.reserve_bytes, 2 * STEP);
     }
     pool.poll();
-    assert_eq!(valid_stats(&pool).reserve_bytes, 3 * STEP);
+    assert_eq!(valid_stats(&pool).memory.reserve_bytes, 3 * STEP);
     assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
 }
 
@@ -172,7 +178,7 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
             let pool = built.unwrap();
             let error = pool.wait_reserved(PATIENCE).unwrap_err();
             assert!(error.is_backend() && error.to_string().contains("by script"), "{error}");
-            let there = valid_stats(&pool).reserve_bytes;
+            let there = valid_stats(&pool).memory.reserve_bytes;
             assert_eq!(there, if discrete { STEP + (failing - 1) * 64 * MI } else { failing * STEP });
             let lines = lines();
             let warning = lines.iter().filter(|line| line.contains("stopped at")).collect::<Vec<_>>();
@@ -189,7 +195,7 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
             pool.prewarm(MI).unwrap();
             assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
             // A region is whole granules.
-            assert_eq!(valid_stats(&pool).reserve_bytes, if discrete { 514 * MI } else { 513 * MI });
+            assert_eq!(valid_stats(&pool).memory.reserve_bytes, if discrete { 514 * MI } else { 513 * MI });
         }
     }
 }
@@ -205,7 +211,7 @@ fn more_than_the_ceiling_is_refused_at_once() {
         pool.prewarm(40 * MI).unwrap();
         assert!(pool.prewarm(40 * MI).unwrap_err().is_limit(), "with the one before it is over the ceiling");
         assert!(pool.wait_reserved(PATIENCE).unwrap());
-        assert_eq!(valid_stats(&pool).reserve_bytes, 40 * MI);
+        assert_eq!(valid_stats(&pool).memory.reserve_bytes, 40 * MI);
     }
 }
 
@@ -214,18 +220,18 @@ fn a_lower_ceiling_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_i
     listen();
     let pool = by_steps(faulty(false), 256 * MI, 128 * MI).build().unwrap();
     (0..7).for_each(|_| pool.poll());
-    assert_eq!(valid_stats(&pool).reserve_bytes, 64 * MI);
+    assert_eq!(valid_stats(&pool).memory.reserve_bytes, 64 * MI);
     pool.set_max_bytes(32 * MI).unwrap();
     for _ in 0..3 {
         pool.poll();
-        assert!(valid_stats(&pool).pinned_bytes <= 32 * MI, "{:?}", pool.stats());
+        assert!(valid_stats(&pool).memory.held_bytes <= 32 * MI, "{:?}", pool.stats());
     }
     assert!(!pool.wait_reserved(Duration::from_millis(1)).unwrap());
     assert_eq!(lines().iter().filter(|line| line.contains("waits for room")).count(), 1);
-    assert_eq!(pool.stats().reserve_asked_bytes, 128 * MI);
+    assert_eq!(pool.stats().memory.reserve_target_bytes, 128 * MI);
     pool.set_max_bytes(256 * MI).unwrap();
     assert!(pool.wait_reserved(PATIENCE).unwrap());
-    assert_eq!(valid_stats(&pool).reserve_bytes, 128 * MI);
+    assert_eq!(valid_stats(&pool).memory.reserve_bytes, 128 * MI);
 }
 
 #[test]
@@ -235,35 +241,35 @@ fn memory_in_use_at_the_ceiling_is_a_part_of_the_reserve() {
     pool.prewarm(60 * MI).unwrap();
     assert!(pool.wait_reserved(PATIENCE).unwrap());
     let stats = valid_stats(&pool);
-    assert!(stats.pinned_bytes <= 64 * MI && stats.reserve_bytes == 60 * MI, "{stats:?}");
+    assert!(stats.memory.held_bytes <= 64 * MI && stats.memory.reserve_bytes == 60 * MI, "{stats:?}");
     drop(held);
     pool.trim(0);
-    assert_eq!(valid_stats(&pool).pinned_bytes, 60 * MI);
+    assert_eq!(valid_stats(&pool).memory.held_bytes, 60 * MI);
 }
 
 #[test]
 fn a_terabyte_is_there_in_bounded_steps_and_mappings_and_the_first_get_after_the_first() {
     let source = faulty(false);
     let pool = by_steps(source.clone(), TI, TI).build().unwrap();
-    assert_eq!((source.calls(SourceCall::Acquire), pool.stats().pinned_bytes), (1, STEP));
+    assert_eq!((source.calls(SourceCall::Acquire), pool.stats().memory.held_bytes), (1, STEP));
     let first = pool.get(6 * MIB).unwrap();
     assert_eq!(source.calls(SourceCall::Acquire), 1, "out of the first step");
     let (mut before, mut longest) = (STEP, 0);
-    while pool.stats().pinned_fraction < 1.0 {
+    while pool.stats().memory.reserve_fraction() < 1.0 {
         pool.poll();
-        let now = pool.stats().pinned_bytes;
+        let now = pool.stats().memory.held_bytes;
         longest = longest.max(now - before);
         assert!(now > before && now <= TI);
         assert!(now - before == STEP || (now - before) * 256 <= before, "{before} to {now}");
         before = now;
     }
     let stats = valid_stats(&pool);
-    assert!(stats.mappings <= 8187, "{} mappings", stats.mappings);
+    assert!(stats.memory.mappings <= 8187, "{} mappings", stats.memory.mappings);
     assert!(source.calls(SourceCall::Acquire) < 6000, "{} steps", source.calls(SourceCall::Acquire));
-    assert_eq!((longest, stats.reserve_bytes), (512 * MI, TI));
+    assert_eq!((longest, stats.memory.reserve_bytes), (512 * MI, TI));
     drop(first);
     drop(pool.get(600 << 30).unwrap());
-    assert_eq!(pool.stats().pinned_bytes, TI);
+    assert_eq!(pool.stats().memory.held_bytes, TI);
 }
 
 #[test]
@@ -279,15 +285,15 @@ fn a_thread_pins_the_rest_step_by_step_and_a_get_is_served_while_a_step_hangs() 
     // What is there is served, and figures are told.
     let held: Vec<_> = (0..8).map(|_| pool.get(8 * MIB).unwrap()).collect();
     // Figures balance when no plan is open.
-    assert_eq!((pool.stats().in_use, held.len()), (8, 8));
-    assert!(pool.stats().pinned_fraction < 1.0);
+    assert_eq!((pool.stats().memory.in_use, held.len()), (8, 8));
+    assert!(pool.stats().memory.reserve_fraction() < 1.0);
     assert!(!pool.wait_reserved(Duration::from_millis(5)).unwrap());
     drop(gate);
     assert!(pool.wait_reserved(PATIENCE).unwrap());
-    until("both are there", || pool.stats().reserve_bytes == 128 * MI);
+    until("both are there", || pool.stats().memory.reserve_bytes == 128 * MI);
     drop(held);
     pool.trim(0);
-    assert_eq!(valid_stats(&pool).pinned_bytes, 128 * MI);
+    assert_eq!(valid_stats(&pool).memory.held_bytes, 128 * MI);
 }
 
 /// `prewarm` on a thread of its own, since its first step may be held.
@@ -325,7 +331,7 @@ fn the_end_of_the_pool_cancels_it_within_a_step() {
                 ends.join().unwrap();
                 assert_eq!(source.calls(SourceCall::Acquire), calls, "no step after that one");
             } else {
-                until("it pins", || pool.stats().reserve_bytes > STEP);
+                until("it pins", || pool.stats().memory.reserve_bytes > STEP);
                 drop(pool);
                 let calls = source.calls(SourceCall::Acquire);
                 thread::sleep(Duration::from_millis(5));
@@ -333,7 +339,7 @@ fn the_end_of_the_pool_cancels_it_within_a_step() {
             }
             // All of it went back: the wrapped source can hold its total again.
             let again = over(source, TI).build().unwrap();
-            assert_eq!(again.stats().pinned_bytes, 0);
+            assert_eq!(again.stats().memory.held_bytes, 0);
         }
     }
 }
@@ -355,7 +361,7 @@ fn a_pool_whose_step_hangs_holds_no_other_up() {
     gate.wait_for(1);
     let other = by_a_thread(faulty(false), 256 * MI, 64 * MI).build().unwrap();
     assert!(other.wait_reserved(PATIENCE).unwrap());
-    assert!(stuck.stats().pinned_fraction < 1.0);
+    assert!(stuck.stats().memory.reserve_fraction() < 1.0);
     drop(gate);
 }
 
@@ -371,7 +377,7 @@ fn a_get_that_waits_for_room_is_served_by_what_a_step_pins() {
     waiting.join().unwrap();
     drop(held);
     assert!(pool.wait_reserved(PATIENCE).unwrap());
-    assert_eq!(valid_stats(&pool).pinned_bytes, 64 * MI);
+    assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI);
 }
 
 #[test]
@@ -385,7 +391,7 @@ fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
         in_a_child(|| {
             let checks = vec![
                 ("wait", childs.wait_reserved(Duration::ZERO).is_err_and(|error| error.is_forked())),
-                ("fraction", childs.stats().pinned_fraction < 0.5),
+                ("reserve", childs.stats().memory.reserve_bytes == 0),
                 ("prewarm", childs.prewarm(MI).is_err_and(|error| error.is_forked())),
             ];
             childs.poll();
@@ -394,7 +400,7 @@ fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
         });
         drop(gate);
         assert!(pool.wait_reserved(PATIENCE).unwrap());
-        assert_eq!(valid_stats(&pool).reserve_bytes, 64 * MI);
+        assert_eq!(valid_stats(&pool).memory.reserve_bytes, 64 * MI);
     });
 }
 

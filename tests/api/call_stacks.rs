@@ -147,7 +147,7 @@ fn samples_are_as_many_as_asked_for_and_rows_end_with_their_buffers() {
     let pool = sampling(10).trace(path.clone()).build().unwrap();
     (0..2_000).for_each(|_| drop(pool.get(4096).unwrap()));
     let stats = pool.stats();
-    assert_eq!((stats.in_use, stats.validate()), (0, Ok(())));
+    assert_eq!((stats.memory.in_use, stats.validate()), (0, Ok(())));
     assert!(pool.dump().owners().is_empty(), "{}", pool.dump());
     drop(pool);
     let count = sampled(&path).len();

@@ -107,12 +107,17 @@ fn stays_under_the_ceiling(counting: &Arc<CountingSource>, max_bytes: u64, reser
     let (all, part) = (pool.stats(), eval.stats());
     assert_eq!((all.validate(), part.validate()), (Ok(()), Ok(())));
     assert!(counting.peak_bytes() <= max_bytes, "{} B held, ceiling {max_bytes}", counting.peak_bytes());
-    assert!(all.peak_pinned_bytes <= max_bytes && part.peak_pinned_bytes <= max_bytes / 2);
-    assert_eq!(all.pinned_bytes, counting.held_bytes());
-    assert_eq!(all.underlying.alloc_bytes - all.underlying.free_bytes, counting.held_bytes());
-    assert!(all.underlying.allocs > 0, "{:?}", all.underlying);
+    assert!(all.memory.peak_held_bytes <= max_bytes && part.memory.peak_held_bytes <= max_bytes / 2);
+    assert_eq!(all.memory.held_bytes, counting.held_bytes());
+    assert_eq!(all.memory.pin.bytes - all.memory.unpin.bytes, counting.held_bytes());
+    assert!(all.memory.pin.count > 0, "{:?}", all.memory);
     let failures: usize = CALLS.into_iter().map(|call| failing.count(call, 0..source.calls(call))).sum();
-    assert_eq!(all.underlying.failures > 0, failures > 0, "{failures} calls failed: {:?}", all.underlying);
+    assert_eq!(
+        all.memory.pin.failures + all.memory.unpin.failures + all.memory.remap.failures > 0,
+        failures > 0,
+        "{failures} calls failed: {:?}",
+        all.memory
+    );
     let before = source.calls(SourceCall::Release);
     drop((pool, eval));
     // The end of the pool leaves memory only where its release failed.

@@ -33,11 +33,11 @@ fn every_acquire_that_fails_is_one_failed_get_and_leaves_no_bytes_behind() {
             let pool = two_buffers(&source).max_bytes(ceiling).build().unwrap();
             let failed = work(&pool);
             let stats = pool.stats();
-            assert_eq!((stats.failed_gets, stats.underlying.failures), (failed, 1), "acquire {index}");
+            assert_eq!((stats.requests.failed, stats.memory.pin.failures), (failed, 1), "acquire {index}");
             assert!(failed > 0 && failed <= refused_by_ceiling + 2, "acquire {index}: {failed} failed");
-            assert_eq!(stats.lost_bytes, 0);
+            assert_eq!(stats.memory.lost_bytes, 0);
             pool.clear();
-            assert_eq!(pool.stats().pinned_bytes, 0, "acquire {index}");
+            assert_eq!(pool.stats().memory.held_bytes, 0, "acquire {index}");
         }
     }
 }
@@ -57,9 +57,9 @@ fn every_release_that_fails_stays_counted_as_held() {
             pool.clear();
             let stats = pool.stats();
             stats.validate().unwrap();
-            assert!(stats.lost_bytes > 0, "release {index}");
-            assert_eq!(stats.pinned_bytes, stats.lost_bytes, "release {index}");
-            assert_eq!(stats.underlying.allocs, stats.underlying.frees + 1);
+            assert!(stats.memory.lost_bytes > 0, "release {index}");
+            assert_eq!(stats.memory.held_bytes, stats.memory.lost_bytes, "release {index}");
+            assert_eq!(stats.memory.pin.count, stats.memory.unpin.count + 1);
         }
     }
 }
@@ -98,7 +98,7 @@ fn hits_continue_while_one_thread_hangs_in_acquire_and_another_in_release() {
             drop(pool.get(100).unwrap());
         }
         let stats = pool.stats();
-        assert_eq!(stats.hits, 1000);
+        assert_eq!(stats.requests.hits, 1000);
         assert!(!releasing.is_finished() && !acquiring.is_finished());
         drop((releases, acquires));
         acquiring.join().unwrap().unwrap();
@@ -124,7 +124,7 @@ fn a_put_during_a_miss_serves_it_and_nothing_is_pinned() {
         assert_eq!(missing.join().unwrap().unwrap(), id);
     });
     let stats = pool.stats();
-    assert_eq!((stats.hits, stats.misses, source.calls(SourceCall::Acquire)), (1, 2, 2));
+    assert_eq!((stats.requests.hits, stats.requests.misses, source.calls(SourceCall::Acquire)), (1, 2, 2));
     stats.validate().unwrap();
 }
 
@@ -144,14 +144,14 @@ fn hits_of_the_adaptive_preset_continue_while_acquire_and_release_hang() {
         let acquiring = scope.spawn(|| pool.get(128 << 20).map(drop));
         acquires.wait_for(1);
         // The trim has evicted the small buffer before it hangs: the next one is carved from free memory.
-        let before = pool.stats().hits;
+        let before = pool.stats().requests.hits;
         let held = pool.try_get(100).unwrap();
         assert!(held.is_some(), "the small buffer went before the large one");
         drop(held);
         for _ in 1..hits {
             drop(pool.get(100).unwrap());
         }
-        assert_eq!(pool.stats().hits, before + hits);
+        assert_eq!(pool.stats().requests.hits, before + hits);
         assert!(!releasing.is_finished() && !acquiring.is_finished());
         drop((acquires, releases));
         releasing.join().unwrap();

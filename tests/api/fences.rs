@@ -124,15 +124,15 @@ fn a_fence_that_blocks_delays_neither_figures_nor_failing_gets_nor_other_streams
     arrived.wait_for_arrival();
     in_time(move || {
         let stats = pool.stats();
-        assert_eq!((stats.in_flight, stats.in_flight_bytes), (1, 1 << 20));
-        assert!(stats.oldest_in_flight.is_some());
+        assert_eq!((stats.copies.in_flight, stats.copies.in_flight_bytes), (1, 1 << 20));
+        assert!(stats.copies.oldest_age.is_some());
         let held = pool.get(MIB).unwrap();
         assert!(pool.get(MIB).unwrap_err().is_limit());
         held.release_after(&answering(|| Ok(true))).unwrap();
         drop(pool.get(MIB).unwrap());
         pool.poll();
         pool.trim(0);
-        assert_eq!(pool.stats().in_flight, 1, "the copy of the other stream is over");
+        assert_eq!(pool.stats().copies.in_flight, 1, "the copy of the other stream is over");
     });
     door.open();
     blocked.join().unwrap();
@@ -162,7 +162,7 @@ fn a_fence_that_panics_takes_its_own_buffer_out_of_use_and_no_other() {
         move || pool.poll()
     });
     let stats = pool.stats();
-    assert_eq!((stats.lost, stats.in_flight, stats.in_use, stats.buffers_in_pool), (1, 0, 0, 1));
+    assert_eq!((stats.memory.lost, stats.copies.in_flight, stats.memory.in_use, stats.memory.idle), (1, 0, 0, 1));
     stats.validate().unwrap();
     drop(pool);
 }
@@ -183,7 +183,7 @@ fn a_fence_whose_drop_panics_loses_no_buffer() {
     }
     pool.poll();
     let stats = pool.stats();
-    assert_eq!((stats.lost, stats.in_flight, stats.in_use, stats.buffers_in_pool), (0, 0, 0, 1));
+    assert_eq!((stats.memory.lost, stats.copies.in_flight, stats.memory.in_use, stats.memory.idle), (0, 0, 0, 1));
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_fence_may_use_its_pool() {
     let act = move || {
         // The calls below may query this fence again.
         if !entered.swap(true, Ordering::SeqCst) {
-            let in_flight = inner.stats().in_flight;
+            let in_flight = inner.stats().copies.in_flight;
             assert!(in_flight >= 1);
             drop(inner.get(MIB).unwrap());
             inner.get(MIB).unwrap().release_after(&answering(|| Ok(true))).unwrap();
@@ -220,5 +220,5 @@ fn a_fence_may_use_its_pool() {
     });
     pool.poll();
     assert!(is_inside.load(Ordering::SeqCst) && was_dropped.load(Ordering::SeqCst));
-    assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
 }

@@ -46,7 +46,7 @@ pub(crate) fn valid_stats(pool: &Pool) -> Stats {
 
 /// Returns once so many gets have waited.
 pub(crate) fn until_waits(pool: &Pool, waits: u64) {
-    while pool.stats().waits < waits {
+    while pool.stats().requests.waits < waits {
         thread::yield_now();
     }
 }

@@ -59,7 +59,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
                 childs_pool.clear();
                 childs_pool.trim(0);
                 childs_pool.poll();
-                checks.push(("stats", childs_pool.stats().gets == 0));
+                checks.push(("stats", childs_pool.stats().requests.served == 0));
                 let tagged = childs_pool.tagged("t");
                 checks.push(("tagged", tagged.get(10).is_err_and(|error| error.is_forked()) && tagged.tag().is_none()));
                 let dump = childs_pool.dump();
@@ -68,7 +68,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
                 checks.push(("calls", source.calls(SourceCall::Acquire) + source.calls(SourceCall::Release) == calls));
                 let fresh = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
                 drop(fresh.get(10_000).unwrap());
-                checks.push(("fresh", fresh.get(10_000).is_ok() && fresh.stats().hits == 1));
+                checks.push(("fresh", fresh.get(10_000).is_ok() && fresh.stats().requests.hits == 1));
                 checks
             });
 
@@ -78,7 +78,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
             pool.poll();
             let stats = pool.stats();
             stats.validate().unwrap();
-            assert_eq!((stats.gets, stats.puts, stats.in_use), (3, 3, 0), "{preset:?}");
+            assert_eq!((stats.requests.served, stats.requests.returned, stats.memory.in_use), (3, 3, 0), "{preset:?}");
             assert!(pool.get(100_000).is_ok());
         }
     });
@@ -123,7 +123,7 @@ fn a_child_forked_while_the_first_pool_of_its_parent_is_built_builds_its_own() {
         let build_and_use = || {
             let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
             drop(pool.get(10_000).unwrap());
-            pool.get(10_000).is_ok() && pool.stats().hits == 1
+            pool.get(10_000).is_ok() && pool.stats().requests.hits == 1
         };
         for round in 0..60 {
             let child = forked(|| {
@@ -157,7 +157,7 @@ fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
             let own = hasty();
             drop(own.get(10_000).unwrap());
             // The pool counts a release when the call has returned.
-            while released() == before || own.stats().pinned_bytes > 0 {
+            while released() == before || own.stats().memory.held_bytes > 0 {
                 std::thread::yield_now();
             }
             true
@@ -246,7 +246,7 @@ fn use_everything(pool: &Pool) {
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(3 << 20));
     held.copy_to(&stream, &mut device).unwrap().wait().unwrap();
     drop(pool.partition("part", 8 << 20).unwrap().get(100_000).unwrap());
-    assert!(pool.stats().gets > 0 && !pool.dump().to_string().is_empty());
+    assert!(pool.stats().requests.served > 0 && !pool.dump().to_string().is_empty());
     let slabs = SharedSlabs::new(pool, 10_000, 2).unwrap();
     let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
     let ticket = worker.get(100, Duration::from_secs(20)).unwrap().send(1).unwrap();
@@ -272,7 +272,7 @@ fn a_fork_while_requests_wait_in_a_partition_leaves_the_child_nothing_to_wait_fo
         in_a_child(|| {
             let checks = vec![
                 ("get", childs.get(1).is_err_and(|error| error.is_forked())),
-                ("stats", childs.stats().in_use_bytes == 0),
+                ("stats", childs.stats().memory.in_use_bytes == 0),
                 ("task", std::future::Future::poll(task.as_mut(), &mut context).is_ready()),
                 ("limit", childs.set_max_bytes(2 << 20).is_err_and(|error| error.is_forked())),
             ];
@@ -282,7 +282,7 @@ fn a_fork_while_requests_wait_in_a_partition_leaves_the_child_nothing_to_wait_fo
         });
         drop(held);
         waiting.join().unwrap().unwrap();
-        assert_eq!((part.stats().in_use_bytes, part.stats().waiting), (0, 0));
+        assert_eq!((part.stats().memory.in_use_bytes, part.stats().requests.waiting), (0, 0));
     });
 }
 

@@ -24,12 +24,17 @@ fn a_pool_of_a_terabyte_makes_at_most_8192_mappings() {
     let pool = pool(TIB);
     let held: Vec<_> = std::iter::from_fn(|| pool.get(3 * GIB).ok()).collect();
     let stats = pool.stats();
-    assert!(stats.pinned_bytes > TIB - (4 * GIB) as u64, "{} B in {} buffers", stats.pinned_bytes, held.len());
-    assert!((4096..=8192).contains(&stats.mappings), "{} mappings", stats.mappings);
+    assert!(
+        stats.memory.held_bytes > TIB - (4 * GIB) as u64,
+        "{} B in {} buffers",
+        stats.memory.held_bytes,
+        held.len()
+    );
+    assert!((4096..=8192).contains(&stats.memory.mappings), "{} mappings", stats.memory.mappings);
     drop(held);
     pool.clear();
     let stats = pool.stats();
-    assert_eq!((stats.pinned_bytes, stats.mappings), (0, 0));
+    assert_eq!((stats.memory.held_bytes, stats.memory.mappings), (0, 0));
 }
 
 #[test]
@@ -40,7 +45,7 @@ fn the_whole_ceiling_of_a_large_pool_can_be_had_in_one_piece_and_again_in_others
         assert!(held.len() >= 64 * GIB / len - 1, "{} buffers of {len} B", held.len());
         pool.stats().validate().unwrap_or_else(|error| assert!(error.to_string().contains("gets"), "{error}"));
     }
-    assert!(pool.stats().peak_pinned_bytes <= 64 << 30);
+    assert!(pool.stats().memory.peak_held_bytes <= 64 << 30);
 }
 
 #[test]
@@ -57,9 +62,9 @@ fn a_pool_grows_by_larger_granules_where_the_process_has_few_mappings_left_and_s
     let pool = Pool::builder().without_env().name("few mappings").host_root(root.path()).max_bytes(TIB);
     let pool = pool.backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(TIB)))).build().unwrap();
     let first: Vec<_> = (0..4).map(|_| pool.get(GIB / 2).unwrap()).collect();
-    assert_eq!(pool.stats().mappings, 1024, "2 MiB each");
+    assert_eq!(pool.stats().memory.mappings, 1024, "2 MiB each");
     let next = pool.get(GIB).unwrap();
-    assert_eq!(pool.stats().mappings, 1024 + 128, "8 MiB each");
+    assert_eq!(pool.stats().memory.mappings, 1024 + 128, "8 MiB each");
     let lines = captured_log::lines();
     let line = "[few mappings] mappings: the process has 3500 of the 4000 that the kernel allows (vm.max_map_count), 1024 of them";
     assert_eq!(captured_log::count(&lines, line), 1, "{lines:?}");
@@ -71,7 +76,7 @@ fn a_small_pool_under_a_large_ceiling_has_small_granules() {
     let pool = pool(TIB);
     let held: Vec<_> = (0..300).map(|_| pool.get(1 << 20).unwrap()).collect();
     let stats = pool.stats();
-    assert_eq!(stats.pinned_bytes, stats.mappings * (2 << 20));
-    assert!((150..159).contains(&stats.mappings), "all but the last step: {stats:?}");
+    assert_eq!(stats.memory.held_bytes, stats.memory.mappings * (2 << 20));
+    assert!((150..159).contains(&stats.memory.mappings), "all but the last step: {stats:?}");
     drop(held);
 }

@@ -22,5 +22,5 @@ fn hits_allocate_nothing_on_the_heap() {
     assert!(before > 0, "the counting allocator is not in place");
     (0..1000).for_each(|_| round());
     assert_eq!(heap_calls::by_this_thread() - before, 0);
-    assert_eq!(pool.stats().hits, 4000);
+    assert_eq!(pool.stats().requests.hits, 4000);
 }

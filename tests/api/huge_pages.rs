@@ -36,7 +36,10 @@ fn a_reserve_lies_in_huge_pages_where_there_are_enough_and_else_in_others() {
             for hugetlb in [HugeTlb::Off, HugeTlb::Auto, HugeTlb::Of2MiB] {
                 let free = free_pages();
                 let pool = pool(backend.clone(), hugetlb, 8 << 20);
-                assert_eq!((pool.stats().reserve_bytes, pool.stats().pinned_fraction > 0.99), (8 << 20, true));
+                assert_eq!(
+                    (pool.stats().memory.reserve_bytes, pool.stats().memory.reserve_fraction() > 0.99),
+                    (8 << 20, true)
+                );
                 let bytes = hugetlb_bytes();
                 assert!(bytes == 0 || bytes == 8 << 20 && hugetlb != HugeTlb::Off, "{bytes}");
                 // Others may take pages meanwhile, so only plenty of them is a promise.
@@ -67,7 +70,7 @@ fn pages_that_were_asked_for_and_are_not_there_are_a_warning_with_the_remedy_and
             }
             listen();
             let pool = pool(Backend::Heap, hugetlb, 4 << 20);
-            assert_eq!(pool.stats().reserve_bytes, 4 << 20);
+            assert_eq!(pool.stats().memory.reserve_bytes, 4 << 20);
             let lines = lines_with_levels();
             let warned: Vec<_> = lines.iter().filter(|(level, _)| *level == log::Level::Warn).collect();
             assert_eq!(!warned.is_empty(), is_told, "{lines:?}");
@@ -84,7 +87,7 @@ fn a_length_that_is_no_whole_huge_page_takes_other_pages() {
         let bytes = (4 << 20) - 4096;
         let builder = Pool::builder().without_env().backend(Backend::Heap).hugetlb(HugeTlb::Auto);
         let pool = builder.max_bytes(bytes).reserve_bytes(bytes).build().unwrap();
-        assert_eq!((pool.stats().reserve_bytes, hugetlb_bytes()), (bytes, 0));
+        assert_eq!((pool.stats().memory.reserve_bytes, hugetlb_bytes()), (bytes, 0));
     });
 }
 

@@ -22,6 +22,6 @@ fn idle_buffers_have_a_column_in_the_rows_of_the_classes() {
         let _held = pool.get(5_000).unwrap();
         assert_eq!(rows(), [(3, 1, 2), (2, 0, 2)], "{preset:?}");
         let idle: u64 = pool.class_stats().iter().map(|row| row.idle).sum();
-        assert_eq!(idle, pool.stats().buffers_in_pool);
+        assert_eq!(idle, pool.stats().memory.idle);
     }
 }

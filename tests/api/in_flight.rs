@@ -19,8 +19,8 @@ fn a_buffer_in_flight_is_not_reused_until_its_copy_completes() {
     let second = filled(&pool, 100, 2);
     assert_ne!(second.id(), id);
     let stats = pool.stats();
-    assert_eq!((stats.in_flight, stats.in_use, stats.puts, stats.buffers_in_pool), (1, 1, 0, 0));
-    assert!(stats.oldest_in_flight.is_some());
+    assert_eq!((stats.copies.in_flight, stats.memory.in_use, stats.requests.returned, stats.memory.idle), (1, 1, 0, 0));
+    assert!(stats.copies.oldest_age.is_some());
     assert!(!copy.is_done().unwrap());
     drop(gate);
     copy.wait().unwrap();
@@ -38,8 +38,8 @@ fn a_copy_that_was_waited_for_is_in_flight_no_more() {
     for (wait, times) in waits.into_iter().zip(1..) {
         wait(&filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap());
         let stats = pool.stats();
-        assert_eq!((stats.in_flight, stats.oldest_in_flight, stats.buffers_in_pool), (0, None, 1));
-        assert_eq!(stats.in_flight_time.count(), times);
+        assert_eq!((stats.copies.in_flight, stats.copies.oldest_age, stats.memory.idle), (0, None, 1));
+        assert_eq!(stats.copies.time.count(), times);
     }
 }
 
@@ -52,7 +52,7 @@ fn statistics_do_not_count_a_finished_copy_as_in_flight() {
         std::thread::yield_now();
     }
     let stats = pool.stats();
-    assert_eq!((stats.in_flight, stats.puts, stats.buffers_in_pool), (0, 1, 1));
+    assert_eq!((stats.copies.in_flight, stats.requests.returned, stats.memory.idle), (0, 1, 1));
     stats.validate().unwrap();
 }
 
@@ -68,11 +68,11 @@ fn one_slow_stream_does_not_hold_back_the_buffers_of_another() {
     }
     pool.poll();
     let stats = pool.stats();
-    assert_eq!((stats.in_flight, stats.puts, stats.misses), (1, 10, 2));
+    assert_eq!((stats.copies.in_flight, stats.requests.returned, stats.requests.misses), (1, 10, 2));
     drop(gate);
     slow.synchronize().unwrap();
     pool.poll();
-    assert_eq!(pool.stats().in_flight, 0);
+    assert_eq!(pool.stats().copies.in_flight, 0);
 }
 
 #[test]
@@ -84,12 +84,15 @@ fn a_put_and_its_eviction_happen_when_the_copy_is_found_complete() {
         filled(&pool, len, 1).copy_to(&stream, &mut device).unwrap();
     }
     let before = pool.stats();
-    assert_eq!((before.puts, before.evicted, before.in_flight), (0, 0, 3));
+    assert_eq!((before.requests.returned, before.memory.evictions.over_limit, before.copies.in_flight), (0, 0, 3));
     drop(gate);
     stream.synchronize().unwrap();
     pool.poll();
     let after = pool.stats();
-    assert_eq!((after.puts, after.evicted, after.in_flight, after.buffers_in_pool), (3, 1, 0, 2));
+    assert_eq!(
+        (after.requests.returned, after.memory.evictions.over_limit, after.copies.in_flight, after.memory.idle),
+        (3, 1, 0, 2)
+    );
     assert!(pool.try_get(1_000).unwrap().is_none(), "the buffer of the first copy was evicted");
 }
 
@@ -126,11 +129,11 @@ fn a_buffer_dropped_after_borrowing_copies_on_two_streams_waits_for_both() {
     drop(gate_two);
     two.synchronize().unwrap();
     pool.poll();
-    assert_eq!(pool.stats().in_flight, 1);
+    assert_eq!(pool.stats().copies.in_flight, 1);
     drop(gate_one);
     one.synchronize().unwrap();
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (0, 1));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (0, 1));
 }
 
 #[test]
@@ -143,7 +146,7 @@ fn a_refused_copy_gives_its_buffer_back() {
     for part in ["11 B", "only 10 B"] {
         assert!(error.to_string().contains(part), "{error}");
     }
-    assert_eq!((pool.stats().buffers_in_pool, pool.stats().in_use), (0, 1));
+    assert_eq!((pool.stats().memory.idle, pool.stats().memory.in_use), (0, 1));
     // The bytes are still there, and may be copied elsewhere.
     let mut larger = SinkMem::new(11);
     error.into_buf().unwrap().copy_to(&stream, &mut larger).unwrap().wait().unwrap();
@@ -151,7 +154,7 @@ fn a_refused_copy_gives_its_buffer_back() {
     // Else the buffer goes back with the error.
     let error = pool.get(11).unwrap().copy_to(&stream, &mut device).unwrap_err();
     assert!(pinpool::Error::from(error).is_copy());
-    assert_eq!((pool.stats().buffers_in_pool, pool.stats().in_use), (1, 0));
+    assert_eq!((pool.stats().memory.idle, pool.stats().memory.in_use), (1, 0));
     let mut buffer = pool.get(8).unwrap();
     #[allow(clippy::reversed_empty_ranges)] // A mistake of the caller.
     let outside = [0..9, 9..9, 5..4];
@@ -168,7 +171,7 @@ fn a_copy_of_zero_bytes_is_complete_at_once_and_is_not_counted() {
     let _gate = stream.hold();
     assert!(pool.get(0).unwrap().copy_to(&stream, &mut device).unwrap().is_done().unwrap());
     let stats = pool.stats();
-    assert_eq!((stats.gets, stats.puts, stats.in_flight), (0, 0, 0));
+    assert_eq!((stats.requests.served, stats.requests.returned, stats.copies.in_flight), (0, 0, 0));
 }
 
 #[test]
@@ -244,8 +247,8 @@ fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
     assert!(copy.wait().unwrap_err().is_device());
     pool.poll();
     let stats = pool.stats();
-    assert_eq!((stats.lost, stats.in_flight, stats.buffers_in_pool), (1, 0, 0));
-    assert_eq!(stats.lost_bytes, stats.pinned_bytes);
+    assert_eq!((stats.memory.lost, stats.copies.in_flight, stats.memory.idle), (1, 0, 0));
+    assert_eq!(stats.memory.lost_bytes, stats.memory.held_bytes);
     stats.validate().unwrap();
     drop(pool);
     assert_eq!(source.calls(SourceCall::Release), 0);
@@ -279,5 +282,5 @@ fn many_threads_and_streams_under_churn_never_send_a_wrong_byte() {
     pool.poll();
     let stats = pool.stats();
     stats.validate().unwrap();
-    assert_eq!((stats.in_flight, stats.in_use, stats.gets), (0, 0, 16 * rounds as u64));
+    assert_eq!((stats.copies.in_flight, stats.memory.in_use, stats.requests.served), (0, 0, 16 * rounds as u64));
 }

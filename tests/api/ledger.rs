@@ -217,7 +217,7 @@ fn worker() {
             },
             // How long a get takes, and how long its page-locks, in microseconds.
             "timed" => {
-                let pin_time = |pool: &Pool| pool.stats().pin.time.total();
+                let pin_time = |pool: &Pool| pool.stats().memory.pin.time.total();
                 let (before, begun) = (pin_time(&pool), Instant::now());
                 held.push(pool.get(usize::try_from(number).unwrap()).unwrap());
                 let took = begun.elapsed();
@@ -246,7 +246,7 @@ fn worker() {
             // How often each has.
             "cycles" => println!("> {}", cycling.as_ref().unwrap().counts()),
             // How often it has page-locked.
-            "pins" => println!("> {}", pool.stats().pin.count),
+            "pins" => println!("> {}", pool.stats().memory.pin.count),
             "stop" => {
                 drop(cycling.take());
                 println!("> stopped");
@@ -266,8 +266,8 @@ fn worker() {
             }
             "balance" => {
                 let stats = pool.stats();
-                let ledger = stats.ledger.clone().unwrap();
-                println!("> {} {} {}", stats.pinned_bytes, ledger.own_bytes, ledger.name);
+                let ledger = stats.limits.shared.clone().unwrap();
+                println!("> {} {} {}", stats.memory.held_bytes, ledger.own_bytes, ledger.name);
             }
             // Until it is killed, or for so many steps.
             "churn" => {
@@ -320,8 +320,8 @@ fn a_get_is_served_by_the_idle_memory_of_another_process() {
         assert_eq!(other.ask("put"), "put");
         let held = pool.get(32 * MIB).unwrap();
         let stats = pool.stats();
-        let ledger = stats.ledger.unwrap();
-        assert_eq!((ledger.own_bytes, ledger.max_bytes), (stats.pinned_bytes, Some(64 << 20)));
+        let ledger = stats.limits.shared.unwrap();
+        assert_eq!((ledger.own_bytes, ledger.max_bytes), (stats.memory.held_bytes, Some(64 << 20)));
         assert!(ledger.held_bytes <= 64 << 20, "{ledger:?}");
         drop(held);
     }
@@ -361,7 +361,7 @@ fn a_get_takes_the_idle_memory_of_others_beside_idle_memory_of_its_own() {
             assert_eq!(other.ask(&format!("get {}", others * MIB)), "held");
             assert_eq!(other.ask("put"), "put");
             let got = pool.get(needed * MIB);
-            let own_bytes = pool.stats().ledger.unwrap().own_bytes;
+            let own_bytes = pool.stats().limits.shared.unwrap().own_bytes;
             assert!(got.is_ok() && own_bytes >= (needed * MIB) as u64, "{preset:?} {own} {others} {needed}: {got:?}");
         }
     }
@@ -455,7 +455,7 @@ fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
     assert_eq!(other.ask(&format!("get {}", 60 * MIB)), "held");
     assert_eq!(other.ask("put"), "put");
     let pool = named.builder(64).reserve_bytes(32 << 20).build().unwrap();
-    let ledger = pool.stats().ledger.unwrap();
+    let ledger = pool.stats().limits.shared.unwrap();
     assert!(ledger.own_bytes >= 32 << 20 && ledger.held_bytes <= 64 << 20, "{ledger:?}");
     // A reserve is in use to the end: nothing of it is given.
     let text = other.ask(&format!("try {}", 40 * MIB));
@@ -483,7 +483,7 @@ fn what_is_asked_and_cannot_be_had_is_said() {
     // The first sets the ceiling, and a later one that asks for another builds all the same.
     let first = named.builder(8).build().unwrap();
     let second = named.builder(16).build().unwrap();
-    assert_eq!(second.stats().ledger.unwrap().max_bytes, Some(8 << 20));
+    assert_eq!(second.stats().limits.shared.unwrap().max_bytes, Some(8 << 20));
     drop((first, second));
     assert!(!std::path::Path::new(&named.path()).exists());
 }
@@ -513,7 +513,7 @@ fn a_child_of_fork_owns_nothing() {
             let buf = unsafe { std::ptr::read(&raw const held) };
             // SAFETY: as above.
             let copy = unsafe { std::ptr::read(&raw const pool) };
-            let is_apart = copy.stats().ledger.is_none();
+            let is_apart = copy.stats().limits.shared.is_none();
             drop((buf, copy));
             vec![("no ledger in the figures", is_apart)]
         });
@@ -568,7 +568,7 @@ fn processes_killed_at_any_moment_leave_a_ledger_that_balances() {
                 workers.drain(..).for_each(Worker::kill);
                 let (report, stats) = (named.report(), pool.stats());
                 assert_eq!(report.owners.len(), 1, "{report:?}");
-                assert_eq!(report.held_bytes, stats.pinned_bytes, "{report:?}");
+                assert_eq!(report.held_bytes, stats.memory.held_bytes, "{report:?}");
                 // All that the dead held is free at once.
                 drop(pool.get_with(Request::new(60 * MIB).wait(Duration::ZERO)).unwrap());
                 pool.trim(0);

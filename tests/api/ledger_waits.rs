@@ -138,12 +138,12 @@ fn a_reserve_that_can_never_fit_takes_nothing_from_others() {
     let named = Named::new("never");
     let first = named.builder(64).build().unwrap();
     drop(first.get(40 * MIB).unwrap());
-    let kept = first.stats().pinned_bytes;
+    let kept = first.stats().memory.held_bytes;
     let large = named.builder(256).build().unwrap();
     let error = large.prewarm((100 * MIB) as u64).unwrap_err().to_string();
     assert!(error.contains("it can never fit there"), "{error}");
     assert_eq!(
-        (first.stats().pinned_bytes, named.report().owners.iter().map(|owner| owner.wanted_bytes).sum::<u64>()),
+        (first.stats().memory.held_bytes, named.report().owners.iter().map(|owner| owner.wanted_bytes).sum::<u64>()),
         (kept, 0)
     );
 }

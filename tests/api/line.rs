@@ -31,7 +31,10 @@ fn a_put_hands_its_buffer_to_the_get_that_waits_and_the_next_get_of_the_thread_d
             assert_eq!(waiting.join().unwrap().id(), id, "the same memory, without a call of the back-end");
         });
         let stats = valid_stats(&pool);
-        assert_eq!((stats.gets, stats.hits, stats.puts, stats.buffers_in_pool), (2, 1, 2, 1));
+        assert_eq!(
+            (stats.requests.served, stats.requests.hits, stats.requests.returned, stats.memory.idle),
+            (2, 1, 2, 1)
+        );
     }
 }
 
@@ -71,7 +74,10 @@ fn a_put_of_another_class_makes_room_for_the_get_that_waits_and_for_no_other() {
             waiting.join().unwrap();
         });
         let stats = valid_stats(&pool);
-        assert_eq!((stats.gets, stats.hits, stats.puts, stats.reclaimed), (3, 0, 3, 2));
+        assert_eq!(
+            (stats.requests.served, stats.requests.hits, stats.requests.returned, stats.memory.evictions.reclaimed),
+            (3, 0, 3, 2)
+        );
     }
 }
 
@@ -108,7 +114,7 @@ fn two_puts_in_a_row_serve_two_gets_of_the_line() {
         assert_ne!(one.id(), other.id());
     });
     let stats = valid_stats(&pool);
-    assert_eq!((stats.hits, stats.misses), (2, 2));
+    assert_eq!((stats.requests.hits, stats.requests.misses), (2, 2));
 }
 
 #[test]

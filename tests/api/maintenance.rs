@@ -54,7 +54,7 @@ fn memory_goes_back_while_the_program_is_silent() {
         let pool = hasty(source.clone()).build().unwrap();
         drop(pool.get(2 * MIB).unwrap());
         silently_until("released by itself", || releases(&source) > 0);
-        silently_until("the figures say so", || pool.stats().pinned_bytes == 0);
+        silently_until("the figures say so", || pool.stats().memory.held_bytes == 0);
     }
 }
 
@@ -69,7 +69,7 @@ fn idle_buffers_grow_old_while_the_program_is_silent() {
         clock.advance_us(1_000_000);
         releases(&source) > 0
     });
-    assert_eq!(pool.stats().aged, 2);
+    assert_eq!(pool.stats().memory.evictions.expired, 2);
 }
 
 #[test]
@@ -79,11 +79,11 @@ fn copies_that_ended_leave_the_figures_while_the_program_is_silent() {
         let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
         let gate = stream.hold();
         filled(&pool, 4096, 1).copy_to(&stream, &mut device).unwrap();
-        assert_eq!(pool.stats().in_flight, 1);
+        assert_eq!(pool.stats().copies.in_flight, 1);
         drop(gate);
-        silently_until("the copy is out of the figures", || pool.stats().in_flight == 0);
+        silently_until("the copy is out of the figures", || pool.stats().copies.in_flight == 0);
         // The thread puts the buffer back after it has counted the end of its copy.
-        silently_until("the buffer is idle", || pool.stats().buffers_in_pool == 1);
+        silently_until("the buffer is idle", || pool.stats().memory.idle == 1);
     }
 }
 
@@ -98,7 +98,7 @@ fn without_the_thread_nothing_happens_by_itself() {
         thread::sleep(Duration::from_millis(400));
         assert_eq!(releases(&source), 0);
         pool.poll();
-        assert_eq!(pool.stats().in_flight, 0);
+        assert_eq!(pool.stats().copies.in_flight, 0);
     }
 }
 
@@ -116,9 +116,9 @@ fn a_release_that_hangs_keeps_no_miss_of_another_pool_from_its_own_maintenance()
     drop(other.get(4096).unwrap());
     clock.advance_us(20_000_000);
     drop(other.get(8192).unwrap());
-    assert_eq!(other.stats().aged, 1, "the miss looked for what is old");
+    assert_eq!(other.stats().memory.evictions.expired, 1, "the miss looked for what is old");
     drop(gate);
-    silently_until("the first pool goes on", || hanging.stats().pinned_bytes == 0);
+    silently_until("the first pool goes on", || hanging.stats().memory.held_bytes == 0);
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn a_pool_of_which_nothing_is_in_use_is_looked_at_once_a_second() {
         thread::sleep(Duration::from_millis(2500));
         let looks = source.looks() - before;
         assert!(looks <= 5, "{looks} looks in 2.5 s");
-        assert_eq!(pool.stats().buffers_in_pool, 1);
+        assert_eq!(pool.stats().memory.idle, 1);
     });
 }
 
@@ -185,5 +185,5 @@ fn pools_come_and_go_while_the_thread_looks_at_others() {
         }
     });
     assert_eq!(made.into_inner(), 400);
-    silently_until("the kept pool gives back", || kept.stats().pinned_bytes == 0);
+    silently_until("the kept pool gives back", || kept.stats().memory.held_bytes == 0);
 }

@@ -38,17 +38,20 @@ fn memory_that_is_not_pinned_is_counted_and_stays_under_a_limit_of_its_own() {
         let held: Vec<PinnedBuf> = std::iter::from_fn(|| pool.get(2 * MIB - 4096).ok()).take(100).collect();
         let stats = valid_stats(&pool);
         assert!(held.len() <= 8, "{} buffers of 2 MiB under 8 MiB, pinned and not", held.len());
-        assert_eq!(stats.max_fallback_bytes, Some(8 << 20));
-        assert!(stats.fallbacks > 0 && stats.fallback_bytes >= stats.fallbacks * (2 * MIB - 4096) as u64, "{stats:?}");
-        assert!(stats.fallback_bytes <= 8 << 20 && stats.peak_fallback_bytes == stats.fallback_bytes);
-        assert!(stats.in_use_bytes >= (held.len() * (2 * MIB - 4096)) as u64, "{stats:?}");
-        assert_eq!(stats.in_use, held.len() as u64);
+        assert_eq!(stats.limits.max_bytes, Some(8 << 20));
+        assert!(
+            stats.requests.fallbacks > 0
+                && stats.memory.fallback_bytes >= stats.requests.fallbacks * (2 * MIB - 4096) as u64,
+            "{stats:?}"
+        );
+        assert!(stats.memory.fallback_bytes <= 8 << 20);
+        assert!(stats.memory.in_use_bytes >= (held.len() * (2 * MIB - 4096)) as u64, "{stats:?}");
+        assert_eq!(stats.memory.in_use, held.len() as u64);
         let error = pool.get(2 * MIB - 4096).unwrap_err();
         assert!(error.is_limit() && error.to_string().contains("not pinned"), "{error}");
         drop(held);
         let stats = valid_stats(&pool);
-        assert_eq!((stats.fallback_bytes, stats.in_use_bytes), (0, 0));
-        assert!(stats.peak_fallback_bytes > 0);
+        assert_eq!((stats.memory.fallback_bytes, stats.memory.in_use_bytes), (0, 0));
     }
 }
 
@@ -61,13 +64,19 @@ fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() 
     let gate = stream.hold();
     let copy = pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
     let stats = valid_stats(&pool);
-    assert_eq!((stats.in_flight_bytes, stats.in_use_bytes, stats.fallback_bytes), (1 << 20, 1 << 20, 1 << 20));
+    assert_eq!(
+        (stats.copies.in_flight_bytes, stats.memory.in_use_bytes, stats.memory.fallback_bytes),
+        (1 << 20, 1 << 20, 1 << 20)
+    );
     stream.fail();
     drop(gate);
     assert!(copy.wait().is_err());
     pool.poll();
     let stats = valid_stats(&pool);
-    assert_eq!((stats.in_flight_bytes, stats.lost_bytes, stats.fallback_bytes), (0, 1 << 20, 1 << 20));
+    assert_eq!(
+        (stats.copies.in_flight_bytes, stats.memory.lost_bytes, stats.memory.fallback_bytes),
+        (0, 1 << 20, 1 << 20)
+    );
     assert!(pool.get(MIB).is_err(), "lost bytes count under the limit");
     drop(held);
 }
@@ -92,9 +101,12 @@ fn a_full_partition_gets_no_other_memory_and_a_full_pool_gives_it_some_within_it
     let held: Vec<_> = std::iter::from_fn(|| eval.get(MIB).ok()).collect();
     assert_eq!((held.len(), held.iter().any(PinnedBuf::is_pinned)), (2, false));
     let (of_eval, of_all) = (valid_stats(&eval), valid_stats(&pool));
-    assert_eq!((of_eval.in_use_bytes, of_all.fallback_bytes, of_all.in_use_bytes), (2 << 20, 2 << 20, 10 << 20));
+    assert_eq!(
+        (of_eval.memory.in_use_bytes, of_all.memory.fallback_bytes, of_all.memory.in_use_bytes),
+        (2 << 20, 2 << 20, 10 << 20)
+    );
     drop((all, held));
-    assert_eq!(eval.stats().in_use_bytes, 0);
+    assert_eq!(eval.stats().memory.in_use_bytes, 0);
 }
 
 #[test]
@@ -107,9 +119,12 @@ fn the_peak_of_a_partition_is_memory_that_was_there() {
     let eval = pool.partition("eval", 1 << 50).unwrap();
     assert!(eval.get(1 << 45).is_err());
     let stats = valid_stats(&eval);
-    assert_eq!((stats.peak_pinned_bytes, stats.pinned_bytes), (0, 0));
+    assert_eq!((stats.memory.peak_held_bytes, stats.memory.held_bytes), (0, 0));
     drop(eval.get(2 * MIB).unwrap());
-    assert_eq!((valid_stats(&eval).peak_pinned_bytes, valid_stats(&pool).peak_pinned_bytes), (2 << 20, 2 << 20));
+    assert_eq!(
+        (valid_stats(&eval).memory.peak_held_bytes, valid_stats(&pool).memory.peak_held_bytes),
+        (2 << 20, 2 << 20)
+    );
 }
 
 #[test]
@@ -120,7 +135,7 @@ fn the_peak_of_a_pool_is_memory_that_was_there() {
             builder().preset(preset).backend(Backend::Source(source.clone())).max_bytes(1 << 30).build().unwrap();
         (0..2).for_each(|index| source.fail(SourceCall::Acquire, index));
         assert!(pool.get(MIB).is_err() || pool.get(MIB).is_err());
-        assert_eq!(valid_stats(&pool).peak_pinned_bytes, 0, "{preset}");
+        assert_eq!(valid_stats(&pool).memory.peak_held_bytes, 0, "{preset}");
     }
 }
 
@@ -140,7 +155,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let pool = builder().preset(preset).backend(Backend::Heap).max_bytes(3 << 20).build().unwrap();
         lose_one(&pool);
-        assert_eq!(valid_stats(&pool).lost, 1);
+        assert_eq!(valid_stats(&pool).memory.lost, 1);
         let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();
         assert!(error.contains(", lost 1048576)") || error.contains(", lost 2097152)"), "{preset}: {error}");
     }
@@ -150,7 +165,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
     source.fail(SourceCall::Release, 0);
     drop(pool.get(MIB).unwrap());
     let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();
-    assert!(error.contains(&format!(", lost {})", valid_stats(&pool).lost_bytes)), "{error}");
+    assert!(error.contains(&format!(", lost {})", valid_stats(&pool).memory.lost_bytes)), "{error}");
 }
 
 #[test]
@@ -158,8 +173,8 @@ fn a_lost_buffer_of_a_partition_stays_claimed_there_and_is_lost_to_its_pool() {
     let pool = builder().backend(Backend::Heap).max_bytes(8 << 20).unstable_close_wait(Duration::ZERO).build().unwrap();
     let eval = pool.partition("eval", 1 << 20).unwrap();
     lose_one(&eval);
-    assert_eq!((valid_stats(&pool).lost, valid_stats(&pool).lost_bytes), (1, 1 << 20));
-    assert!(eval.stats().in_use_bytes == 1 << 20 && eval.get(1).unwrap_err().is_limit());
+    assert_eq!((valid_stats(&pool).memory.lost, valid_stats(&pool).memory.lost_bytes), (1, 1 << 20));
+    assert!(eval.stats().memory.in_use_bytes == 1 << 20 && eval.get(1).unwrap_err().is_limit());
 }
 
 #[cfg(target_os = "linux")]
@@ -265,9 +280,9 @@ fn what_a_source_holds_beyond_the_bytes_asked_for_counts_under_the_ceiling() {
                     _ => {}
                 }
                 let stats = valid_stats(&pool);
-                assert_eq!(stats.pinned_bytes, held.load(Ordering::SeqCst), "{preset} {max_bytes}");
+                assert_eq!(stats.memory.held_bytes, held.load(Ordering::SeqCst), "{preset} {max_bytes}");
                 assert!(peak.load(Ordering::SeqCst) <= max_bytes, "{preset} {max_bytes}: {peak:?}");
-                assert_eq!(stats.peak_pinned_bytes, peak.load(Ordering::SeqCst), "{preset} {max_bytes}");
+                assert_eq!(stats.memory.peak_held_bytes, peak.load(Ordering::SeqCst), "{preset} {max_bytes}");
             }
             drop((buffers, pool));
             assert_eq!(held.load(Ordering::SeqCst), 0);

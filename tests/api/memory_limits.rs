@@ -38,7 +38,7 @@ fn fill(pool: &Pool, len: usize, most: usize) -> Vec<PinnedBuf> {
 
 /// Bytes kept idle: in buffers, and free in the arena.
 fn idle(stats: &Stats) -> u64 {
-    stats.idle_bytes + stats.arena_free_bytes
+    stats.memory.idle_bytes + stats.memory.free_bytes
 }
 
 #[test]
@@ -50,16 +50,20 @@ fn a_lower_ceiling_releases_what_is_idle_and_takes_no_buffer_away() {
         assert!(idle(&before) > 16 << 20, "{before:?}");
         pool.set_max_bytes(4 << 20).unwrap();
         let stats = valid_stats(&pool);
-        assert_eq!((stats.max_bytes, stats.highest_max_bytes, stats.in_use), (Some(4 << 20), Some(64 << 20), 4));
-        assert_eq!(stats.idle_bytes, 0);
-        assert!(stats.pinned_bytes <= before.pinned_bytes / 2, "{stats:?}");
+        assert_eq!((stats.limits.max_bytes, stats.memory.in_use), (Some(4 << 20), 4));
+        assert_eq!(stats.memory.idle_bytes, 0);
+        assert!(stats.memory.held_bytes <= before.memory.held_bytes / 2, "{stats:?}");
         held.iter_mut().for_each(|buffer| buffer.as_mut_slice().unwrap()[0] = 1);
         let more = fill(&pool, 2 * MIB - 4096, 100);
-        assert_eq!(valid_stats(&pool).pinned_bytes, stats.pinned_bytes, "no get adds to what is over the ceiling");
+        assert_eq!(
+            valid_stats(&pool).memory.held_bytes,
+            stats.memory.held_bytes,
+            "no get adds to what is over the ceiling"
+        );
         drop(more);
         drop(held);
         pool.poll();
-        assert!(valid_stats(&pool).pinned_bytes <= 4 << 20, "what came back was released: {:?}", pool.stats());
+        assert!(valid_stats(&pool).memory.held_bytes <= 4 << 20, "what came back was released: {:?}", pool.stats());
         assert_eq!(pool.get(2 * MIB - 4096).unwrap().len(), 2 * MIB - 4096);
     }
 }
@@ -70,7 +74,7 @@ fn a_higher_ceiling_serves_the_gets_that_wait() {
         let held = pool.get(2 * MIB).unwrap();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| pool.get(3 * MIB).unwrap().len());
-            while pool.stats().waits == 0 {
+            while pool.stats().requests.waits == 0 {
                 thread::yield_now();
             }
             pool.set_max_bytes(16 << 20).unwrap();
@@ -79,7 +83,7 @@ fn a_higher_ceiling_serves_the_gets_that_wait() {
         drop(held);
         pool.set_max_bytes(None).unwrap();
         assert_eq!(pool.get(100 * MIB).unwrap().len(), 100 * MIB);
-        assert_eq!((valid_stats(&pool).max_bytes, pool.stats().highest_max_bytes), (None, None));
+        assert_eq!(valid_stats(&pool).limits.max_bytes, None);
     }
 }
 
@@ -103,7 +107,7 @@ fn the_ceiling_holds_while_it_changes_under_load() {
         assert!(source.peak_bytes() <= 8 << 20, "{} B were held", source.peak_bytes());
         pool.set_max_bytes(1 << 20).unwrap();
         assert!(source.held_bytes() <= 1 << 20);
-        assert_eq!(valid_stats(&pool).pinned_bytes, source.held_bytes());
+        assert_eq!(valid_stats(&pool).memory.held_bytes, source.held_bytes());
     }
 }
 
@@ -111,7 +115,7 @@ fn the_ceiling_holds_while_it_changes_under_load() {
 fn the_limit_of_memory_that_is_not_pinned_changes_with_the_ceiling() {
     let pool = builder().max_bytes(4 << 20).on_full(OnFull::Pageable).build().unwrap();
     pool.set_max_bytes(2 << 20).unwrap();
-    assert_eq!((valid_stats(&pool).max_fallback_bytes, fill(&pool, MIB, 100).len()), (Some(2 << 20), 4));
+    assert_eq!((valid_stats(&pool).limits.max_bytes, fill(&pool, MIB, 100).len()), (Some(2 << 20), 4));
 }
 
 #[test]
@@ -127,13 +131,13 @@ fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
                 assert_eq!(idle(&stats), idle(&free));
                 continue;
             }
-            assert!(stats.idle_bytes <= limit, "{limit}: {stats:?}");
+            assert!(stats.memory.idle_bytes <= limit, "{limit}: {stats:?}");
             assert!(idle(&stats) <= limit, "{limit}: {stats:?}");
             assert!(idle(&free) > idle(&stats), "{limit}: {stats:?}");
             drop(fill(&pool, 2 * MIB - 4096, 8));
             // A miss of another class.
             let _miss = pool.get(64 << 10).unwrap();
-            assert!(valid_stats(&pool).idle_bytes <= limit, "{limit}: {:?}", pool.stats());
+            assert!(valid_stats(&pool).memory.idle_bytes <= limit, "{limit}: {:?}", pool.stats());
         }
     }
 }
@@ -153,7 +157,7 @@ fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
     drop(fill(&pool, 2 * MIB, 6));
     pool.poll();
     let stats = valid_stats(&pool);
-    assert_eq!((stats.pinned_bytes, stats.reserve_bytes, stats.idle_bytes), (8 << 20, 8 << 20, 0));
+    assert_eq!((stats.memory.held_bytes, stats.memory.reserve_bytes, stats.memory.idle_bytes), (8 << 20, 8 << 20, 0));
 }
 
 /// A file tree of a machine of 1000 MiB with one control group of version 2.
@@ -177,7 +181,7 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
     machine(root.path(), "419430400\n");
     let clock = ManualClock::default();
     let pool = builder().clock(clock.clone()).host_root(root.path()).build().unwrap();
-    assert_eq!(valid_stats(&pool).max_bytes, Some(100 << 20));
+    assert_eq!(valid_stats(&pool).limits.max_bytes, Some(100 << 20));
     let held = fill(&pool, 10 * MIB, 5);
     listen();
     for (limit, expected) in [("209715200\n", 50), ("209715200\n", 50), ("max\n", 250), ("41943040\n", 10)] {
@@ -186,7 +190,7 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
             clock.advance_us(1_000_000);
             pool.poll();
         }
-        assert_eq!(valid_stats(&pool).max_bytes, Some(expected << 20), "{limit}");
+        assert_eq!(valid_stats(&pool).limits.max_bytes, Some(expected << 20), "{limit}");
     }
     let lines = lines();
     assert_eq!(count(&lines, "ceiling changed from "), 3, "{lines:?}");
@@ -194,16 +198,16 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
     drop(held);
     clock.advance_us(1_000_000);
     pool.poll();
-    assert!(valid_stats(&pool).pinned_bytes <= 10 << 20);
+    assert!(valid_stats(&pool).memory.held_bytes <= 10 << 20);
 
     // A ceiling that is set follows nothing, until it is `auto` again.
     pool.set_max_bytes(64 << 20).unwrap();
     machine(root.path(), "419430400\n");
     clock.advance_us(5_000_000);
     pool.poll();
-    assert_eq!(valid_stats(&pool).max_bytes, Some(64 << 20));
+    assert_eq!(valid_stats(&pool).limits.max_bytes, Some(64 << 20));
     pool.set_max_bytes(Ceiling::Auto).unwrap();
-    assert_eq!(valid_stats(&pool).max_bytes, Some(100 << 20));
+    assert_eq!(valid_stats(&pool).limits.max_bytes, Some(100 << 20));
 }
 
 /// A pool over memory that counts as the machine's, of which 100 MiB are for `auto`.
@@ -217,12 +221,12 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     machine(root.path(), "419430400\n");
     let pools: Vec<_> = (0..20).map(|_| automatic(root.path()).build().unwrap()).collect();
     let mut held: Vec<_> = pools.iter().map(|pool| fill(pool, 10 * MIB, 1)).collect();
-    let pinned = || pools.iter().map(|pool| valid_stats(pool).pinned_bytes).sum::<u64>();
+    let pinned = || pools.iter().map(|pool| valid_stats(pool).memory.held_bytes).sum::<u64>();
     assert_eq!((held.iter().flatten().count(), pinned()), (10, 100 << 20));
     let error = pools[19].get(10 * MIB).unwrap_err();
     let text = error.to_string();
     let first = "asked 10485760 B (10485760 B with rounding): the pools of this process whose ceiling is auto share 104857600 B, of \
-                 which 104857600 B are held (pool 1 holds 10485760 B, pool 2 holds ";
+                 which 104857600 B are held (an unnamed pool holds 10485760 B, an unnamed pool holds ";
     assert!(error.is_limit() && text.starts_with(first), "{text}");
     for part in [
         ", 2 others hold 20971520 B)",
@@ -230,7 +234,7 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     ] {
         assert!(text.contains(part), "no {part} in: {text}");
     }
-    assert!(pools[19].stats().ledger.is_none(), "a host ledger is another thing");
+    assert!(pools[19].stats().limits.shared.is_none(), "a host ledger is another thing");
 
     // A ceiling that is set is the pool's own, and what it holds is not the others'.
     pools[0].set_max_bytes(30 << 20).unwrap();
@@ -257,41 +261,59 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     );
 }
 
+/// No thread and no poll releases anything here.
 #[test]
-fn what_one_pool_of_a_process_keeps_idle_is_given_to_a_get_of_another() {
+fn two_pools_that_alternate_at_the_process_limit_never_wait_for_idle_memory() {
     let root = tempfile::tempdir().unwrap();
     machine(root.path(), "419430400\n");
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        let of = |builder: PoolBuilder| builder.preset(preset).max_bytes(Ceiling::Auto).build().unwrap();
-        let (idle, lacking) = (of(automatic(root.path()).name("idle")), of(automatic(root.path()).wait(LONG)));
-        drop(fill(&idle, 10 * MIB, 10));
-        idle.poll();
-        let held = valid_stats(&idle).pinned_bytes;
-        assert!(held > 90 << 20, "{held}");
-        let text = lacking.get_with(Request::new(50 * MIB).wait(Duration::ZERO)).unwrap_err().to_string();
-        assert!(text.contains(&format!("(idle holds {held} B, {held} of them idle)")), "{text}");
-        thread::scope(|scope| {
-            let get = scope.spawn(|| lacking.get(50 * MIB).map(drop));
-            while !get.is_finished() {
-                idle.poll();
-                thread::yield_now();
-            }
-            get.join().unwrap().unwrap();
-        });
-        assert!(valid_stats(&idle).pinned_bytes <= 50 << 20, "{:?}", idle.stats());
-        assert_eq!(valid_stats(&lacking).waits, 1);
+        let of = |name| {
+            let builder = automatic(root.path()).preset(preset).max_bytes(Ceiling::Auto);
+            builder.name(name).wait(LONG).build().unwrap()
+        };
+        let pools = [of("one"), of("two")];
+        drop(fill(&pools[0], 16 * MIB, 6));
+        for round in 0..10 {
+            let (pool, other) = (&pools[(round + 1) % 2], &pools[round % 2]);
+            assert!(valid_stats(other).memory.held_bytes > 50 << 20, "idle");
+            drop(pool.get_with(Request::new(60 * MIB).wait(Duration::ZERO)).unwrap());
+            let held = [pool, other].map(|pool| valid_stats(pool).memory.held_bytes);
+            assert!(held[0] >= 60 << 20 && held.iter().sum::<u64>() <= 100 << 20, "{held:?}");
+        }
+        assert_eq!(pools.each_ref().map(|pool| valid_stats(pool).requests.waits), [0, 0]);
+        // A task does not release memory on its thread, and does not wait for a tick either.
+        let (pool, other) = (&pools[1], &pools[0]);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        drop(runtime.block_on(pool.get_async(60 * MIB)).unwrap());
+        assert_eq!((valid_stats(pool).requests.waits, valid_stats(other).memory.held_bytes <= 40 << 20), (0, true));
     }
 }
 
 #[test]
-fn the_maintenance_thread_gives_what_one_pool_keeps_idle_to_a_get_of_another() {
+fn a_request_at_the_process_limit_is_woken_by_a_return_to_another_pool() {
     let root = tempfile::tempdir().unwrap();
     machine(root.path(), "419430400\n");
-    let of = |builder: PoolBuilder| builder.background_poll(true).wait(LONG).build().unwrap();
-    let (idle, lacking) = (of(automatic(root.path())), of(automatic(root.path())));
-    drop(fill(&idle, 10 * MIB, 10));
-    assert!(lacking.get(50 * MIB).is_ok());
-    assert!(valid_stats(&idle).pinned_bytes <= 50 << 20);
+    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+        let of = |name| {
+            let builder = automatic(root.path()).preset(preset).max_bytes(Ceiling::Auto);
+            builder.name(name).wait(LONG).build().unwrap()
+        };
+        let (full, lacking) = (of("full"), of("lacking"));
+        let mut held = fill(&full, 16 * MIB, 6);
+        let text = lacking.get_with(Request::new(15 * MIB).wait(Duration::ZERO)).unwrap_err().to_string();
+        let bytes = valid_stats(&full).memory.held_bytes;
+        assert!(text.contains(&format!("(full holds {bytes} B)")), "{text}");
+        thread::scope(|scope| {
+            let get = scope.spawn(|| lacking.get(15 * MIB));
+            while valid_stats(&lacking).requests.waiting == 0 {
+                thread::yield_now();
+            }
+            held.truncate(held.len() - 2);
+            assert!(get.join().unwrap().is_ok());
+        });
+        let counts = (valid_stats(&lacking).requests.waits, valid_stats(&lacking).requests.timeouts);
+        assert_eq!((counts, valid_stats(&full).memory.in_use), ((1, 0), held.len() as u64));
+    }
 }
 
 /// Each has idle memory that the other lacks, and asks for it at the same time.
@@ -299,9 +321,11 @@ fn the_maintenance_thread_gives_what_one_pool_keeps_idle_to_a_get_of_another() {
 fn two_pools_at_one_process_limit_that_wait_for_each_other_are_both_served() {
     let root = tempfile::tempdir().unwrap();
     machine(root.path(), "419430400\n");
-    for preset in [Preset::Adaptive, Preset::TensorFlow] {
+    for (preset, has_thread) in
+        [(Preset::Adaptive, true), (Preset::Adaptive, false), (Preset::TensorFlow, true), (Preset::TensorFlow, false)]
+    {
         let automatic = || automatic(root.path()).preset(preset).max_bytes(Ceiling::Auto);
-        let of = |builder: PoolBuilder| builder.background_poll(true).wait(LONG).build().unwrap();
+        let of = |builder: PoolBuilder| builder.background_poll(has_thread).wait(LONG).build().unwrap();
         let pools = [of(automatic()), of(automatic())];
         pools.iter().for_each(|pool| drop(fill(pool, 10 * MIB, 3)));
         thread::scope(|scope| {
@@ -309,7 +333,7 @@ fn two_pools_at_one_process_limit_that_wait_for_each_other_are_both_served() {
                 scope.spawn(|| (0..20).for_each(|_| drop(pool.get(60 * MIB).unwrap())));
             }
         });
-        let held: u64 = pools.iter().map(|pool| valid_stats(pool).pinned_bytes).sum();
+        let held: u64 = pools.iter().map(|pool| valid_stats(pool).memory.held_bytes).sum();
         assert!(held <= 100 << 20, "{held}");
     }
 }
@@ -326,5 +350,5 @@ fn auto_counts_what_the_pool_holds_itself_as_available_to_it() {
     fs::write(root.path().join("sys/fs/cgroup/app/memory.current"), (190 << 20).to_string()).unwrap();
     clock.advance_us(1_000_000);
     pool.poll();
-    assert_eq!(valid_stats(&pool).max_bytes, Some(50 << 20));
+    assert_eq!(valid_stats(&pool).limits.max_bytes, Some(50 << 20));
 }

@@ -48,7 +48,7 @@ fn checked(max_bytes: u64, preset: Preset) -> (Pool, Arc<AtomicU64>) {
 /// The next eviction of `pool` makes a check due.
 fn evict_999(pool: &Pool) {
     (0..999).for_each(|_| drop([pool.get(MIB).unwrap(), pool.get(MIB).unwrap()]));
-    assert_eq!(valid_stats(pool).evicted, 999);
+    assert_eq!(valid_stats(pool).memory.evictions.over_limit, 999);
 }
 
 fn poll(get: &mut GetFuture) -> Poll<pinpool::Result<PinnedBuf>> {
@@ -66,12 +66,12 @@ fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block
     drop(handed);
     // Nobody waits any more: this one becomes idle, and the put of the first makes it the 1000th that is evicted.
     drop(other);
-    assert_eq!((valid_stats(&pool).evicted, checks.load(Ordering::SeqCst)), (999, 0));
+    assert_eq!((valid_stats(&pool).memory.evictions.over_limit, checks.load(Ordering::SeqCst)), (999, 0));
     drop(leaving);
-    assert_eq!((valid_stats(&pool).evicted, checks.load(Ordering::SeqCst)), (1000, 1));
+    assert_eq!((valid_stats(&pool).memory.evictions.over_limit, checks.load(Ordering::SeqCst)), (1000, 1));
     drop(large);
     drop(pool.get_with(Request::new(3 * MIB).wait(Duration::ZERO)).expect("nobody waits any more"));
-    assert_eq!(valid_stats(&pool).in_use, 0);
+    assert_eq!(valid_stats(&pool).memory.in_use, 0);
 }
 
 #[test]
@@ -92,14 +92,14 @@ fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
         });
         until_waits(&pool, 1);
         stream.fail();
-        while pool.stats().lost == 0 {
+        while pool.stats().memory.lost == 0 {
             thread::yield_now();
         }
         drop((gate, copy, other));
         assert_eq!(waiting.join().unwrap(), 1, "the line was logged by the get that waits");
     });
     drop(pool.get_with(Request::new(512 << 10).wait(Duration::ZERO)).expect("nobody waits any more"));
-    assert_eq!(valid_stats(&pool).lost, 1);
+    assert_eq!(valid_stats(&pool).memory.lost, 1);
 }
 
 #[test]
@@ -121,9 +121,9 @@ fn a_panic_of_a_listener_loses_none_of_the_buffers_that_a_sweep_found() {
     stream.0.is_over.store(true, Ordering::SeqCst);
     go_on(|| pool.poll());
     let stats = valid_stats(&pool);
-    assert_eq!((stats.in_use, stats.in_flight, stats.lost, stats.buffers_in_pool), (0, 0, 0, 1));
+    assert_eq!((stats.memory.in_use, stats.copies.in_flight, stats.memory.lost, stats.memory.idle), (0, 0, 0, 1));
     pool.clear();
-    assert_eq!(valid_stats(&pool).pinned_bytes, 0);
+    assert_eq!(valid_stats(&pool).memory.held_bytes, 0);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn a_panic_of_a_listener_does_not_reach_the_drop_of_a_buffer() {
         drop(vec![pool.get(4096 * (pages + 1)).unwrap(), pool.get(4096 * (pages + 2)).unwrap()]);
     }
     assert!(checks.load(Ordering::SeqCst) > 0);
-    assert_eq!(valid_stats(&pool).in_use, 0);
+    assert_eq!(valid_stats(&pool).memory.in_use, 0);
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_fence_that_panics_loses_its_buffer_and_no_other() {
     go_on(|| pool.poll());
     pool.poll();
     let stats = valid_stats(&pool);
-    assert_eq!((stats.in_flight, stats.lost, stats.buffers_in_pool), (0, 1, 2), "its end is not known");
+    assert_eq!((stats.copies.in_flight, stats.memory.lost, stats.memory.idle), (0, 1, 2), "its end is not known");
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_panic_while_a_reserve_reports_its_progress_gives_its_bytes_back() {
     panic_at("");
     pool.trim(0);
     let stats = valid_stats(&pool);
-    assert_eq!(stats.pinned_bytes, stats.reserve_bytes, "all that is held is the reserve");
+    assert_eq!(stats.memory.held_bytes, stats.memory.reserve_bytes, "all that is held is the reserve");
     pool.get(48 * MIB).expect("either from the reserve, or beside it");
 }
 
@@ -219,12 +219,12 @@ fn a_source_that_panics_has_failed_and_the_ceiling_stays_true() {
         drop(buf);
         go_on(|| pool.clear());
         let stats = valid_stats(&pool);
-        assert_eq!(stats.in_use, 0);
-        assert!(stats.pinned_bytes >= 3 << 20, "{preset:?}: not released, so still held: {stats:?}");
+        assert_eq!(stats.memory.in_use, 0);
+        assert!(stats.memory.held_bytes >= 3 << 20, "{preset:?}: not released, so still held: {stats:?}");
         if preset == Preset::Adaptive {
             // The next release succeeds.
             pool.clear();
-            assert_eq!(valid_stats(&pool).pinned_bytes, 0);
+            assert_eq!(valid_stats(&pool).memory.held_bytes, 0);
         }
     }
 }

@@ -58,7 +58,7 @@ fn pools_that_record_and_one_that_does_not_serve_a_thread_in_turn() {
         drop(pools[0].get(4096).unwrap());
         drop(held);
     }
-    assert_eq!(other.stats().hits, PAIRS + PAIRS / 10 * 2 - 3);
+    assert_eq!(other.stats().requests.hits, PAIRS + PAIRS / 10 * 2 - 3);
     drop(pools);
     assert_eq!(gets_and_puts(&path), [(2 * PAIRS, 2 * PAIRS), (PAIRS / 10, PAIRS / 10), (PAIRS / 10, PAIRS / 10)]);
 }
@@ -82,7 +82,7 @@ fn a_put_by_another_thread_is_recorded_once_and_serves_the_thread_that_got() {
     let stats = pool.stats();
     drop(pool);
     assert_eq!(gets_and_puts(&path), [(PAIRS + 1, PAIRS + 1)]);
-    assert_eq!(stats.hits + stats.misses, PAIRS + 1);
+    assert_eq!(stats.requests.hits + stats.requests.misses, PAIRS + 1);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_put_that_serves_a_get_in_line_is_recorded_once() {
         let held = pool.get(1 << 20).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| drop(pool.get(1 << 20).unwrap()));
-            while pool.stats().waiting == 0 {
+            while pool.stats().requests.waiting == 0 {
                 thread::yield_now();
             }
             drop(held);

@@ -123,7 +123,7 @@ fn idle_memory_is_the_cause_where_it_is_most_of_what_is_held() {
         .wait(Duration::ZERO);
     let pool = builder.rounding(Rounding::Exact).auto_resize(false).pool_size_limit(1000).build().unwrap();
     drop((0..60).map(|n| pool.get(MIB - n * 4096).unwrap()).collect::<Vec<_>>());
-    let held = pool.stats().pinned_bytes;
+    let held = pool.stats().memory.held_bytes;
     let error = pool.get(16 * MIB).unwrap_err();
     let text = error.report();
     let (found, change) = cause(&text);
@@ -270,17 +270,17 @@ fn a_refusal_by_the_limit_on_locked_memory_fails_at_once_and_is_not_repeated() {
             Err(error) => error,
         };
         assert!(error.is_backend() && error.to_string().contains("RLIMIT_MEMLOCK"), "{error}");
-        assert_eq!(pool.stats().timeouts, 0);
+        assert_eq!(pool.stats().requests.timeouts, 0);
         let why = pool.why();
         assert_eq!(why.cause(), "memory refused");
         assert!(why.cure().is_some_and(|cure| cure.contains("ulimit -l")), "{why}");
         // While something is held a return may help, and no call is made meanwhile.
         let _held = pool.get(MIB).unwrap();
-        let failures = pool.stats().pin.failures;
+        let failures = pool.stats().memory.pin.failures;
         assert!(pool.get_with(Request::new(64 * MIB).wait(Duration::from_millis(200))).unwrap_err().is_backend());
         let stats = pool.stats();
-        assert_eq!(stats.timeouts, 1);
-        assert!(stats.pin.failures - failures <= 2, "{} failures", stats.pin.failures - failures);
+        assert_eq!(stats.requests.timeouts, 1);
+        assert!(stats.memory.pin.failures - failures <= 2, "{} failures", stats.memory.pin.failures - failures);
     });
 }
 

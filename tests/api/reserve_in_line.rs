@@ -25,7 +25,7 @@ fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
                 assert!(error.is_limit());
                 let text = error.to_string();
                 assert!(text.contains("1 get waits in line") && text.contains("asked 25165824 B"), "{text}");
-                assert_eq!(pool.stats().reserve_bytes, 0);
+                assert_eq!(pool.stats().memory.reserve_bytes, 0);
                 // Beside that get there is room.
                 pool.prewarm(10 << 20).unwrap();
                 assert!(!waiting.is_finished());

@@ -57,10 +57,10 @@ fn check_resident_memory(backend: Backend) {
     let name = backend.name();
     let clock = ManualClock::default();
     let pool = builder(backend.clone()).clock(clock.clone()).build().unwrap();
-    if pool.stats().max_bytes < Some(MAX_BYTES) {
+    if pool.stats().limits.max_bytes < Some(MAX_BYTES) {
         println!(
             "skipped {name}: this process may lock {:?} bytes, the test needs {MAX_BYTES}",
-            pool.stats().max_bytes
+            pool.stats().limits.max_bytes
         );
         return;
     }
@@ -83,7 +83,7 @@ fn check_resident_memory(backend: Backend) {
         release();
         let after = resident_bytes();
         assert!(after + BYTES <= full + NOISE, "{name}, {way}: {full} B full, {after} B after");
-        assert_eq!((locked_bytes(), pool.stats().pinned_bytes), (0, 0), "{name}, {way}");
+        assert_eq!((locked_bytes(), pool.stats().memory.held_bytes), (0, 0), "{name}, {way}");
     }
     // The end of a pool, with a reserve.
     drop(pool);

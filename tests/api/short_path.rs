@@ -50,8 +50,12 @@ fn pools_used_in_turn_give_each_its_own_buffers() {
             }
             for pool in &pools {
                 let stats = check(pool);
-                assert_eq!((stats.in_use, stats.gets - stats.hits), (0, stats.misses), "{preset:?}");
-                assert!(stats.hits >= 100 && stats.misses <= 3, "{stats:?}");
+                assert_eq!(
+                    (stats.memory.in_use, stats.requests.served - stats.requests.hits),
+                    (0, stats.requests.misses),
+                    "{preset:?}"
+                );
+                assert!(stats.requests.hits >= 100 && stats.requests.misses <= 3, "{stats:?}");
             }
         }
     }
@@ -66,9 +70,9 @@ fn a_new_pool_never_finds_the_buffers_of_one_that_has_ended() {
             let new = pool(preset);
             drop(new.get(LEN).unwrap());
             let stats = new.stats();
-            assert_eq!((stats.gets, stats.hits, stats.misses), (1, 0, 1), "round {round}");
+            assert_eq!((stats.requests.served, stats.requests.hits, stats.requests.misses), (1, 0, 1), "round {round}");
             drop(new.get(LEN).unwrap());
-            assert_eq!(new.stats().hits, 1);
+            assert_eq!(new.stats().requests.hits, 1);
             // Sometimes the ended pool stays at hand, and sometimes another one replaces it.
             if round % 3 == 0 {
                 drop(lasting.get(LEN).unwrap());
@@ -109,7 +113,7 @@ impl Drop for Kept {
         let new = pool(Preset::Adaptive);
         drop(new.get(LEN).unwrap());
         drop(new.get(LEN).unwrap());
-        self.hits.send(new.stats().hits == 1).unwrap();
+        self.hits.send(new.stats().requests.hits == 1).unwrap();
     }
 }
 
@@ -143,7 +147,11 @@ fn thread_locals_of_a_user_may_hold_buffers_and_pools() {
             assert_eq!(received.iter().collect::<Vec<_>>(), [true, true]);
             if let Some(pool) = lasting {
                 let stats = check(&pool);
-                assert_eq!((stats.gets, stats.puts, stats.hits, stats.buffers_in_pool), (5, 5, 2, 3), "{preset:?}");
+                assert_eq!(
+                    (stats.requests.served, stats.requests.returned, stats.requests.hits, stats.memory.idle),
+                    (5, 5, 2, 3),
+                    "{preset:?}"
+                );
             }
         }
     }
@@ -174,10 +182,10 @@ fn a_buffer_put_by_another_thread_serves_the_thread_that_got_it_and_others_after
         assert_ne!(start, 0);
         let stats = check(&pool);
         // At most two were in use at once.
-        assert!(stats.misses <= 2, "{stats:?}");
-        assert_eq!((stats.in_use, stats.gets, stats.puts), (0, 301, 301), "{preset:?}");
+        assert!(stats.requests.misses <= 2, "{stats:?}");
+        assert_eq!((stats.memory.in_use, stats.requests.served, stats.requests.returned), (0, 301, 301), "{preset:?}");
         let both = [pool.get(LEN).unwrap(), pool.get(LEN).unwrap()];
-        assert_eq!(pool.stats().misses, stats.misses, "found though their thread has ended");
+        assert_eq!(pool.stats().requests.misses, stats.requests.misses, "found though their thread has ended");
         drop(both);
     }
 }
@@ -242,7 +250,7 @@ fn a_plain_get_after_an_aligned_one_begins_at_the_start_of_the_block() {
         assert_eq!(starts, found);
         assert!(again.iter().all(|block| block.len() == 12_000 && block.capacity() == 12_288));
     }
-    assert_eq!(check(&pool).misses, 8);
+    assert_eq!(check(&pool).requests.misses, 8);
 }
 
 #[test]
@@ -261,7 +269,10 @@ fn a_buffer_of_no_bytes_and_one_too_long_are_no_hits() {
         }
         drop(none);
         let after = check(&pool);
-        assert_eq!((after.gets, after.hits, after.puts), (before.gets, before.hits, before.puts));
+        assert_eq!(
+            (after.requests.served, after.requests.hits, after.requests.returned),
+            (before.requests.served, before.requests.hits, before.requests.returned)
+        );
     }
 }
 
@@ -285,7 +296,7 @@ fn in_a_child_of_fork_no_pool_of_the_parent_is_at_hand() {
                 for _ in 0..3 {
                     let own = pool(preset);
                     (0..10).for_each(|_| drop(own.get(LEN).unwrap()));
-                    checks.push(("own", own.stats().hits == 9));
+                    checks.push(("own", own.stats().requests.hits == 9));
                     checks.push(("after an own pool", refused(&pools[0]) && refused(&pools[1])));
                 }
                 checks
@@ -294,7 +305,11 @@ fn in_a_child_of_fork_no_pool_of_the_parent_is_at_hand() {
             for (pool, before) in pools.iter().zip(statistics) {
                 drop(pool.get(LEN).unwrap());
                 let after = check(pool);
-                assert_eq!((after.hits, after.gets, after.in_use), (before.hits + 1, before.gets + 1, 0), "{preset:?}");
+                assert_eq!(
+                    (after.requests.hits, after.requests.served, after.memory.in_use),
+                    (before.requests.hits + 1, before.requests.served + 1, 0),
+                    "{preset:?}"
+                );
             }
         }
     });
@@ -327,10 +342,18 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
             let mut before = pool.stats();
             for look in 0..looks {
                 let now = pool.stats();
-                let counts = |stats: &pinpool::Stats| [stats.gets, stats.hits, stats.misses, stats.puts, stats.evicted];
+                let counts = |stats: &pinpool::Stats| {
+                    [
+                        stats.requests.served,
+                        stats.requests.hits,
+                        stats.requests.misses,
+                        stats.requests.returned,
+                        stats.memory.evictions.over_limit,
+                    ]
+                };
                 let (old, new) = (counts(&before), counts(&now));
                 // Ends the threads also if this fails.
-                let is_over = preset == Preset::TensorFlow && now.buffers_in_pool > 6;
+                let is_over = preset == Preset::TensorFlow && now.memory.idle > 6;
                 if is_over || old.iter().zip(&new).any(|(old, new)| old > new) {
                     stop.store(true, Ordering::Relaxed);
                     panic!("{preset:?}, look {look}: {before:?} then {now:?}");
@@ -341,8 +364,8 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
         });
         pool.poll();
         let stats = check(&pool);
-        assert_eq!((stats.in_use, stats.gets), (0, stats.puts));
-        assert!(stats.buffers_in_pool <= 6, "{preset:?}: {}", stats.buffers_in_pool);
+        assert_eq!((stats.memory.in_use, stats.requests.served), (0, stats.requests.returned));
+        assert!(stats.memory.idle <= 6, "{preset:?}: {}", stats.memory.idle);
     }
 }
 
@@ -361,7 +384,7 @@ fn a_thread_that_only_hits_serves_a_get_that_waits() {
                 served.store(true, Ordering::Relaxed);
                 served_by
             });
-            while pool.stats().waits == 0 {
+            while pool.stats().requests.waits == 0 {
                 thread::yield_now();
             }
             let id = held.as_ref().unwrap().id();
@@ -376,7 +399,11 @@ fn a_thread_that_only_hits_serves_a_get_that_waits() {
         let before = check(&pool);
         (0..100).for_each(|_| drop(pool.get(len).unwrap()));
         let after = check(&pool);
-        assert_eq!((after.hits - before.hits, after.misses - before.misses), (100, 0), "{preset:?}");
+        assert_eq!(
+            (after.requests.hits - before.requests.hits, after.requests.misses - before.requests.misses),
+            (100, 0),
+            "{preset:?}"
+        );
     }
 }
 
@@ -407,7 +434,7 @@ fn a_hit_takes_the_short_path_but_while_a_get_waits() {
     let (pool, held) = full_pool();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| drop(pool.get(MUCH).unwrap()));
-        while pool.stats().waiting == 0 {
+        while pool.stats().requests.waiting == 0 {
             thread::yield_now();
         }
         assert!(!short_path::is_open(&pool) && short_path::get(&pool, LEN).is_none());
@@ -464,7 +491,7 @@ fn hits_take_the_short_path_after_gets_that_timed_out_were_cancelled_or_dropped(
         }
     });
     tasks.into_iter().for_each(|task| runtime.block_on(task).unwrap());
-    assert_eq!(check(&pool).waiting, 0);
+    assert_eq!(check(&pool).requests.waiting, 0);
     assert_eq!((short_path::is_open(&pool), short_hits(&pool)), (true, 1000));
     drop(held);
     drop(pool.get_with(Request::new(6 << 20).wait(Duration::ZERO)).expect("nobody waits any more"));
@@ -482,12 +509,12 @@ fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
     }
     clock.advance_us(1_000_000);
     pool.poll();
-    let hits = pool.stats().hits;
+    let hits = pool.stats().requests.hits;
     drop(pool.get(LEN).unwrap());
-    assert_eq!(pool.stats().hits, hits + 1, "it was put a second ago");
+    assert_eq!(pool.stats().requests.hits, hits + 1, "it was put a second ago");
     clock.advance_us(3_600_000_000);
     pool.poll();
-    assert_eq!(check(&pool).buffers_in_pool, 0, "nobody needed it for an hour");
+    assert_eq!(check(&pool).memory.idle, 0, "nobody needed it for an hour");
 }
 
 #[test]
@@ -510,13 +537,13 @@ fn a_ceiling_lowered_while_a_thread_only_hits_holds_after_the_next_look() {
             });
             is_warm.recv().unwrap();
             pool.set_max_bytes(1 << 20).unwrap();
-            while pool.stats().pinned_bytes > 1 << 20 {
+            while pool.stats().memory.held_bytes > 1 << 20 {
                 pool.poll();
             }
             stop.store(true, Ordering::Relaxed);
         });
         let stats = check(&pool);
-        assert_eq!((stats.max_bytes, stats.in_use), (Some(1 << 20), 0));
-        assert!(stats.pinned_bytes <= 1 << 20 && pool.get(len).is_err_and(|error| error.is_limit()), "{preset:?}");
+        assert_eq!((stats.limits.max_bytes, stats.memory.in_use), (Some(1 << 20), 0));
+        assert!(stats.memory.held_bytes <= 1 << 20 && pool.get(len).is_err_and(|error| error.is_limit()), "{preset:?}");
     }
 }

@@ -100,23 +100,23 @@ fn stress(preset: Preset) {
         pool.poll();
         // The maintenance thread may have seen copies end, and not put their buffers yet.
         let begun = Instant::now();
-        while pool.stats().in_use > 0 && begun.elapsed() < Duration::from_secs(20) {
+        while pool.stats().memory.in_use > 0 && begun.elapsed() < Duration::from_secs(20) {
             thread::yield_now();
         }
         let stats = pool.stats();
         stats.validate().unwrap();
         // The requests of a partition are among those of its pool.
         let expected: u64 = served.iter().skip(at).step_by(if at == 0 { 1 } else { pools.len() }).sum();
-        assert_eq!((stats.gets, stats.lost, stats.in_flight), (expected, 0, 0), "{stats:?}");
-        assert_eq!(stats.in_use_bytes, 0);
+        assert_eq!((stats.requests.served, stats.memory.lost, stats.copies.in_flight), (expected, 0, 0), "{stats:?}");
+        assert_eq!(stats.memory.in_use_bytes, 0);
         if at == 0 {
-            assert_eq!(stats.puts, expected);
+            assert_eq!(stats.requests.returned, expected);
         }
     }
     pools.iter().for_each(Pool::clear);
     let stats = pool.stats();
-    assert_eq!((stats.pinned_bytes, stats.idle_bytes, stats.buffers_in_pool), (0, 0, 0));
-    assert!(stats.peak_pinned_bytes <= max_bytes);
+    assert_eq!((stats.memory.held_bytes, stats.memory.idle_bytes, stats.memory.idle), (0, 0, 0));
+    assert!(stats.memory.peak_held_bytes <= max_bytes);
     stats.validate().unwrap();
 }
 

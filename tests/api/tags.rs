@@ -104,7 +104,7 @@ fn a_buffer_that_is_lost_is_nobodys() {
     stream.fail();
     let _copy = pool.tagged("t").get(MIB).unwrap().copy_to(&stream, &mut device);
     pool.poll();
-    assert_eq!((owners(&pool), pool.stats().lost), (Vec::new(), 1));
+    assert_eq!((owners(&pool), pool.stats().memory.lost), (Vec::new(), 1));
 }
 
 #[test]

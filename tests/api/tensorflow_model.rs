@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use pinpool::unstable::window;
 use pinpool::{Backend, PinnedBuf, Pool, Preset, Request, Rounding};
 use proptest::prelude::*;
 
@@ -147,17 +148,17 @@ proptest! {
             }
             let stats = pool.stats();
             prop_assert_eq!(stats.validate(), Ok(()));
-            let window = stats.window;
+            let window = window(&pool);
             prop_assert_eq!(
-                (window.get_from_pool, window.put, window.allocated, window.evicted, stats.pool_size_limit),
+                (window.get_from_pool, window.put, window.allocated, window.evicted, stats.limits.max_idle_buffers),
                 (naive.get_from_pool, naive.put, naive.allocated, naive.evicted, naive.limit)
             );
-            prop_assert_eq!((stats.buffers_in_pool, stats.raises), (naive.idle.len() as u64, naive.raises));
+            prop_assert_eq!((stats.memory.idle, stats.limits.raises), (naive.idle.len() as u64, naive.raises));
         }
         drop(held);
         pool.clear();
         let stats = pool.stats();
-        prop_assert_eq!(stats.pinned_bytes, 0);
-        prop_assert_eq!(stats.underlying.allocs, stats.underlying.frees);
+        prop_assert_eq!(stats.memory.held_bytes, 0);
+        prop_assert_eq!(stats.memory.pin.count, stats.memory.unpin.count);
     }
 }

@@ -52,12 +52,12 @@ fn a_get_returns_zeros_whether_its_memory_is_fresh_reused_or_carved_again() {
             }
             // A buffer that the maintenance thread is zeroing counts as in use.
             let mut stats = pool.stats();
-            while background_poll && stats.in_use > 0 {
+            while background_poll && stats.memory.in_use > 0 {
                 std::thread::yield_now();
                 stats = pool.stats();
             }
-            assert!(stats.hits > 0 && stats.evicted > 0, "{stats:?}");
-            assert_eq!(stats.in_use, 0);
+            assert!(stats.requests.hits > 0 && stats.memory.evictions.over_limit > 0, "{stats:?}");
+            assert_eq!(stats.memory.in_use, 0);
             stats.validate().unwrap();
         }
     }
@@ -72,7 +72,7 @@ fn idle_memory_keeps_no_bytes() {
             drop(buf);
             pool.poll();
             // The thread may be at it.
-            while pool.stats().buffers_in_pool == 0 {
+            while pool.stats().memory.idle == 0 {
                 std::thread::yield_now();
             }
             // SAFETY: idle memory stays mapped, and no thread uses it.
@@ -108,7 +108,7 @@ fn memory_that_stands_in_for_a_full_pool_is_zero_too() {
     for _ in 0..3 {
         assert!(!dirty(&pool, 1 << 18).is_pinned());
     }
-    assert_eq!(pool.stats().fallbacks, 3);
+    assert_eq!(pool.stats().requests.fallbacks, 3);
 }
 
 #[test]

@@ -50,12 +50,18 @@ fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
         let copy = lent(pool, &locked).copy_to(&stream, &mut memory).unwrap();
         drop(locked);
         pool.poll();
-        assert_eq!((pool.stats().in_flight, held(double).registrations, Arc::strong_count(&alive)), (1, before + 1, 2));
+        assert_eq!(
+            (pool.stats().copies.in_flight, held(double).registrations, Arc::strong_count(&alive)),
+            (1, before + 1, 2)
+        );
         drop(waits);
         copy.wait().unwrap();
         pool.poll();
-        assert_eq!((pool.stats().adopted, held(double).registrations, Arc::strong_count(&alive)), (0, before, 1));
-        assert_eq!(pool.stats().outside_bytes, 0);
+        assert_eq!(
+            (pool.stats().requests.adopted, held(double).registrations, Arc::strong_count(&alive)),
+            (0, before, 1)
+        );
+        assert_eq!(pool.stats().memory.external_bytes, 0);
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![9; MIB]);
     });
 }
@@ -71,11 +77,11 @@ fn memory_that_a_device_may_still_use_is_never_given_back() {
     lent(&pool, &locked(&pool, &alive)).copy_to(&stream, &mut memory).unwrap();
     double.lose_device(Code::LAUNCH_FAILED);
     drop(held_copy);
-    while pool.stats().lost == 0 {
+    while pool.stats().memory.lost == 0 {
         pool.poll();
     }
     let stats = pool.stats();
-    assert_eq!((stats.lost, stats.adopted, stats.outside_bytes), (1, 1, MIB as u64));
+    assert_eq!((stats.memory.lost, stats.requests.adopted, stats.memory.external_bytes), (1, 1, MIB as u64));
     stats.validate().unwrap();
     drop(pool);
     assert_eq!(Arc::strong_count(&alive), 2, "the pages stay mapped");
@@ -92,11 +98,11 @@ fn a_refusal_of_the_driver_is_an_error_and_one_at_the_end_keeps_the_memory() {
     // SAFETY: mapped as long as `pages`, which nothing else uses.
     let error = unsafe { pool.page_lock(bytes, pages) }.unwrap_err();
     assert!(error.is_backend() && error.to_string().contains("cuMemHostRegister"), "{error}");
-    assert_eq!(pool.stats().outside_bytes, 0);
+    assert_eq!(pool.stats().memory.external_bytes, 0);
     let locked = locked(&pool, &alive);
     double.fail("cuMemHostUnregister", 1, Code::UNKNOWN);
     drop(locked);
-    assert_eq!((Arc::strong_count(&alive), pool.stats().outside_bytes), (2, MIB as u64));
+    assert_eq!((Arc::strong_count(&alive), pool.stats().memory.external_bytes), (2, MIB as u64));
 }
 
 #[test]

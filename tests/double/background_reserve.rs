@@ -22,11 +22,11 @@ fn the_start_pins_one_step_of_each_back_end_and_each_poll_one_more() {
     for (backend, steps) in [(Backend::Vmm, 4), (Backend::Register, 2), (Backend::Cuda, 2)] {
         let pool = pool(&backend, 32 * MI).unwrap();
         let pinned = || held(&double).pinned_bytes - before.pinned_bytes;
-        assert_eq!((pinned(), pool.stats().reserve_bytes), (8 * MI, 8 * MI), "{backend:?}");
+        assert_eq!((pinned(), pool.stats().memory.reserve_bytes), (8 * MI, 8 * MI), "{backend:?}");
         let buf = filled(&pool, MIB, 1);
         assert_eq!(pinned(), 8 * MI, "{backend:?}: out of the first step");
         (1..steps).for_each(|_| pool.poll());
-        assert_eq!((pinned(), pool.stats().reserve_bytes), (32 * MI, 32 * MI), "{backend:?}");
+        assert_eq!((pinned(), pool.stats().memory.reserve_bytes), (32 * MI, 32 * MI), "{backend:?}");
         assert!(pool.wait_reserved(Duration::ZERO).unwrap());
         drop(buf);
         pool.trim(0);
@@ -57,7 +57,7 @@ fn a_refusal_of_the_driver_at_each_of_the_first_steps_leaves_what_is_there() {
             assert!(error.is_backend() && error.to_string().contains("OUT_OF_MEMORY"), "{backend:?}: {error}");
             let there = held(&double).pinned_bytes - before.pinned_bytes;
             let told = if in_a_step == 4 { failing * 8 * MI } else { 8 * MI + (failing - 1) * 64 * MI };
-            assert_eq!((there, pool.stats().reserve_bytes), (told, told), "{backend:?} {failing}");
+            assert_eq!((there, pool.stats().memory.reserve_bytes), (told, told), "{backend:?} {failing}");
             drop(filled(&pool, MIB, 2));
             pool.stats().validate().unwrap();
             drop(pool);
@@ -73,7 +73,7 @@ fn the_first_step_refused_is_an_error_of_the_start() {
     let pool = pool(&Backend::Vmm, 0).unwrap();
     double.fail("cuMemCreate", 1, Code::OUT_OF_MEMORY);
     assert!(pool.prewarm(64 * MI).unwrap_err().is_backend());
-    assert_eq!((held(&double).pinned_bytes, pool.stats().reserve_asked_bytes), (before.pinned_bytes, 0));
+    assert_eq!((held(&double).pinned_bytes, pool.stats().memory.reserve_target_bytes), (before.pinned_bytes, 0));
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_reserve_that_is_registered_lies_in_huge_pages_where_there_are_some() {
     for backend in [Backend::Vmm, Backend::Register] {
         let pool = builder(backend.clone()).hugetlb(pinpool::HugeTlb::Auto).max_bytes(64 << 20).reserve_bytes(8 << 20);
         let pool = pool.build().unwrap();
-        assert_eq!(pool.stats().reserve_bytes, 8 << 20);
+        assert_eq!(pool.stats().memory.reserve_bytes, 8 << 20);
         drop(filled(&pool, 4 * MIB, 4));
         pool.stats().validate().unwrap();
         drop(pool);

@@ -73,8 +73,8 @@ fn within<'a>(
         assert!(most_bytes <= max_bytes, "{what}: {most_bytes} B pinned under a ceiling of {max_bytes}");
         let stats = pool.stats();
         stats.validate().unwrap();
-        assert_eq!(stats.pinned_bytes, counts.pinned_bytes - before, "{what} under {max_bytes}");
-        assert_eq!(stats.peak_pinned_bytes, most_bytes, "{what} under {max_bytes}");
+        assert_eq!(stats.memory.held_bytes, counts.pinned_bytes - before, "{what} under {max_bytes}");
+        assert_eq!(stats.memory.peak_held_bytes, most_bytes, "{what} under {max_bytes}");
     }
 }
 
@@ -125,7 +125,7 @@ fn a_reserve_counts_with_all_that_the_driver_holds_for_it() {
             let pool = built(&double, builder(backend.clone()).max_bytes(max_bytes).wait(Duration::ZERO));
             let mut check = within(&double, &pool, counted, max_bytes, backend.name());
             match pool.prewarm(reserve) {
-                Ok(()) => assert!(pool.stats().reserve_bytes >= reserve),
+                Ok(()) => assert!(pool.stats().memory.reserve_bytes >= reserve),
                 // `cuda` holds a page more for a small region.
                 Err(error) => assert!(error.is_limit() && matches!(backend, Backend::Cuda), "{backend:?}: {error}"),
             }
@@ -146,11 +146,11 @@ fn where_the_driver_refuses_a_region_the_get_is_served_by_a_smaller_one() {
         let held: Vec<_> = std::iter::from_fn(|| pool.get(MIB).ok()).collect();
         assert!(held.len() >= 2, "{backend:?}: {} buffers", held.len());
         let stats = pool.stats();
-        assert_eq!(stats.smaller_regions, held.len() as u64, "{backend:?}");
-        assert_eq!(stats.failed_gets, 1);
+        assert_eq!(stats.memory.smaller_regions, held.len() as u64, "{backend:?}");
+        assert_eq!(stats.requests.failed, 1);
         stats.validate().unwrap();
         double.limit_pinned(u64::MAX);
         assert_eq!(pool.get(MIB).unwrap().len(), MIB);
-        assert_eq!(pool.stats().smaller_regions, stats.smaller_regions);
+        assert_eq!(pool.stats().memory.smaller_regions, stats.memory.smaller_regions);
     }
 }

@@ -104,7 +104,7 @@ fn a_refused_allocation_is_an_error_with_its_reason_and_holds_nothing() {
     let error = pool.get(2 * MIB).unwrap_err();
     assert!(error.is_backend() && error.to_string().contains("OUT_OF_MEMORY"), "{error}");
     assert_eq!(double.counts().pinned_bytes, before);
-    assert_eq!(pool.stats().failed_gets, 1);
+    assert_eq!(pool.stats().requests.failed, 1);
     pool.get(2 * MIB).unwrap();
 }
 
@@ -117,14 +117,14 @@ fn a_buffer_is_in_flight_until_its_copy_completes() {
     let id = buf.id();
     let copy = buf.copy_to(&stream, &mut memory).unwrap();
     let stats = pool.stats();
-    assert_eq!((stats.in_flight, stats.buffers_in_pool, stats.in_use), (1, 0, 0));
+    assert_eq!((stats.copies.in_flight, stats.memory.idle, stats.memory.in_use), (1, 0, 0));
     assert!(!copy.is_done().unwrap());
     assert!(pool.try_get(MIB).unwrap().is_none(), "handed out under a copy");
     drop(gate);
     copy.wait().unwrap();
     assert_eq!(pool.try_get(MIB).unwrap().expect("back in the pool").id(), id);
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; MIB]);
-    assert_eq!(pool.stats().in_flight, 0);
+    assert_eq!(pool.stats().copies.in_flight, 0);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn a_stuck_stream_holds_back_no_buffer_of_another() {
     }
     pool.poll();
     let stats = pool.stats();
-    assert_eq!((stats.underlying.allocs, stats.in_flight), (2, 1), "one buffer is stuck, one is reused");
+    assert_eq!((stats.memory.pin.count, stats.copies.in_flight), (2, 1), "one buffer is stuck, one is reused");
     assert!(!waiting.is_done().unwrap());
 }
 
@@ -198,9 +198,9 @@ fn a_recycled_buffer_is_never_overwritten_under_a_copy() {
     assert!(!wrong.into_inner(), "the device received bytes of another batch");
     pool.poll();
     let stats = pool.stats();
-    assert_eq!(stats.puts, 4 * 4 * u64::from(ROUNDS));
-    assert_eq!((stats.in_flight, stats.lost), (0, 0));
-    assert!(stats.underlying.allocs <= 40, "{} buffers for 16 at a time", stats.underlying.allocs);
+    assert_eq!(stats.requests.returned, 4 * 4 * u64::from(ROUNDS));
+    assert_eq!((stats.copies.in_flight, stats.memory.lost), (0, 0));
+    assert!(stats.memory.pin.count <= 40, "{} buffers for 16 at a time", stats.memory.pin.count);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
 
@@ -231,7 +231,7 @@ fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_survives() {
     begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     let error = pinpool::Error::from(buf.copy_to(&stream, &mut memory).unwrap_err());
     assert!(error.is_copy() && error.to_string().contains("before the capture begins"), "{error}");
-    assert_eq!(pool.stats().buffers_in_pool, 1, "the buffer is put back");
+    assert_eq!(pool.stats().memory.idle, 1, "the buffer is put back");
     assert_eq!(end_capture(&stream), Ok(()));
     assert_eq!(double.counts().spoiled_captures, 0);
 }
@@ -263,7 +263,7 @@ fn an_error_that_cudarc_stored_for_other_code_is_kept_for_it() {
     drop(gate);
     copy.wait().unwrap();
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
     assert_eq!(context.check_err(), Err(left_behind));
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
 }
@@ -302,10 +302,10 @@ fn a_copy_that_fails_at_a_step_puts_its_buffer_back_only_if_nothing_was_enqueued
         let may_run = code == Code::LAUNCH_FAILED;
         let stats = pool.stats();
         let [waiting, idle] = [may_run, !may_run].map(u64::from);
-        assert_eq!((stats.in_flight, stats.buffers_in_pool, stats.lost), (waiting, idle, 0), "{name}");
+        assert_eq!((stats.copies.in_flight, stats.memory.idle, stats.memory.lost), (waiting, idle, 0), "{name}");
         stream.synchronize().unwrap();
         pool.poll();
-        assert_eq!((pool.stats().buffers_in_pool, pool.stats().lost), (1, 0), "{name}");
+        assert_eq!((pool.stats().memory.idle, pool.stats().memory.lost), (1, 0), "{name}");
         context.check_err().unwrap();
     }
 }
@@ -347,7 +347,7 @@ fn a_copy_without_a_fence_is_waited_for_once() {
     let copy = copy_without_a_fence(&double, &pool, &stream, &mut memory);
     assert!(copy.is_done().unwrap(), "its stream is seen without work");
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
 }
 
 #[test]
@@ -362,17 +362,17 @@ fn a_copy_without_a_fence_on_a_slow_stream_is_quarantined_until_the_device_answe
     let later = filled(&pool, 4096, 3).copy_to(&stream, &mut memory).unwrap();
     filled(&pool, 4096, 4).copy_to(&other, &mut others).unwrap().wait().unwrap();
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().lost), (1, 1), "it holds up no other stream");
-    assert!(pool.stats().lost_bytes >= 4096);
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 1), "it holds up no other stream");
+    assert!(pool.stats().memory.lost_bytes >= 4096);
     drop(gate);
     later.wait().unwrap();
-    while pool.stats().lost > 0 {
+    while pool.stats().memory.lost > 0 {
         pool.poll();
         thread::yield_now();
     }
     pool.poll();
     let stats = pool.stats();
-    assert_eq!((stats.in_flight, stats.lost_bytes), (0, 0));
+    assert_eq!((stats.copies.in_flight, stats.memory.lost_bytes), (0, 0));
     stats.validate().unwrap();
 }
 
@@ -383,15 +383,15 @@ fn after_a_failed_query_the_buffer_is_never_reused() {
     let _gate = double.hold(stream.cu_stream());
     let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().lost), (1, 0), "not ready is not an error");
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "not ready is not an error");
     double.lose_device(Code::LAUNCH_FAILED);
     let error = copy.wait().unwrap_err();
     assert!(error.is_device() && error.to_string().contains("LAUNCH_FAILED"), "{error}");
-    while pool.stats().lost == 0 {
+    while pool.stats().memory.lost == 0 {
         pool.poll();
     }
     let stats = pool.stats();
-    assert_eq!((stats.in_flight, stats.lost, stats.buffers_in_pool), (0, 1, 0));
+    assert_eq!((stats.copies.in_flight, stats.memory.lost, stats.memory.idle), (0, 1, 0));
     assert!(pool.try_get(4096).unwrap().is_none());
 }
 

@@ -146,7 +146,7 @@ fn run(double: &Double, case: &Case, is_well_at_end: bool, script: impl FnOnce()
     }
     pool.trim(0);
     // The double's work is over shortly before its events are. What is never over is a hang, which is reported.
-    while pool.stats().in_flight > 0 || is_well_at_end && pool.stats().lost > 0 {
+    while pool.stats().copies.in_flight > 0 || is_well_at_end && pool.stats().memory.lost > 0 {
         thread::yield_now();
         pool.trim(0);
     }
@@ -154,17 +154,17 @@ fn run(double: &Double, case: &Case, is_well_at_end: bool, script: impl FnOnce()
     pool.trim(0);
     let stats = pool.stats();
     stats.validate().unwrap();
-    assert_eq!((stats.in_use, stats.in_flight), (0, 0));
+    assert_eq!((stats.memory.in_use, stats.copies.in_flight), (0, 0));
     if is_well_at_end {
-        let kept_bytes = stats.pinned_bytes - stats.reserve_bytes;
-        assert_eq!((stats.lost, kept_bytes), (0, stats.lost_bytes), "{stats}\n{:?}", lines_with_levels());
+        let kept_bytes = stats.memory.held_bytes - stats.memory.reserve_bytes;
+        assert_eq!((stats.memory.lost, kept_bytes), (0, stats.memory.lost_bytes), "{stats}\n{:?}", lines_with_levels());
     }
     {
         let pinned_bytes = held(double).pinned_bytes - before.pinned_bytes;
         // A granule that was refused to be released is no longer the pool's, and the first that it commits again.
         let refused = if calls.iter().any(|(name, _)| name == "cuMemRelease") { 2 << 20 } else { 0 };
-        let told = stats.pinned_bytes..=stats.pinned_bytes + refused;
-        assert!(told.contains(&pinned_bytes), "{pinned_bytes} B are pinned, the pool says {}", stats.pinned_bytes);
+        let told = stats.memory.held_bytes..=stats.memory.held_bytes + refused;
+        assert!(told.contains(&pinned_bytes), "{pinned_bytes} B are pinned, the pool says {}", stats.memory.held_bytes);
     }
     lines_with_levels();
     drop(pool);

@@ -56,7 +56,7 @@ pub(crate) fn held(double: &Double) -> Held {
         double.counts();
     // The pages of words that streams write are no pool's.
     let any = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
-    let words_bytes = any.stats().timeline_bytes;
+    let words_bytes = any.stats().copies.timeline_bytes;
     let pinned_bytes = pinned_bytes.saturating_sub(words_bytes);
     let registrations = registrations.saturating_sub(words_bytes / 4096);
     Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations }

@@ -73,7 +73,7 @@ fn a_launcher_that_builds_a_pool_and_only_forks_leaves_its_children_with_cuda() 
         let clone = pool.clone();
         drop(pool.get(4096).unwrap());
         assert!(double.calls("cuInit") > 0);
-        assert_eq!((clone.stats().backend, clone.stats().gets, pool.stats().misses), ("vmm", 1, 1));
+        assert_eq!((clone.stats().backend, clone.stats().requests.served, pool.stats().requests.misses), ("vmm", 1, 1));
         in_a_child(|| vec![("begun", clone.get(4096).is_err_and(|error| error.is_forked()))]);
         drop((pool, clone));
         assert_eq!(double.wrong_uses(), Vec::<String>::new());

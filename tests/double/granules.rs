@@ -39,11 +39,11 @@ fn a_pool_of_a_terabyte_makes_at_most_8192_mappings() {
     let pool = builder(Backend::Vmm).max_bytes(TIB).wait(Duration::ZERO).build().unwrap();
     let buffers: Vec<_> = std::iter::from_fn(|| pool.get(3 * GIB).ok()).collect();
     let (stats, now) = (pool.stats(), held(&double));
-    assert!(stats.pinned_bytes > TIB - (4 * GIB) as u64, "{} B", stats.pinned_bytes);
+    assert!(stats.memory.held_bytes > TIB - (4 * GIB) as u64, "{} B", stats.memory.held_bytes);
     let (pinned_bytes, mappings) = (now.pinned_bytes - before.pinned_bytes, now.mappings - before.mappings);
-    assert_eq!((pinned_bytes, mappings), (stats.pinned_bytes, stats.mappings), "as the pool counts them");
+    assert_eq!((pinned_bytes, mappings), (stats.memory.held_bytes, stats.memory.mappings), "as the pool counts them");
     assert_eq!(now.granules - before.granules, mappings);
-    assert!((4096..=8192).contains(&stats.mappings), "{} mappings", stats.mappings);
+    assert!((4096..=8192).contains(&stats.memory.mappings), "{} mappings", stats.memory.mappings);
     drop(buffers);
     drop(pool);
     assert_eq!(held(&double), before);
@@ -62,7 +62,7 @@ fn a_copy_from_granules_of_two_sizes_arrives() {
     let first = [7680 * MIB, 480 * MIB].map(|len| pool.get(len).unwrap());
     let across = filled(&pool, 64 * MIB, 7);
     let stats = pool.stats();
-    assert_eq!((stats.pinned_bytes, stats.mappings), (8 * GIB as u64 + 32 * MIB as u64, 4096 + 4));
+    assert_eq!((stats.memory.held_bytes, stats.memory.mappings), (8 * GIB as u64 + 32 * MIB as u64, 4096 + 4));
     across.copy_to(&stream, &mut memory).unwrap();
     let arrived = stream.clone_dtoh(&memory).unwrap();
     assert!(arrived.iter().all(|&byte| byte == 7));

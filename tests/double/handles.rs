@@ -35,12 +35,12 @@ fn returns_only_after(double: &Double, pool: &Pool, buf: PinnedBuf, gate: mock_d
     let id = buf.id();
     drop(buf);
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0));
     assert!(pool.try_get(LEN).unwrap().is_none());
     drop(gate);
     result::ctx::synchronize().unwrap();
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
     assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.id()), id);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
@@ -140,7 +140,7 @@ fn memory_is_lost_where_the_driver_refuses_a_fence_behind_work_on_it() {
         assert!(buf.as_mut_slice().unwrap_err().is_device(), "{words}: who writes would overtake the work");
         drop(buf);
         pool.poll();
-        assert_eq!((pool.stats().buffers_in_pool, pool.stats().lost), (0, lost.len() as u64), "{words}");
+        assert_eq!((pool.stats().memory.idle, pool.stats().memory.lost), (0, lost.len() as u64), "{words}");
     }
     assert_eq!(context.check_err(), Ok(()), "no error is left in the context");
 
@@ -150,7 +150,7 @@ fn memory_is_lost_where_the_driver_refuses_a_fence_behind_work_on_it() {
     let error = unsafe { buf.record_event(ptr::null_mut()) }.unwrap_err();
     assert!(error.is_request() && error.to_string().contains("the event is null"), "{error}");
     drop(buf);
-    assert_eq!(pool.stats().buffers_in_pool, 1);
+    assert_eq!(pool.stats().memory.idle, 1);
     double.reset();
 }
 
@@ -192,7 +192,7 @@ fn a_default_stream_is_that_of_the_gpu_that_is_named() {
     assert!(!fence.is_done().unwrap(), "work of the other GPU");
     assert_eq!(self::current().map(|context| context.addr()), Some(contexts[0].cu_ctx().addr()));
     pool.get(LEN).unwrap().release_after(&named).unwrap();
-    assert_eq!(pool.stats().in_flight, 1);
+    assert_eq!(pool.stats().copies.in_flight, 1);
     drop(gate);
     fence.wait().unwrap();
     assert!(!named.is_capturing());

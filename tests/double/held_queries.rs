@@ -39,7 +39,7 @@ fn a_failing_get_and_the_figures_do_not_wait_for_a_query_of_another_thread() {
     let getting = pool.clone();
     in_time(move || {
         assert!(getting.get(10 * MIB).unwrap_err().is_limit());
-        assert_eq!(getting.stats().in_flight, 1);
+        assert_eq!(getting.stats().copies.in_flight, 1);
     });
     drop(gate);
     blocked.join().unwrap();
@@ -70,17 +70,17 @@ fn a_trim_does_not_ask_a_driver_that_stands_still() {
         let getting = pool.clone();
         in_time(move || {
             getting.trim(0);
-            assert_eq!((getting.stats().in_flight, getting.stats().lost), (1, 0));
+            assert_eq!((getting.stats().copies.in_flight, getting.stats().memory.lost), (1, 0));
         });
         drop(gate);
         blocked.join().unwrap();
         stream.synchronize().unwrap();
         in_time(move || {
-            while pool.stats().pinned_bytes > 0 {
+            while pool.stats().memory.held_bytes > 0 {
                 pool.trim(0);
                 thread::sleep(Duration::from_millis(1));
             }
-            assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0));
+            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
         });
     }
 }

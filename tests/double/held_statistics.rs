@@ -56,6 +56,6 @@ fn the_figures_wait_for_no_page_lock_no_release_and_no_copy_call() {
         while_held(&double, &pool, "cuEventQuery", Pool::poll);
         stream.synchronize().unwrap();
         pool.poll();
-        assert_eq!(pool.stats().in_flight, 0);
+        assert_eq!(pool.stats().copies.in_flight, 0);
     }
 }

@@ -76,7 +76,7 @@ fn a_copy_by_cudarc_keeps_the_buffer_until_it_completes() {
         assert_eq!(buf.as_slice().unwrap().len(), LEN, "a copy that reads does not block readers");
         drop(buf);
         pool.poll();
-        assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 0), "stream {byte}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0), "stream {byte}");
         assert!(pool.try_get(LEN).unwrap().is_none(), "handed out under a copy on stream {byte}");
         drop(gate);
         stream.synchronize().unwrap();
@@ -161,12 +161,12 @@ fn stored_errors_do_not_free_a_buffer_under_a_copy_by_cudarc() {
     context.record_err::<()>(Err(left_behind));
     drop(buf);
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().lost), (1, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0));
     drop(gate);
     stream.synchronize().unwrap_err();
     stream.synchronize().unwrap();
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (0, 1));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (0, 1));
 }
 
 #[test]
@@ -185,9 +185,9 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     stream.memcpy_htod(&buf, &mut target).unwrap();
     drop(buf);
     (0..3).for_each(|_| pool.poll());
-    assert_eq!((pool.stats().lost, pool.stats().in_flight), (1, 0));
+    assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (1, 0));
     drop(gate);
-    while pool.stats().lost > 0 {
+    while pool.stats().memory.lost > 0 {
         pool.poll();
         thread::yield_now();
     }
@@ -196,13 +196,13 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     double.fail("cuEventCreate", 1, Code::UNKNOWN);
     stream.memcpy_htod(&filled(&pool, 2), &mut target).unwrap();
     poll_until_idle(&pool);
-    assert_eq!(pool.stats().lost, 0);
+    assert_eq!(pool.stats().memory.lost, 0);
     // Where nothing is known of the stream, no copy is made, and cudarc's next call says so.
     (1..=2).for_each(|nth| double.fail("cuStreamIsCapturing", nth, Code::UNKNOWN));
     let nothing = stream.memcpy_htod(&filled(&pool, 2), &mut target);
     assert!(nothing.is_err() || context.check_err().is_err());
     pool.poll();
-    assert_eq!((pool.stats().lost, pool.stats().in_flight), (0, 0));
+    assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (0, 0));
     // A host slice whose guard was forgotten.
     let buf = filled(&pool, 3);
     // SAFETY: the slice is not used.
@@ -210,7 +210,7 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     std::mem::forget(guard);
     drop(buf);
     pool.poll();
-    assert_eq!(pool.stats().lost, 1);
+    assert_eq!(pool.stats().memory.lost, 1);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn a_copy_by_cudarc_into_a_graph_takes_the_buffer_out_of_use_and_the_capture_sur
         stream.memcpy_htod(&buf, &mut target).unwrap();
         drop(buf);
         pool.poll();
-        assert_eq!((pool.stats().lost, pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 0, 0));
+        assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0, 0));
     });
     assert_eq!(double.counts().spoiled_captures, 0);
 }
@@ -248,7 +248,7 @@ fn a_copy_by_cudarc_keeps_the_threads_context() {
 
 /// Waits until nothing is in flight.
 fn poll_until_idle(pool: &Pool) {
-    while pool.stats().in_flight > 0 {
+    while pool.stats().copies.in_flight > 0 {
         pool.poll();
         thread::yield_now();
     }
@@ -281,8 +281,8 @@ fn copies_by_cudarc_deliver_every_batch_intact_under_churn() {
     });
     poll_until_idle(&pool);
     let stats = pool.stats();
-    assert_eq!((stats.puts, stats.lost), (4 * 40 * 8, 0));
-    assert!(stats.underlying.allocs <= 40, "{} buffers for 20 at a time", stats.underlying.allocs);
+    assert_eq!((stats.requests.returned, stats.memory.lost), (4 * 40 * 8, 0));
+    assert!(stats.memory.pin.count <= 40, "{} buffers for 20 at a time", stats.memory.pin.count);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
 
@@ -297,7 +297,7 @@ fn a_pending_buffer_is_readable_only_when_its_copy_completes() {
     // A pending buffer that is dropped stays in flight until its copy completes.
     drop(filled(&pool, 0).copy_from(&stream, &source).unwrap());
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().in_use), (1, 1));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.in_use), (1, 1));
     drop(gate);
     assert_eq!(first_wrong(arriving.wait().unwrap().as_slice().unwrap(), 7), None);
     poll_until_idle(&pool);
@@ -325,7 +325,7 @@ fn a_copy_back_that_fails_returns_no_bytes() {
     assert_eq!(buf.len(), LEN, "the buffer does not appear empty");
     drop(buf);
     pool.poll();
-    assert_eq!((pool.stats().lost, pool.stats().buffers_in_pool), (2, 0));
+    assert_eq!((pool.stats().memory.lost, pool.stats().memory.idle), (2, 0));
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn a_buffer_released_after_untracked_work_waits_for_that_work_only() {
     filled(&pool, 1).release_after_event(&context.new_event(None).unwrap()).unwrap();
     other.synchronize().unwrap();
     pool.poll();
-    assert!(pool.stats().in_flight >= 2, "{} in flight", pool.stats().in_flight);
+    assert!(pool.stats().copies.in_flight >= 2, "{} in flight", pool.stats().copies.in_flight);
     drop(gate);
     poll_until_idle(&pool);
     // What the driver refuses once is tried again; what it refuses twice may stay refused.
@@ -355,7 +355,7 @@ fn a_buffer_released_after_untracked_work_waits_for_that_work_only() {
     poll_until_idle(&pool);
     double.fail_from("cuStreamIsCapturing", 1, Code::UNKNOWN);
     assert!(filled(&pool, 1).release_after(&stream).unwrap_err().is_device());
-    assert_eq!((pool.stats().lost, pool.stats().in_flight), (1, 0));
+    assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (1, 0));
 }
 
 #[test]
@@ -391,7 +391,7 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
     let copy = filled(&pool, 5).copy_to(&stream, &mut raw).unwrap();
     assert!(!copy.is_done().unwrap());
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0));
     drop(gate);
     let back = filled(&pool, 0).copy_from(&stream, &raw).unwrap().wait().unwrap();
     assert_eq!(first_wrong(back.as_slice().unwrap(), 5), None);
@@ -401,7 +401,7 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
     assert!(filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().to_string().contains("capturing a graph"));
     end_capture(&owner).unwrap();
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0), "nothing was enqueued");
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "nothing was enqueued");
     double.fail("cuMemcpyHtoDAsync_v2", 1, Code(9999));
     assert!(
         filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().error().is_device(),
@@ -446,7 +446,7 @@ fn a_copy_without_an_event_is_refused_and_the_buffer_is_put_back() {
     let refused = (0..2000).find_map(|_| pool.get(16).unwrap().copy_to(&stream, &mut target).err()).unwrap();
     assert!(refused.error().is_copy() && refused.to_string().contains("cuEventCreate"), "{refused}");
     drop(refused);
-    assert_eq!((pool.stats().lost, pool.stats().in_use), (0, 0));
+    assert_eq!((pool.stats().memory.lost, pool.stats().memory.in_use), (0, 0));
 }
 
 #[test]
@@ -469,7 +469,7 @@ fn a_copy_on_a_timeline_completes_with_its_work_and_no_sooner_through_the_wrap()
         assert!(copies.iter().all(|copy| copy.is_done().unwrap()), "round {round}");
         assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 4), None);
         pool.poll();
-        assert_eq!(pool.stats().buffers_in_pool, 5);
+        assert_eq!(pool.stats().memory.idle, 5);
     }
     assert_eq!(double.calls("cuStreamWriteValue32_v2"), 200);
     // Events of the target, one per copy and one per check, and no fence event.
@@ -502,7 +502,7 @@ fn timelines_deliver_every_batch_intact_on_threads_that_share_streams() {
         }
     });
     poll_until_idle(&pool);
-    assert_eq!((pool.stats().puts, pool.stats().lost), (6 * 60 * 6, 0));
+    assert_eq!((pool.stats().requests.returned, pool.stats().memory.lost), (6 * 60 * 6, 0));
     assert_eq!(double.calls("cuStreamWriteValue32_v2"), 6 * 60 * 6);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
@@ -534,10 +534,10 @@ fn a_lost_device_is_detected_on_a_timeline_too() {
     double.lose_device(Code::LAUNCH_FAILED);
     let error = copy.wait().unwrap_err();
     assert!(error.is_device() && error.to_string().contains("LAUNCH_FAILED"), "{error}");
-    while pool.stats().lost == 0 {
+    while pool.stats().memory.lost == 0 {
         pool.poll();
     }
-    assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (0, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (0, 0));
 }
 
 #[test]
@@ -556,7 +556,7 @@ fn events_replace_timelines_where_the_driver_writes_no_values() {
         assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 1), None);
     }
     poll_until_idle(&pool);
-    assert_eq!(pool.stats().lost, 0);
+    assert_eq!(pool.stats().memory.lost, 0);
 }
 
 #[test]
@@ -571,7 +571,7 @@ fn the_oldest_copy_in_flight_is_reported_by_age_and_stream() {
         filled(&pool, 1).copy_to(stream, target).unwrap();
         clock.advance_us(1_000_000);
     }
-    let oldest = || (pool.stats().oldest_in_flight, pool.stats().oldest_in_flight_stream);
+    let oldest = || (pool.stats().copies.oldest_age, pool.stats().copies.oldest_stream);
     assert_eq!(oldest(), (Some(Duration::from_secs(2)), Some(first.cu_stream() as u64)));
     let [gate, _still_held] = gates;
     drop(gate);
@@ -682,13 +682,13 @@ fn a_copy_whose_wait_would_join_a_capture_is_refused_before_it_is_enqueued() {
         let refused = filled(&pool, 1).copy_from(&other, &source).unwrap_err();
         assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");
         assert_eq!(double.calls("cuEventRecord"), records, "nothing was enqueued, so no event was recorded");
-        assert_eq!((pool.stats().lost, pool.stats().in_flight, pool.stats().buffers_in_pool), (0, 0, 1));
+        assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight, pool.stats().memory.idle), (0, 0, 1));
         assert_eq!(double.calls("cuMemcpyHtoDAsync_v2") + double.calls("cuMemcpyDtoHAsync_v2"), 0);
         // cudarc's own copy is in the graph, so its buffer is never reused.
         stream.memcpy_htod(&filled(&pool, 2), &mut target).unwrap();
     });
     pool.poll();
-    assert_eq!((pool.stats().lost, pool.stats().in_flight), (1, 0));
+    assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (1, 0));
     assert_eq!(double.counts().spoiled_captures, 0);
 }
 
@@ -706,11 +706,11 @@ fn an_event_of_a_capture_is_refused_and_later_buffers_are_not_affected() {
         event.record(&stream).unwrap();
         filled(&pool, 1).release_after_event(&event).unwrap();
         pool.poll();
-        assert_eq!((pool.stats().lost, pool.stats().in_flight), (1, 1));
+        assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (1, 1));
         drop(gate);
         poll_until_idle(&pool);
     });
-    assert_eq!((pool.stats().lost, double.counts().spoiled_captures), (1, 0));
+    assert_eq!((pool.stats().memory.lost, double.counts().spoiled_captures), (1, 0));
 }
 
 #[test]
@@ -723,13 +723,13 @@ fn a_pending_event_delays_no_buffer_behind_another_event() {
         event.record(stream).unwrap();
         filled(&pool, 1).release_after_event(event).unwrap();
     }
-    assert_eq!(pool.stats().in_flight, 2);
+    assert_eq!(pool.stats().copies.in_flight, 2);
     let [slow_gate, fast_gate] = gates;
     drop(fast_gate);
-    while pool.stats().in_flight == 2 {
+    while pool.stats().copies.in_flight == 2 {
         pool.poll();
     }
-    assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 1));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 1));
     drop(slow_gate);
     poll_until_idle(&pool);
     // A complete event needs no stream; a pending one uses the streams that exist.
@@ -760,7 +760,7 @@ fn copies_of_one_buffer_on_two_streams_keep_two_fences() {
     drop(buf);
     pool.poll();
     assert_eq!(double.calls("cuEventQuery"), 0);
-    assert_eq!(pool.stats().in_flight, 1);
+    assert_eq!(pool.stats().copies.in_flight, 1);
     drop(gate);
     poll_until_idle(&pool);
     for (stream, target) in streams.iter().zip(&targets) {
@@ -809,11 +809,11 @@ fn copies_puts_hits_and_sweeps_make_few_driver_calls() {
             assert!(own(&calls) <= 2, "{calls:?}");
         }
     }
-    assert_eq!(pool.stats().in_flight, 64);
+    assert_eq!(pool.stats().copies.in_flight, 64);
     drop(gate);
     stream.synchronize().unwrap();
     let (buf, calls) = calls_of(&double, || pool.get(LEN).unwrap());
-    assert_eq!((calls, pool.stats().in_flight), (Vec::new(), 0), "a sweep of 64 copies that are over");
+    assert_eq!((calls, pool.stats().copies.in_flight), (Vec::new(), 0), "a sweep of 64 copies that are over");
     let (_, calls) = calls_of(&double, || (drop(buf), drop(pool.get(LEN).unwrap())));
     assert_eq!(calls, Vec::new(), "a put and a hit");
 }
@@ -829,7 +829,7 @@ fn hundreds_of_streams_at_once_have_timelines() {
     for ((byte, stream), target) in (0..=255).zip(&streams).zip(&mut targets) {
         filled(&pool, byte).copy_to(stream, target).unwrap();
     }
-    assert_eq!((double.calls("cuStreamWriteValue32_v2") - writes, pool.stats().in_flight), (200, 200));
+    assert_eq!((double.calls("cuStreamWriteValue32_v2") - writes, pool.stats().copies.in_flight), (200, 200));
     drop(gate);
     poll_until_idle(&pool);
     for ((byte, stream), target) in (0..=255).zip(&streams).zip(&targets) {
@@ -850,7 +850,7 @@ fn a_host_slice_is_checked_once_for_its_record_and_then_for_completion() {
     assert_eq!(double.calls("cuEventQuery"), queries + 10);
     drop(gate);
     poll_until_idle(&pool);
-    assert_eq!((double.calls("cuEventElapsedTime"), pool.stats().lost), (1, 0));
+    assert_eq!((double.calls("cuEventElapsedTime"), pool.stats().memory.lost), (1, 0));
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn a_get_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped_lat
     buf.as_mut_slice().unwrap().fill(9);
     assert!(are_intact(&kept));
     assert_eq!(held(&double).mappings - before.mappings, 12, "four of them twice");
-    assert_eq!(held(&double).pinned_bytes - before.pinned_bytes, pool.stats().pinned_bytes);
+    assert_eq!(held(&double).pinned_bytes - before.pinned_bytes, pool.stats().memory.held_bytes);
     pool.poll();
     assert_eq!(calls(&double), [0, 4, 1, 2, 0], "granules 1 and 2, and 5 and 6, of {CALLS:?}");
     assert_eq!(held(&double).mappings - before.mappings, 8);
@@ -84,7 +84,7 @@ fn moved_memory_that_is_given_back_is_gone_though_its_old_place_was_mapped() {
     drop(pool.get(4 * GRANULE).unwrap());
     pool.clear();
     pool.trim(0);
-    assert_eq!(pool.stats().pinned_bytes, 4 * GRANULE as u64);
+    assert_eq!(pool.stats().memory.held_bytes, 4 * GRANULE as u64);
     assert_eq!(held(&double).pinned_bytes - before.pinned_bytes, 4 * GRANULE as u64, "no less is told than is held");
     assert!(are_intact(&kept));
     drop((kept, pool));
@@ -100,7 +100,7 @@ fn old_places_that_are_not_unmapped_cost_no_memory_and_are_tried_again() {
     let buf = pool.get(4 * GRANULE).unwrap();
     pool.poll();
     assert_eq!(held(&double).mappings - before.mappings, 12);
-    let failures = pool.stats().underlying.failures;
+    let failures = pool.stats().memory.remap.failures;
     assert_eq!(failures, 1);
     double.reset();
     drop(buf);

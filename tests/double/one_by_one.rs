@@ -34,7 +34,7 @@ fn stays(switches: &[Cruelty]) {
     }
     pool.poll();
     pool.clear();
-    assert_eq!(pool.stats().pinned_bytes, 0, "{switches:?}");
+    assert_eq!(pool.stats().memory.held_bytes, 0, "{switches:?}");
     pool.stats().validate().unwrap();
     drop(pool);
     assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()), "{switches:?}");

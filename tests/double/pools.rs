@@ -81,8 +81,8 @@ fn churn(backend: Backend, double: &Double) {
     pool.poll();
     let stats = pool.stats();
     stats.validate().unwrap();
-    assert_eq!((stats.backend, stats.puts), (name, u64::from(THREADS) * u64::from(ROUNDS)));
-    assert_eq!((stats.in_flight, stats.lost), (0, 0));
+    assert_eq!((stats.backend, stats.requests.returned), (name, u64::from(THREADS) * u64::from(ROUNDS)));
+    assert_eq!((stats.copies.in_flight, stats.memory.lost), (0, 0));
     drop(pool);
     assert_eq!(held(double), before, "{name} left memory behind");
     assert_eq!(double.wrong_uses(), Vec::<String>::new(), "{name}");

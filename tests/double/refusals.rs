@@ -78,13 +78,13 @@ fn the_pages_of_timelines_are_a_figure_of_their_own() {
         let context = CudaContext::new(0).unwrap();
         let pools = [(); 2].map(|()| builder(Backend::Vmm).build().unwrap());
         let pinned_bytes =
-            || double.counts().pinned_bytes - pools.iter().map(|pool| pool.stats().pinned_bytes).sum::<u64>();
+            || double.counts().pinned_bytes - pools.iter().map(|pool| pool.stats().memory.held_bytes).sum::<u64>();
         let before = pinned_bytes();
         for _ in 0..3 {
             let (stream, mut memory) = stream_and_memory(&context, 4096);
             for pool in &pools {
                 filled(pool, 4096, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
-                assert_eq!((pinned_bytes() - before, pool.stats().timeline_bytes), (PAGE_BYTES, PAGE_BYTES));
+                assert_eq!((pinned_bytes() - before, pool.stats().copies.timeline_bytes), (PAGE_BYTES, PAGE_BYTES));
             }
         }
     });
@@ -147,13 +147,13 @@ fn a_query_that_a_capture_forbids_loses_no_buffer() {
             std::thread::sleep(Duration::from_millis(2));
             pool.poll();
             assert!(!copy.is_done().unwrap());
-            assert_eq!((pool.stats().in_flight, pool.stats().lost), (1, 0), "{code:?} {fence:?}");
+            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "{code:?} {fence:?}");
             double.reset();
             drop(gate);
             double.fail("cuEventSynchronize", 1, code);
             copy.wait().unwrap();
             pool.poll();
-            assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0), "{code:?} {fence:?}");
+            assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{code:?} {fence:?}");
         }
     }
 }
@@ -172,11 +172,11 @@ fn a_lent_copy_whose_query_a_capture_forbids_loses_no_buffer() {
         }
         drop(buf);
         pool.poll();
-        assert_eq!((pool.stats().in_flight, pool.stats().lost), (1, 0), "{code:?}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "{code:?}");
         double.reset();
         stream.synchronize().unwrap();
         pool.poll();
-        assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0), "{code:?}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{code:?}");
     }
 }
 
@@ -196,10 +196,10 @@ fn a_release_that_a_capture_forbids_keeps_the_memory_and_is_made_later() {
             drop(pool.get(3 * MIB).unwrap());
             double.fail(call, 1, code);
             pool.trim(0);
-            assert_eq!(pool.stats().lost, 0);
+            assert_eq!(pool.stats().memory.lost, 0);
             drop(pool.get(3 * MIB).unwrap());
             pool.trim(0);
-            assert_eq!(pool.stats().pinned_bytes, 0, "{call} {code:?}");
+            assert_eq!(pool.stats().memory.held_bytes, 0, "{call} {code:?}");
             drop(pool);
             assert_eq!(held(&double), before, "{call} {code:?}");
         }
@@ -257,7 +257,7 @@ fn a_growth_that_a_capture_forbids_is_made_later() {
             (1..=4).for_each(|nth| double.fail(call, nth, code));
             let buf = pool.get(MIB).unwrap();
             let stats = pool.stats();
-            assert_eq!((stats.lost, stats.failed_gets, stats.in_use), (0, 0, 1), "{call} {code:?}");
+            assert_eq!((stats.memory.lost, stats.requests.failed, stats.memory.in_use), (0, 0, 1), "{call} {code:?}");
             drop((buf, pool));
             assert_eq!(held(&double), before, "{call} {code:?}");
         }
@@ -320,12 +320,12 @@ fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
         thread::scope(|scope| {
             scope.spawn(|| pool.poll());
         });
-        assert_eq!((pool.stats().in_flight, pool.stats().lost), (1, 0), "{call}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "{call}");
         assert!(double.calls(call) >= 2, "{call} was not asked again");
         drop(gate);
         stream.synchronize().unwrap();
         pool.poll();
-        assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0), "{call}");
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{call}");
     }
 }
 
@@ -361,9 +361,13 @@ fn tensorflows_preset_asks_again_for_a_release_that_the_driver_refused() {
             double.fail("cuMemFreeHost", 1, code);
             pool.trim(0);
             let stuck_bytes = held(&double).pinned_bytes - before.pinned_bytes;
-            assert_eq!((pool.stats().lost_bytes, pool.stats().pinned_bytes), (stuck_bytes, stuck_bytes), "{code:?}");
+            assert_eq!(
+                (pool.stats().memory.lost_bytes, pool.stats().memory.held_bytes),
+                (stuck_bytes, stuck_bytes),
+                "{code:?}"
+            );
             ask_again(&pool);
-            assert_eq!((pool.stats().lost_bytes, pool.stats().pinned_bytes), (0, 0), "{len} {code:?}");
+            assert_eq!((pool.stats().memory.lost_bytes, pool.stats().memory.held_bytes), (0, 0), "{len} {code:?}");
             assert_eq!(held(&double), before);
             drop(pool.get(4 * MIB - 4096).expect("under the same ceiling"));
             assert_eq!(pool.stats().validate(), Ok(()));
@@ -408,7 +412,7 @@ fn a_refusal_while_nothing_is_held_fails_at_once() {
                     assert!(error.is_backend() && task.is_backend(), "{error}");
                     let (calls, stats) = (double.calls(call) - before, pool.stats());
                     assert!(calls <= 100, "{call} {code:?}: {calls} calls");
-                    assert_eq!((stats.timeouts, stats.failed_gets), (0, 2), "{call} {code:?}");
+                    assert_eq!((stats.requests.timeouts, stats.requests.failed), (0, 2), "{call} {code:?}");
                     assert_eq!(pool.why().cause(), "memory refused");
                 }
             }
@@ -435,7 +439,7 @@ fn a_refused_call_is_repeated_ever_less_often_and_never_if_it_is_invalid() {
                 // The first attempt, and then after 5, 10, 20, ... ms.
                 let repeated = double.calls(call) - before - 2 * of_one;
                 assert!(repeated <= most * of_one, "{call} {code:?}: {repeated} calls");
-                assert_eq!(pool.stats().timeouts, 1, "{call} {code:?}");
+                assert_eq!(pool.stats().requests.timeouts, 1, "{call} {code:?}");
                 drop(held);
             }
         }
@@ -453,7 +457,7 @@ fn a_return_serves_a_request_that_the_driver_refuses() {
         held.extend(std::iter::from_fn(|| pool.get_with(Request::new(8 * MIB).wait(Duration::ZERO)).ok()));
         let waiting = thread::scope(|scope| {
             let waiting = scope.spawn(|| pool.get(6 * MIB).map(drop));
-            while pool.stats().waiting == 0 && !waiting.is_finished() {
+            while pool.stats().requests.waiting == 0 && !waiting.is_finished() {
                 thread::yield_now();
             }
             drop(held);
@@ -509,9 +513,9 @@ fn at_the_limit_free_space_of_other_regions_is_used() {
             nth % 4 == 0
         });
         let larger: Vec<_> = (0..8).map(|_| pool.get(MIB + MIB / 4).unwrap()).collect();
-        assert_eq!(pool.stats().failed_gets, 0);
+        assert_eq!(pool.stats().requests.failed, 0);
         drop((held, larger));
         let pool = pool.stats();
-        assert!(pool.pinned_bytes <= 64 << 20);
+        assert!(pool.memory.held_bytes <= 64 << 20);
     }
 }

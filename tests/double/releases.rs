@@ -49,14 +49,14 @@ fn nothing_is_released_by_time_alone_where_a_release_waits() {
         drop(pool.get(3 * MIB).unwrap());
         two_hours(&pool, &clock);
         let stats = pool.stats();
-        assert_eq!((releases(&double), stats.buffers_in_pool), (0, 0), "{stats:?}");
-        assert_eq!(stats.awaiting_release_bytes, stats.arena_free_bytes, "{stats:?}");
+        assert_eq!((releases(&double), stats.memory.idle), (0, 0), "{stats:?}");
+        assert_eq!(stats.memory.awaiting_release_bytes, stats.memory.free_bytes, "{stats:?}");
         // It serves again without a call of the driver, in another size too.
-        let allocs = stats.underlying.allocs;
+        let allocs = stats.memory.pin.count;
         drop(pool.get(2 * MIB).unwrap());
-        assert_eq!(pool.stats().underlying.allocs, allocs);
+        assert_eq!(pool.stats().memory.pin.count, allocs);
         pool.trim(0);
-        assert_eq!((releases(&double), pool.stats().pinned_bytes), (1, 0));
+        assert_eq!((releases(&double), pool.stats().memory.held_bytes), (1, 0));
     }
     let double = Double::load();
     let clock = ManualClock::default();
@@ -64,7 +64,7 @@ fn nothing_is_released_by_time_alone_where_a_release_waits() {
     drop(pool.get(3 * MIB).unwrap());
     let unmapped = double.calls("cuMemUnmap");
     two_hours(&pool, &clock);
-    wait_until("the release on a thread of its own", || pool.stats().pinned_bytes == 0);
+    wait_until("the release on a thread of its own", || pool.stats().memory.held_bytes == 0);
     assert!(double.calls("cuMemUnmap") > unmapped, "there a release waits for nothing");
 }
 
@@ -142,7 +142,7 @@ fn a_trim_waits_for_the_device_and_releases_what_is_free() {
         drop(pool.get(3 * MIB).unwrap());
         release_beside_a_copy(&double, &pool, (&stream, &mut memory), |pool| pool.trim(0));
         pool.trim(0);
-        assert_eq!(pool.stats().pinned_bytes, 0);
+        assert_eq!(pool.stats().memory.held_bytes, 0);
         assert_eq!(double.wrong_uses(), Vec::<String>::new());
     }
 }
@@ -190,12 +190,12 @@ fn nothing_is_released_while_a_copy_is_quarantined() {
         stream.synchronize().unwrap();
         double.fail("cuEventQuery", 1, Code::UNKNOWN);
         pool.poll();
-        assert_eq!(pool.stats().lost, 1);
+        assert_eq!(pool.stats().memory.lost, 1);
         double.fail("cuEventQuery", 1, Code::UNKNOWN);
         pool.trim(0);
-        assert_eq!((releases(&double), pool.stats().lost), (0, 1));
+        assert_eq!((releases(&double), pool.stats().memory.lost), (0, 1));
         pool.trim(0);
-        assert_eq!((pool.stats().lost, pool.stats().pinned_bytes), (0, 0));
+        assert_eq!((pool.stats().memory.lost, pool.stats().memory.held_bytes), (0, 0));
     }
 }
 
@@ -347,7 +347,7 @@ fn churn(backend: Backend, fence: FenceKind, double: &Double) {
         lanes.iter().for_each(|lane| lane.stream.synchronize().unwrap());
         partition.clear();
         pool.clear();
-        while pool.stats().pinned_bytes > 0 {
+        while pool.stats().memory.held_bytes > 0 {
             clock.advance_us(20_000);
             pool.poll();
             thread::yield_now();
@@ -356,7 +356,11 @@ fn churn(backend: Backend, fence: FenceKind, double: &Double) {
         for pool in [&pool, &partition] {
             let stats = pool.stats();
             stats.validate().unwrap();
-            assert_eq!((stats.in_use, stats.in_flight, stats.lost, stats.failed_gets), (0, 0, 0, 0), "{what}");
+            assert_eq!(
+                (stats.memory.in_use, stats.copies.in_flight, stats.memory.lost, stats.requests.failed),
+                (0, 0, 0, 0),
+                "{what}"
+            );
         }
     }
     lanes.iter().for_each(Lane::check);

@@ -15,8 +15,8 @@ fn a_reserve_is_made_of_granules_where_registering_is_not_supported() {
     let pool = builder(Backend::Vmm).reserve_bytes(16 << 20).build().unwrap();
     let now = held(&double);
     assert_eq!((now.registrations, now.granules - before.granules), (before.registrations, 8));
-    assert_eq!(now.pinned_bytes - before.pinned_bytes, pool.stats().pinned_bytes);
-    assert_eq!((pool.stats().reserve_bytes, pool.stats().pinned_bytes), (16 << 20, 16 << 20));
+    assert_eq!(now.pinned_bytes - before.pinned_bytes, pool.stats().memory.held_bytes);
+    assert_eq!((pool.stats().memory.reserve_bytes, pool.stats().memory.held_bytes), (16 << 20, 16 << 20));
     // All of it serves buffers and none of it is given back before the end.
     let created = double.calls("cuMemCreate");
     let bufs = [1, 7, 8].map(|mib| filled(&pool, mib * MIB, u8::try_from(mib).unwrap()));
@@ -24,12 +24,12 @@ fn a_reserve_is_made_of_granules_where_registering_is_not_supported() {
     drop(bufs);
     pool.clear();
     pool.trim(0);
-    assert_eq!(pool.stats().pinned_bytes, 16 << 20);
+    assert_eq!(pool.stats().memory.held_bytes, 16 << 20);
     pool.stats().validate().unwrap();
     // The driver is asked once: pages are not touched again for a call that is then refused.
     let registered = double.calls("cuMemHostRegister_v2");
     pool.prewarm(4 << 20).unwrap();
-    assert_eq!((double.calls("cuMemHostRegister_v2"), pool.stats().reserve_bytes), (registered, 20 << 20));
+    assert_eq!((double.calls("cuMemHostRegister_v2"), pool.stats().memory.reserve_bytes), (registered, 20 << 20));
     drop(pool);
     assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
 }
@@ -39,7 +39,7 @@ fn a_device_that_says_that_it_registers_nothing_is_not_asked() {
     let double = Double::load();
     double.set_attribute(REGISTERS, 0);
     let pool = builder(Backend::Vmm).reserve_bytes(4 << 20).build().unwrap();
-    assert_eq!((pool.stats().reserve_bytes, double.calls("cuMemHostRegister_v2")), (4 << 20, 0));
+    assert_eq!((pool.stats().memory.reserve_bytes, double.calls("cuMemHostRegister_v2")), (4 << 20, 0));
     double.set_attribute(REGISTERS, 1);
 }
 
@@ -77,11 +77,14 @@ fn a_long_reserve_is_registered_in_slices() {
         let before = held(&double);
         let registered = double.calls("cuMemHostRegister_v2");
         let pool = builder(backend).reserve_bytes(272 << 20).build().unwrap();
-        assert_eq!((double.calls("cuMemHostRegister_v2") - registered, pool.stats().reserve_bytes), (3, 272 << 20));
+        assert_eq!(
+            (double.calls("cuMemHostRegister_v2") - registered, pool.stats().memory.reserve_bytes),
+            (3, 272 << 20)
+        );
         assert_eq!(held(&double).pinned_bytes - before.pinned_bytes, 272 << 20);
-        let allocs = pool.stats().underlying.allocs;
+        let allocs = pool.stats().memory.pin.count;
         drop([120, 120, 16].map(|mib| pool.get(mib * MIB).unwrap()));
-        assert_eq!(pool.stats().underlying.allocs, allocs);
+        assert_eq!(pool.stats().memory.pin.count, allocs);
         drop(pool);
         assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
     }
@@ -94,12 +97,16 @@ fn a_reserve_ends_with_the_slices_that_the_driver_takes() {
     double.fail_from("cuMemHostRegister_v2", 2, Code::OUT_OF_MEMORY);
     let pool = builder(Backend::Register).max_bytes(1 << 30).reserve_bytes(272 << 20).build().unwrap();
     let stats = pool.stats();
-    assert!([16 << 20, 128 << 20].contains(&stats.reserve_bytes), "{stats}");
-    assert_eq!(held(&double).pinned_bytes - before.pinned_bytes, stats.pinned_bytes);
+    assert!([16 << 20, 128 << 20].contains(&stats.memory.reserve_bytes), "{stats}");
+    assert_eq!(held(&double).pinned_bytes - before.pinned_bytes, stats.memory.held_bytes);
     stats.validate().unwrap();
     double.reset();
     pool.prewarm(32 << 20).unwrap();
-    assert_eq!(pool.stats().reserve_bytes, stats.reserve_bytes + (32 << 20), "what was not pinned is claimed no more");
+    assert_eq!(
+        pool.stats().memory.reserve_bytes,
+        stats.memory.reserve_bytes + (32 << 20),
+        "what was not pinned is claimed no more"
+    );
     drop(pool);
     assert_eq!(held(&double), before);
 }

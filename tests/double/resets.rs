@@ -36,7 +36,7 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
     drop(gate);
     assert!(under_way.wait().unwrap_err().is_device(), "a copy whose event is gone has no end that could be known");
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 1));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 1));
     // Two were idle, and what the first of them uses is free for others.
     for len in [2 * MIB, 3 * MIB, 20 * MIB] {
         let error = pool.get(len).unwrap_err();
@@ -44,7 +44,7 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
         assert!(error.is_backend() && text.contains("was reset") && text.contains("build a new pool"), "{text}");
     }
     drop(held);
-    assert_eq!(pool.stats().buffers_in_pool, 0, "what comes back after the reset is not kept");
+    assert_eq!(pool.stats().memory.idle, 0, "what comes back after the reset is not kept");
     pool.stats().validate().unwrap();
 
     let pool = builder(backend.clone()).unstable_fence(fence).build().unwrap();
@@ -53,7 +53,7 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
         filled(&pool, MIB, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
         assert!(stream.clone_dtoh(&memory).unwrap().iter().all(|&arrived| arrived == byte));
     }
-    assert_eq!((pool.stats().lost, double.wrong_uses()), (0, Vec::new()));
+    assert_eq!((pool.stats().memory.lost, double.wrong_uses()), (0, Vec::new()));
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn gets_that_wait_in_line_at_a_reset_fail_before_their_wait_is_over() {
         let held = pool.get(4 * MIB).unwrap();
         let (first, second) = (pool.clone(), pool.clone());
         let waiting = [first, second].map(|pool| std::thread::spawn(move || pool.get(4 * MIB).map(drop)));
-        while pool.stats().waiting < 2 {
+        while pool.stats().requests.waiting < 2 {
             std::thread::yield_now();
         }
         // SAFETY: nothing of the old context is used from here on.
@@ -101,7 +101,7 @@ fn gets_that_wait_in_line_at_a_reset_fail_before_their_wait_is_over() {
             let error = get.join().unwrap().unwrap_err();
             assert!(error.to_string().contains("was reset"), "{error}");
         }
-        assert_eq!(pool.stats().timeouts, 0, "none waits for what no put can bring");
+        assert_eq!(pool.stats().requests.timeouts, 0, "none waits for what no put can bring");
         drop(held);
     });
 }

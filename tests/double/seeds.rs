@@ -353,7 +353,7 @@ impl<'a> Run<'a> {
         std::mem::forget((std::mem::take(&mut self.lanes), std::mem::take(&mut self.contexts)));
         self.contexts = contexts(self.devices);
         self.pool.poll();
-        let held = usize::try_from(self.pool.stats().pinned_bytes).unwrap();
+        let held = usize::try_from(self.pool.stats().memory.held_bytes).unwrap();
         // One that had pinned nothing begins with the new context.
         assert!(held == 0 || self.pool.get(held + LARGEST).is_err(), "memory of two contexts in one pool");
         self.held.clear();

@@ -149,7 +149,7 @@ fn a_commit_reaches_gpus_with_a_context_and_a_later_gpu_copies_from_old_and_from
         let later = CudaContext::new(1).unwrap();
         later.bind_to_thread().unwrap();
         let reused = filled(&pool, 20 * MIB, 3);
-        assert_eq!(pool.stats().hits, 1);
+        assert_eq!(pool.stats().requests.hits, 1);
         // A copy that the pool sees.
         let (stream, mut memory) = stream_and_memory(&later, 3 * MIB);
         old.copy_range_to(0..3 * MIB, &stream, &mut memory).unwrap().wait().unwrap();

@@ -30,7 +30,7 @@ fn a_thread_without_a_context_destroys_the_events_that_are_too_many() {
         scope.spawn(|| {
             assert_eq!(result::ctx::get_current(), Ok(None));
             pool.poll();
-            assert_eq!(pool.stats().in_flight, 0);
+            assert_eq!(pool.stats().copies.in_flight, 0);
             assert_eq!(result::ctx::get_current(), Ok(None));
         });
     });

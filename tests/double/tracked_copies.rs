@@ -48,7 +48,7 @@ fn under_a_held_copy<M>(
     let gate = double.hold_all();
     line(stream, buf, memory);
     pool.poll();
-    assert_eq!(pool.stats().in_flight, 1, "{name}");
+    assert_eq!(pool.stats().copies.in_flight, 1, "{name}");
     let mut next = pool.get(LEN).unwrap();
     assert_ne!(next.id(), id, "{name}: reused under the copy");
     next.as_mut_slice().unwrap().copy_from_slice(&pattern(seed + 1));
@@ -56,7 +56,7 @@ fn under_a_held_copy<M>(
     stream.synchronize().unwrap();
     assert_eq!(*next.as_slice().unwrap(), pattern(seed + 1), "{name}: written over by the copy");
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0), "{name}");
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{name}");
     assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.id()), id, "{name}: back in the pool");
 }
 
@@ -218,11 +218,11 @@ fn a_buffer_truncated_to_nothing_is_still_released_behind_the_work_of_others() {
     stream.memset_zeros(&mut memory.bytes).unwrap();
     buf.truncate(0);
     buf.release_after(&stream).unwrap();
-    assert_eq!(pool.stats().in_flight, 1);
+    assert_eq!(pool.stats().copies.in_flight, 1);
     drop(gate);
     stream.synchronize().unwrap();
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (0, 1));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (0, 1));
 }
 
 #[test]

@@ -50,12 +50,12 @@ fn copy_while(call: &str, is_before_the_copy: bool) {
     double.fail_from(call, 1, UNLISTED);
     let error = copy.is_done().unwrap_err().to_string();
     assert!(error.contains(&format!("{call} failed: {TEXT} (code 9999)")), "{error}");
-    assert_eq!(pool.stats().in_flight + pool.stats().lost, 1, "the memory is not used again");
+    assert_eq!(pool.stats().copies.in_flight + pool.stats().memory.lost, 1, "the memory is not used again");
     double.reset_scripts();
     drop(gate);
     copy.wait().unwrap();
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0));
+    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), [7; 4096]);
 }
 

@@ -187,7 +187,7 @@ fn exit_in_line() {
         let pool = pool.clone();
         thread::spawn(move || drop(pool.get(1 << 20)));
     }
-    while pool.stats().waits < 3 {
+    while pool.stats().requests.waits < 3 {
         thread::yield_now();
     }
     assert!(!held.is_empty());
@@ -281,13 +281,13 @@ fn thread_death() {
     let begun = Instant::now();
     // No call: the copies leave by themselves. A buffer whose copy was just seen to be over counts as in use until it is put.
     let mut stats = pool.stats();
-    while stats.in_flight + stats.in_use > 0 {
+    while stats.copies.in_flight + stats.memory.in_use > 0 {
         assert!(begun.elapsed() < PATIENCE);
         thread::sleep(Duration::from_millis(2));
         stats = pool.stats();
     }
     stats.validate().unwrap();
-    assert_eq!((stats.in_use, stats.gets, stats.puts), (0, 60, 60));
+    assert_eq!((stats.memory.in_use, stats.requests.served, stats.requests.returned), (0, 60, 60));
 }
 
 fn sharing() -> Pool {
@@ -309,7 +309,7 @@ fn neighbour_killed() {
     use std::io::{BufRead, BufReader};
     let pool = sharing();
     let held = pool.get(1 << 20).unwrap();
-    let max_bytes = pool.stats().max_bytes;
+    let max_bytes = pool.stats().limits.max_bytes;
     let mut neighbour = start("wait_to_be_killed");
     let mut said = String::new();
     BufReader::new(neighbour.stdout.take().unwrap()).read_line(&mut said).unwrap();
@@ -318,7 +318,10 @@ fn neighbour_killed() {
     neighbour.wait().unwrap();
     drop(held);
     assert!(pool.get(1 << 20).is_ok());
-    assert_eq!((pool.stats().in_use, pool.stats().hits, pool.stats().max_bytes), (0, 1, max_bytes));
+    assert_eq!(
+        (pool.stats().memory.in_use, pool.stats().requests.hits, pool.stats().limits.max_bytes),
+        (0, 1, max_bytes)
+    );
     pool.stats().validate().unwrap();
 }
 

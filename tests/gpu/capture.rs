@@ -45,7 +45,7 @@ fn a_stream_that_captures_is_refused() {
             assert!(refused.is_copy(), "{name}: {refused}");
             let stats = pool.stats();
             assert_eq!(
-                (stats.buffers_in_pool, stats.in_flight, stats.lost),
+                (stats.memory.idle, stats.copies.in_flight, stats.memory.lost),
                 (1, 0, 0),
                 "{name}: the buffer is put back"
             );
@@ -54,7 +54,11 @@ fn a_stream_that_captures_is_refused() {
             lane.stream.memcpy_htod(&pool.get(MIB).unwrap(), &mut lane.memory).unwrap();
             pool.poll();
             let stats = pool.stats();
-            assert_eq!((stats.buffers_in_pool, stats.in_flight, stats.lost), (0, 0, 2), "{name}: never reused");
+            assert_eq!(
+                (stats.memory.idle, stats.copies.in_flight, stats.memory.lost),
+                (0, 0, 2),
+                "{name}: never reused"
+            );
         });
     });
 }
@@ -78,7 +82,7 @@ fn an_event_of_a_capture_is_refused() {
         }
         assert!(released.unwrap_err().is_device(), "{}", rig.name());
         pool.poll();
-        assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 1), "{}", rig.name());
+        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 1), "{}", rig.name());
     });
 }
 
@@ -105,7 +109,7 @@ fn captures_survive_commits_remaps_releases_and_copies_on_any_thread() {
                 }
             });
             lane.check(batch);
-            assert_eq!(pool.stats().lost, 0, "{what}");
+            assert_eq!(pool.stats().memory.lost, 0, "{what}");
         }
     });
 }
@@ -117,11 +121,11 @@ fn use_pool(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
         drop(bufs.swap_remove(index));
     }
     let contiguous = pool.get_with(Request::new(6 * MIB).wait(Duration::ZERO));
-    assert_eq!(contiguous.is_ok(), rig.virtual_memory() && pool.stats().moves > 0, "{}", rig.name());
+    assert_eq!(contiguous.is_ok(), rig.virtual_memory() && pool.stats().memory.remap.count > 0, "{}", rig.name());
     drop((bufs, contiguous));
     pool.clear();
     let stats = pool.stats();
-    assert!(stats.pinned_bytes == 0 && stats.underlying.frees > 0, "{}: {stats:?}", rig.name());
+    assert!(stats.memory.held_bytes == 0 && stats.memory.unpin.count > 0, "{}: {stats:?}", rig.name());
     let mut buf = filled(pool, batch);
     buf.copy_range_to(0..MIB, &lane.stream, &mut lane.memory).unwrap().wait().unwrap();
     assert!(buf.try_as_mut_slice().unwrap().is_some(), "{}", rig.name());
@@ -132,6 +136,6 @@ fn use_pool(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
     // The maintenance thread may be querying the copy: then a poll passes over it.
     wait_until("the copy is over", || {
         pool.poll();
-        pool.stats().in_flight == 0
+        pool.stats().copies.in_flight == 0
     });
 }

@@ -76,20 +76,24 @@ fn churn(rig: &Rig<'_>, pool: &Pool) {
         wait_until("all memory is released", || {
             pool.poll();
             pool.clear();
-            pool.stats().pinned_bytes == 0
+            pool.stats().memory.held_bytes == 0
         });
         let stats = pool.stats();
         stats.validate().unwrap();
-        assert_eq!((stats.in_flight, stats.in_use, stats.lost), (0, 0, 0), "{name}");
-        assert!(stats.gets >= before.gets + BATCHES, "{name}: {} gets", stats.gets - before.gets);
-        assert!(stats.underlying.frees > before.underlying.frees, "{name}: no memory was released");
+        assert_eq!((stats.copies.in_flight, stats.memory.in_use, stats.memory.lost), (0, 0, 0), "{name}");
+        assert!(
+            stats.requests.served >= before.requests.served + BATCHES,
+            "{name}: {} gets",
+            stats.requests.served - before.requests.served
+        );
+        assert!(stats.memory.unpin.count > before.memory.unpin.count, "{name}: no memory was released");
         if pool.config().preset == Preset::Adaptive {
             check_remap_beside_copies(rig, pool);
             pool.clear();
         }
     }
     let stats = pool.stats();
-    assert!(!rig.virtual_memory() || stats.moves > 0, "{name}: no granule was remapped");
+    assert!(!rig.virtual_memory() || stats.memory.remap.count > 0, "{name}: no granule was remapped");
 }
 
 fn one_round(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], first: u64) {

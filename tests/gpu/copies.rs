@@ -27,7 +27,7 @@ fn wait_for_idle(pool: &Pool, len: usize) -> PinnedBuf {
 fn check_in_flight(pool: &Pool, what: &str) {
     pool.poll();
     let stats = pool.stats();
-    assert_eq!((stats.in_flight, stats.in_use, stats.buffers_in_pool), (1, 0, 0), "{what}");
+    assert_eq!((stats.copies.in_flight, stats.memory.in_use, stats.memory.idle), (1, 0, 0), "{what}");
     assert!(pool.try_get(LEN).unwrap().is_none(), "{what}: handed out under a copy");
 }
 
@@ -66,7 +66,7 @@ fn a_copied_buffer_is_in_flight_until_its_copy_completes() {
                     lane.check(batch);
                 }
             }
-            assert_eq!((pool.stats().underlying.allocs, pool.stats().lost), (1, 0), "{}", rig.name());
+            assert_eq!((pool.stats().memory.pin.count, pool.stats().memory.lost), (1, 0), "{}", rig.name());
         }
     });
 }
@@ -195,9 +195,9 @@ fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
                     if let Some(hold) = hold {
                         wait_until("the other copies are complete", || {
                             pool.poll();
-                            pool.stats().in_flight <= 1
+                            pool.stats().copies.in_flight <= 1
                         });
-                        assert_eq!(pool.stats().in_flight, 1, "{}, fence {fence:?}", lane.name);
+                        assert_eq!(pool.stats().copies.in_flight, 1, "{}, fence {fence:?}", lane.name);
                         hold.open();
                     }
                 }
@@ -207,9 +207,9 @@ fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
             }
             wait_until("every buffer is put", || {
                 pool.poll();
-                pool.stats().in_flight == 0
+                pool.stats().copies.in_flight == 0
             });
-            assert_eq!(pool.stats().lost, 0, "{}, fence {fence:?}", rig.name());
+            assert_eq!(pool.stats().memory.lost, 0, "{}, fence {fence:?}", rig.name());
         }
     });
 }
@@ -239,14 +239,14 @@ fn a_thread_without_a_context_puts_waits_and_polls() {
                     drop(pool.get(5 * MIB).unwrap());
                     wait_until("every buffer is put", || {
                         pool.poll();
-                        pool.stats().in_flight == 0
+                        pool.stats().copies.in_flight == 0
                     });
                     assert_eq!(result::ctx::get_current(), Ok(None), "{}: left a context behind", rig.name());
                 });
             });
             lane.check(given);
             borrowing.check(sliced);
-            assert_eq!(pool.stats().lost, 0, "{}, fence {fence:?}", rig.name());
+            assert_eq!(pool.stats().memory.lost, 0, "{}, fence {fence:?}", rig.name());
         }
     });
 }

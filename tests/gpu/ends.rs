@@ -115,7 +115,7 @@ fn forks_after_growth() {
     drop(bufs);
     wait_until("every buffer is put", || {
         pool.poll();
-        pool.stats().in_flight == 0
+        pool.stats().copies.in_flight == 0
     });
 }
 
@@ -159,6 +159,6 @@ fn two_pools_on_one_device_grow_copy_and_end_by_themselves() {
             }
         });
         lanes[1].check(batch);
-        assert_eq!(pools[0].stats().lost, 0, "{}", rig.name());
+        assert_eq!(pools[0].stats().memory.lost, 0, "{}", rig.name());
     });
 }

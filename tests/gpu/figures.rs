@@ -49,7 +49,7 @@ fn mappings_and_descriptors_of_a_large_pool() {
                 "{{\"figure\":\"large_pool\",\"backend\":\"{}\",\"mib\":{mib},\"pinned_bytes\":{},\"mappings\":{},\
                  \"descriptors\":{},\"seconds\":{seconds:.3},\"refused\":\"{refused}\"}}",
                 rig.name(),
-                pool.stats().pinned_bytes,
+                pool.stats().memory.held_bytes,
                 maps.saturating_sub(before[0]),
                 fds.saturating_sub(before[1]),
             );

@@ -167,7 +167,7 @@ fn memory_is_pinned_moved_and_released_while_a_kernel_runs() {
             // Nothing of this waits for the kernel.
             drop((bufs, wide));
             pool.clear();
-            assert_eq!(pool.stats().pinned_bytes, 0, "{}", rig.name());
+            assert_eq!(pool.stats().memory.held_bytes, 0, "{}", rig.name());
             running.end();
         } else {
             // A release would wait for it.
@@ -178,7 +178,7 @@ fn memory_is_pinned_moved_and_released_while_a_kernel_runs() {
         wait_until("all memory is released", || {
             pool.poll();
             pool.clear();
-            pool.stats().pinned_bytes == 0
+            pool.stats().memory.held_bytes == 0
         });
         pool.stats().validate().unwrap();
     });
@@ -200,9 +200,9 @@ fn a_kernel_reads_a_buffer_in_place() {
         lane.check(batch);
         wait_until("the buffer is put", || {
             pool.poll();
-            pool.stats().in_flight == 0
+            pool.stats().copies.in_flight == 0
         });
-        assert_eq!(pool.stats().lost, 0, "{}", rig.name());
+        assert_eq!(pool.stats().memory.lost, 0, "{}", rig.name());
     });
 }
 
@@ -234,8 +234,8 @@ fn breaks_the_device() {
     pool.poll();
     let stats = pool.stats();
     stats.validate().unwrap();
-    assert_eq!(stats.in_flight, 0, "{stats:?}");
-    assert!(copied.is_err() || stats.lost == 1, "a copy on a broken device is taken for over: {stats:?}");
+    assert_eq!(stats.copies.in_flight, 0, "{stats:?}");
+    assert!(copied.is_err() || stats.memory.lost == 1, "a copy on a broken device is taken for over: {stats:?}");
     // Memory that is idle still serves, or the error says why not; nothing panics or hangs.
     let _either = pool.get(MIB).map(drop);
     drop(pool);

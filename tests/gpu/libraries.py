@@ -107,8 +107,8 @@ def alone(name):
     globals()[name](pool)
     gc.collect()
     stats = pool.stats()
-    assert stats["lost"] == 0, stats
-    print(json.dumps({"backend": stats["backend"], "gets": stats["hits"] + stats["misses"], "misses": stats["misses"]}))
+    assert stats["memory"]["lost"] == 0, stats
+    print(json.dumps({"backend": stats["backend"], "gets": stats["requests"]["hits"] + stats["requests"]["misses"], "misses": stats["requests"]["misses"]}))
 
 
 def main():

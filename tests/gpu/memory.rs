@@ -44,8 +44,8 @@ pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
         let contiguous =
             wanted.unwrap_or_else(|error| panic!("{name}: granules are not remapped beside copies: {error}"));
         let stats = pool.stats();
-        assert!(stats.moves > before.moves, "{name}: {stats:?}");
-        assert_eq!(stats.underlying.allocs, before.underlying.allocs, "{name}: pinned again at the ceiling");
+        assert!(stats.memory.remap.count > before.memory.remap.count, "{name}: {stats:?}");
+        assert_eq!(stats.memory.pin.count, before.memory.pin.count, "{name}: pinned again at the ceiling");
         Some(contiguous)
     } else {
         assert!(wanted.unwrap_err().is_limit(), "{name}: a region cannot be released under copies");
@@ -72,7 +72,7 @@ pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
     lane.check(large);
     wait_until("every buffer is put", || {
         pool.poll();
-        pool.stats().in_flight == 0
+        pool.stats().copies.in_flight == 0
     });
 }
 
@@ -88,8 +88,8 @@ fn granules_are_remapped_beside_copies_in_flight_and_regions_wait_for_them() {
         pool.clear();
         let stats = pool.stats();
         stats.validate().unwrap();
-        assert!(stats.underlying.frees > 0, "{}: {stats:?}", rig.name());
-        assert!(!rig.virtual_memory() || stats.moves > 0);
+        assert!(stats.memory.unpin.count > 0, "{}: {stats:?}", rig.name());
+        assert!(!rig.virtual_memory() || stats.memory.remap.count > 0);
     });
 }
 
@@ -106,9 +106,9 @@ fn memory_is_released_beside_a_copy_or_waits_for_it() {
         if rig.virtual_memory() {
             pool.clear();
             let stats = pool.stats();
-            assert!(stats.underlying.frees > before.underlying.frees, "{name}: {stats:?}");
-            assert!(stats.pinned_bytes <= 2 << 20, "{name}: more than the granule of the copy: {stats:?}");
-            assert_eq!(stats.in_flight, 1, "{name}");
+            assert!(stats.memory.unpin.count > before.memory.unpin.count, "{name}: {stats:?}");
+            assert!(stats.memory.held_bytes <= 2 << 20, "{name}: more than the granule of the copy: {stats:?}");
+            assert_eq!(stats.copies.in_flight, 1, "{name}");
             hold.open();
         } else {
             // It waits for the device.
@@ -124,9 +124,9 @@ fn memory_is_released_beside_a_copy_or_waits_for_it() {
         wait_until("the rest is released", || {
             pool.poll();
             pool.clear();
-            pool.stats().pinned_bytes == 0
+            pool.stats().memory.held_bytes == 0
         });
-        assert!(pool.stats().underlying.frees > before.underlying.frees, "{name}");
+        assert!(pool.stats().memory.unpin.count > before.memory.unpin.count, "{name}");
     });
 }
 
@@ -153,8 +153,8 @@ fn at_the_limit_a_request_is_served_by_a_release() {
         lane.check(small);
         other.check(large);
         let stats = pool.stats();
-        assert!(rig.virtual_memory() || stats.underlying.frees > 0, "{name}");
-        assert!(stats.peak_pinned_bytes <= CEILING, "{name}: {stats:?}");
+        assert!(rig.virtual_memory() || stats.memory.unpin.count > 0, "{name}");
+        assert!(stats.memory.peak_held_bytes <= CEILING, "{name}: {stats:?}");
     });
 }
 
@@ -188,7 +188,7 @@ fn a_reserve_serves_copies_without_another_page_lock() {
         let name = rig.name();
         let pool = rig.builder().reserve_bytes(16 << 20).growth(false).build().unwrap();
         pool.prewarm(8 << 20).unwrap();
-        let locks = pool.stats().underlying.allocs;
+        let locks = pool.stats().memory.pin.count;
         let tiers = pool.page_tiers().unwrap();
         let reported = tiers.hugetlb_bytes + tiers.transparent_bytes + tiers.small_bytes + tiers.driver_bytes;
         // The kernel may not report memory that the driver allocated.
@@ -202,7 +202,7 @@ fn a_reserve_serves_copies_without_another_page_lock() {
             for (batch, lane) in batches.iter().zip(&lanes) {
                 lane.check(*batch);
             }
-            assert_eq!(pool.stats().underlying.allocs, locks, "{name}, round {round}");
+            assert_eq!(pool.stats().memory.pin.count, locks, "{name}, round {round}");
         }
     });
 }

@@ -88,7 +88,7 @@ def main():
     pool = pinpool.torch.install()
     ours = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
     figures = {"torch": torch.__version__, "backend": pool.stats()["backend"], "is_pinned": is_pinned(), "empty_is_pinned": ours.is_pinned()}
-    assert pool.stats()["in_use"] == 1, "the tensor is not of the pool"
+    assert pool.stats()["memory"]["in_use"] == 1, "the tensor is not of the pool"
     round_trips()
     graph()
     loader()
@@ -97,11 +97,11 @@ def main():
     torch.cuda.memory.host_memory_stats() if hasattr(torch.cuda.memory, "host_memory_stats") else None
     torch._C._host_emptyCache() if hasattr(torch._C, "_host_emptyCache") else None
     stats = pool.stats()
-    assert (stats["lost"], stats["in_use"]) == (0, 0), stats
+    assert (stats["memory"]["lost"], stats["memory"]["in_use"]) == (0, 0), stats
     assert pinpool.torch.uninstall() == 0
     after = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
-    assert after.is_pinned() and pool.stats()["in_use"] == 0
-    print(json.dumps({"figure": "shim", **figures, "gets": stats["hits"] + stats["misses"]}))
+    assert after.is_pinned() and pool.stats()["memory"]["in_use"] == 0
+    print(json.dumps({"figure": "shim", **figures, "gets": stats["requests"]["hits"] + stats["requests"]["misses"]}))
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ pub(crate) fn after_step(world: &World) -> Check {
             continue;
         }
         counts(world, &stats).map_err(|what| format!("{what}; {stats:?}"))?;
-        if world.setup.tensorflow == 0 && short_path::is_open(pool) != (stats.waiting == 0) {
-            return Err(format!("{} gets wait, and the short path does not go by that", stats.waiting));
+        if world.setup.tensorflow == 0 && short_path::is_open(pool) != (stats.requests.waiting == 0) {
+            return Err(format!("{} gets wait, and the short path does not go by that", stats.requests.waiting));
         }
-        if stats.in_flight == 0 {
+        if stats.copies.in_flight == 0 {
             world.site.note_swept();
         }
         ledger(world, &stats).map_err(|what| format!("{what}; {stats:?}"))?;
@@ -40,24 +40,24 @@ pub(crate) fn after_step(world: &World) -> Check {
 /// The requests of a partition, and the bytes that are out: never more than its limit.
 fn account(world: &World, index: usize, stats: &Stats) -> Check {
     let tally = world.tallies.borrow()[index];
-    equal("gets", stats.gets, tally.gets)?;
-    equal("failed gets", stats.failed_gets, tally.failed)?;
-    if stats.in_use_bytes > stats.max_bytes.unwrap_or(u64::MAX) {
+    equal("gets", stats.requests.served, tally.gets)?;
+    equal("failed gets", stats.requests.failed, tally.failed)?;
+    if stats.memory.in_use_bytes > stats.limits.max_bytes.unwrap_or(u64::MAX) {
         return Err("over its limit".to_owned());
     }
     let held = world.held.borrow();
     let bytes: u64 = held.iter().filter(|held| held.pool == index).map(|held| held.len() as u64).sum();
-    if stats.in_use_bytes < bytes {
-        return Err(format!("{} B are claimed, and users hold {bytes} B", stats.in_use_bytes));
+    if stats.memory.in_use_bytes < bytes {
+        return Err(format!("{} B are claimed, and users hold {bytes} B", stats.memory.in_use_bytes));
     }
-    let is_unused = stats.waiting == 0 && !world.waiting.borrow().iter().any(|waiting| waiting.pool == index);
+    let is_unused = stats.requests.waiting == 0 && !world.waiting.borrow().iter().any(|waiting| waiting.pool == index);
     let is_out = bytes > 0 || world.pending.borrow().iter().any(|pending| pending.pool == index);
     let in_flight = world.pools.borrow()[0].as_ref().is_none_or(|pool| {
         let stats = pool.stats();
-        stats.in_flight > 0 || stats.lost > 0
+        stats.copies.in_flight > 0 || stats.memory.lost > 0
     });
-    if is_unused && !is_out && !in_flight && stats.in_use_bytes > 0 {
-        return Err(format!("{} B are claimed for nothing", stats.in_use_bytes));
+    if is_unused && !is_out && !in_flight && stats.memory.in_use_bytes > 0 {
+        return Err(format!("{} B are claimed for nothing", stats.memory.in_use_bytes));
     }
     Ok(())
 }
@@ -75,24 +75,27 @@ fn contents(world: &World) -> Check {
 fn counts(world: &World, stats: &Stats) -> Check {
     stats.validate().map_err(|error| error.to_string())?;
     // Those of partitions are among them.
-    equal("gets", stats.gets, world.tallies.borrow().iter().map(|tally| tally.gets).sum())?;
-    equal("failed gets", stats.failed_gets, world.tallies.borrow().iter().map(|tally| tally.failed).sum())?;
+    equal("gets", stats.requests.served, world.tallies.borrow().iter().map(|tally| tally.gets).sum())?;
+    equal("failed gets", stats.requests.failed, world.tallies.borrow().iter().map(|tally| tally.failed).sum())?;
     let held = world.held.borrow();
     let mine = held.iter();
     let pending = world.pending.borrow().len();
     // A get that waits may have been handed a buffer, which is in use although its task does not know of it yet.
     let waiting = world.waiting.borrow().len() as u64;
     let known = (mine.clone().count() + pending) as u64;
-    if !(known..=known + waiting).contains(&stats.in_use) {
-        return Err(format!("buffers in use: {} against {known}, and {waiting} wait: {stats:?}", stats.in_use));
+    if !(known..=known + waiting).contains(&stats.memory.in_use) {
+        return Err(format!("buffers in use: {} against {known}, and {waiting} wait: {stats:?}", stats.memory.in_use));
     }
     let bytes: u64 = mine.filter(|held| held.is_pinned()).map(|held| held.capacity() as u64).sum();
-    if stats.in_use_bytes < bytes {
-        return Err(format!("{} B are in use, and users hold {bytes} B", stats.in_use_bytes));
+    if stats.memory.in_use_bytes < bytes {
+        return Err(format!("{} B are in use, and users hold {bytes} B", stats.memory.in_use_bytes));
     }
     let is_faulty = world.device_failed.get() || world.site.memory().is_faulty();
-    if !is_faulty && (stats.lost > 0 || stats.lost_bytes > 0) {
-        return Err(format!("{} buffers and {} B are lost without a fault", stats.lost, stats.lost_bytes));
+    if !is_faulty && (stats.memory.lost > 0 || stats.memory.lost_bytes > 0) {
+        return Err(format!(
+            "{} buffers and {} B are lost without a fault",
+            stats.memory.lost, stats.memory.lost_bytes
+        ));
     }
     Ok(())
 }
@@ -100,17 +103,17 @@ fn counts(world: &World, stats: &Stats) -> Check {
 /// The source holds what the pool says.
 fn ledger(world: &World, stats: &Stats) -> Check {
     let memory = world.site.memory();
-    equal("bytes held by the source and by the pool", memory.held_bytes, stats.pinned_bytes)?;
-    if stats.peak_pinned_bytes < memory.peak_bytes {
-        return Err(format!("the peak is {} B, and {} B were held", stats.peak_pinned_bytes, memory.peak_bytes));
+    equal("bytes held by the source and by the pool", memory.held_bytes, stats.memory.held_bytes)?;
+    if stats.memory.peak_held_bytes < memory.peak_bytes {
+        return Err(format!("the peak is {} B, and {} B were held", stats.memory.peak_held_bytes, memory.peak_bytes));
     }
-    equal("bytes in transit at rest", stats.arena_transit_bytes, 0)?;
+    equal("bytes in transit at rest", stats.memory.transit_bytes, 0)?;
     if stats.backend != "simulated" || !stats.is_pinned {
         return Err("another back-end".to_owned());
     }
     if world.setup.tensorflow == 0 && world.setup.extra_page == 0 {
-        let net_bytes = stats.underlying.alloc_bytes - stats.underlying.free_bytes;
-        equal("bytes acquired and not released", net_bytes, stats.pinned_bytes)?;
+        let net_bytes = stats.memory.pin.bytes - stats.memory.unpin.bytes;
+        equal("bytes acquired and not released", net_bytes, stats.memory.held_bytes)?;
     }
     Ok(())
 }
@@ -118,35 +121,35 @@ fn ledger(world: &World, stats: &Stats) -> Check {
 /// All figures of the pool that time does not change.
 fn note(world: &World, stats: &Stats) {
     let figures = [
-        stats.pool_size_limit,
-        stats.gets,
-        stats.hits,
-        stats.failed_gets,
-        stats.fallbacks,
-        stats.puts,
-        stats.evicted,
-        stats.reclaimed,
-        stats.aged,
-        stats.buffers_in_pool,
-        stats.idle_bytes,
-        stats.in_use_bytes,
-        stats.in_flight,
-        stats.in_flight_bytes,
-        stats.oldest_in_flight.map_or(0, |age| u64::try_from(age.as_micros()).unwrap()),
-        stats.lost,
-        stats.lost_bytes,
-        stats.arena_free_bytes,
-        stats.awaiting_release_bytes,
-        stats.reserve_bytes,
-        stats.moves,
-        stats.pinned_bytes,
-        stats.peak_pinned_bytes,
-        stats.fallback_bytes,
-        stats.arena_overhead_bytes,
-        stats.smaller_regions,
-        stats.underlying.allocs,
-        stats.underlying.frees,
-        stats.underlying.failures,
+        stats.limits.max_idle_buffers,
+        stats.requests.served,
+        stats.requests.hits,
+        stats.requests.failed,
+        stats.requests.fallbacks,
+        stats.requests.returned,
+        stats.memory.evictions.over_limit,
+        stats.memory.evictions.reclaimed,
+        stats.memory.evictions.expired,
+        stats.memory.idle,
+        stats.memory.idle_bytes,
+        stats.memory.in_use_bytes,
+        stats.copies.in_flight,
+        stats.copies.in_flight_bytes,
+        stats.copies.oldest_age.map_or(0, |age| u64::try_from(age.as_micros()).unwrap()),
+        stats.memory.lost,
+        stats.memory.lost_bytes,
+        stats.memory.free_bytes,
+        stats.memory.awaiting_release_bytes,
+        stats.memory.reserve_bytes,
+        stats.memory.remap.count,
+        stats.memory.held_bytes,
+        stats.memory.peak_held_bytes,
+        stats.memory.fallback_bytes,
+        stats.memory.overhead_bytes,
+        stats.memory.smaller_regions,
+        stats.memory.pin.count,
+        stats.memory.unpin.count,
+        stats.memory.pin.failures + stats.memory.unpin.failures + stats.memory.remap.failures,
     ];
     figures.into_iter().for_each(|figure| world.note(figure));
     let (calls, queries) = (world.site.memory().calls, world.site.device().queries);

@@ -205,7 +205,7 @@ impl World {
 
     /// Buffers in flight.
     fn in_flight(&self) -> u64 {
-        self.pools.borrow()[0].as_ref().map_or(0, |pool| pool.stats().in_flight)
+        self.pools.borrow()[0].as_ref().map_or(0, |pool| pool.stats().copies.in_flight)
     }
 
     /// A copy has begun in this step: who is first in the queue of the pool or of a partition was woken, or has looked since.
@@ -217,7 +217,7 @@ impl World {
             let mine: Vec<_> = waiting.iter().filter(|waiting| waiting.pool == index).collect();
             // Those that have their claim wait in the queue of the pool, and came first.
             let stats = pool.as_ref().filter(|_| index > 0).map(Pool::stats);
-            let of_account = as_len(stats.map_or(0, |stats| stats.waiting)).min(mine.len());
+            let of_account = as_len(stats.map_or(0, |stats| stats.requests.waiting)).min(mine.len());
             let (claimed, claiming) = mine.split_at(mine.len() - of_account);
             if let Some(first) = claiming.first().filter(|first| sleeps(first)) {
                 return Err(format!(

@@ -240,19 +240,19 @@ impl Player {
 
 /// The figures of `pool` under the names and in the order of the format.
 fn figures(pool: &Pool) -> Value {
-    let stats = pool.stats();
+    let (stats, window) = (pool.stats(), pinpool::unstable::window(pool));
     json!({
-        "get_from_pool": stats.window.get_from_pool,
-        "put": stats.window.put,
-        "allocated": stats.window.allocated,
-        "evicted": stats.window.evicted,
-        "pool_size_limit": stats.pool_size_limit,
-        "buffers_in_pool": stats.buffers_in_pool,
-        "in_flight": stats.in_use + stats.in_flight,
-        "underlying_allocs": stats.underlying.allocs,
-        "underlying_frees": stats.underlying.frees,
-        "underlying_alloc_bytes": stats.underlying.alloc_bytes,
-        "underlying_free_bytes": stats.underlying.free_bytes,
-        "underlying_peak_bytes": stats.underlying.peak_bytes,
+        "get_from_pool": window.get_from_pool,
+        "put": window.put,
+        "allocated": window.allocated,
+        "evicted": window.evicted,
+        "pool_size_limit": stats.limits.max_idle_buffers,
+        "buffers_in_pool": stats.memory.idle,
+        "in_flight": stats.memory.in_use + stats.copies.in_flight,
+        "underlying_allocs": stats.memory.pin.count,
+        "underlying_frees": stats.memory.unpin.count,
+        "underlying_alloc_bytes": stats.memory.pin.bytes,
+        "underlying_free_bytes": stats.memory.unpin.bytes,
+        "underlying_peak_bytes": stats.memory.peak_held_bytes,
     })
 }

@@ -78,8 +78,8 @@ impl HitArgs {
             series.iter_mut().try_for_each(Series::round)?;
         }
         let stats = pool.stats();
-        if stats.failed_gets > 0 || stats.fallbacks > 0 {
-            let (failed, fallbacks) = (stats.failed_gets, stats.fallbacks);
+        if stats.requests.failed > 0 || stats.requests.fallbacks > 0 {
+            let (failed, fallbacks) = (stats.requests.failed, stats.requests.fallbacks);
             let why =
                 format!("{failed} gets failed and {fallbacks} fell back to unpinned memory: the figures are invalid");
             return Err(BenchError::Failure(why));

@@ -126,10 +126,10 @@ impl LoaderArgs {
             acquire_p50_us: micros(result.gets.per_mille(500)),
             acquire_p99_us: micros(result.gets.per_mille(990)),
             acquire_worst_us: micros(result.gets.max_ns()),
-            pins: stats.underlying.allocs,
+            pins: stats.memory.pin.count,
             requested_peak_bytes,
-            pinned_peak_bytes: stats.peak_pinned_bytes,
-            pinned_over_requested: quotient(stats.peak_pinned_bytes as f64, requested_peak_bytes.max(1) as f64),
+            pinned_peak_bytes: stats.memory.peak_held_bytes,
+            pinned_over_requested: quotient(stats.memory.peak_held_bytes as f64, requested_peak_bytes.max(1) as f64),
         })
     }
 }

@@ -55,7 +55,7 @@ pub(super) fn pool_builder(backend: Backend) -> PoolBuilder {
 pub(super) fn default_ceiling_bytes() -> Result<u64, Error> {
     // Under this preset a pool reserves no virtual range.
     let pool = pool_builder(Backend::Heap).preset(Preset::TensorFlow).max_bytes(Ceiling::Auto).build()?;
-    Ok(pool.stats().max_bytes.unwrap_or(u64::MAX))
+    Ok(pool.stats().limits.max_bytes.unwrap_or(u64::MAX))
 }
 
 /// Refuses what needs more memory than a pool gets here: beyond that the kernel kills the process without a message.

@@ -151,7 +151,7 @@ impl ReserveArgs {
         let (first, pool, begun) = self.first_of(backend, bytes, false)?;
         let (mut gets, mut kept) = (Vec::new(), Vec::new());
         let most = usize::try_from(bytes / KEPT_SHARE / self.size.max(1)).unwrap_or(usize::MAX);
-        while pool.stats().pinned_fraction < 1.0 && begun.elapsed() < PATIENCE && kept.len() < most {
+        while pool.stats().memory.reserve_fraction() < 1.0 && begun.elapsed() < PATIENCE && kept.len() < most {
             let asked = Instant::now();
             let buf = pool.get(self.len())?;
             gets.push(asked.elapsed());

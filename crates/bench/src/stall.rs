@@ -174,11 +174,11 @@ impl StallRun<'_> {
         let mut resizing = Resizing::default();
         while begun.elapsed() < seconds && !self.is_over() {
             self.rest(step);
-            let before = self.pool.stats().underlying;
+            let before = self.pool.stats().memory;
             self.next_stage();
             let buffers = (0..gets).map(|_| self.pool.get(GET_BYTES)).collect::<Result<Vec<_>, _>>()?;
             self.next_stage();
-            let grown = self.pool.stats().underlying;
+            let grown = self.pool.stats().memory;
             self.rest(step);
             self.next_stage();
             drop(buffers);
@@ -186,8 +186,8 @@ impl StallRun<'_> {
             self.next_stage();
             let stats = self.pool.stats();
             resizing.rounds += 1;
-            resizing.grown_bytes += grown.alloc_bytes - before.alloc_bytes;
-            resizing.releases += stats.underlying.frees - grown.frees;
+            resizing.grown_bytes += grown.pin.bytes - before.pin.bytes;
+            resizing.releases += stats.memory.unpin.count - grown.unpin.count;
             self.rest(step);
             self.next_stage();
             while self.stage.load(Ordering::Relaxed) % STAGES.len() == PAUSE_STAGE && !self.is_over() {

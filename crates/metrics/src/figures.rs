@@ -1,7 +1,7 @@
 //! Each metric with where its figure stands in what a pool shows of itself: the object of JSON that its socket sends.
 
 use metrics::Unit;
-use pinpool::Histogram;
+use pinpool::stats::Histogram;
 use serde_json::Value;
 
 /// What a metric is.
@@ -177,7 +177,12 @@ pub const METRICS: &[Metric] = &[
         "Buffers by state",
         From::Each(
             "state",
-            &[("used", "/in_use"), ("idle", "/buffers_in_pool"), ("in_flight", "/in_flight"), ("lost", "/lost")],
+            &[
+                ("used", "/memory/in_use"),
+                ("idle", "/memory/idle"),
+                ("in_flight", "/copies/in_flight"),
+                ("lost", "/memory/lost"),
+            ],
         ),
     ),
     gauge(
@@ -187,11 +192,11 @@ pub const METRICS: &[Metric] = &[
         From::Each(
             "state",
             &[
-                ("used", "/in_use_bytes"),
-                ("idle", "/idle_bytes"),
-                ("in_flight", "/in_flight_bytes"),
-                ("lost", "/lost_bytes"),
-                ("free", "/arena_free_bytes"),
+                ("used", "/memory/in_use_bytes"),
+                ("idle", "/memory/idle_bytes"),
+                ("in_flight", "/copies/in_flight_bytes"),
+                ("lost", "/memory/lost_bytes"),
+                ("free", "/memory/free_bytes"),
             ],
         ),
     ),
@@ -203,65 +208,98 @@ pub const METRICS: &[Metric] = &[
         "Age of the oldest buffer that is out, by tag",
         From::Owners("oldest_seconds"),
     ),
-    gauge("pinpool.unpinned.buffers", Unit::Count, "Buffers that are not pinned", From::At("/fallback_buffers")),
-    gauge("pinpool.unpinned.bytes", Unit::Bytes, "Bytes of buffers that are not pinned", From::At("/fallback_bytes")),
-    gauge("pinpool.held.bytes", Unit::Bytes, "Bytes held from the back-end, in any state", From::At("/pinned_bytes")),
+    gauge("pinpool.unpinned.buffers", Unit::Count, "Buffers that are not pinned", From::At("/memory/fallback_buffers")),
+    gauge(
+        "pinpool.unpinned.bytes",
+        Unit::Bytes,
+        "Bytes of buffers that are not pinned",
+        From::At("/memory/fallback_bytes"),
+    ),
+    gauge(
+        "pinpool.held.bytes",
+        Unit::Bytes,
+        "Bytes held from the back-end, in any state",
+        From::At("/memory/held_bytes"),
+    ),
     gauge(
         "pinpool.awaiting_release.bytes",
         Unit::Bytes,
         "Free bytes that go back when no copy is in flight",
-        From::At("/awaiting_release_bytes"),
+        From::At("/memory/awaiting_release_bytes"),
     ),
-    gauge("pinpool.reserve.bytes", Unit::Bytes, "Bytes of the reserve that are pinned", From::At("/reserve_bytes")),
+    gauge(
+        "pinpool.reserve.bytes",
+        Unit::Bytes,
+        "Bytes of the reserve that are pinned",
+        From::At("/memory/reserve_bytes"),
+    ),
     gauge(
         "pinpool.reserve.asked.bytes",
         Unit::Bytes,
         "Bytes of the reserve that were asked for",
-        From::At("/reserve_asked_bytes"),
+        From::At("/memory/reserve_target_bytes"),
     ),
-    gauge("pinpool.max.bytes", Unit::Bytes, "The ceiling on the bytes held", From::At("/max_bytes")),
-    gauge("pinpool.idle.max", Unit::Count, "Most idle buffers that the pool keeps", From::At("/pool_size_limit")),
-    gauge("pinpool.pending_requests", Unit::Count, "Gets that wait for memory now", From::At("/waiting")),
+    gauge("pinpool.max.bytes", Unit::Bytes, "The ceiling on the bytes held", From::At("/limits/max_bytes")),
+    gauge(
+        "pinpool.idle.max",
+        Unit::Count,
+        "Most idle buffers that the pool keeps",
+        From::At("/limits/max_idle_buffers"),
+    ),
+    gauge("pinpool.pending_requests", Unit::Count, "Gets that wait for memory now", From::At("/requests/waiting")),
     gauge(
         "pinpool.in_flight.oldest_time",
         Unit::Seconds,
         "Age of the oldest copy in flight; 0 without one",
-        From::OrZero("/oldest_in_flight_seconds"),
+        From::OrZero("/copies/oldest_age_seconds"),
     ),
     counter(
         "pinpool.gets",
         Unit::Count,
         "Gets by result",
-        From::Each("result", &[("hit", "/hits"), ("miss", "/misses"), ("failed", "/failed_gets")]),
+        From::Each(
+            "result",
+            &[("hit", "/requests/hits"), ("miss", "/requests/misses"), ("failed", "/requests/failed")],
+        ),
     ),
-    counter("pinpool.misses", Unit::Count, "Misses by reason", From::Fields("reason", "/miss_reasons")),
+    counter("pinpool.misses", Unit::Count, "Misses by reason", From::Fields("reason", "/requests/miss_reasons")),
     counter(
         "pinpool.evictions",
         Unit::Count,
         "Buffers that left the pool, by reason",
-        From::Fields("reason", "/eviction_reasons"),
+        From::Fields("reason", "/memory/evictions"),
     ),
-    counter("pinpool.timeouts", Unit::Count, "Gets whose wait ran out", From::At("/timeouts")),
-    counter("pinpool.fallbacks", Unit::Count, "Gets that got memory that is not pinned", From::At("/fallbacks")),
-    counter("pinpool.limit.raises", Unit::Count, "Raises of the count limit", From::At("/raises")),
+    counter("pinpool.timeouts", Unit::Count, "Gets whose wait ran out", From::At("/requests/timeouts")),
+    counter(
+        "pinpool.fallbacks",
+        Unit::Count,
+        "Gets that got memory that is not pinned",
+        From::At("/requests/fallbacks"),
+    ),
+    counter("pinpool.limit.raises", Unit::Count, "Raises of the count limit", From::At("/limits/raises")),
     counter(
         "pinpool.requested.bytes",
         Unit::Bytes,
         "Asked for by gets that found nothing idle at once",
-        From::At("/requested/bytes"),
+        From::At("/requests/requested_bytes"),
     ),
     counter(
         "pinpool.given.bytes",
         Unit::Bytes,
         "Given to these gets, rounding included",
-        From::At("/requested/class_bytes"),
+        From::At("/requests/granted_bytes"),
     ),
-    counter("pinpool.page_locked.bytes", Unit::Bytes, "Page-locked by all calls so far", From::OfArena("/pin/bytes")),
+    counter(
+        "pinpool.page_locked.bytes",
+        Unit::Bytes,
+        "Page-locked by all calls so far",
+        From::OfArena("/memory/pin/bytes"),
+    ),
     counter(
         "pinpool.released.bytes",
         Unit::Bytes,
         "Given back to the system by all calls so far",
-        From::OfArena("/unpin/bytes"),
+        From::OfArena("/memory/unpin/bytes"),
     ),
     counter(
         "pinpool.call.failures",
@@ -269,13 +307,17 @@ pub const METRICS: &[Metric] = &[
         "Calls of the back-end that failed",
         From::EachOfArena(
             "call",
-            &[("pin", "/pin/failures"), ("unpin", "/unpin/failures"), ("remap", "/remap/failures")],
+            &[
+                ("pin", "/memory/pin/failures"),
+                ("unpin", "/memory/unpin/failures"),
+                ("remap", "/memory/remap/failures"),
+            ],
         ),
     ),
-    times("pinpool.create_time", "Calls that page-lock memory", From::OfArena("/pin/time")),
-    times("pinpool.release_time", "Calls that give memory back to the system", From::OfArena("/unpin/time")),
-    times("pinpool.move_time", "Calls that move memory to another address", From::OfArena("/remap/time")),
-    times("pinpool.wait_time", "Waits of gets for memory", From::At("/wait_time")),
-    times("pinpool.use_time", "From a get that missed to its put", From::At("/use_time")),
-    times("pinpool.in_flight_time", "From a put with copies to their end", From::At("/in_flight_time")),
+    times("pinpool.create_time", "Calls that page-lock memory", From::OfArena("/memory/pin/time")),
+    times("pinpool.release_time", "Calls that give memory back to the system", From::OfArena("/memory/unpin/time")),
+    times("pinpool.move_time", "Calls that move memory to another address", From::OfArena("/memory/remap/time")),
+    times("pinpool.wait_time", "Waits of gets for memory", From::At("/requests/wait_time")),
+    times("pinpool.use_time", "From a get that missed to its put", From::At("/requests/use_time")),
+    times("pinpool.in_flight_time", "From a put with copies to their end", From::At("/copies/time")),
 ];

@@ -37,10 +37,10 @@
 //! | `pinpool.pending_requests` | gauge | |
 //! | `pinpool.in_flight.oldest_time` | gauge, seconds | |
 //! | `pinpool.gets` | counter | `result`: `hit`, `miss`, `failed` |
-//! | `pinpool.misses` | counter | `reason`: a field of [`MissReasons`](pinpool::MissReasons) |
-//! | `pinpool.evictions` | counter | `reason`: a field of [`EvictionReasons`](pinpool::EvictionReasons) |
+//! | `pinpool.misses` | counter | `reason`: a field of [`MissReasons`](pinpool::stats::MissReasons) |
+//! | `pinpool.evictions` | counter | `reason`: a field of [`EvictionReasons`](pinpool::stats::EvictionReasons) |
 //! | `pinpool.timeouts`, `pinpool.fallbacks`, `pinpool.limit.raises` | counter | |
-//! | `pinpool.requested.bytes`, `pinpool.given.bytes` | counter | [`Stats::requested`](pinpool::Stats::requested) |
+//! | `pinpool.requested.bytes`, `pinpool.given.bytes` | counter | [`RequestStats`](pinpool::stats::RequestStats) |
 //! | `pinpool.page_locked.bytes`, `pinpool.released.bytes` | counter | sums over all calls |
 //! | `pinpool.call.failures` | counter | `call`: `pin`, `unpin`, `remap` |
 //! | `pinpool.create_time`, `pinpool.release_time`, `pinpool.move_time` | histogram, seconds | a page-lock; a release; a move |
@@ -48,7 +48,7 @@
 //!
 //! # Histograms
 //!
-//! The pool counts durations in powers of two ([`Histogram`](pinpool::Histogram)), since a recorder that is called at each event would run inside
+//! The pool counts durations in powers of two ([`Histogram`](pinpool::stats::Histogram)), since a recorder that is called at each event would run inside
 //! gets. A report passes on what came since the last one, each duration as the middle of its power of two: counts are exact,
 //! and the sum and a single value are off by a factor of 1.42 at most. An exporter whose buckets end at
 //! [`bucket_bounds`] shows exactly what the pool counted.
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn what_is_new_is_passed_on_once_as_the_middle_of_its_power_of_two() {
         let durations = |nanos: &[u64]| {
-            let mut times = pinpool::Histogram::default();
+            let mut times = pinpool::stats::Histogram::default();
             nanos.iter().for_each(|nanos| times.record(std::time::Duration::from_nanos(*nanos)));
             let object = json!({ "wait_time": times });
             let metric = METRICS.iter().find(|metric| metric.name == "pinpool.wait_time").unwrap();

@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn buckets_add_up_to_the_count() {
-        let mut times = pinpool::Histogram::default();
+        let mut times = pinpool::stats::Histogram::default();
         [100, 300, 300, 1 << 50].into_iter().for_each(|nanos| times.record(std::time::Duration::from_nanos(nanos)));
         let object = serde_json::json!({ "wait_time": times });
         // As it comes from a socket.

@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::format::{TraceError, TraceOp};
-use super::kind::SourceKind;
 use super::priced::{Calls, Ledger};
-use super::report::{ReplayOutcome, ReplayReport};
+use super::report::ReplayReport;
+use super::sim::SourceKind;
 use super::watch::Watch;
 use super::workload::{Workload, error_at};
 use pinpool::DEFAULT_ALIGN;
@@ -158,7 +158,7 @@ impl<'a> Player<'a> {
     }
 
     /// Performs all of `workload`.
-    pub(super) fn play(mut self, workload: &Workload) -> Result<ReplayOutcome, TraceError> {
+    pub(super) fn play(mut self, workload: &Workload) -> Result<ReplayReport, TraceError> {
         self.tally.half_gets = workload.gets() / 2;
         match workload.threads().filter(|_| workload.has_waited() || self.max_bytes.is_some()) {
             Some(threads) => self.play_threads(threads)?,
@@ -232,7 +232,7 @@ impl<'a> Player<'a> {
         if bytes > 0 {
             self.tally.gets += 1;
             if self.tally.gets == self.tally.half_gets {
-                self.tally.page_locks_at_half = self.pool.stats().underlying.allocs;
+                self.tally.page_locks_at_half = self.pool.stats().memory.pin.count;
             }
         }
         Ok(())
@@ -265,14 +265,14 @@ impl<'a> Player<'a> {
             let stops_us = [Some(now_us + POLL_EVERY_US), Some(settled_us), expires_us].into_iter().flatten();
             let next_us = stops_us.filter(|&stop_us| stop_us > now_us).fold(end_us, u64::min);
             let step_us = next_us - now_us;
-            self.tally.pinned_byte_us += u128::from(self.pool.stats().pinned_bytes) * u128::from(step_us);
+            self.tally.pinned_byte_us += u128::from(self.pool.stats().memory.held_bytes) * u128::from(step_us);
             self.clock.advance_us(step_us);
             look(&self.pool);
             self.prepare(now_us);
             self.serve()?;
             self.show(false);
             if self.clock.now_us() == settled_us {
-                self.tally.pinned_after_settling = Some(self.pool.stats().pinned_bytes);
+                self.tally.pinned_after_settling = Some(self.pool.stats().memory.held_bytes);
             }
         }
     }
@@ -328,59 +328,53 @@ impl<'a> Player<'a> {
     }
 
     /// Lets the minute after the last put pass, unless the trace did, and fills in the report.
-    fn finish(mut self, peak_requested_bytes: u64) -> Result<ReplayOutcome, Error> {
+    fn finish(mut self, peak_requested_bytes: u64) -> Result<ReplayReport, Error> {
         let lasted_us = u128::from(self.clock.now_us());
         let mean_pinned_bytes = match self.tally.pinned_byte_us.checked_div(lasted_us) {
             Some(bytes) => u64::try_from(bytes).unwrap_or(u64::MAX),
-            None => self.pool.stats().pinned_bytes,
+            None => self.pool.stats().memory.held_bytes,
         };
         let pinned_after_60s_bytes = match self.tally.pinned_after_settling {
             Some(bytes) => bytes,
             None => {
                 self.advance(self.tally.last_put_us + SETTLING_US - self.clock.now_us())?;
-                self.pool.stats().pinned_bytes
+                self.pool.stats().memory.held_bytes
             }
         };
         let stats = self.pool.stats();
-        let page_locks = stats.underlying.allocs;
-        let report = ReplayReport {
+        let page_locks = stats.memory.pin.count;
+        Ok(ReplayReport {
             preset: stats.preset,
             rounding: self.pool.config().rounding.name(),
             source: self.source.name(),
             page_locks,
             late_page_locks: page_locks - self.tally.page_locks_at_half,
-            bytes_locked: stats.underlying.alloc_bytes,
-            peak_pinned_bytes: stats.peak_pinned_bytes,
+            bytes_locked: stats.memory.pin.bytes,
+            peak_pinned_bytes: stats.memory.peak_held_bytes,
             peak_requested_bytes,
             mean_pinned_bytes,
             pinned_after_60s_bytes,
             gets: self.tally.gets,
-            front_hits: stats.hits,
-            evicted: stats.evicted,
-            reclaimed: stats.reclaimed,
-            raises: stats.raises,
-            lowers: stats.lowers,
+            front_hits: stats.requests.hits,
+            evicted: stats.memory.evictions.over_limit,
+            reclaimed: stats.memory.evictions.reclaimed,
+            raises: stats.limits.raises,
+            lowers: stats.limits.lowers,
             waits: self.tally.waits,
             fallbacks: self.tally.fallbacks,
-            pool_size_limit: stats.pool_size_limit,
+            pool_size_limit: stats.limits.max_idle_buffers,
             max_bytes: self.max_bytes,
             slow_gets: self.tally.slow_gets,
             worst_moves_us: self.tally.worst_moves_ns / 1_000,
             moved_bytes: self.tally.moved_bytes,
             prepared_bytes: self.tally.prepared_bytes,
-        };
-        let (releases, released_bytes) = (stats.underlying.frees, stats.underlying.free_bytes);
-        let moving_ns = self.tally.moving_ns;
-        Ok(ReplayOutcome {
-            report,
-            releases,
-            released_bytes,
+            releases: stats.memory.unpin.count,
+            released_bytes: stats.memory.unpin.bytes,
             asked_at_peak_bytes: self.tally.asked_at_peak_bytes,
-            moving_ns,
+            moving_ns: self.tally.moving_ns,
             waited_us: self.tally.waited_us,
             ended_us: self.tally.last_put_us,
-            checks: 0,
-            last_lines: None,
+            ..ReplayReport::default()
         })
     }
 }

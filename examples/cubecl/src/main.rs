@@ -63,6 +63,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let back = through_device(bytes(batch))?;
     println!("sum {}", bytemuck::cast_slice::<u8, f32>(&back).iter().sum::<f32>());
     drop(back);
-    println!("{} of {} buffers are put back", pool.stats().puts, pool.stats().gets);
+    println!("{} of {} buffers are put back", pool.stats().requests.returned, pool.stats().requests.served);
     Ok(())
 }

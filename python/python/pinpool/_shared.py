@@ -184,7 +184,7 @@ class SharedPool:
             # Batches of a circle of references, of which most are young, and those whose copies are over.
             gc.collect(generation)
             self.poll()
-            held = self.counts()["held"] - self.stats()["in_flight"]
+            held = self.counts()["held"] - self.stats()["copies"]["in_flight"]
             if held + needed <= self.buffers:
                 return
         if needed > 0 and held + needed > self.buffers:

@@ -19,9 +19,9 @@ use super::super::waiters::{Look, Server, Turn, Waiters, deadline};
 use super::{Block, Core, POOLS};
 use crate::error::{ErrorKind, Result};
 use crate::maintenance_thread::Reminder;
-use crate::quota::{Budget, Claim, RoomWatcher};
+use crate::quota::{Budget, BudgetOwner, Claim};
 use crate::size_class::Class;
-use crate::stats::{Histogram, Stats};
+use crate::stats::{Histogram, LimitStats, MemoryStats, RequestStats, Stats};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
 
@@ -298,27 +298,30 @@ impl Account {
         let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (hits, misses, used_bytes) =
             (counted(&self.counts.hits), counted(&self.counts.misses), self.budget.used_bytes());
-        let mut stats = Stats {
-            gets: hits + misses,
+        let requests = RequestStats {
+            served: hits + misses,
             hits,
             misses,
-            failed_gets: counted(&self.counts.failed),
+            failed: counted(&self.counts.failed),
             waits: self.waiters.total(),
             waiting: self.waiters.waiting(),
             timeouts: counted(&self.counts.timeouts),
             wait_time: *self.counts.waits.lock(),
-            in_use_bytes: used_bytes,
-            pinned_bytes: used_bytes,
-            peak_pinned_bytes: counted(&self.counts.peak_bytes),
-            ..stats
+            ..RequestStats::default()
         };
-        self.budget.fill(&mut stats);
-        stats
+        let memory = MemoryStats {
+            in_use_bytes: used_bytes,
+            held_bytes: used_bytes,
+            peak_held_bytes: counted(&self.counts.peak_bytes),
+            ..MemoryStats::default()
+        };
+        let limits = LimitStats { max_bytes: self.budget.max_bytes(), ..LimitStats::default() };
+        Stats { requests, memory, limits, ..stats }
     }
 }
 
-impl RoomWatcher for Account {
-    fn room_was_made(&self) {
+impl BudgetOwner for Account {
+    fn bytes_returned(&self) {
         if self.waiters.has_waiters() {
             self.waiters.wake_first();
         }

@@ -19,8 +19,8 @@ impl Core {
         if let Some(thread) = self.thread {
             thread.remove(std::ptr::from_ref(self).cast());
         }
-        if let Some(domain) = self.backing().domain() {
-            domain.cancel_reserve();
+        if let Some(arena) = self.backing().arena() {
+            arena.cancel_reserve();
         }
         self.report_end();
         self.stock.lifetime().seal();
@@ -37,7 +37,7 @@ impl Core {
     pub(crate) fn refuse_requests(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         self.stock.give_up(SourceError::new("the pool", "is closed"), self.time.coarse_us());
-        self.backing().domain().into_iter().for_each(|domain| domain.cancel_reserve());
+        self.backing().arena().into_iter().for_each(|arena| arena.cancel_reserve());
         self.trim(0);
         self.waiters.wake_all();
         self.existing_accounts().iter().for_each(|account| account.close());
@@ -71,6 +71,7 @@ impl Core {
     fn close(&self) {
         let begun = Instant::now();
         self.await_copies();
+        self.record_last_snapshot();
         let Ended { swept, abandoned, recovered, failed } = self.in_flight.end();
         self.complete(swept);
         self.recover(recovered);

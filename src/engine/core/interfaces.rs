@@ -1,10 +1,7 @@
 //! The pool as its domain and the maintenance thread see it.
 
-use std::sync::Arc;
-
 use super::super::memory::PoolView;
 use super::Core;
-use crate::ledger::SharedCeiling;
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::stats::EvictionReason;
 
@@ -44,9 +41,8 @@ impl PoolView for Core {
 impl Maintained for Core {
     fn maintain(&self) {
         self.give_to_others();
-        let wanted = self.wanted_of_ledger.bytes();
-        let has_room = |ledger: Arc<SharedCeiling>| ledger.host_ledger().is_none() && ledger.room_for(wanted) >= wanted;
-        if wanted > 0 && self.backing().ledger().is_some_and(has_room) {
+        let (wanted, budget) = (self.wanted_of_ledger.bytes(), self.backing().budget());
+        if wanted > 0 && budget.host().is_none() && budget.room_for(wanted).shared_bytes >= wanted {
             // Another pool of the process has made it, which wakes this thread alone.
             self.wake_waiters();
         }

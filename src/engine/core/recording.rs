@@ -87,6 +87,6 @@ mod tests {
             drop(pool.get(4096).unwrap());
             assert!(pool.core().shard_at_hand().is_none() && !pool.core().has_short_path());
         }
-        assert_eq!(pool.stats().hits, 3);
+        assert_eq!(pool.stats().requests.hits, 3);
     }
 }

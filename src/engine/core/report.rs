@@ -68,14 +68,13 @@ impl Core {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
-        let is_by_account =
-            matches!(&refusal, Refusal::Over { over: QuotaExceeded { level: Level::Partition, .. }, .. });
+        let is_by_account = matches!(&refusal, Refusal::Over { over: QuotaExceeded { level: Level::Account, .. }, .. });
         let account = wanted.account.as_ref().filter(|_| is_by_account);
         let stats = account.map_or_else(|| self.stats(), |account| account.stats());
         let asked_bytes = wanted.len as u64;
         let (needed_bytes, refused) = match &refusal {
             Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
-                let (found, remedy) = self.backing().ledger_in_words(*needed_bytes);
+                let (found, remedy) = self.backing().budget().shared_in_words(*needed_bytes);
                 (*needed_bytes, Refused::Ledger { found, remedy })
             }
             Refusal::Over { needed_bytes, over } => {
@@ -100,7 +99,7 @@ impl Core {
         let request = Request { asked_bytes, needed_bytes, tag, is_reserve: nth == 0, refused };
         let mut dump = self.dump_of(&stats, Some(request));
         if is_by_account {
-            dump.limit = self.backing().limit_name(Level::Partition);
+            dump.limit = self.backing().limit_name(Level::Account);
         }
         let dump = Arc::new(dump);
         if nth > 0 {
@@ -116,9 +115,13 @@ impl Core {
     pub(super) fn report_end(&self) {
         let stats = self.stats();
         self.log.ended(&stats);
-        if stats.in_use > 0 {
+        if stats.memory.in_use > 0 {
             let known = self.owners.buffers(self.time.now_us());
-            self.log.still_out(stats.in_use + stats.in_flight, stats.in_use_bytes + stats.in_flight_bytes, &known);
+            self.log.still_out(
+                stats.memory.in_use + stats.copies.in_flight,
+                stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
+                &known,
+            );
         }
     }
 
@@ -132,8 +135,8 @@ impl Core {
             owners: self.owners_of(stats),
             usage: usage_report(stats),
             longest_free_bytes: if is_forked { 0 } else { self.backing().longest_free_bytes() },
-            peak_bytes: stats.peak_pinned_bytes,
-            oldest_copy: stats.oldest_in_flight.zip(stats.oldest_in_flight_stream),
+            peak_bytes: stats.memory.peak_held_bytes,
+            oldest_copy: stats.copies.oldest_age.zip(stats.copies.oldest_stream),
             host: if is_forked { None } else { self.system.at(self.time.coarse_us()) },
             request,
             judged: self.judged(),
@@ -151,8 +154,8 @@ impl Core {
         // Saturating: buffers come and go between the two readings.
         owners.extend(Owner::untagged(
             UNTAGGED,
-            (stats.in_use + stats.in_flight).saturating_sub(buffers),
-            (stats.in_use_bytes + stats.in_flight_bytes).saturating_sub(bytes),
+            (stats.memory.in_use + stats.copies.in_flight).saturating_sub(buffers),
+            (stats.memory.in_use_bytes + stats.copies.in_flight_bytes).saturating_sub(bytes),
         ));
         owners.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.tag.cmp(&other.tag)));
         owners

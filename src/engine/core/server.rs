@@ -7,7 +7,6 @@ use super::super::memory::{Refusal, SlowCalls, Stop};
 use super::super::waiters::{Server, Waiters};
 use super::attention::Reason;
 use super::verdicts::nanos;
-use super::waiting::reason_of;
 use super::{Block, Core};
 use crate::error::Result;
 use crate::maintenance_thread::pause_for_copies;
@@ -38,13 +37,13 @@ impl Server for Core {
             return Ok(block);
         }
         if !self.backing().could_hold(class) {
-            let block = self.fall_back(class.bytes, class, refused);
+            let block = self.fall_back(class.bytes, class);
             return block.ok_or_else(|| self.backing().refusal_for_good(class).into());
         }
         let (begun, is_early) = (Instant::now(), self.backoff.is_early(refused));
         let (plans, until) = calls.until();
         let calls = if is_early && calls != SlowCalls::None { SlowCalls::Held(plans, until) } else { calls };
-        let attempt = || self.acquire(class, calls, Some(reason_of(refused)));
+        let attempt = || self.acquire(class, calls);
         let acquired = match attempt() {
             Err(_) if matches!(calls, SlowCalls::Held(..)) => Err(refused.clone().into()),
             Err(Stop::Refused(refusal)) if self.note_want(&refusal) => attempt(),

@@ -15,9 +15,9 @@ impl Core {
         self.ask_again(usize::MAX);
         self.backing().release_refused();
         self.look();
-        if let Some(domain) = self.backing().domain().filter(|_| self.thread.is_none()) {
-            domain.arena().prepare_hole(self.time.coarse_us());
-            domain.reserve_turn(self.time.coarse_us());
+        if let Some(arena) = self.backing().arena().filter(|_| self.thread.is_none()) {
+            arena.prepare_hole(self.time.coarse_us());
+            arena.reserve_turn(self.time.coarse_us());
         }
     }
 
@@ -69,23 +69,23 @@ impl Core {
             self.shortage.end_if_calm(&self.log, now_us);
         }
         if self.in_flight.count() > 0 {
+            // The thread looks several times a second: while it did not, the process was stopped, and no copy was seen to end.
+            if self.thread.is_some() && tick.late_us > LATE_US {
+                self.in_flight.leave_out(tick.late_us, now_us);
+            }
             let stuck = self.in_flight.newly_stuck(now_us, STUCK_AFTER);
             let log = |PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream);
             stuck.into_iter().for_each(log);
         }
-        if let Some(domain) = self.backing().domain() {
+        if let Some(arena) = self.backing().arena() {
             self.stock.expire(now_us);
             self.close_if_unused();
-            domain.tick(self, now_us, || self.trim(0));
+            arena.tick(self, now_us, || self.trim(0));
         }
         self.stock.report_growth(&mut tick);
         drop(tick);
-        self.sample_peaks();
         self.report_verdict(now_us);
-        let held_bytes = || self.backing().held_bytes();
-        if let Some((max_bytes, why)) =
-            self.ceiling.follow(self.time.on_clock(now_us), held_bytes, |source| self.follow_for_process(source))
-        {
+        if let Some((max_bytes, why)) = self.limit.change(now_us, || self.backing().budget().auto_bytes()) {
             self.apply_ceiling(max_bytes, &why);
         }
         self.stock.enforce_limits(self, now_us);

@@ -8,10 +8,11 @@ use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 use super::Core;
+use crate::driver;
 use crate::dump::Owner;
 use crate::quota::Level;
 use crate::size_class::Class;
-use crate::stats::{Calls, Stats};
+use crate::stats::{Calls, MemoryStats};
 
 /// The judge, and what gets that found no memory at once would have needed. Relaxed: figures.
 #[derive(Debug, Default)]
@@ -44,11 +45,19 @@ impl Core {
             return;
         }
         // Another thread that looks is enough.
-        let Some(true) = self.verdicts.judge.try_lock().map(|judge| judge.is_due(now_us)) else { return };
+        let Some(is_due) = self.verdicts.judge.try_lock().map(|judge| judge.is_due(now_us)) else { return };
+        let is_recorded = self.recorder().is_some_and(|recorder| recorder.wants_snapshot(now_us));
+        if !is_due && !is_recorded {
+            return;
+        }
         // Under no lock: it may read files, to name where buffers were got.
         let snapshot = self.snapshot();
         let Some(mut judge) = self.verdicts.judge.try_lock() else { return };
-        if judge.look(now_us, snapshot).is_none() {
+        let has_ended = judge.look(now_us, snapshot.clone()).is_some();
+        if let Some(recorder) = self.recorder().filter(|_| has_ended || is_recorded) {
+            recorder.snapshot(now_us, snapshot);
+        }
+        if !has_ended {
             return;
         }
         self.verdicts.failure.lock().take();
@@ -63,18 +72,19 @@ impl Core {
         }
     }
 
+    /// Records the state of a pool that ends.
+    pub(super) fn record_last_snapshot(&self) {
+        if let Some(recorder) = self.recorder() {
+            recorder.snapshot(self.time.now_us(), self.snapshot());
+        }
+    }
+
     /// The judgement of the last window, or of the time so far.
     pub(crate) fn why(&self) -> Judgement {
         let (now_us, snapshot) = (self.time.coarse_us(), self.snapshot());
-        // In a child of `fork` a thread that does not exist here may hold the locks.
-        let (is_forked, unknown) = (self.is_forked(), Judge::default());
-        let judge = if is_forked { None } else { self.verdicts.judge.try_lock() };
-        let judge = judge.as_deref().unwrap_or(&unknown);
-        let failure = if is_forked { None } else { self.verdicts.failure.lock().clone() };
-        match failure.filter(|_| !judge.latest().is_some_and(|latest| latest.is_alarm)) {
-            Some((cause, likely)) => judge.why(now_us, &snapshot).of_failure(cause, likely),
-            None => judge.why(now_us, &snapshot),
-        }
+        // In a child of `fork` a thread that does not exist here may hold the lock.
+        let judge = if self.is_forked() { None } else { self.verdicts.judge.try_lock() };
+        judge.as_deref().unwrap_or(&Judge::default()).why(now_us, &snapshot)
     }
 
     /// The judgement of the last window, if there was one and no thread judges now.
@@ -82,55 +92,64 @@ impl Core {
         if self.is_forked() { None } else { self.verdicts.judge.try_lock()?.latest().cloned() }
     }
 
-    fn snapshot(&self) -> Snapshot {
+    /// What the judge sees now.
+    pub(crate) fn snapshot(&self) -> Snapshot {
         let (stats, is_direct) = (self.stats(), !self.backing().has_arena());
         let needed_bytes = self.verdicts.needed_bytes.load(Ordering::Relaxed);
         // A wait counts while it lasts, not in the window that it ends in.
         let in_line = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
-        let waited = stats.wait_time.total() + in_line;
+        let waited = stats.requests.wait_time.total() + in_line;
         let limit = self.backing().limit_name(Level::Pool);
-        let has_limit = limit != "PINPOOL_MAX_BYTES" || stats.max_bytes.is_some() || stats.ledger.is_some();
+        let has_limit =
+            limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();
         let nanos = |calls: &Calls| nanos(calls.time.total());
-        let Stats { ref pin, ref unpin, ref remap, ref miss_reasons, .. } = stats;
+        let MemoryStats { pin, unpin, remap, .. } = &stats.memory;
         let place = |tag: &str| if self.config.code.call_stacks > 0 { self.owners.place(tag) } else { None };
         let holder = |owner: &Owner| Holder { place: place(&owner.tag), ..owner.holder() };
         let classes = if is_direct { self.class_stats() } else { Vec::new() };
         Snapshot {
-            gets: stats.gets + stats.failed_gets,
-            misses: stats.misses,
+            gets: stats.requests.served + stats.requests.failed,
+            misses: stats.requests.misses,
             // Under `tensorflow` a buffer that was evicted earlier is one too few, not one of another size.
-            new_lengths: if is_direct { miss_reasons.first_of_size } else { self.accounts.new_lengths() },
-            puts: stats.puts,
+            new_lengths: if is_direct {
+                stats.requests.miss_reasons.first_of_size
+            } else {
+                self.accounts.new_lengths()
+            },
+            puts: stats.requests.returned,
             remote_puts: None,
-            evicted: stats.evicted,
+            evicted: stats.memory.evictions.over_limit,
             short_gets: self.verdicts.short_gets.load(Ordering::Relaxed),
-            failed_gets: stats.failed_gets,
+            failed_gets: stats.requests.failed,
             is_by_source: self.verdicts.is_by_source.load(Ordering::Relaxed),
-            waiting: stats.waiting,
+            waiting: stats.requests.waiting,
             waiting_ns: self::nanos(waited).saturating_sub(self.verdicts.calls_in_line_ns.load(Ordering::Relaxed)),
             page_locks: pin.count,
-            pinned_bytes: stats.underlying.alloc_bytes,
-            unpinned_bytes: stats.underlying.free_bytes,
+            pinned_bytes: stats.memory.pin.bytes,
+            unpinned_bytes: stats.memory.unpin.bytes,
             page_locking_ns: nanos(pin) + nanos(unpin),
             moving_ns: nanos(remap),
-            held_bytes: stats.pinned_bytes,
-            most_held_bytes: stats.peak_pinned_bytes,
-            used_bytes: stats.in_use_bytes + stats.in_flight_bytes,
-            used: stats.in_use + stats.in_flight,
-            in_flight_bytes: stats.in_flight_bytes,
-            idle_bytes: stats.idle_bytes,
-            free_bytes: stats.arena_free_bytes + stats.arena_transit_bytes + stats.arena_overhead_bytes,
+            held_bytes: stats.memory.held_bytes,
+            most_held_bytes: stats.memory.peak_held_bytes,
+            used_bytes: stats.memory.in_use_bytes + stats.copies.in_flight_bytes,
+            used: stats.memory.in_use + stats.copies.in_flight,
+            in_flight_bytes: stats.copies.in_flight_bytes,
+            idle_bytes: stats.memory.idle_bytes,
+            free_bytes: stats.memory.free_bytes + stats.memory.transit_bytes + stats.memory.overhead_bytes,
+            fallback_bytes: stats.memory.fallback_bytes,
             needed_bytes,
-            limit: has_limit.then_some(limit),
-            max_bytes: stats.max_bytes,
-            others_bytes: stats.ledger.as_ref().map(|ledger| ledger.others_bytes),
+            limit: has_limit.then_some(limit.into()),
+            max_bytes: stats.limits.max_bytes,
+            others_bytes: stats.limits.shared.as_ref().map(|ledger| ledger.others_bytes),
             // Under `adaptive` an eviction gives memory to the arena, and costs no driver call.
-            pool_size_limit: is_direct.then_some(stats.pool_size_limit),
+            pool_size_limit: is_direct.then_some(stats.limits.max_idle_buffers),
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
-            oldest_copy: stats.oldest_in_flight,
-            oldest_copy_stream: stats.oldest_in_flight_stream,
-            copies: stats.in_flight_time.count() + stats.in_flight,
+            oldest_copy: stats.copies.oldest_age,
+            oldest_copy_stream: stats.copies.oldest_stream,
+            copies: stats.copies.time.count() + stats.copies.in_flight,
             is_pinned: stats.is_pinned,
+            has_driver: driver::is_loaded(),
+            failure: if self.is_forked() { None } else { self.verdicts.failure.lock().clone() },
             holders: self.owners_of(&stats).iter().map(holder).collect(),
         }
     }

@@ -16,12 +16,11 @@ use super::super::waiters::{Look, Offer, Pass, Server, Turn, WAIT_MAX, deadline}
 use super::account::Wanted;
 use super::side_thread::SideCall;
 use super::{Block, Core};
-use crate::backend::SourceError;
 use crate::diag::is_power_of_ten;
 use crate::error::{ErrorKind, Result};
 use crate::maintenance_thread::{MaintenanceThread, Reminder};
 use crate::size_class::Class;
-use crate::stats::{EvictionReason, MissReason};
+use crate::stats::EvictionReason;
 use pinpool_os::sync::process::Ordering;
 
 /// A get in progress that may wait.
@@ -166,8 +165,7 @@ impl Core {
 
     /// The calls for the get of a task have not returned within its `wait`.
     pub(crate) fn give_up_call(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
-        let call = Refusal::Source(SourceError::new("a driver call", "has not returned"));
-        let served = self.fall_back(wanted.len, wanted.class, &call).ok_or_else(|| {
+        let served = self.fall_back(wanted.len, wanted.class).ok_or_else(|| {
             self.accounts.count_failed_get();
             ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into()
         });
@@ -219,12 +217,12 @@ impl Core {
         self.stock.enforce_count_limit(now_us);
         match self.waiters.pass(|first| self.backing().beside(first, class)) {
             Pass::Free => {
-                let block = self.acquire(class, calls, None)?;
+                let block = self.acquire(class, calls)?;
                 self.shortage.end_if_calm(&self.log, now_us);
                 self.stock.enforce_idle_limit(&**self, now_us);
                 Ok(block)
             }
-            Pass::Beside { number } => match self.acquire(class, calls.without_waiting(), None) {
+            Pass::Beside { number } => match self.acquire(class, calls.without_waiting()) {
                 Ok(mut block) => {
                     block.note_passed(number);
                     Ok(block)
@@ -240,18 +238,21 @@ impl Core {
         }
     }
 
-    /// Memory of its own for a get of `class`, which was refused before for the reason `refused`, if any.
-    pub(super) fn acquire(
-        self: &Arc<Self>,
-        class: Class,
-        calls: SlowCalls,
-        refused: Option<MissReason>,
-    ) -> Result<Block, Stop> {
-        let is_in_flight = || self.in_flight.any(|block| block.adopted().is_none() && block.class() == class);
+    /// New memory for a request of `class`.
+    pub(super) fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
         let at = (self.time.coarse_us(), calls);
-        let acquired = self.stock.acquire(self, class, at, &**self, refused, is_in_flight);
+        let attempt = || self.stock.acquire(self, class, at, &**self);
+        let acquired = match attempt() {
+            Err(Stop::Refused(refusal)) if self.others_make_room(&refusal, calls) => {
+                if calls == SlowCalls::None {
+                    return Err(Stop::NeedsCall);
+                }
+                attempt()
+            }
+            acquired => acquired,
+        };
         // Relaxed: a figure.
-        let (mut block, are_more) = acquired.inspect_err(|stop| match stop {
+        let mut block = acquired.inspect_err(|stop| match stop {
             Stop::Refused(Refusal::Source(_)) => {
                 self.verdicts.is_by_source.store(true, Ordering::Relaxed);
                 self.backoff.refused();
@@ -262,9 +263,6 @@ impl Core {
             }
             _ => {}
         })?;
-        if are_more {
-            self.sample_peaks();
-        }
         if self.config.zero {
             // A source may give what earlier use by this process left.
             block.zero();
@@ -295,7 +293,7 @@ impl Core {
             self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
         }
         // What is over the ceiling need not wait for room under it.
-        if !could_hold && let Some(block) = self.fall_back(len, class, &refusal) {
+        if !could_hold && let Some(block) = self.fall_back(len, class) {
             return Ok(Begun::Served(block));
         }
         if !is_to_wait {
@@ -316,7 +314,7 @@ impl Core {
 
     /// Pageable memory, or an error.
     fn give_up(self: &Arc<Self>, wanted: &Wanted, refusal: Refusal) -> Result<Block> {
-        if let Some(block) = self.fall_back(wanted.len, wanted.class, &refusal) {
+        if let Some(block) = self.fall_back(wanted.len, wanted.class) {
             return Ok(block);
         }
         let nth = self.accounts.count_failed_get();
@@ -324,20 +322,17 @@ impl Core {
     }
 
     /// A block that is not pinned, if this pool may give one out and its limit leaves room.
-    pub(super) fn fall_back(self: &Arc<Self>, len: usize, class: Class, refusal: &Refusal) -> Option<Block> {
+    pub(super) fn fall_back(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
         if self.is_closed() {
             return None;
         }
-        let (mut block, are_more) = self.stock.acquire_pageable(self, class, reason_of(refusal))?;
+        let mut block = self.stock.acquire_pageable(self, class)?;
         block.begin_time(self.time.read_us());
         let nth = self.accounts.count_fallback();
         self.shortage.count_fallback();
-        if are_more {
-            self.sample_peaks();
-        }
         if is_power_of_ten(nth) {
             let stats = self.stats();
-            self.log.fell_back(len as u64, nth, stats.fallback_bytes, stats.max_fallback_bytes);
+            self.log.fell_back(len as u64, nth, stats.memory.fallback_bytes, stats.limits.max_bytes);
         }
         Some(block)
     }
@@ -371,14 +366,5 @@ impl Core {
                 Some(block)
             }
         }
-    }
-}
-
-/// Why a get that was refused misses, if it is served after all.
-pub(super) fn reason_of(refusal: &Refusal) -> MissReason {
-    match refusal {
-        Refusal::Over { .. } => MissReason::AtCeiling,
-        Refusal::Line { .. } => MissReason::InLine,
-        Refusal::Source(_) => MissReason::BackendFailed,
     }
 }

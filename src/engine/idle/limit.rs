@@ -80,18 +80,21 @@ impl CountLimit {
         Some(from)
     }
 
+    /// TensorFlow's counters since the last raise or clear.
+    pub(super) fn window(&self, counts: Counts) -> Window {
+        self.total(counts).since(self.window_start)
+    }
+
     pub(super) fn fill(&self, stats: &mut Stats, counts: Counts) {
         let total = self.total(counts);
-        stats.gets += total.gets();
-        stats.hits += total.get_from_pool;
-        stats.misses += total.allocated;
-        stats.puts += total.put;
-        stats.evicted += total.evicted;
-        stats.window = total.since(self.window_start);
-        stats.pool_size_limit = self.limit;
-        stats.checks = self.checks;
-        stats.raises = self.raises;
-        stats.lowers = self.lowers;
+        stats.requests.served += total.gets();
+        stats.requests.hits += total.get_from_pool;
+        stats.requests.misses += total.allocated;
+        stats.requests.returned += total.put;
+        stats.limits.max_idle_buffers = self.limit;
+        stats.limits.checks = self.checks;
+        stats.limits.raises = self.raises;
+        stats.limits.lowers = self.lowers;
     }
 }
 
@@ -120,7 +123,7 @@ mod tests {
         assert_eq!(checks(&mut limit, 1, counts).len(), 1);
         let mut stats = Stats::default();
         limit.fill(&mut stats, counts);
-        assert_eq!((stats.gets, stats.puts, stats.evicted), (9_500, 10_000, 3_999));
-        assert_eq!(stats.window, Window { evicted: 1_000, ..Window::default() });
+        assert_eq!((stats.requests.served, stats.requests.returned), (9_500, 10_000));
+        assert_eq!(limit.window(counts), Window { evicted: 1_000, ..Window::default() });
     }
 }

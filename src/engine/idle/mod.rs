@@ -58,7 +58,7 @@ pub(super) struct Evicted<T> {
 impl<T> Evicted<T> {
     /// Nothing is kept after the seal.
     fn rejected(entry: Box<Entry<T>>) -> Self {
-        Self { entry, reason: EvictionReason::NotKept, check: None }
+        Self { entry, reason: EvictionReason::Released, check: None }
     }
 }
 
@@ -224,12 +224,16 @@ impl<T> Idle<T> {
     pub(super) fn fill(&self, stats: &mut Stats) {
         let (state, counts) = (self.state.lock(), self.counts());
         state.limit.fill(stats, counts);
-        stats.buffers_in_pool = state.store.len() + counts.idle;
-        stats.idle_bytes = state.store.bytes() + counts.idle_bytes as u64;
-        if self.cache.is_none() && state.limit.get() == 0 {
-            // TensorFlow counts nothing then.
-            stats.window = Window::default();
-        }
+        stats.memory.idle = state.store.len() + counts.idle;
+        stats.memory.idle_bytes = state.store.bytes() + counts.idle_bytes as u64;
+    }
+
+    /// TensorFlow's counters since the last raise or clear.
+    pub(super) fn window(&self) -> Window {
+        let (state, counts) = (self.state.lock(), self.counts());
+        // TensorFlow counts nothing under a limit of 0.
+        let counts_nothing = self.cache.is_none() && state.limit.get() == 0;
+        if counts_nothing { Window::default() } else { state.limit.window(counts) }
     }
 }
 

@@ -3,14 +3,14 @@
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use super::Adopted;
+use super::adopted::Adopted;
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
 use crate::quota::{Claim, Level, QuotaExceeded};
 
 /// Memory of one block.
 #[derive(Debug)]
-pub(in crate::engine) enum BlockMemory {
+pub(crate) enum BlockMemory {
     /// A region of its own, with its claim under the ceiling.
     Region { region: Region, claim: Claim },
     /// Carved from the arena.
@@ -28,14 +28,6 @@ unsafe impl Send for BlockMemory {}
 #[allow(unsafe_code)]
 unsafe impl Sync for BlockMemory {}
 
-/// What serves a miss.
-#[derive(Debug)]
-pub(in crate::engine) enum Acquired<R> {
-    New(BlockMemory),
-    /// An idle block that was put back while memory was being acquired.
-    Reused(R),
-}
-
 /// Which calls of its source a get may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlowCalls {
@@ -51,11 +43,11 @@ pub(crate) enum SlowCalls {
 
 /// A request that begins waits at least this long for calls of other threads, even if it may not wait for room: they take
 /// milliseconds, as its own does.
-pub(in crate::engine) const CALL_PATIENCE: Duration = Duration::from_millis(100);
+pub(crate) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
 impl SlowCalls {
     /// It waits no longer for plans of other threads, and for their calls.
-    pub(in crate::engine) fn until(self) -> (Instant, Instant) {
+    pub(crate) fn until(self) -> (Instant, Instant) {
         match self {
             Self::None => (Instant::now(), Instant::now()),
             Self::Until(plans, calls) | Self::After(plans, calls) | Self::Held(plans, calls) => (plans, calls),
@@ -63,14 +55,14 @@ impl SlowCalls {
     }
 
     /// The same, and waits for plans of other threads not at all.
-    pub(in crate::engine) fn without_waiting(self) -> Self {
+    pub(crate) fn without_waiting(self) -> Self {
         if let Self::Until(_, calls) = self { Self::Until(Instant::now(), calls) } else { self }
     }
 }
 
 /// Why an attempt gave no memory.
 #[derive(Debug)]
-pub(in crate::engine) enum Stop<R = Refusal> {
+pub(crate) enum Stop<R = Refusal> {
     Refused(R),
     /// The source would have to be called, and the attempt makes no [calls](SlowCalls).
     NeedsCall,
@@ -85,7 +77,7 @@ impl<R> From<R> for Stop<R> {
 impl<R> Stop<R> {
     /// Of an attempt that makes calls.
     #[track_caller]
-    pub(in crate::engine) fn refusal(self) -> R {
+    pub(crate) fn refusal(self) -> R {
         match self {
             Self::Refused(refusal) => refusal,
             Self::NeedsCall => unreachable!("an attempt that makes calls stopped for one"),
@@ -95,7 +87,7 @@ impl<R> Stop<R> {
 
 /// Why there is no memory.
 #[derive(Debug, Clone)]
-pub(in crate::engine) enum Refusal {
+pub(crate) enum Refusal {
     /// A block of this much would exceed a ceiling.
     Over { needed_bytes: u64, over: QuotaExceeded },
     /// Others wait for memory, the first of them for this much, and there is no room beside it.
@@ -106,14 +98,14 @@ pub(in crate::engine) enum Refusal {
 
 impl Refusal {
     /// Whether the ceiling that several pools share has no room.
-    pub(in crate::engine) fn is_by_shared(&self) -> bool {
+    pub(crate) fn is_by_shared(&self) -> bool {
         matches!(self, Self::Over { over: QuotaExceeded { level: Level::Shared, .. }, .. })
     }
 }
 
 impl BlockMemory {
     #[inline]
-    pub(in crate::engine) fn start(&self) -> NonNull<u8> {
+    pub(crate) fn start(&self) -> NonNull<u8> {
         match self {
             Self::Region { region, .. } | Self::Pageable { region, .. } => region.start(),
             Self::Carved { start, .. } => *start,
@@ -122,7 +114,7 @@ impl BlockMemory {
     }
 
     /// `None` of adopted memory.
-    pub(in crate::engine) fn id(&self) -> Option<u64> {
+    pub(crate) fn id(&self) -> Option<u64> {
         match self {
             Self::Region { region, .. } | Self::Pageable { region, .. } => Some(region.id()),
             Self::Carved { id, .. } => Some(*id),
@@ -132,17 +124,17 @@ impl BlockMemory {
 
     /// The id in a recording: that of pageable memory, which comes from another source, has its highest bit set. `None` of
     /// adopted memory, which no setting of the pool changes.
-    pub(in crate::engine) fn recorded_id(&self) -> Option<u64> {
+    pub(crate) fn recorded_id(&self) -> Option<u64> {
         self.id().map(|id| if self.is_from_source() { id } else { id | 1 << 63 })
     }
 
     #[inline]
-    pub(in crate::engine) fn is_from_source(&self) -> bool {
+    pub(crate) fn is_from_source(&self) -> bool {
         matches!(self, Self::Region { .. } | Self::Carved { .. })
     }
 
     /// The memory of a user, if it is that.
-    pub(in crate::engine) fn adopted(&self) -> Option<&Adopted> {
+    pub(crate) fn adopted(&self) -> Option<&Adopted> {
         match self {
             Self::Adopted(adopted) => Some(adopted),
             _ => None,
@@ -150,7 +142,7 @@ impl BlockMemory {
     }
 
     /// Bytes that count as held for it.
-    pub(in crate::engine) fn held_bytes(&self) -> u64 {
+    pub(crate) fn held_bytes(&self) -> u64 {
         match self {
             Self::Region { claim, .. } | Self::Pageable { claim, .. } => claim.bytes(),
             Self::Carved { bytes, .. } => *bytes,

@@ -1,4 +1,4 @@
-//! The bookkeeping of a shared arena: what the lock in [`SharedArena`](super::SharedArena) guards.
+//! The bookkeeping of an arena: what the lock in [`ArenaSupply`](super::ArenaSupply) guards.
 //!
 //! ```text
 //!   claimed = arena's claims + reserves' overhead + pending reserves      what is added keeps it within the ceiling
@@ -9,25 +9,24 @@
 //!
 //! Sequential: arithmetic and tables. Never calls the source, waits, or logs.
 //!
-//! - arena-state-I1: a region leaves the mappings before it is released, and returns if that fails.
+//! - books-I1: a region leaves the mappings before it is released, and returns if that fails.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::BlockMemory;
-use super::carry_out::{Executed, Executor, Mapping, Mappings};
+use super::block_memory::BlockMemory;
+use super::carry_out::Executed;
+use super::shape::{Mapping, Mappings};
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::quota::{Budget, Claim, QuotaExceeded};
 use crate::stats::{SourceCalls, Stats};
 
-mod background;
 mod claims;
 mod reserve;
 
-use background::BackgroundReserve;
-pub(in crate::engine) use background::NextStep;
+pub(in crate::engine) use reserve::Step;
 
 /// Time between a step towards a standing hole that failed and the next one.
 const PREPARE_AFTER_FAILURE_US: u64 = 1_000_000;
@@ -40,7 +39,7 @@ const MANY_GRANULES: u64 = 64;
 #[derive(Debug)]
 pub(in crate::engine) struct Books {
     arena: Arena,
-    mappings: Mappings,
+    pub(super) mappings: Mappings,
     demand: Demand,
     /// Above this, what is wanted counts as varied sizes (policy-R12).
     varied_above_bytes: u64,
@@ -59,7 +58,8 @@ pub(in crate::engine) struct Books {
     /// What the system holds for the reserves beyond their bytes.
     reserve_overhead_bytes: u64,
     largest_reserve_bytes: u64,
-    background: BackgroundReserve,
+    /// All that was requested as a reserve.
+    requested_bytes: u64,
     peak_bytes: u64,
     next_id: u64,
     smaller_regions: u64,
@@ -84,7 +84,7 @@ impl Books {
             reserve_bytes: 0,
             reserve_overhead_bytes: 0,
             largest_reserve_bytes: 0,
-            background: BackgroundReserve::default(),
+            requested_bytes: 0,
             peak_bytes: 0,
             next_id: 0,
             smaller_regions: 0,
@@ -226,11 +226,6 @@ impl Books {
             .grow_in_larger_granules(self.budget().max_bytes().map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
     }
 
-    /// What the steps of `plan` work on.
-    pub(in crate::engine) fn executor(&mut self, plan: &Plan) -> Executor {
-        self.mappings.executor(plan)
-    }
-
     /// Settles a plan of [`plan_growth`](Self::plan_growth).
     pub(in crate::engine) fn settle_growth(
         &mut self,
@@ -365,7 +360,7 @@ impl Books {
 
     /// Plans the release of everything that is free.
     pub(in crate::engine) fn plan_release_all(&mut self) -> Option<Plan> {
-        self.background = BackgroundReserve::default();
+        self.requested_bytes = self.reserve_bytes;
         self.arena.keep_nothing();
         self.arena.release_down_to(0)
     }
@@ -396,16 +391,14 @@ impl Books {
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
         let arena = self.arena.stats();
         self.budget().fill(stats);
-        stats.pinned_bytes = self.held_bytes();
-        stats.peak_pinned_bytes = self.peak_bytes;
-        stats.arena_free_bytes = arena.hole_bytes;
-        stats.arena_transit_bytes = arena.transit_bytes;
-        stats.arena_overhead_bytes = arena.overhead_bytes + self.reserve_overhead_bytes;
-        stats.reserve_bytes = self.pinned_reserve_bytes();
-        stats.reserve_asked_bytes = self.asked_reserve_bytes();
-        stats.awaiting_release_bytes = self.overdue_bytes.min(self.arena.releasable_bytes());
-        stats.smaller_regions = self.smaller_regions;
-        stats.moves = arena.remaps;
-        stats.mappings = arena.mappings;
+        stats.memory.held_bytes = self.held_bytes();
+        stats.memory.peak_held_bytes = self.peak_bytes;
+        stats.memory.free_bytes = arena.hole_bytes;
+        stats.memory.transit_bytes = arena.transit_bytes;
+        stats.memory.overhead_bytes = arena.overhead_bytes + self.reserve_overhead_bytes;
+        (stats.memory.reserve_bytes, stats.memory.reserve_target_bytes) = self.reserve_progress();
+        stats.memory.awaiting_release_bytes = self.overdue_bytes.min(self.arena.releasable_bytes());
+        stats.memory.smaller_regions = self.smaller_regions;
+        stats.memory.mappings = arena.mappings;
     }
 }

@@ -1,180 +1,242 @@
-//! Memory for a get that missed: carries out the rungs of the ladder until there is some, or none can be had.
+//! The attempts of a miss, in their order.
+//!
+//! - find-I1: no more idle blocks are released than were idle at the start, or when copies were swept for the first time. So a
+//!   search ends, whatever other threads put back meanwhile.
+//! - find-I2: a request is refused for lack of room only after a sweep, and with no idle block left that would help.
 
-use super::ladder::{Ladder, Rung, Seen};
-use super::{Domain, PoolView};
-use crate::arena::GrowthLimits;
+use super::arena_supply::ArenaSupply;
+use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
+use super::books::Books;
+use super::supply::{PoolView, Supply};
+use crate::arena::{GrowthLimits, Plan};
 use crate::backend::SourceError;
-use crate::engine::memory::{Acquired, Books, Refusal, SlowCalls, Stop};
 use crate::quota::{QuotaExceeded, Room};
-use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::MutexGuard;
 
 /// Longest commit while copies are pending: registering this much delays other threads' enqueues by half a millisecond.
 const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
 
-/// Why a climb has found no memory so far.
-#[derive(Debug)]
-struct Why {
-    /// What the ceilings left at the last plan.
+/// How much a plan may request of the source. Less after each refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Demand {
+    /// Memory for later requests too.
+    Ample,
+    /// This one buffer alone.
+    OneBuffer,
+    /// Only what is committed already.
+    Nothing,
+}
+
+/// The search for memory of one request.
+struct Search<'pool> {
+    bytes: u64,
+    now_us: u64,
+    calls: SlowCalls,
+    pool: &'pool dyn PoolView,
+    /// Registering much at once would delay the enqueues of running copies.
+    is_short_step: bool,
+    demand: Demand,
+    /// Idle blocks that may still be released.
+    to_release: u64,
+    has_swept: bool,
+    /// Nothing else has served the request: a plan may release regions, which waits for the device.
+    may_release_regions: bool,
+    /// What the limits left at the last plan.
     room: Room,
     /// A claim of the last plan was refused.
     over: Option<QuotaExceeded>,
-    /// The source refused.
+    /// The source refused this one buffer.
     source: Option<SourceError>,
 }
 
-impl Domain {
-    /// Memory for `class`, whole pages, or what `reuse` found meanwhile. Makes such `calls` of the source.
-    pub(in crate::engine) fn serve<R>(
-        &self,
-        class: Class,
-        (now_us, calls): (u64, SlowCalls),
-        pool: &dyn PoolView,
-        reuse: impl FnMut() -> Option<R>,
-    ) -> Result<Acquired<R>, Stop> {
-        let bytes = class.bytes as u64;
-        if !matches!(calls, SlowCalls::After(..) | SlowCalls::Held(..)) {
-            let (memory, recurs) = self.arena.serve_miss(bytes, now_us);
-            if let Some(memory) = memory {
-                self.log.carved(bytes);
-                return Ok(Acquired::New(memory));
-            }
-            if !recurs {
-                self.arena.note_scattered(bytes, pool.idle_bytes(), now_us);
-            }
-        }
-        // A request that can never fit is no reason to release idle blocks.
-        if !self.arena.could_hold(bytes) {
-            return Err(self.no_space(bytes, pool, Room::UNLIMITED).into());
-        }
-        let _first = self.before_reserve();
-        self.climb(bytes, (now_us, calls), pool, reuse)
-    }
-
-    fn climb<R>(
+impl ArenaSupply {
+    /// Memory for `bytes`, whole pages, as far as `calls` allow. Stops if `take_idle` finds an idle block meanwhile.
+    pub(super) fn find_memory(
         &self,
         bytes: u64,
         (now_us, calls): (u64, SlowCalls),
         pool: &dyn PoolView,
-        mut reuse: impl FnMut() -> Option<R>,
-    ) -> Result<Acquired<R>, Stop> {
-        let arena = &self.arena;
-        let mut ladder = Ladder::new(pool.idle_buffers(), matches!(calls, SlowCalls::Held(..)));
-        let mut why = Why { room: Room::UNLIMITED, over: None, source: None };
-        // While copies run, registering much at once would delay their enqueues.
-        let is_short_step = arena.source().release_waits() && pool.has_copies();
+        take_idle: &mut dyn FnMut() -> bool,
+    ) -> Result<BlockMemory, Stop> {
+        if !matches!(calls, SlowCalls::After(..) | SlowCalls::Held(..))
+            && let Some(memory) = self.carve_first(bytes, pool, now_us)
+        {
+            return Ok(memory);
+        }
+        // A request that can never fit is no reason to release idle blocks.
+        if !self.could_hold_bytes(bytes) {
+            return Err(self.no_space(bytes, pool.idle_bytes(), Room::UNLIMITED).into());
+        }
+        let _first = self.before_reserve();
+        let mut search = Search::new(bytes, (now_us, calls), pool);
+        search.is_short_step = self.source.release_waits() && pool.has_copies();
         loop {
             let idle_bytes = pool.idle_bytes();
-            let mut state = arena.state();
-            if let Some(memory) = state.carve(bytes) {
-                return Ok(Acquired::New(memory));
+            let mut books = self.books();
+            if let Some(memory) = books.carve(bytes) {
+                return Ok(memory);
             }
-            // Each round may have waited, and a put may have come meanwhile.
-            if let Some(reused) = reuse() {
-                return Ok(Acquired::Reused(reused));
+            // Each round may have waited, and a buffer may have returned meanwhile.
+            if take_idle() {
+                return Err(Stop::NeedsCall);
             }
-            let is_covered = idle_bytes > 0 && state.could_cover(bytes, idle_bytes);
-            if ladder.next(Seen::NoHole { is_covered }) == Rung::ReleaseOwn {
-                drop(state);
-                // If another thread was faster, the next round sees what is left.
-                pool.release_oldest(EvictionReason::Reclaimed);
+            if search.to_release > 0 && idle_bytes > 0 && books.could_cover(bytes, idle_bytes) {
+                drop(books);
+                search.release_oldest();
                 continue;
             }
-            why.room = state.room_for(arena.grown_bytes(bytes));
-            let limits = self.limits(&state, &ladder, why.room, is_short_step, now_us);
-            let no_space = match state.plan_growth(bytes, limits) {
+            search.room = books.room_for(self.grown_bytes(bytes));
+            let limits = self.limits(&books, &search);
+            match books.plan_growth(bytes, limits) {
                 Ok(plan) if calls == SlowCalls::None => {
-                    state.give_up(plan);
+                    books.give_up(plan);
                     return Err(Stop::NeedsCall);
                 }
                 Ok(plan) => {
-                    let was_larger = plan.surplus_bytes() > 0;
-                    match arena.grow(state, plan, bytes, (now_us, calls.until().1)) {
-                        Ok(memory) => {
-                            if ladder.is_one_buffer() {
-                                arena.note_smaller_region();
-                            }
-                            let no_address =
-                                || Refusal::Source(SourceError::new("arena", "a place without an address"));
-                            return Ok(Acquired::New(memory.ok_or_else(no_address)?));
-                        }
-                        Err(error) => {
-                            if ladder.next(Seen::Refused { was_larger }) == Rung::Refuse {
-                                return Err(Refusal::Source(error).into());
-                            }
-                            why.source = (!ladder.may_commit()).then_some(error);
-                            continue;
-                        }
+                    if let Some(memory) = self.grow_or_lower_demand(books, plan, &mut search)? {
+                        return Ok(memory);
                     }
                 }
                 Err((no_space, over)) => {
-                    why.over = over;
-                    no_space
+                    search.over = over;
+                    if no_space.transit_bytes > 0 {
+                        if !self.wait_settled(books, calls.until().0) {
+                            return Err(self.refusal(search).into());
+                        }
+                    } else if !self.make_room(books, limits, &mut search) {
+                        let memory = self.books().carve_in_other_regions(bytes);
+                        return memory.ok_or_else(|| self.refusal(search).into());
+                    }
                 }
-            };
-            if ladder.next(Seen::NoPlan { in_transit: no_space.transit_bytes > 0 }) == Rung::Wait {
-                if !arena.wait_settled(state, calls.until().0) {
-                    return Err(self.refusal(bytes, pool, why).into());
-                }
-                continue;
             }
-            let lacking_bytes = lacking_bytes(&state, arena.alone_bytes(bytes), limits);
-            let has_regions = !limits.may_decommit_regions && state.arena().stats().idle_bytes > 0;
-            drop(state);
-            pool.complete_copies();
+        }
+    }
+
+    /// The first attempt: a hole that is long enough. Counts the miss.
+    fn carve_first(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> Option<BlockMemory> {
+        let mut books = self.books();
+        let (memory, recurs) = books.serve_miss(bytes, now_us);
+        let mut changed = self.note_demand(&books, now_us);
+        self.note_holes(&books, now_us);
+        drop(books);
+        if memory.is_none() && !recurs {
             let idle_bytes = pool.idle_bytes();
-            let is_enough = idle_bytes > 0 && idle_bytes >= lacking_bytes;
-            let seen = Seen::Swept { idle_blocks: pool.idle_buffers(), is_enough, has_regions };
-            match ladder.next(seen) {
-                Rung::ReleaseRegions => {}
-                Rung::ReleaseAny => drop(pool.release_oldest(EvictionReason::Reclaimed)),
-                _ => {
-                    let memory = arena.state().carve_in_other_regions(bytes);
-                    return memory.map(Acquired::New).ok_or_else(|| self.refusal(bytes, pool, why).into());
+            let mut books = self.books();
+            books.note_scattered(bytes, idle_bytes, now_us);
+            changed = self.note_demand(&books, now_us).or(changed);
+        }
+        self.log.sizes_changed(changed);
+        memory.inspect(|_| self.log.carved(bytes))
+    }
+
+    /// Carries out `plan`. If the source refuses, the next plan requests less; after two refusals the request is refused, since a
+    /// buffer that other threads return is found in the wait queue.
+    fn grow_or_lower_demand(
+        &self,
+        books: MutexGuard<'_, Books>,
+        plan: Plan,
+        search: &mut Search<'_>,
+    ) -> Result<Option<BlockMemory>, Refusal> {
+        let was_larger = plan.surplus_bytes() > 0;
+        let error = match self.grow(books, plan, search.bytes, (search.now_us, search.calls.until().1)) {
+            Ok(memory) => {
+                if search.demand == Demand::OneBuffer && self.shape.is_discrete {
+                    self.books().count_smaller_region();
                 }
+                let no_address = || Refusal::Source(SourceError::new("arena", "a place without an address"));
+                return memory.map(Some).ok_or_else(no_address);
             }
+            Err(error) => error,
+        };
+        search.demand = match search.demand {
+            Demand::Nothing => return Err(Refusal::Source(error)),
+            Demand::Ample if was_larger => Demand::OneBuffer,
+            Demand::Ample | Demand::OneBuffer => {
+                search.source = Some(error);
+                Demand::Nothing
+            }
+        };
+        Ok(None)
+    }
+
+    /// There is no plan: completes copies, then releases the oldest idle block, then permits the release of regions (policy-R8).
+    /// False if nothing is left to do.
+    fn make_room(&self, books: MutexGuard<'_, Books>, limits: GrowthLimits, search: &mut Search<'_>) -> bool {
+        let arena = books.arena().stats();
+        // What the source adds to a region is released with it.
+        let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
+        let lacking_bytes = self.alone_bytes(search.bytes).saturating_sub(available_bytes);
+        let has_regions = !limits.may_decommit_regions && arena.idle_bytes > 0;
+        drop(books);
+        search.pool.complete_copies();
+        let idle_bytes = search.pool.idle_bytes();
+        if !std::mem::replace(&mut search.has_swept, true) {
+            search.to_release = search.pool.idle_buffers();
+        }
+        if search.to_release > 0 && idle_bytes > 0 && idle_bytes >= lacking_bytes {
+            search.release_oldest();
+            return true;
+        }
+        has_regions && !std::mem::replace(&mut search.may_release_regions, true)
+    }
+
+    /// Why the search has found nothing.
+    fn refusal(&self, search: Search<'_>) -> Refusal {
+        match search {
+            Search { source: Some(error), .. } => Refusal::Source(error),
+            Search { over: Some(over), bytes, .. } => Refusal::Over { needed_bytes: bytes, over },
+            Search { bytes, room, pool, .. } => self.no_space(bytes, pool.idle_bytes(), room),
         }
     }
 
-    /// Why a climb for `bytes` has ended.
-    fn refusal(&self, bytes: u64, pool: &dyn PoolView, why: Why) -> Refusal {
-        match why {
-            Why { source: Some(error), .. } => Refusal::Source(error),
-            Why { over: Some(over), .. } => Refusal::Over { needed_bytes: bytes, over },
-            Why { room, .. } => self.no_space(bytes, pool, room),
-        }
-    }
-
-    fn no_space(&self, bytes: u64, pool: &dyn PoolView, room: Room) -> Refusal {
-        self.arena.no_space(bytes, pool.idle_bytes(), room)
-    }
-
-    fn limits(&self, state: &Books, ladder: &Ladder, room: Room, is_short_step: bool, now_us: u64) -> GrowthLimits {
-        let commit_bytes = match (ladder.may_commit(), self.arena.may_grow()) {
-            (false, _) => 0,
-            (true, true) => room.bytes(),
+    /// How far the next plan may go.
+    fn limits(&self, books: &Books, search: &Search<'_>) -> GrowthLimits {
+        let room_bytes = search.room.bytes();
+        let commit_bytes = match search.demand {
+            Demand::Nothing => 0,
+            _ if self.may_grow() => room_bytes,
             // What of the reserve is still to come.
-            (true, false) => room.bytes().min(state.reserve_to_come()),
+            _ => room_bytes.min(books.reserve_to_come()),
         };
-        let (step_bytes, largest_bytes) = match (ladder.is_one_buffer(), is_short_step) {
-            (true, _) => (0, 0),
-            (false, false) => (u64::MAX, state.largest_missed_bytes(now_us)),
-            (false, true) => (STEP_BESIDE_COPIES_BYTES, state.largest_missed_bytes(now_us)),
+        let (step_bytes, largest_bytes) = match search.demand {
+            Demand::OneBuffer | Demand::Nothing => (0, 0),
+            _ if search.is_short_step => (STEP_BESIDE_COPIES_BYTES, books.largest_missed_bytes(search.now_us)),
+            _ => (u64::MAX, books.largest_missed_bytes(search.now_us)),
         };
-        let may_decommit_regions = match self.arena.source().release_waits() {
-            true => ladder.may_release_regions() && !self.arena.may_never_release(),
-            false => true,
-        };
-        let over_bytes = self.arena.budget().over_bytes();
-        let known_bytes = state.largest_held_bytes(now_us);
-        GrowthLimits { commit_bytes, over_bytes, may_decommit_regions, step_bytes, largest_bytes, known_bytes }
+        let nothing_else = search.may_release_regions || search.demand == Demand::Nothing;
+        GrowthLimits {
+            commit_bytes,
+            over_bytes: self.budget().over_bytes(),
+            may_decommit_regions: !self.source.release_waits() || nothing_else && !self.may_never_release(),
+            step_bytes,
+            largest_bytes,
+            known_bytes: books.largest_held_bytes(search.now_us),
+        }
     }
 }
 
-/// What idle blocks would have to make up for `needed_bytes`. With a region goes what the source adds to it.
-fn lacking_bytes(state: &MutexGuard<'_, Books>, needed_bytes: u64, limits: GrowthLimits) -> u64 {
-    let arena = state.arena().stats();
-    let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
-    needed_bytes.saturating_sub(available_bytes)
+impl<'pool> Search<'pool> {
+    fn new(bytes: u64, (now_us, calls): (u64, SlowCalls), pool: &'pool dyn PoolView) -> Self {
+        Self {
+            bytes,
+            now_us,
+            calls,
+            pool,
+            is_short_step: false,
+            demand: if matches!(calls, SlowCalls::Held(..)) { Demand::Nothing } else { Demand::Ample },
+            to_release: pool.idle_buffers(),
+            has_swept: false,
+            may_release_regions: false,
+            room: Room::UNLIMITED,
+            over: None,
+            source: None,
+        }
+    }
+
+    /// Releases the block that has been idle longest. If another thread was faster, the next round sees what is left.
+    fn release_oldest(&mut self) {
+        self.to_release -= 1;
+        self.pool.release_oldest(EvictionReason::Reclaimed);
+    }
 }

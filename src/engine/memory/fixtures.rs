@@ -4,11 +4,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Domain, PoolView};
+use super::PoolView;
 use crate::arena::Retention;
 use crate::backend::{HeapSource, Region, Source, SourceError};
 use crate::diag::{LogSampler, PoolLog};
-use crate::engine::memory::{CalledSource, SharedArena, SharedArenaConfig};
+use crate::engine::memory::{ArenaSettings, ArenaSupply, CalledSource};
 use crate::quota::Budget;
 use crate::stats::EvictionReason;
 // In a model another thread may run before each call.
@@ -77,12 +77,12 @@ impl PoolView for NoBlocks {
     fn complete_copies(&self) {}
 }
 
-/// A domain over an arena of this source, under a ceiling or none.
-pub(super) fn domain(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> Domain {
+/// An arena over this source, with or without a limit.
+pub(super) fn arena(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> ArenaSupply {
     let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), log_every: 1, listener: None };
     let (log, claim) = (Arc::new(log), Budget::new(max_bytes).nothing());
     let config =
-        SharedArenaConfig { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };
-    let arena = SharedArena::new(CalledSource::new(source, None), claim, config, log.clone()).unwrap();
-    Domain::new(arena, log, Some(Path::new("/dev/null")))
+        ArenaSettings { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };
+    let files = ("/".into(), Some(Path::new("/dev/null")));
+    ArenaSupply::new(CalledSource::new(source, None), claim, config, log, files).unwrap()
 }

@@ -1,132 +1,204 @@
 //! The memory of a pool: where it comes from, and where it returns to.
 //!
+//! ```text
+//!   find:    [lock: carve] ─fits─▶ memory
+//!            [lock: plan within the limits] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ memory          (policy-R5, R7, R11)
+//!   release: [lock: plan] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ wake threads that wait for a plan
+//! ```
+//!
 //! | file | contents |
 //! | --- | --- |
-//! | `backing.rs` | what serves the misses of one pool: an arena or a source, its limit, unpinned memory |
-//! | `find.rs`, `ladder.rs` | memory for a request that missed; the order of its attempts |
-//! | `shared_arena.rs` | `adaptive`: a lock around an arena, and the slow calls of a plan |
-//! | `books.rs` | the state under that lock: arena, addresses, demand, reserve, claims |
-//! | `carry_out.rs` | the steps of a plan on the source |
+//! | `mod.rs`, `supply.rs` | the memory of a pool; what its two supplies have in common |
+//! | `arena_supply.rs` | `adaptive`: an arena over a source, and the lock around its books |
+//! | `books.rs` | what that lock guards: arena, addresses, demand, reserve, claims |
+//! | `find.rs` | the attempts of a miss, in their order |
+//! | `grow.rs`, `prepare.rs`, `release.rs`, `reserve.rs` | plans that add, move and release memory; memory that stays |
+//! | `carry_out.rs`, `called_source.rs` | the steps of a plan on the source; calls recorded, panics caught |
+//! | `shape.rs` | addresses, and the size of granules |
 //! | `one_each.rs` | `tensorflow`: each miss is an acquisition, each eviction a release |
-//! | `release.rs` | idle memory: what is due, what a limit requires, what others lack |
-//! | `reserve.rs` | a reserve that is pinned while the pool is in use |
-//! | `pageable.rs`, `adopted.rs` | unpinned memory; memory of a user, for one buffer |
+//! | `block_memory.rs`, `pageable.rs`, `adopted.rs` | memory of one block: pinned, unpinned, a user's |
 //! | `pressure.rs`, `watch.rs` | memory pressure; the number of mappings of the process |
 //! | `refusal.rs` | why there is no memory, and what helps |
 //!
-//! Bytes are claimed under the limit before the source is called, and returned on every failing path. No lock is held
-//! during a source call. Never decides which buffer is reused or evicted.
+//! Bytes are claimed under the limits before the source is called, and returned on every failing path. No lock is held during a
+//! source call. Never decides which idle buffer is reused, and reaches idle buffers only through [`PoolView`].
 
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, OnceLock, Weak};
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
 
+use crate::backend::PageTiers;
 use crate::diag::PoolLog;
-use crate::stats::{EvictionReason, Stats};
+use crate::engine::waiters::Beside;
+use crate::quota::Claim;
+use crate::size_class::Class;
+use crate::stats::Stats;
+use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 mod adopted;
-mod backing;
+mod arena_supply;
 mod block_memory;
 mod books;
 mod called_source;
 mod carry_out;
 mod find;
-mod ladder;
+mod grow;
 mod one_each;
 mod pageable;
+mod pin_reserve;
+mod prepare;
 mod pressure;
+mod progress;
 mod refusal;
 mod release;
 mod reserve;
-mod shared_arena;
+
+mod shape;
+mod slices;
+mod supply;
+
 mod watch;
 
 pub(crate) use adopted::Adopted;
-pub(crate) use backing::{Backing, Supply};
-pub(in crate::engine) use block_memory::{Acquired, BlockMemory, CALL_PATIENCE, Refusal, SlowCalls, Stop};
-pub(in crate::engine) use books::Books;
+pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
+pub(crate) use block_memory::{BlockMemory, CALL_PATIENCE, Refusal, SlowCalls, Stop};
 pub(crate) use called_source::CalledSource;
-pub(crate) use carry_out::granule_bytes;
 pub(crate) use one_each::OneEach;
 pub(crate) use pageable::Pageable;
-use pressure::PressureWatch;
-use reserve::BackgroundPinning;
-pub(super) use reserve::ReserveWait;
-pub(in crate::engine) use shared_arena::{Place, Step};
-pub(crate) use shared_arena::{SharedArena, SharedArenaConfig};
+pub(in crate::engine) use reserve::ReserveWait;
+pub(crate) use shape::granule_bytes;
+pub(in crate::engine) use slices::Place;
+pub(crate) use supply::{PoolView, Supply};
 
-/// The pool over an arena, as its domain sees it.
-pub(super) trait PoolView: Send + Sync {
-    /// Bytes of the idle blocks.
-    fn idle_bytes(&self) -> u64;
-    /// Number of the idle blocks.
-    fn idle_buffers(&self) -> u64;
-    /// Releases the block that has been idle longest, for this reason; false if none is idle.
-    fn release_oldest(&self, why: EvictionReason) -> bool;
-    /// Puts back the blocks whose copies are over.
-    fn complete_copies(&self);
-    /// Whether a copy is in flight.
-    fn has_copies(&self) -> bool {
-        false
-    }
-    /// Bytes that its waiting gets ask for, in the order of the line.
-    fn waiting_bytes(&self) -> Vec<u64> {
-        Vec::new()
-    }
-    /// There is more room than before: waiting gets try again.
-    fn room_was_made(&self) {}
+/// The memory of one pool: a supply of pinned memory, unpinned memory if requests without room get that, and what users have
+/// pinned under the same limit.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    supply: Arc<dyn Supply>,
+    /// The supply, if it is an arena, which has a reserve and free memory.
+    arena: Option<Arc<ArenaSupply>>,
+    pageable: Option<Pageable>,
+    /// Bytes of users that are pinned under the same limit. Relaxed: a statistic.
+    outside_bytes: AtomicU64,
+    /// What the process may lock, read when a request first finds no memory.
+    lock_limit: OnceLock<Option<u64>>,
 }
 
-/// An arena with what its pool does now and then for its memory.
-pub(crate) struct Domain {
-    arena: SharedArena,
-    log: Arc<PoolLog>,
-    pool: OnceLock<Weak<dyn PoolView>>,
-    pressure: PressureWatch,
-    /// A thread is releasing what is due.
-    is_releasing: AtomicBool,
-    /// Gets that are after new memory: a reserve waits for them.
-    getting: AtomicU64,
-    background: BackgroundPinning,
-}
+impl Deref for Memory {
+    type Target = dyn Supply;
 
-impl std::fmt::Debug for Domain {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Domain").field("arena", &self.arena).finish_non_exhaustive()
+    fn deref(&self) -> &Self::Target {
+        &*self.supply
     }
 }
 
-impl Domain {
-    pub(crate) fn new(arena: SharedArena, log: Arc<PoolLog>, pressure: Option<&Path>) -> Self {
-        Self {
-            arena,
-            log,
-            pool: OnceLock::new(),
-            pressure: PressureWatch::new(pressure),
-            is_releasing: AtomicBool::new(false),
-            getting: AtomicU64::new(0),
-            background: BackgroundPinning::default(),
+impl Memory {
+    pub(crate) fn one_each(supply: OneEach, pageable: Option<Pageable>) -> Self {
+        Self::over(Arc::new(supply), None, pageable)
+    }
+
+    pub(crate) fn of_arena(arena: Arc<ArenaSupply>, pageable: Option<Pageable>) -> Self {
+        Self::over(arena.clone(), Some(arena), pageable)
+    }
+
+    fn over(supply: Arc<dyn Supply>, arena: Option<Arc<ArenaSupply>>, pageable: Option<Pageable>) -> Self {
+        Self { supply, arena, pageable, outside_bytes: AtomicU64::new(0), lock_limit: OnceLock::new() }
+    }
+
+    /// The arena that buffers are carved from, if there is one.
+    #[inline]
+    pub(in crate::engine) fn arena(&self) -> Option<&Arc<ArenaSupply>> {
+        self.arena.as_ref()
+    }
+
+    pub(crate) fn has_arena(&self) -> bool {
+        self.arena.is_some()
+    }
+
+    /// The pages of all that is held, if that is known.
+    pub(crate) fn page_tiers(&self) -> Option<PageTiers> {
+        self.arena().map(|arena| arena.page_tiers())
+    }
+
+    /// Sets the limit.
+    pub(in crate::engine) fn set_max_bytes(&self, max_bytes: Option<u64>) {
+        self.budget().set_max_bytes(max_bytes);
+        if let Some(pageable) = &self.pageable {
+            pageable.follow(max_bytes);
         }
     }
 
-    #[inline]
-    pub(super) fn arena(&self) -> &SharedArena {
-        &self.arena
+    pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {
+        self.budget().max_bytes()
     }
 
-    /// Has this pool told of what a reserve makes room for.
-    pub(super) fn attach(&self, pool: Weak<dyn PoolView>) {
-        // Set once, when the pool is made.
-        let _ = self.pool.set(pool);
+    /// Whether more is held than the limit, which was lowered.
+    pub(in crate::engine) fn is_over_ceiling(&self) -> bool {
+        self.budget().over_bytes() > 0
     }
 
-    fn pool(&self) -> Option<Arc<dyn PoolView>> {
-        self.pool.get().and_then(Weak::upgrade)
+    /// Unpinned memory for `class`, if this pool may give it out and its limit leaves room.
+    pub(in crate::engine) fn find_pageable(&self, class: Class) -> Option<BlockMemory> {
+        self.pageable.as_ref()?.acquire(class)
     }
 
-    pub(super) fn fill(&self, stats: &mut Stats) {
-        self.arena.fill(stats);
-        stats.reserve_eta = self.reserve_eta();
+    /// Whether unpinned memory for `class` fits under its limit if none is held.
+    pub(in crate::engine) fn could_fall_back(&self, class: Class) -> bool {
+        self.pageable.as_ref().is_some_and(|pageable| pageable.could_hold(class))
+    }
+
+    /// Claims `bytes` for memory that is held in addition to the blocks.
+    pub(in crate::engine) fn claim_outside(&self, bytes: u64) -> Result<Claim, Refusal> {
+        let claim = self.budget().claim(bytes).map_err(|over| Refusal::Over { needed_bytes: bytes, over })?;
+        self.outside_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(claim)
+    }
+
+    /// `bytes` of [`claim_outside`](Self::claim_outside) are no longer held.
+    pub(in crate::engine) fn end_outside(&self, bytes: u64) {
+        self.outside_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// How much the supply may hold for `bytes` to fit in addition. `None` without a limit.
+    pub(in crate::engine) fn room_for_outside(&self, bytes: u64) -> Option<u64> {
+        Some(self.max_bytes()?.saturating_sub(bytes).saturating_sub(self.claimed_by_others()))
+    }
+
+    /// Memory leaves the pool, to the supply or to the system. Logs a failure. A slow call.
+    pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64, log: &PoolLog) {
+        let released = match memory {
+            BlockMemory::Pageable { region, claim } => {
+                self.pageable.as_ref().map_or(Ok(()), |pageable| pageable.release(region, claim))
+            }
+            BlockMemory::Adopted(adopted) => {
+                adopted.give_back();
+                Ok(())
+            }
+            pinned => self.give(pinned, now_us),
+        };
+        if let Err((held_bytes, error)) = released {
+            log.release_failed(held_bytes, &error);
+        }
+    }
+
+    /// The memory next to a request of the class `first`, as a request of `class` would use it.
+    pub(in crate::engine) fn beside(&self, first: Class, class: Class) -> Beside {
+        Beside { room_bytes: self.room_beside_bytes(first), needed_bytes: self.beside_bytes(class) }
+    }
+
+    /// Bytes in blocks, pinned or not.
+    pub(in crate::engine) fn own_bytes(&self) -> u64 {
+        self.all_block_bytes() + self.pageable.as_ref().map_or(0, Pageable::held_bytes)
+    }
+
+    /// Fills in what the supply and unpinned memory count.
+    pub(in crate::engine) fn fill_stats(&self, stats: &mut Stats) {
+        self.fill(stats);
+        stats.memory.external_bytes = self.outside_bytes.load(Ordering::Relaxed);
+        if let Some(pageable) = &self.pageable {
+            pageable.fill(stats);
+        }
+        let calls = self.calls();
+        (stats.memory.pin, stats.memory.unpin, stats.memory.remap) = (calls.pin, calls.unpin, calls.remap);
     }
 }
 

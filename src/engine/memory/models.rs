@@ -6,33 +6,31 @@ use std::time::Instant;
 
 use loom::thread;
 
-use super::fixtures::{CountedHeap, NoBlocks, domain};
+use super::fixtures::{CountedHeap, NoBlocks, arena};
 use super::*;
 use crate::arena::ArenaPtr;
-use crate::engine::memory::{Acquired, BlockMemory, Refusal, SlowCalls, Stop};
 use crate::size_class::Rounding;
 
 const BUFFER_BYTES: u64 = 4096;
 
 /// An arena of discrete regions with its source and one pool.
 struct Model {
-    domain: Domain,
+    arena: ArenaSupply,
     source: Arc<CountedHeap>,
 }
 
 impl Model {
     fn new(max_bytes: u64) -> Arc<Self> {
         let source = Arc::new(CountedHeap::new(false));
-        let domain = domain(source.clone(), "model", Some(max_bytes));
-        Arc::new(Self { domain, source })
+        let arena = arena(source.clone(), "model", Some(max_bytes));
+        Arc::new(Self { arena, source })
     }
 
     fn get(&self) -> Option<(ArenaPtr, u64)> {
         let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
-        let acquired =
-            self.domain.serve(class, (0, SlowCalls::Until(Instant::now(), Instant::now())), &NoBlocks, || None::<()>);
-        match acquired {
-            Ok(Acquired::New(BlockMemory::Carved { ptr, bytes, .. })) => Some((ptr, bytes)),
+        let calls = (0, SlowCalls::Until(Instant::now(), Instant::now()));
+        match self.arena.find(class, calls, &NoBlocks, &mut || false) {
+            Ok(BlockMemory::Carved { ptr, bytes, .. }) => Some((ptr, bytes)),
             refused => {
                 assert!(matches!(refused, Err(Stop::Refused(Refusal::Over { .. }))), "{refused:?}");
                 None
@@ -41,15 +39,15 @@ impl Model {
     }
 
     fn put(&self, (ptr, bytes): (ArenaPtr, u64)) {
-        self.domain.arena.give(ptr, bytes, 0);
+        self.arena.give_carved(ptr, bytes, 0);
     }
 
     fn release_all(&self) {
-        self.domain.release_down_to(0, 0).unwrap();
+        self.arena.release_down_to(0, 0).unwrap();
     }
 
     fn end(&self) {
-        self.domain.arena.close(0);
+        self.arena.close(0);
         assert_eq!(self.source.released(), self.source.acquired(), "all is released when the end returns");
     }
 }
@@ -65,7 +63,7 @@ fn model(max_buffers: u64, prepare: fn(&Model), other: fn(&Model), here: fn(&Mod
         let beside = thread::spawn(move || other(&beside));
         here(&model);
         beside.join().unwrap();
-        if model.domain.arena.state().is_unused() {
+        if model.arena.books().is_unused() {
             assert_eq!(model.source.released(), model.source.acquired());
         } else {
             model.end();

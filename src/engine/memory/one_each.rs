@@ -5,11 +5,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{BlockMemory, CalledSource, Refusal, SlowCalls, Stop};
+use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
+use super::called_source::CalledSource;
+use super::supply::{PoolView, Supply, release_while};
 use crate::backend::{Region, Source, SourceError};
 use crate::diag::{Growth, PoolLog};
 use crate::quota::{Budget, Claim};
-use crate::stats::{SourceCalls, Stats};
+use crate::size_class::Class;
+use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::plain::Mutex;
 
 /// A source under a ceiling.
@@ -40,43 +43,8 @@ impl OneEach {
         Self { source, budget, base, refused: Mutex::default(), counts: Box::default(), log }
     }
 
-    /// The pool has closed, and claims no more than its blocks do that are lost, and the regions that are never released.
-    pub(in crate::engine) fn close(&self) {
-        self.release_refused();
-        self.refused.lock().drain(..).for_each(|(_, claim)| claim.keep_forever());
-        let base = self.base.lock().take();
-        drop(base);
-    }
-
-    /// Releases what the source refused to release before. Slow calls.
-    pub(in crate::engine) fn release_refused(&self) {
-        let refused = std::mem::take(&mut *self.refused.lock());
-        for (region, claim) in refused {
-            self.counts.lock().stuck_bytes -= claim.bytes();
-            let _refused_again = self.release(region, claim);
-        }
-    }
-
-    pub(in crate::engine) fn source(&self) -> &dyn Source {
-        &*self.source
-    }
-
-    pub(in crate::engine) fn budget(&self) -> &Arc<Budget> {
-        &self.budget
-    }
-
-    /// What the ceiling leaves beside a block of `class_bytes`.
-    pub(in crate::engine) fn room_beside_bytes(&self, class_bytes: usize) -> u64 {
-        self.budget.max_bytes().map_or(0, |max_bytes| max_bytes.saturating_sub(self.held_bytes(class_bytes)))
-    }
-
-    /// Bytes held for a block of `class_bytes`.
-    pub(in crate::engine) fn held_bytes(&self, class_bytes: usize) -> u64 {
-        self.source.held_bytes(class_bytes) as u64
-    }
-
     /// Acquires `class_bytes`, as far as `calls` allow. A slow call.
-    pub(in crate::engine) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Stop> {
+    fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Stop> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = self.budget.claim(needed_bytes).map_err(|over| Refusal::Over { needed_bytes, over })?;
         if matches!(calls, SlowCalls::None | SlowCalls::Held(..)) {
@@ -86,7 +54,7 @@ impl OneEach {
         let acquired = self.source.acquire(class_bytes, Some(calls.until().1));
         let took = begun.elapsed();
         let mut counts = self.counts.lock();
-        counts.calls.pinned(class_bytes as u64, took, acquired.is_ok());
+        counts.calls.pin.record(class_bytes as u64, took, acquired.is_ok());
         let region = acquired.map_err(Refusal::Source)?;
         counts.held_bytes += needed_bytes;
         counts.peak_bytes = counts.peak_bytes.max(counts.held_bytes);
@@ -106,7 +74,7 @@ impl OneEach {
     /// Releases `region`. On failure its bytes stay held until a later release; returns their number with the reason. A slow
     /// call.
     #[allow(unsafe_code)] // Memory leaves the pool.
-    pub(in crate::engine) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
+    fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
         let class_bytes = region.len_bytes() as u64;
         let again = Region::new(region.start(), region.len_bytes(), region.id());
         let begun = Instant::now();
@@ -131,22 +99,118 @@ impl OneEach {
             }
         }
     }
+}
 
-    pub(in crate::engine) fn calls(&self) -> SourceCalls {
-        self.counts.lock().calls
+impl Supply for OneEach {
+    fn source(&self) -> &dyn Source {
+        &*self.source
     }
 
-    /// Bytes of blocks: without those of regions that the source failed to release.
-    pub(in crate::engine) fn block_bytes(&self) -> u64 {
+    fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
+    fn find(
+        &self,
+        class: Class,
+        (_, calls): (u64, SlowCalls),
+        pool: &dyn PoolView,
+        take_idle: &mut dyn FnMut() -> bool,
+    ) -> Result<BlockMemory, Stop> {
+        // No more blocks are released than were idle at first, whatever other threads put back meanwhile.
+        let mut to_release = None;
+        loop {
+            if take_idle() {
+                return Err(Stop::NeedsCall);
+            }
+            let stop = match self.acquire(class.bytes, calls) {
+                // A request that can never fit is no reason to release idle blocks.
+                Err(Stop::Refused(Refusal::Over { over, needed_bytes })) if over.could_ever => {
+                    Refusal::Over { over, needed_bytes }
+                }
+                acquired => return acquired,
+            };
+            let left = to_release.get_or_insert_with(|| pool.idle_buffers());
+            if calls == SlowCalls::None && *left > 0 {
+                return Err(Stop::NeedsCall);
+            }
+            if *left == 0 || !pool.release_oldest(EvictionReason::Reclaimed) {
+                return Err(stop.into());
+            }
+            *left -= 1;
+        }
+    }
+
+    fn give(&self, memory: BlockMemory, _: u64) -> Result<(), (u64, SourceError)> {
+        match memory {
+            BlockMemory::Region { region, claim } => self.release(region, claim),
+            // A block is made by the supply of its own pool.
+            _ => Ok(()),
+        }
+    }
+
+    fn release_idle(&self, bytes: u64, pool: &dyn PoolView, _: u64) -> u64 {
+        let before_bytes = self.budget.used_bytes();
+        let released = || before_bytes.saturating_sub(self.budget.used_bytes());
+        release_while(pool, EvictionReason::Reclaimed, || released() < bytes);
+        released()
+    }
+
+    fn release_refused(&self) {
+        let refused = std::mem::take(&mut *self.refused.lock());
+        for (region, claim) in refused {
+            self.counts.lock().stuck_bytes -= claim.bytes();
+            let _refused_again = self.release(region, claim);
+        }
+    }
+
+    /// From now on the pool claims only what its quarantined blocks do, and regions that are never released.
+    fn close(&self, _: u64) {
+        self.release_refused();
+        self.refused.lock().drain(..).for_each(|(_, claim)| claim.keep_forever());
+        let base = self.base.lock().take();
+        drop(base);
+    }
+
+    fn could_hold(&self, class: Class) -> bool {
+        self.budget.could_hold(self.block_bytes(class))
+    }
+
+    fn room_beside_bytes(&self, first: Class) -> u64 {
+        self.budget.max_bytes().map_or(0, |max_bytes| max_bytes.saturating_sub(self.block_bytes(first)))
+    }
+
+    fn beside_bytes(&self, class: Class) -> u64 {
+        self.block_bytes(class)
+    }
+
+    fn block_bytes(&self, class: Class) -> u64 {
+        self.source.held_bytes(class.bytes) as u64
+    }
+
+    /// Without regions that the source failed to release.
+    fn all_block_bytes(&self) -> u64 {
         let counts = self.counts.lock();
         counts.held_bytes - counts.stuck_bytes
     }
 
-    pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
+    fn held_bytes(&self) -> u64 {
+        self.budget.used_bytes()
+    }
+
+    fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
+        pool.idle_bytes()
+    }
+
+    fn calls(&self) -> SourceCalls {
+        self.counts.lock().calls
+    }
+
+    fn fill(&self, stats: &mut Stats) {
         let CallCounts { calls, stuck_bytes, held_bytes, peak_bytes } = *self.counts.lock();
         self.budget.fill(stats);
-        (stats.pinned_bytes, stats.peak_pinned_bytes) = (held_bytes, peak_bytes);
-        stats.lost_bytes += stuck_bytes;
-        stats.mappings = calls.pin.count.saturating_sub(calls.unpin.count);
+        (stats.memory.held_bytes, stats.memory.peak_held_bytes) = (held_bytes, peak_bytes);
+        stats.memory.lost_bytes += stuck_bytes;
+        stats.memory.mappings = calls.pin.count.saturating_sub(calls.unpin.count);
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::BlockMemory;
+use super::block_memory::BlockMemory;
 use crate::backend::{HeapSource, Region, Source, SourceError};
 use crate::quota::{Budget, Claim};
 use crate::size_class::Class;
@@ -17,16 +17,14 @@ pub(crate) struct Pageable {
     source: HeapSource,
     /// Its limit is the limit of the pool, even after that was changed.
     budget: Arc<Budget>,
-    /// Bytes of memory that is there, and the most at any time. Relaxed: figures.
+    /// Bytes of memory that exists. Relaxed: a statistic.
     held_bytes: AtomicU64,
-    peak_bytes: AtomicU64,
 }
 
 impl Pageable {
     /// At most `max_bytes` at one time.
     pub(crate) fn new(max_bytes: Option<u64>) -> Self {
-        let (held_bytes, peak_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { source: HeapSource::new(), budget: Budget::new(max_bytes), held_bytes, peak_bytes }
+        Self { source: HeapSource::new(), budget: Budget::new(max_bytes), held_bytes: AtomicU64::new(0) }
     }
 
     /// The pool's ceiling has changed.
@@ -43,8 +41,7 @@ impl Pageable {
     pub(in crate::engine) fn acquire(&self, class: Class) -> Option<BlockMemory> {
         let claim = self.budget.claim(self.source.held_bytes(class.bytes) as u64).ok()?;
         let region = self.source.acquire(class.bytes).ok()?;
-        let held_bytes = self.held_bytes.fetch_add(claim.bytes(), Ordering::Relaxed) + claim.bytes();
-        self.peak_bytes.fetch_max(held_bytes, Ordering::Relaxed);
+        self.held_bytes.fetch_add(claim.bytes(), Ordering::Relaxed);
         Some(BlockMemory::Pageable { region, claim })
     }
 
@@ -67,9 +64,7 @@ impl Pageable {
     }
 
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {
-        stats.fallback_bytes = self.held_bytes();
-        stats.peak_fallback_bytes = self.peak_bytes.load(Ordering::Relaxed);
-        stats.max_fallback_bytes = self.budget.max_bytes();
+        stats.memory.fallback_bytes = self.held_bytes();
     }
 
     pub(in crate::engine) fn held_bytes(&self) -> u64 {

@@ -1,10 +1,7 @@
-//! What a tick does for an arena.
+//! The pressure on memory: the kernel's, or that of one file.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use super::{Domain, PoolView};
-use crate::stats::EvictionReason;
 use pinpool_os::clock::monotonic_us;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::host::{Pressure, PressureGauge};
@@ -12,18 +9,16 @@ use pinpool_os::sync::plain::Mutex;
 
 /// Between two readings of the kernel's pressure files, which cost system calls.
 const GAUGE_EVERY_US: u64 = 1_000_000;
-/// While memory is short, free memory is kept for a fourth of the time.
-const RETENTION_DIVISOR: u64 = 4;
 
 /// The pressure on memory at the last tick. Held locked during a tick, of which there is one at a time.
 #[derive(Debug)]
-pub(super) struct PressureWatch(Mutex<Watch>);
+pub(super) struct PressureWatch(pub(super) Mutex<Watch>);
 
 #[derive(Debug)]
-struct Watch {
+pub(super) struct Watch {
     /// `None`: that of the kernel's files.
     gauge: Option<Gauge>,
-    pressure: Pressure,
+    pub(super) pressure: Pressure,
 }
 
 /// The pressure on memory, read at most once in [`GAUGE_EVERY_US`].
@@ -62,41 +57,12 @@ impl Gauge {
 
 impl Watch {
     /// The pressure on memory, if it changed.
-    fn pressure_change(&mut self, now_us: u64) -> Option<Pressure> {
+    pub(super) fn pressure_change(&mut self, now_us: u64) -> Option<Pressure> {
         let now = match &mut self.gauge {
             Some(own) => own.read(now_us),
             None => OF_KERNEL.get().lock().read(monotonic_us()),
         };
         let before = std::mem::replace(&mut self.pressure, now);
         (self.pressure != before).then_some(self.pressure)
-    }
-}
-
-impl Domain {
-    /// A tick of `pool`: follows the pressure on memory, and releases what is due. Severe pressure releases everything idle, for as
-    /// long as it lasts; `trim_all` is to release what is free then. May make slow calls.
-    pub(in crate::engine) fn tick(self: &Arc<Self>, pool: &dyn PoolView, now_us: u64, trim_all: impl FnOnce()) {
-        let Some(mut watch) = self.pressure.0.try_lock() else { return };
-        if let Some(pressure) = watch.pressure_change(now_us) {
-            self.arena.shorten_retention((pressure != Pressure::Calm).then_some(RETENTION_DIVISOR));
-            self.log.pressure_changed(pressure == Pressure::Calm);
-        }
-        if watch.pressure == Pressure::Severe {
-            release_idle(pool, EvictionReason::Pressure);
-            trim_all();
-        }
-        self.arena.refresh_demand(now_us);
-        self.log.release_error(self.release_due(now_us));
-        self.resume_reserve(now_us);
-    }
-}
-
-/// Releases as many blocks of `pool` as are idle now, oldest first. What other threads put back meanwhile is left to the
-/// next call, so that this one ends.
-fn release_idle(pool: &dyn PoolView, why: EvictionReason) {
-    for _ in 0..pool.idle_buffers() {
-        if !pool.release_oldest(why) {
-            break;
-        }
     }
 }

@@ -1,13 +1,12 @@
 //! Why a pool has no memory for a get, and what helps, in words.
 
-use super::Refusal;
-use super::backing::{Backing, Supply};
+use super::{Memory, Refusal};
 use crate::backend::lock_limit;
 use crate::error::{Error, ErrorKind, Report, Retry, SourceError, UsageReport};
 use crate::quota::{Level, QuotaExceeded};
 use crate::size_class::Class;
 
-impl Backing {
+impl Memory {
     /// Whether waiting may help a request that the source refused: some pool has memory that may come back, or the source is
     /// only busy.
     pub(in crate::engine) fn may_recover(&self, error: &SourceError) -> bool {
@@ -16,11 +15,6 @@ impl Backing {
             Retry::Later => self.budget().has_claims_nearby(),
             Retry::Never => self.budget().used_bytes() > 0,
         }
-    }
-
-    /// The longest piece of free memory.
-    pub(in crate::engine) fn longest_free_bytes(&self) -> u64 {
-        self.arena().map_or(0, |arena| arena.state().arena().longest_hole_bytes())
     }
 
     /// Why a block of `class` can never be held.
@@ -51,7 +45,7 @@ impl Backing {
     fn in_words(&self, refusal: &Refusal) -> (u64, String, String) {
         match refusal {
             Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
-                let (found, remedy) = self.ledger_in_words(*needed_bytes);
+                let (found, remedy) = self.budget().shared_in_words(*needed_bytes);
                 (*needed_bytes, found, remedy.to_owned())
             }
             Refusal::Over { needed_bytes, over } => {
@@ -68,32 +62,21 @@ impl Backing {
         }
     }
 
-    /// What the shared ceiling says to a request for `needed_bytes` that it has no room for, and what helps.
-    pub(in crate::engine) fn ledger_in_words(&self, needed_bytes: u64) -> (String, &'static str) {
-        match self.ledger() {
-            Some(ledger) => ledger.in_words(needed_bytes),
-            None => ("the shared ceiling is reached".to_owned(), "put buffers back first"),
-        }
-    }
-
     /// What helps where `over` has no room for `needed_bytes`.
     fn remedy(&self, needed_bytes: u64, over: QuotaExceeded) -> &'static str {
         match (over.level, over.could_ever) {
-            (Level::Partition, true) => {
+            (Level::Account, true) => {
                 "this partition is full: put its buffers back first, or make the partition larger"
             }
-            (Level::Partition, false) => {
-                "it can never fit in this partition: ask for less, or make the partition larger"
-            }
+            (Level::Account, false) => "it can never fit in this partition: ask for less, or make the partition larger",
             (Level::Pool | Level::Shared, _) => self.remedy_of_pool(needed_bytes),
         }
     }
 
     fn remedy_of_pool(&self, needed_bytes: u64) -> &'static str {
-        let (may_grow, could_hold) = match &self.supply {
-            Supply::OneEach(_) => (true, self.max_bytes().is_none_or(|max_bytes| needed_bytes <= max_bytes)),
-            Supply::Shared(domain) => (domain.arena().may_grow(), domain.arena().could_hold(needed_bytes)),
-        };
+        // The text for whole pages, which every supply can tell.
+        let class = Class { bytes: usize::try_from(needed_bytes).unwrap_or(usize::MAX), index: 0 };
+        let (may_grow, could_hold) = (self.may_grow(), self.could_hold(class));
         match (may_grow, could_hold) {
             (false, true) => {
                 "PINPOOL_GROWTH=0 and the reserve is in use: put buffers back first, raise PINPOOL_RESERVE, or set \
@@ -107,7 +90,7 @@ impl Backing {
                  memlock=)"
             }
             (true, false) => "it can never fit under the ceiling: ask for less or raise PINPOOL_MAX_BYTES",
-            (true, true) if self.fallback.is_some() => {
+            (true, true) if self.pageable.is_some() => {
                 "put buffers back first or raise PINPOOL_MAX_BYTES: as much unpinned memory is in use too"
             }
             (true, true) => "put buffers back first or raise PINPOOL_MAX_BYTES",
@@ -116,9 +99,9 @@ impl Backing {
 
     /// The limit to raise where that of `level` refuses, by the name of its setting.
     pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
-        match (level, &self.supply) {
-            (Level::Partition, _) => "the ceiling of the partition",
-            (_, Supply::Shared(domain)) if !domain.arena().may_grow() => "PINPOOL_RESERVE",
+        match level {
+            Level::Account => "the ceiling of the partition",
+            _ if !self.may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",
         }

@@ -1,53 +1,82 @@
-//! Idle memory is released: when it is due, when a limit asks, and for those who lack it.
+//! Memory leaves the arena: when it is due, when a user or a limit requires it, for others who lack it, and at the end.
+//!
+//! Every release is a plan: made under the lock, carried out without it, settled under it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use super::{Domain, PoolView};
+use super::arena_supply::ArenaSupply;
+use super::books::Books;
+use super::carry_out::Executor;
+use super::shape::Mapping;
+use super::supply::{PoolView, Supply, release_while};
+use crate::arena::Plan;
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::maintenance_thread::MaintenanceThread;
 use crate::stats::EvictionReason;
+use pinpool_os::host::Pressure;
 use pinpool_os::threads;
 
-impl Domain {
+/// While memory is short, free memory is kept for a fourth of the time.
+const RETENTION_DIVISOR: u64 = 4;
+
+impl ArenaSupply {
+    /// A tick of `pool`: follows the pressure on memory, and releases what is due. Severe pressure releases everything idle, for as
+    /// long as it lasts; `trim_all` is to release what is free then. May make slow calls.
+    pub(in crate::engine) fn tick(self: &Arc<Self>, pool: &dyn PoolView, now_us: u64, trim_all: impl FnOnce()) {
+        let Some(mut watch) = self.pressure.0.try_lock() else { return };
+        if let Some(pressure) = watch.pressure_change(now_us) {
+            self.shorten_retention((pressure != Pressure::Calm).then_some(RETENTION_DIVISOR));
+            self.log.pressure_changed(pressure == Pressure::Calm);
+        }
+        if watch.pressure == Pressure::Severe {
+            release_while(pool, EvictionReason::Reclaimed, || true);
+            trim_all();
+        }
+        self.refresh_demand(now_us);
+        self.log.release_error(self.release_due(now_us));
+        self.resume_reserve(now_us);
+    }
+
     /// Releases what is due (policy-R9), soon: where a driver is called, a thread of its own does it, so that no get or
     /// put pays for it. That thread ends after one round.
     pub(in crate::engine) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
-        if !self.arena.may_release_by_time() {
-            self.arena.count_overdue(now_us);
+        if !self.may_release_by_time() {
+            self.count_overdue(now_us);
             return Ok(());
         }
         // Relaxed: a thread that sees an old value finds nothing due.
-        if self.is_releasing.load(Ordering::Relaxed) || !self.arena.state().arena().is_release_due(now_us) {
+        if self.is_releasing.load(Ordering::Relaxed) || !self.books().arena().is_release_due(now_us) {
             return Ok(());
         }
-        if !self.arena.source().needs_gpu() {
-            return self.arena.release(now_us, |state| state.plan_due(now_us));
+        if !self.source().needs_gpu() {
+            return self.release(now_us, |books| books.plan_due(now_us));
         }
         // Acquire, with the Release below: the threads of two rounds run one after the other.
         if self.is_releasing.swap(true, Ordering::Acquire) {
             return Ok(());
         }
-        let domain = self.clone();
+        let supply = self.clone();
         let release = move || {
             // `None`: the process exits.
             let call = MaintenanceThread::of_process().enter();
-            let release = || domain.arena.release(now_us, |state| state.plan_due(now_us));
+            let release = || supply.release(now_us, |books| books.plan_due(now_us));
             let released = if call.is_some() { release() } else { Ok(()) };
             drop(call);
-            domain.is_releasing.store(false, Ordering::Release);
-            domain.log.release_error(released);
+            supply.is_releasing.store(false, Ordering::Release);
+            supply.log.release_error(released);
         };
         if threads::spawn(c"pinpool-reclaim", release).is_ok() {
             return Ok(());
         }
         self.is_releasing.store(false, Ordering::Release);
-        self.arena.release(now_us, |state| state.plan_due(now_us))
+        self.release(now_us, |books| books.plan_due(now_us))
     }
 
     /// Releases free granules until at most `to_bytes` are held or nothing is free.
     pub(in crate::engine) fn release_down_to(&self, to_bytes: u64, now_us: u64) -> Result<(), SourceError> {
-        self.arena.release(now_us, |state| state.plan_trim(to_bytes))
+        self.release(now_us, |books| books.plan_trim(to_bytes))
     }
 
     /// Releases free memory, then idle blocks, the oldest first, until no more is held than the ceiling and no
@@ -63,15 +92,15 @@ impl Domain {
         let mut turns = idle_bytes() / PAGE_BYTES as u64;
         let mut released = Ok(());
         loop {
-            let excess_bytes = self.arena.state().excess_bytes(idle_bytes(), max_idle_bytes);
+            let excess_bytes = self.books().excess_bytes(idle_bytes(), max_idle_bytes);
             if excess_bytes == 0 || released.is_err() {
                 return released;
             }
-            released = self.arena.release(now_us, |state| state.plan_release_of(excess_bytes));
-            if self.arena.state().excess_bytes(idle_bytes(), max_idle_bytes) == 0 {
+            released = self.release(now_us, |books| books.plan_release_of(excess_bytes));
+            if self.books().excess_bytes(idle_bytes(), max_idle_bytes) == 0 {
                 return released;
             }
-            if turns == 0 || !pool.release_oldest(EvictionReason::OverBytes) {
+            if turns == 0 || !pool.release_oldest(EvictionReason::Reclaimed) {
                 return released;
             }
             turns -= 1;
@@ -80,19 +109,117 @@ impl Domain {
 
     /// Releases free memory and idle blocks, the oldest first, until `bytes` are released or nothing is idle. Returns how many
     /// were.
-    pub(in crate::engine) fn give_room(&self, pool: &dyn PoolView, bytes: u64, now_us: u64) -> u64 {
-        let before_bytes = self.arena.state().held_bytes();
+    pub(super) fn release_for_others(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
+        let before_bytes = self.books().held_bytes();
         pool.complete_copies();
         let mut turns = pool.idle_buffers();
-        while turns > 0 && self.arena.state().arena().releasable_bytes() < bytes {
+        while turns > 0 && self.books().arena().releasable_bytes() < bytes {
             turns = if pool.release_oldest(EvictionReason::Reclaimed) { turns - 1 } else { 0 };
         }
-        self.log.release_error(self.arena.release(now_us, |state| state.plan_release_of(bytes)));
-        before_bytes.saturating_sub(self.arena.state().held_bytes())
+        self.log.release_error(self.release(now_us, |books| books.plan_release_of(bytes)));
+        before_bytes.saturating_sub(self.books().held_bytes())
     }
 
-    /// Bytes of idle buffers, and of free memory, that are no reserve.
-    pub(in crate::engine) fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
-        self.arena.idle_bytes(pool.idle_bytes())
+    /// Whether memory is released because it has been idle for long. Where a release waits for the device it blocks every
+    /// enqueue, which memory that nobody misses is not worth: there only if memory is short.
+    pub(in crate::engine) fn may_release_by_time(&self) -> bool {
+        // Relaxed: written and read by ticks, which come one after the other.
+        !self.source().release_waits() || self.is_short.load(Ordering::Relaxed)
+    }
+
+    /// The copies of a block end at an unknown time, or never.
+    pub(in crate::engine) fn count_quarantined(&self) {
+        // Relaxed, here and below: a copy that is seen late only makes a release wait.
+        self.quarantined.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The copies of so many such blocks are over.
+    pub(in crate::engine) fn count_recovered(&self, blocks: u64) {
+        self.quarantined.fetch_sub(blocks, Ordering::Relaxed);
+    }
+
+    fn has_quarantined(&self) -> bool {
+        self.quarantined.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether a release would wait for a copy that may never end.
+    pub(in crate::engine) fn may_never_release(&self) -> bool {
+        self.source().release_waits() && self.has_quarantined()
+    }
+
+    /// Counts the memory that is due and stays, since its release would wait for the device.
+    pub(in crate::engine) fn count_overdue(&self, now_us: u64) {
+        let overdue_bytes = self.books().count_overdue(now_us);
+        if overdue_bytes > 0 && !self.told_idle.swap(true, Ordering::Relaxed) {
+            self.log.idle_memory_stays(overdue_bytes, self.source().name());
+        }
+    }
+
+    /// Carries out a plan of releases. Slow calls, which may wait for the device.
+    pub(in crate::engine) fn release(
+        &self,
+        now_us: u64,
+        plan: impl FnOnce(&mut Books) -> Option<Plan>,
+    ) -> Result<(), SourceError> {
+        if self.may_never_release() {
+            return Ok(());
+        }
+        let mut books = self.books();
+        let Some(plan) = plan(&mut books) else { return Ok(()) };
+        let executor = Executor::new(&mut books.mappings, &plan);
+        drop(books);
+        let executed = executor.release_each(&self.source, &plan);
+        let settled = self.books().settle_releases(&plan, executed, now_us);
+        self.settled.notify_all();
+        settled
+    }
+
+    /// Releases everything without a block in it; the addresses only if there is no block at all. A leaked or abandoned
+    /// block keeps them until the process ends, and so does a release that fails: nothing tries it again.
+    pub(in crate::engine) fn teardown(&self, now_us: u64) {
+        if self.may_never_release() {
+            let mut books = self.books();
+            let (held_bytes, ended) = (books.held_bytes(), books.end_claims(false));
+            drop(books);
+            drop(ended);
+            return self.log.left_pinned(held_bytes);
+        }
+        let mut released = Ok(());
+        let mappings = loop {
+            released = released.and(self.release(now_us, Books::plan_release_all));
+            let mut books = self.books();
+            // Another thread may be releasing granules as well.
+            while books.arena().stats().transit_bytes > 0 {
+                books = self.settled.wait(books);
+            }
+            // `None`: the last block came back after the release above, and its granules go before their addresses.
+            if let Some(mappings) = books.take_mappings() {
+                break mappings;
+            }
+        };
+        // One that fails does not keep the others.
+        let released = mappings.into_iter().map(|mapping| self.release_mapping(mapping)).fold(released, Result::and);
+        let mut books = self.books();
+        let is_all_released = released.is_ok() && books.is_unused();
+        // A block that another thread is giving back comes here again.
+        let is_last = books.is_unused() || self.has_quarantined();
+        let ended = if is_last { books.end_claims(is_all_released) } else { None };
+        let held_bytes = books.held_bytes();
+        drop(books);
+        drop(ended);
+        if let Err(error) = released {
+            self.log.left_by_refusal(held_bytes, &error);
+        }
+    }
+
+    #[allow(unsafe_code)] // Memory and addresses leave the pool.
+    pub(in crate::engine) fn release_mapping(&self, mapping: Mapping) -> Result<(), SourceError> {
+        let (region_bytes, begun) = (mapping.region_bytes(), Instant::now());
+        // SAFETY: the mapping is of this source, and left the table when no block was left in the arena, or before the
+        // arena had a range for it (books-I1).
+        let released = unsafe { mapping.release(&self.source) };
+        let (took, has_succeeded) = (begun.elapsed(), released.is_ok());
+        region_bytes.into_iter().for_each(|bytes| self.books().count_region_release(bytes, took, has_succeeded));
+        released
     }
 }

@@ -19,14 +19,16 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use super::Domain;
+use super::arena_supply::ArenaSupply;
+use super::block_memory::Refusal;
+use super::books::Step;
+use super::progress::{Begin, Reserve};
+use super::slices::Place;
+use super::supply::Supply;
 use crate::arena::RANGE_BYTES_MAX;
 use crate::backend::SourceError;
 use crate::diag;
-use crate::engine::memory::{Place, Refusal, Step};
-use crate::ledger::Want;
 use crate::maintenance_thread::MaintenanceThread;
-use pinpool_os::sync::plain::{Condvar, Mutex};
 use pinpool_os::threads;
 
 /// A step waits no longer for gets that are after memory; what they commit is a part of the reserve.
@@ -36,40 +38,6 @@ const PAUSE_FOR_GETS: Duration = Duration::from_micros(50);
 const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
 /// Progress is logged this often.
 const REPORTS: u128 = 4;
-
-/// The pinning of a reserve beside the pool.
-#[derive(Debug, Default)]
-pub(super) struct BackgroundPinning {
-    progress: Mutex<Progress>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Progress {
-    has_thread: bool,
-    /// Who is in a step.
-    stepper: Option<ThreadId>,
-    is_cancelled: bool,
-    /// Why it stopped.
-    stopped: Option<SourceError>,
-    /// Bytes that the next step needs and the ceiling had no room for.
-    lacks_bytes: Option<u64>,
-    /// Of what is to come, what the host ledger says that this arena wants of other owners.
-    want: Want,
-    /// The log has said so.
-    has_told_lack: bool,
-    begun: Option<Begin>,
-    /// Quarters of what was asked for that the log has named.
-    reported: u128,
-}
-
-/// When the pinning began, on two clocks, and what was there.
-#[derive(Debug, Clone, Copy)]
-struct Begin {
-    at: Instant,
-    now_us: u64,
-    pinned_bytes: u64,
-}
 
 /// How a wait for the reserve ended.
 #[derive(Debug)]
@@ -88,7 +56,7 @@ impl Drop for GetFirst<'_> {
     }
 }
 
-impl Domain {
+impl ArenaSupply {
     /// A get is after new memory from now on, until the result is dropped.
     pub(super) fn before_reserve(&self) -> GetFirst<'_> {
         // Relaxed: a hint for the order of two threads, which may come in either.
@@ -102,26 +70,26 @@ impl Domain {
             let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
             return Err(Refusal::Source(SourceError::new("arena", what)));
         }
-        let mut state = self.arena.state();
-        if !state.ask_reserve(bytes) {
-            return Err(Refusal::Over { needed_bytes: bytes, over: state.budget().full(bytes) });
+        let mut books = self.books();
+        if !books.request_reserve(bytes) {
+            return Err(Refusal::Over { needed_bytes: bytes, over: books.budget().full(bytes) });
         }
-        let pinned_bytes = state.pinned_reserve_bytes();
-        drop(state);
-        let mut progress = self.background.progress.lock();
+        let pinned_bytes = books.reserve_progress().0;
+        drop(books);
+        let mut progress = self.reserve.progress.lock();
         let is_first = progress.begun.is_none();
         progress.begun.get_or_insert(Begin { at: Instant::now(), now_us, pinned_bytes });
         (progress.stopped, progress.lacks_bytes, progress.reported) = (None, None, 0);
         progress.has_told_lack = false;
         drop(progress);
         if is_first && let Err(error) = self.step(now_us) {
-            self.arena.state().ask_less(bytes);
-            self.background.progress.lock().begun = None;
+            self.books().request_less(bytes);
+            self.reserve.progress.lock().begun = None;
             return Err(Refusal::Source(error));
         }
-        let (pinned_bytes, asked_bytes) = self.reserve_progress();
+        let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
         self.log.reserve_begun(pinned_bytes, asked_bytes);
-        if self.arena.state().reserve_to_come() == 0 {
+        if self.books().reserve_to_come() == 0 {
             self.note_done()
         } else {
             self.start_reserve_thread(now_us)
@@ -129,31 +97,18 @@ impl Domain {
         Ok(())
     }
 
-    /// Bytes of all reserves that are there, and that were asked for.
-    fn reserve_progress(&self) -> (u64, u64) {
-        let state = self.arena.state();
-        (state.pinned_reserve_bytes(), state.asked_reserve_bytes())
-    }
-
-    /// The share of all reserves that is there; 1 where none was asked for.
-    #[allow(clippy::cast_precision_loss)] // A share.
-    pub(in crate::engine) fn pinned_fraction(&self) -> f64 {
-        let (pinned_bytes, asked_bytes) = self.reserve_progress();
-        if asked_bytes == 0 { 1.0 } else { (pinned_bytes as f64 / asked_bytes as f64).min(1.0) }
-    }
-
     /// Whether some of the reserve waits for room under the ceiling.
     pub(in crate::engine) fn reserve_waits(&self) -> bool {
-        let progress = self.background.progress.lock();
+        let progress = self.reserve.progress.lock();
         progress.lacks_bytes.is_some() && !progress.is_cancelled
     }
 
     /// When all will be there, at the rate so far; `None` where nothing is under way, or its rate is not known yet.
     pub(super) fn reserve_eta(&self) -> Option<Duration> {
-        let progress = self.background.progress.lock();
+        let progress = self.reserve.progress.lock();
         let begun = progress.begun.filter(|_| progress.stopped.is_none() && progress.lacks_bytes.is_none())?;
         drop(progress);
-        let (pinned_bytes, asked_bytes) = self.reserve_progress();
+        let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
         let done_bytes = u128::from(pinned_bytes.checked_sub(begun.pinned_bytes).filter(|&bytes| bytes > 0)?);
         let left_bytes = u128::from(asked_bytes.saturating_sub(pinned_bytes));
         let micros = begun.at.elapsed().as_micros().saturating_mul(left_bytes) / done_bytes;
@@ -162,15 +117,15 @@ impl Domain {
 
     /// Goes on with a reserve that waits for room, if there is some now.
     pub(in crate::engine) fn resume_reserve(self: &Arc<Self>, now_us: u64) {
-        let Some(lacks_bytes) = self.background.progress.lock().lacks_bytes else { return };
-        let state = self.arena.state();
-        let (is_there, could_go_on) = (state.reserve_to_come() == 0, state.could_go_on(lacks_bytes));
-        drop(state);
+        let Some(lacks_bytes) = self.reserve.progress.lock().lacks_bytes else { return };
+        let books = self.books();
+        let (is_there, could_go_on) = (books.reserve_to_come() == 0, books.could_go_on(lacks_bytes));
+        drop(books);
         if is_there {
             // Gets have pinned the rest.
             self.note_done();
         } else if could_go_on {
-            self.background.progress.lock().lacks_bytes = None;
+            self.reserve.progress.lock().lacks_bytes = None;
             self.start_reserve_thread(now_us);
         }
     }
@@ -182,19 +137,19 @@ impl Domain {
 
     /// The time, by the clock of the pool, while a reserve is under way.
     fn reserve_now_us(&self) -> u64 {
-        let begun = self.background.progress.lock().begun;
+        let begun = self.reserve.progress.lock().begun;
         begun.map_or(0, |begun| {
             begun.now_us.saturating_add(u64::try_from(begun.at.elapsed().as_micros()).unwrap_or(u64::MAX))
         })
     }
 
     fn start_reserve_thread(self: &Arc<Self>, now_us: u64) {
-        let mut progress = self.background.progress.lock();
-        if !self.arena.config().background_thread || progress.has_thread || progress.is_cancelled {
+        let mut progress = self.reserve.progress.lock();
+        if !self.settings.background_thread || progress.has_thread || progress.is_cancelled {
             return;
         }
-        let domain = Arc::downgrade(self);
-        let spawned = threads::spawn(c"pinpool-reserve", move || Self::pin_reserve(&domain));
+        let supply = Arc::downgrade(self);
+        let spawned = threads::spawn(c"pinpool-reserve", move || Self::pin_reserve(&supply));
         progress.has_thread = spawned.is_ok();
         // A tick makes a step instead, and tries again.
         progress.lacks_bytes = spawned.is_err().then_some(0);
@@ -206,16 +161,16 @@ impl Domain {
     }
 
     /// The thread: step after step, as long as the arena lives.
-    fn pin_reserve(domain: &Weak<Self>) {
-        while let Some(domain) = domain.upgrade() {
-            domain.give_way_to_gets();
-            if !domain.reserve_turn(domain.reserve_now_us()) {
-                let mut progress = domain.background.progress.lock();
+    fn pin_reserve(supply: &Weak<Self>) {
+        while let Some(supply) = supply.upgrade() {
+            supply.give_way_to_gets();
+            if !supply.reserve_turn(supply.reserve_now_us()) {
+                let mut progress = supply.reserve.progress.lock();
                 // Asked for more meanwhile: goes on.
-                if progress.is_over() || domain.arena.state().reserve_to_come() == 0 {
+                if progress.is_over() || supply.books().reserve_to_come() == 0 {
                     progress.has_thread = false;
                     drop(progress);
-                    domain.background.changed.notify_all();
+                    supply.reserve.changed.notify_all();
                     return;
                 }
                 drop(progress);
@@ -234,13 +189,13 @@ impl Domain {
 
     /// Makes one step and says what became of it. False if there is none to make now. A slow call.
     pub(in crate::engine) fn reserve_turn(&self, now_us: u64) -> bool {
-        let is_there = self.arena.state().reserve_to_come() == 0;
+        let is_there = self.books().reserve_to_come() == 0;
         if is_there {
             // Gets have pinned the rest, perhaps.
             self.note_done();
             return false;
         }
-        if self.background.progress.lock().stopped.is_some() {
+        if self.reserve.progress.lock().stopped.is_some() {
             return false;
         }
         match self.step(now_us) {
@@ -249,7 +204,7 @@ impl Domain {
                 self.report_progress();
                 // Gets that wait in line may fit into what is there now.
                 self.pool().iter().for_each(|pool| pool.room_was_made());
-                if self.arena.state().reserve_to_come() > 0 {
+                if self.books().reserve_to_come() > 0 {
                     return true;
                 }
                 self.note_done();
@@ -257,103 +212,105 @@ impl Domain {
             Ok(Step::NotNow) => {}
             Ok(Step::Done) => self.note_done(),
             Ok(Step::NoRoom(lacks_bytes)) => {
-                let mut progress = self.background.progress.lock();
+                let mut progress = self.reserve.progress.lock();
                 progress.lacks_bytes = Some(lacks_bytes);
                 let is_told = std::mem::replace(&mut progress.has_told_lack, true);
                 drop(progress);
                 if !is_told {
-                    let (pinned_bytes, asked_bytes) = self.reserve_progress();
-                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.arena.budget().max_bytes());
+                    let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
+                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.budget().max_bytes());
                 }
                 // What was given back before was told nobody.
-                if self.want_of_ledger(|_, lacking_bytes| lacking_bytes) && self.arena.state().could_go_on(lacks_bytes)
-                {
-                    self.background.progress.lock().lacks_bytes = None;
+                if self.want_of_ledger(|_, lacking_bytes| lacking_bytes) && self.books().could_go_on(lacks_bytes) {
+                    self.reserve.progress.lock().lacks_bytes = None;
                     return true;
                 }
             }
             Err(error) => {
-                self.background.progress.lock().stopped = Some(error.clone());
+                self.reserve.progress.lock().stopped = Some(error.clone());
                 self.want_of_ledger(|_, _| 0);
-                let (pinned_bytes, asked_bytes) = self.reserve_progress();
+                let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
                 self.log.reserve_stopped(pinned_bytes, asked_bytes, &error);
             }
         }
-        self.background.changed.notify_all();
+        self.reserve.changed.notify_all();
         false
     }
 
     /// Changes what this reserve wants of other owners of the host ledger, of what it wanted before and what it lacks under its
     /// own ceiling. Returns whether that is more than before.
     fn want_of_ledger(&self, change: impl FnOnce(u64, u64) -> u64) -> bool {
-        let state = self.arena.state();
-        let Some(ledger) = state.budget().shared() else { return false };
-        let lacking_bytes = state.reserve_to_come().min(state.budget().own_room_bytes());
-        drop(state);
-        let progress = self.background.progress.lock();
+        let books = self.books();
+        let budget = books.budget().clone();
+        if !budget.is_shared() {
+            return false;
+        }
+        let lacking_bytes = books.reserve_to_come().min(books.budget().own_room_bytes());
+        drop(books);
+        let progress = self.reserve.progress.lock();
         let before_bytes = progress.want.bytes();
         let now_bytes = if progress.is_cancelled { 0 } else { change(before_bytes, lacking_bytes) };
         // Under the lock: two changes reach the ledger in their order. A reserve stays, so others give what is idle alone.
-        ledger.set_want(&progress.want, now_bytes, 0);
+        budget.set_want(&progress.want, now_bytes, 0);
         now_bytes > before_bytes
     }
 
     fn report_progress(&self) {
-        let (pinned_bytes, asked_bytes) = self.reserve_progress();
+        let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
         let reached = u128::from(pinned_bytes) * REPORTS / u128::from(asked_bytes.max(1));
-        let mut progress = self.background.progress.lock();
+        let mut progress = self.reserve.progress.lock();
         let is_new = reached > progress.reported && reached < REPORTS;
         progress.reported = progress.reported.max(reached);
         drop(progress);
         if is_new {
             self.log.reserving(pinned_bytes, asked_bytes, self.reserve_eta());
         }
-        self.background.changed.notify_all();
+        self.reserve.changed.notify_all();
     }
 
     /// All is there: says so once.
     fn note_done(&self) {
-        let mut progress = self.background.progress.lock();
+        let mut progress = self.reserve.progress.lock();
         let begun = progress.begun.take();
         progress.lacks_bytes = None;
         drop(progress);
         self.want_of_ledger(|_, _| 0);
-        self.background.changed.notify_all();
+        self.reserve.changed.notify_all();
         let Some(begun) = begun else { return };
-        let (pinned_bytes, _) = self.reserve_progress();
+        let (pinned_bytes, _) = self.books().reserve_progress();
         let done_bytes = pinned_bytes.saturating_sub(begun.pinned_bytes);
-        self.log.reserve_done(done_bytes, begun.at.elapsed(), self.arena.source().numa_node());
+        self.log.reserve_done(done_bytes, begun.at.elapsed(), self.source().numa_node());
     }
 
     /// No more steps: the pool ends. Waits for the one that is being made.
     pub(in crate::engine) fn cancel_reserve(&self) {
         let until = Instant::now() + CANCEL_PATIENCE;
-        let mut progress = self.background.progress.lock();
+        let mut progress = self.reserve.progress.lock();
         progress.is_cancelled = true;
         // A log sink or a waker that the step calls may be what ends the pool.
         let is_other = |stepper: ThreadId| stepper != thread::current().id();
         while progress.stepper.is_some_and(is_other) && Instant::now() < until {
-            (progress, _) = self.background.changed.wait_until(progress, until);
+            (progress, _) = self.reserve.changed.wait_until(progress, until);
         }
         drop(progress);
         self.want_of_ledger(|_, _| 0);
-        self.background.changed.notify_all();
+        self.reserve.changed.notify_all();
     }
 
     /// Waits until all of the reserve is there, by `until`. Without a thread of the reserve, makes the steps.
     pub(in crate::engine) fn await_reserve(&self, until: Instant, now_us: u64) -> ReserveWait {
         loop {
-            if self.arena.state().reserve_to_come() == 0 {
+            if self.books().reserve_to_come() == 0 {
                 return ReserveWait::Pinned;
             }
-            let progress = self.background.progress.lock();
+            let progress = self.reserve.progress.lock();
             if let Some(error) = &progress.stopped {
                 return ReserveWait::Stopped(error.clone());
             }
             if Instant::now() >= until || progress.is_cancelled {
                 return ReserveWait::TimedOut;
             }
-            let is_alone = !self.arena.config().background_thread && progress.stepper.is_none();
+            let is_alone = !self.settings.background_thread && progress.stepper.is_none();
             if is_alone && progress.lacks_bytes.is_none() {
                 drop(progress);
                 self.reserve_turn(now_us);
@@ -361,21 +318,25 @@ impl Domain {
             }
             // Looks again now and then: what gets commit is a part of the reserve and tells nobody.
             let slice = until.min(Instant::now() + PATIENCE_FOR_GETS);
-            drop(self.background.changed.wait_until(progress, slice));
+            drop(self.reserve.changed.wait_until(progress, slice));
         }
     }
 
     /// Pins `bytes` and keeps them until the end (policy-R10). Returns where they lie. A slow call.
-    pub(in crate::engine) fn add_reserve(&self, bytes: u64, progress: &dyn Fn(u64)) -> Result<Vec<Place>, Refusal> {
-        let slice_bytes = self.arena.source().reserve_slice_bytes();
-        self.arena.add_reserve((bytes, slice_bytes), progress, || self.refusal_for_line(bytes))
+    pub(in crate::engine) fn add_whole_reserve(
+        &self,
+        bytes: u64,
+        progress: &dyn Fn(u64),
+    ) -> Result<Vec<Place>, Refusal> {
+        let slice_bytes = self.source().reserve_slice_bytes();
+        self.add_reserve((bytes, slice_bytes), progress, || self.refusal_for_line(bytes))
     }
 
     /// Whether the reserves, with the `bytes` claimed for one more, leave a get without room that waits and came before. A
     /// get that comes now is not taken for one that could be served.
     fn refusal_for_line(&self, bytes: u64) -> Option<Refusal> {
         let waiting = self.pool()?.waiting_bytes();
-        let is_short = waiting.iter().any(|&waiting_bytes| !self.arena.could_hold(waiting_bytes));
+        let is_short = waiting.iter().any(|&waiting_bytes| !self.could_hold_bytes(waiting_bytes));
         let first_bytes = waiting.first().copied().filter(|_| is_short)?;
         Some(Refusal::Line { needed_bytes: bytes, waiting: waiting.len() as u64, first_bytes })
     }
@@ -385,28 +346,21 @@ impl Domain {
         // Until the step has ended: a log sink may end the pool.
         let _deferral = diag::defer();
         let call = MaintenanceThread::of_process().enter();
-        let mut progress = self.background.progress.lock();
+        let mut progress = self.reserve.progress.lock();
         progress.is_cancelled |= call.is_none();
         if progress.is_cancelled || progress.stepper.is_some() {
             return Ok(Step::NotNow);
         }
         progress.stepper = Some(thread::current().id());
         drop(progress);
-        let _end = EndOfStep(&self.background);
+        let _end = EndOfStep(&self.reserve);
         let has_copies = self.pool().is_some_and(|pool| pool.has_copies());
-        self.arena.commit_step((now_us, has_copies), |bytes| self.refusal_for_line(bytes))
-    }
-}
-
-impl Progress {
-    /// Nothing is to be done now.
-    fn is_over(&self) -> bool {
-        self.is_cancelled || self.stopped.is_some() || self.lacks_bytes.is_some()
+        self.commit_step((now_us, has_copies), |bytes| self.refusal_for_line(bytes))
     }
 }
 
 /// Ends a step when it is dropped, also by a panic of a log sink.
-struct EndOfStep<'arena>(&'arena BackgroundPinning);
+struct EndOfStep<'arena>(&'arena Reserve);
 
 impl Drop for EndOfStep<'_> {
     fn drop(&mut self) {

@@ -1,11 +1,10 @@
-//! The end of a domain.
+//! The end of a arena.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use super::fixtures::{CountedHeap, NoBlocks, domain};
+use super::fixtures::{CountedHeap, NoBlocks, arena};
 use super::*;
-use crate::engine::memory::{Acquired, BlockMemory, SlowCalls};
 use crate::size_class::Rounding;
 use pinpool_os::sync::process::Ordering;
 
@@ -31,21 +30,20 @@ fn memory_is_said_to_stay_only_if_it_does() {
     let _ = log::set_logger(&CountingLog).map(|()| log::set_max_level(log::LevelFilter::Error));
     for is_leaked in [false, true] {
         let source = Arc::new(CountedHeap::new(true));
-        let domain = domain(source.clone(), "closing test", None);
+        let arena = arena(source.clone(), "closing test", None);
         let class = Rounding::Eighths.class(4096, 4096).unwrap();
-        let acquired = domain
-            .serve(class, (0, SlowCalls::Until(Instant::now(), Instant::now())), &NoBlocks, || None::<()>)
-            .unwrap();
-        let Acquired::New(BlockMemory::Carved { ptr, bytes, .. }) = acquired else { panic!("carved") };
+        let calls = (0, SlowCalls::Until(Instant::now(), Instant::now()));
+        let found = arena.find(class, calls, &NoBlocks, &mut || false).unwrap();
+        let BlockMemory::Carved { ptr, bytes, .. } = found else { panic!("carved") };
         if is_leaked {
-            domain.arena.count_quarantined();
+            arena.count_quarantined();
         }
         // The pool closes before its last block comes back.
-        domain.arena.close(0);
+        arena.close(0);
         if is_leaked {
             assert_eq!((LEFT_PINNED.load(Ordering::Relaxed), source.released()), (1, 0));
         } else {
-            domain.arena.give(ptr, bytes, 0);
+            arena.give_carved(ptr, bytes, 0);
             assert_eq!((LEFT_PINNED.load(Ordering::Relaxed), source.released()), (0, 1));
         }
     }

@@ -25,7 +25,7 @@ fn failed_releases_hold_back_no_other_and_are_logged_once() {
         lines();
         for _ in 0..120 {
             after_seconds(&clock, &pool, 1);
-            assert_eq!(valid_stats(&pool).pinned_bytes, counting.held_bytes());
+            assert_eq!(valid_stats(&pool).memory.held_bytes, counting.held_bytes());
         }
         let logged = lines();
         assert_eq!(count(&logged, "release failed"), 1, "{logged:?}");
@@ -39,7 +39,7 @@ fn failed_releases_hold_back_no_other_and_are_logged_once() {
         }
         drop(between);
         pool.trim(0);
-        assert_eq!((valid_stats(&pool).pinned_bytes, counting.held_bytes()), (0, 0));
+        assert_eq!((valid_stats(&pool).memory.held_bytes, counting.held_bytes()), (0, 0));
     }
 }
 
@@ -60,10 +60,10 @@ fn a_step_that_fails_leaves_the_figures_equal_to_what_is_held() {
         }
         let outcome = pool.get(8 * MIB);
         let stats = valid_stats(&pool);
-        assert_eq!(stats.pinned_bytes, counting.held_bytes());
-        assert_eq!(stats.underlying.alloc_bytes - stats.underlying.free_bytes, counting.held_bytes());
+        assert_eq!(stats.memory.held_bytes, counting.held_bytes());
+        assert_eq!(stats.memory.pin.bytes - stats.memory.unpin.bytes, counting.held_bytes());
         drop((outcome, kept));
         pool.clear();
-        assert_eq!((valid_stats(&pool).pinned_bytes, counting.held_bytes()), (0, 0));
+        assert_eq!((valid_stats(&pool).memory.held_bytes, counting.held_bytes()), (0, 0));
     }
 }

@@ -20,16 +20,28 @@ fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
     assert!(eval.get(5 * MIB).unwrap_err().to_string().contains("partition"));
     assert!(eval.try_get(2 * MIB).unwrap().is_none());
     let (of_eval, of_all) = (valid_stats(&eval), valid_stats(&pool));
-    assert_eq!((of_eval.in_use_bytes, of_eval.pinned_bytes, of_eval.max_bytes), (4 << 20, 4 << 20, Some(4 << 20)));
-    assert_eq!((of_eval.gets, of_eval.misses, of_eval.failed_gets, of_eval.is_partition), (2, 2, 2, true));
-    assert_eq!((of_all.gets, of_all.in_use, of_all.in_use_bytes, of_all.pinned_bytes), (2, 2, 4 << 20, 4 << 20));
+    assert_eq!(
+        (of_eval.memory.in_use_bytes, of_eval.memory.held_bytes, of_eval.limits.max_bytes),
+        (4 << 20, 4 << 20, Some(4 << 20))
+    );
+    assert_eq!(
+        (of_eval.requests.served, of_eval.requests.misses, of_eval.requests.failed, of_eval.is_partition),
+        (2, 2, 2, true)
+    );
+    assert_eq!(
+        (of_all.requests.served, of_all.memory.in_use, of_all.memory.in_use_bytes, of_all.memory.held_bytes),
+        (2, 2, 4 << 20, 4 << 20)
+    );
     assert!(pool.dump().to_string().contains("4.00 MiB from eval (2 buffers"), "{}", pool.dump());
     drop(held);
-    assert_eq!((eval.stats().in_use_bytes, valid_stats(&pool).idle_bytes), (0, 4 << 20));
+    assert_eq!((eval.stats().memory.in_use_bytes, valid_stats(&pool).memory.idle_bytes), (0, 4 << 20));
     drop(pool.get(2 * MIB).expect("what was of the partition is idle in the pool"));
-    assert_eq!((pool.stats().hits, pool.partition_stats().len()), (1, 1));
+    assert_eq!((pool.stats().requests.hits, pool.partition_stats().len()), (1, 1));
     drop(eval.try_get(2 * MIB).unwrap().unwrap());
-    assert_eq!((eval.stats().hits, eval.stats().in_use_bytes, eval.stats().peak_pinned_bytes), (1, 0, 4 << 20));
+    assert_eq!(
+        (eval.stats().requests.hits, eval.stats().memory.in_use_bytes, eval.stats().memory.peak_held_bytes),
+        (1, 0, 4 << 20)
+    );
     assert_eq!((eval.name(), eval.stats().name.as_deref()), (Some("train/eval"), Some("train/eval")));
     drop(eval);
     assert!(pool.partition_stats().is_empty());
@@ -73,14 +85,17 @@ fn a_full_partition_delays_nobody_else_and_its_requests_are_served_in_order() {
             }
             // The pool serves others at once, and also what is hit.
             (0..20).for_each(|_| drop(pool.get_with(Request::new(16 * MIB).wait(Duration::ZERO)).unwrap()));
-            assert_eq!((pool.stats().waiting, pool.stats().waits), (0, 0));
+            assert_eq!((pool.stats().requests.waiting, pool.stats().requests.waits), (0, 0));
             let [first, second] = held;
             drop(first);
             assert_eq!(order.load(Ordering::SeqCst), 0, "one buffer is no room for the first");
             drop(second);
         });
         let stats = eval.stats();
-        assert_eq!((stats.waits, stats.waiting, stats.wait_time.count(), stats.in_use_bytes), (2, 0, 2, 0));
+        assert_eq!(
+            (stats.requests.waits, stats.requests.waiting, stats.requests.wait_time.count(), stats.memory.in_use_bytes),
+            (2, 0, 2, 0)
+        );
     }
 }
 
@@ -92,11 +107,11 @@ fn a_request_within_the_partition_waits_in_the_queue_of_the_pool() {
     thread::scope(|scope| {
         let waiting = [&one, &other].map(|partition| scope.spawn(|| partition.get(8 * MIB).map(drop)));
         until_waits(&pool, 2);
-        assert_eq!((one.stats().waiting, other.stats().waiting), (0, 0));
+        assert_eq!((one.stats().requests.waiting, other.stats().requests.waiting), (0, 0));
         drop(held);
         waiting.into_iter().for_each(|waiting| waiting.join().unwrap().unwrap());
     });
-    assert_eq!(valid_stats(&pool).waits, 2);
+    assert_eq!(valid_stats(&pool).requests.waits, 2);
 }
 
 #[test]
@@ -110,7 +125,7 @@ fn a_partition_above_its_pool_is_allowed_and_both_say_which_limit_applies() {
     assert!(kept.iter().any(|(_, kept)| kept == line), "{kept:?}");
     let error = eval.get(12 * MIB).unwrap_err();
     assert!(error.is_limit() && error.to_string().contains("never fit under the ceiling"), "{error}");
-    assert_eq!(eval.stats().in_use_bytes, 0, "a request that the pool refuses claims nothing");
+    assert_eq!(eval.stats().memory.in_use_bytes, 0, "a request that the pool refuses claims nothing");
     drop(eval.get(8 * MIB).unwrap());
     pool.set_max_bytes(32 << 20).unwrap();
     drop(eval.get(16 * MIB).unwrap());
@@ -127,7 +142,7 @@ fn what_a_partition_cannot_do_names_its_pool() {
             "{error}"
         );
     }
-    assert_eq!(valid_stats(&pool).reserve_bytes, 0);
+    assert_eq!(valid_stats(&pool).memory.reserve_bytes, 0);
 }
 
 #[test]
@@ -153,5 +168,5 @@ fn the_limit_of_a_partition_changes_within_the_limit_of_its_pool() {
     eval.set_max_bytes(1 << 30).unwrap();
     assert_eq!(all(), 16, "bounded by its pool");
     eval.set_max_bytes(Ceiling::Auto).unwrap();
-    assert_eq!((all(), eval.stats().max_bytes, valid_stats(&pool).max_bytes), (16, None, Some(16 << 20)));
+    assert_eq!((all(), eval.stats().limits.max_bytes, valid_stats(&pool).limits.max_bytes), (16, None, Some(16 << 20)));
 }

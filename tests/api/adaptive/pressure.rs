@@ -19,21 +19,21 @@ fn pressure_shortens_the_idle_timeout_and_severe_pressure_releases_all_idle_memo
     ten_idle_granules(&pool);
     write(&file, 20.0, 0.0);
     after_seconds(&clock, &pool, 10);
-    assert_eq!(after_seconds(&clock, &pool, 14).pinned_bytes, 20 << 20, "a quarter of 60 s");
-    assert_eq!(after_seconds(&clock, &pool, 1).pinned_bytes, 16 << 20);
+    assert_eq!(after_seconds(&clock, &pool, 14).memory.held_bytes, 20 << 20, "a quarter of 60 s");
+    assert_eq!(after_seconds(&clock, &pool, 1).memory.held_bytes, 16 << 20);
     ten_idle_granules(&pool);
     let used = pool.get(2 * MIB).unwrap();
     write(&file, 20.0, 20.0);
     let stats = after_seconds(&clock, &pool, 1);
-    assert_eq!((stats.pinned_bytes, stats.buffers_in_pool), (2 << 20, 0), "at once, except for what is in use");
+    assert_eq!((stats.memory.held_bytes, stats.memory.idle), (2 << 20, 0), "at once, except for what is in use");
     drop(used);
-    assert_eq!(after_seconds(&clock, &pool, 1).pinned_bytes, 0, "while the pressure lasts");
+    assert_eq!(after_seconds(&clock, &pool, 1).memory.held_bytes, 0, "while the pressure lasts");
     write(&file, 0.0, 0.0);
     after_seconds(&clock, &pool, 1);
     ten_idle_granules(&pool);
-    assert_eq!(after_seconds(&clock, &pool, 69).pinned_bytes, 20 << 20, "the idle timeout is back");
+    assert_eq!(after_seconds(&clock, &pool, 69).memory.held_bytes, 20 << 20, "the idle timeout is back");
     after_seconds(&clock, &pool, 60);
-    assert!(after_seconds(&clock, &pool, 1).pinned_bytes < 20 << 20);
+    assert!(after_seconds(&clock, &pool, 1).memory.held_bytes < 20 << 20);
     let logged = lines();
     assert_eq!((count(&logged, "memory is short:"), count(&logged, "memory is no longer short")), (2, 1), "{logged:?}");
 }

@@ -12,13 +12,13 @@ use crate::counting::CountingSource;
 fn a_reserve_serves_without_a_page_lock_and_stays_to_the_end() {
     for builder in over_both() {
         let pool = builder.reserve_bytes(8 << 20).build().unwrap();
-        assert_eq!((valid_stats(&pool).reserve_bytes, pool.stats().pinned_bytes), (8 << 20, 8 << 20));
+        assert_eq!((valid_stats(&pool).memory.reserve_bytes, pool.stats().memory.held_bytes), (8 << 20, 8 << 20));
         let held: Vec<_> = (0..4).map(|_| pool.get(2 * MIB).unwrap()).collect();
-        assert_eq!(valid_stats(&pool).underlying.allocs, 1);
+        assert_eq!(valid_stats(&pool).memory.pin.count, 1);
         drop(held);
         pool.trim(0);
         pool.clear();
-        assert_eq!(valid_stats(&pool).pinned_bytes, 8 << 20);
+        assert_eq!(valid_stats(&pool).memory.held_bytes, 8 << 20);
     }
 }
 
@@ -30,13 +30,13 @@ fn reserves_add_up_and_displace_idle_memory() {
     pool.prewarm(4 << 20).unwrap();
     pool.prewarm((3 << 20) + 128).unwrap();
     let stats = valid_stats(&pool);
-    assert_eq!((stats.reserve_bytes, stats.max_bytes), (8 << 20, Some(16 << 20)));
-    assert!(stats.pinned_bytes <= 16 << 20);
+    assert_eq!((stats.memory.reserve_bytes, stats.limits.max_bytes), (8 << 20, Some(16 << 20)));
+    assert!(stats.memory.held_bytes <= 16 << 20);
     for bytes in [9 << 20, 1 << 40, u64::MAX] {
         let error = pool.prewarm(bytes).unwrap_err();
         assert!(error.is_limit(), "{error}");
     }
-    assert_eq!(valid_stats(&pool).reserve_bytes, 8 << 20);
+    assert_eq!(valid_stats(&pool).memory.reserve_bytes, 8 << 20);
 }
 
 #[test]
@@ -49,14 +49,14 @@ fn a_reserve_is_pinned_by_as_many_threads_as_were_asked_for() {
             builder = builder.unstable_pin_threads(threads);
         }
         let pool = builder.build().unwrap();
-        assert_eq!((source.threads(), valid_stats(&pool).reserve_bytes), (touching, 2 << 20));
+        assert_eq!((source.threads(), valid_stats(&pool).memory.reserve_bytes), (touching, 2 << 20));
     }
 }
 
 #[test]
 fn a_reserve_may_be_as_large_as_a_small_ceiling() {
     let pool = over_virtual_memory().max_bytes(1 << 20).reserve_bytes(1 << 20).build().unwrap();
-    assert_eq!(valid_stats(&pool).reserve_bytes, 1 << 20);
+    assert_eq!(valid_stats(&pool).memory.reserve_bytes, 1 << 20);
     assert_eq!(fill(&pool, 4096).len(), 256);
 }
 
@@ -67,7 +67,7 @@ fn a_reserve_that_no_range_can_hold_or_no_machine_has_is_refused_and_holds_nothi
     for bytes in [9 << 40, 2 << 40, u64::MAX] {
         assert!(pool.prewarm(bytes).unwrap_err().is_backend() || bytes == u64::MAX);
     }
-    assert_eq!((source.held_bytes(), valid_stats(&pool).pinned_bytes), (0, 0));
+    assert_eq!((source.held_bytes(), valid_stats(&pool).memory.held_bytes), (0, 0));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn without_growth_the_reserve_is_all_the_memory() {
         assert!(error.to_string().contains("PINPOOL_GROWTH"), "{error}");
         drop(held);
         assert_eq!(pool.get(8 * MIB).unwrap().len(), 8 * MIB);
-        assert_eq!(valid_stats(&pool).underlying.allocs, 1);
+        assert_eq!(valid_stats(&pool).memory.pin.count, 1);
     }
 }
 
@@ -92,7 +92,7 @@ fn a_reserve_near_the_largest_number_is_refused() {
         let pool = builder(Backend::Heap).build().unwrap();
         let refusal = pool.prewarm(bytes).unwrap_err();
         assert!(refusal.is_limit() || refusal.is_backend(), "{refusal}");
-        assert_eq!(pool.stats().pinned_bytes, 0);
+        assert_eq!(pool.stats().memory.held_bytes, 0);
         let built = builder(Backend::Mlock).reserve_bytes(bytes).build();
         // Below the first line the report has figures of the machine, which change.
         let first_line = |error: Error| error.to_string().lines().next().map(str::to_owned);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::unstable::window;
 use pinpool::{OnFull, PinnedBuf};
 
 use super::{LONG, MIB, after_seconds, fill, over, over_both, over_virtual_memory, valid_stats, with_manual_clock};
@@ -15,9 +16,12 @@ fn a_limit_of_one_evicts_to_the_arena_and_a_limit_of_zero_keeps_nothing() {
         let three: Vec<_> = [100, 5000, 10_000].iter().map(|&len| pool.get(len).unwrap()).collect();
         drop(three);
         let stats = valid_stats(&pool);
-        assert_eq!((stats.buffers_in_pool, stats.evicted, stats.underlying.frees), (kept, evicted, 0));
+        assert_eq!(
+            (stats.memory.idle, stats.memory.evictions.over_limit, stats.memory.unpin.count),
+            (kept, evicted, 0)
+        );
         drop(pool.get(50_000).unwrap());
-        assert_eq!(pool.stats().underlying.allocs, 1, "evicted memory is carved again without a page-lock");
+        assert_eq!(pool.stats().memory.pin.count, 1, "evicted memory is carved again without a page-lock");
     }
 }
 
@@ -28,7 +32,7 @@ fn a_ceiling_below_one_granule_can_be_used_up() {
         let held = fill(&pool, 4096);
         assert_eq!(held.len(), buffers, "{max_bytes}");
         assert!(pool.get(4096).unwrap_err().is_limit());
-        assert!(valid_stats(&pool).peak_pinned_bytes <= max_bytes);
+        assert!(valid_stats(&pool).memory.peak_held_bytes <= max_bytes);
     }
 }
 
@@ -41,7 +45,7 @@ fn an_idle_timeout_is_about_what_it_says_and_none_keeps_all() {
         let after = |us| {
             clock.advance_us(us);
             prompt.poll();
-            valid_stats(&prompt).pinned_bytes
+            valid_stats(&prompt).memory.held_bytes
         };
         if timeout_us > 0 {
             assert_eq!(after(timeout_us / 2), 20 << 20, "{timeout_us} us");
@@ -53,9 +57,9 @@ fn an_idle_timeout_is_about_what_it_says_and_none_keeps_all() {
     }
     let (keeping, clock) = with_manual_clock(over_virtual_memory().idle_timeout(None));
     drop(keeping.get(2 * MIB).unwrap());
-    assert_eq!(after_seconds(&clock, &keeping, 1_000_000).pinned_bytes, 2 << 20);
+    assert_eq!(after_seconds(&clock, &keeping, 1_000_000).memory.held_bytes, 2 << 20);
     keeping.trim(0);
-    assert_eq!(valid_stats(&keeping).pinned_bytes, 0);
+    assert_eq!(valid_stats(&keeping).memory.held_bytes, 0);
 }
 
 #[test]
@@ -67,7 +71,10 @@ fn try_get_takes_an_idle_buffer_and_pins_nothing() {
     assert_eq!(hit.len(), 5001);
     assert!(pool.try_get(5000).unwrap().is_none());
     let stats = valid_stats(&pool);
-    assert_eq!((stats.gets, stats.failed_gets, stats.underlying.allocs, stats.waits), (2, 0, 1, 0));
+    assert_eq!(
+        (stats.requests.served, stats.requests.failed, stats.memory.pin.count, stats.requests.waits),
+        (2, 0, 1, 0)
+    );
 }
 
 #[test]
@@ -77,20 +84,20 @@ fn trim_goes_down_to_its_argument_and_spares_what_is_in_use() {
         let mut held: Vec<_> = (0..16).map(|_| pool.get(2 * MIB).unwrap()).collect();
         let used = held.pop();
         drop(held);
-        let before = pool.stats().pinned_bytes;
+        let before = pool.stats().memory.held_bytes;
         pool.trim(u64::MAX);
-        assert_eq!(pool.stats().pinned_bytes, before);
+        assert_eq!(pool.stats().memory.held_bytes, before);
         pool.trim(20 << 20);
         let stats = valid_stats(&pool);
-        assert!(stats.pinned_bytes <= 20 << 20 && stats.in_use == 1, "{stats:?}");
+        assert!(stats.memory.held_bytes <= 20 << 20 && stats.memory.in_use == 1, "{stats:?}");
         pool.trim(0);
         // A discrete region stays while one buffer lies in it.
-        assert!(valid_stats(&pool).pinned_bytes <= 16 << 20);
+        assert!(valid_stats(&pool).memory.held_bytes <= 16 << 20);
         drop(used);
         pool.clear();
         let stats = valid_stats(&pool);
-        assert_eq!((stats.pinned_bytes, stats.window, stats.buffers_in_pool), (0, Default::default(), 0));
-        assert_eq!(stats.underlying.alloc_bytes, stats.underlying.free_bytes);
+        assert_eq!((stats.memory.held_bytes, window(&pool), stats.memory.idle), (0, Default::default(), 0));
+        assert_eq!(stats.memory.pin.bytes, stats.memory.unpin.bytes);
     }
 }
 
@@ -106,14 +113,17 @@ fn a_pageable_fallback_is_not_pinned_is_counted_and_is_freed_at_the_put() {
     let second = pool.get(2 * MIB).unwrap();
     assert!(!second.is_pinned() && pool.get(4096).unwrap_err().is_limit(), "as much as the limit");
     let stats = valid_stats(&pool);
-    assert_eq!((stats.fallbacks, stats.in_use, stats.in_use_bytes, stats.failed_gets), (2, 4, 8 << 20, 1));
-    assert_eq!((stats.pinned_bytes, stats.fallback_bytes), (4 << 20, 4 << 20));
+    assert_eq!(
+        (stats.requests.fallbacks, stats.memory.in_use, stats.memory.in_use_bytes, stats.requests.failed),
+        (2, 4, 8 << 20, 1)
+    );
+    assert_eq!((stats.memory.held_bytes, stats.memory.fallback_bytes), (4 << 20, 4 << 20));
     let stream = SinkStream::new().unwrap();
     fallback.copy_to(&stream, &mut SinkMem::new(2 * MIB)).unwrap().wait().unwrap();
     drop(second);
     pool.poll();
     let stats = valid_stats(&pool);
-    assert_eq!((stats.puts, stats.in_use, stats.buffers_in_pool), (2, 2, 0));
+    assert_eq!((stats.requests.returned, stats.memory.in_use, stats.memory.idle), (2, 2, 0));
 }
 
 #[test]
@@ -121,5 +131,5 @@ fn without_a_fallback_a_get_at_the_ceiling_is_an_error() {
     let pool = over_virtual_memory().max_bytes(4 << 20).on_full(OnFull::Error).build().unwrap();
     let _held = fill(&pool, MIB);
     assert!(pool.get(MIB).unwrap_err().is_limit());
-    assert_eq!((valid_stats(&pool).failed_gets, pool.stats().fallbacks), (2, 0));
+    assert_eq!((valid_stats(&pool).requests.failed, pool.stats().requests.fallbacks), (2, 0));
 }

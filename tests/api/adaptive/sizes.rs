@@ -25,7 +25,7 @@ fn common_sizes_are_served_whole_page_aligned_and_again() {
             assert_eq!((again.id(), again.as_ptr()), (id, address));
         }
         let stats = valid_stats(&pool);
-        assert_eq!((stats.hits, stats.misses, stats.in_use), (11, 5, 0));
+        assert_eq!((stats.requests.hits, stats.requests.misses, stats.memory.in_use), (11, 5, 0));
     }
 }
 
@@ -36,7 +36,7 @@ fn a_get_of_zero_bytes_belongs_to_no_pool_and_costs_nothing() {
     assert!(buffer.is_empty() && buffer.id().is_none() && !buffer.is_pinned());
     assert!(pool.try_get(0).unwrap().is_some());
     drop(buffer);
-    assert_eq!((valid_stats(&pool).gets, pool.stats().pinned_bytes), (0, 0));
+    assert_eq!((valid_stats(&pool).requests.served, pool.stats().memory.held_bytes), (0, 0));
 }
 
 #[test]
@@ -63,7 +63,10 @@ fn a_get_over_the_ceiling_is_refused_at_once_and_releases_nothing() {
             assert!(text.contains(part), "{part} is missing in: {text}");
         }
         let stats = valid_stats(&pool);
-        assert_eq!((stats.waits, stats.failed_gets, stats.reclaimed, stats.buffers_in_pool), (0, 1, 0, 1));
+        assert_eq!(
+            (stats.requests.waits, stats.requests.failed, stats.memory.evictions.reclaimed, stats.memory.idle),
+            (0, 1, 0, 1)
+        );
     }
 }
 
@@ -79,7 +82,7 @@ fn a_get_over_the_machine_is_refused_by_the_source_and_releases_nothing() {
             assert!(!error.to_string().lines().next().unwrap().contains("PINPOOL_MAX_BYTES"), "{error}");
         }
         let stats = valid_stats(&pool);
-        assert_eq!((stats.failed_gets, stats.reclaimed, stats.buffers_in_pool), (3, 0, 1));
+        assert_eq!((stats.requests.failed, stats.memory.evictions.reclaimed, stats.memory.idle), (3, 0, 1));
     }
 }
 
@@ -90,7 +93,7 @@ fn a_get_that_the_source_refuses_is_made_from_idle_memory() {
         let eight: Vec<_> = (0..8).map(|_| pool.get(2 * MIB).unwrap()).collect();
         drop(eight);
         assert_eq!(pool.get(16 * MIB).unwrap().len(), 16 * MIB);
-        assert_eq!(valid_stats(&pool).reclaimed, 8);
+        assert_eq!(valid_stats(&pool).memory.evictions.reclaimed, 8);
     }
 }
 
@@ -112,13 +115,13 @@ fn ten_thousand_live_buffers_are_apart_and_all_come_back() {
     for builder in over_both() {
         let pool = builder.build().unwrap();
         let mut live: Vec<_> = (0..10_000).map(|n| pool.get(1 + n * 37 % 50_000).unwrap()).collect();
-        assert_eq!(valid_stats(&pool).in_use, 10_000);
+        assert_eq!(valid_stats(&pool).memory.in_use, 10_000);
         live.sort_by_key(|buffer| buffer.as_ptr().addr());
         assert!(live.windows(2).all(|pair| pair[0].as_ptr().addr() + pair[0].capacity() <= pair[1].as_ptr().addr()));
         assert_eq!(live.iter().map(PinnedBuf::id).collect::<BTreeSet<_>>().len(), 10_000);
         drop(live);
         pool.clear();
-        assert_eq!((valid_stats(&pool).pinned_bytes, pool.stats().in_use), (0, 0));
+        assert_eq!((valid_stats(&pool).memory.held_bytes, pool.stats().memory.in_use), (0, 0));
     }
 }
 
@@ -132,10 +135,10 @@ fn a_million_gets_with_512_live_buffers_lock_one_granule() {
         live.push_back(pool.get(1 + n % 100).unwrap());
     }
     let stats = valid_stats(&pool);
-    assert_eq!((stats.hits, stats.misses, stats.in_use), (1_000_000 - 512, 512, 512));
-    assert_eq!((stats.underlying.allocs, stats.pinned_bytes), (1, 2 << 20));
+    assert_eq!((stats.requests.hits, stats.requests.misses, stats.memory.in_use), (1_000_000 - 512, 512, 512));
+    assert_eq!((stats.memory.pin.count, stats.memory.held_bytes), (1, 2 << 20));
     let _one_more = pool.get(1).unwrap();
-    assert_eq!(valid_stats(&pool).underlying.allocs, 2, "the granule was full");
+    assert_eq!(valid_stats(&pool).memory.pin.count, 2, "the granule was full");
 }
 
 #[test]
@@ -143,10 +146,10 @@ fn a_million_live_buffers_of_a_page_fill_their_granules() {
     let pool = over_virtual_memory().build().unwrap();
     let live = (0..1_000_000).map(|_| pool.get(4096).unwrap()).collect::<Vec<_>>();
     let stats = valid_stats(&pool);
-    assert_eq!((stats.in_use, stats.in_use_bytes), (1_000_000, 1_000_000 * 4096));
+    assert_eq!((stats.memory.in_use, stats.memory.in_use_bytes), (1_000_000, 1_000_000 * 4096));
     let needed = (1_000_000_u64 * 4096).next_multiple_of(2 << 20);
-    assert!((needed..needed + (18 << 20)).contains(&stats.pinned_bytes), "all but the last step: {stats:?}");
+    assert!((needed..needed + (18 << 20)).contains(&stats.memory.held_bytes), "all but the last step: {stats:?}");
     drop(live);
     pool.clear();
-    assert_eq!((valid_stats(&pool).in_use, pool.stats().pinned_bytes), (0, 0));
+    assert_eq!((valid_stats(&pool).memory.in_use, pool.stats().memory.held_bytes), (0, 0));
 }

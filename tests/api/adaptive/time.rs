@@ -12,22 +12,22 @@ fn an_idle_buffer_leaves_the_thread_cache_after_10_s_and_its_granule_after_60_mo
     for (builder, granules) in [(over_virtual_memory(), true), (over_discrete_regions(), false)] {
         let (pool, clock) = with_manual_clock(builder);
         ten_idle_granules(&pool);
-        let pinned = pool.stats().pinned_bytes;
-        assert_eq!(after_seconds(&clock, &pool, 9).buffers_in_pool, 10);
+        let pinned = pool.stats().memory.held_bytes;
+        assert_eq!(after_seconds(&clock, &pool, 9).memory.idle, 10);
         let stats = after_seconds(&clock, &pool, 1);
-        assert_eq!((stats.buffers_in_pool, stats.aged, stats.pinned_bytes), (0, 10, pinned));
-        assert_eq!(after_seconds(&clock, &pool, 59).pinned_bytes, pinned);
+        assert_eq!((stats.memory.idle, stats.memory.evictions.expired, stats.memory.held_bytes), (0, 10, pinned));
+        assert_eq!(after_seconds(&clock, &pool, 59).memory.held_bytes, pinned);
         let mut left = Vec::new();
         for _ in 0..8 {
-            left.push(after_seconds(&clock, &pool, 1).pinned_bytes >> 21);
+            left.push(after_seconds(&clock, &pool, 1).memory.held_bytes >> 21);
             clock.advance_us(20_000);
             pool.poll();
-            assert_eq!(pool.stats().pinned_bytes >> 21, *left.last().unwrap(), "once a second");
+            assert_eq!(pool.stats().memory.held_bytes >> 21, *left.last().unwrap(), "once a second");
         }
         if granules {
             assert_eq!(left, [8, 6, 4, 3, 2, 1, 0, 0]);
         }
-        assert_eq!(valid_stats(&pool).pinned_bytes, 0);
+        assert_eq!(valid_stats(&pool).memory.held_bytes, 0);
     }
 }
 
@@ -38,14 +38,14 @@ fn five_minutes_without_a_miss_lower_a_raised_limit() {
     // After 200 puts each one evicts, and the thousandth eviction is a check.
     let churn: Vec<_> = (0..1200).map(|n| pool.get(4096 * (1 + n % 8)).unwrap()).collect();
     drop(churn);
-    let raised = valid_stats(&pool).pool_size_limit;
+    let raised = valid_stats(&pool).limits.max_idle_buffers;
     assert_eq!(raised, 220);
     lines();
-    assert_eq!(after_seconds(&clock, &pool, 299).lowers, 0);
+    assert_eq!(after_seconds(&clock, &pool, 299).limits.lowers, 0);
     let stats = after_seconds(&clock, &pool, 1);
-    assert_eq!((stats.lowers, stats.pool_size_limit), (1, 200));
+    assert_eq!((stats.limits.lowers, stats.limits.max_idle_buffers), (1, 200));
     assert_eq!(count(&lines(), "Lowering pool_size_limit_ from 220 to 200"), 1);
-    assert_eq!(after_seconds(&clock, &pool, 300).lowers, 1, "never below the limit at the start");
+    assert_eq!(after_seconds(&clock, &pool, 300).limits.lowers, 1, "never below the limit at the start");
 }
 
 #[test]
@@ -56,9 +56,9 @@ fn hits_look_at_no_clock_and_misses_do() {
     for _ in 0..1000 {
         drop(pool.get(100).unwrap());
     }
-    assert_eq!((pool.stats().buffers_in_pool, pool.stats().aged), (2, 0), "no hit did anything");
+    assert_eq!((pool.stats().memory.idle, pool.stats().memory.evictions.expired), (2, 0), "no hit did anything");
     drop(pool.get(100_000).unwrap());
-    assert!(pool.stats().aged > 0, "the miss looked for what is old");
+    assert!(pool.stats().memory.evictions.expired > 0, "the miss looked for what is old");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use log::{Level, LevelFilter};
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::unstable::window;
 use pinpool::{PinnedBuf, Pool};
 use pinpool_replay::SimSource;
 
@@ -27,19 +28,22 @@ fn while_sizes_vary_large_buffers_merge_and_small_ones_keep_their_class() {
     for (pool, clock) in over_both().map(with_manual_clock) {
         vary(&pool);
         let varied = valid_stats(&pool);
-        assert_eq!((varied.puts, varied.window.put, varied.evicted, varied.hits), (9, 9, 0, 0));
+        assert_eq!(
+            (varied.requests.returned, window(&pool).put, varied.memory.evictions.over_limit, varied.requests.hits),
+            (9, 9, 0, 0)
+        );
         let held = [256 * KIB, 257 * KIB, 9 * MIB].map(|len| pool.get(len).unwrap());
-        let idle = valid_stats(&pool).buffers_in_pool;
+        let idle = valid_stats(&pool).memory.idle;
         drop(held);
         let stats = valid_stats(&pool);
-        assert_eq!((stats.puts, stats.buffers_in_pool), (12, idle + 1), "{stats:?}");
-        assert!(stats.underlying.allocs <= 2, "one for the large, one for the small regions");
+        assert_eq!((stats.requests.returned, stats.memory.idle), (12, idle + 1), "{stats:?}");
+        assert!(stats.memory.pin.count <= 2, "one for the large, one for the small regions");
         // A clear begins a new window.
         pool.clear();
-        assert_eq!((valid_stats(&pool).window.put, pool.stats().puts), (0, 12));
+        assert_eq!((window(&pool).put, pool.stats().requests.returned), (0, 12));
         after_seconds(&clock, &pool, 60);
         drop(pool.get(9 * MIB).unwrap());
-        assert_eq!(valid_stats(&pool).buffers_in_pool, 1, "a minute later it is kept");
+        assert_eq!(valid_stats(&pool).memory.idle, 1, "a minute later it is kept");
     }
 }
 
@@ -54,11 +58,11 @@ fn after_a_change_from_one_fixed_size_to_another_requests_hit_again() {
             }
         };
         let hits_of_round = || {
-            let before = pool.stats().hits;
+            let before = pool.stats().requests.hits;
             for len in [12 * MIB, MIB] {
                 (0..10_000).for_each(|_| drop(pool.get(len).unwrap()));
             }
-            valid_stats(&pool).hits - before
+            valid_stats(&pool).requests.hits - before
         };
         epochs(16 * MIB, 8);
         epochs(12 * MIB, 4);
@@ -76,16 +80,16 @@ fn a_large_get_takes_several_idle_buffers_and_holes_before_it_grows() {
     let (pool, _clock) = with_manual_clock(over_virtual_memory());
     let mut buffers: Vec<_> = (0..8).map(|_| pool.get(2 * MIB).unwrap()).collect();
     buffers.truncate(4);
-    assert_eq!(pool.stats().pinned_bytes, 16 << 20);
+    assert_eq!(pool.stats().memory.held_bytes, 16 << 20);
     let large = pool.get(8 * MIB).unwrap();
-    assert_eq!((valid_stats(&pool).pinned_bytes, pool.stats().reclaimed), (16 << 20, 4));
+    assert_eq!((valid_stats(&pool).memory.held_bytes, pool.stats().memory.evictions.reclaimed), (16 << 20, 4));
     drop((large, buffers));
 }
 
 #[test]
 fn growth_is_by_a_quarter_up_to_what_was_held_lately_and_by_little_beyond_that() {
     let (pool, _clock) = with_manual_clock(over_virtual_memory());
-    let pinned = |pool: &Pool| valid_stats(pool).pinned_bytes >> 20;
+    let pinned = |pool: &Pool| valid_stats(pool).memory.held_bytes >> 20;
     let first = pool.get(200 * MIB).unwrap();
     assert_eq!(pinned(&pool), 200);
     let _second = pool.get(2 * MIB).unwrap();
@@ -98,7 +102,7 @@ fn growth_is_by_a_quarter_up_to_what_was_held_lately_and_by_little_beyond_that()
     let _small = pool.get(MIB).unwrap();
     assert_eq!(pinned(&pool), 120, "nine granules");
     let _last = pool.get(20 * MIB).unwrap();
-    assert_eq!((pinned(&pool), pool.stats().underlying.allocs), (150, 5), "a quarter");
+    assert_eq!((pinned(&pool), pool.stats().memory.pin.count), (150, 5), "a quarter");
 }
 
 #[test]
@@ -107,7 +111,7 @@ fn a_step_that_the_back_end_refuses_shrinks_to_what_is_needed() {
     let _first = pool.get(160 * MIB).unwrap();
     let _second = pool.get(2 * MIB).unwrap();
     let stats = valid_stats(&pool);
-    assert_eq!((stats.pinned_bytes, stats.underlying.failures, stats.smaller_regions), (162 << 20, 1, 0));
+    assert_eq!((stats.memory.held_bytes, stats.memory.pin.failures, stats.memory.smaller_regions), (162 << 20, 1, 0));
 }
 
 #[test]
@@ -115,20 +119,20 @@ fn a_step_keeps_within_the_ceiling() {
     let (pool, _clock) = with_manual_clock(over_virtual_memory().max_bytes(Some(162 << 20)));
     let _first = pool.get(160 * MIB).unwrap();
     let _second = pool.get(2 * MIB).unwrap();
-    assert_eq!(valid_stats(&pool).pinned_bytes, 162 << 20);
+    assert_eq!(valid_stats(&pool).memory.held_bytes, 162 << 20);
 }
 
 #[test]
 fn regions_hold_four_of_the_largest_that_missed_beside_copies_too() {
     let (pool, _clock) = with_manual_clock(over_discrete_regions());
     let large = pool.get(10 * MIB).unwrap();
-    assert_eq!(valid_stats(&pool).pinned_bytes, 40 << 20);
+    assert_eq!(valid_stats(&pool).memory.held_bytes, 40 << 20);
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10 * MIB));
     let gate = stream.hold();
     let copy = large.copy_to(&stream, &mut device).unwrap();
     let held = [(); 3].map(|()| pool.get(10 * MIB).unwrap());
     let _next = pool.get(4 * MIB).unwrap();
-    assert_eq!(valid_stats(&pool).pinned_bytes, 80 << 20, "not 8 MiB");
+    assert_eq!(valid_stats(&pool).memory.held_bytes, 80 << 20, "not 8 MiB");
     drop((gate, held));
     copy.wait().unwrap();
 }
@@ -150,14 +154,18 @@ fn a_poll_moves_granules_together_before_a_get_needs_them() {
     let (pool, _clock) = with_manual_clock(over_virtual_memory());
     let held = scattered(&pool, 12);
     let before = valid_stats(&pool);
-    assert_eq!(before.moves, 0);
+    assert_eq!(before.memory.remap.count, 0);
     pool.poll();
     let prepared = valid_stats(&pool);
-    assert!(prepared.moves >= 2, "{prepared:?}");
-    assert_eq!((prepared.pinned_bytes, prepared.in_use), (before.pinned_bytes, 12));
+    assert!(prepared.memory.remap.count >= 2, "{prepared:?}");
+    assert_eq!((prepared.memory.held_bytes, prepared.memory.in_use), (before.memory.held_bytes, 12));
     let _large = pool.get(16 * MIB).unwrap();
     let after = valid_stats(&pool);
-    assert!(after.moves - prepared.moves <= 2 && after.pinned_bytes == before.pinned_bytes, "{after:?}");
+    assert!(
+        after.memory.remap.count - prepared.memory.remap.count <= 2
+            && after.memory.held_bytes == before.memory.held_bytes,
+        "{after:?}"
+    );
     drop(held);
 }
 
@@ -166,7 +174,7 @@ fn the_maintenance_thread_keeps_the_hole() {
     let pool = over_virtual_memory().background_poll(true).build().unwrap();
     let held = scattered(&pool, 12);
     let begun = Instant::now();
-    while pool.stats().moves == 0 {
+    while pool.stats().memory.remap.count == 0 {
         assert!(begun.elapsed() < Duration::from_secs(20), "nothing is moved");
         std::thread::yield_now();
     }

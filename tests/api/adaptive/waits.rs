@@ -17,12 +17,15 @@ fn a_wait_ends_when_a_buffer_is_put() {
     thread::scope(|scope| {
         // The longest wait that there is.
         let waiting = scope.spawn(|| pool.get_with(Request::new(2 * MIB).wait(Duration::MAX)));
-        wait_until(|| pool.stats().waits == 1);
+        wait_until(|| pool.stats().requests.waits == 1);
         drop(all);
         assert_eq!(waiting.join().unwrap().unwrap().len(), 2 * MIB);
     });
     let stats = valid_stats(&pool);
-    assert_eq!((stats.waits, stats.fallbacks, stats.failed_gets, stats.reclaimed), (1, 0, 0, 1));
+    assert_eq!(
+        (stats.requests.waits, stats.requests.fallbacks, stats.requests.failed, stats.memory.evictions.reclaimed),
+        (1, 0, 0, 1)
+    );
 }
 
 #[test]
@@ -32,7 +35,7 @@ fn a_wait_without_end_ends_when_a_buffer_of_its_class_is_put() {
     thread::scope(|scope| {
         let waiting =
             scope.spawn(|| pool.get_with(Request::new(3 << 20).wait(Duration::MAX)).map(|buffer| buffer.len()));
-        wait_until(|| pool.stats().waits == 1);
+        wait_until(|| pool.stats().requests.waits == 1);
         drop(held);
         assert_eq!(waiting.join().unwrap().unwrap(), 3 << 20);
     });
@@ -44,10 +47,10 @@ fn a_wait_ends_when_a_copy_completes() {
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4 * MIB));
     let gate = stream.hold();
     let copy = pool.get(4 * MIB).unwrap().copy_to(&stream, &mut device).unwrap();
-    assert_eq!(valid_stats(&pool).in_flight_bytes, 4 << 20);
+    assert_eq!(valid_stats(&pool).copies.in_flight_bytes, 4 << 20);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| pool.get(4 * MIB));
-        wait_until(|| pool.stats().waits == 1);
+        wait_until(|| pool.stats().requests.waits == 1);
         drop(gate);
         waiting.join().unwrap().unwrap();
     });
@@ -69,7 +72,7 @@ fn waits_are_served_in_the_order_of_arrival() {
                 served.send(name).unwrap();
                 drop(buffer);
             });
-            wait_until(|| pool.stats().waits == name as u64 + 1);
+            wait_until(|| pool.stats().requests.waits == name as u64 + 1);
         }
         drop(first);
     });
@@ -83,7 +86,7 @@ fn a_get_that_does_not_wait_does_not_overtake_one_that_waits() {
     let (half, other) = (pool.get(4 * MIB).unwrap(), pool.get(4 * MIB).unwrap());
     thread::scope(|scope| {
         let waiting = scope.spawn(|| pool.get(8 * MIB));
-        wait_until(|| pool.stats().waits == 1);
+        wait_until(|| pool.stats().requests.waits == 1);
         drop(half);
         assert!(
             pool.get_with(Request::new(MIB).wait(Duration::ZERO)).unwrap_err().is_limit(),
@@ -102,7 +105,7 @@ fn a_wait_of_zero_is_no_wait() {
     assert!(pool.get_with(Request::new(4096).wait(Duration::ZERO)).unwrap_err().is_limit());
     assert!(pool.get_with(Request::new(4096).wait(Duration::from_millis(1))).unwrap_err().is_limit());
     let stats = valid_stats(&pool);
-    assert_eq!((stats.waits, stats.failed_gets), (1, 2));
+    assert_eq!((stats.requests.waits, stats.requests.failed), (1, 2));
 }
 
 #[test]

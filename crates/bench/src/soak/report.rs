@@ -47,7 +47,7 @@ pub(super) struct SoakReport {
 impl SoakReport {
     pub(super) fn new(args: &SoakArgs, seen: Seen, stats: &Stats, mut failures: Vec<String>) -> SoakReport {
         let Seen { threads, counts, took, start, warm, end, most_resident_bytes } = seen;
-        let held = start.resident_bytes.saturating_add(stats.peak_pinned_bytes);
+        let held = start.resident_bytes.saturating_add(stats.memory.peak_held_bytes);
         let resident_limit_bytes = warm.resident_bytes.max(held).saturating_add(args.max_growth);
         if counts.bad_checks > 0 {
             failures
@@ -73,9 +73,9 @@ impl SoakReport {
             seconds,
             ops_per_s: if seconds > 0.0 { counts.ops() as f64 / seconds } else { 0.0 },
             counts,
-            hit_rate: stats.hit_rate(),
-            fallbacks: stats.fallbacks,
-            peak_pinned_bytes: stats.peak_pinned_bytes,
+            hit_rate: stats.requests.hit_rate(),
+            fallbacks: stats.requests.fallbacks,
+            peak_pinned_bytes: stats.memory.peak_held_bytes,
             start,
             warm,
             end,
@@ -89,14 +89,14 @@ impl SoakReport {
 /// Counts of the run and of the pool that differ though they must not.
 fn miscounts(counts: &Counts, stats: &Stats) -> Vec<String> {
     let pairs = [
-        ("gets of the run and of the pool", counts.gets, stats.gets),
-        ("puts of the run and of the pool", counts.puts, stats.puts),
+        ("gets of the run and of the pool", counts.gets, stats.requests.served),
+        ("puts of the run and of the pool", counts.puts, stats.requests.returned),
         ("gets and puts", counts.gets, counts.puts),
         ("buffers given and taken", counts.given, counts.taken),
-        ("buffers in use at the end and none", stats.in_use, 0),
-        ("copies in flight at the end and none", stats.in_flight, 0),
-        ("buffers lost and none", stats.lost, 0),
-        ("failed gets and none", stats.failed_gets, 0),
+        ("buffers in use at the end and none", stats.memory.in_use, 0),
+        ("copies in flight at the end and none", stats.copies.in_flight, 0),
+        ("buffers lost and none", stats.memory.lost, 0),
+        ("failed gets and none", stats.requests.failed, 0),
     ];
     let differ = pairs.into_iter().filter(|(_, left, right)| left != right);
     let mut miscounts: Vec<_> = differ.map(|(what, left, right)| format!("{what} differ: {left}, {right}")).collect();

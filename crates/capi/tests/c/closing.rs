@@ -91,7 +91,7 @@ fn a_close_does_not_wait_for_a_get_that_waits() {
     let held = get(pool, 4 << 20).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| get(pool, 4 << 20));
-        while crate::fixture::stats(pool)["waiting"].as_u64() == Some(0) {
+        while crate::fixture::stats(pool)["requests"]["waiting"].as_u64() == Some(0) {
             thread::yield_now();
         }
         close(pool);

@@ -19,7 +19,7 @@ fn a_buffer_is_reused_after_its_put() {
     let second = get(pool, 1 << 20).unwrap();
     assert_eq!(first, second);
     let found = stats(pool);
-    assert_eq!((&found["hits"], &found["puts"]), (&1.into(), &1.into()), "{found}");
+    assert_eq!((&found["requests"]["hits"], &found["requests"]["returned"]), (&1.into(), &1.into()), "{found}");
     put(pool, second).unwrap();
     close(pool);
 }
@@ -85,7 +85,7 @@ fn a_get_at_the_ceiling_waits_for_its_time_and_then_says_what_is_held() {
 fn a_reserve_is_held_and_a_trim_gives_the_rest_back() {
     let pool = open(HEAP);
     assert_eq!(pp_reserve(pool.0, 8 << 20), pp_status::PP_OK, "{:?}", last_error());
-    let held = || stats(pool)["pinned_bytes"].as_u64().unwrap();
+    let held = || stats(pool)["memory"]["held_bytes"].as_u64().unwrap();
     assert_eq!(held(), 8 << 20);
     let large = get(pool, 16 << 20).unwrap();
     put(pool, large).unwrap();
@@ -116,7 +116,7 @@ fn a_buffer_says_whether_it_is_pinned() {
 fn a_config_sets_what_the_variables_set() {
     let pool = open(" PINPOOL_BACKEND=heap ;\n Max_Bytes = 2MiB;wait=0s\nname=loader;; on_full=error;");
     let found = stats(pool);
-    assert_eq!((&found["max_bytes"], &found["name"]), (&(2 << 20).into(), &"loader".into()), "{found}");
+    assert_eq!((&found["limits"]["max_bytes"], &found["name"]), (&(2 << 20).into(), &"loader".into()), "{found}");
     let error = get(pool, 4 << 20).unwrap_err();
     assert_eq!(error.0, pp_status::PP_LIMIT);
     close(pool);
@@ -148,7 +148,7 @@ fn a_ceiling_changes_while_the_pool_runs() {
     put(pool, get(pool, 6 << 20).unwrap()).unwrap();
     let error = outcome(pp_set_max_bytes(pool.0, 0), ()).unwrap_err();
     assert!(error.0 == pp_status::PP_INVALID_ARGUMENT && error.1.contains("max_bytes=0"), "{error:?}");
-    assert_eq!(stats(pool)["max_bytes"], 8 << 20);
+    assert_eq!(stats(pool)["limits"]["max_bytes"], 8 << 20);
     close(pool);
 }
 
@@ -174,7 +174,10 @@ fn adopted_memory_is_put_as_a_buffer_and_given_back_once() {
         let (status, text) = result.unwrap_err();
         assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains(word), "{text}");
     }
-    assert_eq!((stats(pool)["adopted"].as_u64(), stats(pool)["pinned_bytes"].as_u64()), (Some(1), Some(0)));
+    assert_eq!(
+        (stats(pool)["requests"]["adopted"].as_u64(), stats(pool)["memory"]["held_bytes"].as_u64()),
+        (Some(1), Some(0))
+    );
     let mut is_pinned = 0;
     // SAFETY: a place for the result.
     assert_eq!((unsafe { pp_is_pinned(pool.0, ptr, &raw mut is_pinned) }, is_pinned), (pp_status::PP_OK, 1));

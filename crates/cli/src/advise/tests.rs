@@ -11,8 +11,8 @@ use pinpool_replay::{Event, PoolDescription, Record, Recording, Replay, TraceOp,
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::search::{Cost, Search};
-use crate::replay::Costs;
+use super::search::Search;
+use crate::replay::{Column, Costs};
 
 const MS: u64 = 1_000_000;
 const MIB: u64 = 1 << 20;
@@ -130,6 +130,9 @@ impl Run {
             self.held.insert(name, class_bytes(bytes));
             self.got_ns.insert(name, now_ns);
             let took_ns = now_ns - asked_ns;
+            if took_ns > 0 {
+                self.record(now_ns, thread, Event::Waited);
+            }
             self.record(
                 now_ns,
                 thread,
@@ -286,34 +289,22 @@ fn advised_for(held: u64, bytes: impl Fn(u64) -> u64, facts: &[(&str, &str)]) ->
     }
     acts.sort_by_key(|act| act.at_ns);
     let workload = Workload::of(&Run::of(&acts).record_all(Some(6 << 30), facts)).unwrap();
-    let (costs, progress) = (Costs::of(&workload, None), ProgressBar::hidden());
-    let search = Search {
-        workload: &workload,
-        hurried: &workload.hurried(),
-        fixed: &[],
-        costs: &costs,
-        headroom: 0.1,
-        progress: &progress,
-    };
-    let settings = search.advise().unwrap().advised?.settings;
+    let progress = ProgressBar::hidden();
+    let settings = Search::new(&workload, &[], 0.1, &progress).advise().unwrap().advised?.settings;
     Some(settings.into_iter().map(|(name, value)| format!("{name}={value}")).collect())
 }
 
 #[test]
-fn a_steady_loop_keeps_what_it_has_and_one_that_grows_is_given_no_ceiling() {
+fn a_steady_loop_keeps_what_it_has_and_one_that_grows_is_given_no_limit() {
     let adaptive = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths")];
     assert_eq!(advised_for(4, |_| 16 * MIB, &adaptive), None);
-    // As one does that follows the advice of a reserve: other rules are tried without it.
     let [preset, rounding] = adaptive;
     let reserved = [preset, rounding, ("PINPOOL_RESERVE", "134217728"), ("PINPOOL_GROWTH", "0")];
     assert_eq!(advised_for(4, |_| 16 * MIB, &reserved), None);
-    let direct = [("PINPOOL_PRESET", "tensorflow"), ("PINPOOL_ROUNDING", "exact"), ("PINPOOL_POOL_SIZE_LIMIT", "1")];
-    let set = ["PINPOOL_PRESET=adaptive", "PINPOOL_ROUNDING=eighths"].map(str::to_owned).to_vec();
-    assert_eq!(advised_for(4, |name| MIB + name * 50_000 + name % 3 * 4096, &direct), Some(set.clone()), "it grows");
-    // Four phases, each with larger batches: the last is the largest.
-    let stepped = advised_for(4, |name| (1 + name / 250) * 8 * MIB + name % 3 * 4096, &direct).unwrap();
-    assert_eq!(stepped[..2], set);
-    assert!(stepped[2].starts_with("PINPOOL_MAX_BYTES="), "{stepped:?}");
+    // Memory is released between requests and pinned again: keeping it saves time, but no limit would fit a longer run.
+    let released = [preset, rounding, ("PINPOOL_IDLE_TIMEOUT", "1ms")];
+    let grows = advised_for(0, |name| MIB + name * 50_000 + name % 3 * 4096, &released);
+    assert_eq!(grows, Some(vec!["PINPOOL_IDLE_TIMEOUT=none".to_owned()]));
 }
 
 #[test]
@@ -322,7 +313,7 @@ fn what_a_program_sets_in_its_code_is_not_advised_as_a_variable() {
         let acts = [Act { at_ns: 0, thread: 0, name: 1, op: Op::Get { bytes: MIB } }];
         let workload = Workload::of(&Run::of(&acts).record_all(None, &[("set_in_code", set_in_code)])).unwrap();
         let advised = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_MAX_BYTES", "7")];
-        let advised = advised.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        let advised = advised.map(|(name, value)| (name.to_owned(), value.to_owned()));
         super::Settings::of(&workload, advised).lines()
     };
     let all = "export PINPOOL_PRESET=adaptive\nexport PINPOOL_ROUNDING=eighths\nexport PINPOOL_MAX_BYTES=7\n";
@@ -346,6 +337,7 @@ fn full_pool(last_bytes: u64) -> Workload {
         let took_ns = if n == 0 { 0 } else { 10 * MS };
         [
             record(at_ns, thread, Event::Completed { id: n.max(1) - 1 }),
+            record(at_ns, thread, if n == 0 { Event::Cleared } else { Event::Waited }),
             record(at_ns, thread, Event::Get { id: n, bytes: 4 * MIB, class_bytes: class, tag: 0, took_ns }),
             record(at_ns + 2 * MS, CONSUMER, Event::Put { id: n, in_flight: true }),
         ]
@@ -380,26 +372,21 @@ fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
     if workload.judged().iter().any(|judged| judged.judgement.cause == Cause::Leak) {
         return Ok(Outcome::Leak);
     }
-    let (costs, progress) = (Costs::of(workload, None), ProgressBar::hidden());
-    let search = Search {
-        workload,
-        hurried: &workload.hurried(),
-        fixed: &[],
-        costs: &costs,
-        headroom: 0.1,
-        progress: &progress,
-    };
-    let advice = search.advise().unwrap();
+    let progress = ProgressBar::hidden();
+    let advice = Search::new(workload, &[], 0.1, &progress).advise().unwrap();
     let Some(better) = advice.advised else { return Ok(Outcome::Kept) };
     let set: Vec<_> = better.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    let costs = Costs::of(workload, None);
     let play = |set: &[(String, String)]| {
-        Cost::of(&Replay::as_recorded(workload, set).unwrap().play_with_lines(workload).unwrap(), &costs)
+        Column::play("", workload, &Replay::as_recorded(workload, set).unwrap(), &costs).unwrap()
     };
     let (given, advised) = (play(&[]), play(&set));
-    let is_larger = advised.peak_pinned_bytes as f64 > given.peak_pinned_bytes as f64 * 1.02;
-    let is_dearer = advised.lost_seconds > given.lost_seconds || advised.fallbacks > given.fallbacks;
-    let is_told = (advised.lost_seconds - better.cost.lost_seconds).abs() < 1e-9
-        && advised.peak_pinned_bytes == better.cost.peak_pinned_bytes;
+    let [peak, peak_given] = [&advised, &given].map(|cost| cost.outcome.peak_pinned_bytes);
+    let [late, late_given] = [&advised, &given].map(|cost| cost.outcome.fallbacks);
+    let is_larger = peak as f64 > peak_given as f64 * 1.02;
+    let is_dearer = advised.lost_seconds > given.lost_seconds || late > late_given;
+    let is_told =
+        (advised.lost_seconds - better.cost.lost_seconds).abs() < 1e-9 && peak == better.cost.outcome.peak_pinned_bytes;
     if is_dearer || !is_told || (is_larger && advised.lost_seconds >= given.lost_seconds) {
         return Err(format!("{what}: {set:?}\n  given {given:?}\n  advised {advised:?}\n  told {:?}", better.cost));
     }
@@ -503,5 +490,5 @@ fn what_is_advised_costs_no_more_for_random_programs() {
     let first: u64 = std::env::var("PROMISE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     let count = std::env::var("PROMISE_COUNT").ok().and_then(|count| count.parse().ok()).unwrap_or(60);
     let counts = outcomes(&|at| of_random(first + at as u64), count);
-    assert!(count < 60 || counts[&Outcome::Kept] > 0 && counts[&Outcome::Advised] > 20, "{counts:?}");
+    assert!(count < 60 || counts[&Outcome::Kept] > 0 && counts[&Outcome::Advised] > 10, "{counts:?}");
 }

@@ -162,10 +162,10 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     drop(bar);
     failures.summarize(terminal);
 
-    let pinned_bytes = pool.stats().pinned_bytes;
+    let pinned_bytes = pool.stats().memory.held_bytes;
     stay_idle(args.idle, &stop);
     let (sink, stats) = (destination.describe(), pool.stats());
-    let fallbacks = stats.fallbacks;
+    let fallbacks = stats.requests.fallbacks;
     let report = LoadReport {
         summary: &summary,
         sink,

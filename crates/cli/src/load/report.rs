@@ -56,26 +56,26 @@ impl LoadReport<'_> {
             "verify": self.verify,
             "verified_batches": summary.verified_batches,
             "max_in_flight_batches": summary.max_in_flight_batches,
-            "gets": stats.gets,
-            "hits": stats.hits,
-            "hit_rate": stats.hit_rate(),
-            "puts": stats.puts,
-            "evicted": stats.evicted,
-            "reclaimed": stats.reclaimed,
-            "waits": stats.waits,
-            "fallbacks": stats.fallbacks,
-            "checks": stats.checks,
-            "raises": stats.raises,
-            "lowers": stats.lowers,
-            "pool_size_limit": stats.pool_size_limit,
+            "gets": stats.requests.served,
+            "hits": stats.requests.hits,
+            "hit_rate": stats.requests.hit_rate(),
+            "puts": stats.requests.returned,
+            "evicted": stats.memory.evictions.over_limit,
+            "reclaimed": stats.memory.evictions.reclaimed,
+            "waits": stats.requests.waits,
+            "fallbacks": stats.requests.fallbacks,
+            "checks": stats.limits.checks,
+            "raises": stats.limits.raises,
+            "lowers": stats.limits.lowers,
+            "pool_size_limit": stats.limits.max_idle_buffers,
             "pinned_bytes": self.pinned_bytes,
-            "pinned_after_idle_bytes": stats.pinned_bytes,
-            "front_idle_bytes": stats.idle_bytes,
-            "reserve_bytes": stats.reserve_bytes,
-            "peak_pinned_bytes": stats.peak_pinned_bytes,
-            "underlying_allocs": stats.underlying.allocs,
-            "underlying_frees": stats.underlying.frees,
-            "underlying_seconds": stats.underlying.time.as_secs_f64(),
+            "pinned_after_idle_bytes": stats.memory.held_bytes,
+            "front_idle_bytes": stats.memory.idle_bytes,
+            "reserve_bytes": stats.memory.reserve_bytes,
+            "peak_pinned_bytes": stats.memory.peak_held_bytes,
+            "underlying_allocs": stats.memory.pin.count,
+            "underlying_frees": stats.memory.unpin.count,
+            "underlying_seconds": call_time(stats),
             "failures_by_cause": self.failures.by_cause().collect::<BTreeMap<_, _>>(),
             "skipped_special_files": self.skipped_special_files,
             "stats": stats,
@@ -89,9 +89,8 @@ impl LoadReport<'_> {
         let locked = if stats.is_pinned { "page-locked" } else { "not page-locked" };
         let verified = if self.verify { n(summary.verified_batches) } else { "not asked for (--verify)".to_owned() };
         let [elapsed, listing] = [summary.elapsed, self.listing].map(|time| time.as_secs_f64());
-        let idle = [stats.pinned_bytes, stats.idle_bytes, stats.reserve_bytes].map(n);
-        let [raises, checks, lowers] = [stats.raises, stats.checks, stats.lowers].map(n);
-        let calls = &stats.underlying;
+        let idle = [stats.memory.held_bytes, stats.memory.idle_bytes, stats.memory.reserve_bytes].map(n);
+        let [raises, checks, lowers] = [stats.limits.raises, stats.limits.checks, stats.limits.lowers].map(n);
         let rows = list(&[
             ("copied to", self.sink.clone()),
             ("epochs", n(summary.epochs)),
@@ -105,19 +104,22 @@ impl LoadReport<'_> {
             ("verified batches", verified),
             ("in flight at most", format!("{} batches", n(summary.max_in_flight_batches))),
             ("pool", format!("{} ({locked})", stats.backend)),
-            ("gets", n(stats.gets)),
-            ("fallbacks", format!("{} gets had memory that is not pinned, at the ceiling", n(stats.fallbacks))),
+            ("gets", n(stats.requests.served)),
+            (
+                "fallbacks",
+                format!("{} gets had memory that is not pinned, at the ceiling", n(stats.requests.fallbacks)),
+            ),
             ("hit rate", hit_rate(stats)),
-            ("evictions", format!("{} in {} puts", n(stats.evicted), n(stats.puts))),
-            ("limit", format!("{} buffers", n(stats.pool_size_limit))),
+            ("evictions", format!("{} in {} puts", n(stats.memory.evictions.over_limit), n(stats.requests.returned))),
+            ("limit", format!("{} buffers", n(stats.limits.max_idle_buffers))),
             ("raises", format!("{raises} in {checks} checks, {lowers} lowered")),
-            ("reclaimed", format!("{} buffers", n(stats.reclaimed))),
-            ("waits at ceiling", format!("{} gets", n(stats.waits))),
-            ("pinned at most", format!("{} bytes", n(stats.peak_pinned_bytes))),
+            ("reclaimed", format!("{} buffers", n(stats.memory.evictions.reclaimed))),
+            ("waits at ceiling", format!("{} gets", n(stats.requests.waits))),
+            ("pinned at most", format!("{} bytes", n(stats.memory.peak_held_bytes))),
             ("pinned at the end", format!("{} bytes", n(self.pinned_bytes))),
             ("pinned when idle", format!("{} bytes, {} in idle buffers, {} in reserve", idle[0], idle[1], idle[2])),
-            ("allocations", format!("{}, {} freed", n(calls.allocs), n(calls.frees))),
-            ("time in those", format!("{:.3} s", calls.time.as_secs_f64())),
+            ("allocations", format!("{}, {} freed", n(stats.memory.pin.count), n(stats.memory.unpin.count))),
+            ("time in those", format!("{:.3} s", call_time(stats))),
         ]);
         format!("{}\n\n{stats}\n", rows.trim_end())
     }
@@ -125,7 +127,13 @@ impl LoadReport<'_> {
 
 /// The share of gets that reused an idle buffer, and where the others had their memory from, which is rarely a new allocation.
 fn hit_rate(stats: &Stats) -> String {
-    let misses = stats.gets.saturating_sub(stats.hits);
-    let percent = 100.0 * stats.hit_rate();
-    format!("{percent:.1} %; the other {} gets share {} allocations", grouped(misses), grouped(stats.underlying.allocs))
+    let misses = stats.requests.served.saturating_sub(stats.requests.hits);
+    let percent = 100.0 * stats.requests.hit_rate();
+    format!("{percent:.1} %; the other {} gets share {} allocations", grouped(misses), grouped(stats.memory.pin.count))
+}
+
+/// Seconds spent in calls that pinned, unpinned and moved memory.
+fn call_time(stats: &Stats) -> f64 {
+    let memory = &stats.memory;
+    [&memory.pin, &memory.unpin, &memory.remap].map(|calls| calls.time.total().as_secs_f64()).iter().sum()
 }

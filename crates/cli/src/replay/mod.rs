@@ -1,6 +1,6 @@
 //! Traces played on simulated memory: `pinpool advise --try`, and `pinpool replay` as it was called before.
 
-mod side_by_side;
+mod costs;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use pinpool::unstable::config::text::ParseError;
 use pinpool_replay::{CallCost, Replay, SourceKind, Workload};
 use serde::Serialize;
 
-use self::side_by_side::Column;
-pub(crate) use self::side_by_side::{Costs, mib, pin_cost};
+use self::costs::pin_cost;
+pub(crate) use self::costs::{Column, Costs, DECISIVE_ROWS, mib, table};
 use crate::files::{in_file, named};
 use crate::input::open_workload;
 use crate::set::Set;
@@ -102,21 +102,32 @@ impl Plays<'_> {
         notes.extend(workload.pools_note().map(|note| named(path, &note)));
         let costs = Costs::of(&workload, self.pin_cost);
         let limit = self.max_ratio.map(|ratio| limit_bytes(&workload, ratio));
-        let replays = sets
-            .iter()
-            .map(|Set { text, pairs }| Ok((text.clone(), Replay { source, ..Replay::as_recorded(&workload, pairs)? })));
-        let replays = replays.collect::<Result<Vec<_>, String>>().map_err(|error| named(path, &error))?;
-        let columns = side_by_side::play(&workload, &replays, limit, &costs).map_err(|error| in_file(path, &error))?;
+        let play = |Set { text, pairs }: &Set| -> Result<Column, Box<dyn Error>> {
+            let mut replay =
+                Replay { source, ..Replay::as_recorded(&workload, pairs).map_err(|error| named(path, &error))? };
+            replay.max_bytes = limit.or(replay.max_bytes);
+            Ok(Column::play(text, &workload, &replay, &costs).map_err(|error| in_file(path, &error))?)
+        };
+        let columns = sets.iter().map(play).collect::<Result<Vec<_>, _>>()?;
         if let ([as_recorded], true, None, None) = (columns.as_slice(), self.sets.is_empty(), limit, self.source) {
             notes.extend(workload.doubt(&as_recorded.outcome).map(|doubt| named(path, &doubt)));
         }
-        if !self.json {
-            return Ok(to_stdout(&side_by_side::table(&name, &workload, &columns, &costs))?);
+        if self.json {
+            return columns.iter().try_for_each(|column| {
+                let line = JsonLine { workload: &name, column, costs: &costs, pools_merged: workload.pools_merged() };
+                Ok(to_stdout(&format!("{}\n", serde_json::to_string(&line)?))?)
+            });
         }
-        columns.iter().try_for_each(|column| {
-            let line = JsonLine { workload: &name, column, costs: &costs, pools_merged: workload.pools_merged() };
-            Ok(to_stdout(&format!("{}\n", serde_json::to_string(&line)?))?)
-        })
+        let mut text = format!("{name}: requested at most {} MiB at once\n", mib(workload.peak_requested_bytes()));
+        text += &table(&columns.iter().collect::<Vec<_>>(), usize::MAX);
+        text += &costs.line();
+        for Column { set, outcome, .. } in &columns {
+            text += &match &outcome.last_lines {
+                Some(last) => format!("{set}: TensorFlow's last lines would be\n{last}\n"),
+                None => format!("{set}: TensorFlow would print no line: fewer than 1000 evictions\n"),
+            };
+        }
+        Ok(to_stdout(&text)?)
     }
 }
 

@@ -1,10 +1,10 @@
 //! The figures of a log.
 
-use super::figure::{Axis, Figure, MARKS_MAX, Report, Series, Shape, Table, Unit, Verdict, number};
-use super::timeline::sentences;
+use super::charts::verdicts;
+use super::figure::{Axis, Figure, MARKS_MAX, Report, Series, Shape, Table, Unit, number};
 use crate::why::lines::Log;
 use crate::why::lines::curve::{Curve, RaisePoint};
-use crate::why::{Said, of_log};
+use crate::why::of_log;
 use pinpool_cli::table::grouped;
 
 /// Pools that are drawn: lines beyond these cannot be told apart.
@@ -52,7 +52,7 @@ pub(super) fn report(name: &str, log: &Log) -> Report {
     Report {
         title: "The pool in this log",
         source,
-        verdicts: verdicts(log),
+        verdicts: verdicts(&of_log(log), VERDICTS_MAX),
         facts: facts(log, printed, silent),
         figures,
         notes,
@@ -75,19 +75,6 @@ fn raises(log: &Log) -> (usize, usize) {
     let all = || log.curves.iter().flat_map(|curve| &curve.raises);
     let printed = all().filter(|raise| raise.is_printed).count();
     (printed, all().count() - printed)
-}
-
-fn verdicts(log: &Log) -> Vec<Verdict> {
-    let said = of_log(log);
-    let name =
-        |said: &Said| if log.curves.len() > 1 { format!("{}: {}", said.pool, said.cause) } else { said.cause.clone() };
-    let verdict = |said: &Said| Verdict { name: name(said), text: sentences(said), is_alarm: said.is_alarm };
-    let mut verdicts: Vec<_> = said.iter().take(VERDICTS_MAX).map(verdict).collect();
-    if said.len() > VERDICTS_MAX {
-        let (name, text) = (format!("{} more pools", said.len() - VERDICTS_MAX), "`pinpool why` lists all.".to_owned());
-        verdicts.push(Verdict { name, text, is_alarm: false });
-    }
-    verdicts
 }
 
 fn facts(log: &Log, printed: usize, silent: usize) -> Vec<(&'static str, String)> {

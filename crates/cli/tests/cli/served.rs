@@ -58,7 +58,7 @@ fn the_metrics_of_all_processes_are_a_text_that_promtool_takes() {
     let ran = finish(&mut on_host(dir.path(), &["metrics", "--all"]));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let labels = format!("{{pid=\"{}\",pool_name=\"train\",backend=\"heap\"", std::process::id());
-    let hits = format!("pinpool_gets_total{labels},result=\"hit\"}} {}\n", pool.stats().hits);
+    let hits = format!("pinpool_gets_total{labels},result=\"hit\"}} {}\n", pool.stats().requests.hits);
     assert!(ran.stdout.contains(&hits), "{}", ran.stdout);
     assert!(
         ran.stdout.contains(&format!("pinpool_owner_buffers{labels},tag=\"loader/labels\"}} 1\n")),

@@ -98,7 +98,10 @@ fn a_tree_is_loaded_verified_and_reported() {
         assert!(figures[name].is_u64(), "{name}: {figures}");
     }
     let of_the_pool = &figures["stats"];
-    assert_eq!((&of_the_pool["gets"], &of_the_pool["pin"]["count"]), (&figures["gets"], &figures["underlying_allocs"]));
+    assert_eq!(
+        (&of_the_pool["requests"]["served"], &of_the_pool["memory"]["pin"]["count"]),
+        (&figures["gets"], &figures["underlying_allocs"])
+    );
     // Without a GPU the tool reports that it has none.
     if !figures["sink"].as_str().unwrap().starts_with("CUDA device") {
         assert!(figures["sink"].as_str().unwrap().contains("host sink"));
@@ -461,7 +464,7 @@ fn a_replay_prints_a_table_for_each_workload_or_json() {
         (row("pins  "), row("not served in time")),
         (vec!["24".to_owned(), "7".to_owned()], vec!["0".to_owned(); 2])
     );
-    assert_eq!((row("gets  ")[0].as_str(), row("ceiling MiB")[0].as_str()), ("20,000", "none"), "{}", two.stdout);
+    assert_eq!((row("requests  ")[0].as_str(), row("limit MiB")[0].as_str()), ("20,000", "none"), "{}", two.stdout);
 
     let ceiled = ["replay", "--json", "--source", "walls", "--max-ratio", "1.25", "--set", "WAIT=1s", &cosmoflow];
     let figures = run(&ceiled).figures();

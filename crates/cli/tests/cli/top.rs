@@ -30,7 +30,7 @@ fn a_process_that_was_asked_to_serves_its_statistics() {
         if ran.code() == 0 {
             figures = ran.figures();
         }
-        figures["pools"][0]["gets"].as_u64() > Some(0)
+        figures["pools"][0]["requests"]["served"].as_u64() > Some(0)
     });
     assert_eq!(figures["process"], load.id());
     assert_eq!(figures["pools"][0]["backend"], "heap");

@@ -17,7 +17,7 @@ fn contents(batches: impl Iterator<Item = LoadedBatch>) -> Vec<(Vec<usize>, Vec<
 
 fn all_back(pool: &Pool) -> bool {
     let stats = pool.stats();
-    (stats.in_use, stats.in_flight) == (0, 0)
+    (stats.memory.in_use, stats.copies.in_flight) == (0, 0)
 }
 
 /// Waits until `is_so`, at most 20 s.
@@ -190,7 +190,7 @@ fn a_reader_dropped_early_leaves_no_buffer_and_no_thread() {
         let held: Vec<_> = reader.by_ref().take(taken).collect();
         drop(reader);
         // Threads that have ended get no buffer any more, and hold no handle of the pool.
-        assert_eq!(pool.stats().in_use, taken as u64);
+        assert_eq!(pool.stats().memory.in_use, taken as u64);
         drop(held);
         assert!(all_back(&pool));
     }
@@ -201,14 +201,14 @@ fn no_more_buffers_than_prefetch_are_read_ahead() {
     let (_dir, catalog) = numbered_files(&[100; 100]);
     let pool = pool(1 << 30);
     let mut reader = reader(&pool, &catalog, options(one_by_one));
-    wait_until(|| pool.stats().in_use == 4);
+    wait_until(|| pool.stats().memory.in_use == 4);
     let held: Vec<_> = reader.by_ref().take(10).collect();
-    wait_until(|| pool.stats().in_use == 14);
+    wait_until(|| pool.stats().memory.in_use == 14);
     drop(held);
     assert_eq!(reader.count(), 90);
     // Buffers of one class: as many allocations as there were at once.
     let stats = pool.stats();
-    assert!(stats.underlying.allocs <= 14, "{stats:?}");
+    assert!(stats.memory.pin.count <= 14, "{stats:?}");
     assert!(all_back(&pool));
 }
 
@@ -226,7 +226,7 @@ fn a_ceiling_of_one_batch_hands_out_one_after_the_other() {
         batches += 1;
     }
     assert_eq!(batches, 10);
-    assert!(pool.stats().peak_pinned_bytes <= 300_000);
+    assert!(pool.stats().memory.peak_held_bytes <= 300_000);
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn a_reader_ends_soon_while_a_worker_waits_long_for_memory() {
     let pool = pool.wait(Duration::from_secs(3600)).build().unwrap();
     let mut reader = reader(&pool, &catalog, options(|_| ()));
     let held = reader.next().unwrap();
-    wait_until(|| pool.stats().waiting == 1);
+    wait_until(|| pool.stats().requests.waiting == 1);
     let begun = Instant::now();
     assert!(reader.next_within(Duration::from_millis(1)).is_pending());
     drop(reader);

@@ -137,7 +137,7 @@ fn run_in(
     let mut observer = RecordingObserver::default();
     let summary = Loader::new(pool, catalog, options).run(to, &mut observer);
     let stats = pool.stats();
-    assert_eq!((stats.in_use, stats.in_flight), (0, 0), "every buffer is back: {stats:?}");
+    assert_eq!((stats.memory.in_use, stats.copies.in_flight), (0, 0), "every buffer is back: {stats:?}");
     (summary, observer)
 }
 

@@ -104,7 +104,7 @@ fn a_file_larger_than_the_ceiling_loads_within_the_memory_of_its_batches() {
     assert_eq!(observer.done.iter().map(|done| done.samples).sum::<u64>(), 1);
     // Four batches ahead and one on each of two lanes; the pool commits memory in steps of 2 MiB at most.
     let stats = pool.stats();
-    assert!(stats.peak_pinned_bytes <= (6 + 2) << 20, "{stats:?}");
+    assert!(stats.memory.peak_held_bytes <= (6 + 2) << 20, "{stats:?}");
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_long_file_under_a_ceiling_of_one_batch_is_verified_to_its_last_byte() {
     let (summary, observer) = run_in(&pool, &catalog, options(in_parts(200_000)), &mut FaultyDestination::new());
     assert!(summary.is_clean(), "{summary:?} {:?}", observer.failed);
     assert_eq!((summary.bytes, summary.batches, summary.verified_batches), ((5 << 20) + 12_345, 27, 27));
-    assert!(pool.stats().peak_pinned_bytes <= 300_000);
+    assert!(pool.stats().memory.peak_held_bytes <= 300_000);
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn a_ceiling_of_one_batch_slows_the_run_but_does_not_end_it() {
     let (summary, observer) = run_in(&pool, &catalog, options(|_| ()), &mut FaultyDestination::new());
     assert!(summary.is_clean(), "{summary:?} {:?}", observer.failed);
     assert_eq!((summary.batches, summary.verified_batches), (10, 10));
-    assert!(pool.stats().peak_pinned_bytes <= 300_000);
+    assert!(pool.stats().memory.peak_held_bytes <= 300_000);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_run_holds_no_more_buffers_than_prefetch_and_lanes_allow() {
     let (summary, _) = run_in(&pool, &catalog, options, &mut FaultyDestination::new());
     assert_eq!(summary.verified_batches, 500);
     // All buffers are of one class, so there are as many allocations as buffers at once: four ahead and two on lanes.
-    let allocs = pool.stats().underlying.allocs;
+    let allocs = pool.stats().memory.pin.count;
     assert!(allocs <= 6, "{allocs}");
 }
 

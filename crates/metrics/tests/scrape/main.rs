@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::PrometheusHandle;
-use pinpool::{Backend, Ceiling, OnFull, Pool, Stats};
+use pinpool::{Backend, Ceiling, OnFull, Pool};
 use pinpool_metrics::{Kind, METRICS, Reporter};
 
 #[path = "../../examples/prometheus/serve.rs"]
@@ -74,12 +74,10 @@ fn a_scrape_has_each_metric_with_its_value() {
         let count = count as f64;
         assert_eq!(value(&text, name, labels), Some(count), "{name} {labels:?}");
     };
-    let Stats { hits, misses, .. } = stats;
-    expect("pinpool_gets_total", &["result=\"hit\""], hits);
-    expect("pinpool_gets_total", &["result=\"miss\""], misses);
-    expect("pinpool_misses_total", &["reason=\"at_ceiling\""], 1);
+    expect("pinpool_gets_total", &["result=\"hit\""], stats.requests.hits);
+    expect("pinpool_gets_total", &["result=\"miss\""], stats.requests.misses);
     expect("pinpool_misses_total", &["reason=\"first_of_size\""], 2);
-    expect("pinpool_evictions_total", &["reason=\"cleared\""], stats.eviction_reasons.cleared);
+    expect("pinpool_evictions_total", &["reason=\"released\""], stats.memory.evictions.released);
     expect("pinpool_timeouts_total", &[], 1);
     expect("pinpool_fallbacks_total", &[], 1);
     expect("pinpool_max_bytes", &[], 8 << 20);
@@ -90,8 +88,8 @@ fn a_scrape_has_each_metric_with_its_value() {
         expect("pinpool_cause", &[&format!("cause=\"{cause}\"")], is_held);
     }
     drop(held);
-    expect("pinpool_page_locked_bytes_total", &[], stats.pin.bytes);
-    expect("pinpool_create_time_seconds_count", &[], stats.pin.time.count());
+    expect("pinpool_page_locked_bytes_total", &[], stats.memory.pin.bytes);
+    expect("pinpool_create_time_seconds_count", &[], stats.memory.pin.time.count());
     expect("pinpool_wait_time_seconds_count", &[], 1);
     assert!(text.contains("# TYPE pinpool_create_time_seconds histogram"), "{text}");
 }
@@ -103,7 +101,7 @@ fn the_buckets_of_a_scrape_are_those_of_the_pool() {
     let stats = pool.stats();
     let text = scrape(&[&Reporter::new(&pool)]);
     let mut reached = 0;
-    for (bound, count) in stats.pin.time.buckets() {
+    for (bound, count) in stats.memory.pin.time.buckets() {
         reached += count;
         let Some(bound) = bound else { continue };
         let le = format!("le=\"{}\"", bound.as_secs_f64());

@@ -79,7 +79,7 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
         while receive(Duration::ZERO) {}
         slabs.recover().unwrap();
         let counts = slabs.counts();
-        assert_eq!((counts.free, slabs.workers(), slabs.pool().stats().in_use), (BUFFERS, 0, 0), "{counts:?}");
+        assert_eq!((counts.free, slabs.workers(), slabs.pool().stats().memory.in_use), (BUFFERS, 0, 0), "{counts:?}");
         assert!(slabs.next_of_dead().unwrap().is_none());
         drop(slabs);
         assert_eq!(descriptors(), before);

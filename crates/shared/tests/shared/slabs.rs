@@ -49,7 +49,7 @@ fn bytes_arrive_in_place_and_the_buffer_comes_back() {
         }
         assert_eq!(slabs.counts().free, 3);
     }
-    assert_eq!(slabs.pool().stats().in_use, 0);
+    assert_eq!(slabs.pool().stats().memory.in_use, 0);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn a_buffer_comes_back_when_its_copy_has_ended_and_not_before() {
     let buf = slabs.receive(&sent(&worker, &[5; 4096], 0)).unwrap();
     buf.copy_to(&stream, &mut device).unwrap();
     assert!(worker.get(1, Duration::from_millis(30)).unwrap_err().is_limit(), "the device is reading it");
-    assert_eq!((slabs.counts().held, slabs.pool().stats().in_flight), (1, 1));
+    assert_eq!((slabs.counts().held, slabs.pool().stats().copies.in_flight), (1, 1));
     drop(held);
     worker.get(1, LONG).unwrap();
     assert_eq!(device.read(), [5; 4096]);
@@ -156,7 +156,7 @@ fn the_memory_counts_under_the_ceiling_of_the_pool() {
     let mib = 1 << 20;
     drop(pool.get(50 * mib).unwrap());
     let slabs = SharedSlabs::new(&pool, mib, 40).unwrap();
-    assert!(pool.stats().pinned_bytes <= 24 << 20, "idle memory made room: {}", pool.stats().pinned_bytes);
+    assert!(pool.stats().memory.held_bytes <= 24 << 20, "idle memory made room: {}", pool.stats().memory.held_bytes);
     let error = pool.get_with(Request::new(30 * mib).wait(SOON)).unwrap_err();
     assert!(error.is_limit(), "{error}");
     let error = SharedSlabs::new(&pool, mib, 30).unwrap_err();

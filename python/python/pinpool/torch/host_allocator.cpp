@@ -42,7 +42,7 @@ extern "C" {
 // Bytes held, and what the pool did to hold them; of the whole life of the pool.
 struct pinpool_torch_totals {
   int64_t held_bytes, held_bytes_peak, pinned_bytes, unpinned_bytes;
-  int64_t held_buffers, held_buffers_peak, pinned_buffers, unpinned_buffers;
+  int64_t held_buffers, pinned_buffers, unpinned_buffers;
   int64_t pin_calls, pin_micros, pin_micros_max, pin_micros_min;
   int64_t unpin_calls, unpin_micros, unpin_micros_max, unpin_micros_min;
 };
@@ -282,7 +282,7 @@ class HostAllocator final : public at::HostAllocator {
     stats.active_requests = requests_;
     stats.active_bytes = bytes_;
     stats.allocations.current = now.held_buffers;
-    stats.allocations.peak = buffers_peak_.of(now.held_buffers, now.held_buffers_peak);
+    stats.allocations.peak = buffers_peak_.of(now.held_buffers, 0);
     stats.allocations.allocated = now.pinned_buffers - base_.pinned_buffers;
     stats.allocations.freed = now.unpinned_buffers - base_.unpinned_buffers;
     stats.allocated_bytes.current = now.held_bytes;
@@ -316,7 +316,7 @@ class HostAllocator final : public at::HostAllocator {
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
     requests_.reset_peak();
     bytes_.reset_peak();
-    buffers_peak_ = {now.held_buffers, now.held_buffers_peak};
+    buffers_peak_ = {now.held_buffers, 0};
     bytes_peak_ = {now.held_bytes, now.held_bytes_peak};
   }
 

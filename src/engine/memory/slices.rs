@@ -4,8 +4,8 @@
 
 use std::ptr::NonNull;
 
-use super::super::Refusal;
-use super::super::carry_out::GRANULE_BYTES;
+use super::block_memory::Refusal;
+use super::shape::GRANULE_BYTES;
 use pinpool_os::sync::plain::Mutex;
 
 /// A refused slice is halved down to this.

@@ -8,8 +8,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::super::books::Books;
-use super::SharedArena;
+use super::arena_supply::ArenaSupply;
+use super::books::Books;
 use crate::backend::VirtualMemory;
 
 /// Steps in one go, so that other pools do not wait long for the thread.
@@ -17,7 +17,7 @@ const STEPS_AT_ONCE: usize = 16;
 /// After so many looks without a note the thread sleeps until the next one wakes it.
 const QUIET_LOOKS: u32 = 16;
 
-impl SharedArena {
+impl ArenaSupply {
     /// Whether sizes vary, so that a large buffer goes to the arena when it is put (policy-R3). A load.
     #[inline]
     pub(in crate::engine) fn is_varied(&self) -> bool {
@@ -35,15 +35,15 @@ impl SharedArena {
     /// Sizes that varied long enough ago do so no more at `now_us`.
     pub(in crate::engine) fn refresh_demand(&self, now_us: u64) {
         if self.is_varied() {
-            let changed = self.note_demand(&self.state.lock(), now_us);
+            let changed = self.note_demand(&self.books(), now_us);
             self.log.sizes_changed(changed);
         }
     }
 
     /// Returns whether sizes vary, if that has changed: for the log, when the lock is released.
     #[must_use]
-    pub(in crate::engine) fn note_demand(&self, state: &Books, now_us: u64) -> Option<bool> {
-        let is_varied = state.is_varied(now_us);
+    pub(in crate::engine) fn note_demand(&self, books: &Books, now_us: u64) -> Option<bool> {
+        let is_varied = books.is_varied(now_us);
         // Compared first: the line stays shared while nothing changes.
         if self.is_varied() == is_varied {
             return None;
@@ -52,8 +52,8 @@ impl SharedArena {
         Some(is_varied)
     }
 
-    pub(in crate::engine) fn note_holes(&self, state: &Books, now_us: u64) {
-        if self.is_varied() && !self.lacks_hole() && state.lacks_hole(now_us) {
+    pub(in crate::engine) fn note_holes(&self, books: &Books, now_us: u64) {
+        if self.is_varied() && !self.lacks_hole() && books.lacks_hole(now_us) {
             self.lacks_hole.store(true, Ordering::Relaxed);
         }
     }
@@ -72,7 +72,7 @@ impl SharedArena {
             return false;
         }
         let Err(error) = self.source.unmap_old_places() else { return true };
-        let reported = self.state.lock().note_not_unmapped(error);
+        let reported = self.books().note_not_unmapped(error);
         self.log.release_error(reported);
         false
     }
@@ -102,13 +102,10 @@ impl SharedArena {
         if self.unmap_old_places() {
             return true;
         }
-        let mut state = self.state.lock();
-        let Some(plan) = state.plan_preparation(now_us) else { return false };
-        let executor = state.executor(&plan);
-        drop(state);
-        let executed = executor.execute(&self.source, &plan, Instant::now());
-        self.state.lock().settle_preparation(plan, executed, now_us);
-        self.settled.notify_all();
+        let mut books = self.books();
+        let Some(plan) = books.plan_preparation(now_us) else { return false };
+        let now = (None, Instant::now());
+        self.carry_out(books, plan, now, |books, plan, executed| books.settle_preparation(plan, executed, now_us));
         true
     }
 }

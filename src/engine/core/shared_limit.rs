@@ -1,61 +1,59 @@
-//! A pool and the ceiling that it shares: what its gets want of other owners, and what it gives for theirs.
+//! A pool and the limit that it shares with others: what its requests want of other owners, and what it releases for theirs.
 //!
 //! ```text
-//!   first in line ─refused by the ledger─▶ its want ─▶ tries again, wakes the others, waits ─▶ served or late: no want
-//!   others' wants ─▶ the ledger's thread ─┬─▶ the maintenance thread: idle memory goes back, step by step
-//!                                         └─▶ attention: a put makes room, if the pool holds more than an even share
+//!   refused by the process's limit ─▶ the other pools release idle memory ─▶ tries again
+//!   head of the queue refused ─▶ its want ─▶ tries again, wakes the others, waits ─▶ served or timed out: no want
+//!   others' wants ─▶ a thread ─┬─▶ the maintenance thread: idle memory is released, step by step
+//!                              └─▶ attention: a return makes room, if the pool holds more than an even share
 //! ```
 //!
-//! A buffer that is put and got again at once is never idle when the maintenance thread looks, so puts give as well. What a put
-//! gives this process cannot claim before the others are served (`ledger::shares`).
+//! A buffer that is returned and requested again at once is never idle when the maintenance thread checks, so returns make room as
+//! well. What a return released this pool cannot claim before the others are served (`ledger::shares`).
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::super::ceiling::CeilingSource;
-use super::super::memory::PoolView;
-use super::super::memory::Refusal;
+use super::super::memory::{PoolView, Refusal, SlowCalls};
 use super::attention::Reason;
 use super::{Block, Core};
-use crate::ledger::{LedgerReport, SharedCeiling, Want};
+use crate::ledger::{LedgerReport, Want};
 use crate::maintenance_thread::Pace;
-use crate::quota::{Level, QuotaExceeded};
-use crate::stats::{EvictionReason, LedgerStats};
+use crate::quota::{Budget, BudgetOwner, Level, QuotaExceeded};
+use crate::stats::{EvictionReason, SharedLimitStats};
 use pinpool_os::sync::process::Ordering;
 
-/// Released for others in one go: then what they lack is looked at again, as other owners release, too.
+/// Released for others at once; then what they lack is checked again, as other owners release, too.
 const STEP_BYTES: u64 = 64 << 20;
-/// Between two tries of a reserve that waits for room in the ledger.
+/// Between two attempts of a reserve that waits for room under a shared limit.
 const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
 
+impl BudgetOwner for Core {
+    fn releasable_bytes(&self) -> u64 {
+        self.backing().idle_bytes(self)
+    }
+
+    fn release_idle(&self, bytes: u64) -> u64 {
+        self.complete_copies();
+        let released_bytes = self.backing().release_idle(bytes, self, self.time.coarse_us());
+        if released_bytes > 0 {
+            self.log.ledger_was_given(&self.shared_name(), released_bytes);
+        }
+        released_bytes
+    }
+}
+
 impl Core {
-    fn host_ledger(&self) -> Option<Arc<SharedCeiling>> {
-        self.backing().ledger()
+    fn budget(&self) -> &Arc<Budget> {
+        self.backing().budget()
     }
 
-    /// The ceiling of the pool is `auto`, or is not any more.
-    pub(super) fn bind_to_process(&self, is_auto: bool) {
-        if let Some(shared) = self.host_ledger()
-            && let Some(ceiling) = shared.process_ceiling()
-        {
-            ceiling.bind(is_auto);
-        }
-    }
-
-    /// The limit of the control group has changed, which `source` reads.
-    pub(super) fn follow_for_process(&self, source: &CeilingSource) {
-        if let Some(shared) = self.host_ledger()
-            && let Some(ceiling) = shared.process_ceiling()
-        {
-            ceiling.follow(|held_bytes| source.auto_of_process(held_bytes));
-        }
+    fn shared_name(&self) -> String {
+        self.budget().host().map_or_else(|| "(this process)".to_owned(), |host| host.name().to_owned())
     }
 
     /// From now on a thread hears of changes in the host ledger, if there is one.
     pub(crate) fn watch_ledger(self: &Arc<Self>) {
-        let Some(shared) = self.host_ledger() else { return };
-        // The maintenance thread looks at the pools of the process.
-        let Some(ledger) = shared.host_ledger() else { return };
+        let Some(ledger) = self.budget().host() else { return };
         let (log, name) = (self.log.clone(), ledger.name().to_owned());
         let core: Weak<Self> = Arc::downgrade(self);
         let begun = ledger.watch(move |is_wanted, news| {
@@ -67,7 +65,7 @@ impl Core {
                 core.notice(Pace::Copies);
             }
             // Without a thread the next poll goes on.
-            core.backing().domain().into_iter().for_each(|domain| domain.ledger_has_changed());
+            core.backing().arena().into_iter().for_each(|arena| arena.ledger_has_changed());
             true
         });
         self.log.no_thread(begun);
@@ -76,13 +74,13 @@ impl Core {
     /// The first in line was refused for this reason. Returns whether to try again at once: it has just written what it wants,
     /// and nobody was notified of what was given back before.
     pub(super) fn note_want(&self, refusal: &Refusal) -> bool {
-        let Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, missing_bytes, .. } } = *refusal
+        let Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, shortfall, .. } } = *refusal
         else {
             // Memory of others would not help any more.
             self.end_want();
             return false;
         };
-        self.want(missing_bytes, needed_bytes) < missing_bytes
+        self.want(shortfall, needed_bytes) < shortfall
     }
 
     /// No get of this line wants memory of others any more.
@@ -95,56 +93,60 @@ impl Core {
 
     /// Returns what was wanted before.
     fn want(&self, bytes: u64, needed_bytes: u64) -> u64 {
-        self.host_ledger().map_or(bytes, |ledger| ledger.set_want(&self.wanted_of_ledger, bytes, needed_bytes))
+        self.budget().set_want(&self.wanted_of_ledger, bytes, needed_bytes)
     }
 
     /// A get that last was refused for this reason was served by memory of other owners, or was not.
     pub(super) fn log_want(&self, refusal: &Refusal, asked_bytes: u64, waited: Duration, is_served: bool) {
-        let Some(ledger) = self.host_ledger().filter(|_| refusal.is_by_shared()) else { return };
+        if !refusal.is_by_shared() {
+            return;
+        }
+        let name = self.shared_name();
         if is_served {
-            self.log.ledger_had_room(ledger.name(), asked_bytes, waited);
+            self.log.ledger_had_room(&name, asked_bytes, waited);
         } else {
-            self.log.ledger_had_no_room(ledger.name(), asked_bytes, waited, &ledger.in_words(asked_bytes).0);
+            self.log.ledger_had_no_room(&name, asked_bytes, waited, &self.budget().shared_in_words(asked_bytes).0);
+        }
+    }
+
+    /// Has the other pools of the process release idle memory for a request that was refused for this reason. Returns whether it
+    /// has room now; or whether it may have, if no such `calls` may be made. A slow call.
+    pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
+        match *refusal {
+            Refusal::Over { over: QuotaExceeded { level: Level::Shared, shortfall, could_ever: true }, .. } => {
+                match calls {
+                    SlowCalls::None => self.budget().others_idle_bytes() > 0,
+                    SlowCalls::Held(..) => false,
+                    SlowCalls::Until(..) | SlowCalls::After(..) => self.budget().ask_others(shortfall),
+                }
+            }
+            _ => false,
         }
     }
 
     /// Releases idle memory while other owners lack it.
     pub(super) fn give_to_others(&self) {
-        let Some(ledger) = self.host_ledger() else { return };
-        let mut given_bytes = 0;
         loop {
-            let lacking_bytes = ledger.others_lack();
-            if lacking_bytes == 0 {
+            let lacking_bytes = self.budget().others_lack();
+            if lacking_bytes == 0 || self.release_idle(lacking_bytes.min(STEP_BYTES)) == 0 {
                 break;
             }
-            if given_bytes == 0 {
-                self.complete_copies();
-            }
-            match self.backing().give_room(lacking_bytes.min(STEP_BYTES), self, self.time.coarse_us()) {
-                0 => break,
-                bytes => given_bytes += bytes,
-            }
-        }
-        if given_bytes > 0 {
-            self.log.ledger_was_given(ledger.name(), given_bytes);
         }
         self.attend_to_ledger();
     }
 
-    /// Says in the ledger how much of what is held is idle.
+    /// Tells the host's limit how much of what is held is idle.
     pub(super) fn note_idle(&self) {
-        if let Some(ledger) = self.host_ledger() {
-            ledger.note_idle(self.backing().idle_bytes(self));
-        }
+        self.budget().host().iter().for_each(|host| host.note_idle(self.backing().idle_bytes(self)));
     }
 
-    /// Hits and puts take the slow path as long as other processes want memory.
+    /// Hits and returns take the slow path as long as other owners want memory.
     pub(super) fn attend_to_ledger(&self) {
-        let is_wanted = || self.host_ledger().is_some_and(|ledger| ledger.is_wanted());
+        let is_wanted = || self.budget().is_wanted();
         self.attention.change(Reason::Ledger, is_wanted, |attends| self.stock.idle().set_slow_path(attends));
     }
 
-    /// A put while other processes want memory: makes room of `block` if this one holds more than an even share. Returns it
+    /// A return while other owners want memory: makes room of `block` if this one holds more than an even share. Returns it
     /// otherwise. A slow call if it does.
     #[inline]
     pub(super) fn give_put(&self, block: Block) -> Option<Block> {
@@ -153,16 +155,18 @@ impl Core {
 
     #[cold]
     fn give_put_if_owed(&self, block: Block) -> Option<Block> {
-        let Some(ledger) = self.host_ledger().filter(|_| self.begin_giving()) else { return Some(block) };
-        let is_owed = ledger.owed_bytes() > 0;
+        if !self.begin_giving() {
+            return Some(block);
+        }
+        let is_owed = self.budget().owed_bytes() > 0;
         let kept = if is_owed {
             self.accounts.count_made_room();
             let now_us = self.time.coarse_us();
             self.stock.evict(block, now_us, EvictionReason::Reclaimed);
-            match ledger.others_lack() {
+            match self.budget().others_lack() {
                 // A region of its own went back with the block.
                 0 => {}
-                lacking_bytes => drop(self.backing().give_room(lacking_bytes, self, now_us)),
+                lacking_bytes => drop(self.backing().release_idle(lacking_bytes, self, now_us)),
             }
             None
         } else {
@@ -186,38 +190,37 @@ impl Core {
 
     /// How soon to look again because other owners lack memory: a put that is kept tells nobody.
     pub(super) fn pace_of_ledger(&self) -> Pace {
-        let is_wanted = || self.host_ledger().is_some_and(|ledger| ledger.is_wanted());
-        if self.backing().held_bytes() > 0 && is_wanted() { Pace::Copies } else { Pace::Never }
+        if self.backing().held_bytes() > 0 && self.budget().is_wanted() { Pace::Copies } else { Pace::Never }
     }
 
     /// What `add` pins or claims; while the ledger refuses it, waits for other owners as a get would.
     pub(super) fn add_within_ledger<R>(&self, mut add: impl FnMut() -> Result<R, Refusal>) -> Result<R, Refusal> {
-        let Some(ledger) = self.host_ledger() else { return add() };
         let until = Instant::now() + self.config.longest_wait().min(Duration::from_secs(1 << 30));
-        let own = OwnWant { ledger: &ledger, want: Want::default() };
+        let own = OwnWant { budget: self.budget(), want: Want::default() };
         loop {
             let added = add();
-            let Err(Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, missing_bytes, .. } }) =
+            let Err(Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, shortfall, .. } }) =
                 &added
             else {
                 return added;
             };
             // What can never fit is not worth that others release what they have.
-            if *needed_bytes > ledger.max_bytes() || Instant::now() >= until || self.is_closed() {
+            if *needed_bytes > self.budget().highest_claim_bytes() || Instant::now() >= until || self.is_closed() {
                 return added;
             }
-            if ledger.set_want(&own.want, *missing_bytes, *needed_bytes) >= *missing_bytes {
+            let is_told = own.budget.set_want(&own.want, *shortfall, *needed_bytes) >= *shortfall;
+            if !self.budget().ask_others(*shortfall) && is_told {
                 std::thread::sleep(RESERVE_PATIENCE);
             }
         }
     }
 
     /// What the ledger says.
-    pub(super) fn ledger_stats(&self) -> Option<LedgerStats> {
-        let LedgerReport { name, max_bytes, held_bytes, owners, .. } = self.host_ledger()?.host_ledger()?.report();
+    pub(super) fn ledger_stats(&self) -> Option<SharedLimitStats> {
+        let LedgerReport { name, max_bytes, held_bytes, owners, .. } = self.budget().host()?.report();
         let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();
         let others = || owners.iter().filter(|owner| !owner.is_own);
-        Some(LedgerStats {
+        Some(SharedLimitStats {
             owners: owners.len() as u64,
             own_bytes,
             others_bytes: held_bytes.saturating_sub(own_bytes),
@@ -231,13 +234,13 @@ impl Core {
 }
 
 /// A want beside those of gets; ends when it is dropped.
-struct OwnWant<'ledger> {
-    ledger: &'ledger SharedCeiling,
+struct OwnWant<'budget> {
+    budget: &'budget Budget,
     want: Want,
 }
 
 impl Drop for OwnWant<'_> {
     fn drop(&mut self) {
-        self.ledger.set_want(&self.want, 0, 0);
+        self.budget.set_want(&self.want, 0, 0);
     }
 }

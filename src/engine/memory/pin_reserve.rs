@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::Refusal;
-use super::super::books::NextStep;
-use super::super::carry_out::{Mapping, held};
-use super::SharedArena;
+use super::arena_supply::ArenaSupply;
+use super::block_memory::Refusal;
+use super::books::Step;
+use super::shape::{Mapping, held};
 use super::slices::{Place, Progress, Slices};
 use crate::backend::SourceError;
 use crate::diag::Growth;
@@ -19,17 +19,7 @@ const REGION_BYTES: u64 = 64 << 20;
 /// A step waits no longer for calls of other threads.
 const STEP_PATIENCE: Duration = Duration::from_millis(100);
 
-/// What became of a step.
-pub(in crate::engine) enum Step {
-    Made,
-    /// The pool or the process ends, or another thread makes one.
-    NotNow,
-    /// All is there.
-    Done,
-    NoRoom(u64),
-}
-
-impl SharedArena {
+impl ArenaSupply {
     /// Pins `bytes` and keeps them until the end (policy-R10), in ranges of their own, in slices of this length if there is one.
     /// Returns where they lie: if the source refuses even short slices, fewer than were requested, and the log says so. `refusal`
     /// is called once the bytes are claimed. A slow call.
@@ -40,14 +30,14 @@ impl SharedArena {
         refusal: impl FnOnce() -> Option<Refusal>,
     ) -> Result<Vec<Place>, Refusal> {
         let held_bytes = |bytes| held(bytes, |len| self.source.held_bytes_fast(len));
-        let len = self.state.lock().claim_reserve(bytes, held_bytes)? as u64;
+        let len = self.books().claim_reserve(bytes, held_bytes)? as u64;
         if let Some(refusal) = refusal() {
-            self.state.lock().unclaim_reserve(held_bytes(len));
+            self.books().unclaim_reserve(held_bytes(len));
             return Err(refusal);
         }
         let slices = Slices::of(len, slice_bytes);
         let threads =
-            if slices.are_several() { touching_threads(self.config.pin_threads) } else { self.config.pin_threads };
+            if slices.are_several() { touching_threads(self.settings.pin_threads) } else { self.settings.pin_threads };
         let pin = |progress: &dyn Fn(usize)| {
             while let Some(bytes) = slices.next() {
                 slices.note(bytes, self.add_slice((bytes, threads), held_bytes(bytes), progress));
@@ -60,7 +50,7 @@ impl SharedArena {
         });
         let Progress { places, left_bytes, refusal, .. } = slices.end();
         if left_bytes > 0 {
-            self.state.lock().unclaim_reserve(held_bytes(left_bytes));
+            self.books().unclaim_reserve(held_bytes(left_bytes));
         }
         match refusal {
             Some(refusal) if places.is_empty() => return Err(refusal),
@@ -81,11 +71,11 @@ impl SharedArena {
         let begun = Instant::now();
         let acquired = self.source.acquire_fast(len, threads, progress);
         let took = begun.elapsed();
-        let mut state = self.state.lock();
-        let held_before_bytes = state.held_bytes();
-        let settled = state.settle_reserve((len, held_bytes), acquired, took).map_err(Refusal::Source)?;
-        let (held_bytes, max_bytes) = (state.held_bytes(), state.budget().max_bytes());
-        drop(state);
+        let mut books = self.books();
+        let held_before_bytes = books.held_bytes();
+        let settled = books.settle_reserve((len, held_bytes), acquired, took).map_err(Refusal::Source)?;
+        let (held_bytes, max_bytes) = (books.held_bytes(), books.budget().max_bytes());
+        drop(books);
         let growth = Growth { asked_bytes: bytes, held_before_bytes, held_bytes, page_locks: 1, took, max_bytes };
         self.log.page_locked(&growth);
         let no_range = |region| {
@@ -95,9 +85,9 @@ impl SharedArena {
         settled.or_else(no_range).map(|start| Place(start, len))
     }
 
-    /// Makes one step of a reserve that is pinned step by step. `refusal` is asked as by
+    /// One step: granules, or a region if the source has no virtual memory. `refusal` is called as by
     /// [`add_reserve`](Self::add_reserve). A slow call.
-    pub(in crate::engine) fn commit_step(
+    pub(super) fn commit_step(
         &self,
         (now_us, has_copies): (u64, bool),
         refusal: impl FnOnce(u64) -> Option<Refusal>,
@@ -106,32 +96,16 @@ impl SharedArena {
     }
 
     fn granule_step(&self, now_us: u64) -> Result<Step, SourceError> {
-        let mut state = self.state.lock();
-        let plan = match state.plan_reserve_step(STEP_BYTES) {
-            NextStep::Plan(plan) => plan,
-            NextStep::Done => return Ok(Step::Done),
-            NextStep::NoRoom(lacks_bytes) => return Ok(Step::NoRoom(lacks_bytes)),
-            NextStep::NoAddresses => {
-                let remedy = self.shape.address_remedy.unwrap_or("reserve less, or raise PINPOOL_MAX_BYTES");
-                return Err(SourceError::new("arena", "no addresses are left for the reserve").with_remedy(remedy));
-            }
+        let mut books = self.books();
+        let remedy = self.shape.address_remedy.unwrap_or("reserve less, or raise PINPOOL_MAX_BYTES");
+        let plan = match books.plan_reserve_step(STEP_BYTES, remedy)? {
+            Ok(plan) => plan,
+            Err(step) => return Ok(step),
         };
-        let executor = state.executor(&plan);
-        drop(state);
-        let executed = executor.execute(&self.source, &plan, Instant::now() + STEP_PATIENCE);
-        let took = executed.0.calls.underlying().time;
-        let mut state = self.state.lock();
-        let held_before_bytes = state.held_bytes();
-        let settled = state.settle_reserve_step(plan, executed, now_us);
-        let (held_bytes, max_bytes) = (state.held_bytes(), state.budget().max_bytes());
-        let mappings = state.arena().stats().mappings;
-        drop(state);
-        self.settled.notify_all();
-        let asked_bytes = held_bytes.saturating_sub(held_before_bytes);
-        let growth = Growth { asked_bytes, held_before_bytes, held_bytes, page_locks: 1, took, max_bytes };
-        self.log.page_locked(&growth);
-        settled?;
-        self.watch_mappings(mappings);
+        let until = Instant::now() + STEP_PATIENCE;
+        self.carry_out(books, plan, (None, until), |books, plan, executed| {
+            books.settle_reserve_step(plan, executed, now_us)
+        })?;
         Ok(Step::Made)
     }
 
@@ -141,10 +115,10 @@ impl SharedArena {
         (now_us, has_copies): (u64, bool),
         refusal: impl FnOnce(u64) -> Option<Refusal>,
     ) -> Result<Step, SourceError> {
-        let state = self.state.lock();
-        let (to_come, is_first) = (state.reserve_to_come(), state.pinned_reserve_bytes() == 0);
-        let is_unused = state.is_closed();
-        drop(state);
+        let books = self.books();
+        let (to_come, is_first) = (books.reserve_to_come(), books.reserve_progress().0 == 0);
+        let is_unused = books.is_closed();
+        drop(books);
         if to_come == 0 || is_unused {
             return Ok(Step::Done);
         }
@@ -153,15 +127,12 @@ impl SharedArena {
         match self.add_reserve((bytes, None), &|_| (), || refusal(bytes)) {
             Ok(places) => {
                 let pinned_bytes = places.iter().map(|&Place(_, len)| len as u64).sum();
-                self.state.lock().note_reserve_region(pinned_bytes);
+                self.books().requested_once(pinned_bytes);
             }
             Err(Refusal::Source(error)) => return Err(error),
-            Err(Refusal::Over { .. } | Refusal::Line { .. }) => {
-                let next = self.state.lock().without_room(bytes);
-                return Ok(if matches!(next, NextStep::Done) { Step::Done } else { Step::NoRoom(bytes) });
-            }
+            Err(Refusal::Over { .. } | Refusal::Line { .. }) => return Ok(self.books().without_room(bytes)),
         }
-        if self.state.lock().is_unused() {
+        if self.books().is_unused() {
             // The pool has ended meanwhile, and found this region on its way.
             self.teardown(now_us);
         }

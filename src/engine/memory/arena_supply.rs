@@ -1,0 +1,350 @@
+//! Preset `adaptive`: an arena over a source, and the lock around its books.
+//!
+//! Only completely free memory is released, which no copy uses, so a release needs no lock against copies. If a release waits for
+//! the device ([`Source::release_waits`]), it blocks every enqueue meanwhile. It happens only:
+//!
+//! - in `trim` and `clear`, and when a limit is lowered or exceeded
+//! - at the limit, if a request cannot be served otherwise, or a request of another pool or process under a shared limit
+//! - under memory pressure
+//! - at the end of the pool
+//!
+//! Until then idle memory is reused first, and counts as `awaiting_release_bytes` when it is due. While the end of a copy is unknown,
+//! nothing is released there: a release would wait for that copy.
+//!
+//! - arena-supply-I1: what is claimed, by [`Source::held_bytes`] with all that the system adds, changes under the lock, before
+//!   the source is called, and only within the limits.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
+
+use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
+use super::books::Books;
+use super::called_source::CalledSource;
+use super::pressure::PressureWatch;
+use super::progress::Reserve;
+use super::shape::{GrowthShape, arena_over, held};
+use super::supply::{PoolView, Supply};
+use super::watch::MappingWatch;
+use crate::arena::{ArenaPtr, Retention};
+use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
+use crate::diag::PoolLog;
+use crate::quota::{Budget, Claim, Room};
+use crate::size_class::Class;
+use crate::stats::{SourceCalls, Stats};
+use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
+
+/// Wanted holes of more than this many granules count as varied sizes; a get moves the granules for a shorter one itself.
+const VARIED_GRANULES: u64 = 2;
+/// The same for discrete regions, whose small buffers have regions of their own.
+const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
+
+/// An arena over a source, with what its pool does periodically for its memory.
+pub(crate) struct ArenaSupply {
+    pub(super) source: CalledSource,
+    budget: Arc<Budget>,
+    pub(super) log: Arc<PoolLog>,
+    pub(super) settings: ArenaSettings,
+    pub(super) shape: GrowthShape,
+    books: Mutex<Books>,
+    /// Notified when a plan is settled.
+    pub(super) settled: Condvar,
+    pub(super) mappings: MappingWatch,
+    /// The kernel reports that memory is short.
+    pub(super) is_short: AtomicBool,
+    /// Blocks whose copies end at an unknown time, or never.
+    pub(super) quarantined: AtomicU64,
+    /// The log says that idle memory stays.
+    pub(super) told_idle: AtomicBool,
+    /// Sizes vary, as of the last miss or tick (policy-R12).
+    pub(super) is_varied: AtomicBool,
+    /// Since the last preparation the holes changed, and none is as long as is wanted (policy-R13).
+    pub(super) lacks_hole: AtomicBool,
+    /// Looks that found no such note, since the last one that did.
+    pub(super) quiet_looks: AtomicU32,
+    pool: OnceLock<Weak<dyn PoolView>>,
+    pub(super) pressure: PressureWatch,
+    /// A thread is releasing what is due.
+    pub(super) is_releasing: AtomicBool,
+    /// Requests that are after new memory: a reserve waits for them.
+    pub(super) getting: AtomicU64,
+    pub(super) reserve: Reserve,
+}
+
+impl std::fmt::Debug for ArenaSupply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ArenaSupply").field("source", &self.source.name()).finish_non_exhaustive()
+    }
+}
+
+/// Settings of an arena.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ArenaSettings {
+    pub(crate) may_grow: bool,
+    /// Threads that touch the memory of a reserve.
+    pub(crate) pin_threads: usize,
+    /// A reserve that is not waited for is pinned by a dedicated thread.
+    pub(crate) background_thread: bool,
+    pub(crate) retention: Retention,
+}
+
+impl ArenaSupply {
+    /// An arena over `source`, which claims by `claim`. Reserves addresses if the source can, pins nothing. Reads the limits of
+    /// the process below `root`, and memory pressure from `pressure` or the kernel's files.
+    pub(crate) fn new(
+        source: CalledSource,
+        claim: Claim,
+        settings: ArenaSettings,
+        log: Arc<PoolLog>,
+        (root, pressure): (PathBuf, Option<&Path>),
+    ) -> Result<Self, SourceError> {
+        let (arena, mappings, shape) = arena_over(&source, claim.budget().max_bytes(), settings.retention)?;
+        let varied_above_bytes = if shape.is_discrete {
+            VARIED_IN_REGIONS_BYTES
+        } else {
+            VARIED_GRANULES * shape.sizes.zone_at(0).granule_bytes
+        };
+        Ok(Self {
+            source,
+            log,
+            settings,
+            shape,
+            budget: claim.budget().clone(),
+            books: Mutex::new(Books::new(arena, mappings, varied_above_bytes, claim)),
+            settled: Condvar::default(),
+            mappings: MappingWatch::below(root),
+            is_short: AtomicBool::new(false),
+            quarantined: AtomicU64::new(0),
+            told_idle: AtomicBool::new(false),
+            is_varied: AtomicBool::new(false),
+            lacks_hole: AtomicBool::new(false),
+            quiet_looks: AtomicU32::new(u32::MAX),
+            pool: OnceLock::new(),
+            pressure: PressureWatch::new(pressure),
+            is_releasing: AtomicBool::new(false),
+            getting: AtomicU64::new(0),
+            reserve: Reserve::default(),
+        })
+    }
+
+    pub(in crate::engine) fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock()
+    }
+
+    /// Tells this pool of room that a reserve makes.
+    pub(in crate::engine) fn attach(&self, pool: Weak<dyn PoolView>) {
+        // Set once, when the pool is made.
+        let _ = self.pool.set(pool);
+    }
+
+    pub(super) fn pool(&self) -> Option<Arc<dyn PoolView>> {
+        self.pool.get().and_then(Weak::upgrade)
+    }
+
+    /// Waits until a plan of another thread is settled. False if none was until `until`.
+    pub(super) fn wait_settled(&self, books: MutexGuard<'_, Books>, until: Instant) -> bool {
+        !self.settled.wait_until(books, until).1
+    }
+
+    /// Whether a block of `bytes` could be held if everything else were released.
+    pub(super) fn could_hold_bytes(&self, bytes: u64) -> bool {
+        let is_addressable = bytes <= self.shape.longest_bytes;
+        self.fits(bytes) && (is_addressable || bytes <= self.books().reserve_bytes().1)
+    }
+
+    /// Whether the limit leaves room for a block of `bytes` if everything else is released.
+    fn fits(&self, bytes: u64) -> bool {
+        let books = self.books();
+        let (reserve_bytes, largest_reserve_bytes) = books.reserve_bytes();
+        let room_bytes = self.budget.highest_claim_bytes().saturating_sub(reserve_bytes);
+        let to_come_bytes = books.reserve_in_granules();
+        drop(books);
+        let GrowthShape { sizes, is_discrete, .. } = self.shape;
+        let fits_by_growth = self.grown_bytes(bytes) <= room_bytes;
+        let fits_by_reserve = !is_discrete && sizes.up(bytes) <= to_come_bytes.min(room_bytes);
+        bytes <= largest_reserve_bytes || fits_by_growth && (self.settings.may_grow || fits_by_reserve)
+    }
+
+    /// What is claimed for a block of `bytes` that has no committed memory.
+    pub(super) fn grown_bytes(&self, bytes: u64) -> u64 {
+        let GrowthShape { sizes, is_discrete, .. } = self.shape;
+        if is_discrete { self.alone_bytes(bytes) } else { sizes.up(bytes) }
+    }
+
+    /// What the system holds for a block of `bytes` alone.
+    pub(super) fn alone_bytes(&self, bytes: u64) -> u64 {
+        if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
+    }
+
+    /// Why no plan gives a block of `bytes` memory, while `idle_bytes` were idle in the pool and `room` was left under the limits.
+    pub(super) fn no_space(&self, bytes: u64, idle_bytes: u64, room: Room) -> Refusal {
+        let refused = |over| Refusal::Over { needed_bytes: bytes, over };
+        if !self.settings.may_grow {
+            return refused(self.budget.full(bytes));
+        }
+        let books = self.books();
+        // What is idle here is used first, and is claimed already.
+        let reusable_bytes = idle_bytes.saturating_add(books.arena().stats().idle_bytes);
+        let missing_bytes = books.arena().missing_bytes(bytes, PAGE_BYTES as u64);
+        drop(books);
+        let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
+        let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
+        if self.fits(bytes) && !(is_addressable && has_limit) {
+            let longest_bytes = self.shape.longest_bytes;
+            let what = format!("no {bytes} B in one piece are left of the {longest_bytes} B of addresses reserved");
+            let remedy = self.shape.address_remedy.unwrap_or("ask for less at once, or put buffers back first");
+            return Refusal::Source(SourceError::new("arena", what).with_remedy(remedy));
+        }
+        // At its best place a part of it may be committed; idle granules elsewhere move there.
+        let grown_bytes = self.grown_bytes(bytes);
+        let missing_bytes = missing_bytes.filter(|_| !self.shape.is_discrete).unwrap_or(grown_bytes);
+        let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
+        let own_bytes = self.budget.own_room_bytes();
+        // There may have been room for a plan that did not come about: what is idle here may lie elsewhere.
+        let wanted = [(claimed_bytes, own_bytes), (grown_bytes, own_bytes.saturating_add(reusable_bytes))];
+        let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
+        let over = shared.filter_map(|&(bytes, _)| self.budget.lacking_shared(room, bytes)).next();
+        refused(over.unwrap_or_else(|| self.budget.full(claimed_bytes.saturating_sub(own_bytes))))
+    }
+
+    /// Takes a block's bytes back. A pool is closed once its last block is counted as returned, which may be before another thread
+    /// gives back that block's memory; so the last of the two, `close` or this, tears down.
+    pub(super) fn give_carved(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
+        let mut books = self.books();
+        let is_unused = books.give(ptr, bytes, now_us);
+        self.note_holes(&books, now_us);
+        drop(books);
+        if is_unused {
+            self.teardown(now_us);
+        }
+    }
+
+    /// Divides the time that free memory is kept, since memory is short; `None` restores the setting.
+    pub(super) fn shorten_retention(&self, divisor: Option<u64>) {
+        // Relaxed: see `may_release_by_time`.
+        self.is_short.store(divisor.is_some(), Ordering::Relaxed);
+        let idle_timeout_us = self.settings.retention.idle_timeout_us.map(|us| us / divisor.unwrap_or(1).max(1));
+        self.books().set_retention(Retention { idle_timeout_us, ..self.settings.retention });
+    }
+
+    /// Whether free memory will be due, and is not known to be.
+    pub(in crate::engine) fn ages(&self) -> bool {
+        let books = self.books();
+        let releasable_bytes = books.arena().releasable_bytes();
+        releasable_bytes > 0 && (self.may_release_by_time() || books.overdue_bytes() < releasable_bytes)
+    }
+
+    /// Whether there is free memory, which is released if memory is short.
+    pub(in crate::engine) fn has_free(&self) -> bool {
+        self.books().arena().releasable_bytes() > 0
+    }
+
+    /// The pages of all committed memory.
+    pub(super) fn page_tiers(&self) -> PageTiers {
+        let extents = self.books().extents();
+        let tiers = extents.into_iter().map(|(start, len_bytes)| self.source.page_tiers(start, len_bytes));
+        tiers.fold(PageTiers::default(), PageTiers::add)
+    }
+}
+
+impl Supply for ArenaSupply {
+    fn source(&self) -> &dyn Source {
+        &*self.source
+    }
+
+    fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
+    fn find(
+        &self,
+        class: Class,
+        calls: (u64, SlowCalls),
+        pool: &dyn PoolView,
+        take_idle: &mut dyn FnMut() -> bool,
+    ) -> Result<BlockMemory, Stop> {
+        self.find_memory(class.bytes as u64, calls, pool, take_idle)
+    }
+
+    fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)> {
+        // A block is made by the supply of its own pool.
+        if let BlockMemory::Carved { ptr, bytes, .. } = memory {
+            self.give_carved(ptr, bytes, now_us);
+        }
+        Ok(())
+    }
+
+    fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
+        self.release_for_others(bytes, pool, now_us)
+    }
+
+    fn close(&self, now_us: u64) {
+        self.books().close();
+        self.teardown(now_us);
+    }
+
+    fn could_hold(&self, class: Class) -> bool {
+        self.could_hold_bytes(class.bytes as u64)
+    }
+
+    fn may_grow(&self) -> bool {
+        self.settings.may_grow
+    }
+
+    /// In whole granules.
+    fn room_beside_bytes(&self, first: Class) -> u64 {
+        let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
+        match self.budget.max_bytes().filter(|_| !is_discrete && self.settings.may_grow) {
+            Some(max_bytes) => {
+                let granules = (max_bytes / granule_bytes).saturating_sub((first.bytes as u64).div_ceil(granule_bytes));
+                granules * granule_bytes
+            }
+            None => 0,
+        }
+    }
+
+    /// All the granules that it may touch.
+    fn beside_bytes(&self, class: Class) -> u64 {
+        let granule_bytes = self.shape.ample_bytes;
+        ((class.bytes as u64).div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
+    }
+
+    fn block_bytes(&self, class: Class) -> u64 {
+        class.bytes as u64
+    }
+
+    fn all_block_bytes(&self) -> u64 {
+        self.books().arena().stats().live_bytes
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.books().held_bytes()
+    }
+
+    fn claimed_by_others(&self) -> u64 {
+        self.books().claimed_by_others()
+    }
+
+    fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
+        let buffer_bytes = pool.idle_bytes();
+        let books = self.books();
+        let arena = books.arena().stats();
+        let free_bytes = arena.hole_bytes.saturating_sub(arena.reserve_hole_bytes);
+        let kept_bytes = books.arena().kept_bytes();
+        (free_bytes + buffer_bytes).min(books.arena().committed_outside_reserves().saturating_sub(kept_bytes))
+    }
+
+    fn longest_free_bytes(&self) -> u64 {
+        self.books().arena().longest_hole_bytes()
+    }
+
+    fn calls(&self) -> SourceCalls {
+        self.books().calls()
+    }
+
+    fn fill(&self, stats: &mut Stats) {
+        self.books().fill(stats);
+        stats.memory.reserve_eta = self.reserve_eta();
+    }
+}

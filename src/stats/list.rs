@@ -1,0 +1,336 @@
+//! The list of all statistics. The structures, their documentation, the table, the JSON object and the metrics come from it: a
+//! new statistic is a line here, and the code that counts it.
+
+use std::time::Duration;
+
+use super::Histogram;
+use super::entry::{Entry, Kind, Place, Statistic};
+
+/// Declares a group of statistics: for each its help text (the first line), more documentation, the name, the type, and whether it is
+/// a `gauge`, a `counter`, a `histogram`, a `label` (not a number to aggregate) or a `group` of further statistics.
+macro_rules! group {
+    (
+        $(#[$doc:meta])* $name:ident;
+        $(#[doc = $help:literal] $(#[$more:meta])* $field:ident: $type:ty = $kind:ident,)+
+    ) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Default, PartialEq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+        #[non_exhaustive]
+        pub struct $name {
+            $(#[doc = $help] $(#[$more])* pub $field: $type,)+
+        }
+
+        impl Entry for $name {
+            fn visit(&self, at: &Place, see: &mut dyn FnMut(Statistic)) {
+                $(self.$field.visit(&at.member(stringify!($field), $help, Kind::$kind), see);)+
+            }
+        }
+    };
+}
+
+/// A snapshot of a pool's statistics. All zero in a forked child. [`Display`](std::fmt::Display) prints the non-zero ones.
+///
+/// While no other thread uses the pool, these sums hold:
+///
+/// - `requests.served = requests.hits + requests.misses`
+/// - `requests.served + requests.adopted = requests.returned + memory.in_use + copies.in_flight + memory.lost`
+/// - `memory.buffers = memory.idle + memory.in_use + copies.in_flight`
+/// - `memory.held_bytes + memory.fallback_bytes = memory.in_use_bytes + copies.in_flight_bytes + memory.idle_bytes +
+///   memory.lost_bytes + memory.free_bytes + memory.transit_bytes + memory.overhead_bytes`
+///
+/// With the feature `serde` a snapshot is an object of objects. Durations are in seconds, under names that end in `_seconds`.
+///
+/// # PyTorch's names
+///
+/// PyTorch counts times in microseconds, and pins each buffer with one call. Here one call may serve many buffers.
+///
+/// | `torch.cuda.host_memory_stats()` | here |
+/// | --- | --- |
+/// | `allocations.current` | `memory.buffers - memory.fallback_buffers` |
+/// | `allocations.allocated`, `.freed` | `requests.misses - requests.fallbacks`, `memory.evictions.total()` |
+/// | `allocated_bytes.current`, `.peak` | `memory.held_bytes`, `memory.peak_held_bytes` |
+/// | `allocated_bytes.allocated`, `.freed` | `memory.pin.bytes`, `memory.unpin.bytes` |
+/// | `active_requests.current` | `memory.in_use + copies.in_flight` |
+/// | `active_requests.allocated`, `.freed` | `requests.served`, `requests.returned` |
+/// | `active_bytes.current` | `memory.in_use_bytes + copies.in_flight_bytes` |
+/// | `num_host_alloc`, `num_host_free` | `memory.pin.count`, `memory.unpin.count` |
+/// | `host_alloc_time`, `host_free_time` | `memory.pin.time`, `memory.unpin.time` |
+///
+/// # Partitions
+///
+/// A [partition](crate::Pool::partition) counts its own requests, waits and limit. Its `memory.in_use_bytes` and
+/// `memory.held_bytes` are the bytes that its buffers and its waiting requests claim. All other statistics are 0, and no sum has to
+/// hold. The pool's statistics include those of its partitions, except waits at the limit of a partition.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Stats {
+    /// Name of the pool ([`PoolBuilder::name`](crate::PoolBuilder::name)); of a partition, `POOL/PARTITION`.
+    pub name: Option<String>,
+    /// Number of the pool or partition, unique within the process.
+    pub number: u64,
+    /// Whether this is a [partition](crate::Pool::partition).
+    pub is_partition: bool,
+    /// Name of the preset, as in `PINPOOL_PRESET`.
+    pub preset: &'static str,
+    /// Name of the backend, as in `PINPOOL_BACKEND`.
+    pub backend: &'static str,
+    /// Whether the backend's memory is pinned.
+    pub is_pinned: bool,
+    /// Requests for buffers.
+    pub requests: RequestStats,
+    /// Buffers and bytes by state, and driver calls.
+    pub memory: MemoryStats,
+    /// Copies that were running when their buffers were returned.
+    pub copies: CopyStats,
+    /// Limits, and how often the count limit changed.
+    pub limits: LimitStats,
+}
+
+impl Stats {
+    /// Each statistic by its path (`memory.pin.count`), in the order of the list.
+    #[doc(hidden)]
+    pub fn list(&self) -> Vec<Statistic> {
+        let Self { requests, memory, copies, limits, .. } = self;
+        let groups: [(&str, &dyn Entry); 4] =
+            [("requests", requests), ("memory", memory), ("copies", copies), ("limits", limits)];
+        let mut list = Vec::new();
+        for (name, group) in groups {
+            group.visit(&Place { path: name.to_owned(), help: "", kind: Kind::group }, &mut |entry| list.push(entry));
+        }
+        list
+    }
+}
+
+group! {
+    /// Requests for buffers of more than zero bytes, and how they ended.
+    RequestStats;
+    /// Requests that got a buffer.
+    served: u64 = counter,
+    /// Requests served by an idle buffer.
+    hits: u64 = counter,
+    /// Requests that no idle buffer served.
+    ///
+    /// Under `tensorflow` each is an allocation. Under `adaptive` most buffers are carved from memory that the pool already holds.
+    misses: u64 = counter,
+    /// Misses by reason.
+    miss_reasons: MissReasons = group,
+    /// Requests that failed: no memory within the limit, or a backend error.
+    failed: u64 = counter,
+    /// Buffers returned.
+    returned: u64 = counter,
+    /// Requests that waited for memory.
+    waits: u64 = counter,
+    /// Requests that are waiting now.
+    waiting: u64 = gauge,
+    /// Waits that timed out: the request failed or got unpinned memory.
+    timeouts: u64 = counter,
+    /// Requests at the limit that got unpinned memory (`PINPOOL_ON_FULL=pageable`). They are misses, too.
+    fallbacks: u64 = counter,
+    /// Buffers over [adopted](crate::Pool::adopt) memory that exist. They are no requests, and their bytes are not held.
+    adopted: u64 = gauge,
+    /// Bytes requested, without hits on the fast path.
+    requested_bytes: u64 = counter,
+    /// Bytes granted for these requests, after rounding up to size classes.
+    granted_bytes: u64 = counter,
+    /// Duration of waits, timeouts and cancelled requests included.
+    wait_time: Histogram = histogram,
+    /// Time from a miss to the return of its buffer. Hits are not measured.
+    use_time: Histogram = histogram,
+}
+
+group! {
+    /// Buffers and bytes by state, evictions, and driver calls.
+    MemoryStats;
+    /// Buffers that exist: in use, in flight or idle, pinned or not.
+    buffers: u64 = gauge,
+    /// Buffers in use, those included that a waiting request is about to receive.
+    in_use: u64 = gauge,
+    /// Bytes of the buffers in use.
+    in_use_bytes: u64 = gauge,
+    /// Idle buffers.
+    idle: u64 = gauge,
+    /// Bytes of the idle buffers.
+    idle_bytes: u64 = gauge,
+    /// Buffers that cannot be reused, because the driver does not tell whether their copy has finished.
+    ///
+    /// If only the query failed, it is repeated ten times a second, and the buffer is reused once the copy has finished.
+    lost: u64 = gauge,
+    /// Bytes of the lost buffers, and of memory that the backend failed to release.
+    lost_bytes: u64 = gauge,
+    /// Bytes held and free, from which the arena carves buffers.
+    free_bytes: u64 = gauge,
+    /// Bytes being pinned, remapped or unpinned.
+    transit_bytes: u64 = gauge,
+    /// Bytes that the backend holds beyond those requested, for alignment.
+    overhead_bytes: u64 = gauge,
+    /// Free bytes idle for longer than `PINPOOL_IDLE_TIMEOUT` that stay pinned, because a release would stall the device.
+    ///
+    /// Only under `register` and `cuda`. They are reused first; [`Pool::trim`](crate::Pool::trim) releases them.
+    awaiting_release_bytes: u64 = gauge,
+    /// Bytes held from the backend in any state.
+    held_bytes: u64 = gauge,
+    /// Highest number of bytes held.
+    peak_held_bytes: u64 = gauge,
+    /// Unpinned buffers (`PINPOOL_ON_FULL=pageable`), lost ones included.
+    fallback_buffers: u64 = gauge,
+    /// Bytes of the unpinned buffers.
+    fallback_bytes: u64 = gauge,
+    /// Bytes that users pinned under this pool's limit ([`Pool::page_lock`](crate::Pool::page_lock)), not held by the pool.
+    external_bytes: u64 = gauge,
+    /// Reserved bytes that are pinned ([`Pool::prewarm`](crate::Pool::prewarm), `PINPOOL_RESERVE`).
+    reserve_bytes: u64 = gauge,
+    /// Reserved bytes that were requested. More than `reserve_bytes` while a reserve is being pinned, or after it failed.
+    reserve_target_bytes: u64 = gauge,
+    /// Time until the reserve is complete, at the present rate; none unless it is being pinned.
+    #[cfg_attr(feature = "serde", serde(rename = "reserve_eta_seconds", serialize_with = "super::serial::optional_seconds"))]
+    reserve_eta: Option<Duration> = gauge,
+    /// Mappings held from the backend. Under `vmm`, `register` and `cuda` each counts towards `vm.max_map_count`.
+    mappings: u64 = gauge,
+    /// Regions of one buffer, pinned after the backend had refused a larger region.
+    smaller_regions: u64 = counter,
+    /// Pinned buffers that left the pool, by reason.
+    evictions: EvictionReasons = group,
+    /// Calls that pinned memory.
+    pin: Calls = group,
+    /// Calls that unpinned memory.
+    unpin: Calls = group,
+    /// Calls that moved granules to another address.
+    remap: Calls = group,
+}
+
+group! {
+    /// Copies that were running when their buffers were returned. Buffers still in use are not counted.
+    CopyStats;
+    /// Returned buffers that a device may still be using.
+    in_flight: u64 = gauge,
+    /// Bytes of the buffers in flight.
+    in_flight_bytes: u64 = gauge,
+    /// Time since the return of the buffer that has been in flight longest.
+    #[cfg_attr(feature = "serde", serde(rename = "oldest_age_seconds", serialize_with = "super::serial::optional_seconds"))]
+    oldest_age: Option<Duration> = gauge,
+    /// Driver handle of the stream of that buffer's copy.
+    oldest_stream: Option<u64> = label,
+    /// Time from the return of a buffer until the pool found its copies finished: up to 0.1 s longer than the copies.
+    time: Histogram = histogram,
+    /// Pinned bytes of this process's stream timelines: 4160 bytes per 64 streams, shared by all pools, outside every limit.
+    timeline_bytes: u64 = gauge,
+}
+
+group! {
+    /// Limits, and how often the count limit changed.
+    LimitStats;
+    /// The limit on held bytes (`PINPOOL_MAX_BYTES`); none if unlimited.
+    max_bytes: Option<u64> = gauge,
+    /// The limit on idle buffers (`PINPOOL_POOL_SIZE_LIMIT`, raised and lowered automatically).
+    max_idle_buffers: u64 = gauge,
+    /// Checks of the count limit, one per 1000 evictions.
+    checks: u64 = counter,
+    /// Checks that raised the count limit.
+    raises: u64 = counter,
+    /// Times that the count limit was lowered.
+    lowers: u64 = counter,
+    /// The limit shared by the processes of this host, if the pool takes part in one (`PINPOOL_LEDGER`).
+    shared: Option<SharedLimitStats> = group,
+}
+
+group! {
+    /// A limit shared by several processes (`PINPOOL_LEDGER`).
+    SharedLimitStats;
+    /// The name of the shared limit.
+    name: String = label,
+    /// The limit on the bytes that all its owners hold; none if unlimited.
+    max_bytes: Option<u64> = gauge,
+    /// Live owners, this pool included.
+    owners: u64 = gauge,
+    /// Bytes that all owners hold or are pinning or unpinning.
+    held_bytes: u64 = gauge,
+    /// Bytes that this pool holds.
+    own_bytes: u64 = gauge,
+    /// Bytes that the other owners hold.
+    others_bytes: u64 = gauge,
+    /// Idle bytes of the other owners, as of their last maintenance.
+    others_idle_bytes: u64 = gauge,
+    /// Bytes that the other owners' blocked requests need.
+    others_wanted_bytes: u64 = gauge,
+}
+
+group! {
+    /// Calls of one kind to the driver or kernel.
+    #[derive(Copy)]
+    Calls;
+    /// Successful calls.
+    count: u64 = counter,
+    /// Failed calls.
+    failures: u64 = counter,
+    /// Requested bytes of the successful calls.
+    bytes: u64 = counter,
+    /// Duration of each call, failed calls and waits for other threads' calls included.
+    time: Histogram = histogram,
+}
+
+group! {
+    /// Why requests were not served by an idle buffer.
+    ///
+    /// Under `PINPOOL_ROUNDING=exact` or `pow2` the pool forgets classes without buffers once there are more than 1024.
+    #[derive(Copy)]
+    MissReasons;
+    /// Misses of a size class that never had a buffer. Harmless once they stop.
+    first_of_size: u64 = counter,
+    /// Misses of a size class that once had more buffers than now. See the evictions for the reason.
+    evicted_earlier: u64 = counter,
+    /// Misses while all buffers of the size class were in use or in flight, more than ever before.
+    all_in_use: u64 = counter,
+}
+
+group! {
+    /// Why pinned buffers left the pool, to the arena or to the backend.
+    #[derive(Copy)]
+    EvictionReasons;
+    /// Buffers over the limit on idle buffers. TensorFlow's `evicted`.
+    over_limit: u64 = counter,
+    /// Buffers whose memory was needed: for a request, below a byte limit, or because the system was short of memory.
+    reclaimed: u64 = counter,
+    /// Buffers idle for too long.
+    expired: u64 = counter,
+    /// Buffers released for another reason: `trim`, `clear`, a lowered limit, or while sizes vary.
+    released: u64 = counter,
+}
+
+impl Entry for Option<SharedLimitStats> {
+    fn visit(&self, at: &Place, see: &mut dyn FnMut(Statistic)) {
+        if let Some(shared) = self {
+            shared.visit(at, see);
+        }
+    }
+}
+
+impl EvictionReasons {
+    /// Sum of all reasons.
+    pub fn total(&self) -> u64 {
+        self.over_limit + self.reclaimed + self.expired + self.released
+    }
+}
+
+impl RequestStats {
+    /// Share of the served requests that were hits, from 0 to 1; 0 before the first request.
+    #[allow(clippy::cast_precision_loss)] // A rate.
+    pub fn hit_rate(&self) -> f64 {
+        self.hits as f64 / self.served.max(1) as f64
+    }
+
+    /// Share of the granted bytes that rounding added, from 0 to 1, without hits on the fast path.
+    #[allow(clippy::cast_precision_loss)] // A rate.
+    pub fn waste(&self) -> f64 {
+        1.0 - self.requested_bytes as f64 / self.granted_bytes.max(1) as f64
+    }
+}
+
+impl MemoryStats {
+    /// Share of the requested reserve that is pinned, from 0 to 1; 1 if nothing was reserved.
+    #[allow(clippy::cast_precision_loss)] // A rate.
+    pub fn reserve_fraction(&self) -> f64 {
+        if self.reserve_target_bytes == 0 { 1.0 } else { self.reserve_bytes as f64 / self.reserve_target_bytes as f64 }
+    }
+}

@@ -1,0 +1,55 @@
+//! The sums that hold while no other thread uses the pool.
+
+use super::{MemoryStats, Stats};
+
+impl Stats {
+    /// Checks the sums that hold while no other thread uses the pool.
+    ///
+    /// # Errors
+    ///
+    /// The first sum that does not hold.
+    #[doc(hidden)]
+    pub fn validate(&self) -> Result<(), String> {
+        if self.is_partition {
+            return Ok(());
+        }
+        let Self { requests, memory, copies, limits, .. } = self;
+        let MemoryStats { buffers, idle, in_use, lost, evictions, .. } = memory;
+        let reasons = requests.miss_reasons;
+        let equal = [
+            ("served", requests.served, requests.hits + requests.misses),
+            ("misses", requests.misses, reasons.first_of_size + reasons.evicted_earlier + reasons.all_in_use),
+            ("returned", requests.served + requests.adopted, requests.returned + in_use + copies.in_flight + lost),
+            ("buffers", *buffers, idle + in_use + copies.in_flight),
+            (
+                "made",
+                requests.misses + memory.fallback_buffers + requests.adopted,
+                buffers + lost + requests.fallbacks + evictions.total(),
+            ),
+            (
+                "bytes",
+                memory.held_bytes + memory.fallback_bytes,
+                memory.in_use_bytes
+                    + copies.in_flight_bytes
+                    + memory.idle_bytes
+                    + memory.lost_bytes
+                    + memory.free_bytes
+                    + memory.transit_bytes
+                    + memory.overhead_bytes,
+            ),
+        ];
+        // Under `adaptive` returned buffers may exceed the limit until the next miss or tick.
+        let limited = if self.preset == "tensorflow" { *idle } else { 0 };
+        let at_most = [
+            ("idle", limited, limits.max_idle_buffers),
+            ("peak", memory.held_bytes, memory.peak_held_bytes),
+            ("waits", requests.wait_time.count() + requests.waiting, requests.waits),
+            ("timeouts", requests.timeouts, requests.wait_time.count()),
+            ("rounding", requests.requested_bytes, requests.granted_bytes),
+        ];
+        let unequal = equal.iter().find(|(_, left, right)| left != right);
+        unequal
+            .or_else(|| at_most.iter().find(|(_, left, right)| left > right))
+            .map_or(Ok(()), |(sum, left, right)| Err(format!("{sum}: {left} against {right} in {self:?}")))
+    }
+}
