@@ -29,7 +29,7 @@ use super::own_context::OwnContext;
 use super::stream::{OwnStream, Stream, id, number};
 use super::timeline::{Timeline, Words};
 use crate::driver::code::Code;
-use crate::driver::{self, CurrentContext, RelaxedCapture, calls, standstill};
+use crate::driver::{self, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::Result;
 use crate::in_flight::StreamId;
 use pinpool_os::fork::OfProcess;
@@ -246,7 +246,7 @@ impl ContextState {
 
     /// Is the event over? A driver that stands still is not asked.
     fn query(&self, event: Event) -> Result<bool, Code> {
-        standstill::ask(|| self.query_now(event)).unwrap_or(Ok(false))
+        driver_watchdog::ask(|| self.query_now(event)).unwrap_or(Ok(false))
     }
 
     /// Is the event over? Asks also a driver that stands still.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::stream::{OwnStream, Stream, failed};
 use crate::driver::code::Code;
-use crate::driver::{CurrentContext, RelaxedCapture, calls, standstill};
+use crate::driver::{CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use crate::maintenance_thread::MaintenanceThread;
@@ -41,7 +41,7 @@ pub(super) fn wait_for(stream: Stream) -> Result<(), Code> {
     let begun = Instant::now();
     loop {
         // SAFETY: the stream is alive.
-        let asked = standstill::ask(|| unsafe { calls::stream_query(stream.handle()) });
+        let asked = driver_watchdog::ask(|| unsafe { calls::stream_query(stream.handle()) });
         match asked.unwrap_or(Err(Code::NOT_READY)) {
             Err(Code::NOT_READY) if asked.is_some() && begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
             answer => return answer,

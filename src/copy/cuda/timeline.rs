@@ -38,7 +38,7 @@ use super::idle::StreamContext;
 use super::stream::failed;
 use crate::backend;
 use crate::driver::code::Code;
-use crate::driver::{self, RelaxedCapture, calls, standstill};
+use crate::driver::{self, RelaxedCapture, calls, driver_watchdog};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use pinpool_os::fork::OfProcess;
@@ -312,7 +312,7 @@ impl Health {
     /// Fails if the device did, when it was last queried, which is now if that is due (timeline-I3).
     fn check(&self, context: &dyn StreamContext) -> Result<(), Code> {
         if self.is_due() {
-            let answer = standstill::ask(|| Self::query(context)).unwrap_or(Ok(()));
+            let answer = driver_watchdog::ask(|| Self::query(context)).unwrap_or(Ok(()));
             let failed = answer.err().filter(|code| stays(code.number()));
             // Relaxed: the number is all.
             self.answer.store(failed.map_or(0, |code| code.0.cast_unsigned()), Ordering::Relaxed);
