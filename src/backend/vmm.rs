@@ -280,16 +280,9 @@ unsafe impl VirtualMemory for VmmSource {
     }
 
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
-        // By the manual this needs no context; some drivers ask for one.
+        // By the manual this needs no context.
         let _relaxed = RelaxedCapture::enter();
-        let reserved = match self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES) {
-            Err(refusal) if refusal.needs_context() && self.makes_context => {
-                let _entered = self.enter()?;
-                self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES)
-            }
-            reserved => reserved,
-        }
-        .map_err(source_error)?;
+        let reserved = self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES).map_err(source_error)?;
         // The driver runs on 64-bit machines only.
         let aligned = usize::try_from(reserved).ok().filter(|address| address.is_multiple_of(RANGE_ALIGN_BYTES));
         let start = aligned.and_then(|address| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address)));

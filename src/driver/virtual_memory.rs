@@ -103,11 +103,6 @@ impl DriverRefusal {
     pub(crate) fn may_pass(self) -> bool {
         self.code == 2
     }
-
-    /// Whether the call failed because no context is current on this thread.
-    pub(crate) fn needs_context(self) -> bool {
-        self.code == 201
-    }
 }
 
 /// The name of every error that these calls return.

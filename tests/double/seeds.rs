@@ -30,8 +30,8 @@ const MOST_HELD: usize = 5;
 /// The longest work of a device.
 const WORK: Duration = Duration::from_millis(10);
 const LARGEST: usize = 3 * MIB;
-/// Small ones, one over a granule, and those of several.
-const LENGTHS: [usize; 5] = [4096, 100_000, MIB, 2 * MIB + 1, LARGEST];
+/// Mostly small ones, which take less time, and some that need several granules.
+const LENGTHS: [usize; 7] = [4096, 4096, 100_000, 100_000, MIB, 2 * MIB + 1, LARGEST];
 /// Calls that are refused once in a while.
 const REFUSED: [&str; 12] = [
     "cuMemCreate",
