@@ -37,9 +37,9 @@ pub(crate) struct UsageReport {
     pub(crate) free_bytes: u64,
     pub(crate) in_flight_bytes: u64,
     pub(crate) lost_bytes: u64,
-    /// Bytes of users, page-locked under the same ceiling and not held.
+    /// Bytes of users, pinned under the same limit and not held.
     pub(crate) outside_bytes: u64,
-    /// Bytes that are not pinned, and not under this ceiling.
+    /// Bytes that are not pinned, and not under this limit.
     pub(crate) fallback_bytes: u64,
     pub(crate) max_bytes: Option<u64>,
 }
@@ -59,7 +59,7 @@ impl fmt::Display for UsageReport {
     }
 }
 
-/// A sentence of its own.
+/// Its own sentence.
 struct Sentence<'a>(&'a str);
 
 impl fmt::Display for Sentence<'_> {
@@ -69,7 +69,7 @@ impl fmt::Display for Sentence<'_> {
     }
 }
 
-/// What a pool held and for whom when a get failed: lines below the text of the error, which are made when they are asked for.
+/// What a pool held and for whom when a request failed: lines below the text of the error, which are made when they are asked for.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Report(Option<Arc<dyn Lines>>);
 
@@ -161,10 +161,10 @@ macro_rules! kinds {
 kinds! {
     /// The length, the alignment or a handle of the request is wrong.
     Request, is_request = Length | Alignment | View | Handle;
-    /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`), not under that of the host ledger (`PINPOOL_LEDGER`),
-    /// or not before the gets that wait for memory; or a driver call did not return within the wait of a task.
+    /// The request does not fit under the limit (`PINPOOL_MAX_BYTES`), not under that of the host ledger (`PINPOOL_LEDGER`),
+    /// or not before the requests that wait for memory; or a driver call did not return within the wait of a task.
     Limit, is_limit = Limit | Late;
-    /// The driver or the kernel refused, or the back-end set is not available.
+    /// The driver or the kernel refused, or the backend set is not available.
     Backend, is_backend = Backend | Unavailable;
     /// Two settings contradict each other, or one set by code is out of range.
     Setting, is_setting = Setting;
@@ -181,7 +181,7 @@ kinds! {
 }
 
 impl Error {
-    /// The text, and below it who holds what, where a get found no memory: several lines, for a log.
+    /// The text, and below it who holds what, where a request found no memory: several lines, for a log.
     pub fn report(&self) -> String {
         match &*self.0 {
             ErrorKind::Limit { report, .. } | ErrorKind::Backend { report, .. } => format!("{self}{report}"),
@@ -202,12 +202,12 @@ impl Error {
         }
     }
 
-    /// Bytes that the pool held when a get found no memory.
+    /// Bytes that the pool held when a request found no memory.
     pub fn held_bytes(&self) -> Option<u64> {
         self.usage().map(|usage| usage.held_bytes)
     }
 
-    /// The ceiling of the pool when a get found no memory, if it has one.
+    /// The limit of the pool when a request found no memory, if it has one.
     pub fn max_bytes(&self) -> Option<u64> {
         self.usage()?.max_bytes
     }

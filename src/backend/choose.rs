@@ -160,7 +160,7 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
         }
         Backend::Vmm | Backend::Register if !options.arena => {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is an allocation of its own and each eviction \
-                       a release, which this back-end makes slower than cuda does";
+                       a release, which this backend makes slower than cuda does";
             let (name, value) = ("PINPOOL_BACKEND", backend.name().to_owned());
             return Err(ErrorKind::Setting { name, value, why: why.to_owned() }.into());
         }
@@ -197,7 +197,7 @@ fn without_linux(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Ch
 fn node_ignored(source: &dyn Source, node: Option<u32>) -> Option<Finding> {
     let node = node.filter(|_| source.numa_node() != node)?;
     let found =
-        format!("back-end {} cannot choose the memory node: PINPOOL_NUMA_NODE={node} has no effect", source.name());
+        format!("backend {} cannot choose the NUMA node: PINPOOL_NUMA_NODE={node} has no effect", source.name());
     Some(
         Finding::warning("memory-node", found)
             .remedy("use vmm, register, mlock or heap, or leave PINPOOL_NUMA_NODE out"),
@@ -214,7 +214,7 @@ fn existing_node(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
     if nodes.contains(&requested) {
         return Ok(node);
     }
-    let why = format!("no such memory node, the machine has {nodes:?}");
+    let why = format!("no such NUMA node, the machine has {nodes:?}");
     Err(ErrorKind::Setting { name: "PINPOOL_NUMA_NODE", value: requested.to_string(), why }.into())
 }
 

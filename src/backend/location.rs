@@ -58,7 +58,7 @@ impl Machine {
         if let Some(difference) = self.difference(first).filter(|_| !insists && self.is_old()) {
             let driver = self.branch.map_or_else(|| "a driver".to_owned(), |branch| format!("driver {branch}"));
             return Err(format!(
-                "the memory nodes are not alike ({difference}), and {driver} before r{FIRST_SAFE_BRANCH} may end the \
+                "the NUMA nodes are not alike ({difference}), and {driver} before r{FIRST_SAFE_BRANCH} may end the \
                  process on such a machine; PINPOOL_BACKEND=vmm insists"
             ));
         }

@@ -146,7 +146,7 @@ impl VmmSource {
         let refused = std::mem::take(&mut *self.unreleased.lock());
         self.release_granules(&refused).map_err(|refusal| {
             let bytes: usize = self.unreleased.lock().iter().map(|granule| granule.bytes).sum();
-            let what = format!("{refusal}; {bytes} B stay page-locked");
+            let what = format!("{refusal}; {bytes} B stay pinned");
             SourceError::new(refusal.call, what).with_code(refusal.code.into())
         })
     }

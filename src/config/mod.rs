@@ -30,17 +30,17 @@ pub use crate::ledger::LedgerName;
 #[non_exhaustive]
 pub enum Preset {
     /// TensorFlow's rules over an arena: misses and evictions cost nanoseconds, bytes are bounded and idle memory is
-    /// given back.
+    /// released.
     #[default]
     Adaptive,
-    /// TensorFlow's `PoolAllocator`, exact to its counters and log lines: each miss is an allocation of its own.
+    /// TensorFlow's `PoolAllocator`, exact to its counters and log lines: each miss is its own allocation.
     TensorFlow,
 }
 
 /// Most bytes that a pool holds, in use and idle.
 ///
-/// Made from a number of bytes, from `None` for no ceiling, or by [`str::parse`] from what `PINPOOL_MAX_BYTES` takes. Of the
-/// integers it takes `u64` alone: beside a second one `max_bytes(8 << 30)` would no longer be known to be a `u64`, would be
+/// Made from a number of bytes, from `None` for no limit, or by [`str::parse`] from what `PINPOOL_MAX_BYTES` takes. Of the
+/// integers it takes `u64` alone: alongside a second one `max_bytes(8 << 30)` would no longer be known to be a `u64`, would be
 /// computed as `i32`, and be 0.
 ///
 /// ```
@@ -71,7 +71,7 @@ impl From<Option<u64>> for Limit {
     }
 }
 
-/// What a get does that found no memory under the ceiling, not even after a wait.
+/// What a request does that found no memory under the limit, not even after a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnFull {

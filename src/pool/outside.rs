@@ -99,7 +99,7 @@ impl Pool {
         self.check_open()?;
         let (start, len) = (memory.cast::<u8>(), memory.len());
         if !start.addr().get().is_multiple_of(PAGE_BYTES) || !len.is_multiple_of(PAGE_BYTES) {
-            let why = format!("{len} B at {start:p}: memory to page-lock is whole pages of {PAGE_BYTES} B");
+            let why = format!("{len} B at {start:p}: memory to pin is whole pages of {PAGE_BYTES} B");
             return Err(ErrorKind::View { why }.into());
         }
         let claim = core.claim_outside(len as u64, self.account())?;

@@ -76,7 +76,7 @@ impl VmmSource {
             }
         }
         Err(refused.unwrap_or_else(|| {
-            let why = machine.lack_of(wanted).unwrap_or_else(|| "no memory node is whole".to_owned());
+            let why = machine.lack_of(wanted).unwrap_or_else(|| "no NUMA node is whole".to_owned());
             let what = format!("{why}, and the driver has no memory of the host without a node");
             lacks(&what, attribute::HOST_VIRTUAL_MEMORY)
         }))

@@ -4,7 +4,7 @@
 //!   NotInitialized ──cuInit──► Initialized ──shut_down──► ShutDown (every call answers 4)
 //! ```
 //!
-//! A context's handle is its device's ordinal above [`HANDLE_BASE`], in a generation of its own after each end, or always the
+//! A context's handle is its device's ordinal above [`HANDLE_BASE`], in its own generation after each end, or always the
 //! same under [`Cruelty::RecurringHandles`]; its id (`cuCtxGetId`) never comes again. It lives while it is retained. Memory
 //! allocated in it stays, so that a leak shows in the counts instead of as a crash, but under [`Cruelty::ResetUnmaps`].
 //!
@@ -113,7 +113,7 @@ struct Stack {
 }
 
 impl Stack {
-    /// 0 stands for none.
+    /// 0 represents none.
     fn top(&self) -> usize {
         self.len.checked_sub(1).map_or(0, |top| self.contexts[top])
     }
@@ -269,7 +269,7 @@ driver_call! { Device fn cuDevicePrimaryCtxRetain(out: Out<usize>, device: c_int
     retain(out, device)
 }}
 
-/// The table by which the runtime retains a primary context, beside the public function.
+/// The table by which the runtime retains a primary context, alongside the public function.
 const RUNTIME_TABLE: [u8; 16] =
     [0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9];
 

@@ -1,19 +1,19 @@
-//! Which owners make room while all together want more than the ceiling: numbers in, numbers out.
+//! Which owners make room while all together want more than the limit: numbers in, numbers out.
 //!
-//! The *even level* divides the ceiling as evenly as the owners want: who holds and wants less than an even part has all of
-//! that, and the others share what is left (max-min fairness). An owner above the level gives what it puts back if another
+//! The *even level* divides the limit as evenly as the owners want: who holds and wants less than an even part has all of
+//! that, and the others share what is left (max-min fairness). An owner above the level gives what it returns if another
 //! ends with less than it had, and claims nothing that a want before its own needs. One below gives only what is idle, and
 //! claims what is free. So owners that all want more end at the level, but for one buffer, and hand nothing to and fro.
 //!
-//! A get that needs more than the level would never be served while the others use theirs. If it is the one that has waited
-//! longest, the others' level is that of the ceiling beside it, and they take turns.
+//! A request that needs more than the level would never be served while the others use theirs. If it is the one that has waited
+//! longest, the others' level is that of the limit alongside it, and they take turns.
 
 /// What an owner holds and wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
     pub held_bytes: u64,
     pub wanted_bytes: u64,
-    /// What the get needs in all that wants.
+    /// What the request needs in all that wants.
     pub needed_bytes: u64,
     /// Since when it wants, and for two of the same time the number of the slot.
     pub since: (u64, usize),
@@ -29,7 +29,7 @@ impl Demand {
         self.held_bytes.saturating_add(self.wanted_bytes)
     }
 
-    /// One of the gets and reserves that want now wants `bytes` in place of `before_bytes`, at the time `now` if it is the first.
+    /// One of the requests and reserves that want now wants `bytes` in place of `before_bytes`, at the time `now` if it is the first.
     pub fn change_want(&mut self, before_bytes: u64, bytes: u64, needed_bytes: u64, now: (u64, usize)) {
         if self.wanted_bytes == 0 {
             self.since = now;
@@ -39,7 +39,7 @@ impl Demand {
     }
 }
 
-/// What the owner `own` may claim of `room_bytes` for a claim of `bytes` beside `others`.
+/// What the owner `own` may claim of `room_bytes` for a claim of `bytes` alongside `others`.
 pub fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, room_bytes: u64, bytes: u64) -> u64 {
     let is_before = |other: &&Demand| other.turn() < own.turn();
     let before_bytes = others.iter().filter(is_before).map(|other| other.wanted_bytes).fold(0, u64::saturating_add);
@@ -51,14 +51,14 @@ pub fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, room_byt
     room_bytes.min(to_level_bytes).max(room_bytes.saturating_sub(before_bytes))
 }
 
-/// Whether the owner `own` is to make room of what it puts back, while `others` lack room.
+/// Whether the owner `own` is to make room of what it returns, while `others` lack room.
 pub fn gives(own: &Demand, others: &[Demand], max_bytes: u64) -> bool {
     let (level_bytes, is_turn) = level(own, others, max_bytes);
     let has_less = |other: &Demand| other.wanted_bytes > 0 && other.bytes() < own.held_bytes;
     own.held_bytes > level_bytes && (is_turn || others.iter().any(has_less))
 }
 
-/// The most that the owner `own` may hold while the others want what they want, and whether that is for a get whose turn it is.
+/// The most that the owner `own` may hold while the others want what they want, and whether that is for a request whose turn it is.
 fn level(own: &Demand, others: &[Demand], max_bytes: u64) -> (u64, bool) {
     let even_bytes = even_level(own, others, max_bytes);
     let first = others.iter().min_by_key(|other| other.turn()).filter(|first| first.turn() < own.turn());
