@@ -28,6 +28,11 @@ pub use crate::stats::{Kind, Statistic, Unit, Value};
 use crate::backend::PageTiers;
 use crate::pool::Pool;
 
+/// What the judge sees of the pool now.
+pub fn snapshot(pool: &Pool) -> pinpool_observe::judge::Snapshot {
+    pool.core().snapshot()
+}
+
 /// The value that the variable `name` would have in a pool with the settings of `pool`.
 pub fn setting(pool: &Pool, name: &str) -> String {
     pool.config().value_of(name)

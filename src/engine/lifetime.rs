@@ -44,6 +44,11 @@ impl Lifetime {
         self.is_sealed.store(true, Ordering::Relaxed);
     }
 
+    pub(super) fn is_sealed(&self) -> bool {
+        // Relaxed: a hint.
+        self.is_sealed.load(Ordering::Relaxed)
+    }
+
     /// Call after the seal, and after each removal of a block and begin of a flight. True for the one caller that closes the
     /// pool: it is sealed and no block exists but those `in_flight`.
     pub(super) fn begin_close(&self, in_flight: impl FnOnce() -> u64) -> bool {

@@ -44,7 +44,11 @@ struct Reported {
 
 /// A tick in progress.
 #[derive(Debug)]
-pub(super) struct Tick<'a>(MutexGuard<'a, Watch>);
+pub(super) struct Tick<'a> {
+    watch: MutexGuard<'a, Watch>,
+    /// How long it was due.
+    pub(super) late_us: u64,
+}
 
 impl Maintenance {
     pub(super) fn new() -> Self {
@@ -62,21 +66,22 @@ impl Maintenance {
     /// Begins a tick if one has been due for `patience_us` and no other thread runs one.
     pub(super) fn begin_tick(&self, now_us: u64, patience_us: u64) -> Option<Tick<'_>> {
         // Relaxed: a thread that sees an old value finds the lock taken, or repeats a tick that has nothing to do.
-        if now_us < self.next_tick_us.load(Ordering::Relaxed).saturating_add(patience_us) {
+        let due_us = self.next_tick_us.load(Ordering::Relaxed);
+        if now_us < due_us.saturating_add(patience_us) {
             return None;
         }
         let watch = self.watch.try_lock()?;
         self.next_tick_us.store(now_us.saturating_add(TICK_EVERY_US), Ordering::Relaxed);
-        Some(Tick(watch))
+        Some(Tick { watch, late_us: now_us - due_us })
     }
 }
 
 impl Tick<'_> {
     /// Whether fences that failed may be asked again now. At most ten times a second.
     pub(super) fn may_ask_again(&mut self, now_us: u64) -> bool {
-        let may_ask = now_us >= self.0.next_question_us;
+        let may_ask = now_us >= self.watch.next_question_us;
         if may_ask {
-            self.0.next_question_us = now_us.saturating_add(ASK_AGAIN_EVERY_US);
+            self.watch.next_question_us = now_us.saturating_add(ASK_AGAIN_EVERY_US);
         }
         may_ask
     }
@@ -88,7 +93,7 @@ impl Tick<'_> {
         calls: SourceCalls,
         max_bytes: Option<u64>,
     ) -> Option<Growth> {
-        let reported = &mut self.0.reported;
+        let reported = &mut self.watch.reported;
         if held_bytes < reported.held_bytes.saturating_mul(2).max(FIRST_REPORT_BYTES) {
             return None;
         }

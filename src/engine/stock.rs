@@ -211,6 +211,14 @@ impl<E> Stock<E> {
         PutEnd::Released
     }
 
+    /// Whether [`put`](Self::put) keeps `block` in a thread cache.
+    pub(super) fn keeps_idle(&self, block: &Block<E>) -> bool {
+        self.idle.has_cache()
+            && block.is_from_source()
+            && !self.is_gone()
+            && !policy::goes_to_arena(block.class_bytes(), || self.is_varied())
+    }
+
     /// Releases blocks over the count limit, which puts on the fast path do not check.
     pub(super) fn enforce_count_limit(&self, now_us: u64) {
         self.evict_over_limit(self.idle.evict_over_limit(), now_us);
@@ -220,7 +228,8 @@ impl<E> Stock<E> {
     fn evict_over_limit(&self, mut evicted: Option<Evicted<BlockBody<E>>>, now_us: u64) {
         while let Some(Evicted { entry, reason, check }) = evicted {
             self.evict(Block::from_entry(entry), now_us, reason);
-            if let Some(check) = check {
+            // After the last handle no request profits from a raise.
+            if let Some(check) = check.filter(|_| !self.lifetime.is_sealed()) {
                 if let Some(to) = check.raised_to {
                     self.record(Event::Limit { from: check.limit, to });
                 }

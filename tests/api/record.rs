@@ -37,7 +37,7 @@ fn use_pool(pool: &Pool) {
         pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap().wait().unwrap();
         drop(buffers);
     }
-    pool.poll();
+    pool.maintain();
     pool.clear();
 }
 
@@ -102,10 +102,6 @@ fn many_threads_record_in_the_order_in_which_buffers_pass_between_them() {
             scope.spawn(|| {
                 for round in 0..rounds {
                     drop(pool.get(4096 * (1 + round % 3)).unwrap());
-                    if round % 50 == 0 {
-                        // The queue of a thread is bounded.
-                        thread::sleep(std::time::Duration::from_millis(1));
-                    }
                 }
             });
         }
@@ -121,7 +117,7 @@ fn many_threads_record_in_the_order_in_which_buffers_pass_between_them() {
 }
 
 #[test]
-fn a_thread_that_records_more_than_its_queue_holds_goes_on_and_the_loss_is_told() {
+fn a_thread_that_records_more_than_the_queue_holds_goes_on_and_the_loss_is_told() {
     let dir = folder();
     let path = dir.path().join("t.trace.gz");
     let record = |rounds: u64| {
@@ -137,7 +133,7 @@ fn a_thread_that_records_more_than_its_queue_holds_goes_on_and_the_loss_is_told(
     let few = record(10);
     assert_eq!(few.lost, 0);
     let others = there(&few) - 20;
-    let rounds = 100_000_u64;
+    let rounds = 1_000_000_u64;
     let recording = record(rounds);
     assert!(recording.lost > 0, "all of them found room: the test needs more");
     assert_eq!(there(&recording) + recording.lost, 2 * rounds + others, "each record is there or counted, and once");
@@ -218,13 +214,13 @@ fn a_recording_that_is_damaged_ends_before_the_damage() {
 }
 
 #[test]
-fn a_newer_version_and_another_file_are_refused_by_name() {
+fn another_version_and_another_file_are_refused_by_name() {
     let (_dir, path) = a_recording("t.trace");
     let mut bytes = fs::read(&path).unwrap();
     bytes[8..12].copy_from_slice(&9_u32.to_le_bytes());
     fs::write(&path, &bytes).unwrap();
     let error = Recording::open(&path).unwrap_err().to_string();
-    assert!(error.contains("version 9") && error.contains("up to 3") && error.contains("newer pinpool"), "{error}");
+    assert!(error.contains("version 9") && error.contains("reads version 4"), "{error}");
     fs::write(&path, "a 1 4096\n").unwrap();
     assert!(Recording::open(&path).unwrap_err().to_string().contains("not a recording"));
 }

@@ -11,6 +11,7 @@ mod replay;
 mod report;
 #[cfg(target_os = "linux")]
 mod run;
+mod series;
 mod served;
 mod set;
 mod top;

@@ -13,18 +13,15 @@
 //! | `priced.rs` | simulated memory that adds up what moves would take on a device |
 //! | `replay.rs` | how a workload is replayed: the settings of the pool over `sim` |
 //! | `sim.rs` | memory that is simulated |
-//! | `kind.rs` | the kinds of memory that it simulates |
 //! | `player.rs`, `player/closed.rs` | plays it in virtual time, and counts; in closed loop |
 //! | `watch.rs` | the pool's figures during a replay |
 //! | `report.rs` | what that cost, and whether it matches the recording |
-//! | `variables.rs` | settings of a replay as `PINPOOL_*` variables |
 //! | `cost.rs` | what calls of a back-end take, fitted to a recording |
 //! | `usage.rs` | bytes by state over a recording |
 
 mod cost;
 mod format;
 mod input;
-mod kind;
 mod open;
 mod player;
 mod priced;
@@ -34,20 +31,18 @@ mod report;
 mod sim;
 mod threads;
 mod usage;
-mod variables;
 mod watch;
 mod workload;
 
 pub use cost::{CallCost, TimedCall};
 pub use format::{TraceError, TraceHeader, TraceOp, TraceReader};
 pub use input::Input;
-pub use kind::SourceKind;
 pub use open::{open_recording, read_recording};
 pub use pinpool_observe::record::failed_recordings;
 pub use pinpool_observe::record::{Event, PoolDescription, Record, Recording, RecordingError};
-pub use replay::{OtherSettings, Replay};
-pub use report::{ReplayOutcome, ReplayReport};
-pub use sim::SimSource;
+pub use replay::Replay;
+pub use report::ReplayReport;
+pub use sim::{SimSource, SourceKind};
 pub use usage::Usage;
 pub use watch::Watch;
 pub use workload::Workload;

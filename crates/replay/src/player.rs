@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::format::{TraceError, TraceOp};
-use super::kind::SourceKind;
 use super::priced::{Calls, Ledger};
-use super::report::{ReplayOutcome, ReplayReport};
+use super::report::ReplayReport;
+use super::sim::SourceKind;
 use super::watch::Watch;
 use super::workload::{Workload, error_at};
 use pinpool::DEFAULT_ALIGN;
@@ -158,7 +158,7 @@ impl<'a> Player<'a> {
     }
 
     /// Performs all of `workload`.
-    pub(super) fn play(mut self, workload: &Workload) -> Result<ReplayOutcome, TraceError> {
+    pub(super) fn play(mut self, workload: &Workload) -> Result<ReplayReport, TraceError> {
         self.tally.half_gets = workload.gets() / 2;
         match workload.threads().filter(|_| workload.has_waited() || self.max_bytes.is_some()) {
             Some(threads) => self.play_threads(threads)?,
@@ -328,7 +328,7 @@ impl<'a> Player<'a> {
     }
 
     /// Lets the minute after the last put pass, unless the trace did, and fills in the report.
-    fn finish(mut self, peak_requested_bytes: u64) -> Result<ReplayOutcome, Error> {
+    fn finish(mut self, peak_requested_bytes: u64) -> Result<ReplayReport, Error> {
         let lasted_us = u128::from(self.clock.now_us());
         let mean_pinned_bytes = match self.tally.pinned_byte_us.checked_div(lasted_us) {
             Some(bytes) => u64::try_from(bytes).unwrap_or(u64::MAX),
@@ -343,7 +343,7 @@ impl<'a> Player<'a> {
         };
         let stats = self.pool.stats();
         let page_locks = stats.memory.pin.count;
-        let report = ReplayReport {
+        Ok(ReplayReport {
             preset: stats.preset,
             rounding: self.pool.config().rounding.name(),
             source: self.source.name(),
@@ -368,19 +368,13 @@ impl<'a> Player<'a> {
             worst_moves_us: self.tally.worst_moves_ns / 1_000,
             moved_bytes: self.tally.moved_bytes,
             prepared_bytes: self.tally.prepared_bytes,
-        };
-        let (releases, released_bytes) = (stats.memory.unpin.count, stats.memory.unpin.bytes);
-        let moving_ns = self.tally.moving_ns;
-        Ok(ReplayOutcome {
-            report,
-            releases,
-            released_bytes,
+            releases: stats.memory.unpin.count,
+            released_bytes: stats.memory.unpin.bytes,
             asked_at_peak_bytes: self.tally.asked_at_peak_bytes,
-            moving_ns,
+            moving_ns: self.tally.moving_ns,
             waited_us: self.tally.waited_us,
             ended_us: self.tally.last_put_us,
-            checks: 0,
-            last_lines: None,
+            ..ReplayReport::default()
         })
     }
 }

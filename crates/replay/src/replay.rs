@@ -1,126 +1,151 @@
-//! How a workload is replayed: the settings of the pool, and the memory that is simulated.
+//! How a workload is replayed: the settings of the pool, and its simulated memory.
 //!
-//! One thread replays, and the pool reads the replay's clock alone, so a file gives the same figures on every machine.
+//! One thread replays, and the pool reads only the replay's clock, so a file gives the same numbers on every machine.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::format::TraceError;
-use super::kind::SourceKind;
 use super::player::Player;
 use super::priced::{Ledger, PricedSource};
-use super::report::{ReplayOutcome, ReplayReport};
-use super::sim::SimSource;
+use super::report::ReplayReport;
+use super::sim::{SimSource, SourceKind};
 use super::watch::Watch;
 use super::workload::Workload;
-use pinpool::Backend;
+use pinpool::unstable::config::{Config, Limit, env};
 use pinpool::unstable::{CheckReport, LogSampler, ManualClock};
-use pinpool::{OnFull, Pool, Preset, Rounding};
+use pinpool::{Backend, Error, OnFull, Pool, PoolBuilder};
 use pinpool_os::sync::plain::Mutex;
 
-/// Where the files of a machine are looked for: below a file that has none.
+/// The root of the files of a machine: a path without any.
 const NO_MACHINE: &str = "/dev/null";
 
-/// Settings of a replay; `None` stands for the preset's default.
+/// Variables that a replay follows.
+const FOLLOWED: [&str; 10] = [
+    "PINPOOL_PRESET",
+    "PINPOOL_ROUNDING",
+    "PINPOOL_POOL_SIZE_LIMIT",
+    "PINPOOL_AUTO_RESIZE",
+    MAX_BYTES,
+    WAIT,
+    "PINPOOL_MAX_IDLE_BYTES",
+    "PINPOOL_IDLE_TIMEOUT",
+    "PINPOOL_RESERVE",
+    "PINPOOL_GROWTH",
+];
+const MAX_BYTES: &str = "PINPOOL_MAX_BYTES";
+const WAIT: &str = "PINPOOL_WAIT";
+/// Each of the two implies the other.
+const POLICY: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
+
+/// Settings of a replay.
 #[derive(Debug, Clone)]
 pub struct Replay {
-    /// Rules that the pool follows.
-    pub preset: Option<Preset>,
-    /// Memory of the pool.
+    /// Kind of memory.
     pub source: SourceKind,
-    /// How sizes become classes.
-    pub rounding: Option<Rounding>,
-    /// Most idle buffers kept at the start.
-    pub pool_size_limit: Option<u64>,
-    /// Whether that limit may rise.
-    pub auto_resize: Option<bool>,
-    /// How long memory stays idle before it is released; the inner `None` keeps it.
-    pub idle_timeout: Option<Option<Duration>>,
-    /// Ceiling in bytes; `None` for no ceiling.
+    /// Limit in bytes.
     pub max_bytes: Option<u64>,
-    /// Longest wait of a get at the ceiling, in virtual time.
+    /// Longest wait of a request at the limit, in virtual time.
     pub wait: Duration,
-    /// Settings that few replays change.
-    pub others: OtherSettings,
-}
-
-/// Settings that few replays change; `None` stands for the default.
-#[derive(Debug, Clone, Default)]
-pub struct OtherSettings {
-    /// Bytes pinned at the start and kept.
-    pub reserve_bytes: Option<u64>,
-    /// Whether the pool may pin more than that.
-    pub growth: Option<bool>,
-    /// Most bytes kept idle; the inner `None` is no limit.
-    pub max_idle_bytes: Option<Option<u64>>,
+    /// Other settings, as variables with valid values.
+    pub variables: Vec<(String, String)>,
 }
 
 impl Default for Replay {
     fn default() -> Self {
-        Self {
-            preset: None,
-            source: SourceKind::default(),
-            rounding: None,
-            pool_size_limit: None,
-            auto_resize: None,
-            idle_timeout: None,
-            max_bytes: None,
-            wait: Duration::from_millis(100),
-            others: OtherSettings::default(),
-        }
+        let (source, variables) = Default::default();
+        Self { source, max_bytes: None, wait: Duration::from_millis(100), variables }
     }
 }
 
 impl Replay {
+    /// A replay under the settings that the workload was recorded with, as far as it can follow them, overridden by `variables`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`under`](Replay::under).
+    pub fn as_recorded(workload: &Workload, variables: &[(String, String)]) -> Result<Self, String> {
+        let sets_policy = variables.iter().any(|(name, _)| POLICY.contains(&&**name));
+        let is_set =
+            |name: &str| variables.iter().any(|(set, _)| set == name) || (sets_policy && POLICY.contains(&name));
+        let recorded = workload.recorded().iter().filter(|(name, _)| FOLLOWED.contains(&&**name) && !is_set(name));
+        Self::under(&recorded.chain(variables).cloned().collect::<Vec<_>>())
+    }
+
+    /// A replay under these variables, each with its value.
+    ///
+    /// # Errors
+    ///
+    /// A variable that a replay cannot follow, an invalid value, or settings that contradict each other; the text names it.
+    pub fn under(variables: &[(String, String)]) -> Result<Self, String> {
+        if let Some((name, _)) = variables.iter().find(|(name, _)| !FOLLOWED.contains(&&**name)) {
+            let followed = FOLLOWED.map(|name| name.trim_start_matches(env::PREFIX)).join(", ");
+            return Err(format!("{name} has no effect in a replay, which follows {followed}"));
+        }
+        let mut replay = Self { variables: variables.to_vec(), ..Self::default() };
+        let config = replay.config().map_err(|error| error.to_string())?;
+        let is_set = |name: &str| variables.iter().any(|(set, _)| set == name);
+        if is_set(WAIT) {
+            replay.wait = config.wait.unwrap_or(Duration::MAX);
+        }
+        if is_set(MAX_BYTES) {
+            replay.max_bytes = match config.max_bytes {
+                Limit::Bytes(bytes) => Some(bytes),
+                Limit::Auto => {
+                    return Err("PINPOOL_MAX_BYTES=auto depends on the machine; give a size or none".to_owned());
+                }
+                _ => None,
+            };
+        }
+        replay.variables.retain(|(name, _)| ![MAX_BYTES, WAIT].contains(&&**name));
+        Ok(replay)
+    }
+
+    fn builder(&self) -> Result<PoolBuilder, Error> {
+        let builder = Pool::builder().without_env();
+        self.variables.iter().try_fold(builder, |builder, (name, value)| builder.variable(name, value))
+    }
+
+    /// The other settings, with defaults for those that are not set.
+    ///
+    /// # Errors
+    ///
+    /// If they contradict each other.
+    pub fn config(&self) -> Result<Config, Error> {
+        self.builder()?.config()
+    }
+
     /// Replays all of `workload` on a new pool, then lets a minute pass.
     ///
     /// # Errors
     ///
-    /// If the settings contradict each other, or the workload requests more than any pool can provide.
+    /// If the workload requests more than any pool can provide.
     pub fn play(&self, workload: &Workload) -> Result<ReplayReport, TraceError> {
-        Ok(self.play_fully(workload, None)?.report)
+        self.play_watched(workload, None)
     }
 
-    /// Replays `workload` as [`play`](Replay::play) does; `watch` sees the pool on the way.
+    /// Replays `workload` as [`play`](Replay::play) does; `watch` observes the pool meanwhile.
     ///
     /// # Errors
     ///
     /// The errors of [`play`](Replay::play).
     pub fn play_watched(&self, workload: &Workload, watch: Option<Watch<'_>>) -> Result<ReplayReport, TraceError> {
-        Ok(self.play_fully(workload, watch)?.report)
-    }
-
-    /// Replays `workload` as [`play`](Replay::play) does, and also returns what TensorFlow's lines would say and what the
-    /// back-end was called for.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`play`](Replay::play).
-    pub fn play_with_lines(&self, workload: &Workload) -> Result<ReplayOutcome, TraceError> {
-        self.play_fully(workload, None)
-    }
-
-    fn play_fully(&self, workload: &Workload, watch: Option<Watch<'_>>) -> Result<ReplayOutcome, TraceError> {
         let clock = ManualClock::default();
         let checks = Arc::<Mutex<Checks>>::default();
         let (pool, ledger) = self.pool(clock.clone(), checks.clone())?;
         let player = Player::new(pool, clock, ledger, self.source, self.max_bytes, self.wait, watch);
-        let mut outcome = player.play(workload)?;
+        let mut report = player.play(workload)?;
         let checks = checks.lock();
-        (outcome.checks, outcome.last_lines) = (checks.count, checks.last.map(|last| last.to_string()));
-        Ok(outcome)
+        (report.checks, report.last_lines) = (checks.count, checks.last.map(|last| last.to_string()));
+        Ok(report)
     }
 
     /// A pool that reads neither the machine nor the environment nor the system's clock, so that two replays of a workload
-    /// end in the same words.
+    /// return the same texts.
     fn pool(&self, clock: ManualClock, checks: Arc<Mutex<Checks>>) -> Result<(Pool, Arc<Ledger>), TraceError> {
-        let sim = match self.source {
-            SourceKind::Virtual => SimSource::new(SimSource::DEFAULT_TOTAL_BYTES),
-            SourceKind::Discrete => SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES),
-        };
-        let (source, ledger) = PricedSource::new(sim);
-        let mut builder = Pool::builder()
-            .without_env()
+        let (source, ledger) = PricedSource::new(SimSource::of(self.source));
+        let builder = self
+            .builder()?
             .host_root(NO_MACHINE)
             .log_sampler(LogSampler::new())
             .clock(clock)
@@ -131,31 +156,6 @@ impl Replay {
             // Tickets wait instead of threads: no virtual time passes while a thread sleeps.
             .wait(Duration::ZERO)
             .on_full(OnFull::Error);
-        if let Some(preset) = self.preset {
-            builder = builder.preset(preset);
-        }
-        if let Some(rounding) = self.rounding {
-            builder = builder.rounding(rounding);
-        }
-        if let Some(buffers) = self.pool_size_limit {
-            builder = builder.pool_size_limit(buffers);
-        }
-        if let Some(yes) = self.auto_resize {
-            builder = builder.auto_resize(yes);
-        }
-        if let Some(idle_timeout) = self.idle_timeout {
-            builder = builder.idle_timeout(idle_timeout);
-        }
-        let OtherSettings { reserve_bytes, growth, max_idle_bytes } = self.others;
-        if let Some(bytes) = reserve_bytes {
-            builder = builder.reserve_bytes(bytes);
-        }
-        if let Some(yes) = growth {
-            builder = builder.growth(yes);
-        }
-        if let Some(max_bytes) = max_idle_bytes {
-            builder = builder.max_idle_bytes(max_bytes);
-        }
         Ok((builder.build()?, ledger))
     }
 }

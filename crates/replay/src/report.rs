@@ -60,14 +60,6 @@ pub struct ReplayReport {
     pub moved_bytes: u64,
     /// Bytes of the granules that were moved between gets, for a standing hole.
     pub prepared_bytes: u64,
-}
-
-/// A report, and what a comparison of settings prints beside it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ReplayOutcome {
-    /// The figures.
-    #[serde(flatten)]
-    pub report: ReplayReport,
     /// Calls that released memory.
     pub releases: u64,
     /// Bytes released by those calls.
@@ -86,36 +78,25 @@ pub struct ReplayOutcome {
     pub last_lines: Option<String>,
 }
 
-impl ReplayOutcome {
+impl ReplayReport {
     /// Gets that no idle buffer served.
     pub fn misses(&self) -> u64 {
-        self.report.gets.saturating_sub(self.report.front_hits)
+        self.gets.saturating_sub(self.front_hits)
     }
 
     /// Seconds in the back-end, with moves that take so many times what the replay takes for them.
     pub fn driver_seconds(&self, pin: CallCost, unpin: CallCost, move_scale: f64) -> f64 {
-        pin.seconds(self.report.page_locks, self.report.bytes_locked)
+        pin.seconds(self.page_locks, self.bytes_locked)
             + unpin.seconds(self.releases, self.released_bytes)
             + self.moving_ns as f64 / 1e9 * move_scale
     }
 }
 
-impl ReplayReport {
-    /// Peak pinned over peak requested; 0 if nothing was requested.
-    #[allow(clippy::cast_precision_loss)] // A ratio.
-    pub fn peak_ratio(&self) -> f64 {
-        if self.peak_requested_bytes == 0 {
-            return 0.0;
-        }
-        self.peak_pinned_bytes as f64 / self.peak_requested_bytes as f64
-    }
-}
-
 impl Workload {
     /// Why a recording cannot be replayed faithfully, by its replay under the settings that it was made with; `None` if it can be.
-    pub fn doubt(&self, as_recorded: &ReplayOutcome) -> Option<String> {
+    pub fn doubt(&self, as_recorded: &ReplayReport) -> Option<String> {
         let (recorded_us, replayed_us) = (self.ended_us, as_recorded.ended_us);
-        let late = as_recorded.report.fallbacks.saturating_sub(self.failed_gets());
+        let late = as_recorded.fallbacks.saturating_sub(self.failed_gets());
         let why = if self.is_closed() && late > 0 {
             let late = counted(late, "request");
             format!("with its own settings {late} of the replay time out, which did not when it was recorded")

@@ -11,7 +11,29 @@ use pinpool::SourceError;
 use pinpool::source::{PAGE_BYTES, Region, Source};
 use pinpool::unstable::backend::{AddressRange, RANGE_ALIGN_BYTES, VirtualMemory};
 
-/// Hands out addresses up to a stated total.
+/// Kinds of simulated memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum SourceKind {
+    /// One virtual range: a buffer may span granules that were pinned by different calls.
+    #[default]
+    #[value(name = "span")]
+    Virtual,
+    /// Separate regions: a buffer lies within one.
+    #[value(name = "walls")]
+    Discrete,
+}
+
+impl SourceKind {
+    /// Name in flags and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Virtual => "span",
+            Self::Discrete => "walls",
+        }
+    }
+}
+
+/// Provides addresses up to a fixed total.
 #[derive(Debug)]
 pub struct SimSource {
     next_id: AtomicU64,
@@ -38,6 +60,13 @@ impl SimSource {
     /// Makes the source as [`SimSource::new`] does, with discrete regions only.
     pub fn discrete(total_bytes: u64) -> Self {
         Self { has_virtual_memory: false, ..Self::new(total_bytes) }
+    }
+
+    pub(super) fn of(kind: SourceKind) -> Self {
+        match kind {
+            SourceKind::Virtual => Self::new(Self::DEFAULT_TOTAL_BYTES),
+            SourceKind::Discrete => Self::discrete(Self::DEFAULT_TOTAL_BYTES),
+        }
     }
 
     fn claim(&self, bytes: u64) -> Result<(), SourceError> {

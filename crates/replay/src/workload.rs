@@ -288,32 +288,6 @@ impl Workload {
         })
     }
 
-    /// Returns the workload with other sizes of gets, of which none becomes zero.
-    ///
-    /// # Errors
-    ///
-    /// If the bytes held pass 2^64.
-    pub fn resized(&self, size: impl Fn(u64) -> u64) -> Result<Self, TraceError> {
-        let mut resized = Self { lines: Vec::new(), totals: WorkloadTotals::default(), ..self.clone() };
-        let size = |bytes: usize| usize::try_from(size(bytes as u64).max(u64::from(bytes > 0))).unwrap_or(usize::MAX);
-        for &(line, operation) in &self.lines {
-            let operation = match operation {
-                TraceOp::Get { id, bytes, align } => TraceOp::Get { id, bytes: size(bytes), align },
-                TraceOp::Steps { count, bytes, step } => {
-                    TraceOp::Steps { count, bytes: size(bytes), step: if step == 0 { 0 } else { size(step) } }
-                }
-                other => other,
-            };
-            resized.add(line, operation)?;
-        }
-        for step in resized.threads.iter_mut().flatten().flatten() {
-            if let TraceOp::Get { bytes, .. } = &mut step.operation {
-                *bytes = size(*bytes);
-            }
-        }
-        Ok(resized)
-    }
-
     /// Gets of more than zero bytes.
     pub fn gets(&self) -> u64 {
         self.totals.gets

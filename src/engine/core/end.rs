@@ -71,6 +71,7 @@ impl Core {
     fn close(&self) {
         let begun = Instant::now();
         self.await_copies();
+        self.record_last_snapshot();
         let Ended { swept, abandoned, recovered, failed } = self.in_flight.end();
         self.complete(swept);
         self.recover(recovered);

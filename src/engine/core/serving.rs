@@ -1,7 +1,6 @@
 //! The pool's statistics on a socket, if `PINPOOL_SOCKET` asks for it.
 
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 use pinpool_observe::stats_socket::{self, Shown};
 
@@ -31,8 +30,7 @@ impl Shown for Core {
         // For `pinpool top --once`, in the words that a program prints.
         object["table"] = stats.to_string().into();
         object["dump"] = self.dump_of(&stats, None).to_string().into();
-        let in_queue = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
-        object["waiting_seconds"] = in_queue.as_secs_f64().into();
+        object["snapshot"] = serde_json::json!(self.snapshot());
         object["owners"] = owners.iter().take(OWNERS_MAX).map(owner).collect();
         object
     }

@@ -11,7 +11,7 @@ const ASKED_AT_ONCE: usize = 64;
 
 impl Core {
     /// Completes copies and does what is due; what the maintenance thread prepares only where there is none.
-    pub(crate) fn poll(&self) {
+    pub(crate) fn maintain(&self) {
         self.ask_again(usize::MAX);
         self.backing().release_refused();
         self.look();
@@ -69,6 +69,10 @@ impl Core {
             self.shortage.end_if_calm(&self.log, now_us);
         }
         if self.in_flight.count() > 0 {
+            // The thread looks several times a second: while it did not, the process was stopped, and no copy was seen to end.
+            if self.thread.is_some() && tick.late_us > LATE_US {
+                self.in_flight.leave_out(tick.late_us, now_us);
+            }
             let stuck = self.in_flight.newly_stuck(now_us, STUCK_AFTER);
             let log = |PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream);
             stuck.into_iter().for_each(log);

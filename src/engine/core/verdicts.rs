@@ -8,6 +8,7 @@ use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 use super::Core;
+use crate::driver;
 use crate::dump::Owner;
 use crate::quota::Level;
 use crate::size_class::Class;
@@ -44,11 +45,19 @@ impl Core {
             return;
         }
         // Another thread that looks is enough.
-        let Some(true) = self.verdicts.judge.try_lock().map(|judge| judge.is_due(now_us)) else { return };
+        let Some(is_due) = self.verdicts.judge.try_lock().map(|judge| judge.is_due(now_us)) else { return };
+        let is_recorded = self.recorder().is_some_and(|recorder| recorder.wants_snapshot(now_us));
+        if !is_due && !is_recorded {
+            return;
+        }
         // Under no lock: it may read files, to name where buffers were got.
         let snapshot = self.snapshot();
         let Some(mut judge) = self.verdicts.judge.try_lock() else { return };
-        if judge.look(now_us, snapshot).is_none() {
+        let has_ended = judge.look(now_us, snapshot.clone()).is_some();
+        if let Some(recorder) = self.recorder().filter(|_| has_ended || is_recorded) {
+            recorder.snapshot(now_us, snapshot);
+        }
+        if !has_ended {
             return;
         }
         self.verdicts.failure.lock().take();
@@ -63,18 +72,19 @@ impl Core {
         }
     }
 
+    /// Records the state of a pool that ends.
+    pub(super) fn record_last_snapshot(&self) {
+        if let Some(recorder) = self.recorder() {
+            recorder.snapshot(self.time.now_us(), self.snapshot());
+        }
+    }
+
     /// The judgement of the last window, or of the time so far.
     pub(crate) fn why(&self) -> Judgement {
         let (now_us, snapshot) = (self.time.coarse_us(), self.snapshot());
-        // In a child of `fork` a thread that does not exist here may hold the locks.
-        let (is_forked, unknown) = (self.is_forked(), Judge::default());
-        let judge = if is_forked { None } else { self.verdicts.judge.try_lock() };
-        let judge = judge.as_deref().unwrap_or(&unknown);
-        let failure = if is_forked { None } else { self.verdicts.failure.lock().clone() };
-        match failure.filter(|_| !judge.latest().is_some_and(|latest| latest.is_alarm)) {
-            Some((cause, likely)) => judge.why(now_us, &snapshot).of_failure(cause, likely),
-            None => judge.why(now_us, &snapshot),
-        }
+        // In a child of `fork` a thread that does not exist here may hold the lock.
+        let judge = if self.is_forked() { None } else { self.verdicts.judge.try_lock() };
+        judge.as_deref().unwrap_or(&Judge::default()).why(now_us, &snapshot)
     }
 
     /// The judgement of the last window, if there was one and no thread judges now.
@@ -82,7 +92,8 @@ impl Core {
         if self.is_forked() { None } else { self.verdicts.judge.try_lock()?.latest().cloned() }
     }
 
-    fn snapshot(&self) -> Snapshot {
+    /// What the judge sees now.
+    pub(crate) fn snapshot(&self) -> Snapshot {
         let (stats, is_direct) = (self.stats(), !self.backing().has_arena());
         let needed_bytes = self.verdicts.needed_bytes.load(Ordering::Relaxed);
         // A wait counts while it lasts, not in the window that it ends in.
@@ -125,8 +136,9 @@ impl Core {
             in_flight_bytes: stats.copies.in_flight_bytes,
             idle_bytes: stats.memory.idle_bytes,
             free_bytes: stats.memory.free_bytes + stats.memory.transit_bytes + stats.memory.overhead_bytes,
+            fallback_bytes: stats.memory.fallback_bytes,
             needed_bytes,
-            limit: has_limit.then_some(limit),
+            limit: has_limit.then_some(limit.into()),
             max_bytes: stats.limits.max_bytes,
             others_bytes: stats.limits.shared.as_ref().map(|ledger| ledger.others_bytes),
             // Under `adaptive` an eviction gives memory to the arena, and costs no driver call.
@@ -136,6 +148,8 @@ impl Core {
             oldest_copy_stream: stats.copies.oldest_stream,
             copies: stats.copies.time.count() + stats.copies.in_flight,
             is_pinned: stats.is_pinned,
+            has_driver: driver::is_loaded(),
+            failure: if self.is_forked() { None } else { self.verdicts.failure.lock().clone() },
             holders: self.owners_of(&stats).iter().map(holder).collect(),
         }
     }

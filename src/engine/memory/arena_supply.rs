@@ -23,7 +23,7 @@ use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
 use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::PressureWatch;
-use super::progress::BackgroundPinning;
+use super::progress::Reserve;
 use super::shape::{GrowthShape, arena_over, held};
 use super::supply::{PoolView, Supply};
 use super::watch::MappingWatch;
@@ -69,7 +69,7 @@ pub(crate) struct ArenaSupply {
     pub(super) is_releasing: AtomicBool,
     /// Requests that are after new memory: a reserve waits for them.
     pub(super) getting: AtomicU64,
-    pub(super) background: BackgroundPinning,
+    pub(super) reserve: Reserve,
 }
 
 impl std::fmt::Debug for ArenaSupply {
@@ -124,7 +124,7 @@ impl ArenaSupply {
             pressure: PressureWatch::new(pressure),
             is_releasing: AtomicBool::new(false),
             getting: AtomicU64::new(0),
-            background: BackgroundPinning::default(),
+            reserve: Reserve::default(),
         })
     }
 
@@ -158,11 +158,11 @@ impl ArenaSupply {
         let books = self.books();
         let (reserve_bytes, largest_reserve_bytes) = books.reserve_bytes();
         let room_bytes = self.budget.highest_claim_bytes().saturating_sub(reserve_bytes);
-        let background_bytes = books.background_reserve_bytes();
+        let to_come_bytes = books.reserve_in_granules();
         drop(books);
         let GrowthShape { sizes, is_discrete, .. } = self.shape;
         let fits_by_growth = self.grown_bytes(bytes) <= room_bytes;
-        let fits_by_reserve = !is_discrete && sizes.up(bytes) <= background_bytes.min(room_bytes);
+        let fits_by_reserve = !is_discrete && sizes.up(bytes) <= to_come_bytes.min(room_bytes);
         bytes <= largest_reserve_bytes || fits_by_growth && (self.settings.may_grow || fits_by_reserve)
     }
 

@@ -23,12 +23,10 @@ use crate::backend::{PAGE_BYTES, SourceError};
 use crate::quota::{Budget, Claim, QuotaExceeded};
 use crate::stats::{SourceCalls, Stats};
 
-mod background;
 mod claims;
 mod reserve;
 
-use background::BackgroundReserve;
-pub(in crate::engine) use background::NextStep;
+pub(in crate::engine) use reserve::Step;
 
 /// Time between a step towards a standing hole that failed and the next one.
 const PREPARE_AFTER_FAILURE_US: u64 = 1_000_000;
@@ -60,7 +58,8 @@ pub(in crate::engine) struct Books {
     /// What the system holds for the reserves beyond their bytes.
     reserve_overhead_bytes: u64,
     largest_reserve_bytes: u64,
-    background: BackgroundReserve,
+    /// All that was requested as a reserve.
+    requested_bytes: u64,
     peak_bytes: u64,
     next_id: u64,
     smaller_regions: u64,
@@ -85,7 +84,7 @@ impl Books {
             reserve_bytes: 0,
             reserve_overhead_bytes: 0,
             largest_reserve_bytes: 0,
-            background: BackgroundReserve::default(),
+            requested_bytes: 0,
             peak_bytes: 0,
             next_id: 0,
             smaller_regions: 0,
@@ -361,7 +360,7 @@ impl Books {
 
     /// Plans the release of everything that is free.
     pub(in crate::engine) fn plan_release_all(&mut self) -> Option<Plan> {
-        self.background = BackgroundReserve::default();
+        self.requested_bytes = self.reserve_bytes;
         self.arena.keep_nothing();
         self.arena.release_down_to(0)
     }
@@ -397,8 +396,7 @@ impl Books {
         stats.memory.free_bytes = arena.hole_bytes;
         stats.memory.transit_bytes = arena.transit_bytes;
         stats.memory.overhead_bytes = arena.overhead_bytes + self.reserve_overhead_bytes;
-        stats.memory.reserve_bytes = self.pinned_reserve_bytes();
-        stats.memory.reserve_target_bytes = self.asked_reserve_bytes();
+        (stats.memory.reserve_bytes, stats.memory.reserve_target_bytes) = self.reserve_progress();
         stats.memory.awaiting_release_bytes = self.overdue_bytes.min(self.arena.releasable_bytes());
         stats.memory.smaller_regions = self.smaller_regions;
         stats.memory.mappings = arena.mappings;

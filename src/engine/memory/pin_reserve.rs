@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
-use super::books::NextStep;
+use super::books::Step;
 use super::shape::{Mapping, held};
 use super::slices::{Place, Progress, Slices};
 use crate::backend::SourceError;
@@ -18,16 +18,6 @@ const REGION_BYTES: u64 = 64 << 20;
 
 /// A step waits no longer for calls of other threads.
 const STEP_PATIENCE: Duration = Duration::from_millis(100);
-
-/// What became of a step.
-pub(in crate::engine) enum Step {
-    Made,
-    /// The pool or the process ends, or another thread makes one.
-    NotNow,
-    /// All is there.
-    Done,
-    NoRoom(u64),
-}
 
 impl ArenaSupply {
     /// Pins `bytes` and keeps them until the end (policy-R10), in ranges of their own, in slices of this length if there is one.
@@ -95,9 +85,9 @@ impl ArenaSupply {
         settled.or_else(no_range).map(|start| Place(start, len))
     }
 
-    /// Makes one step of a reserve that is pinned step by step. `refusal` is asked as by
+    /// One step: granules, or a region if the source has no virtual memory. `refusal` is called as by
     /// [`add_reserve`](Self::add_reserve). A slow call.
-    pub(in crate::engine) fn commit_step(
+    pub(super) fn commit_step(
         &self,
         (now_us, has_copies): (u64, bool),
         refusal: impl FnOnce(u64) -> Option<Refusal>,
@@ -107,14 +97,10 @@ impl ArenaSupply {
 
     fn granule_step(&self, now_us: u64) -> Result<Step, SourceError> {
         let mut books = self.books();
-        let plan = match books.plan_reserve_step(STEP_BYTES) {
-            NextStep::Plan(plan) => plan,
-            NextStep::Done => return Ok(Step::Done),
-            NextStep::NoRoom(lacks_bytes) => return Ok(Step::NoRoom(lacks_bytes)),
-            NextStep::NoAddresses => {
-                let remedy = self.shape.address_remedy.unwrap_or("reserve less, or raise PINPOOL_MAX_BYTES");
-                return Err(SourceError::new("arena", "no addresses are left for the reserve").with_remedy(remedy));
-            }
+        let remedy = self.shape.address_remedy.unwrap_or("reserve less, or raise PINPOOL_MAX_BYTES");
+        let plan = match books.plan_reserve_step(STEP_BYTES, remedy)? {
+            Ok(plan) => plan,
+            Err(step) => return Ok(step),
         };
         let until = Instant::now() + STEP_PATIENCE;
         self.carry_out(books, plan, (None, until), |books, plan, executed| {
@@ -130,7 +116,7 @@ impl ArenaSupply {
         refusal: impl FnOnce(u64) -> Option<Refusal>,
     ) -> Result<Step, SourceError> {
         let books = self.books();
-        let (to_come, is_first) = (books.reserve_to_come(), books.pinned_reserve_bytes() == 0);
+        let (to_come, is_first) = (books.reserve_to_come(), books.reserve_progress().0 == 0);
         let is_unused = books.is_closed();
         drop(books);
         if to_come == 0 || is_unused {
@@ -141,13 +127,10 @@ impl ArenaSupply {
         match self.add_reserve((bytes, None), &|_| (), || refusal(bytes)) {
             Ok(places) => {
                 let pinned_bytes = places.iter().map(|&Place(_, len)| len as u64).sum();
-                self.books().note_reserve_region(pinned_bytes);
+                self.books().requested_once(pinned_bytes);
             }
             Err(Refusal::Source(error)) => return Err(error),
-            Err(Refusal::Over { .. } | Refusal::Line { .. }) => {
-                let next = self.books().without_room(bytes);
-                return Ok(if matches!(next, NextStep::Done) { Step::Done } else { Step::NoRoom(bytes) });
-            }
+            Err(Refusal::Over { .. } | Refusal::Line { .. }) => return Ok(self.books().without_room(bytes)),
         }
         if self.books().is_unused() {
             // The pool has ended meanwhile, and found this region on its way.

@@ -9,7 +9,7 @@ use pinpool_os::sync::plain::{Condvar, Mutex};
 
 /// The pinning of a reserve while the pool is in use.
 #[derive(Debug, Default)]
-pub(super) struct BackgroundPinning {
+pub(super) struct Reserve {
     pub(super) progress: Mutex<Progress>,
     /// Notified when the progress changes.
     pub(super) changed: Condvar,

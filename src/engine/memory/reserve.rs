@@ -10,7 +10,7 @@
 //!
 //! A thread of its own, one for each arena that has something to pin, since a step may take as long as a driver likes: the
 //! maintenance thread looks after all pools of the process. It holds no reference to the arena between two steps, and is no
-//! thread that a `fork` copies. Without a maintenance thread (`background_poll(false)`) each `Pool::poll` makes one step.
+//! thread that a `fork` copies. Without a maintenance thread (`background_thread(false)`) each `Pool::maintain` makes one step.
 //!
 //! - **background-I1**: one thread makes a step at a time, and none after `cancel_reserve` has returned.
 
@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
-use super::pin_reserve::Step;
-use super::progress::{BackgroundPinning, Begin};
+use super::books::Step;
+use super::progress::{Begin, Reserve};
 use super::slices::Place;
 use super::supply::Supply;
 use crate::arena::RANGE_BYTES_MAX;
@@ -71,23 +71,23 @@ impl ArenaSupply {
             return Err(Refusal::Source(SourceError::new("arena", what)));
         }
         let mut books = self.books();
-        if !books.ask_reserve(bytes) {
+        if !books.request_reserve(bytes) {
             return Err(Refusal::Over { needed_bytes: bytes, over: books.budget().full(bytes) });
         }
-        let pinned_bytes = books.pinned_reserve_bytes();
+        let pinned_bytes = books.reserve_progress().0;
         drop(books);
-        let mut progress = self.background.progress.lock();
+        let mut progress = self.reserve.progress.lock();
         let is_first = progress.begun.is_none();
         progress.begun.get_or_insert(Begin { at: Instant::now(), now_us, pinned_bytes });
         (progress.stopped, progress.lacks_bytes, progress.reported) = (None, None, 0);
         progress.has_told_lack = false;
         drop(progress);
         if is_first && let Err(error) = self.step(now_us) {
-            self.books().ask_less(bytes);
-            self.background.progress.lock().begun = None;
+            self.books().request_less(bytes);
+            self.reserve.progress.lock().begun = None;
             return Err(Refusal::Source(error));
         }
-        let (pinned_bytes, asked_bytes) = self.reserve_progress();
+        let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
         self.log.reserve_begun(pinned_bytes, asked_bytes);
         if self.books().reserve_to_come() == 0 {
             self.note_done()
@@ -97,24 +97,18 @@ impl ArenaSupply {
         Ok(())
     }
 
-    /// Bytes of all reserves that are there, and that were asked for.
-    fn reserve_progress(&self) -> (u64, u64) {
-        let books = self.books();
-        (books.pinned_reserve_bytes(), books.asked_reserve_bytes())
-    }
-
     /// Whether some of the reserve waits for room under the ceiling.
     pub(in crate::engine) fn reserve_waits(&self) -> bool {
-        let progress = self.background.progress.lock();
+        let progress = self.reserve.progress.lock();
         progress.lacks_bytes.is_some() && !progress.is_cancelled
     }
 
     /// When all will be there, at the rate so far; `None` where nothing is under way, or its rate is not known yet.
     pub(super) fn reserve_eta(&self) -> Option<Duration> {
-        let progress = self.background.progress.lock();
+        let progress = self.reserve.progress.lock();
         let begun = progress.begun.filter(|_| progress.stopped.is_none() && progress.lacks_bytes.is_none())?;
         drop(progress);
-        let (pinned_bytes, asked_bytes) = self.reserve_progress();
+        let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
         let done_bytes = u128::from(pinned_bytes.checked_sub(begun.pinned_bytes).filter(|&bytes| bytes > 0)?);
         let left_bytes = u128::from(asked_bytes.saturating_sub(pinned_bytes));
         let micros = begun.at.elapsed().as_micros().saturating_mul(left_bytes) / done_bytes;
@@ -123,7 +117,7 @@ impl ArenaSupply {
 
     /// Goes on with a reserve that waits for room, if there is some now.
     pub(in crate::engine) fn resume_reserve(self: &Arc<Self>, now_us: u64) {
-        let Some(lacks_bytes) = self.background.progress.lock().lacks_bytes else { return };
+        let Some(lacks_bytes) = self.reserve.progress.lock().lacks_bytes else { return };
         let books = self.books();
         let (is_there, could_go_on) = (books.reserve_to_come() == 0, books.could_go_on(lacks_bytes));
         drop(books);
@@ -131,7 +125,7 @@ impl ArenaSupply {
             // Gets have pinned the rest.
             self.note_done();
         } else if could_go_on {
-            self.background.progress.lock().lacks_bytes = None;
+            self.reserve.progress.lock().lacks_bytes = None;
             self.start_reserve_thread(now_us);
         }
     }
@@ -143,14 +137,14 @@ impl ArenaSupply {
 
     /// The time, by the clock of the pool, while a reserve is under way.
     fn reserve_now_us(&self) -> u64 {
-        let begun = self.background.progress.lock().begun;
+        let begun = self.reserve.progress.lock().begun;
         begun.map_or(0, |begun| {
             begun.now_us.saturating_add(u64::try_from(begun.at.elapsed().as_micros()).unwrap_or(u64::MAX))
         })
     }
 
     fn start_reserve_thread(self: &Arc<Self>, now_us: u64) {
-        let mut progress = self.background.progress.lock();
+        let mut progress = self.reserve.progress.lock();
         if !self.settings.background_thread || progress.has_thread || progress.is_cancelled {
             return;
         }
@@ -171,12 +165,12 @@ impl ArenaSupply {
         while let Some(supply) = supply.upgrade() {
             supply.give_way_to_gets();
             if !supply.reserve_turn(supply.reserve_now_us()) {
-                let mut progress = supply.background.progress.lock();
+                let mut progress = supply.reserve.progress.lock();
                 // Asked for more meanwhile: goes on.
                 if progress.is_over() || supply.books().reserve_to_come() == 0 {
                     progress.has_thread = false;
                     drop(progress);
-                    supply.background.changed.notify_all();
+                    supply.reserve.changed.notify_all();
                     return;
                 }
                 drop(progress);
@@ -201,7 +195,7 @@ impl ArenaSupply {
             self.note_done();
             return false;
         }
-        if self.background.progress.lock().stopped.is_some() {
+        if self.reserve.progress.lock().stopped.is_some() {
             return false;
         }
         match self.step(now_us) {
@@ -218,28 +212,28 @@ impl ArenaSupply {
             Ok(Step::NotNow) => {}
             Ok(Step::Done) => self.note_done(),
             Ok(Step::NoRoom(lacks_bytes)) => {
-                let mut progress = self.background.progress.lock();
+                let mut progress = self.reserve.progress.lock();
                 progress.lacks_bytes = Some(lacks_bytes);
                 let is_told = std::mem::replace(&mut progress.has_told_lack, true);
                 drop(progress);
                 if !is_told {
-                    let (pinned_bytes, asked_bytes) = self.reserve_progress();
+                    let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
                     self.log.reserve_waits(pinned_bytes, asked_bytes, self.budget().max_bytes());
                 }
                 // What was given back before was told nobody.
                 if self.want_of_ledger(|_, lacking_bytes| lacking_bytes) && self.books().could_go_on(lacks_bytes) {
-                    self.background.progress.lock().lacks_bytes = None;
+                    self.reserve.progress.lock().lacks_bytes = None;
                     return true;
                 }
             }
             Err(error) => {
-                self.background.progress.lock().stopped = Some(error.clone());
+                self.reserve.progress.lock().stopped = Some(error.clone());
                 self.want_of_ledger(|_, _| 0);
-                let (pinned_bytes, asked_bytes) = self.reserve_progress();
+                let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
                 self.log.reserve_stopped(pinned_bytes, asked_bytes, &error);
             }
         }
-        self.background.changed.notify_all();
+        self.reserve.changed.notify_all();
         false
     }
 
@@ -253,7 +247,7 @@ impl ArenaSupply {
         }
         let lacking_bytes = books.reserve_to_come().min(books.budget().own_room_bytes());
         drop(books);
-        let progress = self.background.progress.lock();
+        let progress = self.reserve.progress.lock();
         let before_bytes = progress.want.bytes();
         let now_bytes = if progress.is_cancelled { 0 } else { change(before_bytes, lacking_bytes) };
         // Under the lock: two changes reach the ledger in their order. A reserve stays, so others give what is idle alone.
@@ -262,28 +256,28 @@ impl ArenaSupply {
     }
 
     fn report_progress(&self) {
-        let (pinned_bytes, asked_bytes) = self.reserve_progress();
+        let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
         let reached = u128::from(pinned_bytes) * REPORTS / u128::from(asked_bytes.max(1));
-        let mut progress = self.background.progress.lock();
+        let mut progress = self.reserve.progress.lock();
         let is_new = reached > progress.reported && reached < REPORTS;
         progress.reported = progress.reported.max(reached);
         drop(progress);
         if is_new {
             self.log.reserving(pinned_bytes, asked_bytes, self.reserve_eta());
         }
-        self.background.changed.notify_all();
+        self.reserve.changed.notify_all();
     }
 
     /// All is there: says so once.
     fn note_done(&self) {
-        let mut progress = self.background.progress.lock();
+        let mut progress = self.reserve.progress.lock();
         let begun = progress.begun.take();
         progress.lacks_bytes = None;
         drop(progress);
         self.want_of_ledger(|_, _| 0);
-        self.background.changed.notify_all();
+        self.reserve.changed.notify_all();
         let Some(begun) = begun else { return };
-        let (pinned_bytes, _) = self.reserve_progress();
+        let (pinned_bytes, _) = self.books().reserve_progress();
         let done_bytes = pinned_bytes.saturating_sub(begun.pinned_bytes);
         self.log.reserve_done(done_bytes, begun.at.elapsed(), self.source().numa_node());
     }
@@ -291,16 +285,16 @@ impl ArenaSupply {
     /// No more steps: the pool ends. Waits for the one that is being made.
     pub(in crate::engine) fn cancel_reserve(&self) {
         let until = Instant::now() + CANCEL_PATIENCE;
-        let mut progress = self.background.progress.lock();
+        let mut progress = self.reserve.progress.lock();
         progress.is_cancelled = true;
         // A log sink or a waker that the step calls may be what ends the pool.
         let is_other = |stepper: ThreadId| stepper != thread::current().id();
         while progress.stepper.is_some_and(is_other) && Instant::now() < until {
-            (progress, _) = self.background.changed.wait_until(progress, until);
+            (progress, _) = self.reserve.changed.wait_until(progress, until);
         }
         drop(progress);
         self.want_of_ledger(|_, _| 0);
-        self.background.changed.notify_all();
+        self.reserve.changed.notify_all();
     }
 
     /// Waits until all of the reserve is there, by `until`. Without a thread of the reserve, makes the steps.
@@ -309,7 +303,7 @@ impl ArenaSupply {
             if self.books().reserve_to_come() == 0 {
                 return ReserveWait::Pinned;
             }
-            let progress = self.background.progress.lock();
+            let progress = self.reserve.progress.lock();
             if let Some(error) = &progress.stopped {
                 return ReserveWait::Stopped(error.clone());
             }
@@ -324,7 +318,7 @@ impl ArenaSupply {
             }
             // Looks again now and then: what gets commit is a part of the reserve and tells nobody.
             let slice = until.min(Instant::now() + PATIENCE_FOR_GETS);
-            drop(self.background.changed.wait_until(progress, slice));
+            drop(self.reserve.changed.wait_until(progress, slice));
         }
     }
 
@@ -352,21 +346,21 @@ impl ArenaSupply {
         // Until the step has ended: a log sink may end the pool.
         let _deferral = diag::defer();
         let call = MaintenanceThread::of_process().enter();
-        let mut progress = self.background.progress.lock();
+        let mut progress = self.reserve.progress.lock();
         progress.is_cancelled |= call.is_none();
         if progress.is_cancelled || progress.stepper.is_some() {
             return Ok(Step::NotNow);
         }
         progress.stepper = Some(thread::current().id());
         drop(progress);
-        let _end = EndOfStep(&self.background);
+        let _end = EndOfStep(&self.reserve);
         let has_copies = self.pool().is_some_and(|pool| pool.has_copies());
         self.commit_step((now_us, has_copies), |bytes| self.refusal_for_line(bytes))
     }
 }
 
 /// Ends a step when it is dropped, also by a panic of a log sink.
-struct EndOfStep<'arena>(&'arena BackgroundPinning);
+struct EndOfStep<'arena>(&'arena Reserve);
 
 impl Drop for EndOfStep<'_> {
     fn drop(&mut self) {

@@ -2,8 +2,7 @@
 
 The keys and their order are those of PyTorch 2.14 and 2.15, where
 `_record_memory_history(record_pinned_host_memory=True)` adds `host_segments` and `host_traces`.
-Run it in this folder: `python3 generate.py`. `host.trace` is the trace of the same history as
-`host.4.pickle`.
+Run it in this folder: `python3 generate.py`.
 """
 
 import pickle

@@ -200,7 +200,7 @@ fn search(
     let level = log::max_level();
     log::set_max_level(log::LevelFilter::Off);
     let advice = Replay::as_recorded(workload, &[]).map_err(Into::into).and_then(|replay| {
-        let doubt = if workload.is_closed() { workload.doubt(&replay.play_with_lines(workload)?) } else { None };
+        let doubt = if workload.is_closed() { workload.doubt(&replay.play(workload)?) } else { None };
         doubt.map_or_else(|| Search::new(workload, fixed, headroom, progress).advise(), |doubt| Err(doubt.into()))
     });
     log::set_max_level(level);
@@ -220,7 +220,7 @@ pub(crate) fn recommendation(workload: &Workload) -> Result<Vec<String>, Box<dyn
     let both = [&advice.as_given, &better.cost];
     let [lost, lost_then] = both.map(|cost| cost.lost_seconds);
     let [end, end_then] = both.map(|cost| cost.outcome.ended_us as f64 / 1e6);
-    let [peak, peak_then] = both.map(|cost| mib(cost.outcome.report.peak_pinned_bytes));
+    let [peak, peak_then] = both.map(|cost| mib(cost.outcome.peak_pinned_bytes));
     let mut lines = vec![format!(
         "to do: set what follows; replayed: {lost:.3} s lost -> {lost_then:.3} s; ends after {end:.1} s -> {end_then:.1} s; \
          peak {peak} MiB -> {peak_then} MiB"
@@ -235,7 +235,7 @@ fn why_kept(Advice { as_given, frontier, grows, .. }: &Advice) -> String {
     let least = frontier.iter().min_by(|one, other| one.lost_seconds.total_cmp(&other.lost_seconds));
     match least.filter(|point| point.lost_seconds < lost) {
         _ if *grows => GROWS.to_owned(),
-        _ if as_given.outcome.report.waits == 0 => NO_GAIN.to_owned(),
+        _ if as_given.outcome.waits == 0 => NO_GAIN.to_owned(),
         Some(point) => {
             let (left, limit) = (point.lost_seconds, point.max_bytes);
             format!(
@@ -281,7 +281,7 @@ fn in_words(advice: &Advice, recorded: Option<&Lost>, settings: &Settings) -> St
         None => format!("\nkeep what you have: {}\n", why_kept(advice)),
         Some(Better { smallest_max_bytes: None, .. }) => format!("\nno limit is advised: {GROWS}\n"),
         Some(Better { smallest_max_bytes: Some(smallest), cost, .. }) => {
-            let max_bytes = cost.outcome.report.max_bytes.unwrap_or(*smallest);
+            let max_bytes = cost.outcome.max_bytes.unwrap_or(*smallest);
             let percent = 100.0 * (max_bytes as f64 / *smallest as f64 - 1.0);
             format!("\nthe limit is {percent:.0} % above the smallest that costs no more and adds no waits\n")
         }

@@ -110,7 +110,7 @@ impl<'a> Search<'a> {
         let as_given = Column { set: "as given".to_owned(), ..self.play(self.workload, &given)? };
         let grows = self.workload.grows();
         let (mut tried, mut bases) = (Vec::new(), Vec::new());
-        for settings in self.choices(&given, &as_given, grows) {
+        for settings in self.choices(&given, &as_given, grows)? {
             let cost = Column { set: text_of(&settings), ..self.play(self.workload, &self.under(&settings)?)? };
             tried.push(cost.clone());
             if self.gains(&settings, &cost, &as_given) && self.is_better(&cost, &as_given) {
@@ -119,7 +119,7 @@ impl<'a> Search<'a> {
         }
         bases.sort_by(|(_, one), (_, other)| one.lost_seconds.total_cmp(&other.lost_seconds));
         // A full pool needs a higher limit first. Otherwise a lower one saves memory if no other setting saves time.
-        let (at, limit_alone) = match as_given.outcome.report.waits > 0 && self.workload.is_closed() {
+        let (at, limit_alone) = match as_given.outcome.waits > 0 && self.workload.is_closed() {
             true => (0, self.play(self.workload, &Replay { max_bytes: None, ..given.clone() })?),
             false => (bases.len(), as_given.clone()),
         };
@@ -161,13 +161,13 @@ impl<'a> Search<'a> {
     }
 
     /// Settings to try in addition to the given ones: each keeps memory pinned.
-    fn choices(&self, given: &Replay, as_given: &Column, grows: bool) -> Vec<Settings> {
-        let is_adaptive = given.preset.is_none_or(|preset| preset == Preset::Adaptive);
-        let reserve = (RESERVE, as_given.outcome.report.peak_pinned_bytes.to_string());
+    fn choices(&self, given: &Replay, as_given: &Column, grows: bool) -> Found<Vec<Settings>> {
+        let is_adaptive = given.config()?.preset == Preset::Adaptive;
+        let reserve = (RESERVE, as_given.outcome.peak_pinned_bytes.to_string());
         let choices = [(IDLE_TIMEOUT, "none".to_owned()), reserve].into_iter();
         let is_free = |name: &str| !self.fixed.iter().any(|(fixed, _)| fixed == name);
         let is_open = |name: &str| is_adaptive && is_free(name) && !(grows && name == RESERVE);
-        choices.filter(|(name, _)| is_open(name)).map(|choice| vec![choice]).collect()
+        Ok(choices.filter(|(name, _)| is_open(name)).map(|choice| vec![choice]).collect())
     }
 
     /// Whether these settings save enough, even if all pin calls were as short as the shortest. A reserve pins the same bytes at the
@@ -189,15 +189,14 @@ impl<'a> Search<'a> {
 
     /// Whether `cost` is no worse than the cost of the given settings.
     fn is_better(&self, cost: &Column, as_given: &Column) -> bool {
-        let loses_more = cost.lost_seconds > as_given.lost_seconds
-            || cost.outcome.report.fallbacks > as_given.outcome.report.fallbacks;
+        let loses_more =
+            cost.lost_seconds > as_given.lost_seconds || cost.outcome.fallbacks > as_given.outcome.fallbacks;
         // Waits depend on how threads meet: a program without waits is given none.
-        if loses_more || (as_given.outcome.report.waits == 0 && cost.outcome.report.waits > 0) {
+        if loses_more || (as_given.outcome.waits == 0 && cost.outcome.waits > 0) {
             return false;
         }
-        let is_larger = cost.outcome.report.peak_pinned_bytes as f64
-            > as_given.outcome.report.peak_pinned_bytes as f64 * MORE_MEMORY;
-        if is_larger && as_given.outcome.report.waits > 0 && self.workload.is_closed() {
+        let is_larger = cost.outcome.peak_pinned_bytes as f64 > as_given.outcome.peak_pinned_bytes as f64 * MORE_MEMORY;
+        if is_larger && as_given.outcome.waits > 0 && self.workload.is_closed() {
             // Threads that wait in front of a slow consumer lose nothing: the end decides.
             return (cost.outcome.ended_us as f64) < as_given.outcome.ended_us as f64 * (1.0 - EARLIER);
         }
@@ -217,7 +216,7 @@ impl<'a> Search<'a> {
         // A part of the gain may be traded for less memory, but nothing that the given settings achieve.
         let gain = (as_given.lost_seconds - base.lost_seconds).max(0.0);
         let enough = (base.lost_seconds + gain * GAIN).min(as_given.lost_seconds);
-        let is_faster = (!settings.is_empty() || as_given.outcome.report.waits > 0) && self.workload.is_closed();
+        let is_faster = (!settings.is_empty() || as_given.outcome.waits > 0) && self.workload.is_closed();
         let ends = |hurried: &Column, calls: &Column| hurried.outcome.ended_us as f64 / 1e6 + calls.driver_seconds;
         let before = if is_faster { ends(&self.play(&self.hurried, given)?, as_given) } else { 1.0 };
         let mut suffices = |max_bytes: u64| -> Found<Option<Column>> {
@@ -229,7 +228,7 @@ impl<'a> Search<'a> {
             }
             if is_faster {
                 let hurried = self.play(&self.hurried, &replay)?;
-                if as_given.outcome.report.waits == 0 && hurried.outcome.report.waits > 0 {
+                if as_given.outcome.waits == 0 && hurried.outcome.waits > 0 {
                     return Ok(None);
                 }
                 let share = ends(&hurried, &cost) / before.max(1e-9);
@@ -240,11 +239,10 @@ impl<'a> Search<'a> {
             }
             Ok(self.is_better(&cost, as_given).then_some(cost))
         };
-        let least = self.workload.peak_requested_bytes().max(replay.others.reserve_bytes.unwrap_or(0));
+        let least = self.workload.peak_requested_bytes().max(replay.config()?.reserve_bytes);
         // Programs that waited are tried from the given limit upwards, others from their peak downwards.
-        let peak = base.outcome.report.peak_pinned_bytes.max(least);
-        let start =
-            if as_given.outcome.report.waits > 0 { given.max_bytes.unwrap_or(peak).clamp(least, peak) } else { peak };
+        let peak = base.outcome.peak_pinned_bytes.max(least);
+        let start = if as_given.outcome.waits > 0 { given.max_bytes.unwrap_or(peak).clamp(least, peak) } else { peak };
         let Some((smallest, least_cost)) = bisect(whole(least), whole(start), 2 * whole(peak), &mut suffices)? else {
             return Ok(None);
         };
@@ -260,10 +258,9 @@ impl<'a> Search<'a> {
                 break;
             }
         }
-        let saved_bytes =
-            as_given.outcome.report.peak_pinned_bytes.saturating_sub(cost.outcome.report.peak_pinned_bytes);
-        let is_smaller = cost.outcome.report.peak_pinned_bytes as f64
-            <= as_given.outcome.report.peak_pinned_bytes as f64 * LESS_MEMORY;
+        let saved_bytes = as_given.outcome.peak_pinned_bytes.saturating_sub(cost.outcome.peak_pinned_bytes);
+        let is_smaller =
+            cost.outcome.peak_pinned_bytes as f64 <= as_given.outcome.peak_pinned_bytes as f64 * LESS_MEMORY;
         let is_change = !settings.is_empty() || given.max_bytes.is_none() || (is_smaller && saved_bytes >= LESS_BYTES);
         if !is_change && cost.lost_seconds > self.enough_gained(as_given) {
             return Ok(None);

@@ -130,6 +130,9 @@ impl Run {
             self.held.insert(name, class_bytes(bytes));
             self.got_ns.insert(name, now_ns);
             let took_ns = now_ns - asked_ns;
+            if took_ns > 0 {
+                self.record(now_ns, thread, Event::Waited);
+            }
             self.record(
                 now_ns,
                 thread,
@@ -334,6 +337,7 @@ fn full_pool(last_bytes: u64) -> Workload {
         let took_ns = if n == 0 { 0 } else { 10 * MS };
         [
             record(at_ns, thread, Event::Completed { id: n.max(1) - 1 }),
+            record(at_ns, thread, if n == 0 { Event::Cleared } else { Event::Waited }),
             record(at_ns, thread, Event::Get { id: n, bytes: 4 * MIB, class_bytes: class, tag: 0, took_ns }),
             record(at_ns + 2 * MS, CONSUMER, Event::Put { id: n, in_flight: true }),
         ]
@@ -377,12 +381,12 @@ fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
         Column::play("", workload, &Replay::as_recorded(workload, set).unwrap(), &costs).unwrap()
     };
     let (given, advised) = (play(&[]), play(&set));
-    let [peak, peak_given] = [&advised, &given].map(|cost| cost.outcome.report.peak_pinned_bytes);
-    let [late, late_given] = [&advised, &given].map(|cost| cost.outcome.report.fallbacks);
+    let [peak, peak_given] = [&advised, &given].map(|cost| cost.outcome.peak_pinned_bytes);
+    let [late, late_given] = [&advised, &given].map(|cost| cost.outcome.fallbacks);
     let is_larger = peak as f64 > peak_given as f64 * 1.02;
     let is_dearer = advised.lost_seconds > given.lost_seconds || late > late_given;
-    let is_told = (advised.lost_seconds - better.cost.lost_seconds).abs() < 1e-9
-        && peak == better.cost.outcome.report.peak_pinned_bytes;
+    let is_told =
+        (advised.lost_seconds - better.cost.lost_seconds).abs() < 1e-9 && peak == better.cost.outcome.peak_pinned_bytes;
     if is_dearer || !is_told || (is_larger && advised.lost_seconds >= given.lost_seconds) {
         return Err(format!("{what}: {set:?}\n  given {given:?}\n  advised {advised:?}\n  told {:?}", better.cost));
     }

@@ -1,7 +1,7 @@
 //! What replays cost: driver calls priced, and a table with a column for each of the settings.
 
 use pinpool::unstable::config::text::{ParseError, parse_duration};
-use pinpool_replay::{CallCost, Replay, ReplayOutcome, TimedCall, TraceError, Workload};
+use pinpool_replay::{CallCost, Replay, ReplayReport, TimedCall, TraceError, Workload};
 use serde::Serialize;
 
 use pinpool_cli::table::{columns, grouped};
@@ -95,7 +95,7 @@ pub(crate) fn mib(bytes: u64) -> String {
 pub(crate) struct Column {
     pub(crate) set: String,
     #[serde(flatten)]
-    pub(crate) outcome: ReplayOutcome,
+    pub(crate) outcome: ReplayReport,
     pub(crate) misses: u64,
     pub(crate) driver_calls: u64,
     pub(crate) driver_seconds: f64,
@@ -106,15 +106,15 @@ pub(crate) struct Column {
 
 impl Column {
     pub(crate) fn play(set: &str, workload: &Workload, replay: &Replay, costs: &Costs) -> Result<Self, TraceError> {
-        let outcome = replay.play_with_lines(workload)?;
+        let outcome = replay.play(workload)?;
         let driver_seconds = outcome.driver_seconds(costs.pin, costs.unpin, costs.move_scale);
         Ok(Self {
             set: set.to_owned(),
             misses: outcome.misses(),
-            driver_calls: outcome.report.page_locks + outcome.releases,
+            driver_calls: outcome.page_locks + outcome.releases,
             driver_seconds,
             lost_seconds: driver_seconds + outcome.waited_us as f64 / 1e6,
-            waste_bytes: outcome.report.peak_pinned_bytes.saturating_sub(outcome.asked_at_peak_bytes),
+            waste_bytes: outcome.peak_pinned_bytes.saturating_sub(outcome.asked_at_peak_bytes),
             mean_requested_bytes: workload.mean_requested_bytes(),
             outcome,
         })
@@ -128,29 +128,29 @@ const ROWS: [(&str, Cell); 26] = [
     ("seconds lost", |c| format!("{:.6}", c.lost_seconds)),
     ("seconds waited", |c| format!("{:.6}", c.outcome.waited_us as f64 / 1e6)),
     ("ends after seconds", |c| format!("{:.1}", c.outcome.ended_us as f64 / 1e6)),
-    ("pins", |c| grouped(c.outcome.report.page_locks)),
-    ("waits", |c| grouped(c.outcome.report.waits)),
-    ("not served in time", |c| grouped(c.outcome.report.fallbacks)),
-    ("peak pinned MiB", |c| mib(c.outcome.report.peak_pinned_bytes)),
-    ("mean pinned MiB", |c| mib(c.outcome.report.mean_pinned_bytes)),
-    ("policy", |c| format!("{}, {}", c.outcome.report.preset, c.outcome.report.rounding)),
-    ("limit MiB", |c| c.outcome.report.max_bytes.map_or("none".to_owned(), mib)),
-    ("requests", |c| grouped(c.outcome.report.gets)),
-    ("hits", |c| grouped(c.outcome.report.front_hits)),
+    ("pins", |c| grouped(c.outcome.page_locks)),
+    ("waits", |c| grouped(c.outcome.waits)),
+    ("not served in time", |c| grouped(c.outcome.fallbacks)),
+    ("peak pinned MiB", |c| mib(c.outcome.peak_pinned_bytes)),
+    ("mean pinned MiB", |c| mib(c.outcome.mean_pinned_bytes)),
+    ("policy", |c| format!("{}, {}", c.outcome.preset, c.outcome.rounding)),
+    ("limit MiB", |c| c.outcome.max_bytes.map_or("none".to_owned(), mib)),
+    ("requests", |c| grouped(c.outcome.gets)),
+    ("hits", |c| grouped(c.outcome.front_hits)),
     ("misses", |c| grouped(c.misses)),
-    ("pins after half of the requests", |c| grouped(c.outcome.report.late_page_locks)),
+    ("pins after half of the requests", |c| grouped(c.outcome.late_page_locks)),
     ("releases", |c| grouped(c.outcome.releases)),
     ("driver seconds", |c| format!("{:.6}", c.driver_seconds)),
     ("waste at peak MiB", |c| mib(c.waste_bytes)),
-    ("pinned after 60 s MiB", |c| mib(c.outcome.report.pinned_after_60s_bytes)),
-    ("slow requests", |c| grouped(c.outcome.report.slow_gets)),
-    ("remapped by requests MiB", |c| mib(c.outcome.report.moved_bytes)),
-    ("remapped ahead MiB", |c| mib(c.outcome.report.prepared_bytes)),
-    ("evictions", |c| grouped(c.outcome.report.evicted)),
-    ("reclaimed", |c| grouped(c.outcome.report.reclaimed)),
+    ("pinned after 60 s MiB", |c| mib(c.outcome.pinned_after_60s_bytes)),
+    ("slow requests", |c| grouped(c.outcome.slow_gets)),
+    ("remapped by requests MiB", |c| mib(c.outcome.moved_bytes)),
+    ("remapped ahead MiB", |c| mib(c.outcome.prepared_bytes)),
+    ("evictions", |c| grouped(c.outcome.evicted)),
+    ("reclaimed", |c| grouped(c.outcome.reclaimed)),
     ("TensorFlow checks", |c| grouped(c.outcome.checks)),
-    ("raises", |c| grouped(c.outcome.report.raises)),
-    ("buffer limit at the end", |c| grouped(c.outcome.report.pool_size_limit)),
+    ("raises", |c| grouped(c.outcome.raises)),
+    ("buffer limit at the end", |c| grouped(c.outcome.pool_size_limit)),
 ];
 pub(crate) const DECISIVE_ROWS: usize = 8;
 

@@ -2,23 +2,16 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `from_log.rs`, `from_process.rs`, `from_recording.rs`, `from_replay.rs` | what each source shows over its time |
-//! | `held.rs` | who holds what, and what is still out at the end |
-//! | `timeline.rs` | the charts and tables of a recording, a replay or a process |
+//! | `charts.rs` | the charts and tables of a series |
 //! | `figure.rs` | the report as one object |
 //! | `page.rs`, `page.html`, `page.css`, `page.js` | the page |
 //! | `uplot.js`, `uplot.css`, `uplot.LICENSE` | uPlot 1.6.32, unchanged, which draws the charts |
 //! | `escape.rs` | untrusted text |
 
+mod charts;
 mod escape;
 mod figure;
-mod from_log;
-mod from_process;
-mod from_recording;
-mod from_replay;
-mod held;
 mod page;
-mod timeline;
 
 use std::error::Error;
 use std::fs;
@@ -29,15 +22,22 @@ use clap::Args;
 use pinpool_loader::StopFlag;
 use pinpool_replay::{Recording, Replay};
 
+use self::charts::{Charts, tables};
 use self::figure::Report;
 use crate::files::{in_file, named, why};
 use crate::input::{self, Kind, read_workload};
 use crate::interrupt::stop_at_interrupt;
+use crate::series::Series;
 use crate::served::names_process;
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::Terminal;
+
+const LOG_NOTE: &str = "Counters of the log restart at each raise. Requests of windows that the log does not show are not counted, so \
+                        the x axis is a lower bound, and raises between two lines are spread evenly. The log has no bytes and no times: \
+                        PINPOOL_TRACE records them.";
+const TITLE: &str = "The pool in this trace";
 
 /// Draw a page of charts of a log, a recording or a running process
 ///
@@ -80,9 +80,12 @@ fn draw_process(args: &ReportArgs, target: &str, stop: &StopFlag) -> Result<(), 
     if !args.set.is_empty() {
         return Err("a process has its own settings, so --set has no effect on it: leave it out".into());
     }
-    let (timeline, ended) = from_process::follow(target, Duration::from_secs(args.seconds), stop)?;
-    let source = format!("process {target}: {} gets", grouped(timeline.samples.last().map_or(0, |last| last.gets)));
-    write(&args.output, &Report { title: "The pools of this process", ..timeline.report(source) }.html()?)?;
+    let (series, ended) = Series::of_process(target, Duration::from_secs(args.seconds), stop)?;
+    let notes =
+        vec!["The process sends its statistics once a second: changes between two of them are not seen.".to_owned()];
+    let report =
+        Charts::new(&series).report("The pools of this process", format!("process {target}"), notes, Vec::new());
+    write(&args.output, &report.html()?)?;
     ended.map_or(Ok(()), |why| Err(format!("{target}: {why}; drawn is what it sent before").into()))
 }
 
@@ -113,15 +116,25 @@ fn read(path: &Path, name: &str, set: &Set, replay: &Replay) -> Result<(Report, 
                 let why = "it has diagnoses of pinpool and no line to draw: `pinpool why` prints them, and PINPOOL_TRACE records charts";
                 return Err(named(path, &why).into());
             }
-            (from_log::report(name, &log), log.stopped)
+            let (messages, lines) = (grouped(log.messages), grouped(log.lines));
+            let version = log.tensorflow.map_or_else(String::new, |version| format!(", of TensorFlow {version}"));
+            let mut notes = vec![LOG_NOTE.to_owned()];
+            notes.extend(log.stopped.iter().map(|stopped| format!("The log is not whole: {stopped}.")));
+            if log.cut > 0 {
+                notes.push(format!("{} messages are truncated or damaged and not used.", grouped(log.cut)));
+            }
+            let source = format!("{name}: {messages} messages in {lines} lines{version}");
+            let report = Charts::new(&Series::of_log(&log)).report("The pool in this log", source, notes, Vec::new());
+            (report, log.stopped)
         }
         Kind::Workload => {
             let workload = read_workload(path, input)?;
             let under = if is_set { format!(" under {}", set.text.replace(',', ", ")) } else { String::new() };
             let source = format!("{name}: {} gets, replayed{under}", grouped(workload.gets()));
-            let timeline =
-                from_replay::timeline(&workload, replay, &set.text).map_err(|error| in_file(path, &error))?;
-            (timeline.report(source), workload.warning().map(str::to_owned))
+            let played = Series::of_replay("the pool", &workload, replay).map_err(|error| in_file(path, &error))?;
+            let (series, preset) = played;
+            let notes = replay_notes(set, replay, &preset, series.has_time);
+            (Charts::new(&series).report(TITLE, source, notes, Vec::new()), workload.warning().map(str::to_owned))
         }
         Kind::Recording => {
             let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?;
@@ -129,10 +142,35 @@ fn read(path: &Path, name: &str, set: &Set, replay: &Replay) -> Result<(Report, 
                 let why = recording.warning.unwrap_or_else(|| "it holds no records".to_owned());
                 return Err(named(path, &format_args!("nothing to draw: {why}")).into());
             }
-            let source = from_recording::source(name, &recording);
-            (from_recording::timeline(&recording).report(source), recording.warning)
+            let fact = |fact: &str| recording.pools.first().and_then(|pool| pool.fact(fact)).unwrap_or("?");
+            let records = grouped(recording.records.len() as u64);
+            let (backend, version) = (fact("backend"), fact("version"));
+            let source = format!("{name}: {records} records, backend {backend}, recorded by pinpool {version}");
+            let mut notes: Vec<_> =
+                recording.warning.iter().map(|warning| format!("The trace is not whole: {warning}.")).collect();
+            if recording.lost > 0 {
+                notes.push(format!("{} records were lost while it was recorded.", grouped(recording.lost)));
+            }
+            let series = Series::of_recording(&recording);
+            (Charts::new(&series).report(TITLE, source, notes, tables(&recording)), recording.warning)
         }
     })
+}
+
+/// What a replay does not show.
+fn replay_notes(set: &Set, replay: &Replay, preset: &str, has_time: bool) -> Vec<String> {
+    let settings = match &*set.text {
+        "" => format!(
+            "The trace has gets and puts alone: it was replayed with the default settings of the preset {preset}"
+        ),
+        text => format!("The trace was replayed under {} with the preset {preset}", text.replace(',', ", ")),
+    };
+    let limit = if replay.max_bytes.is_some() { "" } else { ", without a limit" };
+    let mut notes = vec![format!("{settings} on simulated memory, in virtual time{limit}. So there are no pin times.")];
+    if !has_time {
+        notes.push("The trace has no time: the x axis counts its gets.".to_owned());
+    }
+    notes
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Box<dyn Error>> {

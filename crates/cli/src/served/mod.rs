@@ -31,7 +31,7 @@ pub(crate) fn is_alarm(pool: &Value) -> bool {
 /// An unpinned pool next to pinned ones of its process is a mistake that no pool sees by itself.
 pub(crate) fn mark_unpinned(object: &mut Value) {
     let Some(pools) = object["pools"].as_array_mut() else { return };
-    let has_pinned = pools.iter().any(|pool| pool["is_pinned"] == true);
+    let has_pinned = pools.iter().any(|pool| pool["snapshot"]["is_pinned"] == true);
     for pool in pools.iter_mut().filter(|pool| has_pinned && pool["why"]["cause"] == Cause::NotPinned.name()) {
         pool["why"]["is_alarm"] = true.into();
     }
@@ -46,7 +46,7 @@ pub(crate) fn worst_first(object: &Value) -> Vec<&Value> {
 
 pub(crate) fn by_badness(one: &Value, other: &Value) -> Ordering {
     let lost = |pool: &Value| lost_share(pool).unwrap_or(-1.0);
-    let held = |pool: &Value| pool["memory"]["held_bytes"].as_u64().unwrap_or(0);
+    let held = |pool: &Value| pool["snapshot"]["held_bytes"].as_u64().unwrap_or(0);
     is_alarm(other).cmp(&is_alarm(one)).then(lost(other).total_cmp(&lost(one))).then(held(other).cmp(&held(one)))
 }
 
@@ -84,7 +84,7 @@ mod tests {
     fn an_unpinned_pool_comes_first_where_others_are_pinned() {
         let pool = |name: &str, is_pinned: bool, cause: &str, lost: f64| {
             serde_json::json!({
-                "name": name, "is_pinned": is_pinned,
+                "name": name, "snapshot": { "is_pinned": is_pinned },
                 "why": { "cause": cause, "is_alarm": false, "lost_seconds": lost, "of_seconds": 10.0 },
             })
         };

@@ -2,15 +2,15 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `snapshot.rs` | the statistics of a pool at one moment, and how fast they change |
+//! | `history.rs` | the snapshots of a pool, and how fast they change |
 //! | `screen.rs` | one pool on a screen |
 //! | `overview.rs` | all pools and shared limits in one table |
 //! | `session.rs` | the terminal while a screen is drawn |
 
+mod history;
 mod overview;
 mod screen;
 mod session;
-mod snapshot;
 
 use std::error::Error;
 use std::io::{self, IsTerminal};
@@ -21,8 +21,8 @@ use pinpool_loader::StopFlag;
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use serde_json::Value;
 
+use self::history::History;
 use self::session::Session;
-use self::snapshot::{History, Snapshot};
 use crate::interrupt::stop_at_interrupt;
 use crate::served::socket::{Newest, first_line, statistics};
 use crate::served::{is_alarm, name_of, on_host, pools, printable, worst_first};
@@ -190,8 +190,8 @@ impl Shown {
         let pools = pools(object);
         (self.process, self.pools) = (object["process"].as_u64().unwrap_or(0), pools.len());
         if let Some(stats) = pools.get(self.pool).or(pools.first()) {
-            let between = self.last.replace(now).map_or(Duration::ZERO, |last| now - last);
-            self.history.add(Snapshot::of_json(stats), between);
+            let between = self.last.replace(now).map(|last| now - last);
+            self.history.add(stats, between);
         }
     }
 
@@ -217,19 +217,18 @@ mod tests {
     #[test]
     fn the_next_pool_begins_a_history_of_its_own() {
         let mut shown = Shown::default();
-        let object = statistics(
-            r#"{"process":5,"pools":[{"requests":{"served":10,"hits":5}},{"requests":{"served":3},"name":"b"}]}"#,
-        )
-        .unwrap();
+        let object =
+            statistics(r#"{"process":5,"pools":[{"snapshot":{"gets":10}},{"snapshot":{"gets":3},"name":"b"}]}"#)
+                .unwrap();
         let begun = Instant::now();
         shown.add(&object, begun);
         assert_eq!((shown.history.now.gets, shown.progress()), (10, "process 5, pool 1 of 2".to_owned()));
         shown.next_pool();
         shown.add(&object, begun);
-        let later = statistics(r#"{"process":5,"pools":[{},{"requests":{"served":7},"name":"b"}]}"#).unwrap();
+        let later = statistics(r#"{"process":5,"pools":[{},{"snapshot":{"gets":7},"name":"b"}]}"#).unwrap();
         shown.add(&later, begun + Duration::from_secs(2));
         assert!((shown.history.rate(|now| now.gets) - 2.0).abs() < 1e-9, "of the time between the objects");
-        assert_eq!((shown.history.now.gets, shown.history.now.name.as_str()), (7, "b"));
+        assert_eq!((shown.history.now.gets, shown.history.title.as_str()), (7, "b: ? on ?"));
         shown.next_pool();
         assert_eq!(shown.pool, 0);
     }

@@ -9,6 +9,7 @@ use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 use serde_json::Value;
 
+use crate::series::snapshot_of;
 use crate::served::{by_badness, lost_share, name_of, pools, printable};
 
 const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "limit", "in use", "oldest owner", "why"];
@@ -61,14 +62,8 @@ fn text(report: &LedgerReport) -> String {
 }
 
 fn row(object: &Value, pool: &Value) -> Vec<String> {
-    // A ceiling may be none.
-    let bytes = |path: &str| match pool.pointer(path) {
-        Some(Value::Null) => "none".to_owned(),
-        bytes => bytes.and_then(Value::as_u64).map_or_else(|| UNKNOWN.to_owned(), format_about),
-    };
-    let oldest = pool["owners"].as_array().into_iter().flatten();
-    let oldest = oldest.filter_map(|owner| Some((owner["oldest_seconds"].as_f64()?, owner["tag"].as_str()?)));
-    let oldest = oldest.max_by(|one, other| one.0.total_cmp(&other.0));
+    let now = snapshot_of(pool);
+    let oldest = now.holders.iter().filter_map(|holder| Some((holder.oldest?, &holder.tag))).max();
     let cause = pool["why"]["cause"].as_str();
     let line = pool["why"]["lines"][0].as_str().unwrap_or_default();
     let found = cause.and_then(|cause| line.strip_prefix(cause)?.strip_prefix(": ")).unwrap_or(line);
@@ -77,10 +72,10 @@ fn row(object: &Value, pool: &Value) -> Vec<String> {
         cut(&name_of(pool)),
         lost_share(pool).map_or_else(|| UNKNOWN.to_owned(), |share| format!("{:.1} %", share * 100.0)),
         printable(cause.unwrap_or(UNKNOWN)),
-        bytes("/memory/held_bytes"),
-        bytes("/limits/max_bytes"),
-        bytes("/memory/in_use_bytes"),
-        oldest.map_or_else(|| "-".to_owned(), |(age, tag)| format!("{age:.0} s {}", cut(tag))),
+        format_about(now.held_bytes),
+        now.max_bytes.map_or_else(|| "none".to_owned(), format_about),
+        format_about(now.used_bytes),
+        oldest.map_or_else(|| "-".to_owned(), |(age, tag)| format!("{} s {}", age.as_secs(), cut(tag))),
         printable(found),
     ]
 }
@@ -111,10 +106,13 @@ mod tests {
     #[test]
     fn alarms_come_first_then_the_pools_that_lose_most() {
         let pool = |name: &str, is_alarm: bool, lost: f64| {
+            let oldest = serde_json::json!({ "secs": 9, "nanos": 0 });
+            let holders =
+                serde_json::json!([{ "tag": "a\nb", "oldest": oldest }, { "tag": "(untagged)", "oldest": null }]);
             serde_json::json!({
-                "name": name, "memory": { "held_bytes": 3 << 20, "in_use_bytes": 1 << 20 }, "limits": { "max_bytes": null },
+                "name": name,
                 "why": { "cause": "x", "is_alarm": is_alarm, "lost_seconds": lost, "of_seconds": 10.0, "lines": [format!("x: of {name}")] },
-                "owners": [{ "tag": "a\nb", "oldest_seconds": 9.6 }, { "tag": "(untagged)", "oldest_seconds": null }],
+                "snapshot": { "held_bytes": 3 << 20, "used_bytes": 1 << 20, "holders": holders },
             })
         };
         let one = serde_json::json!({ "process": 1, "pools": [pool("calm", false, 0.1), pool("slow", false, 5.0)] });
@@ -122,10 +120,8 @@ mod tests {
         let text = of(&[one, other]);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "pid  pool   lost    cause  held   limit  in use  oldest owner  why");
-        assert_eq!(lines[1], "22   leaky  0.0 %   x      3 MiB  none   1 MiB   10 s a?b      of leaky");
+        assert_eq!(lines[1], "22   leaky  0.0 %   x      3 MiB  none   1 MiB   9 s a?b       of leaky");
         assert!(lines[2].starts_with("1    slow   50.0 %") && lines[3].starts_with("1    calm   1.0 %"), "{text}");
-        let old = serde_json::json!({ "process": 1, "pools": [{ "name": "old", "memory": { "held_bytes": 0 } }] });
-        assert_eq!(of(&[old]).lines().nth(1), Some("1    old   ?     ?      0 B   ?      ?       -"));
         assert!(of(&[]).contains("start one with PINPOOL_SOCKET=1"));
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use pinpool_observe::judge::Snapshot;
 use pinpool_observe::judge::words::counted;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -10,7 +11,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Sparkline};
 
-use super::snapshot::{History, Snapshot};
+use super::history::{History, lost_ns};
 use crate::served::printable;
 use pinpool_cli::table::grouped;
 
@@ -29,7 +30,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
     let holders = holders(&history.now);
     let area = frame.area();
     let room = usize::from(area.height.saturating_sub(HEIGHT)).saturating_sub(holders.len()).max(1);
-    let why_lines = why_lines(&history.now.why, usize::from(area.width), room);
+    let why_lines = why_lines(&history.why, usize::from(area.width), room);
     // The curves take what the others leave.
     let length = |lines: usize| Constraint::Length(u16::try_from(lines).unwrap_or(u16::MAX));
     let [head, why, bytes, curves, rates, rest, foot] = Layout::vertical([
@@ -43,15 +44,12 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
     ])
     .areas(area);
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    let Snapshot { name, backend, preset, .. } = &history.now;
-    let name = if name.is_empty() { String::new() } else { format!("{}: ", printable(name)) };
-    let partial = if history.now.is_partial { "; of another version: what it does not say is 0" } else { "" };
-    let title = format!(" {name}{preset} on {backend}  {progress}{partial}  seen for {}", seconds(history.elapsed));
+    let title = format!(" {}  {progress}  seen for {}", printable(&history.title), seconds(history.elapsed));
     let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
     frame.render_widget(Paragraph::new(head_line), head);
-    let color = if history.now.is_alarm { Color::Red } else { Color::Green };
+    let color = if history.is_alarm { Color::Red } else { Color::Green };
     // Only the cause is coloured.
-    let cause = history.now.why.first().map_or(0, |cause| wrapped(cause, usize::from(area.width)).len());
+    let cause = history.why.first().map_or(0, |cause| wrapped(cause, usize::from(area.width)).len());
     let why_text = why_lines.into_iter().enumerate().map(|(at, line)| match at < cause {
         true => Line::styled(line, bold.fg(color)),
         false => Line::raw(line),
@@ -66,10 +64,10 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
 }
 
 fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
-    let pinned = in_units(now.pinned_bytes);
+    let pinned = in_units(now.held_bytes);
     let title = match now.max_bytes {
         Some(max) if max > 0 => {
-            let share = now.pinned_bytes as f64 / max as f64 * 100.0;
+            let share = now.held_bytes as f64 / max as f64 * 100.0;
             format!(" Bytes: {pinned} of the limit {} pinned, {share:.1} % ", in_units(max))
         }
         _ => format!(" Bytes: {pinned} pinned, no limit "),
@@ -79,15 +77,15 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
     frame.render_widget(block, area);
     // Each bar has a letter of its own, so that they differ without colours.
     let rows = [
-        ("pinned", now.pinned_bytes, '█', Color::Blue),
-        ("in use", now.in_use_bytes, '▓', Color::Green),
+        ("pinned", now.held_bytes, '█', Color::Blue),
+        ("in use", now.used_bytes.saturating_sub(now.in_flight_bytes), '▓', Color::Green),
         ("in flight", now.in_flight_bytes, '▒', Color::Yellow),
         ("idle", now.idle_bytes, '░', Color::Cyan),
         ("free", now.free_bytes, '·', Color::Gray),
         ("not pinned", now.fallback_bytes, '!', Color::Red),
     ];
     // To what is held, not to the ceiling, under which a small pool would have bars of one letter.
-    let full = now.pinned_bytes.max(now.in_use_bytes).max(1);
+    let full = now.held_bytes.max(now.used_bytes).max(1);
     let room = usize::from(inner.width).saturating_sub(NAME + BYTES + 2);
     let lines = rows.map(|(name, bytes, letter, color)| {
         let bar = bar(bytes, full, room, letter);
@@ -110,8 +108,8 @@ fn bar(bytes: u64, full: u64, room: usize, letter: char) -> String {
 
 fn draw_curves(frame: &mut Frame<'_>, area: Rect, history: &History) {
     let [left, right] = Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(area);
-    let lost = history.rate(|now| now.lost_us) / 1e6;
-    let all = seconds(Duration::from_micros(history.now.lost_us));
+    let lost = history.rate(lost_ns) / 1e9;
+    let all = seconds(Duration::from_nanos(lost_ns(&history.now)));
     let time = |most: u64| seconds(Duration::from_micros(most));
     draw_curve(
         frame,
@@ -123,7 +121,7 @@ fn draw_curves(frame: &mut Frame<'_>, area: Rect, history: &History) {
         &history.lost,
         time,
     );
-    draw_curve(frame, right, &format!("Held: {}", in_units(history.now.pinned_bytes)), &history.held, in_units);
+    draw_curve(frame, right, &format!("Held: {}", in_units(history.now.held_bytes)), &history.held, in_units);
 }
 
 fn draw_curve(frame: &mut Frame<'_>, area: Rect, title: &str, values: &VecDeque<u64>, text: impl Fn(u64) -> String) {
@@ -145,17 +143,19 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
     };
     let left = [
         row("gets", |now| now.gets),
-        row("pins", |now| now.pins),
-        row("unpins", |now| now.unpins),
+        row("misses", |now| now.misses),
+        row("pins", |now| now.page_locks),
         row("evictions", |now| now.evicted),
-        row("waits", |now| now.waits),
+        row("short", |now| now.short_gets),
     ];
+    let [recent, all] = history.hit_rates().map(percent);
+    let limit = now.pool_size_limit.map_or_else(|| "none".to_owned(), |limit| format!("{} buffers", grouped(limit)));
     let right = [
-        format!("hit rate   {}, all {}", percent(history.recent_hit_rate()), percent(history.hit_rate())),
-        format!("limit      {} buffers, {}", grouped(now.pool_size_limit), counted(now.raises, "raise")),
-        format!("idle       {}", grouped(now.buffers_idle)),
-        format!("in use     {}", grouped(now.buffers_in_use)),
-        format!("fallbacks  {}", grouped(now.fallbacks)),
+        format!("hit rate   {recent}, all {all}"),
+        format!("idle limit {limit}"),
+        format!("used       {} buffers", grouped(now.used)),
+        format!("waiting    {}", grouped(now.waiting)),
+        format!("failed     {}", grouped(now.failed_gets)),
     ];
     let [left_area, right_area] = Layout::horizontal([Constraint::Length(45), Constraint::Min(0)]).areas(inner);
     frame.render_widget(Paragraph::new(left.map(Line::raw).to_vec()), left_area);
@@ -199,21 +199,18 @@ fn wrapped(line: &str, width: usize) -> Vec<String> {
 
 /// What is in flight, and who holds what.
 fn holders(now: &Snapshot) -> Vec<String> {
-    let oldest = match (now.oldest_in_flight, now.oldest_in_flight_stream) {
+    let oldest = match (now.oldest_copy, now.oldest_copy_stream) {
         (None, _) => None,
         (Some(age), None) => Some(format!("oldest copy: {}", seconds(age))),
         (Some(age), Some(stream)) => Some(format!("oldest copy: {} on stream {stream:#x}", seconds(age))),
     };
-    let in_flight = (now.buffers_in_flight > 0).then(|| format!("{} in flight", grouped(now.buffers_in_flight)));
-    let copies: Vec<_> = oldest.into_iter().chain(in_flight).collect();
-    let owners = now.owners.iter().map(|owner| {
+    let owners = now.holders.iter().map(|owner| {
         let age = owner.oldest.map_or_else(String::new, |age| format!(", the oldest for {}", seconds(age)));
         let (bytes, buffers) = (in_units(owner.bytes), grouped(owner.buffers));
         let noun = if owner.buffers == 1 { "buffer" } else { "buffers" };
         format!("{bytes:>BYTES$} in {buffers} {noun} of {}{age}", printable(&owner.tag))
     });
-    let copies = if copies.is_empty() { None } else { Some(copies.join("; ")) };
-    copies.into_iter().chain(owners).collect()
+    oldest.into_iter().chain(owners).collect()
 }
 
 fn seconds(time: Duration) -> String {
@@ -242,43 +239,37 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    use super::super::snapshot::Owner;
+    use pinpool_observe::judge::Holder;
+
     use super::*;
 
     fn history() -> History {
-        let mut history = History::default();
-        let before =
-            Snapshot { backend: "sim".into(), preset: "adaptive".into(), gets: 100, hits: 50, ..Snapshot::default() };
+        let why =
+            ["leak: 9 buffers of loader/images are out", "  3.0 s lost", "  to do: put them back"].map(str::to_owned);
+        let (title, why, is_alarm) = ("train: adaptive on sim".to_owned(), why.to_vec(), true);
+        let mut history = History { title, why, is_alarm, ..History::default() };
+        let before = Snapshot { gets: 100, misses: 50, ..Snapshot::default() };
+        let oldest = Some(Duration::from_secs(125));
+        let tag = "loader\nimages".to_owned();
         let now = Snapshot {
-            pinned_bytes: 1 << 30,
-            in_use_bytes: 600 << 20,
+            held_bytes: 1 << 30,
+            used_bytes: 700 << 20,
             in_flight_bytes: 100 << 20,
             idle_bytes: 200 << 20,
             free_bytes: 124 << 20,
             max_bytes: Some(2 << 30),
             gets: 4100,
-            hits: 4010,
-            pins: 12,
-            lost_us: 250_000,
-            pool_size_limit: 110,
-            raises: 1,
-            why: ["leak: 9 buffers of loader/images are out", "  3.0 s lost", "  to do: put them back"]
-                .map(str::to_owned)
-                .to_vec(),
-            is_alarm: true,
-            buffers_in_flight: 3,
-            oldest_in_flight: Some(Duration::from_millis(1250)),
-            oldest_in_flight_stream: Some(0xbeef),
-            owners: vec![Owner {
-                tag: "loader\nimages".into(),
-                buffers: 9,
-                bytes: 600 << 20,
-                oldest: Some(Duration::from_secs(125)),
-            }],
+            misses: 90,
+            page_locks: 12,
+            page_locking_ns: 250_000_000,
+            pool_size_limit: Some(110),
+            oldest_copy: Some(Duration::from_millis(1250)),
+            oldest_copy_stream: Some(0xbeef),
+            holders: vec![Holder { tag, buffers: 9, bytes: 600 << 20, oldest, ..Holder::default() }],
             ..before.clone()
         };
-        history.add(before, Duration::from_secs(1));
-        history.add(now, Duration::from_secs(1));
+        history.see(before, None);
+        history.see(now, Some(Duration::from_secs(1)));
         history
     }
 
@@ -296,7 +287,7 @@ mod tests {
             let lines = drawn(width, height);
             let text = lines.join("\n");
             let words = [
-                "pinpool top adaptive on sim  42 % loaded  seen for 1.0 s",
+                "pinpool top train: adaptive on sim  42 % loaded  seen for 1.0 s",
                 "leak: 9 buffers of loader/images are out",
                 "\n  to do: put them back",
                 "Bytes: 1.00 GiB of the limit 2.00 GiB pinned, 50.0 %",
@@ -308,9 +299,9 @@ mod tests {
                 "0 to 250 ms",
                 "Held: 1.00 GiB",
                 "gets          4,000 /s         4,100 in all",
-                "limit      110 buffers, 1 raise",
+                "idle limit 110 buffers",
                 "pins           12.0 /s",
-                "oldest copy: 1.2 s on stream 0xbeef; 3 in flight",
+                "oldest copy: 1.2 s on stream 0xbeef",
                 "q or Ctrl-C ends",
             ];
             for word in words {

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use pinpool_replay::{Event, Record, Recording, Usage};
 use serde_json::{Value, json};
 
-use super::name_of;
+use super::{described, name_of};
 
 pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     let mut events = Events { out, is_first: true };
@@ -56,42 +56,23 @@ fn micros(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-/// What a record is beside a change of bytes.
+/// What a record is in addition to a change of bytes: a call that took time, or a moment.
 fn slice(record: &Record, recording: &Recording) -> Option<Value> {
     let Record { time_ns, thread, pool, event } = *record;
+    if event.buffer().is_some()
+        && !matches!(event, Event::Get { took_ns: 1.., .. } | Event::Sampled { .. } | Event::Leaked { .. })
+    {
+        return None;
+    }
+    let (name, fields) = described(&event, recording);
     // Times are those of the end.
-    let took = |name: &str, took_ns: u64, args: Value| {
-        let begun = micros(time_ns.saturating_sub(took_ns));
-        json!({"ph": "X", "pid": pool, "tid": thread, "ts": begun, "dur": micros(took_ns), "name": name, "args": args})
-    };
-    let moment = |name: &str, args: Value| json!({"ph": "i", "s": "p", "pid": pool, "tid": thread, "ts": micros(time_ns), "name": name, "args": args});
-    let call = |name: &str, address: u64, bytes: u64, took_ns: u64, failed: bool| {
-        took(name, took_ns, json!({"bytes": bytes, "address": format!("{address:#x}"), "failed": failed}))
-    };
-    Some(match event {
-        Event::Get { id, bytes, class_bytes, tag, took_ns } if took_ns > 0 => {
-            took("get", took_ns, json!({"memory": id, "bytes": bytes, "class": class_bytes, "tag": recording.tag(tag)}))
+    Some(match fields.get("took_ns").and_then(Value::as_u64) {
+        Some(took_ns) => {
+            let begun = micros(time_ns.saturating_sub(took_ns));
+            json!({"ph": "X", "pid": pool, "tid": thread, "ts": begun, "dur": micros(took_ns), "name": name, "args": fields})
         }
-        Event::Refused { bytes, class_bytes, tag, took_ns } => {
-            took("refused get", took_ns, json!({"bytes": bytes, "class": class_bytes, "tag": recording.tag(tag)}))
-        }
-        Event::Pin { address, bytes, took_ns, failed } => call("pin", address, bytes, took_ns, failed),
-        Event::Unpin { address, bytes, took_ns, failed } => call("unpin", address, bytes, took_ns, failed),
-        Event::Move { from, bytes, took_ns, .. } => call("move", from, bytes, took_ns, false),
-        Event::Limit { from, to } => moment("limit", json!({"from": from, "to": to})),
-        Event::Ceiling { bytes } => moment("ceiling", json!({"bytes": bytes})),
-        Event::Missing { records } => moment("missing records", json!({"records": records})),
-        Event::Leaked { id } => moment("leaked", json!({"memory": id})),
-        Event::Cleared => moment("clear", json!({})),
-        Event::End => moment("end", json!({})),
-        Event::Sampled { id, stack } => moment("sampled get", json!({"memory": id, "place": recording.place(stack)})),
-        Event::Get { .. }
-        | Event::Put { .. }
-        | Event::Completed { .. }
-        | Event::New { .. }
-        | Event::Gone { .. }
-        | Event::Waited => {
-            return None;
+        None => {
+            json!({"ph": "i", "s": "p", "pid": pool, "tid": thread, "ts": micros(time_ns), "name": name, "args": fields})
         }
     })
 }

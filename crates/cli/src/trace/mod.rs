@@ -20,7 +20,8 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use pinpool_replay::{PoolDescription, Recording, Workload, open_recording};
+use pinpool_replay::{Event, PoolDescription, Recording, Workload, open_recording};
+use serde_json::{Map, Value};
 
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
@@ -142,6 +143,26 @@ pub(crate) fn refuse_to_overwrite(input: &Path, output: &Path) -> Result<(), Str
 
 fn in_file(path: &Path, error: &dyn std::fmt::Display) -> String {
     format!("{}: {error}", path.display())
+}
+
+/// The name of an event, and its fields with the names of the tag and of the place of a sampled request.
+fn described(event: &Event, recording: &Recording) -> (String, Map<String, Value>) {
+    let (name, mut fields) = match serde_json::to_value(event) {
+        Ok(Value::Object(mut event)) => match event.iter_mut().next() {
+            Some((name, Value::Object(fields))) => (name.clone(), std::mem::take(fields)),
+            _ => Default::default(),
+        },
+        Ok(Value::String(name)) => (name, Map::new()),
+        _ => Default::default(),
+    };
+    let number = |value: Option<&Value>| value.and_then(Value::as_u64).and_then(|number| u32::try_from(number).ok());
+    if let Some(tag) = number(fields.get("tag")) {
+        fields.insert("tag".to_owned(), recording.tag(tag).into());
+    }
+    if let Some(stack) = number(fields.get("stack")) {
+        fields.insert("place".to_owned(), recording.place(stack).into());
+    }
+    (name, fields)
 }
 
 /// What to call a pool.

@@ -6,6 +6,8 @@ use std::io::{self, Write};
 
 use pinpool_replay::{Event, PoolDescription, Recording, TraceOp, Workload};
 
+use super::described;
+
 /// Writes `recording`, of which `workload` is.
 pub(super) fn write(recording: &Recording, workload: &Workload, out: &mut dyn Write) -> io::Result<()> {
     head(recording, out)?;
@@ -26,8 +28,14 @@ pub(super) fn write(recording: &Recording, workload: &Workload, out: &mut dyn Wr
                 TraceOp::Steps { .. } | TraceOp::Pool { .. } => {}
             }
         }
-        if let Some(comment) = comment(&record.event, recording) {
-            writeln!(out, "## {comment}, pool {}, thread {}", record.pool, record.thread)?;
+        let is_operation = matches!(
+            record.event,
+            Event::Get { tag: 0, took_ns: 0, .. } | Event::Cleared | Event::Put { in_flight: false, .. }
+        );
+        if !is_operation {
+            let (name, fields) = described(&record.event, recording);
+            let fields: Vec<_> = fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            writeln!(out, "## {name}: {}, pool {}, thread {}", fields.join(" "), record.pool, record.thread)?;
         }
     }
     Ok(())
@@ -63,42 +71,4 @@ fn head(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
 /// Names are the program's own, and may hold line ends.
 pub(super) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
-}
-
-/// What is no operation of a text.
-fn comment(event: &Event, recording: &Recording) -> Option<String> {
-    let failed = |failed: bool| if failed { ", refused" } else { "" };
-    Some(match *event {
-        Event::Get { tag, took_ns, .. } if tag > 0 || took_ns > 0 => format!("the get took {took_ns} ns, tag {tag}"),
-        Event::Get { .. } | Event::Cleared | Event::Put { in_flight: false, .. } => return None,
-        Event::Sampled { id, stack } => {
-            format!("sampled: memory {id} was got at {}", one_line(&recording.place(stack).unwrap_or_default()))
-        }
-        Event::Refused { bytes, took_ns, tag, .. } => {
-            format!("refused: a get of {bytes} bytes after {took_ns} ns, tag {tag}")
-        }
-        Event::Put { id, .. } => format!("put in flight: memory {id}"),
-        Event::Completed { id } => format!("copies over: memory {id}"),
-        Event::Leaked { id } => format!("leaked: memory {id}"),
-        Event::New { id, address, class_bytes, from_source } => {
-            let kind = if from_source { "" } else { ", not pinned" };
-            format!("new: memory {id} of {class_bytes} bytes at {address:#x}{kind}")
-        }
-        Event::Gone { id } => format!("gone: memory {id}"),
-        Event::Pin { address, bytes, took_ns, failed: refused } => {
-            format!("pin: {bytes} bytes at {address:#x} in {took_ns} ns{}", failed(refused))
-        }
-        Event::Unpin { address, bytes, took_ns, failed: refused } => {
-            format!("unpin: {bytes} bytes at {address:#x} in {took_ns} ns{}", failed(refused))
-        }
-        Event::Move { from, to, bytes, took_ns } => {
-            format!("move: {bytes} bytes from {from:#x} to {to:#x} in {took_ns} ns")
-        }
-        Event::Limit { from, to } => format!("limit: from {from} to {to}"),
-        Event::Ceiling { bytes: u64::MAX } => "ceiling: none".to_owned(),
-        Event::Ceiling { bytes } => format!("ceiling: {bytes} bytes"),
-        Event::Missing { records } => format!("missing: {records} records"),
-        Event::End => "end".to_owned(),
-        Event::Waited => "the next get of this thread waited".to_owned(),
-    })
 }

@@ -4,9 +4,9 @@ use std::error::Error;
 use std::path::Path;
 
 use pinpool_observe::judge::words::{percent, seconds};
-use pinpool_observe::judge::{Lost, PoolJudgement, judge_recording};
+use pinpool_observe::judge::{PoolJudgement, judge_recording};
 use pinpool_replay::Recording;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::files::{in_file, named};
 use crate::input::{self, Kind};
@@ -17,174 +17,123 @@ use pinpool_cli::terminal::Terminal;
 /// Less of the time of a recording is no change.
 const SHOWN_SHARE: f64 = 0.001;
 
-/// One pool in one recording.
-#[derive(Debug, Clone, Serialize)]
-struct Side {
-    cause: &'static str,
-    seconds: f64,
-    lost_seconds: f64,
-    waiting_seconds: f64,
-    page_locking_seconds: f64,
-    moving_seconds: f64,
-    gets: u64,
-    /// Gets that waited, page-locked or moved memory.
-    slow_gets: u64,
-    #[serde(skip)]
-    lost: Lost,
-}
-
-#[derive(Debug, Serialize)]
+/// A pool before and after; `None` if the recording has no such pool, or too few requests of it.
 struct Change {
     pool: String,
-    /// `None` where the recording has no such pool, or too few gets of it.
-    before: Option<Side>,
-    after: Option<Side>,
+    sides: [Option<PoolJudgement>; 2],
     /// Variables that differ: name, before, after.
-    settings: Vec<(String, Option<String>, Option<String>)>,
-}
-
-#[derive(Debug, Serialize)]
-struct Changes {
-    /// Seconds lost of each second, of all pools.
-    before_share: f64,
-    after_share: f64,
-    pools: Vec<Change>,
+    settings: Vec<[Option<String>; 3]>,
 }
 
 /// Pools are the same if they have the same name, or without names the same number.
 pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Terminal) -> Result<(), ExitError> {
-    let mut warnings = Vec::new();
-    let read = |path: &Path, warnings: &mut Vec<String>| -> Result<Recording, Box<dyn Error>> {
-        let input = input::open(path)?;
-        if input::kind(input.first()) != Kind::Recording {
-            return Err(
-                named(path, &"not a recording: two targets are compared only if PINPOOL_TRACE recorded both").into()
-            );
-        }
-        let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?;
-        warnings.extend(recording.warning.as_ref().map(|warning| named(path, warning)));
-        Ok(recording)
-    };
-    let both = read(before, &mut warnings).and_then(|before| Ok((before, read(after, &mut warnings)?)));
-    let (before, after) = match both {
+    let both = match read(before).and_then(|before| Ok([before, read(after)?])) {
         Ok(both) => both,
         Err(error) => return terminal.report(Err(error)),
     };
-    let changes = changes(&before, &after);
-    let text = if is_json { serde_json::json!(changes).to_string() } else { in_words(&changes) };
+    let changes = changes(&both);
+    let shares = [0, 1].map(|side| changes.iter().map(|change| share(change.sides[side].as_ref())).sum::<f64>());
+    let text = if is_json { in_json(&changes, shares).to_string() } else { in_words(&changes, shares) };
     terminal.print(text.trim_end())?;
+    let warnings =
+        [before, after].into_iter().zip(&both).filter_map(|(path, of)| Some(named(path, of.warning.as_ref()?)));
+    let warnings: Vec<_> = warnings.collect();
     warnings.iter().for_each(|warning| terminal.message(warning));
-    let is_worse = changes.after_share > changes.before_share + SHOWN_SHARE;
-    if is_worse || !warnings.is_empty() { Err(ExitError::Failure) } else { Ok(()) }
+    if shares[1] > shares[0] + SHOWN_SHARE || !warnings.is_empty() { Err(ExitError::Failure) } else { Ok(()) }
 }
 
-fn side(judged: &PoolJudgement) -> Side {
-    let lost = judged.judgement.lost;
-    let in_seconds = |ns: u64| ns as f64 / 1e9;
-    Side {
-        cause: judged.judgement.cause.name(),
-        seconds: lost.of_us as f64 / 1e6,
-        lost_seconds: in_seconds(lost.total_ns()),
-        waiting_seconds: in_seconds(lost.waiting_ns),
-        page_locking_seconds: in_seconds(lost.page_locking_ns),
-        moving_seconds: in_seconds(lost.moving_ns),
-        gets: judged.gets,
-        slow_gets: judged.slow_gets,
-        lost,
+fn read(path: &Path) -> Result<Recording, Box<dyn Error>> {
+    let input = input::open(path)?;
+    if input::kind(input.first()) != Kind::Recording {
+        let why = "not a recording: two targets are compared only if PINPOOL_TRACE recorded both";
+        return Err(named(path, &why).into());
     }
+    Ok(Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?)
 }
 
-fn changes(before: &Recording, after: &Recording) -> Changes {
-    let [old, new] = [before, after].map(judge_recording);
-    let mut names: Vec<&str> = Vec::new();
-    for judged in old.iter().chain(&new) {
-        if !names.contains(&judged.name.as_str()) {
-            names.push(&judged.name);
-        }
-    }
-    let change = |name: &str| {
-        let of = |judged: &[PoolJudgement]| judged.iter().find(|judged| judged.name == name).map(side);
-        let number =
-            |judged: &[PoolJudgement]| judged.iter().find(|judged| judged.name == name).map(|judged| judged.pool);
-        let settings = number(&old).zip(number(&new)).map(|(old, new)| settings(before, old, after, new));
-        Change { pool: name.to_owned(), before: of(&old), after: of(&new), settings: settings.unwrap_or_default() }
+/// What got worse by most comes first.
+fn changes(both: &[Recording; 2]) -> Vec<Change> {
+    let judged = both.each_ref().map(judge_recording);
+    let mut names: Vec<_> = judged.iter().flatten().map(|judged| judged.name.clone()).collect();
+    names.sort();
+    names.dedup();
+    let change = |pool: String| {
+        let sides = judged.each_ref().map(|all| all.iter().find(|judged| judged.name == pool).cloned());
+        let settings = match &sides {
+            [Some(old), Some(new)] => settings(both, [old.pool, new.pool]),
+            _ => Vec::new(),
+        };
+        Change { pool, sides, settings }
     };
-    let mut pools: Vec<_> = names.into_iter().map(change).collect();
-    // What got worse by most comes first.
-    pools.sort_by(|one, other| more_lost(other).total_cmp(&more_lost(one)));
-    let total =
-        |of: fn(&Change) -> &Option<Side>| pools.iter().filter_map(|change| of(change).as_ref()).map(share).sum();
-    let (before_share, after_share) = (total(|change| &change.before), total(|change| &change.after));
-    Changes { before_share, after_share, pools }
+    let mut changes: Vec<_> = names.into_iter().map(change).collect();
+    let more_lost = |change: &Change| share(change.sides[1].as_ref()) - share(change.sides[0].as_ref());
+    changes.sort_by(|one, other| more_lost(other).total_cmp(&more_lost(one)));
+    changes
 }
 
-fn share(side: &Side) -> f64 {
-    if side.seconds > 0.0 { side.lost_seconds / side.seconds } else { 0.0 }
-}
-
-fn more_lost(change: &Change) -> f64 {
-    change.after.as_ref().map_or(0.0, share) - change.before.as_ref().map_or(0.0, share)
+/// Seconds lost of each second.
+fn share(side: Option<&PoolJudgement>) -> f64 {
+    let lost = side.map(|side| side.judgement.lost).filter(|lost| lost.of_us > 0);
+    lost.map_or(0.0, |lost| lost.total_ns() as f64 / 1e3 / lost.of_us as f64)
 }
 
 /// Variables with another value.
-fn settings(
-    before: &Recording,
-    old: u32,
-    after: &Recording,
-    new: u32,
-) -> Vec<(String, Option<String>, Option<String>)> {
-    let facts =
-        |recording: &Recording, number: u32| recording.pool(number).map(|pool| pool.facts.clone()).unwrap_or_default();
-    let (old, new) = (facts(before, old), facts(after, new));
-    let value = |facts: &[(String, String)], name: &str| {
-        facts.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
-    };
-    let mut names: Vec<_> =
-        old.iter().chain(&new).map(|(name, _)| name).filter(|name| name.starts_with("PINPOOL_")).collect();
+fn settings(both: &[Recording; 2], pools: [u32; 2]) -> Vec<[Option<String>; 3]> {
+    let [old, new] = [0, 1].map(|side| both[side].pool(pools[side]).cloned().unwrap_or_default());
+    let mut names: Vec<_> = old.facts.iter().chain(&new.facts).map(|(name, _)| name.clone()).collect();
+    // Where the recording itself lies is no difference.
+    names.retain(|name| name.starts_with("PINPOOL_") && name != "PINPOOL_TRACE");
     names.sort();
     names.dedup();
-    // Where the recording itself lies is no difference.
-    names.retain(|name| *name != "PINPOOL_TRACE");
-    let both = names.into_iter().map(|name| (name.clone(), value(&old, name), value(&new, name)));
-    both.filter(|(_, old, new)| old != new).collect()
+    let values = |name: String| [&old, &new].map(|pool| pool.fact(&name).map(str::to_owned));
+    let all = names.into_iter().map(|name| (name.clone(), values(name)));
+    all.filter(|(_, [old, new])| old != new).map(|(name, [old, new])| [Some(name), old, new]).collect()
 }
 
-fn in_words(changes: &Changes) -> String {
-    let Changes { before_share, after_share, pools } = changes;
-    let parts = |share: f64| percent(share_in_parts(share), 1_000_000);
-    let verdict = match after_share - before_share {
+fn in_json(changes: &[Change], [before_share, after_share]: [f64; 2]) -> Value {
+    let side = |side: &Option<PoolJudgement>| {
+        let PoolJudgement { judgement, gets, slow_gets, .. } = side.as_ref()?;
+        let (lost, in_seconds) = (judgement.lost, |ns: u64| ns as f64 / 1e9);
+        Some(json!({
+            "cause": judgement.cause.name(), "seconds": lost.of_us as f64 / 1e6, "lost_seconds": in_seconds(lost.total_ns()),
+            "waiting_seconds": in_seconds(lost.waiting_ns), "page_locking_seconds": in_seconds(lost.page_locking_ns),
+            "moving_seconds": in_seconds(lost.moving_ns), "gets": gets, "slow_gets": slow_gets,
+        }))
+    };
+    let pool = |Change { pool, sides: [before, after], settings }: &Change| json!({ "pool": pool, "before": side(before), "after": side(after), "settings": settings });
+    let pools: Vec<_> = changes.iter().map(pool).collect();
+    json!({ "before_share": before_share, "after_share": after_share, "pools": pools })
+}
+
+fn in_words(changes: &[Change], [before, after]: [f64; 2]) -> String {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
+    let parts = |share: f64| percent((share * 1e6).round() as u64, 1_000_000);
+    let verdict = match after - before {
         more if more > SHOWN_SHARE => "more is lost",
         more if more < -SHOWN_SHARE => "less is lost",
         _ => "no change",
     };
-    let mut text =
-        format!("{verdict}: {} of the time of a thread before, {} after\n", parts(*before_share), parts(*after_share));
-    for Change { pool, before, after, settings } in pools {
+    let mut text = format!("{verdict}: {} of the time of a thread before, {} after\n", parts(before), parts(after));
+    for Change { pool, sides, settings } in changes {
         text += &format!("\n{pool}\n");
-        let head = ["", "before", "after"].map(str::to_owned).to_vec();
-        let row = |name: &str, of: &dyn Fn(&Side) -> String| {
-            let cell = |side: &Option<Side>| side.as_ref().map_or_else(|| "-".to_owned(), of);
-            vec![name.to_owned(), cell(before), cell(after)]
+        let row = |name: &str, of: &dyn Fn(&PoolJudgement) -> String| {
+            let cell = |side: &Option<PoolJudgement>| side.as_ref().map_or_else(|| "-".to_owned(), of);
+            vec![name.to_owned(), cell(&sides[0]), cell(&sides[1])]
         };
         let mut rows = vec![
-            head,
-            row("cause", &|side| side.cause.to_owned()),
-            row("seconds", &|side| seconds(side.lost.of_us.saturating_mul(1000))),
-            row("lost", &|side| seconds(side.lost.total_ns())),
-            row("  waiting", &|side| seconds(side.lost.waiting_ns)),
-            row("  page-locking", &|side| seconds(side.lost.page_locking_ns)),
-            row("  moving", &|side| seconds(side.lost.moving_ns)),
+            ["", "before", "after"].map(str::to_owned).to_vec(),
+            row("cause", &|side| side.judgement.cause.name().to_owned()),
+            row("seconds", &|side| seconds(side.judgement.lost.of_us.saturating_mul(1000))),
+            row("lost", &|side| seconds(side.judgement.lost.total_ns())),
+            row("  waiting", &|side| seconds(side.judgement.lost.waiting_ns)),
+            row("  pinning", &|side| seconds(side.judgement.lost.page_locking_ns)),
+            row("  moving", &|side| seconds(side.judgement.lost.moving_ns)),
             row("gets", &|side| grouped(side.gets)),
-            row("  waited, locked or moved", &|side| grouped(side.slow_gets)),
+            row("  waited, pinned or moved", &|side| grouped(side.slow_gets)),
         ];
-        let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
-        rows.extend(settings.iter().map(|(name, old, new)| vec![name.clone(), value(old), value(new)]));
+        let cell = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+        rows.extend(settings.iter().map(|setting| setting.iter().map(cell).collect()));
         text += &columns(&rows);
     }
     text
-}
-
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
-fn share_in_parts(share: f64) -> u64 {
-    (share * 1e6).round() as u64
 }

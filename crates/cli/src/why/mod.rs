@@ -12,26 +12,27 @@ pub(crate) mod lines;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use pinpool::{Pool, Why};
+use pinpool_loader::StopFlag;
 use pinpool_observe::judge::words::counted;
 use pinpool_observe::judge::{Cause, PoolJudgement, judge_recording};
-use pinpool_replay::{Event, Recording, Replay, Watch, Workload};
+use pinpool_replay::{Recording, Replay};
 use serde_json::Value;
 
 use crate::advise::recommendation;
 use crate::files::{in_file, named};
 use crate::input::{self, Kind, open_workload, read_workload};
-use crate::served::{name_of, names_process, statistics_of, worst_first};
+use crate::series::Series;
+use crate::served::{name_of, names_process};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::Terminal;
 
 /// Pools that are told one by one.
 const LISTED: usize = 8;
-/// Looks at a trace that is played.
-const LOOKS: u64 = 1_000;
 /// Of these, so many that show an alarm are one of the trace.
 const ALARM_PART: usize = 10;
 
@@ -95,21 +96,6 @@ impl Judged {
     }
 }
 
-/// What the judge says of the pools of a recording, the worst first.
-fn of_recording(recording: &Recording) -> Vec<Said> {
-    let said = |judged: &PoolJudgement| {
-        let mut said = of_pool(judged);
-        let has_ended =
-            recording.records.iter().rev().any(|record| record.pool == judged.pool && record.event == Event::End);
-        if !has_ended {
-            said.lines
-                .insert(1, "  no end of the pool is recorded: its process was ended before, or still runs".to_owned());
-        }
-        said
-    };
-    judge_recording(recording).iter().map(said).collect()
-}
-
 pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> {
     let target = match args.targets.as_slice() {
         targets if args.lines => return lines::run(targets, args.json, args.all, terminal),
@@ -163,14 +149,14 @@ fn in_words(said: &[Said], all: bool) -> String {
 /// What is said of each pool, the worst first, and why it is not of all of the file.
 fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
     if names_process(target) {
-        return Ok((of_process(target)?, None));
+        return Ok((Series::of_process(target, Duration::ZERO, &StopFlag::new())?.0.said, None));
     }
     let path = PathBuf::from(target);
     let input = input::open(&path)?;
     match input::kind(input.first()) {
         Kind::Recording => {
             let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(&path, &error))?;
-            let mut said = of_recording(&recording);
+            let mut said = Series::of_recording(&recording).said;
             if let Some(said) = said.first_mut() {
                 recommend(said, &path, &recording);
             }
@@ -181,7 +167,9 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
         }
         Kind::Workload => {
             let workload = read_workload(&path, input)?;
-            Ok((vec![of_workload(&path, &workload)?], workload.warning().map(str::to_owned)))
+            let played = Series::of_replay(target, &workload, &Replay::default());
+            let (series, _) = played.map_err(|error| in_file(&path, &error))?;
+            Ok((series.said, workload.warning().map(str::to_owned)))
         }
         Kind::Log => {
             let log = lines::read(input).map_err(|error| named(&path, &error))?;
@@ -215,18 +203,8 @@ fn recommend(said: &mut Said, path: &Path, recording: &Recording) {
     }
 }
 
-/// The process's own judgements, over its socket.
-fn of_process(target: &str) -> Result<Vec<Said>, Box<dyn Error>> {
-    let said = of_statistics(&statistics_of(target)?);
-    if said.is_empty() { Err(format!("{target}: the process has no pool now").into()) } else { Ok(said) }
-}
-
-/// What the pools of a process say of themselves, alarms first.
-pub(crate) fn of_statistics(object: &Value) -> Vec<Said> {
-    worst_first(object).into_iter().map(of_object).collect()
-}
-
-fn of_object(pool: &Value) -> Said {
+/// What a pool of a process says of itself.
+pub(crate) fn of_object(pool: &Value) -> Said {
     let said = &pool["why"];
     let text =
         |value: &Value| value.as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).collect::<String>();
@@ -241,27 +219,16 @@ fn of_object(pool: &Value) -> Said {
     }
 }
 
-pub(crate) fn of_pool(judged: &PoolJudgement) -> Said {
+/// What the judge says of a pool of a recording.
+pub(crate) fn of_judgement(judged: &PoolJudgement, has_ended: bool) -> Said {
     let PoolJudgement { name, judgement, gets, slow_gets, .. } = judged;
     let mut lines = judgement.lines();
-    lines.insert(
-        1,
-        format!(
-            "  over the recording {} of {} gets waited, page-locked or moved memory",
-            grouped(*slow_gets),
-            grouped(*gets)
-        ),
-    );
+    let (slow_gets, gets) = (grouped(*slow_gets), grouped(*gets));
+    lines.insert(1, format!("  over the recording {slow_gets} of {gets} gets waited, page-locked or moved memory"));
+    if !has_ended {
+        lines.insert(1, "  no end of the pool is recorded: its process was ended before, or still runs".to_owned());
+    }
     Said { pool: name.clone(), cause: judgement.cause.name().to_owned(), is_alarm: judgement.is_alarm, lines }
-}
-
-/// What the pool itself says while it is played with the default settings.
-fn of_workload(path: &Path, workload: &Workload) -> Result<Said, Box<dyn Error>> {
-    let mut judged = Judged::default();
-    let mut see = |_: u64, pool: &Pool| judged.look(pool);
-    let played = Replay::default().play_watched(workload, Some(Watch::new(workload, LOOKS, &mut see)));
-    played.map_err(|error| in_file(path, &error))?;
-    judged.worst(&path.display().to_string()).ok_or_else(|| named(path, &"the trace has no gets").into())
 }
 
 /// What the pools of a log said themselves; of TensorFlow's what its lines show.

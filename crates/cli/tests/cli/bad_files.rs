@@ -83,7 +83,7 @@ fn of_a_recording_that_is_cut_off_the_rest_is_drawn_and_that_is_said() {
     let ran = on(&["report", "-o", page.to_str().unwrap()], &path);
     assert_eq!(ran.code(), 1);
     ran.check_stderr("t.trace: ");
-    ran.check_stderr("cut off");
+    ran.check_stderr("truncated");
     assert!(fs::read_to_string(&page).unwrap().contains("The trace is not whole: "));
 }
 

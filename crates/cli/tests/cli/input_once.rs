@@ -39,8 +39,7 @@ fn packed(bytes: &[u8]) -> Vec<u8> {
 /// One file of each kind of trace, plain and packed.
 fn traces(dir: &Path) -> Vec<PathBuf> {
     let recording = fs::read(recorded(dir, "t.trace")).unwrap();
-    let snapshot = Path::new(crate::ROOT).join("tests/data/torch_snapshot/host.trace");
-    let kinds = [("recording", recording), ("workload", WORKLOAD.into()), ("snapshot", fs::read(snapshot).unwrap())];
+    let kinds = [("recording", recording), ("workload", WORKLOAD.into())];
     let mut paths = Vec::new();
     for (name, bytes) in kinds {
         for (path, bytes) in [(dir.join(name), bytes.clone()), (dir.join(format!("{name}.gz")), packed(&bytes))] {

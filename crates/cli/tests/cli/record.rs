@@ -131,7 +131,7 @@ fn what_cannot_be_read_or_written_is_an_error_with_its_name_and_no_panic() {
         let ran = finish(pinpool(&command).arg(&cut));
         assert_eq!(ran.code(), 1, "{command:?}: {}", ran.stderr);
         assert!(!ran.stdout.is_empty(), "{command:?}");
-        ran.check_stderr("cut.trace: the recording is cut off");
+        ran.check_stderr("cut.trace: the recording is truncated");
         ran.check_stderr(" records before that are read");
     }
     let ran = trace(&cut, &["-o", "/no/such/folder/out"]);
@@ -153,5 +153,5 @@ fn a_process_that_is_killed_leaves_a_trace_that_is_read() {
     child.wait().unwrap();
     let ran = trace(&path, &["--format", "csv"]);
     assert!(ran.stdout.lines().filter(|line| line.contains(",get,")).count() > 10, "{}", ran.stderr);
-    assert!(ran.code() == 0 || ran.stderr.contains("cut off"), "{}", ran.stderr);
+    assert!(ran.code() == 0 || ran.stderr.contains("truncated"), "{}", ran.stderr);
 }

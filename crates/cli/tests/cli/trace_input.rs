@@ -1,12 +1,10 @@
-//! What `pinpool trace` reads beside whole recordings: what Python made of a snapshot of PyTorch's memory, recordings without an end, empty and
-//! damaged ones.
+//! What `pinpool trace` reads in addition to whole recordings: recordings without an end, empty and damaged ones.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use crate::tool::{Ran, finish, number, pinpool, until};
+use crate::tool::{Ran, finish, pinpool, until};
 
 fn trace(path: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&["trace"]).arg(path).args(args))
@@ -21,45 +19,9 @@ fn recorded(dir: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// A file that `generate.py` wrote, or that was converted from one.
+/// A file that `generate.py` wrote.
 fn snapshot(name: &str) -> PathBuf {
     Path::new(crate::ROOT).join("tests/data/torch_snapshot").join(name)
-}
-
-/// Lines of a CSV whose event is `event`.
-fn events<'a>(csv: &'a str, event: &str) -> Vec<Vec<&'a str>> {
-    let lines = csv.lines().map(|line| line.split(',').collect::<Vec<_>>());
-    lines.filter(|fields| fields[3] == event).collect()
-}
-
-#[test]
-fn a_snapshot_of_torch_that_was_converted_is_a_trace_of_its_pinned_memory() {
-    let dir = tempfile::tempdir().unwrap();
-    let whole = fs::read(snapshot("host.trace")).unwrap();
-    let compressed = dir.path().join("host.trace.gz");
-    let mut encoder =
-        flate2::write::GzEncoder::new(fs::File::create(&compressed).unwrap(), flate2::Compression::fast());
-    encoder.write_all(&whole).unwrap();
-    encoder.finish().unwrap();
-    for path in [snapshot("host.trace"), compressed] {
-        let ran = trace(&path, &["--format", "csv"]);
-        assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
-        let csv = &ran.stdout;
-        let (gets, pins) = (events(csv, "get"), events(csv, "pin"));
-        assert_eq!((gets.len(), pins.len(), events(csv, "unpin").len()), (13, 3, 1), "{csv}");
-        // Ten by request and copies that end later, one whose request was not recorded.
-        let puts =
-            csv.lines().filter(|line| line.split(',').nth(3).is_some_and(|event| event.starts_with("put"))).count();
-        assert_eq!(puts, 11);
-        assert_eq!(csv.matches("/srv/train/loader.py:41 pin_batch").count(), 12, "{csv}");
-        assert_eq!(csv.matches("/srv/train/checkpoint.py:7 save").count(), 1);
-        let figures = finish(pinpool(&["replay", "--json"]).arg(&path)).figures();
-        assert_eq!(number(&figures, "gets"), 13);
-        let page = dir.path().join("page.html");
-        let ran = finish(pinpool(&["report", "-o"]).arg(&page).arg(&path));
-        assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
-        assert!(fs::read_to_string(&page).unwrap().contains("<dd>13</dd>"));
-    }
 }
 
 #[test]
@@ -88,7 +50,7 @@ fn version_0_and_traces_of_nothing_are_refused_and_nothing_is_written() {
     for (name, bytes, why) in [
         ("zero.trace", version_0.as_slice(), "format version 0"),
         ("head.trace", &whole[..12], "nothing to print"),
-        ("half.trace", &whole[..10], "cut off in its head"),
+        ("half.trace", &whole[..10], "truncated in its head"),
         ("empty", b"", "nothing to print"),
         ("comments.txt", b"## no operation\n", "nothing to print"),
         ("year.txt", b"a 1 10\nt 99999999999999999\nf 1\n", "year"),
@@ -112,7 +74,7 @@ fn a_recording_that_was_cut_off_is_drawn_up_to_there_and_the_exit_status_says_so
     for command in [vec!["report", "-o", page.to_str().unwrap()], vec!["trace", "--format", "csv"]] {
         let ran = finish(pinpool(&command).arg(&cut));
         assert_eq!(ran.code(), 1, "{command:?}");
-        ran.check_stderr("cut.trace: the recording is cut off");
+        ran.check_stderr("cut.trace: the recording is truncated");
     }
     assert!(fs::read_to_string(page).unwrap().contains("not whole"));
 }
@@ -133,5 +95,5 @@ fn pools_whose_process_was_killed_are_named() {
     ran.check_stderr("the process was killed, or exited while they lived");
     assert!(ran.stdout.contains(",get,"));
     // Whole as far as it goes, unless the last block was cut off.
-    assert_eq!(ran.code(), i32::from(ran.stderr.contains("cut off")), "{}", ran.stderr);
+    assert_eq!(ran.code(), i32::from(ran.stderr.contains("truncated")), "{}", ran.stderr);
 }

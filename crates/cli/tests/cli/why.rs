@@ -6,8 +6,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use pinpool::Pool;
-use pinpool_observe::judge::{Cause, judge_recording};
-use pinpool_replay::{Event, PoolDescription, Record, Recording};
+use pinpool_observe::judge::{Cause, Holder, Snapshot, judge_recording};
+use pinpool_observe::record::Taken;
+use pinpool_replay::{PoolDescription, Recording};
 
 use crate::record::recorded;
 use crate::tool::{Ran, finish, pinpool, until};
@@ -82,41 +83,28 @@ fn of_a_process_that_was_killed_no_end_is_recorded() {
 
 #[test]
 fn of_many_pools_the_one_that_leaks_is_named_first() {
-    // By hand, since a leak takes three windows of ten seconds: twelve pools, of which the eighth keeps one buffer in twenty.
-    let mut lines = Vec::new();
-    for second in 0..50 {
-        for pool in 0..12 {
-            let kept = pool == 7;
-            lines.push((second, pool, kept));
-        }
-    }
-    let judged = judge_recording(&leaking(&lines));
-    assert_eq!((judged[0].name.as_str(), judged[0].judgement.cause), ("shard7", Cause::Leak));
-    assert!(judged[1..].iter().all(|judged| !judged.judgement.is_alarm), "{judged:?}");
-}
-
-/// A recording of pools that get and put five buffers in each of these seconds; some keep one of them.
-fn leaking(seconds: &[(u64, u32, bool)]) -> Recording {
-    let mut recording = Recording { tags: vec![(1, "rows".to_owned())], ..Recording::default() };
+    // By hand, since a leak takes three windows of ten seconds: twelve pools, of which the eighth keeps five buffers a second.
+    let mut recording = Recording::default();
     for number in 0..12 {
         let facts = vec![("name".to_owned(), format!("shard{number}"))];
         recording.pools.push(PoolDescription { number, facts });
     }
-    for &(second, pool, is_kept) in seconds {
-        for at in 0..5 {
-            let id = second * 5 + at;
-            let mut add = |after_ns: u64, event| {
-                let time_ns = second * 1_000_000_000 + at * 100_000_000 + after_ns;
-                recording.records.push(Record { time_ns, thread: 0, pool, event });
-            };
-            add(0, Event::Get { id, bytes: 4096, class_bytes: 4096, tag: 1, took_ns: 0 });
-            if !is_kept || at > 0 {
-                add(50_000_000, Event::Put { id, in_flight: false });
-            }
+    for second in 1..=50 {
+        for pool in 0..12 {
+            let (gets, out) = (20 * second, if pool == 7 { 5 * second } else { 1 });
+            let oldest = Some(Duration::from_secs(if pool == 7 { second } else { 0 }));
+            let holder =
+                Holder { tag: "rows".to_owned(), buffers: out, bytes: out * 4096, oldest, ..Holder::default() };
+            let (puts, used_bytes) = (gets - out, out * 4096);
+            let held = Snapshot { gets, puts, used: out, used_bytes, held_bytes: used_bytes, ..Snapshot::default() };
+            let snapshot = Box::new(Snapshot { is_pinned: true, holders: vec![holder], ..held });
+            let at_us = second * 1_000_000;
+            recording.snapshots.push(Taken { time_ns: at_us * 1000, pool, at_us, snapshot });
         }
     }
-    recording.records.sort_by_key(|record| record.time_ns);
-    recording
+    let judged = judge_recording(&recording);
+    assert_eq!((judged[0].name.as_str(), judged[0].judgement.cause), ("shard7", Cause::Leak));
+    assert!(judged[1..].iter().all(|judged| !judged.judgement.is_alarm), "{judged:?}");
 }
 
 #[test]

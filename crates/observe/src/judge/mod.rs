@@ -35,8 +35,7 @@
 //! | `lengths.rs` | which lengths were asked for lately |
 //! | `news.rs` | which judgements are worth a line of the log |
 //! | `shortage.rs` | the cause of one get that found no memory |
-//! | `trace.rs` | snapshots of a recording |
-//! | `waits.rs` | its gets that waited |
+//! | `series.rs` | the snapshots of a recording |
 //! | `words.rs` | bytes, seconds and plurals in words |
 
 use std::collections::{BTreeMap, VecDeque};
@@ -46,12 +45,10 @@ mod churn;
 mod leak;
 mod lengths;
 mod news;
+#[cfg(feature = "io")]
+mod series;
 pub mod shortage;
 mod snapshot;
-#[cfg(feature = "io")]
-mod trace;
-#[cfg(feature = "io")]
-mod waits;
 mod window;
 pub mod words;
 
@@ -59,10 +56,10 @@ use churn::{Calls, repinned};
 use leak::Growth;
 pub use lengths::RecentLengths;
 use news::News;
+#[cfg(feature = "io")]
+pub use series::{PoolJudgement, judge_recording, judge_series};
 use shortage::LikelyCause;
 pub use snapshot::{AGED, Holder, Snapshot};
-#[cfg(feature = "io")]
-pub use trace::{PoolJudgement, judge_recording};
 pub use window::STUCK_AFTER;
 use window::Window;
 use words::seconds;
@@ -80,6 +77,7 @@ macro_rules! causes {
     ($($cause:ident = $name:literal,)+) => {
         /// Why a pool is as fast as it is.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
         pub enum Cause {
             $($cause,)+
         }
@@ -226,9 +224,18 @@ impl Judge {
         self.past.back().map(|past| &past.judgement)
     }
 
-    /// The judgement of the last window, or the alarm of the last minutes that cost most; before there is a window, that of the time so
-    /// far.
+    /// The judgement of the last window, or the alarm of the last minutes that cost most, or the request that failed since; before
+    /// there is a window, the judgement of the time so far.
     pub fn why(&self, now_us: u64, now: &Snapshot) -> Judgement {
+        let judgement = self.recent(now_us, now);
+        let is_known = self.latest().unwrap_or(&judgement).is_alarm;
+        match now.failure.clone().filter(|_| !is_known) {
+            Some((cause, likely)) => judgement.of_failure(cause, likely),
+            None => judgement,
+        }
+    }
+
+    fn recent(&self, now_us: u64, now: &Snapshot) -> Judgement {
         let of_us = now_us.saturating_sub(self.last_us);
         let judge_now = || Window::between(&self.last, now, of_us, self.most_held_bytes).judge(None, 0, None);
         let Some(latest) = self.latest() else { return judge_now() };

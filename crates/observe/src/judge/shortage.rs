@@ -69,6 +69,7 @@ pub struct Shortage<'a> {
 
 /// What was found, and what helps.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
 pub struct LikelyCause {
     pub found: String,
     pub change: String,

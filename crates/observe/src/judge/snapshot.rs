@@ -1,14 +1,17 @@
 //! What a pool shows at one moment.
 
+use std::borrow::Cow;
 use std::time::Duration;
+
+use super::Cause;
+use super::shortage::LikelyCause;
 
 /// A buffer this old counts as aged: bursts have ended by then.
 pub const AGED: Duration = Duration::from_secs(60);
-/// Bytes that other processes hold where it is not known how many.
-pub(super) const UNKNOWN_BYTES: u64 = u64::MAX;
 
 /// Buffers that are out under one tag.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Holder {
     pub tag: String,
     pub buffers: u64,
@@ -23,6 +26,7 @@ pub struct Holder {
 
 /// Counts of a pool since it was made, and what it holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Snapshot {
     /// Served or failed.
     pub gets: u64,
@@ -59,12 +63,14 @@ pub struct Snapshot {
     pub idle_bytes: u64,
     /// Held and in no buffer.
     pub free_bytes: u64,
+    /// Unpinned memory that serves requests beyond the limit.
+    pub fallback_bytes: u64,
     /// The most that was in use and asked for at one time, since the last window, while memory was short.
     pub needed_bytes: u64,
     /// The name of what is to be raised for more bytes; `None` where there is no limit.
-    pub limit: Option<&'static str>,
+    pub limit: Option<Cow<'static, str>>,
     pub max_bytes: Option<u64>,
-    /// Whether that limit is shared with other processes, and what these hold, or `u64::MAX` where that is not known.
+    /// What other processes hold, if the limit is shared with them.
     pub others_bytes: Option<u64>,
     /// Idle buffers that it may keep, where an eviction is a release.
     pub pool_size_limit: Option<u64>,
@@ -76,6 +82,10 @@ pub struct Snapshot {
     /// Copies that were begun; 0 where nobody counts.
     pub copies: u64,
     pub is_pinned: bool,
+    /// Whether the process has loaded a GPU driver.
+    pub has_driver: bool,
+    /// The last request that failed since the last window, and why.
+    pub failure: Option<(Cause, LikelyCause)>,
     pub holders: Vec<Holder>,
 }
 

@@ -17,7 +17,8 @@ struct Run {
 
 impl Run {
     fn new() -> Self {
-        let now = Snapshot { limit: Some(LIMIT), max_bytes: Some(4 * GIB), is_pinned: true, ..Snapshot::default() };
+        let now =
+            Snapshot { limit: Some(LIMIT.into()), max_bytes: Some(4 * GIB), is_pinned: true, ..Snapshot::default() };
         Self { judge: Judge::default(), now_us: 0, now }
     }
 
@@ -260,7 +261,7 @@ fn memory_that_other_processes_hold_is_theirs() {
     let mut run = Run::new();
     let short = |of: &mut Snapshot| {
         of.short_gets += 100;
-        (of.limit, of.others_bytes) = (Some("PINPOOL_LEDGER_MAX_BYTES"), Some(3 * GIB));
+        (of.limit, of.others_bytes) = (Some("PINPOOL_LEDGER_MAX_BYTES".into()), Some(3 * GIB));
         of.needed_bytes = GIB;
     };
     let judgement = run.window(short);
@@ -423,13 +424,16 @@ fn memory_that_is_not_pinned_matters_once_something_is_copied() {
     let mut run = Run::new();
     run.now.is_pinned = false;
     assert_eq!(run.cause(|_| ()), Cause::Healthy);
-    assert_eq!(run.cause(|of| of.copies += 1), Cause::NotPinned);
+    let copied = run.window(|of| of.copies += 1);
+    assert_eq!((copied.cause, copied.is_alarm), (Cause::NotPinned, false), "without a GPU there is no need");
+    let beside_a_gpu = run.window(|of| of.has_driver = true);
+    assert_eq!((beside_a_gpu.cause, beside_a_gpu.is_alarm), (Cause::NotPinned, true));
 }
 
 #[test]
 fn few_gets_show_no_rate_unless_all_of_them_wait() {
     let mut judge = Judge::default();
-    let sample = Snapshot { gets: GETS_MIN - 1, short_gets: 10, limit: Some(LIMIT), ..Snapshot::default() };
+    let sample = Snapshot { gets: GETS_MIN - 1, short_gets: 10, limit: Some(LIMIT.into()), ..Snapshot::default() };
     assert_eq!(judge.look(WINDOW_US, sample.clone()), None);
     let early = Snapshot { gets: 100, ..sample.clone() };
     assert_eq!(judge.look(WINDOW_US - 1, early), None, "the window is not over");

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::churn::{Calls, Repinned};
 use super::leak::Leak;
-use super::snapshot::UNKNOWN_BYTES;
 use super::words::{OF_SYSTEM, RoundedUp, counted, percent, seconds};
 use super::{Cause, Judgement, Lost, Snapshot};
 
@@ -29,6 +28,8 @@ const PAUSED_PART: u64 = 10;
 const OVERHANG_PART: u64 = 4;
 /// Windows in succession in which memory goes back and forth.
 const CHURNED: u32 = 2;
+/// Limits that are settings.
+const SETTINGS: [&str; 2] = ["PINPOOL_MAX_BYTES", "PINPOOL_RESERVE"];
 /// Seconds lost of a hundred from which sizes that never recur are an alarm.
 const COSTLY_PERCENT: u64 = 5;
 
@@ -167,11 +168,9 @@ impl<'a> Window<'a> {
             0 => format!("{} waiting, and none was served", counted(now.waiting, "get")),
             _ => format!("{short_gets} of {gets} gets found no memory at once"),
         };
-        let Some(limit) = now.limit.filter(|_| !now.is_by_source) else { return Some(self.refused(short)) };
+        let Some(limit) = now.limit.as_deref().filter(|_| !now.is_by_source) else { return Some(self.refused(short)) };
         if let Some(others_bytes) = now.others_bytes.filter(|_| self.is_of_others()) {
-            let held =
-                if others_bytes == UNKNOWN_BYTES { "the rest".to_owned() } else { RoundedUp(others_bytes).to_string() };
-            let found = format!("{short}: other processes hold {held}");
+            let found = format!("{short}: other processes hold {}", RoundedUp(others_bytes));
             let cure = format!("raise {limit}, or look at what they keep (`pinpool top --all`)");
             return Some(self.alarm(Cause::OtherProcess, found, cure));
         }
@@ -191,17 +190,17 @@ impl<'a> Window<'a> {
         Some(self.too_small(short, limit, needed_bytes, ""))
     }
 
-    fn too_small(&self, short: String, limit: &'static str, needed_bytes: u64, purpose: &str) -> Judgement {
+    fn too_small(&self, short: String, limit: &str, needed_bytes: u64, purpose: &str) -> Judgement {
         let cure = format!("raise {limit} to {}{purpose}", RoundedUp(needed_bytes));
         let mut judgement = self.alarm(Cause::CeilingTooSmall, short, cure);
-        judgement.setting = limit.starts_with("PINPOOL_").then_some((limit, needed_bytes));
+        judgement.setting = SETTINGS.into_iter().find(|name| *name == limit).map(|name| (name, needed_bytes));
         judgement.size = needed_bytes;
         judgement
     }
 
     /// A few gets that wait for long, while most find memory at once: the consumer keeps up, and pauses now and then. What producers
     /// would have gone on to fill meanwhile bridges the pause.
-    fn pause(&self, short: &str, limit: &'static str) -> Option<Judgement> {
+    fn pause(&self, short: &str, limit: &str) -> Option<Judgement> {
         let Self { now, of, lost, .. } = self;
         let waits = of.short_gets.max(now.waiting);
         let wait_ns = lost.waiting_ns.checked_div(waits)?;
@@ -346,7 +345,7 @@ impl<'a> Window<'a> {
         }
         is_costly.then(|| {
             let found = format!("{}, of sizes that recur: buffers of other sizes took their memory", missed());
-            let limit = now.limit.map_or_else(String::new, |limit| format!("raise {limit}, or "));
+            let limit = now.limit.as_ref().map_or_else(String::new, |limit| format!("raise {limit}, or "));
             self.alarm(Cause::Thrashing, found, format!("{limit}batch to fewer sizes"))
         })
     }
@@ -365,7 +364,8 @@ impl<'a> Window<'a> {
         if !now.is_pinned && now.copies > 0 {
             let found = "copies are made of memory that is not page-locked, which the driver copies twice".to_owned();
             let cure = "`pinpool doctor` says why, and what helps".to_owned();
-            return Judgement { cure: Some(cure), ..self.judgement(Cause::NotPinned, found) };
+            // Without a GPU nothing is to be pinned for.
+            return Judgement { is_alarm: now.has_driver, cure: Some(cure), ..self.judgement(Cause::NotPinned, found) };
         }
         let served = self.of.gets.saturating_sub(self.of.page_locks);
         let found = format!("{served} of {} gets waited for nothing, {} held", self.of.gets, RoundedUp(now.held_bytes));

@@ -3,6 +3,7 @@
 /// One thing that a pool did. Lengths are in bytes, times in nanoseconds; `id` is that of a buffer's memory, from [`New`](Event::New) to
 /// [`Gone`](Event::Gone).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Event {
     /// A get was served.
     Get {
@@ -145,8 +146,23 @@ impl Event {
 /// The fact that names the variables whose settings the program set in its code, which goes before variables, apart by spaces.
 pub const SET_IN_CODE: &str = "set_in_code";
 
+/// One thing that a pool did, when, and on which thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
+pub struct Record {
+    /// Nanoseconds since the recording began.
+    pub time_ns: u64,
+    /// Number of the thread; of a recording that was read, from 0 in order of their first records.
+    pub thread: u32,
+    /// Number of the pool.
+    pub pool: u32,
+    /// What it did.
+    pub event: Event,
+}
+
 /// A pool of a recording.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
 pub struct PoolDescription {
     /// Its number in the recording, from 0.
     pub number: u32,

@@ -1,55 +1,45 @@
 //! Recording what a pool does, for `pinpool trace`, `replay`, `advise` and `report`.
 //!
 //! ```text
-//!   get, put, pin ... ──▶ the thread's queue (bounded, never waits) ──▶ pinpool-trace ──▶ blocks with checksums ──▶ file
+//!   get, put, pin ... ──▶ queue (bounded, never waits) ──▶ pinpool-trace ──▶ blocks with checksums ──▶ file
 //! ```
 //!
 //! | file | owns |
 //! | --- | --- |
 //! | `event.rs` | what is recorded |
-//! | `format.rs` | the bytes of a block, written |
-//! | `items.rs` | the items of a block, read back |
-//! | `reader.rs` | a recording read back, cut off or not |
-//! | `ticks.rs` | a clock that costs a caller little |
-//! | `queues.rs` | a bounded queue for each thread |
-//! | `writer.rs` | the thread that writes, and the files that are open |
+//! | `format.rs` | the bytes of a block |
+//! | `reader.rs` | a recording read back, truncated or not |
+//! | `writer.rs` | the queue, the thread that writes, the open files, and the end of the process |
 //! | `open.rs` | what is at the path of a file, and what of it may be written |
 //! | `output.rs` | one file that is open: written, closed |
 //! | `recorder.rs` | one pool's part in a file |
-//! | `exit.rs` | the end of a process whose pools have not ended |
 //!
 //! The format is described in `docs/trace-format.md`. Without the feature `io` there are events and nobody to take them.
 
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 mod event;
-pub use event::{Event, PoolDescription, SET_IN_CODE};
+pub use event::{Event, PoolDescription, Record, SET_IN_CODE};
 
 #[cfg(feature = "io")]
-mod exit;
-#[cfg(feature = "io")]
 mod format;
-#[cfg(feature = "io")]
-mod items;
 #[cfg(feature = "io")]
 mod open;
 #[cfg(feature = "io")]
 mod output;
 #[cfg(feature = "io")]
-mod queues;
-#[cfg(feature = "io")]
 mod reader;
 #[cfg(feature = "io")]
 mod recorder;
-#[cfg(feature = "io")]
-mod ticks;
 #[cfg(not(feature = "io"))]
 mod without;
 #[cfg(feature = "io")]
 mod writer;
 
 #[cfg(feature = "io")]
-pub use reader::{Record, Recording, RecordingError};
+pub use format::Taken;
+#[cfg(feature = "io")]
+pub use reader::{Recording, RecordingError};
 #[cfg(feature = "io")]
 pub use recorder::Recorder;
 #[cfg(not(feature = "io"))]

@@ -3,37 +3,23 @@
 //! Reads whole blocks; of a file that was cut off also the whole records of its last block, and says so. Bounded in bytes and
 //! records, so that a few bytes of a compressed file cannot take the memory of the machine.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::event::{Event, PoolDescription};
-use super::format::{BLOCK_BYTES_MAX, FRAME_BYTES, HEAD_BYTES, MAGIC, MARKS_WAITS, VERSION};
-use super::items::{BlockReader, Broken, Item};
+use super::event::{Event, PoolDescription, Record};
+use super::format::{BLOCK_BYTES_MAX, FRAME_BYTES, HEAD_BYTES, Item, MAGIC, Taken, VERSION};
 use pinpool_os::call_stack::Frame;
 
 /// Most bytes of a recording, decompressed.
 const BYTES_MAX: u64 = 4 << 30;
 /// Most records: about a gigabyte in memory.
 const RECORDS_MAX: usize = 16_000_000;
-/// Most pools, tags and call stacks.
+/// Most pools, tags and call stacks together.
 const NAMES_MAX: usize = 65_536;
-
-/// One thing that a pool did, when, and on which thread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Record {
-    /// Nanoseconds since the recording began.
-    pub time_ns: u64,
-    /// Number of the thread, from 0 in order of their first records.
-    pub thread: u32,
-    /// Number of the pool.
-    pub pool: u32,
-    /// What it did.
-    pub event: Event,
-}
 
 /// A whole recording, in order of time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -46,8 +32,8 @@ pub struct Recording {
     pub tags: Vec<(u32, String)>,
     /// Call stacks of gets that were sampled by number, the innermost frame first.
     pub stacks: BTreeMap<u32, Vec<Frame>>,
-    /// Whether [`Waited`](Event::Waited) comes before each get that stood in the wait queue: older versions do not have it.
-    pub marks_waits: bool,
+    /// The pools' own states, in order of time.
+    pub snapshots: Vec<Taken>,
     /// Records that were lost while it was written.
     pub lost: u64,
     /// Why it is not whole: cut off, damaged from some place on, or longer than anything that is read.
@@ -63,15 +49,11 @@ pub enum RecordingError {
     /// It does not begin as a recording does.
     #[error("not a recording: it does not begin with `PINPOOLT`")]
     NotARecording,
-    /// A newer library wrote it.
-    #[error("the recording has format version {found}, and this build reads up to {VERSION}: use a newer pinpool")]
-    Newer {
-        /// Its version.
-        found: u32,
-    },
-    /// Its version is one that no library writes.
-    #[error("the recording has format version {found}, which there is not: its head is damaged")]
-    NoVersion {
+    /// Another version of the library wrote it.
+    #[error(
+        "the recording has format version {found}, and this build reads version {VERSION}: use the pinpool that recorded it"
+    )]
+    OtherVersion {
         /// Its version.
         found: u32,
     },
@@ -110,19 +92,21 @@ impl Recording {
         }
         let mut recording = Self::default();
         let Some(found) = head[MAGIC.len()..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes)) else {
-            recording.warning = Some("the file is cut off in its head: there are no records".to_owned());
+            recording.warning = Some("the file is truncated in its head: there are no records".to_owned());
             return Ok(recording);
         };
-        if found > VERSION {
-            return Err(RecordingError::Newer { found });
+        if found != VERSION {
+            return Err(RecordingError::OtherVersion { found });
         }
-        if found == 0 {
-            return Err(RecordingError::NoVersion { found });
-        }
-        recording.marks_waits = found >= MARKS_WAITS;
         while recording.warning.is_none() && recording.read_block(&mut input) {}
         // Blocks are in order of time but for threads that were late; stable, so that one thread's records keep their order.
         recording.records.sort_by_key(|record| record.time_ns);
+        recording.snapshots.sort_by_key(|taken| taken.time_ns);
+        let mut threads = HashMap::new();
+        for record in &mut recording.records {
+            let next = u32::try_from(threads.len()).unwrap_or(u32::MAX);
+            record.thread = *threads.entry(record.thread).or_insert(next);
+        }
         Ok(recording)
     }
 
@@ -138,7 +122,7 @@ impl Recording {
             return false;
         }
         let Ok(frame) = <[u8; FRAME_BYTES]>::try_from(frame.as_slice()) else {
-            self.end_early(begin, input, "cut off in the head of a block");
+            self.end_early(begin, input, "truncated in the head of a block");
             return false;
         };
         let [a, b, c, d, e, f, g, h] = frame;
@@ -153,26 +137,24 @@ impl Recording {
             self.end_early(begin, input, "damaged: a block does not have its checksum");
             return false;
         }
-        let mut reader = BlockReader::new(&items);
-        let broken = loop {
-            match reader.next_item() {
-                Ok(Some(item)) => {
+        let mut rest = &items[..];
+        let mut broken = None;
+        while !rest.is_empty() && broken.is_none() {
+            match postcard::take_from_bytes(rest) {
+                Ok((item, after)) => {
+                    rest = after;
                     if let Err(most) = self.add(item) {
                         self.stop(&most);
                         return false;
                     }
                 }
-                Ok(None) => break None,
-                Err(broken) => break Some(broken),
+                Err(error) => broken = Some((items.len() - rest.len(), error)),
             }
-        };
+        }
         match broken {
-            _ if !is_whole => self.end_early(begin, input, "cut off in a block"),
+            _ if !is_whole => self.end_early(begin, input, "truncated in a block"),
             None => {}
-            Some(Broken::CutOff) => self.end_early(begin, input, "damaged: a block ends within a record"),
-            Some(Broken::Invalid { at }) => {
-                self.end_early(begin, input, &format!("damaged: byte {at} of a block begins no record"));
-            }
+            Some((at, error)) => self.end_early(begin, input, &format!("damaged at byte {at} of a block: {error}")),
         }
         true
     }
@@ -195,18 +177,22 @@ impl Recording {
     /// Adds an item; else says which limit it is beyond.
     fn add(&mut self, item: Item) -> Result<(), String> {
         match item {
-            Item::Record { time_ns, thread, pool, event } => {
-                if let Event::Missing { records } = event {
+            Item::Record(record) => {
+                if let Event::Missing { records } = record.event {
                     self.lost = self.lost.saturating_add(records);
                 }
-                if self.records.len() >= RECORDS_MAX {
-                    return Err(format!("{RECORDS_MAX} records"));
-                }
-                self.records.push(Record { time_ns, thread, pool, event });
+                self.records.push(record);
             }
             Item::Pool(pool) => self.pools.push(pool),
-            Item::Tag { number, name } => self.tags.push((number, name)),
-            Item::Stack { number, frames } => _ = self.stacks.insert(number, frames),
+            Item::Tag(number, name) => self.tags.push((number, name)),
+            Item::Stack(number, frames) => {
+                let frames = frames.into_iter().map(|(name, file, line)| Frame { name, file, line });
+                self.stacks.insert(number, frames.collect());
+            }
+            Item::Snapshot(taken) => self.snapshots.push(taken),
+        }
+        if self.records.len() + self.snapshots.len() > RECORDS_MAX {
+            return Err(format!("{RECORDS_MAX} records"));
         }
         if self.pools.len() + self.tags.len() + self.stacks.len() > NAMES_MAX {
             return Err(format!("{NAMES_MAX} pools, tags and call stacks"));
@@ -269,24 +255,37 @@ impl<R: Read> Input<R> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::super::format::{BlockWriter, head};
     use super::*;
 
     #[test]
     fn a_recording_with_too_many_names_is_read_up_to_there() {
         let mut block = BlockWriter::default();
-        let mut bytes = head().to_vec();
-        block.record(1, 0, 0, &Event::Cleared);
+        let mut bytes = head();
+        let record = |event| Item::Record(Record { time_ns: 1, thread: 7, pool: 0, event });
+        block.add(&record(Event::Cleared));
         for number in 1..=70_000 {
-            block.tag(number, "a");
+            block.add(&Item::Tag(number, "a".to_owned()));
             if block.is_full() {
                 bytes.extend(block.finish());
             }
         }
-        block.record(2, 0, 0, &Event::End);
+        block.add(&record(Event::End));
         bytes.extend(block.finish());
         let recording = Recording::read(bytes.as_slice()).unwrap();
-        assert_eq!(recording.records.len(), 1);
+        assert_eq!(recording.records, [Record { time_ns: 1, thread: 0, pool: 0, event: Event::Cleared }]);
         assert!(recording.warning.unwrap().contains("more than 65536 pools, tags and call stacks"));
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_of_chance_in_a_whole_block_are_read_or_refused(items in proptest::collection::vec(any::<u8>(), 1..400)) {
+            let len = u32::try_from(items.len()).unwrap().to_le_bytes();
+            let bytes = [&head()[..], &len, &crc32fast::hash(&items).to_le_bytes(), &items].concat();
+            let recording = Recording::read(bytes.as_slice()).unwrap();
+            prop_assert!(recording.records.len() <= items.len());
+        }
     }
 }

@@ -2,25 +2,32 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
-use super::event::{Event, PoolDescription};
-use super::queues::{self, Pushed, Stamped};
-use super::ticks::Ticks;
+use super::event::{Event, PoolDescription, Record};
+use super::format::Taken;
 use super::writer::Writer;
 use super::{Recorded, Unrecorded};
+use crate::judge::Snapshot;
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::fork::ForkGeneration;
+
+/// Between two snapshots, at least.
+const SNAPSHOT_US: u64 = 50_000;
+/// Later ones are further apart: one part in this many of the time so far.
+const SNAPSHOT_PARTS: u64 = 200;
 
 /// Records what one pool does.
 #[derive(Debug)]
 pub struct Recorder {
     writer: Arc<Writer>,
-    /// A copy of the writer's ticks, kept apart from what changes in the writer.
-    ticks: Ticks,
-    file: u64,
+    /// Time 0 of the recording.
+    begun: Instant,
     pool: u32,
     is_ended: AtomicBool,
+    /// When the next snapshot is due, by the clock of the pool.
+    next_us: AtomicU64,
     generation: ForkGeneration,
 }
 
@@ -38,15 +45,15 @@ impl Recorder {
 
     fn begin(writer: Arc<Writer>, pool: u32, description: PoolDescription) -> Arc<Self> {
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let begun = since_1970.as_secs_f64() - writer.ticks.now_ns() as f64 / 1e9;
+        let begun = since_1970.as_secs_f64() - writer.begun.elapsed().as_secs_f64();
         let mut facts = description.facts;
         facts.push(("process".to_owned(), std::process::id().to_string()));
         facts.push(("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()));
         facts.push(("time".to_owned(), format!("{begun:.6}")));
         writer.describe(PoolDescription { number: pool, facts });
         let (is_ended, generation) = (AtomicBool::new(false), ForkGeneration::now());
-        let (ticks, file) = (writer.ticks, writer.queues.number());
-        Arc::new(Self { writer, ticks, file, pool, is_ended, generation })
+        let begun = writer.begun;
+        Arc::new(Self { writer, begun, pool, is_ended, next_us: AtomicU64::new(0), generation })
     }
 
     /// Records another pool to the same file.
@@ -68,12 +75,26 @@ impl Recorder {
     /// Adds a record; never waits.
     #[inline]
     pub fn record(&self, event: Event) {
-        let record = Stamped { ticks: self.ticks.now(), pool: self.pool, event };
-        match queues::push(self.file, &record) {
-            Pushed::Done => {}
-            Pushed::Wake => self.writer.wake(),
-            Pushed::NoQueue => self.writer.queues.push_first(record),
+        self.writer.push(Record { time_ns: self.now_ns(), thread: 0, pool: self.pool, event });
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether a snapshot is due: often at first, and later each 200th of the time.
+    pub fn wants_snapshot(&self, now_us: u64) -> bool {
+        // Relaxed: of two threads that ask at once both may add one.
+        let is_due = now_us >= self.next_us.load(Ordering::Relaxed);
+        if is_due {
+            self.next_us.store(now_us + SNAPSHOT_US.max(now_us / SNAPSHOT_PARTS), Ordering::Relaxed);
         }
+        is_due
+    }
+
+    /// Adds the state of the pool at that time of its clock; never waits.
+    pub fn snapshot(&self, at_us: u64, snapshot: Snapshot) {
+        self.writer.take(Taken { time_ns: self.now_ns(), pool: self.pool, at_us, snapshot: Box::new(snapshot) });
     }
 
     pub fn path(&self) -> &Path {

@@ -1,9 +1,12 @@
 //! The thread that writes a recording, and the files that are open.
 //!
-//! Pools of one process that name the same file share it. The thread takes what the queues hold every 50 ms, or when a thread
-//! wakes it, sorts it by time and writes it as blocks, each compressed by itself for a name that ends in `.gz`: a process that
-//! dies leaves whole blocks but for the last.
+//! Pools of one process that name the same file share it. A record goes into one bounded queue, which never waits: a record that
+//! finds no room is counted as lost. The thread takes what the queue holds every 50 ms, or when a recording thread wakes it, sorts it
+//! by time and writes it as blocks, each compressed by itself for a name that ends in `.gz`: a process that dies leaves whole blocks
+//! but for the last. A process that exits waits up to 2 s until what was recorded before is in the file.
+#![allow(unsafe_code)] // Registers the handler of the exit.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::io;
@@ -13,23 +16,27 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
+use crossbeam::queue::ArrayQueue;
 
-use super::event::{Event, PoolDescription};
-use super::exit;
-use super::format::{BlockWriter, head};
+use super::event::{Event, PoolDescription, Record};
+use super::format::{BlockWriter, Item, Taken, head};
 use super::output::Output;
-use super::queues::{Queues, Stamped};
-use super::ticks::{Ticks, Timeline};
 use super::{Recorded, Unrecorded, open};
-use pinpool_os::call_stack::CallStack;
+use pinpool_os::call_stack::{CallStack, Frame};
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::threads;
 
-/// Between two looks at the queues, where the thread gets a processor and the disk keeps up: a process that dies loses as much.
+/// Between two writes, if the disk keeps up: a process that dies loses as much.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Longest wait for the writer, which may wait for a disk.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest wait of an exit.
+const EXIT_PATIENCE: Duration = Duration::from_secs(2);
+/// Records of the queue: 5 MiB.
+const CAPACITY: usize = 1 << 16;
+/// A thread wakes the writer after this many records.
+const WAKE_EVERY: u32 = 1024;
 
 /// Most tags of a file: half of the pools and tags that a reader takes.
 const TAGS_MAX: usize = 32_768;
@@ -38,11 +45,18 @@ const STACKS_MAX: usize = 16_384;
 /// The tag of the gets whose own tag is one too many.
 const OTHER_TAGS: &str = "(other tags)";
 
+thread_local! {
+    /// The number of the thread in recordings (0: none yet), and its records until it wakes the writer.
+    static THREAD: Cell<(u32, u32)> = const { Cell::new((0, WAKE_EVERY)) };
+}
+
 /// What other threads ask of the thread.
 enum Command {
-    /// A queue fills up.
+    /// The queue fills up.
     Wake,
-    Pool(PoolDescription),
+    Add(Item),
+    /// The process exits; the answer comes when all records so far are in the file.
+    Flush(Sender<()>),
     /// A pool has ended; the answer comes when all of its records are in the file.
     End(u32, Sender<Recorded>),
 }
@@ -51,19 +65,20 @@ enum Command {
 #[derive(Debug)]
 pub(super) struct Writer {
     pub(super) path: PathBuf,
-    pub(super) ticks: Ticks,
-    pub(super) queues: Queues,
+    /// Time 0 of the recording.
+    pub(super) begun: Instant,
+    queue: ArrayQueue<Record>,
     commands: Sender<Command>,
     is_woken: AtomicBool,
+    is_closed: AtomicBool,
     /// Pools that have not ended; changed under the lock of `OPENED`.
     open_pools: AtomicU32,
     names: Mutex<Named>,
-    /// Records that are in the file, and those for which a queue had no room.
+    /// Records for which the queue had no room, since the last write.
+    unqueued: AtomicU64,
+    /// Records that are in the file, and lost ones.
     written: AtomicU64,
     lost: AtomicU64,
-    /// Numbers of the flush that was asked for last, and of the last that is over.
-    flush_asked: AtomicU64,
-    flushed: AtomicU64,
 }
 
 /// What records name by its number. It keeps the number as long as the process goes on with the file.
@@ -116,7 +131,7 @@ impl Named {
 struct Opened {
     path: PathBuf,
     writer: Weak<Writer>,
-    ticks: Ticks,
+    begun: Instant,
     pools: u32,
     /// What is named in it and its length when it was last closed; `None` of what has no length.
     names: Named,
@@ -159,36 +174,33 @@ impl Writer {
         let open::Opened { file, bytes, earlier } = open::open(path, left_bytes)?;
         let is_continued = known.is_some() && bytes != Some(0);
         let before = known.map(|index| opened.swap_remove(index)).filter(|_| is_continued);
-        let (pools, names, ticks) =
-            before.map_or_else(|| (0, Named::default(), Ticks::new()), |file| (file.pools, file.names, file.ticks));
-        let (commands, received) = bounded(256);
-        let (is_woken, queues) = (AtomicBool::new(false), Queues::new());
-        let (open_pools, names) = (AtomicU32::new(1), Mutex::new(names));
-        let (written, lost, flush_asked, flushed) = Default::default();
+        let (pools, names, begun) =
+            before.map_or_else(|| (0, Named::default(), Instant::now()), |file| (file.pools, file.names, file.begun));
+        let (commands, received) = bounded(4096);
+        let (is_woken, is_closed, unqueued, written, lost) = Default::default();
         let writer = Arc::new(Self {
             path: path.to_owned(),
-            ticks,
-            queues,
+            begun,
+            queue: ArrayQueue::new(CAPACITY),
             commands,
             is_woken,
-            open_pools,
-            names,
+            is_closed,
+            open_pools: AtomicU32::new(1),
+            names: Mutex::new(names),
+            unqueued,
             written,
             lost,
-            flush_asked,
-            flushed,
         });
         let is_compressed = path.extension().is_some_and(|extension| extension == "gz");
-        let head = if is_continued { Vec::new() } else { head().to_vec() };
+        let head = if is_continued { Vec::new() } else { head() };
         let output = Output::new(file, bytes, is_compressed, head);
-        let (timeline, block) = (Timeline::new(ticks), BlockWriter::default());
-        let run = Run { writer: writer.clone(), received, output, timeline, block };
+        let run = Run { writer: writer.clone(), received, output, block: BlockWriter::default() };
         threads::spawn(c"pinpool-trace", move || run.run()).map_err(no_thread)?;
-        exit::attend(flush_open);
+        flush_at_exit();
         opened.push(Opened {
             path: path.to_owned(),
             writer: Arc::downgrade(&writer),
-            ticks,
+            begun,
             pools: pools + 1,
             names: Named::default(),
             left_bytes: bytes,
@@ -203,15 +215,38 @@ impl Writer {
         if self.open_pools.fetch_sub(1, Ordering::Relaxed) > 1 {
             return None;
         }
-        self.queues.is_closed.store(true, Ordering::Relaxed);
+        self.is_closed.store(true, Ordering::Relaxed);
         Some(opened)
     }
 
     fn is_closed(&self) -> bool {
-        self.queues.is_closed.load(Ordering::Relaxed)
+        self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Has the thread look at the queues now.
+    /// Adds a record of the calling thread; never waits.
+    #[inline]
+    pub(super) fn push(&self, record: Record) {
+        static THREADS: AtomicU32 = AtomicU32::new(1);
+        let (thread, left) = THREAD.get();
+        // Relaxed: only unique.
+        let thread = if thread == 0 { THREADS.fetch_add(1, Ordering::Relaxed) } else { thread };
+        let left = left - 1;
+        THREAD.set((thread, if left == 0 { WAKE_EVERY } else { left }));
+        if self.queue.push(Record { thread, ..record }).is_err() {
+            // Relaxed: a sum.
+            self.unqueued.fetch_add(1, Ordering::Relaxed);
+        }
+        if left == 0 {
+            self.wake();
+        }
+    }
+
+    /// Adds a snapshot, unless the thread has many to write; never waits.
+    pub(super) fn take(&self, taken: Taken) {
+        let _ = self.commands.try_send(Command::Add(Item::Snapshot(taken)));
+    }
+
+    /// Has the thread write now.
     #[cold]
     pub(super) fn wake(&self) {
         // Relaxed: a hint; the writer looks every 50 ms anyway.
@@ -220,16 +255,9 @@ impl Writer {
         }
     }
 
-    /// The writers of the files that are open in this process; none if another thread keeps their list for `patience`.
-    pub(super) fn open_ones(patience: Duration) -> Vec<Arc<Self>> {
-        let opened = OPENED.get_if_made().and_then(|opened| lock_until(opened, Instant::now() + patience));
-        let opened = opened.iter().flat_map(|opened| opened.iter());
-        opened.filter_map(|file| file.writer.upgrade()).filter(|writer| !writer.is_closed()).collect()
-    }
-
     /// Describes a pool, before its first record.
     pub(super) fn describe(&self, pool: PoolDescription) {
-        let _ = self.commands.send_timeout(Command::Pool(pool), PATIENCE);
+        let _ = self.commands.send_timeout(Command::Add(Item::Pool(pool)), PATIENCE);
     }
 
     /// The number of a tag; tags beyond those that a reader takes share one.
@@ -240,6 +268,11 @@ impl Writer {
     /// The number of a call stack; `None` of those beyond what a file has.
     pub(super) fn number_stack(&self, stack: &Arc<CallStack>) -> Option<u32> {
         self.names.lock().stacks.number(stack.clone(), STACKS_MAX)
+    }
+
+    /// Records that are neither written nor counted as lost.
+    fn pending(&self) -> u64 {
+        self.queue.len() as u64 + self.unqueued.load(Ordering::Relaxed)
     }
 
     /// Waits until the records of the pool, which has ended, are in the file.
@@ -256,27 +289,38 @@ impl Writer {
                 RecvTimeoutError::Timeout => format!("the disk has not taken the last records within {PATIENCE:?}"),
                 RecvTimeoutError::Disconnected => "the thread that writes it has ended".to_owned(),
             };
-            let lost = self.lost.load(Ordering::Relaxed) + self.queues.pending();
+            let lost = self.lost.load(Ordering::Relaxed) + self.pending();
             Recorded { records: self.written.load(Ordering::Relaxed), lost, failure: Some(failure) }
         })
     }
 }
 
-impl exit::Flush for Arc<Writer> {
-    fn ask(&self) -> u64 {
-        // Release, with the Acquire of the thread: it sees the records.
-        let number = self.flush_asked.fetch_add(1, Ordering::Release) + 1;
-        self.wake();
-        number
-    }
-
-    fn has_flushed(&self, number: u64) -> bool {
-        self.flushed.load(Ordering::Acquire) >= number || self.is_closed()
+/// The exit of this process flushes its files from now on. A process that ends without its exit handlers (`_exit`, `abort`, a signal)
+/// loses what was recorded since the last write.
+fn flush_at_exit() {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    // A child of `fork` has the handlers of its parent. Miri runs none.
+    if !cfg!(miri) && !REGISTERED.swap(true, Ordering::Relaxed) {
+        // SAFETY: the handler does not unwind. If it cannot be registered for lack of memory, exits do not wait.
+        unsafe { libc::atexit(flush_open) };
     }
 }
 
 extern "C" fn flush_open() {
-    exit::flush(Writer::open_ones);
+    let until = Instant::now() + EXIT_PATIENCE;
+    let opened = OPENED.get_if_made().and_then(|opened| lock_until(opened, until));
+    let writers: Vec<_> =
+        opened.iter().flat_map(|opened| opened.iter()).filter_map(|file| file.writer.upgrade()).collect();
+    // A writer takes the lock to close its file.
+    drop(opened);
+    let left = || until.saturating_duration_since(Instant::now());
+    let ask = |writer: Arc<Writer>| {
+        let (answer, answered) = bounded(1);
+        writer.commands.send_timeout(Command::Flush(answer), left()).ok().map(|()| answered)
+    };
+    for answered in writers.into_iter().filter_map(ask).collect::<Vec<_>>() {
+        let _ = answered.recv_timeout(left());
+    }
 }
 
 /// The thread's own state.
@@ -284,7 +328,6 @@ struct Run {
     writer: Arc<Writer>,
     received: Receiver<Command>,
     output: Output,
-    timeline: Timeline,
     block: BlockWriter,
 }
 
@@ -295,9 +338,16 @@ impl Run {
             self.writer.is_woken.store(false, Ordering::Relaxed);
             match command {
                 Ok(Command::Wake) | Err(RecvTimeoutError::Timeout) => self.write(),
-                Ok(Command::Pool(pool)) => {
-                    self.block.pool(&pool);
+                Ok(Command::Add(item)) => {
+                    self.block.add(&item);
+                    // A pool is described before its first record.
+                    if matches!(item, Item::Pool(_)) || self.block.is_full() {
+                        self.write();
+                    }
+                }
+                Ok(Command::Flush(answer)) => {
                     self.write();
+                    let _ = answer.send(());
                 }
                 Ok(Command::End(pool, answer)) => {
                     self.write();
@@ -306,7 +356,6 @@ impl Run {
                     let is_last = last.is_some();
                     if let Some(mut opened) = last {
                         self.write();
-                        self.writer.queues.close();
                         // Before the answer: the next pool may open it again.
                         self.close(&mut opened);
                     }
@@ -338,53 +387,52 @@ impl Run {
         }
     }
 
-    /// Writes what the queues hold.
+    /// Writes what the queue holds.
     fn write(&mut self) {
-        let flush = self.writer.flush_asked.load(Ordering::Acquire);
-        self.timeline.read();
-        let Self { writer, output, timeline, block, .. } = self;
-        let mut taken: Vec<(u32, Stamped)> = Vec::new();
-        let lost = writer.queues.take(writer.ticks.now(), |thread, record| taken.push((thread, record)));
+        let writer = self.writer.clone();
+        // Before the records: what is lost later is reported later. What comes meanwhile stays, so that busy threads do not keep
+        // this one.
+        let lost = writer.unqueued.swap(0, Ordering::Relaxed);
+        let mut taken: Vec<Record> = std::iter::from_fn(|| writer.queue.pop()).take(CAPACITY).collect();
+        let records = taken.len() as u64;
         // Stable: the records of one thread stay in order.
-        taken.sort_by_key(|(_, record)| record.ticks);
-        let mut written = 0;
+        taken.sort_by_key(|record| record.time_ns);
         // After the records: the tag of each that was taken has its name here. Under no lock: to name a stack reads files.
         let (tags, stacks) = {
             let mut named = writer.names.lock();
             (std::mem::take(&mut named.tags.unwritten), std::mem::take(&mut named.stacks.unwritten))
         };
-        for (number, name) in tags {
-            block.tag(number, &name);
-            if block.is_full() {
-                written += output.write(block);
+        let tags = tags.into_iter().map(|(number, name)| Item::Tag(number, name.into()));
+        let frame = |Frame { name, file, line }| (name, file, line);
+        let stacks = stacks
+            .into_iter()
+            .map(|(number, stack)| Item::Stack(number, stack.frames().into_iter().map(frame).collect()));
+        let missing = (lost > 0).then(|| self.record(0, Event::Missing { records: lost }));
+        let mut written = 0;
+        for item in tags.chain(stacks).chain(taken.into_iter().map(Item::Record)).chain(missing) {
+            self.block.add(&item);
+            if self.block.is_full() {
+                written += self.output.write(&mut self.block);
             }
         }
-        for (number, stack) in stacks {
-            block.stack(number, &stack.frames());
-            if block.is_full() {
-                written += output.write(block);
-            }
-        }
-        for (thread, Stamped { ticks, pool, event }) in &taken {
-            block.record(timeline.time_ns(*ticks), *thread, *pool, event);
-            if block.is_full() {
-                written += output.write(block);
-            }
-        }
-        written += output.write(block);
+        written += self.output.write(&mut self.block);
         // Relaxed: read by those who end a pool, after the answer or without one.
         writer.written.fetch_add(written, Ordering::Relaxed);
         // Also lost: what a file that has failed did not take.
-        let events = taken.iter().filter(|(_, record)| !matches!(record.event, Event::Missing { .. })).count() as u64;
-        let unwritten = if output.failure.is_some() { events.saturating_sub(written) } else { 0 };
+        let unwritten = if self.output.failure.is_some() { records.saturating_sub(written) } else { 0 };
         writer.lost.fetch_add(lost + unwritten, Ordering::Relaxed);
-        writer.flushed.store(flush, Ordering::Release);
     }
 
-    /// Writes that the pool has ended, by itself: this thread needs no queue.
+    /// A record of this thread.
+    fn record(&self, pool: u32, event: Event) -> Item {
+        let time_ns = u64::try_from(self.writer.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Item::Record(Record { time_ns, thread: 0, pool, event })
+    }
+
+    /// Writes that the pool has ended.
     fn end_pool(&mut self, pool: u32) {
-        let time_ns = self.timeline.time_ns(self.writer.ticks.now());
-        self.block.record(time_ns, 0, pool, &Event::End);
+        let end = self.record(pool, Event::End);
+        self.block.add(&end);
         let written = self.output.write(&mut self.block);
         self.writer.written.fetch_add(written, Ordering::Relaxed);
     }

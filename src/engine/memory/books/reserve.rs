@@ -1,15 +1,129 @@
-//! Reserves in the books: claimed before they are pinned, added or given up after.
+//! The reserve in the books: what was requested, what exists, and the next step (policy-R10).
+//!
+//! A part is claimed before it is pinned. It is a region with a range of its own, or granules that the arena keeps.
 
 use std::ptr::NonNull;
 use std::time::Duration;
 
 use super::super::block_memory::Refusal;
+use super::super::carry_out::Executed;
 use super::super::shape::{GRANULE_BYTES, Mapping};
 use super::{ALIGN_BYTES, Books};
-use crate::arena::RANGE_BYTES_MAX;
+use crate::arena::{Plan, PlanOutcome, RANGE_BYTES_MAX};
 use crate::backend::{Region, SourceError};
 
+/// What became of a step.
+#[derive(Debug)]
+pub(in crate::engine) enum Step {
+    Made,
+    /// The pool or the process ends, or another thread makes one.
+    NotNow,
+    /// All is there.
+    Done,
+    /// The limit has no room for this many bytes.
+    NoRoom(u64),
+}
+
 impl Books {
+    /// Requests a reserve of `bytes` more. False, and nothing is requested, if the limit has no room for all reserves.
+    pub(in crate::engine) fn request_reserve(&mut self, bytes: u64) -> bool {
+        let requested_bytes = self.requested_bytes.saturating_add(self.pending_bytes).saturating_add(bytes);
+        let fits = self.budget().max_bytes().is_none_or(|max_bytes| requested_bytes <= max_bytes);
+        self.requested_bytes += if fits { bytes } else { 0 };
+        fits
+    }
+
+    /// Requests `bytes` less of what is not there yet.
+    pub(in crate::engine) fn request_less(&mut self, bytes: u64) {
+        self.requested_bytes -= bytes.min(self.reserve_to_come());
+    }
+
+    /// Bytes of all reserves that are pinned, and that were requested.
+    pub(in crate::engine) fn reserve_progress(&self) -> (u64, u64) {
+        (self.reserve_bytes + self.arena.kept_bytes(), self.requested_bytes)
+    }
+
+    /// Bytes that are requested and not there yet.
+    pub(in crate::engine) fn reserve_to_come(&self) -> u64 {
+        let (pinned_bytes, requested_bytes) = self.reserve_progress();
+        requested_bytes.saturating_sub(pinned_bytes)
+    }
+
+    /// Bytes of a buffer that the reserve, once it is there, could hold in granules.
+    pub(in crate::engine) fn reserve_in_granules(&self) -> u64 {
+        self.requested_bytes.saturating_sub(self.reserve_bytes)
+    }
+
+    /// Plans the next step, of about `step_bytes`, or says why there is none. What is committed counts if the limit has no room for
+    /// more. `remedy` helps if no addresses are left.
+    pub(in crate::engine) fn plan_reserve_step(
+        &mut self,
+        step_bytes: u64,
+        remedy: &'static str,
+    ) -> Result<Result<Plan, Step>, SourceError> {
+        let to_come = self.reserve_to_come();
+        // After the last pool its addresses may be gone.
+        if to_come == 0 || self.is_closed() {
+            return Ok(Err(Step::Done));
+        }
+        match self.arena.commit_next(step_bytes.min(to_come), self.room_for(step_bytes.min(to_come)).bytes()) {
+            Ok(plan) if self.update_claim().is_ok() => Ok(Ok(plan)),
+            Ok(plan) => {
+                // Another claimant was faster.
+                self.undo(plan);
+                Ok(Err(Step::NoRoom(step_bytes)))
+            }
+            Err(0) => Err(SourceError::new("arena", "no addresses are left for the reserve").with_remedy(remedy)),
+            Err(granule_bytes) => Ok(Err(self.without_room(granule_bytes))),
+        }
+    }
+
+    /// There is no room for a granule of `granule_bytes`: what is committed for buffers is the reserve.
+    pub(in crate::engine) fn without_room(&mut self, granule_bytes: u64) -> Step {
+        self.arena.keep(self.reserve_to_come());
+        // What other owners of the host ledger hold may come back.
+        let is_held_by_others = self.budget().is_shared() && self.budget().own_room_bytes() >= self.reserve_to_come();
+        let is_over = self.budget().over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
+        if !is_over && self.reserve_to_come() < granule_bytes {
+            // A part of a granule at the ceiling can never come.
+            self.request_less(self.reserve_to_come());
+        }
+        if self.reserve_to_come() == 0 { Step::Done } else { Step::NoRoom(granule_bytes) }
+    }
+
+    /// Settles a plan of [`plan_reserve_step`](Self::plan_reserve_step).
+    pub(in crate::engine) fn settle_reserve_step(
+        &mut self,
+        plan: Plan,
+        (executed, outcome): (Executed, PlanOutcome),
+        now_us: u64,
+    ) -> Result<(), SourceError> {
+        let before_bytes = self.arena.committed_outside_reserves();
+        let error = self.count(executed);
+        self.arena.settle(plan, outcome, now_us);
+        self.keep_committed_since(before_bytes);
+        self.note_peak();
+        self.lower_claim();
+        error.map_or(Ok(()), Err)
+    }
+
+    /// `bytes` of the reserve, which were requested twice, are there: as a step, and by [`settle_reserve`](Self::settle_reserve).
+    pub(in crate::engine) fn requested_once(&mut self, bytes: u64) {
+        self.requested_bytes = self.requested_bytes.saturating_sub(bytes).max(self.reserve_progress().0);
+    }
+
+    /// What was committed since `before_bytes` were is a part of the reserve, as far as that is not there yet.
+    pub(in crate::engine) fn keep_committed_since(&mut self, before_bytes: u64) {
+        let more_bytes = self.arena.committed_outside_reserves().saturating_sub(before_bytes);
+        self.arena.keep(more_bytes.min(self.reserve_to_come()));
+    }
+
+    /// Whether some of the reserve is still to come and the ceiling has room for `bytes`.
+    pub(in crate::engine) fn could_go_on(&self, bytes: u64) -> bool {
+        let step_bytes = bytes.min(self.reserve_to_come());
+        step_bytes > 0 && self.room_for(step_bytes).bytes() >= step_bytes
+    }
+
     /// Claims what the system will hold for a reserve of `bytes`, in whole granules if there is room for them, else in whole
     /// pages. `held_bytes` says how much that is. Returns the length of the reserve.
     pub(in crate::engine) fn claim_reserve(
@@ -56,6 +170,7 @@ impl Books {
         let start = region.start();
         self.mappings.add(range, Mapping::Region(region));
         self.reserve_bytes += bytes;
+        self.requested_bytes += bytes;
         self.reserve_overhead_bytes += held_bytes - bytes;
         self.lower_claim();
         self.note_peak();

@@ -28,7 +28,7 @@ fn a_program_that_begins_ever_more_workers_warms_up() {
         let workers = 4 + 8 * (step / (10 * STEPS_IN_A_SECOND));
         while held.len() as u64 > workers {
             let oldest = held.pop_front().unwrap();
-            program.put(0, oldest);
+            drop(oldest);
         }
     });
     program.judged(held).check("warming up", false);
@@ -41,7 +41,7 @@ fn throttled(program: &mut Program) -> Vec<(u32, PinnedBuf, u64)> {
     program.run(60, |program, step| {
         let over: Vec<_> = held.extract_if(.., |(.., since)| *since + 2 <= step).collect();
         for (thread, buffer, _) in over {
-            program.put(thread, buffer);
+            drop(buffer);
             held.extend(program.get(thread, "images", 16 * MIB).map(|buffer| (thread, buffer, step)));
         }
         held.extend(program.served().into_iter().map(|(thread, buffer)| (thread, buffer, step)));
@@ -75,7 +75,7 @@ fn a_queue_before_a_slow_consumer_is_told_from_it() {
         if step % 2 == 0
             && let Some(buffer) = queue.pop_front()
         {
-            program.put(1, buffer);
+            Program::put_elsewhere(buffer);
         }
     });
     program.judged(queue).check("slow consumer", true);
@@ -88,8 +88,8 @@ fn leak(program: &mut Program, seconds: u64, pools: usize, leaking: usize) -> Ve
         let pool = usize::try_from(step).unwrap() % pools;
         let labels = program.get_of(pool, 0, "loader/labels", MIB).unwrap();
         let images = program.get_of(pool, 0, "loader/images", 4 * MIB).unwrap();
-        program.put(0, images);
-        if pool == leaking && (pools > 1 || step % 20 == 0) { kept.push(labels) } else { program.put(0, labels) }
+        drop(images);
+        if pool == leaking && (pools > 1 || step % 20 == 0) { kept.push(labels) } else { drop(labels) }
     });
     kept
 }
@@ -154,7 +154,7 @@ fn memory_that_is_pinned_for_each_burst_and_released_after_it_is_thrashing() {
     let mut held = Vec::new();
     program.run(60, |program, step| match step % 40 {
         0..10 => held.push(program.must_get("images", 8 * MIB)),
-        10 => std::mem::take(&mut held).into_iter().for_each(|buffer| program.put(0, buffer)),
+        10 => std::mem::take(&mut held).into_iter().for_each(|buffer| drop(buffer)),
         _ => {}
     });
     let said = program.judged(held);
@@ -168,7 +168,7 @@ fn a_copy_that_does_not_end_is_stuck() {
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4 * MIB));
     program.load(20, 2, |_, _| 4 * MIB);
     let buffer = program.must_get("images", 4 * MIB);
-    let gate = program.copy(buffer, &stream, &mut device);
+    let gate = Program::copy(buffer, &stream, &mut device);
     program.load(50, 2, |_, _| 4 * MIB);
     program.judged((gate, stream)).check("stuck copy", true);
 }
@@ -199,10 +199,10 @@ fn copies_from_memory_that_is_not_page_locked_are_named() {
     program.run(60, |program, step| {
         let buffer = program.must_get("images", MIB);
         if step % 4 == 0 {
-            drop(program.copy(buffer, &stream, &mut device));
+            drop(Program::copy(buffer, &stream, &mut device));
             stream.synchronize().unwrap();
         } else {
-            program.put(0, buffer);
+            drop(buffer);
         }
     });
     program.judged(()).check("not pinned", false);

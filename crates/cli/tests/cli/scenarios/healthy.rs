@@ -23,7 +23,7 @@ fn a_data_set_that_is_read_for_half_a_minute_and_kept_is_no_leak() {
         kept.push(program.must_get("samples", MIB));
         if step % 4 == 0 {
             let scratch = program.must_get("scratch", MIB);
-            program.put(0, scratch);
+            drop(scratch);
         }
     });
     program.judged(kept).check_calm(&["healthy", "warming up"]);
@@ -38,7 +38,7 @@ fn a_cache_that_fills_is_no_leak() {
         // Ever fewer entries are new.
         let every = 1 << (seconds / 10).min(20);
         let entry = program.must_get("cache", MIB);
-        if step % every == 0 { cache.push(entry) } else { program.put(0, entry) }
+        if step % every == 0 { cache.push(entry) } else { drop(entry) }
     });
     program.judged(cache).check_healthy();
 }
@@ -62,7 +62,7 @@ fn more_requests_at_once_are_no_leak() {
         }
         while requests.len() as u64 > 10 * load {
             let oldest = requests.pop_front().unwrap();
-            program.put(0, oldest);
+            drop(oldest);
         }
     });
     program.judged(requests).check_calm(&["healthy", "warming up"]);
@@ -74,10 +74,10 @@ fn a_burst_now_and_then_is_no_thrashing() {
     let mut burst = Vec::new();
     program.run(120, |program, step| {
         let buffer = program.must_get("images", MIB);
-        program.put(0, buffer);
+        drop(buffer);
         match step % (40 * STEPS_IN_A_SECOND) {
             20..40 => burst.push(program.must_get("burst", 16 * MIB)),
-            60 => std::mem::take(&mut burst).into_iter().for_each(|buffer| program.put(0, buffer)),
+            60 => std::mem::take(&mut burst).into_iter().for_each(|buffer| drop(buffer)),
             _ => {}
         }
     });
@@ -129,7 +129,7 @@ fn a_checkpoint_now_and_then_is_no_hoard() {
     for _ in 0..4 {
         let shards: Vec<_> = (0..12).map(|_| program.must_get("checkpoint", 64 * MIB)).collect();
         program.step();
-        shards.into_iter().for_each(|buffer| program.put(0, buffer));
+        shards.into_iter().for_each(|buffer| drop(buffer));
         program.load(25, 2, |_, _| 2 * MIB);
     }
     program.judged(()).check_healthy();
@@ -146,7 +146,7 @@ fn a_full_queue_whose_producer_does_not_wait_is_no_slow_consumer() {
         }
         if step % 2 == 0 {
             let oldest = queue.pop_front().unwrap();
-            program.put(1, oldest);
+            Program::put_elsewhere(oldest);
         }
     });
     program.judged(queue).check_healthy();
@@ -165,7 +165,7 @@ fn a_loader_before_a_busy_device_is_no_alarm_and_loses_nothing() {
                     queue.extend(program.get(0, "batches", MIB));
                 }
                 let oldest = queue.pop_front().unwrap();
-                program.put(1, oldest);
+                Program::put_elsewhere(oldest);
             }
         });
         let said = program.judged(queue);
@@ -180,9 +180,9 @@ fn a_get_that_waits_once_needs_no_higher_ceiling() {
     let mut held: Vec<_> = (0..4).map(|_| program.must_get("images", 16 * MIB)).collect();
     assert!(program.get(1, "images", 16 * MIB).is_none());
     program.step();
-    program.put(0, held.pop().unwrap());
+    drop(held.pop());
     held.extend(program.served().into_iter().map(|(_, buffer)| buffer));
-    held.into_iter().for_each(|buffer| program.put(0, buffer));
+    held.into_iter().for_each(|buffer| drop(buffer));
     program.load(60, 2, |_, _| 16 * MIB);
     program.judged(()).check_healthy();
 }
@@ -193,7 +193,7 @@ fn copies_that_take_seconds_are_not_stuck() {
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4 * MIB));
     for _ in 0..5 {
         let buffer = program.must_get("images", 4 * MIB);
-        let gate = program.copy(buffer, &stream, &mut device);
+        let gate = Program::copy(buffer, &stream, &mut device);
         program.load(15, 2, |_, _| 4 * MIB);
         drop(gate);
         stream.synchronize().unwrap();

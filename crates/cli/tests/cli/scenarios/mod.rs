@@ -3,18 +3,18 @@
 //! ```text
 //!   script ──gets, puts──▶ pool on a clock that is moved by hand ──▶ its log
 //!                            ├── socket ──▶ `why`, `top`, `report` of a process
-//!                            └── recording, with the times of the script ──▶ `why`, `report` of a recording
+//!                            └── recording ──▶ `why`, `report` of a recording
 //! ```
 //!
 //! | file | holds |
 //! | --- | --- |
 //! | `causes.rs` | a program for each cause |
 //! | `healthy.rs` | programs that look like one of them and are healthy |
-//! | `retimed.rs` | a recording with other times |
+//! | `mixed.rs` | programs in which a fault hides among what is ordinary |
 
 mod causes;
 mod healthy;
-mod retimed;
+mod mixed;
 
 use std::fs;
 use std::future::Future;
@@ -26,7 +26,7 @@ use std::task::{Context, Poll, Waker};
 use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
 use pinpool::unstable::{ManualClock, look};
 use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Why};
-use pinpool_replay::{Event, Recording, SimSource};
+use pinpool_replay::{Recording, SimSource};
 use tempfile::TempDir;
 
 use crate::captured_log::{lines, listen};
@@ -36,21 +36,9 @@ pub(crate) const MIB: usize = 1 << 20;
 /// Between two steps of a program.
 const STEP_US: u64 = 50_000;
 const STEPS_IN_A_SECOND: u64 = 1_000_000 / STEP_US;
-/// Records of so many gets and puts have room until they are written.
-const WRITTEN_EVERY: usize = 1000;
-
-/// A get or a put: when, by which thread, and how long it took.
-#[derive(Debug, Clone, Copy)]
-struct Call {
-    at_us: u64,
-    took_us: u64,
-    thread: u32,
-}
-
 /// A get that waits.
 struct Asked {
     thread: u32,
-    since_us: u64,
     get: Pin<Box<GetFuture>>,
 }
 
@@ -59,7 +47,6 @@ struct Program {
     pools: Vec<Pool>,
     clock: ManualClock,
     dir: TempDir,
-    calls: Vec<Call>,
     asked: Vec<Asked>,
     /// For sizes of chance.
     random: u64,
@@ -91,20 +78,11 @@ impl Program {
             set(builder.backend(Backend::Source(memory)).max_bytes(4 << 30)).build().unwrap()
         };
         let pools = names.iter().map(build).collect();
-        Self { pools, clock, dir, calls: Vec::new(), asked: Vec::new(), random: 1 }
+        Self { pools, clock, dir, asked: Vec::new(), random: 1 }
     }
 
     fn one(set: impl Fn(PoolBuilder) -> PoolBuilder) -> Self {
         Self::new(&["train"], set)
-    }
-
-    fn called(&mut self, thread: u32, since_us: u64) {
-        let at_us = self.clock.now_us();
-        self.calls.push(Call { at_us, took_us: at_us - since_us, thread });
-        if self.calls.len().is_multiple_of(WRITTEN_EVERY) {
-            let path = self.dir.path().join("real.trace");
-            until("the calls are recorded", || recorded_calls(&path) >= self.calls.len());
-        }
     }
 
     /// A buffer; `None` if the get was refused or waits: then [`served`](Self::served) has it later.
@@ -114,8 +92,8 @@ impl Program {
 
     fn get_of(&mut self, pool: usize, thread: u32, tag: &str, len: usize) -> Option<PinnedBuf> {
         let get = self.pools[pool].tagged(tag).get_async(len);
-        let mut asked = Asked { thread, since_us: self.clock.now_us(), get: Box::pin(get) };
-        let polled = self.poll(&mut asked);
+        let mut asked = Asked { thread, get: Box::pin(get) };
+        let polled = Self::poll(&mut asked);
         if polled.is_none() {
             self.asked.push(asked);
         }
@@ -128,12 +106,9 @@ impl Program {
     }
 
     /// The inner `None` is a get that was refused.
-    fn poll(&mut self, asked: &mut Asked) -> Option<Option<PinnedBuf>> {
+    fn poll(asked: &mut Asked) -> Option<Option<PinnedBuf>> {
         match asked.get.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(buffer) => {
-                self.called(asked.thread, asked.since_us);
-                Some(buffer.ok())
-            }
+            Poll::Ready(buffer) => Some(buffer.ok()),
             Poll::Pending => None,
         }
     }
@@ -142,7 +117,7 @@ impl Program {
     fn served(&mut self) -> Vec<(u32, PinnedBuf)> {
         let mut served = Vec::new();
         for mut asked in std::mem::take(&mut self.asked) {
-            match self.poll(&mut asked) {
+            match Self::poll(&mut asked) {
                 Some(buffer) => served.extend(buffer.map(|buffer| (asked.thread, buffer))),
                 None => self.asked.push(asked),
             }
@@ -150,16 +125,15 @@ impl Program {
         served
     }
 
-    fn put(&mut self, thread: u32, buffer: PinnedBuf) {
-        drop(buffer);
-        self.called(thread, self.clock.now_us());
+    /// Puts a buffer that another thread got.
+    fn put_elsewhere(buffer: PinnedBuf) {
+        std::thread::spawn(|| drop(buffer)).join().unwrap();
     }
 
     /// Puts a buffer with a copy that begins when the gate of the stream is dropped.
-    fn copy(&mut self, buffer: PinnedBuf, stream: &SinkStream, device: &mut SinkMem) -> SinkGate {
+    fn copy(buffer: PinnedBuf, stream: &SinkStream, device: &mut SinkMem) -> SinkGate {
         let gate = stream.hold();
         buffer.copy_to(stream, device).unwrap();
-        self.called(0, self.clock.now_us());
         gate
     }
 
@@ -187,11 +161,9 @@ impl Program {
             let len = len(program, step);
             queue.extend(program.get(0, "images", len));
             if queue.len() > held {
-                let oldest = queue.pop_front().unwrap();
-                program.put(0, oldest);
+                drop(queue.pop_front());
             }
         });
-        queue.into_iter().for_each(|buffer| self.put(0, buffer));
     }
 
     /// A number below `end`, by chance.
@@ -203,7 +175,7 @@ impl Program {
     /// What all say of the pool that is named first; `held` stays out meanwhile.
     fn judged<H>(self, held: H) -> Said {
         let at = |file: &str| self.dir.path().join(file);
-        let (socket, page, retimed) = (at("s"), at("page.html"), at("t.trace"));
+        let (socket, page, trace) = (at("s"), at("page.html"), at("t.trace"));
         let report = |target: &Path| {
             let ran = finish(pinpool(&["report", "--seconds", "1", "-o"]).args([&page, target]));
             assert_eq!(ran.code(), 0, "{}", ran.stderr);
@@ -214,13 +186,18 @@ impl Program {
         assert_eq!(top.code(), 0, "{}", top.stderr);
         let own: Vec<_> = self.pools.iter().map(|pool| (pool.stats().name.unwrap_or_default(), pool.why())).collect();
         let log: Vec<_> = lines().into_iter().filter(|line| line.contains("] verdict: ")).collect();
-        let real = at("real.trace");
-        until("the calls are recorded", || recorded_calls(&real) >= self.calls.len());
         fs::write(at("log"), log.join("\n")).unwrap();
         let logged = first(&why(&at("log")));
-        retimed::write(&recording(&real), &self.calls, self.clock.now_us(), &retimed);
+        // As if the process had been killed now.
+        let snapshots = || Recording::open(&at("real.trace")).map_or(0, |recording| recording.snapshots.len());
+        until("all is written", || {
+            let before = snapshots();
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            before > 0 && snapshots() == before
+        });
+        fs::copy(at("real.trace"), &trace).unwrap();
         drop((held, self.asked));
-        let (recorded, page) = (why(&retimed), report(&retimed));
+        let (recorded, page) = (why(&trace), report(&trace));
 
         let (pool, alarm, cause) = first(&outside);
         let (pool_recorded, alarm_recorded, cause_recorded) = first(&recorded);
@@ -245,15 +222,6 @@ impl Program {
             log,
         }
     }
-}
-
-/// Gets and puts that are recorded so far.
-fn recorded_calls(path: &Path) -> usize {
-    Recording::open(path).map_or(0, |recording| retimed::calls(&recording))
-}
-
-fn recording(path: &Path) -> Recording {
-    Recording::open(path).unwrap()
 }
 
 fn why(target: &PathBuf) -> Ran {

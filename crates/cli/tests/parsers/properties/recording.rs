@@ -30,5 +30,5 @@ fn framed(items: &[u8]) -> Vec<u8> {
     let mut sum = Crc::new();
     sum.update(items);
     let len = u32::try_from(items.len()).expect("an input is short");
-    [b"PINPOOLT", &1_u32.to_le_bytes()[..], &len.to_le_bytes(), &sum.sum().to_le_bytes(), items].concat()
+    [b"PINPOOLT", &4_u32.to_le_bytes()[..], &len.to_le_bytes(), &sum.sum().to_le_bytes(), items].concat()
 }

@@ -5,7 +5,6 @@ use std::io::{BufReader, Cursor, Write as _};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use pinpool::Preset;
 use pinpool_replay::{Replay, SourceKind, TraceError, TraceHeader, TraceOp, TraceReader, Workload};
 
 use super::written;
@@ -108,13 +107,12 @@ pub(crate) fn replay(data: &[u8]) {
     if !is_short(workload.lines().iter().map(|(_, operation)| operation)) {
         return;
     }
-    for (preset, source) in [
-        (Preset::Adaptive, SourceKind::Virtual),
-        (Preset::Adaptive, SourceKind::Discrete),
-        (Preset::TensorFlow, SourceKind::Virtual),
-    ] {
+    for (preset, source) in
+        [("adaptive", SourceKind::Virtual), ("adaptive", SourceKind::Discrete), ("tensorflow", SourceKind::Virtual)]
+    {
         for max_bytes in [None, Some(64 << 20)] {
-            let replay = Replay { preset: Some(preset), source, max_bytes, ..Replay::default() };
+            let replay = Replay::under(&[("PINPOOL_PRESET".to_owned(), preset.to_owned())]).unwrap();
+            let replay = Replay { source, max_bytes, ..replay };
             let outcome = || replay.play(&workload).map(|report| format!("{report:?}")).map_err(as_text);
             assert_eq!(outcome(), outcome());
         }

@@ -1,0 +1,176 @@
+//! What all commands show: the pools of a recording, a running process or a replay, with their snapshots over time and what is said of
+//! each.
+
+use std::error::Error;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use pinpool::{Pool, unstable};
+use pinpool_loader::StopFlag;
+use pinpool_observe::judge::{Snapshot, judge_recording};
+use pinpool_replay::{Event, Recording, Replay, TraceError, Watch, Workload};
+use serde_json::Value;
+
+use crate::served::socket::{first_line, statistics};
+use crate::served::{name_of, pools, worst_first};
+use crate::why::lines::curve::CheckPoint;
+use crate::why::lines::{Curve, Log};
+use crate::why::{Judged, Said, of_judgement, of_log, of_object};
+
+/// Snapshots of a replay over its time, and as many over its requests.
+const LOOKS: u64 = 1_000;
+/// Between two looks for a line of a process.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// One pool over time.
+#[derive(Debug)]
+pub(crate) struct OfPool {
+    pub(crate) name: String,
+    /// In order of time, which is in seconds; without time, in requests.
+    pub(crate) points: Vec<(f64, Snapshot)>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Series {
+    pub(crate) pools: Vec<OfPool>,
+    /// What is said of the pools, the worst first; nothing of one with too few requests.
+    pub(crate) said: Vec<Said>,
+    /// What the clock showed at 0, in seconds since 1970.
+    pub(crate) clock: Option<f64>,
+    pub(crate) has_time: bool,
+}
+
+impl Series {
+    /// The series of a recording, by the pools' own snapshots.
+    pub(crate) fn of_recording(recording: &Recording) -> Self {
+        let (mut pools, mut ended_pools) = (Vec::new(), Vec::new());
+        for description in &recording.pools {
+            let number = description.number;
+            let of = recording.snapshots.iter().filter(|taken| taken.pool == number);
+            let mut points: Vec<_> = of.map(|taken| (taken.time_ns as f64 * 1e-9, (*taken.snapshot).clone())).collect();
+            let mut latest = recording.records.iter().rev();
+            let end = latest.find(|record| record.pool == number && record.event == Event::End);
+            ended_pools.extend(end.map(|_| number));
+            if let (Some(end), Some((_, last))) = (end, points.last()) {
+                points.push((end.time_ns as f64 * 1e-9, ended(last)));
+            }
+            let name = description.fact("name").map_or_else(|| format!("pool {number}"), str::to_owned);
+            pools.push(OfPool { name, points });
+        }
+        let judged = judge_recording(recording);
+        let said = judged.iter().map(|one| of_judgement(one, ended_pools.contains(&one.pool))).collect();
+        let clock = recording.pools.first().and_then(|pool| pool.fact("time")?.parse().ok());
+        Self { pools, said, clock, has_time: true }
+    }
+
+    /// What a process sends over its socket for `length`, or once; why it ended meanwhile, if it did.
+    ///
+    /// # Errors
+    ///
+    /// If the process serves no pool.
+    pub(crate) fn of_process(
+        target: &str,
+        length: Duration,
+        stop: &StopFlag,
+    ) -> Result<(Self, Option<String>), Box<dyn Error>> {
+        let Some((lines, _, object)) = first_line(target, stop)? else { return Err("interrupted".into()) };
+        if pools(&object).is_empty() {
+            return Err(format!("{target}: the process has no pool now").into());
+        }
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs_f64());
+        let (mut series, begun) = (Self { clock, has_time: true, ..Self::default() }, Instant::now());
+        series.add(0.0, &object);
+        let mut ended = None;
+        while !stop.is_raised() && begun.elapsed() < length {
+            match lines.take() {
+                Some(Ok(Some(line))) => series.add(begun.elapsed().as_secs_f64(), &statistics(&line)?),
+                // What it sent is shown.
+                Some(end) => {
+                    ended = Some(end.err().unwrap_or_else(|| "the process has ended".to_owned()));
+                    break;
+                }
+                None => thread::sleep(PAUSE),
+            }
+        }
+        Ok((series, ended))
+    }
+
+    /// Adds a line of a process. A pool that is not in it any more has ended.
+    fn add(&mut self, x: f64, object: &Value) {
+        for pool in &mut self.pools {
+            if let Some(end) = pool.points.last().map(|(_, last)| ended(last)) {
+                pool.points.push((x, end));
+            }
+        }
+        self.said = worst_first(object).into_iter().map(of_object).collect();
+        for object in worst_first(object) {
+            let name = name_of(object);
+            let known = self.pools.iter().position(|pool| pool.name == name);
+            let at = known.unwrap_or_else(|| {
+                self.pools.push(OfPool { name, points: Vec::new() });
+                self.pools.len() - 1
+            });
+            let pool = &mut self.pools[at];
+            pool.points.pop_if(|(at, _)| *at == x && known.is_some());
+            pool.points.push((x, snapshot_of(object)));
+        }
+    }
+
+    /// A workload, played on simulated memory in virtual time.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Replay::play_watched`].
+    pub(crate) fn of_replay(name: &str, workload: &Workload, replay: &Replay) -> Result<(Self, String), TraceError> {
+        let has_time = workload.duration_us() > 0;
+        let (mut points, mut judged) = (Vec::new(), Judged::default());
+        let mut see = |now_us: u64, pool: &Pool| {
+            judged.look(pool);
+            let snapshot = unstable::snapshot(pool);
+            points.push((if has_time { now_us as f64 * 1e-6 } else { snapshot.gets as f64 }, snapshot));
+        };
+        let played = replay.play_watched(workload, Some(Watch::new(workload, LOOKS, &mut see)))?;
+        let (pools, said) = (vec![OfPool { name: name.to_owned(), points }], judged.worst(name).into_iter().collect());
+        Ok((Self { pools, said, clock: None, has_time }, played.preset.to_string()))
+    }
+
+    /// The pools in TensorFlow's lines of a log, over the requests that these show, or over raises if there is nothing else.
+    pub(crate) fn of_log(log: &Log) -> Self {
+        let pool = |(at, curve): (usize, &Curve)| {
+            let mut points: Vec<(f64, Snapshot)> = Vec::new();
+            let checks = curve.checks.iter().map(|check| (check.gets, check.limit, Some(check)));
+            let raises = curve.raises.iter().map(|raise| (raise.gets, Some(raise.to), None));
+            let mut all: Vec<_> = checks.chain(raises).collect();
+            // A limit never falls, so at one place the lower one is first.
+            all.sort_by_key(|(gets, limit, _)| (*gets, *limit));
+            for (gets, limit, check) in all {
+                let (number, last) =
+                    (points.len() + 1, points.last().map(|(_, last)| last.clone()).unwrap_or_default());
+                let x = if curve.checks.is_empty() { number as f64 } else { gets as f64 };
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
+                let misses = |check: &CheckPoint| (check.unsatisfied_rate * gets as f64) as u64;
+                let (evicted, misses) =
+                    check.map_or((last.evicted, last.misses), |check| (check.evicted, misses(check)));
+                points.push((
+                    x,
+                    Snapshot { gets, misses, evicted, pool_size_limit: limit.or(last.pool_size_limit), ..last },
+                ));
+            }
+            OfPool { name: format!("pool {}", at + 1), points }
+        };
+        let pools = log.curves.iter().enumerate().map(pool).collect();
+        Self { pools, said: of_log(log), ..Self::default() }
+    }
+}
+
+/// The snapshot in the statistics of a pool; empty if the process runs another version of pinpool.
+pub(crate) fn snapshot_of(pool: &Value) -> Snapshot {
+    serde_json::from_value(pool["snapshot"].clone()).unwrap_or_default()
+}
+
+/// A pool that holds nothing any more.
+fn ended(last: &Snapshot) -> Snapshot {
+    let (used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes) = Default::default();
+    let none = Snapshot { used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes, ..last.clone() };
+    Snapshot { max_bytes: Some(0), holders: Vec::new(), ..none }
+}

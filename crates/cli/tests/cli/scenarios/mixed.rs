@@ -1,0 +1,66 @@
+//! Programs in which a fault hides among what is ordinary.
+
+use std::collections::VecDeque;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+
+use super::{MIB, Program, STEPS_IN_A_SECOND};
+
+#[test]
+fn a_leak_that_creeps_among_thirty_tags_with_bursts_is_found() {
+    let mut program = Program::one(|pool| pool);
+    let (mut bursts, mut kept) = (VecDeque::new(), Vec::new());
+    let tags: Vec<_> = (0..30).map(|tag| format!("shard{tag}")).collect();
+    program.run(180, |program, step| {
+        // A burst of each tag in turn lasts for two seconds.
+        let tag = &tags[usize::try_from(step / 10 % 30).unwrap()];
+        if step % 10 == 0 {
+            bursts.push_back((step, (0..12).map(|_| program.must_get(tag, MIB)).collect::<Vec<_>>()));
+        }
+        if bursts.front().is_some_and(|(since, _)| since + 2 * STEPS_IN_A_SECOND <= step) {
+            bursts.pop_front();
+        }
+        if step % 20 == 7 {
+            kept.push(program.must_get("shard7", MIB));
+        }
+    });
+    let said = program.judged((bursts, kept));
+    said.check("leak", true);
+    assert!(said.log.last().is_some_and(|line| line.contains("shard7")), "{said:?}");
+}
+
+#[test]
+fn a_consumer_that_stops_five_seconds_in_every_fifteen_pauses() {
+    let mut program = Program::one(|pool| pool.max_bytes(64 << 20));
+    let mut queue = VecDeque::new();
+    program.run(120, |program, step| {
+        queue.extend(program.served().into_iter().map(|(_, buffer)| buffer));
+        // Two producers of one batch a step each, and a queue that the limit bounds.
+        for _ in program.asked.len()..2 {
+            queue.extend(program.get(0, "queue", MIB));
+        }
+        let is_stopped = step % (15 * STEPS_IN_A_SECOND) >= 10 * STEPS_IN_A_SECOND;
+        for _ in 0..if is_stopped { 0 } else { 3 } {
+            queue.pop_front().into_iter().for_each(Program::put_elsewhere);
+        }
+    });
+    let said = program.judged(queue);
+    let (cause, is_alarm) = (said.causes[0].1.clone(), said.alarms[0]);
+    assert!(is_alarm, "{said:?}");
+    said.check(&cause, true);
+    assert!(said.log.iter().any(|line| line.contains("the consumer pauses")), "{said:?}");
+}
+
+#[test]
+fn one_of_four_streams_that_is_stuck_is_named() {
+    let mut program = Program::one(|pool| pool);
+    let mut streams: Vec<_> = (0..4).map(|_| (SinkStream::new().unwrap(), SinkMem::new(MIB))).collect();
+    let (stream, device) = &mut streams[3];
+    let gate = Program::copy(program.must_get("images", MIB), stream, device);
+    program.run(60, |program, step| {
+        let (stream, device) = &mut streams[usize::try_from(step % 3).unwrap()];
+        drop(Program::copy(program.must_get("images", MIB), stream, device));
+        stream.synchronize().unwrap();
+    });
+    program.judged((gate, streams)).check("stuck copy", true);
+}

@@ -1,0 +1,238 @@
+//! The snapshots of a recording, judged as the pool that took them judges itself.
+//!
+//! What a pool does not know, the records add: which requests waited and when, and which buffers another thread returned.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::news::worst;
+use super::{Cause, GETS_MIN, Judge, Judgement, Lost, Snapshot};
+use crate::record::{Event, Record, Recording, Taken};
+
+/// A pool of a recording.
+#[derive(Debug, Clone)]
+pub struct PoolJudgement {
+    /// Its number in the recording.
+    pub pool: u32,
+    pub name: String,
+    /// The judgement of the windows that cost most, with the time lost over the whole recording.
+    pub judgement: Judgement,
+    pub gets: u64,
+    /// Requests that waited, pinned or moved memory.
+    pub slow_gets: u64,
+    /// Requests that waited: when they were served, and how long they had waited, in nanoseconds.
+    pub waits: Vec<(u64, u64)>,
+}
+
+/// The judgement of each pool that has requests, alarms first, then those that lost most time.
+pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
+    let mut records = Records::default();
+    let mut pools: BTreeMap<u32, Vec<(u64, Snapshot)>> = BTreeMap::new();
+    let mut add = |taken: &Taken, records: &Records| {
+        let remote_puts = records.pools.get(&taken.pool).and_then(|pool| pool.counted.remote_puts);
+        let snapshot = Snapshot { remote_puts, ..(*taken.snapshot).clone() };
+        pools.entry(taken.pool).or_default().push((taken.at_us, snapshot));
+    };
+    let mut snapshots = recording.snapshots.iter().peekable();
+    for record in &recording.records {
+        while let Some(taken) = snapshots.next_if(|taken| taken.time_ns <= record.time_ns) {
+            add(taken, &records);
+        }
+        records.apply(record);
+    }
+    snapshots.for_each(|taken| add(taken, &records));
+    // A process that was killed at once has recorded none.
+    let end_us = recording.records.last().map_or(0, |record| record.time_ns / 1000);
+    for (pool, of) in &records.pools {
+        pools.entry(*pool).or_insert_with(|| vec![(end_us, of.counted.clone())]);
+    }
+    let mut judged: Vec<_> = pools
+        .into_iter()
+        .filter_map(|(pool, series)| {
+            let judgement = judge_series(&series)?;
+            let gets = series.last()?.1.gets;
+            let name = recording.pool(pool).and_then(|pool| pool.fact("name"));
+            let name = name.map_or_else(|| format!("pool {pool}"), str::to_owned);
+            let OfPool { slow_gets, waits, .. } = records.pools.remove(&pool).unwrap_or_default();
+            Some(PoolJudgement { pool, name, judgement, gets, slow_gets, waits })
+        })
+        .collect();
+    // An unpinned pool next to pinned ones of the process is a mistake.
+    let is_pinned = |pool: u32| recording.pool(pool).is_some_and(|pool| pool.fact("pinned") == Some("yes"));
+    let has_pinned = judged.iter().any(|one| is_pinned(one.pool));
+    for one in judged.iter_mut().filter(|one| has_pinned && one.judgement.cause == Cause::NotPinned) {
+        one.judgement.is_alarm = true;
+    }
+    judged.sort_by_key(|one| (!one.judgement.is_alarm, Reverse(one.judgement.lost.total_ns()), one.pool));
+    judged
+}
+
+/// The judgement of a whole series, by the clock of its pool; `None` of too few requests.
+pub fn judge_series(series: &[(u64, Snapshot)]) -> Option<Judgement> {
+    let (end_us, end) = series.last()?;
+    let (mut judge, mut judgements) = (Judge::default(), Vec::new());
+    for (at_us, snapshot) in series {
+        judgements.extend(judge.look(*at_us, snapshot.clone()).cloned());
+    }
+    if judgements.is_empty() {
+        if end.gets < GETS_MIN && end.failure.is_none() {
+            return None;
+        }
+        // What a pool holds at its end is not what it held.
+        let (_, middle) = &series[series.partition_point(|(at_us, _)| *at_us < end_us / 2)];
+        let Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, ref holders, .. } =
+            *middle;
+        let holders = holders.clone();
+        let whole =
+            Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, holders, ..end.clone() };
+        judge.most_held_bytes = held_bytes;
+        judgements.push(judge.why(*end_us, &whole));
+    }
+    // A request that failed is often the end of a program, in a window that is not over; an alarm knows more of its cause.
+    let judgement = match end.failure.clone().filter(|_| !judgements.last().is_some_and(|last| last.is_alarm)) {
+        Some((cause, likely)) => match judge.end_window(*end_us, end.clone()) {
+            last if last.is_alarm => last.clone(),
+            last => last.clone().of_failure(cause, likely),
+        },
+        None => worst(&judgements)?.clone(),
+    };
+    let Snapshot { waiting_ns, page_locking_ns, moving_ns, .. } = *end;
+    Some(Judgement { lost: Lost { of_us: *end_us, waiting_ns, page_locking_ns, moving_ns }, ..judgement })
+}
+
+#[derive(Debug, Default)]
+struct OfPool {
+    /// What the pool counts itself, as far as the records tell.
+    counted: Snapshot,
+    slow_gets: u64,
+    waits: Vec<(u64, u64)>,
+}
+
+/// What the records so far add to the snapshots.
+#[derive(Debug, Default)]
+struct Records {
+    pools: HashMap<u32, OfPool>,
+    /// The thread that has a buffer.
+    out: HashMap<(u32, u64), u32>,
+    /// Threads whose next request stood in the wait queue.
+    queued: HashSet<u32>,
+    /// Calls of each thread since its last request: when they ended, and how long they took.
+    calls: HashMap<u32, Vec<(u64, u64)>>,
+}
+
+impl Records {
+    fn apply(&mut self, &Record { time_ns, thread, pool, event }: &Record) {
+        let OfPool { counted, slow_gets, waits } = self.pools.entry(pool).or_default();
+        if let Event::Pin { took_ns, .. } | Event::Unpin { took_ns, .. } | Event::Move { took_ns, .. } = event {
+            self.calls.entry(thread).or_default().push((time_ns, took_ns));
+        }
+        match event {
+            Event::Ceiling { bytes } if bytes < u64::MAX => {
+                (counted.max_bytes, counted.limit) = (Some(bytes), Some("PINPOOL_MAX_BYTES".into()));
+            }
+            Event::Pin { took_ns, failed, .. } => {
+                counted.page_locks += u64::from(!failed);
+                counted.page_locking_ns += took_ns;
+            }
+            Event::Unpin { took_ns, .. } => counted.page_locking_ns += took_ns,
+            Event::Move { took_ns, .. } => counted.moving_ns += took_ns,
+            Event::Waited => _ = self.queued.insert(thread),
+            Event::Get { took_ns, .. } | Event::Refused { took_ns, .. } => {
+                let since_ns = time_ns.saturating_sub(took_ns);
+                let calls = self.calls.remove(&thread).unwrap_or_default();
+                let called_ns: u64 = calls.iter().filter(|(at_ns, _)| *at_ns >= since_ns).map(|(_, took)| took).sum();
+                let has_waited = self.queued.remove(&thread);
+                let waited_ns = if has_waited { took_ns.saturating_sub(called_ns) } else { 0 };
+                counted.gets += 1;
+                counted.waiting_ns += waited_ns;
+                counted.short_gets += u64::from(has_waited);
+                if let Event::Get { id, .. } = event {
+                    self.out.insert((pool, id), thread);
+                    *slow_gets += u64::from(has_waited || called_ns > 0);
+                    waits.extend(has_waited.then_some((time_ns, waited_ns)));
+                } else {
+                    counted.failed_gets += 1;
+                }
+            }
+            Event::Put { id, .. } => {
+                let got_by = self.out.remove(&(pool, id));
+                counted.puts += 1;
+                *counted.remote_puts.get_or_insert(0) += u64::from(got_by.is_some_and(|by| by != thread));
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judge::LikelyCause;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Snapshots each second of a pool with 20 requests a second.
+    fn series(seconds: u64, at: impl Fn(u64, Snapshot) -> Snapshot) -> Vec<(u64, Snapshot)> {
+        let of = |second: u64| {
+            let (gets, is_pinned) = (20 * second, true);
+            let held = Snapshot { gets, puts: gets, is_pinned, used: 8, used_bytes: 8 * MIB, ..Snapshot::default() };
+            (second * 1_000_000, at(second, Snapshot { held_bytes: 8 * MIB, ..held }))
+        };
+        (1..=seconds).map(of).collect()
+    }
+
+    #[test]
+    fn a_recording_is_judged_in_the_windows_of_its_pool() {
+        let short = series(60, |second, now| {
+            let waited = second.clamp(20, 40) - 20;
+            let (limit, max_bytes) = (Some("PINPOOL_MAX_BYTES".into()), Some(8 * MIB));
+            let (short_gets, waiting_ns) = (waited * 10, waited * 1_000_000_000);
+            Snapshot { short_gets, waiting_ns, limit, max_bytes, needed_bytes: 12 * MIB, remote_puts: Some(0), ..now }
+        });
+        let judgement = judge_series(&short).unwrap();
+        assert_eq!((judgement.cause, judgement.is_alarm), (Cause::CeilingTooSmall, true), "{judgement}");
+        assert_eq!((judgement.lost.of_us, judgement.lost.waiting_ns), (60_000_000, 20_000_000_000));
+    }
+
+    #[test]
+    fn a_recording_that_is_shorter_than_a_window_is_judged_by_what_it_held_in_its_middle() {
+        let empty_at_the_end = series(8, |second, now| match second {
+            8 => Snapshot { used: 0, used_bytes: 0, held_bytes: 0, ..now },
+            _ => now,
+        });
+        let judgement = judge_series(&empty_at_the_end).unwrap();
+        assert_eq!(judgement.cause, Cause::Healthy);
+        assert!(judgement.found.contains("8.0 MiB held"), "{judgement}");
+        assert_eq!(judge_series(&series(8, |_, now| Snapshot { gets: 19, ..now })), None, "too few requests");
+    }
+
+    #[test]
+    fn a_recording_that_ends_with_a_request_that_failed_says_why() {
+        let failed = |at: u64| {
+            series(30, move |second, now| {
+                let likely = LikelyCause { found: "all is in use".to_owned(), change: "put it back".to_owned() };
+                Snapshot { failure: (second == at).then_some((Cause::CeilingTooSmall, likely)), ..now }
+            })
+        };
+        let judgement = judge_series(&failed(30)).unwrap();
+        assert_eq!((judgement.cause, judgement.found.as_str()), (Cause::CeilingTooSmall, "all is in use"));
+        assert_eq!(judge_series(&failed(12)).unwrap().cause, Cause::Healthy);
+    }
+
+    #[test]
+    fn requests_that_stood_in_the_queue_and_returns_by_other_threads_are_counted_in_the_records() {
+        let mut records = Records::default();
+        let mut add = |time_ns, thread, event| records.apply(&Record { time_ns, thread, pool: 0, event });
+        let get = |id, took_ns| Event::Get { id, bytes: 1, class_bytes: 1, tag: 0, took_ns };
+        add(50, 0, Event::Pin { address: 1, bytes: 1, took_ns: 40, failed: false });
+        add(60, 0, get(1, 60));
+        add(100, 1, Event::Waited);
+        add(100, 1, get(2, 30));
+        add(110, 0, get(3, 30));
+        add(120, 0, Event::Put { id: 2, in_flight: false });
+        add(120, 0, Event::Put { id: 3, in_flight: false });
+        let OfPool { counted, slow_gets, waits } = &records.pools[&0];
+        assert_eq!((counted.remote_puts, *slow_gets, waits.as_slice()), (Some(1), 2, &[(100, 30)][..]));
+        assert_eq!((counted.gets, counted.short_gets, counted.waiting_ns, counted.page_locks), (3, 1, 30, 1));
+    }
+}
