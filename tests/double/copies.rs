@@ -2,7 +2,6 @@
 #![allow(unsafe_code)] // Acquires by hand, and captures, which cudarc leaves to its users.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
