@@ -38,7 +38,7 @@ fn the_texts_of_a_pool_come_from_outside_as_the_program_would_print_them() {
         let once = finish(&mut on_host(dir.path(), &[args, &[process.as_str()]].concat()));
         assert_eq!(once.code(), 0, "{}", once.stderr);
         assert!(
-            once.stdout.starts_with("train: warming up") || once.stdout.starts_with("train: healthy"),
+            once.stdout.starts_with("train: warming_up") || once.stdout.starts_with("train: healthy"),
             "{}",
             once.stdout
         );
@@ -127,7 +127,8 @@ fn a_process_is_drawn_with_its_owners_and_what_its_judge_says() {
     let ran = finish(command.arg(&output));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let page = std::fs::read_to_string(&output).unwrap();
-    for text in ["The pools of this process", "\"name\":\"loader/labels\"", "\"clock\":1", pool.why().cause()] {
+    for text in ["The pools of this process", "\"name\":\"loader/labels\"", "\"clock\":1", pool.diagnose().cause.name()]
+    {
         assert!(page.contains(text), "no {text} in {page}");
     }
 }
