@@ -15,7 +15,7 @@ import pinpool_loader
     ("call", "error", "said"),
     [
         (lambda pool: pinpool.Pool(name=3), TypeError, "name: int is no text"),
-        (lambda pool: pool.get(1.5), TypeError, "asked 1.5: a size is a whole number of bytes"),
+        (lambda pool: pool.get(1.5), TypeError, "invalid size 1.5: must be a whole number of bytes"),
         (lambda pool: pool.get(None), TypeError, "asked None: a size"),
         (lambda pool: pool.get(True), TypeError, "asked True: a size"),
         (lambda pool: pool.get(1, timeout=[]), TypeError, r"timeout=\[\]: seconds, or text"),
@@ -54,7 +54,7 @@ def test_a_wrong_argument_is_named(pool, call, error, said):
 
 
 def test_switches_take_booleans_and_sizes_of_numpy_count():
-    pool = pinpool.Pool(env=False, backend="heap", zero=True, background_poll=False)
+    pool = pinpool.Pool(env=False, backend="heap", zero=True, background_thread=False)
     assert len(pool.get(np.int64(7))) == 7 and len(pool.get("1KiB")) == 1024
 
 

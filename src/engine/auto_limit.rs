@@ -2,9 +2,10 @@
 //!
 //! Free memory changes all the time, also by what the pool itself holds, so it alone changes no limit.
 
+use pinpool_os::words::Size;
 use std::path::PathBuf;
 
-use crate::config::Ceiling;
+use crate::config::Limit;
 use crate::policy;
 use pinpool_os::host::{LimitOrigin, MemoryGauge};
 use pinpool_os::sync::plain::Mutex;
@@ -38,17 +39,17 @@ impl AutoLimit {
     }
 
     /// `max_bytes` in bytes for pools that hold `held_bytes`, and in words. If it is `auto`, it is followed from now on.
-    pub(crate) fn set(&self, max_bytes: Ceiling, held_bytes: u64) -> (Option<u64>, String) {
+    pub(crate) fn set(&self, max_bytes: Limit, held_bytes: u64) -> (Option<u64>, String) {
         let mut last = self.last.lock();
         *last = None;
         let (bytes, words) = match max_bytes {
-            Ceiling::None => (None, "none".to_owned()),
-            Ceiling::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes")),
-            Ceiling::Auto => match self.share(held_bytes) {
-                None => (None, "none, since the memory of the machine is not known".to_owned()),
+            Limit::Unlimited => (None, "none".to_owned()),
+            Limit::Bytes(bytes) => (Some(bytes), Size(bytes).to_string()),
+            Limit::Auto => match self.share(held_bytes) {
+                None => (None, "none (the machine's memory is unknown)".to_owned()),
                 Some((bytes, words, limit)) => {
                     *last = Some(Reading { at_us: 0, limit });
-                    (Some(bytes), format!("{bytes} bytes ({words})"))
+                    (Some(bytes), format!("{} ({words})", Size(bytes)))
                 }
             },
         };
@@ -74,7 +75,7 @@ impl AutoLimit {
     fn share(&self, held_bytes: u64) -> Option<(u64, String, (u64, LimitOrigin))> {
         let memory = self.gauge.as_ref()?.read()?;
         let bytes = policy::default_ceiling(memory.total_bytes, memory.available_bytes.saturating_add(held_bytes));
-        let words = format!("a quarter of {} bytes, {}", memory.total_bytes, memory.origin);
+        let words = format!("a quarter of {}, {}", Size(memory.total_bytes), memory.origin);
         Some((bytes, words, (memory.total_bytes, memory.origin)))
     }
 

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A sweep may query a driver, which is slow when many threads do. So no hit sweeps. A get that needs the memory sweeps, a
-//! waiting get, the maintenance thread, [`Pool::poll`](crate::Pool::poll), a trim, a clear, and the end.
+//! waiting get, the maintenance thread, [`Pool::maintain`](crate::Pool::maintain), a trim, a clear, and the end.
 //!
 //! Under `PINPOOL_ZERO` a put waits in `in_flight` without a fence, and a block is zeroed when a sweep returns it, or when it
 //! is new. So idle blocks and free memory hold zeros, whatever is carved from them.
@@ -40,7 +40,7 @@ use super::shortage::Shortage;
 use super::stock::Stock;
 use super::wait_queue::WaitQueue;
 use crate::backend::SourceError;
-use crate::config::{Ceiling, Config};
+use crate::config::{Config, Limit};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::{Ask, InFlight};
@@ -52,9 +52,6 @@ use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
-
-/// Pools and partitions that this process has made.
-static POOLS: AtomicU64 = AtomicU64::new(0);
 
 mod account;
 mod attention;
@@ -89,8 +86,6 @@ type Block = block::Block<Core>;
 pub(crate) struct Core {
     generation: ForkGeneration,
     process: u32,
-    /// Among the pools of the process.
-    number: u64,
     config: Config,
     log: Arc<PoolLog>,
     stock: Stock<Self>,
@@ -137,8 +132,6 @@ impl Core {
         let core = Arc::new(Self {
             generation: ForkGeneration::now(),
             process: std::process::id(),
-            // Relaxed: a number on its own.
-            number: POOLS.fetch_add(1, Ordering::Relaxed),
             device: DeviceWatch::new(memory.source()),
             stock: Stock::new(&config, memory, log.clone(), recorder),
             in_flight: InFlight::new(),
@@ -181,11 +174,11 @@ impl Core {
     }
 
     /// Changes the ceiling; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
-    pub(crate) fn set_ceiling(&self, ceiling: Ceiling) {
+    pub(crate) fn set_ceiling(&self, ceiling: Limit) {
         let budget = self.backing().budget();
-        budget.set_auto(ceiling == Ceiling::Auto);
+        budget.set_auto(ceiling == Limit::Auto);
         let (max_bytes, _) = self.limit.set(ceiling, budget.auto_bytes());
-        self.apply_ceiling(max_bytes, if ceiling == Ceiling::Auto { "auto" } else { "set_max_bytes" });
+        self.apply_ceiling(max_bytes, if ceiling == Limit::Auto { "auto" } else { "set_max_bytes" });
     }
 
     fn apply_ceiling(&self, max_bytes: Option<u64>, why: &str) {
@@ -324,9 +317,13 @@ impl Core {
     fn take_completed(&self, class: Class) -> Option<Block> {
         while self.in_flight.count() > 0 {
             let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
-            let swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
+            let mut swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
             let found_none = swept.completed.is_empty();
+            let reused = self.reuse_completed(&mut swept, is_enough);
             self.complete(swept);
+            if reused.is_some() {
+                return reused;
+            }
             // Another thread may take it first; then there may be more.
             let block = self.stock.take(class);
             if block.is_some() || found_none {

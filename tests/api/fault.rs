@@ -13,7 +13,7 @@ fn work(pool: &Pool) -> u64 {
     for round in 0..4_usize {
         let held: Vec<_> = (0..4_usize).map(|n| pool.get(4000 * (1 + (n + round) % 5))).collect();
         failed += held.iter().filter(|buffer| buffer.is_err()).count() as u64;
-        assert!(held.iter().flatten().all(|buffer| buffer.as_slice().unwrap().iter().all(|&byte| byte == 0)));
+        assert!(held.iter().flatten().all(|buffer| buffer.wait_slice().unwrap().iter().all(|&byte| byte == 0)));
         drop(held);
         pool.stats().validate().unwrap();
     }
@@ -73,7 +73,7 @@ fn a_failed_get_reports_what_was_asked_what_is_held_and_the_error_of_the_source(
     let error = pool.get(70_000).unwrap_err();
     assert!(error.is_backend() && !error.is_limit());
     let text = error.to_string();
-    for part in ["70000 B", "heap", "held 8192 B", "fails by script"] {
+    for part in ["68.4KiB", "heap", "held 8.0KiB", "fails by script"] {
         assert!(text.contains(part), "{part} is missing in: {text}");
     }
 }

@@ -15,7 +15,7 @@ pub struct ReplayReport {
     /// Policy of the pool.
     pub preset: &'static str,
     /// Rounding of sizes to classes.
-    pub rounding: &'static str,
+    pub rounding: String,
     /// Kind of memory.
     pub source: &'static str,
     /// Pin calls.

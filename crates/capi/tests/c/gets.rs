@@ -70,7 +70,7 @@ fn a_get_at_the_ceiling_waits_for_its_time_and_then_says_what_is_held() {
         assert_eq!((status, found), (pp_status::PP_LIMIT, ptr::null_mut()));
         let (code, text) = last_error();
         assert_eq!(code, pp_status::PP_LIMIT);
-        assert!(text.contains("held 4194304 B") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
+        assert!(text.contains("held 4.0MiB") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
     }
     put(pool, held).unwrap();
     // The longest wait there is: served at once.
@@ -93,7 +93,7 @@ fn a_reserve_is_held_and_a_trim_gives_the_rest_back() {
     assert_eq!(pp_trim(pool.0, 0), pp_status::PP_OK);
     assert_eq!(held(), 8 << 20);
     assert_eq!(pp_reserve(pool.0, 1 << 40), pp_status::PP_LIMIT);
-    assert_eq!((pp_clear(pool.0), pp_poll(pool.0)), (pp_status::PP_OK, pp_status::PP_OK));
+    assert_eq!((pp_clear(pool.0), pp_maintain(pool.0)), (pp_status::PP_OK, pp_status::PP_OK));
     close(pool);
 }
 

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use pinpool::{Pool, Why};
+use pinpool::{Diagnosis, Pool};
 use pinpool_loader::StopFlag;
 use pinpool_observe::judge::words::counted;
 use pinpool_observe::judge::{Cause, PoolJudgement, judge_recording};
@@ -78,21 +78,21 @@ pub(crate) struct Said {
 
 /// What the pool of a replay says of itself, time and again.
 #[derive(Debug, Default)]
-pub(crate) struct Judged(Vec<Why>);
+pub(crate) struct Judged(Vec<Diagnosis>);
 
 impl Judged {
     pub(crate) fn look(&mut self, pool: &Pool) {
-        self.0.push(pool.why());
+        self.0.push(pool.diagnose());
     }
 
     /// An alarm that holds for a tenth of the looks, else the last word; `None` without any.
     pub(crate) fn worst(&self, pool: &str) -> Option<Said> {
-        let alarms = || self.0.iter().filter(|why| why.is_alarm());
-        let times = |cause: &str| alarms().filter(|why| why.cause() == cause).count();
-        let alarms = alarms().filter(|why| times(why.cause()) * ALARM_PART >= self.0.len());
-        let why = alarms.max_by_key(|why| (times(why.cause()), why.lost())).or(self.0.last())?;
+        let alarms = || self.0.iter().filter(|why| why.is_alarm);
+        let times = |cause: &str| alarms().filter(|why| why.cause.name() == cause).count();
+        let alarms = alarms().filter(|why| times(why.cause.name()) * ALARM_PART >= self.0.len());
+        let why = alarms.max_by_key(|why| (times(why.cause.name()), why.lost)).or(self.0.last())?;
         let lines = why.to_string().lines().map(str::to_owned).collect();
-        Some(Said { pool: pool.to_owned(), cause: why.cause().to_owned(), is_alarm: why.is_alarm(), lines })
+        Some(Said { pool: pool.to_owned(), cause: why.cause.name().to_owned(), is_alarm: why.is_alarm, lines })
     }
 }
 
@@ -149,14 +149,14 @@ fn in_words(said: &[Said], all: bool) -> String {
 /// What is said of each pool, the worst first, and why it is not of all of the file.
 fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
     if names_process(target) {
-        return Ok((Series::of_process(target, Duration::ZERO, &StopFlag::new())?.0.said(), None));
+        return Ok((Series::of_process(target, Duration::ZERO, &StopFlag::new())?.0.said, None));
     }
     let path = PathBuf::from(target);
     let input = input::open(&path)?;
     match input::kind(input.first()) {
         Kind::Recording => {
             let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(&path, &error))?;
-            let mut said = Series::of_recording(&recording).said();
+            let mut said = Series::of_recording(&recording).said;
             if let Some(said) = said.first_mut() {
                 recommend(said, &path, &recording);
             }
@@ -169,7 +169,7 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
             let workload = read_workload(&path, input)?;
             let played = Series::of_replay(target, &workload, &Replay::default());
             let (series, _) = played.map_err(|error| in_file(&path, &error))?;
-            Ok((series.said(), workload.warning().map(str::to_owned)))
+            Ok((series.said, workload.warning().map(str::to_owned)))
         }
         Kind::Log => {
             let log = lines::read(input).map_err(|error| named(&path, &error))?;

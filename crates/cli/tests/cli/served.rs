@@ -38,7 +38,7 @@ fn the_texts_of_a_pool_come_from_outside_as_the_program_would_print_them() {
         let once = finish(&mut on_host(dir.path(), &[args, &[process.as_str()]].concat()));
         assert_eq!(once.code(), 0, "{}", once.stderr);
         assert!(
-            once.stdout.starts_with("train: warming up") || once.stdout.starts_with("train: healthy"),
+            once.stdout.starts_with("train: warming_up") || once.stdout.starts_with("train: healthy"),
             "{}",
             once.stdout
         );
@@ -58,7 +58,7 @@ fn the_metrics_of_all_processes_are_a_text_that_promtool_takes() {
     let ran = finish(&mut on_host(dir.path(), &["metrics", "--all"]));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let labels = format!("{{pid=\"{}\",pool_name=\"train\",backend=\"heap\"", std::process::id());
-    let hits = format!("pinpool_gets_total{labels},result=\"hit\"}} {}\n", pool.stats().requests.hits);
+    let hits = format!("pinpool_requests_hits_total{labels}}} {}\n", pool.stats().requests.hits);
     assert!(ran.stdout.contains(&hits), "{}", ran.stdout);
     assert!(
         ran.stdout.contains(&format!("pinpool_owner_buffers{labels},tag=\"loader/labels\"}} 1\n")),
@@ -93,7 +93,7 @@ fn the_metrics_are_served_until_the_command_is_stopped() {
     // One that sends nothing keeps no other waiting.
     let _silent = TcpStream::connect(&address).unwrap();
     let got = ask("GET /metrics");
-    assert!(got.starts_with("HTTP/1.1 200 OK") && got.contains("\npinpool_held_bytes{pid="), "{got}");
+    assert!(got.starts_with("HTTP/1.1 200 OK") && got.contains("\npinpool_memory_held_bytes{pid="), "{got}");
     let head = ask("HEAD /metrics");
     assert!(head.starts_with("HTTP/1.1 200 OK") && head.ends_with("\r\n\r\n"), "{head}");
     assert!(ask("GET /").starts_with("HTTP/1.1 404"));
@@ -127,7 +127,8 @@ fn a_process_is_drawn_with_its_owners_and_what_its_judge_says() {
     let ran = finish(command.arg(&output));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let page = std::fs::read_to_string(&output).unwrap();
-    for text in ["The pools of this process", "\"name\":\"loader/labels\"", "\"clock\":1", pool.why().cause()] {
+    for text in ["The pools of this process", "\"name\":\"loader/labels\"", "\"clock\":1", pool.diagnose().cause.name()]
+    {
         assert!(page.contains(text), "no {text} in {page}");
     }
 }

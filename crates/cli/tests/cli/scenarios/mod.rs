@@ -25,7 +25,7 @@ use std::task::{Context, Poll, Waker};
 
 use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
 use pinpool::unstable::{ManualClock, look};
-use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Why};
+use pinpool::{Backend, Cause, GetFuture, PinnedBuf, Pool, PoolBuilder};
 use pinpool_replay::{Recording, SimSource};
 use tempfile::TempDir;
 
@@ -184,8 +184,9 @@ impl Program {
         let (outside, live) = (why(&socket), report(&socket));
         let top = finish(pinpool(&["top"]).arg(&socket));
         assert_eq!(top.code(), 0, "{}", top.stderr);
-        let own: Vec<_> = self.pools.iter().map(|pool| (pool.stats().name.unwrap_or_default(), pool.why())).collect();
-        let log: Vec<_> = lines().into_iter().filter(|line| line.contains("] verdict: ")).collect();
+        let own: Vec<_> =
+            self.pools.iter().map(|pool| (pool.stats().name.unwrap_or_default(), pool.diagnose())).collect();
+        let log: Vec<_> = lines().into_iter().filter(|line| line.contains("] diagnosis: ")).collect();
         fs::write(at("log"), log.join("\n")).unwrap();
         let logged = first(&why(&at("log")));
         // As if the process had been killed now.
@@ -209,14 +210,14 @@ impl Program {
         assert_eq!(pool_recorded, pool);
         Said {
             causes: vec![
-                ("Pool::why", own.cause().to_owned()),
+                ("Pool::diagnose", own.cause.name().to_owned()),
                 ("why of a process", cause),
                 ("top", shown(&top, &pool)),
                 ("report of a process", marked(&live)),
                 ("why of a recording", cause_recorded),
                 ("report of a recording", marked(&page)),
             ],
-            alarms: vec![own.is_alarm(), alarm, alarm_recorded, logged.1],
+            alarms: vec![own.is_alarm, alarm, alarm_recorded, logged.1],
             logged,
             pool,
             log,
@@ -245,13 +246,13 @@ fn shown(top: &Ran, pool: &str) -> String {
 
 /// The cause that a line begins with.
 fn cause_in(line: &str) -> &str {
-    Why::CAUSES.iter().copied().find(|cause| line.starts_with(&format!("{cause}: "))).unwrap_or(line)
+    Cause::NAMES.iter().copied().find(|cause| line.starts_with(&format!("{cause}: "))).unwrap_or(line)
 }
 
 impl Said {
     /// The causes of the lines of the log.
     fn causes_logged(&self) -> Vec<&str> {
-        let begin = format!("[{}] verdict: ", self.pool);
+        let begin = format!("pool[{}] diagnosis: ", self.pool);
         self.log.iter().filter_map(|line| line.strip_prefix(&begin)).map(cause_in).collect()
     }
 
@@ -270,7 +271,7 @@ impl Said {
     fn check_calm(&self, causes: &[&str]) {
         assert!(self.causes.iter().all(|(_, found)| causes.contains(&found.as_str())), "{self:?}");
         assert!(self.alarms.iter().all(|&alarm| !alarm), "{self:?}");
-        let calm = [&["healthy", "warming up"], causes].concat();
+        let calm = [&["healthy", "warming_up"], causes].concat();
         assert!(self.causes_logged().iter().all(|found| calm.contains(found)), "{self:?}");
     }
 }
