@@ -17,7 +17,7 @@ use super::idle::thread_cache::{Entry, SpareEntries};
 use super::idle::{Evicted, Idle, LoweredLimit};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
-use super::memory::{Adopted, BlockMemory, Memory, Place, PoolView, Refusal, SlowCalls, Stop};
+use super::memory::{Adopted, BlockMemory, Memory, Place, PoolView, Refusal, SlowCalls};
 use crate::backend::{HugeTlb, PageTiers, SourceError, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
@@ -115,7 +115,7 @@ impl<E> Stock<E> {
         class: Class,
         (now_us, calls): (u64, SlowCalls),
         pool: &dyn PoolView,
-    ) -> Result<Block<E>, Stop> {
+    ) -> Result<Block<E>, Option<Refusal>> {
         if let Some(why) = self.gone.get() {
             return Err(Refusal::Source(why.clone()).into());
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::memory::{Refusal, SlowCalls, Stop};
+use super::super::memory::{Refusal, SlowCalls};
 use super::super::wait_queue::{Server, WaitQueue, Waiter};
 use super::attention::Reason;
 use super::verdicts::nanos;

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
-use super::super::memory::{Refusal, SlowCalls, Stop};
+use super::super::memory::{Refusal, SlowCalls};
 use super::super::wait_queue::{KeepAlive, Server, WAIT_MAX, WaitTicket, Waiter, deadline};
 use super::account::Wanted;
 use super::{Block, Core};
@@ -62,11 +62,11 @@ impl Core {
         let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), Some(keep_alive));
         let served = match self.first_attempt(wanted, SlowCalls::None) {
             Ok(block) => Ok(block),
-            Err(Stop::NeedsCall) => return Ok(Err(WaitTicket::new(self, waiter, None))),
-            Err(Stop::Refused(refusal)) if self.may_wait(wanted, wait, &refusal) => {
+            Err(None) => return Ok(Err(WaitTicket::new(self, waiter, None))),
+            Err(Some(refusal)) if self.may_wait(wanted, wait, &refusal) => {
                 return Ok(Err(WaitTicket::new(self, waiter, Some(refusal))));
             }
-            Err(Stop::Refused(refusal)) => self.give_up(wanted, refusal),
+            Err(Some(refusal)) => self.give_up(wanted, refusal),
         };
         self.record_outcome(&served, wanted, Some(waiter.begun));
         served.map(Ok)
@@ -111,19 +111,19 @@ impl Core {
     }
 
     /// The first attempt of a request that is no hit.
-    pub(super) fn first_attempt(self: &Arc<Self>, wanted: &Wanted, calls: SlowCalls) -> Result<Block, Stop> {
+    pub(super) fn first_attempt(self: &Arc<Self>, wanted: &Wanted, calls: SlowCalls) -> Result<Block, Option<Refusal>> {
         let &Wanted { len, class, .. } = wanted;
         self.acquire_in_turn(class, calls).or_else(|stop| match stop {
             // What is over the limit need not wait for room under it.
-            Stop::Refused(refusal) if !self.backing().could_hold(class) => {
-                self.fall_back(len, class).ok_or(Stop::Refused(refusal))
+            Some(refusal) if !self.backing().could_hold(class) => {
+                self.fall_back(len, class).ok_or(Some(refusal))
             }
             stop => Err(stop),
         })
     }
 
     /// Memory for a miss. While others wait, only beside the first of them. Makes such `calls`.
-    fn acquire_in_turn(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
+    fn acquire_in_turn(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Option<Refusal>> {
         let now_us = self.tick_if_alone();
         self.stock.enforce_count_limit(now_us);
         let needed_bytes = || self.backing().beside_bytes(class);
@@ -149,13 +149,13 @@ impl Core {
     }
 
     /// New memory for a request of `class`.
-    pub(super) fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
+    pub(super) fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Option<Refusal>> {
         let at = (self.time.coarse_us(), calls);
         let attempt = || self.stock.acquire(self, class, at, &**self);
         let acquired = match attempt() {
-            Err(Stop::Refused(refusal)) if self.others_make_room(&refusal, calls) => {
+            Err(Some(refusal)) if self.others_make_room(&refusal, calls) => {
                 if calls == SlowCalls::None {
-                    return Err(Stop::NeedsCall);
+                    return Err(None);
                 }
                 attempt()
             }
@@ -163,12 +163,12 @@ impl Core {
         };
         // Relaxed: a figure.
         let mut block = acquired.inspect_err(|stop| match stop {
-            Stop::Refused(Refusal::Source(_)) => {
+            Some(Refusal::Source(_)) => {
                 self.verdicts.is_by_source.store(true, Ordering::Relaxed);
                 self.backoff.refused();
                 self.watch_device(at.0);
             }
-            Stop::Refused(_) if !matches!(calls, SlowCalls::Held(..)) => {
+            Some(_) if !matches!(calls, SlowCalls::Held(..)) => {
                 self.verdicts.is_by_source.store(false, Ordering::Relaxed);
             }
             _ => {}
