@@ -321,7 +321,7 @@ impl<E> Block<E> {
         std::mem::take(&mut self.0.since).checked_sub(1)
     }
 
-    pub(super) fn note_passed(&mut self, number: u64) {
+    pub(super) fn set_passed(&mut self, number: u64) {
         self.0.passed = number;
     }
 }

@@ -25,7 +25,7 @@
 //! - core-I3: the pool closes once, after `seal`, when every buffer handed out has been put, is in flight or was leaked.
 
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::accounts::Accounts;
 use super::auto_limit::AutoLimit;
@@ -43,11 +43,10 @@ use crate::backend::SourceError;
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
-use crate::in_flight::{Ask, InFlight};
+use crate::in_flight::InFlight;
 use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::quota::Claim;
-use crate::size_class::Class;
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
@@ -57,29 +56,22 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 static POOLS: AtomicU64 = AtomicU64::new(0);
 
 mod account;
-mod attention;
-mod backoff;
-mod device;
 mod end;
-mod figures;
-mod interfaces;
-mod puts;
-mod recording;
+mod get;
+mod put;
+mod queue;
+mod record;
 mod report;
-mod sampling;
-mod server;
 #[cfg(feature = "observe")]
 mod serving;
 mod shared_limit;
-mod ticks;
+mod tick;
 mod verdicts;
-mod waiting;
 
 pub(crate) use account::{Account, Wanted};
-use attention::Attention;
-use backoff::Backoff;
-use device::DeviceWatch;
+use queue::{Backoff, SlowPathFlag};
 use report::SystemMemory;
+use tick::DeviceWatch;
 use verdicts::Verdicts;
 
 type Block = block::Block<Core>;
@@ -100,7 +92,7 @@ pub(crate) struct Core {
     maintenance: Maintenance,
     /// Runs the ticks of this pool; `None` if it is not to.
     thread: Option<&'static MaintenanceThread>,
-    attention: Attention,
+    slow_path_flag: SlowPathFlag,
     /// What the first in line wants of other owners of the host ledger.
     wanted_of_ledger: Want,
     /// A put makes room in the host ledger.
@@ -147,7 +139,7 @@ impl Core {
             maintenance: Maintenance::new(),
             // As for the wait queue, Miri takes a thread that does not end for a leak.
             thread: config.may_poll().then(MaintenanceThread::of_process),
-            attention: Attention::default(),
+            slow_path_flag: SlowPathFlag::default(),
             wanted_of_ledger: Want::default(),
             is_giving: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
@@ -278,62 +270,11 @@ impl Core {
         self.stock.is_varied()
     }
 
-    /// A block, idle or new.
-    pub(crate) fn get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
-        match &wanted.account {
-            None => self.get_of_pool(wanted, wait),
-            Some(account) => account.get(wanted, wait),
-        }
-    }
-
-    fn get_of_pool(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
-        if let Some(block) = self.take_hit(wanted.class) {
-            self.record_get(&block, wanted, None);
-            return Ok(block);
-        }
-        let begun = self.recording_since();
-        let outcome = self.miss(wanted, wait);
-        self.record_outcome(&outcome, wanted, begun);
-        outcome
-    }
-
     /// A block over a user's memory, which is counted apart and never kept.
     pub(crate) fn adopt(self: &Arc<Self>, adopted: Adopted) -> Result<Block> {
         self.check_open()?;
         self.accounts.count_adopted();
         Ok(self.stock.adopt(self, adopted))
-    }
-
-    /// An idle block of `class`, or one whose copies are over; calls no back-end and never waits.
-    pub(crate) fn try_get(&self, wanted: &Wanted) -> Option<Block> {
-        match &wanted.account {
-            None => self.try_get_of_pool(wanted.class),
-            Some(account) => account.try_get(wanted),
-        }
-    }
-
-    pub(super) fn try_get_of_pool(&self, class: Class) -> Option<Block> {
-        self.take_hit(class).or_else(|| self.take_completed(class))
-    }
-
-    fn take_hit(&self, class: Class) -> Option<Block> {
-        self.stock.take(class)
-    }
-
-    /// A block of `class` whose copies are over, found by sweeping.
-    fn take_completed(&self, class: Class) -> Option<Block> {
-        while self.in_flight.count() > 0 {
-            let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
-            let swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
-            let found_none = swept.completed.is_empty();
-            self.complete(swept);
-            // Another thread may take it first; then there may be more.
-            let block = self.stock.take(class);
-            if block.is_some() || found_none {
-                return block;
-            }
-        }
-        None
     }
 
     /// Releases every idle block and begins a new window.

@@ -63,7 +63,7 @@ impl fmt::Debug for Pool {
 
 /// The buffer of who `wanted` it.
 fn buffer(core: &Core, mut block: Block, wanted: &Wanted, align: usize) -> PinnedBuf {
-    core.note_holder(&mut block, wanted);
+    core.record_holder(&mut block, wanted);
     PinnedBuf::over(block, wanted.len, align)
 }
 
@@ -186,7 +186,11 @@ impl Pool {
     fn get_within(&self, request: Request, ledger: Option<&Arc<Ledger>>) -> Result<PinnedBuf> {
         let Some(wanted) = self.wanted(request, ledger)? else { return Ok(PinnedBuf::empty()) };
         self.core().enter();
-        let block = self.core().get(&wanted, self.longest_wait(request))?;
+        let wait = self.longest_wait(request);
+        let block = match &wanted.account {
+            None => self.core().get(&wanted, wait),
+            Some(account) => account.get(&wanted, wait),
+        }?;
         Ok(buffer(self.core(), block, &wanted, request.align))
     }
 

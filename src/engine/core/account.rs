@@ -154,10 +154,10 @@ impl Account {
     }
 
     /// A buffer of this account. Waits for its claim, and then as a request of the pool.
-    pub(super) fn get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+    pub(crate) fn get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
         let begun = Instant::now();
         let served = self.claim_within(wanted, wait).and_then(|claim| {
-            let mut block = self.core.get_of_pool(wanted, wait.saturating_sub(begun.elapsed()))?;
+            let mut block = self.core.get(wanted, wait.saturating_sub(begun.elapsed()))?;
             self.charge(&mut block, claim);
             Ok(block)
         });

@@ -31,7 +31,7 @@ pub(super) struct Verdicts {
 
 impl Core {
     /// A get of `class` found no memory at once.
-    pub(super) fn note_need(&self, class: Class) {
+    pub(super) fn record_need(&self, class: Class) {
         let own_bytes = self.backing().own_bytes().saturating_sub(self.stock.idle().bytes());
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
         self.verdicts.short_gets.fetch_add(1, Ordering::Relaxed);

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use super::block_memory::{BlockMemory, SlowCalls};
+use super::block_memory::{BlockMemory, Refusal, SlowCalls};
 use crate::backend::{Source, SourceError};
 use crate::quota::Budget;
 use crate::size_class::Class;

@@ -1,10 +1,15 @@
 //! Looks at the clock and at the copies in flight: what is due then, by whichever thread looks.
 
+use super::super::memory::PoolView;
 use super::Core;
+use crate::backend::Source;
 use crate::diag;
 use crate::engine::maintenance::LATE_US;
 use crate::in_flight::PendingGroup;
+use crate::maintenance_thread::{Maintained, Pace};
+use crate::stats::EvictionReason;
 use pinpool_observe::judge::STUCK_AFTER;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Lost buffers whose fences a tick asks again: a device that is lost may have left thousands.
 const ASKED_AT_ONCE: usize = 64;
@@ -25,7 +30,7 @@ impl Core {
     pub(crate) fn look(&self) {
         self.ask_copies();
         self.give_to_others();
-        self.note_idle();
+        self.record_idle();
         let now_us = self.tick_after(0);
         self.watch_device(now_us);
         self.stock.enforce_limits(self, now_us);
@@ -89,7 +94,106 @@ impl Core {
             self.apply_ceiling(max_bytes, &why);
         }
         self.stock.enforce_limits(self, now_us);
-        self.note_idle();
+        self.record_idle();
         now_us
+    }
+}
+
+/// What the log has been told of the device.
+#[derive(Debug)]
+pub(super) struct DeviceWatch {
+    findings: AtomicUsize,
+}
+
+impl DeviceWatch {
+    /// The findings so far are logged by who made the source.
+    pub(super) fn new(source: &dyn Source) -> Self {
+        Self { findings: AtomicUsize::new(source.findings().len()) }
+    }
+}
+
+impl Core {
+    /// From the first call after a reset of the device on, no memory that the reset has taken is handed out. A slow call.
+    pub(super) fn watch_device(&self, now_us: u64) {
+        let source = self.backing().source();
+        if !self.stock.is_gone()
+            && let Some(why) = source.gone()
+            && self.stock.give_up(why.clone(), now_us)
+        {
+            self.log.memory_gone(&why);
+        }
+        let findings = source.findings();
+        // Relaxed: one tick at a time.
+        let told = self.device.findings.swap(findings.len(), Ordering::Relaxed);
+        findings.iter().skip(told).for_each(|finding| self.log.found(finding));
+    }
+}
+
+impl PoolView for Core {
+    fn idle_bytes(&self) -> u64 {
+        self.stock.idle().bytes()
+    }
+
+    fn idle_buffers(&self) -> u64 {
+        self.stock.idle().count()
+    }
+
+    fn release_oldest(&self, why: EvictionReason) -> bool {
+        let released = self.stock.release_oldest(self.time.coarse_us(), why);
+        self.close_if_unused();
+        released
+    }
+
+    fn has_copies(&self) -> bool {
+        self.in_flight.count() > 0
+    }
+
+    fn complete_copies(&self) {
+        Self::complete_copies(self);
+    }
+
+    fn waiting_bytes(&self) -> Vec<u64> {
+        self.waiters.waiting_bytes()
+    }
+
+    fn room_was_made(&self) {
+        self.backoff.end();
+        self.wake_waiters();
+    }
+}
+
+impl Maintained for Core {
+    fn maintain(&self) {
+        self.give_to_others();
+        let (wanted, budget) = (self.wanted_of_ledger.bytes(), self.backing().budget());
+        if wanted > 0 && budget.host().is_none() && budget.room_for(wanted).shared_bytes >= wanted {
+            // Another pool of the process has made it, which wakes this thread alone.
+            self.wake_waiters();
+        }
+        let is_preparing = self.backing().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
+        // While holes are prepared, a look comes more often than anything else is due.
+        if !is_preparing || self.accounts.adopted() > 0 || self.maintenance.is_tick_due(self.time.coarse_us()) {
+            self.ask_copies();
+            let now_us = self.tick_after(0);
+            self.watch_device(now_us);
+        }
+    }
+
+    fn pace(&self) -> Pace {
+        self.own_pace().min(self.pace_of_ledger())
+    }
+}
+
+impl Core {
+    fn own_pace(&self) -> Pace {
+        if self.in_flight.held() > 0 {
+            return self.pace_of_copies().min(self.stock.pace());
+        }
+        self.stock.pace()
+    }
+
+    /// The pace that copies in flight ask for: somebody may wait for adopted memory, and other pools for what this one releases.
+    pub(super) fn pace_of_copies(&self) -> Pace {
+        if self.accounts.adopted() > 0 || self.slow_path_flag.is_for_ledger() { Pace::Copies } else { Pace::Active }
     }
 }

@@ -59,7 +59,7 @@ impl Core {
     /// afterwards.
     pub(in crate::engine) fn put_remote(&self, block: Block) -> Result<(), Block> {
         let is_for_arena = policy::goes_to_arena(block.held_bytes_at_hand(), || self.is_varied());
-        if is_for_arena || self.has_waiters() || self.attention.is_for_ledger() {
+        if is_for_arena || self.has_waiters() || self.slow_path_flag.is_for_ledger() {
             return Err(block);
         }
         self.stock.idle().put_remote(block.into_entry()).map_err(Block::from_entry)

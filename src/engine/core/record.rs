@@ -1,10 +1,15 @@
-//! What is recorded of a pool, where it is.
+//! What is recorded of requests and returns: events, holders, and call stacks of some requests (`call_stacks`).
+//!
+//! A pool that records or samples takes the slow paths, so hits of other pools pay nothing for it.
 
+use std::cell::Cell;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Block, Core, Wanted};
 use pinpool_observe::record::{Event, Recorder, count_failed};
+use pinpool_os::call_stack::CallStack;
 
 impl Core {
     #[inline]
@@ -77,12 +82,65 @@ fn ns_since(begun: Option<Instant>) -> u64 {
     begun.map_or(0, |begun| u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-#[cfg(all(test, feature = "observe"))]
-mod tests {
-    use crate::{Backend, Pool};
+/// By chance one of `every`. A count would always show the same get of a loop whose number of gets divides it.
+fn is_drawn(every: u64) -> bool {
+    thread_local! {
+        static RANDOM: Cell<u64> = const { Cell::new(0) };
+    }
+    if every == 0 {
+        return false;
+    }
+    let before = RANDOM.get();
+    // Zero is the state that it never leaves, and where a thread begins.
+    let mut random = if before == 0 { RandomState::new().hash_one(0) | 1 } else { before };
+    random ^= random << 13;
+    random ^= random >> 7;
+    random ^= random << 17;
+    RANDOM.set(random);
+    (u128::from(random) * u128::from(every)) >> 64 == 0
+}
 
+impl Core {
+    /// The user of `block` is the one that `wanted` it, which is noted under its tag, and if this get is drawn with its call stack.
+    pub(crate) fn record_holder(&self, block: &mut Block, wanted: &Wanted) {
+        let is_sampled = is_drawn(self.config.code.call_stacks);
+        let ledger = wanted.ledger.as_ref().or_else(|| is_sampled.then_some(&self.owners.untagged));
+        let Some(ledger) = ledger else { return };
+        block.set_holder(ledger.hold(wanted.len as u64, block.held_bytes(), self.time.coarse_us()));
+        if is_sampled {
+            self.record_stack(block, CallStack::here());
+        }
+    }
+
+    /// The get of `block`, which has a holder, came from `stack`.
+    fn record_stack(&self, block: &Block, stack: CallStack) {
+        let stack = Arc::new(stack);
+        if let Some((recorder, id)) = self.recorder().zip(block.recorded_id())
+            && let Some(stack) = recorder.number_stack(&stack)
+        {
+            recorder.record(Event::Sampled { id, stack });
+        }
+        block.set_stack(stack);
+    }
+}
+
+impl Block {
+    /// Its get came from `stack`, which is asked for only if the get was sampled.
+    pub(crate) fn describe_caller(&self, stack: impl FnOnce() -> CallStack) {
+        if !self.is_plain() && self.owner().config.code.call_stacks > 0 && !self.is_forked() && self.is_sampled() {
+            self.owner().record_stack(self, stack());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_drawn;
+
+    #[cfg(feature = "observe")]
     #[test]
     fn a_pool_that_records_is_never_at_hand() {
+        use crate::{Backend, Pool};
         let dir = tempfile::tempdir().unwrap();
         let pool =
             Pool::builder().without_env().backend(Backend::Heap).trace(dir.path().join("t.trace")).build().unwrap();
@@ -91,5 +149,12 @@ mod tests {
             assert!(pool.core().shard_at_hand().is_none() && !pool.core().has_short_path());
         }
         assert_eq!(pool.stats().requests.hits, 3);
+    }
+
+    #[test]
+    fn one_get_in_so_many_is_drawn() {
+        let drawn = |every| (0..100_000).filter(|_| is_drawn(every)).count();
+        assert_eq!((drawn(0), drawn(1)), (0, 100_000));
+        assert!((800..1_200).contains(&drawn(100)));
     }
 }

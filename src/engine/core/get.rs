@@ -17,6 +17,7 @@ use super::account::Wanted;
 use super::{Block, Core};
 use crate::diag::is_power_of_ten;
 use crate::error::{ErrorKind, Result};
+use crate::in_flight::Ask;
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::process::Ordering;
@@ -26,16 +27,56 @@ use pinpool_os::sync::process::Ordering;
 pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
 impl Core {
+    /// A block, idle or new, for a request of the pool; that of a partition has its claim.
+    pub(crate) fn get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+        if let Some(block) = self.stock.take(wanted.class) {
+            self.record_get(&block, wanted, None);
+            return Ok(block);
+        }
+        let begun = self.recording_since();
+        let outcome = self.miss(wanted, wait);
+        self.record_outcome(&outcome, wanted, begun);
+        outcome
+    }
+
+    /// An idle block of the class, or one whose copies have completed; calls no driver and never waits.
+    pub(crate) fn try_get(&self, wanted: &Wanted) -> Option<Block> {
+        match &wanted.account {
+            None => self.try_get_of_pool(wanted.class),
+            Some(account) => account.try_get(wanted),
+        }
+    }
+
+    pub(super) fn try_get_of_pool(&self, class: Class) -> Option<Block> {
+        self.stock.take(class).or_else(|| self.take_completed(class))
+    }
+
+    /// A block of `class` whose copies have completed, found by sweeping.
+    fn take_completed(&self, class: Class) -> Option<Block> {
+        while self.in_flight.count() > 0 {
+            let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
+            let swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
+            let found_none = swept.completed.is_empty();
+            self.complete(swept);
+            // Another thread may take it first; then there may be more.
+            let block = self.stock.take(class);
+            if block.is_some() || found_none {
+                return block;
+            }
+        }
+        None
+    }
+
     #[cold]
-    pub(super) fn miss(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+    fn miss(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
         if let Some(block) = self.take_completed(wanted.class) {
             return Ok(block);
         }
         let deadline = deadline(wait);
         let calls = SlowCalls::Until(deadline, deadline.max(Instant::now() + CALL_PATIENCE));
-        let refusal = match self.first_attempt(wanted, calls) {
+        let refusal = match self.acquire_in_turn(wanted, calls) {
             Ok(block) => return Ok(block),
-            Err(stop) => stop.refusal(),
+            Err(refusal) => made_calls(refusal),
         };
         if !self.may_wait(wanted, wait, &refusal) {
             return self.give_up(wanted, refusal);
@@ -60,13 +101,10 @@ impl Core {
         // Without a wait for room it still waits for driver calls.
         let deadline = deadline(if wait.is_zero() { WAIT_MAX } else { wait });
         let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), Some(keep_alive));
-        let served = match self.first_attempt(wanted, SlowCalls::None) {
+        let served = match self.acquire_in_turn(wanted, SlowCalls::None) {
             Ok(block) => Ok(block),
-            Err(None) => return Ok(Err(WaitTicket::new(self, waiter, None))),
-            Err(Some(refusal)) if self.may_wait(wanted, wait, &refusal) => {
-                return Ok(Err(WaitTicket::new(self, waiter, Some(refusal))));
-            }
-            Err(Some(refusal)) => self.give_up(wanted, refusal),
+            Err(Some(refusal)) if !self.may_wait(wanted, wait, &refusal) => self.give_up(wanted, refusal),
+            Err(refusal) => return Ok(Err(WaitTicket::new(self, waiter, refusal))),
         };
         self.record_outcome(&served, wanted, Some(waiter.begun));
         served.map(Ok)
@@ -110,41 +148,43 @@ impl Core {
         })
     }
 
-    /// The first attempt of a request that is no hit.
-    pub(super) fn first_attempt(self: &Arc<Self>, wanted: &Wanted, calls: SlowCalls) -> Result<Block, Option<Refusal>> {
-        let &Wanted { len, class, .. } = wanted;
-        self.acquire_in_turn(class, calls).or_else(|stop| match stop {
-            // What is over the limit need not wait for room under it.
-            Some(refusal) if !self.backing().could_hold(class) => {
-                self.fall_back(len, class).ok_or(Some(refusal))
-            }
-            stop => Err(stop),
-        })
-    }
-
-    /// Memory for a miss. While others wait, only beside the first of them. Makes such `calls`.
-    fn acquire_in_turn(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Option<Refusal>> {
+    /// The first attempt of a request that is no hit, which makes such `calls`. While others wait, it must fit in addition to the
+    /// head. Stops without a refusal if it would have to call the driver, and may not.
+    pub(super) fn acquire_in_turn(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        calls: SlowCalls,
+    ) -> Result<Block, Option<Refusal>> {
+        let class = wanted.class;
         let now_us = self.tick_if_alone();
         self.stock.enforce_count_limit(now_us);
         let needed_bytes = || self.backing().beside_bytes(class);
-        match self.waiters.try_pass(|first| (self.backing().room_beside_bytes(first), needed_bytes())) {
-            Ok(0) => {
-                let block = self.acquire(class, calls)?;
+        let pass = self.waiters.try_pass(|first| (self.backing().room_beside_bytes(first), needed_bytes()));
+        let acquired = match pass {
+            Ok(0) => self.acquire(class, calls).inspect(|_| {
                 self.shortage.end_if_calm(&self.log, now_us);
                 self.stock.enforce_idle_limit(&**self, now_us);
-                Ok(block)
-            }
-            Ok(passed) => {
-                let acquired = self.acquire(class, calls.without_waiting());
-                let acquired = acquired.inspect_err(|_| self.waiters.end_pass(passed, needed_bytes()));
-                acquired.map(|mut block| {
-                    block.note_passed(passed);
-                    block
-                })
-            }
+            }),
+            Ok(passed) => match self.acquire(class, calls.without_waiting()) {
+                Ok(mut block) => {
+                    block.set_passed(passed);
+                    Ok(block)
+                }
+                Err(refusal) => {
+                    self.waiters.end_pass(passed, needed_bytes());
+                    Err(refusal)
+                }
+            },
             Err((waiting, first_bytes)) => {
-                Err(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes }.into())
+                Err(Some(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes }))
             }
+        };
+        match acquired {
+            // What exceeds the limit need not wait for room under it.
+            Err(Some(refusal)) if !self.backing().could_hold(class) => {
+                self.fall_back(wanted.len, class).ok_or(Some(refusal))
+            }
+            acquired => acquired,
         }
     }
 
@@ -190,7 +230,7 @@ impl Core {
         let is_servable = could_hold || self.backing().could_fall_back(class);
         let may_wait = is_servable && !wait.is_zero() && !self.stock.is_gone();
         if is_servable {
-            self.note_need(class);
+            self.record_need(class);
             // A full pool is ordinary.
             let is_ordinary = may_wait && could_hold && !matches!(refusal, Refusal::Source(_));
             let why = || (is_ordinary, self.backing().why(refusal), usage_report(&self.stats()));
@@ -239,7 +279,7 @@ impl Core {
         let block = self.waiters.offer(self, block, class, passed)?;
         if !self.has_waiters() {
             // The request that wanted memory of others may have been a task that is late.
-            self.end_want();
+            self.clear_demand();
             return Some(block);
         }
         self.accounts.count_made_room();
@@ -251,4 +291,9 @@ impl Core {
         self.close_if_unused();
         None
     }
+}
+
+/// The refusal of an attempt that makes driver calls.
+pub(super) fn made_calls(refusal: Option<Refusal>) -> Refusal {
+    refusal.unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
 }
