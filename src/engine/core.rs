@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A sweep may query a driver, which is slow when many threads do. So no hit sweeps. A get that needs the memory sweeps, a
-//! waiting get, the maintenance thread, [`Pool::poll`](crate::Pool::poll), a trim, a clear, and the end.
+//! waiting get, the maintenance thread, [`Pool::maintain`](crate::Pool::maintain), a trim, a clear, and the end.
 //!
 //! Under `PINPOOL_ZERO` a put waits in `in_flight` without a fence, and a block is zeroed when a sweep returns it, or when it
 //! is new. So idle blocks and free memory hold zeros, whatever is carved from them.
@@ -40,7 +40,7 @@ use super::shortage::Shortage;
 use super::stock::Stock;
 use super::wait_queue::WaitQueue;
 use crate::backend::SourceError;
-use crate::config::{Ceiling, Config};
+use crate::config::{Config, Limit};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::InFlight;
@@ -173,11 +173,11 @@ impl Core {
     }
 
     /// Changes the ceiling; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
-    pub(crate) fn set_ceiling(&self, ceiling: Ceiling) {
+    pub(crate) fn set_ceiling(&self, ceiling: Limit) {
         let budget = self.backing().budget();
-        budget.set_auto(ceiling == Ceiling::Auto);
+        budget.set_auto(ceiling == Limit::Auto);
         let (max_bytes, _) = self.limit.set(ceiling, budget.auto_bytes());
-        self.apply_ceiling(max_bytes, if ceiling == Ceiling::Auto { "auto" } else { "set_max_bytes" });
+        self.apply_ceiling(max_bytes, if ceiling == Limit::Auto { "auto" } else { "set_max_bytes" });
     }
 
     fn apply_ceiling(&self, max_bytes: Option<u64>, why: &str) {

@@ -74,10 +74,10 @@ fn two_tasks_on_one_thread_share_a_ceiling_that_holds_one_buffer() {
                 tokio::spawn(async move {
                     for round in 0..100 {
                         let mut buf = pool.get_async(2 * MIB).await.unwrap();
-                        buf.as_mut_slice().unwrap()[0] = task;
+                        buf.wait_slice_mut().unwrap()[0] = task;
                         // The other task runs, and waits for this buffer.
                         tokio::task::yield_now().await;
-                        assert_eq!(buf.as_slice().unwrap()[0], task, "round {round}");
+                        assert_eq!(buf.wait_slice().unwrap()[0], task, "round {round}");
                     }
                 })
             });

@@ -34,7 +34,7 @@ impl Baseline for Pool {
     #[inline]
     fn get(&self, size: usize) -> Option<PinnedBuf> {
         let mut buffer = Pool::get(self, bytes_of(size)).ok()?;
-        buffer.as_mut_slice().ok()?[0] = 1;
+        buffer.wait_slice_mut().ok()?[0] = 1;
         Some(buffer)
     }
 
