@@ -68,7 +68,7 @@ mod shared_limit;
 mod tick;
 mod verdicts;
 
-pub(crate) use account::{Account, Wanted};
+pub(crate) use account::{Account, BlockRequest};
 use queue::{Backoff, SlowPathFlag};
 use report::SystemMemory;
 use tick::DeviceWatch;
@@ -300,7 +300,7 @@ impl Core {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let make_room = |to_bytes| self.trim(to_bytes);
         let add = || self.stock.add_reserve(bytes, self.time.now_us(), make_room);
-        self.add_within_ledger(add).map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))
+        self.add_within_ledger(add).map_err(|refusal| self.refused(&BlockRequest::reserve(len), refusal, 0))
     }
 
     /// Waits until all of the reserve is there, by `until`. False if it is not there then.
@@ -311,7 +311,7 @@ impl Core {
             ReserveWait::TimedOut => Ok(false),
             ReserveWait::Stopped(error) => {
                 let len = usize::try_from(self.stats().memory.reserve_target_bytes).unwrap_or(usize::MAX);
-                Err(self.refused(&Wanted::reserve(len), Refusal::Source(error), 0))
+                Err(self.refused(&BlockRequest::reserve(len), Refusal::Source(error), 0))
             }
         }
     }
@@ -319,7 +319,7 @@ impl Core {
     /// Claims `bytes` under the limits for memory that is held beside the buffers; idle memory makes room. A slow call.
     pub(crate) fn claim_outside(&self, bytes: u64, account: Option<&Arc<Account>>) -> Result<OutsideClaim> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let wanted = Wanted { account: account.cloned(), ..Wanted::reserve(len) };
+        let wanted = BlockRequest { account: account.cloned(), ..BlockRequest::reserve(len) };
         let of_account = account.map(|account| account.claim(bytes)).transpose();
         let of_account = of_account.map_err(|refusal| self.refused(&wanted, refusal, 0))?;
         let claim = || self.backing().claim_outside(bytes);
@@ -335,7 +335,7 @@ impl Core {
 
     /// The error of a source that refused `len` bytes beside the buffers.
     pub(crate) fn refused_by_source(&self, len: usize, error: SourceError) -> Error {
-        self.refused(&Wanted::reserve(len), Refusal::Source(error), 0)
+        self.refused(&BlockRequest::reserve(len), Refusal::Source(error), 0)
     }
 
     /// The memory of `claim` is held no more: there is room for gets that wait.

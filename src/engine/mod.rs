@@ -49,12 +49,12 @@ mod wait_queue;
 pub(crate) use self::auto_limit::AutoLimit;
 pub(crate) use self::block::BufferState;
 pub(crate) use self::clock::{Clock, Timekeeper};
-pub(crate) use self::core::{Account, Core, OutsideClaim, Wanted};
+pub(crate) use self::core::{Account, BlockRequest, Core, OutsideClaim};
 pub(crate) use self::memory::{
     Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, OneEach, Pageable, granule_bytes,
 };
-pub(crate) use self::owners::Ledger;
-pub(crate) use self::recent::ShardAtHand;
+pub(crate) use self::owners::TagAccount;
+pub(crate) use self::recent::CachedShard;
 pub(crate) use self::user_block::Block;
 pub(crate) use self::wait_queue::WaitTicket;
 pub use clock::ManualClock;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::buffer::PinnedBuf;
 use crate::config::Limit;
-use crate::engine::{Account, Block, Core, Ledger, ShardAtHand, Wanted};
+use crate::engine::{Account, Block, BlockRequest, CachedShard, Core, TagAccount};
 use crate::error::{ErrorKind, Result};
 use crate::size_class::DEFAULT_ALIGN;
 
@@ -62,7 +62,7 @@ impl fmt::Debug for Pool {
 }
 
 /// The buffer of who `wanted` it.
-fn buffer(core: &Core, mut block: Block, wanted: &Wanted, align: usize) -> PinnedBuf {
+fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize) -> PinnedBuf {
     core.record_holder(&mut block, wanted);
     PinnedBuf::over(block, wanted.len, align)
 }
@@ -120,25 +120,25 @@ impl Pool {
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close).
     #[inline]
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
-        match self.handle.shard_at_hand() {
-            Some(shard) => self.get_at_hand(shard, len),
-            None => self.get_slowly(len),
+        match self.handle.cached_shard() {
+            Some(shard) => self.get_fast(shard, len),
+            None => self.get_slow(len),
         }
     }
 
     // A function of its own with no other call inside: it saves no registers.
     #[inline(never)]
-    fn get_at_hand(&self, shard: ShardAtHand<'_>, len: usize) -> Result<PinnedBuf> {
+    fn get_fast(&self, shard: CachedShard<'_>, len: usize) -> Result<PinnedBuf> {
         match shard.take(len) {
             Some(block) => Ok(PinnedBuf::over_plain(block, len)),
-            None => self.get_slowly(len),
+            None => self.get_slow(len),
         }
     }
 
     #[inline(never)]
-    fn get_slowly(&self, len: usize) -> Result<PinnedBuf> {
+    fn get_slow(&self, len: usize) -> Result<PinnedBuf> {
         if self.account().is_none()
-            && let Some(block) = self.core().take_otherwise(len)
+            && let Some(block) = self.core().take_remote_or_second(len)
         {
             return Ok(PinnedBuf::over_plain(block, len));
         }
@@ -183,8 +183,8 @@ impl Pool {
     }
 
     #[inline(never)]
-    fn get_within(&self, request: Request, ledger: Option<&Arc<Ledger>>) -> Result<PinnedBuf> {
-        let Some(wanted) = self.wanted(request, ledger)? else { return Ok(PinnedBuf::empty()) };
+    fn get_within(&self, request: Request, tag: Option<&Arc<TagAccount>>) -> Result<PinnedBuf> {
+        let Some(wanted) = self.wanted(request, tag)? else { return Ok(PinnedBuf::empty()) };
         self.core().enter();
         let wait = self.longest_wait(request);
         let block = match &wanted.account {
@@ -199,16 +199,16 @@ impl Pool {
     }
 
     /// `request` with its size class; `None` for no bytes.
-    fn wanted(&self, request: Request, ledger: Option<&Arc<Ledger>>) -> Result<Option<Wanted>> {
+    fn wanted(&self, request: Request, tag: Option<&Arc<TagAccount>>) -> Result<Option<BlockRequest>> {
         self.check_open()?;
         let Request { len, align, .. } = request;
         let class = self.core().config().rounding.class(len, align)?;
-        let ledger = ledger.or_else(|| self.account()?.ledger());
-        Ok((len > 0).then(|| Wanted { len, class, ledger: ledger.cloned(), account: self.account().cloned() }))
+        let tag = tag.or_else(|| self.account()?.tag());
+        Ok((len > 0).then(|| BlockRequest { len, class, tag: tag.cloned(), account: self.account().cloned() }))
     }
 
-    fn try_get_for(&self, len: usize, ledger: Option<&Arc<Ledger>>) -> Result<Option<PinnedBuf>> {
-        let Some(wanted) = self.wanted(Request::new(len), ledger)? else { return Ok(Some(PinnedBuf::empty())) };
+    fn try_get_for(&self, len: usize, tag: Option<&Arc<TagAccount>>) -> Result<Option<PinnedBuf>> {
+        let Some(wanted) = self.wanted(Request::new(len), tag)? else { return Ok(Some(PinnedBuf::empty())) };
         let served = self.core().try_get(&wanted);
         served.iter().for_each(|block| self.core().record_get(block, &wanted, None));
         Ok(served.map(|block| buffer(self.core(), block, &wanted, DEFAULT_ALIGN)))

@@ -14,7 +14,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use super::super::memory::Refusal;
-use super::super::owners::Ledger;
+use super::super::owners::TagAccount;
 use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter, deadline};
 use super::{Block, Core, POOLS};
 use crate::error::{ErrorKind, Result};
@@ -26,18 +26,18 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// What a get asks for, and for whom.
 #[derive(Debug, Clone)]
-pub(crate) struct Wanted {
+pub(crate) struct BlockRequest {
     pub(crate) len: usize,
     pub(crate) class: Class,
-    pub(crate) ledger: Option<Arc<Ledger>>,
+    pub(crate) tag: Option<Arc<TagAccount>>,
     /// The partition that it is a request of.
     pub(crate) account: Option<Arc<Account>>,
 }
 
-impl Wanted {
+impl BlockRequest {
     /// A reserve of `len` bytes, which has no class.
     pub(super) fn reserve(len: usize) -> Self {
-        Self { len, class: Class { bytes: len, index: 0 }, ledger: None, account: None }
+        Self { len, class: Class { bytes: len, index: 0 }, tag: None, account: None }
     }
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Account {
     /// Among the pools and accounts of the process.
     number: u64,
     /// Its buffers, unless they have a tag of their own.
-    ledger: Option<Arc<Ledger>>,
+    tag: Option<Arc<TagAccount>>,
     budget: Arc<Budget>,
     waiters: WaitQueue<Self>,
     is_closed: AtomicBool,
@@ -81,7 +81,7 @@ impl Core {
             name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
             // Relaxed: a number on its own.
             number: POOLS.fetch_add(1, Ordering::Relaxed),
-            ledger: self.ledger(name),
+            tag: self.tag_account(name),
             budget: Budget::of_account(max_bytes, account.clone()),
             waiters: WaitQueue::new(!cfg!(miri) && !self.time.is_manual()),
             is_closed: AtomicBool::new(false),
@@ -120,8 +120,8 @@ impl Account {
         &self.name
     }
 
-    pub(crate) fn ledger(&self) -> Option<&Arc<Ledger>> {
-        self.ledger.as_ref()
+    pub(crate) fn tag(&self) -> Option<&Arc<TagAccount>> {
+        self.tag.as_ref()
     }
 
     /// # Errors
@@ -154,7 +154,7 @@ impl Account {
     }
 
     /// A buffer of this account. Waits for its claim, and then as a request of the pool.
-    pub(crate) fn get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+    pub(crate) fn get(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
         let begun = Instant::now();
         let served = self.claim_within(wanted, wait).and_then(|claim| {
             let mut block = self.core.get(wanted, wait.saturating_sub(begun.elapsed()))?;
@@ -165,7 +165,7 @@ impl Account {
     }
 
     /// An idle buffer, if there is room for it at once.
-    pub(super) fn try_get(&self, wanted: &Wanted) -> Option<Block> {
+    pub(super) fn try_get(&self, wanted: &BlockRequest) -> Option<Block> {
         let claim = if self.waiters.has_waiters() {
             None
         } else {
@@ -188,7 +188,7 @@ impl Account {
         self.counts.failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn claim_within(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Claim> {
+    fn claim_within(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Claim> {
         match self.begin_claim(wanted, wait, None)? {
             Ok(claim) => Ok(claim),
             Err(ticket) => self.end_wait(&ticket, ticket.wait()),
@@ -198,7 +198,7 @@ impl Account {
     /// Claims for a request that waits at most `wait`, or has it join the queue. That of a task has a `keep_alive`.
     pub(crate) fn begin_claim(
         self: &Arc<Self>,
-        wanted: &Wanted,
+        wanted: &BlockRequest,
         wait: Duration,
         keep_alive: Option<KeepAlive>,
     ) -> Result<Result<Claim, WaitTicket<Self>>> {
@@ -242,7 +242,7 @@ impl Account {
         })
     }
 
-    fn refuse(&self, wanted: &Wanted, refusal: Refusal) -> crate::Error {
+    fn refuse(&self, wanted: &BlockRequest, refusal: Refusal) -> crate::Error {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
@@ -301,7 +301,7 @@ impl BudgetOwner for Account {
 }
 
 impl Server for Account {
-    type Request = Wanted;
+    type Request = BlockRequest;
     type Item = Claim;
     type Refusal = Refusal;
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::super::accounts::usage_report;
 use super::super::memory::{Refusal, SlowCalls};
 use super::super::wait_queue::{KeepAlive, Server, WAIT_MAX, WaitTicket, Waiter, deadline};
-use super::account::Wanted;
+use super::account::BlockRequest;
 use super::{Block, Core};
 use crate::diag::is_power_of_ten;
 use crate::error::{ErrorKind, Result};
@@ -28,7 +28,7 @@ pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
 impl Core {
     /// A block, idle or new, for a request of the pool; that of a partition has its claim.
-    pub(crate) fn get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+    pub(crate) fn get(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
         if let Some(block) = self.stock.take(wanted.class) {
             self.record_get(&block, wanted, None);
             return Ok(block);
@@ -40,7 +40,7 @@ impl Core {
     }
 
     /// An idle block of the class, or one whose copies have completed; calls no driver and never waits.
-    pub(crate) fn try_get(&self, wanted: &Wanted) -> Option<Block> {
+    pub(crate) fn try_get(&self, wanted: &BlockRequest) -> Option<Block> {
         match &wanted.account {
             None => self.try_get_of_pool(wanted.class),
             Some(account) => account.try_get(wanted),
@@ -68,7 +68,7 @@ impl Core {
     }
 
     #[cold]
-    fn miss(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+    fn miss(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
         if let Some(block) = self.take_completed(wanted.class) {
             return Ok(block);
         }
@@ -90,7 +90,7 @@ impl Core {
     /// Begins the request of a task: a block, or its place in the wait queue. Makes no driver call.
     pub(crate) fn begin_get(
         self: &Arc<Self>,
-        wanted: &Wanted,
+        wanted: &BlockRequest,
         wait: Duration,
         keep_alive: KeepAlive,
     ) -> Result<Result<Block, WaitTicket<Self>>> {
@@ -141,7 +141,7 @@ impl Core {
     }
 
     /// The driver calls for a task have not returned within its `wait`.
-    fn give_up_call(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+    fn give_up_call(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
         self.fall_back(wanted.len, wanted.class).ok_or_else(|| {
             self.accounts.count_failed_get();
             ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into()
@@ -152,7 +152,7 @@ impl Core {
     /// head. Stops without a refusal if it would have to call the driver, and may not.
     pub(super) fn acquire_in_turn(
         self: &Arc<Self>,
-        wanted: &Wanted,
+        wanted: &BlockRequest,
         calls: SlowCalls,
     ) -> Result<Block, Option<Refusal>> {
         let class = wanted.class;
@@ -223,8 +223,8 @@ impl Core {
     }
 
     /// Whether a refused request waits. Counts a shortage.
-    pub(super) fn may_wait(&self, wanted: &Wanted, wait: Duration, refusal: &Refusal) -> bool {
-        let &Wanted { len, class, .. } = wanted;
+    pub(super) fn may_wait(&self, wanted: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
+        let &BlockRequest { len, class, .. } = wanted;
         let could_hold = self.backing().could_hold(class);
         // A request that can never be served is no shortage, unless unpinned memory serves it.
         let is_servable = could_hold || self.backing().could_fall_back(class);
@@ -243,7 +243,7 @@ impl Core {
     }
 
     /// Pageable memory, or an error.
-    fn give_up(self: &Arc<Self>, wanted: &Wanted, refusal: Refusal) -> Result<Block> {
+    fn give_up(self: &Arc<Self>, wanted: &BlockRequest, refusal: Refusal) -> Result<Block> {
         if let Some(block) = self.fall_back(wanted.len, wanted.class) {
             return Ok(block);
         }

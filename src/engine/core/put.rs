@@ -58,7 +58,7 @@ impl Core {
     /// A put of `block`, plain and taken by another thread, if no request waits. The caller checks for waiting requests
     /// afterwards.
     pub(in crate::engine) fn put_remote(&self, block: Block) -> Result<(), Block> {
-        let is_for_arena = policy::goes_to_arena(block.held_bytes_at_hand(), || self.is_varied());
+        let is_for_arena = policy::goes_to_arena(block.entry_bytes(), || self.is_varied());
         if is_for_arena || self.has_waiters() || self.slow_path_flag.is_for_ledger() {
             return Err(block);
         }

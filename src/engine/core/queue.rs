@@ -7,7 +7,7 @@ use super::super::memory::{Refusal, SlowCalls};
 use super::super::wait_queue::{Server, WaitQueue, Waiter};
 use super::get::{CALL_PATIENCE, made_calls};
 use super::verdicts::nanos;
-use super::{Block, Core, Wanted};
+use super::{Block, BlockRequest, Core};
 use crate::error::Retry;
 use crate::maintenance_thread::pause_for_copies;
 use pinpool_os::sync::plain::Mutex;
@@ -17,7 +17,7 @@ use pinpool_os::sync::process::{AtomicBool, Ordering, fence};
 const IDLE_PATIENCE: Duration = Duration::from_millis(5);
 
 impl Server for Core {
-    type Request = Wanted;
+    type Request = BlockRequest;
     type Item = Block;
     type Refusal = Refusal;
 

@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Block, Core, Wanted};
+use super::{Block, BlockRequest, Core};
 use pinpool_observe::record::{Event, Recorder, count_failed};
 use pinpool_os::call_stack::CallStack;
 
@@ -24,7 +24,7 @@ impl Core {
 
     /// A get was served: at once, or after it began to look for memory.
     #[inline]
-    pub(crate) fn record_get(&self, block: &Block, wanted: &Wanted, begun: Option<Instant>) {
+    pub(crate) fn record_get(&self, block: &Block, wanted: &BlockRequest, begun: Option<Instant>) {
         if let Some((recorder, id)) = self.recorder().zip(block.recorded_id()) {
             let class_bytes = block.class_bytes() as u64;
             let (bytes, tag, took_ns) = (wanted.len as u64, tag(recorder, wanted), ns_since(begun));
@@ -33,7 +33,7 @@ impl Core {
     }
 
     /// A request that was no hit ended: records it as [`record_get`](Self::record_get) does, or that it was refused.
-    pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, wanted: &Wanted, begun: Option<Instant>) {
+    pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, wanted: &BlockRequest, begun: Option<Instant>) {
         if outcome.is_ok() {
             self.accounts.count_request(wanted.len, wanted.class.bytes);
         }
@@ -74,8 +74,8 @@ impl Core {
 }
 
 /// The number of the tag that the buffer is wanted under; 0 of none.
-fn tag(recorder: &Recorder, wanted: &Wanted) -> u32 {
-    wanted.ledger.as_ref().map_or(0, |ledger| ledger.recorded_number(|name| recorder.name_tag(name)))
+fn tag(recorder: &Recorder, wanted: &BlockRequest) -> u32 {
+    wanted.tag.as_ref().map_or(0, |tag| tag.recorded_number(|name| recorder.name_tag(name)))
 }
 
 fn ns_since(begun: Option<Instant>) -> u64 {
@@ -102,11 +102,11 @@ fn is_drawn(every: u64) -> bool {
 
 impl Core {
     /// The user of `block` is the one that `wanted` it, which is noted under its tag, and if this get is drawn with its call stack.
-    pub(crate) fn record_holder(&self, block: &mut Block, wanted: &Wanted) {
+    pub(crate) fn record_holder(&self, block: &mut Block, wanted: &BlockRequest) {
         let is_sampled = is_drawn(self.config.code.call_stacks);
-        let ledger = wanted.ledger.as_ref().or_else(|| is_sampled.then_some(&self.owners.untagged));
-        let Some(ledger) = ledger else { return };
-        block.set_holder(ledger.hold(wanted.len as u64, block.held_bytes(), self.time.coarse_us()));
+        let tag = wanted.tag.as_ref().or_else(|| is_sampled.then_some(&self.owners.untagged));
+        let Some(tag) = tag else { return };
+        block.set_holder(tag.hold(wanted.len as u64, block.held_bytes(), self.time.coarse_us()));
         if is_sampled {
             self.record_stack(block, CallStack::here());
         }
@@ -146,7 +146,7 @@ mod tests {
             Pool::builder().without_env().backend(Backend::Heap).trace(dir.path().join("t.trace")).build().unwrap();
         for _ in 0..4 {
             drop(pool.get(4096).unwrap());
-            assert!(pool.core().shard_at_hand().is_none() && !pool.core().has_short_path());
+            assert!(pool.core().cached_shard().is_none() && !pool.core().has_short_path());
         }
         assert_eq!(pool.stats().requests.hits, 3);
     }

@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 
 use super::super::accounts::usage_report;
 use super::super::memory::Refusal;
-use super::super::owners::{Ledger, UNTAGGED};
-use super::{Core, Wanted};
+use super::super::owners::{TagAccount, UNTAGGED};
+use super::{BlockRequest, Core};
 use crate::copy;
 use crate::diag::is_power_of_ten;
 use crate::dump::{Dump, Host, Owner, Refused, Request};
@@ -57,9 +57,9 @@ impl SystemMemory {
 }
 
 impl Core {
-    /// The ledger of `tag`; `None` for an empty tag.
-    pub(crate) fn ledger(&self, tag: &str) -> Option<Arc<Ledger>> {
-        self.owners.ledger(tag)
+    /// The account of `tag`; `None` for an empty tag.
+    pub(crate) fn tag_account(&self, tag: &str) -> Option<Arc<TagAccount>> {
+        self.owners.account(tag)
     }
 
     /// What is held and for whom.
@@ -68,7 +68,7 @@ impl Core {
     }
 
     /// The error of a get that found no memory: the `nth` of the pool, 0 for a reserve. Logs the first, and each power of ten.
-    pub(super) fn refused(&self, wanted: &Wanted, refusal: Refusal, nth: u64) -> Error {
+    pub(super) fn refused(&self, wanted: &BlockRequest, refusal: Refusal, nth: u64) -> Error {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
@@ -99,7 +99,7 @@ impl Core {
             Refused::Ledger { .. } => Cause::OtherProcess,
             _ => Cause::CeilingTooSmall,
         };
-        let tag = wanted.ledger.as_ref().map(|ledger| ledger.tag().to_owned());
+        let tag = wanted.tag.as_ref().map(|account| account.tag().to_owned());
         let request = Request { asked_bytes, needed_bytes, tag, is_reserve: nth == 0, refused };
         let mut dump = self.dump_of(&stats, Some(request));
         if is_by_account {

@@ -35,7 +35,7 @@ use crate::size_class::Class;
 use crate::stats::{SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
 
-/// Wanted holes of more than this many granules count as varied sizes; a get moves the granules for a shorter one itself.
+/// BlockRequest holes of more than this many granules count as varied sizes; a get moves the granules for a shorter one itself.
 const VARIED_GRANULES: u64 = 2;
 /// The same for discrete regions, whose small buffers have regions of their own.
 const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
