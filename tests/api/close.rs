@@ -126,7 +126,8 @@ fn a_task_whose_driver_call_runs_fails_and_the_memory_of_the_call_is_not_kept() 
         closing.join()
     });
     closing.unwrap();
-    let is_busy = |stats: Stats| stats.memory.in_use_bytes + stats.memory.transit_bytes > 0 || stats.validate().is_err();
+    let is_busy =
+        |stats: Stats| stats.memory.in_use_bytes + stats.memory.transit_bytes > 0 || stats.validate().is_err();
     while is_busy(pool.stats()) {
         thread::yield_now();
     }

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use super::super::memory::Refusal;
 use super::super::owners::TagAccount;
 use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter, deadline};
-use super::{Block, Core, POOLS};
+use super::{Block, Core};
+use crate::diag::PoolLog;
 use crate::error::{ErrorKind, Result};
 use crate::quota::{Budget, BudgetOwner, Claim};
 use crate::size_class::Class;
@@ -79,8 +80,7 @@ impl Core {
         self.log.partitioned(name, max_bytes, self.backing().max_bytes());
         let account = Arc::new_cyclic(|account: &Weak<Account>| Account {
             name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
-            // Relaxed: a number on its own.
-            number: POOLS.fetch_add(1, Ordering::Relaxed),
+            number: PoolLog::next_number(),
             tag: self.tag_account(name),
             budget: Budget::of_account(max_bytes, account.clone()),
             waiters: WaitQueue::new(!cfg!(miri) && !self.time.is_manual()),

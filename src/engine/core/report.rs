@@ -97,7 +97,7 @@ impl Core {
         let cause = match &refused {
             Refused::Source { .. } => Cause::MemoryRefused,
             Refused::Ledger { .. } => Cause::OtherProcess,
-            _ => Cause::CeilingTooSmall,
+            _ => Cause::LimitTooSmall,
         };
         let tag = wanted.tag.as_ref().map(|account| account.tag().to_owned());
         let request = Request { asked_bytes, needed_bytes, tag, is_reserve: nth == 0, refused };
@@ -191,7 +191,7 @@ impl Core {
     pub(crate) fn stats(&self) -> Stats {
         let (preset, source) = (self.config.preset.name(), self.backing().source());
         let name = self.name().map(str::to_owned);
-        let (number, backend, is_pinned) = (self.number, source.name(), source.is_pinned());
+        let (number, backend, is_pinned) = (self.log.number, source.name(), source.is_pinned());
         let mut stats = Stats { name, number, preset, backend, is_pinned, ..Stats::default() };
         if self.is_forked() {
             return stats;
