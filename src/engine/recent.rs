@@ -1,4 +1,4 @@
-//! What a hit needs of its thread: the pools that it used last, and its own shards there.
+//! The fast path's thread-local cache: the pools that a thread used last, and its shards of them.
 //!
 //! ```text
 //!   LAST_USED   no destructor: read until the thread ends         pool │ shard        pool │ shard
@@ -6,21 +6,21 @@
 //!   KEPT     has a destructor: one reference for each           Arc<Core>           Arc<Core>
 //! ```
 //!
-//! A get finds the own shard by comparing its pool with `LAST_USED`, a put by comparing the shard that its buffer is open to
-//! (block-I3); so neither counts a reference or computes an index. Two pools, so that a thread that uses both in turn has
-//! both at hand. A put of another thread's block finds its pool by the block's owner, and pushes the block to that thread's
-//! shard; the owner's next get takes it from there. The slow paths fill the entries. A thread that has none takes the slow path, which checks everything.
+//! A hit finds its shard by comparing its pool with `LAST_USED`, and a return by comparing the shard that its buffer is open to
+//! (block-I3). So neither counts a reference or computes an index. There are two entries, for a thread that alternates between
+//! two pools. A return of another thread's block finds its pool by the block's owner, and pushes the block to that thread's
+//! shard, whose next hit takes it. The slow paths fill the entries and check everything.
 //!
-//! A pool that records or samples takes the slow paths, which do so, and is never at hand.
+//! A pool that records or samples uses the slow paths and is never cached.
 //!
-//! A put gives its buffer away, and with it the buffer's reference to the pool: another thread may take the buffer, release
-//! it and close the pool before the put has returned. So a put runs on a reference of its thread. It keeps bookkeeping alone:
-//! memory and addresses are released when the pool closes.
+//! A return gives up its buffer's reference to the pool: another thread may take the buffer, release it and close the pool
+//! before the return has completed. So a return uses a reference of its thread, which keeps only bookkeeping alive: memory and
+//! addresses are released when the pool closes.
 //!
 //! - **recent-I1**: Each entry of `LAST_USED` is a pool to which this thread holds a reference, in `KEPT` or in a frame of
 //!   [`with_core_alive`] on its stack, and a shard of that pool. An entry changes before the reference goes.
 //! - **recent-I2**: In a child of `fork` the entries are cleared before the fork returns, and only pools of this process are
-//!   entered, so no short path reaches a pool of a parent.
+//!   entered, so no fast path reaches a pool of a parent.
 #![allow(unsafe_code)] // Follows the raw pointers.
 
 use std::cell::Cell;
@@ -36,7 +36,7 @@ use crate::size_class::plain_eighths_index;
 use pinpool_os::fork;
 use pinpool_os::sync::process::AtomicBool;
 
-/// Pools at hand.
+/// Cached pools.
 const POOLS: usize = 2;
 
 /// A thread's shard of a pool.
@@ -101,8 +101,8 @@ impl Core {
         ptr::eq(pool, address).then(|| CachedShard(unsafe { &*shard }))
     }
 
-    /// A plain block for a plain get of `len` bytes of which the first pool at hand has none: of this pool if it is the other
-    /// one at hand, or one that another thread has put back to this thread's shard.
+    /// A block for a request of `len` bytes that missed in the first cached pool: from this pool if it is the second one, or a
+    /// block that another thread has returned to this thread's shard.
     pub(crate) fn take_remote_or_second(&self, len: usize) -> Option<Block<Core>> {
         let take_remote =
             |shard: CachedShard<'_>| shard.0.take_remote_fast(plain_eighths_index(len)).map(Block::from_entry);
@@ -116,12 +116,12 @@ impl Core {
         }
     }
 
-    /// Whether the calling thread's shard lets gets and puts take the short path.
+    /// Whether the calling thread may use the fast path.
     pub(crate) fn has_short_path(&self) -> bool {
         self.short_path().is_some_and(|shard| !shard.requires_slow_path())
     }
 
-    /// The thread uses this pool: its next gets and puts may take the short path.
+    /// Caches this pool for the calling thread.
     pub(crate) fn enter(self: &Arc<Self>) {
         if position(Arc::as_ptr(self)).is_none() {
             keep(self.clone());
@@ -190,13 +190,13 @@ fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     Ok(())
 }
 
-/// The put that checks everything. In a child of `fork` the block stays where it is.
+/// The return that checks everything. In a forked child the block stays where it is.
 #[inline(never)]
 fn put_slow(block: Block<Core>) {
     if block.is_forked() { std::mem::forget(block) } else { with_core_alive(block, Core::put) }
 }
 
-/// Wakes the first get that waits at `core`, which is at hand at `at`.
+/// Wakes the head of the wait queue of `core`, which is cached at `at`.
 #[cold]
 fn wake_waiters(core: &Core, at: usize) {
     // A waker is its user's: it may put a buffer of another pool, which then replaces the entry. If the reference is not here, a

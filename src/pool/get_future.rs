@@ -23,7 +23,7 @@ use crate::quota::Claim;
 
 /// The future of [`Pool::get_async`]: a buffer, or the error of [`Pool::get`].
 ///
-/// Begins when it is first polled. If it is dropped before it is ready, it leaves the wait queue, and a buffer that it was handed
+/// It begins when it is first polled. If it is dropped before it is ready, it leaves the wait queue, and a buffer that it was handed
 /// meanwhile goes to the next request, as does memory that is being pinned for it. While it waits it keeps its place even if it
 /// is not polled, until its wait has passed.
 ///

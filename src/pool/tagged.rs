@@ -9,8 +9,8 @@ use crate::error::Result;
 
 /// A handle of a [`Pool`] whose buffers carry a tag: [`Pool::tagged`]. Cheap to clone.
 ///
-/// Its gets are those of the pool. A buffer counts under the tag from its get until it is idle again, copies that use it
-/// included.
+/// It serves requests as the pool does. A buffer counts under the tag from its request until it is idle again, including
+/// the copies that use it.
 #[derive(Debug, Clone)]
 pub struct TaggedPool {
     pool: Pool,
@@ -18,8 +18,8 @@ pub struct TaggedPool {
 }
 
 impl Pool {
-    /// A handle of this pool whose buffers carry `tag`, so that [`dump`](Pool::dump), the error of a get that finds no memory
-    /// and the log say who holds what: `loader/images`. Handles of one tag count together.
+    /// A handle of this pool whose buffers carry `tag`, so that [`dump`](Pool::dump), the error of a failed request
+    /// and the log name the holders: `loader/images`. Handles of one tag count together.
     ///
     /// The first 128 bytes of a tag count; control characters become `?`. Buffers of an empty tag count as untagged. A pool
     /// tells 1024 tags apart at one time; while all are in use, further ones count together, as `(other tags)`.

@@ -1,4 +1,4 @@
-//! A partition: an account of a pool, with a limit of its own on the bytes that are out and a wait queue of its own.
+//! A partition: an account of a pool, with its own limit on the bytes in use and its own wait queue.
 //!
 //! ```text
 //!   request ─▶ claim ─no room─▶ wait queue of the account ─▶ claim ─▶ the pool, as any other request ─▶ buffer with the claim
@@ -25,13 +25,13 @@ use crate::stats::{Histogram, LimitStats, MemoryStats, RequestStats, Stats};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// What a get asks for, and for whom.
+/// A request with its size class, and for whom it is.
 #[derive(Debug, Clone)]
 pub(crate) struct BlockRequest {
     pub(crate) len: usize,
     pub(crate) class: Class,
     pub(crate) tag: Option<Arc<TagAccount>>,
-    /// The partition that it is a request of.
+    /// The partition of the request.
     pub(crate) account: Option<Arc<Account>>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Account {
     name: String,
     /// Among the pools and accounts of the process.
     number: u64,
-    /// Its buffers, unless they have a tag of their own.
+    /// The tag of its buffers, unless they have another one.
     tag: Option<Arc<TagAccount>>,
     budget: Arc<Budget>,
     waiters: WaitQueue<Self>,
@@ -97,12 +97,12 @@ impl Core {
 
     /// The accounts that exist, in the order of their making.
     pub(crate) fn existing_accounts(&self) -> Vec<Arc<Account>> {
-        // In a child of `fork` a thread that does not exist here may hold the lock.
+        // In a forked child a thread that does not exist here may hold the lock.
         let known = if self.is_forked() { Vec::new() } else { self.known_accounts.lock().clone() };
         known.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The requests that wait in accounts look again: a copy begins, whose end may make their room.
+    /// Wakes the requests that wait in accounts: a copy has begun, and its end may make room.
     pub(super) fn wake_accounts(&self) {
         // SeqCst: after the fence of `announce_copy`.
         if self.waiting_accounts.load(Ordering::SeqCst) > 0 {
@@ -176,7 +176,7 @@ impl Account {
         Some(block)
     }
 
-    /// `block` is of this account until it is idle or released.
+    /// Charges `block` to this account until it is idle or released.
     pub(crate) fn charge(&self, block: &mut Block, claim: Claim) {
         let count = if block.has_begun_time() { &self.counts.misses } else { &self.counts.hits };
         count.fetch_add(1, Ordering::Relaxed);
@@ -207,7 +207,7 @@ impl Account {
         if let Some(over) = self.budget.never(needed_bytes) {
             return Err(self.refuse(wanted, refused(over)));
         }
-        // The requests that wait came before.
+        // Waiting requests came first.
         let claimed = if self.waiters.has_waiters() {
             Err(self.budget.full(needed_bytes))
         } else {
@@ -252,7 +252,7 @@ impl Account {
         error
     }
 
-    /// What is out, and what was counted.
+    /// The statistics of this account.
     pub(crate) fn stats(&self) -> Stats {
         let source = self.core.backing().source();
         let stats = Stats {

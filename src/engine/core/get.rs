@@ -205,7 +205,7 @@ impl Core {
             }
             acquired => acquired,
         };
-        // Relaxed: a figure.
+        // Relaxed: a statistic.
         let mut block = acquired.inspect_err(|stop| match stop {
             Some(Refusal::Source(_)) => {
                 self.verdicts.is_by_source.store(true, Ordering::Relaxed);
@@ -218,7 +218,7 @@ impl Core {
             _ => {}
         })?;
         if self.config.zero {
-            // A source may give what earlier use by this process left.
+            // The memory may contain data of an earlier use by this process.
             block.zero();
         }
         block.begin_time(self.time.read_us());
@@ -246,7 +246,7 @@ impl Core {
         may_wait
     }
 
-    /// Pageable memory, or an error.
+    /// Unpinned memory, or an error.
     fn give_up(self: &Arc<Self>, wanted: &BlockRequest, refusal: Refusal) -> Result<Block> {
         if let Some(block) = self.fall_back(wanted.len, wanted.class) {
             return Ok(block);
@@ -255,7 +255,7 @@ impl Core {
         Err(self.refused(wanted, refusal, nth))
     }
 
-    /// A block that is not pinned, if this pool may give one out and its limit leaves room.
+    /// An unpinned block, if this pool may return one and its limit leaves room.
     pub(super) fn fall_back(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
         if self.is_closed() {
             return None;

@@ -57,7 +57,7 @@ impl Server for Core {
             acquired => acquired,
         };
         self.verdicts.calls_in_line_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
-        // The next head wants what it wants from then on.
+        // The next head publishes its own demand.
         acquired.inspect(|_| self.clear_demand())
     }
 
@@ -110,13 +110,13 @@ pub(super) enum Reason {
 }
 
 impl SlowPathFlag {
-    /// `reason` holds from now on if `holds` says so, which is asked in the order of these calls. Calls `tell` if that changes
-    /// whether hits and puts take the slow path.
+    /// Sets `reason` to what `holds` returns, which is called in the order of these calls. Calls `tell` if hits and returns
+    /// have to change their path.
     pub(super) fn change(&self, reason: Reason, holds: impl FnOnce() -> bool, tell: impl FnOnce(bool)) {
         let mut reasons = self.reasons.lock();
         let before = reasons.contains(&true);
         reasons[reason as usize] = holds();
-        // Relaxed: a put that takes the slow path because of this finds it by the lock of its shard.
+        // Relaxed: a return that takes the slow path because of this sees it by the lock of its shard.
         self.is_for_ledger.store(reasons[Reason::Ledger as usize], Ordering::Relaxed);
         let now = reasons.contains(&true);
         if before != now {
@@ -133,12 +133,12 @@ impl SlowPathFlag {
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// When the source may be asked again, and the pause until then.
+/// When the source may be called again, and the pause until then.
 #[derive(Debug, Default)]
 pub(super) struct Backoff(Mutex<Option<(Instant, Duration)>>);
 
 impl Backoff {
-    /// Memory went back to the source.
+    /// Memory was released to the source.
     pub(super) fn end(&self) {
         *self.0.lock() = None;
     }

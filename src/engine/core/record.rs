@@ -17,12 +17,12 @@ impl Core {
         self.stock.recorder()
     }
 
-    /// When a get that is no hit begins, if that is recorded.
+    /// When a request that is no hit begins, if the pool records.
     pub(super) fn recording_since(&self) -> Option<Instant> {
         self.recorder().map(|_| Instant::now())
     }
 
-    /// A get was served: at once, or after it began to look for memory.
+    /// A request was served: at once, or after it began to look for memory.
     #[inline]
     pub(crate) fn record_get(&self, block: &Block, wanted: &BlockRequest, begun: Option<Instant>) {
         if let Some((recorder, id)) = self.recorder().zip(block.recorded_id()) {
@@ -54,7 +54,7 @@ impl Core {
         }
     }
 
-    /// A user is done with `block`.
+    /// A user returns `block`.
     #[inline]
     pub(in crate::engine) fn record_put(&self, block: &Block, in_flight: bool) {
         self.stock.record_of(block, |id| Event::Put { id, in_flight });
@@ -73,7 +73,7 @@ impl Core {
     }
 }
 
-/// The number of the tag that the buffer is wanted under; 0 of none.
+/// The number of the request's tag; 0 without one.
 fn tag(recorder: &Recorder, wanted: &BlockRequest) -> u32 {
     wanted.tag.as_ref().map_or(0, |tag| tag.recorded_number(|name| recorder.name_tag(name)))
 }
@@ -82,7 +82,7 @@ fn ns_since(begun: Option<Instant>) -> u64 {
     begun.map_or(0, |begun| u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// By chance one of `every`. A count would always show the same get of a loop whose number of gets divides it.
+/// True at random for one in `every`. A counter would always select the same request of a loop.
 fn is_drawn(every: u64) -> bool {
     thread_local! {
         static RANDOM: Cell<u64> = const { Cell::new(0) };
@@ -91,7 +91,7 @@ fn is_drawn(every: u64) -> bool {
         return false;
     }
     let before = RANDOM.get();
-    // Zero is the state that it never leaves, and where a thread begins.
+    // Zero is the initial state of a thread, and xorshift never leaves it.
     let mut random = if before == 0 { RandomState::new().hash_one(0) | 1 } else { before };
     random ^= random << 13;
     random ^= random >> 7;
@@ -101,7 +101,7 @@ fn is_drawn(every: u64) -> bool {
 }
 
 impl Core {
-    /// The user of `block` is the one that `wanted` it, which is noted under its tag, and if this get is drawn with its call stack.
+    /// Records the holder of `block` under its tag, and its call stack if this request is sampled.
     pub(crate) fn record_holder(&self, block: &mut Block, wanted: &BlockRequest) {
         let is_sampled = is_drawn(self.config.code.call_stacks);
         let tag = wanted.tag.as_ref().or_else(|| is_sampled.then_some(&self.owners.untagged));
@@ -112,7 +112,7 @@ impl Core {
         }
     }
 
-    /// The get of `block`, which has a holder, came from `stack`.
+    /// The request for `block`, which has a holder, came from `stack`.
     fn record_stack(&self, block: &Block, stack: CallStack) {
         let stack = Arc::new(stack);
         if let Some((recorder, id)) = self.recorder().zip(block.recorded_id())
@@ -125,7 +125,7 @@ impl Core {
 }
 
 impl Block {
-    /// Its get came from `stack`, which is asked for only if the get was sampled.
+    /// Its request came from `stack`, which is called only if the request was sampled.
     pub(crate) fn describe_caller(&self, stack: impl FnOnce() -> CallStack) {
         if !self.is_plain() && self.owner().config.code.call_stacks > 0 && !self.is_forked() && self.is_sampled() {
             self.owner().record_stack(self, stack());

@@ -1,6 +1,6 @@
-//! What a pool holds and for whom: for a get that found no memory, and for [`Pool::dump`](crate::Pool::dump).
+//! Statistics, and what a pool holds and for whom: for failed requests and for [`Pool::dump`](crate::Pool::dump).
 //!
-//! Takes short locks alone: those of the counts, none that a thread holds while it calls a driver.
+//! Takes only short locks, and none that a thread holds during a driver call.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,10 +22,10 @@ use pinpool_observe::judge::Cause;
 use pinpool_os::host::{self, LimitOrigin};
 use pinpool_os::sync::plain::Mutex;
 
-/// Between two readings of what the system has, which are files of the kernel.
+/// Interval between two readings of the system's memory, which are kernel files.
 const READ_EVERY_US: u64 = 1_000_000;
 
-/// What the system has left, as it was read last.
+/// The system's memory at the last reading.
 #[derive(Debug, Default)]
 pub(super) struct SystemMemory {
     root: OnceLock<PathBuf>,
@@ -67,7 +67,7 @@ impl Core {
         self.dump_of(&self.stats(), None)
     }
 
-    /// The error of a get that found no memory: the `nth` of the pool, 0 for a reserve. Logs the first, and each power of ten.
+    /// The error of a failed request: the `nth` of the pool, 0 for a reserve. Logs the first and each power of ten.
     pub(super) fn refused(&self, wanted: &BlockRequest, refusal: Refusal, nth: u64) -> Error {
         if self.is_closed() {
             return ErrorKind::Closed.into();
@@ -115,7 +115,7 @@ impl Core {
         self.backing().error(wanted.len, refusal, usage_report(&stats), Report::new(dump))
     }
 
-    /// The totals, and what users still hold.
+    /// Logs the totals and the buffers that users still hold.
     pub(super) fn report_end(&self) {
         let stats = self.stats();
         self.log.ended(&stats);
@@ -131,7 +131,7 @@ impl Core {
 
     pub(super) fn dump_of(&self, stats: &Stats, request: Option<Request>) -> Dump {
         let source = self.backing().source();
-        // In a child of `fork` other locks may be held by threads that do not exist here.
+        // In a forked child other locks may be held by threads that do not exist here.
         let is_forked = self.is_forked();
         Dump {
             device: if source.needs_gpu() { format!("GPU {}", self.config.device) } else { "host".to_owned() },
@@ -148,7 +148,7 @@ impl Core {
         }
     }
 
-    /// Who holds what, the largest first: the tags, and what remains without one. Nobody in a child of `fork`.
+    /// The holders, largest first: the tags, and what has no tag. None in a forked child.
     pub(super) fn owners_of(&self, stats: &Stats) -> Vec<Owner> {
         if self.is_forked() {
             return Vec::new();

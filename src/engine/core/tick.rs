@@ -1,4 +1,4 @@
-//! Looks at the clock and at the copies in flight: what is due then, by whichever thread looks.
+//! Periodic work: reads the clock, completes copies, and does what is due. Run by the maintenance thread, or by requests.
 
 use super::super::memory::PoolView;
 use super::Core;
@@ -11,11 +11,11 @@ use crate::stats::EvictionReason;
 use pinpool_observe::judge::STUCK_AFTER;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Lost buffers whose fences a tick asks again: a device that is lost may have left thousands.
+/// Failed fences that a tick queries again: a lost device may have left thousands.
 const ASKED_AT_ONCE: usize = 64;
 
 impl Core {
-    /// Completes copies and does what is due; what the maintenance thread prepares only where there is none.
+    /// Completes copies and does what is due; without a maintenance thread also its compaction and its reserve.
     pub(crate) fn maintain(&self) {
         self.ask_again(usize::MAX);
         self.backing().release_refused();
@@ -36,7 +36,7 @@ impl Core {
         self.stock.enforce_limits(self, now_us);
     }
 
-    /// Moves a few granules to where a get will want them (policy-R13). Returns whether there were any to move.
+    /// Moves a few granules to the compaction target (policy-R13). Returns whether any were moved.
     pub(crate) fn prepare_step(&self) -> bool {
         self.backing().arena().is_some_and(|arena| arena.prepare_step(self.time.coarse_us()))
     }
@@ -62,7 +62,7 @@ impl Core {
         if let Some(thread) = self.thread.filter(|_| patience_us > 0) {
             self.log.no_thread(thread.note_late());
         }
-        // Where a thread looks, it asks each time that it looks.
+        // The maintenance thread does this at every tick.
         if self.thread.is_none() {
             self.watch_device(now_us);
         }
@@ -99,21 +99,21 @@ impl Core {
     }
 }
 
-/// What the log has been told of the device.
+/// Findings about the device that were logged.
 #[derive(Debug)]
 pub(super) struct DeviceWatch {
     findings: AtomicUsize,
 }
 
 impl DeviceWatch {
-    /// The findings so far are logged by who made the source.
+    /// Earlier findings were logged when the source was made.
     pub(super) fn new(source: &dyn Source) -> Self {
         Self { findings: AtomicUsize::new(source.findings().len()) }
     }
 }
 
 impl Core {
-    /// From the first call after a reset of the device on, no memory that the reset has taken is handed out. A slow call.
+    /// After a device reset the pool hands out no memory that the reset has invalidated. A slow call.
     pub(super) fn watch_device(&self, now_us: u64) {
         let source = self.backing().source();
         if !self.stock.is_gone()
@@ -167,11 +167,11 @@ impl Maintained for Core {
         self.give_to_others();
         let (wanted, budget) = (self.wanted_of_ledger.bytes(), self.backing().budget());
         if wanted > 0 && budget.host().is_none() && budget.room_for(wanted).shared_bytes >= wanted {
-            // Another pool of the process has made it, which wakes this thread alone.
+            // Another pool of the process has made room, and has woken this thread only.
             self.wake_waiters();
         }
         let is_preparing = self.backing().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
-        // While holes are prepared, a look comes more often than anything else is due.
+        // During compaction the thread runs more often than anything else is due.
         if !is_preparing || self.accounts.adopted() > 0 || self.maintenance.is_tick_due(self.time.coarse_us()) {
             self.ask_copies();
             let now_us = self.tick_after(0);
@@ -192,7 +192,7 @@ impl Core {
         self.stock.pace()
     }
 
-    /// The pace that copies in flight ask for: somebody may wait for adopted memory, and other pools for what this one releases.
+    /// The pace for copies in flight: users may wait for adopted memory, and other pools for memory of this one.
     pub(super) fn pace_of_copies(&self) -> Pace {
         if self.accounts.adopted() > 0 || self.slow_path_flag.is_for_ledger() { Pace::Copies } else { Pace::Active }
     }
