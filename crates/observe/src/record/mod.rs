@@ -14,15 +14,9 @@
 //! | `output.rs` | one file that is open: written, closed |
 //! | `recorder.rs` | one pool's part in a file |
 //!
-//! Without the feature `io` there are events but no writer.
+//! Without the feature `io` there are events and nobody to take them.
 //!
-//! # The format of a recording
-//!
-//! A pool with `PINPOOL_TRACE=FILE` (feature `observe`) writes what it does to a file. `pinpool trace FILE` prints and converts it, `why`, `advise`
-//! and `report` read it.
-//! This page describes version 4; recordings of other versions are refused.
-//!
-//! # Bytes
+//! # Format
 //!
 //! ```text
 //! head    "PINPOOLT"                     8 bytes
@@ -47,7 +41,7 @@
 //!
 //! The queue of a file holds 65,536 records. Records that find no room are lost, counted, and reported in a record `missing`.
 //!
-//! # The file
+//! # Opening a file
 //!
 //! A new file is readable by its user alone (mode 0600): it holds addresses and tags. Pools of one process that name the same file share it, and a later
 //! pool of that process continues it. An empty file is written, and a recording of another process that has ended is renamed to `FILE.old`, replacing the
@@ -77,8 +71,8 @@
 //! | variant | event | fields |
 //! | --- | --- | --- |
 //! | 0 | get, served | id, bytes requested, bytes of the class, tag, ns that it took (0: a hit) |
-//! | 1 | sampled: the call stack of the last request of this memory | id, number of the call stack |
-//! | 2 | waited: the next request of this thread stood in the wait queue | |
+//! | 1 | sampled: the call stack of the last get of this memory | id, number of the call stack |
+//! | 2 | waited: the next get of this thread stood in the wait queue | |
 //! | 3 | refused get | bytes requested, bytes of the class, tag, ns that it took |
 //! | 4 | put | id, whether devices may still use the buffer |
 //! | 5 | completed: the copies of a buffer have ended | id |
@@ -89,32 +83,15 @@
 //! | 10 | unpin | address, bytes, ns of the call, whether it failed |
 //! | 11 | move of granules | address before, address after, bytes, ns of the call (0 except for its first piece) |
 //! | 12 | limit on idle buffers | before, after |
-//! | 13 | limit: the limit in bytes | bytes; 2^64 - 1 is none |
+//! | 13 | ceiling: the limit in bytes | bytes; 2^64 - 1 is none |
 //! | 14 | cleared | |
 //! | 15 | missing records | their number |
 //! | 16 | end of the pool | |
 //!
-//! An id identifies memory from `new` to `gone`; in between requests and returns of the same id alternate. Tag 0 is none.
+//! An id identifies memory from `new` to `gone`; in between gets and puts of the same id alternate. Tag 0 is none.
 //!
 //! Facts of a pool: `backend`, `pinned` (`yes` or `no`), `name` (if it has one), `process`, `version` (of the crate), `time` (seconds since 1970 at time 0),
 //! and each `PINPOOL_*` variable with its value.
-//!
-//! # Text
-//!
-//! Readers take text too, told by the first bytes: the format of the conformance traces, one operation a line.
-//!
-//! | line | meaning |
-//! | --- | --- |
-//! | `# limit N`, `# auto_resize 0\|1`, `# rounder noop\|pow2`, `# pools N` | settings, before the first operation |
-//! | `a ID BYTES [ALIGN]` | get BYTES and call the buffer ID until it is returned |
-//! | `f ID` | put ID back |
-//! | `r COUNT BYTES`, `s COUNT BYTES STEP` | get and return COUNT times; the size grows by STEP |
-//! | `c` | clear |
-//! | `p K` | continue with pool K |
-//! | `t MICROSECONDS` | the clock advances |
-//! | `## text` | a comment |
-//!
-//! `pinpool trace FILE` prints a recording as such a text, with all else that it has in comments, so what reads conformance traces reads it.
 
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
