@@ -205,7 +205,7 @@ fn a_socket_of_another_user_is_refused_with_the_reason() {
     // Only root can be another user.
     if dir.path().metadata().unwrap().uid() == 0 {
         let socket = dir.path().join(format!("pinpool-{}.sock", std::process::id()));
-        all_refuse(socket.to_str().unwrap(), "it is of another user; run this command as that one", |command| {
+        all_refuse(socket.to_str().unwrap(), "it belongs to another user; run this command as that user", |command| {
             command.uid(65534).gid(65534);
         });
     }
