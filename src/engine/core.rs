@@ -53,9 +53,6 @@ use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
-/// Pools and partitions that this process has made.
-static POOLS: AtomicU64 = AtomicU64::new(0);
-
 mod account;
 mod attention;
 mod backoff;
@@ -89,8 +86,6 @@ type Block = block::Block<Core>;
 pub(crate) struct Core {
     generation: ForkGeneration,
     process: u32,
-    /// Among the pools of the process.
-    number: u64,
     config: Config,
     log: Arc<PoolLog>,
     stock: Stock<Self>,
@@ -137,8 +132,6 @@ impl Core {
         let core = Arc::new(Self {
             generation: ForkGeneration::now(),
             process: std::process::id(),
-            // Relaxed: a number on its own.
-            number: POOLS.fetch_add(1, Ordering::Relaxed),
             device: DeviceWatch::new(memory.source()),
             stock: Stock::new(&config, memory, log.clone(), recorder),
             in_flight: InFlight::new(),
@@ -324,9 +317,13 @@ impl Core {
     fn take_completed(&self, class: Class) -> Option<Block> {
         while self.in_flight.count() > 0 {
             let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
-            let swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
+            let mut swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
             let found_none = swept.completed.is_empty();
+            let reused = self.reuse_completed(&mut swept, is_enough);
             self.complete(swept);
+            if reused.is_some() {
+                return reused;
+            }
             // Another thread may take it first; then there may be more.
             let block = self.stock.take(class);
             if block.is_some() || found_none {

@@ -93,7 +93,7 @@ impl Core {
         let cause = match &refused {
             Refused::Source { .. } => Cause::MemoryRefused,
             Refused::Ledger { .. } => Cause::OtherProcess,
-            _ => Cause::CeilingTooSmall,
+            _ => Cause::LimitTooSmall,
         };
         let tag = wanted.ledger.as_ref().map(|ledger| ledger.tag().to_owned());
         let request = Request { asked_bytes, needed_bytes, tag, is_reserve: nth == 0, refused };

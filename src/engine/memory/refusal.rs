@@ -1,5 +1,7 @@
 //! Why a pool has no memory for a get, and what helps, in words.
 
+use pinpool_os::words::Size;
+
 use super::{Memory, Refusal};
 use crate::backend::lock_limit;
 use crate::error::{Error, ErrorKind, Report, Retry, SourceError, UsageReport};
@@ -49,14 +51,23 @@ impl Memory {
                 (*needed_bytes, found, remedy.to_owned())
             }
             Refusal::Over { needed_bytes, over } => {
-                (*needed_bytes, "over the ceiling".to_owned(), self.remedy(*needed_bytes, *over).to_owned())
+                let limit = self.limit_name(over.level);
+                let found = match (over.level, self.max_bytes()) {
+                    (Level::Account, _) => "the partition is full".to_owned(),
+                    (_, Some(max_bytes)) if *needed_bytes > max_bytes => {
+                        format!("exceeds the pool limit of {} ({limit})", Size(max_bytes))
+                    }
+                    (_, Some(max_bytes)) => format!("the pool limit of {} is reached ({limit})", Size(max_bytes)),
+                    (_, None) => format!("the pool limit is reached ({limit})"),
+                };
+                (*needed_bytes, found, self.remedy(*needed_bytes, *over).to_owned())
             }
             Refusal::Line { needed_bytes, waiting, first_bytes } => {
-                let gets = if *waiting == 1 { "get waits" } else { "gets wait" };
-                let first = format!("the first for {first_bytes} B, and what is free is theirs");
-                let remedy = "wait longer (PINPOOL_WAIT), put buffers back first or raise";
-                let remedy = format!("{remedy} {}", self.limit_name(Level::Pool));
-                (*needed_bytes, format!("{waiting} {gets} in line for memory, {first}"), remedy)
+                let are = if *waiting == 1 { "request is waiting and has" } else { "requests are waiting and have" };
+                let first = Size(*first_bytes);
+                let found = format!("{waiting} earlier {are} priority, the first for {first}");
+                let remedy = "wait longer (PINPOOL_WAIT), return buffers sooner or raise";
+                (*needed_bytes, found, format!("{remedy} {}", self.limit_name(Level::Pool)))
             }
             Refusal::Source(source) => (0, source.to_string(), String::new()),
         }
@@ -65,10 +76,8 @@ impl Memory {
     /// What helps where `over` has no room for `needed_bytes`.
     fn remedy(&self, needed_bytes: u64, over: QuotaExceeded) -> &'static str {
         match (over.level, over.could_ever) {
-            (Level::Account, true) => {
-                "this partition is full: put its buffers back first, or make the partition larger"
-            }
-            (Level::Account, false) => "it can never fit in this partition: ask for less, or make the partition larger",
+            (Level::Account, true) => "return its buffers sooner or make the partition larger",
+            (Level::Account, false) => "request less or make the partition larger",
             (Level::Pool | Level::Shared, _) => self.remedy_of_pool(needed_bytes),
         }
     }
@@ -79,28 +88,24 @@ impl Memory {
         let (may_grow, could_hold) = (self.may_grow(), self.could_hold(class));
         match (may_grow, could_hold) {
             (false, true) => {
-                "PINPOOL_GROWTH=0 and the reserve is in use: put buffers back first, raise PINPOOL_RESERVE, or set \
-                 PINPOOL_GROWTH=1"
+                "return buffers sooner, raise PINPOOL_RESERVE (all of it is in use), or set PINPOOL_GROWTH=1"
             }
-            (false, false) => {
-                "PINPOOL_GROWTH=0 and no reserve is that large: ask for less, raise PINPOOL_RESERVE, or set PINPOOL_GROWTH=1"
-            }
+            (false, false) => "request less, raise PINPOOL_RESERVE (it is too small), or set PINPOOL_GROWTH=1",
             (true, _) if self.is_lock_limited() => {
-                "the ceiling is RLIMIT_MEMLOCK: ask for less, or raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit \
-                 memlock=)"
+                "request less or raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=)"
             }
-            (true, false) => "it can never fit under the ceiling: ask for less or raise PINPOOL_MAX_BYTES",
+            (true, false) => "request less or raise PINPOOL_MAX_BYTES",
             (true, true) if self.pageable.is_some() => {
-                "put buffers back first or raise PINPOOL_MAX_BYTES: as much unpinned memory is in use too"
+                "return buffers sooner or raise PINPOOL_MAX_BYTES (the limit on unpinned memory is reached too)"
             }
-            (true, true) => "put buffers back first or raise PINPOOL_MAX_BYTES",
+            (true, true) => "return buffers sooner or raise PINPOOL_MAX_BYTES",
         }
     }
 
     /// The limit to raise where that of `level` refuses, by the name of its setting.
     pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
         match level {
-            Level::Account => "the ceiling of the partition",
+            Level::Account => "the limit of the partition",
             _ if !self.may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",
