@@ -188,7 +188,8 @@ impl<'a> Charts<'a> {
         if last.lost.total_ns() < LOST_MIN_NS || last.x <= 0.0 {
             return None;
         }
-        let of: [(&str, fn(&Lost) -> u64); 3] = [
+        type Part = (&'static str, fn(&Lost) -> u64);
+        let of: [Part; 3] = [
             ("waiting", |lost| lost.waiting_ns),
             ("pinning", |lost| lost.page_locking_ns),
             ("moving", |lost| lost.moving_ns),

@@ -62,5 +62,5 @@ fn one_of_four_streams_that_is_stuck_is_named() {
         drop(Program::copy(program.must_get("images", MIB), stream, device));
         stream.synchronize().unwrap();
     });
-    program.judged((gate, streams)).check("stuck copy", true);
+    program.judged((gate, streams)).check("stuck_copy", true);
 }
