@@ -43,7 +43,7 @@ fn the_texts_of_a_pool_come_from_outside_as_the_program_would_print_them() {
             once.stdout
         );
         assert!(once.stdout.contains(&pool.stats().to_string()), "{}", once.stdout);
-        assert!(once.stdout.contains("  1.00 MiB from loader/labels (1 buffer, the oldest "), "{}", once.stdout);
+        assert!(once.stdout.contains("  1.0MiB loader/labels (1 buffer, the oldest "), "{}", once.stdout);
     }
     let json = finish(&mut on_host(dir.path(), &["top", "--json", &process]));
     assert_eq!(json.figures()["pools"][0]["name"], "train", "{}", json.stdout);

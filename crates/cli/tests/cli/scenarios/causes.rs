@@ -94,7 +94,7 @@ fn buffers_that_do_not_come_back_are_a_leak() {
     let kept = leak(&mut program, 60, 1, 0);
     let said = program.judged(kept);
     said.check("leak", true);
-    assert!(said.log.last().is_some_and(|line| line.contains(" of loader/labels with ")), "{said:?}");
+    assert!(said.log.last().is_some_and(|line| line.contains("tag loader/labels holds")), "{said:?}");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn of_twelve_pools_the_one_that_leaks_is_named() {
     assert_eq!(said.pool, "s7");
     said.check("leak", true);
     let alarms = said.log.iter().filter(|line| line.contains("leak: "));
-    assert!(alarms.clone().count() > 0 && alarms.clone().all(|line| line.starts_with("[s7] ")), "{said:?}");
+    assert!(alarms.clone().count() > 0 && alarms.clone().all(|line| line.starts_with("pool[s7] ")), "{said:?}");
 }
 
 #[test]
