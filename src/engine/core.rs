@@ -99,7 +99,7 @@ pub(crate) struct Core {
     /// What the first in line wants of other owners of the host ledger.
     wanted_of_ledger: Want,
     /// A put makes room in the host ledger.
-    is_giving: AtomicBool,
+    giving: Mutex<()>,
     /// [`Pool::close`](crate::Pool::close) was called.
     is_closed: AtomicBool,
     shortage: Shortage,
@@ -142,7 +142,7 @@ impl Core {
             thread: config.may_poll().then(MaintenanceThread::of_process),
             attention: Attention::default(),
             wanted_of_ledger: Want::default(),
-            is_giving: AtomicBool::new(false),
+            giving: Mutex::default(),
             is_closed: AtomicBool::new(false),
             shortage: Shortage::default(),
             backoff: Backoff::default(),
@@ -356,7 +356,7 @@ impl Core {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let make_room = |to_bytes| self.trim(to_bytes);
         let add = || self.stock.add_reserve(bytes, self.time.now_us(), make_room);
-        self.add_within_ledger(add).map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))
+        self.add_within_shared_limit(add).map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))
     }
 
     /// Waits until all of the reserve is there, by `until`. False if it is not there then.
@@ -385,7 +385,7 @@ impl Core {
                 claim()
             })
         };
-        let claim = self.add_within_ledger(claim_or_trim).map_err(|refusal| self.refused(&wanted, refusal, 0))?;
+        let claim = self.add_within_shared_limit(claim_or_trim).map_err(|refusal| self.refused(&wanted, refusal, 0))?;
         Ok(OutsideClaim { claim, _of_account: of_account })
     }
 

@@ -52,7 +52,7 @@ impl Server for Core {
         let attempt = || self.acquire(class, calls).map_err(Stop::refusal);
         let acquired = match attempt() {
             Err(_) if is_early => Err(refused.clone()),
-            Err(refusal) if self.note_want(&refusal) => attempt(),
+            Err(refusal) if self.record_want(&refusal) => attempt(),
             acquired => acquired,
         };
         self.verdicts.calls_in_line_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
