@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
+use pinpool_observe::judge::shortage::Refused;
+
 /// Result of the fallible calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -53,7 +55,7 @@ impl fmt::Display for UsageReport {
             write!(f, ", lost {lost_bytes}")?;
         }
         let max = max_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} B"));
-        write!(f, "), ceiling {max}")?;
+        write!(f, "), limit {max}")?;
         if *outside_bytes > 0 {
             write!(f, ", page-locked beside the buffers {outside_bytes} B")?;
         }
@@ -87,16 +89,33 @@ impl fmt::Display for Report {
     }
 }
 
+/// A request that found no memory.
+#[derive(Debug)]
+pub(crate) struct NoMemory {
+    pub(crate) asked_bytes: u64,
+    pub(crate) refused: Refused,
+    pub(crate) usage: UsageReport,
+    pub(crate) report: Report,
+}
+
+impl fmt::Display for NoMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { asked_bytes, refused: Refused { needed_bytes, found, remedy, .. }, usage, .. } = self;
+        write!(f, "cannot allocate {asked_bytes} B ({needed_bytes} B with rounding): {found}; {usage}")?;
+        if remedy.is_empty() { Ok(()) } else { write!(f, "; {remedy}") }
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ErrorKind {
     #[error("asked {len} B: a buffer holds at most {max_len} B; ask for less")]
     Length { len: usize, max_len: usize },
     #[error("asked {len} B at an alignment of {align}: an alignment is a power of two of at most {max_align}")]
     Alignment { len: usize, align: usize, max_align: usize },
-    #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): {found}; {usage}; {remedy}")]
-    Limit { asked_bytes: u64, needed_bytes: u64, found: String, usage: UsageReport, remedy: String, report: Report },
-    #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {usage}")]
-    Backend { backend: &'static str, asked_bytes: u64, usage: UsageReport, source: SourceError, report: Report },
+    #[error("{0}")]
+    Limit(NoMemory),
+    #[error("{0}")]
+    Backend(NoMemory),
     #[error("back-end `{backend}` is not available: {why}")]
     Unavailable { backend: &'static str, why: String },
     #[error("{name}={value}: {why}")]
@@ -173,7 +192,7 @@ impl Error {
     /// The text, and below it who holds what, where a get found no memory: several lines, for a log.
     pub fn report(&self) -> String {
         match &*self.0 {
-            ErrorKind::Limit { report, .. } | ErrorKind::Backend { report, .. } => format!("{self}{report}"),
+            ErrorKind::Limit(no_memory) | ErrorKind::Backend(no_memory) => format!("{self}{}", no_memory.report),
             _ => self.to_string(),
         }
     }
@@ -184,9 +203,9 @@ impl Error {
             ErrorKind::Length { len, .. } | ErrorKind::Alignment { len, .. } | ErrorKind::Copy { len, .. } => {
                 Some(len as u64)
             }
-            ErrorKind::Limit { asked_bytes, .. }
-            | ErrorKind::Late { asked_bytes, .. }
-            | ErrorKind::Backend { asked_bytes, .. } => Some(asked_bytes),
+            ErrorKind::Limit(NoMemory { asked_bytes, .. })
+            | ErrorKind::Backend(NoMemory { asked_bytes, .. })
+            | ErrorKind::Late { asked_bytes, .. } => Some(asked_bytes),
             _ => None,
         }
     }
@@ -203,7 +222,7 @@ impl Error {
 
     fn usage(&self) -> Option<&UsageReport> {
         match &*self.0 {
-            ErrorKind::Limit { usage, .. } | ErrorKind::Backend { usage, .. } => Some(usage),
+            ErrorKind::Limit(no_memory) | ErrorKind::Backend(no_memory) => Some(&no_memory.usage),
             _ => None,
         }
     }
@@ -343,11 +362,6 @@ impl SourceError {
         (self.to_string(), remedy)
     }
 
-    /// What to change, if the error says so.
-    pub(crate) fn remedy(&self) -> Option<&'static str> {
-        self.remedy
-    }
-
     /// Number that the driver or the kernel gave, if it gave one.
     pub fn code(&self) -> Option<i64> {
         self.code
@@ -357,6 +371,7 @@ impl SourceError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pinpool_observe::judge::shortage::Level;
 
     #[test]
     fn a_limit_error_says_asked_held_ceiling_and_remedy() {
@@ -367,15 +382,14 @@ mod tests {
             max_bytes: Some(512),
             ..Default::default()
         };
-        let remedy = "raise PINPOOL_MAX_BYTES";
-        let error = Error::from(ErrorKind::Limit {
-            asked_bytes: 64,
+        let refused = Refused {
+            level: Level::Limit { could_fit: true },
             needed_bytes: 128,
-            found: "over the ceiling".to_owned(),
-            usage,
-            remedy: remedy.to_owned(),
-            report: Report::default(),
-        });
+            found: "the pool limit is reached".to_owned(),
+            remedy: "raise PINPOOL_MAX_BYTES".to_owned(),
+        };
+        let error =
+            Error::from(ErrorKind::Limit(NoMemory { asked_bytes: 64, refused, usage, report: Report::default() }));
         assert!(error.is_limit() && !error.is_backend());
         assert_eq!(error.kind(), Kind::Limit);
         assert_eq!((error.asked_bytes(), error.held_bytes(), error.max_bytes()), (Some(64), Some(490), Some(512)));

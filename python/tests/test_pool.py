@@ -110,7 +110,7 @@ def test_sizes_are_integers_or_text(pool):
 
 
 def test_a_get_over_the_ceiling_names_request_limit_and_remedy(pool):
-    with pytest.raises(pinpool.LimitError, match="asked 1073741824 B.*ceiling 67108864 B.*raise PINPOOL_MAX_BYTES") as caught:
+    with pytest.raises(pinpool.LimitError, match="cannot allocate 1073741824 B.*limit 67108864 B.*raise PINPOOL_MAX_BYTES") as caught:
         pool.get("1GiB")
     assert isinstance(caught.value, MemoryError) and isinstance(caught.value, pinpool.PinpoolError)
     assert not isinstance(caught.value, TimeoutError), "it can never fit, so it does not wait"

@@ -254,7 +254,7 @@ fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
     pool.poll();
     let kept = lines_with_levels();
     let [(Level::Info, line)] = kept.as_slice() else { panic!("one line: {kept:?}") };
-    assert!(line.starts_with("shortage: no memory for 1048576 bytes: over the ceiling: "), "{line}");
+    assert!(line.starts_with("shortage: no memory for 1048576 bytes: the pool limit is reached; "), "{line}");
     drop(held);
     assert!(waiting.as_mut().poll(&mut context).is_ready());
     clock.advance_us(3_000_000);

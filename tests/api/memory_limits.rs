@@ -225,7 +225,7 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     assert_eq!((held.iter().flatten().count(), pinned()), (10, 100 << 20));
     let error = pools[19].get(10 * MIB).unwrap_err();
     let text = error.to_string();
-    let first = "asked 10485760 B (10485760 B with rounding): the pools of this process whose ceiling is auto share 104857600 B, of \
+    let first = "cannot allocate 10485760 B (10485760 B with rounding): the pools of this process whose ceiling is auto share 104857600 B, of \
                  which 104857600 B are held (an unnamed pool holds 10485760 B, an unnamed pool holds ";
     assert!(error.is_limit() && text.starts_with(first), "{text}");
     for part in [

@@ -52,7 +52,9 @@ change: put buffers back sooner, lower the prefetch, or raise PINPOOL_MAX_BYTES 
     let text = error.report();
     let (first, rest) = text.split_once('\n').unwrap();
     assert!(
-        first.starts_with("asked 1048576 B (1048576 B with rounding): over the ceiling; held 8388608 B"),
+        first.starts_with(
+            "cannot allocate 1048576 B (1048576 B with rounding): the pool limit is reached; held 8388608 B"
+        ),
         "{first}"
     );
     assert_eq!(rest, body);
@@ -64,8 +66,8 @@ change: put buffers back sooner, lower the prefetch, or raise PINPOOL_MAX_BYTES 
     let kept = lines_with_levels();
     let reports: Vec<_> = kept.iter().filter(|(_, line)| line.contains("out of memory")).collect();
     let [(Level::Warn, line)] = reports[..] else { panic!("one block: {kept:?}") };
-    let headline = "[loader] out of memory: 1048576 bytes asked by loader/labels (1048576 with rounding): no room under \
-                    PINPOOL_MAX_BYTES";
+    let headline = "[loader] out of memory: 1048576 bytes asked by loader/labels (1048576 with rounding): the pool \
+                    limit is reached";
     assert_eq!(*line, format!("{headline}\n{body}"));
 }
 

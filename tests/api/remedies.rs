@@ -35,17 +35,10 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
     let fixed = || heap().max_bytes(8 << 20).reserve_bytes(4 << 20).growth(false).build().unwrap();
     let in_partition = || adaptive().partition("part", 1 << 20).unwrap();
     for (case, pool, held, len, helps, never) in [
-        ("full", adaptive(), 4 * MIB, 4096, "put buffers back first or raise PINPOOL_MAX_BYTES", "never"),
-        (
-            "never fits",
-            adaptive(),
-            1,
-            5 * MIB,
-            "it can never fit under the ceiling: ask for less or raise PINPOOL_MAX_BYTES",
-            "put buffers back",
-        ),
-        ("full", tensorflow(), 3 * MIB, 4096, "put buffers back first or raise PINPOOL_MAX_BYTES", "never"),
-        ("never fits", tensorflow(), 1, 5 * MIB, "it can never fit under the ceiling", "put buffers back"),
+        ("full", adaptive(), 4 * MIB, 4096, "return buffers first or raise PINPOOL_MAX_BYTES", "exceeds"),
+        ("never fits", adaptive(), 1, 5 * MIB, "request less or raise PINPOOL_MAX_BYTES", "return buffers"),
+        ("full", tensorflow(), 3 * MIB, 4096, "return buffers first or raise PINPOOL_MAX_BYTES", "exceeds"),
+        ("never fits", tensorflow(), 1, 5 * MIB, "request less or raise PINPOOL_MAX_BYTES", "return buffers"),
         (
             "no growth, full",
             fixed(),
@@ -54,20 +47,13 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
             "raise PINPOOL_RESERVE, or set PINPOOL_GROWTH=1",
             "PINPOOL_MAX_BYTES",
         ),
-        (
-            "no growth, never fits",
-            fixed(),
-            1,
-            5 * MIB,
-            "no reserve is that large: ask for less, raise PINPOOL_RESERVE",
-            "PINPOOL_MAX_BYTES",
-        ),
+        ("no growth, never fits", fixed(), 1, 5 * MIB, "request less, raise PINPOOL_RESERVE", "PINPOOL_MAX_BYTES"),
         (
             "a full partition",
             in_partition(),
             MIB,
             4096,
-            "this partition is full: put its buffers back first, or make the partition larger",
+            "return its buffers first, or make the partition larger",
             "PINPOOL_MAX_BYTES",
         ),
         (
@@ -75,12 +61,12 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
             in_partition(),
             1,
             2 * MIB,
-            "it can never fit in this partition: ask for less",
+            "request less, or make the partition larger",
             "PINPOOL_MAX_BYTES",
         ),
     ] {
         let text = refusal(&pool, held, len);
-        let (_, remedy) = text.lines().next().unwrap().rsplit_once("ceiling ").unwrap();
+        let (_, remedy) = text.lines().next().unwrap().rsplit_once("limit ").unwrap();
         assert!(remedy.contains(helps), "{case}: no \"{helps}\" in: {text}");
         assert!(!text.contains(never), "{case}: \"{never}\" in: {text}");
     }
@@ -102,15 +88,11 @@ fn a_get_behind_a_large_one_in_line_names_it_and_advises_a_ceiling_above_the_pre
         let text = pool.get(8 * MIB).unwrap_err().report();
         drop(held);
         large.join().unwrap().unwrap();
-        assert!(
-            text.contains("1 get waits in line for memory, the first for 62914560 B, and what is free is theirs"),
-            "{text}"
-        );
+        assert!(text.contains("1 earlier request is waiting and has priority, the first for 62914560 B"), "{text}");
         let (found, change) = cause(&text);
-        assert_eq!(found, "a get of 62914560 bytes is first in line, and what is free is kept for it");
+        assert_eq!(found, "1 earlier request is waiting and has priority, the first for 62914560 B");
         // 10 MiB in use, 60 MiB for the first, 8 MiB for this one.
-        let remedy =
-            "wait longer (PINPOOL_WAIT), get less at once, or raise PINPOOL_MAX_BYTES to 81788928 bytes or more";
+        let remedy = "wait longer (PINPOOL_WAIT), request less, or raise PINPOOL_MAX_BYTES to 81788928 bytes or more";
         assert_eq!(change, remedy);
     });
 }

@@ -24,7 +24,10 @@ fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
                 let error = pool.prewarm(24 << 20).unwrap_err();
                 assert!(error.is_limit());
                 let text = error.to_string();
-                assert!(text.contains("1 get waits in line") && text.contains("asked 25165824 B"), "{text}");
+                assert!(
+                    text.contains("1 earlier request is waiting") && text.contains("cannot allocate 25165824 B"),
+                    "{text}"
+                );
                 assert_eq!(pool.stats().memory.reserve_bytes, 0);
                 // Beside that get there is room.
                 pool.prewarm(10 << 20).unwrap();

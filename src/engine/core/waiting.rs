@@ -289,7 +289,8 @@ impl Core {
             self.note_need(class);
             // A full pool is ordinary.
             let is_ordinary = is_to_wait && could_hold && !matches!(refusal, Refusal::Source(_));
-            let why = || (is_ordinary, self.backing().why(&refusal), usage_report(&self.stats()));
+            let why =
+                || (is_ordinary, self.backing().explain(&refusal, class).to_string(), usage_report(&self.stats()));
             self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
         }
         // What is over the ceiling need not wait for room under it.

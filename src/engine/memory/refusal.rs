@@ -1,8 +1,9 @@
-//! Why a pool has no memory for a get, and what helps, in words.
+//! Why a pool has no memory for a request, and what helps.
 
 use super::{Memory, Refusal};
 use crate::backend::lock_limit;
-use crate::error::{Error, ErrorKind, Report, Retry, SourceError, UsageReport};
+use crate::dump::{Refused, RefusedBy};
+use crate::error::{Retry, SourceError};
 use crate::quota::{Level, QuotaExceeded};
 use crate::size_class::Class;
 
@@ -24,94 +25,86 @@ impl Memory {
         Refusal::Over { needed_bytes, over }
     }
 
-    /// The error of a get of `len` bytes that was refused while the pool held `usage`.
-    pub(in crate::engine) fn error(&self, len: usize, refusal: Refusal, usage: UsageReport, report: Report) -> Error {
-        let asked_bytes = len as u64;
-        if let Refusal::Source(source) = refusal {
-            let backend = self.source().name();
-            return ErrorKind::Backend { backend, asked_bytes, usage, source, report }.into();
-        }
-        let (needed_bytes, found, remedy) = self.in_words(&refusal);
-        ErrorKind::Limit { asked_bytes, needed_bytes, found, usage, remedy, report }.into()
-    }
-
-    /// Why there is no memory, for the log line of a shortage.
-    pub(in crate::engine) fn why(&self, refusal: &Refusal) -> String {
-        let (_, found, remedy) = self.in_words(refusal);
-        if remedy.is_empty() { found } else { format!("{found}: {remedy}") }
-    }
-
-    /// What was needed with rounding, why there is no memory, and what helps; a source says that itself.
-    fn in_words(&self, refusal: &Refusal) -> (u64, String, String) {
-        match refusal {
+    /// Why there was no memory for a request of `class`, and what helps. The error, the log lines, the dump and the diagnosis print
+    /// the result.
+    pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> Refused {
+        let (level, needed_bytes, found, remedy) = match refusal {
             Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
                 let (found, remedy) = self.budget().shared_in_words(*needed_bytes);
-                (*needed_bytes, found, remedy.to_owned())
+                (RefusedBy::Shared, *needed_bytes, found, remedy.to_owned())
             }
             Refusal::Over { needed_bytes, over } => {
-                (*needed_bytes, "over the ceiling".to_owned(), self.remedy(*needed_bytes, *over).to_owned())
+                let is_of_pool = over.level == Level::Pool;
+                let could_fit = over.could_ever && (!is_of_pool || self.could_hold(class));
+                let (found, remedy) =
+                    if is_of_pool { self.limit_in_words(could_fit) } else { partition_in_words(could_fit) };
+                (RefusedBy::Limit { could_fit }, *needed_bytes, found.to_owned(), remedy.to_owned())
             }
             Refusal::Line { needed_bytes, waiting, first_bytes } => {
-                let gets = if *waiting == 1 { "get waits" } else { "gets wait" };
-                let first = format!("the first for {first_bytes} B, and what is free is theirs");
-                let remedy = "wait longer (PINPOOL_WAIT), put buffers back first or raise";
-                let remedy = format!("{remedy} {}", self.limit_name(Level::Pool));
-                (*needed_bytes, format!("{waiting} {gets} in line for memory, {first}"), remedy)
+                let requests = if *waiting == 1 { "earlier request is" } else { "earlier requests are" };
+                let found = format!("{waiting} {requests} waiting and have priority, the first for {first_bytes} B");
+                let limit = self.limit_name(Level::Pool);
+                let remedy = format!("wait longer (PINPOOL_WAIT), return buffers first, or raise {limit}");
+                let found = if *waiting == 1 { found.replacen("have", "has", 1) } else { found };
+                (RefusedBy::Queue { first_bytes: *first_bytes }, *needed_bytes, found, remedy)
             }
-            Refusal::Source(source) => (0, source.to_string(), String::new()),
+            Refusal::Source(error) => {
+                let (text, remedy) = error.clone().split();
+                let found = format!("backend `{}`: {text}", self.source().name());
+                let level = RefusedBy::Source { code: error.code() };
+                (level, class.bytes as u64, found, remedy.unwrap_or_default().to_owned())
+            }
+        };
+        Refused { level, needed_bytes, found, remedy }
+    }
+
+    /// The limit of the pool has no room: why, and what helps.
+    fn limit_in_words(&self, could_fit: bool) -> (&'static str, &'static str) {
+        match (self.may_grow(), could_fit) {
+            (false, true) => (
+                "the reserve is in use and PINPOOL_GROWTH=0",
+                "return buffers first, raise PINPOOL_RESERVE, or set PINPOOL_GROWTH=1",
+            ),
+            (false, false) => (
+                "the request exceeds the reserve and PINPOOL_GROWTH=0",
+                "request less, raise PINPOOL_RESERVE, or set PINPOOL_GROWTH=1",
+            ),
+            (true, _) if self.is_lock_limited() => (
+                "the process may not lock more memory (RLIMIT_MEMLOCK)",
+                "request less, or raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=)",
+            ),
+            (true, false) => ("the request exceeds the pool limit", "request less or raise PINPOOL_MAX_BYTES"),
+            (true, true) if self.pageable.is_some() => (
+                "the pool limit is reached, and as much unpinned memory is in use",
+                "return buffers first or raise PINPOOL_MAX_BYTES",
+            ),
+            (true, true) => ("the pool limit is reached", "return buffers first or raise PINPOOL_MAX_BYTES"),
         }
     }
 
-    /// What helps where `over` has no room for `needed_bytes`.
-    fn remedy(&self, needed_bytes: u64, over: QuotaExceeded) -> &'static str {
-        match (over.level, over.could_ever) {
-            (Level::Account, true) => {
-                "this partition is full: put its buffers back first, or make the partition larger"
-            }
-            (Level::Account, false) => "it can never fit in this partition: ask for less, or make the partition larger",
-            (Level::Pool | Level::Shared, _) => self.remedy_of_pool(needed_bytes),
-        }
-    }
-
-    fn remedy_of_pool(&self, needed_bytes: u64) -> &'static str {
-        // The text for whole pages, which every supply can tell.
-        let class = Class { bytes: usize::try_from(needed_bytes).unwrap_or(usize::MAX), index: 0 };
-        let (may_grow, could_hold) = (self.may_grow(), self.could_hold(class));
-        match (may_grow, could_hold) {
-            (false, true) => {
-                "PINPOOL_GROWTH=0 and the reserve is in use: put buffers back first, raise PINPOOL_RESERVE, or set \
-                 PINPOOL_GROWTH=1"
-            }
-            (false, false) => {
-                "PINPOOL_GROWTH=0 and no reserve is that large: ask for less, raise PINPOOL_RESERVE, or set PINPOOL_GROWTH=1"
-            }
-            (true, _) if self.is_lock_limited() => {
-                "the ceiling is RLIMIT_MEMLOCK: ask for less, or raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit \
-                 memlock=)"
-            }
-            (true, false) => "it can never fit under the ceiling: ask for less or raise PINPOOL_MAX_BYTES",
-            (true, true) if self.pageable.is_some() => {
-                "put buffers back first or raise PINPOOL_MAX_BYTES: as much unpinned memory is in use too"
-            }
-            (true, true) => "put buffers back first or raise PINPOOL_MAX_BYTES",
-        }
-    }
-
-    /// The limit to raise where that of `level` refuses, by the name of its setting.
+    /// The name of the setting to raise if the limit of `level` refuses.
     pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
         match level {
-            Level::Account => "the ceiling of the partition",
+            Level::Account => "the partition limit",
             _ if !self.may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",
         }
     }
 
-    /// Whether the ceiling is what the process may lock, so that no setting raises it.
+    /// Whether the limit is what the process may lock, so that no setting raises it.
     fn is_lock_limited(&self) -> bool {
         // By a trial: a process with CAP_IPC_LOCK has a limit that does not bind it.
         let locked_bytes = || *self.lock_limit.get_or_init(lock_limit);
         let is_limit = |max_bytes| locked_bytes() == Some(max_bytes);
         self.source().name() == "mlock" && self.max_bytes().is_some_and(is_limit)
+    }
+}
+
+fn partition_in_words(could_fit: bool) -> (&'static str, &'static str) {
+    if could_fit {
+        ("the partition limit is reached", "return its buffers first, or make the partition larger")
+    } else {
+        ("the request exceeds the partition limit", "request less, or make the partition larger")
     }
 }

@@ -59,7 +59,9 @@ fn a_get_over_the_ceiling_is_refused_at_once_and_releases_nothing() {
         let error = pool.get(17 * MIB).unwrap_err();
         assert!(error.is_limit());
         let text = error.to_string();
-        for part in ["asked 17825792 B", "idle 4194304", "in flight 0", "ceiling 16777216 B", "PINPOOL_MAX_BYTES"] {
+        for part in
+            ["cannot allocate 17825792 B", "idle 4194304", "in flight 0", "limit 16777216 B", "PINPOOL_MAX_BYTES"]
+        {
             assert!(text.contains(part), "{part} is missing in: {text}");
         }
         let stats = valid_stats(&pool);
