@@ -40,7 +40,7 @@ fn builder() -> PoolBuilder {
 
 fn pair(pool: &Pool, len: usize) {
     let mut buffer = pool.get(len).expect("the heap has memory");
-    black_box(buffer.as_mut_slice().expect("no device uses it"))[0] = 1;
+    black_box(buffer.wait_slice_mut().expect("no device uses it"))[0] = 1;
 }
 
 fn hit(pairs: u64) {

@@ -37,7 +37,7 @@ fn without_idle_buffers(backend: &Backend, preset: Preset) -> Result<Pool, Error
 fn get(pool: &Pool) -> impl FnMut() -> pinpool::PinnedBuf {
     move || {
         let mut buffer = pool.get(SIZE).expect("the back-end served a get of this size before");
-        buffer.as_mut_slice().unwrap()[0] = 1;
+        buffer.wait_slice_mut().unwrap()[0] = 1;
         buffer
     }
 }

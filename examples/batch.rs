@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (stream, mut device) = (SinkStream::new()?, SinkMem::new(bytes));
 
     let mut batch = pool.get(bytes)?;
-    let mut tensors: Vec<_> = batch.as_mut_slice()?.chunks_exact_mut(STRIDE).enumerate().collect();
+    let mut tensors: Vec<_> = batch.wait_slice_mut()?.chunks_exact_mut(STRIDE).enumerate().collect();
     thread::scope(|scope| {
         for part in tensors.chunks_mut(TENSORS / 2) {
             scope.spawn(|| part.iter_mut().for_each(|(tensor, bytes)| bytes[..TENSOR_BYTES].fill(byte(*tensor))));

@@ -19,12 +19,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The pool's way: the buffer is given up, and returns to the pool when the copy ends.
     let mut device = stream.alloc_zeros::<f32>(NUMBERS)?;
     let mut batch = pool.get(NUMBERS * size_of::<f32>())?;
-    batch.cast_slice_mut::<f32>()?.fill(1.5);
+    batch.wait_cast_mut::<f32>()?.fill(1.5);
     batch.copy_to(&stream, &mut device)?;
 
     // cudarc's way: its copy records an event on the buffer, which the drop of the buffer respects.
     let mut batch = pool.get(NUMBERS * size_of::<f32>())?;
-    batch.cast_slice_mut::<f32>()?.fill(2.5);
+    batch.wait_cast_mut::<f32>()?.fill(2.5);
     stream.memcpy_htod(&batch.elements::<f32>()?, &mut device)?;
     drop(batch);
 
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut results = pool.get(NUMBERS * size_of::<f32>())?;
     stream.memcpy_dtoh(&device, &mut results.elements_mut::<f32>()?)?;
     results.wait()?;
-    let sum: f32 = results.cast_slice::<f32>()?.iter().sum();
+    let sum: f32 = results.wait_cast::<f32>()?.iter().sum();
     println!("sum {sum}, {} copies in flight", pool.stats().copies.in_flight);
     Ok(())
 }

@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let len = usize::try_from(file.metadata()?.len())?;
 
     let mut buf = pool.get(len.next_multiple_of(BLOCK_BYTES))?;
-    let room = buf.as_mut_slice()?;
+    let room = buf.wait_slice_mut()?;
     let mut filled = 0;
     // The last read ends at the end of the file, short of a whole page, and the one after it returns 0.
     while filled < len {

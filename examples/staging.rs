@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (stream, mut device) = (SinkStream::new()?, SinkMem::new(len)); // on a GPU: cudarc's stream and slice
 
     let mut buf = pool.get(len)?; // idle memory of this class, or newly pinned
-    file.read_exact(buf.as_mut_slice()?)?;
+    file.read_exact(buf.wait_slice_mut()?)?;
     let copy = buf.copy_to(&stream, &mut device)?; // the buffer is the device's until the copy is over
     copy.wait()?;
 

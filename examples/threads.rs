@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             for _ in 0..BATCHES {
                 let fill = || {
                     let mut buf = pool.get(BATCH_BYTES)?;
-                    buf.as_mut_slice()?.fill(thread);
+                    buf.wait_slice_mut()?.fill(thread);
                     Ok(buf)
                 };
                 if filled.send(fill()).is_err() {

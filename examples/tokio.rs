@@ -15,7 +15,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 async fn fill(pool: Pool, filled: Sender<PinnedBuf>) -> Result<()> {
     for batch in 0..BATCHES {
         let mut buf = pool.get_async(BATCH_BYTES).await?;
-        buf.as_mut_slice()?.fill(batch);
+        buf.wait_slice_mut()?.fill(batch);
         if filled.send(buf).await.is_err() {
             break;
         }
@@ -31,7 +31,7 @@ async fn copy(pool: Pool, mut to_copy: Receiver<PinnedBuf>) -> Result<Vec<u8>> {
         // The buffer is the pool's again when the copy is over.
         buf.copy_to(&stream, &mut device)?.await?;
         let back = pool.get_async(BATCH_BYTES).await?.copy_from(&stream, &device)?.await?;
-        first_bytes.push(back.as_slice()?[0]);
+        first_bytes.push(back.wait_slice()?[0]);
     }
     Ok(first_bytes)
 }

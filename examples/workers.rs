@@ -87,7 +87,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         process.wait()?;
     }
     slabs.recover()?;
-    slabs.pool().poll();
+    slabs.pool().maintain();
     println!("{batches} batches by {count} workers, {replaced} replaced; {:?}", slabs.counts());
     Ok(())
 }

@@ -229,14 +229,14 @@ impl PoolLog {
         }
     }
 
-    /// `no thread for maintenance ...` (warn): raise the limit on threads (`ulimit -u`), or call `Pool::poll` when the
+    /// `no thread for maintenance ...` (warn): raise the limit on threads (`ulimit -u`), or call `Pool::maintain` when the
     /// program is idle.
     #[cold]
     pub(crate) fn no_thread_for(&self, error: &std::io::Error) {
         log::warn!(
             maintenance,
             "{self}no thread for maintenance: idle memory is given back only while the pool is used; call \
-             Pool::poll when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}"
+             Pool::maintain when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}"
         );
     }
 

@@ -255,7 +255,7 @@ impl Error {
     }
 }
 
-/// For code whose errors are those of [`std::io`], such as `file.read_exact(buf.as_mut_slice()?)`. The error stays
+/// For code whose errors are those of [`std::io`], such as `file.read_exact(buf.wait_slice_mut()?)`. The error stays
 /// reachable by `get_ref`.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {

@@ -13,7 +13,7 @@
 //! let pool = Pool::from_env()?; // settings from `PINPOOL_*`
 //! let (stream, mut device) = (SinkStream::new()?, SinkMem::new(4096)); // on a GPU: cudarc's stream and slice
 //! let mut buf = pool.get(4096)?; // idle memory of this class, or newly pinned
-//! buf.as_mut_slice()?.fill(7);
+//! buf.wait_slice_mut()?.fill(7);
 //! buf.copy_to(&stream, &mut device)?; // returns to the pool when the copy ends
 //! assert_eq!(device.read(), [7; 4096]);
 //! # Ok::<(), pinpool::Error>(())
@@ -88,7 +88,7 @@ pub use backend::{Backend, HugeTlb};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};
-pub use config::{Ceiling, LedgerName, OnFull, ParseError, Preset};
+pub use config::{LedgerName, Limit, OnFull, ParseError, Preset};
 pub use copy::Completion;
 pub use dump::{Dump, Owner};
 pub use error::{Error, Kind as ErrorKind, Result, SourceError};

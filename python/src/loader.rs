@@ -253,7 +253,7 @@ impl Reader {
         let mut failures: Vec<_> = failures.iter().map(failed_of).collect();
         let labels = match &self.labels {
             Some(labels) => {
-                let bytes = buffer.as_mut_slice().map_err(|error| errors::exception(&error))?;
+                let bytes = buffer.wait_slice_mut().map_err(|error| errors::exception(&error))?;
                 Some(labels.of(py, &self.catalog, &self.decode, bytes, &arrays, &mut parts, &mut failures)?)
             }
             None => None,

@@ -175,7 +175,7 @@ impl Memory {
         match &state.buf {
             Some(buf) if !is_closed => {
                 // In a child of fork this fails for a driver's memory.
-                buf.as_slice().map_err(|error| exception(&error))?;
+                buf.wait_slice().map_err(|error| exception(&error))?;
                 Ok(state)
             }
             _ => Err(ReleasedError::new_err(format!(

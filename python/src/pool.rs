@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use pinpool::unstable::config::env::{PREFIX, VARIABLES, is_known, nearest};
 use pinpool::unstable::config::text::format_bytes;
-use pinpool::{Ceiling, DEFAULT_ALIGN, Error, GetFuture, PinnedBuf, Preset, Request, TaggedPool};
+use pinpool::{DEFAULT_ALIGN, Error, GetFuture, Limit, PinnedBuf, Preset, Request, TaggedPool};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -24,8 +24,8 @@ use crate::wait::WaitingGet;
 /// Longest wait that is not interrupted by a look at the signals.
 pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(200);
 
-/// A setting that has no variable: whether a thread returns buffers and idle memory, instead of calls of `poll()`.
-const BACKGROUND_POLL: &str = "background_poll";
+/// A setting that has no variable: whether a thread returns buffers and idle memory, instead of calls of `maintain()`.
+const BACKGROUND_POLL: &str = "background_thread";
 
 /// A pool of page-locked host memory.
 ///
@@ -276,16 +276,16 @@ impl Pool {
 
     /// Puts back the buffers whose copies are over; the maintenance thread does it as well.
     fn poll(&self, py: Python<'_>) -> PyResult<()> {
-        self.run(py, |pool| pool.poll())
+        self.run(py, |pool| pool.maintain())
     }
 
     /// Changes the ceiling, to a size, "auto" or "none".
     fn set_max_bytes(&self, py: Python<'_>, max_bytes: &Bound<'_, PyAny>) -> PyResult<()> {
         let word = max_bytes.cast::<PyString>().ok().map(|word| word.to_string());
         let ceiling = match word.as_deref().map(str::trim) {
-            Some(word) if word.eq_ignore_ascii_case("auto") => Ceiling::Auto,
-            Some(word) if word.eq_ignore_ascii_case("none") => Ceiling::None,
-            _ => Ceiling::Bytes(size(max_bytes)? as u64),
+            Some(word) if word.eq_ignore_ascii_case("auto") => Limit::Auto,
+            Some(word) if word.eq_ignore_ascii_case("none") => Limit::Unlimited,
+            _ => Limit::Bytes(size(max_bytes)? as u64),
         };
         self.call(py, |pool| pool.set_max_bytes(ceiling))
     }

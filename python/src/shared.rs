@@ -155,7 +155,7 @@ impl Slabs {
 
     fn poll(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, |slabs| {
-            slabs.pool().poll();
+            slabs.pool().maintain();
             Ok(())
         })
     }

@@ -54,7 +54,7 @@ def test_a_wrong_argument_is_named(pool, call, error, said):
 
 
 def test_switches_take_booleans_and_sizes_of_numpy_count():
-    pool = pinpool.Pool(env=False, backend="heap", zero=True, background_poll=False)
+    pool = pinpool.Pool(env=False, backend="heap", zero=True, background_thread=False)
     assert len(pool.get(np.int64(7))) == 7 and len(pool.get("1KiB")) == 1024
 
 

@@ -56,11 +56,11 @@ def hold(stream=0): cuda.double_hold_stream(stream, 1)
 def let_run(stream=0): cuda.double_hold_stream(stream, 0)
 
 def pool_of(**settings):
-    settings = {"backend": "cuda", "preset": "tensorflow", "background_poll": False} | settings
+    settings = {"backend": "cuda", "preset": "tensorflow", "background_thread": False} | settings
     return pinpool.Pool(env=False, **settings)
 
 def held_back(pool):
-    pool.poll()
+    pool.maintain()
     stats = pool.stats()
     return stats["copies"]["in_flight"], stats["memory"]["in_use"], stats["memory"]["idle"]
 
@@ -226,7 +226,7 @@ def test_memory_of_a_buffer_is_lost_where_no_fence_can_be_set(over_the_double):
                 raises(lambda: call(buf), error, text)
                 del buf
         assert pool.get(SIZE).ptr not in lost
-        pool.poll()
+        pool.maintain()
         assert pool.stats()["memory"]["lost"] == len(lost) == 6, pool.stats()
         # What is no stream says nothing about any work.
         buf = pool.get(SIZE)
@@ -335,7 +335,7 @@ def test_the_interpreter_ends_while_copies_run(over_the_double):
 def test_shared_memory_is_registered_once_and_a_buffer_comes_back_behind_its_stream(over_the_double):
     over_the_double(
         """
-        pool, stream = pool_of(backend="register", preset=None, background_poll=True), new_stream()
+        pool, stream = pool_of(backend="register", preset=None, background_thread=True), new_stream()
         before = cuda.double_calls(b"cuMemHostRegister_v2")
         shared = pinpool.SharedPool(SIZE, 2, pool=pool)
         assert shared.page_lock == "register" and cuda.double_calls(b"cuMemHostRegister_v2") == before + 1

@@ -21,7 +21,7 @@ def test_settings_have_the_names_of_the_variables(tmp_path):
         max_bytes=8 * MIB,
         wait=datetime.timedelta(milliseconds=20),
         idle_timeout="2min",
-        background_poll=False,
+        background_thread=False,
         trace=tmp_path / "t.trace",
         pool_size_limit=None,
     )
@@ -193,7 +193,7 @@ def test_reserve_trim_clear_and_ceiling(pool):
     pool.get(100).release()
     assert pool.stats()["memory"]["idle"] == 1
     pool.clear()
-    pool.poll()
+    pool.maintain()
     assert pool.stats()["memory"]["idle"] == 0
     pool.set_max_bytes("16MiB")
     assert pool.stats()["limits"]["max_bytes"] == 16 * MIB
@@ -306,10 +306,10 @@ def test_a_reserve_that_is_not_waited_for_is_pinned_beside_the_program():
     assert pool.pinned_fraction == 1
     assert pool.stats()["memory"]["reserve_bytes"] == pool.stats()["memory"]["reserve_target_bytes"] == 64 << 20
     assert pool.wait_reserved() and first.nbytes == 1 << 20
-    by_hand = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=0, background_poll=0)
+    by_hand = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=0, background_thread=0)
     before = by_hand.pinned_fraction
     assert before < 1
-    by_hand.poll()
+    by_hand.maintain()
     assert before < by_hand.pinned_fraction < 1
     assert by_hand.wait_reserved(20)
 

@@ -148,7 +148,7 @@ impl PinnedBuf {
     }
 
     /// Enqueues a copy of `range` to the front of `target` and keeps the buffer, for another copy or another target.
-    /// Until the copy is over, [`as_mut_slice`](PinnedBuf::as_mut_slice) waits; a buffer dropped meanwhile returns to the
+    /// Until the copy is over, [`wait_slice_mut`](PinnedBuf::wait_slice_mut) waits; a buffer dropped meanwhile returns to the
     /// pool when all of its copies are over.
     ///
     /// # Errors
@@ -185,7 +185,7 @@ impl PinnedBuf {
     /// let (stream, device) = (SinkStream::new()?, SinkMem::new(8));
     /// let pending = pool.get(8)?.copy_from(&stream, &device)?;
     /// let buf = pending.wait()?;
-    /// assert_eq!(*buf.as_slice()?, [0; 8]);
+    /// assert_eq!(*buf.wait_slice()?, [0; 8]);
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     ///

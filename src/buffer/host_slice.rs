@@ -202,7 +202,7 @@ impl<'a, T: Pod> BufViewMut<'a, T> {
 
 /// Copies of cudarc from and to the buffer are tracked: a buffer dropped after `stream.memcpy_htod(&buf, &mut device)`
 /// returns to its pool when the copy is over, and after `stream.memcpy_dtoh(&device, &mut buf)` the bytes are there when
-/// [`as_slice`](PinnedBuf::as_slice) returns. Holds for every stream, whether or not the context tracks
+/// [`wait_slice`](PinnedBuf::wait_slice) returns. Holds for every stream, whether or not the context tracks
 /// events.
 ///
 /// Where there are no bytes to lend, since an earlier copy into the buffer failed or this is a child of `fork`, cudarc gets

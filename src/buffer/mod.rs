@@ -1,7 +1,7 @@
 //! What a user holds: bytes that keep their address until every copy that uses them is over.
 //!
 //! ```text
-//!   Pool::get ──▶ PinnedBuf ──as_mut_slice──▶ &mut Pinned<u8>    host code; no copy of cudarc can start from it
+//!   Pool::get ──▶ PinnedBuf ──wait_slice_mut──▶ &mut Pinned<u8>    host code; no copy of cudarc can start from it
 //!                   │  │ └─────slice, elements──▶ BufView<T>     tracked copies of cudarc
 //!                   │  └───copy_range_to, &buf──▶ the buffer records the fence and stays
 //!                   ├──copy_to, release_after───▶ the pool takes the block with the fence
@@ -59,8 +59,8 @@ struct Aligned;
 /// ```text
 ///   right: tracked                                          wrong: untracked, data is lost
 ///   ─────────────────────────────────────────────────────   ──────────────────────────────────────────────────────
-///   buf.copy_to(&stream, &mut dst)?                         stream.memcpy_htod(&**buf.as_slice()?, &mut dst)
-///   buf.copy_range_to(0..n, &stream, &mut dst)?             Tensor::from_raw_buffer(buf.as_slice()?, ..)
+///   buf.copy_to(&stream, &mut dst)?                         stream.memcpy_htod(&**buf.wait_slice()?, &mut dst)
+///   buf.copy_range_to(0..n, &stream, &mut dst)?             Tensor::from_raw_buffer(buf.wait_slice()?, ..)
 ///   stream.memcpy_htod(&buf, &mut dst)?                       and drop(buf) before the device is synchronized
 ///   stream.memcpy_htod(&buf.slice(..n)?, &mut dst)?
 ///   stream.memcpy_htod(&buf.elements::<f32>()?, &mut f)?
@@ -68,17 +68,17 @@ struct Aligned;
 ///   stream.memcpy_dtoh(&src, &mut buf.slice_mut(..n)?)?
 /// ```
 ///
-/// [`as_slice`](PinnedBuf::as_slice) and [`as_mut_slice`](PinnedBuf::as_mut_slice) give a [`Pinned`] slice, which host code
+/// [`wait_slice`](PinnedBuf::wait_slice) and [`wait_slice_mut`](PinnedBuf::wait_slice_mut) give a [`Pinned`] slice, which host code
 /// uses as any other slice and cudarc does not accept. Both deref to plain slices, since host code such as `read_exact`
 /// accepts nothing else, and no type can tell whether a library copies from a plain slice. If a library that starts copies
 /// accepts only `&[u8]`, as candle's `Tensor::from_raw_buffer` does, pass
-/// [`as_slice_untracked`](PinnedBuf::as_slice_untracked), which is `unsafe`, and keep the buffer until `device.synchronize()?` has
+/// [`wait_slice_untracked`](PinnedBuf::wait_slice_untracked), which is `unsafe`, and keep the buffer until `device.synchronize()?` has
 /// returned; or [copy](PinnedBuf::copy_to) into the library's device memory, wrapped as `RawMem`.
 ///
 /// ```compile_fail,E0133
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// let buf = pool.get(8)?;
-/// let bytes = buf.as_slice_untracked()?; // requires `unsafe`
+/// let bytes = buf.wait_slice_untracked()?; // requires `unsafe`
 /// # Ok::<(), pinpool::Error>(())
 /// ```
 ///
@@ -90,7 +90,7 @@ struct Aligned;
 /// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
 /// let mut buf = pool.get(8)?;
 /// let copy = buf.copy_to(&stream, &mut device)?;
-/// buf.as_mut_slice()?.fill(0); // the buffer has moved into the copy
+/// buf.wait_slice_mut()?.fill(0); // the buffer has moved into the copy
 /// # Ok::<(), pinpool::Error>(())
 /// ```
 ///
@@ -99,7 +99,7 @@ struct Aligned;
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
 /// let mut buf = pool.get(8)?;
-/// buf.as_mut_slice()?.fill(0);
+/// buf.wait_slice_mut()?.fill(0);
 /// let copy = buf.copy_to(&stream, &mut device)?;
 /// # Ok::<(), pinpool::Error>(())
 /// ```
@@ -258,14 +258,14 @@ impl PinnedBuf {
     }
 
     /// The bytes for host code to read, after waiting until no recorded copy writes to them. Copies that only read them delay
-    /// nothing. One check serves as many reads as there are: `let bytes = buf.as_slice()?`, and no closure over `bytes` fails.
+    /// nothing. One check serves as many reads as there are: `let bytes = buf.wait_slice()?`, and no closure over `bytes` fails.
     ///
     /// # Errors
     ///
     /// - [`Error::is_device`](crate::Error::is_device): a copy into the buffer failed, and may still be writing to it,
     /// - [`Error::is_forked`](crate::Error::is_forked): this is a child of `fork`, and the memory a driver's.
     #[inline]
-    pub fn as_slice(&self) -> Result<&Pinned<u8>> {
+    pub fn wait_slice(&self) -> Result<&Pinned<u8>> {
         if !self.is_plain() {
             self.check_reachable()?;
             self.wait_for_copies()?;
@@ -275,30 +275,30 @@ impl PinnedBuf {
     }
 
     /// The bytes as a plain slice, for a library that accepts nothing else and starts a copy from it; otherwise as
-    /// [`as_slice`](PinnedBuf::as_slice). For tracked copies see [`PinnedBuf`](PinnedBuf#which-copies-are-tracked).
+    /// [`wait_slice`](PinnedBuf::wait_slice). For tracked copies see [`PinnedBuf`](PinnedBuf#which-copies-are-tracked).
     ///
     /// # Errors
     ///
-    /// The errors of [`as_slice`](PinnedBuf::as_slice).
+    /// The errors of [`wait_slice`](PinnedBuf::wait_slice).
     ///
     /// # Safety
     ///
     /// The pool does not see a copy that is started from this slice. Until each such copy has completed, the buffer must be neither
     /// dropped nor written to.
     #[inline]
-    pub unsafe fn as_slice_untracked(&self) -> Result<&[u8]> {
+    pub unsafe fn wait_slice_untracked(&self) -> Result<&[u8]> {
         #[cfg(feature = "cuda")]
         crate::backend::let_all_reach();
-        self.as_slice().map(|bytes| &**bytes)
+        self.wait_slice().map(|bytes| &**bytes)
     }
 
     /// The bytes to fill, after waiting until no recorded copy uses them.
     ///
     /// # Errors
     ///
-    /// The errors of [`as_slice`](PinnedBuf::as_slice).
+    /// The errors of [`wait_slice`](PinnedBuf::wait_slice).
     #[inline]
-    pub fn as_mut_slice(&mut self) -> Result<&mut Pinned<u8>> {
+    pub fn wait_slice_mut(&mut self) -> Result<&mut Pinned<u8>> {
         if !self.is_plain() {
             self.end_recorded_copies()?;
         }
@@ -322,41 +322,41 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`as_slice`](PinnedBuf::as_slice), and [`Error::is_device`](crate::Error::is_device) also after a copy
+    /// The errors of [`wait_slice`](PinnedBuf::wait_slice), and [`Error::is_device`](crate::Error::is_device) also after a copy
     /// from the buffer failed.
-    pub fn try_as_mut_slice(&mut self) -> Result<Option<&mut Pinned<u8>>> {
+    pub fn try_slice_mut(&mut self) -> Result<Option<&mut Pinned<u8>>> {
         self.check_reachable()?;
         let are_over = self.block.as_mut().map_or(Ok(true), |block| block.state_mut().copy_fences.are_over())?;
         // Does not wait: no copy uses the bytes.
-        if are_over { self.as_mut_slice().map(Some) } else { Ok(None) }
+        if are_over { self.wait_slice_mut().map(Some) } else { Ok(None) }
     }
 
-    /// The bytes as elements of `T`, otherwise as [`as_slice`](PinnedBuf::as_slice).
+    /// The bytes as elements of `T`, otherwise as [`wait_slice`](PinnedBuf::wait_slice).
     ///
     /// # Errors
     ///
-    /// The errors of [`as_slice`](PinnedBuf::as_slice), and [`Error::is_request`](crate::Error::is_request) if the length is
+    /// The errors of [`wait_slice`](PinnedBuf::wait_slice), and [`Error::is_request`](crate::Error::is_request) if the length is
     /// no multiple of the element's size, or the address none of its alignment.
-    pub fn cast_slice<T: Pod>(&self) -> Result<&Pinned<T>> {
-        slice::cast(self.as_slice()?)
+    pub fn wait_cast<T: Pod>(&self) -> Result<&Pinned<T>> {
+        slice::cast(self.wait_slice()?)
     }
 
-    /// The bytes to fill as elements of `T`, otherwise as [`as_mut_slice`](PinnedBuf::as_mut_slice).
+    /// The bytes to fill as elements of `T`, otherwise as [`wait_slice_mut`](PinnedBuf::wait_slice_mut).
     ///
     /// ```
     /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
     /// let mut buf = pool.get(16)?;
-    /// buf.cast_slice_mut::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
-    /// assert_eq!(buf.cast_slice::<f32>()?[3], 4.0);
-    /// assert!(pool.get(15)?.cast_slice_mut::<f32>().is_err(), "15 bytes are no whole number of f32");
+    /// buf.wait_cast_mut::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
+    /// assert_eq!(buf.wait_cast::<f32>()?[3], 4.0);
+    /// assert!(pool.get(15)?.wait_cast_mut::<f32>().is_err(), "15 bytes are no whole number of f32");
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// The errors of [`cast_slice`](PinnedBuf::cast_slice).
-    pub fn cast_slice_mut<T: Pod>(&mut self) -> Result<&mut Pinned<T>> {
-        slice::cast_mut(self.as_mut_slice()?)
+    /// The errors of [`wait_cast`](PinnedBuf::wait_cast).
+    pub fn wait_cast_mut<T: Pod>(&mut self) -> Result<&mut Pinned<T>> {
+        slice::cast_mut(self.wait_slice_mut()?)
     }
 
     /// The bytes, without waiting.
@@ -431,11 +431,11 @@ impl Drop for PinnedBuf {
 }
 
 /// Fills the buffer from [`position`](PinnedBuf::position) on. At the end of the buffer it writes nothing and returns
-/// `Ok(0)`, which `write_all` turns into [`io::ErrorKind::WriteZero`]. Fails as [`PinnedBuf::as_mut_slice`].
+/// `Ok(0)`, which `write_all` turns into [`io::ErrorKind::WriteZero`]. Fails as [`PinnedBuf::wait_slice_mut`].
 impl io::Write for PinnedBuf {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         let position = self.position();
-        let free = self.as_mut_slice()?.get_mut(position..).unwrap_or_default();
+        let free = self.wait_slice_mut()?.get_mut(position..).unwrap_or_default();
         let written = data.len().min(free.len());
         free[..written].copy_from_slice(&data[..written]);
         self.set_position(position + written);

@@ -22,7 +22,7 @@ use crate::error::{ErrorKind, Result};
 /// # use std::sync::Arc;
 /// # use pinpool::cudarc::driver::{CudaSlice, CudaStream};
 /// # fn send(buf: &mut pinpool::PinnedBuf, stream: &Arc<CudaStream>, device: &mut CudaSlice<u8>) {
-/// stream.memcpy_htod(buf.as_mut_slice().unwrap(), device).unwrap();
+/// stream.memcpy_htod(buf.wait_slice_mut().unwrap(), device).unwrap();
 /// # }
 /// ```
 ///
@@ -33,7 +33,7 @@ use crate::error::{ErrorKind, Result};
 /// # use std::sync::Arc;
 /// # use pinpool::cudarc::driver::{CudaSlice, CudaStream};
 /// # fn receive(buf: &mut pinpool::PinnedBuf, stream: &Arc<CudaStream>, device: &CudaSlice<u8>) {
-/// stream.memcpy_dtoh(device, &mut buf.as_mut_slice().unwrap()[..4]).unwrap();
+/// stream.memcpy_dtoh(device, &mut buf.wait_slice_mut().unwrap()[..4]).unwrap();
 /// # }
 /// ```
 ///

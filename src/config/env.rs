@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::settings::{Config, Settings, for_each_setting, refused};
 use super::text::*;
-use super::{Backend, Ceiling, CodeSettings, HugeTlb, LedgerName, OnFull, Preset};
+use super::{Backend, CodeSettings, HugeTlb, LedgerName, Limit, OnFull, Preset};
 use crate::error::{Error, Result};
 use crate::size_class::Rounding;
 
@@ -29,7 +29,7 @@ const RETIRED: [(&str, &str); 12] = [
     ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared shares buffers between processes"),
     ("MAX_FALLBACK_BYTES", "unpinned memory is limited to as much as PINPOOL_MAX_BYTES"),
     ("PIN_THREADS", "the pool pins with one thread per core that the process may use"),
-    ("POLL", "set background_poll in code"),
+    ("POLL", "set background_thread in code"),
     ("POOLS_PER_HOST", "share one limit with PINPOOL_LEDGER, or set PINPOOL_MAX_BYTES to a size"),
     ("PRESSURE", "the pool always follows the kernel's memory pressure"),
     ("RELEASE_POLICY", "register and cuda release memory in trim(), clear(), at the limit, and at the end"),
@@ -46,7 +46,7 @@ type ReadCode = fn(&mut CodeSettings, &str) -> Result<(), ParseError>;
 
 /// Settings that code can set from a text, and no variable sets.
 pub static IN_CODE: &[(&str, ReadCode)] = &[
-    ("background_poll", |code, text| (SWITCH.parse)(text).map(|polls| code.background_poll = Some(polls))),
+    ("background_thread", |code, text| (SWITCH.parse)(text).map(|polls| code.background_thread = Some(polls))),
     #[cfg(feature = "observe")]
     ("call_stacks", |code, text| (COUNT.parse)(text).map(|every| code.call_stacks = every)),
 ];

@@ -44,30 +44,30 @@ pub enum Preset {
 /// computed as `i32`, and be 0.
 ///
 /// ```
-/// let pool = pinpool::Pool::builder().max_bytes("1.5GiB".parse::<pinpool::Ceiling>()?).build()?;
+/// let pool = pinpool::Pool::builder().max_bytes("1.5GiB".parse::<pinpool::Limit>()?).build()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Ceiling {
+pub enum Limit {
     /// A quarter of the memory that the cgroup, else the machine, has. All pools of the process with this limit share that
     /// quarter.
     Auto,
     /// This many bytes.
     Bytes(u64),
-    /// The pool holds as many bytes as the back-end gives.
-    None,
+    /// As many bytes as the backend can provide.
+    Unlimited,
 }
 
-impl From<u64> for Ceiling {
+impl From<u64> for Limit {
     fn from(bytes: u64) -> Self {
         Self::Bytes(bytes)
     }
 }
 
-impl From<Option<u64>> for Ceiling {
+impl From<Option<u64>> for Limit {
     fn from(bytes: Option<u64>) -> Self {
-        bytes.map_or(Self::None, Self::Bytes)
+        bytes.map_or(Self::Unlimited, Self::Bytes)
     }
 }
 
@@ -86,7 +86,7 @@ pub enum OnFull {
 #[derive(Debug, Clone, Default)]
 pub struct CodeSettings {
     /// Whether the maintenance thread looks after the pool; `None` for yes.
-    pub background_poll: Option<bool>,
+    pub background_thread: Option<bool>,
     /// One request in this many keeps its call stack; 0 for none.
     pub call_stacks: u64,
     /// How the pool learns that a copy has completed.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::text::*;
-use super::{Backend, Ceiling, CodeSettings, HugeTlb, LedgerName, OnFull, Preset};
+use super::{Backend, CodeSettings, HugeTlb, LedgerName, Limit, OnFull, Preset};
 use crate::backend::PAGE_BYTES;
 use crate::error::{Error, ErrorKind};
 use crate::size_class::Rounding;
@@ -23,7 +23,7 @@ macro_rules! for_each_setting {
         group "Size and limits";
 
         /// Limit on all bytes held: a size, none, or auto (a quarter of the memory).
-        "PINPOOL_MAX_BYTES" = Ceiling::Auto, max_bytes(impl Into<Ceiling>): Ceiling as word();
+        "PINPOOL_MAX_BYTES" = Limit::Auto, max_bytes(impl Into<Limit>): Limit as word();
 
         /// Bytes pinned at the start and kept: a size like 2GiB, or none.
         "PINPOOL_RESERVE" = 0, reserve_bytes(u64): u64 as SIZE;
@@ -32,7 +32,7 @@ macro_rules! for_each_setting {
         "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes(impl Into<Option<u64>>): Option<u64> as SIZE_OR_NONE;
 
         /// Limit shared by all processes that use this name: a name, auto, or none.
-        "PINPOOL_LEDGER" = LedgerName::None, ledger(impl Into<LedgerName>): LedgerName as word();
+        "PINPOOL_LEDGER" = LedgerName::Disabled, ledger(impl Into<LedgerName>): LedgerName as word();
 
         group "Waiting";
 
@@ -158,7 +158,7 @@ impl Settings {
         let implied = Self {
             preset: Some(preset),
             rounding: is_tensorflow.then_some(Rounding::Pow2),
-            max_bytes: is_tensorflow.then_some(Ceiling::None),
+            max_bytes: is_tensorflow.then_some(Limit::Unlimited),
             wait: match set.on_full {
                 _ if is_tensorflow => Some(Some(Duration::ZERO)),
                 Some(OnFull::Pageable) => Some(Some(WAIT_BEFORE_PAGEABLE)),
@@ -176,7 +176,7 @@ impl Config {
     /// The settings that contradict each other, or need a feature that this build lacks: no pool is built.
     pub(super) fn contradictions(&self) -> Vec<Error> {
         let (is_adaptive, has_reserve) = (self.preset == Preset::Adaptive, self.reserve_bytes > 0);
-        let max_bytes = if let Ceiling::Bytes(bytes) = self.max_bytes { bytes } else { u64::MAX };
+        let max_bytes = if let Limit::Bytes(bytes) = self.max_bytes { bytes } else { u64::MAX };
         let needs_arena = "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is an allocation of its own, so there \
                            is nothing to carve it from";
         let needs_feature = "needs the feature `observe`: build pinpool with it, or leave the setting out";
@@ -244,7 +244,7 @@ impl Config {
 
     /// Whether the maintenance thread looks after the pool. Miri takes a thread that does not end for a leak.
     pub(crate) fn may_poll(&self) -> bool {
-        self.code.background_poll != Some(false) && !cfg!(miri)
+        self.code.background_thread != Some(false) && !cfg!(miri)
     }
 
     /// `wait`, as a time.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Backend, Ceiling, HugeTlb, LedgerName, OnFull, Preset};
+use super::{Backend, HugeTlb, LedgerName, Limit, OnFull, Preset};
 use crate::ledger;
 use crate::size_class::Rounding;
 
@@ -85,13 +85,13 @@ impl FromStr for Backend {
     }
 }
 
-impl FromStr for Ceiling {
+impl FromStr for Limit {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
         match text.to_ascii_lowercase().as_str() {
             "auto" => Ok(Self::Auto),
-            "none" => Ok(Self::None),
+            "none" => Ok(Self::Unlimited),
             _ => match parse_bytes(text) {
                 Ok(0) => Err(ParseError::new(
                     text,
@@ -108,11 +108,11 @@ impl FromStr for Ceiling {
     }
 }
 
-impl fmt::Display for Ceiling {
+impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
-            Self::None => f.write_str("none"),
+            Self::Unlimited => f.write_str("none"),
             Self::Bytes(bytes) => f.write_str(&format_bytes(*bytes)),
         }
     }
@@ -123,7 +123,7 @@ impl FromStr for LedgerName {
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
         match text.to_ascii_lowercase().as_str() {
-            "none" => Ok(Self::None),
+            "none" => Ok(Self::Disabled),
             "auto" => Ok(Self::Auto),
             _ => match ledger::problem_of(text) {
                 Some(problem) => Err(ParseError::new(text, problem)),
@@ -136,7 +136,7 @@ impl FromStr for LedgerName {
 impl fmt::Display for LedgerName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::None => "none",
+            Self::Disabled => "none",
             Self::Auto => "auto",
             Self::Named(name) => name,
         })

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use crate::config::Ceiling;
+use crate::config::Limit;
 use crate::policy;
 use pinpool_os::host::{LimitOrigin, MemoryGauge};
 use pinpool_os::sync::plain::Mutex;
@@ -38,13 +38,13 @@ impl AutoLimit {
     }
 
     /// `max_bytes` in bytes for pools that hold `held_bytes`, and in words. If it is `auto`, it is followed from now on.
-    pub(crate) fn set(&self, max_bytes: Ceiling, held_bytes: u64) -> (Option<u64>, String) {
+    pub(crate) fn set(&self, max_bytes: Limit, held_bytes: u64) -> (Option<u64>, String) {
         let mut last = self.last.lock();
         *last = None;
         let (bytes, words) = match max_bytes {
-            Ceiling::None => (None, "none".to_owned()),
-            Ceiling::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes")),
-            Ceiling::Auto => match self.share(held_bytes) {
+            Limit::Unlimited => (None, "none".to_owned()),
+            Limit::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes")),
+            Limit::Auto => match self.share(held_bytes) {
                 None => (None, "none, since the memory of the machine is not known".to_owned()),
                 Some((bytes, words, limit)) => {
                     *last = Some(Reading { at_us: 0, limit });

@@ -4,7 +4,7 @@
 //!  get   idle ─hit─▶ block
 //!         └─miss─▶ sweep ─completed─▶ block
 //!                   └─▶ tick, acquire ─▶ block
-//!                        └─no room─▶ wait in line (`waiting.rs`)
+//!                        └─no room─▶ wait in the queue (`waiting.rs`)
 //!  put   a get waits? ─yes─▶ hand over, or make room; else keep idle ─▶ release the victim, report the check
 //!  copy  the block waits in `in_flight`; a sweep that finds its copies over puts it
 //!  end   last handle dropped ─▶ seal: release what is idle; later puts release their block
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A sweep may query a driver, which is slow when many threads do. So no hit sweeps. A get that needs the memory sweeps, a
-//! waiting get, the maintenance thread, [`Pool::poll`](crate::Pool::poll), a trim, a clear, and the end.
+//! waiting get, the maintenance thread, [`Pool::maintain`](crate::Pool::maintain), a trim, a clear, and the end.
 //!
 //! Under `PINPOOL_ZERO` a put waits in `in_flight` without a fence, and a block is zeroed when a sweep returns it, or when it
 //! is new. So idle blocks and free memory hold zeros, whatever is carved from them.
@@ -38,9 +38,9 @@ use super::memory::{PoolView, ReserveWait};
 use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::waiters::Waiters;
+use super::wait_queue::WaitQueue;
 use crate::backend::SourceError;
-use crate::config::{Ceiling, Config};
+use crate::config::{Config, Limit};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::{Ask, InFlight};
@@ -71,20 +71,16 @@ mod server;
 #[cfg(feature = "observe")]
 mod serving;
 mod shared_limit;
-mod side_thread;
 mod ticks;
 mod verdicts;
 mod waiting;
 
-pub(crate) use account::{Account, WaitingClaim, Wanted};
+pub(crate) use account::{Account, Wanted};
 use attention::Attention;
 use backoff::Backoff;
 use device::DeviceWatch;
 use report::SystemMemory;
-pub(crate) use side_thread::SideCall;
-use side_thread::SideThread;
 use verdicts::Verdicts;
-pub(crate) use waiting::{Begun, Polled, WaitingGet};
 
 type Block = block::Block<Core>;
 
@@ -99,14 +95,12 @@ pub(crate) struct Core {
     log: Arc<PoolLog>,
     stock: Stock<Self>,
     pub(super) in_flight: InFlight<Block>,
-    waiters: Waiters<Block>,
+    waiters: WaitQueue<Self>,
     time: Timekeeper,
     maintenance: Maintenance,
     /// Runs the ticks of this pool; `None` if it is not to.
     thread: Option<&'static MaintenanceThread>,
     attention: Attention,
-    /// Makes slow calls for tasks.
-    side: SideThread,
     /// What the first in line wants of other owners of the host ledger.
     wanted_of_ledger: Want,
     /// A put makes room in the host ledger.
@@ -148,13 +142,12 @@ impl Core {
             device: DeviceWatch::new(memory.source()),
             stock: Stock::new(&config, memory, log.clone(), recorder),
             in_flight: InFlight::new(),
-            waiters: Waiters::default(),
+            waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
             maintenance: Maintenance::new(),
-            // Miri takes a thread that does not end for a leak.
+            // As for the wait queue, Miri takes a thread that does not end for a leak.
             thread: config.may_poll().then(MaintenanceThread::of_process),
             attention: Attention::default(),
-            side: SideThread::default(),
             wanted_of_ledger: Want::default(),
             is_giving: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
@@ -188,11 +181,11 @@ impl Core {
     }
 
     /// Changes the ceiling; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
-    pub(crate) fn set_ceiling(&self, ceiling: Ceiling) {
+    pub(crate) fn set_ceiling(&self, ceiling: Limit) {
         let budget = self.backing().budget();
-        budget.set_auto(ceiling == Ceiling::Auto);
+        budget.set_auto(ceiling == Limit::Auto);
         let (max_bytes, _) = self.limit.set(ceiling, budget.auto_bytes());
-        self.apply_ceiling(max_bytes, if ceiling == Ceiling::Auto { "auto" } else { "set_max_bytes" });
+        self.apply_ceiling(max_bytes, if ceiling == Limit::Auto { "auto" } else { "set_max_bytes" });
     }
 
     fn apply_ceiling(&self, max_bytes: Option<u64>, why: &str) {

@@ -3,7 +3,7 @@
 //! ```text
 //!   pool, buffer
 //!      │
-//!   user_block ─▶ recent, core ─▶ in_flight, waiters, shortage, maintenance, accounts
+//!   user_block ─▶ recent, core ─▶ in_flight, wait_queue, shortage, maintenance, accounts
 //!                   └───▶ stock ─▶ idle, memory
 //!                           └────▶ block (generic over its owner, so that nothing below the core knows it)
 //! ```
@@ -20,7 +20,7 @@
 //! | `core/account.rs` | a partition: a limit and a wait queue of its own |
 //! | `memory/` | where memory comes from and returns to |
 //! | `core/waiting.rs` | a get without room, and the put that serves it |
-//! | `waiters/` | the line of gets that wait for room |
+//! | `wait_queue/` | the requests that wait for room |
 //! | `shortage.rs` | a time without room, logged once |
 //! | `owners.rs` | who holds the buffers that were got under a tag |
 //! | `core/report.rs` | the report of a get that found no memory |
@@ -44,16 +44,17 @@ mod recent;
 mod shortage;
 mod stock;
 mod user_block;
-mod waiters;
+mod wait_queue;
 
 pub(crate) use self::auto_limit::AutoLimit;
 pub(crate) use self::block::BufferState;
 pub(crate) use self::clock::{Clock, Timekeeper};
-pub(crate) use self::core::{Account, Begun, Core, OutsideClaim, Polled, SideCall, WaitingClaim, WaitingGet, Wanted};
+pub(crate) use self::core::{Account, Core, OutsideClaim, Wanted};
 pub(crate) use self::memory::{
     Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, OneEach, Pageable, granule_bytes,
 };
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;
 pub(crate) use self::user_block::Block;
+pub(crate) use self::wait_queue::WaitTicket;
 pub use clock::ManualClock;

@@ -15,7 +15,7 @@ use crate::arena::Retention;
 use crate::backend::{self, Backend};
 #[cfg(feature = "observe")]
 use crate::config::env::VariableReport;
-use crate::config::{Ceiling, Config, EnvReport, HugeTlb, LedgerName, OnFull, Preset, Settings, env, for_each_setting};
+use crate::config::{Config, EnvReport, HugeTlb, LedgerName, Limit, OnFull, Preset, Settings, env, for_each_setting};
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
     ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Clock, Core, Memory, OneEach, Pageable, Timekeeper,
@@ -80,12 +80,12 @@ impl PoolBuilder {
     }
 
     /// Sets what the variable `name` sets, from its text, as the method of that setting would: for settings that come as text
-    /// from a file or from another language. The methods below name the variables; `background_poll` and `call_stacks`, which no
+    /// from a file or from another language. The methods below name the variables; `background_thread` and `call_stacks`, which no
     /// variable sets, are accepted too. An empty text sets nothing. A retired name is a warning when the pool is built.
     ///
     /// ```
     /// let pool = pinpool::Pool::builder().variable("PINPOOL_BACKEND", "heap")?.variable("PINPOOL_MAX_BYTES", "1.5G")?.build()?;
-    /// assert_eq!(pool.config().max_bytes, pinpool::Ceiling::Bytes(3 << 29));
+    /// assert_eq!(pool.config().max_bytes, pinpool::Limit::Bytes(3 << 29));
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     ///
@@ -125,9 +125,9 @@ impl PoolBuilder {
 
     /// Whether the process's maintenance thread looks after the pool (default), so that idle memory is released and statistics are
     /// current while the program makes no calls. A program that cannot run a background thread turns it off and calls
-    /// [`Pool::poll`] periodically.
-    pub fn background_poll(mut self, polls: bool) -> Self {
-        self.settings.code.background_poll = Some(polls);
+    /// [`Pool::maintain`] periodically.
+    pub fn background_thread(mut self, polls: bool) -> Self {
+        self.settings.code.background_thread = Some(polls);
         self
     }
 
@@ -174,11 +174,11 @@ impl PoolBuilder {
     }
 
     /// Takes the time from `clock`: for replays and tests. The pool then has no maintenance thread,
-    /// unless [`background_poll`](Self::background_poll) asks for one.
+    /// unless [`background_thread`](Self::background_thread) asks for one.
     #[doc(hidden)]
     pub fn clock(mut self, clock: crate::engine::ManualClock) -> Self {
         self.clock = Clock::Manual(clock);
-        self.settings.code.background_poll.get_or_insert(false);
+        self.settings.code.background_thread.get_or_insert(false);
         self
     }
 
@@ -237,7 +237,7 @@ impl PoolBuilder {
         let reserve_bytes = config.reserve_bytes;
         let begin = move |config: &Config, ledger: Option<HostLedger>| {
             let mut limit = AutoLimit::new(root.clone());
-            let is_auto = ledger.is_none() && config.max_bytes == Ceiling::Auto;
+            let is_auto = ledger.is_none() && config.max_bytes == Limit::Auto;
             let member = Member::new(root.clone(), log.name.clone(), is_auto);
             let (mut max_bytes, ceiling) = limit.set(config.max_bytes, member.auto_bytes());
             let chosen = backend::choose(&config.backend, pin_options(config, &root, max_bytes, &[]))?;
@@ -368,7 +368,7 @@ fn recorder(
 /// A place in the host ledger, if `PINPOOL_LEDGER` asks for one. Its first owner sets its ceiling.
 fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<HostLedger>> {
     let name = match &config.ledger {
-        LedgerName::None => return Ok(None),
+        LedgerName::Disabled => return Ok(None),
         LedgerName::Auto if !env::is_one_of_several() => return Ok(None),
         LedgerName::Auto => "auto",
         LedgerName::Named(name) => name,
@@ -377,9 +377,9 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Hos
     if let Some(problem) = ledger::problem_of(name) {
         return Err(refused(problem.to_owned()));
     }
-    let asked_bytes = if let Ceiling::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
+    let asked_bytes = if let Limit::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
     // All processes together have what `auto` gives to one pool.
-    let auto = || AutoLimit::new(root.to_owned()).set(Ceiling::Auto, 0).0;
+    let auto = || AutoLimit::new(root.to_owned()).set(Limit::Auto, 0).0;
     let max_bytes = asked_bytes.or_else(auto).unwrap_or(u64::MAX);
     match HostLedger::attach(name, log.name.as_deref(), max_bytes) {
         Ok(ledger) => {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::PinnedBuf;
-use crate::config::Ceiling;
+use crate::config::Limit;
 use crate::engine::{Account, Block, Core, Ledger, ShardAtHand, Wanted};
 use crate::error::{ErrorKind, Result};
 use crate::size_class::DEFAULT_ALIGN;
@@ -38,7 +38,7 @@ pub use tagged::TaggedPool;
 /// ```
 /// let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// let mut buf = pool.get(1 << 20)?;
-/// buf.as_mut_slice()?.fill(1);
+/// buf.wait_slice_mut()?.fill(1);
 /// drop(buf); // the put
 /// assert!(pool.try_get(1 << 20)?.is_some(), "reused without a call of the back-end");
 /// # Ok::<(), pinpool::Error>(())
@@ -250,8 +250,8 @@ impl Pool {
         }
     }
 
-    /// Changes the ceiling on all bytes held, in use and idle: to a number of bytes, [`Ceiling::None`], or
-    /// [`Ceiling::Auto`], which follows the control group.
+    /// Changes the ceiling on all bytes held, in use and idle: to a number of bytes, [`Limit::Unlimited`], or
+    /// [`Limit::Auto`], which follows the control group.
     ///
     /// A higher ceiling lets waiting gets try again at once. Under a lower one idle memory is released, and later what comes
     /// back: at the next miss, or by the maintenance thread, which looks at least once a second. Buffers in use are never
@@ -265,11 +265,11 @@ impl Pool {
     /// # Errors
     ///
     /// [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
-    pub fn set_max_bytes(&self, ceiling: impl Into<Ceiling>) -> Result<()> {
+    pub fn set_max_bytes(&self, ceiling: impl Into<Limit>) -> Result<()> {
         self.core().check_process()?;
         match (self.account(), ceiling.into()) {
             (None, ceiling) => self.core().set_ceiling(ceiling),
-            (Some(account), Ceiling::Bytes(bytes)) => account.set_max_bytes(Some(bytes)),
+            (Some(account), Limit::Bytes(bytes)) => account.set_max_bytes(Some(bytes)),
             (Some(account), _) => account.set_max_bytes(None),
         }
         Ok(())
@@ -291,10 +291,10 @@ impl Pool {
 
     /// Puts back the buffers whose copies are over, and releases memory that has been idle too long; on `register` and `cuda`,
     /// whose releases wait for the device, only where memory is short. The maintenance thread
-    /// does this too, about ten times a second; without one (`background_poll(false)`), only misses and puts of copies do.
-    pub fn poll(&self) {
+    /// does this too, about ten times a second; without one (`background_thread(false)`), only misses and puts of copies do.
+    pub fn maintain(&self) {
         if !self.core().is_forked() {
-            self.core().poll();
+            self.core().maintain();
         }
     }
 

@@ -34,7 +34,7 @@ impl Pool {
 
     /// Waits at most `timeout` until all of the reserve that was asked for is pinned; false if it
     /// is not then, as where the ceiling leaves no room for it or the pool ends. At once true where nothing was asked for, or
-    /// where [`reserve_wait`](crate::PoolBuilder::reserve_wait) is on. With `background_poll(false)` the calling thread pins it.
+    /// where [`reserve_wait`](crate::PoolBuilder::reserve_wait) is on. With `background_thread(false)` the calling thread pins it.
     ///
     /// # Errors
     ///

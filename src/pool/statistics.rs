@@ -16,7 +16,7 @@ impl Pool {
     }
 
     /// Why the pool is as fast as it is: the cause with evidence, a cure, and the seconds that it costs, of the last 10 s with
-    /// 20 gets or more. The maintenance thread looks, and [`poll`](Pool::poll); each line of the log about a verdict is one of these.
+    /// 20 gets or more. The maintenance thread looks, and [`poll`](Pool::maintain); each line of the log about a verdict is one of these.
     pub fn why(&self) -> Why {
         Why(self.core().why())
     }
@@ -26,7 +26,7 @@ impl Pool {
     ///
     /// Takes some microseconds, and waits for no call of a driver, a listener or a fence, nor for a lock that a thread holds
     /// around one. A finished copy no longer counts as in flight if a load shows that it has finished (a timeline, under
-    /// `adaptive`). A copy that must be queried (an event) counts until [`poll`](Pool::poll), a miss,
+    /// `adaptive`). A copy that must be queried (an event) counts until [`poll`](Pool::maintain), a miss,
     /// [`Completion::wait`](crate::Completion::wait) or, within 0.1 s, the maintenance thread finds it. `in_flight_time` is measured to
     /// the time at which the end of a copy was found.
     pub fn stats(&self) -> Stats {

@@ -14,7 +14,7 @@ const MIB: usize = 1 << 20;
 #[test]
 fn a_copy_that_is_over_behind_a_stuck_one_is_not_abandoned_with_it() {
     let source = CountingSource::discrete();
-    let builder = over(source.clone(), 64 << 20).preset(Preset::TensorFlow).background_poll(false);
+    let builder = over(source.clone(), 64 << 20).preset(Preset::TensorFlow).background_thread(false);
     let pool = builder.unstable_close_wait(Duration::from_millis(20)).build().unwrap();
     let copies = [(); 3].map(|()| ToldStream::default());
     for copy in &copies {
@@ -23,7 +23,7 @@ fn a_copy_that_is_over_behind_a_stuck_one_is_not_abandoned_with_it() {
     let each_bytes = source.held_bytes() / 3;
     // Streams are told apart by a number, which two may share.
     copies[1].0.is_over.store(true, Ordering::SeqCst);
-    pool.poll();
+    pool.maintain();
     assert_eq!(pool.stats().copies.in_flight, 3, "of one number only the first is asked");
     drop(pool);
     assert_eq!(source.held_bytes(), 2 * each_bytes, "two are stuck, or behind it with no known end");

@@ -99,7 +99,7 @@ fn run(
             Step::Wait { seconds } => {
                 for _ in 0..seconds {
                     clock.advance_us(1_000_000);
-                    pool.poll();
+                    pool.maintain();
                     prop_assert!(pool.stats().memory.idle <= limit);
                 }
                 if seconds >= 10 {
@@ -130,7 +130,7 @@ fn run(
             prop_assert!(buffer.capacity() >= len);
             let mark = u8::try_from(at % 255).unwrap() + 1;
             if write && len > 0 {
-                marked_bytes(len).iter().for_each(|&at| buffer.as_mut_slice().unwrap()[at] = mark);
+                marked_bytes(len).iter().for_each(|&at| buffer.wait_slice_mut().unwrap()[at] = mark);
             }
             held.push(Held { buffer, mark });
         }
@@ -140,7 +140,7 @@ fn run(
         for Held { buffer, mark } in live.clone() {
             by_address.insert(buffer.as_ptr().addr(), (buffer.capacity(), buffer.id()));
             let intact =
-                !write || marked_bytes(buffer.len()).iter().all(|&place| buffer.as_slice().unwrap()[place] == *mark);
+                !write || marked_bytes(buffer.len()).iter().all(|&place| buffer.wait_slice().unwrap()[place] == *mark);
             prop_assert!(intact, "overwritten: {:?}", buffer);
         }
         prop_assert_eq!(by_address.len(), live.clone().count());

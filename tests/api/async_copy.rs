@@ -50,7 +50,7 @@ fn a_pending_buffer_is_awaited_and_brings_its_bytes() {
     let runtime = one_worker();
     let fetching = runtime.spawn(async move {
         let buf = pending.await?;
-        buf.as_slice().map(|bytes| bytes.to_vec())
+        buf.wait_slice().map(|bytes| bytes.to_vec())
     });
     drop(runtime.spawn(async move { drop(gate) }));
     assert_eq!(runtime.block_on(fetching).unwrap().unwrap(), vec![9; 4096]);
@@ -67,7 +67,7 @@ fn many_tasks_on_one_thread_await_copies_of_several_streams() {
                 let (stream, mut device) = (SinkStream::new()?, SinkMem::new(100));
                 for round in 0..10 {
                     let mut buf = pool.get(100)?;
-                    buf.as_mut_slice()?.fill(task ^ round);
+                    buf.wait_slice_mut()?.fill(task ^ round);
                     buf.copy_to(&stream, &mut device)?.await?;
                     assert_eq!(device.read(), vec![task ^ round; 100]);
                 }
@@ -80,7 +80,7 @@ fn many_tasks_on_one_thread_await_copies_of_several_streams() {
             task.await.unwrap().unwrap();
         }
     });
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.in_use), (0, 0));
 }
 

@@ -74,10 +74,10 @@ fn two_tasks_on_one_thread_share_a_ceiling_that_holds_one_buffer() {
                 tokio::spawn(async move {
                     for round in 0..100 {
                         let mut buf = pool.get_async(2 * MIB).await.unwrap();
-                        buf.as_mut_slice().unwrap()[0] = task;
+                        buf.wait_slice_mut().unwrap()[0] = task;
                         // The other task runs, and waits for this buffer.
                         tokio::task::yield_now().await;
-                        assert_eq!(buf.as_slice().unwrap()[0], task, "round {round}");
+                        assert_eq!(buf.wait_slice().unwrap()[0], task, "round {round}");
                     }
                 })
             });
@@ -424,5 +424,7 @@ fn many_tasks_and_threads_are_all_served() {
         });
     });
     let stats = valid_stats(&pool);
-    assert_eq!((stats.requests.served, stats.memory.in_use, stats.requests.failed), (6 * ROUNDS as u64, 0, 0));
+    assert_eq!((stats.memory.in_use, stats.requests.failed), (0, 0));
+    // What is found for a task that has just taken what it was handed counts as a request and a return.
+    assert!(stats.requests.served >= 6 * ROUNDS as u64);
 }

@@ -31,7 +31,7 @@ fn faulty(discrete: bool) -> Arc<FaultSource> {
 
 /// A pool that pins a reserve of `bytes` by steps of `poll`.
 fn by_steps(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
-    over(source, max_bytes).reserve_bytes(bytes).reserve_wait(false).background_poll(false)
+    over(source, max_bytes).reserve_bytes(bytes).reserve_wait(false).background_thread(false)
 }
 
 fn by_a_thread(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
@@ -65,7 +65,7 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
         assert!(fraction_is(&pool, 0.125));
         let mut before = pool.stats().memory.reserve_fraction();
         while pool.stats().memory.reserve_bytes < 64 * MI {
-            pool.poll();
+            pool.maintain();
             let now = pool.stats().memory.reserve_fraction();
             assert!(now > before, "{before} to {now}");
             before = now;
@@ -74,7 +74,7 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
         assert!(fraction_is(&pool, 1.0));
         let calls = source.calls(SourceCall::Acquire);
         assert_eq!(calls, if discrete { 2 } else { 8 });
-        pool.poll();
+        pool.maintain();
         assert_eq!((source.calls(SourceCall::Acquire), pool.stats().memory.held_bytes), (calls, 64 * MI));
         // All of it serves buffers; where granules adjoin, one of its whole length.
         let longest = if discrete { 56 * MIB } else { 64 * MIB };
@@ -96,7 +96,7 @@ fn without_a_reserve_or_with_one_that_was_waited_for_all_of_it_is_there() {
     let waited = over(faulty(false), 64 * MI).reserve_bytes(16 * MI).build().unwrap();
     assert!(fraction_is(&waited, 1.0) && waited.wait_reserved(Duration::ZERO).unwrap());
     assert_eq!(waited.stats().memory.reserve_target_bytes, 16 * MI);
-    let classes = over(faulty(false), 64 * MI).reserve_wait(false).background_poll(false).build().unwrap();
+    let classes = over(faulty(false), 64 * MI).reserve_wait(false).background_thread(false).build().unwrap();
     classes.prewarm(20 * MI).unwrap();
     assert_eq!((classes.stats().memory.reserve_target_bytes, classes.stats().memory.reserve_bytes), (20 * MI, STEP));
 }
@@ -134,11 +134,11 @@ fn gets_that_pin_the_rest_of_it_end_it() {
         let buf = pool.get(15 * MIB).unwrap();
         if discrete {
             // Regions of buffers are no reserve there: a step pins the rest.
-            pool.poll();
+            pool.maintain();
         }
         assert!(fraction_is(&pool, 1.0));
-        pool.poll();
-        pool.poll();
+        pool.maintain();
+        pool.maintain();
         assert_eq!(lines().iter().filter(|line| line.contains("reserve: all is there")).count(), 1);
         // One that is added later begins anew.
         pool.prewarm(8 * MI).unwrap();
@@ -151,14 +151,14 @@ fn gets_that_pin_the_rest_of_it_end_it() {
 #[test]
 fn a_trim_in_the_middle_neither_releases_nor_stops_it() {
     let pool = by_steps(faulty(false), 256 * MI, 64 * MI).build().unwrap();
-    pool.poll();
+    pool.maintain();
     drop(pool.get(3 * MIB).unwrap());
     for _ in 0..3 {
         pool.trim(0);
         pool.clear();
         assert_eq!(valid_stats(&pool).memory.reserve_bytes, 2 * STEP);
     }
-    pool.poll();
+    pool.maintain();
     assert_eq!(valid_stats(&pool).memory.reserve_bytes, 3 * STEP);
     assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
 }
@@ -187,7 +187,7 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
             assert!(warning[0].contains("PINPOOL_RESERVE"), "{warning:?}");
             // The pool goes on, and nothing is tried again by itself.
             let calls = source.calls(SourceCall::Acquire);
-            pool.poll();
+            pool.maintain();
             assert_eq!(source.calls(SourceCall::Acquire), calls);
             drop(pool.get(MIB).unwrap());
             assert!(pool.wait_reserved(Duration::ZERO).is_err());
@@ -219,11 +219,11 @@ fn more_than_the_ceiling_is_refused_at_once() {
 fn a_lower_ceiling_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_it_go_on() {
     listen();
     let pool = by_steps(faulty(false), 256 * MI, 128 * MI).build().unwrap();
-    (0..7).for_each(|_| pool.poll());
+    (0..7).for_each(|_| pool.maintain());
     assert_eq!(valid_stats(&pool).memory.reserve_bytes, 64 * MI);
     pool.set_max_bytes(32 * MI).unwrap();
     for _ in 0..3 {
-        pool.poll();
+        pool.maintain();
         assert!(valid_stats(&pool).memory.held_bytes <= 32 * MI, "{:?}", pool.stats());
     }
     assert!(!pool.wait_reserved(Duration::from_millis(1)).unwrap());
@@ -256,7 +256,7 @@ fn a_terabyte_is_there_in_bounded_steps_and_mappings_and_the_first_get_after_the
     assert_eq!(source.calls(SourceCall::Acquire), 1, "out of the first step");
     let (mut before, mut longest) = (STEP, 0);
     while pool.stats().memory.reserve_fraction() < 1.0 {
-        pool.poll();
+        pool.maintain();
         let now = pool.stats().memory.held_bytes;
         longest = longest.max(now - before);
         assert!(now > before && now <= TI);
@@ -349,7 +349,7 @@ fn a_buffer_may_outlive_the_pool_whose_reserve_was_under_way() {
     let pool = by_a_thread(faulty(false), TI, 512 * GI).build().unwrap();
     let mut buf = pool.get(MIB).unwrap();
     drop(pool);
-    buf.as_mut_slice().unwrap()[0] = 1;
+    buf.wait_slice_mut().unwrap()[0] = 1;
     drop(buf);
 }
 
@@ -394,7 +394,7 @@ fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
                 ("reserve", childs.stats().memory.reserve_bytes == 0),
                 ("prewarm", childs.prewarm(MI).is_err_and(|error| error.is_forked())),
             ];
-            childs.poll();
+            childs.maintain();
             drop(childs);
             checks
         });

@@ -44,7 +44,7 @@ fn a_leak_is_named_by_the_function_that_got_it() {
         (0..19).for_each(|_| drop(labels.get(4096).unwrap()));
         kept.push(get_tagged(&labels));
         clock.advance_us(1_000_000);
-        pool.poll();
+        pool.maintain();
     }
     let found = pool.why().found().to_owned();
     assert!(found.ends_with("get_tagged)") && found.contains(" (most were got at "), "{found}");
@@ -63,7 +63,7 @@ fn a_leak_without_a_tag_is_named_too_and_without_samples_the_setting_is() {
             (0..19).for_each(|_| drop(pool.get(4096).unwrap()));
             kept.push(get_for_ever(&pool));
             clock.advance_us(1_000_000);
-            pool.poll();
+            pool.maintain();
         }
         let why = pool.why();
         assert_eq!(why.cause(), "leak", "{why}");

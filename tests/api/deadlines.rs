@@ -118,7 +118,7 @@ fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
         let polling = scope.spawn(|| {
             for _ in 0..5 {
                 clock.advance_us(2_000_000);
-                pool.poll();
+                pool.maintain();
             }
         });
         let ended = ends(&polling);

@@ -1,6 +1,6 @@
 //! Variables with another prefix, for a program with several pools.
 
-use pinpool::{Backend, Ceiling, Pool};
+use pinpool::{Backend, Limit, Pool};
 
 use crate::captured_log::{lines, listen};
 use crate::child::alone_with;
@@ -21,7 +21,7 @@ fn variables_with_the_prefix_stand_in_place_of_those_of_the_process() {
         listen();
         let pool = Pool::builder().env_prefix("EVAL_PINPOOL_").build().unwrap();
         let lines = lines();
-        assert_eq!((pool.stats().backend, pool.config().max_bytes), ("heap", Ceiling::Bytes(64 << 20)));
+        assert_eq!((pool.stats().backend, pool.config().max_bytes), ("heap", Limit::Bytes(64 << 20)));
         assert_eq!(pool.config().log_every, 10, "the variables of the process are not read");
         assert!(
             lines.iter().any(|line| line.contains("EVAL_PINPOOL_WAITS=1s: unknown and ignored; did you mean")),
@@ -29,7 +29,7 @@ fn variables_with_the_prefix_stand_in_place_of_those_of_the_process() {
         );
         // Code wins.
         let pool = Pool::builder().env_prefix("EVAL_PINPOOL_").max_bytes(Some(1 << 20)).build().unwrap();
-        assert_eq!(pool.config().max_bytes, Ceiling::Bytes(1 << 20));
+        assert_eq!(pool.config().max_bytes, Limit::Bytes(1 << 20));
         let said = crate::captured_log::lines().join("\n");
         let ignored = "EVAL_PINPOOL_MAX_BYTES=64MiB: ignored; the program sets 1MiB in code, which takes precedence\n";
         assert!(said.contains(ignored) && !said.contains("nothing of the kind"), "{said}");

@@ -13,7 +13,7 @@ fn work(pool: &Pool) -> u64 {
     for round in 0..4_usize {
         let held: Vec<_> = (0..4_usize).map(|n| pool.get(4000 * (1 + (n + round) % 5))).collect();
         failed += held.iter().filter(|buffer| buffer.is_err()).count() as u64;
-        assert!(held.iter().flatten().all(|buffer| buffer.as_slice().unwrap().iter().all(|&byte| byte == 0)));
+        assert!(held.iter().flatten().all(|buffer| buffer.wait_slice().unwrap().iter().all(|&byte| byte == 0)));
         drop(held);
         pool.stats().validate().unwrap();
     }

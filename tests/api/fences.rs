@@ -15,7 +15,7 @@ const MIB: usize = 1 << 20;
 
 /// Pools whose fences are queried by the calls of the tests alone.
 fn builder() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap).background_poll(false)
+    Pool::builder().without_env().backend(Backend::Heap).background_thread(false)
 }
 
 type Answer = dyn Fn() -> Result<bool> + Send + Sync;
@@ -120,7 +120,7 @@ fn a_fence_that_blocks_delays_neither_figures_nor_failing_gets_nor_other_streams
     let door = Arc::new(Door::default());
     pool.get(MIB).unwrap().release_after(&waiting_at(&door)).unwrap();
     let (polling, arrived) = (pool.clone(), door.clone());
-    let blocked = thread::spawn(move || polling.poll());
+    let blocked = thread::spawn(move || polling.maintain());
     arrived.wait_for_arrival();
     in_time(move || {
         let stats = pool.stats();
@@ -130,7 +130,7 @@ fn a_fence_that_blocks_delays_neither_figures_nor_failing_gets_nor_other_streams
         assert!(pool.get(MIB).unwrap_err().is_limit());
         held.release_after(&answering(|| Ok(true))).unwrap();
         drop(pool.get(MIB).unwrap());
-        pool.poll();
+        pool.maintain();
         pool.trim(0);
         assert_eq!(pool.stats().copies.in_flight, 1, "the copy of the other stream is over");
     });
@@ -140,7 +140,7 @@ fn a_fence_that_blocks_delays_neither_figures_nor_failing_gets_nor_other_streams
 
 #[test]
 fn the_end_of_a_pool_does_not_wait_for_a_thread_in_a_fence() {
-    let pool = builder().background_poll(true).unstable_close_wait(Duration::from_millis(50)).build().unwrap();
+    let pool = builder().background_thread(true).unstable_close_wait(Duration::from_millis(50)).build().unwrap();
     let door = Arc::new(Door::default());
     pool.get(MIB).unwrap().release_after(&waiting_at(&door)).unwrap();
     // The pool's own thread.
@@ -159,7 +159,7 @@ fn a_fence_that_panics_takes_its_own_buffer_out_of_use_and_no_other() {
     pool.get(MIB).unwrap().release_after(&answering(|| Ok(true))).unwrap();
     in_time({
         let pool = pool.clone();
-        move || pool.poll()
+        move || pool.maintain()
     });
     let stats = pool.stats();
     assert_eq!((stats.memory.lost, stats.copies.in_flight, stats.memory.in_use, stats.memory.idle), (1, 0, 0, 1));
@@ -181,14 +181,14 @@ fn a_fence_whose_drop_panics_loses_no_buffer() {
         let Marking(fence) = marking;
         drop(fence);
     }
-    pool.poll();
+    pool.maintain();
     let stats = pool.stats();
     assert_eq!((stats.memory.lost, stats.copies.in_flight, stats.memory.in_use, stats.memory.idle), (0, 0, 0, 1));
 }
 
 #[test]
 fn a_fence_may_use_its_pool() {
-    let pool = builder().background_poll(false).max_bytes(8 << 20).wait(Duration::from_millis(5)).build().unwrap();
+    let pool = builder().background_thread(false).max_bytes(8 << 20).wait(Duration::from_millis(5)).build().unwrap();
     let is_inside = Arc::new(AtomicBool::new(false));
     let (inner, entered) = (pool.clone(), is_inside.clone());
     let act = move || {
@@ -199,7 +199,7 @@ fn a_fence_may_use_its_pool() {
             drop(inner.get(MIB).unwrap());
             inner.get(MIB).unwrap().release_after(&answering(|| Ok(true))).unwrap();
             assert!(inner.get(16 * MIB).is_err());
-            inner.poll();
+            inner.maintain();
             inner.trim(0);
         }
         Ok(true)
@@ -209,16 +209,16 @@ fn a_fence_may_use_its_pool() {
     let on_drop = move || {
         let _stats = drops.stats();
         drop(drops.get(MIB).unwrap());
-        drops.poll();
+        drops.maintain();
         dropping.store(true, Ordering::SeqCst);
     };
     let fence = Arc::new(ActingFence { stream: 1 << 42, answer: Box::new(act), on_drop: Box::new(on_drop) });
     pool.get(MIB).unwrap().release_after(&Marking(fence)).unwrap();
     in_time({
         let pool = pool.clone();
-        move || pool.poll()
+        move || pool.maintain()
     });
-    pool.poll();
+    pool.maintain();
     assert!(is_inside.load(Ordering::SeqCst) && was_dropped.load(Ordering::SeqCst));
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
 }

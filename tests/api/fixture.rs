@@ -7,7 +7,7 @@ use std::time::Duration;
 use pinpool::source::Source;
 use pinpool::unstable::LogSampler;
 use pinpool::unstable::backend::HeapSource;
-use pinpool::{Backend, Ceiling, PinnedBuf, Pool, PoolBuilder, Preset, Rounding, Stats};
+use pinpool::{Backend, Limit, PinnedBuf, Pool, PoolBuilder, Preset, Rounding, Stats};
 use pinpool_replay::SimSource;
 use pinpool_testing::FaultSource;
 
@@ -15,7 +15,7 @@ use pinpool_testing::FaultSource;
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
 
 /// A pool whose gets do not wait, and that logs for itself.
-pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Ceiling>) -> PoolBuilder {
+pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::from(source))
@@ -63,12 +63,12 @@ pub(crate) fn two_buffers(source: &Arc<FaultSource>) -> PoolBuilder {
         .backend(Backend::Source(source.clone()))
         .pool_size_limit(2)
         // These tests say when copies are looked at.
-        .background_poll(false)
+        .background_thread(false)
         .auto_resize(false)
 }
 
 pub(crate) fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {
     let mut buffer = pool.get(len).unwrap();
-    buffer.as_mut_slice().unwrap().fill(byte);
+    buffer.wait_slice_mut().unwrap().fill(byte);
     buffer
 }

@@ -30,7 +30,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
             let builder = Pool::builder().without_env().preset(preset);
             let pool = builder.backend(Backend::Source(source.clone())).build().unwrap();
             let mut held = pool.get(10_000).unwrap();
-            held.as_mut_slice().unwrap().fill(7);
+            held.wait_slice_mut().unwrap().fill(7);
             drop(pool.get(100_000).unwrap());
             let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10_000));
             let gate = stream.hold();
@@ -53,12 +53,12 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
                     ("copy", held.copy_range_to(0..10, &stream, &mut device).is_err_and(|error| error.is_forked())),
                     ("wait", copy.wait().is_err_and(|error| error.is_device())),
                 ];
-                checks.push(("bytes", held.as_mut_slice().unwrap().iter().all(|&byte| byte == 7)));
-                copied.as_mut_slice().unwrap()[0] = 1;
+                checks.push(("bytes", held.wait_slice_mut().unwrap().iter().all(|&byte| byte == 7)));
+                copied.wait_slice_mut().unwrap()[0] = 1;
                 drop((held, copied));
                 childs_pool.clear();
                 childs_pool.trim(0);
-                childs_pool.poll();
+                childs_pool.maintain();
                 checks.push(("stats", childs_pool.stats().requests.served == 0));
                 let tagged = childs_pool.tagged("t");
                 checks.push(("tagged", tagged.get(10).is_err_and(|error| error.is_forked()) && tagged.tag().is_none()));
@@ -75,7 +75,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
             // The parent is unchanged.
             drop((gate, childs_buffers));
             copy.wait().unwrap();
-            pool.poll();
+            pool.maintain();
             let stats = pool.stats();
             stats.validate().unwrap();
             assert_eq!((stats.requests.served, stats.requests.returned, stats.memory.in_use), (3, 3, 0), "{preset:?}");
@@ -242,7 +242,7 @@ fn pool_with_everything(dir: &Path, ledger: &str) -> Pool {
 fn use_everything(pool: &Pool) {
     let tagged = pool.tagged("fork");
     let mut held = tagged.get(3 << 20).unwrap();
-    held.as_mut_slice().unwrap()[0] = 1;
+    held.wait_slice_mut().unwrap()[0] = 1;
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(3 << 20));
     held.copy_to(&stream, &mut device).unwrap().wait().unwrap();
     drop(pool.partition("part", 8 << 20).unwrap().get(100_000).unwrap());

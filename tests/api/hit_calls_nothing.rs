@@ -131,7 +131,7 @@ fn the_filter_catches_a_call() {
 }
 
 fn touch(pool: &Pool, len: usize) {
-    pool.get(len).unwrap().as_mut_slice().unwrap()[0] = 1;
+    pool.get(len).unwrap().wait_slice_mut().unwrap()[0] = 1;
 }
 
 #[test]

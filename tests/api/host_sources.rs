@@ -11,7 +11,7 @@ use pinpool::SourceError;
 use pinpool::source::{PAGE_BYTES, Source};
 use pinpool::unstable::Level;
 use pinpool::unstable::backend::{AddressRange, HeapSource, PageTiers, VirtualMemory, try_out};
-use pinpool::{Backend, Ceiling, Pool};
+use pinpool::{Backend, Limit, Pool};
 use pinpool_replay::SimSource;
 
 use crate::child::alone;
@@ -234,7 +234,7 @@ fn a_program_can_ask_for_the_source_of_a_pool_and_try_it() {
     assert!(try_out(&SimSource::new(4096), config.device).is_err(), "smaller than what is tried");
     let finding = config.driver_source("heap").unwrap_err();
     assert_eq!((finding.check, finding.level), ("heap", Level::Note), "{finding}");
-    (config.max_bytes, config.code.pin_threads) = (Ceiling::None, None);
+    (config.max_bytes, config.code.pin_threads) = (Limit::Unlimited, None);
     assert!(config.ceiling_on_host().0.is_none() && config.pin_threads_on_host() >= 1);
 }
 

@@ -48,8 +48,8 @@ fn a_reserve_lies_in_huge_pages_where_there_are_enough_and_else_in_others() {
                     "{free} are free, {bytes} B are used"
                 );
                 let mut buf = pool.get(8 * MIB).unwrap();
-                buf.as_mut_slice().unwrap().fill(7);
-                assert!(buf.as_slice().unwrap().iter().all(|&byte| byte == 7));
+                buf.wait_slice_mut().unwrap().fill(7);
+                assert!(buf.wait_slice().unwrap().iter().all(|&byte| byte == 7));
                 drop(buf);
                 pool.stats().validate().unwrap();
                 drop(pool);
@@ -97,11 +97,11 @@ fn a_child_of_fork_gets_an_error_instead_of_the_bytes() {
         for hugetlb in [HugeTlb::Off, HugeTlb::Auto] {
             let pool = pool(Backend::Heap, hugetlb, 4 << 20);
             let mut buf = pool.get(MIB).unwrap();
-            buf.as_mut_slice().unwrap().fill(3);
+            buf.wait_slice_mut().unwrap().fill(3);
             let mut childs = Some(buf);
             in_a_child(|| {
                 let buf = childs.take().unwrap();
-                let read = buf.as_slice().map(|bytes| bytes[0]);
+                let read = buf.wait_slice().map(|bytes| bytes[0]);
                 let is_as_told = match hugetlb {
                     HugeTlb::Off => read.is_ok_and(|byte| byte == 3),
                     _ => read.is_err_and(|error| error.is_forked()),
@@ -110,7 +110,7 @@ fn a_child_of_fork_gets_an_error_instead_of_the_bytes() {
             });
             // The parent writes on: no page has to be copied for the child.
             let mut again = pool.get(2 * MIB).unwrap();
-            again.as_mut_slice().unwrap().fill(4);
+            again.wait_slice_mut().unwrap().fill(4);
         }
     });
 }

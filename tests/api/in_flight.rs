@@ -31,7 +31,7 @@ fn a_buffer_in_flight_is_not_reused_until_its_copy_completes() {
 
 #[test]
 fn a_copy_that_was_waited_for_is_in_flight_no_more() {
-    let pool = two_buffers(&faulty_heap()).background_poll(false).build().unwrap();
+    let pool = two_buffers(&faulty_heap()).background_thread(false).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
     let waits: [fn(&Completion); 2] =
         [|copy| copy.wait().unwrap(), |copy| assert!(copy.wait_timeout(Duration::from_secs(60)).unwrap())];
@@ -45,7 +45,7 @@ fn a_copy_that_was_waited_for_is_in_flight_no_more() {
 
 #[test]
 fn statistics_do_not_count_a_finished_copy_as_in_flight() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).background_poll(false).build().unwrap();
+    let pool = Pool::builder().without_env().backend(Backend::Heap).background_thread(false).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
     while !copy.is_done().unwrap() {
@@ -66,12 +66,12 @@ fn one_slow_stream_does_not_hold_back_the_buffers_of_another() {
     for _ in 0..10 {
         filled(&pool, 100, 2).copy_to(&fast, &mut fast_device).unwrap().wait().unwrap();
     }
-    pool.poll();
+    pool.maintain();
     let stats = pool.stats();
     assert_eq!((stats.copies.in_flight, stats.requests.returned, stats.requests.misses), (1, 10, 2));
     drop(gate);
     slow.synchronize().unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!(pool.stats().copies.in_flight, 0);
 }
 
@@ -87,7 +87,7 @@ fn a_put_and_its_eviction_happen_when_the_copy_is_found_complete() {
     assert_eq!((before.requests.returned, before.memory.evictions.over_limit, before.copies.in_flight), (0, 0, 3));
     drop(gate);
     stream.synchronize().unwrap();
-    pool.poll();
+    pool.maintain();
     let after = pool.stats();
     assert_eq!(
         (after.requests.returned, after.memory.evictions.over_limit, after.copies.in_flight, after.memory.idle),
@@ -103,17 +103,17 @@ fn a_write_right_after_a_borrowing_copy_leaves_the_device_data_intact() {
     let mut buffer = filled(&pool, 1 << 20, 7);
     let gate = stream.hold();
     let copy = buffer.copy_range_to(0..1 << 20, &stream, &mut device).unwrap();
-    assert!(buffer.try_as_mut_slice().unwrap().is_none(), "the copy may still read");
+    assert!(buffer.try_slice_mut().unwrap().is_none(), "the copy may still read");
     let writing = std::thread::spawn(move || {
         // Waits for the copy, then overwrites what it has read.
-        buffer.as_mut_slice().unwrap().fill(9);
+        buffer.wait_slice_mut().unwrap().fill(9);
         buffer
     });
     assert!(!copy.is_done().unwrap());
     drop(gate);
     let mut buffer = writing.join().unwrap();
     assert!(device.read().iter().all(|&byte| byte == 7));
-    assert!(buffer.try_as_mut_slice().unwrap().is_some_and(|bytes| bytes.iter().all(|&byte| byte == 9)));
+    assert!(buffer.try_slice_mut().unwrap().is_some_and(|bytes| bytes.iter().all(|&byte| byte == 9)));
 }
 
 #[test]
@@ -128,11 +128,11 @@ fn a_buffer_dropped_after_borrowing_copies_on_two_streams_waits_for_both() {
     drop(buffer);
     drop(gate_two);
     two.synchronize().unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!(pool.stats().copies.in_flight, 1);
     drop(gate_one);
     one.synchronize().unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (0, 1));
 }
 
@@ -199,7 +199,7 @@ fn the_last_buffer_closes_a_pool_whose_handles_are_gone() {
     assert_eq!(source.calls(SourceCall::Release), 0, "a clone is left");
     drop(pool);
     assert_eq!(source.calls(SourceCall::Release), 1, "idle memory was released with the last handle");
-    assert!(kept.as_slice().unwrap().iter().all(|&byte| byte == 4), "a buffer outlives its pool");
+    assert!(kept.wait_slice().unwrap().iter().all(|&byte| byte == 4), "a buffer outlives its pool");
     drop(kept);
     assert_eq!(source.calls(SourceCall::Release), 2);
 }
@@ -245,7 +245,7 @@ fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
     stream.fail();
     assert!(copy.wait().unwrap_err().is_device());
-    pool.poll();
+    pool.maintain();
     let stats = pool.stats();
     assert_eq!((stats.memory.lost, stats.copies.in_flight, stats.memory.idle), (1, 0, 0));
     assert_eq!(stats.memory.lost_bytes, stats.memory.held_bytes);
@@ -279,7 +279,7 @@ fn many_threads_and_streams_under_churn_never_send_a_wrong_byte() {
             });
         }
     });
-    pool.poll();
+    pool.maintain();
     let stats = pool.stats();
     stats.validate().unwrap();
     assert_eq!((stats.copies.in_flight, stats.memory.in_use, stats.requests.served), (0, 0, 16 * rounds as u64));

@@ -407,16 +407,16 @@ fn a_process_that_closed_its_descriptors_claims_no_more_and_spoils_no_others_pla
 fn a_reserve_is_not_shown_as_idle() {
     let named = Named::new("kept");
     for waits in [true, false] {
-        let builder = named.builder(64).reserve_bytes(32 << 20).reserve_wait(waits).background_poll(false);
+        let builder = named.builder(64).reserve_bytes(32 << 20).reserve_wait(waits).background_thread(false);
         let pool = builder.build().unwrap();
         assert!(pool.wait_reserved(LONG).unwrap());
         drop(pool.get(8 * MIB).unwrap());
-        pool.poll();
+        pool.maintain();
         let idle_bytes = || named.report().owners[0].idle_bytes;
         assert_eq!(idle_bytes(), 0);
         // What is beyond the reserve is.
         drop([pool.get(24 * MIB).unwrap(), pool.get(24 * MIB).unwrap()]);
-        pool.poll();
+        pool.maintain();
         let report = named.report();
         assert!(idle_bytes() > 0 && idle_bytes() + (32 << 20) <= report.held_bytes, "{report:?}");
     }

@@ -16,7 +16,7 @@ fn a_pool_whose_ledger_is_removed_keeps_its_buffers_and_refuses_growth_alone() {
     let mut held = pool.get(20 * MIB).unwrap();
     assert_eq!(other.ask(&format!("get {}", 20 * MIB)), "held");
     fs::remove_file(named.path()).unwrap();
-    held.as_mut_slice().unwrap().fill(7);
+    held.wait_slice_mut().unwrap().fill(7);
     let text = pool.get(8 * MIB).unwrap_err().to_string();
     let name = named.path().rsplit('.').next().unwrap().to_owned();
     for part in [
@@ -27,7 +27,7 @@ fn a_pool_whose_ledger_is_removed_keeps_its_buffers_and_refuses_growth_alone() {
     }
     let text = other.ask(&format!("try {}", 8 * MIB));
     assert!(text.contains("was removed, so this pool can no longer grow"), "{text}");
-    assert!((0..held.len()).all(|at| held.as_slice().unwrap()[at] == 7));
+    assert!((0..held.len()).all(|at| held.wait_slice().unwrap()[at] == 7));
     drop(held);
     drop(pool.get(20 * MIB).unwrap());
     assert_eq!(other.ask("put"), "put");

@@ -107,10 +107,10 @@ fn a_stuck_copy_is_warned_of_once() {
     for _ in 0..2 {
         pool.get(4096).unwrap().copy_to(&stream, &mut device).unwrap();
         clock.advance_us(20_000_000);
-        pool.poll();
+        pool.maintain();
     }
     for _ in 0..3 {
-        pool.poll();
+        pool.maintain();
         clock.advance_us(3_000_000);
     }
     let kept = lines_with_levels();
@@ -189,7 +189,7 @@ fn growth_is_logged_at_each_doubling_from_64_mib_on() {
     for _ in 0..40 {
         held.push(pool.get(8 << 20).unwrap());
         clock.advance_us(20_000);
-        pool.poll();
+        pool.maintain();
     }
     let kept = lines_with_levels();
     let grown: Vec<_> = kept.iter().filter(|(_, line)| line.starts_with("[p] growth: ")).collect();
@@ -202,7 +202,7 @@ fn growth_is_logged_at_each_doubling_from_64_mib_on() {
 #[test]
 fn debug_and_trace_say_more_of_page_locks_and_of_gets_that_wait() {
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20);
-    let pool = builder.wait(Duration::from_millis(1)).background_poll(false).build().unwrap();
+    let pool = builder.wait(Duration::from_millis(1)).background_thread(false).build().unwrap();
     listen_from(LevelFilter::Trace);
     let held = pool.get(1 << 20).unwrap();
     assert!(pool.get(4096).is_err());
@@ -228,7 +228,7 @@ fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
         // Each get is a shortage of its own.
         drop(pool.get(4096).unwrap());
         clock.advance_us(2_000_000);
-        pool.poll();
+        pool.maintain();
     }
     let kept = lines_with_levels();
     let begin_with = |part: &str| kept.iter().filter(|(_, line)| line.starts_with(part)).count();
@@ -251,14 +251,14 @@ fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(waiting.as_mut().poll(&mut context).is_pending());
     clock.advance_us(3_000_000);
-    pool.poll();
+    pool.maintain();
     let kept = lines_with_levels();
     let [(Level::Info, line)] = kept.as_slice() else { panic!("one line: {kept:?}") };
     assert!(line.starts_with("shortage: no memory for 1048576 bytes: the pool limit is reached; "), "{line}");
     drop(held);
     assert!(waiting.as_mut().poll(&mut context).is_ready());
     clock.advance_us(3_000_000);
-    pool.poll();
+    pool.maintain();
     let kept = lines_with_levels();
     let [(Level::Info, line)] = kept.as_slice() else { panic!("one line: {kept:?}") };
     // It lasted until the wait ended, and says what it cost.
@@ -267,7 +267,7 @@ fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
 
 #[test]
 fn a_miss_that_is_served_from_held_memory_is_traced() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).background_poll(false).build().unwrap();
+    let pool = Pool::builder().without_env().backend(Backend::Heap).background_thread(false).build().unwrap();
     let _first = pool.get(4096).unwrap();
     listen_from(LevelFilter::Trace);
     let _second = pool.get(8192).unwrap();
@@ -286,7 +286,7 @@ fn in_steady_state_nothing_repeats() {
         drop(held);
         clock.advance_us(1_000_000);
         if second % 2 == 0 {
-            pool.poll();
+            pool.maintain();
         }
     }
     let kept: Vec<_> = lines_with_levels().into_iter().map(|(_, line)| line).collect();
@@ -306,7 +306,7 @@ fn a_pool_that_is_too_small_says_how_much_it_needs() {
         assert!(pool.get(8 << 20).is_err(), "72 MiB are needed");
         drop(held);
         clock.advance_us(1_000_000);
-        pool.poll();
+        pool.maintain();
     }
     let kept = lines_with_levels();
     let verdicts: Vec<_> = kept.iter().filter(|(_, line)| line.starts_with("verdict: ")).collect();
@@ -330,7 +330,7 @@ fn a_leak_is_named_by_the_log_and_by_why_and_a_cache_that_is_full_is_none() {
         (0..19).for_each(|_| drop(labels.get(4096).unwrap()));
         kept_for_ever.push(labels.get(4096).unwrap());
         clock.advance_us(1_000_000);
-        pool.poll();
+        pool.maintain();
     }
     let kept = lines_with_levels();
     let leaks: Vec<_> = kept.iter().filter(|(_, line)| line.starts_with("verdict: leak: ")).collect();
@@ -346,7 +346,7 @@ fn a_leak_is_named_by_the_log_and_by_why_and_a_cache_that_is_full_is_none() {
     for _ in 0..3 {
         (0..30).for_each(|_| drop(labels.get(4096).unwrap()));
         clock.advance_us(11_000_000);
-        pool.poll();
+        pool.maintain();
     }
     assert_eq!(pool.why().cause(), "healthy", "{}", pool.why());
 }

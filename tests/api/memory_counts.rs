@@ -71,7 +71,7 @@ fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() 
     stream.fail();
     drop(gate);
     assert!(copy.wait().is_err());
-    pool.poll();
+    pool.maintain();
     let stats = valid_stats(&pool);
     assert_eq!(
         (stats.copies.in_flight_bytes, stats.memory.lost_bytes, stats.memory.fallback_bytes),
@@ -147,7 +147,7 @@ fn lose_one(pool: &Pool) {
     stream.fail();
     drop(gate);
     assert!(copy.wait().is_err());
-    pool.poll();
+    pool.maintain();
 }
 
 #[test]

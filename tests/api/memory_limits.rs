@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::unstable::ManualClock;
-use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, Request, Stats};
+use pinpool::{Backend, Limit, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, Request, Stats};
 use pinpool_replay::SimSource;
 
 use crate::captured_log::{count, lines, listen};
@@ -21,7 +21,7 @@ fn builder() -> PoolBuilder {
         .without_env()
         .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(1 << 40))))
         .unstable_pressure("/dev/null")
-        .background_poll(false)
+        .background_thread(false)
         .wait(Duration::ZERO)
 }
 
@@ -53,7 +53,7 @@ fn a_lower_ceiling_releases_what_is_idle_and_takes_no_buffer_away() {
         assert_eq!((stats.limits.max_bytes, stats.memory.in_use), (Some(4 << 20), 4));
         assert_eq!(stats.memory.idle_bytes, 0);
         assert!(stats.memory.held_bytes <= before.memory.held_bytes / 2, "{stats:?}");
-        held.iter_mut().for_each(|buffer| buffer.as_mut_slice().unwrap()[0] = 1);
+        held.iter_mut().for_each(|buffer| buffer.wait_slice_mut().unwrap()[0] = 1);
         let more = fill(&pool, 2 * MIB - 4096, 100);
         assert_eq!(
             valid_stats(&pool).memory.held_bytes,
@@ -62,7 +62,7 @@ fn a_lower_ceiling_releases_what_is_idle_and_takes_no_buffer_away() {
         );
         drop(more);
         drop(held);
-        pool.poll();
+        pool.maintain();
         assert!(valid_stats(&pool).memory.held_bytes <= 4 << 20, "what came back was released: {:?}", pool.stats());
         assert_eq!(pool.get(2 * MIB - 4096).unwrap().len(), 2 * MIB - 4096);
     }
@@ -125,7 +125,7 @@ fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
             let held = fill(&pool, 2 * MIB - 4096, 8);
             drop(held);
             let free = valid_stats(&pool);
-            pool.poll();
+            pool.maintain();
             let stats = valid_stats(&pool);
             if limit == 1 << 30 {
                 assert_eq!(idle(&stats), idle(&free));
@@ -146,16 +146,16 @@ fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
 fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
     let pool = builder().max_idle_bytes(4 << 20).build().unwrap();
     let held = fill(&pool, 2 * MIB, 4);
-    let addresses: Vec<_> = held.iter().map(|buffer| buffer.as_slice().unwrap().as_ptr()).collect();
+    let addresses: Vec<_> = held.iter().map(|buffer| buffer.wait_slice().unwrap().as_ptr()).collect();
     held.into_iter().for_each(drop);
-    pool.poll();
+    pool.maintain();
     let kept: Vec<_> = std::iter::from_fn(|| pool.try_get(2 * MIB).unwrap()).collect();
-    let kept: Vec<_> = kept.iter().map(|buffer| buffer.as_slice().unwrap().as_ptr()).collect();
+    let kept: Vec<_> = kept.iter().map(|buffer| buffer.wait_slice().unwrap().as_ptr()).collect();
     assert_eq!(kept, [addresses[3], addresses[2]]);
 
     let pool = builder().max_idle_bytes(0).reserve_bytes(8 << 20).build().unwrap();
     drop(fill(&pool, 2 * MIB, 6));
-    pool.poll();
+    pool.maintain();
     let stats = valid_stats(&pool);
     assert_eq!((stats.memory.held_bytes, stats.memory.reserve_bytes, stats.memory.idle_bytes), (8 << 20, 8 << 20, 0));
 }
@@ -188,7 +188,7 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
         machine(root.path(), limit);
         for _ in 0..3 {
             clock.advance_us(1_000_000);
-            pool.poll();
+            pool.maintain();
         }
         assert_eq!(valid_stats(&pool).limits.max_bytes, Some(expected << 20), "{limit}");
     }
@@ -197,16 +197,16 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
     assert_eq!(count(&lines, "ceiling changed from 104857600 bytes to 52428800 bytes: a quarter of 209715200"), 1);
     drop(held);
     clock.advance_us(1_000_000);
-    pool.poll();
+    pool.maintain();
     assert!(valid_stats(&pool).memory.held_bytes <= 10 << 20);
 
     // A ceiling that is set follows nothing, until it is `auto` again.
     pool.set_max_bytes(64 << 20).unwrap();
     machine(root.path(), "419430400\n");
     clock.advance_us(5_000_000);
-    pool.poll();
+    pool.maintain();
     assert_eq!(valid_stats(&pool).limits.max_bytes, Some(64 << 20));
-    pool.set_max_bytes(Ceiling::Auto).unwrap();
+    pool.set_max_bytes(Limit::Auto).unwrap();
     assert_eq!(valid_stats(&pool).limits.max_bytes, Some(100 << 20));
 }
 
@@ -243,7 +243,7 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     pools[19].clear();
     held[0].truncate(1);
     pools[0].clear();
-    pools[0].set_max_bytes(Ceiling::Auto).unwrap();
+    pools[0].set_max_bytes(Limit::Auto).unwrap();
     assert_eq!(fill(&pools[19], 10 * MIB, 9).len(), 0);
 
     drop(held);
@@ -268,7 +268,7 @@ fn two_pools_that_alternate_at_the_process_limit_never_wait_for_idle_memory() {
     machine(root.path(), "419430400\n");
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let of = |name| {
-            let builder = automatic(root.path()).preset(preset).max_bytes(Ceiling::Auto);
+            let builder = automatic(root.path()).preset(preset).max_bytes(Limit::Auto);
             builder.name(name).wait(LONG).build().unwrap()
         };
         let pools = [of("one"), of("two")];
@@ -295,7 +295,7 @@ fn a_request_at_the_process_limit_is_woken_by_a_return_to_another_pool() {
     machine(root.path(), "419430400\n");
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let of = |name| {
-            let builder = automatic(root.path()).preset(preset).max_bytes(Ceiling::Auto);
+            let builder = automatic(root.path()).preset(preset).max_bytes(Limit::Auto);
             builder.name(name).wait(LONG).build().unwrap()
         };
         let (full, lacking) = (of("full"), of("lacking"));
@@ -324,8 +324,8 @@ fn two_pools_at_one_process_limit_that_wait_for_each_other_are_both_served() {
     for (preset, has_thread) in
         [(Preset::Adaptive, true), (Preset::Adaptive, false), (Preset::TensorFlow, true), (Preset::TensorFlow, false)]
     {
-        let automatic = || automatic(root.path()).preset(preset).max_bytes(Ceiling::Auto);
-        let of = |builder: PoolBuilder| builder.background_poll(has_thread).wait(LONG).build().unwrap();
+        let automatic = || automatic(root.path()).preset(preset).max_bytes(Limit::Auto);
+        let of = |builder: PoolBuilder| builder.background_thread(has_thread).wait(LONG).build().unwrap();
         let pools = [of(automatic()), of(automatic())];
         pools.iter().for_each(|pool| drop(fill(pool, 10 * MIB, 3)));
         thread::scope(|scope| {
@@ -349,6 +349,6 @@ fn auto_counts_what_the_pool_holds_itself_as_available_to_it() {
     machine(root.path(), "209715200\n");
     fs::write(root.path().join("sys/fs/cgroup/app/memory.current"), (190 << 20).to_string()).unwrap();
     clock.advance_us(1_000_000);
-    pool.poll();
+    pool.maintain();
     assert_eq!(valid_stats(&pool).limits.max_bytes, Some(50 << 20));
 }

@@ -17,7 +17,7 @@ fn machine(nodes: &str) -> TempDir {
 }
 
 fn on(root: &TempDir, node: u32) -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap).host_root(root.path()).background_poll(false).numa_node(node)
+    Pool::builder().without_env().backend(Backend::Heap).host_root(root.path()).background_thread(false).numa_node(node)
 }
 
 #[test]
@@ -36,8 +36,8 @@ fn memory_of_a_node_has_its_policy() {
     let root = machine("0-1\n");
     let pool = on(&root, 0).max_bytes(Some(64 << 20)).build().unwrap();
     let mut buf = pool.get(4 * MIB).unwrap();
-    buf.as_mut_slice().unwrap().fill(1);
-    let at = buf.as_slice().unwrap().as_ptr().addr() as u64;
+    buf.wait_slice_mut().unwrap().fill(1);
+    let at = buf.wait_slice().unwrap().as_ptr().addr() as u64;
     let maps = fs::read_to_string("/proc/self/numa_maps").unwrap();
     let start = |line: &str| u64::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap();
     let line = maps.lines().filter(|line| start(line) <= at).max_by_key(|line| start(line)).unwrap();

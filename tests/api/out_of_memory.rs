@@ -32,7 +32,7 @@ fn a_get_over_the_ceiling_says_who_holds_what_in_the_error_and_in_the_log() {
     let (images, labels) = (pool.tagged("loader/images"), pool.tagged("loader/labels"));
     let _images: Vec<_> = (0..6).map(|_| images.get(MIB).unwrap()).collect();
     clock.advance_us(90_000_000);
-    pool.poll();
+    pool.maintain();
     let (_labels, _untagged) = (labels.get(512 << 10).unwrap(), pool.get(MIB).unwrap());
     listen();
     let error = labels.get(MIB).unwrap_err();
@@ -189,6 +189,6 @@ fn after_a_request_that_failed_why_has_the_cause_of_the_failure() {
     drop(kept);
     (0..20).for_each(|_| drop(pool.get(MIB).unwrap()));
     clock.advance_us(11_000_000);
-    pool.poll();
+    pool.maintain();
     assert_ne!(pool.why().cause(), "ceiling too small");
 }

@@ -54,7 +54,7 @@ fn a_stream_that_copies_at_once_needs_a_fence_and_a_target() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
     let (stream, mut memory) = (SyncStream(StreamId::unique()), HostMem(vec![0; 4]));
     let mut buf = pool.get(4).unwrap();
-    buf.as_mut_slice().unwrap().copy_from_slice(b"abcd");
+    buf.wait_slice_mut().unwrap().copy_from_slice(b"abcd");
     assert!(buf.copy_to(&stream, &mut memory).unwrap().is_done().unwrap());
     assert_eq!(memory.0, b"abcd");
 }

@@ -41,7 +41,7 @@ fn checked(max_bytes: u64, preset: Preset) -> (Pool, Arc<AtomicU64>) {
         counted.fetch_add(1, Ordering::SeqCst);
         panic!("the listener panics")
     };
-    let builder = builder(max_bytes).preset(preset).pool_size_limit(1).auto_resize(false).background_poll(false);
+    let builder = builder(max_bytes).preset(preset).pool_size_limit(1).auto_resize(false).background_thread(false);
     (builder.on_check(listener).build().unwrap(), checks)
 }
 
@@ -78,7 +78,7 @@ fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block
 fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
     listen();
     // Nobody but the get that waits looks at the copy.
-    let pool = builder(4 << 20).background_poll(false).build().unwrap();
+    let pool = builder(4 << 20).background_thread(false).build().unwrap();
     let stream = SinkStream::new().unwrap();
     let (held, other) = (pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
     let gate = stream.hold();
@@ -119,7 +119,7 @@ fn a_panic_of_a_listener_loses_none_of_the_buffers_that_a_sweep_found() {
     let held: Vec<_> = (0..8).map(|_| pool.get(MIB).unwrap()).collect();
     held.into_iter().for_each(|buf| drop(buf.copy_to(&stream, &mut Nowhere).unwrap()));
     stream.0.is_over.store(true, Ordering::SeqCst);
-    go_on(|| pool.poll());
+    go_on(|| pool.maintain());
     let stats = valid_stats(&pool);
     assert_eq!((stats.memory.in_use, stats.copies.in_flight, stats.memory.lost, stats.memory.idle), (0, 0, 0, 1));
     pool.clear();
@@ -157,8 +157,8 @@ fn a_fence_that_panics_loses_its_buffer_and_no_other() {
     }
     healthy.0.is_over.store(true, Ordering::SeqCst);
     broken.0.panics.store(true, Ordering::SeqCst);
-    go_on(|| pool.poll());
-    pool.poll();
+    go_on(|| pool.maintain());
+    pool.maintain();
     let stats = valid_stats(&pool);
     assert_eq!((stats.copies.in_flight, stats.memory.lost, stats.memory.idle), (0, 1, 2), "its end is not known");
 }

@@ -37,7 +37,7 @@ fn use_pool(pool: &Pool) {
         pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap().wait().unwrap();
         drop(buffers);
     }
-    pool.poll();
+    pool.maintain();
     pool.clear();
 }
 

@@ -141,7 +141,7 @@ fn a_shortage_of_one_get_lasts_no_time() {
     refusal(&pool, 4 * MIB, 4096);
     listen();
     clock.advance_us(2_000_000);
-    pool.poll();
+    pool.maintain();
     let kept = lines_with_levels();
     let over: Vec<_> = kept.iter().filter(|(_, line)| line.contains("shortage over")).collect();
     let [(Level::Info, line)] = over.as_slice() else { panic!("one line: {kept:?}") };

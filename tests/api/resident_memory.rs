@@ -41,7 +41,7 @@ fn builder(backend: Backend) -> PoolBuilder {
 fn written(pool: &Pool) -> Vec<PinnedBuf> {
     let fill = |len| {
         let mut buffer = pool.get(len).unwrap();
-        buffer.as_mut_slice().unwrap().fill(1);
+        buffer.wait_slice_mut().unwrap().fill(1);
         buffer
     };
     [3 * MIB, 2 * MIB, MIB].map(fill).into()
@@ -71,7 +71,7 @@ fn check_resident_memory(backend: Backend) {
         ("time", &|| {
             for _ in 0..100 {
                 clock.advance_us(1_000_000);
-                pool.poll();
+                pool.maintain();
             }
         }),
     ];
@@ -89,7 +89,7 @@ fn check_resident_memory(backend: Backend) {
     drop(pool);
     let pool = builder(backend).reserve_bytes(4 << 20).build().unwrap();
     let mut last = pool.get(2 * MIB).unwrap();
-    last.as_mut_slice().unwrap().fill(1);
+    last.wait_slice_mut().unwrap().fill(1);
     let full = resident_bytes();
     assert!(full + NOISE >= before + 4 * MIB, "{name}: a reserve is resident at once: {before} B before, {full} B");
     drop(pool);

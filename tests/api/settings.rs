@@ -5,7 +5,7 @@ use std::time::Duration;
 use pinpool::unstable::config::Config;
 use pinpool::unstable::config::env::{VARIABLES, VariableReport, report, report_of};
 use pinpool::unstable::config::text::{format_bytes, parse_bytes, parse_duration};
-use pinpool::{Backend, Ceiling, Error, OnFull, Pool, PoolBuilder, Preset, Result, Rounding};
+use pinpool::{Backend, Error, Limit, OnFull, Pool, PoolBuilder, Preset, Result, Rounding};
 
 use crate::captured_log::{lines, listen};
 use crate::child::alone_with;
@@ -142,7 +142,7 @@ const RETIRED: [(&str, &str); 12] = [
     ("HANDLE_TYPES", "pool memory cannot be exported; pinpool-shared shares buffers between processes"),
     ("MAX_FALLBACK_BYTES", "unpinned memory is limited to as much as PINPOOL_MAX_BYTES"),
     ("PIN_THREADS", "the pool pins with one thread per core that the process may use"),
-    ("POLL", "set background_poll in code"),
+    ("POLL", "set background_thread in code"),
     ("POOLS_PER_HOST", "share one limit with PINPOOL_LEDGER, or set PINPOOL_MAX_BYTES to a size"),
     ("PRESSURE", "the pool always follows the kernel's memory pressure"),
     ("RELEASE_POLICY", "register and cuda release memory in trim(), clear(), at the limit, and at the end"),
@@ -232,10 +232,7 @@ fn values_are_read() {
         let config = pool.config();
         assert!(matches!(config.backend, Backend::Mlock));
         assert_eq!((config.device, config.pool_size_limit, config.auto_resize), (2, 7, false));
-        assert_eq!(
-            (config.rounding, config.max_bytes, config.log_every),
-            (Rounding::Exact, Ceiling::Bytes(64 << 20), 1)
-        );
+        assert_eq!((config.rounding, config.max_bytes, config.log_every), (Rounding::Exact, Limit::Bytes(64 << 20), 1));
         assert_eq!((config.wait, config.on_full, config.idle_timeout), (None, OnFull::Pageable, None));
         assert_eq!((config.reserve_bytes, config.socket.as_ref()), (0, None));
     });
@@ -252,7 +249,7 @@ fn a_limit_of_zero_is_refused_and_none_is_no_limit() {
     let report = report_of(&[("PINPOOL_MAX_BYTES".to_owned(), "0".to_owned())]);
     assert_eq!(report.errors.iter().map(ToString::to_string).collect::<Vec<_>>(), [text("0")]);
     assert_eq!(refused(|pool| pool.max_bytes(0)).to_string(), text("0B"));
-    assert_eq!("none".parse(), Ok(Ceiling::None));
+    assert_eq!("none".parse(), Ok(Limit::Unlimited));
 }
 
 #[test]
@@ -456,7 +453,10 @@ fn a_limit_of_zero_implies_no_resizing_and_contradicts_it_when_explicit() {
 #[test]
 fn a_rounding_implies_the_preset_that_it_belongs_to_and_contradicts_the_other() {
     let exact = resolved(|pool| pool.rounding(Rounding::Exact)).unwrap();
-    assert_eq!((exact.preset, exact.max_bytes, exact.wait), (Preset::TensorFlow, Ceiling::None, Some(Duration::ZERO)));
+    assert_eq!(
+        (exact.preset, exact.max_bytes, exact.wait),
+        (Preset::TensorFlow, Limit::Unlimited, Some(Duration::ZERO))
+    );
     assert_eq!(resolved(|pool| pool.preset(Preset::TensorFlow)).unwrap().rounding, Rounding::Pow2);
     assert_eq!(resolved(|pool| pool).unwrap().preset, Preset::Adaptive);
     for (preset, rounding) in [(Preset::Adaptive, Rounding::Pow2), (Preset::TensorFlow, Rounding::Eighths)] {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pinpool::{Backend, Ceiling, Pool, Request};
+use pinpool::{Backend, Limit, Pool, Request};
 
 #[test]
 fn a_variable_set_by_code_is_read_as_in_the_environment() {
@@ -11,7 +11,7 @@ fn a_variable_set_by_code_is_read_as_in_the_environment() {
     let pool = builder.variable("PINPOOL_MAX_BYTES", "64M").unwrap().build().unwrap();
     assert_eq!(
         (pool.config().wait, pool.config().max_bytes),
-        (Some(Duration::from_millis(250)), Ceiling::Bytes(64 << 20))
+        (Some(Duration::from_millis(250)), Limit::Bytes(64 << 20))
     );
 }
 

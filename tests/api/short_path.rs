@@ -90,7 +90,7 @@ fn a_buffer_outlives_its_pool_and_its_put_ends_it() {
             drop(pool.get(LEN).unwrap());
             let mut late = pool.get(LEN).unwrap();
             drop(pool);
-            late.as_mut_slice().unwrap().fill(1);
+            late.wait_slice_mut().unwrap().fill(1);
             drop(late);
         }
     }
@@ -107,7 +107,7 @@ impl Drop for Kept {
     fn drop(&mut self) {
         drop(self.held.take());
         let mut hit = self.pool.get(LEN).unwrap();
-        hit.as_mut_slice().unwrap().fill(3);
+        hit.wait_slice_mut().unwrap().fill(3);
         drop(hit);
         // A pool that this thread has never used, and one that ends here.
         let new = pool(Preset::Adaptive);
@@ -200,11 +200,11 @@ fn the_next_user_of_a_buffer_finds_it_as_new() {
         |buf| buf.set_position(buf.len()),
         |buf| buf.write_all(&[1; 100]).unwrap(),
         |buf| buf.set_position(usize::MAX),
-        |buf| buf.try_as_mut_slice().unwrap().unwrap().fill(9),
+        |buf| buf.try_slice_mut().unwrap().unwrap().fill(9),
         |buf| buf.wait().unwrap(),
         |buf| {
             buf.truncate(0);
-            assert!(buf.is_empty() && buf.as_mut_slice().unwrap().is_empty());
+            assert!(buf.is_empty() && buf.wait_slice_mut().unwrap().is_empty());
         },
     ];
     for preset in PRESETS {
@@ -219,7 +219,7 @@ fn the_next_user_of_a_buffer_finds_it_as_new() {
                 for (len, align) in [(LEN, align), (LEN - 1, align), (LEN, align)] {
                     let mut next = pool.get_with(Request::new(len).align(align)).unwrap();
                     assert_eq!((next.len(), next.position(), next.capacity()), (len, 0, capacity));
-                    assert_eq!(next.as_slice().unwrap().len(), len);
+                    assert_eq!(next.wait_slice().unwrap().len(), len);
                     assert!(next.as_ptr().addr().is_multiple_of(align));
                     assert!(preset == Preset::TensorFlow || next.id() == id);
                     next.write_all(&vec![7; len]).unwrap();
@@ -362,7 +362,7 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
             }
             stop.store(true, Ordering::Relaxed);
         });
-        pool.poll();
+        pool.maintain();
         let stats = check(&pool);
         assert_eq!((stats.memory.in_use, stats.requests.served), (0, stats.requests.returned));
         assert!(stats.memory.idle <= 6, "{preset:?}: {}", stats.memory.idle);
@@ -373,7 +373,7 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
 fn a_thread_that_only_hits_serves_a_get_that_waits() {
     for preset in PRESETS {
         // Room for one buffer, and nobody looks by himself.
-        let pool = builder(preset).max_bytes(Some(2 << 20)).wait(LONG).background_poll(false).build().unwrap();
+        let pool = builder(preset).max_bytes(Some(2 << 20)).wait(LONG).background_thread(false).build().unwrap();
         let len = (2 << 20) - 16;
         let served = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -419,7 +419,7 @@ const MUCH: usize = 2 << 20;
 
 /// A pool of 8 MiB that nobody looks at by himself, and so much of it that only small buffers are left.
 fn full_pool() -> (Pool, Vec<PinnedBuf>) {
-    let builder = builder(Preset::Adaptive).max_bytes(Some(8 << 20)).wait(LONG).background_poll(false);
+    let builder = builder(Preset::Adaptive).max_bytes(Some(8 << 20)).wait(LONG).background_thread(false);
     let pool = builder.build().unwrap();
     let small = pool.get(LEN).unwrap();
     let held: Vec<_> = std::iter::from_fn(|| pool.get_with(Request::new(1 << 20).wait(Duration::ZERO)).ok()).collect();
@@ -500,7 +500,7 @@ fn hits_take_the_short_path_after_gets_that_timed_out_were_cancelled_or_dropped(
 #[test]
 fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
     let clock = ManualClock::default();
-    let pool = builder(Preset::Adaptive).clock(clock.clone()).background_poll(false).build().unwrap();
+    let pool = builder(Preset::Adaptive).clock(clock.clone()).background_thread(false).build().unwrap();
     drop((pool.get(LEN).unwrap(), pool.get(LEN).unwrap()));
     // An hour of hits, of one of the two buffers, in which nobody looks at the clock.
     for _ in 0..3600 {
@@ -508,19 +508,19 @@ fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
         drop(pool.get(LEN).unwrap());
     }
     clock.advance_us(1_000_000);
-    pool.poll();
+    pool.maintain();
     let hits = pool.stats().requests.hits;
     drop(pool.get(LEN).unwrap());
     assert_eq!(pool.stats().requests.hits, hits + 1, "it was put a second ago");
     clock.advance_us(3_600_000_000);
-    pool.poll();
+    pool.maintain();
     assert_eq!(check(&pool).memory.idle, 0, "nobody needed it for an hour");
 }
 
 #[test]
 fn a_ceiling_lowered_while_a_thread_only_hits_holds_after_the_next_look() {
     for preset in PRESETS {
-        let pool = builder(preset).max_bytes(Some(16 << 20)).background_poll(false).build().unwrap();
+        let pool = builder(preset).max_bytes(Some(16 << 20)).background_thread(false).build().unwrap();
         let len = (2 << 20) - 16;
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -538,7 +538,7 @@ fn a_ceiling_lowered_while_a_thread_only_hits_holds_after_the_next_look() {
             is_warm.recv().unwrap();
             pool.set_max_bytes(1 << 20).unwrap();
             while pool.stats().memory.held_bytes > 1 << 20 {
-                pool.poll();
+                pool.maintain();
             }
             stop.store(true, Ordering::Relaxed);
         });

@@ -2,7 +2,7 @@
 
 use pinpool::unstable::config::env::{VARIABLES, report};
 use pinpool::unstable::config::text::{format_bytes, parse_bytes};
-use pinpool::{Backend, Ceiling, Pool};
+use pinpool::{Backend, Limit, Pool};
 use proptest::prelude::*;
 
 use crate::captured_log::{lines_with_levels, listen};
@@ -200,7 +200,7 @@ fn what_code_sets_makes_the_variable_a_warning() {
         || {
             listen();
             let pool = Pool::builder().backend(Backend::Heap).max_bytes(GIB).build().unwrap();
-            assert_eq!(pool.config().max_bytes, Ceiling::Bytes(GIB));
+            assert_eq!(pool.config().max_bytes, Limit::Bytes(GIB));
             let warned = |(level, line): &(log::Level, String)| {
                 *level == log::Level::Warn && line.contains("PINPOOL_MAX_BYTES=2X")
             };
@@ -229,7 +229,7 @@ fn an_empty_variable_is_not_set() {
             for entry in report.variables {
                 assert_eq!((&entry.value, entry.origin), (&entry.default, "default"), "{}", entry.name);
             }
-            assert_eq!(Pool::builder().backend(Backend::Heap).build().unwrap().config().max_bytes, Ceiling::Auto);
+            assert_eq!(Pool::builder().backend(Backend::Heap).build().unwrap().config().max_bytes, Limit::Auto);
         },
     );
 }
@@ -246,7 +246,7 @@ fn a_ceiling_of_two_gib_is_read_in_each_spelling() {
         },
         || {
             let pool = Pool::from_env().unwrap();
-            assert_eq!((pool.config().max_bytes, pool.config().reserve_bytes), (Ceiling::Bytes(2 * GIB), 1000));
+            assert_eq!((pool.config().max_bytes, pool.config().reserve_bytes), (Limit::Bytes(2 * GIB), 1000));
         },
     );
 }

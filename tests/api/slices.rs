@@ -6,22 +6,22 @@ use pinpool::{Backend, Pool};
 fn a_cast_that_does_not_fit_names_length_size_and_alignment() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
     let mut buf = pool.get(10).unwrap();
-    assert_eq!(buf.cast_slice_mut::<u16>().unwrap().len(), 5);
-    let error = buf.cast_slice_mut::<f64>().unwrap_err();
+    assert_eq!(buf.wait_cast_mut::<u16>().unwrap().len(), 5);
+    let error = buf.wait_cast_mut::<f64>().unwrap_err();
     assert!(error.is_request(), "{error}");
     for part in ["10 B", "f64", "8 B", "multiples of 8"] {
         assert!(error.to_string().contains(part), "{part}: {error}");
     }
-    assert!(buf.cast_slice::<()>().unwrap_err().is_request(), "an element has at least a byte");
+    assert!(buf.wait_cast::<()>().unwrap_err().is_request(), "an element has at least a byte");
     buf.truncate(8);
-    assert_eq!(buf.cast_slice::<f64>().unwrap().len(), 1);
+    assert_eq!(buf.wait_cast::<f64>().unwrap().len(), 1);
 }
 
 #[test]
 fn a_pinned_slice_is_indexed_as_a_plain_one() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
     let mut buf = pool.get(4).unwrap();
-    let bytes = buf.as_mut_slice().unwrap();
+    let bytes = buf.wait_slice_mut().unwrap();
     bytes.copy_from_slice(&[1, 2, 3, 4]);
     bytes[1] = 9;
     bytes[2..].fill(7);

@@ -40,7 +40,7 @@ fn left(pool: &Pool) -> [u64; 4] {
 #[test]
 fn the_reason_of_a_miss_follows_from_what_became_of_the_buffers_of_its_class() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
-        let pool = over(simulated(), 1 << 30).preset(preset).background_poll(false).build().unwrap();
+        let pool = over(simulated(), 1 << 30).preset(preset).background_thread(false).build().unwrap();
         let first = pool.get(MIB).unwrap();
         assert_eq!(misses(&pool), [1, 0, 0], "{preset:?}");
         let second = pool.get(MIB).unwrap();
@@ -107,7 +107,7 @@ fn a_wait_that_ends_without_room_is_timed_and_counted_as_run_out() {
 #[test]
 fn evictions_are_counted_by_reason() {
     let clock = ManualClock::default();
-    let pool = over(simulated(), 16 << 20).clock(clock.clone()).background_poll(false).pool_size_limit(3);
+    let pool = over(simulated(), 16 << 20).clock(clock.clone()).background_thread(false).pool_size_limit(3);
     let pool = pool.auto_resize(false).build().unwrap();
     drop((0..4).map(|_| pool.get(MIB).unwrap()).collect::<Vec<_>>());
     assert_eq!(left(&pool), [1, 0, 0, 0]);
@@ -120,7 +120,7 @@ fn evictions_are_counted_by_reason() {
     assert_eq!(left(&pool), [1, 3, 0, 4]);
     for _ in 0..2 {
         clock.advance_us(20_000_000);
-        pool.poll();
+        pool.maintain();
     }
     assert_eq!(left(&pool), [1, 3, 1, 4]);
 
@@ -152,7 +152,7 @@ fn calls_that_page_lock_and_calls_that_give_back_are_apart() {
 
 #[test]
 fn what_rounding_adds_is_known_of_the_gets_that_found_nothing_idle() {
-    let pool = over(simulated(), 64 << 20).background_poll(false).build().unwrap();
+    let pool = over(simulated(), 64 << 20).background_thread(false).build().unwrap();
     drop(pool.get(1).unwrap());
     drop(pool.get(1).unwrap());
     let requests = valid_stats(&pool).requests;
@@ -163,7 +163,7 @@ fn what_rounding_adds_is_known_of_the_gets_that_found_nothing_idle() {
 #[test]
 fn a_use_is_timed_from_a_miss_to_its_put_and_a_hit_is_not() {
     let clock = ManualClock::default();
-    let pool = over(simulated(), 64 << 20).clock(clock.clone()).background_poll(false).build().unwrap();
+    let pool = over(simulated(), 64 << 20).clock(clock.clone()).background_thread(false).build().unwrap();
     let buf = pool.get(MIB).unwrap();
     clock.advance_us(1000);
     drop(buf);
@@ -179,7 +179,7 @@ fn a_use_is_timed_from_a_miss_to_its_put_and_a_hit_is_not() {
     drop(pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap());
     stream.synchronize().unwrap();
     clock.advance_us(7000);
-    pool.poll();
+    pool.maintain();
     let stats = valid_stats(&pool);
     assert_eq!((stats.requests.use_time.count(), stats.copies.time.count()), (1, 1));
     assert_eq!(stats.copies.time.total(), Duration::from_millis(7));
@@ -187,7 +187,7 @@ fn a_use_is_timed_from_a_miss_to_its_put_and_a_hit_is_not() {
 
 #[test]
 fn classes_have_rows_and_partitions_snapshots_of_their_own() {
-    let pool = over(simulated(), 64 << 20).name("train").background_poll(false).build().unwrap();
+    let pool = over(simulated(), 64 << 20).name("train").background_thread(false).build().unwrap();
     let eval = pool.partition("eval", 8 << 20).unwrap();
     let gone = pool.partition("gone", 8 << 20).unwrap();
     let held = [MIB, MIB, 4096].map(|len| pool.get(len).unwrap());
@@ -209,7 +209,7 @@ fn classes_have_rows_and_partitions_snapshots_of_their_own() {
 
 #[test]
 fn buffers_in_flight_have_a_column_in_the_rows_of_the_classes() {
-    let pool = over(simulated(), 64 << 20).background_poll(false).build().unwrap();
+    let pool = over(simulated(), 64 << 20).background_thread(false).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     let gate = stream.hold();
     drop(pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap());
@@ -217,6 +217,6 @@ fn buffers_in_flight_have_a_column_in_the_rows_of_the_classes() {
     assert_eq!((rows.len(), rows[0].buffers, rows[0].in_flight), (1, 1, 1));
     drop(gate);
     stream.synchronize().unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!(pool.class_stats()[0].in_flight, 0);
 }

@@ -20,7 +20,7 @@ const HELD: usize = 6;
 /// Writes this thread's mark to both ends of the buffer and checks that no other thread overwrites it.
 fn use_alone(buffer: &mut PinnedBuf, mark: u64) {
     let len = buffer.len();
-    let bytes = buffer.as_mut_slice().unwrap();
+    let bytes = buffer.wait_slice_mut().unwrap();
     bytes[..8].copy_from_slice(&mark.to_le_bytes());
     bytes[len - 8..].copy_from_slice(&mark.to_le_bytes());
     thread::yield_now();
@@ -62,7 +62,7 @@ fn work(pool: &Pool, thread: u64, to: &mpsc::Sender<PinnedBuf>, from: &mpsc::Rec
             }
             54 if step % 16 == 0 => pool.clear(),
             55 if step % 16 == 0 => pool.trim(1 << 20),
-            56 => pool.poll(),
+            56 => pool.maintain(),
             57 => drop(pool.stats()),
             _ => drop(held.pop()),
         }
@@ -97,7 +97,7 @@ fn stress(preset: Preset) {
         ended.into_iter().map(|(served, _from)| served).collect()
     });
     for (at, pool) in pools.iter().enumerate() {
-        pool.poll();
+        pool.maintain();
         // The maintenance thread may have seen copies end, and not put their buffers yet.
         let begun = Instant::now();
         while pool.stats().memory.in_use > 0 && begun.elapsed() < Duration::from_secs(20) {

@@ -64,7 +64,7 @@ fn a_buffer_counts_until_its_copy_is_over_also_if_another_thread_drops_it() {
     assert_eq!(owners(&pool), [of("images", 1, 1 << 20)], "in flight");
     drop(gate);
     copy.wait().unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!(owners(&pool), []);
     let buf = images.get(MIB).unwrap();
     std::thread::scope(|scope| {
@@ -103,7 +103,7 @@ fn a_buffer_that_is_lost_is_nobodys() {
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
     stream.fail();
     let _copy = pool.tagged("t").get(MIB).unwrap().copy_to(&stream, &mut device);
-    pool.poll();
+    pool.maintain();
     assert_eq!((owners(&pool), pool.stats().memory.lost), (Vec::new(), 1));
 }
 
@@ -160,7 +160,7 @@ fn at_the_end_the_log_has_totals_and_what_is_still_out() {
     let images = pool.tagged("images");
     let old = images.get(MIB).unwrap();
     clock.advance_us(5_000_000);
-    pool.poll();
+    pool.maintain();
     let (young, untagged) = (images.get(4096).unwrap(), pool.get(8192).unwrap());
     clock.advance_us(2_000_000);
     drop((images, pool));

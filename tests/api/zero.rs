@@ -40,8 +40,9 @@ fn dirty(pool: &Pool, len: usize) -> PinnedBuf {
 
 #[test]
 fn a_get_returns_zeros_whether_its_memory_is_fresh_reused_or_carved_again() {
-    for background_poll in [false, true] {
-        for pool in pools(|builder| builder.background_poll(background_poll).pool_size_limit(2).auto_resize(false)) {
+    for background_thread in [false, true] {
+        for pool in pools(|builder| builder.background_thread(background_thread).pool_size_limit(2).auto_resize(false))
+        {
             // More lengths than the pool keeps, so that buffers are evicted and carved from used memory.
             for round in 0..6 {
                 let bufs: Vec<_> = [100, 5_000, 70_000, 300_000].map(|len| dirty(&pool, len + round * 9_000)).into();
@@ -52,7 +53,7 @@ fn a_get_returns_zeros_whether_its_memory_is_fresh_reused_or_carved_again() {
             }
             // A buffer that the maintenance thread is zeroing counts as in use.
             let mut stats = pool.stats();
-            while background_poll && stats.memory.in_use > 0 {
+            while background_thread && stats.memory.in_use > 0 {
                 std::thread::yield_now();
                 stats = pool.stats();
             }
@@ -65,12 +66,12 @@ fn a_get_returns_zeros_whether_its_memory_is_fresh_reused_or_carved_again() {
 
 #[test]
 fn idle_memory_keeps_no_bytes() {
-    for background_poll in [false, true] {
-        for pool in pools(|builder| builder.background_poll(background_poll)) {
+    for background_thread in [false, true] {
+        for pool in pools(|builder| builder.background_thread(background_thread)) {
             let buf = dirty(&pool, 10_000);
             let (start, capacity) = (buf.as_ptr(), buf.capacity());
             drop(buf);
-            pool.poll();
+            pool.maintain();
             // The thread may be at it.
             while pool.stats().memory.idle == 0 {
                 std::thread::yield_now();
@@ -88,7 +89,7 @@ fn a_copied_buffer_is_zeroed_after_its_copy() {
         let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10_000));
         let gate = stream.hold();
         let copy = dirty(&pool, 10_000).copy_to(&stream, &mut device).unwrap();
-        pool.poll();
+        pool.maintain();
         drop(gate);
         copy.wait().unwrap();
         assert!(device.read().iter().all(|&byte| byte == 0xAB), "not before the copy");
@@ -115,7 +116,7 @@ fn memory_that_stands_in_for_a_full_pool_is_zero_too() {
 fn without_the_setting_a_buffer_keeps_its_bytes() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
     drop(filled(&pool, 100, 7));
-    assert_eq!(*pool.get(100).unwrap().as_slice().unwrap(), [7; 100]);
+    assert_eq!(*pool.get(100).unwrap().wait_slice().unwrap(), [7; 100]);
 }
 
 #[test]

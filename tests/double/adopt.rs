@@ -49,14 +49,14 @@ fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
         let waits = double.hold(stream.cu_stream());
         let copy = lent(pool, &locked).copy_to(&stream, &mut memory).unwrap();
         drop(locked);
-        pool.poll();
+        pool.maintain();
         assert_eq!(
             (pool.stats().copies.in_flight, held(double).registrations, Arc::strong_count(&alive)),
             (1, before + 1, 2)
         );
         drop(waits);
         copy.wait().unwrap();
-        pool.poll();
+        pool.maintain();
         assert_eq!(
             (pool.stats().requests.adopted, held(double).registrations, Arc::strong_count(&alive)),
             (0, before, 1)
@@ -78,7 +78,7 @@ fn memory_that_a_device_may_still_use_is_never_given_back() {
     double.lose_device(Code::LAUNCH_FAILED);
     drop(held_copy);
     while pool.stats().memory.lost == 0 {
-        pool.poll();
+        pool.maintain();
     }
     let stats = pool.stats();
     assert_eq!((stats.memory.lost, stats.requests.adopted, stats.memory.external_bytes), (1, 1, MIB as u64));

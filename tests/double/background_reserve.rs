@@ -25,13 +25,13 @@ fn the_start_pins_one_step_of_each_back_end_and_each_poll_one_more() {
         assert_eq!((pinned(), pool.stats().memory.reserve_bytes), (8 * MI, 8 * MI), "{backend:?}");
         let buf = filled(&pool, MIB, 1);
         assert_eq!(pinned(), 8 * MI, "{backend:?}: out of the first step");
-        (1..steps).for_each(|_| pool.poll());
+        (1..steps).for_each(|_| pool.maintain());
         assert_eq!((pinned(), pool.stats().memory.reserve_bytes), (32 * MI, 32 * MI), "{backend:?}");
         assert!(pool.wait_reserved(Duration::ZERO).unwrap());
         drop(buf);
         pool.trim(0);
         pool.clear();
-        pool.poll();
+        pool.maintain();
         assert_eq!(pinned(), 32 * MI, "{backend:?}: kept");
         pool.stats().validate().unwrap();
         drop(pool);

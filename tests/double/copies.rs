@@ -159,7 +159,7 @@ fn a_stuck_stream_holds_back_no_buffer_of_another() {
     for _ in 0..100 {
         filled(&pool, 4096, 2).copy_to(&free, &mut second).unwrap().wait().unwrap();
     }
-    pool.poll();
+    pool.maintain();
     let stats = pool.stats();
     assert_eq!((stats.memory.pin.count, stats.copies.in_flight), (2, 1), "one buffer is stuck, one is reused");
     assert!(!waiting.is_done().unwrap());
@@ -196,7 +196,7 @@ fn a_recycled_buffer_is_never_overwritten_under_a_copy() {
         }
     });
     assert!(!wrong.into_inner(), "the device received bytes of another batch");
-    pool.poll();
+    pool.maintain();
     let stats = pool.stats();
     assert_eq!(stats.requests.returned, 4 * 4 * u64::from(ROUNDS));
     assert_eq!((stats.copies.in_flight, stats.memory.lost), (0, 0));
@@ -211,16 +211,16 @@ fn writing_after_a_borrowed_copy_waits_for_it() {
     let gate = double.hold(stream.cu_stream());
     let mut buf = filled(&pool, 4096, 1);
     buf.copy_range_to(0..4096, &stream, &mut memory).unwrap();
-    assert!(buf.try_as_mut_slice().unwrap().is_none());
+    assert!(buf.try_slice_mut().unwrap().is_none());
     thread::scope(|scope| {
-        let writer = scope.spawn(|| buf.as_mut_slice().unwrap().fill(2));
+        let writer = scope.spawn(|| buf.wait_slice_mut().unwrap().fill(2));
         (0..1000).for_each(|_| thread::yield_now());
         assert!(!writer.is_finished());
         drop(gate);
         writer.join().unwrap();
     });
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
-    assert_eq!(*buf.as_slice().unwrap(), vec![2; 4096]);
+    assert_eq!(*buf.wait_slice().unwrap(), vec![2; 4096]);
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn an_error_that_cudarc_stored_for_other_code_is_kept_for_it() {
     assert!(!copy.is_done().unwrap());
     drop(gate);
     copy.wait().unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
     assert_eq!(context.check_err(), Err(left_behind));
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
@@ -304,7 +304,7 @@ fn a_copy_that_fails_at_a_step_puts_its_buffer_back_only_if_nothing_was_enqueued
         let [waiting, idle] = [may_run, !may_run].map(u64::from);
         assert_eq!((stats.copies.in_flight, stats.memory.idle, stats.memory.lost), (waiting, idle, 0), "{name}");
         stream.synchronize().unwrap();
-        pool.poll();
+        pool.maintain();
         assert_eq!((pool.stats().memory.idle, pool.stats().memory.lost), (1, 0), "{name}");
         context.check_err().unwrap();
     }
@@ -346,7 +346,7 @@ fn a_copy_without_a_fence_is_waited_for_once() {
     filled(&pool, 4096, 2).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
     let copy = copy_without_a_fence(&double, &pool, &stream, &mut memory);
     assert!(copy.is_done().unwrap(), "its stream is seen without work");
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
 }
 
@@ -361,16 +361,16 @@ fn a_copy_without_a_fence_on_a_slow_stream_is_quarantined_until_the_device_answe
     assert!(copy.is_done().unwrap_err().is_device());
     let later = filled(&pool, 4096, 3).copy_to(&stream, &mut memory).unwrap();
     filled(&pool, 4096, 4).copy_to(&other, &mut others).unwrap().wait().unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 1), "it holds up no other stream");
     assert!(pool.stats().memory.lost_bytes >= 4096);
     drop(gate);
     later.wait().unwrap();
     while pool.stats().memory.lost > 0 {
-        pool.poll();
+        pool.maintain();
         thread::yield_now();
     }
-    pool.poll();
+    pool.maintain();
     let stats = pool.stats();
     assert_eq!((stats.copies.in_flight, stats.memory.lost_bytes), (0, 0));
     stats.validate().unwrap();
@@ -382,13 +382,13 @@ fn after_a_failed_query_the_buffer_is_never_reused() {
     let (stream, mut memory) = stream_and_memory(&context, 4096);
     let _gate = double.hold(stream.cu_stream());
     let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "not ready is not an error");
     double.lose_device(Code::LAUNCH_FAILED);
     let error = copy.wait().unwrap_err();
     assert!(error.is_device() && error.to_string().contains("LAUNCH_FAILED"), "{error}");
     while pool.stats().memory.lost == 0 {
-        pool.poll();
+        pool.maintain();
     }
     let stats = pool.stats();
     assert_eq!((stats.copies.in_flight, stats.memory.lost, stats.memory.idle), (0, 1, 0));

@@ -60,14 +60,14 @@ impl Lane {
         let buf = filled(pool, LEN, byte)?;
         buf.copy_to(&self.stream, &mut self.memory)?.wait()?;
         let back = pool.get(LEN)?.copy_from(&self.stream, &self.memory)?.wait()?;
-        assert!(back.as_slice()?.iter().all(|&found| found == byte), "a wrong byte");
+        assert!(back.wait_slice()?.iter().all(|&found| found == byte), "a wrong byte");
         Ok(())
     }
 }
 
 fn filled(pool: &Pool, len: usize, byte: u8) -> Result<PinnedBuf> {
     let mut buf = pool.get(len)?;
-    buf.as_mut_slice()?.fill(byte);
+    buf.wait_slice_mut()?.fill(byte);
     Ok(buf)
 }
 
@@ -85,7 +85,7 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
     }
     if let Ok(mut buf) = filled(pool, LEN, 5) {
         let _refused = buf.copy_range_to(0..LEN, &lane.stream, &mut lane.memory).map(drop);
-        let _refused = buf.as_mut_slice().map(|bytes| bytes.fill(6));
+        let _refused = buf.wait_slice_mut().map(|bytes| bytes.fill(6));
         let _refused = lane.stream.memcpy_htod(&buf, &mut lane.memory);
     }
     if let Ok(buf) = filled(pool, LEN, 7) {
@@ -103,11 +103,11 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
     }
     let _refused = pool.get_with(Request::new(3 * MIB).wait(Duration::ZERO));
     drop(bufs);
-    pool.poll();
+    pool.maintain();
     pool.trim(2 * MIB as u64);
     let _refused = pool.get(3 * MIB).map(drop);
     pool.clear();
-    pool.poll();
+    pool.maintain();
     pool.trim(0);
 }
 

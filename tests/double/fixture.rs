@@ -12,7 +12,7 @@ pub(crate) const MIB: usize = 1 << 20;
 
 pub(crate) fn builder(backend: Backend) -> PoolBuilder {
     // These tests say when copies are looked at.
-    Pool::builder().without_env().backend(backend).background_poll(false)
+    Pool::builder().without_env().backend(backend).background_thread(false)
 }
 
 pub(crate) fn tensorflow() -> PoolBuilder {
@@ -36,7 +36,7 @@ pub(crate) fn stream_and_memory(context: &Arc<CudaContext>, len: usize) -> (Arc<
 
 pub(crate) fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {
     let mut buf = pool.get(len).unwrap();
-    buf.as_mut_slice().unwrap().fill(byte);
+    buf.wait_slice_mut().unwrap().fill(byte);
     buf
 }
 

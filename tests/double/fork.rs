@@ -13,7 +13,7 @@ fn a_child_of_fork_gets_an_error_instead_of_the_drivers_memory() {
         for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
             let pool = Pool::builder().without_env().backend(backend).build().unwrap();
             let mut buf = pool.get(1 << 20).unwrap();
-            buf.as_mut_slice().unwrap().fill(7);
+            buf.wait_slice_mut().unwrap().fill(7);
             // The driver's own memory of `cuMemHostAlloc` is the driver's to keep from children.
             let is_kept_from_children = pool.stats().backend != "cuda";
             let start = buf.as_ptr().cast_mut().cast();
@@ -23,12 +23,12 @@ fn a_child_of_fork_gets_an_error_instead_of_the_drivers_memory() {
                 let is_mapped = unsafe { libc::mincore(start, 4096, &raw mut resident) } == 0;
                 vec![
                     ("mapped", !(is_kept_from_children && is_mapped)),
-                    ("slice", buf.as_slice().is_err_and(|error| error.is_forked())),
-                    ("mut slice", buf.as_mut_slice().is_err_and(|error| error.is_forked())),
-                    ("try", buf.try_as_mut_slice().is_err_and(|error| error.is_forked())),
+                    ("slice", buf.wait_slice().is_err_and(|error| error.is_forked())),
+                    ("mut slice", buf.wait_slice_mut().is_err_and(|error| error.is_forked())),
+                    ("try", buf.try_slice_mut().is_err_and(|error| error.is_forked())),
                 ]
             });
-            assert!(buf.as_slice().unwrap().iter().all(|&byte| byte == 7));
+            assert!(buf.wait_slice().unwrap().iter().all(|&byte| byte == 7));
         }
     });
 }

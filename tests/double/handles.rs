@@ -27,19 +27,19 @@ fn current() -> Option<cudarc::driver::sys::CUcontext> {
 /// A copy of `buf` that the pool does not see.
 fn untracked(stream: &Arc<CudaStream>, buf: &PinnedBuf, memory: &mut cudarc::driver::CudaSlice<u8>) {
     // SAFETY: the callers keep the buffer, unchanged, until the work of the stream is over.
-    stream.memcpy_htod(unsafe { buf.as_slice_untracked() }.unwrap(), memory).unwrap();
+    stream.memcpy_htod(unsafe { buf.wait_slice_untracked() }.unwrap(), memory).unwrap();
 }
 
 /// Drops `buf` under held work, and looks that it comes back only when that work is over.
 fn returns_only_after(double: &Double, pool: &Pool, buf: PinnedBuf, gate: mock_driver::HeldStream<'_>) {
     let id = buf.id();
     drop(buf);
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0));
     assert!(pool.try_get(LEN).unwrap().is_none());
     drop(gate);
     result::ctx::synchronize().unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
     assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.id()), id);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
@@ -87,11 +87,11 @@ fn a_buffer_returns_after_an_event_known_by_its_handle() {
     let event = context.new_event(None).unwrap();
     // SAFETY: the event is alive. Never recorded, it stands for nothing.
     unsafe { buf.record_event(event.cu_event()) }.unwrap();
-    assert!(buf.try_as_mut_slice().unwrap().is_some(), "nothing is recorded");
+    assert!(buf.try_slice_mut().unwrap().is_some(), "nothing is recorded");
     event.record(&stream).unwrap();
     // SAFETY: as above.
     unsafe { buf.record_event(event.cu_event()) }.unwrap();
-    assert!(buf.try_as_mut_slice().unwrap().is_none());
+    assert!(buf.try_slice_mut().unwrap().is_none());
     drop(event);
     returns_only_after(&double, &pool, buf, gate);
 }
@@ -137,9 +137,9 @@ fn memory_is_lost_where_the_driver_refuses_a_fence_behind_work_on_it() {
         lost.push(buf.as_ptr());
         let error = record(&mut buf).unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
-        assert!(buf.as_mut_slice().unwrap_err().is_device(), "{words}: who writes would overtake the work");
+        assert!(buf.wait_slice_mut().unwrap_err().is_device(), "{words}: who writes would overtake the work");
         drop(buf);
-        pool.poll();
+        pool.maintain();
         assert_eq!((pool.stats().memory.idle, pool.stats().memory.lost), (0, lost.len() as u64), "{words}");
     }
     assert_eq!(context.check_err(), Ok(()), "no error is left in the context");

@@ -34,7 +34,7 @@ fn a_failing_get_and_the_figures_do_not_wait_for_a_query_of_another_thread() {
     let gate = double.hold_call("cuEventQuery");
     drop(copying.copy_to(&stream, &mut memory).unwrap());
     let polling = pool.clone();
-    let blocked = thread::spawn(move || polling.poll());
+    let blocked = thread::spawn(move || polling.maintain());
     gate.wait_for(1);
     let getting = pool.clone();
     in_time(move || {
@@ -63,7 +63,7 @@ fn a_trim_does_not_ask_a_driver_that_stands_still() {
         let gate = double.hold_call("cuEventQuery");
         drop(copying.copy_to(&stream, &mut memory).unwrap());
         let polling = pool.clone();
-        let blocked = thread::spawn(move || polling.poll());
+        let blocked = thread::spawn(move || polling.maintain());
         gate.wait_for(1);
         // Longer than a driver is given to answer.
         thread::sleep(Duration::from_millis(50));
@@ -92,7 +92,7 @@ fn the_end_of_a_pool_does_not_wait_for_its_thread_in_a_query() {
     let (stream, mut memory) = stream_and_memory(&context, MIB);
     let pool = builder(Backend::Vmm)
         .unstable_fence(FenceKind::Event)
-        .background_poll(true)
+        .background_thread(true)
         .unstable_close_wait(Duration::from_millis(200))
         .build()
         .unwrap();

@@ -53,9 +53,9 @@ fn the_figures_wait_for_no_page_lock_no_release_and_no_copy_call() {
         while_held(&double, &pool, unpin, Pool::clear);
         let buf = filled(&pool, MIB, 7);
         while_held(&double, &pool, "cuEventRecord", |_| drop(buf.copy_to(&stream, &mut memory).unwrap()));
-        while_held(&double, &pool, "cuEventQuery", Pool::poll);
+        while_held(&double, &pool, "cuEventQuery", Pool::maintain);
         stream.synchronize().unwrap();
-        pool.poll();
+        pool.maintain();
         assert_eq!(pool.stats().copies.in_flight, 0);
     }
 }

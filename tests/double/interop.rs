@@ -73,9 +73,9 @@ fn a_copy_by_cudarc_keeps_the_buffer_until_it_completes() {
         let buf = filled(&pool, byte);
         let id = buf.id();
         stream.memcpy_htod(&buf, &mut target).unwrap();
-        assert_eq!(buf.as_slice().unwrap().len(), LEN, "a copy that reads does not block readers");
+        assert_eq!(buf.wait_slice().unwrap().len(), LEN, "a copy that reads does not block readers");
         drop(buf);
-        pool.poll();
+        pool.maintain();
         assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0), "stream {byte}");
         assert!(pool.try_get(LEN).unwrap().is_none(), "handed out under a copy on stream {byte}");
         drop(gate);
@@ -94,10 +94,10 @@ fn a_write_after_a_copy_by_cudarc_waits_for_it() {
         let gate = double.hold_all();
         let mut buf = filled(&pool, 1);
         stream.memcpy_htod(&buf, &mut target).unwrap();
-        assert!(buf.try_as_mut_slice().unwrap().is_none());
+        assert!(buf.try_slice_mut().unwrap().is_none());
         let waits = double.calls("cuEventSynchronize");
         thread::scope(|scope| {
-            let writer = scope.spawn(|| buf.as_mut_slice().unwrap().fill(2));
+            let writer = scope.spawn(|| buf.wait_slice_mut().unwrap().fill(2));
             while double.calls("cuEventSynchronize") == waits {
                 thread::yield_now();
             }
@@ -116,10 +116,10 @@ fn a_read_waits_for_bytes_that_cudarc_copies_back() {
         let (source, mut buf) = (memory(&stream, byte), filled(&pool, 0));
         let gate = double.hold_all();
         stream.memcpy_dtoh(&source, &mut buf).unwrap();
-        assert!(buf.try_as_mut_slice().unwrap().is_none());
+        assert!(buf.try_slice_mut().unwrap().is_none());
         let waits = double.calls("cuEventSynchronize");
         thread::scope(|scope| {
-            let reader = scope.spawn(|| first_wrong(buf.as_slice().unwrap(), byte));
+            let reader = scope.spawn(|| first_wrong(buf.wait_slice().unwrap(), byte));
             while double.calls("cuEventSynchronize") == waits {
                 thread::yield_now();
             }
@@ -142,7 +142,7 @@ fn a_buffer_filled_on_one_stream_is_copied_on_another_only_when_it_is_full() {
         let other = memory(&down, 200);
         down.memcpy_dtoh(&other, &mut buf).unwrap();
         assert_eq!(first_wrong(&up.clone_dtoh(&target).unwrap(), byte), None);
-        assert_eq!(first_wrong(buf.as_slice().unwrap(), 200), None);
+        assert_eq!(first_wrong(buf.wait_slice().unwrap(), 200), None);
     }
 }
 
@@ -160,12 +160,12 @@ fn stored_errors_do_not_free_a_buffer_under_a_copy_by_cudarc() {
     let left_behind = DriverError(CUresult::CUDA_ERROR_ILLEGAL_STATE);
     context.record_err::<()>(Err(left_behind));
     drop(buf);
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0));
     drop(gate);
     stream.synchronize().unwrap_err();
     stream.synchronize().unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (0, 1));
 }
 
@@ -177,18 +177,18 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     // The pool's own stream, created by the first host slice, exists.
     stream.memcpy_htod(&filled(&pool, 1), &mut target).unwrap();
     stream.synchronize().unwrap();
-    pool.poll();
+    pool.maintain();
     // Where only the fence was refused, the end of all work of the context stands for it.
     let buf = filled(&pool, 2);
     double.fail("cuEventRecord", 1, Code::UNKNOWN);
     let gate = double.hold_all();
     stream.memcpy_htod(&buf, &mut target).unwrap();
     drop(buf);
-    (0..3).for_each(|_| pool.poll());
+    (0..3).for_each(|_| pool.maintain());
     assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (1, 0));
     drop(gate);
     while pool.stats().memory.lost > 0 {
-        pool.poll();
+        pool.maintain();
         thread::yield_now();
     }
     context.check_err().unwrap();
@@ -201,7 +201,7 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     (1..=2).for_each(|nth| double.fail("cuStreamIsCapturing", nth, Code::UNKNOWN));
     let nothing = stream.memcpy_htod(&filled(&pool, 2), &mut target);
     assert!(nothing.is_err() || context.check_err().is_err());
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (0, 0));
     // A host slice whose guard was forgotten.
     let buf = filled(&pool, 3);
@@ -209,7 +209,7 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     let (_, guard) = unsafe { cudarc::driver::HostSlice::stream_synced_slice(&buf, &stream) };
     std::mem::forget(guard);
     drop(buf);
-    pool.poll();
+    pool.maintain();
     assert_eq!(pool.stats().memory.lost, 1);
 }
 
@@ -224,7 +224,7 @@ fn a_copy_by_cudarc_into_a_graph_takes_the_buffer_out_of_use_and_the_capture_sur
     captured(&stream, || {
         stream.memcpy_htod(&buf, &mut target).unwrap();
         drop(buf);
-        pool.poll();
+        pool.maintain();
         assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0, 0));
     });
     assert_eq!(double.counts().spoiled_captures, 0);
@@ -249,7 +249,7 @@ fn a_copy_by_cudarc_keeps_the_threads_context() {
 /// Waits until nothing is in flight.
 fn poll_until_idle(pool: &Pool) {
     while pool.stats().copies.in_flight > 0 {
-        pool.poll();
+        pool.maintain();
         thread::yield_now();
     }
 }
@@ -272,7 +272,7 @@ fn copies_by_cudarc_deliver_every_batch_intact_under_churn() {
                     for ((index, stream), target) in (0..).zip(&streams).zip(&targets) {
                         let mut back = pool.get(LEN).unwrap();
                         stream.memcpy_dtoh(target, &mut back).unwrap();
-                        let wrong = first_wrong(back.as_slice().unwrap(), byte(index));
+                        let wrong = first_wrong(back.wait_slice().unwrap(), byte(index));
                         assert_eq!(wrong, None, "first wrong byte, lane {lane}, round {round}, stream {index}");
                     }
                 }
@@ -296,10 +296,10 @@ fn a_pending_buffer_is_readable_only_when_its_copy_completes() {
     assert!(!arriving.is_done().unwrap());
     // A pending buffer that is dropped stays in flight until its copy completes.
     drop(filled(&pool, 0).copy_from(&stream, &source).unwrap());
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.in_use), (1, 1));
     drop(gate);
-    assert_eq!(first_wrong(arriving.wait().unwrap().as_slice().unwrap(), 7), None);
+    assert_eq!(first_wrong(arriving.wait().unwrap().wait_slice().unwrap(), 7), None);
     poll_until_idle(&pool);
     let error = pool.get(LEN + 1).unwrap().copy_from(&stream, &source).unwrap_err();
     assert!(error.is_copy() && error.to_string().contains("65536"), "{error}");
@@ -317,14 +317,14 @@ fn a_copy_back_that_fails_returns_no_bytes() {
     double.lose_device(Code::LAUNCH_FAILED);
     assert!(arriving.wait().unwrap_err().is_device());
     assert!(buf.wait().unwrap_err().is_device());
-    assert!(buf.as_slice().unwrap_err().is_device());
-    assert!(buf.cast_slice_mut::<u32>().unwrap_err().is_device());
-    assert!(buf.try_as_mut_slice().unwrap_err().is_device());
+    assert!(buf.wait_slice().unwrap_err().is_device());
+    assert!(buf.wait_cast_mut::<u32>().unwrap_err().is_device());
+    assert!(buf.try_slice_mut().unwrap_err().is_device());
     let written = buf.write(&[1]).unwrap_err();
     assert!(written.get_ref().unwrap().downcast_ref::<pinpool::Error>().unwrap().is_device());
     assert_eq!(buf.len(), LEN, "the buffer does not appear empty");
     drop(buf);
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().memory.lost, pool.stats().memory.idle), (2, 0));
 }
 
@@ -345,7 +345,7 @@ fn a_buffer_released_after_untracked_work_waits_for_that_work_only() {
     drop(event);
     filled(&pool, 1).release_after_event(&context.new_event(None).unwrap()).unwrap();
     other.synchronize().unwrap();
-    pool.poll();
+    pool.maintain();
     assert!(pool.stats().copies.in_flight >= 2, "{} in flight", pool.stats().copies.in_flight);
     drop(gate);
     poll_until_idle(&pool);
@@ -373,7 +373,7 @@ fn handles_of_other_frameworks_serve_as_streams_and_memory() {
     assert!(!copy.is_done().unwrap());
     drop(gate);
     let back = filled(&pool, 0).copy_from(&stream, &raw).unwrap().wait().unwrap();
-    assert_eq!(first_wrong(back.as_slice().unwrap(), 5), None);
+    assert_eq!(first_wrong(back.wait_slice().unwrap(), 5), None);
 }
 
 #[test]
@@ -390,17 +390,17 @@ fn memory_by_its_address_is_copied_on_a_stream_by_its_handle() {
     let gate = double.hold(owner.cu_stream());
     let copy = filled(&pool, 5).copy_to(&stream, &mut raw).unwrap();
     assert!(!copy.is_done().unwrap());
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0));
     drop(gate);
     let back = filled(&pool, 0).copy_from(&stream, &raw).unwrap().wait().unwrap();
-    assert_eq!(first_wrong(back.as_slice().unwrap(), 5), None);
+    assert_eq!(first_wrong(back.wait_slice().unwrap(), 5), None);
     assert_eq!(result::ctx::get_current().unwrap(), None);
     context.bind_to_thread().unwrap();
     begin_capture(&owner, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
     assert!(filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().to_string().contains("capturing a graph"));
     end_capture(&owner).unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "nothing was enqueued");
     double.fail("cuMemcpyHtoDAsync_v2", 1, Code(9999));
     assert!(
@@ -425,11 +425,11 @@ fn copies_in_steady_state_create_no_events() {
     let stream = context.new_stream().unwrap();
     let mut target = memory(&stream, 0);
     filled(&pool, 1).copy_to(&stream, &mut target).unwrap().wait().unwrap();
-    pool.poll();
+    pool.maintain();
     let (created, destroyed) = (double.calls("cuEventCreate"), double.calls("cuEventDestroy_v2"));
     for byte in 0..100 {
         filled(&pool, byte).copy_to(&stream, &mut target).unwrap().wait().unwrap();
-        pool.poll();
+        pool.maintain();
     }
     assert_eq!((double.calls("cuEventCreate"), double.calls("cuEventDestroy_v2")), (created, destroyed));
 }
@@ -468,7 +468,7 @@ fn a_copy_on_a_timeline_completes_with_its_work_and_no_sooner_through_the_wrap()
         copies.iter().rev().for_each(|copy| copy.wait().unwrap());
         assert!(copies.iter().all(|copy| copy.is_done().unwrap()), "round {round}");
         assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 4), None);
-        pool.poll();
+        pool.maintain();
         assert_eq!(pool.stats().memory.idle, 5);
     }
     assert_eq!(double.calls("cuStreamWriteValue32_v2"), 200);
@@ -494,7 +494,7 @@ fn timelines_deliver_every_batch_intact_on_threads_that_share_streams() {
                     }
                     for ((index, stream), target) in (0..).zip(streams).zip(&targets) {
                         let back = pool.get(LEN).unwrap().copy_from(stream, target).unwrap().wait().unwrap();
-                        let wrong = first_wrong(back.as_slice().unwrap(), byte(index));
+                        let wrong = first_wrong(back.wait_slice().unwrap(), byte(index));
                         assert_eq!(wrong, None, "first wrong byte, lane {lane}, round {round}, stream {index}");
                     }
                 }
@@ -518,7 +518,7 @@ fn a_timeline_word_serves_one_stream_after_another() {
         let copies: Vec<_> = (1..4).map(|byte| filled(&pool, byte).copy_to(&stream, &mut target).unwrap()).collect();
         assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 3), None, "round {round}");
         copies.iter().for_each(|copy| copy.wait().unwrap());
-        pool.poll();
+        pool.maintain();
     }
     assert!(double.counts().host_allocations <= pages + 2 + 3, "words are reused");
 }
@@ -535,7 +535,7 @@ fn a_lost_device_is_detected_on_a_timeline_too() {
     let error = copy.wait().unwrap_err();
     assert!(error.is_device() && error.to_string().contains("LAUNCH_FAILED"), "{error}");
     while pool.stats().memory.lost == 0 {
-        pool.poll();
+        pool.maintain();
     }
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (0, 0));
 }
@@ -576,7 +576,7 @@ fn the_oldest_copy_in_flight_is_reported_by_age_and_stream() {
     let [gate, _still_held] = gates;
     drop(gate);
     first.synchronize().unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!(oldest(), (Some(Duration::from_secs(1)), Some(second.cu_stream() as u64)));
 }
 
@@ -644,7 +644,7 @@ fn work_of_a_destroyed_stream_is_waited_for_on_the_next_stream_with_its_handle()
         filler.join().unwrap();
     });
     assert_eq!(first_wrong(&owner.clone_dtoh(&target).unwrap(), 8), None);
-    assert_eq!(first_wrong(buf.as_slice().unwrap(), 7), None);
+    assert_eq!(first_wrong(buf.wait_slice().unwrap(), 7), None);
 }
 
 #[test]
@@ -687,7 +687,7 @@ fn a_copy_whose_wait_would_join_a_capture_is_refused_before_it_is_enqueued() {
         // cudarc's own copy is in the graph, so its buffer is never reused.
         stream.memcpy_htod(&filled(&pool, 2), &mut target).unwrap();
     });
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (1, 0));
     assert_eq!(double.counts().spoiled_captures, 0);
 }
@@ -705,7 +705,7 @@ fn an_event_of_a_capture_is_refused_and_later_buffers_are_not_affected() {
         let gate = double.hold(stream.cu_stream());
         event.record(&stream).unwrap();
         filled(&pool, 1).release_after_event(&event).unwrap();
-        pool.poll();
+        pool.maintain();
         assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (1, 1));
         drop(gate);
         poll_until_idle(&pool);
@@ -727,7 +727,7 @@ fn a_pending_event_delays_no_buffer_behind_another_event() {
     let [slow_gate, fast_gate] = gates;
     drop(fast_gate);
     while pool.stats().copies.in_flight == 2 {
-        pool.poll();
+        pool.maintain();
     }
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 1));
     drop(slow_gate);
@@ -758,7 +758,7 @@ fn copies_of_one_buffer_on_two_streams_keep_two_fences() {
         }
     }
     drop(buf);
-    pool.poll();
+    pool.maintain();
     assert_eq!(double.calls("cuEventQuery"), 0);
     assert_eq!(pool.stats().copies.in_flight, 1);
     drop(gate);
@@ -821,7 +821,7 @@ fn copies_puts_hits_and_sweeps_make_few_driver_calls() {
 #[test]
 fn hundreds_of_streams_at_once_have_timelines() {
     let (double, context, _) = start();
-    let pool = Pool::builder().without_env().backend(Backend::Vmm).background_poll(false).build().unwrap();
+    let pool = Pool::builder().without_env().backend(Backend::Vmm).background_thread(false).build().unwrap();
     let streams: Vec<_> = (0..200).map(|_| context.new_stream().unwrap()).collect();
     let mut targets: Vec<_> = streams.iter().map(|stream| memory(stream, 0)).collect();
     let gate = double.hold_all();
@@ -845,7 +845,7 @@ fn a_host_slice_is_checked_once_for_its_record_and_then_for_completion() {
     let gate = double.hold(stream.cu_stream());
     stream.memcpy_htod(&filled(&pool, 1), &mut target).unwrap();
     let queries = double.calls("cuEventQuery");
-    (0..10).for_each(|_| pool.poll());
+    (0..10).for_each(|_| pool.maintain());
     assert_eq!((double.calls("cuEventElapsedTime"), double.calls("cuEventElapsedTime_v2")), (1, 0));
     assert_eq!(double.calls("cuEventQuery"), queries + 10);
     drop(gate);

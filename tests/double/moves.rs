@@ -20,7 +20,7 @@ fn calls(double: &Double) -> [u64; 5] {
 
 /// A pool of eight granules, and the buffers that use those of `kept`; the others are idle.
 fn with_kept(double: &Double, kept: &[usize], has_thread: bool) -> (Pool, Vec<PinnedBuf>) {
-    let pool = builder(Backend::Vmm).background_poll(has_thread).max_bytes(8 * GRANULE as u64).build().unwrap();
+    let pool = builder(Backend::Vmm).background_thread(has_thread).max_bytes(8 * GRANULE as u64).build().unwrap();
     let mut bufs: Vec<_> = (0..8).map(|byte| Some(filled(&pool, GRANULE, byte))).collect();
     bufs.sort_by_key(|buf| buf.as_ref().unwrap().as_ptr().addr());
     let kept = kept.iter().map(|&at| bufs[at].take().unwrap()).collect();
@@ -31,7 +31,7 @@ fn with_kept(double: &Double, kept: &[usize], has_thread: bool) -> (Pool, Vec<Pi
 
 fn are_intact(bufs: &[PinnedBuf]) -> bool {
     bufs.iter().all(|buf| {
-        let bytes = buf.as_slice().unwrap();
+        let bytes = buf.wait_slice().unwrap();
         bytes.iter().all(|&byte| byte == bytes[0])
     })
 }
@@ -43,15 +43,15 @@ fn a_get_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped_lat
     let (pool, kept) = with_kept(&double, &[0, 3, 4, 7], false);
     let mut buf = pool.get(4 * GRANULE).unwrap();
     assert_eq!(calls(&double), [0, 4, 1, 0, 0], "{CALLS:?}");
-    buf.as_mut_slice().unwrap().fill(9);
+    buf.wait_slice_mut().unwrap().fill(9);
     assert!(are_intact(&kept));
     assert_eq!(held(&double).mappings - before.mappings, 12, "four of them twice");
     assert_eq!(held(&double).pinned_bytes - before.pinned_bytes, pool.stats().memory.held_bytes);
-    pool.poll();
+    pool.maintain();
     assert_eq!(calls(&double), [0, 4, 1, 2, 0], "granules 1 and 2, and 5 and 6, of {CALLS:?}");
     assert_eq!(held(&double).mappings - before.mappings, 8);
-    assert!(buf.as_slice().unwrap().iter().all(|&byte| byte == 9) && are_intact(&kept));
-    pool.poll();
+    assert!(buf.wait_slice().unwrap().iter().all(|&byte| byte == 9) && are_intact(&kept));
+    pool.maintain();
     assert_eq!(calls(&double), [0, 4, 1, 2, 0]);
     drop((buf, kept, pool));
     assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
@@ -65,7 +65,7 @@ fn a_get_returns_while_the_maintenance_thread_unmaps() {
     let held_call = double.hold_call("cuMemUnmap");
     let mut buf = pool.get(3 * GRANULE).unwrap();
     held_call.wait_for(1);
-    buf.as_mut_slice().unwrap().fill(9);
+    buf.wait_slice_mut().unwrap().fill(9);
     assert_eq!(calls(&double)[..3], [0, 3, 1]);
     drop(held_call);
     while held(&double).mappings - before.mappings > 8 {
@@ -98,7 +98,7 @@ fn old_places_that_are_not_unmapped_cost_no_memory_and_are_tried_again() {
     let (pool, kept) = with_kept(&double, &[1, 3, 5, 7], false);
     double.fail_from("cuMemUnmap", 1, Code::UNKNOWN);
     let buf = pool.get(4 * GRANULE).unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!(held(&double).mappings - before.mappings, 12);
     let failures = pool.stats().memory.remap.failures;
     assert_eq!(failures, 1);

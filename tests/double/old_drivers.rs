@@ -46,7 +46,7 @@ fn without_stream_ids_events_detect_the_end_of_copies_and_a_copy_waits_for_the_o
         assert_eq!(double.calls("cuEventSynchronize"), waits + 1);
         drop(buf);
         stream.synchronize().unwrap();
-        pool.poll();
+        pool.maintain();
         assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), [7; 4096]);
     });

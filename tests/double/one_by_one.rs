@@ -29,10 +29,10 @@ fn stays(switches: &[Cruelty]) {
         assert!(stream.clone_dtoh(&memory).unwrap().iter().all(|&byte| byte == 100 + round));
         for (index, buf) in kept {
             let byte = u8::try_from(index).unwrap();
-            assert!(buf.as_slice().unwrap().iter().all(|&found| found == byte), "{switches:?}");
+            assert!(buf.wait_slice().unwrap().iter().all(|&found| found == byte), "{switches:?}");
         }
     }
-    pool.poll();
+    pool.maintain();
     pool.clear();
     assert_eq!(pool.stats().memory.held_bytes, 0, "{switches:?}");
     pool.stats().validate().unwrap();
@@ -95,7 +95,7 @@ fn a_granule_that_can_neither_move_nor_stay_is_given_up_and_counted() {
     assert!(pool.get(4 * MIB).is_err());
     double.reset();
     for (index, buf) in kept {
-        assert!(buf.as_slice().unwrap().iter().all(|&found| usize::from(found) == index));
+        assert!(buf.wait_slice().unwrap().iter().all(|&found| usize::from(found) == index));
     }
     pool.clear();
     pool.stats().validate().unwrap();

@@ -51,7 +51,7 @@ fn churn(backend: Backend, double: &Double) {
                 context.bind_to_thread().unwrap();
                 for ((byte, len), memory) in batches_of(lane).zip(memories) {
                     let mut buf = pool.get(len).unwrap();
-                    buf.as_mut_slice().unwrap().fill(byte);
+                    buf.wait_slice_mut().unwrap().fill(byte);
                     match byte % 3 {
                         // Dropped without a wait: the next get may need this memory.
                         0 => drop(buf.copy_to(stream, memory).unwrap()),
@@ -78,7 +78,7 @@ fn churn(backend: Backend, double: &Double) {
     }
     // The checks above enqueued work on the streams, which must not count as copies at the end of the pool.
     at_rest();
-    pool.poll();
+    pool.maintain();
     let stats = pool.stats();
     stats.validate().unwrap();
     assert_eq!((stats.backend, stats.requests.returned), (name, u64::from(THREADS) * u64::from(ROUNDS)));
@@ -134,7 +134,7 @@ fn a_release_due_under_pressure_runs_on_its_own_thread() {
         // Buffers expire from the thread cache; then their regions are due.
         for _ in 0..8 {
             clock.advance_us(60_000_000);
-            pool.poll();
+            pool.maintain();
         }
         // The poll has returned while the release hangs in the driver.
         held_call.wait_for(1);
@@ -142,7 +142,7 @@ fn a_release_due_under_pressure_runs_on_its_own_thread() {
         drop(held_call);
         while double.counts().pinned_bytes > at_start.pinned_bytes {
             clock.advance_us(60_000_000);
-            pool.poll();
+            pool.maintain();
             thread::yield_now();
         }
         drop(pool);

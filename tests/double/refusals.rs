@@ -138,21 +138,21 @@ fn a_query_that_a_capture_forbids_loses_no_buffer() {
             let double = Double::load();
             let context = CudaContext::new(0).unwrap();
             let (stream, mut memory) = stream_and_memory(&context, 4096);
-            let pool = builder(Backend::Vmm).background_poll(false).unstable_fence(fence).build().unwrap();
+            let pool = builder(Backend::Vmm).background_thread(false).unstable_fence(fence).build().unwrap();
             let gate = double.hold(stream.cu_stream());
             let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
             double.fail_from("cuEventQuery", 1, code);
             double.fail_from("cuStreamQuery", 1, code);
             // Longer than the device is trusted to be well without a query.
             std::thread::sleep(Duration::from_millis(2));
-            pool.poll();
+            pool.maintain();
             assert!(!copy.is_done().unwrap());
             assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "{code:?} {fence:?}");
             double.reset();
             drop(gate);
             double.fail("cuEventSynchronize", 1, code);
             copy.wait().unwrap();
-            pool.poll();
+            pool.maintain();
             assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{code:?} {fence:?}");
         }
     }
@@ -164,18 +164,18 @@ fn a_lent_copy_whose_query_a_capture_forbids_loses_no_buffer() {
         let double = Double::load();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
-        let pool = builder(Backend::Vmm).background_poll(false).build().unwrap();
+        let pool = builder(Backend::Vmm).background_thread(false).build().unwrap();
         let buf = filled(&pool, 4096, 7);
         stream.memcpy_htod(&buf, &mut memory).unwrap();
         for call in ["cuEventElapsedTime", "cuEventQuery"] {
             double.fail_from(call, 1, code);
         }
         drop(buf);
-        pool.poll();
+        pool.maintain();
         assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "{code:?}");
         double.reset();
         stream.synchronize().unwrap();
-        pool.poll();
+        pool.maintain();
         assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{code:?}");
     }
 }
@@ -192,7 +192,7 @@ fn a_release_that_a_capture_forbids_keeps_the_memory_and_is_made_later() {
         for code in OF_A_CAPTURE {
             let double = Double::load();
             let before = held(&double);
-            let pool = builder(backend.clone()).background_poll(false).build().unwrap();
+            let pool = builder(backend.clone()).background_thread(false).build().unwrap();
             drop(pool.get(3 * MIB).unwrap());
             double.fail(call, 1, code);
             pool.trim(0);
@@ -227,7 +227,7 @@ fn a_pool_of_each_back_end_grows_copies_and_releases_beside_a_capture_and_spoils
             kept.copy_range_to(0..4096, &stream, &mut memory).unwrap().wait().unwrap();
             drop(kept);
             drop(pool.get(8 * MIB).unwrap());
-            pool.poll();
+            pool.maintain();
             pool.trim(0);
             pool.clear();
             drop(pool);
@@ -291,7 +291,7 @@ fn captures_of_another_thread_are_not_spoiled_while_a_pool_grows_copies_and_give
                     drop(filled(&pool, memory.len(), round).copy_to(&stream, memory).unwrap());
                     drop(pool.get(memory.len()).unwrap());
                 }
-                pool.poll();
+                pool.maintain();
                 pool.trim(0);
                 pool.clear();
             }
@@ -314,17 +314,17 @@ fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
         let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
         drop(copy);
         // The first look begins the time for which the device is trusted to be well without a query.
-        pool.poll();
+        pool.maintain();
         thread::sleep(Duration::from_millis(2));
         double.fail(call, 1, Code::INVALID_CONTEXT);
         thread::scope(|scope| {
-            scope.spawn(|| pool.poll());
+            scope.spawn(|| pool.maintain());
         });
         assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (1, 0), "{call}");
         assert!(double.calls(call) >= 2, "{call} was not asked again");
         drop(gate);
         stream.synchronize().unwrap();
-        pool.poll();
+        pool.maintain();
         assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{call}");
     }
 }
@@ -350,7 +350,7 @@ fn any_refusal_of_an_address_on_the_device_is_followed_by_another_question() {
 
 #[test]
 fn tensorflows_preset_asks_again_for_a_release_that_the_driver_refused() {
-    let ask_again: [fn(&Pool); 2] = [|pool| pool.trim(0), Pool::poll];
+    let ask_again: [fn(&Pool); 2] = [|pool| pool.trim(0), Pool::maintain];
     // A small block begins anywhere in a page of the driver's.
     for (len, code) in [4096, 3 * MIB].into_iter().flat_map(|len| [1, 2, 201, 999].map(|code| (len, Code(code)))) {
         for ask_again in ask_again {

@@ -35,7 +35,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 fn two_hours(pool: &Pool, clock: &ManualClock) {
     for _ in 0..120 {
         clock.advance_us(60_000_000);
-        pool.poll();
+        pool.maintain();
         thread::sleep(Duration::from_micros(200));
     }
 }
@@ -88,12 +88,12 @@ fn each_other_cause_releases() {
         pressure.write(20.0);
         wait_until("pressure", || {
             clock.advance_us(60_000_000);
-            pool.poll();
+            pool.maintain();
             releases(&double) == 3
         });
         pressure.write(0.0);
         clock.advance_us(60_000_000);
-        pool.poll();
+        pool.maintain();
         filled_with(&pool);
         two_hours(&pool, &clock);
         assert_eq!(releases(&double), 3, "the pressure is over");
@@ -101,7 +101,7 @@ fn each_other_cause_releases() {
         assert_eq!(releases(&double), 4, "the end");
         let idle_limit = builder(backend).max_idle_bytes(1 << 20).build().unwrap();
         filled_with(&idle_limit);
-        idle_limit.poll();
+        idle_limit.maintain();
         assert_eq!(releases(&double), 5, "a limit of what is idle");
     }
 }
@@ -189,7 +189,7 @@ fn nothing_is_released_while_a_copy_is_quarantined() {
         drop(filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap());
         stream.synchronize().unwrap();
         double.fail("cuEventQuery", 1, Code::UNKNOWN);
-        pool.poll();
+        pool.maintain();
         assert_eq!(pool.stats().memory.lost, 1);
         double.fail("cuEventQuery", 1, Code::UNKNOWN);
         pool.trim(0);
@@ -258,12 +258,12 @@ impl Lane {
                 3 => {
                     // The buffer itself waits for the copy and stays in use while memory is released.
                     buf.copy_range_to(0..len, &stream, memory).unwrap();
-                    assert!(*buf.as_mut_slice().unwrap() == vec![byte; len]);
+                    assert!(*buf.wait_slice_mut().unwrap() == vec![byte; len]);
                 }
                 4 => {
                     buf.copy_to(&stream, memory).unwrap().wait().unwrap();
                     let back = pool.get(len).unwrap().copy_from(&stream, memory).unwrap();
-                    assert!(*back.wait().unwrap().as_slice().unwrap() == vec![byte; len]);
+                    assert!(*back.wait().unwrap().wait_slice().unwrap() == vec![byte; len]);
                 }
                 _ => {
                     stream.memcpy_htod(&buf, memory).unwrap();
@@ -323,7 +323,7 @@ fn churn(backend: Backend, fence: FenceKind, double: &Double) {
                     for pool in [&pool, &partition] {
                         clock.advance_us(2_000);
                         match turn % 4 {
-                            0 => pool.poll(),
+                            0 => pool.maintain(),
                             1 => pool.trim(4 << 20),
                             2 => pool.clear(),
                             _ => pool.trim(0),
@@ -349,7 +349,7 @@ fn churn(backend: Backend, fence: FenceKind, double: &Double) {
         pool.clear();
         while pool.stats().memory.held_bytes > 0 {
             clock.advance_us(20_000);
-            pool.poll();
+            pool.maintain();
             thread::yield_now();
         }
         assert!(releases(double) > 0, "{what}");

@@ -21,7 +21,7 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
     let (stream, mut memory) = stream_and_memory(&context, MIB);
     // Its event is kept for the next copy.
     filled(&pool, MIB, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
-    pool.poll();
+    pool.maintain();
     let held = pool.get(2 * MIB).unwrap();
     drop([2, 3].map(|mib| pool.get(mib * MIB).unwrap()));
     let gate = double.hold(stream.cu_stream());
@@ -35,7 +35,7 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
     assert_eq!(context.cu_ctx(), old_handle, "the handle comes again");
     drop(gate);
     assert!(under_way.wait().unwrap_err().is_device(), "a copy whose event is gone has no end that could be known");
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 1));
     // Two were idle, and what the first of them uses is free for others.
     for len in [2 * MIB, 3 * MIB, 20 * MIB] {
@@ -85,7 +85,7 @@ fn gets_that_wait_in_line_at_a_reset_fail_before_their_wait_is_over() {
         let pool = builder(Backend::Vmm)
             .max_bytes(4 << 20)
             .wait(Duration::from_secs(60))
-            .background_poll(true)
+            .background_thread(true)
             .build()
             .unwrap();
         let held = pool.get(4 * MIB).unwrap();

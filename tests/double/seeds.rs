@@ -146,7 +146,7 @@ fn is_all(bytes: &[u8], byte: u8) -> bool {
 
 fn filled(pool: &Pool, len: usize, byte: u8) -> Option<PinnedBuf> {
     let mut buf = pool.get(len).ok()?;
-    buf.as_mut_slice().unwrap().fill(byte);
+    buf.wait_slice_mut().unwrap().fill(byte);
     Some(buf)
 }
 
@@ -205,7 +205,7 @@ impl<'a> Run<'a> {
         }
         let index = self.index(self.held.len());
         let (buf, byte) = self.held.swap_remove(index);
-        assert!(is_all(buf.as_slice().unwrap(), byte), "a buffer that is held was written to");
+        assert!(is_all(buf.wait_slice().unwrap(), byte), "a buffer that is held was written to");
         Some((buf, byte))
     }
 
@@ -219,7 +219,7 @@ impl<'a> Run<'a> {
             2 => self.copy_of_others(),
             3 => self.capture(),
             4 => drop(self.take()),
-            5 => self.pool.poll(),
+            5 => self.pool.maintain(),
             6 => self.pool.trim(self.draw.below(self.max_bytes)),
             7 => {
                 let lane = self.index(self.lanes.len());
@@ -231,7 +231,7 @@ impl<'a> Run<'a> {
                     } else {
                         self.copy_on(lane)
                     }
-                    self.pool.poll();
+                    self.pool.maintain();
                     self.pool.trim(self.draw.below(self.max_bytes));
                     let byte = self.next_byte();
                     drop(filled(&self.pool, 4096, byte));
@@ -328,7 +328,7 @@ impl<'a> Run<'a> {
     fn check(&self, what: &str) {
         self.lanes.iter().for_each(|lane| lane.check(what));
         for (buf, byte) in &self.held {
-            assert!(is_all(buf.as_slice().unwrap(), *byte), "{what}: wrong bytes in a buffer");
+            assert!(is_all(buf.wait_slice().unwrap(), *byte), "{what}: wrong bytes in a buffer");
         }
         self.pool.stats().validate().unwrap();
     }
@@ -352,7 +352,7 @@ impl<'a> Run<'a> {
         });
         std::mem::forget((std::mem::take(&mut self.lanes), std::mem::take(&mut self.contexts)));
         self.contexts = contexts(self.devices);
-        self.pool.poll();
+        self.pool.maintain();
         let held = usize::try_from(self.pool.stats().memory.held_bytes).unwrap();
         // One that had pinned nothing begins with the new context.
         assert!(held == 0 || self.pool.get(held + LARGEST).is_err(), "memory of two contexts in one pool");

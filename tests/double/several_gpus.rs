@@ -125,7 +125,7 @@ fn a_gpu_that_is_refused_later_is_logged_once() {
     double.refuse_access(1 << 1);
     drop(filled(&pool, 20 * MIB, 2));
     let refused = || {
-        pool.poll();
+        pool.maintain();
         lines_with_levels().iter().filter(|(_, line)| line.contains("GPU 1 cannot copy from this memory")).count()
     };
     assert_eq!(refused() + refused(), 1);
@@ -183,7 +183,9 @@ fn granules_are_reached_by_a_gpu_whose_context_comes_after_their_address_was_han
         let second = CudaContext::new(1).unwrap();
         second.bind_to_thread().unwrap();
         assert!(copied(start, 3 * MIB).unwrap().iter().all(|&arrived| arrived == 1));
-        assert!(copied(later.as_slice().unwrap()[..].as_ptr(), 20 * MIB).unwrap().iter().all(|&arrived| arrived == 2));
+        assert!(
+            copied(later.wait_slice().unwrap()[..].as_ptr(), 20 * MIB).unwrap().iter().all(|&arrived| arrived == 2)
+        );
         assert_eq!(double.wrong_uses(), Vec::<String>::new());
     });
 }

@@ -163,7 +163,7 @@ fn every_device_that_has_virtual_memory_may_copy_from_it() {
     for (byte, context) in (1..).zip(&contexts) {
         let (stream, mut memory) = stream_and_memory(context, 3 * MIB);
         let mut buf = pool.get(3 * MIB).unwrap();
-        buf.as_mut_slice().unwrap().fill(byte);
+        buf.wait_slice_mut().unwrap().fill(byte);
         buf.copy_to(&stream, &mut memory).unwrap().wait().unwrap();
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![byte; 3 * MIB]);
     }
@@ -377,21 +377,21 @@ fn under_zero_every_back_end_of_the_driver_gives_zeros_fresh_and_reused() {
             if preset == Preset::TensorFlow && backend.name() != "cuda" {
                 continue;
             }
-            for background_poll in [false, true] {
+            for background_thread in [false, true] {
                 let _double = Double::load();
                 let context = CudaContext::new(0).unwrap();
                 let (stream, mut memory) = stream_and_memory(&context, 10_000);
                 let pool = builder(backend.clone())
                     .preset(preset)
                     .zero(true)
-                    .background_poll(background_poll)
+                    .background_thread(background_thread)
                     .pool_size_limit(2)
                     .build()
                     .unwrap();
                 for round in 0..6 {
                     for len in [10_000, 100_000 + round * 9_000, 3 * MIB] {
                         let mut buf = pool.get(len).unwrap();
-                        let bytes = buf.as_mut_slice().unwrap();
+                        let bytes = buf.wait_slice_mut().unwrap();
                         assert!(bytes.iter().all(|&byte| byte == 0), "{} {len}", backend.name());
                         bytes.fill(0xAB);
                         if len == 10_000 {
@@ -400,11 +400,11 @@ fn under_zero_every_back_end_of_the_driver_gives_zeros_fresh_and_reused() {
                     }
                 }
                 assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![0xAB; 10_000], "not zeroed before the copy");
-                pool.poll();
+                pool.maintain();
                 // The thread in the background may be about to put what was in flight.
                 let begun = Instant::now();
                 while let Err(torn) = pool.stats().validate() {
-                    assert!(background_poll && begun.elapsed() < Duration::from_secs(20), "{torn}");
+                    assert!(background_thread && begun.elapsed() < Duration::from_secs(20), "{torn}");
                     std::thread::yield_now();
                 }
             }

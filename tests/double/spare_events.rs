@@ -29,7 +29,7 @@ fn a_thread_without_a_context_destroys_the_events_that_are_too_many() {
     thread::scope(|scope| {
         scope.spawn(|| {
             assert_eq!(result::ctx::get_current(), Ok(None));
-            pool.poll();
+            pool.maintain();
             assert_eq!(pool.stats().copies.in_flight, 0);
             assert_eq!(result::ctx::get_current(), Ok(None));
         });

@@ -158,7 +158,7 @@ fn check_pools(driver: *mut c_void) {
         let pool = builder(backend).build().unwrap();
         let mut buf = pool.get(4 * MIB).unwrap();
         assert!(buf.is_pinned() && calls(driver, call) > before, "{call:?}");
-        buf.as_mut_slice().unwrap().fill(7);
+        buf.wait_slice_mut().unwrap().fill(7);
         let stream = stream_of(driver);
         // SAFETY: the stream is alive.
         unsafe { buf.record_stream(stream) }.unwrap();
@@ -167,7 +167,7 @@ fn check_pools(driver: *mut c_void) {
         let wait = unsafe { mem::transmute::<*mut c_void, Wait>(function(driver, c"cuStreamSynchronize")) };
         // SAFETY: the stream is alive.
         assert_eq!(unsafe { wait(stream) }, 0);
-        pool.poll();
+        pool.maintain();
         assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{call:?}");
     }
     assert_eq!(Pool::builder().without_env().build().unwrap().stats().backend, "vmm", "what auto takes");

@@ -43,19 +43,19 @@ fn under_a_held_copy<M>(
     seed: usize,
 ) {
     let mut buf = pool.get(LEN).unwrap();
-    buf.as_mut_slice().unwrap().copy_from_slice(&pattern(seed));
+    buf.wait_slice_mut().unwrap().copy_from_slice(&pattern(seed));
     let id = buf.id();
     let gate = double.hold_all();
     line(stream, buf, memory);
-    pool.poll();
+    pool.maintain();
     assert_eq!(pool.stats().copies.in_flight, 1, "{name}");
     let mut next = pool.get(LEN).unwrap();
     assert_ne!(next.id(), id, "{name}: reused under the copy");
-    next.as_mut_slice().unwrap().copy_from_slice(&pattern(seed + 1));
+    next.wait_slice_mut().unwrap().copy_from_slice(&pattern(seed + 1));
     drop(gate);
     stream.synchronize().unwrap();
-    assert_eq!(*next.as_slice().unwrap(), pattern(seed + 1), "{name}: written over by the copy");
-    pool.poll();
+    assert_eq!(*next.wait_slice().unwrap(), pattern(seed + 1), "{name}: written over by the copy");
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0), "{name}");
     assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.id()), id, "{name}: back in the pool");
 }
@@ -131,7 +131,7 @@ fn an_untracked_copy_does_not_keep_its_buffer() {
     let id = buf.id();
     let gate = double.hold_all();
     // SAFETY: not kept, to show why: nobody writes to the memory before the copy is over.
-    stream.memcpy_htod(unsafe { buf.as_slice_untracked() }.unwrap(), &mut memory.bytes).unwrap();
+    stream.memcpy_htod(unsafe { buf.wait_slice_untracked() }.unwrap(), &mut memory.bytes).unwrap();
     drop(buf);
     assert_eq!(pool.try_get(LEN).unwrap().and_then(|next| next.id()), id, "which is why the call is unsafe");
     drop(gate);
@@ -143,12 +143,12 @@ fn typed_views_carry_their_elements_at_their_offset() {
     let (_double, pool, stream, mut memory) = start();
     let mut buf = pool.get(LEN).unwrap();
     let values: Vec<f32> = (0..ELEMENTS).map(|index| index as f32).collect();
-    buf.cast_slice_mut::<f32>().unwrap().copy_from_slice(&values);
+    buf.wait_cast_mut::<f32>().unwrap().copy_from_slice(&values);
     let some = buf.elements::<f32>().unwrap().slice(8..24).unwrap();
     stream.memcpy_htod(&some, &mut memory.floats).unwrap();
     let mut back = pool.get(64).unwrap();
     stream.memcpy_dtoh(&memory.floats.slice(..16), &mut back.elements_mut::<f32>().unwrap()).unwrap();
-    assert_eq!(back.cast_slice::<f32>().unwrap(), &values[8..24]);
+    assert_eq!(back.wait_cast::<f32>().unwrap(), &values[8..24]);
     let error = buf.elements::<f32>().unwrap().slice(1..=ELEMENTS).unwrap_err();
     assert!(error.is_request() && error.to_string().contains("16384 elements"), "{error}");
     buf.truncate(LEN - 1);
@@ -175,7 +175,7 @@ fn a_copy_to_another_stream_waits_for_the_copy_into_the_buffer() {
     let mut target: CudaSlice<u8> = up.alloc_zeros(LEN).unwrap();
     up.synchronize().unwrap();
     let mut buf = pool.get(LEN).unwrap();
-    buf.as_mut_slice().unwrap().fill(0);
+    buf.wait_slice_mut().unwrap().fill(0);
     let gate = double.hold(down.cu_stream());
     down.memcpy_dtoh(&memory.bytes, &mut buf).unwrap();
     let waits = double.calls("cuEventSynchronize");
@@ -207,7 +207,7 @@ fn a_wait_ends_when_no_copy_uses_the_buffer_cudarcs_own_included() {
         drop(gate);
         waiter.join().unwrap();
     });
-    assert!(buf.try_as_mut_slice().unwrap().is_some());
+    assert!(buf.try_slice_mut().unwrap().is_some());
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn a_buffer_truncated_to_nothing_is_still_released_behind_the_work_of_others() {
     assert_eq!(pool.stats().copies.in_flight, 1);
     drop(gate);
     stream.synchronize().unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (0, 1));
 }
 
@@ -245,5 +245,5 @@ fn a_copy_into_the_buffer_waits_for_cudarcs_copy_from_it() {
         receiver.join().unwrap()
     });
     assert_eq!(up.clone_dtoh(&memory.bytes).unwrap(), vec![1; LEN]);
-    assert_eq!(*back.wait().unwrap().as_slice().unwrap(), vec![9; LEN]);
+    assert_eq!(*back.wait().unwrap().wait_slice().unwrap(), vec![9; LEN]);
 }

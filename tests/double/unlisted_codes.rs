@@ -54,7 +54,7 @@ fn copy_while(call: &str, is_before_the_copy: bool) {
     double.reset_scripts();
     drop(gate);
     copy.wait().unwrap();
-    pool.poll();
+    pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 0));
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), [7; 4096]);
 }

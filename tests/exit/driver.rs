@@ -42,7 +42,7 @@ pub(crate) fn gone_first() {
     double.shut_down();
     // The maintenance thread asks too.
     thread::sleep(Duration::from_millis(250));
-    pools.iter().for_each(Pool::poll);
+    pools.iter().for_each(Pool::maintain);
     for pool in &pools {
         assert!(
             pool.get(64 << 20).is_err_and(|error| error.is_backend() || error.is_limit()),

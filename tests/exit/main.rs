@@ -201,7 +201,7 @@ extern "C" fn use_pool() {
     let worked = std::panic::catch_unwind(|| {
         let Some(pool) = POOL.get() else { return };
         drop((pool.get(100).unwrap(), pool.get(1 << 20).unwrap()));
-        pool.poll();
+        pool.maintain();
         pool.stats().validate().unwrap();
         pool.trim(0);
         let other = heap().build().unwrap();
@@ -328,13 +328,13 @@ fn neighbour_killed() {
 fn forked_child_killed() {
     let pool = heap().build().unwrap();
     let mut held = pool.get(1 << 20).unwrap();
-    held.as_mut_slice().unwrap().fill(7);
+    held.wait_slice_mut().unwrap().fill(7);
     at_work(&pool);
     // SAFETY: the child touches its copy of the buffer and waits to be killed.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        held.as_mut_slice().unwrap().fill(9);
+        held.wait_slice_mut().unwrap().fill(9);
         loop {
             thread::sleep(Duration::from_secs(1));
         }
@@ -344,6 +344,6 @@ fn forked_child_killed() {
     assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
     // SAFETY: as above.
     assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
-    assert!(held.as_mut_slice().unwrap().iter().all(|&byte| byte == 7));
+    assert!(held.wait_slice_mut().unwrap().iter().all(|&byte| byte == 7));
     assert!(pool.get(5000).is_ok());
 }

@@ -52,7 +52,7 @@ fn a_stream_that_captures_is_refused() {
             // Each launch of the graph would read these buffers again.
             assert!(pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().is_device(), "{name}");
             lane.stream.memcpy_htod(&pool.get(MIB).unwrap(), &mut lane.memory).unwrap();
-            pool.poll();
+            pool.maintain();
             let stats = pool.stats();
             assert_eq!(
                 (stats.memory.idle, stats.copies.in_flight, stats.memory.lost),
@@ -81,7 +81,7 @@ fn an_event_of_a_capture_is_refused() {
             unsafe { result::graph::destroy(graph) }.unwrap();
         }
         assert!(released.unwrap_err().is_device(), "{}", rig.name());
-        pool.poll();
+        pool.maintain();
         assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.lost), (0, 1), "{}", rig.name());
     });
 }
@@ -128,14 +128,14 @@ fn use_pool(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
     assert!(stats.memory.held_bytes == 0 && stats.memory.unpin.count > 0, "{}: {stats:?}", rig.name());
     let mut buf = filled(pool, batch);
     buf.copy_range_to(0..MIB, &lane.stream, &mut lane.memory).unwrap().wait().unwrap();
-    assert!(buf.try_as_mut_slice().unwrap().is_some(), "{}", rig.name());
+    assert!(buf.try_slice_mut().unwrap().is_some(), "{}", rig.name());
     let copy = buf.copy_to(&lane.stream, &mut lane.memory).unwrap();
     while !copy.is_done().unwrap() {
         thread::yield_now();
     }
     // The maintenance thread may be querying the copy: then a poll passes over it.
     wait_until("the copy is over", || {
-        pool.poll();
+        pool.maintain();
         pool.stats().copies.in_flight == 0
     });
 }

@@ -74,7 +74,7 @@ fn churn(rig: &Rig<'_>, pool: &Pool) {
         rig.context.synchronize().unwrap();
         // All memory that the round pinned is released, by the collector or here.
         wait_until("all memory is released", || {
-            pool.poll();
+            pool.maintain();
             pool.clear();
             pool.stats().memory.held_bytes == 0
         });
@@ -146,7 +146,7 @@ fn collect(pool: &Pool, are_copying: &Weak<Mutex<Receiver<Job>>>) {
         }
         match turn % 4 {
             0 => pool.trim(CEILING / 2),
-            1 => pool.poll(),
+            1 => pool.maintain(),
             2 => pool.trim(0),
             _ => pool.clear(),
         }
@@ -214,5 +214,5 @@ fn compare(pool: &Pool, lane: &Lane, batch: Batch) {
             return lane.check(batch);
         }
     };
-    batch.check(whole.as_slice().unwrap(), &lane.name);
+    batch.check(whole.wait_slice().unwrap(), &lane.name);
 }

@@ -25,7 +25,7 @@ fn wait_for_idle(pool: &Pool, len: usize) -> PinnedBuf {
 }
 
 fn check_in_flight(pool: &Pool, what: &str) {
-    pool.poll();
+    pool.maintain();
     let stats = pool.stats();
     assert_eq!((stats.copies.in_flight, stats.memory.in_use, stats.memory.idle), (1, 0, 0), "{what}");
     assert!(pool.try_get(LEN).unwrap().is_none(), "{what}: handed out under a copy");
@@ -62,7 +62,7 @@ fn a_copied_buffer_is_in_flight_until_its_copy_completes() {
                     hold.open();
                     let mut again = wait_for_idle(&pool, LEN);
                     assert_eq!(again.id(), id, "{what}");
-                    again.as_mut_slice().unwrap().fill(0xEE);
+                    again.wait_slice_mut().unwrap().fill(0xEE);
                     lane.check(batch);
                 }
             }
@@ -91,13 +91,13 @@ fn a_buffer_that_a_device_writes_is_not_read_or_reused_before_the_copy_completes
             let pending = buf.copy_from(&lane.stream, &lane.memory).unwrap();
             assert!(!pending.is_done().unwrap(), "{}", lane.name);
             hold.open();
-            batch.check(pending.wait().unwrap().as_slice().unwrap(), &lane.name);
+            batch.check(pending.wait().unwrap().wait_slice().unwrap(), &lane.name);
 
             let (mut buf, hold) = (empty(), HeldStream::on(&lane.stream));
             lane.stream.memcpy_dtoh(&lane.memory, &mut buf).unwrap();
-            assert!(buf.try_as_mut_slice().unwrap().is_none(), "{}: in use by a copy", lane.name);
+            assert!(buf.try_slice_mut().unwrap().is_none(), "{}: in use by a copy", lane.name);
             hold.open();
-            batch.check(buf.as_slice().unwrap(), &lane.name);
+            batch.check(buf.wait_slice().unwrap(), &lane.name);
         }
     });
 }
@@ -117,13 +117,13 @@ fn a_write_to_a_borrowed_buffer_waits_for_the_copies_on_every_stream() {
             lane.stream.memcpy_htod(&buf, &mut lane.memory).unwrap();
         }
         for hold in holds {
-            assert!(buf.try_as_mut_slice().unwrap().is_none(), "{}: copies are in flight", rig.name());
+            assert!(buf.try_slice_mut().unwrap().is_none(), "{}: copies are in flight", rig.name());
             hold.open();
         }
         // Waits for all copies.
-        buf.as_mut_slice().unwrap().fill(0);
+        buf.wait_slice_mut().unwrap().fill(0);
         lanes.iter().for_each(|lane| lane.check(batch));
-        assert!(buf.try_as_mut_slice().unwrap().is_some(), "{}", rig.name());
+        assert!(buf.try_slice_mut().unwrap().is_some(), "{}", rig.name());
     });
 }
 
@@ -144,7 +144,7 @@ fn a_buffer_filled_on_one_stream_is_copied_on_another_only_when_it_is_full() {
             drop(filled(&pool, next).copy_to(&down.stream, &mut down.memory).unwrap());
             down.stream.memcpy_dtoh(&down.memory, &mut buf).unwrap();
             up.check(batch);
-            next.check(buf.as_slice().unwrap(), &down.name);
+            next.check(buf.wait_slice().unwrap(), &down.name);
         }
     });
 }
@@ -194,7 +194,7 @@ fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
                     drop(stream);
                     if let Some(hold) = hold {
                         wait_until("the other copies are complete", || {
-                            pool.poll();
+                            pool.maintain();
                             pool.stats().copies.in_flight <= 1
                         });
                         assert_eq!(pool.stats().copies.in_flight, 1, "{}, fence {fence:?}", lane.name);
@@ -206,7 +206,7 @@ fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
                 }
             }
             wait_until("every buffer is put", || {
-                pool.poll();
+                pool.maintain();
                 pool.stats().copies.in_flight == 0
             });
             assert_eq!(pool.stats().memory.lost, 0, "{}, fence {fence:?}", rig.name());
@@ -219,7 +219,7 @@ fn a_thread_without_a_context_puts_waits_and_polls() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         for fence in FENCES {
-            let pool = rig.builder().unstable_fence(fence).background_poll(true).build().unwrap();
+            let pool = rig.builder().unstable_fence(fence).background_thread(true).build().unwrap();
             let (mut lane, mut borrowing) = (rig.lane(0, LEN), rig.lane(1, LEN));
             let [given, borrowed, sliced] = [1, 2, 3].map(|number| Batch::new(number, LEN));
             let (mut kept, by_cudarc) = (filled(&pool, borrowed), filled(&pool, sliced));
@@ -229,16 +229,16 @@ fn a_thread_without_a_context_puts_waits_and_polls() {
             borrowing.stream.memcpy_htod(&by_cudarc, &mut borrowing.memory).unwrap();
             thread::scope(|scope| {
                 scope.spawn(|| {
-                    pool.poll();
+                    pool.maintain();
                     drop(by_cudarc);
                     assert!(!copy.is_done().unwrap());
                     hold.open();
                     copy.wait().unwrap();
-                    kept.as_mut_slice().unwrap().fill(0);
+                    kept.wait_slice_mut().unwrap().fill(0);
                     drop(kept);
                     drop(pool.get(5 * MIB).unwrap());
                     wait_until("every buffer is put", || {
-                        pool.poll();
+                        pool.maintain();
                         pool.stats().copies.in_flight == 0
                     });
                     assert_eq!(result::ctx::get_current(), Ok(None), "{}: left a context behind", rig.name());

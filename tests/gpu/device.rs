@@ -149,7 +149,7 @@ impl Lane {
 /// A buffer that holds the batch.
 pub(crate) fn filled(pool: &Pool, batch: Batch) -> PinnedBuf {
     let mut buf = pool.get(batch.len).unwrap();
-    batch.write(buf.as_mut_slice().unwrap());
+    batch.write(buf.wait_slice_mut().unwrap());
     buf
 }
 

@@ -108,13 +108,13 @@ fn forks_after_growth() {
     // Pages that a fork made copy-on-write would be written elsewhere than where the device reads.
     for (buf, batch) in bufs.iter_mut().zip(&batches) {
         let again = Batch::new(batch.number + 100, batch.len);
-        again.write(buf.as_mut_slice().unwrap());
+        again.write(buf.wait_slice_mut().unwrap());
         drop(buf.copy_range_to(0..again.len, &lane.stream, &mut lane.memory).unwrap());
         lane.check(again);
     }
     drop(bufs);
     wait_until("every buffer is put", || {
-        pool.poll();
+        pool.maintain();
         pool.stats().copies.in_flight == 0
     });
 }

@@ -35,10 +35,10 @@ fn round_trips(rounds: u32) -> Result<i64, Box<dyn Error>> {
         let len = 1 + (round * 2_654_435_761) % LONGEST;
         let byte = u8::try_from(round % 251)?;
         let mut buf = pool.get(len)?;
-        buf.as_mut_slice()?.fill(byte);
+        buf.wait_slice_mut()?.fill(byte);
         buf.copy_to(&stream, &mut device)?;
         let back = pool.get(len)?.copy_from(&stream, &device)?.wait()?;
-        let bytes = back.as_slice()?;
+        let bytes = back.wait_slice()?;
         wrong += i64::try_from(bytes.iter().filter(|&&arrived| arrived != byte).count())?;
         held.push(back);
         if held.len() > HELD {
@@ -47,7 +47,7 @@ fn round_trips(rounds: u32) -> Result<i64, Box<dyn Error>> {
     }
     drop(held);
     stream.synchronize()?;
-    pool.poll();
+    pool.maintain();
     pool.stats().validate()?;
     Ok(wrong)
 }

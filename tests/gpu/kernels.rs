@@ -176,7 +176,7 @@ fn memory_is_pinned_moved_and_released_while_a_kernel_runs() {
             pool.clear();
         }
         wait_until("all memory is released", || {
-            pool.poll();
+            pool.maintain();
             pool.clear();
             pool.stats().memory.held_bytes == 0
         });
@@ -199,7 +199,7 @@ fn a_kernel_reads_a_buffer_in_place() {
         buf.release_after(&lane.stream).unwrap();
         lane.check(batch);
         wait_until("the buffer is put", || {
-            pool.poll();
+            pool.maintain();
             pool.stats().copies.in_flight == 0
         });
         assert_eq!(pool.stats().memory.lost, 0, "{}", rig.name());
@@ -231,7 +231,7 @@ fn breaks_the_device() {
     // Enqueued behind the kernel, or refused because the error is known already.
     let copied = pool.get(MIB).unwrap().copy_to(&stream, &mut memory).map(drop);
     thread::sleep(Duration::from_millis(200));
-    pool.poll();
+    pool.maintain();
     let stats = pool.stats();
     stats.validate().unwrap();
     assert_eq!(stats.copies.in_flight, 0, "{stats:?}");

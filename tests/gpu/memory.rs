@@ -53,25 +53,25 @@ pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
     };
     // A copy from the old addresses of the granules, or into their new ones, is detected from here on.
     let contiguous = contiguous.map(|mut buf| {
-        large.write(buf.as_mut_slice().unwrap());
+        large.write(buf.wait_slice_mut().unwrap());
         buf
     });
     holds.into_iter().for_each(HeldStream::open);
     for ((batch, _), lane) in kept.iter().zip(&lanes) {
         lane.check(*batch);
     }
-    kept.iter_mut().for_each(|(_, buf)| buf.as_mut_slice().unwrap().fill(0));
+    kept.iter_mut().for_each(|(_, buf)| buf.wait_slice_mut().unwrap().fill(0));
     drop(kept);
     let buf = contiguous.unwrap_or_else(|| filled(pool, large));
     let lane = &mut lanes[5];
     let hold = HeldStream::on(&lane.stream);
     drop(buf.copy_to(&lane.stream, &mut lane.memory).unwrap());
     // Granules are unmapped at their old places, while the device is about to read them at the new one.
-    pool.poll();
+    pool.maintain();
     hold.open();
     lane.check(large);
     wait_until("every buffer is put", || {
-        pool.poll();
+        pool.maintain();
         pool.stats().copies.in_flight == 0
     });
 }
@@ -122,7 +122,7 @@ fn memory_is_released_beside_a_copy_or_waits_for_it() {
         }
         lane.check(batch);
         wait_until("the rest is released", || {
-            pool.poll();
+            pool.maintain();
             pool.clear();
             pool.stats().memory.held_bytes == 0
         });
@@ -273,7 +273,7 @@ fn in_a_process_without_a_context(backend: Backend) {
     };
     assert!(!is_active(), "{name}: a new pool created a context");
     let mut buf = pool.get(MIB).unwrap();
-    buf.as_mut_slice().unwrap().fill(1);
+    buf.wait_slice_mut().unwrap().fill(1);
     assert!(is_active(), "{name}: pinned without a context");
     assert_eq!(result::ctx::get_current(), Ok(None), "{name}: a get left a context behind");
 }

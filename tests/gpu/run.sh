@@ -11,7 +11,7 @@
 # | variable | default | meaning |
 # | --- | --- | --- |
 # | PINPOOL_GPU_EXCEPT | | back-ends that this machine need not have: vmm, or vmm,register |
-# | PINPOOL_GPU_STEPS | facts c run run_torch wheel shim libraries shared suite torch pool copy stall pin loader load hit peers | the steps, in this order |
+# | PINPOOL_GPU_STEPS | facts c run run_torch wheel shim libraries shared suite torch pool copy stall pin load hit peers | the steps, in this order |
 # | PINPOOL_GPU_THREADS | 1 4 8 16 | threads of `pinpool-bench hit` |
 # | PINPOOL_GPU_SUITE_SECONDS | 150 | the longest that the suite may take over one back-end |
 # | PINPOOL_GPU_SUITE | | only tests of the suite whose names contain one of these words |
@@ -19,7 +19,6 @@
 # | PINPOOL_GPU_POOL_MIB | 1024,4096,16384 | sizes of the pools whose mappings and descriptors are counted |
 # | PINPOOL_GPU_SIZES | those of `pinpool-bench copy` | sizes that are copied |
 # | PINPOOL_GPU_PIN | 1GiB | bytes pinned by `pinpool-bench pin` |
-# | PINPOOL_GPU_PRODUCERS | 8 12 | producers of `pinpool-bench loader` |
 # | PINPOOL_GPU_FILES | 10000 | files of the synthetic data set |
 # | PINPOOL_GPU_TREE | Python's library, else /usr/share | a real tree to load |
 # | PINPOOL_GPU_BUDGET | 570 | seconds in all |
@@ -28,7 +27,7 @@ bin=$(realpath "${1:?usage: run.sh FOLDER}")
 log=${PINPOOL_GPU_LOG:-$bin/log}
 mkdir -p "$log"
 
-steps=${PINPOOL_GPU_STEPS:-facts c run run_torch wheel shim libraries shared suite torch pool copy stall pin loader load hit peers}
+steps=${PINPOOL_GPU_STEPS:-facts c run run_torch wheel shim libraries shared suite torch pool copy stall pin load hit peers}
 seconds=${PINPOOL_GPU_SECONDS:-2}
 ends=$((SECONDS + ${PINPOOL_GPU_BUDGET:-570}))
 failed=0
@@ -177,14 +176,6 @@ for name in $steps; do
         ;;
     stall) figure stall 60 pinpool-bench stall --seconds "$seconds" "${of_each[@]}" ;;
     pin) figure pin 90 pinpool-bench pin --bytes "${PINPOOL_GPU_PIN:-1GiB}" --rounds 2 "${of_each[@]}" ;;
-    loader)
-        for producers in ${PINPOOL_GPU_PRODUCERS:-8 12}; do
-            for backend in "${backends[@]}"; do
-                figure "loader_${backend}_$producers" 60 pinpool-bench loader --producers "$producers" --seconds "$seconds" --backend "$backend"
-            done
-            figure "loader_tensorflow_$producers" 60 pinpool-bench loader --producers "$producers" --seconds "$seconds" --preset tensorflow --backend cuda
-        done
-        ;;
     load)
         # Whole: a link without its file is an error of the load.
         tree=${PINPOOL_GPU_TREE:-$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))' || echo /usr/share)}

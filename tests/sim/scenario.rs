@@ -49,7 +49,7 @@ setup! {
     release_waits,
     /// The source holds a page more for each region, as `cuda` does.
     extra_page,
-    /// Ceiling; 0 is none.
+    /// Limit; 0 is none.
     max_bytes,
     /// Most idle buffers.
     limit,

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
 use pinpool::unstable::{LogSampler, ManualClock};
-use pinpool::{Backend, Ceiling, Error, GetFuture, OnFull, PendingBuf, PinnedBuf, Pool, Preset, Request, Rounding};
+use pinpool::{Backend, Error, GetFuture, Limit, OnFull, PendingBuf, PinnedBuf, Pool, Preset, Request, Rounding};
 
 use crate::checks;
 use crate::device::{Device, GivesUp, SimStream, SimTarget, finish_all, stamp};
@@ -141,7 +141,7 @@ impl World {
         let site = Site::new(Memory::new(slab, &setup), device);
         let clock = ManualClock::default();
         let source = SimMemory { site: site.clone(), setup };
-        let max_bytes = if setup.max_bytes == 0 { Ceiling::None } else { Ceiling::Bytes(setup.max_bytes) };
+        let max_bytes = if setup.max_bytes == 0 { Limit::Unlimited } else { Limit::Bytes(setup.max_bytes) };
         let mut builder = Pool::builder()
             .without_env()
             .backend(Backend::Source(Arc::new(source)))
@@ -149,7 +149,7 @@ impl World {
             .pool_size_limit(setup.limit)
             .wait(Duration::ZERO)
             .unstable_close_wait(Duration::ZERO)
-            .background_poll(false)
+            .background_thread(false)
             .reserve_wait(setup.background == 0)
             .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })
             .idle_timeout((setup.idle_seconds > 0).then(|| Duration::from_secs(setup.idle_seconds)))
@@ -302,7 +302,7 @@ impl World {
                 self.note(finished as u64);
             }
             Op::Advance => self.clock.advance_us(args[0]),
-            Op::Poll => self.with_pool(args[0], |_, pool| pool.poll()),
+            Op::Poll => self.with_pool(args[0], |_, pool| pool.maintain()),
             Op::Trim => self.with_pool(args[0], |_, pool| pool.trim(args[1])),
             Op::Clear => self.with_pool(args[0], |_, pool| pool.clear()),
             Op::Prewarm => self.with_pool(args[0], |_, pool| {
@@ -316,7 +316,7 @@ impl World {
                     self.site.memory().set_max_bytes(args[0]);
                     self.has_ceiling.set(true);
                     self.took_room.set(true);
-                    self.note(u64::from(pool.set_max_bytes(Ceiling::Bytes(args[0])).is_ok()));
+                    self.note(u64::from(pool.set_max_bytes(Limit::Bytes(args[0])).is_ok()));
                 }
             }),
             Op::DropPool => self.drop_pool(args[0]),
@@ -488,7 +488,7 @@ impl World {
 
     fn rewrite(&self, which: u64) {
         let Some(mut held) = self.take_held(which) else { return };
-        if held.buf.as_mut_slice().is_err() {
+        if held.buf.wait_slice_mut().is_err() {
             // A copy into it failed, and may still write.
             self.note(4);
             return self.put(held);

@@ -3,10 +3,7 @@
 //! Each writes one byte to every buffer. A baseline has every advantage: it knows the class, has no limit, keeps no counters
 //! and frees nothing.
 
-use std::collections::HashMap;
-
 use crossbeam::queue::ArrayQueue;
-use parking_lot::Mutex;
 use pinpool::{PinnedBuf, Pool};
 
 /// Sizes of `mix`, each a class of its own: 4 KiB to 64 KiB.
@@ -37,34 +34,13 @@ impl Baseline for Pool {
     #[inline]
     fn get(&self, size: usize) -> Option<PinnedBuf> {
         let mut buffer = Pool::get(self, bytes_of(size)).ok()?;
-        buffer.as_mut_slice().ok()?[0] = 1;
+        buffer.wait_slice_mut().ok()?[0] = 1;
         Some(buffer)
     }
 
     #[inline]
     fn put(&self, buffer: Option<PinnedBuf>) {
         drop(buffer);
-    }
-}
-
-/// One lock around everything, like the pools of TensorFlow and PyTorch.
-#[derive(Debug, Default)]
-pub(super) struct MutexHashMap(Mutex<HashMap<usize, Vec<Box<[u8]>>>>);
-
-impl Baseline for MutexHashMap {
-    type Buffer = Box<[u8]>;
-
-    #[inline]
-    fn get(&self, size: usize) -> Box<[u8]> {
-        let idle = self.0.lock().get_mut(&bytes_of(size)).and_then(Vec::pop);
-        let mut buffer = idle.unwrap_or_else(|| vec![0; bytes_of(size)].into());
-        buffer[0] = 1;
-        buffer
-    }
-
-    #[inline]
-    fn put(&self, buffer: Box<[u8]>) {
-        self.0.lock().entry(buffer.len()).or_default().push(buffer);
     }
 }
 

@@ -49,7 +49,7 @@ fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
         player.perform(operation?).map_err(|why| trace.error_here(why))?;
     }
     let mut lines = mem::take(&mut *player.diagnostics.lock());
-    lines.extend(player.pools.iter().map(|pool| figures(pool).to_string()));
+    lines.extend(player.pools.iter().zip(&player.sources).map(|(pool, source)| figures(pool, source).to_string()));
     for (name, stream) in [("outcome", player.outcome), ("buffers", player.buffers)] {
         let hex: String = stream.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         lines.push(format!("{name} sha256 {hex}"));
@@ -74,7 +74,8 @@ struct Player {
     unpooled: bool,
     current: usize,
     held: HashMap<u64, PinnedBuf>,
-    source: Arc<RecordingSource>,
+    /// One for each pool.
+    sources: Vec<Arc<RecordingSource>>,
     diagnostics: Arc<Mutex<Vec<String>>>,
     /// A line for each get, put and clear: what happened.
     outcome: OutcomeStream,
@@ -82,11 +83,14 @@ struct Player {
     buffers: OutcomeStream,
 }
 
-/// A `sim` source that records the calls that reach it. Without virtual memory, so that each miss and each eviction is a call.
+/// Records the calls of a pool. Without virtual memory, so that each miss and each eviction is a call; buffers of all pools have
+/// different ids, since they share `sim`.
 #[derive(Debug)]
 struct RecordingSource {
-    sim: SimSource,
-    calls: Mutex<SourceCalls>,
+    sim: Arc<SimSource>,
+    calls: Arc<Mutex<SourceCalls>>,
+    /// Bytes that the pool holds, without rounding, and the most so far.
+    held: Mutex<(u64, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -109,18 +113,23 @@ unsafe impl Source for RecordingSource {
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         self.calls.lock().acquired = true;
-        self.sim.acquire(len_bytes)
+        let region = self.sim.acquire(len_bytes)?;
+        let mut held = self.held.lock();
+        held.0 += region.len_bytes() as u64;
+        held.1 = held.1.max(held.0);
+        Ok(region)
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         self.calls.lock().released.push((region.id(), region.len_bytes()));
+        self.held.lock().0 -= region.len_bytes() as u64;
         // SAFETY: the caller's promise, passed on: all regions of this source are `sim`'s.
         unsafe { self.sim.release(region) }
     }
 }
 
 impl RecordingSource {
-    /// The calls since the last time this was called.
+    /// The calls of all pools since the last call of this.
     fn take_calls(&self) -> SourceCalls {
         mem::take(&mut *self.calls.lock())
     }
@@ -133,11 +142,13 @@ impl Player {
     ///
     /// The errors of [`PoolBuilder::build`](pinpool::PoolBuilder::build): for a limit of 0 with auto-resize, for instance.
     fn new(header: &TraceHeader) -> Result<Self, Error> {
+        let (sim, calls) = (Arc::new(SimSource::new(SimSource::DEFAULT_TOTAL_BYTES)), Arc::default());
         let source =
-            Arc::new(RecordingSource { sim: SimSource::new(SimSource::DEFAULT_TOTAL_BYTES), calls: Mutex::default() });
+            |_| Arc::new(RecordingSource { sim: sim.clone(), calls: Arc::clone(&calls), held: Mutex::default() });
+        let sources: Vec<_> = (0..header.pools).map(source).collect();
         let diagnostics: Arc<Mutex<Vec<String>>> = Arc::default();
         let log_sampler = LogSampler::new();
-        let pool = |_| {
+        let pool = |source: &Arc<RecordingSource>| {
             let printed = diagnostics.clone();
             let listener = move |report: &CheckReport| {
                 if report.printed {
@@ -155,13 +166,13 @@ impl Player {
                 .on_check(listener)
                 .build()
         };
-        let pools = (0..header.pools).map(pool).collect::<Result<_, Error>>()?;
+        let pools = sources.iter().map(pool).collect::<Result<_, Error>>()?;
         Ok(Self {
             pools,
             unpooled: header.limit == 0,
             current: 0,
             held: HashMap::new(),
-            source,
+            sources,
             diagnostics,
             outcome: OutcomeStream::default(),
             buffers: OutcomeStream::default(),
@@ -195,7 +206,7 @@ impl Player {
             }
             TraceOp::Clear => {
                 self.pools[self.current].clear();
-                self.outcome.line(format_args!("c {}", self.source.take_calls().released.len()));
+                self.outcome.line(format_args!("c {}", self.sources[0].take_calls().released.len()));
             }
             TraceOp::Pool { index } if index < self.pools.len() => self.current = index,
             TraceOp::Pool { index } => {
@@ -209,7 +220,7 @@ impl Player {
 
     fn record_get(&mut self, buffer: Result<PinnedBuf, Error>) -> Result<PinnedBuf, String> {
         let buffer = buffer.map_err(|error| error.report())?;
-        let missed = self.source.take_calls().acquired;
+        let missed = self.sources[0].take_calls().acquired;
         match buffer.id() {
             None => {
                 self.outcome.line('z');
@@ -230,7 +241,7 @@ impl Player {
         drop(buffer);
         let mark = if self.unpooled { 'd' } else { 'e' };
         let mut outcome = "p".to_owned();
-        for (id, class_bytes) in self.source.take_calls().released {
+        for (id, class_bytes) in self.sources[0].take_calls().released {
             outcome += &format!(" {mark}:{class_bytes}");
             self.buffers.line(format_args!("{mark} {id}"));
         }
@@ -239,7 +250,7 @@ impl Player {
 }
 
 /// The figures of `pool` under the names and in the order of the format.
-fn figures(pool: &Pool) -> Value {
+fn figures(pool: &Pool, source: &RecordingSource) -> Value {
     let (stats, window) = (pool.stats(), pinpool::unstable::window(pool));
     json!({
         "get_from_pool": window.get_from_pool,
@@ -253,6 +264,6 @@ fn figures(pool: &Pool) -> Value {
         "underlying_frees": stats.memory.unpin.count,
         "underlying_alloc_bytes": stats.memory.pin.bytes,
         "underlying_free_bytes": stats.memory.unpin.bytes,
-        "underlying_peak_bytes": stats.memory.peak_held_bytes,
+        "underlying_peak_bytes": source.held.lock().1,
     })
 }

@@ -122,7 +122,7 @@ impl CopyArgs {
 fn rate(pool: &Pool, destination: &mut BenchTarget, size: u64, seconds: Duration) -> Measured<f64> {
     let len = usize::try_from(size).unwrap_or(usize::MAX);
     let mut bufs = (0..DEPTH).map(|_| pool.get(len)).collect::<Result<Vec<_>, _>>()?;
-    bufs.iter_mut().try_for_each(|buf| buf.as_mut_slice().map(|bytes| bytes.fill(1)))?;
+    bufs.iter_mut().try_for_each(|buf| buf.wait_slice_mut().map(|bytes| bytes.fill(1)))?;
     let mut in_flight = VecDeque::new();
     let (begun, mut bytes) = (Instant::now(), 0);
     while begun.elapsed() < seconds {
@@ -147,7 +147,7 @@ fn rate(pool: &Pool, destination: &mut BenchTarget, size: u64, seconds: Duration
 fn track(pool: &Pool, destination: &mut BenchTarget, bytes: u64, seconds: Duration) -> Measured<TrackedCopies> {
     let len = usize::try_from(bytes).unwrap_or(usize::MAX);
     let mut bare_buf = pool.get(len)?;
-    bare_buf.as_mut_slice()?.fill(1);
+    bare_buf.wait_slice_mut()?.fill(1);
     let (mut bare, mut tracked) = (Vec::new(), Vec::new());
     let begun = Instant::now();
     while bare.len() < FEWEST_TURNS || begun.elapsed() < seconds {

@@ -9,7 +9,7 @@ use clap::Args;
 use pinpool::{Backend, Pool};
 use serde::Serialize;
 
-use super::baselines::{ArrayQueues, Baseline, Empty, Malloc, MutexHashMap};
+use super::baselines::{ArrayQueues, Baseline, Empty, Malloc};
 use super::patterns::{self, Pattern};
 use super::statistics::median;
 use super::{BenchError, Measured};
@@ -52,7 +52,6 @@ pub(super) struct HitReport {
 /// Times of the baselines.
 #[derive(Debug, Serialize)]
 struct NsPerPair {
-    mutex_hashmap: f64,
     array_queue: f64,
     malloc: f64,
     empty: f64,
@@ -66,10 +65,9 @@ impl HitArgs {
             return Err(BenchError::Setting(why));
         }
         let pool = Pool::builder().backend(self.backend.clone()).build()?;
-        let (map, queues) = (MutexHashMap::default(), ArrayQueues::default());
+        let queues = ArrayQueues::default();
         let mut series = [
             Series::new(&pool, pattern, threads)?,
-            Series::new(&map, pattern, threads)?,
             Series::new(&queues, pattern, threads)?,
             Series::new(&Malloc, pattern, threads)?,
             Series::new(&Empty, pattern, threads)?,
@@ -84,7 +82,7 @@ impl HitArgs {
                 format!("{failed} gets failed and {fallbacks} fell back to unpinned memory: the figures are invalid");
             return Err(BenchError::Failure(why));
         }
-        let [ns_per_pair, mutex_hashmap, array_queue, malloc, empty] = series.map(Series::median_ns);
+        let [ns_per_pair, array_queue, malloc, empty] = series.map(Series::median_ns);
         Ok(HitReport {
             pattern: format!("{pattern:?}").to_lowercase(),
             threads,
@@ -92,7 +90,7 @@ impl HitArgs {
             backend: stats.backend,
             preset: stats.preset,
             ns_per_pair,
-            baselines: NsPerPair { mutex_hashmap, array_queue, malloc, empty },
+            baselines: NsPerPair { array_queue, malloc, empty },
         })
     }
 }

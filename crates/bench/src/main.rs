@@ -5,10 +5,8 @@ mod conformance;
 mod copy;
 mod destination;
 mod hit;
-mod loader;
 mod patterns;
 mod pin;
-mod producers;
 mod requested;
 mod reserve;
 mod soak;
@@ -45,7 +43,6 @@ enum Bench {
     Reserve(reserve::ReserveArgs),
     Stall(stall::StallArgs),
     Copy(copy::CopyArgs),
-    Loader(loader::LoaderArgs),
     Soak(soak::SoakArgs),
     Conformance(conformance::ConformanceArgs),
 }
@@ -76,7 +73,6 @@ fn main() -> ExitCode {
         Bench::Reserve(args) => measured(args.measure(), json, &terminal),
         Bench::Stall(args) => measured(args.measure(), json, &terminal),
         Bench::Copy(args) => measured(args.measure(), json, &terminal),
-        Bench::Loader(args) => measured(args.measure(), json, &terminal),
         Bench::Soak(args) => soak::run(&args, json, &terminal),
         Bench::Conformance(args) => args.run(&terminal),
     };

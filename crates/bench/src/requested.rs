@@ -5,7 +5,7 @@ use std::fmt::{Debug, Display};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use pinpool::Ceiling;
+use pinpool::Limit;
 use pinpool::unstable::config::text::{ParseError, format_bytes, parse_bytes};
 use pinpool::{Backend, Error, Pool, PoolBuilder, Preset};
 
@@ -54,7 +54,7 @@ pub(super) fn pool_builder(backend: Backend) -> PoolBuilder {
 /// The default ceiling of a pool on this machine.
 pub(super) fn default_ceiling_bytes() -> Result<u64, Error> {
     // Under this preset a pool reserves no virtual range.
-    let pool = pool_builder(Backend::Heap).preset(Preset::TensorFlow).max_bytes(Ceiling::Auto).build()?;
+    let pool = pool_builder(Backend::Heap).preset(Preset::TensorFlow).max_bytes(Limit::Auto).build()?;
     Ok(pool.stats().limits.max_bytes.unwrap_or(u64::MAX))
 }
 

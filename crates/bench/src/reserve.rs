@@ -143,7 +143,7 @@ impl ReserveArgs {
         let begun = Instant::now();
         let pool = builder.max_bytes(bytes.saturating_mul(2)).build()?;
         let mut buf = pool.get(self.len())?;
-        buf.as_mut_slice()?.fill(1);
+        buf.wait_slice_mut()?.fill(1);
         Ok((begun.elapsed(), pool, begun))
     }
 

@@ -219,7 +219,7 @@ impl StallRun<'_> {
                 let Some((copy, mut buf)) = in_flight.pop_front() else { break };
                 copy.wait()?;
                 // Access to the bytes ends the copy in the pool's books too, as refilling a batch does.
-                buf.as_mut_slice()?;
+                buf.wait_slice_mut()?;
                 idle.push(buf);
             }
             if is_pause {

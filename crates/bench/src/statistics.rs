@@ -26,11 +26,6 @@ impl Histogram {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    pub(super) fn merge(&mut self, other: &Self) {
-        self.counts.add(&other.counts).expect("the bounds are the same");
-        self.max_ns = self.max_ns.max(other.max_ns);
-    }
-
     /// The longest time among the shortest `per_mille` of all.
     #[allow(clippy::cast_precision_loss)] // At most 1000.
     pub(super) fn per_mille(&self, per_mille: u64) -> u64 {
@@ -52,11 +47,6 @@ pub(super) fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// `value` over `unit`, rounded.
-pub(super) fn quotient(value: f64, unit: f64) -> f64 {
-    rounded(value / unit.max(1e-9))
-}
-
 /// The lower median; 0 of none.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -74,11 +64,8 @@ mod tests {
 
     #[test]
     fn percentiles_of_a_known_sequence() {
-        let (mut odd, mut all) = <(Histogram, Histogram)>::default();
-        for ns in 1..=1000 {
-            if ns % 2 == 1 { &mut odd } else { &mut all }.add(Duration::from_nanos(ns));
-        }
-        all.merge(&odd);
+        let mut all = Histogram::default();
+        (1..=1000).for_each(|ns| all.add(Duration::from_nanos(ns)));
         assert!((500..=515).contains(&all.per_mille(500)), "{}", all.per_mille(500));
         assert!((990..=1000).contains(&all.per_mille(990)), "{}", all.per_mille(990));
         assert_eq!((all.per_mille(1000), all.max_ns()), (1000, 1000));

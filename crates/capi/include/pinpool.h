@@ -150,7 +150,7 @@ pp_status pp_set_log(pp_log_fn callback,
  *
  * - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
  *   overrides the environment: "max_bytes=64GiB; wait=2s". docs/settings.md lists the variables.
- * - `background_poll=0` starts no background thread; `call_stacks=100` keeps the call stack of one request in 100.
+ * - `background_thread=0` starts no background thread; `call_stacks=100` keeps the call stack of one request in 100.
  * - `name=loader` names the pool in its log lines.
  * - An item without `=` is a prefix, of A to Z, digits and `_`, which ends in `_`: variables that begin with it are read in
  *   place of those that begin with PINPOOL_. With "EVAL_PINPOOL_" the ceiling is EVAL_PINPOOL_MAX_BYTES.
@@ -158,7 +158,7 @@ pp_status pp_set_log(pp_log_fn callback,
  * NULL and "" mean the PINPOOL_* variables of the environment alone. What nothing sets has its default.
  *
  * May pin memory (`reserve=`) and tries the back-ends, so it may take seconds. A pool has no thread of its own; all pools of
- * a process share one that gives idle memory back, unless `background_poll=0`.
+ * a process share one that gives idle memory back, unless `background_thread=0`.
  *
  * PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another. PP_BACKEND: the back-end that was set is not
  * available, or cannot pin the reserve. PP_INVALID_ARGUMENT, PP_LIMIT.
@@ -228,11 +228,11 @@ pp_status pp_trim(pp_pool *pool,
 pp_status pp_clear(pp_pool *pool);
 
 /**
- * Completes finished copies and releases memory that was idle for long. Call it periodically with `background_poll=0`.
+ * Completes finished copies and releases memory that was idle for long. Call it periodically with `background_thread=0`.
  *
  * PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
  */
-pp_status pp_poll(pp_pool *pool);
+pp_status pp_maintain(pp_pool *pool);
 
 /**
  * Stores the statistics of the pool in `json`, as one JSON object on one line: bytes under names that end in `_bytes`,

@@ -216,7 +216,7 @@ public:
     void reserve(std::uint64_t bytes) const { detail::check(pp_reserve(handle(), bytes)); }
     void trim(std::uint64_t to_bytes) const { detail::check(pp_trim(handle(), to_bytes)); }
     void clear() const { detail::check(pp_clear(handle())); }
-    void poll() const { detail::check(pp_poll(handle())); }
+    void maintain() const { detail::check(pp_maintain(handle())); }
 
     /** The statistics as a JSON object. */
     std::string stats_json() const

@@ -15,7 +15,7 @@ use crate::status::pp_status;
 ///
 /// - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
 ///   overrides the environment: "max_bytes=64GiB; wait=2s". docs/settings.md lists the variables.
-/// - `background_poll=0` starts no background thread; `call_stacks=100` keeps the call stack of one request in 100.
+/// - `background_thread=0` starts no background thread; `call_stacks=100` keeps the call stack of one request in 100.
 /// - `name=loader` names the pool in its log lines.
 /// - An item without `=` is a prefix, of A to Z, digits and `_`, which ends in `_`: variables that begin with it are read in
 ///   place of those that begin with PINPOOL_. With "EVAL_PINPOOL_" the ceiling is EVAL_PINPOOL_MAX_BYTES.
@@ -23,7 +23,7 @@ use crate::status::pp_status;
 /// NULL and "" mean the PINPOOL_* variables of the environment alone. What nothing sets has its default.
 ///
 /// May pin memory (`reserve=`) and tries the back-ends, so it may take seconds. A pool has no thread of its own; all pools of
-/// a process share one that gives idle memory back, unless `background_poll=0`.
+/// a process share one that gives idle memory back, unless `background_thread=0`.
 ///
 /// PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another. PP_BACKEND: the back-end that was set is not
 /// available, or cannot pin the reserve. PP_INVALID_ARGUMENT, PP_LIMIT.
@@ -150,13 +150,13 @@ pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     })
 }
 
-/// Completes finished copies and releases memory that was idle for long. Call it periodically with `background_poll=0`.
+/// Completes finished copies and releases memory that was idle for long. Call it periodically with `background_thread=0`.
 ///
 /// PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
 #[unsafe(no_mangle)]
-pub extern "C" fn pp_poll(pool: *mut pp_pool) -> pp_status {
+pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
     call(|| {
-        slots::enter(pool)?.pool()?.poll();
+        slots::enter(pool)?.pool()?.maintain();
         Ok(pp_status::PP_OK)
     })
 }

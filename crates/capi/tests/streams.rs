@@ -26,7 +26,7 @@ fn start() -> (Double, Arc<CudaContext>, Arc<CudaStream>, Handle) {
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     stream.synchronize().unwrap();
-    (double, context, stream, open("backend=cuda; preset=tensorflow; background_poll=0"))
+    (double, context, stream, open("backend=cuda; preset=tensorflow; background_thread=0"))
 }
 
 fn put_on_stream(pool: Handle, held: Address, stream: &CudaStream) -> Result<(), (pp_status, String)> {
@@ -35,7 +35,7 @@ fn put_on_stream(pool: Handle, held: Address, stream: &CudaStream) -> Result<(),
 }
 
 fn in_flight(pool: Handle) -> u64 {
-    assert_eq!(pp_poll(pool.0), pp_status::PP_OK);
+    assert_eq!(pp_maintain(pool.0), pp_status::PP_OK);
     stats(pool)["copies"]["in_flight"].as_u64().unwrap()
 }
 

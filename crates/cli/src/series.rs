@@ -13,7 +13,9 @@ use serde_json::Value;
 
 use crate::served::socket::{first_line, statistics};
 use crate::served::{name_of, pools, worst_first};
-use crate::why::{Judged, Said, of_judgement, of_object};
+use crate::why::lines::curve::CheckPoint;
+use crate::why::lines::{Curve, Log};
+use crate::why::{Judged, Said, of_judgement, of_log, of_object};
 
 /// Snapshots of a replay over its time, and as many over its requests.
 const LOOKS: u64 = 1_000;
@@ -24,51 +26,41 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct OfPool {
     pub(crate) name: String,
-    /// In order of time, which is in seconds; of a trace without time, in requests.
+    /// In order of time, which is in seconds; without time, in requests.
     pub(crate) points: Vec<(f64, Snapshot)>,
-    /// `None` if there are too few requests to judge.
-    pub(crate) said: Option<Said>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Series {
-    /// The worst first.
     pub(crate) pools: Vec<OfPool>,
+    /// What is said of the pools, the worst first; nothing of one with too few requests.
+    pub(crate) said: Vec<Said>,
     /// What the clock showed at 0, in seconds since 1970.
     pub(crate) clock: Option<f64>,
     pub(crate) has_time: bool,
 }
 
 impl Series {
-    pub(crate) fn said(&self) -> Vec<Said> {
-        self.pools.iter().filter_map(|pool| pool.said.clone()).collect()
-    }
-
     /// The series of a recording, by the pools' own snapshots.
     pub(crate) fn of_recording(recording: &Recording) -> Self {
-        let mut judged = judge_recording(recording);
-        let pool = |number: u32| {
+        let (mut pools, mut ended_pools) = (Vec::new(), Vec::new());
+        for description in &recording.pools {
+            let number = description.number;
             let of = recording.snapshots.iter().filter(|taken| taken.pool == number);
             let mut points: Vec<_> = of.map(|taken| (taken.time_ns as f64 * 1e-9, (*taken.snapshot).clone())).collect();
-            let is_end = |event: &Event| *event == Event::End;
-            let end = recording.records.iter().rev().find(|record| record.pool == number && is_end(&record.event));
+            let mut latest = recording.records.iter().rev();
+            let end = latest.find(|record| record.pool == number && record.event == Event::End);
+            ended_pools.extend(end.map(|_| number));
             if let (Some(end), Some((_, last))) = (end, points.last()) {
                 points.push((end.time_ns as f64 * 1e-9, ended(last)));
             }
-            (points, end.is_some())
-        };
-        let mut all = Vec::new();
-        let known = judged.iter().map(|one| one.pool).collect::<Vec<_>>();
-        let unjudged = recording.pools.iter().map(|pool| pool.number).filter(|number| !known.contains(number));
-        for number in known.iter().copied().chain(unjudged) {
-            let (points, has_ended) = pool(number);
-            let name = recording.pool(number).and_then(|pool| pool.fact("name"));
-            let name = name.map_or_else(|| format!("pool {number}"), str::to_owned);
-            let one = judged.iter_mut().find(|one| one.pool == number);
-            all.push(OfPool { name, points, said: one.map(|one| of_judgement(one, has_ended)) });
+            let name = description.fact("name").map_or_else(|| format!("pool {number}"), str::to_owned);
+            pools.push(OfPool { name, points });
         }
+        let judged = judge_recording(recording);
+        let said = judged.iter().map(|one| of_judgement(one, ended_pools.contains(&one.pool))).collect();
         let clock = recording.pools.first().and_then(|pool| pool.fact("time")?.parse().ok());
-        Self { pools: all, clock, has_time: true }
+        Self { pools, said, clock, has_time: true }
     }
 
     /// What a process sends over its socket for `length`, or once; why it ended meanwhile, if it did.
@@ -100,7 +92,6 @@ impl Series {
                 None => thread::sleep(PAUSE),
             }
         }
-        series.pools.sort_by_key(|pool| !pool.said.as_ref().is_some_and(|said| said.is_alarm));
         Ok((series, ended))
     }
 
@@ -111,17 +102,17 @@ impl Series {
                 pool.points.push((x, end));
             }
         }
+        self.said = worst_first(object).into_iter().map(of_object).collect();
         for object in worst_first(object) {
             let name = name_of(object);
             let known = self.pools.iter().position(|pool| pool.name == name);
             let at = known.unwrap_or_else(|| {
-                self.pools.push(OfPool { name, points: Vec::new(), said: None });
+                self.pools.push(OfPool { name, points: Vec::new() });
                 self.pools.len() - 1
             });
             let pool = &mut self.pools[at];
             pool.points.pop_if(|(at, _)| *at == x && known.is_some());
             pool.points.push((x, snapshot_of(object)));
-            pool.said = Some(of_object(object));
         }
     }
 
@@ -139,9 +130,36 @@ impl Series {
             points.push((if has_time { now_us as f64 * 1e-6 } else { snapshot.gets as f64 }, snapshot));
         };
         let played = replay.play_watched(workload, Some(Watch::new(workload, LOOKS, &mut see)))?;
-        let said = judged.worst(name);
-        let pools = vec![OfPool { name: name.to_owned(), points, said }];
-        Ok((Self { pools, clock: None, has_time }, played.preset.to_string()))
+        let (pools, said) = (vec![OfPool { name: name.to_owned(), points }], judged.worst(name).into_iter().collect());
+        Ok((Self { pools, said, clock: None, has_time }, played.preset.to_string()))
+    }
+
+    /// The pools in TensorFlow's lines of a log, over the requests that these show, or over raises if there is nothing else.
+    pub(crate) fn of_log(log: &Log) -> Self {
+        let pool = |(at, curve): (usize, &Curve)| {
+            let mut points: Vec<(f64, Snapshot)> = Vec::new();
+            let checks = curve.checks.iter().map(|check| (check.gets, check.limit, Some(check)));
+            let raises = curve.raises.iter().map(|raise| (raise.gets, Some(raise.to), None));
+            let mut all: Vec<_> = checks.chain(raises).collect();
+            // A limit never falls, so at one place the lower one is first.
+            all.sort_by_key(|(gets, limit, _)| (*gets, *limit));
+            for (gets, limit, check) in all {
+                let (number, last) =
+                    (points.len() + 1, points.last().map(|(_, last)| last.clone()).unwrap_or_default());
+                let x = if curve.checks.is_empty() { number as f64 } else { gets as f64 };
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
+                let misses = |check: &CheckPoint| (check.unsatisfied_rate * gets as f64) as u64;
+                let (evicted, misses) =
+                    check.map_or((last.evicted, last.misses), |check| (check.evicted, misses(check)));
+                points.push((
+                    x,
+                    Snapshot { gets, misses, evicted, pool_size_limit: limit.or(last.pool_size_limit), ..last },
+                ));
+            }
+            OfPool { name: format!("pool {}", at + 1), points }
+        };
+        let pools = log.curves.iter().enumerate().map(pool).collect();
+        Self { pools, said: of_log(log), ..Self::default() }
     }
 }
 

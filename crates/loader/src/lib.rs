@@ -10,7 +10,7 @@
 //!                          |
 //!   +-------------- one batch at a time -----------+
 //!   |  worker 0         worker 1         worker 2  |     pool.get(len): a pinned buffer
-//!   |  pread            pread            pread     |     file -> buffer.as_mut_slice(), checksum on the way
+//!   |  pread            pread            pread     |     file -> buffer.wait_slice_mut(), checksum on the way
 //!   +----------------------------------------------+
 //!                       reading                          in order, at most `prefetch` ahead
 //!               +----------+----------+
@@ -59,7 +59,7 @@
 //! let mut batches = loader.batches()?;
 //! while let Some(batch) = batches.next() {
 //!     for part in &batch.parts {
-//!         let bytes = &batch.buffer.as_slice()?[part.bytes.clone()];
+//!         let bytes = &batch.buffer.wait_slice()?[part.bytes.clone()];
 //!         println!("{}: {} bytes", catalog.name(part.sample), bytes.len());
 //!     }
 //!     println!("{}", batches.state()); // `loader.resume_at(line.parse()?)?` loads the rest
@@ -134,7 +134,7 @@ impl Loader {
             Err(ended) => LoadSummary { ended, ..LoadSummary::default() },
         };
         // Returns the buffers of the last copies to the pool, which no later get may do.
-        self.pool.poll();
+        self.pool.maintain();
         summary.failed_files += unlisted.len() as u64;
         summary
     }

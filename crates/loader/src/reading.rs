@@ -217,7 +217,7 @@ impl Workers {
         // Dropping the turns ends them on every path (turn-I1).
         let mut turns = self.decoders.turns(&planned.turns);
         let filled = buffer.and_then(|mut buffer| {
-            let contents = reader.fill(&self.loader.options.decode, &planned, &mut turns, buffer.as_mut_slice()?);
+            let contents = reader.fill(&self.loader.options.decode, &planned, &mut turns, buffer.wait_slice_mut()?);
             reader.leave_file(&mut turns);
             Ok((contents, buffer))
         });

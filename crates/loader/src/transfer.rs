@@ -329,7 +329,7 @@ mod tests {
         }
 
         fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
-            self.1.push(batch.as_slice()?[0]);
+            self.1.push(batch.wait_slice()?[0]);
             self.0.send(lane, batch)
         }
 
@@ -347,7 +347,7 @@ mod tests {
         let (send, filled) = mpsc::channel();
         for number in [3u8, 1, 0, 5, 2, 4] {
             let mut buffer = pool.get(1).unwrap();
-            buffer.as_mut_slice().unwrap().fill(number);
+            buffer.wait_slice_mut().unwrap().fill(number);
             let sample = usize::from(number);
             let loaded = LoadedPart { sample, bytes: 0..1, start: 0, checksum: None };
             let contents = BatchContents { parts: vec![loaded], len_bytes: 1, ..Default::default() };

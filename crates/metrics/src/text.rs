@@ -4,34 +4,36 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::figures::{Durations, Figure, Kind, METRICS, bucket_bounds};
+use pinpool::unstable::Kind;
 
-/// The metrics of pools as text for Prometheus. Each pool comes with its labels and with the object that the socket of its process
-/// sends of it; what an object lacks has no series.
+use super::metric::{Durations, METRICS, Sample, bucket_bounds};
+
+/// The metrics of several pools in the text format of Prometheus. Takes the labels of each pool and the JSON object that the
+/// socket of its process sends. A value that is missing in the object has no series.
 ///
 /// ```
-/// let pool = serde_json::json!({ "hits": 3, "misses": 1, "failed_gets": 0 });
+/// let pool = serde_json::json!({ "requests": { "hits": 3 } });
 /// let text = pinpool_metrics::prometheus_text(&[(vec![("pool_name", "train".to_owned())], &pool)]);
-/// assert!(text.contains("pinpool_gets_total{pool_name=\"train\",result=\"hit\"} 3"));
+/// assert!(text.contains("pinpool_requests_hits_total{pool_name=\"train\"} 3"));
 /// ```
 pub fn prometheus_text(pools: &[(Vec<(&str, String)>, &Value)]) -> String {
     let mut text = String::new();
-    for metric in METRICS {
+    for metric in &*METRICS {
         let name = metric.prometheus_name();
         let mut series = String::new();
         for (labels, object) in pools {
-            for (label, figure) in metric.samples(object) {
+            for (label, sample) in metric.samples(object) {
                 let labels: Vec<_> = labels.iter().chain(&label).map(|(name, value)| pair(name, value)).collect();
-                write_figure(&mut series, &name, &labels.join(","), &figure);
+                write_sample(&mut series, &name, &labels.join(","), &sample);
             }
         }
         if !series.is_empty() {
             let kind = match metric.kind {
-                Kind::Gauge => "gauge",
-                Kind::Counter => "counter",
-                Kind::Histogram => "histogram",
+                Kind::counter => "counter",
+                Kind::histogram => "histogram",
+                _ => "gauge",
             };
-            text += &format!("# HELP {name} {}\n# TYPE {name} {kind}\n{series}", metric.description);
+            text += &format!("# HELP {name} {}\n# TYPE {name} {kind}\n{series}", metric.help);
         }
     }
     text
@@ -43,12 +45,12 @@ fn pair(name: &str, value: &str) -> String {
     format!("{name}=\"{value}\"")
 }
 
-fn write_figure(text: &mut String, name: &str, labels: &str, figure: &Figure) {
+fn write_sample(text: &mut String, name: &str, labels: &str, sample: &Sample) {
     // Writing to a String does not fail.
-    let _ = match figure {
-        Figure::Count(count) => writeln!(text, "{name}{{{labels}}} {count}"),
-        Figure::Number(number) => writeln!(text, "{name}{{{labels}}} {number}"),
-        Figure::Durations(Durations { count, total_seconds, buckets, .. }) => {
+    let _ = match sample {
+        Sample::Count(count) => writeln!(text, "{name}{{{labels}}} {count}"),
+        Sample::Number(number) => writeln!(text, "{name}{{{labels}}} {number}"),
+        Sample::Durations(Durations { count, total_seconds, buckets, .. }) => {
             let mut reached = 0;
             let bounds = bucket_bounds().into_iter().map(|bound| bound.to_string()).chain(["+Inf".to_owned()]);
             for (bound, more) in bounds.zip(buckets) {
@@ -75,14 +77,14 @@ mod tests {
         assert!(text.contains("pinpool_cause{pool_name=\"t\",cause=\"leak\"} 1\n"), "{text}");
         assert!(text.contains("pinpool_cause{pool_name=\"t\",cause=\"healthy\"} 0\n"), "{text}");
         assert!(text.contains("pinpool_alarm{pool_name=\"t\"} 1\n"), "{text}");
-        assert!(!text.contains("oldest_time_seconds{pool_name=\"t\",tag") && !text.contains("pinpool_held"), "{text}");
+        assert!(!text.contains("oldest_age_seconds{pool_name=\"t\",tag") && !text.contains("pinpool_memory"), "{text}");
     }
 
     #[test]
     fn buckets_add_up_to_the_count() {
         let mut times = pinpool::stats::Histogram::default();
         [100, 300, 300, 1 << 50].into_iter().for_each(|nanos| times.record(std::time::Duration::from_nanos(nanos)));
-        let object = serde_json::json!({ "wait_time": times });
+        let object = serde_json::json!({ "requests": { "wait_time": times } });
         // As it comes from a socket.
         let object: Value = serde_json::from_str(&object.to_string()).unwrap();
         let text = prometheus_text(&[(vec![("pool_name", "t".to_owned())], &object)]);
@@ -94,7 +96,8 @@ mod tests {
             .collect();
         assert_eq!((counts[0], counts[1], counts[30], counts[31]), ("1", "3", "3", "4"), "{text}");
         assert!(
-            text.contains("le=\"0.000000256\"") && text.contains("pinpool_wait_time_seconds_count{pool_name=\"t\"} 4"),
+            text.contains("le=\"0.000000256\"")
+                && text.contains("pinpool_requests_wait_time_seconds_count{pool_name=\"t\"} 4"),
             "{text}"
         );
     }

@@ -12,7 +12,7 @@ use super::report::ReplayReport;
 use super::sim::{SimSource, SourceKind};
 use super::watch::Watch;
 use super::workload::Workload;
-use pinpool::unstable::config::{Ceiling, Config, env};
+use pinpool::unstable::config::{Config, Limit, env};
 use pinpool::unstable::{CheckReport, LogSampler, ManualClock};
 use pinpool::{Backend, Error, OnFull, Pool, PoolBuilder};
 use pinpool_os::sync::plain::Mutex;
@@ -90,8 +90,8 @@ impl Replay {
         }
         if is_set(MAX_BYTES) {
             replay.max_bytes = match config.max_bytes {
-                Ceiling::Bytes(bytes) => Some(bytes),
-                Ceiling::Auto => {
+                Limit::Bytes(bytes) => Some(bytes),
+                Limit::Auto => {
                     return Err("PINPOOL_MAX_BYTES=auto depends on the machine; give a size or none".to_owned());
                 }
                 _ => None,

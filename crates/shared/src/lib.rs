@@ -25,7 +25,7 @@
 //! let ticket = buf.send(0)?; // to the trainer, by any channel
 //!
 //! let buf = slabs.receive(&ticket)?; // a `PinnedBuf`: copy it, drop it
-//! assert_eq!(*buf.as_slice()?, b"bytes");
+//! assert_eq!(*buf.wait_slice()?, b"bytes");
 //! assert!(slabs.receive(&ticket).unwrap_err().is_ticket(), "once");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

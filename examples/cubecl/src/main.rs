@@ -22,14 +22,14 @@ impl AllocationController for PinnedBytes {
     }
 
     unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        let bytes = self.0.as_mut_slice().map_err(|error| AccessError::Read(error.to_string()))?;
+        let bytes = self.0.wait_slice_mut().map_err(|error| AccessError::Read(error.to_string()))?;
         // SAFETY: bytes are bytes that may be uninitialized; the caller writes none that are.
         Ok(unsafe { &mut *(std::ptr::from_mut::<[u8]>(bytes) as *mut [MaybeUninit<u8>]) })
     }
 
     fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
         // SAFETY: CubeCL keeps the buffer, unchanged, until the copies that it starts from the slice are complete.
-        let bytes = unsafe { self.0.as_slice_untracked() }.map_err(|error| AccessError::Read(error.to_string()))?;
+        let bytes = unsafe { self.0.wait_slice_untracked() }.map_err(|error| AccessError::Read(error.to_string()))?;
         // SAFETY: initialized bytes are bytes that may be uninitialized.
         Ok(unsafe { &*(std::ptr::from_ref(bytes) as *const [MaybeUninit<u8>]) })
     }
@@ -59,7 +59,7 @@ fn through_device(batch: Bytes) -> Result<Bytes, Box<dyn std::error::Error>> {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::from_env()?;
     let mut batch = pool.get(1000 * size_of::<f32>())?;
-    batch.cast_slice_mut::<f32>()?.fill(0.5);
+    batch.wait_cast_mut::<f32>()?.fill(0.5);
     let back = through_device(bytes(batch))?;
     println!("sum {}", bytemuck::cast_slice::<u8, f32>(&back).iter().sum::<f32>());
     drop(back);

@@ -183,7 +183,7 @@ class SharedPool:
         for generation in range(3):
             # Batches of a circle of references, of which most are young, and those whose copies are over.
             gc.collect(generation)
-            self.poll()
+            self.maintain()
             held = self.counts()["held"] - self.stats()["copies"]["in_flight"]
             if held + needed <= self.buffers:
                 return
@@ -249,9 +249,9 @@ class SharedPool:
         """The statistics of the pool, with the names of the crate's JSON: received buffers are `adopted`."""
         return json.loads(self._trainer().stats_json())
 
-    def poll(self) -> None:
-        """Puts back the received buffers whose copies are over; the maintenance thread does it too."""
-        self._trainer().poll()
+    def maintain(self) -> None:
+        """Reclaims received buffers whose copies have completed, as the background thread does."""
+        self._trainer().maintain()
 
     def close(self) -> None:
         """Tells the workers that no more is received, and ends the use of this object. What was received stays usable."""

@@ -37,7 +37,7 @@ impl RawStream {
     /// # Safety
     ///
     /// The stream is not destroyed while this is used. Its context, unless it is a primary one, is not destroyed
-    /// (`cuCtxDestroy`) before the pool has seen the end of the work: until [`Pool::poll`](crate::Pool::poll) after it, the pool may
+    /// (`cuCtxDestroy`) before the pool has seen the end of the work: until [`Pool::maintain`](crate::Pool::maintain) after it, the pool may
     /// query the context.
     #[must_use]
     pub unsafe fn new(handle: *mut c_void) -> Self {

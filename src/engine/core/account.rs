@@ -10,15 +10,14 @@
 
 use std::fmt;
 use std::sync::{Arc, Weak};
-use std::task::Context;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use super::super::memory::{Refusal, SlowCalls, Stop};
+use super::super::memory::Refusal;
 use super::super::owners::Ledger;
-use super::super::waiters::{Look, Server, Turn, Waiters, deadline};
+use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter, deadline};
 use super::{Block, Core, POOLS};
 use crate::error::{ErrorKind, Result};
-use crate::maintenance_thread::Reminder;
 use crate::quota::{Budget, BudgetOwner, Claim};
 use crate::size_class::Class;
 use crate::stats::{Histogram, LimitStats, MemoryStats, RequestStats, Stats};
@@ -52,7 +51,7 @@ pub(crate) struct Account {
     /// Its buffers, unless they have a tag of their own.
     ledger: Option<Arc<Ledger>>,
     budget: Arc<Budget>,
-    waiters: Waiters<Claim>,
+    waiters: WaitQueue<Self>,
     is_closed: AtomicBool,
     counts: Counts,
 }
@@ -74,24 +73,6 @@ impl fmt::Debug for Account {
     }
 }
 
-/// A request of a task that waits for its claim.
-#[derive(Debug)]
-pub(crate) struct WaitingClaim {
-    wanted: Wanted,
-    refusal: Refusal,
-    turn: Turn<Account>,
-    begun: Instant,
-    /// Has the task look again.
-    reminder: Option<Reminder>,
-}
-
-impl WaitingClaim {
-    /// Leaves the queue.
-    pub(crate) fn into_wanted(self) -> Wanted {
-        self.wanted
-    }
-}
-
 impl Core {
     /// A new account of this pool.
     pub(crate) fn account(self: &Arc<Self>, name: &str, max_bytes: u64) -> Arc<Account> {
@@ -102,7 +83,7 @@ impl Core {
             number: POOLS.fetch_add(1, Ordering::Relaxed),
             ledger: self.ledger(name),
             budget: Budget::of_account(max_bytes, account.clone()),
-            waiters: Waiters::default(),
+            waiters: WaitQueue::new(!cfg!(miri) && !self.time.is_manual()),
             is_closed: AtomicBool::new(false),
             counts: Counts::default(),
             core: self.clone(),
@@ -125,7 +106,7 @@ impl Core {
     pub(super) fn wake_accounts(&self) {
         // SeqCst: after the fence of `announce_copy`.
         if self.waiting_accounts.load(Ordering::SeqCst) > 0 {
-            self.existing_accounts().iter().for_each(|account| account.waiters.wake_first());
+            self.existing_accounts().iter().for_each(|account| account.waiters.wake_head());
         }
     }
 }
@@ -208,21 +189,19 @@ impl Account {
     }
 
     fn claim_within(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Claim> {
-        match self.begin_claim(wanted, wait)? {
+        match self.begin_claim(wanted, wait, None)? {
             Ok(claim) => Ok(claim),
-            Err(WaitingClaim { mut refusal, turn, begun, .. }) => {
-                let claim = turn.wait(&mut refusal);
-                self.end_wait(wanted, refusal, begun, claim)
-            }
+            Err(ticket) => self.end_wait(&ticket, ticket.wait()),
         }
     }
 
-    /// Claims for a request that waits at most `wait`, or has it join the queue.
+    /// Claims for a request that waits at most `wait`, or has it join the queue. That of a task has a `keep_alive`.
     pub(crate) fn begin_claim(
         self: &Arc<Self>,
         wanted: &Wanted,
         wait: Duration,
-    ) -> Result<Result<Claim, WaitingClaim>> {
+        keep_alive: Option<KeepAlive>,
+    ) -> Result<Result<Claim, WaitTicket<Self>>> {
         let needed_bytes = self.core.backing().block_bytes(wanted.class);
         let refused = |over| Refusal::Over { needed_bytes, over };
         if let Some(over) = self.budget.never(needed_bytes) {
@@ -242,31 +221,24 @@ impl Account {
             return Err(self.refuse(wanted, refusal));
         }
         self.core.log.began_to_wait(wanted.len as u64, wanted.class.bytes as u64);
-        let begun = Instant::now();
-        let turn = Turn::join(self, wanted.class, deadline(wait));
-        Ok(Err(WaitingClaim { wanted: wanted.clone(), refusal, turn, begun, reminder: None }))
+        let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline(wait)), keep_alive);
+        Ok(Err(WaitTicket::new(self, waiter, Some(refusal))))
     }
 
-    /// A task looks whether it has its claim; `None` if it is to wait on.
-    pub(crate) fn poll_claim(
-        self: &Arc<Self>,
-        waiting: &mut WaitingClaim,
-        context: &mut Context<'_>,
-    ) -> Option<Result<Claim>> {
-        // The reminder is of the last poll.
-        waiting.reminder = None;
-        let Look::Over(claim) = waiting.turn.poll(context, &mut waiting.refusal) else {
-            waiting.reminder = self.core.remind(waiting.turn.next_look(), context.waker());
-            return None;
-        };
-        Some(self.end_wait(&waiting.wanted, waiting.refusal.clone(), waiting.begun, claim))
+    /// Whether the request of a task has its claim.
+    pub(crate) fn poll_claim(ticket: &mut WaitTicket<Self>, context: &mut Context<'_>) -> Poll<Result<Claim>> {
+        let claim = ready!(ticket.poll(context));
+        Poll::Ready(ticket.server().end_wait(ticket, claim))
     }
 
-    fn end_wait(&self, wanted: &Wanted, refusal: Refusal, begun: Instant, claim: Option<Claim>) -> Result<Claim> {
-        self.core.log.waited(wanted.len as u64, begun.elapsed(), claim.is_some());
+    fn end_wait(&self, ticket: &WaitTicket<Self>, claim: Option<Claim>) -> Result<Claim> {
+        let wanted = ticket.request();
+        self.core.log.waited(wanted.len as u64, ticket.age(), claim.is_some());
         claim.ok_or_else(|| {
             self.counts.timeouts.fetch_add(u64::from(!self.is_closed()), Ordering::Relaxed);
-            self.refuse(wanted, refusal)
+            let needed_bytes = self.core.backing().block_bytes(wanted.class);
+            let full = || Refusal::Over { needed_bytes, over: self.budget.full(needed_bytes) };
+            self.refuse(wanted, ticket.waiter().refusal().unwrap_or_else(full))
         })
     }
 
@@ -323,20 +295,21 @@ impl Account {
 impl BudgetOwner for Account {
     fn bytes_returned(&self) {
         if self.waiters.has_waiters() {
-            self.waiters.wake_first();
+            self.waiters.wake_head();
         }
     }
 }
 
 impl Server for Account {
+    type Request = Wanted;
     type Item = Claim;
     type Refusal = Refusal;
 
-    fn waiters(&self) -> &Waiters<Claim> {
+    fn queue(&self) -> &WaitQueue<Self> {
         &self.waiters
     }
 
-    fn attend(&self, is_waiting: bool) {
+    fn require_slow_path(&self, is_waiting: bool) {
         self.core.waiting_accounts.fetch_add(if is_waiting { 1 } else { u64::MAX }, Ordering::SeqCst);
     }
 
@@ -344,14 +317,10 @@ impl Server for Account {
         self.core.complete_copies();
     }
 
-    fn serve(self: &Arc<Self>, class: Class, _: &Refusal, _: SlowCalls) -> Result<Claim, Stop> {
+    fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, _: Instant) -> Result<Claim, Refusal> {
         // Pairs with the fence of a return (quota-I3).
         fence(Ordering::SeqCst);
-        Ok(self.claim(self.core.backing().block_bytes(class))?)
-    }
-
-    fn note_waited(&self, took: Duration) {
-        self.counts.waits.lock().record(took);
+        self.claim(self.core.backing().block_bytes(waiter.class))
     }
 
     fn take_back(&self, claim: Claim) {
@@ -364,5 +333,9 @@ impl Server for Account {
 
     fn is_hopeless(&self, _: &Refusal) -> bool {
         self.is_closed()
+    }
+
+    fn record_wait(&self, waited: Duration) {
+        self.counts.waits.lock().record(waited);
     }
 }

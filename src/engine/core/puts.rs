@@ -86,7 +86,7 @@ impl Core {
             return;
         }
         block.make_plain(self.generation.number());
-        let Some(block) = self.give_put(block).and_then(|block| self.offer_to_line(block)) else { return };
+        let Some(block) = self.give_put(block).and_then(|block| self.offer_to_head(block)) else { return };
         let end = self.stock.put(block, self, self.time.coarse_us());
         if end == PutEnd::Merged {
             self.notice(self.pace_of_change());
@@ -113,7 +113,7 @@ impl Core {
     /// After a put: a get that joined the line meanwhile may have looked before the buffer was idle.
     pub(in crate::engine) fn wake_waiters(&self) {
         if self.has_waiters() {
-            self.waiters.wake_first();
+            self.waiters.wake_head();
         }
     }
 

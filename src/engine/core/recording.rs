@@ -27,8 +27,11 @@ impl Core {
         }
     }
 
-    /// A get ended: records it as [`record_get`](Self::record_get) does, or that it was refused.
+    /// A request that was no hit ended: records it as [`record_get`](Self::record_get) does, or that it was refused.
     pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, wanted: &Wanted, begun: Option<Instant>) {
+        if outcome.is_ok() {
+            self.accounts.count_request(wanted.len, wanted.class.bytes);
+        }
         match (outcome, self.recorder()) {
             (Ok(block), Some(_)) => self.record_get(block, wanted, begun),
             (Err(_), Some(recorder)) => {
@@ -39,8 +42,8 @@ impl Core {
         }
     }
 
-    /// The get that this thread records next stood in the wait queue.
-    pub(super) fn record_wait(&self) {
+    /// The request that this thread records next was in the wait queue.
+    pub(super) fn record_wait_event(&self) {
         if let Some(recorder) = self.recorder() {
             recorder.record(Event::Waited);
         }

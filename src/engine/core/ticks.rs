@@ -11,7 +11,7 @@ const ASKED_AT_ONCE: usize = 64;
 
 impl Core {
     /// Completes copies and does what is due; what the maintenance thread prepares only where there is none.
-    pub(crate) fn poll(&self) {
+    pub(crate) fn maintain(&self) {
         self.ask_again(usize::MAX);
         self.backing().release_refused();
         self.look();

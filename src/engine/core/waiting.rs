@@ -1,238 +1,148 @@
-//! A get without room, and the put that serves it.
+//! A request that is no hit: its attempts, its wait, and the return that serves it.
 //!
 //! ```text
-//!   miss ─▶ beside the line? ─▶ acquire ─▶ block
-//!             └─ no, or no room ─▶ in line until it is served or late ─▶ block, pageable memory, or an error in numbers
-//!   put while a get waits ─▶ handed to the first in line, or room for it
+//!   miss ─▶ fits in addition to the head? ─▶ acquire ─▶ block
+//!             └─ no, or no room ─▶ wait queue, until served or late ─▶ block, unpinned memory, or an error in numbers
+//!   return while a request waits ─▶ handed to the head, or room for it
 //! ```
 
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
-use super::super::memory::{CALL_PATIENCE, Refusal, SlowCalls, Stop};
-use super::super::waiters::{Look, Offer, Pass, Server, Turn, WAIT_MAX, deadline};
+use super::super::memory::{Refusal, SlowCalls, Stop};
+use super::super::wait_queue::{KeepAlive, Server, WAIT_MAX, WaitTicket, Waiter, deadline};
 use super::account::Wanted;
-use super::side_thread::SideCall;
 use super::{Block, Core};
 use crate::diag::is_power_of_ten;
 use crate::error::{ErrorKind, Result};
-use crate::maintenance_thread::{MaintenanceThread, Reminder};
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::process::Ordering;
 
-/// A get in progress that may wait.
-#[derive(Debug)]
-pub(crate) struct WaitingGet {
-    wanted: Wanted,
-    refusal: Refusal,
-    turn: Turn<Core>,
-    /// When it joined the line.
-    begun: Instant,
-    /// Has a task look again.
-    reminder: Option<Reminder>,
-    /// Calls were made for it and gave nothing: it asks for others no sooner. By the clock of the pool.
-    rests_until_us: Option<u64>,
-}
-
-impl WaitingGet {
-    pub(crate) fn wanted(&self) -> &Wanted {
-        &self.wanted
-    }
-
-    /// Leaves the line.
-    pub(crate) fn into_wanted(self) -> Wanted {
-        self.wanted
-    }
-}
-
-/// How far a get came without waiting.
-pub(crate) enum Begun {
-    Served(Block),
-    Waits(WaitingGet),
-}
-
-/// What a task that looks for its get finds.
-pub(crate) enum Polled {
-    Over(Result<Block>),
-    Pending,
-    /// [`Core::call_for`] is to be called for it.
-    NeedsCall,
-}
+/// A request that begins waits at least this long for calls of other threads, even if it may not wait for room: they take
+/// milliseconds, as its own does.
+pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
 impl Core {
     #[cold]
     pub(super) fn miss(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
-        self.search(wanted, wait).inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes))
-    }
-
-    fn search(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
-        let class = wanted.class;
-        if let Some(block) = self.take_completed(class) {
+        if let Some(block) = self.take_completed(wanted.class) {
             return Ok(block);
         }
         let deadline = deadline(wait);
         let calls = SlowCalls::Until(deadline, deadline.max(Instant::now() + CALL_PATIENCE));
-        let refusal = match self.acquire_in_turn(class, calls) {
+        let refusal = match self.first_attempt(wanted, calls) {
             Ok(block) => return Ok(block),
             Err(stop) => stop.refusal(),
         };
-        match self.join_line(wanted, wait, deadline, refusal) {
-            Ok(Begun::Served(block)) => Ok(block),
-            Ok(Begun::Waits(WaitingGet { mut refusal, turn, begun, .. })) => {
-                let block = turn.wait(&mut refusal);
-                self.end_wait(&refusal, wanted, begun, block.is_some());
-                block.map_or_else(|| self.give_up(wanted, refusal), Ok)
-            }
-            Err(refusal) => self.give_up(wanted, refusal),
+        if !self.may_wait(wanted, wait, &refusal) {
+            return self.give_up(wanted, refusal);
         }
+        let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), None);
+        let ticket = WaitTicket::new(self, waiter, Some(refusal));
+        let served = ticket.wait();
+        self.end_wait(&ticket, served)
     }
 
-    /// Begins the get of a task at `now`, on its thread. `None` if the back-end would have to be called: then
-    /// [`begin_get_with_calls`](Self::begin_get_with_calls) begins it, on another thread.
-    pub(crate) fn begin_get(self: &Arc<Self>, wanted: &Wanted, wait: Duration, now: Instant) -> Result<Option<Begun>> {
-        if let Some(block) = self.try_get_of_pool(wanted.class) {
-            self.record_get(&block, wanted, None);
-            return Ok(Some(Begun::Served(block)));
-        }
-        match self.acquire_in_turn(wanted.class, SlowCalls::None) {
-            Err(Stop::NeedsCall) => Ok(None),
-            Err(Stop::Refused(refusal)) => self.end_begin(wanted, wait, now, Err(refusal)).map(Some),
-            Ok(block) => self.end_begin(wanted, wait, now, Ok(block)).map(Some),
-        }
-    }
-
-    /// Begins the get of a task, which looked without calls at `begun`. A slow call.
-    pub(crate) fn begin_get_with_calls(
+    /// Begins the request of a task: a block, or its place in the wait queue. Makes no driver call.
+    pub(crate) fn begin_get(
         self: &Arc<Self>,
         wanted: &Wanted,
         wait: Duration,
-        begun: Instant,
-    ) -> Result<Begun> {
+        keep_alive: KeepAlive,
+    ) -> Result<Result<Block, WaitTicket<Self>>> {
         if let Some(block) = self.try_get_of_pool(wanted.class) {
             self.record_get(&block, wanted, None);
-            return Ok(Begun::Served(block));
+            return Ok(Ok(block));
         }
-        let acquired = self.acquire_in_turn(wanted.class, SlowCalls::After(begun, begun + CALL_PATIENCE));
-        self.end_begin(wanted, wait, begun, acquired.map_err(Stop::refusal))
-    }
-
-    fn end_begin(
-        self: &Arc<Self>,
-        wanted: &Wanted,
-        wait: Duration,
-        begun: Instant,
-        acquired: Result<Block, Refusal>,
-    ) -> Result<Begun> {
-        let served = match acquired {
+        // Without a wait for room it still waits for driver calls.
+        let deadline = deadline(if wait.is_zero() { WAIT_MAX } else { wait });
+        let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), Some(keep_alive));
+        let served = match self.first_attempt(wanted, SlowCalls::None) {
             Ok(block) => Ok(block),
-            Err(refusal) => match self.join_line(wanted, wait, begun + wait.min(WAIT_MAX), refusal) {
-                Ok(Begun::Served(block)) => Ok(block),
-                Ok(waits) => return Ok(waits),
-                Err(refusal) => self.give_up(wanted, refusal),
-            },
-        };
-        self.record_outcome(&served, wanted, Some(begun));
-        served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes)).map(Begun::Served)
-    }
-
-    /// A task looks whether its get was served.
-    pub(crate) fn poll_get(self: &Arc<Self>, get: &mut WaitingGet, context: &mut Context<'_>) -> Polled {
-        // The reminder is of the last poll.
-        get.reminder = None;
-        match get.turn.poll(context, &mut get.refusal) {
-            Look::Over(served) => return Polled::Over(self.end_get(get, served)),
-            Look::NeedsCall if get.rests_until_us.is_none_or(|until_us| self.time.read_us() >= until_us) => {
-                return Polled::NeedsCall;
+            Err(Stop::NeedsCall) => return Ok(Err(WaitTicket::new(self, waiter, None))),
+            Err(Stop::Refused(refusal)) if self.may_wait(wanted, wait, &refusal) => {
+                return Ok(Err(WaitTicket::new(self, waiter, Some(refusal))));
             }
-            Look::NeedsCall | Look::Pending => {}
-        }
-        get.reminder = self.remind(get.turn.next_look(), context.waker());
-        Polled::Pending
+            Err(Stop::Refused(refusal)) => self.give_up(wanted, refusal),
+        };
+        self.record_outcome(&served, wanted, Some(waiter.begun));
+        served.map(Ok)
     }
 
-    /// Has `waker` woken at that time, also if the program alone polls the pool: a deadline is not the program's to watch.
-    pub(crate) fn remind(&self, at: Instant, waker: &Waker) -> Option<Reminder> {
-        let reminder = MaintenanceThread::of_process().remind(Some(at), None, waker).ok();
-        if reminder.is_none() {
-            // There is no thread: the executor polls again and again.
-            waker.wake_by_ref();
-        }
-        reminder
+    /// Whether the request of a task was served.
+    pub(crate) fn poll_get(ticket: &mut WaitTicket<Self>, context: &mut Context<'_>) -> Poll<Result<Block>> {
+        let served = ready!(ticket.poll(context));
+        let core = ticket.server();
+        let served = core.end_wait(ticket, served);
+        core.record_outcome(&served, ticket.request(), Some(ticket.waiter().begun));
+        Poll::Ready(served)
     }
 
-    /// The calls for the get of a task have not returned within its `wait`.
-    pub(crate) fn give_up_call(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
-        let served = self.fall_back(wanted.len, wanted.class).ok_or_else(|| {
+    /// A request waits no more: it was served, or gives up.
+    fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
+        let (wanted, refusal) = (ticket.request(), ticket.waiter().refusal());
+        if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
+            let is_served = served.is_some();
+            let timeouts = if is_served || self.is_hopeless(refusal) { 0 } else { self.accounts.count_timeout() };
+            let asked_bytes = wanted.len as u64;
+            self.record_wait_event();
+            self.shortage.count_wait(self.time.coarse_us(), waited);
+            self.log.waited(asked_bytes, waited, is_served);
+            if is_served || is_power_of_ten(timeouts) {
+                self.log_want(refusal, asked_bytes, waited, is_served);
+            }
+        }
+        match (served, refusal) {
+            (Some(block), _) => Ok(block),
+            (None, Some(refusal)) => self.give_up(wanted, refusal),
+            (None, None) => self.give_up_call(wanted, ticket.waiter().wait),
+        }
+    }
+
+    /// The driver calls for a task have not returned within its `wait`.
+    fn give_up_call(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+        self.fall_back(wanted.len, wanted.class).ok_or_else(|| {
             self.accounts.count_failed_get();
             ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into()
-        });
-        self.record_outcome(&served, wanted, None);
-        served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes))
+        })
     }
 
-    /// Makes the calls that a look of a task needs. A slow call.
-    pub(crate) fn call_for(self: &Arc<Self>, mut get: WaitingGet) -> Result<Begun> {
-        match get.turn.call(&mut get.refusal) {
-            Look::Over(served) => self.end_get(&get, served).map(Begun::Served),
-            Look::Pending | Look::NeedsCall => {
-                get.rests_until_us =
-                    Some(self.time.read_us().saturating_add(u64::from(get.turn.call_patience().subsec_micros())));
-                Ok(Begun::Waits(get))
+    /// The first attempt of a request that is no hit.
+    pub(super) fn first_attempt(self: &Arc<Self>, wanted: &Wanted, calls: SlowCalls) -> Result<Block, Stop> {
+        let &Wanted { len, class, .. } = wanted;
+        self.acquire_in_turn(class, calls).or_else(|stop| match stop {
+            // What is over the limit need not wait for room under it.
+            Stop::Refused(refusal) if !self.backing().could_hold(class) => {
+                self.fall_back(len, class).ok_or(Stop::Refused(refusal))
             }
-        }
-    }
-
-    /// Has the thread of this pool make `call` for a task.
-    pub(crate) fn aside<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> SideCall<T> {
-        self.side.begin(call, self.time.is_manual())
-    }
-
-    /// A get of a task has left the line, or is about to: with memory, or without.
-    fn end_get(self: &Arc<Self>, get: &WaitingGet, served: Option<Block>) -> Result<Block> {
-        let WaitingGet { wanted, refusal, begun, .. } = get;
-        self.end_wait(refusal, wanted, *begun, served.is_some());
-        let served = served.map_or_else(|| self.give_up(wanted, refusal.clone()), Ok);
-        self.record_outcome(&served, wanted, Some(*begun));
-        served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes))
-    }
-
-    /// A get has left the line; `refusal` is that of its last attempt that was refused.
-    fn end_wait(&self, refusal: &Refusal, wanted: &Wanted, begun: Instant, is_served: bool) {
-        let timeouts = if is_served || self.is_hopeless(refusal) { 0 } else { self.accounts.count_timeout() };
-        let (asked_bytes, waited) = (wanted.len as u64, begun.elapsed());
-        self.record_wait();
-        self.shortage.count_wait(self.time.coarse_us(), waited);
-        self.log.waited(asked_bytes, waited, is_served);
-        if is_served || is_power_of_ten(timeouts) {
-            self.log_want(refusal, asked_bytes, waited, is_served);
-        }
+            stop => Err(stop),
+        })
     }
 
     /// Memory for a miss. While others wait, only beside the first of them. Makes such `calls`.
     fn acquire_in_turn(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
         let now_us = self.tick_if_alone();
         self.stock.enforce_count_limit(now_us);
-        match self.waiters.pass(|first| self.backing().beside(first, class)) {
-            Pass::Free => {
+        let needed_bytes = || self.backing().beside_bytes(class);
+        match self.waiters.try_pass(|first| (self.backing().room_beside_bytes(first), needed_bytes())) {
+            Ok(0) => {
                 let block = self.acquire(class, calls)?;
                 self.shortage.end_if_calm(&self.log, now_us);
                 self.stock.enforce_idle_limit(&**self, now_us);
                 Ok(block)
             }
-            Pass::Beside { number } => match self.acquire(class, calls.without_waiting()) {
-                Ok(mut block) => {
-                    block.note_passed(number);
-                    Ok(block)
-                }
-                Err(stop) => {
-                    self.waiters.end_pass(number, self.backing().beside_bytes(class));
-                    Err(stop)
-                }
-            },
-            Pass::Behind { waiting, first_bytes } => {
+            Ok(passed) => {
+                let acquired = self.acquire(class, calls.without_waiting());
+                let acquired = acquired.inspect_err(|_| self.waiters.end_pass(passed, needed_bytes()));
+                acquired.map(|mut block| {
+                    block.note_passed(passed);
+                    block
+                })
+            }
+            Err((waiting, first_bytes)) => {
                 Err(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes }.into())
             }
         }
@@ -272,45 +182,24 @@ impl Core {
         Ok(block)
     }
 
-    /// Counts a shortage and joins the line; hands `refusal` back if there is nothing to wait for.
-    fn join_line(
-        self: &Arc<Self>,
-        wanted: &Wanted,
-        wait: Duration,
-        deadline: Instant,
-        refusal: Refusal,
-    ) -> Result<Begun, Refusal> {
+    /// Whether a refused request waits. Counts a shortage.
+    pub(super) fn may_wait(&self, wanted: &Wanted, wait: Duration, refusal: &Refusal) -> bool {
         let &Wanted { len, class, .. } = wanted;
         let could_hold = self.backing().could_hold(class);
-        // A request that can never be served is no shortage, unless it is served otherwise.
+        // A request that can never be served is no shortage, unless unpinned memory serves it.
         let is_servable = could_hold || self.backing().could_fall_back(class);
-        let is_to_wait = is_servable && !wait.is_zero() && !self.stock.is_gone();
+        let may_wait = is_servable && !wait.is_zero() && !self.stock.is_gone();
         if is_servable {
             self.note_need(class);
             // A full pool is ordinary.
-            let is_ordinary = is_to_wait && could_hold && !matches!(refusal, Refusal::Source(_));
-            let why =
-                || (is_ordinary, self.backing().explain(&refusal, class).to_string(), usage_report(&self.stats()));
+            let is_ordinary = may_wait && could_hold && !matches!(refusal, Refusal::Source(_));
+            let why = || (is_ordinary, self.backing().explain(refusal, class).to_string(), usage_report(&self.stats()));
             self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
         }
-        // What is over the ceiling need not wait for room under it.
-        if !could_hold && let Some(block) = self.fall_back(len, class) {
-            return Ok(Begun::Served(block));
+        if may_wait {
+            self.log.began_to_wait(len as u64, class.bytes as u64);
         }
-        if !is_to_wait {
-            return Err(refusal);
-        }
-        self.log.began_to_wait(len as u64, class.bytes as u64);
-        let begun = Instant::now();
-        let turn = Turn::join(self, class, deadline);
-        Ok(Begun::Waits(WaitingGet {
-            wanted: wanted.clone(),
-            refusal,
-            turn,
-            begun,
-            reminder: None,
-            rests_until_us: None,
-        }))
+        may_wait
     }
 
     /// Pageable memory, or an error.
@@ -338,34 +227,28 @@ impl Core {
         Some(block)
     }
 
-    /// What comes back while a get waits is the first's, or room for it. Returns `block` if no get has use for it.
-    pub(super) fn offer_to_line(&self, block: Block) -> Option<Block> {
+    /// What is returned while a request waits goes to the head, or is room for it. Returns `block` if nobody waits.
+    pub(super) fn offer_to_head(&self, block: Block) -> Option<Block> {
         // Under a limit of 0 no buffer is used twice.
         if !self.has_waiters() || self.config.pool_size_limit == 0 {
             return Some(block);
         }
         let class = block.class();
         let passed = (block.passed(), self.backing().beside_bytes(class));
-        match self.waiters.offer(block, class, passed, |is_waiting| self.attend(is_waiting)) {
-            // Counted when the get takes it.
-            Offer::HandedOver => None,
-            Offer::MakeRoom(block) => {
-                self.accounts.count_made_room();
-                self.stock.evict(block, self.time.coarse_us(), EvictionReason::Reclaimed);
-                if !self.backing().has_arena() {
-                    self.backoff.end();
-                }
-                self.waiters.wake_first();
-                self.close_if_unused();
-                None
-            }
-            Offer::Keep(block) => {
-                // The get that wanted memory of others may have been a task that is late.
-                if !self.has_waiters() {
-                    self.end_want();
-                }
-                Some(block)
-            }
+        // Counted when the request takes it.
+        let block = self.waiters.offer(self, block, class, passed)?;
+        if !self.has_waiters() {
+            // The request that wanted memory of others may have been a task that is late.
+            self.end_want();
+            return Some(block);
         }
+        self.accounts.count_made_room();
+        self.stock.evict(block, self.time.coarse_us(), EvictionReason::Reclaimed);
+        if !self.backing().has_arena() {
+            self.backoff.end();
+        }
+        self.waiters.wake_head();
+        self.close_if_unused();
+        None
     }
 }

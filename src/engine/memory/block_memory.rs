@@ -1,7 +1,7 @@
 //! Memory of one block, and why there is none.
 
 use std::ptr::NonNull;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::adopted::Adopted;
 use crate::arena::ArenaPtr;
@@ -40,10 +40,6 @@ pub(crate) enum SlowCalls {
     /// As `After`, without asking the source for more memory: it has refused, and it is too early to ask again.
     Held(Instant, Instant),
 }
-
-/// A request that begins waits at least this long for calls of other threads, even if it may not wait for room: they take
-/// milliseconds, as its own does.
-pub(crate) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
 impl SlowCalls {
     /// It waits no longer for plans of other threads, and for their calls.

@@ -28,7 +28,6 @@ use std::sync::{Arc, OnceLock};
 
 use crate::backend::PageTiers;
 use crate::diag::PoolLog;
-use crate::engine::waiters::Beside;
 use crate::quota::Claim;
 use crate::size_class::Class;
 use crate::stats::Stats;
@@ -60,7 +59,7 @@ mod watch;
 
 pub(crate) use adopted::Adopted;
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
-pub(crate) use block_memory::{BlockMemory, CALL_PATIENCE, Refusal, SlowCalls, Stop};
+pub(crate) use block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
 pub(crate) use called_source::CalledSource;
 pub(crate) use one_each::OneEach;
 pub(crate) use pageable::Pageable;
@@ -178,11 +177,6 @@ impl Memory {
         if let Err((held_bytes, error)) = released {
             log.release_failed(held_bytes, &error);
         }
-    }
-
-    /// The memory next to a request of the class `first`, as a request of `class` would use it.
-    pub(in crate::engine) fn beside(&self, first: Class, class: Class) -> Beside {
-        Beside { room_bytes: self.room_beside_bytes(first), needed_bytes: self.beside_bytes(class) }
     }
 
     /// Bytes in blocks, pinned or not.

@@ -10,7 +10,7 @@
 //!
 //! A thread of its own, one for each arena that has something to pin, since a step may take as long as a driver likes: the
 //! maintenance thread looks after all pools of the process. It holds no reference to the arena between two steps, and is no
-//! thread that a `fork` copies. Without a maintenance thread (`background_poll(false)`) each `Pool::poll` makes one step.
+//! thread that a `fork` copies. Without a maintenance thread (`background_thread(false)`) each `Pool::maintain` makes one step.
 //!
 //! - **background-I1**: one thread makes a step at a time, and none after `cancel_reserve` has returned.
 

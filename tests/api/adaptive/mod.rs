@@ -26,7 +26,7 @@ const MIB: usize = 1 << 20;
 
 fn over(source: Arc<dyn Source>) -> PoolBuilder {
     // These tests say when maintenance is due.
-    fixture::over(source, None).background_poll(false)
+    fixture::over(source, None).background_thread(false)
 }
 
 fn over_virtual_memory() -> PoolBuilder {
@@ -49,7 +49,7 @@ fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
 /// Advances the clock once, polls once.
 fn after_seconds(clock: &ManualClock, pool: &Pool, seconds: u64) -> Stats {
     clock.advance_us(seconds * 1_000_000);
-    pool.poll();
+    pool.maintain();
     valid_stats(pool)
 }
 

@@ -8,7 +8,7 @@ use super::{MIB, over, over_virtual_memory, valid_stats};
 use crate::captured_log::{lines_with_levels, listen};
 use crate::counting::CountingSource;
 use crate::fixture::{LONG, until_waits};
-use pinpool::{Backend, Ceiling, Pool, Preset, Request};
+use pinpool::{Backend, Limit, Pool, Preset, Request};
 
 #[test]
 fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
@@ -167,6 +167,6 @@ fn the_limit_of_a_partition_changes_within_the_limit_of_its_pool() {
     drop(held);
     eval.set_max_bytes(1 << 30).unwrap();
     assert_eq!(all(), 16, "bounded by its pool");
-    eval.set_max_bytes(Ceiling::Auto).unwrap();
+    eval.set_max_bytes(Limit::Auto).unwrap();
     assert_eq!((all(), eval.stats().limits.max_bytes, valid_stats(&pool).limits.max_bytes), (16, None, Some(16 << 20)));
 }

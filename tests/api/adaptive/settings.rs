@@ -44,7 +44,7 @@ fn an_idle_timeout_is_about_what_it_says_and_none_keeps_all() {
         super::ten_idle_granules(&prompt);
         let after = |us| {
             clock.advance_us(us);
-            prompt.poll();
+            prompt.maintain();
             valid_stats(&prompt).memory.held_bytes
         };
         if timeout_us > 0 {
@@ -108,7 +108,7 @@ fn a_pageable_fallback_is_not_pinned_is_counted_and_is_freed_at_the_put() {
     let pinned: Vec<_> = (0..2).map(|_| pool.get(2 * MIB).unwrap()).collect();
     assert!(pinned.iter().all(PinnedBuf::is_pinned));
     let mut fallback = pool.get(2 * MIB).unwrap();
-    fallback.as_mut_slice().unwrap().fill(3);
+    fallback.wait_slice_mut().unwrap().fill(3);
     assert!(!fallback.is_pinned());
     let second = pool.get(2 * MIB).unwrap();
     assert!(!second.is_pinned() && pool.get(4096).unwrap_err().is_limit(), "as much as the limit");
@@ -121,7 +121,7 @@ fn a_pageable_fallback_is_not_pinned_is_counted_and_is_freed_at_the_put() {
     let stream = SinkStream::new().unwrap();
     fallback.copy_to(&stream, &mut SinkMem::new(2 * MIB)).unwrap().wait().unwrap();
     drop(second);
-    pool.poll();
+    pool.maintain();
     let stats = valid_stats(&pool);
     assert_eq!((stats.requests.returned, stats.memory.in_use, stats.memory.idle), (2, 2, 0));
 }

@@ -18,7 +18,7 @@ fn common_sizes_are_served_whole_page_aligned_and_again() {
             assert_eq!(buffer.len(), len);
             assert!(buffer.capacity() >= len && buffer.capacity() <= len.next_multiple_of(4096) * 9 / 8);
             assert!(address.addr().is_multiple_of(4096));
-            let bytes = buffer.as_mut_slice().unwrap();
+            let bytes = buffer.wait_slice_mut().unwrap();
             (bytes[0], bytes[len - 1]) = (1, 2);
             drop(buffer);
             let again = pool.get(len).unwrap();

@@ -21,7 +21,7 @@ fn an_idle_buffer_leaves_the_thread_cache_after_10_s_and_its_granule_after_60_mo
         for _ in 0..8 {
             left.push(after_seconds(&clock, &pool, 1).memory.held_bytes >> 21);
             clock.advance_us(20_000);
-            pool.poll();
+            pool.maintain();
             assert_eq!(pool.stats().memory.held_bytes >> 21, *left.last().unwrap(), "once a second");
         }
         if granules {
@@ -72,7 +72,7 @@ fn the_end_of_a_clock_is_no_end_of_a_pool() {
             pool.get(5000).unwrap().copy_to(&stream, &mut device).unwrap().wait().unwrap();
             drop((pool.get(100).unwrap(), pool.get(2 * MIB).unwrap()));
             clock.advance_us(500_000);
-            pool.poll();
+            pool.maintain();
             pool.trim(0);
             valid_stats(&pool);
         }

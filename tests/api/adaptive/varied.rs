@@ -155,7 +155,7 @@ fn a_poll_moves_granules_together_before_a_get_needs_them() {
     let held = scattered(&pool, 12);
     let before = valid_stats(&pool);
     assert_eq!(before.memory.remap.count, 0);
-    pool.poll();
+    pool.maintain();
     let prepared = valid_stats(&pool);
     assert!(prepared.memory.remap.count >= 2, "{prepared:?}");
     assert_eq!((prepared.memory.held_bytes, prepared.memory.in_use), (before.memory.held_bytes, 12));
@@ -171,7 +171,7 @@ fn a_poll_moves_granules_together_before_a_get_needs_them() {
 
 #[test]
 fn the_maintenance_thread_keeps_the_hole() {
-    let pool = over_virtual_memory().background_poll(true).build().unwrap();
+    let pool = over_virtual_memory().background_thread(true).build().unwrap();
     let held = scattered(&pool, 12);
     let begun = Instant::now();
     while pool.stats().memory.remap.count == 0 {

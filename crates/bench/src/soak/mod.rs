@@ -126,7 +126,7 @@ impl SoakArgs {
             failures.extend(counts.put(filled).err().map(|error| error.to_string()));
         }
         // Takes in the copies that have ended.
-        pool.poll();
+        pool.maintain();
         let end = ProcessUse::now();
         let most_resident_bytes = most_resident_bytes.max(end.resident_bytes);
         let warm = warm.unwrap_or(end);

@@ -87,7 +87,7 @@ impl Counts {
 
     /// Checks a buffer and puts it back.
     pub(super) fn put(&mut self, filled: Filled) -> Result<(), pinpool::Error> {
-        self.check(filled.buffer.as_slice()?, filled.seed);
+        self.check(filled.buffer.wait_slice()?, filled.seed);
         self.puts += 1;
         drop(filled.buffer);
         Ok(())
@@ -162,7 +162,7 @@ impl<'a> Worker<'a> {
         let seed = self.next_random();
         let mut buffer = self.shared.pool.get(len)?;
         self.counts.gets += 1;
-        content::fill(buffer.as_mut_slice()?, seed);
+        content::fill(buffer.wait_slice_mut()?, seed);
         Ok(Filled { buffer, seed })
     }
 
@@ -218,7 +218,7 @@ impl<'a> Worker<'a> {
         };
         let Filled { buffer, seed } = filled;
         let len = buffer.len();
-        self.counts.check(buffer.as_slice()?, seed);
+        self.counts.check(buffer.wait_slice()?, seed);
         // The put comes with the end of the copy.
         self.counts.copies += 1;
         self.counts.puts += 1;

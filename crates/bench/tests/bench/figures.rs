@@ -45,7 +45,7 @@ fn hit_has_every_figure_in_each_pattern() {
         let figures = bench(&["hit", "--pattern", pattern, "--threads", threads]);
         assert_eq!((&figures["pattern"], &figures["backend"]), (&pattern.into(), &"heap".into()));
         assert_eq!(figures["threads"].to_string(), threads);
-        for name in ["mutex_hashmap", "array_queue", "malloc", "empty"] {
+        for name in ["array_queue", "malloc", "empty"] {
             assert!(is_positive(&figures["baselines"][name]), "{name} in {figures}");
         }
         assert!(is_positive(&figures["ns_per_pair"]), "{figures}");
@@ -175,28 +175,6 @@ fn over_a_driver_every_backend_shrinks_copies_and_pins() {
     assert_eq!(figures["backends"].as_array().unwrap().len(), 3, "{figures}");
 }
 
-#[test]
-fn loader_is_compared_with_a_ring() {
-    for (batches, preset) in [(&["fixed", "lognormal"][..], "adaptive"), (&["lognormal"], "tensorflow")] {
-        let args = ["loader", "--producers", "2", "--seconds", "0.2", "--backend", "heap", "--preset", preset];
-        // Both are the default.
-        let one = if batches.len() == 1 { vec!["--batches", batches[0]] } else { vec![] };
-        let figures = bench(&[&args[..], &one].concat());
-        assert_eq!((&figures["preset"], &figures["backend"]), (&preset.into(), &"heap".into()));
-        let loaders = figures["loaders"].as_array().unwrap();
-        assert_eq!(loaders.iter().map(|of| of["batches"].as_str().unwrap()).collect::<Vec<_>>(), batches);
-        loaders.iter().for_each(check_loader);
-    }
-}
-
-fn check_loader(of: &Value) {
-    for name in ["acquire_worst_us", "requested_peak_bytes", "pinned_peak_bytes", "pins"] {
-        assert!(is_positive(&of[name]), "{name} in {of}");
-    }
-    let [ring, pool, of_ring] = ["ring_gb_per_s", "gb_per_s", "of_ring"].map(|name| number(&of[name]));
-    assert!(pool > 0.0 && (of_ring - pool / ring).abs() < 0.01, "{of}");
-}
-
 #[cfg(feature = "cuda")]
 #[test]
 fn missing_back_ends_are_listed_with_the_reason_and_without_another_the_bench_fails() {
@@ -234,20 +212,8 @@ fn more_memory_than_the_default_ceiling_is_refused_with_argument_limit_and_remed
 }
 
 #[test]
-fn a_ring_too_large_is_refused() {
-    let most = bench(&["pin", "--bytes", "4KiB", "--rounds", "1", "--backend", "heap"])["most_bytes"].clone();
-    // Two buffers for each of 1024 producers, and nine more.
-    if number(&most) >= 2057.0 * f64::from(32 << 20) {
-        return; // This machine has the memory.
-    }
-    let (code, stderr) = refused(&["loader", "--producers", "1024", "--backend", "heap"]);
-    let words = ["--producers 1024: a ring of 2057 ", " B, over the ", "give fewer"];
-    assert!(code == Some(2) && words.iter().all(|word| stderr.contains(word)), "{code:?} {stderr}");
-}
-
-#[test]
 fn values_without_a_meaning_are_refused_by_the_parser() {
-    for bench in ["stall", "copy", "loader"] {
+    for bench in ["stall", "copy"] {
         for seconds in ["nan", "inf", "1e300", "0"] {
             let (code, stderr) = refused(&[bench, "--seconds", seconds]);
             assert!(code == Some(2) && stderr.contains("seconds from 0.001 to 3600"), "{bench} {seconds}: {stderr}");

@@ -93,7 +93,7 @@ fn a_reserve_is_held_and_a_trim_gives_the_rest_back() {
     assert_eq!(pp_trim(pool.0, 0), pp_status::PP_OK);
     assert_eq!(held(), 8 << 20);
     assert_eq!(pp_reserve(pool.0, 1 << 40), pp_status::PP_LIMIT);
-    assert_eq!((pp_clear(pool.0), pp_poll(pool.0)), (pp_status::PP_OK, pp_status::PP_OK));
+    assert_eq!((pp_clear(pool.0), pp_maintain(pool.0)), (pp_status::PP_OK, pp_status::PP_OK));
     close(pool);
 }
 

@@ -82,7 +82,7 @@ fn a_null_argument_is_named() {
     note("pool", pp_reserve(no_pool, 1));
     note("pool", pp_trim(no_pool, 1));
     note("pool", pp_clear(no_pool));
-    note("pool", pp_poll(no_pool));
+    note("pool", pp_maintain(no_pool));
     // SAFETY: allowed.
     unsafe { pp_string_free(ptr::null_mut()) };
     for (name, status, text) in calls {
@@ -149,7 +149,7 @@ fn a_put_behind_a_stream_without_a_driver_leaves_the_buffer_with_its_user() {
 
 #[test]
 fn each_thread_has_its_own_last_error() {
-    let first = outcome(pp_poll(ptr::null_mut()), ()).unwrap_err();
+    let first = outcome(pp_maintain(ptr::null_mut()), ()).unwrap_err();
     let (fresh, other) =
         thread::spawn(|| (last_error(), get(open(HEAP), usize::MAX).map(|held| held.0.addr()))).join().unwrap();
     assert_eq!(fresh, (pp_status::PP_OK, String::new()));

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use pinpool::{Backend, Ceiling, Completion, Error, Pool, Preset};
+use pinpool::{Backend, Completion, Error, Limit, Pool, Preset};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::{columns_left, format_about};
 use pinpool_cli::terminal::Terminal;
@@ -159,7 +159,7 @@ fn pin_once(bytes: u64) -> Result<Duration, Error> {
 /// One `cuMemHostAlloc`; `None` without a driver.
 fn pin_by_driver(len: usize) -> Option<Duration> {
     let builder = Pool::builder().without_env().backend(Backend::Cuda).preset(Preset::TensorFlow);
-    let pool = builder.max_bytes(Ceiling::None).build().ok()?;
+    let pool = builder.max_bytes(Limit::Unlimited).build().ok()?;
     let begun = Instant::now();
     let buf = pool.get(len).ok()?;
     let took = begun.elapsed();

@@ -64,19 +64,19 @@ fn huge_pages(rules: &MemoryRules) -> Finding {
 fn ledger(config: &Config, is_one_of_several: bool) -> Finding {
     const CHECK: &str = "ledger";
     let name = match &config.ledger {
-        LedgerName::None if is_one_of_several => {
+        LedgerName::Disabled if is_one_of_several => {
             let found = "torchrun or Ray runs this process as one of several, and each has a ceiling of its own";
             return Finding::note(CHECK, found)
                 .remedy("set PINPOOL_LEDGER=auto, so that one ceiling holds for all of them");
         }
-        LedgerName::None => return Finding::ok(CHECK, "none: the ceiling is this process's alone"),
+        LedgerName::Disabled => return Finding::ok(CHECK, "none: the ceiling is this process's alone"),
         LedgerName::Auto if !is_one_of_several => {
             return Finding::ok(CHECK, "none: nothing shows that this process is one of several on the host");
         }
         name => name.to_string(),
     };
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(config.max_bytes);
-    if let Err(error) = builder.background_poll(false).ledger(LedgerName::Named(name.clone())).build() {
+    if let Err(error) = builder.background_thread(false).ledger(LedgerName::Named(name.clone())).build() {
         // A pool that does not name it is built without it.
         let level = if config.ledger == LedgerName::Auto { Level::Warning } else { Level::Error };
         return Finding::new(CHECK, level, error.to_string())

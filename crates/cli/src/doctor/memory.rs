@@ -141,7 +141,7 @@ fn of_ceiling(max_bytes: Option<u64>, ceiling: &str, config: &Config) -> Finding
 /// Whether the processes of the host share one limit.
 fn is_shared(config: &Config) -> bool {
     match config.ledger {
-        LedgerName::None => false,
+        LedgerName::Disabled => false,
         LedgerName::Auto => env::is_one_of_several(),
         _ => true,
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use pinpool::Ceiling;
+use pinpool::Limit;
 use pinpool::unstable::config::{Config, EnvReport};
 use pinpool::unstable::{Finding, Level, backend};
 use pinpool_os::host;
@@ -34,7 +34,7 @@ fn reserve(config: &Config) -> Option<Finding> {
 }
 
 fn limit(config: &Config) -> Option<Finding> {
-    let (Ceiling::Bytes(bytes), memory) = (config.max_bytes, host::memory(Path::new("/"))?) else { return None };
+    let (Limit::Bytes(bytes), memory) = (config.max_bytes, host::memory(Path::new("/"))?) else { return None };
     let ranks = limits_on_host(config);
     let found = too_much(ranks, bytes, &memory).filter(|_| ranks.saturating_mul(bytes) > memory.total_bytes)?;
     Some(Finding::warning("PINPOOL_MAX_BYTES", found).remedy("lower it, or set auto"))

@@ -82,15 +82,13 @@ impl LoadReport<'_> {
         })
     }
 
-    /// A figure a line, and what the pool says of itself.
+    /// A number a line, and the statistics of the pool.
     pub(crate) fn table(&self) -> String {
         let Self { summary, stats, .. } = self;
         let n = grouped;
         let locked = if stats.is_pinned { "page-locked" } else { "not page-locked" };
         let verified = if self.verify { n(summary.verified_batches) } else { "not asked for (--verify)".to_owned() };
         let [elapsed, listing] = [summary.elapsed, self.listing].map(|time| time.as_secs_f64());
-        let idle = [stats.memory.held_bytes, stats.memory.idle_bytes, stats.memory.reserve_bytes].map(n);
-        let [raises, checks, lowers] = [stats.limits.raises, stats.limits.checks, stats.limits.lowers].map(n);
         let rows = list(&[
             ("copied to", self.sink.clone()),
             ("epochs", n(summary.epochs)),
@@ -104,32 +102,10 @@ impl LoadReport<'_> {
             ("verified batches", verified),
             ("in flight at most", format!("{} batches", n(summary.max_in_flight_batches))),
             ("pool", format!("{} ({locked})", stats.backend)),
-            ("gets", n(stats.requests.served)),
-            (
-                "fallbacks",
-                format!("{} gets had memory that is not pinned, at the ceiling", n(stats.requests.fallbacks)),
-            ),
-            ("hit rate", hit_rate(stats)),
-            ("evictions", format!("{} in {} puts", n(stats.memory.evictions.over_limit), n(stats.requests.returned))),
-            ("limit", format!("{} buffers", n(stats.limits.max_idle_buffers))),
-            ("raises", format!("{raises} in {checks} checks, {lowers} lowered")),
-            ("reclaimed", format!("{} buffers", n(stats.memory.evictions.reclaimed))),
-            ("waits at ceiling", format!("{} gets", n(stats.requests.waits))),
-            ("pinned at most", format!("{} bytes", n(stats.memory.peak_held_bytes))),
             ("pinned at the end", format!("{} bytes", n(self.pinned_bytes))),
-            ("pinned when idle", format!("{} bytes, {} in idle buffers, {} in reserve", idle[0], idle[1], idle[2])),
-            ("allocations", format!("{}, {} freed", n(stats.memory.pin.count), n(stats.memory.unpin.count))),
-            ("time in those", format!("{:.3} s", call_time(stats))),
         ]);
         format!("{}\n\n{stats}\n", rows.trim_end())
     }
-}
-
-/// The share of gets that reused an idle buffer, and where the others had their memory from, which is rarely a new allocation.
-fn hit_rate(stats: &Stats) -> String {
-    let misses = stats.requests.served.saturating_sub(stats.requests.hits);
-    let percent = 100.0 * stats.requests.hit_rate();
-    format!("{percent:.1} %; the other {} gets share {} allocations", grouped(misses), grouped(stats.memory.pin.count))
 }
 
 /// Seconds spent in calls that pinned, unpinned and moved memory.

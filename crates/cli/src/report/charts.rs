@@ -115,7 +115,7 @@ impl<'a> Charts<'a> {
     }
 
     pub(super) fn report(self, title: &'static str, source: String, notes: Vec<String>, tables: Vec<Table>) -> Report {
-        let mut figures = vec![self.bytes_figure()];
+        let mut figures: Vec<_> = self.bytes_figure().into_iter().collect();
         figures.extend(self.lost_figure());
         figures.extend(self.limit_figure());
         if self.tags.keys().any(|tag| *tag != "(untagged)") {
@@ -125,15 +125,7 @@ impl<'a> Charts<'a> {
             figures.push(self.lanes("pools", "Pools", "pool", &self.pools));
         }
         let tables = self.left().into_iter().chain(tables).collect();
-        Report {
-            title,
-            source,
-            verdicts: verdicts(&self.series.said(), VERDICTS_MAX),
-            facts: self.facts(),
-            figures,
-            notes,
-            tables,
-        }
+        Report { title, source, verdicts: verdicts(&self.series.said), facts: self.facts(), figures, notes, tables }
     }
 
     fn axis(&self) -> Axis {
@@ -149,7 +141,8 @@ impl<'a> Charts<'a> {
         self.samples.iter().map(value).max().unwrap_or(0)
     }
 
-    fn bytes_figure(&self) -> Figure {
+    /// `None` if nothing is known of bytes, as in a log.
+    fn bytes_figure(&self) -> Option<Figure> {
         let mut series = vec![
             self.line("in use", Shape::Area, |sample| Some(sample.in_use_bytes)),
             self.line("in flight", Shape::Area, |sample| Some(sample.in_flight_bytes)),
@@ -157,6 +150,9 @@ impl<'a> Charts<'a> {
             self.line("free", Shape::Area, |sample| Some(sample.free_bytes)),
         ];
         let held = self.peak(|sample| sample.held_bytes);
+        if held == 0 {
+            return None;
+        }
         let max = self.samples.iter().filter_map(|sample| sample.max_bytes).max();
         // A limit far above everything would press all areas to the bottom.
         let is_far = max.is_some_and(|max| max / 4 > held.max(1));
@@ -177,13 +173,13 @@ impl<'a> Charts<'a> {
             None => "no limit".to_owned(),
         };
         let used = text(self.peak(|sample| sample.in_use_bytes));
-        Figure {
+        Some(Figure {
             id: "bytes",
             title: "Bytes by state",
             description: format!("At most {} pinned and {used} in use; {limit}.", text(held)),
             x: self.axis(),
             panels: vec![Axis::new("bytes", Unit::Bytes).panel(series)],
-        }
+        })
     }
 
     /// Seconds lost in each part of the time; `None` if nothing was.
@@ -229,7 +225,8 @@ impl<'a> Charts<'a> {
             lines.push(Line::new(format!("limit of {}", pool.name), Shape::Steps, points));
         }
         let evicted = self.samples.last().map_or(0, |sample| sample.evicted);
-        if lines.is_empty() || (raises.is_empty() && evicted == 0) {
+        // With time, a limit that stays and evicts nothing is no news.
+        if lines.is_empty() || (self.series.has_time && raises.is_empty() && evicted == 0) {
             return None;
         }
         lines.push(Line::new("raise", Shape::Triangles, raises));
@@ -300,11 +297,17 @@ impl<'a> Charts<'a> {
         let mut facts = vec![
             ("gets", grouped(last.gets)),
             ("hit rate", percent(last.hits, last.gets)),
-            ("time lost", seconds(last.lost.total_ns())),
-            ("pin calls", grouped(last.pins)),
-            ("pinned at most", bytes(self.peak(|sample| sample.held_bytes))),
-            ("in use at most", bytes(self.peak(|sample| sample.in_use_bytes))),
+            ("evictions", grouped(last.evicted)),
         ];
+        let held = self.peak(|sample| sample.held_bytes);
+        if held > 0 {
+            facts.extend([
+                ("time lost", seconds(last.lost.total_ns())),
+                ("pin calls", grouped(last.pins)),
+                ("pinned at most", bytes(held)),
+                ("in use at most", bytes(self.peak(|sample| sample.in_use_bytes))),
+            ]);
+        }
         if self.series.has_time {
             facts.push(("lasts", Unit::Seconds.text(last.x)));
         }
@@ -313,14 +316,14 @@ impl<'a> Charts<'a> {
 }
 
 /// The diagnoses, the worst first: all alarms, or the first.
-pub(super) fn verdicts(said: &[Said], most: usize) -> Vec<Verdict> {
+fn verdicts(said: &[Said]) -> Vec<Verdict> {
     let name = |said: &Said, several: bool| {
         if several { format!("{}: {}", said.pool, said.cause) } else { said.cause.clone() }
     };
     let verdict =
         |one: &Said| Verdict { name: name(one, said.len() > 1), text: sentences(one), is_alarm: one.is_alarm };
     let alarms = said.iter().filter(|said| said.is_alarm).count();
-    let mut verdicts: Vec<_> = said.iter().take(alarms.clamp(1, most)).map(verdict).collect();
+    let mut verdicts: Vec<_> = said.iter().take(alarms.clamp(1, VERDICTS_MAX)).map(verdict).collect();
     if verdicts.is_empty() {
         let text = "There are too few gets to judge.".to_owned();
         verdicts.push(Verdict { name: "unknown".to_owned(), text, is_alarm: false });

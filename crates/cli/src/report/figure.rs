@@ -7,7 +7,7 @@ use pinpool_cli::table::grouped;
 /// A series has at most four points in each of this many parts: more are invisible.
 const PARTS: usize = 430;
 /// Most marks of one kind.
-pub(super) const MARKS_MAX: usize = 5_000;
+const MARKS_MAX: usize = 5_000;
 
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
@@ -64,7 +64,6 @@ pub(super) struct Panel {
 pub(super) struct Axis {
     pub(super) name: String,
     pub(super) unit: Unit,
-    pub(super) is_logarithmic: bool,
     /// Of a time axis, the clock at 0, in seconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) clock: Option<f64>,
@@ -76,7 +75,6 @@ pub(super) enum Unit {
     Bytes,
     Seconds,
     Count,
-    Percent,
 }
 
 #[derive(Debug, Serialize)]
@@ -124,7 +122,7 @@ impl Series {
 
 impl Axis {
     pub(super) fn new(name: impl Into<String>, unit: Unit) -> Self {
-        Self { name: name.into(), unit, is_logarithmic: false, clock: None }
+        Self { name: name.into(), unit, clock: None }
     }
 
     pub(super) fn panel(self, series: Vec<Series>) -> Panel {
@@ -145,7 +143,6 @@ impl Unit {
             ],
             Self::Seconds => &[(1e-6, "us"), (1e-3, "ms"), (1.0, "s"), (60.0, "min"), (3600.0, "h")],
             Self::Count => &[(1.0, "")],
-            Self::Percent => &[(1.0, "%")],
         };
         let fitting = steps.iter().rev().find(|(factor, _)| value >= *factor).or(steps.first());
         let &(factor, name) = fitting.unwrap_or(&(1.0, ""));

@@ -2,7 +2,6 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `from_log.rs` | the report of a log |
 //! | `charts.rs` | the charts and tables of a series |
 //! | `figure.rs` | the report as one object |
 //! | `page.rs`, `page.html`, `page.css`, `page.js` | the page |
@@ -12,7 +11,6 @@
 mod charts;
 mod escape;
 mod figure;
-mod from_log;
 mod page;
 
 use std::error::Error;
@@ -36,6 +34,9 @@ use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::Terminal;
 
+const LOG_NOTE: &str = "Counters of the log restart at each raise. Requests of windows that the log does not show are not counted, so \
+                        the x axis is a lower bound, and raises between two lines are spread evenly. The log has no bytes and no times: \
+                        PINPOOL_TRACE records them.";
 const TITLE: &str = "The pool in this trace";
 
 /// Draw a page of charts of a log, a recording or a running process
@@ -115,7 +116,16 @@ fn read(path: &Path, name: &str, set: &Set, replay: &Replay) -> Result<(Report, 
                 let why = "it has diagnoses of pinpool and no line to draw: `pinpool why` prints them, and PINPOOL_TRACE records charts";
                 return Err(named(path, &why).into());
             }
-            (from_log::report(name, &log), log.stopped)
+            let (messages, lines) = (grouped(log.messages), grouped(log.lines));
+            let version = log.tensorflow.map_or_else(String::new, |version| format!(", of TensorFlow {version}"));
+            let mut notes = vec![LOG_NOTE.to_owned()];
+            notes.extend(log.stopped.iter().map(|stopped| format!("The log is not whole: {stopped}.")));
+            if log.cut > 0 {
+                notes.push(format!("{} messages are truncated or damaged and not used.", grouped(log.cut)));
+            }
+            let source = format!("{name}: {messages} messages in {lines} lines{version}");
+            let report = Charts::new(&Series::of_log(&log)).report("The pool in this log", source, notes, Vec::new());
+            (report, log.stopped)
         }
         Kind::Workload => {
             let workload = read_workload(path, input)?;

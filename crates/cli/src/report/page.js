@@ -11,7 +11,6 @@ const STEPS = {
   bytes: [[1, "B"], [1024, "KiB"], [2 ** 20, "MiB"], [2 ** 30, "GiB"], [2 ** 40, "TiB"]],
   seconds: [[1e-6, "us"], [1e-3, "ms"], [1, "s"], [60, "min"], [3600, "h"]],
   count: [[1, ""], [1e3, "k"], [1e6, "M"], [1e9, "G"]],
-  percent: [[1, "%"]],
 };
 // Distances of ticks that are round numbers of their unit.
 const scaled = (factors, by) => factors.flatMap((factor) => by.map((times) => times * factor));
@@ -20,7 +19,6 @@ const TICKS = {
   bytes: Array.from({ length: 50 }, (_, power) => 2 ** power),
   seconds: [...decades.filter((step) => step < 30), 30, ...scaled([60, 600], [1, 2, 5]), ...scaled([3600, 36000, 360000], [1, 2, 5])],
   count: decades,
-  percent: decades,
 };
 const text = (unit, value) => {
   if (value == null) return "-";
@@ -86,7 +84,7 @@ function draw(figure, panel, parent) {
     tzDate: (time) => uPlot.tzDate(new Date(time * 1e3), "UTC"),
     cursor: { y: false, sync: { key: figure.id } },
     scales: {
-      x: { time: isClock, distr: x.is_logarithmic ? 3 : 1 },
+      x: { time: isClock },
       y: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] },
     },
     axes: [

@@ -2,28 +2,24 @@
 
 use std::error::Error;
 use std::fs::File;
-use std::io::{self, IsTerminal, Stdout};
+use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
-use std::panic;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ratatui::backend::CrosstermBackend;
+use ratatui::DefaultTerminal;
 use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event};
 use ratatui::crossterm::execute;
-use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 /// Whether the terminal is taken over.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
-static HOOK: Once = Once::new();
 
 /// The terminal, until this is dropped.
 pub(super) struct Session {
-    pub(super) screen: ratatui::Terminal<CrosstermBackend<Stdout>>,
+    pub(super) screen: DefaultTerminal,
     /// Where keys come from.
     keys: OwnedFd,
 }
@@ -44,21 +40,8 @@ impl Session {
         } else {
             File::open("/dev/tty").map_err(|error| format!("/dev/tty: {error}: no keys can be read"))?.into()
         };
-        HOOK.call_once(|| {
-            let before = panic::take_hook();
-            panic::set_hook(Box::new(move |info| {
-                restore();
-                before(info);
-            }));
-        });
-        enable_raw_mode()?;
         IS_TAKEN.store(true, Ordering::SeqCst);
-        let session = execute!(io::stdout(), EnterAlternateScreen)
-            .and_then(|()| ratatui::Terminal::new(CrosstermBackend::new(io::stdout())));
-        if session.is_err() {
-            restore();
-        }
-        Ok(Self { screen: session?, keys })
+        Ok(Self { screen: ratatui::try_init().inspect_err(|_| restore())?, keys })
     }
 
     /// The next event, if one comes within `wait`.
@@ -91,7 +74,7 @@ impl Drop for Session {
 pub(crate) fn restore() {
     if IS_TAKEN.swap(false, Ordering::SeqCst) {
         // A terminal that is gone needs nothing.
-        let _ = disable_raw_mode();
-        let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
+        let _ = ratatui::try_restore();
+        let _ = execute!(io::stdout(), Show);
     }
 }

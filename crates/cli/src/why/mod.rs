@@ -149,14 +149,14 @@ fn in_words(said: &[Said], all: bool) -> String {
 /// What is said of each pool, the worst first, and why it is not of all of the file.
 fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
     if names_process(target) {
-        return Ok((Series::of_process(target, Duration::ZERO, &StopFlag::new())?.0.said(), None));
+        return Ok((Series::of_process(target, Duration::ZERO, &StopFlag::new())?.0.said, None));
     }
     let path = PathBuf::from(target);
     let input = input::open(&path)?;
     match input::kind(input.first()) {
         Kind::Recording => {
             let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(&path, &error))?;
-            let mut said = Series::of_recording(&recording).said();
+            let mut said = Series::of_recording(&recording).said;
             if let Some(said) = said.first_mut() {
                 recommend(said, &path, &recording);
             }
@@ -169,7 +169,7 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
             let workload = read_workload(&path, input)?;
             let played = Series::of_replay(target, &workload, &Replay::default());
             let (series, _) = played.map_err(|error| in_file(&path, &error))?;
-            Ok((series.said(), workload.warning().map(str::to_owned)))
+            Ok((series.said, workload.warning().map(str::to_owned)))
         }
         Kind::Log => {
             let log = lines::read(input).map_err(|error| named(&path, &error))?;

@@ -187,11 +187,11 @@ fn of_a_program_that_ended_with_a_get_that_failed_why_and_advice_say_how_much_it
     assert!(pool.get(3 << 20).unwrap_err().is_limit());
     drop((held, pool));
     let why = finish(pinpool(&["why"]).arg(&path)).stdout;
-    for part in ["ceiling too small: 1 of ", "export PINPOOL_MAX_BYTES=11534336", "1 get failed when it was recorded"] {
+    for part in ["ceiling too small: 1 of ", "export PINPOOL_MAX_BYTES=9437184", "1 get failed when it was recorded"] {
         assert!(why.contains(part), "no {part} in\n{why}");
     }
     let ran = advise(&path, &[]);
     assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
     ran.check_stderr("1 get failed under the limit, and no replay shows");
-    ran.check_stderr("export PINPOOL_MAX_BYTES=11534336, and record it again");
+    ran.check_stderr("export PINPOOL_MAX_BYTES=9437184, and record it again");
 }

@@ -17,7 +17,7 @@ fn recorded(path: PathBuf, is_slow: bool) -> PathBuf {
         builder
     };
     let pool = builder.build().unwrap();
-    (0..40).for_each(|_| drop(pool.get(8 << 20).unwrap().as_mut_slice().map(|bytes| bytes[0] = 1)));
+    (0..40).for_each(|_| drop(pool.get(8 << 20).unwrap().wait_slice_mut().map(|bytes| bytes[0] = 1)));
     drop(pool);
     path
 }

@@ -150,11 +150,3 @@ fn an_empty_filter_of_the_log_hides_no_warning() {
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     ran.check_stderr("PINPOOL_PURPLE=1");
 }
-
-#[test]
-fn the_hit_rate_says_what_the_other_gets_cost() {
-    let dir = tree();
-    let ran = finish(pinpool(&["load", "--batch-files", "100", "--workers", "1"]).arg(dir.path()));
-    let row = ran.stdout.lines().find(|row| row.starts_with("hit rate")).unwrap();
-    assert!(row.contains(" %; the other ") && row.ends_with("gets share 1 allocations"), "{row}");
-}

@@ -58,7 +58,7 @@ fn the_metrics_of_all_processes_are_a_text_that_promtool_takes() {
     let ran = finish(&mut on_host(dir.path(), &["metrics", "--all"]));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let labels = format!("{{pid=\"{}\",pool_name=\"train\",backend=\"heap\"", std::process::id());
-    let hits = format!("pinpool_gets_total{labels},result=\"hit\"}} {}\n", pool.stats().requests.hits);
+    let hits = format!("pinpool_requests_hits_total{labels}}} {}\n", pool.stats().requests.hits);
     assert!(ran.stdout.contains(&hits), "{}", ran.stdout);
     assert!(
         ran.stdout.contains(&format!("pinpool_owner_buffers{labels},tag=\"loader/labels\"}} 1\n")),
@@ -93,7 +93,7 @@ fn the_metrics_are_served_until_the_command_is_stopped() {
     // One that sends nothing keeps no other waiting.
     let _silent = TcpStream::connect(&address).unwrap();
     let got = ask("GET /metrics");
-    assert!(got.starts_with("HTTP/1.1 200 OK") && got.contains("\npinpool_held_bytes{pid="), "{got}");
+    assert!(got.starts_with("HTTP/1.1 200 OK") && got.contains("\npinpool_memory_held_bytes{pid="), "{got}");
     let head = ask("HEAD /metrics");
     assert!(head.starts_with("HTTP/1.1 200 OK") && head.ends_with("\r\n\r\n"), "{head}");
     assert!(ask("GET /").starts_with("HTTP/1.1 404"));

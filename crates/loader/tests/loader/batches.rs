@@ -10,7 +10,7 @@ use super::*;
 fn contents(batches: impl Iterator<Item = LoadedBatch>) -> Vec<(Vec<usize>, Vec<u8>)> {
     let contents = |batch: LoadedBatch| {
         assert!(batch.failures.is_empty(), "{:?}", batch.failures);
-        (batch.parts.iter().map(|part| part.sample).collect(), batch.buffer.as_slice().unwrap().to_vec())
+        (batch.parts.iter().map(|part| part.sample).collect(), batch.buffer.wait_slice().unwrap().to_vec())
     };
     batches.map(contents).collect()
 }
@@ -43,7 +43,7 @@ fn batches_come_in_order_with_their_samples_and_bytes() {
         let batch = reader.next().unwrap();
         assert_eq!((batch.number, batch.epoch, batch.in_epoch), (number, number / 3, number % 3));
         let first = usize::try_from(number % 3).unwrap() * 4;
-        let bytes = batch.buffer.as_slice().unwrap();
+        let bytes = batch.buffer.wait_slice().unwrap();
         assert_eq!(batch.parts.len(), if number % 3 == 2 { 1 } else { 4 });
         let mut end = 0;
         for (at, part) in batch.parts.iter().enumerate() {
@@ -317,7 +317,7 @@ fn what_cannot_be_read_is_named_with_its_batch_in_every_epoch() {
         let rest: Vec<_> = (first..first + 4).filter(|sample| *sample != gone).collect();
         assert_eq!(batch.parts.iter().map(|part| part.sample).collect::<Vec<_>>(), rest);
         let bytes: Vec<u8> = rest.iter().flat_map(|sample| [u8::try_from(*sample).unwrap(); 100]).collect();
-        assert_eq!(*batch.buffer.as_slice().unwrap(), bytes, "without a gap");
+        assert_eq!(*batch.buffer.wait_slice().unwrap(), bytes, "without a gap");
     }
 }
 

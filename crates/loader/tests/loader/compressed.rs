@@ -59,7 +59,7 @@ fn batches_of(pool: &Pool, catalog: &Catalog, options: LoadOptions) -> (Vec<Name
     let reader = Loader::new(pool, catalog, options).batches().unwrap();
     let batches = reader.map(|batch| {
         failures.extend(batch.failures.iter().map(ToString::to_string));
-        let bytes = batch.buffer.as_slice().unwrap();
+        let bytes = batch.buffer.wait_slice().unwrap();
         let name = |sample: usize| catalog.samples()[sample].member.as_deref().unwrap_or_default().to_owned();
         batch.parts.iter().map(|part| (name(part.sample), bytes[part.bytes.clone()].to_vec())).collect()
     });
@@ -191,7 +191,7 @@ fn a_state_goes_on_within_a_compressed_shard() {
     for seed in [None, Some(3)] {
         let options = options(|options| (options.shuffle_seed, options.epochs) = (seed, 2));
         let loader = Loader::new(&pool(1 << 30), &catalog, options);
-        let bytes = |batch: &pinpool_loader::LoadedBatch| batch.buffer.as_slice().unwrap().to_vec();
+        let bytes = |batch: &pinpool_loader::LoadedBatch| batch.buffer.wait_slice().unwrap().to_vec();
         let mut reader = loader.clone().batches().unwrap();
         let mut all = Vec::new();
         let mut states = vec![loader.start_state()];

@@ -72,7 +72,7 @@ fn each_decoded_field_is_one_array_and_the_others_lie_behind() {
     let (catalog, batches) = loaded(&[&path], decode.clone(), 8);
     // A limit of 4 bytes: each sample is a batch, and whole.
     assert_eq!(batches.len(), 2);
-    let bytes = |batch: &LoadedBatch| batch.buffer.as_slice().unwrap().to_vec();
+    let bytes = |batch: &LoadedBatch| batch.buffer.wait_slice().unwrap().to_vec();
     let first = bytes(&batches[0]);
     assert_eq!(batches[0].arrays, [0..4, 64..66]);
     assert_eq!((&first[..4], &first[64..66]), (&b"dcba"[..], &b"vu"[..]));
@@ -100,7 +100,7 @@ fn what_fails_leaves_no_row_and_is_named() {
     let batch = Loader::new(&pool, &catalog, options.clone()).batches().unwrap().next().unwrap();
     let named: Vec<_> = batch.parts.iter().map(|part| part.sample).collect();
     assert_eq!((named, batch.arrays.len(), batch.arrays[0].clone()), (vec![0, 3], 1, 0..4));
-    assert_eq!(&batch.buffer.as_slice().unwrap()[..4], b"baih");
+    assert_eq!(&batch.buffer.wait_slice().unwrap()[..4], b"baih");
     let failures: Vec<_> = batch.failures.iter().map(ToString::to_string).collect();
     assert!(failures[0].ends_with("b.bin: its bin cannot be decoded: only 1 B"), "{failures:?}");
     assert!(failures[1].ends_with("c.txt: no field bin to decode: it has \"txt\""), "{failures:?}");

@@ -61,7 +61,7 @@ impl Destination for FaultyDestination {
 
     fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
         self.on_lane[lane] = self.sent.len();
-        self.sent.push(batch.as_slice()?.to_vec());
+        self.sent.push(batch.wait_slice()?.to_vec());
         if self.refuse == Some(self.on_lane[lane]) {
             return Err(Error::device("the device is gone"));
         }

@@ -41,7 +41,7 @@ fn load(pool: &Pool, worker: usize) {
     for step in 0usize.. {
         let len = (1 + (step + worker) % 5) << 18;
         if let Ok(mut buf) = pool.get(len)
-            && let Ok(bytes) = buf.as_mut_slice()
+            && let Ok(bytes) = buf.wait_slice_mut()
         {
             bytes.fill(7);
         }

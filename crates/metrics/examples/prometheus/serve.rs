@@ -8,7 +8,7 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 
 /// The recorder, whose buckets are those that the pool counts in.
 pub(crate) fn recorder() -> Result<PrometheusRecorder, BuildError> {
-    let times = Matcher::Suffix("_time".to_owned());
+    let times = Matcher::Suffix("time".to_owned());
     let builder = PrometheusBuilder::new()
         .with_recommended_naming(true)
         .set_buckets_for_metric(times, &pinpool_metrics::bucket_bounds())?;

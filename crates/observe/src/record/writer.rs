@@ -55,6 +55,8 @@ enum Command {
     /// The queue fills up.
     Wake,
     Add(Item),
+    /// The process exits; the answer comes when all records so far are in the file.
+    Flush(Sender<()>),
     /// A pool has ended; the answer comes when all of its records are in the file.
     End(u32, Sender<Recorded>),
 }
@@ -77,9 +79,6 @@ pub(super) struct Writer {
     /// Records that are in the file, and lost ones.
     written: AtomicU64,
     lost: AtomicU64,
-    /// Numbers of the flush that was asked for last, and of the last that is over.
-    flush_asked: AtomicU64,
-    flushed: AtomicU64,
 }
 
 /// What records name by its number. It keeps the number as long as the process goes on with the file.
@@ -178,7 +177,7 @@ impl Writer {
         let (pools, names, begun) =
             before.map_or_else(|| (0, Named::default(), Instant::now()), |file| (file.pools, file.names, file.begun));
         let (commands, received) = bounded(4096);
-        let (is_woken, is_closed, unqueued, written, lost, flush_asked, flushed) = Default::default();
+        let (is_woken, is_closed, unqueued, written, lost) = Default::default();
         let writer = Arc::new(Self {
             path: path.to_owned(),
             begun,
@@ -191,8 +190,6 @@ impl Writer {
             unqueued,
             written,
             lost,
-            flush_asked,
-            flushed,
         });
         let is_compressed = path.extension().is_some_and(|extension| extension == "gz");
         let head = if is_continued { Vec::new() } else { head() };
@@ -230,12 +227,11 @@ impl Writer {
     #[inline]
     pub(super) fn push(&self, record: Record) {
         static THREADS: AtomicU32 = AtomicU32::new(1);
-        // A thread that is ending has number 0.
-        let (thread, left) = THREAD.try_with(Cell::get).unwrap_or((0, WAKE_EVERY));
+        let (thread, left) = THREAD.get();
         // Relaxed: only unique.
         let thread = if thread == 0 { THREADS.fetch_add(1, Ordering::Relaxed) } else { thread };
         let left = left - 1;
-        let _ = THREAD.try_with(|own| own.set((thread, if left == 0 { WAKE_EVERY } else { left })));
+        THREAD.set((thread, if left == 0 { WAKE_EVERY } else { left }));
         if self.queue.push(Record { thread, ..record }).is_err() {
             // Relaxed: a sum.
             self.unqueued.fetch_add(1, Ordering::Relaxed);
@@ -317,16 +313,13 @@ extern "C" fn flush_open() {
         opened.iter().flat_map(|opened| opened.iter()).filter_map(|file| file.writer.upgrade()).collect();
     // A writer takes the lock to close its file.
     drop(opened);
+    let left = || until.saturating_duration_since(Instant::now());
     let ask = |writer: Arc<Writer>| {
-        // Release, with the Acquire of the thread: it sees the records.
-        let number = writer.flush_asked.fetch_add(1, Ordering::Release) + 1;
-        writer.wake();
-        (number, writer)
+        let (answer, answered) = bounded(1);
+        writer.commands.send_timeout(Command::Flush(answer), left()).ok().map(|()| answered)
     };
-    for (number, writer) in writers.into_iter().map(ask).collect::<Vec<_>>() {
-        while writer.flushed.load(Ordering::Acquire) < number && !writer.is_closed() && Instant::now() < until {
-            std::thread::sleep(Duration::from_micros(200));
-        }
+    for answered in writers.into_iter().filter_map(ask).collect::<Vec<_>>() {
+        let _ = answered.recv_timeout(left());
     }
 }
 
@@ -351,6 +344,10 @@ impl Run {
                     if matches!(item, Item::Pool(_)) || self.block.is_full() {
                         self.write();
                     }
+                }
+                Ok(Command::Flush(answer)) => {
+                    self.write();
+                    let _ = answer.send(());
                 }
                 Ok(Command::End(pool, answer)) => {
                     self.write();
@@ -392,7 +389,6 @@ impl Run {
 
     /// Writes what the queue holds.
     fn write(&mut self) {
-        let flush = self.writer.flush_asked.load(Ordering::Acquire);
         let writer = self.writer.clone();
         // Before the records: what is lost later is reported later. What comes meanwhile stays, so that busy threads do not keep
         // this one.
@@ -425,7 +421,6 @@ impl Run {
         // Also lost: what a file that has failed did not take.
         let unwritten = if self.output.failure.is_some() { records.saturating_sub(written) } else { 0 };
         writer.lost.fetch_add(lost + unwritten, Ordering::Relaxed);
-        writer.flushed.store(flush, Ordering::Release);
     }
 
     /// A record of this thread.

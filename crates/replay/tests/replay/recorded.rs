@@ -34,7 +34,7 @@ fn a_recording() -> (tempfile::TempDir, PathBuf) {
         pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap().wait().unwrap();
         drop(buffers);
     }
-    pool.poll();
+    pool.maintain();
     drop(pool);
     (dir, path)
 }

@@ -55,7 +55,7 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
         let mut workers: Vec<_> = (0..3).map(|_| begin()).collect();
         let receive = |wait| {
             let Some((ticket, buf)) = slabs.next(wait).unwrap() else { return false };
-            let bytes = buf.as_slice().unwrap();
+            let bytes = buf.wait_slice().unwrap();
             assert!(
                 bytes.len() == BYTES && bytes.iter().all(|&byte| byte == ticket.tag().to_le_bytes()[0]),
                 "{ticket:?}"
@@ -105,7 +105,7 @@ fn what_a_worker_sent_before_it_was_killed_is_neither_lost_nor_given_twice() {
         let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let living = worker.get(1, LONG).unwrap().send(1).unwrap();
         let (ticket, buf) = slabs.next_of_dead().unwrap().unwrap();
-        assert_eq!((ticket.tag(), &**buf.as_slice().unwrap()), (42, &[9; BYTES][..]));
+        assert_eq!((ticket.tag(), &**buf.wait_slice().unwrap()), (42, &[9; BYTES][..]));
         assert!(slabs.next_of_dead().unwrap().is_none());
         assert!(slabs.receive(&ticket).unwrap_err().is_ticket(), "if the ticket comes after all");
         drop(buf);

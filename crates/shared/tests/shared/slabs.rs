@@ -44,7 +44,7 @@ fn bytes_arrive_in_place_and_the_buffer_comes_back() {
         for (at, ticket) in (0..3).zip(&tickets) {
             let ticket = Ticket::from_bytes(&ticket.to_bytes()).unwrap();
             let buf = slabs.receive(&ticket).unwrap();
-            assert_eq!(*buf.as_slice().unwrap(), [at; 10_000]);
+            assert_eq!(*buf.wait_slice().unwrap(), [at; 10_000]);
             assert_eq!((slabs.counts().held, slabs.counts().sent), (1, 2 - usize::from(at)));
         }
         assert_eq!(slabs.counts().free, 3);
@@ -60,9 +60,9 @@ fn without_a_message_the_buffer_that_was_sent_first_is_next() {
     sent(&worker, b"second", 2);
     sent(&worker, b"", 3);
     let (ticket, buf) = slabs.next(LONG).unwrap().unwrap();
-    assert_eq!((ticket, &**buf.as_slice().unwrap()), (first, &b"first"[..]));
+    assert_eq!((ticket, &**buf.wait_slice().unwrap()), (first, &b"first"[..]));
     let (ticket, buf) = slabs.next(LONG).unwrap().unwrap();
-    assert_eq!((ticket.tag(), &**buf.as_slice().unwrap()), (2, &b"second"[..]));
+    assert_eq!((ticket.tag(), &**buf.wait_slice().unwrap()), (2, &b"second"[..]));
     let (ticket, buf) = slabs.next(LONG).unwrap().unwrap();
     assert_eq!((ticket.tag(), buf.len()), (3, 0));
     assert!(slabs.next(SOON).unwrap().is_none());
@@ -101,7 +101,7 @@ fn a_buffer_that_is_given_up_is_free_and_its_ticket_never_existed() {
     buf.truncate(3);
     buf.as_mut_slice().copy_from_slice(b"abc");
     assert_eq!(slabs.counts().filling, 1);
-    assert_eq!(*slabs.receive(&buf.send(0).unwrap()).unwrap().as_slice().unwrap(), b"abc");
+    assert_eq!(*slabs.receive(&buf.send(0).unwrap()).unwrap().wait_slice().unwrap(), b"abc");
     assert!(worker.get(101, SOON).unwrap_err().is_request());
 }
 
@@ -164,7 +164,7 @@ fn the_memory_counts_under_the_ceiling_of_the_pool() {
     let worker = attach(&slabs);
     let held = slabs.receive(&sent(&worker, b"kept", 0)).unwrap();
     drop(slabs);
-    assert_eq!(*held.as_slice().unwrap(), b"kept", "what was received stays usable");
+    assert_eq!(*held.wait_slice().unwrap(), b"kept", "what was received stays usable");
     drop(held);
     pool.get(50 * mib).unwrap();
     let exact = Pool::builder()
@@ -204,8 +204,8 @@ fn the_descriptor_comes_by_a_socket_or_by_proc() {
     let by_socket = SlabWorker::attach_by(&theirs).unwrap();
     let by_proc = SlabWorker::attach_to_process(std::process::id(), slabs.as_fd().as_raw_fd()).unwrap();
     assert_eq!(slabs.workers(), 2);
-    assert_eq!(*slabs.receive(&sent(&by_proc, b"p", 0)).unwrap().as_slice().unwrap(), b"p");
-    assert_eq!(*slabs.receive(&sent(&by_socket, b"s", 0)).unwrap().as_slice().unwrap(), b"s");
+    assert_eq!(*slabs.receive(&sent(&by_proc, b"p", 0)).unwrap().wait_slice().unwrap(), b"p");
+    assert_eq!(*slabs.receive(&sent(&by_socket, b"s", 0)).unwrap().wait_slice().unwrap(), b"s");
     (&ours).write_all(b"x").unwrap();
     assert!(SlabWorker::attach_by(&theirs).unwrap_err().is_peer(), "no descriptor");
     drop(ours);
@@ -268,14 +268,15 @@ fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
 
 #[test]
 fn hugetlb_pages_are_taken_where_there_are_enough_and_named_where_not() {
-    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(pinpool::Ceiling::None).build().unwrap();
+    let pool =
+        Pool::builder().without_env().backend(Backend::Heap).max_bytes(pinpool::Limit::Unlimited).build().unwrap();
     let error = SharedSlabs::with_hugetlb(&pool, 1 << 40, 4, Some(true)).unwrap_err();
     assert!(error.to_string().contains("nr_hugepages"), "{error}");
     assert!(!SharedSlabs::with_hugetlb(&pool, 4 << 20, 1, Some(false)).unwrap().is_hugetlb());
     if let Ok(slabs) = SharedSlabs::with_hugetlb(&pool, 4 << 20, 1, Some(true)) {
         let worker = attach(&slabs);
         assert!(slabs.is_hugetlb());
-        assert_eq!(*slabs.receive(&sent(&worker, &[3; 4 << 20], 0)).unwrap().as_slice().unwrap(), [3; 4 << 20]);
+        assert_eq!(*slabs.receive(&sent(&worker, &[3; 4 << 20], 0)).unwrap().wait_slice().unwrap(), [3; 4 << 20]);
     }
 }
 

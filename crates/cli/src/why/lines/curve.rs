@@ -15,7 +15,6 @@ pub(crate) struct Curve {
     pub(crate) verdict: &'static str,
     /// A sentence each.
     pub(crate) advice: Vec<String>,
-    pub(crate) limit: Option<u64>,
 }
 
 /// One `After` message.
@@ -33,8 +32,6 @@ pub(crate) struct CheckPoint {
 pub(crate) struct RaisePoint {
     pub(crate) gets: u64,
     pub(crate) to: u64,
-    /// Raises that were not printed are spread evenly between the messages around them.
-    pub(crate) is_printed: bool,
 }
 
 /// A curve for each pool of `history`.
@@ -61,13 +58,8 @@ struct Plotter {
 impl Plotter {
     fn new(pool: &PoolHistory) -> Self {
         let verdict = Verdict::of(pool);
-        let curve = Curve {
-            checks: Vec::new(),
-            raises: Vec::new(),
-            verdict: verdict.name(),
-            advice: verdict.advice(pool),
-            limit: pool.limit,
-        };
+        let curve =
+            Curve { checks: Vec::new(), raises: Vec::new(), verdict: verdict.name(), advice: verdict.advice(pool) };
         Self { curve, gets_before: 0, evicted_before: 0, window: (0, 0), limit: None }
     }
 
@@ -77,7 +69,7 @@ impl Plotter {
             Figures::Raise { to, .. } => {
                 self.add_silent(self.gets(), entry);
                 self.close_window();
-                self.curve.raises.push(RaisePoint { gets: self.gets(), to, is_printed: true });
+                self.curve.raises.push(RaisePoint { gets: self.gets(), to });
                 self.limit = Some(to);
             }
         }
@@ -119,7 +111,7 @@ impl Plotter {
         let limits = limits_up_to(self.limit, limit, entry.silent_raises);
         for (at, to) in (1..).zip(limits) {
             let gets = from + (gets - from) / (entry.silent_raises + 1) * at;
-            self.curve.raises.push(RaisePoint { gets, to, is_printed: false });
+            self.curve.raises.push(RaisePoint { gets, to });
         }
     }
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use pinpool::unstable::config::env::{self, EnvReport};
 use pinpool::unstable::config::text::{ParseError, format_bytes, parse_bytes, parse_duration};
-use pinpool::{Backend, Ceiling, OnFull, Preset, Rounding};
+use pinpool::{Backend, Limit, OnFull, Preset, Rounding};
 
 /// Sizes and times: what is read is printed so that it is read back, and what is refused is named.
 pub(crate) fn quantities(data: &[u8]) {
@@ -29,7 +29,7 @@ pub(crate) fn words(data: &[u8]) {
     word::<Preset>(text);
     word::<Rounding>(text);
     word::<OnFull>(text);
-    word::<Ceiling>(text);
+    word::<Limit>(text);
     let _: Option<Backend> = accepted(text, text.parse());
 }
 

@@ -5,11 +5,10 @@
 //! time limit unless it sees an item in flight, so loom reports a lost wake-up as a deadlock.
 
 use super::*;
-use crate::engine::memory::{SlowCalls, Stop};
 use loom::thread;
 use pinpool_os::sync::Condvar;
 use pinpool_os::sync::atomic::{AtomicU32, fence};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 const CLASS: Class = Class { bytes: 4096, index: 0 };
@@ -18,12 +17,12 @@ const OTHER: Class = Class { bytes: 8192, index: 1 };
 #[derive(Debug, Default)]
 struct Shard {
     idle: u32,
-    is_attended: bool,
+    is_slow: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ModelPool {
-    waiters: Waiters<()>,
+    queue: WaitQueue<Self>,
     shard: Mutex<Shard>,
     /// Items whose copies run until somebody looks.
     in_flight: AtomicU32,
@@ -33,17 +32,14 @@ impl ModelPool {
     fn put(&self, class: Class) {
         {
             let mut shard = self.shard.lock();
-            if !shard.is_attended {
+            if !shard.is_slow {
                 shard.idle += 1;
                 return;
             }
         }
-        match self.waiters.offer((), class, (0, 0), |is_waiting| self.attend(is_waiting)) {
-            Offer::HandedOver => {}
-            Offer::MakeRoom(()) | Offer::Keep(()) => {
-                self.shard.lock().idle += 1;
-                self.waiters.wake_first();
-            }
+        if self.queue.offer(self, (), class, (0, 0)).is_some() {
+            self.shard.lock().idle += 1;
+            self.queue.wake_head();
         }
     }
 
@@ -51,8 +47,8 @@ impl ModelPool {
     fn put_in_flight(&self) {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if self.waiters.has_waiters() {
-            self.waiters.wake_first();
+        if self.queue.has_waiters() {
+            self.queue.wake_head();
         }
     }
 
@@ -64,23 +60,24 @@ impl ModelPool {
 }
 
 impl Server for ModelPool {
+    type Request = ();
     type Item = ();
     type Refusal = ();
 
-    fn waiters(&self) -> &Waiters<()> {
-        &self.waiters
+    fn queue(&self) -> &WaitQueue<Self> {
+        &self.queue
     }
 
-    fn attend(&self, is_waiting: bool) {
-        self.shard.lock().is_attended = is_waiting;
+    fn require_slow_path(&self, is_waiting: bool) {
+        self.shard.lock().is_slow = is_waiting;
     }
 
     fn sweep(&self) {
         (0..self.in_flight.swap(0, Ordering::Relaxed)).for_each(|_| self.put(CLASS));
     }
 
-    fn serve(self: &Arc<Self>, _class: Class, _: &Self::Refusal, _: SlowCalls) -> Result<(), Stop<()>> {
-        self.take().ok_or(Stop::Refused(()))
+    fn serve(self: &Arc<Self>, _: &Waiter<Self>, _: Instant) -> Result<(), ()> {
+        self.take().ok_or(())
     }
 
     fn take_back(&self, (): ()) {
@@ -91,12 +88,28 @@ impl Server for ModelPool {
         fence(Ordering::SeqCst);
         if self.in_flight.load(Ordering::Relaxed) > 0 { Duration::ZERO } else { FOREVER }
     }
+
+    fn is_hopeless(&self, (): &()) -> bool {
+        false
+    }
 }
 
 const FOREVER: Duration = Duration::from_secs(1 << 20);
+/// A wait that is over at the first look.
+const NO_TIME: Duration = Duration::from_nanos(1);
+
+/// The request of a thread.
+fn join(pool: &Arc<ModelPool>, wait: Duration) -> WaitTicket<ModelPool> {
+    WaitTicket::new(pool, Waiter::new((), CLASS, (wait, deadline(wait)), None), Some(()))
+}
+
+/// The request of a task.
+fn join_task(pool: &Arc<ModelPool>, wait: Duration, refusal: Option<()>) -> WaitTicket<ModelPool> {
+    WaitTicket::new(pool, Waiter::new((), CLASS, (wait, deadline(wait)), Some(std::sync::Arc::new(()))), refusal)
+}
 
 fn get(pool: &Arc<ModelPool>) {
-    assert!(Turn::join(pool, CLASS, Instant::now() + FOREVER).wait(&mut ()).is_some());
+    assert!(join(pool, FOREVER).wait().is_some());
 }
 
 /// Ends with as many idle items as `left`.
@@ -113,11 +126,12 @@ fn model_within(preemptions: usize, left: u32, check: impl Fn(&Arc<ModelPool>) +
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(move || {
-        let pool = Arc::new(ModelPool::default());
+        let pool =
+            Arc::new(ModelPool { queue: WaitQueue::new(false), shard: Mutex::default(), in_flight: AtomicU32::new(0) });
         check(&pool);
-        assert!(!pool.waiters.has_waiters());
+        assert!(!pool.queue.has_waiters());
         let shard = pool.shard.lock();
-        assert_eq!((shard.idle, shard.is_attended), (left, false));
+        assert_eq!((shard.idle, shard.is_slow), (left, false));
     });
 }
 
@@ -198,7 +212,7 @@ fn loom_a_waiter_that_times_out_passes_on_what_it_has() {
         let putting = spawn(pool, |pool| pool.put(CLASS));
         let giving_up = spawn(pool, |pool| {
             // Its deadline has passed: one attempt, which may take the item; then it puts that back.
-            if Turn::join(pool, CLASS, Instant::now()).wait(&mut ()).is_some() {
+            if join(pool, NO_TIME).wait().is_some() {
                 pool.put(CLASS);
             }
         });
@@ -213,7 +227,7 @@ fn loom_a_waiter_that_times_out_passes_on_what_it_has() {
 fn loom_a_waiter_that_is_dropped_passes_on_what_it_was_handed() {
     model_of_three(0, |pool| {
         let putting = spawn(pool, |pool| pool.put(CLASS));
-        let cancelled = spawn(pool, |pool| drop(Turn::join(pool, CLASS, Instant::now() + FOREVER)));
+        let cancelled = spawn(pool, |pool| drop(join(pool, FOREVER)));
         get(pool);
         cancelled.join().unwrap();
         putting.join().unwrap();
@@ -222,8 +236,8 @@ fn loom_a_waiter_that_is_dropped_passes_on_what_it_was_handed() {
 
 /// A task whose deadline has passed when it joins. Returns once it has left the line, and passes on what it got.
 fn be_late(pool: &Arc<ModelPool>) {
-    let turn = Turn::join(pool, CLASS, Instant::now());
-    let Look::Over(served) = turn.poll(&mut Context::from_waker(Waker::noop()), &mut ()) else {
+    let mut ticket = join_task(pool, NO_TIME, Some(()));
+    let Poll::Ready(served) = ticket.poll(&mut Context::from_waker(Waker::noop())) else {
         panic!("its deadline has passed")
     };
     served.into_iter().for_each(|()| pool.put(CLASS));
@@ -266,10 +280,9 @@ fn loom_a_late_task_before_a_waiter_passes_the_line_on() {
 #[test]
 fn loom_a_put_that_finds_only_a_late_task_leaves_no_attention_behind() {
     model(1, |pool| {
-        let turn = Turn::join(pool, CLASS, Instant::now());
-        pool.waiters.line.lock().gets[0].register(Waker::noop());
+        let ticket = join_task(pool, NO_TIME, Some(()));
         let putting = spawn(pool, |pool| pool.put(CLASS));
-        drop(turn);
+        drop(ticket);
         putting.join().unwrap();
     });
 }
@@ -281,6 +294,16 @@ struct Parked {
     woken: Condvar,
 }
 
+impl Parked {
+    fn park(&self) {
+        let mut is_woken = self.is_woken.lock();
+        while !*is_woken {
+            is_woken = self.woken.wait(is_woken);
+        }
+        *is_woken = false;
+    }
+}
+
 impl Wake for Parked {
     fn wake(self: Arc<Self>) {
         *self.is_woken.lock() = true;
@@ -288,20 +311,32 @@ impl Wake for Parked {
     }
 }
 
+/// Awaits an item by a request that looks when it is polled.
 fn await_item(pool: &Arc<ModelPool>) {
     let parked = Arc::new(Parked::default());
     let waker = parked.clone().into();
-    let turn = Turn::join(pool, CLASS, Instant::now() + FOREVER);
-    while let Look::Pending = turn.poll(&mut Context::from_waker(&waker), &mut ()) {
-        if turn.next_look() <= Instant::now() {
-            continue;
+    let mut ticket = join_task(pool, FOREVER, Some(()));
+    while ticket.poll(&mut Context::from_waker(&waker)).is_pending() {
+        if pool.queue.next_look(&**pool, &ticket.waiter) > Instant::now() {
+            parked.park();
         }
-        let mut is_woken = parked.is_woken.lock();
-        while !*is_woken {
-            is_woken = parked.woken.wait(is_woken);
-        }
-        *is_woken = false;
     }
+}
+
+/// Awaits an item by a request for which a thread looks.
+fn await_thread(pool: &Arc<ModelPool>, refusal: Option<()>) {
+    let parked = Arc::new(Parked::default());
+    let mut ticket = join_task(pool, FOREVER, refusal);
+    pool.queue.state.lock().has_thread = true;
+    ticket.waiter.register(&parked.clone().into());
+    let serving = spawn(pool, |pool| pool.queue.serve_tasks(pool));
+    while !ticket.waiter.has_ended() {
+        parked.park();
+        ticket.waiter.register(&parked.clone().into());
+    }
+    assert!(ticket.poll(&mut Context::from_waker(Waker::noop())) == Poll::Ready(Some(())));
+    drop(ticket);
+    serving.join().unwrap();
 }
 
 #[test]
@@ -324,5 +359,38 @@ fn loom_a_task_and_a_thread_are_served_from_one_line() {
         await_item(pool);
         waiting.join().unwrap();
         putting.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_task_is_served_by_the_thread_whether_it_is_deferred_or_not() {
+    for refusal in [None, Some(())] {
+        model_of_three(0, move |pool| {
+            let putting = spawn(pool, |pool| pool.put(CLASS));
+            await_thread(pool, refusal);
+            putting.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn loom_a_copy_that_begins_while_the_thread_serves_a_task_is_looked_at() {
+    model_of_three(0, |pool| {
+        let putting = spawn(pool, |pool| pool.put_in_flight());
+        await_thread(pool, Some(()));
+        putting.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_the_thread_ends_when_the_task_is_dropped() {
+    model_of_three(1, |pool| {
+        let ticket = join_task(pool, FOREVER, None);
+        pool.queue.state.lock().has_thread = true;
+        let serving = spawn(pool, |pool| pool.queue.serve_tasks(pool));
+        let putting = spawn(pool, |pool| pool.put(CLASS));
+        drop(ticket);
+        putting.join().unwrap();
+        serving.join().unwrap();
     });
 }

@@ -1,0 +1,162 @@
+//! Each metric, with where its value is in the JSON object that a pool's socket sends.
+
+use std::sync::LazyLock;
+
+use metrics::Unit;
+use pinpool::Stats;
+use pinpool::stats::Histogram;
+use pinpool::unstable::{Kind, Statistic};
+use serde_json::Value;
+
+/// One metric.
+#[derive(Debug)]
+pub(crate) struct Metric {
+    /// Its name in the facade.
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) unit: Unit,
+    pub(crate) help: &'static str,
+    from: From,
+}
+
+/// Where the values are.
+#[derive(Debug)]
+enum From {
+    /// One value at this JSON pointer.
+    At(String),
+    /// A field of each tag that holds buffers.
+    Owners(&'static str),
+    /// A series per diagnosis, of which one is 1.
+    Causes,
+}
+
+/// Every metric: the statistics of the pool, its diagnosis, and what each tag holds.
+pub(crate) static METRICS: LazyLock<Vec<Metric>> = LazyLock::new(|| {
+    let gauge =
+        |name: &str, unit, help, from| Metric { name: format!("pinpool.{name}"), kind: Kind::gauge, unit, help, from };
+    let mut metrics = vec![
+        gauge("cause", Unit::Count, "1 for the cause in the pool's diagnosis, 0 for the others", From::Causes),
+        gauge(
+            "alarm",
+            Unit::Count,
+            "1 if the diagnosis names a fault that can be fixed",
+            From::At("/why/is_alarm".into()),
+        ),
+        gauge("owner.buffers", Unit::Count, "Buffers in use or in flight, by tag", From::Owners("buffers")),
+        gauge("owner.bytes", Unit::Bytes, "Bytes in use or in flight, by tag", From::Owners("bytes")),
+        gauge(
+            "owner.oldest_age",
+            Unit::Seconds,
+            "Age of the oldest buffer in use, by tag",
+            From::Owners("oldest_seconds"),
+        ),
+    ];
+    let mut all = Stats::default();
+    all.limits.shared = Some(Default::default());
+    let statistics = all.list().into_iter().filter(|statistic| statistic.kind != Kind::label);
+    metrics.extend(statistics.map(Metric::from));
+    metrics
+});
+
+impl std::convert::From<Statistic> for Metric {
+    fn from(Statistic { path, help, kind, unit, .. }: Statistic) -> Self {
+        use pinpool::unstable::Unit as Of;
+        let unit = match unit {
+            Of::Count => Unit::Count,
+            Of::Bytes => Unit::Bytes,
+            Of::Seconds => Unit::Seconds,
+        };
+        let suffix = if unit == Unit::Seconds && kind == Kind::gauge { "_seconds" } else { "" };
+        let from = From::At(format!("/{}{suffix}", path.replace('.', "/")));
+        Self { name: format!("pinpool.{path}"), kind, unit, help, from }
+    }
+}
+
+impl Metric {
+    /// Its name in Prometheus: with its unit, and with `_total` if it is a counter.
+    pub(crate) fn prometheus_name(&self) -> String {
+        let mut name = self.name.replace('.', "_");
+        for (suffix, applies) in [
+            ("_bytes", self.unit == Unit::Bytes),
+            ("_seconds", self.unit == Unit::Seconds),
+            ("_total", self.kind == Kind::counter),
+        ] {
+            if applies && !name.ends_with(suffix) {
+                name += suffix;
+            }
+        }
+        name
+    }
+
+    /// The samples of this metric in `object`: another label, if any, and the value.
+    pub(crate) fn samples(&self, object: &Value) -> Vec<(Option<(&'static str, String)>, Sample)> {
+        match &self.from {
+            From::At(pointer) => match object.pointer(pointer) {
+                // A duration that ended is 0; a limit of none has no series.
+                Some(Value::Null) if self.unit == Unit::Seconds => vec![(None, Sample::Number(0.0))],
+                value => value.and_then(Sample::of).map(|sample| (None, sample)).into_iter().collect(),
+            },
+            From::Owners(field) => {
+                let owners = object["owners"].as_array().into_iter().flatten();
+                let of = |owner: &Value| {
+                    Some((Some(("tag", owner["tag"].as_str()?.to_owned())), Sample::of(&owner[field])?))
+                };
+                owners.filter_map(of).collect()
+            }
+            From::Causes => {
+                let Some(found) = object.pointer("/why/cause").and_then(Value::as_str) else { return Vec::new() };
+                let of = |&cause: &&str| (Some(("cause", cause.to_owned())), Sample::Count(u64::from(cause == found)));
+                pinpool::Why::CAUSES.iter().map(of).collect()
+            }
+        }
+    }
+}
+
+/// A value of one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Sample {
+    Count(u64),
+    Number(f64),
+    Durations(Durations),
+}
+
+impl Sample {
+    fn of(value: &Value) -> Option<Self> {
+        match value {
+            Value::Bool(value) => Some(Self::Count(u64::from(*value))),
+            Value::Number(number) => number.as_u64().map(Self::Count).or_else(|| number.as_f64().map(Self::Number)),
+            Value::Object(_) => Durations::of(value).map(Self::Durations),
+            _ => None,
+        }
+    }
+}
+
+/// Durations in the buckets of [`Histogram`].
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Durations {
+    pub(crate) count: u64,
+    pub(crate) total_seconds: f64,
+    pub(crate) max_seconds: f64,
+    /// One per bound, and one above the last.
+    pub(crate) buckets: Vec<u64>,
+}
+
+impl Durations {
+    fn of(value: &Value) -> Option<Self> {
+        let bounds = bucket_bounds();
+        let mut buckets = vec![0; bounds.len() + 1];
+        for bucket in value["buckets"].as_array()? {
+            // A bound that was printed and parsed may differ in its last digit.
+            let is_bound = |bound: &f64| bucket[0].as_f64().is_some_and(|read| (read / bound - 1.0).abs() < 0.1);
+            let at = bounds.iter().position(is_bound).unwrap_or(bounds.len());
+            buckets[at] = bucket[1].as_u64()?;
+        }
+        let (count, seconds) = (value["count"].as_u64()?, |name: &str| value[name].as_f64());
+        Some(Self { count, total_seconds: seconds("total_seconds")?, max_seconds: seconds("max_seconds")?, buckets })
+    }
+}
+
+/// The bounds between the buckets of all histograms in seconds, for an exporter that must be configured with them.
+pub fn bucket_bounds() -> Vec<f64> {
+    Histogram::default().buckets().filter_map(|(bound, _)| bound).map(|bound| bound.as_secs_f64()).collect()
+}

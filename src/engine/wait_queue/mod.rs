@@ -1,0 +1,470 @@
+//! The wait queue: requests that wait for room, of threads and tasks, served in order of arrival.
+//!
+//! ```text
+//!   queue:  [head] ── handed a returned buffer, or served by an attempt ──▶ leaves, wakes the next
+//!           [second] [third] ...    timed out, cancelled, unwound ──▶ leaves, wakes the next
+//! ```
+//!
+//! While a request waits,
+//!
+//! - a returned buffer is handed to the head if it is of the head's class. Otherwise it does not become idle: its memory
+//!   becomes room, which the head takes;
+//! - a buffer that was idle before the queue formed may serve one more hit of its class; its return comes here;
+//! - a request that finds nothing idle joins the queue. It may pass the head only if it fits in addition to the head: what
+//!   passed the head and has not been returned must fit into what the limit leaves next to the head's request. So the head
+//!   is served, at the latest, when all buffers that were in use or idle when it became the head have been returned;
+//! - only the head looks for memory, so small requests cannot overtake a large one forever.
+//!
+//! Threads look for themselves. For tasks the thread `pinpool-get` looks, which is started by the first task that waits and
+//! ends when no task waits; a poll reads the slot of its waiter. A task whose first attempt needs a driver call is *deferred*:
+//! the thread makes that attempt before the request joins the queue. If no thread is available, and in a simulation, the polls
+//! look themselves.
+//!
+//! While no request waits, a hit and a return pay one load: [`WaitQueue::has_waiters`].
+//!
+//! Each pool has one queue. A partition has another one, in which requests wait for their claim before they join that of
+//! the pool.
+//!
+//! Owns the order. Never acquires memory, which is the task of the [`Server`].
+//!
+//! - waiters-I1: no wake-up is lost. A return made after a request joined finds it, or that request's first attempt finds the
+//!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep. The end of a copy wakes nobody, so the begin
+//!   of a copy wakes the head of the queue, which looks at short intervals while copies are in flight.
+//! - waiters-I2: a request that leaves the queue, in whatever way, wakes the next, and what it was handed is passed on.
+//! - waiters-I3: nothing is handed to a request that has left the queue: both happen under the lock of the queue.
+//! - waiters-I4: the slow path is required exactly while a request is in the queue: each change of the queue is a
+//!   [`WaitQueue::change`], which tells the pool under the lock of the queue.
+
+mod ticket;
+mod waiter;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(crate) use self::ticket::WaitTicket;
+pub(crate) use self::waiter::{KeepAlive, Waiter};
+use crate::maintenance_thread::MaintenanceThread;
+use crate::size_class::Class;
+use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
+use pinpool_os::sync::process::AtomicU64;
+use pinpool_os::sync::{Condvar, Mutex};
+use pinpool_os::threads;
+use pinpool_os::unwind::caught;
+
+/// Longest wait for room.
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
+
+/// Shortest time that an attempt may wait for driver calls of other threads, however soon the next look is due.
+const CALL_PATIENCE: Duration = Duration::from_micros(500);
+
+/// When a request that begins now has waited for `wait`.
+pub(super) fn deadline(wait: Duration) -> Instant {
+    Instant::now() + wait.min(WAIT_MAX)
+}
+
+/// What the queue requires of its pool or partition.
+pub(crate) trait Server: Sized + Send + Sync + 'static {
+    /// What a waiting request asks for.
+    type Request: Send + Sync;
+    /// What serves it.
+    type Item: Send;
+    /// Why it was not served.
+    type Refusal: Clone + Send;
+
+    fn queue(&self) -> &WaitQueue<Self>;
+
+    /// Whether each return must look at the queue from now on. Called under the lock of the queue, so it calls nothing of the
+    /// queue, nor of a user.
+    fn require_slow_path(&self, is_waiting: bool);
+
+    /// Completes what is ready to be returned and nobody has returned yet.
+    fn sweep(&self);
+
+    /// Serves the head, or a deferred request, which has no refusal yet. Waits for driver calls of other threads until `until`.
+    fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> Result<Self::Item, Self::Refusal>;
+
+    /// Whether a deferred request, which was refused, waits.
+    fn admits(self: &Arc<Self>, _waiter: &Waiter<Self>, _refusal: &Self::Refusal) -> bool {
+        true
+    }
+
+    /// A request that was handed `item`, or for which it was found, has gone.
+    fn take_back(&self, item: Self::Item);
+
+    /// Longest sleep of the head, which joined or was last woken at `since`, for memory whose return wakes nobody.
+    fn patience(&self, since: Instant) -> Duration;
+
+    /// Whether waiting cannot help the head, which was refused for this reason.
+    fn is_hopeless(&self, refusal: &Self::Refusal) -> bool;
+
+    /// A request took what it was handed.
+    fn record_taken(&self) {}
+
+    /// A request has left the queue, which it joined this long ago.
+    fn record_wait(&self, _waited: Duration) {}
+}
+
+/// A queue of waiting requests.
+pub(crate) struct WaitQueue<S: Server> {
+    /// Length of the queue. Written under its lock.
+    waiting: AtomicUsize,
+    total: AtomicU64,
+    state: Mutex<QueueState<S>>,
+    /// Wakes the thread.
+    changed: Condvar,
+    may_start_thread: bool,
+}
+
+struct QueueState<S: Server> {
+    /// Each with its number in the order of arrival, from 1.
+    waiters: VecDeque<(u64, Arc<Waiter<S>>)>,
+    /// Requests that have ever joined.
+    joined: u64,
+    /// Bytes that passed the head and have not been returned.
+    passed_bytes: u64,
+    /// Tasks whose first attempt the thread makes.
+    deferred: VecDeque<Arc<Waiter<S>>>,
+    /// The thread runs.
+    has_thread: bool,
+    /// The thread must look before it sleeps.
+    is_woken: bool,
+}
+
+impl<S: Server> std::fmt::Debug for WaitQueue<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WaitQueue").field("waiting", &self.waiting).finish_non_exhaustive()
+    }
+}
+
+impl<S: Server> WaitQueue<S> {
+    /// Without `may_start_thread` the polls of tasks look for memory.
+    pub(super) fn new(may_start_thread: bool) -> Self {
+        let state = QueueState {
+            waiters: VecDeque::new(),
+            joined: 0,
+            passed_bytes: 0,
+            deferred: VecDeque::new(),
+            has_thread: false,
+            is_woken: false,
+        };
+        Self {
+            waiting: AtomicUsize::new(0),
+            total: AtomicU64::new(0),
+            state: Mutex::new(state),
+            changed: Condvar::default(),
+            may_start_thread,
+        }
+    }
+
+    #[inline]
+    pub(super) fn has_waiters(&self) -> bool {
+        // SeqCst, with the store in `change`: a waiter that this load misses joined after it, so its first attempt sees
+        // the return that came before this load. The return's own store may still be in a store buffer then, unless it went
+        // through a lock that the attempt takes too; the waiter's patience covers that rare case, which is cheaper than a
+        // barrier in every return.
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// Requests that have ever joined the queue.
+    pub(super) fn total(&self) -> u64 {
+        // Relaxed: a statistic.
+        self.total.load(Ordering::Relaxed)
+    }
+
+    /// Requests that wait now.
+    pub(super) fn waiting(&self) -> u64 {
+        // Relaxed: a statistic.
+        self.waiting.load(Ordering::Relaxed) as u64
+    }
+
+    /// Bytes of the waiting requests, in their order.
+    pub(super) fn waiting_bytes(&self) -> Vec<u64> {
+        if !self.has_waiters() {
+            return Vec::new();
+        }
+        self.state.lock().waiters.iter().map(|(_, waiter)| waiter.class.bytes as u64).collect()
+    }
+
+    /// How long the waiting requests have waited so far, in sum.
+    pub(super) fn waiting_for(&self, now: Instant) -> Duration {
+        let waited = |since| now.saturating_duration_since(since);
+        self.state.lock().waiters.iter().filter_map(|(_, waiter)| waiter.joined_at()).map(waited).sum()
+    }
+
+    /// Changes the queue. Tells the pool if it has become empty or is empty no more, and wakes the request that has become the
+    /// head in place of another.
+    fn change<R>(&self, server: &S, change: impl FnOnce(&mut QueueState<S>) -> R) -> R {
+        let mut state = self.state.lock();
+        let head_before = state.head_number();
+        let result = change(&mut state);
+        // SeqCst: a return that comes after the first attempt of a request that has joined sees it.
+        self.waiting.store(state.waiters.len(), Ordering::SeqCst);
+        let head = state.head_number();
+        if head.is_some() != head_before.is_some() {
+            server.require_slow_path(head.is_some());
+        }
+        let mut next = None;
+        if head != head_before {
+            // What passed the one that left counts as held when the next became the head.
+            state.passed_bytes = 0;
+            next = state.head().filter(|_| head_before.is_some()).cloned();
+        }
+        drop(state);
+        next.iter().for_each(|next| self.wake(next));
+        result
+    }
+
+    /// Has `waiter` looked at again: by its thread, or by the thread of tasks. May call a waker, so never under a lock.
+    fn wake(&self, waiter: &Waiter<S>) {
+        waiter.hurry();
+        if !waiter.is_task() || !self.wake_thread() {
+            waiter.wake();
+        }
+    }
+
+    /// False if no thread serves the tasks.
+    fn wake_thread(&self) -> bool {
+        let mut state = self.state.lock();
+        state.is_woken = true;
+        let has_thread = state.has_thread;
+        drop(state);
+        self.changed.notify_one();
+        has_thread
+    }
+
+    /// Appends `waiter`, unless it has ended meanwhile.
+    fn join(&self, server: &S, waiter: &Arc<Waiter<S>>) {
+        self.change(server, |state| {
+            if waiter.join() {
+                state.joined += 1;
+                state.waiters.push_back((state.joined, waiter.clone()));
+                // Relaxed: a statistic.
+                self.total.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Ends the wait of `waiter`, with `item` or without. If it has ended before, `item` goes back.
+    fn end(&self, server: &S, waiter: &Arc<Waiter<S>>, item: Option<S::Item>) {
+        let left = self.change(server, |state| {
+            state.remove(waiter);
+            waiter.end(item)
+        });
+        left.into_iter().for_each(|item| server.take_back(item));
+    }
+
+    /// Looks for memory for `waiter` if it is the head, or deferred. Ends its wait if it is served, late, or hopeless.
+    fn look(&self, server: &Arc<S>, waiter: &Arc<Waiter<S>>) {
+        let is_deferred = waiter.joined_at().is_none();
+        if is_deferred {
+            self.state.lock().deferred.retain(|other| !Arc::ptr_eq(other, waiter));
+        } else if self.is_head(server, waiter) {
+            // What it returns is handed to the head, which may be this request.
+            server.sweep();
+        }
+        if is_deferred || self.is_head(server, waiter) {
+            // Short, so that it finds soon what it is handed meanwhile.
+            let patience = server.patience(waiter.hurried_at()).max(CALL_PATIENCE);
+            match server.serve(waiter, waiter.deadline.min(Instant::now() + patience)) {
+                Ok(item) => return self.end(server, waiter, Some(item)),
+                Err(refusal) if !is_deferred => waiter.set_refusal(refusal),
+                Err(refusal) => {
+                    let is_admitted = server.admits(waiter, &refusal);
+                    waiter.set_refusal(refusal);
+                    if is_admitted {
+                        self.join(server, waiter);
+                        return self.look(server, waiter);
+                    }
+                    return self.end(server, waiter, None);
+                }
+            }
+        }
+        let is_hopeless = || waiter.refusal().is_some_and(|refusal| server.is_hopeless(&refusal));
+        if Instant::now() >= waiter.deadline || is_hopeless() {
+            self.end(server, waiter, None);
+        }
+    }
+
+    /// Whether `waiter` is the head. Late tasks before it leave the queue.
+    fn is_head(&self, server: &S, waiter: &Arc<Waiter<S>>) -> bool {
+        self.change(server, |state| {
+            state.remove_late();
+            state.is_head(waiter)
+        })
+    }
+
+    /// When to look for `waiter` again if nobody wakes it: for the head soon, since room may come unannounced, and for the
+    /// others when the head is late.
+    fn next_look(&self, server: &S, waiter: &Arc<Waiter<S>>) -> Instant {
+        let soon = Instant::now() + server.patience(waiter.hurried_at());
+        let state = self.state.lock();
+        let head = state.head().filter(|head| !Arc::ptr_eq(head, waiter)).map(|head| head.deadline);
+        // A late thread is about to leave.
+        head.filter(|&late| late > Instant::now()).unwrap_or(soon).min(waiter.deadline)
+    }
+
+    /// Starts the thread that serves tasks, unless it runs. False if their polls have to look.
+    fn start_thread(&self, server: &Arc<S>) -> bool {
+        if !self.may_start_thread || std::mem::replace(&mut self.state.lock().has_thread, true) {
+            return self.may_start_thread;
+        }
+        let of_thread = server.clone();
+        let is_started = threads::spawn(c"pinpool-get", move || of_thread.queue().serve_tasks(&of_thread)).is_ok();
+        if !is_started {
+            self.state.lock().has_thread = false;
+        }
+        is_started
+    }
+
+    /// The thread: serves tasks until none waits.
+    fn serve_tasks(&self, server: &Arc<S>) {
+        loop {
+            let Some(entered) = MaintenanceThread::of_process().enter() else {
+                // The process has begun to exit: nothing is called any more, and nobody is woken.
+                return std::mem::forget(server.clone());
+            };
+            let mut state = self.state.lock();
+            state.is_woken = false;
+            if !state.has_tasks() {
+                state.has_thread = false;
+                return;
+            }
+            let deferred = state.deferred.front().cloned();
+            let head = state.head().filter(|head| head.is_task()).cloned();
+            let is_deferred = deferred.is_some();
+            drop(state);
+            let task = deferred.or(head);
+            if let Some(task) = &task {
+                self.look_for_task(server, task);
+                if task.has_ended() {
+                    task.wake();
+                }
+            }
+            let until = task.as_ref().map(|task| self.next_look(&**server, task));
+            // May be the last reference to the pool.
+            drop(task);
+            drop(entered);
+            if !is_deferred {
+                self.sleep(until);
+            }
+        }
+    }
+
+    /// Looks for a task. A panic ends its wait.
+    fn look_for_task(&self, server: &Arc<S>, task: &Arc<Waiter<S>>) {
+        if caught(|| self.look(server, task)).is_none() {
+            self.end(&**server, task, None);
+        }
+    }
+
+    /// Returns when the thread is woken, at once if that has happened since it last looked, or at `until`.
+    fn sleep(&self, until: Option<Instant>) {
+        let mut state = self.state.lock();
+        while !state.is_woken && until.is_none_or(|until| Instant::now() < until) {
+            state = match until {
+                Some(until) => self.changed.wait_until(state, until).0,
+                None => self.changed.wait(state),
+            };
+        }
+    }
+
+    /// Offers a returned item to the head. `passed` is the number of the request that it passed as `passed_bytes`, if any.
+    /// Returns the item if the head is of another class, or nobody waits any more.
+    pub(super) fn offer(
+        &self,
+        server: &S,
+        item: S::Item,
+        class: Class,
+        (passed, passed_bytes): (u64, u64),
+    ) -> Option<S::Item> {
+        let mut item = Some(item);
+        let served = self.change(server, |state| {
+            state.end_pass(passed, passed_bytes);
+            state.remove_late();
+            let head = state.head().filter(|head| head.class == class)?;
+            head.hand(item.take()?);
+            state.waiters.pop_front()
+        });
+        served.iter().for_each(|(_, head)| head.wake());
+        item
+    }
+
+    /// Lets a request look for memory: nobody waits (0), or it passes the head, which has this number. `bytes_next_to` returns
+    /// for the class of the head what the limit leaves next to it, and what the request needs of that.
+    ///
+    /// # Errors
+    ///
+    /// It may not: how many requests wait, and the bytes of the head.
+    pub(super) fn try_pass(&self, bytes_next_to: impl FnOnce(Class) -> (u64, u64)) -> Result<u64, (u64, u64)> {
+        if !self.has_waiters() {
+            return Ok(0);
+        }
+        let mut state = self.state.lock();
+        let Some(&(number, ref head)) = state.waiters.front() else { return Ok(0) };
+        let (room_bytes, needed_bytes) = bytes_next_to(head.class);
+        let behind = (state.waiters.len() as u64, head.class.bytes as u64);
+        let passed_bytes = state.passed_bytes.checked_add(needed_bytes);
+        state.passed_bytes = passed_bytes.filter(|&sum| needed_bytes > 0 && sum <= room_bytes).ok_or(behind)?;
+        Ok(number)
+    }
+
+    /// A request that passed as `bytes` found no memory after all.
+    pub(super) fn end_pass(&self, number: u64, bytes: u64) {
+        self.state.lock().end_pass(number, bytes);
+    }
+
+    /// Has all waiting requests looked at again.
+    pub(super) fn wake_all(&self) {
+        let waiters: Vec<_> = self.state.lock().waiters.iter().map(|(_, waiter)| waiter.clone()).collect();
+        waiters.iter().for_each(|waiter| self.wake(waiter));
+    }
+
+    /// Has the head looked at again.
+    pub(super) fn wake_head(&self) {
+        let head = self.state.lock().head().cloned();
+        head.iter().for_each(|head| self.wake(head));
+    }
+}
+
+impl<S: Server> QueueState<S> {
+    fn head(&self) -> Option<&Arc<Waiter<S>>> {
+        self.waiters.front().map(|(_, head)| head)
+    }
+
+    fn head_number(&self) -> Option<u64> {
+        self.waiters.front().map(|&(number, _)| number)
+    }
+
+    fn is_head(&self, waiter: &Arc<Waiter<S>>) -> bool {
+        self.head().is_some_and(|head| Arc::ptr_eq(head, waiter))
+    }
+
+    fn has_tasks(&self) -> bool {
+        !self.deferred.is_empty() || self.waiters.iter().any(|(_, waiter)| waiter.is_task())
+    }
+
+    fn remove(&mut self, waiter: &Arc<Waiter<S>>) {
+        self.waiters.retain(|(_, other)| !Arc::ptr_eq(other, waiter));
+        self.deferred.retain(|other| !Arc::ptr_eq(other, waiter));
+    }
+
+    /// Removes tasks that are late from the front: one that is polled no more must not hold up the others.
+    fn remove_late(&mut self) {
+        while self.head().is_some_and(|head| head.is_task() && Instant::now() >= head.deadline) {
+            self.waiters.pop_front();
+        }
+    }
+
+    fn end_pass(&mut self, number: u64, bytes: u64) {
+        if self.head_number() == Some(number) {
+            self.passed_bytes = self.passed_bytes.saturating_sub(bytes);
+        }
+    }
+}
+
+#[cfg(all(test, pinpool_loom))]
+mod models;
+
+#[cfg(all(test, not(pinpool_loom)))]
+mod tests;

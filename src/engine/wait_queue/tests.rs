@@ -1,0 +1,430 @@
+use std::sync::atomic::AtomicUsize as Count;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(3600);
+const CLASS: Class = Class { bytes: 4096, index: 0 };
+const OTHER: Class = Class { bytes: 8192, index: 1 };
+
+/// A pool as the queue sees it: idle items of one class.
+#[derive(Debug)]
+struct TestPool {
+    queue: WaitQueue<Self>,
+    idle: Mutex<Vec<u32>>,
+    /// What `require_slow_path` was called with, each time.
+    told: Mutex<Vec<bool>>,
+    attempts: Count,
+    panics: std::sync::atomic::AtomicBool,
+}
+
+impl TestPool {
+    fn with_thread(may_start_thread: bool) -> Arc<Self> {
+        Arc::new(Self {
+            queue: WaitQueue::new(may_start_thread),
+            idle: Mutex::default(),
+            told: Mutex::default(),
+            attempts: Count::default(),
+            panics: false.into(),
+        })
+    }
+
+    fn new() -> Arc<Self> {
+        Self::with_thread(false)
+    }
+
+    fn put(&self, item: u32, class: Class) {
+        if let Some(item) = self.queue.offer(self, item, class, (0, 0)) {
+            self.idle.lock().push(item);
+            self.queue.wake_head();
+        }
+    }
+
+    fn until_waiting(&self, requests: usize) {
+        while self.queue.state.lock().waiters.len() != requests {
+            thread::yield_now();
+        }
+    }
+}
+
+impl Server for TestPool {
+    type Request = ();
+    type Item = u32;
+    type Refusal = &'static str;
+
+    fn queue(&self) -> &WaitQueue<Self> {
+        &self.queue
+    }
+
+    fn require_slow_path(&self, is_waiting: bool) {
+        self.told.lock().push(is_waiting);
+    }
+
+    fn sweep(&self) {}
+
+    fn serve(self: &Arc<Self>, _: &Waiter<Self>, _: Instant) -> Result<u32, &'static str> {
+        self.attempts.fetch_add(1, Ordering::SeqCst);
+        assert!(!self.panics.swap(false, Ordering::SeqCst), "the attempt panics");
+        self.idle.lock().pop().ok_or("nothing is idle")
+    }
+
+    fn take_back(&self, item: u32) {
+        self.put(item, CLASS);
+    }
+
+    fn patience(&self, _since: Instant) -> Duration {
+        LONG
+    }
+
+    fn is_hopeless(&self, _: &&'static str) -> bool {
+        false
+    }
+}
+
+/// A wait that is over at the first look.
+const NO_TIME: Duration = Duration::from_nanos(1);
+
+/// The request of a thread.
+fn join(pool: &Arc<TestPool>, wait: Duration) -> WaitTicket<TestPool> {
+    WaitTicket::new(pool, Waiter::new((), CLASS, (wait, deadline(wait)), None), Some(""))
+}
+
+/// The request of a task.
+fn join_task(pool: &Arc<TestPool>, class: Class, wait: Duration) -> WaitTicket<TestPool> {
+    WaitTicket::new(pool, Waiter::new((), class, (wait, deadline(wait)), Some(Arc::new(()))), Some(""))
+}
+
+/// The request of a task whose first attempt is still to be made.
+fn defer(pool: &Arc<TestPool>) -> WaitTicket<TestPool> {
+    WaitTicket::new(pool, Waiter::new((), CLASS, (LONG, deadline(LONG)), Some(Arc::new(()))), None)
+}
+
+fn get(pool: &Arc<TestPool>) -> Option<u32> {
+    join(pool, LONG).wait()
+}
+
+/// Counts how often it is woken.
+#[derive(Debug, Default)]
+struct Counting(Count);
+
+impl Wake for Counting {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn poll(ticket: &mut WaitTicket<TestPool>, waker: &Waker) -> Poll<Option<u32>> {
+    ticket.poll(&mut Context::from_waker(waker))
+}
+
+#[test]
+fn a_get_that_is_served_at_once_never_sleeps() {
+    let pool = TestPool::new();
+    pool.idle.lock().push(7);
+    assert_eq!(get(&pool), Some(7));
+    assert!(!pool.queue.has_waiters());
+    assert_eq!(*pool.told.lock(), [true, false]);
+}
+
+#[test]
+fn a_deadline_in_the_past_allows_one_attempt() {
+    let pool = TestPool::new();
+    assert_eq!(join(&pool, NO_TIME).wait(), None);
+    assert_eq!(pool.attempts.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn waiters_are_served_in_the_order_of_arrival() {
+    let (pool, order) = (TestPool::new(), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for name in 0..4 {
+            let (pool, order) = (&pool, &order);
+            scope.spawn(move || {
+                let item = get(pool);
+                order.lock().push((name, item));
+            });
+            pool.until_waiting(name + 1);
+        }
+        for item in 0..4 {
+            pool.put(item, CLASS);
+            while order.lock().len() <= item as usize {
+                thread::yield_now();
+            }
+        }
+    });
+    assert_eq!(*order.lock(), [0, 1, 2, 3].map(|name| (name as usize, Some(name))));
+    assert_eq!(*pool.told.lock(), [true, false], "once for the whole line");
+}
+
+#[test]
+fn a_put_hands_over_without_an_attempt_and_one_of_another_class_makes_room() {
+    let pool = TestPool::new();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| get(&pool));
+        pool.until_waiting(1);
+        assert_eq!(pool.queue.offer(&pool, 1, OTHER, (0, 0)), Some(1));
+        assert!(pool.queue.has_waiters());
+        assert_eq!(pool.queue.offer(&pool, 2, CLASS, (0, 0)), None);
+        assert_eq!(pool.queue.offer(&pool, 3, CLASS, (0, 0)), Some(3));
+        assert!(!pool.queue.has_waiters());
+        assert_eq!(waiting.join().unwrap(), Some(2));
+    });
+}
+
+#[test]
+fn an_attempt_that_panics_leaves_the_line_and_the_next_is_served() {
+    let pool = TestPool::new();
+    pool.panics.store(true, Ordering::SeqCst);
+    thread::scope(|scope| {
+        let unwinding = scope.spawn(|| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| get(&pool))).is_err());
+        assert!(unwinding.join().unwrap());
+        assert!(!pool.queue.has_waiters());
+        let next = scope.spawn(|| get(&pool));
+        pool.until_waiting(1);
+        pool.put(1, CLASS);
+        assert_eq!(next.join().unwrap(), Some(1));
+    });
+}
+
+#[test]
+fn what_a_get_was_handed_when_it_is_dropped_goes_to_the_next() {
+    let pool = TestPool::new();
+    let (first, second) = (join(&pool, LONG), join(&pool, LONG));
+    pool.put(1, CLASS);
+    drop(first);
+    assert_eq!(second.wait(), Some(1));
+    assert!(pool.idle.lock().is_empty());
+}
+
+#[test]
+fn a_task_is_woken_by_the_put_that_serves_it_through_the_waker_of_its_last_poll() {
+    let pool = TestPool::new();
+    let (first, second) = (Arc::new(Counting::default()), Arc::new(Counting::default()));
+    let mut turn = join_task(&pool, CLASS, LONG);
+    assert_eq!(poll(&mut turn, &first.clone().into()), Poll::Pending);
+    assert_eq!(poll(&mut turn, &second.clone().into()), Poll::Pending);
+    pool.put(1, CLASS);
+    assert_eq!((first.0.load(Ordering::SeqCst), second.0.load(Ordering::SeqCst)), (0, 1));
+    assert_eq!(poll(&mut turn, &second.into()), Poll::Ready(Some(1)));
+}
+
+#[test]
+fn a_waker_that_panics_keeps_no_get_from_its_item() {
+    struct Panicking;
+    impl Wake for Panicking {
+        fn wake(self: Arc<Self>) {
+            panic!("the waker panics");
+        }
+    }
+    let pool = TestPool::new();
+    let mut turn = join_task(&pool, CLASS, LONG);
+    assert_eq!(poll(&mut turn, &Arc::new(Panicking).into()), Poll::Pending);
+    pool.put(1, CLASS);
+    assert_eq!(poll(&mut turn, Waker::noop()), Poll::Ready(Some(1)));
+}
+
+#[test]
+fn a_late_task_that_is_polled_no_more_leaves_the_queue_to_the_next() {
+    let pool = TestPool::new();
+    let abandoned = join_task(&pool, CLASS, Duration::from_millis(20));
+    let mut waiting = join_task(&pool, CLASS, LONG);
+    let deadline = abandoned.waiter.deadline;
+    assert_eq!(pool.queue.next_look(&*pool, &waiting.waiter), deadline);
+    thread::sleep(Duration::from_millis(20));
+    assert!(
+        pool.queue.next_look(&*pool, &waiting.waiter) > deadline,
+        "a late head is no reason to look again and again"
+    );
+    pool.put(1, CLASS);
+    assert_eq!(poll(&mut waiting, Waker::noop()), Poll::Ready(Some(1)));
+    drop(waiting);
+    assert!(!pool.queue.has_waiters(), "the late one counts no more");
+    drop(abandoned);
+    assert!(!pool.queue.has_waiters());
+}
+
+#[test]
+fn a_late_task_that_is_alone_leaves_no_attention_behind() {
+    let pool = TestPool::new();
+    let mut turn = join_task(&pool, CLASS, NO_TIME);
+    assert_eq!(poll(&mut turn, Waker::noop()), Poll::Ready(None));
+    assert_eq!(*pool.told.lock(), [true, false]);
+    drop(turn);
+    assert_eq!(*pool.told.lock(), [true, false]);
+}
+
+#[test]
+fn a_put_that_finds_only_late_tasks_ends_the_attention() {
+    let pool = TestPool::new();
+    let late = [(); 2].map(|()| join_task(&pool, CLASS, NO_TIME));
+    pool.put(1, CLASS);
+    assert_eq!(
+        (pool.queue.has_waiters(), &*pool.told.lock(), &*pool.idle.lock()),
+        (false, &vec![true, false], &vec![1])
+    );
+    drop(late);
+    assert_eq!(*pool.told.lock(), [true, false]);
+}
+
+/// The next number of a repeatable sequence (xorshift64), below `end`.
+fn draw(state: &mut u64, end: usize) -> usize {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    usize::try_from(*state >> 40).unwrap() % end
+}
+
+#[test]
+fn however_gets_leave_the_line_its_end_is_told_and_no_item_is_lost() {
+    let (rounds, items) = (if cfg!(miri) { 20 } else { 3_000 }, 2);
+    let pool = TestPool::new();
+    pool.idle.lock().extend(0..items);
+    thread::scope(|scope| {
+        for seed in 1..5 {
+            let pool = &pool;
+            scope.spawn(move || {
+                let mut state = seed;
+                let mut unpolled = Vec::new();
+                for _ in 0..rounds {
+                    let wait = [NO_TIME, Duration::from_micros(20)][draw(&mut state, 2)];
+                    let served = match draw(&mut state, 6) {
+                        0 => join(pool, wait).wait(),
+                        // Cancelled, or late at its first poll.
+                        1 => match poll(&mut join_task(pool, CLASS, wait), Waker::noop()) {
+                            Poll::Ready(served) => served,
+                            Poll::Pending => None,
+                        },
+                        // A task that is polled no more, and is dropped later.
+                        2 => {
+                            let mut turn = join_task(pool, CLASS, wait);
+                            let polled = poll(&mut turn, Waker::noop());
+                            unpolled.push(turn);
+                            if let Poll::Ready(served) = polled { served } else { None }
+                        }
+                        3 => {
+                            unpolled.clear();
+                            None
+                        }
+                        4 => {
+                            drop(join(pool, wait));
+                            None
+                        }
+                        _ => pool.idle.lock().pop(),
+                    };
+                    let class = [CLASS, OTHER][draw(&mut state, 2)];
+                    served.into_iter().for_each(|item| pool.put(item, class));
+                }
+            });
+        }
+    });
+    let told = pool.told.lock();
+    assert!(!pool.queue.has_waiters());
+    assert!(told.iter().enumerate().all(|(at, &is_waiting)| is_waiting == (at % 2 == 0)), "told once for each change");
+    assert!(told.len() > 1 && told.len() % 2 == 0, "told at last that nobody waits");
+    let mut idle = pool.idle.lock().clone();
+    idle.sort_unstable();
+    assert_eq!(idle, (0..items).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_next_is_woken_when_a_later_get_finds_the_first_late() {
+    let pool = TestPool::new();
+    let next = Arc::new(Counting::default());
+    let _abandoned = join_task(&pool, CLASS, NO_TIME);
+    let second = join_task(&pool, CLASS, LONG);
+    second.waiter.register(&next.clone().into());
+    let mut later = join_task(&pool, CLASS, LONG);
+    assert_eq!(poll(&mut later, Waker::noop()), Poll::Pending);
+    assert_eq!(next.0.load(Ordering::SeqCst), 1);
+    assert_eq!(poll(&mut later, Waker::noop()), Poll::Pending);
+    assert_eq!(next.0.load(Ordering::SeqCst), 1, "once: the first in line has not changed");
+}
+
+#[test]
+fn only_the_first_in_line_looks_for_memory() {
+    let pool = TestPool::new();
+    let [mut first, mut second] = [(); 2].map(|()| join_task(&pool, CLASS, LONG));
+    assert_eq!(poll(&mut first, Waker::noop()), Poll::Pending);
+    pool.idle.lock().push(7);
+    assert_eq!(poll(&mut second, Waker::noop()), Poll::Pending);
+    assert_eq!(pool.attempts.load(Ordering::SeqCst), 1);
+    drop(first);
+    assert_eq!(poll(&mut second, Waker::noop()), Poll::Ready(Some(7)));
+}
+
+#[test]
+fn requests_pass_the_head_within_the_room_next_to_it() {
+    let pool = TestPool::new();
+    let pass = |needed_bytes| pool.queue.try_pass(|_| (10, needed_bytes));
+    assert_eq!(pass(4), Ok(0), "nobody waits");
+    let first = join(&pool, LONG);
+    let second = join_task(&pool, OTHER, LONG);
+    let number = pass(4).expect("4 fit");
+    assert_eq!((number, pass(6)), (1, Ok(1)));
+    assert_eq!(pass(1), Err((2, 4096)));
+    // What passed comes back: by a return, or because there was no memory.
+    assert_eq!(pool.queue.offer(&pool, 1, OTHER, (number, 4)), Some(1));
+    assert_eq!(pass(4), Ok(1));
+    pool.queue.end_pass(number, 6);
+    assert!(pass(7).is_err());
+    assert_eq!(pass(6), Ok(1));
+    assert!(pass(0).is_err(), "a request that may not pass");
+    drop(join_task(&pool, OTHER, LONG));
+    assert!(pass(1).is_err(), "one behind the head has left");
+    drop(first);
+    assert_eq!(pass(10), Ok(2), "another head: what passed the other counts as held");
+    assert_eq!(pool.queue.offer(&pool, 1, CLASS, (number, 4)), Some(1));
+    assert!(pass(1).is_err(), "it passed another one");
+    drop(second);
+}
+
+/// Blocks this thread until `waker` of a future wakes it.
+fn block_on(ticket: &mut WaitTicket<TestPool>) -> Option<u32> {
+    struct Unpark(thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(thread::current())).into();
+    loop {
+        if let Poll::Ready(served) = poll(ticket, &waker) {
+            return served;
+        }
+        thread::park();
+    }
+}
+
+#[test]
+fn the_thread_serves_tasks_and_ends_with_the_last_of_them() {
+    let pool = TestPool::with_thread(!cfg!(miri));
+    pool.idle.lock().push(7);
+    assert_eq!(block_on(&mut defer(&pool)), Some(7));
+    assert_eq!(pool.queue.total(), 0, "it never waited");
+    thread::scope(|scope| {
+        let mut waiting = defer(&pool);
+        let waiting = scope.spawn(move || block_on(&mut waiting));
+        pool.until_waiting(1);
+        pool.idle.lock().push(8);
+        pool.queue.wake_head();
+        assert_eq!(waiting.join().unwrap(), Some(8));
+    });
+    let mut panics = defer(&pool);
+    pool.panics.store(true, Ordering::SeqCst);
+    assert_eq!(block_on(&mut panics), None, "the panic of an attempt ends the wait");
+    drop(panics);
+    while pool.queue.state.lock().has_thread {
+        thread::yield_now();
+    }
+    assert_eq!(*pool.told.lock(), [true, false]);
+}
+
+#[test]
+fn nothing_is_done_for_a_deferred_task_that_is_dropped() {
+    let pool = TestPool::new();
+    drop(defer(&pool));
+    assert!(pool.queue.state.lock().deferred.is_empty());
+    assert_eq!((pool.attempts.load(Ordering::SeqCst), pool.queue.has_waiters()), (0, false));
+}
