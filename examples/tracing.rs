@@ -1,7 +1,7 @@
 #![allow(clippy::print_stdout)] // An example that shows something.
 //! The pool's log lines under `tracing`: its bridge for the crate `log` takes them, with the name of the pool in brackets.
 //!
-//! `cargo run --example tracing` prints, among others, `INFO ... [loader] preset adaptive, ...`, a `WARN` with the owners of
+//! `cargo run --example tracing` prints, among others, `INFO ... pool[loader] created: preset=adaptive ...`, a `WARN` with the owners of
 //! the memory when a get fails, and the totals at the end.
 
 use std::time::Duration;

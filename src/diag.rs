@@ -1,12 +1,10 @@
 //! Every log line, one method each; the only user of the crate `log` in the library.
 //!
-//! Those about memory, reserves, limits and checks are in their own files.
+//! A line has the shape `pool[NAME] event: short sentence key=value key=value`; unnamed pools carry their number. Its target is
+//! `pinpool::` and the first argument of its macro. TensorFlow's two lines have TensorFlow's shape.
 //!
-//! The target of a line is `pinpool::` and the kind of its event, the first argument of its macro.
-//!
-//! The comment of each method has its lines, with their levels and what to do about them: docs/log-lines.md is made of these.
-//!
-//! All lines but TensorFlow's first two begin with the pool's name in brackets, if it has one.
+//! The comment of each method says what the line means and what to do; a test makes docs/log-lines.md of it, with an example of
+//! each line.
 //!
 //! Takes plain values, never a pool. Its only decision is which checks are printed: one in ten over the whole process,
 //! as in TensorFlow.
@@ -14,7 +12,7 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::backend::SourceError;
@@ -22,204 +20,208 @@ use crate::dump::{Dump, HeldBuffer};
 use crate::error::{Error, UsageReport};
 use crate::stats::{RequestStats, Stats};
 use pinpool_observe::judge::Judgement;
+#[cfg(feature = "observe")]
 use pinpool_observe::record::Recorded;
+use pinpool_os::words::{Size, Time};
 
-mod ceilings;
 mod checks;
+mod limits;
 /// Here and in the files below `log::warn!` and its siblings are the macros of this module.
 mod log;
 mod memory;
+#[cfg(test)]
+mod page;
 mod reserve;
 mod texts;
 mod warnings;
 
 pub(crate) use checks::Listener;
 pub use checks::{CheckReport, LogSampler};
+#[cfg(test)]
+pub(crate) use log::captured;
 pub(crate) use log::defer;
-use texts::StillOut;
 pub(crate) use texts::{Growth, Start};
+use texts::{Limit, StillOut, Usage};
 
 /// The log of one pool: one method for each line.
 ///
-/// Displays as the start of its lines: the pool's name in brackets, nothing if it has none.
+/// Displays as the start of its lines: `pool[NAME] `.
 #[derive(Clone)]
 pub(crate) struct PoolLog {
     pub(crate) name: Option<String>,
+    /// Among the pools of the process.
+    pub(crate) number: u64,
     pub(crate) log_sampler: LogSampler,
     pub(crate) log_every: u64,
     pub(crate) listener: Option<Listener>,
 }
 
+impl PoolLog {
+    pub(crate) fn new() -> Self {
+        Self { name: None, number: 0, log_sampler: LogSampler::process(), log_every: 1, listener: None }
+    }
+
+    /// A number for the next pool or partition of the process.
+    pub(crate) fn next_number() -> u64 {
+        static POOLS: AtomicU64 = AtomicU64::new(0);
+        // Relaxed: nothing else depends on it.
+        POOLS.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
 impl fmt::Debug for PoolLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, log_every, .. } = self;
-        f.debug_struct("PoolLog").field("name", name).field("log_every", log_every).finish_non_exhaustive()
+        let Self { name, number, log_every, .. } = self;
+        let mut fields = f.debug_struct("PoolLog");
+        fields.field("name", name).field("number", number).field("log_every", log_every).finish_non_exhaustive()
     }
 }
 
 impl fmt::Display for PoolLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.name.as_ref().map_or(Ok(()), |name| write!(f, "[{name}] "))
+        match &self.name {
+            Some(name) => write!(f, "pool[{name}] "),
+            None => write!(f, "pool[{}] ", self.number),
+        }
     }
 }
 
 impl PoolLog {
-    /// `preset P, back-end B ...` (info): nothing: what the pool starts with: rules, source of memory and its granules,
-    /// ceiling, GPU, memory node; what was set, by the `builder`, by a `variable`, or `implied` by another setting; version,
-    /// process, why no better source.
+    /// A pool was created, with these settings; better backends were skipped for these reasons. To do: nothing.
     pub(crate) fn started(&self, start: &Start<'_>) {
-        log::info!(pool, "{self}{start}");
+        log::info!(pool, "{self}created: {start}");
     }
 
-    /// `Lowering pool_size_limit_ from A to B` (info): nothing: no miss for five minutes; the limit can rise again.
+    /// No request missed for five minutes; the limit can rise again. To do: nothing.
     pub(crate) fn limit_lowered(&self, from: u64, to: u64) {
-        log::info!(pool_size_limit, "{self}Lowering pool_size_limit_ from {from} to {to}");
+        log::info!(pool_size_limit, "{self}lowered: no miss for five minutes pool_size_limit={from}->{to}");
     }
 
-    /// A get joins the line.
-    ///
-    /// `wait: a get of N bytes ... joins the line` (trace): nothing: the next line says how it ended.
+    /// A request joins the wait queue. To do: nothing.
     pub(crate) fn began_to_wait(&self, asked_bytes: u64, needed_bytes: u64) {
-        log::trace!(wait, "{self}wait: a get of {asked_bytes} bytes ({needed_bytes} with rounding) joins the line");
+        log::trace!(wait, "{self}waiting: request={asked_bytes}B rounded={needed_bytes}B");
     }
 
-    /// A get that waited in line has left it.
-    ///
-    /// `wait: a get of N bytes ... after T in line` (debug): if there are many: raise `PINPOOL_MAX_BYTES`, or hold
-    /// less.
+    /// A request left the wait queue. To do: if there are many, raise `PINPOOL_MAX_BYTES` or hold less.
     pub(crate) fn waited(&self, asked_bytes: u64, waited: Duration, is_served: bool) {
-        let end = if is_served { "was served" } else { "found no memory" };
-        log::debug!(wait, "{self}wait: a get of {asked_bytes} bytes {end} after {waited:?} in line");
+        let served = if is_served { "yes" } else { "no" };
+        log::debug!(wait, "{self}waited: request={asked_bytes}B time={} served={served}", Time(waited));
     }
 
-    /// `shortage: no memory for N bytes ...` (info): nothing if the consumer is always busy: the pool is full, and the request waits
-    /// for a return. Else raise the limit that the line names.
-    ///
-    /// `shortage: no memory for N bytes ...` (warn): the source refused, or the request does not wait: follow the line.
+    /// `waits`: until memory is returned. Else the request fails or gets unpinned memory.
     pub(crate) fn shortage_began(&self, asked_bytes: u64, waits: bool, why: &str, usage: &UsageReport) {
-        if waits {
-            log::info!(shortage, "{self}shortage: no memory for {asked_bytes} bytes: {why}; {usage}");
-        } else {
-            log::warn!(shortage, "{self}shortage: no memory for {asked_bytes} bytes: {why}; {usage}");
-        }
+        if waits { self.full(asked_bytes, why, usage) } else { self.refused(asked_bytes, why, usage) }
     }
 
-    /// `shortage over ...` (info): nothing; the line says how long the shortage lasted and what it cost.
+    /// The pool is full, and a request waits for a return. To do: nothing if the consumer is always busy; else raise the limit.
+    fn full(&self, asked_bytes: u64, why: &str, usage: &UsageReport) {
+        let (request, usage) = (Size(asked_bytes), Usage(usage));
+        log::info!(shortage, "{self}full: request={request} {usage}; waiting for a return: {why}");
+    }
+
+    /// A request found no memory and does not wait. To do: follow the line.
+    fn refused(&self, asked_bytes: u64, why: &str, usage: &UsageReport) {
+        log::warn!(shortage, "{self}refused: request={} {}; {why}", Size(asked_bytes), Usage(usage));
+    }
+
+    /// No request has waited for a second. To do: nothing; the line has the cost.
     pub(crate) fn shortage_ended(&self, after: Duration, gets: u64, waited: Duration, fallbacks: u64) {
-        // Of a single get there is no time between the first and the last.
-        let after = if after.is_zero() { String::new() } else { format!(" after {after:?}") };
-        let subject = if gets == 1 { "1 get".to_owned() } else { format!("{gets} gets") };
-        let waited = if waited.is_zero() { String::new() } else { format!(" and waited {waited:?} together") };
-        log::info!(
-            shortage,
-            "{self}shortage over{after}: {subject} found no memory at once{waited}, {fallbacks} were given memory that is not pinned"
-        );
+        let (after, waited) = (Time(after), Time(waited));
+        log::info!(shortage, "{self}recovered: lasted={after} requests={gets} waited={waited} unpinned={fallbacks}");
     }
 
-    /// Why the pool is as fast as it is has changed. `pinpool why` says it at any time, with evidence.
-    ///
-    /// `verdict: healthy ...` (info): nothing. Looked at each 10 s, printed when it changes.
-    ///
-    /// `verdict: warming up ...` (info): nothing, if `healthy` follows; else look at what holds the buffers.
-    ///
-    /// `verdict: pool full ...` (info): nothing if the consumer is always busy, as before a device; else raise the limit.
-    ///
-    /// `verdict: sizes never recur ...` (info, warn): nothing if it is info; a warning says what to change and what it costs.
-    ///
-    /// `verdict: leak ...` (warn): look at what holds the buffers of the tag in the line. It names where most of them were got that were
-    /// sampled (`call_stacks`).
-    ///
-    /// `verdict: CAUSE ...` (warn): what the line says: what was seen, what to set or to change, and the seconds lost.
+    /// A warning if the diagnosis is an alarm.
     pub(crate) fn judged(&self, judgement: &Judgement) {
-        if judgement.is_alarm {
-            log::warn!(diagnosis, "{self}verdict: {judgement}");
-        } else {
-            log::info!(diagnosis, "{self}verdict: {judgement}");
-        }
+        if judgement.is_alarm { self.alarmed(judgement) } else { self.diagnosed(judgement) }
     }
 
-    /// The first get of the pool that failed, and then each power of ten.
-    ///
-    /// `out of memory: N bytes asked by ...` (warn): a get has failed: the last two lines of the block say the likely
-    /// cause and what to change; above them are the largest owners (`Pool::tagged`) and what is held.
+    /// The diagnosis changed; evaluated every 10 s. To do: nothing; `pinpool why` shows the evidence.
+    fn diagnosed(&self, judgement: &Judgement) {
+        log::info!(diagnosis, "{self}diagnosis: {judgement}");
+    }
+
+    /// Something costs time, with the seconds lost. To do: what the line says; for a `leak`, find who holds the tag's buffers.
+    fn alarmed(&self, judgement: &Judgement) {
+        log::warn!(diagnosis, "{self}diagnosis: {judgement}");
+    }
+
+    /// A request failed (the first, 10th, 100th); the largest holders follow. To do: what the last two lines of the block say.
     pub(crate) fn out_of_memory(&self, dump: &Dump) {
         log::warn!(shortage, "{self}{dump}");
     }
 
-    /// The first such get of the pool, and then each power of ten.
-    ///
-    /// `fallback: memory for N bytes is not pinned ...` (warn): what the line of the shortage says. Logged for the first such
-    /// get of the pool, and then for each power of ten. Such memory is limited to as much as the pool.
+    /// A request got unpinned memory (the first, 10th, 100th). To do: raise the limit; `PINPOOL_ON_FULL=error` refuses instead.
     pub(crate) fn fell_back(&self, asked_bytes: u64, nth: u64, fallback_bytes: u64, max_bytes: Option<u64>) {
-        let limit = max_bytes.map_or_else(String::new, |max_bytes| format!(" of at most {max_bytes}"));
-        let so_far = if nth == 1 { String::new() } else { format!(", as for {nth} gets so far") };
+        let (request, held, max) = (Size(asked_bytes), Size(fallback_bytes), Limit(max_bytes));
         log::warn!(
             shortage,
-            "{self}fallback: memory for {asked_bytes} bytes is not pinned{so_far}, so a copy from it is slow and holds up its \
-             caller; {fallback_bytes} bytes{limit} are such memory now (PINPOOL_ON_FULL=error refuses instead)"
+            "{self}unpinned: copies from this memory are slow and block their caller request={request} count={nth} \
+             unpinned={held} max_unpinned={max}"
         );
     }
 
-    /// `socket: statistics at PATH ...` (info): nothing: `pinpool top PATH` shows them.
+    /// `PINPOOL_SOCKET` is set. To do: nothing; `pinpool top` shows the statistics.
     #[cfg(feature = "observe")]
-    pub(crate) fn serving(&self, path: &std::path::Path) {
-        log::info!(socket, "{self}socket: statistics at {}: `pinpool top` shows them", path.display());
+    pub(crate) fn serving(&self, path: &Path) {
+        log::info!(socket, "{self}socket: serving statistics path={}", path.display());
     }
 
-    /// `socket: no statistics at PATH ...` (warn): what the line says: another path, or the feature `observe`.
+    /// The statistics socket cannot be opened. To do: choose another path.
     #[cfg(feature = "observe")]
-    pub(crate) fn not_serving(&self, path: &std::path::Path, why: &str) {
-        log::warn!(socket, "{self}socket: no statistics at {}: {why}", path.display());
+    pub(crate) fn not_serving(&self, path: &Path, why: &str) {
+        log::warn!(socket, "{self}socket: no statistics path={}: {why}", path.display());
     }
 
-    /// `trace: recording to F`, `trace: N records are in F` (info): nothing: `PINPOOL_TRACE` is set.
+    /// `PINPOOL_TRACE` is set. To do: nothing.
     #[cfg(feature = "observe")]
     pub(crate) fn recording(&self, path: &Path) {
-        log::info!(trace, "{self}trace: recording to {}", path.display());
+        log::info!(trace, "{self}trace: recording path={}", path.display());
     }
 
-    /// The file was there, and would have been written over.
-    ///
-    /// `trace: the earlier recording in F ...` (warn): nothing: it is kept as `F.old`, until the next recording takes
-    /// its place there. Put `%p` into the name to keep all.
+    /// The file of the recording existed and was renamed. To do: put `%p` into the name to keep all recordings.
     #[cfg(feature = "observe")]
     pub(crate) fn earlier_recording(&self, path: &Path, earlier: &Path) {
+        let (path, earlier) = (path.display(), earlier.display());
         log::warn!(
             trace,
-            "{self}trace: the earlier recording in {} is {} now, until the next one takes its place there; put %p, the number of the \
-             process, into the name to keep all",
-            path.display(),
-            earlier.display()
+            "{self}trace: renamed the previous recording path={path} renamed={earlier}; the next one replaces it; put %p (the \
+             process id) into the name to keep all"
         );
     }
 
-    /// `trace: nothing is recorded ...` (warn): the line says why: another process has the file, or the feature `observe`
-    /// is missing.
+    /// Another process or thread has the file. To do: what the line says.
     #[cfg(feature = "observe")]
     pub(crate) fn not_recording(&self, path: &Path, why: &str) {
-        log::warn!(trace, "{self}trace: nothing is recorded to {}: {why}", path.display());
+        log::warn!(trace, "{self}trace: not recording path={}: {why}", path.display());
     }
 
-    /// `trace: N records are in F, and M were lost ...` (warn): nothing if few: figures from the trace lack them; a
-    /// disk that is faster, or a name without `.gz`, loses fewer.
-    ///
-    /// `trace: F is not complete, N records are in it and M were lost ...` (error): read the reason in the line: the
-    /// disk is full, or too slow.
+    /// The end of a recording.
+    #[cfg(feature = "observe")]
     pub(crate) fn recorded(&self, path: &Path, recorded: &Recorded) {
-        let Recorded { records, lost, failure } = recorded;
-        let path = path.display();
-        match failure {
-            Some(why) => log::error!(
-                trace,
-                "{self}trace: {path} is not complete, {records} records are in it and {lost} were lost: {why}"
-            ),
-            None if *lost > 0 => log::warn!(
-                trace,
-                "{self}trace: {records} records are in {path}, and {lost} were lost: threads recorded faster than they could \
-                 be written"
-            ),
-            None => log::info!(trace, "{self}trace: {records} records are in {path}"),
+        match recorded {
+            Recorded { failure: Some(why), .. } => self.recording_failed(path, recorded, why),
+            Recorded { lost: 0, records, .. } => self.recorded_all(path, *records),
+            Recorded { .. } => self.records_lost(path, recorded),
         }
+    }
+
+    /// The recording is complete. To do: nothing.
+    #[cfg(feature = "observe")]
+    fn recorded_all(&self, path: &Path, records: u64) {
+        log::info!(trace, "{self}trace: complete path={} records={records}", path.display());
+    }
+
+    /// Threads recorded faster than the disk. To do: nothing if few; else a faster disk, or a name without `.gz`.
+    #[cfg(feature = "observe")]
+    fn records_lost(&self, path: &Path, Recorded { records, lost, .. }: &Recorded) {
+        let path = path.display();
+        log::warn!(trace, "{self}trace: records lost, the disk is too slow path={path} records={records} lost={lost}");
+    }
+
+    /// The recording is truncated. To do: the reason is in the line, such as a full disk.
+    #[cfg(feature = "observe")]
+    fn recording_failed(&self, path: &Path, Recorded { records, lost, .. }: &Recorded, why: &str) {
+        log::error!(trace, "{self}trace: incomplete path={} records={records} lost={lost}: {why}", path.display());
     }
 
     /// Logs why there is no maintenance thread, if there is none.
@@ -229,73 +231,66 @@ impl PoolLog {
         }
     }
 
-    /// `no thread for maintenance ...` (warn): raise the limit on threads (`ulimit -u`), or call `Pool::maintain` when the
-    /// program is idle.
+    /// There is no maintenance thread. To do: raise the limit on threads, or call `Pool::maintain` when the program is idle.
     #[cold]
     pub(crate) fn no_thread_for(&self, error: &std::io::Error) {
         log::warn!(
             maintenance,
-            "{self}no thread for maintenance: idle memory is given back only while the pool is used; call \
-             Pool::maintain when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}"
+            "{self}no_thread: idle memory is released only while the pool is used; call Pool::maintain when the program is idle, or \
+             raise the limit on threads (`ulimit -u`, pids.max): {error}"
         );
     }
 
-    /// To standard error, once, if the program has no logger: what its user set does not hold, and nothing else says so.
-    ///
-    /// `PINPOOL_X=V: ...` (warn): the line says what to change: an unknown name, a retired one with what replaces it, a value
-    /// that the program replaces in code, or a setting without effect under the others. Also on standard error if the program has
-    /// no logger.
+    /// A setting has no effect. To do: what the line says. Also on standard error if the program has no logger.
+    fn unused_variable(&self, unused: &str) {
+        log::warn!(settings, "{self}setting: {unused}");
+    }
+
+    /// To standard error, once, if the program has no logger.
     pub(crate) fn unused_variables(&self, unused: &[String]) {
-        // A `Once` that is under way in a parent would hold its child of `fork` for ever.
+        // A `Once` in progress in a parent would block its forked child forever.
         static IS_TOLD: AtomicBool = AtomicBool::new(false);
-        for unused in unused {
-            log::warn!(settings, "{self}{unused}");
-        }
+        unused.iter().for_each(|unused| self.unused_variable(unused));
         let has_no_logger = ::log::max_level() == ::log::LevelFilter::Off;
         if has_no_logger && !unused.is_empty() && !IS_TOLD.swap(true, Ordering::Relaxed) {
-            // What cannot be written there has nowhere else to go.
-            unused.iter().for_each(|unused| drop(writeln!(io::stderr(), "pinpool: {self}{unused}")));
+            // A failed write has nowhere else to go.
+            unused.iter().for_each(|unused| drop(writeln!(io::stderr(), "pinpool: {self}setting: {unused}")));
         }
     }
 
-    /// `release failed ...` (error): read the driver's reason in the line; memory stays pinned, for now or until the
-    /// process ends, as the line says.
+    /// The driver did not release memory. To do: the driver's reason is in the line.
     pub(crate) fn release_failed(&self, held_bytes: u64, error: &SourceError) {
-        log::error!(release, "{self}release failed: {held_bytes} bytes stay allocated until the process ends: {error}");
-    }
-
-    /// `the memory of this pool is gone ...` (error): build a new pool after a reset of the device; the line says what took it.
-    pub(crate) fn memory_gone(&self, why: &SourceError) {
-        log::error!(release, "{self}the memory of this pool is gone, and no get is served any more: {why}");
-    }
-
-    /// Logs why the arena could not give memory back, if it could not.
-    pub(crate) fn release_error(&self, released: Result<(), SourceError>) {
-        if let Err(error) = released {
-            log::error!(
-                release,
-                "{self}release failed: idle memory stays pinned and is released later; further failures are not logged \
-                 until a release succeeds: {error}"
-            );
-        }
-    }
-
-    /// Idle memory is due and stays.
-    ///
-    /// `idle memory stays pinned ...` (info): nothing, unless the host needs the memory: `trim()` releases it and
-    /// waits for the device. Under `vmm` idle memory is released by time.
-    pub(crate) fn idle_memory_stays(&self, bytes: u64, backend: &str) {
-        log::info!(
+        let bytes = Size(held_bytes);
+        log::error!(
             release,
-            "{self}idle memory stays pinned: {bytes} bytes, because a release by {backend} would wait for the device; trim() \
-             releases them (logged once)"
+            "{self}release_failed: memory stays allocated until the process ends bytes={bytes}: {error}"
         );
     }
 
-    /// Logs the first buffer that is lost, the second, the fourth, the eighth: one failed device loses many.
-    ///
-    /// `completion unknown ...` (error): check the device: it failed, or a copy cannot be followed; the buffer is
-    /// reused when the device answers, or never, as the line says.
+    /// The device was reset. To do: create a new pool.
+    pub(crate) fn memory_gone(&self, why: &SourceError) {
+        log::error!(release, "{self}device_lost: this pool can no longer allocate: {why}");
+    }
+
+    /// Logs why the arena could not release memory, if it could not.
+    pub(crate) fn release_error(&self, released: Result<(), SourceError>) {
+        if let Err(error) = released {
+            self.release_delayed(&error);
+        }
+    }
+
+    /// Idle memory could not be released; logged once until a release succeeds. To do: the driver's reason is in the line.
+    fn release_delayed(&self, error: &SourceError) {
+        log::error!(release, "{self}release_failed: idle memory stays pinned and is released later: {error}");
+    }
+
+    /// Idle memory is due, but a release would wait for the device; logged once. To do: call `trim()` if the host needs the memory.
+    pub(crate) fn idle_memory_stays(&self, bytes: u64, backend: &str) {
+        let idle = Size(bytes);
+        log::info!(release, "{self}idle_kept: a release would wait for the device idle={idle} backend={backend}");
+    }
+
+    /// Logs the first quarantined buffer, the second, the fourth, the eighth: one failed device affects many.
     pub(crate) fn completion_unknown(
         &self,
         held_bytes: u64,
@@ -305,100 +300,94 @@ impl PoolLog {
         error: &Error,
     ) {
         if lost.is_power_of_two() {
-            let (reuse, since) = if is_asked_again {
-                ("not reused until the device answers, which is asked again ten times a second", "until then")
+            if is_asked_again {
+                self.quarantined(held_bytes, lost, keeps_all, error);
             } else {
-                ("never reused", "from now on")
-            };
-            let all = if keeps_all {
-                format!("; the pool releases no memory {since}, since a release would wait for that copy")
-            } else {
-                String::new()
-            };
-            log::error!(
-                copies,
-                "{self}completion unknown: a buffer of {held_bytes} bytes is {reuse} ({lost} lost now){all}: {error}"
-            );
+                self.leaked(held_bytes, lost, keeps_all, error);
+            }
         }
     }
 
-    /// Buffers that were lost are used again.
-    ///
-    /// `completion known ...` (info): nothing: the device answers again, and buffers that counted as lost are used
-    /// again.
-    pub(crate) fn completion_known(&self, buffers: u64, bytes: u64) {
-        let (subject, are) = if buffers == 1 { ("buffer", "is") } else { ("buffers", "are") };
-        log::info!(copies, "{self}completion known: {buffers} lost {subject} of {bytes} bytes {are} used again");
+    /// The device does not say whether a copy completed; polled every 100 ms. To do: check the device.
+    fn quarantined(&self, bytes: u64, lost: u64, keeps_all: bool, error: &Error) {
+        let (bytes, all) = (Size(bytes), if keeps_all { "; no memory is released until then" } else { "" });
+        log::error!(
+            copies,
+            "{self}quarantined: not reused until the device responds bytes={bytes} quarantined={lost}{all}: {error}"
+        );
     }
 
-    /// `a buffer of N bytes has ...`, `N buffers ...` (warn): a stream is blocked: look at what was enqueued on it
-    /// before the copy.
+    /// The device will never say whether a copy completed. To do: check the device.
+    fn leaked(&self, bytes: u64, lost: u64, keeps_all: bool, error: &Error) {
+        let (bytes, all) = (Size(bytes), if keeps_all { "; no memory is released from now on" } else { "" });
+        log::error!(
+            copies,
+            "{self}leaked: never reused, a device may still read it bytes={bytes} leaked={lost}{all}: {error}"
+        );
+    }
+
+    /// The device responds again. To do: nothing.
+    pub(crate) fn completion_known(&self, buffers: u64, bytes: u64) {
+        log::info!(
+            copies,
+            "{self}responding: quarantined buffers are reusable buffers={buffers} bytes={}",
+            Size(bytes)
+        );
+    }
+
+    /// Copies do not complete. To do: find what blocks the stream.
     pub(crate) fn stuck(&self, buffers: u64, bytes: u64, age: Duration, stream: u64) {
-        let (subject, have) =
-            if buffers == 1 { ("a buffer".to_owned(), "has") } else { (format!("{buffers} buffers"), "have") };
+        let (bytes, age) = (Size(bytes), Time(age));
         log::warn!(
             copies,
-            "{self}{subject} of {bytes} bytes {have} been in flight for {age:?} on stream {stream:#x}, unavailable until \
-             the copies complete; look for what blocks that stream"
+            "{self}stuck: copies do not complete; find what blocks stream={stream:#x} buffers={buffers} bytes={bytes} \
+             in_flight_for={age}"
         );
     }
 
-    /// No handle of the pool is left.
-    ///
-    /// `ended: N gets ...` (info): nothing: the totals of a pool of which no handle is left, and the most that it had
-    /// pinned.
+    /// The last handle of the pool was dropped. To do: nothing.
     pub(crate) fn ended(&self, stats: &Stats) {
         let Stats { requests, memory, .. } = stats;
-        let RequestStats { served: gets, hits, misses, failed: failed_gets, fallbacks, returned: puts, .. } = requests;
-        let (page_locks, bytes, peak_bytes) = (memory.pin.count, memory.pin.bytes, memory.peak_held_bytes);
-        let evicted = memory.evictions.over_limit;
-        let calls = if page_locks == 1 { "call" } else { "calls" };
+        let RequestStats { served: gets, hits, misses, failed: failed_gets, .. } = requests;
+        let (pins, peak, evicted) = (memory.pin.count, Size(memory.peak_held_bytes), memory.evictions.over_limit);
         log::info!(
             pool,
-            "{self}ended: {gets} gets ({hits} hits, {misses} misses, {failed_gets} failed, {fallbacks} not pinned), {puts} \
-             puts, {evicted} evicted; {bytes} bytes in {page_locks} {calls}, at most {peak_bytes} bytes pinned"
+            "{self}closed: requests={gets} hits={hits} misses={misses} failed={failed_gets} evicted={evicted} pins={pins} \
+             peak={peak}"
         );
     }
 
-    /// No handle of the pool is left, and users still hold `buffers`, of which those under a tag are `tagged`.
-    ///
-    /// `ended with N buffers still out ...` (info): nothing, if they are dropped soon: until then the pool keeps their
-    /// memory. Else look for who has them: those of `Pool::tagged` are listed with size, tag and age, those that were sampled
-    /// (`call_stacks`) with the line that got them.
+    /// The last handle was dropped, but buffers are still out; those with a tag or a sampled call stack are listed. To do: nothing if
+    /// they are dropped soon; else find who holds them.
     pub(crate) fn still_out(&self, buffers: u64, bytes: u64, tagged: &[HeldBuffer]) {
-        let noun = if buffers == 1 { "buffer" } else { "buffers" };
         let list = StillOut { buffers, bytes, tagged };
         // No warning: a buffer that is a later field than its pool is dropped after it.
         log::info!(
             pool,
-            "{self}ended with {buffers} {noun} still out, {bytes} bytes, which stay until they are dropped:{list}"
+            "{self}still_out: memory stays allocated until these are dropped buffers={buffers} bytes={}{list}",
+            Size(bytes)
         );
     }
 
-    /// `closing: N bytes stay pinned ...` (error): look for the copy that does not end, on a stream that is blocked. A release
-    /// would wait for the device, so all memory stays pinned.
+    /// A copy never completed, so all memory stays pinned. To do: find the blocked stream.
     pub(crate) fn left_pinned(&self, bytes: u64) {
-        log::error!(
-            release,
-            "{self}closing: {bytes} bytes stay pinned until the process ends: a copy was never seen to complete, and a \
-             release would wait for it"
-        );
+        let bytes = Size(bytes);
+        log::error!(release, "{self}close_failed: memory stays pinned, a release would wait for a copy bytes={bytes}");
     }
 
+    /// The driver did not release memory or addresses at the end of the pool. To do: the driver's reason is in the line.
     pub(crate) fn left_by_refusal(&self, bytes: u64, error: &SourceError) {
-        log::error!(
-            release,
-            "{self}release failed: closing, and {bytes} bytes stay pinned, or addresses reserved, until the process ends: {error}"
-        );
+        let bytes = Size(bytes);
+        log::error!(release, "{self}close_failed: memory stays pinned until the process ends bytes={bytes}: {error}");
     }
 
-    /// `closing with N copies in flight ...` (error): look for the copy that does not end, on a stream that is blocked. The
-    /// memory of these copies is never released.
+    /// Copies were in flight when the pool ended. To do: find the blocked stream.
     pub(crate) fn closed_in_flight(&self, copies: u64, bytes: u64, waited: Duration) {
+        let (bytes, waited) = (Size(bytes), Time(waited));
         log::error!(
             copies,
-            "{self}closing with {copies} copies in flight after waiting {waited:?}: their {bytes} bytes are never released, \
-             since a device may still read them"
+            "{self}close_failed: a device may still read this memory, it is never released copies={copies} bytes={bytes} \
+             waited={waited}"
         );
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use pinpool_observe::judge::shortage::Refused;
+use pinpool_os::words::{Size, Time};
 
 /// Result of the fallible calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -47,22 +48,26 @@ pub(crate) struct UsageReport {
 
 impl fmt::Display for UsageReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { held_bytes, in_use_bytes, idle_bytes, free_bytes, in_flight_bytes, lost_bytes, .. } = self;
-        let Self { outside_bytes, fallback_bytes, max_bytes, .. } = self;
-        write!(f, "held {held_bytes} B (in use {in_use_bytes}, idle {idle_bytes}, free {free_bytes}")?;
-        write!(f, ", in flight {in_flight_bytes}")?;
-        if *lost_bytes > 0 {
-            write!(f, ", lost {lost_bytes}")?;
-        }
-        let max = max_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} B"));
-        write!(f, "), limit {max}")?;
-        if *outside_bytes > 0 {
-            write!(f, ", page-locked beside the buffers {outside_bytes} B")?;
-        }
-        if *fallback_bytes > 0 {
-            write!(f, ", and {fallback_bytes} B that are not pinned")?;
+        let [held, in_use, idle, in_flight] =
+            [self.held_bytes, self.in_use_bytes, self.idle_bytes, self.in_flight_bytes].map(Size);
+        write!(f, "held {held}, in use {in_use}, idle {idle}, in flight {in_flight}")?;
+        let more =
+            [("free", self.free_bytes), ("quarantined", self.lost_bytes), ("pinned by users", self.outside_bytes)];
+        for (name, bytes) in more.into_iter().chain([("unpinned", self.fallback_bytes)]).filter(|(_, bytes)| *bytes > 0)
+        {
+            write!(f, ", {name} {}", Size(bytes))?;
         }
         Ok(())
+    }
+}
+
+/// A sentence of its own.
+struct Sentence<'a>(&'a str);
+
+impl fmt::Display for Sentence<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut letters = self.0.chars();
+        letters.next().map_or(Ok(()), |first| write!(f, "{}{}.", first.to_ascii_uppercase(), letters.as_str()))
     }
 }
 
@@ -101,47 +106,51 @@ pub(crate) struct NoMemory {
 impl fmt::Display for NoMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { asked_bytes, refused: Refused { needed_bytes, found, remedy, .. }, usage, .. } = self;
-        write!(f, "cannot allocate {asked_bytes} B ({needed_bytes} B with rounding): {found}; {usage}")?;
-        if remedy.is_empty() { Ok(()) } else { write!(f, "; {remedy}") }
+        let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
+        write!(f, "cannot allocate {asked} (rounded to {needed}): {found}; {usage}")?;
+        if remedy.is_empty() { Ok(()) } else { write!(f, ". {}", Sentence(remedy)) }
     }
 }
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ErrorKind {
-    #[error("asked {len} B: a buffer holds at most {max_len} B; ask for less")]
+    #[error("cannot allocate {}: a buffer holds at most {}", Size(*len as u64), Size(*max_len as u64))]
     Length { len: usize, max_len: usize },
-    #[error("asked {len} B at an alignment of {align}: an alignment is a power of two of at most {max_align}")]
+    #[error("cannot allocate {} aligned to {align}: an alignment is a power of two of at most {max_align}", Size(*len as u64))]
     Alignment { len: usize, align: usize, max_align: usize },
     #[error("{0}")]
     Limit(NoMemory),
     #[error("{0}")]
     Backend(NoMemory),
-    #[error("back-end `{backend}` is not available: {why}")]
+    #[error("backend `{backend}` is unavailable: {why}")]
     Unavailable { backend: &'static str, why: String },
     #[error("{name}={value}: {why}")]
     Setting { name: &'static str, value: String, why: String },
-    #[error("view of a buffer: {why}")]
+    #[error("cannot view the memory: {why}")]
     View { why: String },
-    #[error("the handle of a stream or an event: {why}")]
+    #[error("invalid stream or event: {why}")]
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has such handles.
     Handle { why: String },
-    #[error("copy of {len} B: {why}")]
+    #[error("cannot copy {}: {why}", Size(*len as u64))]
     Copy { len: usize, why: String },
     #[error(
-        "the pool belongs to process {parent}; this is its child {child}, which inherits neither memory nor devices: \
-         build a new pool after the fork"
+        "the pool belongs to process {parent}, and its forked child {child} inherits neither memory nor devices; build a \
+         new pool after the fork"
     )]
     Forked { parent: u32, child: u32 },
-    #[error("the pool was closed by `Pool::close`: it serves no more requests")]
+    #[error("the pool was closed (`Pool::close`)")]
     Closed,
     #[error(
-        "cannot allocate {asked_bytes} B: a driver call did not return within the wait of {waited:?}; wait longer \
-         (PINPOOL_WAIT), or pin memory before it is needed (PINPOOL_RESERVE)"
+        "cannot allocate {}: a driver call did not return within {}; wait longer (PINPOOL_WAIT) or pin memory in advance \
+         (PINPOOL_RESERVE)",
+        Size(*asked_bytes), Time(*waited)
     )]
     Late { asked_bytes: u64, waited: Duration },
-    #[error("completion of a copy is unknown: {why}")]
+    #[error("cannot tell whether a copy completed: {why}")]
     Device { why: String },
-    #[error("no thread for {what}: {why}; raise the limit on processes (`ulimit -u`) or on memory (`ulimit -v`)")]
+    #[error(
+        "cannot start a thread for {what}: {why}; raise the limit on processes (`ulimit -u`) or memory (`ulimit -v`)"
+    )]
     Thread { what: &'static str, why: io::Error },
 }
 
@@ -340,10 +349,10 @@ impl SourceError {
         self
     }
 
-    /// Adds how much was asked for, and the limit that it met where that is known.
+    /// Adds the size of the request, and the limit if it is known.
     pub(crate) fn with_bytes(mut self, asked: usize, limit: Option<u64>) -> Self {
-        let limit = limit.map_or_else(String::new, |limit| format!(" under a limit of {limit} B"));
-        self.what = format!("{}: {asked} B{limit}", self.what);
+        let limit = limit.map_or_else(String::new, |limit| format!(", limit {}", Size(limit)));
+        self.what = format!("{} for {}{limit}", self.what, Size(asked as u64));
         self
     }
 
@@ -370,11 +379,12 @@ impl SourceError {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use pinpool_observe::judge::shortage::Level;
 
+    use super::*;
+
     #[test]
-    fn a_limit_error_says_asked_held_ceiling_and_remedy() {
+    fn a_limit_error_has_request_limit_usage_and_remedy() {
         let usage = UsageReport {
             held_bytes: 490,
             in_use_bytes: 400,
@@ -382,11 +392,12 @@ mod tests {
             max_bytes: Some(512),
             ..Default::default()
         };
+        let remedy = "raise PINPOOL_MAX_BYTES";
         let refused = Refused {
             level: Level::Limit { could_fit: true },
             needed_bytes: 128,
-            found: "the pool limit is reached".to_owned(),
-            remedy: "raise PINPOOL_MAX_BYTES".to_owned(),
+            found: "exceeds the pool limit of 512B (PINPOOL_MAX_BYTES)".to_owned(),
+            remedy: remedy.to_owned(),
         };
         let error =
             Error::from(ErrorKind::Limit(NoMemory { asked_bytes: 64, refused, usage, report: Report::default() }));
@@ -395,8 +406,10 @@ mod tests {
         assert_eq!((error.asked_bytes(), error.held_bytes(), error.max_bytes()), (Some(64), Some(490), Some(512)));
         let text = error.to_string();
         assert_eq!([format!("{error:?}"), format!("{error:#?}")], [(); 2].map(|()| format!("Limit: {text}")));
-        for word in ["64 B", "128 B", "held 490 B", "in use 400", "idle 90", "512 B", "PINPOOL_MAX_BYTES"] {
-            assert!(text.contains(word), "{word} is missing in: {text}");
-        }
+        assert_eq!(
+            text,
+            "cannot allocate 64B (rounded to 128B): exceeds the pool limit of 512B (PINPOOL_MAX_BYTES); held 490B, in use 400B, \
+             idle 90B, in flight 0B. Raise PINPOOL_MAX_BYTES."
+        );
     }
 }

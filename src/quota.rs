@@ -20,6 +20,7 @@
 
 mod process;
 
+use pinpool_os::words::Size;
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::ledger::{HostLedger, LedgerReport, Loss, Want};
@@ -342,10 +343,10 @@ impl Budget {
         let is_too_large = needed_bytes > self.highest_claim_bytes();
         let Some(host) = self.host() else {
             let remedy = if is_too_large {
-                "it can never fit there: ask for less, or set PINPOOL_MAX_BYTES to a size"
+                "request less, or set PINPOOL_MAX_BYTES to a size"
             } else {
-                "put buffers back in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size, which is each \
-                 pool's own"
+                "return buffers in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size, which applies \
+                 to each pool"
             };
             return (self.process_in_words(), remedy);
         };
@@ -355,18 +356,20 @@ impl Budget {
                 Loss::Closed => "this process has closed its descriptor",
             };
             let found = format!("PINPOOL_LEDGER={}: {what}, so this pool can no longer grow", host.name());
-            return (found, "return buffers to this pool, or restart all processes of the ledger");
+            return (found, "return buffers to this pool, or restart all processes that share the limit");
         }
         let report = host.report();
         let LedgerReport { name, max_bytes, held_bytes, .. } = &report;
         let (max_bytes, others) = (max_bytes.unwrap_or(u64::MAX), report.others_in_words());
-        let found =
-            format!("ledger {name} has a ceiling of {max_bytes} B, of which {held_bytes} B are held ({others})");
+        let found = format!(
+            "exceeds the shared limit {name} of {}; {} are held ({others})",
+            Size(max_bytes),
+            Size(*held_bytes)
+        );
         let remedy = if is_too_large {
-            "it can never fit there: ask for less, or start all its processes again with a larger PINPOOL_MAX_BYTES"
+            "request less, or restart all its processes with a larger PINPOOL_MAX_BYTES"
         } else {
-            "put buffers back in these processes, wait longer (PINPOOL_WAIT), or start them again with a larger \
-             PINPOOL_MAX_BYTES"
+            "return buffers in these processes, wait longer (PINPOOL_WAIT), or restart them with a larger PINPOOL_MAX_BYTES"
         };
         (found, remedy)
     }

@@ -12,8 +12,8 @@ use pinpool_observe::judge::{Cause, Judgement};
 pub struct Why(pub(crate) Judgement);
 
 impl Why {
-    /// All causes: `healthy`, `warming up`, `not pinned`, `pool full`, `sizes never recur`, `thrashing`, `idle hoard`, `memory refused`,
-    /// `ceiling too small`, `slow consumer`, `waiting for another process`, `leak` and `stuck copy`.
+    /// All causes: `healthy`, `warming_up`, `not_pinned`, `pool_full`, `sizes_never_recur`, `thrashing`, `idle_hoard`, `memory_refused`,
+    /// `limit_too_small`, `slow_consumer`, `other_process`, `leak` and `stuck_copy`.
     pub const CAUSES: [&'static str; Cause::ALL.len()] = Cause::NAMES;
 
     /// One of [`CAUSES`](Why::CAUSES).

@@ -59,7 +59,7 @@ pub(crate) fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Str
 pub(crate) fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
     let wrong = || {
         let text = shown(value);
-        PyTypeError::new_err(format!("asked {text}: a size is a whole number of bytes, or text such as \"64MiB\""))
+        PyTypeError::new_err(format!("invalid size {text}: must be a whole number of bytes, or text such as \"64MiB\""))
     };
     if value.is_instance_of::<PyBool>() {
         return Err(wrong());
@@ -70,7 +70,7 @@ pub(crate) fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
         return Ok(size);
     }
     let too_many =
-        || RequestError::new_err(format!("asked {value} B: a buffer holds at most {} B; ask for less", isize::MAX));
+        || RequestError::new_err(format!("cannot allocate {value}B: a buffer holds at most {}B", isize::MAX));
     if let Ok(text) = value.cast::<PyString>() {
         let bytes = parse_bytes(&text.to_string()).map_err(|error| RequestError::new_err(error.to_string()))?;
         return usize::try_from(bytes).map_err(|_| too_many());
@@ -78,7 +78,7 @@ pub(crate) fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
     // By `__index__`, so that integers of NumPy count and fractions do not.
     let index = value.py().import("operator")?.call_method1("index", (value,)).map_err(|_| wrong())?;
     if index.lt(0)? {
-        return Err(RequestError::new_err(format!("asked {index} B: a size is 0 or more")));
+        return Err(RequestError::new_err(format!("invalid size {index}B: must be 0 or more")));
     }
     index.extract().map_err(|_| too_many())
 }

@@ -15,7 +15,7 @@ import pinpool_loader
     ("call", "error", "said"),
     [
         (lambda pool: pinpool.Pool(name=3), TypeError, "name: int is no text"),
-        (lambda pool: pool.get(1.5), TypeError, "asked 1.5: a size is a whole number of bytes"),
+        (lambda pool: pool.get(1.5), TypeError, "invalid size 1.5: must be a whole number of bytes"),
         (lambda pool: pool.get(None), TypeError, "asked None: a size"),
         (lambda pool: pool.get(True), TypeError, "asked True: a size"),
         (lambda pool: pool.get(1, timeout=[]), TypeError, r"timeout=\[\]: seconds, or text"),

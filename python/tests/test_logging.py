@@ -19,7 +19,7 @@ def test_lines_come_under_the_logger_pinpool_before_the_call_returns(caplog):
         heap(name="loader", max_bytes="8MiB").get(100)
         until(lambda: any("acquired:" in text for text in caplog.messages))
     records = [record for record in caplog.records if record.name == "pinpool"]
-    start = next(record for record in records if "preset adaptive" in record.getMessage())
+    start = next(record for record in records if " created: " in record.getMessage())
     assert start.levelno == logging.INFO and start.getMessage().startswith("[loader] ")
     assert next(r for r in records if "acquired:" in r.getMessage()).levelno == logging.DEBUG
 
@@ -29,7 +29,7 @@ def test_a_warning_has_its_level(caplog):
     held = pool.get("3MiB"), pool.get("3MiB")
     assert not held[1].is_pinned
     until(lambda: any("fallback" in text for text in caplog.messages))
-    assert [r.levelno for r in caplog.records if "is not pinned" in r.getMessage()] == [logging.WARNING]
+    assert [r.levelno for r in caplog.records if " unpinned: " in r.getMessage()] == [logging.WARNING]
 
 
 def test_an_error_that_is_raised_is_short_and_not_logged_as_well(caplog):
@@ -112,4 +112,4 @@ def test_lines_that_wait_are_passed_on_at_exit(alone):
         pool = pinpool.Pool(env=False, backend="heap", name="last")
         """
     )
-    assert "INFO:pinpool:[last] preset adaptive" in err
+    assert "INFO:pinpool:pool[last] created: preset=adaptive" in err

@@ -86,19 +86,19 @@ def test_variables_count_unless_code_sets_them(monkeypatch):
 @pytest.mark.parametrize("size", [-1, np.int64(-5)])
 def test_a_negative_size_is_named(pool, size):
     for call in (pool.get, pool.try_get, pool.reserve, pool.trim):
-        with pytest.raises(ValueError, match=f"asked {int(size)} B: a size is 0 or more"):
+        with pytest.raises(ValueError, match=f"invalid size {int(size)}B: must be 0 or more"):
             call(size)
 
 
 @pytest.mark.parametrize("size", [2**63, 2**64, 2**200, "17179869183GiB"])
 def test_a_size_beyond_all_memory_is_named(pool, size):
-    with pytest.raises(pinpool.RequestError, match=r"asked \d+.* B: a buffer holds at most|asked 17179869183GiB B: a buffer"):
+    with pytest.raises(pinpool.RequestError, match="cannot allocate .*: a buffer holds at most"):
         pool.get(size)
 
 
 def test_sizes_are_integers_or_text(pool):
     assert len(pool.get("64KiB")) == 64 * 1024 and len(pool.get(np.int32(7))) == 7
-    with pytest.raises(TypeError, match="asked 1.5: a size is a whole number of bytes"):
+    with pytest.raises(TypeError, match="invalid size 1.5: must be a whole number of bytes"):
         pool.get(1.5)
     with pytest.raises(pinpool.RequestError, match="not a size"):
         pool.get("many")
@@ -110,7 +110,7 @@ def test_sizes_are_integers_or_text(pool):
 
 
 def test_a_get_over_the_ceiling_names_request_limit_and_remedy(pool):
-    with pytest.raises(pinpool.LimitError, match="cannot allocate 1073741824 B.*limit 67108864 B.*raise PINPOOL_MAX_BYTES") as caught:
+    with pytest.raises(pinpool.LimitError, match="cannot allocate 1.0GiB.*limit of 64.0MiB.*raise PINPOOL_MAX_BYTES") as caught:
         pool.get("1GiB")
     assert isinstance(caught.value, MemoryError) and isinstance(caught.value, pinpool.PinpoolError)
     assert not isinstance(caught.value, TimeoutError), "it can never fit, so it does not wait"
@@ -119,7 +119,7 @@ def test_a_get_over_the_ceiling_names_request_limit_and_remedy(pool):
 def test_a_get_that_waits_in_vain_is_a_timeout(pool):
     held = pool.get("60MiB")
     for timeout in (0.01, "20ms", 0.3):
-        with pytest.raises(pinpool.TimeoutError, match="ceiling 67108864 B") as caught:
+        with pytest.raises(pinpool.TimeoutError, match="limit of 64.0MiB") as caught:
             pool.get("32MiB", timeout=timeout)
         assert isinstance(caught.value, (pinpool.LimitError)) and isinstance(caught.value, TimeoutError)
     with pytest.raises(pinpool.LimitError) as caught:

@@ -119,7 +119,7 @@ def test_a_forked_child_that_uses_its_parents_pool_is_told(alone):
     """
     )
     assert out == "copy of the parent's bytes: abc\n10\nstatus 0\nxyz 1 5000\n", err
-    assert "[child] preset adaptive" in err, "log lines come in the child as well"
+    assert "pool[child] created: preset=adaptive" in err, "log lines come in the child as well"
 
 
 def test_a_child_that_is_forked_while_threads_use_the_pool_ends(alone):

@@ -10,6 +10,7 @@
 //! one, and copies only where there is a context; those of `register` and `cuda` make one. A source that the user names is
 //! not tried but by its first get, except for `vmm`.
 
+use pinpool_os::words::Size;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -178,8 +179,8 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
 fn without_linux(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Chosen>> {
     match backend {
         Backend::Auto => {
-            let found = Finding::warning("page-lock", "memory is not page-locked, which needs Linux")
-                .remedy("PINPOOL_BACKEND=heap if that is meant");
+            let found = Finding::warning("pinning", "memory is not pinned, which needs Linux")
+                .remedy("set PINPOOL_BACKEND=heap to accept this");
             let source = host_source(HeapSource::new(), options);
             Ok(Some(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings: vec![found] }))
         }
@@ -256,9 +257,9 @@ fn best(options: PinOptions<'_>) -> Chosen {
     match usable_lock_limit(&mlock, options.max_bytes) {
         Ok(lock_limit_bytes) => Chosen { source: mlock, lock_limit_bytes, passed_over, findings },
         Err(why) => {
-            findings.push(Finding::warning("page-lock", format!("memory is not page-locked: {why}")).remedy(
-                "raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK; \
-                             PINPOOL_BACKEND=heap if that is meant",
+            findings.push(Finding::warning("pinning", format!("memory is not pinned: {why}")).remedy(
+                "raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK; set \
+                             PINPOOL_BACKEND=heap to accept this",
             ));
             passed_over.push(("mlock", why));
             let heap = host_source(HeapSource::new(), options);
@@ -284,8 +285,8 @@ fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -
     match (gpu.level, passed_over.last()) {
         (Level::Note, _) => None,
         (Level::Ok, Some((name, why))) => {
-            let found = format!("{} is here and not used: {name}: {why}", gpu.found);
-            Some(Finding::warning(gpu.check, found).remedy("`pinpool doctor` tries each back-end"))
+            let found = format!("the GPU is not used although it is available ({}): {name}: {why}", gpu.found);
+            Some(Finding::warning(gpu.check, found).remedy("`pinpool doctor` tries every backend"))
         }
         _ => Some(Finding { found: format!("the GPU is not used: {}", gpu.found), ..gpu }),
     }
@@ -332,7 +333,11 @@ fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Optio
     match lock_limit() {
         Some(limit_bytes) if max_bytes.is_none_or(|max_bytes| max_bytes > limit_bytes) => {
             let why = || {
-                format!("RLIMIT_MEMLOCK lets this process lock only {limit_bytes} B, under {LEAST_LOCKABLE_BYTES} B")
+                format!(
+                    "RLIMIT_MEMLOCK lets this process lock only {}, less than {}",
+                    Size(limit_bytes),
+                    Size(LEAST_LOCKABLE_BYTES)
+                )
             };
             if limit_bytes >= LEAST_LOCKABLE_BYTES { Ok(Some(limit_bytes)) } else { Err(why()) }
         }
@@ -381,7 +386,7 @@ mod tests {
             let passed_over: Vec<&str> = chosen.passed_over.iter().map(|(name, _)| *name).collect();
             assert_eq!(passed_over, order[..rank]);
             assert!(chosen.passed_over.iter().all(|(_, why)| !why.is_empty()));
-            let unlocked = chosen.findings.iter().any(|finding| finding.check == "page-lock");
+            let unlocked = chosen.findings.iter().any(|finding| finding.check == "pinning");
             assert_eq!(unlocked, chosen.source.name() == "heap", "{:?}", chosen.findings);
         }
     }

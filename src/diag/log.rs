@@ -112,6 +112,45 @@ macro_rules! trace {
 }
 pub(super) use {at_level, debug, error, info, trace, warn_line as warn};
 
+/// The logger of the unit tests: keeps the lines of each thread.
+#[cfg(test)]
+pub(crate) mod captured {
+    use std::cell::RefCell;
+
+    thread_local! {
+        static LINES: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Line {
+        pub(crate) level: ::log::Level,
+        pub(crate) target: &'static str,
+        pub(crate) text: String,
+    }
+
+    struct LinesByThread;
+
+    impl ::log::Log for LinesByThread {
+        fn enabled(&self, _: &::log::Metadata<'_>) -> bool {
+            true
+        }
+        fn log(&self, record: &::log::Record<'_>) {
+            // The target is the module path of each record.
+            let (level, target, text) = (record.level(), record.module_path_static(), record.args().to_string());
+            LINES.with_borrow_mut(|lines| lines.push(Line { level, target: target.unwrap_or_default(), text }));
+        }
+        fn flush(&self) {}
+    }
+
+    /// The lines that `call` logs on this thread.
+    pub(crate) fn lines_of(call: impl FnOnce()) -> Vec<Line> {
+        let _ = ::log::set_logger(&LinesByThread).map(|()| ::log::set_max_level(::log::LevelFilter::Trace));
+        LINES.take();
+        call();
+        LINES.take()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;

@@ -1,4 +1,4 @@
-//! What the user has to know of the machine: warnings and errors, also for a program that listens to no log.
+//! Problems of the machine: warnings and errors, also for a program without a logger.
 
 use std::io::{self, Write};
 
@@ -8,24 +8,29 @@ use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain;
 
 impl PoolLog {
-    /// Prints what the user has to know of the machine: warnings and errors.
-    ///
-    /// `the GPU is not used: ...`, `GPU N ... is here and not used ...` (warn): the line says what is wrong with the
-    /// driver and what to do; `pinpool doctor` tells more.
-    ///
-    /// `memory is not page-locked: ...` (warn): raise `RLIMIT_MEMLOCK`, or say `PINPOOL_BACKEND=heap` if that is meant.
+    /// Logs problems of the machine; without a logger, once for each kind to standard error.
     pub(crate) fn found(&self, finding: &Finding) {
         match finding.level {
             Level::Ok | Level::Note => return,
-            Level::Warning => log::warn!(machine, "{self}{finding}"),
-            Level::Error => log::error!(machine, "{self}{finding}"),
+            Level::Warning => self.found_warning(finding),
+            Level::Error => self.found_error(finding),
         }
         if ::log::max_level() == ::log::LevelFilter::Off {
             self.tell(finding);
         }
     }
 
-    /// Nobody listens to the log: one line on stderr for each case.
+    /// The GPU is not used, memory is not pinned, or similar. To do: what the line says; `pinpool doctor` shows more.
+    fn found_warning(&self, finding: &Finding) {
+        log::warn!(machine, "{self}machine: {finding}");
+    }
+
+    /// The requested GPU or backend cannot be used. To do: what the line says; `pinpool doctor` shows more.
+    fn found_error(&self, finding: &Finding) {
+        log::error!(machine, "{self}machine: {finding}");
+    }
+
+    /// One line on standard error for each kind of problem.
     fn tell(&self, finding: &Finding) {
         static TOLD: OfProcess<plain::Mutex<Vec<&'static str>>> = OfProcess::new(plain::Mutex::default);
         let mut told = TOLD.get().lock();
@@ -35,7 +40,7 @@ impl PoolLog {
         }
         drop(told);
         if is_new {
-            let _ = writeln!(io::stderr(), "pinpool: {self}{finding}");
+            let _ = writeln!(io::stderr(), "pinpool: {self}machine: {finding}");
         }
     }
 }

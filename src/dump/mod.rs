@@ -1,12 +1,12 @@
-//! What a pool holds and for whom, as text: the report of a get that found no memory, and of [`Pool::dump`](crate::Pool::dump).
+//! What a pool holds and for whom, as text: the report of a failed request, and of [`Pool::dump`](crate::Pool::dump).
 //!
 //! ```text
-//!   out of memory: who asked for what, and why it could not be had
-//!   Current usage from device: ..., allocator: ...
-//!     12.00 MiB from ...                      the largest owners
-//!     Remaining N buffers with ...
-//!   held, ceiling, driver, system
-//!   likely cause, and what to change          pinpool_observe::judge::shortage
+//!   out_of_memory: the request, and why it failed
+//!   usage of device host, allocator mlock (adaptive):
+//!     12.0MiB TAG (...)                       the largest holders
+//!     3.0MiB in N more buffers
+//!   held, limit, driver, system
+//!   likely cause, and what to do              pinpool_observe::judge::shortage
 //! ```
 //!
 //! Numbers in, text out. Reads and locks nothing.
@@ -21,6 +21,7 @@ pub(crate) use pinpool_observe::judge::shortage::{Host, Level as RefusedBy, Refu
 use pinpool_observe::judge::shortage::{LikelyCause, Shortage, likely_cause};
 use pinpool_observe::judge::{AGED, Holder, Judgement};
 use pinpool_os::call_stack::CallStack;
+use pinpool_os::words::{Size, Time};
 
 /// Owners that are listed one by one.
 const LISTED: usize = 10;
@@ -145,39 +146,31 @@ impl Dump {
 impl Lines for Dump {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dump = self;
-        write!(f, "Current usage from device: {}, allocator: {}", dump.device, dump.allocator)?;
+        write!(f, "usage of device {}, allocator {}:", dump.device, dump.allocator)?;
         let (listed, rest) = dump.owners.split_at(dump.owners.len().min(LISTED));
         for Owner { tag, buffers, bytes, oldest, .. } in listed {
             let noun = if *buffers == 1 { "buffer" } else { "buffers" };
-            write!(f, "\n  {} from {tag} ({buffers} {noun}", Mib(*bytes))?;
+            write!(f, "\n  {} {tag} ({buffers} {noun}", Size(*bytes))?;
             if let Some(oldest) = oldest {
-                write!(f, ", the oldest {} s", oldest.as_secs())?;
+                write!(f, ", the oldest {}", Time(*oldest))?;
             }
             f.write_str(")")?;
         }
         let (buffers, bytes) = rest.iter().fold((0, 0), |sum, owner| (sum.0 + owner.buffers, sum.1 + owner.bytes));
-        write!(f, "\n  Remaining {buffers} buffers with {}", Mib(bytes))?;
-        let usage = &dump.usage;
-        let [held, in_use, idle, in_flight] =
-            [usage.held_bytes, usage.in_use_bytes, usage.idle_bytes, usage.in_flight_bytes].map(Mib);
-        let [free, lost, fallback, peak] =
-            [usage.free_bytes, usage.lost_bytes, usage.fallback_bytes, dump.peak_bytes].map(Mib);
-        let max = usage.max_bytes.map_or_else(|| "none".to_owned(), |bytes| Mib(bytes).to_string());
-        write!(f, "\nheld {held} (in use {in_use}, idle {idle}, in flight {in_flight}, free {free}, lost {lost})")?;
-        write!(f, ", fallback {fallback}, ceiling {max}, peak {peak}")?;
-        if usage.outside_bytes > 0 {
-            write!(f, "\npage-locked beside the buffers: {}", Mib(usage.outside_bytes))?;
+        if buffers > 0 {
+            write!(f, "\n  {} in {buffers} more buffers", Size(bytes))?;
         }
-        if let Some(Refused { level: RefusedBy::Source { .. }, found, .. }) =
-            dump.request.as_ref().map(|it| &it.refused)
-        {
+        let UsageReport { max_bytes, .. } = dump.usage;
+        let max = max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
+        write!(f, "\n{}; limit {max}, peak {}", dump.usage, Size(dump.peak_bytes))?;
+        if let Some(Request { refused: Refused { level: RefusedBy::Source { .. }, found, .. }, .. }) = &dump.request {
             write!(f, "\ndriver: {found}")?;
         }
         if let Some(Host { total_bytes, available_bytes, origin, .. }) = &dump.host {
-            write!(f, "\nsystem: {} free of {} ({origin})", Mib(*available_bytes), Mib(*total_bytes))?;
+            write!(f, "\nsystem: {} free of {} ({origin})", Size(*available_bytes), Size(*total_bytes))?;
         }
         match dump.likely_cause() {
-            Some(cause) => write!(f, "\nlikely cause: {}\nchange: {}", cause.found, cause.change),
+            Some(cause) => write!(f, "\nlikely cause: {}\nto do: {}", cause.found, cause.change),
             None => Ok(()),
         }
     }
@@ -189,22 +182,12 @@ impl fmt::Display for Dump {
             None => f.write_str("memory of the pool")?,
             Some(Request { asked_bytes, tag, refused: Refused { needed_bytes, found, .. }, .. }) => {
                 let tag = tag.as_deref().unwrap_or("(untagged)");
-                write!(f, "out of memory: {asked_bytes} bytes asked by {tag} ({needed_bytes} with rounding): {found}")?;
+                let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
+                write!(f, "out_of_memory: cannot allocate {asked} (rounded to {needed}) for {tag}: {found}")?;
             }
         }
         f.write_str("\n")?;
         self.write(f)
-    }
-}
-
-/// Bytes in MiB: two digits behind the point, four below one.
-struct Mib(u64);
-
-impl fmt::Display for Mib {
-    #[allow(clippy::cast_precision_loss)] // Rounded anyway.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mib = self.0 as f64 / f64::from(1 << 20);
-        if self.0 == 0 || mib >= 1.0 { write!(f, "{mib:.2} MiB") } else { write!(f, "{mib:.4} MiB") }
     }
 }
 
@@ -249,21 +232,19 @@ mod tests {
         assert_eq!(
             lines[..4],
             [
-                "out of memory: 5000 bytes asked by tag3 (8192 with rounding): the pool limit is reached",
-                "Current usage from device: host, allocator: heap (adaptive)",
-                "  100.00 MiB from tag0 (1 buffer, the oldest 1 s)",
-                "  99.00 MiB from tag1 (2 buffers, the oldest 2 s)",
+                "out_of_memory: cannot allocate 4.9KiB (rounded to 8.0KiB) for tag3: the pool limit is reached",
+                "usage of device host, allocator heap (adaptive):",
+                "  100.0MiB tag0 (1 buffer, the oldest 1.0s)",
+                "  99.0MiB tag1 (2 buffers, the oldest 2.0s)",
             ]
         );
         assert_eq!(
             lines[12..14],
             [
-                "  Remaining 36 buffers with 267.00 MiB",
-                "held 1024.00 MiB (in use 1024.00 MiB, idle 0.00 MiB, in flight 0.00 MiB, free 0.00 MiB, lost 0.00 MiB), \
-                 fallback 0.00 MiB, ceiling 1024.00 MiB, peak 1024.00 MiB",
+                "  267.0MiB in 36 more buffers",
+                "held 1.0GiB, in use 1.0GiB, idle 0B, in flight 0B; limit 1.0GiB, peak 1.0GiB",
             ]
         );
         assert_eq!(Dump { request: None, ..dump }.to_string().lines().next(), Some("memory of the pool"));
-        assert_eq!([Mib(4096).to_string(), Mib(0).to_string()], ["0.0039 MiB", "0.00 MiB"]);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Free memory changes all the time, also by what the pool itself holds, so it alone changes no limit.
 
+use pinpool_os::words::Size;
 use std::path::PathBuf;
 
 use crate::config::Limit;
@@ -43,12 +44,12 @@ impl AutoLimit {
         *last = None;
         let (bytes, words) = match max_bytes {
             Limit::Unlimited => (None, "none".to_owned()),
-            Limit::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes")),
+            Limit::Bytes(bytes) => (Some(bytes), Size(bytes).to_string()),
             Limit::Auto => match self.share(held_bytes) {
-                None => (None, "none, since the memory of the machine is not known".to_owned()),
+                None => (None, "none (the machine's memory is unknown)".to_owned()),
                 Some((bytes, words, limit)) => {
                     *last = Some(Reading { at_us: 0, limit });
-                    (Some(bytes), format!("{bytes} bytes ({words})"))
+                    (Some(bytes), format!("{} ({words})", Size(bytes)))
                 }
             },
         };
@@ -74,7 +75,7 @@ impl AutoLimit {
     fn share(&self, held_bytes: u64) -> Option<(u64, String, (u64, LimitOrigin))> {
         let memory = self.gauge.as_ref()?.read()?;
         let bytes = policy::default_ceiling(memory.total_bytes, memory.available_bytes.saturating_add(held_bytes));
-        let words = format!("a quarter of {} bytes, {}", memory.total_bytes, memory.origin);
+        let words = format!("a quarter of {}, {}", Size(memory.total_bytes), memory.origin);
         Some((bytes, words, (memory.total_bytes, memory.origin)))
     }
 

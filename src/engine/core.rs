@@ -53,9 +53,6 @@ use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
-/// Pools and partitions that this process has made.
-static POOLS: AtomicU64 = AtomicU64::new(0);
-
 mod account;
 mod attention;
 mod backoff;
@@ -89,8 +86,6 @@ type Block = block::Block<Core>;
 pub(crate) struct Core {
     generation: ForkGeneration,
     process: u32,
-    /// Among the pools of the process.
-    number: u64,
     config: Config,
     log: Arc<PoolLog>,
     stock: Stock<Self>,
@@ -137,8 +132,6 @@ impl Core {
         let core = Arc::new(Self {
             generation: ForkGeneration::now(),
             process: std::process::id(),
-            // Relaxed: a number on its own.
-            number: POOLS.fetch_add(1, Ordering::Relaxed),
             device: DeviceWatch::new(memory.source()),
             stock: Stock::new(&config, memory, log.clone(), recorder),
             in_flight: InFlight::new(),

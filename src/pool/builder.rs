@@ -60,7 +60,7 @@ impl PoolBuilder {
         Self {
             settings: Settings::default(),
             env_prefix: Some(env::PREFIX.to_owned()),
-            log: PoolLog { name: None, log_sampler: LogSampler::process(), log_every: 1, listener: None },
+            log: PoolLog::new(),
             clock: Clock::System,
             host_root: PathBuf::from("/"),
         }
@@ -223,11 +223,12 @@ impl PoolBuilder {
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
         let EnvReport { variables, errors, warnings, config, .. } = self.examine();
-        self.log.unused_variables(&warnings);
+        let log = PoolLog { number: PoolLog::next_number(), log_every: config.log_every, ..self.log };
+        log.unused_variables(&warnings);
         if let Some(error) = Error::first_of(errors) {
             return Err(error);
         }
-        let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });
+        let log = Arc::new(log);
         let root = self.host_root;
         // Before the driver opens descriptors: see `shared_memory` for the order in which those of a process are closed.
         let ledger = host_ledger(&config, &log, &root)?;

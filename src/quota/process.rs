@@ -4,6 +4,7 @@
 //! use all of it. A request that the limit refuses has the other pools release what they keep idle. While it waits, pools that
 //! hold more than an even share make room of what is returned to them, as under the limit of a host (`shares`).
 
+use pinpool_os::words::Size;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
@@ -194,20 +195,22 @@ impl Budget {
         let listed = others.iter().take(LISTED).map(|other| {
             let (name, held_bytes) = (other.member.name.as_deref().unwrap_or("an unnamed pool"), other.used_bytes());
             match other.owner().map_or(0, |owner| owner.releasable_bytes()) {
-                0 => format!("{name} holds {held_bytes} B"),
-                idle_bytes => format!("{name} holds {held_bytes} B, {idle_bytes} of them idle"),
+                0 => format!("{name} holds {}", Size(held_bytes)),
+                idle_bytes => format!("{name} holds {}, {} idle", Size(held_bytes), Size(idle_bytes)),
             }
         });
         let mut words: Vec<_> = listed.collect();
         let rest = others.get(LISTED..).unwrap_or_default();
         if !rest.is_empty() {
             let bytes: u64 = rest.iter().map(|other| other.used_bytes()).sum();
-            words.push(format!("{} others hold {bytes} B", rest.len()));
+            words.push(format!("{} others hold {}", rest.len(), Size(bytes)));
         }
-        let others = if words.is_empty() { "no other holds any".to_owned() } else { words.join(", ") };
+        let others = if words.is_empty() { "no other pool holds any".to_owned() } else { words.join(", ") };
         let max_bytes = self.limit();
         format!(
-            "the pools of this process whose ceiling is auto share {max_bytes} B, of which {held_bytes} B are held ({others})"
+            "exceeds the limit of {} that this process's pools with PINPOOL_MAX_BYTES=auto share; {} are held ({others})",
+            Size(max_bytes),
+            Size(held_bytes)
         )
     }
 }

@@ -352,9 +352,7 @@ fn a_task_fails_at_its_deadline_though_the_call_of_another_task_or_its_own_does_
         // The runtime has nothing else to wake it.
         for get in [behind, own] {
             let error = run(get).unwrap_err();
-            assert!(
-                error.is_limit() && error.to_string().contains("a driver call did not return within the wait of 30ms")
-            );
+            assert!(error.is_limit() && error.to_string().contains("a driver call did not return within 30.0ms"));
         }
         assert_eq!(pool.stats().requests.failed, 2);
         drop(gate);

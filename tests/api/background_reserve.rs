@@ -2,6 +2,7 @@
 //!
 //! Most pools here have no thread: each `poll` makes one step, so that counts and order are exact.
 
+use pinpool_os::words::Size;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -139,11 +140,11 @@ fn gets_that_pin_the_rest_of_it_end_it() {
         assert!(fraction_is(&pool, 1.0));
         pool.maintain();
         pool.maintain();
-        assert_eq!(lines().iter().filter(|line| line.contains("reserve: all is there")).count(), 1);
+        assert_eq!(lines().iter().filter(|line| line.contains("reserve: complete")).count(), 1);
         // One that is added later begins anew.
         pool.prewarm(8 * MI).unwrap();
         assert!(pool.wait_reserved(PATIENCE).unwrap());
-        assert_eq!(lines().iter().filter(|line| line.contains("reserve: all is there")).count(), 1);
+        assert_eq!(lines().iter().filter(|line| line.contains("reserve: complete")).count(), 1);
         drop(buf);
     }
 }
@@ -181,8 +182,8 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
             let there = valid_stats(&pool).memory.reserve_bytes;
             assert_eq!(there, if discrete { STEP + (failing - 1) * 64 * MI } else { failing * STEP });
             let lines = lines();
-            let warning = lines.iter().filter(|line| line.contains("stopped at")).collect::<Vec<_>>();
-            let told = format!("stopped at {there} of {} bytes", 512 * MI);
+            let warning = lines.iter().filter(|line| line.contains("reserve: stopped")).collect::<Vec<_>>();
+            let told = format!("pinned={} of=512.0MiB", Size(there));
             assert!(warning.len() == 1 && warning[0].contains(&told), "{lines:?}");
             assert!(warning[0].contains("PINPOOL_RESERVE"), "{warning:?}");
             // The pool goes on, and nothing is tried again by itself.
@@ -227,7 +228,7 @@ fn a_lower_ceiling_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_i
         assert!(valid_stats(&pool).memory.held_bytes <= 32 * MI, "{:?}", pool.stats());
     }
     assert!(!pool.wait_reserved(Duration::from_millis(1)).unwrap());
-    assert_eq!(lines().iter().filter(|line| line.contains("waits for room")).count(), 1);
+    assert_eq!(lines().iter().filter(|line| line.contains("reserve: waiting for room")).count(), 1);
     assert_eq!(pool.stats().memory.reserve_target_bytes, 128 * MI);
     pool.set_max_bytes(256 * MI).unwrap();
     assert!(pool.wait_reserved(PATIENCE).unwrap());

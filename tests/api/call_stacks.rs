@@ -47,9 +47,10 @@ fn a_leak_is_named_by_the_function_that_got_it() {
         pool.maintain();
     }
     let found = pool.why().found().to_owned();
-    assert!(found.ends_with("get_tagged)") && found.contains(" (most were got at "), "{found}");
+    assert!(found.ends_with("get_tagged)") && found.contains(" (most were allocated at "), "{found}");
     assert!(!pool.why().cure().unwrap().contains("call_stacks"), "{}", pool.why());
-    let verdicts: Vec<_> = lines_with_levels().into_iter().filter(|(_, line)| line.contains("verdict: leak")).collect();
+    let verdicts: Vec<_> =
+        lines_with_levels().into_iter().filter(|(_, line)| line.contains("diagnosis: leak")).collect();
     assert!(verdicts.iter().all(|(_, line)| line.contains("get_tagged)")) && verdicts.len() == 1, "{verdicts:?}");
 }
 
@@ -80,11 +81,11 @@ fn the_end_of_a_pool_lists_where_what_is_out_was_got() {
     let out = (get_for_ever(&pool), get_tagged(&labels));
     drop((pool, labels));
     let lines: Vec<_> = lines_with_levels().into_iter().map(|(_, line)| line).collect();
-    let listed = lines.iter().find(|line| line.contains("still out")).unwrap();
+    let listed = lines.iter().find(|line| line.contains(" still_out: ")).unwrap();
     let place = |bytes: &str| listed.lines().find(|line| line.contains(bytes)).unwrap();
-    assert!(place("8192 bytes of labels").ends_with("get_tagged"), "{listed}");
-    assert!(place("4096 bytes of (untagged)").ends_with("get_for_ever"), "{listed}");
-    assert!(!listed.contains("of no tag"), "{listed}");
+    assert!(place("8.0KiB tag=labels").ends_with("get_tagged"), "{listed}");
+    assert!(place("4.0KiB tag=(untagged)").ends_with("get_for_ever"), "{listed}");
+    assert!(!listed.contains("without a tag"), "{listed}");
     drop(out);
 }
 

@@ -73,7 +73,7 @@ fn a_failed_get_reports_what_was_asked_what_is_held_and_the_error_of_the_source(
     let error = pool.get(70_000).unwrap_err();
     assert!(error.is_backend() && !error.is_limit());
     let text = error.to_string();
-    for part in ["70000 B", "heap", "held 8192 B", "fails by script"] {
+    for part in ["68.4KiB", "heap", "held 8.0KiB", "fails by script"] {
         assert!(text.contains(part), "{part} is missing in: {text}");
     }
 }

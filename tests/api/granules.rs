@@ -66,7 +66,7 @@ fn a_pool_grows_by_larger_granules_where_the_process_has_few_mappings_left_and_s
     let next = pool.get(GIB).unwrap();
     assert_eq!(pool.stats().memory.mappings, 1024 + 128, "8 MiB each");
     let lines = captured_log::lines();
-    let line = "[few mappings] mappings: the process has 3500 of the 4000 that the kernel allows (vm.max_map_count), 1024 of them";
+    let line = "pool[few mappings] mappings: close to vm.max_map_count used=3500 limit=4000 own=1024 ";
     assert_eq!(captured_log::count(&lines, line), 1, "{lines:?}");
     drop((first, next));
 }

@@ -432,19 +432,19 @@ fn a_get_that_finds_no_room_names_the_ledger_and_who_holds_it() {
     let error = pool.get(32 * MIB).unwrap_err();
     assert!(error.is_limit());
     let text = error.to_string();
-    let held = format!("process {} (holder) holds {} B", other.pid(), 48 * MIB);
-    let ceiling = format!("ledger {} has a ceiling of {} B, of which {} B are held", named.0, 64 * MIB, 48 * MIB);
-    for part in [held.as_str(), ceiling.as_str(), "put buffers back in these processes", "PINPOOL_MAX_BYTES"] {
+    let held = format!("process {} (holder) holds 48.0MiB", other.pid());
+    let limit = format!("exceeds the shared limit {} of 64.0MiB; 48.0MiB are held", named.0);
+    for part in [held.as_str(), limit.as_str(), "Return buffers in these processes", "PINPOOL_MAX_BYTES"] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
     let reserve = pool.prewarm(32 << 20).unwrap_err();
     assert!(reserve.to_string().contains("(holder)"), "{reserve}");
     // Under its own ceiling the remedy is its own.
     let text = pool.get(65 * MIB).unwrap_err().to_string();
-    assert!(text.contains("it can never fit"), "{text}");
+    assert!(text.contains("exceeds the pool limit"), "{text}");
     let large = named.builder(256).build().unwrap();
     let text = large.get(100 * MIB).unwrap_err().to_string();
-    assert!(text.contains("it can never fit there: ask for less, or start all its processes again"), "{text}");
+    assert!(text.contains("Request less, or restart all its processes"), "{text}");
 }
 
 #[test]
@@ -459,7 +459,7 @@ fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
     assert!(ledger.own_bytes >= 32 << 20 && ledger.held_bytes <= 64 << 20, "{ledger:?}");
     // A reserve is in use to the end: nothing of it is given.
     let text = other.ask(&format!("try {}", 40 * MIB));
-    assert!(text.contains("put buffers back in these processes"), "{text}");
+    assert!(text.contains("Return buffers in these processes"), "{text}");
     drop(pool);
     assert_eq!(other.ask(&format!("get {}", 40 * MIB)), "held");
     let balance = other.ask("balance");

@@ -21,7 +21,7 @@ fn a_pool_whose_ledger_is_removed_keeps_its_buffers_and_refuses_growth_alone() {
     let name = named.path().rsplit('.').next().unwrap().to_owned();
     for part in [
         &format!("PINPOOL_LEDGER={name}: its file in /dev/shm was removed, so this pool can no longer grow"),
-        "return buffers to this pool, or restart all processes of the ledger",
+        "Return buffers to this pool, or restart all processes that share the limit",
     ] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }

@@ -43,7 +43,7 @@ fn a_record_names_the_file_and_line_of_the_call_that_logs_it() {
     let (file, line) = last_place();
     let source = std::fs::read_to_string(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
     let call = source.lines().nth(line as usize - 1).unwrap();
-    assert!(lines().last().unwrap().contains("preset ") && call.contains("log::info!("), "{file}:{line}: {call}");
+    assert!(lines().last().unwrap().contains(" created: ") && call.contains("log::info!("), "{file}:{line}: {call}");
     drop(pool);
 }
 
@@ -117,8 +117,8 @@ fn a_stuck_copy_is_warned_of_once() {
     let [(Level::Warn, line), (Level::Warn, verdict)] = kept.as_slice() else {
         panic!("one warning, of the first copy alone, and the verdict: {kept:?}")
     };
-    assert!(line.contains("has been in flight for 40s on stream 0x"), "{line}");
-    assert!(verdict.starts_with("verdict: stuck copy: a copy on stream 0x"), "{verdict}");
+    assert!(line.contains(" stuck: ") && line.contains("stream=0x") && line.ends_with("in_flight_for=40.0s"), "{line}");
+    assert!(verdict.contains(" diagnosis: stuck_copy: a copy on stream 0x"), "{verdict}");
 }
 
 #[test]
@@ -139,8 +139,8 @@ fn lines_of_a_named_pool_begin_with_its_name() {
     assert_eq!((pool.name(), partition.name()), (Some("loader"), Some("loader/eval")));
     let kept = lines_with_levels();
     let [(Level::Info, started), (Level::Info, partitioned)] = kept.as_slice() else { panic!("two lines: {kept:?}") };
-    assert!(started.starts_with("[loader] preset adaptive, back-end heap"), "{started}");
-    let expected = "[loader] partition eval: limit 1048576 bytes of the memory of this pool";
+    assert!(started.starts_with("pool[loader] created: preset=adaptive backend=heap"), "{started}");
+    let expected = "pool[loader] partition: name=eval max=1.0MiB";
     assert_eq!(partitioned, expected);
 }
 
@@ -150,12 +150,11 @@ fn the_start_says_where_each_limit_comes_from() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).name("loader").build().unwrap();
     let kept = lines_with_levels();
     let [(Level::Info, started)] = kept.as_slice() else { panic!("one line: {kept:?}") };
-    let start =
-        "[loader] preset adaptive, back-end heap (not page-locked), ceiling 1048576 bytes; granules of 131072 bytes";
+    let start = "pool[loader] created: preset=adaptive backend=heap pinned=no max=1.0MiB granule=128.0KiB";
     assert!(started.starts_with(start), "{started}");
-    assert!(started.contains("; PINPOOL_MAX_BYTES=1MiB (builder), PINPOOL_BACKEND=heap (builder); "), "{started}");
-    let end = format!("; pinpool {}, pid {}", env!("CARGO_PKG_VERSION"), std::process::id());
-    assert!(started.ends_with(&end), "{started}");
+    assert!(started.ends_with("; PINPOOL_MAX_BYTES=1MiB (builder), PINPOOL_BACKEND=heap (builder)"), "{started}");
+    let process = format!(" version={} pid={}", env!("CARGO_PKG_VERSION"), std::process::id());
+    assert!(started.contains(&process), "{started}");
     drop(pool);
     let _tensorflow = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::TensorFlow).build().unwrap();
     let kept = lines_with_levels();
@@ -192,11 +191,11 @@ fn growth_is_logged_at_each_doubling_from_64_mib_on() {
         pool.maintain();
     }
     let kept = lines_with_levels();
-    let grown: Vec<_> = kept.iter().filter(|(_, line)| line.starts_with("[p] growth: ")).collect();
+    let grown: Vec<_> = kept.iter().filter(|(_, line)| line.starts_with("pool[p] grew: ")).collect();
     assert_eq!(grown.len(), 3, "at 64, 128 and 256 MiB of 320: {kept:?}");
     let (level, line) = grown[1];
     assert_eq!(*level, Level::Info);
-    assert!(line.contains(" bytes asked in ") && line.contains(", held ") && line.ends_with(" ms"), "{line}");
+    assert!(line.contains(" held=64.0MiB->128.0MiB max=none pins="), "{line}");
 }
 
 #[test]
@@ -210,10 +209,11 @@ fn debug_and_trace_say_more_of_page_locks_and_of_gets_that_wait() {
     let of =
         |level: Level| kept.iter().filter(|(of, _)| *of == level).map(|(_, line)| line.as_str()).collect::<Vec<_>>();
     let [page_lock, waited] = of(Level::Debug)[..] else { panic!("two lines: {kept:?}") };
-    let start = "acquired: 1048576 bytes asked in 1 call, held 0 -> 1048576 bytes, ";
-    assert!(page_lock.starts_with(start) && page_lock.ends_with(" ms, ceiling 1048576 bytes"), "{page_lock}");
-    assert!(waited.starts_with("wait: a get of 4096 bytes found no memory after "), "{waited}");
-    assert_eq!(of(Level::Trace), ["wait: a get of 4096 bytes (4096 with rounding) joins the line"]);
+    let start = " acquired: request=1048576B held=0B->1048576B pins=1 time=";
+    assert!(page_lock.contains(start), "{page_lock}");
+    assert!(waited.contains(" waited: request=4096B time=") && waited.ends_with(" served=no"), "{waited}");
+    let [waiting] = of(Level::Trace)[..] else { panic!("one line: {kept:?}") };
+    assert!(waiting.ends_with(" waiting: request=4096B rounded=4096B"), "{waiting}");
     drop(held);
 }
 
@@ -231,13 +231,13 @@ fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
         pool.maintain();
     }
     let kept = lines_with_levels();
-    let begin_with = |part: &str| kept.iter().filter(|(_, line)| line.starts_with(part)).count();
+    let begin_with = |part: &str| kept.iter().filter(|(_, line)| line.contains(part)).count();
     assert_eq!(
-        (begin_with("fallback: "), begin_with("shortage: "), begin_with("shortage over")),
+        (begin_with(" unpinned: "), begin_with(" refused: "), begin_with(" recovered: ")),
         (3, 3, 3),
         "{kept:?}"
     );
-    assert!(kept.iter().any(|(_, line)| line.contains("is not pinned, as for 10 gets so far, so a copy")), "{kept:?}");
+    assert!(kept.iter().any(|(_, line)| line.contains("request=4.0KiB count=10 unpinned=4.0KiB")), "{kept:?}");
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
     pool.maintain();
     let kept = lines_with_levels();
     let [(Level::Info, line)] = kept.as_slice() else { panic!("one line: {kept:?}") };
-    assert!(line.starts_with("shortage: no memory for 1048576 bytes: the pool limit is reached; "), "{line}");
+    assert!(line.contains(" full: request=1.0MiB held=1.0MiB "), "{line}");
     drop(held);
     assert!(waiting.as_mut().poll(&mut context).is_ready());
     clock.advance_us(3_000_000);
@@ -262,7 +262,7 @@ fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
     let kept = lines_with_levels();
     let [(Level::Info, line)] = kept.as_slice() else { panic!("one line: {kept:?}") };
     // It lasted until the wait ended, and says what it cost.
-    assert!(line.starts_with("shortage over after 3s: 1 get found no memory at once and waited "), "{line}");
+    assert!(line.contains(" recovered: lasted=3.0s requests=1 waited="), "{line}");
 }
 
 #[test]
@@ -271,7 +271,9 @@ fn a_miss_that_is_served_from_held_memory_is_traced() {
     let _first = pool.get(4096).unwrap();
     listen_from(LevelFilter::Trace);
     let _second = pool.get(8192).unwrap();
-    assert_eq!(lines_with_levels(), [(Level::Trace, "carved: 8192 bytes of memory that is held".to_owned())]);
+    let kept = lines_with_levels();
+    let [(Level::Trace, line)] = kept.as_slice() else { panic!("one line: {kept:?}") };
+    assert!(line.ends_with(" carved: bytes=8192B"), "{line}");
 }
 
 #[test]
@@ -291,8 +293,8 @@ fn in_steady_state_nothing_repeats() {
     }
     let kept: Vec<_> = lines_with_levels().into_iter().map(|(_, line)| line).collect();
     let [warming, healthy] = kept.as_slice() else { panic!("two lines: {kept:?}") };
-    assert!(warming.starts_with("[p] verdict: warming up: held 0.0 MiB -> "), "{warming}");
-    assert!(healthy.starts_with("[p] verdict: healthy: 80 of 80 gets waited for nothing, "), "{healthy}");
+    assert!(warming.starts_with("pool[p] diagnosis: warming_up: held 0B->"), "{warming}");
+    assert!(healthy.starts_with("pool[p] diagnosis: healthy: 80 of 80 requests waited for nothing, "), "{healthy}");
 }
 
 #[test]
@@ -309,10 +311,10 @@ fn a_pool_that_is_too_small_says_how_much_it_needs() {
         pool.maintain();
     }
     let kept = lines_with_levels();
-    let verdicts: Vec<_> = kept.iter().filter(|(_, line)| line.starts_with("verdict: ")).collect();
+    let verdicts: Vec<_> = kept.iter().filter(|(_, line)| line.contains(" diagnosis: ")).collect();
     let [(Level::Warn, line)] = verdicts[..] else { panic!("one verdict: {kept:?}") };
     assert!(
-        line.starts_with("verdict: ceiling too small: ") && line.contains("raise PINPOOL_MAX_BYTES to 72.0 MiB"),
+        line.contains(" diagnosis: limit_too_small: ") && line.contains("raise PINPOOL_MAX_BYTES to 72.0MiB"),
         "{line}"
     );
 }
@@ -333,13 +335,14 @@ fn a_leak_is_named_by_the_log_and_by_why_and_a_cache_that_is_full_is_none() {
         pool.maintain();
     }
     let kept = lines_with_levels();
-    let leaks: Vec<_> = kept.iter().filter(|(_, line)| line.starts_with("verdict: leak: ")).collect();
+    let leaks: Vec<_> = kept.iter().filter(|(_, line)| line.contains(" diagnosis: leak: ")).collect();
     let [(Level::Warn, line)] = leaks[..] else { panic!("one verdict: {kept:?}") };
-    assert!(line.contains(" buffers of labels with "), "{line}");
+    assert!(line.contains("tag labels holds "), "{line}");
     let why = pool.why();
     assert_eq!((why.cause(), why.is_alarm()), ("leak", true));
     assert!(
-        why.found().starts_with("60 buffers of labels with ") && why.evidence()[0].starts_with("60 buffers a minute"),
+        why.found().starts_with("tag labels holds 60 buffers")
+            && why.evidence()[0].starts_with("60 buffers more per minute"),
         "{why}"
     );
     kept_for_ever.clear();
@@ -356,5 +359,5 @@ fn a_pool_without_a_window_says_why_of_the_time_so_far() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).build().unwrap();
     let why = pool.why();
     assert_eq!((why.cause(), why.is_alarm(), why.cure()), ("healthy", false, None));
-    assert!(why.to_string().starts_with("healthy: 0 of 0 gets"), "{why}");
+    assert!(why.to_string().starts_with("healthy: 0 of 0 requests"), "{why}");
 }

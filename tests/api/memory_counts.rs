@@ -1,5 +1,6 @@
 //! Every byte is counted, under its own limit: memory that is not pinned, partitions, refused gets, lost buffers.
 
+use pinpool_os::words::Size;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -48,7 +49,7 @@ fn memory_that_is_not_pinned_is_counted_and_stays_under_a_limit_of_its_own() {
         assert!(stats.memory.in_use_bytes >= (held.len() * (2 * MIB - 4096)) as u64, "{stats:?}");
         assert_eq!(stats.memory.in_use, held.len() as u64);
         let error = pool.get(2 * MIB - 4096).unwrap_err();
-        assert!(error.is_limit() && error.to_string().contains("not pinned"), "{error}");
+        assert!(error.is_limit() && error.to_string().contains("unpinned"), "{error}");
         drop(held);
         let stats = valid_stats(&pool);
         assert_eq!((stats.memory.fallback_bytes, stats.memory.in_use_bytes), (0, 0));
@@ -87,9 +88,9 @@ fn the_first_buffer_of_a_shortage_that_is_not_pinned_is_warned_of() {
     let pool = builder().max_bytes(3 << 20).on_full(OnFull::Pageable).build().unwrap();
     let held: Vec<_> = (0..6).map(|_| pool.get(MIB).unwrap()).collect();
     let lines = lines_with_levels();
-    let warned: Vec<_> = lines.iter().filter(|(_, line)| line.contains("fallback: ")).collect();
+    let warned: Vec<_> = lines.iter().filter(|(_, line)| line.contains(" unpinned: ")).collect();
     let [(Level::Warn, line)] = warned[..] else { panic!("one warning: {lines:?}") };
-    assert!(line.contains("1048576 bytes is not pinned") && line.contains("PINPOOL_ON_FULL=error"), "{line}");
+    assert!(line.contains("request=1.0MiB count=1 unpinned=1.0MiB"), "{line}");
     drop(held);
 }
 
@@ -157,7 +158,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
         lose_one(&pool);
         assert_eq!(valid_stats(&pool).memory.lost, 1);
         let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();
-        assert!(error.contains(", lost 1048576)") || error.contains(", lost 2097152)"), "{preset}: {error}");
+        assert!(error.contains(", quarantined 1.0MiB") || error.contains(", quarantined 2.0MiB"), "{preset}: {error}");
     }
     let source = faulty_heap();
     let pool = builder().preset(Preset::TensorFlow).backend(Backend::Source(source.clone())).max_bytes(3 << 20);
@@ -165,7 +166,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
     source.fail(SourceCall::Release, 0);
     drop(pool.get(MIB).unwrap());
     let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();
-    assert!(error.contains(&format!(", lost {})", valid_stats(&pool).memory.lost_bytes)), "{error}");
+    assert!(error.contains(&format!(", quarantined {}", Size(valid_stats(&pool).memory.lost_bytes))), "{error}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Limits that change, and limits on what is idle: a lower ceiling, the control group's, `PINPOOL_MAX_IDLE_BYTES`.
 
+use pinpool_os::words::Size;
 use std::fs;
 use std::path::Path;
 use std::thread;
@@ -193,8 +194,8 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
         assert_eq!(valid_stats(&pool).limits.max_bytes, Some(expected << 20), "{limit}");
     }
     let lines = lines();
-    assert_eq!(count(&lines, "ceiling changed from "), 3, "{lines:?}");
-    assert_eq!(count(&lines, "ceiling changed from 104857600 bytes to 52428800 bytes: a quarter of 209715200"), 1);
+    assert_eq!(count(&lines, " limit_changed: max="), 3, "{lines:?}");
+    assert_eq!(count(&lines, " limit_changed: max=100.0MiB->50.0MiB: a quarter of 200.0MiB"), 1);
     drop(held);
     clock.advance_us(1_000_000);
     pool.maintain();
@@ -225,12 +226,12 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     assert_eq!((held.iter().flatten().count(), pinned()), (10, 100 << 20));
     let error = pools[19].get(10 * MIB).unwrap_err();
     let text = error.to_string();
-    let first = "cannot allocate 10485760 B (10485760 B with rounding): the pools of this process whose ceiling is auto share 104857600 B, of \
-                 which 104857600 B are held (an unnamed pool holds 10485760 B, an unnamed pool holds ";
+    let first = "cannot allocate 10.0MiB (rounded to 10.0MiB): exceeds the limit of 100.0MiB that this process's pools with \
+                 PINPOOL_MAX_BYTES=auto share; 100.0MiB are held (an unnamed pool holds 10.0MiB, an unnamed pool holds ";
     assert!(error.is_limit() && text.starts_with(first), "{text}");
     for part in [
-        ", 2 others hold 20971520 B)",
-        "put buffers back in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size",
+        ", 2 others hold 20.0MiB)",
+        "Return buffers in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size",
     ] {
         assert!(text.contains(part), "no {part} in: {text}");
     }
@@ -251,7 +252,7 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     assert_eq!(pinned(), 0);
     let all = fill(&pools[7], 10 * MIB, 100);
     assert_eq!((all.len(), fill(&pools[8], 4096, 1).len()), (10, 0));
-    assert!(pools[8].get(101 * MIB).unwrap_err().to_string().contains("can never fit"));
+    assert!(pools[8].get(101 * MIB).unwrap_err().to_string().contains("Request less"));
     drop(all);
     drop(pools);
     assert_eq!(
@@ -302,7 +303,7 @@ fn a_request_at_the_process_limit_is_woken_by_a_return_to_another_pool() {
         let mut held = fill(&full, 16 * MIB, 6);
         let text = lacking.get_with(Request::new(15 * MIB).wait(Duration::ZERO)).unwrap_err().to_string();
         let bytes = valid_stats(&full).memory.held_bytes;
-        assert!(text.contains(&format!("(full holds {bytes} B)")), "{text}");
+        assert!(text.contains(&format!("(full holds {})", Size(bytes))), "{text}");
         thread::scope(|scope| {
             let get = scope.spawn(|| lacking.get(15 * MIB));
             while valid_stats(&lacking).requests.waiting == 0 {

@@ -86,7 +86,7 @@ fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             listen();
-            panic_at("completion unknown");
+            panic_at(" quarantined: ");
             go_on(|| drop(pool.get_with(Request::new(MIB).wait(LONG))));
             panics()
         });

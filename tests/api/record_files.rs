@@ -157,7 +157,10 @@ fn the_recording_of_an_earlier_process_is_kept_beside_the_new_one_and_that_is_lo
         record(&path, "second");
         let said = lines();
         assert_eq!(
-            count(&said, &format!("trace: the earlier recording in {} is {} now", path.display(), old.display())),
+            count(
+                &said,
+                &format!("trace: renamed the previous recording path={} renamed={};", path.display(), old.display())
+            ),
             1,
             "{said:#?}"
         );

@@ -1,6 +1,7 @@
 //! The remedy in a message is the one that helps, and what is less than was asked for is a warning.
 #![allow(clippy::print_stdout)] // Prints why it skips.
 
+use pinpool_os::words::Size;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::thread;
@@ -35,25 +36,32 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
     let fixed = || heap().max_bytes(8 << 20).reserve_bytes(4 << 20).growth(false).build().unwrap();
     let in_partition = || adaptive().partition("part", 1 << 20).unwrap();
     for (case, pool, held, len, helps, never) in [
-        ("full", adaptive(), 4 * MIB, 4096, "return buffers first or raise PINPOOL_MAX_BYTES", "exceeds"),
-        ("never fits", adaptive(), 1, 5 * MIB, "request less or raise PINPOOL_MAX_BYTES", "return buffers"),
-        ("full", tensorflow(), 3 * MIB, 4096, "return buffers first or raise PINPOOL_MAX_BYTES", "exceeds"),
-        ("never fits", tensorflow(), 1, 5 * MIB, "request less or raise PINPOOL_MAX_BYTES", "return buffers"),
+        ("full", adaptive(), 4 * MIB, 4096, "Return buffers sooner or raise PINPOOL_MAX_BYTES", "exceeds"),
+        ("never fits", adaptive(), 1, 5 * MIB, "Request less or raise PINPOOL_MAX_BYTES", "eturn buffers"),
+        ("full", tensorflow(), 3 * MIB, 4096, "Return buffers sooner or raise PINPOOL_MAX_BYTES", "exceeds"),
+        ("never fits", tensorflow(), 1, 5 * MIB, "Request less or raise PINPOOL_MAX_BYTES", "eturn buffers"),
         (
             "no growth, full",
             fixed(),
             4 * MIB,
             4096,
-            "raise PINPOOL_RESERVE, or set PINPOOL_GROWTH=1",
+            "raise PINPOOL_RESERVE (all of it is in use), or set PINPOOL_GROWTH=1",
             "PINPOOL_MAX_BYTES",
         ),
-        ("no growth, never fits", fixed(), 1, 5 * MIB, "request less, raise PINPOOL_RESERVE", "PINPOOL_MAX_BYTES"),
+        (
+            "no growth, never fits",
+            fixed(),
+            1,
+            5 * MIB,
+            "Request less, raise PINPOOL_RESERVE (it is too small)",
+            "PINPOOL_MAX_BYTES",
+        ),
         (
             "a full partition",
             in_partition(),
             MIB,
             4096,
-            "return its buffers first, or make the partition larger",
+            "Return its buffers sooner or make the partition larger",
             "PINPOOL_MAX_BYTES",
         ),
         (
@@ -61,12 +69,12 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
             in_partition(),
             1,
             2 * MIB,
-            "request less, or make the partition larger",
+            "Request less or make the partition larger",
             "PINPOOL_MAX_BYTES",
         ),
     ] {
         let text = refusal(&pool, held, len);
-        let (_, remedy) = text.lines().next().unwrap().rsplit_once("limit ").unwrap();
+        let (_, remedy) = text.lines().next().unwrap().rsplit_once("in flight 0B").unwrap();
         assert!(remedy.contains(helps), "{case}: no \"{helps}\" in: {text}");
         assert!(!text.contains(never), "{case}: \"{never}\" in: {text}");
     }
@@ -75,7 +83,7 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
 /// The two last lines of an error: the likely cause, and what to change.
 fn cause(text: &str) -> (&str, &str) {
     let (_, cause) = text.split_once("\nlikely cause: ").expect(text);
-    cause.split_once("\nchange: ").expect(text)
+    cause.split_once("\nto do: ").expect(text)
 }
 
 #[test]
@@ -88,11 +96,11 @@ fn a_get_behind_a_large_one_in_line_names_it_and_advises_a_ceiling_above_the_pre
         let text = pool.get(8 * MIB).unwrap_err().report();
         drop(held);
         large.join().unwrap().unwrap();
-        assert!(text.contains("1 earlier request is waiting and has priority, the first for 62914560 B"), "{text}");
+        assert!(text.contains("1 earlier request is waiting and has priority, the first for 60.0MiB"), "{text}");
         let (found, change) = cause(&text);
-        assert_eq!(found, "1 earlier request is waiting and has priority, the first for 62914560 B");
+        assert_eq!(found, "an earlier request for 60.0MiB has priority, and free memory is reserved for it");
         // 10 MiB in use, 60 MiB for the first, 8 MiB for this one.
-        let remedy = "wait longer (PINPOOL_WAIT), request less, or raise PINPOOL_MAX_BYTES to 81788928 bytes or more";
+        let remedy = "wait longer (PINPOOL_WAIT), request less at once, or raise PINPOOL_MAX_BYTES to 78.0MiB";
         assert_eq!(change, remedy);
     });
 }
@@ -111,11 +119,14 @@ fn idle_memory_is_the_cause_where_it_is_most_of_what_is_held() {
     let (found, change) = cause(&text);
     assert!(
         error.is_backend()
-            && found == format!("{held} of the {held} bytes held are idle or free, in other sizes or in pieces"),
+            && found == format!("{0} of {0} held are idle or free, but in other sizes or pieces", Size(held)),
         "{text}"
     );
     assert!(
-        change.starts_with(&format!("set PINPOOL_MAX_BYTES below {held} bytes, so that gets release what is idle; ")),
+        change.starts_with(&format!(
+            "set PINPOOL_MAX_BYTES below {}, so that requests release idle memory; ",
+            Size(held)
+        )),
         "{change}"
     );
 }
@@ -127,9 +138,9 @@ fn the_log_line_of_a_shortage_has_the_same_remedy() {
     refusal(&pool, 4 * MIB, 4096);
     let kept = lines_with_levels();
     let [(Level::Warn, line), (Level::Warn, report)] = kept.as_slice() else { panic!("two lines: {kept:?}") };
-    assert!(report.starts_with("out of memory: "), "{report}");
+    assert!(report.contains(" out_of_memory: "), "{report}");
     assert!(
-        line.contains("PINPOOL_GROWTH=0 and the reserve is in use") && !line.contains("PINPOOL_MAX_BYTES"),
+        line.contains("raise PINPOOL_RESERVE (all of it is in use)") && !line.contains("PINPOOL_MAX_BYTES"),
         "{line}"
     );
 }
@@ -143,9 +154,9 @@ fn a_shortage_of_one_get_lasts_no_time() {
     clock.advance_us(2_000_000);
     pool.maintain();
     let kept = lines_with_levels();
-    let over: Vec<_> = kept.iter().filter(|(_, line)| line.contains("shortage over")).collect();
+    let over: Vec<_> = kept.iter().filter(|(_, line)| line.contains(" recovered: ")).collect();
     let [(Level::Info, line)] = over.as_slice() else { panic!("one line: {kept:?}") };
-    assert!(line.starts_with("shortage over: 1 get found no memory at once"), "{line}");
+    assert!(line.contains(" recovered: lasted=0s requests=1 "), "{line}");
 }
 
 /// Lowers the limit of locked memory, and takes from root what would make it exempt.
@@ -178,7 +189,7 @@ fn refused_at_the_lock_limit(is_bound: bool) {
     }
     let pool = Pool::builder().without_env().backend(Backend::Mlock).max_bytes(LIMIT).build().unwrap();
     let error = pool.get(16 << 20).unwrap_err().to_string();
-    assert_eq!(error.contains("the ceiling is RLIMIT_MEMLOCK"), is_bound, "{error}");
+    assert_eq!(error.contains("exceeds the pool limit of 8.0MiB (RLIMIT_MEMLOCK)"), is_bound, "{error}");
     assert_eq!(error.contains("raise PINPOOL_MAX_BYTES"), !is_bound, "{error}");
 }
 
@@ -204,9 +215,9 @@ fn auto_without_page_locked_memory_warns_once_and_says_why() {
         }
         (1..100).for_each(|len| drop(pool.get(len * 5000).unwrap()));
         let warnings: Vec<_> = lines_with_levels().into_iter().filter(|(level, _)| *level <= Level::Warn).collect();
-        let unlocked: Vec<_> = warnings.iter().filter(|(_, line)| line.contains("memory is not page-locked")).collect();
+        let unlocked: Vec<_> = warnings.iter().filter(|(_, line)| line.contains("memory is not pinned")).collect();
         let [(Level::Warn, line)] = unlocked.as_slice() else { panic!("one warning: {warnings:?}") };
-        for part in ["RLIMIT_MEMLOCK", "65536 B", "ulimit -l", "PINPOOL_BACKEND=heap"] {
+        for part in ["RLIMIT_MEMLOCK", "64.0KiB", "ulimit -l", "PINPOOL_BACKEND=heap"] {
             assert!(line.contains(part), "no {part} in: {line}");
         }
         // What was asked for is no warning.
@@ -237,7 +248,7 @@ fn without_a_logger_stderr_has_each_warning_once() {
         let mut text = String::new();
         written.seek(SeekFrom::Start(0)).unwrap();
         written.read_to_string(&mut text).unwrap();
-        assert_eq!(text.matches("pinpool: memory is not page-locked: ").count(), 1, "{text}");
+        assert_eq!(text.matches(" machine: memory is not pinned: ").count(), 1, "{text}");
     });
 }
 
@@ -254,7 +265,7 @@ fn a_refusal_by_the_limit_on_locked_memory_fails_at_once_and_is_not_repeated() {
         assert!(error.is_backend() && error.to_string().contains("RLIMIT_MEMLOCK"), "{error}");
         assert_eq!(pool.stats().requests.timeouts, 0);
         let why = pool.why();
-        assert_eq!(why.cause(), "memory refused");
+        assert_eq!(why.cause(), "memory_refused");
         assert!(why.cure().is_some_and(|cure| cure.contains("ulimit -l")), "{why}");
         // While something is held a return may help, and no call is made meanwhile.
         let _held = pool.get(MIB).unwrap();

@@ -25,7 +25,7 @@ fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
                 assert!(error.is_limit());
                 let text = error.to_string();
                 assert!(
-                    text.contains("1 earlier request is waiting") && text.contains("cannot allocate 25165824 B"),
+                    text.contains("1 earlier request is waiting") && text.contains("cannot allocate 24.0MiB"),
                     "{text}"
                 );
                 assert_eq!(pool.stats().memory.reserve_bytes, 0);

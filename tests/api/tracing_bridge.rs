@@ -37,9 +37,9 @@ fn a_subscriber_gets_the_lines_with_level_target_and_name_of_the_pool() {
         drop(pool);
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         for start in [
-            " INFO pinpool::pool: [loader] preset adaptive, back-end heap",
-            "DEBUG pinpool::growth: [loader] acquired: 4096 bytes asked in 1 call, held 0 -> ",
-            " INFO pinpool::pool: [loader] ended: 1 gets (0 hits, 1 misses, ",
+            " INFO pinpool::pool: pool[loader] created: preset=adaptive backend=heap ",
+            "DEBUG pinpool::growth: pool[loader] acquired: request=4096B held=0B->",
+            " INFO pinpool::pool: pool[loader] closed: requests=1 hits=0 misses=1 ",
         ] {
             assert!(text.lines().any(|line| line.starts_with(start)), "{start:?} is missing in:\n{text}");
         }

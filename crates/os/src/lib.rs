@@ -13,6 +13,7 @@
 //! | [`child_descriptors`] | descriptors that children of `fork` close |
 //! | [`local_socket`] | a socket in the file system, for this user alone |
 //! | [`host`] | memory, limits, pressure and memory nodes of the machine |
+//! | [`words`] | how sizes and times are written |
 //!
 //! Knows no pool.
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // What needs Linux is not there.
@@ -29,3 +30,4 @@ pub mod lost;
 pub mod sync;
 pub mod threads;
 pub mod unwind;
+pub mod words;

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use super::super::memory::Refusal;
 use super::super::owners::Ledger;
 use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter, deadline};
-use super::{Block, Core, POOLS};
+use super::{Block, Core};
+use crate::diag::PoolLog;
 use crate::error::{ErrorKind, Result};
 use crate::quota::{Budget, BudgetOwner, Claim};
 use crate::size_class::Class;
@@ -80,7 +81,7 @@ impl Core {
         let account = Arc::new_cyclic(|account: &Weak<Account>| Account {
             name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
             // Relaxed: a number on its own.
-            number: POOLS.fetch_add(1, Ordering::Relaxed),
+            number: PoolLog::next_number(),
             ledger: self.ledger(name),
             budget: Budget::of_account(max_bytes, account.clone()),
             waiters: WaitQueue::new(!cfg!(miri) && !self.time.is_manual()),

@@ -33,7 +33,7 @@ impl Core {
     pub(crate) fn stats(&self) -> Stats {
         let (preset, source) = (self.config.preset.name(), self.backing().source());
         let name = self.name().map(str::to_owned);
-        let (number, backend, is_pinned) = (self.number, source.name(), source.is_pinned());
+        let (number, backend, is_pinned) = (self.log.number, source.name(), source.is_pinned());
         let mut stats = Stats { name, number, preset, backend, is_pinned, ..Stats::default() };
         if self.is_forked() {
             return stats;

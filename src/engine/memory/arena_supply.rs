@@ -193,7 +193,7 @@ impl ArenaSupply {
         if self.fits(bytes) && !(is_addressable && has_limit) {
             let longest_bytes = self.shape.longest_bytes;
             let what = format!("no {bytes} B in one piece are left of the {longest_bytes} B of addresses reserved");
-            let remedy = self.shape.address_remedy.unwrap_or("ask for less at once, or put buffers back first");
+            let remedy = self.shape.address_remedy.unwrap_or("request less at once, or return buffers first");
             return Refusal::Source(SourceError::new("arena", what).with_remedy(remedy));
         }
         // At its best place a part of it may be committed; idle granules elsewhere move there.

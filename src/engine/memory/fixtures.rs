@@ -79,7 +79,7 @@ impl PoolView for NoBlocks {
 
 /// An arena over this source, with or without a limit.
 pub(super) fn arena(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> ArenaSupply {
-    let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), log_every: 1, listener: None };
+    let log = PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), ..PoolLog::new() };
     let (log, claim) = (Arc::new(log), Budget::new(max_bytes).nothing());
     let config =
         ArenaSettings { may_grow: true, pin_threads: 1, background_thread: false, retention: Retention::default() };

@@ -1,5 +1,7 @@
 //! Why a pool has no memory for a request, and what helps.
 
+use pinpool_os::words::Size;
+
 use super::{Memory, Refusal};
 use crate::backend::lock_limit;
 use crate::dump::{Refused, RefusedBy};
@@ -28,24 +30,36 @@ impl Memory {
     /// Why there was no memory for a request of `class`, and what helps. The error, the log lines, the dump and the diagnosis print
     /// the result.
     pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> Refused {
+        let limit = |level| self.limit_name(level);
         let (level, needed_bytes, found, remedy) = match refusal {
             Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
                 let (found, remedy) = self.budget().shared_in_words(*needed_bytes);
                 (RefusedBy::Shared, *needed_bytes, found, remedy.to_owned())
             }
+            Refusal::Over {
+                needed_bytes,
+                over: QuotaExceeded { level: Level::Account, could_ever: could_fit, .. },
+            } => {
+                let found = if *could_fit { "the partition is full" } else { "exceeds the limit of the partition" };
+                let remedy = if *could_fit { "return its buffers sooner" } else { "request less" };
+                let level = RefusedBy::Limit { could_fit: *could_fit };
+                (level, *needed_bytes, found.to_owned(), format!("{remedy} or make the partition larger"))
+            }
             Refusal::Over { needed_bytes, over } => {
-                let is_of_pool = over.level == Level::Pool;
-                let could_fit = over.could_ever && (!is_of_pool || self.could_hold(class));
-                let (found, remedy) =
-                    if is_of_pool { self.limit_in_words(could_fit) } else { partition_in_words(could_fit) };
-                (RefusedBy::Limit { could_fit }, *needed_bytes, found.to_owned(), remedy.to_owned())
+                let could_fit = over.could_ever && self.could_hold(class);
+                let limit = limit(over.level);
+                let found = match self.max_bytes().map(Size) {
+                    Some(max) if !could_fit => format!("exceeds the pool limit of {max} ({limit})"),
+                    Some(max) => format!("the pool limit of {max} is reached ({limit})"),
+                    None => format!("the pool limit is reached ({limit})"),
+                };
+                (RefusedBy::Limit { could_fit }, *needed_bytes, found, self.remedy(could_fit).to_owned())
             }
             Refusal::Line { needed_bytes, waiting, first_bytes } => {
-                let requests = if *waiting == 1 { "earlier request is" } else { "earlier requests are" };
-                let found = format!("{waiting} {requests} waiting and have priority, the first for {first_bytes} B");
-                let limit = self.limit_name(Level::Pool);
-                let remedy = format!("wait longer (PINPOOL_WAIT), return buffers first, or raise {limit}");
-                let found = if *waiting == 1 { found.replacen("have", "has", 1) } else { found };
+                let are = if *waiting == 1 { "request is waiting and has" } else { "requests are waiting and have" };
+                let found = format!("{waiting} earlier {are} priority, the first for {}", Size(*first_bytes));
+                let remedy = "wait longer (PINPOOL_WAIT), return buffers sooner or raise";
+                let remedy = format!("{remedy} {}", limit(Level::Pool));
                 (RefusedBy::Queue { first_bytes: *first_bytes }, *needed_bytes, found, remedy)
             }
             Refusal::Source(error) => {
@@ -58,34 +72,28 @@ impl Memory {
         Refused { level, needed_bytes, found, remedy }
     }
 
-    /// The limit of the pool has no room: why, and what helps.
-    fn limit_in_words(&self, could_fit: bool) -> (&'static str, &'static str) {
+    /// What helps if the limit of the pool has no room.
+    fn remedy(&self, could_fit: bool) -> &'static str {
         match (self.may_grow(), could_fit) {
-            (false, true) => (
-                "the reserve is in use and PINPOOL_GROWTH=0",
-                "return buffers first, raise PINPOOL_RESERVE, or set PINPOOL_GROWTH=1",
-            ),
-            (false, false) => (
-                "the request exceeds the reserve and PINPOOL_GROWTH=0",
-                "request less, raise PINPOOL_RESERVE, or set PINPOOL_GROWTH=1",
-            ),
-            (true, _) if self.is_lock_limited() => (
-                "the process may not lock more memory (RLIMIT_MEMLOCK)",
-                "request less, or raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=)",
-            ),
-            (true, false) => ("the request exceeds the pool limit", "request less or raise PINPOOL_MAX_BYTES"),
-            (true, true) if self.pageable.is_some() => (
-                "the pool limit is reached, and as much unpinned memory is in use",
-                "return buffers first or raise PINPOOL_MAX_BYTES",
-            ),
-            (true, true) => ("the pool limit is reached", "return buffers first or raise PINPOOL_MAX_BYTES"),
+            (false, true) => {
+                "return buffers sooner, raise PINPOOL_RESERVE (all of it is in use), or set PINPOOL_GROWTH=1"
+            }
+            (false, false) => "request less, raise PINPOOL_RESERVE (it is too small), or set PINPOOL_GROWTH=1",
+            (true, _) if self.is_lock_limited() => {
+                "request less or raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=)"
+            }
+            (true, false) => "request less or raise PINPOOL_MAX_BYTES",
+            (true, true) if self.pageable.is_some() => {
+                "return buffers sooner or raise PINPOOL_MAX_BYTES (the limit on unpinned memory is reached too)"
+            }
+            (true, true) => "return buffers sooner or raise PINPOOL_MAX_BYTES",
         }
     }
 
     /// The name of the setting to raise if the limit of `level` refuses.
     pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
         match level {
-            Level::Account => "the partition limit",
+            Level::Account => "the limit of the partition",
             _ if !self.may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",
@@ -98,13 +106,5 @@ impl Memory {
         let locked_bytes = || *self.lock_limit.get_or_init(lock_limit);
         let is_limit = |max_bytes| locked_bytes() == Some(max_bytes);
         self.source().name() == "mlock" && self.max_bytes().is_some_and(is_limit)
-    }
-}
-
-fn partition_in_words(could_fit: bool) -> (&'static str, &'static str) {
-    if could_fit {
-        ("the partition limit is reached", "return its buffers first, or make the partition larger")
-    } else {
-        ("the request exceeds the partition limit", "request less, or make the partition larger")
     }
 }

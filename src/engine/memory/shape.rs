@@ -21,7 +21,7 @@ const ADDRESS_BYTES_PREFERRED: u64 = 16 << 30;
 const ADDRESS_BYTES_MIN: u64 = 256 << 20;
 /// What helps where the system gave fewer addresses than were asked for.
 const FEW_ADDRESSES: &str =
-    "the system gave this process few addresses: raise its limit (`ulimit -v`, RLIMIT_AS), or ask for less at once";
+    "this process has few addresses: raise its limit (`ulimit -v`, RLIMIT_AS), or request less at once";
 
 /// Addresses of the ranges of an arena, in their order, so that the same calls release them in the same order. Kept under
 /// the arena's lock.

@@ -16,7 +16,7 @@ fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
     let eval = pool.partition("eval", 4 << 20).unwrap();
     let held: Vec<_> = (0..2).map(|_| eval.get(2 * MIB).unwrap()).collect();
     let error = eval.get(2 * MIB).unwrap_err();
-    assert!(error.is_limit() && error.to_string().contains("ceiling 4194304 B"), "{error}");
+    assert!(error.is_limit() && error.to_string().contains("the partition is full; held 4.0MiB"), "{error}");
     assert!(eval.get(5 * MIB).unwrap_err().to_string().contains("partition"));
     assert!(eval.try_get(2 * MIB).unwrap().is_none());
     let (of_eval, of_all) = (valid_stats(&eval), valid_stats(&pool));
@@ -32,7 +32,7 @@ fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
         (of_all.requests.served, of_all.memory.in_use, of_all.memory.in_use_bytes, of_all.memory.held_bytes),
         (2, 2, 4 << 20, 4 << 20)
     );
-    assert!(pool.dump().to_string().contains("4.00 MiB from eval (2 buffers"), "{}", pool.dump());
+    assert!(pool.dump().to_string().contains("4.0MiB eval (2 buffers"), "{}", pool.dump());
     drop(held);
     assert_eq!((eval.stats().memory.in_use_bytes, valid_stats(&pool).memory.idle_bytes), (0, 4 << 20));
     drop(pool.get(2 * MIB).expect("what was of the partition is idle in the pool"));
@@ -120,16 +120,15 @@ fn a_partition_above_its_pool_is_allowed_and_both_say_which_limit_applies() {
     let pool = over_virtual_memory().max_bytes(8 << 20).name("train").wait(Duration::ZERO).build().unwrap();
     let eval = pool.partition("eval", 16 << 20).unwrap();
     let kept = lines_with_levels();
-    let line = "[train] partition eval: limit 16777216 bytes of the memory of this pool; the pool's limit of 8388608 bytes is lower \
-                and applies";
+    let line = "pool[train] partition: name=eval max=16.0MiB; the pool's lower limit of 8.0MiB applies";
     assert!(kept.iter().any(|(_, kept)| kept == line), "{kept:?}");
     let error = eval.get(12 * MIB).unwrap_err();
-    assert!(error.is_limit() && error.to_string().contains("never fit under the ceiling"), "{error}");
+    assert!(error.is_limit() && error.to_string().contains("exceeds the pool limit of 8.0MiB"), "{error}");
     assert_eq!(eval.stats().memory.in_use_bytes, 0, "a request that the pool refuses claims nothing");
     drop(eval.get(8 * MIB).unwrap());
     pool.set_max_bytes(32 << 20).unwrap();
     drop(eval.get(16 * MIB).unwrap());
-    assert!(eval.get(17 * MIB).unwrap_err().to_string().contains("in this partition"));
+    assert!(eval.get(17 * MIB).unwrap_err().to_string().contains("make the partition larger"));
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn a_get_at_the_ceiling_waits_for_its_time_and_then_says_what_is_held() {
         assert_eq!((status, found), (pp_status::PP_LIMIT, ptr::null_mut()));
         let (code, text) = last_error();
         assert_eq!(code, pp_status::PP_LIMIT);
-        assert!(text.contains("held 4194304 B") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
+        assert!(text.contains("held 4.0MiB") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
     }
     put(pool, held).unwrap();
     // The longest wait there is: served at once.

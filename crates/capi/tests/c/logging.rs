@@ -79,7 +79,7 @@ fn lines_up_to_the_level_come_with_their_level() {
     listener.set(3);
     close(open("backend=heap; name=levels"));
     let lines = listener.lines();
-    assert!(lines.iter().any(|(level, text)| *level == 3 && text.contains("preset adaptive")), "{lines:?}");
+    assert!(lines.iter().any(|(level, text)| *level == 3 && text.contains("preset=adaptive")), "{lines:?}");
     listener.set(2);
     close(open("backend=heap; name=levels"));
     assert_eq!(listener.lines(), lines, "no warning");

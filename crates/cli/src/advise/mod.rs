@@ -185,7 +185,7 @@ fn search(
     if let Some(PoolJudgement { name, judgement, .. }) = of_cause(Cause::Leak) {
         return Err(format!("no limit helps {name}: {judgement}").into());
     }
-    let needed = of_cause(Cause::CeilingTooSmall).and_then(|judged| judged.judgement.setting);
+    let needed = of_cause(Cause::LimitTooSmall).and_then(|judged| judged.judgement.setting);
     if let Some((name, bytes)) = needed
         && workload.failed_gets() > 0
     {

@@ -99,10 +99,10 @@ fn choice(config: &Config, chosen: &Chosen) -> Finding {
     // Without a GPU there is one reason against all three, and it stands above.
     better.retain(|name| *name != "mlock");
     let mut found = format!("auto takes {}: {kind}", source.name());
-    let unlocked = chosen.findings.iter().find(|finding| finding.check == "page-lock");
+    let unlocked = chosen.findings.iter().find(|finding| finding.check == "pinning");
     match (unlocked, better.is_empty()) {
         (Some(unlocked), _) => {
-            found = format!("{found}: {}", unlocked.found.trim_start_matches("memory is not page-locked: "));
+            found = format!("{found}: {}", unlocked.found.trim_start_matches("memory is not pinned: "));
             let finding = Finding::warning("choice", found);
             unlocked.remedy.iter().fold(finding, |finding, remedy| finding.remedy(remedy))
         }

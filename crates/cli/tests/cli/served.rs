@@ -38,7 +38,7 @@ fn the_texts_of_a_pool_come_from_outside_as_the_program_would_print_them() {
         let once = finish(&mut on_host(dir.path(), &[args, &[process.as_str()]].concat()));
         assert_eq!(once.code(), 0, "{}", once.stderr);
         assert!(
-            once.stdout.starts_with("train: warming up") || once.stdout.starts_with("train: healthy"),
+            once.stdout.starts_with("train: warming_up") || once.stdout.starts_with("train: healthy"),
             "{}",
             once.stdout
         );

@@ -250,7 +250,7 @@ fn a_batch_beyond_the_ceiling_is_named_with_the_numbers() {
     fs::write(dir.path().join("large"), vec![1; 3 << 20]).unwrap();
     let ran = load(&dir, &["--set", "MAX_BYTES=2MiB", "--batch-files", "1"]);
     assert_eq!(ran.code(), 1);
-    ran.check_stderr("large: cannot allocate 3145728 B");
+    ran.check_stderr("large: cannot allocate 3.0MiB");
     ran.check_stderr("PINPOOL_MAX_BYTES");
     let figures = ran.figures();
     assert_eq!((figures["failed_files"].as_u64(), figures["files"].as_u64()), (Some(1), Some(200)));

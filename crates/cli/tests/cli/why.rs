@@ -51,7 +51,7 @@ fn a_recording_is_given_the_settings_that_advise_recommends() {
     throttled(&path);
     let ran = why(&path, &[]);
     assert_eq!(ran.code(), 1, "{}{}", ran.stdout, ran.stderr);
-    assert!(ran.stdout.starts_with("ceiling too small: "), "{}", ran.stdout);
+    assert!(ran.stdout.starts_with("limit_too_small: "), "{}", ran.stdout);
     // The program sets its limit in its code.
     let exports = |text: &str| {
         let lines =
@@ -74,7 +74,7 @@ fn of_a_process_that_was_killed_no_end_is_recorded() {
     let path = dir.path().join("t.trace");
     let mut load = pinpool(&["load", "--synthetic", "60", "--batch-files", "1", "--idle", "60"]);
     let mut load = load.env("PINPOOL_TRACE", &path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    until("the gets are recorded", || why(&path, &[]).stdout.contains("60 gets"));
+    until("the gets are recorded", || why(&path, &[]).stdout.contains("60 requests"));
     load.kill().unwrap();
     load.wait().unwrap();
     let ran = why(&path, &[]);
@@ -115,21 +115,21 @@ fn a_trace_is_played_and_the_pool_says_why() {
     fs::write(&path, text).unwrap();
     let ran = why(&path, &[]);
     assert_eq!(ran.code(), 0, "{}", ran.stdout);
-    assert!(ran.stdout.starts_with("healthy: ") && ran.stdout.contains(" lost in "), "{}", ran.stdout);
+    assert!(ran.stdout.starts_with("healthy: ") && ran.stdout.contains(" lost"), "{}", ran.stdout);
 }
 
 #[test]
 fn the_last_verdict_of_each_pool_of_a_log_counts_and_alarms_come_first() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.log");
-    let log = "INFO [a] verdict: warming up: held 0.0 MiB -> 1.0 GiB\nWARN [b] verdict: ceiling too small: 300 of 1000 gets found \
-               no memory at once; raise PINPOOL_MAX_BYTES to 6.2 GiB; 9.5 s lost in 10.0 s\nINFO [a] verdict: healthy: 9 of 9\n";
+    let log = "INFO pool[a] diagnosis: warming_up: held 0B->1.0GiB\nWARN pool[b] diagnosis: limit_too_small: 300 of 1000 requests \
+               waited (9.5s of 10.0s lost); raise PINPOOL_MAX_BYTES to 6.2GiB\nINFO pool[a] diagnosis: healthy: 9 of 9\n";
     fs::write(&path, log).unwrap();
     let ran = why(&path, &[]);
     assert_eq!(ran.code(), 1);
     let lines: Vec<_> = ran.stdout.lines().collect();
-    assert!(lines[0].starts_with("b: ceiling too small: 300 of 1000"), "{lines:?}");
-    assert_eq!(lines[1..], ["raise PINPOOL_MAX_BYTES to 6.2 GiB", "9.5 s lost in 10.0 s", "1 healthy: a"]);
+    assert!(lines[0].starts_with("b: limit_too_small: 300 of 1000"), "{lines:?}");
+    assert_eq!(lines[1..], ["raise PINPOOL_MAX_BYTES to 6.2GiB", "1 healthy: a"]);
     let all = why(&path, &["--all"]).stdout;
     assert!(all.ends_with("a: healthy: 9 of 9\n"), "{all}");
 }
@@ -140,15 +140,15 @@ fn a_log_with_diagnoses_of_pinpool_is_not_judged_again() {
     let (path, page) = (dir.path().join("run.log"), dir.path().join("page.html"));
     let after = "PoolAllocator: After 9000 get requests, put_count=8990 evicted_count=4000 eviction_rate=0.444939 and unsatisfied \
                  allocation rate=0.5\n";
-    let found = "sizes never recur: 4500 of 9000 gets missed";
-    fs::write(&path, format!("{after}WARN [train] verdict: {found}; batch to fewer sizes\n")).unwrap();
+    let found = "sizes_never_recur: 4500 of 9000 requests missed";
+    fs::write(&path, format!("{after}WARN pool[train] diagnosis: {found}; batch to fewer sizes\n")).unwrap();
     let said = why(&path, &[]).stdout;
     assert!(said.starts_with(found), "{said}");
     let lines = why(&path, &["--lines"]).stdout;
     assert!(lines.contains(&format!("train: {found}")) && !lines.contains("PINPOOL_POOL_SIZE_LIMIT"), "{lines}");
     assert_eq!(crate::report::report(&path, &page).code(), 0);
     let page = fs::read_to_string(page).unwrap();
-    assert!(page.contains("class=\"verdict alarm\"") && page.contains("<strong>sizes never recur</strong>"));
+    assert!(page.contains("class=\"verdict alarm\"") && page.contains("<strong>sizes_never_recur</strong>"));
 }
 
 #[test]

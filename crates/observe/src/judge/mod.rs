@@ -1,42 +1,44 @@
-//! Why a pool is as fast as it is: the cause, with evidence, a cure and the seconds that it costs. Numbers in, words out; knows no
-//! pool, and reads no clock.
+//! Diagnoses a pool: the cause of lost time, with evidence, advice and the seconds lost. Numbers in, text out; knows no pool and
+//! reads no clock.
 //!
 //! ```text
-//!   snapshots of a pool, one in ten seconds ──▶ Judge ──▶ Judgement     log, `top`, `why`, `report`, metrics
-//!   a get that found no memory ──▶ shortage::likely_cause                the block about it, `dump`
+//!   snapshots of a pool, every ten seconds ──▶ Judge ──▶ Judgement      log, `top`, `why`, `report`, metrics
+//!   a request that found no memory ──▶ shortage::likely_cause           its error report, `dump`
 //! ```
 //!
-//! | cause | in a window of 10 s and 20 gets or more, the first that holds |
-//! | --- | --- |
-//! | stuck copy | a copy is in flight for 30 s |
-//! | leak | buffers of one tag grow in number over three windows, no slower, while the oldest stays out and gets come no faster |
-//! | | where these are the first three: it is most of what is held, and most gets come back |
-//! | waiting for another process | more than 2 of 1000 gets, 3 or a hundredth of the time, found no memory at once, for lack of what others hold |
-//! | slow consumer | the same at the ceiling, where serving all that wait would bring at most a quarter more into use, and buffers stay out long |
-//! | ceiling too small | the same otherwise, if gets fail, no buffer comes back, threads show who waits for whom, or few gets wait long |
-//! | pool full | the same otherwise |
-//! | idle hoard | the same where the source refuses, while unused memory is most of what is held |
-//! | memory refused | the same where the source refuses otherwise |
-//! | sizes never recur | most gets missed, and asked for a length that was not asked for lately; under `tensorflow` each of them is a page-lock |
-//! | thrashing | in two windows as much was pinned and as much released as was held |
-//! | | or over minutes memory is released and pinned again, for a fiftieth of the time |
-//! | | or most gets missed, of lengths that recur, and a twentieth of the time went into calls |
-//! | | or, under `tensorflow`, more than 2 of 1000 gets missed and puts evicted |
-//! | warming up | more is held, by a sixteenth, than in any window before, and more than a fiftieth of the gets missed |
-//! | not pinned | copies are made of memory that is not page-locked |
-//! | healthy | none of these |
+//! The first rule that holds in a window of at least 10 s and 20 requests decides:
 //!
-//! | file | owns |
+//! | cause | rule |
 //! | --- | --- |
-//! | `snapshot.rs` | what a pool shows at one moment |
+//! | `stuck_copy` | a copy has been in flight for 30 s |
+//! | `leak` | over three windows one tag holds more and more buffers, none is returned, and requests come no faster |
+//! | | if these are the first three windows: the tag holds most memory, and most other buffers return |
+//! | `other_process` | more than 2 of 1000 requests waited (at least 3, or a hundredth of the time) for memory of other processes |
+//! | `slow_consumer` | requests waited, but serving all of them would use at most a quarter more memory, and buffers are out for long |
+//! | `limit_too_small` | requests waited, and some failed, no buffer is returned, threads wait for each other, or few requests wait long |
+//! | `pool_full` | requests waited otherwise |
+//! | `idle_hoard` | the backend refuses while most held memory is unused |
+//! | `memory_refused` | the backend refuses otherwise |
+//! | `sizes_never_recur` | most requests missed, with lengths not requested recently; under `tensorflow` each is a pin call |
+//! | `thrashing` | in two windows as much memory was pinned and unpinned as is held |
+//! | | or over minutes memory is unpinned and pinned again for a fiftieth of the time |
+//! | | or most requests missed with recurring lengths, and a twentieth of the time was spent in calls |
+//! | | or, under `tensorflow`, more than 2 of 1000 requests missed and returns evicted |
+//! | `warming_up` | a sixteenth more is held than in any window before, and more than a fiftieth of the requests missed |
+//! | `not_pinned` | copies use unpinned memory |
+//! | `healthy` | none of these |
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `snapshot.rs` | the state of a pool at one moment |
 //! | `window.rs` | the rules over one window |
 //! | `churn.rs` | the rule over minutes: memory that is pinned again |
-//! | `leak.rs` | the rule over several: buffers that do not come back |
-//! | `lengths.rs` | which lengths were asked for lately |
-//! | `news.rs` | which judgements are worth a line of the log |
-//! | `shortage.rs` | the cause of one get that found no memory |
+//! | `leak.rs` | the rule over several windows: buffers that are never returned |
+//! | `lengths.rs` | recently requested lengths |
+//! | `news.rs` | which diagnoses are logged |
+//! | `shortage.rs` | the cause of one request that found no memory |
 //! | `series.rs` | the snapshots of a recording |
-//! | `words.rs` | bytes, seconds and plurals in words |
+//! | `words.rs` | how sizes, times and counts are written |
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -96,18 +98,18 @@ macro_rules! causes {
 }
 causes! {
     Healthy = "healthy",
-    WarmingUp = "warming up",
-    NotPinned = "not pinned",
-    PoolFull = "pool full",
-    SizesNeverRecur = "sizes never recur",
+    WarmingUp = "warming_up",
+    NotPinned = "not_pinned",
+    PoolFull = "pool_full",
+    SizesNeverRecur = "sizes_never_recur",
     Thrashing = "thrashing",
-    IdleHoard = "idle hoard",
-    MemoryRefused = "memory refused",
-    CeilingTooSmall = "ceiling too small",
-    SlowConsumer = "slow consumer",
-    OtherProcess = "waiting for another process",
+    IdleHoard = "idle_hoard",
+    MemoryRefused = "memory_refused",
+    LimitTooSmall = "limit_too_small",
+    SlowConsumer = "slow_consumer",
+    OtherProcess = "other_process",
     Leak = "leak",
-    StuckCopy = "stuck copy",
+    StuckCopy = "stuck_copy",
 }
 
 /// Time of all threads that a pool took from its program.
@@ -129,13 +131,13 @@ impl Lost {
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { of_us, waiting_ns, page_locking_ns, moving_ns } = *self;
-        write!(f, "{} lost in {}", seconds(self.total_ns()), seconds(of_us.saturating_mul(1000)))?;
-        let parts = [(waiting_ns, "waiting"), (page_locking_ns, "page-locking"), (moving_ns, "moving")];
+        write!(f, "{} of {} lost", seconds(self.total_ns()), seconds(of_us.saturating_mul(1000)))?;
+        let parts = [(waiting_ns, "waiting"), (page_locking_ns, "pinning"), (moving_ns, "remapping")];
         let parts: Vec<_> = parts.iter().filter(|(ns, _)| *ns >= SHOWN_NS).collect();
         if parts.is_empty() {
             return Ok(());
         }
-        let parts: Vec<_> = parts.iter().map(|(ns, doing)| format!("{} {doing}", seconds(*ns))).collect();
+        let parts: Vec<_> = parts.iter().map(|(ns, doing)| format!("{doing} {}", seconds(*ns))).collect();
         write!(f, " ({})", parts.join(", "))
     }
 }
@@ -163,8 +165,15 @@ pub struct Judgement {
 impl fmt::Display for Judgement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.cause.name(), self.found)?;
-        self.cure.as_ref().map_or(Ok(()), |cure| write!(f, "; {cure}"))?;
-        if self.lost.total_ns() >= SHOWN_NS { write!(f, "; {}", self.lost) } else { Ok(()) }
+        if self.lost.total_ns() >= SHOWN_NS {
+            write!(
+                f,
+                " ({} of {} lost)",
+                seconds(self.lost.total_ns()),
+                seconds(self.lost.of_us.saturating_mul(1000))
+            )?;
+        }
+        self.cure.as_ref().map_or(Ok(()), |cure| write!(f, "; {cure}"))
     }
 }
 
@@ -247,7 +256,7 @@ impl Judge {
         let Some(worst) = costly.filter(|_| !latest.is_alarm) else { return latest.clone() };
         let times = recent().filter(|judgement| judgement.cause == worst.cause).count();
         let now = latest.cause.name();
-        let found = format!("in {times} of the last {} windows, and now {now}: {}", recent().count(), worst.found);
+        let found = format!("in {times} of the last {} windows (now {now}): {}", recent().count(), worst.found);
         Judgement { found, ..worst.clone() }
     }
 

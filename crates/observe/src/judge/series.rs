@@ -190,7 +190,7 @@ mod tests {
             Snapshot { short_gets, waiting_ns, limit, max_bytes, needed_bytes: 12 * MIB, remote_puts: Some(0), ..now }
         });
         let judgement = judge_series(&short).unwrap();
-        assert_eq!((judgement.cause, judgement.is_alarm), (Cause::CeilingTooSmall, true), "{judgement}");
+        assert_eq!((judgement.cause, judgement.is_alarm), (Cause::LimitTooSmall, true), "{judgement}");
         assert_eq!((judgement.lost.of_us, judgement.lost.waiting_ns), (60_000_000, 20_000_000_000));
     }
 
@@ -202,7 +202,7 @@ mod tests {
         });
         let judgement = judge_series(&empty_at_the_end).unwrap();
         assert_eq!(judgement.cause, Cause::Healthy);
-        assert!(judgement.found.contains("8.0 MiB held"), "{judgement}");
+        assert!(judgement.found.contains("8.0MiB held"), "{judgement}");
         assert_eq!(judge_series(&series(8, |_, now| Snapshot { gets: 19, ..now })), None, "too few requests");
     }
 
@@ -211,11 +211,11 @@ mod tests {
         let failed = |at: u64| {
             series(30, move |second, now| {
                 let likely = LikelyCause { found: "all is in use".to_owned(), change: "put it back".to_owned() };
-                Snapshot { failure: (second == at).then_some((Cause::CeilingTooSmall, likely)), ..now }
+                Snapshot { failure: (second == at).then_some((Cause::LimitTooSmall, likely)), ..now }
             })
         };
         let judgement = judge_series(&failed(30)).unwrap();
-        assert_eq!((judgement.cause, judgement.found.as_str()), (Cause::CeilingTooSmall, "all is in use"));
+        assert_eq!((judgement.cause, judgement.found.as_str()), (Cause::LimitTooSmall, "all is in use"));
         assert_eq!(judge_series(&failed(12)).unwrap().cause, Cause::Healthy);
     }
 

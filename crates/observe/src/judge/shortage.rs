@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::window::STUCK_AFTER;
-use super::words::{OF_SYSTEM, RoundedUp};
+use super::words::{OF_SYSTEM, RoundedUp, Size, Time};
 use super::{Cause, Holder, Judgement};
 
 /// Errors of the driver (`CUresult`) that belong to earlier work: once a context has failed, its later calls return them too.
@@ -55,7 +55,7 @@ impl Refused {
         match self.level {
             Level::Source { .. } => Cause::MemoryRefused,
             Level::Shared => Cause::OtherProcess,
-            Level::Limit { .. } | Level::Queue { .. } => Cause::CeilingTooSmall,
+            Level::Limit { .. } | Level::Queue { .. } => Cause::LimitTooSmall,
         }
     }
 }
@@ -63,7 +63,7 @@ impl Refused {
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { found, remedy, .. } = self;
-        if remedy.is_empty() { f.write_str(found) } else { write!(f, "{found}; {remedy}") }
+        if remedy.is_empty() { f.write_str(found) } else { write!(f, "{found}: {remedy}") }
     }
 }
 
@@ -133,87 +133,97 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
     let used_bytes = in_use_bytes.saturating_add(in_flight_bytes);
     let unused_bytes = shortage.idle_bytes.saturating_add(free_bytes);
     let less = if shortage.is_reserve { "lower PINPOOL_RESERVE" } else { "request less at once" };
-    if let Some(Refused { level, found, remedy, .. }) = shortage.refused {
-        let found = found.clone();
-        match *level {
-            Level::Source { code: Some(code) } if OF_EARLIER_WORK.contains(&code) => {
-                return cause(
-                    format!("the driver returns an error of earlier work (code {code}): its context has failed"),
-                    "look for the first CUDA error of the process; no setting of the pool helps".to_owned(),
-                );
+    let remedy = shortage.refused.map_or("", |refused| &refused.remedy);
+    match shortage.refused.map(|refused| refused.level) {
+        Some(Level::Source { code: Some(code) }) if OF_EARLIER_WORK.contains(&code) => {
+            return cause(
+                format!("the context has failed: the driver returns an error from earlier work (code {code})"),
+                "find the first CUDA error of the process; no pool setting helps".to_owned(),
+            );
+        }
+        Some(Level::Limit { could_fit: false }) => {
+            return cause(
+                format!("the request alone exceeds {limit}"),
+                format!("request less, or raise {limit} to {}", RoundedUp(needed_bytes)),
+            );
+        }
+        Some(Level::Limit { .. }) if free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => {
+            let found =
+                format!("{} free, but the largest free piece is {}", Size(free_bytes), Size(longest_free_bytes));
+            return cause(found, format!("raise {limit} to {}, or use fewer sizes", RoundedUp(raised_to(0))));
+        }
+        Some(Level::Queue { first_bytes }) => {
+            let enough_bytes = raised_to(used_bytes.saturating_add(first_bytes).saturating_add(needed_bytes));
+            return cause(
+                format!(
+                    "an earlier request for {} has priority, and free memory is reserved for it",
+                    Size(first_bytes)
+                ),
+                format!(
+                    "wait longer (PINPOOL_WAIT), request less at once, or raise {limit} to {}",
+                    RoundedUp(enough_bytes)
+                ),
+            );
+        }
+        Some(Level::Source { .. }) if unused_bytes > held_bytes / 2 && unused_bytes >= needed_bytes => {
+            return cause(
+                format!(
+                    "{} of {} held are idle or free, but in other sizes or pieces",
+                    Size(unused_bytes),
+                    Size(held_bytes)
+                ),
+                format!(
+                    "set PINPOOL_MAX_BYTES below {}, so that requests release idle memory; or batch to fewer sizes \
+                     (PINPOOL_PRESET=adaptive has fewer); Pool::trim releases it now",
+                    Size(held_bytes)
+                ),
+            );
+        }
+        Some(Level::Shared) => {
+            return cause(
+                shortage.refused.map_or_else(String::new, |refused| refused.found.clone()),
+                remedy.to_owned(),
+            );
+        }
+        Some(Level::Source { .. }) if !remedy.is_empty() => {
+            let found = "the driver or kernel refused, see above".to_owned();
+            return cause(found, format!("{remedy}; or {less}"));
+        }
+        level => {
+            let is_refused_by_source = matches!(level, Some(Level::Source { .. }));
+            if let Some(host) = shortage.host
+                && (is_refused_by_source || host.is_group)
+                && host.available_bytes <= needed_bytes
+            {
+                return of_full_memory(host, needed_bytes);
             }
-            Level::Limit { could_fit: false } => {
-                return cause(found, format!("request less, or raise {limit} to {needed_bytes} bytes or more"));
+            if let Some(Level::Source { code }) = level {
+                let found = match (code, shortage.host) {
+                    (Some(1), _) => "the driver cannot pin this much in one call".to_owned(),
+                    (_, Some(Host { available_bytes, .. })) => {
+                        format!("the backend refused although the machine has {} free", Size(*available_bytes))
+                    }
+                    _ => "the backend refused".to_owned(),
+                };
+                return cause(found, format!("{less}; or {OF_SYSTEM}"));
             }
-            Level::Limit { .. } if free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => {
-                let found = format!("{} free, longest piece {}", RoundedUp(free_bytes), RoundedUp(longest_free_bytes));
-                return cause(
-                    found,
-                    format!("raise {limit} to {} or more, or use fewer sizes", RoundedUp(raised_to(0))),
-                );
-            }
-            Level::Queue { first_bytes } => {
-                let enough_bytes = raised_to(used_bytes.saturating_add(first_bytes).saturating_add(needed_bytes));
-                return cause(
-                    found,
-                    format!(
-                        "wait longer (PINPOOL_WAIT), request less, or raise {limit} to {enough_bytes} bytes or more"
-                    ),
-                );
-            }
-            Level::Source { .. } if unused_bytes > held_bytes / 2 && unused_bytes >= needed_bytes => {
-                return cause(
-                    format!(
-                        "{unused_bytes} of the {held_bytes} bytes held are idle or free, in other sizes or in pieces"
-                    ),
-                    format!(
-                        "set PINPOOL_MAX_BYTES below {held_bytes} bytes, so that requests release idle memory; or batch to fewer \
-                         sizes (PINPOOL_PRESET=adaptive has fewer); Pool::trim releases it now"
-                    ),
-                );
-            }
-            Level::Shared => return cause(found, remedy.clone()),
-            Level::Source { .. } if !remedy.is_empty() => return cause(found, format!("{remedy}; or {less}")),
-            Level::Limit { .. } | Level::Source { .. } => {}
         }
     }
-    let code = match shortage.refused {
-        Some(Refused { level: Level::Source { code }, .. }) => Some(*code),
-        _ => None,
-    };
-    if let Some(host) = shortage.host
-        && (code.is_some() || host.is_group)
-        && host.available_bytes <= needed_bytes
-    {
-        return of_full_memory(host, needed_bytes);
-    }
-    if let Some(code) = code {
-        let found = match (code, shortage.host) {
-            (Some(1), _) => "the driver does not pin as much in one call".to_owned(),
-            (_, Some(Host { available_bytes, .. })) => {
-                format!("the back-end refused though {available_bytes} bytes are free on the machine")
-            }
-            _ => "the back-end refused".to_owned(),
-        };
-        return cause(found, format!("{less}; or {OF_SYSTEM}"));
-    }
     if in_flight_bytes > 0 && in_flight_bytes >= held_bytes / 2 {
-        let oldest = shortage.oldest_copy.map_or_else(String::new, |(age, stream)| {
-            format!(", the oldest for {} on stream {stream:#x}", seconds(age))
-        });
+        let oldest = shortage
+            .oldest_copy
+            .map_or_else(String::new, |(age, stream)| format!(", the oldest for {} on stream {stream:#x}", Time(age)));
         return cause(
-            format!("most of what is held is in flight{oldest}: copies do not end, or end slowly"),
+            format!("copies do not complete, or complete slowly: most memory is in flight{oldest}"),
             match shortage.oldest_copy {
-                Some((age, _)) if age >= STUCK_AFTER => {
-                    "check what blocks the stream; no setting of the pool helps".to_owned()
-                }
-                _ => format!("check what slows the stream, or raise {limit}"),
+                Some((age, _)) if age >= STUCK_AFTER => "find what blocks the stream; no pool setting helps".to_owned(),
+                _ => format!("find what slows the stream, or raise {limit}"),
             },
         );
     }
     if unused_bytes > in_use_bytes {
         return cause(
-            "most of what is held is idle or free, in other sizes or in pieces".to_owned(),
+            "most memory is idle or free, but in other sizes or pieces".to_owned(),
             "call Pool::trim, lower PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES; or batch to fewer sizes".to_owned(),
         );
     }
@@ -222,8 +232,8 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
         tagged.fold((0, 0), |sum, (holder, asked_bytes)| (sum.0 + asked_bytes, sum.1 + holder.bytes));
     if tagged_bytes > in_use_bytes / 2 && tagged_bytes >= asked_bytes.saturating_mul(WASTE_PERCENT) / 100 {
         return cause(
-            format!("rounding: {asked_bytes} bytes asked for take {tagged_bytes}"),
-            "PINPOOL_PRESET=adaptive, or PINPOOL_ROUNDING=exact under tensorflow".to_owned(),
+            format!("rounding: requests for {} take {}", Size(asked_bytes), Size(tagged_bytes)),
+            "set PINPOOL_PRESET=adaptive, or PINPOOL_ROUNDING=exact with the preset tensorflow".to_owned(),
         );
     }
     // What took minutes to see is known better than what one moment shows.
@@ -232,38 +242,31 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
     }
     let oldest = shortage.holders.iter().filter_map(|(holder, _)| Some((holder.oldest?, &holder.tag))).max();
     let oldest = oldest.map_or_else(
-        || "; get buffers by Pool::tagged to see whose they are and how old".to_owned(),
-        |(age, tag)| format!("; the oldest is {} old, of {tag}", seconds(age)),
+        || "; request buffers through Pool::tagged to see who holds them and for how long".to_owned(),
+        |(age, tag)| format!("; the oldest is {} old (tag {tag})", Time(age)),
     );
     let enough_bytes = raised_to(used_bytes.saturating_add(needed_bytes));
     cause(
-        format!("nearly all that is held is in use: buffers are put back too late or not at all{oldest}"),
-        format!("put buffers back sooner, lower the prefetch, or raise {limit} to {enough_bytes} bytes or more"),
+        format!("nearly all memory is in use: buffers are returned late or never{oldest}"),
+        format!("return buffers sooner, lower the prefetch, or raise {limit} to {}", RoundedUp(enough_bytes)),
     )
 }
 
 fn of_full_memory(host: &Host, needed_bytes: u64) -> LikelyCause {
     let Host { total_bytes, available_bytes, origin, is_group } = host;
     let (found, change) = if needed_bytes > *total_bytes {
-        (
-            format!("the request alone is larger than all memory there is: {total_bytes} bytes ({origin})"),
-            "ask for less",
-        )
+        (format!("the request alone exceeds all memory, {} ({origin})", Size(*total_bytes)), "request less")
     } else if *is_group {
         let found = format!(
-            "the control group is full ({available_bytes} bytes left of its {origin}): over its limit the kernel ends a process \
-             without an error"
+            "the cgroup is full ({} left of its {origin}); beyond its limit the kernel kills a process without an error",
+            Size(*available_bytes)
         );
         (found, "raise memory.max (docker --memory), or lower PINPOOL_MAX_BYTES; pinned pages count as RssShmem")
     } else {
-        let found = format!("the machine has too little memory left: {available_bytes} bytes");
-        (found, "lower PINPOOL_MAX_BYTES, or end other programs")
+        let found = format!("the machine has only {} of memory left", Size(*available_bytes));
+        (found, "lower PINPOOL_MAX_BYTES, or stop other programs")
     };
     LikelyCause { found, change: change.to_owned() }
-}
-
-fn seconds(age: Duration) -> String {
-    format!("{} s", age.as_secs())
 }
 
 #[cfg(test)]
@@ -275,7 +278,7 @@ mod tests {
     #[test]
     fn a_request_over_all_memory_is_no_matter_of_other_programs() {
         let host = Host { total_bytes: 8 * GIB, available_bytes: GIB, origin: "machine".to_owned(), is_group: false };
-        assert_eq!(of_full_memory(&host, 9 * GIB).change, "ask for less");
+        assert_eq!(of_full_memory(&host, 9 * GIB).change, "request less");
         assert!(of_full_memory(&host, 2 * GIB).change.contains("other programs"));
     }
 
@@ -288,10 +291,10 @@ mod tests {
     }
 
     fn by_limit(could_fit: bool) -> Refused {
-        refused(Level::Limit { could_fit }, "the request exceeds the limit", "request less")
+        refused(Level::Limit { could_fit }, "the pool limit is reached", "")
     }
 
-    /// Four GiB are held, which is the limit.
+    /// Four GiB are held, which is the ceiling.
     fn full<'a>(host: &'a Host, refused: &'a Refused) -> Shortage<'a> {
         Shortage {
             held_bytes: 4 * GIB,
@@ -326,8 +329,8 @@ mod tests {
         let in_use = full(&host, &ceiling);
         says(
             &in_use,
-            "in use: buffers are put back too late or not at all; get buffers by Pool::tagged",
-            "PINPOOL_MAX_BYTES to 5368709120",
+            "in use: buffers are returned late or never; request buffers through Pool::tagged",
+            "PINPOOL_MAX_BYTES to 5.0GiB",
         );
         let holder = Holder {
             tag: "a".to_owned(),
@@ -338,25 +341,25 @@ mod tests {
             place: None,
         };
         let whole = [(holder.clone(), 4 * GIB)];
-        says(&Shortage { holders: &whole, ..in_use.clone() }, "the oldest is 90 s old, of a", "PINPOOL_MAX_BYTES");
+        says(&Shortage { holders: &whole, ..in_use.clone() }, "the oldest is 90.0s old (tag a)", "PINPOOL_MAX_BYTES");
         let wasted = [(holder, 2 * GIB + 1)];
         let rounding = Shortage { holders: &wasted, ..in_use.clone() };
-        says(&rounding, "rounding: 2147483649 bytes asked for take 4294967296", "PINPOOL_ROUNDING");
+        says(&rounding, "rounding: requests for 2.0GiB take 4.0GiB", "PINPOOL_ROUNDING");
 
         let idle = Shortage { in_use_bytes: GIB, idle_bytes: 3 * GIB, ..in_use.clone() };
-        says(&idle, "most of what is held is idle or free", "PINPOOL_IDLE_TIMEOUT");
+        says(&idle, "most memory is idle or free", "PINPOOL_IDLE_TIMEOUT");
         let no_memory = of_source(2);
         let of_idle = Shortage { refused: Some(&no_memory), ..idle };
-        says(&of_idle, "3221225472 of the 4294967296 bytes held are idle or free", "set PINPOOL_MAX_BYTES below");
+        says(&of_idle, "3.0GiB of 4.0GiB held are idle or free", "set PINPOOL_MAX_BYTES below");
         let copies = Shortage {
             in_use_bytes: GIB,
             in_flight_bytes: 3 * GIB,
             oldest_copy: Some((Duration::from_secs(45), 16)),
             ..in_use.clone()
         };
-        says(&copies, "in flight, the oldest for 45 s on stream 0x10", "no setting of the pool helps");
+        says(&copies, "in flight, the oldest for 45.0s on stream 0x10", "no pool setting helps");
         let by_source = Shortage { refused: Some(&no_memory), ..in_use.clone() };
-        says(&by_source, "the back-end refused though 34359738368 bytes are free", "`pinpool doctor`");
+        says(&by_source, "the backend refused although the machine has 32.0GiB free", "`pinpool doctor`");
         let of_host = |is_group| Host {
             total_bytes: 8 * GIB,
             available_bytes: 1 << 20,
@@ -364,12 +367,12 @@ mod tests {
             is_group,
         };
         let (group, machine) = (of_host(true), of_host(false));
-        says(&Shortage { host: Some(&group), ..in_use.clone() }, "the control group is full", "memory.max");
+        says(&Shortage { host: Some(&group), ..in_use.clone() }, "the cgroup is full", "memory.max");
         let of_machine = Shortage { host: Some(&machine), ..by_source };
-        says(&of_machine, "the machine has too little memory left", "PINPOOL_MAX_BYTES");
+        says(&of_machine, "the machine has only 1.0MiB of memory left", "PINPOOL_MAX_BYTES");
         let says_why = refused(Level::Source { code: Some(12) }, "mmap failed", "raise vm.max_map_count");
-        says(&full(&host, &says_why), "mmap failed", "raise vm.max_map_count; or request less");
-        says(&full(&host, &of_source(700)), "an error of earlier work (code 700)", "first CUDA error");
+        says(&full(&host, &says_why), "the driver or kernel refused, see above", "raise vm.max_map_count");
+        says(&full(&host, &of_source(700)), "an error from earlier work (code 700)", "first CUDA error");
         let in_pieces = Shortage {
             in_use_bytes: 2 * GIB,
             free_bytes: 2 * GIB,
@@ -378,16 +381,16 @@ mod tests {
         };
         says(
             &in_pieces,
-            "2.0 GiB free, longest piece 1.0 MiB",
-            "PINPOOL_MAX_BYTES to 5.0 GiB or more, or use fewer sizes",
+            "2.0GiB free, but the largest free piece is 1.0MiB",
+            "PINPOOL_MAX_BYTES to 5.0GiB, or use fewer sizes",
         );
         let in_one_call = of_source(1);
-        says(&full(&host, &in_one_call), "the driver does not pin as much in one call", "request less at once");
+        says(&full(&host, &in_one_call), "the driver cannot pin this much in one call", "request less at once");
         let reserve = Shortage { is_reserve: true, ..full(&host, &in_one_call) };
         says(&reserve, "in one call", "lower PINPOOL_RESERVE");
         assert!(!likely_cause(&reserve).unwrap().change.contains("RLIMIT_MEMLOCK"));
         let too_large = by_limit(false);
-        says(&full(&host, &too_large), "exceeds the limit", "request less, or raise PINPOOL_MAX_BYTES to 1073741824");
+        says(&full(&host, &too_large), "the request alone exceeds PINPOOL_MAX_BYTES", "request less");
     }
 
     #[test]
@@ -402,7 +405,7 @@ mod tests {
             judge.look(10_000_000 * n, now);
         }
         let judged = judge.latest();
-        says(&Shortage { judged, ..full(&host, &ceiling) }, "50 buffers of labels", "put them back");
+        says(&Shortage { judged, ..full(&host, &ceiling) }, "tag labels holds 50 buffers", "return these buffers");
     }
 
     #[test]
@@ -422,6 +425,6 @@ mod tests {
     fn a_machine_that_is_full_is_no_cause_of_a_ceiling() {
         let ceiling = by_limit(true);
         let host = Host { available_bytes: 0, ..free_host() };
-        says(&full(&host, &ceiling), "nearly all that is held is in use", "PINPOOL_MAX_BYTES");
+        says(&full(&host, &ceiling), "nearly all memory is in use", "PINPOOL_MAX_BYTES");
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::churn::{Calls, Repinned};
 use super::leak::Leak;
-use super::words::{OF_SYSTEM, RoundedUp, counted, percent, seconds};
+use super::words::{OF_SYSTEM, RoundedUp, Size, Time, counted, percent, seconds};
 use super::{Cause, Judgement, Lost, Snapshot};
 
 /// More than one part in this many is not tolerable: TensorFlow's rate of 0.002.
@@ -41,10 +41,6 @@ pub(super) struct Window<'a> {
     held_before_bytes: u64,
     most_held_bytes: u64,
     lost: Lost,
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 pub(super) fn is_stuck(now: &Snapshot) -> bool {
@@ -95,14 +91,14 @@ impl<'a> Window<'a> {
 
     fn judgement(&self, cause: Cause, found: String) -> Judgement {
         let Self { now, of, lost, .. } = self;
-        let [pinned, unpinned] = [of.pinned_bytes, of.unpinned_bytes].map(RoundedUp);
+        let [pinned, unpinned] = [of.pinned_bytes, of.unpinned_bytes].map(Size);
         let [used, in_flight, idle, free] =
-            [now.used_bytes, now.in_flight_bytes, now.idle_bytes, now.free_bytes].map(RoundedUp);
-        let (gets, calls) = (counted(of.gets, "get"), counted(of.page_locks, "call"));
-        let max = now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", RoundedUp(bytes)));
-        let (held, buffers) = (RoundedUp(now.held_bytes), counted(now.used, "buffer"));
+            [now.used_bytes, now.in_flight_bytes, now.idle_bytes, now.free_bytes].map(Size);
+        let (gets, calls) = (counted(of.gets, "request"), counted(of.page_locks, "call"));
+        let max = now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", Size(bytes)));
+        let (held, buffers) = (Size(now.held_bytes), counted(now.used, "buffer"));
         let evidence = vec![
-            format!("{gets}, {} of which missed; {calls} page-locked {pinned} and released {unpinned}", of.misses),
+            format!("{gets}, {} misses; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
             format!("{held} held{max}: {used} in {buffers}, {in_flight} in flight, {idle} idle, {free} free"),
         ];
         Judgement { cause, is_alarm: false, found, evidence, cure: None, setting: None, lost: *lost, size: 0 }
@@ -116,39 +112,42 @@ impl<'a> Window<'a> {
         let age = self.now.oldest_copy.filter(|_| is_stuck(self.now))?;
         let stream = self.now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream {stream:#x}"));
         let copying = self.now.holders.iter().max_by_key(|holder| holder.oldest);
-        let tag = copying.map_or_else(String::new, |holder| format!("; the oldest buffer is of {}", holder.tag));
-        let found = format!("a copy{stream} is in flight for {}{tag}", seconds(nanos(age)));
-        let cure = "check what blocks its stream; no setting of the pool helps".to_owned();
+        let tag = copying.map_or_else(String::new, |holder| format!("; tag {} has the oldest buffer", holder.tag));
+        let found = format!("a copy{stream} has been in flight for {}{tag}", Time(age));
+        let cure = "find what blocks the stream; no pool setting helps".to_owned();
         Some(self.alarm(Cause::StuckCopy, found, cure))
     }
 
     fn leak(&self, leak: &Leak) -> Judgement {
         let Leak { holder, more_buffers, more_bytes, over } = leak;
-        let age = holder.oldest.map_or_else(String::new, |age| format!(", the oldest for {} s", age.as_secs()));
+        let age = holder.oldest.map_or_else(String::new, |age| format!(", the oldest for {}", Time(age)));
         let over_ms = u64::try_from(over.as_millis()).unwrap_or(u64::MAX).max(1);
-        let place = holder.place.as_ref().map_or_else(String::new, |place| format!(" (most were got at {place})"));
+        let place =
+            holder.place.as_ref().map_or_else(String::new, |place| format!(" (most were allocated at {place})"));
         let found = format!(
-            "{} of {} with {} are out{age}, {more_buffers} more than {} s ago, and none of these came back{place}",
-            counted(holder.buffers, "buffer"),
+            "tag {} holds {} ({}){age}, {more_buffers} more than {} ago, and none was returned{place}",
             holder.tag,
-            RoundedUp(holder.bytes),
-            over.as_secs()
+            counted(holder.buffers, "buffer"),
+            Size(holder.bytes),
+            Time(*over)
         );
         let left_bytes = self.now.max_bytes.map(|bytes| bytes.saturating_sub(self.now.used_bytes));
         let reached = left_bytes.map(|left| left.saturating_mul(over_ms) / (*more_bytes).max(1) / 1000);
         let forecast = reached.map_or_else(
-            || "at this rate it ends with the memory of the machine".to_owned(),
-            |left| format!("at this rate the ceiling is reached in {}", seconds(left.saturating_mul(1_000_000_000))),
+            || "at this rate the machine runs out of memory".to_owned(),
+            |left| format!("at this rate the limit is reached in {}", seconds(left.saturating_mul(1_000_000_000))),
         );
         let whose = match (&holder.place, holder.oldest) {
             (Some(_), _) => "",
-            (None, Some(_)) => "; call_stacks(100) in code shows the lines that request them",
-            (None, None) => "; get buffers by Pool::tagged, or set call_stacks(100) in code, to see whose",
+            (None, Some(_)) => "; call_stacks(100) in code shows which lines request them",
+            (None, None) => {
+                "; request buffers through Pool::tagged, or set call_stacks(100) in code, to see who holds them"
+            }
         };
-        let cure = format!("put them back, or drop what holds them: a higher ceiling only delays the end{whose}");
+        let cure = format!("return these buffers or drop their owner; a higher limit only delays the failure{whose}");
         let mut judgement = self.alarm(Cause::Leak, found, cure);
         let per_minute = more_buffers.saturating_mul(60_000) / over_ms;
-        judgement.evidence.insert(0, format!("{} a minute are kept; {forecast}", counted(per_minute, "buffer")));
+        judgement.evidence.insert(0, format!("{} more per minute; {forecast}", counted(per_minute, "buffer")));
         // A line for each doubling.
         judgement.size = holder.buffers.next_power_of_two();
         judgement
@@ -165,13 +164,14 @@ impl<'a> Window<'a> {
             return None;
         }
         let short = match short_gets {
-            0 => format!("{} waiting, and none was served", counted(now.waiting, "get")),
-            _ => format!("{short_gets} of {gets} gets found no memory at once"),
+            0 => format!("{} waiting, none served", counted(now.waiting, "request")),
+            _ if self.of.failed_gets > 0 => format!("{short_gets} of {gets} requests waited or failed"),
+            _ => format!("{short_gets} of {gets} requests waited"),
         };
         let Some(limit) = now.limit.as_deref().filter(|_| !now.is_by_source) else { return Some(self.refused(short)) };
         if let Some(others_bytes) = now.others_bytes.filter(|_| self.is_of_others()) {
-            let found = format!("{short}: other processes hold {}", RoundedUp(others_bytes));
-            let cure = format!("raise {limit}, or look at what they keep (`pinpool top --all`)");
+            let found = format!("{short}: other processes hold {}", Size(others_bytes));
+            let cure = format!("raise {limit}, or reduce what they hold (`pinpool top --all` lists it)");
             return Some(self.alarm(Cause::OtherProcess, found, cure));
         }
         if let Some(judgement) = self.pause(&short, limit) {
@@ -192,7 +192,7 @@ impl<'a> Window<'a> {
 
     fn too_small(&self, short: String, limit: &str, needed_bytes: u64, purpose: &str) -> Judgement {
         let cure = format!("raise {limit} to {}{purpose}", RoundedUp(needed_bytes));
-        let mut judgement = self.alarm(Cause::CeilingTooSmall, short, cure);
+        let mut judgement = self.alarm(Cause::LimitTooSmall, short, cure);
         judgement.setting = SETTINGS.into_iter().find(|name| *name == limit).map(|name| (name, needed_bytes));
         judgement.size = needed_bytes;
         judgement
@@ -212,16 +212,16 @@ impl<'a> Window<'a> {
         let buffer_bytes = now.used_bytes / now.used.max(1);
         let more_bytes = u64::try_from(missed_gets * u128::from(buffer_bytes)).unwrap_or(u64::MAX);
         let needed_bytes = now.max_bytes?.saturating_add(more_bytes).max(now.needed_bytes);
-        let found = format!("{short}, {} each: the consumer pauses", seconds(wait_ns));
-        Some(self.too_small(found, limit, needed_bytes, ", which bridges such a pause"))
+        let found = format!("{short}, {} each, because the consumer pauses", seconds(wait_ns));
+        Some(self.too_small(found, limit, needed_bytes, " to bridge such a pause"))
     }
 
     /// A full pool: ordinary if what takes the buffers is always busy.
     fn full(&self, short: &str, limit: &str) -> Judgement {
-        let found = format!("{short}, and {} buffers a second come back", self.puts_a_second());
+        let found = format!("{short}, and {} buffers are returned per second", self.puts_a_second());
         let cure = format!(
-            "if the consumer is always busy, nothing is lost, and more memory only lengthens its queue; if it waits for buffers, \
-             raise {limit} (`pinpool advise` of a recording shows which)"
+            "if the consumer is always busy, do nothing: more memory only lengthens its queue; if it waits for buffers, raise {limit} \
+             (`pinpool advise RECORDING` shows which)"
         );
         Judgement {
             cure: Some(cure),
@@ -251,13 +251,12 @@ impl<'a> Window<'a> {
     fn refused(&self, short: String) -> Judgement {
         let (unused_bytes, held_bytes) = (self.now.idle_bytes + self.now.free_bytes, self.now.held_bytes);
         if unused_bytes > held_bytes / 2 {
-            let (unused, held) = (RoundedUp(unused_bytes), RoundedUp(held_bytes));
-            let cure =
-                "set a lower PINPOOL_MAX_BYTES, so that requests release what is idle, or PINPOOL_PRESET=adaptive";
-            let found = format!("{unused} of the {held} held are idle or free, and {short}");
+            let (unused, held) = (Size(unused_bytes), Size(held_bytes));
+            let cure = "lower PINPOOL_MAX_BYTES, so that requests release idle memory, or set PINPOOL_PRESET=adaptive";
+            let found = format!("{short} although {unused} of {held} held are idle or free");
             return self.alarm(Cause::IdleHoard, found, cure.to_owned());
         }
-        self.alarm(Cause::MemoryRefused, format!("{short}: the back-end refused"), OF_SYSTEM.to_owned())
+        self.alarm(Cause::MemoryRefused, format!("{short}: the backend refused memory"), OF_SYSTEM.to_owned())
     }
 
     /// Buffers that lie in a queue: all that waits is little beside them, so that more memory would lengthen the queue.
@@ -283,24 +282,23 @@ impl<'a> Window<'a> {
             return None;
         }
         let holder = now.holders.iter().max_by_key(|holder| holder.bytes);
-        let of = holder.map_or_else(String::new, |holder| format!(", most of them in {}", holder.tag));
+        let of = holder.map_or_else(String::new, |holder| format!(" (mostly tag {})", holder.tag));
         let found = format!(
-            "{} buffers a second come back, each after {}{of}, and {short}",
+            "{short}, and {} buffers are returned per second, each after {}{of}",
             self.puts_a_second(),
             seconds(out_ns)
         );
-        let cure =
-            "make what takes the buffers faster, or queue fewer: more memory lengthens the queue, not the throughput";
+        let cure = "make the consumer faster, or queue fewer buffers; more memory lengthens the queue without raising throughput";
         let mut judgement = self.alarm(Cause::SlowConsumer, found, cure.to_owned());
         let more = percent(overhang_bytes, max_bytes);
-        judgement.evidence.insert(0, format!("serving all gets that wait would bring {more} more into use"));
+        judgement.evidence.insert(0, format!("serving all waiting requests would use {more} more memory"));
         Some(judgement)
     }
 
     /// Memory that is pinned and released, or evicted and missed, again and again.
     fn back_and_forth(&self, churned: u32, again: Option<Repinned>) -> Option<Judgement> {
         let Self { now, of: Snapshot { misses, gets, new_lengths, .. }, .. } = self;
-        let missed = || format!("{misses} of {gets} gets missed");
+        let missed = || format!("{misses} of {gets} requests missed");
         let is_varied = *new_lengths > gets / 2;
         if let Some(size_limit) = now.pool_size_limit
             && is_high(*misses, *gets)
@@ -308,28 +306,28 @@ impl<'a> Window<'a> {
         {
             // Buffers that no get asks for again do not help, however many are kept.
             if is_varied && *misses > gets / 10 * 8 {
-                let found = format!("{}, each with a page-lock, since no buffer of its size was there", missed());
+                let found = format!("{}, each with a pin call, because no idle buffer had their size", missed());
                 let cure = "set PINPOOL_PRESET=adaptive, or batch to fewer sizes".to_owned();
                 return Some(self.alarm(Cause::SizesNeverRecur, found, cure));
             }
             let needed = now.recurring.max(size_limit + 1).min(size_limit + misses.min(&self.of.evicted));
-            let found = format!("{} what was evicted", missed());
+            let found = format!("{} evicted buffers", missed());
             let cure = format!("raise PINPOOL_POOL_SIZE_LIMIT to {needed}");
             let mut judgement = self.alarm(Cause::Thrashing, found, cure);
             (judgement.setting, judgement.size) = (Some(("PINPOOL_POOL_SIZE_LIMIT", needed)), needed);
             return Some(judgement);
         }
         if churned >= CHURNED {
-            let (pinned, held) = (RoundedUp(self.of.pinned_bytes), RoundedUp(self.cycled_bytes()));
-            let found = format!("{pinned} were pinned and released to hold {held}");
+            let (pinned, held) = (Size(self.of.pinned_bytes), Size(self.cycled_bytes()));
+            let found = format!("{pinned} pinned and unpinned to hold {held}");
             let cure = "raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES".to_owned();
             return Some(self.alarm(Cause::Thrashing, found, cure));
         }
         if let Some(Repinned { bytes, each_ns, every_us }) = again {
-            let (bytes, every) = (RoundedUp(bytes), seconds(every_us.saturating_mul(1000)));
-            let found = format!("{bytes} are released and pinned again every {every}, {} each time", seconds(each_ns));
+            let (size, every) = (Size(bytes), seconds(every_us.saturating_mul(1000)));
+            let found = format!("{size} unpinned and pinned again every {every}, at {} each time", seconds(each_ns));
             let idle_s = (every_us / 1_000_000 * 2).next_multiple_of(10);
-            let cure = format!("set PINPOOL_IDLE_TIMEOUT={idle_s}s, or PINPOOL_RESERVE to {bytes}");
+            let cure = format!("set PINPOOL_IDLE_TIMEOUT={idle_s}s or PINPOOL_RESERVE={}", RoundedUp(bytes));
             return Some(self.alarm(Cause::Thrashing, found, cure));
         }
         if *misses <= gets / 2 || self.is_growing() {
@@ -338,13 +336,12 @@ impl<'a> Window<'a> {
         let calls_ns = self.lost.page_locking_ns.saturating_add(self.lost.moving_ns);
         let is_costly = calls_ns / 10 > self.lost.of_us.saturating_mul(COSTLY_PERCENT);
         if is_varied {
-            let found =
-                format!("{}: no buffer of their size was idle, and they were carved from pinned memory", missed());
+            let found = format!("{}: no idle buffer had their size, so they were carved from held memory", missed());
             let cure = is_costly.then(|| "batch to fewer sizes".to_owned());
             return Some(Judgement { is_alarm: is_costly, cure, ..self.judgement(Cause::SizesNeverRecur, found) });
         }
         is_costly.then(|| {
-            let found = format!("{}, of sizes that recur: buffers of other sizes took their memory", missed());
+            let found = format!("{} with recurring sizes: buffers of other sizes took their memory", missed());
             let limit = now.limit.as_ref().map_or_else(String::new, |limit| format!("raise {limit}, or "));
             self.alarm(Cause::Thrashing, found, format!("{limit}batch to fewer sizes"))
         })
@@ -358,17 +355,17 @@ impl<'a> Window<'a> {
     fn quiet(&self) -> Judgement {
         let now = self.now;
         if self.is_growing() && self.of.misses > self.of.gets / WARM_PART {
-            let found = format!("held {} -> {}", RoundedUp(self.held_before_bytes), RoundedUp(now.held_bytes));
+            let found = format!("held {}->{}", Size(self.held_before_bytes), Size(now.held_bytes));
             return self.judgement(Cause::WarmingUp, found);
         }
         if !now.is_pinned && now.copies > 0 {
-            let found = "copies are made of memory that is not page-locked, which the driver copies twice".to_owned();
-            let cure = "`pinpool doctor` says why, and what helps".to_owned();
-            // Without a GPU nothing is to be pinned for.
+            let found = "copies use unpinned memory, which the driver copies twice".to_owned();
+            let cure = "run `pinpool doctor` for the reason and the fix".to_owned();
+            // Without a GPU there is nothing to pin for.
             return Judgement { is_alarm: now.has_driver, cure: Some(cure), ..self.judgement(Cause::NotPinned, found) };
         }
         let served = self.of.gets.saturating_sub(self.of.page_locks);
-        let found = format!("{served} of {} gets waited for nothing, {} held", self.of.gets, RoundedUp(now.held_bytes));
+        let found = format!("{served} of {} requests waited for nothing, {} held", self.of.gets, Size(now.held_bytes));
         self.judgement(Cause::Healthy, found)
     }
 }

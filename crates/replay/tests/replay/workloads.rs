@@ -139,7 +139,7 @@ fn no_workload_alarms_the_judge_where_the_ceiling_has_some_room() {
     });
     let workload = named("bucket_switch");
     let (_, found) = alarms(&workload, &under(workload.peak_requested_bytes() / 2));
-    assert!(found.iter().all(|why| why.starts_with("ceiling too small: ")) && !found.is_empty(), "{found:#?}");
+    assert!(found.iter().all(|why| why.starts_with("limit_too_small: ")) && !found.is_empty(), "{found:#?}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Who holds what in a host ledger, for people and programs.
 
+use pinpool_os::words::Size;
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
 
@@ -71,17 +72,18 @@ impl LedgerReport {
         if others.len() > LISTED {
             texts.push(format!("and {} more", others.len() - LISTED));
         }
-        if texts.is_empty() { "nobody else is attached".to_owned() } else { texts.join(", ") }
+        if texts.is_empty() { "no other process is attached".to_owned() } else { texts.join(", ") }
     }
 }
 
 impl fmt::Display for LedgerOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pid, pool, held_bytes, idle_bytes, wanted_bytes, .. } = self;
-        let namespace = if self.is_elsewhere { " of another namespace" } else { "" };
+        let namespace = if self.is_elsewhere { " in another namespace" } else { "" };
         let pool = if pool.is_empty() { "unnamed" } else { pool };
-        write!(f, "process {pid}{namespace} ({pool}) holds {held_bytes} B ({idle_bytes} B idle)")?;
-        if *wanted_bytes > 0 { write!(f, " and wants {wanted_bytes} B") } else { Ok(()) }
+        let (held, idle) = (Size(*held_bytes), Size(*idle_bytes));
+        write!(f, "process {pid}{namespace} ({pool}) holds {held}, {idle} idle")?;
+        if *wanted_bytes > 0 { write!(f, ", and waits for {}", Size(*wanted_bytes)) } else { Ok(()) }
     }
 }
 

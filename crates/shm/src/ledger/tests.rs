@@ -196,7 +196,7 @@ fn the_largest_owners_come_first_and_a_long_name_is_cut_between_two_letters() {
     );
     let (pid, words) = (std::process::id(), report.others_in_words());
     assert!(
-        words.starts_with(&format!("process {pid} (unnamed) holds 5 B (0 B idle) and wants 7 B, process {pid} (xä"))
+        words.starts_with(&format!("process {pid} (unnamed) holds 5B, 0B idle, and waits for 7B, process {pid} (xä"))
     );
     let _more = std::array::from_fn::<_, 6, _>(|_| named.attach("", 0));
     assert!(owners[0].report().others_in_words().ends_with(", and 2 more"));

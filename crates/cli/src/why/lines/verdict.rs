@@ -15,18 +15,18 @@ const USELESS_RATE: f64 = 0.5;
 /// This many raises are a factor of 2.6.
 const MANY_RAISES: u64 = 10;
 
-/// What a line about a diagnosis begins with, behind the name of its pool.
-const VERDICT: &str = "verdict: ";
+/// How a line about a diagnosis begins, after the name of its pool.
+const DIAGNOSIS: &str = "diagnosis: ";
 
 /// The diagnosis in a line of pinpool's own log.
 pub(super) fn said(line: &[u8]) -> Option<Said> {
     let text = String::from_utf8_lossy(line);
-    let (before, verdict) = text.split_once(VERDICT)?;
-    let cause = Cause::ALL.iter().find(|cause| verdict.starts_with(cause.name()))?;
-    let name = before.rsplit_once('[').and_then(|(_, name)| name.trim_end().strip_suffix(']'));
-    let lines: Vec<_> = verdict.trim_end().split("; ").map(|part| part.replace(char::is_control, " ")).collect();
-    // Sizes that cost nothing come without a cure.
-    let has_cure = lines.iter().skip(1).any(|line| !line.contains(" lost in "));
+    let (before, diagnosis) = text.split_once(DIAGNOSIS)?;
+    let cause = Cause::ALL.iter().find(|cause| diagnosis.starts_with(cause.name()))?;
+    let name = before.rsplit_once("pool[").and_then(|(_, name)| name.trim_end().strip_suffix(']'));
+    let lines: Vec<_> = diagnosis.trim_end().split("; ").map(|part| part.replace(char::is_control, " ")).collect();
+    // Sizes that cost nothing come without advice.
+    let has_cure = lines.len() > 1;
     let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && has_cure);
     Some(Said { pool: name.unwrap_or("the pool").to_owned(), cause: cause.name().to_owned(), is_alarm, lines })
 }

@@ -31,7 +31,7 @@ fn a_program_that_begins_ever_more_workers_warms_up() {
             drop(oldest);
         }
     });
-    program.judged(held).check("warming up", false);
+    program.judged(held).check("warming_up", false);
 }
 
 /// Six threads that each hold a buffer for half of the time, under a ceiling of four buffers.
@@ -56,7 +56,7 @@ fn threads_that_wait_for_each_other_need_a_higher_ceiling() {
     let said = program.judged(held);
     // A pool does not know whose returns they are; a recording does.
     for (by, cause) in &said.causes {
-        let expected = if by.ends_with("recording") { "ceiling too small" } else { "pool full" };
+        let expected = if by.ends_with("recording") { "limit_too_small" } else { "pool_full" };
         assert_eq!(cause, expected, "{by}: {said:?}");
     }
     assert_eq!(said.alarms, [false, false, true, false], "{said:?}");
@@ -78,7 +78,7 @@ fn a_queue_before_a_slow_consumer_is_told_from_it() {
             Program::put_elsewhere(buffer);
         }
     });
-    program.judged(queue).check("slow consumer", true);
+    program.judged(queue).check("slow_consumer", true);
 }
 
 /// One of twenty buffers for labels is kept.
@@ -126,7 +126,7 @@ fn of_twelve_pools_the_one_that_leaks_is_named() {
 fn lengths_of_chance_never_recur_and_cost_nothing_under_adaptive() {
     let mut program = Program::one(|pool| pool);
     program.load(60, 3, |program, _| MIB + program.below(31 * MIB));
-    program.judged(()).check("sizes never recur", false);
+    program.judged(()).check("sizes_never_recur", false);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn lengths_of_chance_page_lock_each_time_under_tensorflow() {
     let exact = |pool: pinpool::PoolBuilder| pool.preset(Preset::TensorFlow).rounding(Rounding::Exact).max_bytes(None);
     let mut program = Program::one(|pool| exact(pool).pool_size_limit(20));
     program.load(60, 3, |program, _| MIB + program.below(31 * MIB));
-    program.judged(()).check("sizes never recur", true);
+    program.judged(()).check("sizes_never_recur", true);
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn a_copy_that_does_not_end_is_stuck() {
     let buffer = program.must_get("images", 4 * MIB);
     let gate = Program::copy(buffer, &stream, &mut device);
     program.load(50, 2, |_, _| 4 * MIB);
-    program.judged((gate, stream)).check("stuck copy", true);
+    program.judged((gate, stream)).check("stuck_copy", true);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn idle_memory_of_other_sizes_is_a_hoard_where_no_ceiling_releases_it() {
         pool.backend(Backend::Source(small.clone())).max_bytes(None)
     });
     program.load(60, 2, |program, _| MIB + program.below(MIB));
-    program.judged(()).check("idle hoard", true);
+    program.judged(()).check("idle_hoard", true);
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn a_back_end_that_refuses_is_no_matter_of_a_ceiling() {
     let small = Arc::new(SimSource::new(64 << 20));
     let mut program = Program::one(|pool| pool.backend(Backend::Source(small.clone())).max_bytes(None));
     let held = throttled(&mut program);
-    program.judged(held).check("memory refused", true);
+    program.judged(held).check("memory_refused", true);
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn copies_from_memory_that_is_not_page_locked_are_named() {
             drop(buffer);
         }
     });
-    program.judged(()).check("not pinned", false);
+    program.judged(()).check("not_pinned", false);
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn memory_that_another_process_holds_is_waited_for() {
     });
     let mut program = Program::one(|pool| pool.ledger(ledger.as_str()).max_bytes(128 << 20));
     let held = throttled(&mut program);
-    program.judged(held).check("waiting for another process", true);
+    program.judged(held).check("other_process", true);
     other.kill().unwrap();
     other.wait().unwrap();
 }

@@ -26,7 +26,7 @@ fn a_data_set_that_is_read_for_half_a_minute_and_kept_is_no_leak() {
             drop(scratch);
         }
     });
-    program.judged(kept).check_calm(&["healthy", "warming up"]);
+    program.judged(kept).check_calm(&["healthy", "warming_up"]);
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn more_requests_at_once_are_no_leak() {
             drop(oldest);
         }
     });
-    program.judged(requests).check_calm(&["healthy", "warming up"]);
+    program.judged(requests).check_calm(&["healthy", "warming_up"]);
 }
 
 #[test]
@@ -169,8 +169,8 @@ fn a_loader_before_a_busy_device_is_no_alarm_and_loses_nothing() {
             }
         });
         let said = program.judged(queue);
-        said.check("pool full", false);
-        assert!(said.causes_logged().iter().all(|cause| ["pool full", "warming up"].contains(cause)), "{said:?}");
+        said.check("pool_full", false);
+        assert!(said.causes_logged().iter().all(|cause| ["pool_full", "warming_up"].contains(cause)), "{said:?}");
     }
 }
 
@@ -199,5 +199,5 @@ fn copies_that_take_seconds_are_not_stuck() {
         stream.synchronize().unwrap();
     }
     // Simulated memory is not pinned.
-    program.judged(stream).check_calm(&["not pinned"]);
+    program.judged(stream).check_calm(&["not_pinned"]);
 }

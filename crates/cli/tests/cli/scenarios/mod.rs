@@ -185,7 +185,7 @@ impl Program {
         let top = finish(pinpool(&["top"]).arg(&socket));
         assert_eq!(top.code(), 0, "{}", top.stderr);
         let own: Vec<_> = self.pools.iter().map(|pool| (pool.stats().name.unwrap_or_default(), pool.why())).collect();
-        let log: Vec<_> = lines().into_iter().filter(|line| line.contains("] verdict: ")).collect();
+        let log: Vec<_> = lines().into_iter().filter(|line| line.contains("] diagnosis: ")).collect();
         fs::write(at("log"), log.join("\n")).unwrap();
         let logged = first(&why(&at("log")));
         // As if the process had been killed now.
@@ -251,7 +251,7 @@ fn cause_in(line: &str) -> &str {
 impl Said {
     /// The causes of the lines of the log.
     fn causes_logged(&self) -> Vec<&str> {
-        let begin = format!("[{}] verdict: ", self.pool);
+        let begin = format!("pool[{}] diagnosis: ", self.pool);
         self.log.iter().filter_map(|line| line.strip_prefix(&begin)).map(cause_in).collect()
     }
 
@@ -270,7 +270,7 @@ impl Said {
     fn check_calm(&self, causes: &[&str]) {
         assert!(self.causes.iter().all(|(_, found)| causes.contains(&found.as_str())), "{self:?}");
         assert!(self.alarms.iter().all(|&alarm| !alarm), "{self:?}");
-        let calm = [&["healthy", "warming up"], causes].concat();
+        let calm = [&["healthy", "warming_up"], causes].concat();
         assert!(self.causes_logged().iter().all(|found| calm.contains(found)), "{self:?}");
     }
 }

@@ -1,0 +1,102 @@
+//! The lines about limits: of the pool, of a partition, and the shared limit of a host.
+
+use std::time::Duration;
+
+use pinpool_os::words::{Size, Time};
+
+use super::texts::Limit;
+use super::{PoolLog, log};
+use crate::ledger::{LedgerReport, Loss};
+
+impl PoolLog {
+    /// `set_max_bytes` was called, or the limit of the cgroup changed (`auto`). To do: nothing.
+    pub(crate) fn ceiling_changed(&self, from: Option<u64>, to: Option<u64>, why: &str) {
+        log::info!(limit, "{self}limit_changed: max={}->{}: {why}", Limit(from), Limit(to));
+    }
+
+    /// The process may lock less memory than the pool's limit. To do: raise `RLIMIT_MEMLOCK` or set `PINPOOL_MAX_BYTES`.
+    pub(crate) fn lock_limited(&self, limit_bytes: u64) {
+        let max = Size(limit_bytes);
+        log::warn!(
+            limit,
+            "{self}lock_limit: RLIMIT_MEMLOCK lowers the pool limit max={max}; raise it (`ulimit -l`, LimitMEMLOCK=, --ulimit \
+             memlock=) or grant CAP_IPC_LOCK"
+        );
+    }
+
+    /// A partition was created. To do: nothing; if the pool's limit is lower, raise it or make the partition smaller.
+    pub(crate) fn partitioned(&self, name: &str, max_bytes: u64, pool_max_bytes: Option<u64>) {
+        let lower = pool_max_bytes.filter(|&bytes| bytes < max_bytes);
+        let lower =
+            lower.map_or_else(String::new, |bytes| format!("; the pool's lower limit of {} applies", Size(bytes)));
+        log::info!(limit, "{self}partition: name={name} max={}{lower}", Size(max_bytes));
+    }
+
+    /// The pool joined a shared limit (`PINPOOL_LEDGER`). To do: nothing.
+    pub(crate) fn joined_ledger(&self, report: &LedgerReport) {
+        let LedgerReport { name, max_bytes, held_bytes, owners, .. } = report;
+        let (max, held, others) = (Limit(*max_bytes), Size(*held_bytes), owners.len().saturating_sub(1));
+        log::info!(ledger, "{self}shared_limit: joined name={name} max={max} held={held} other_pools={others}");
+    }
+
+    /// The first process set another shared limit. To do: give all processes the same `PINPOOL_MAX_BYTES`.
+    pub(crate) fn ledger_has_other_ceiling(&self, name: &str, max_bytes: Option<u64>, asked_bytes: u64) {
+        let (max, ignored) = (Limit(max_bytes), Size(asked_bytes));
+        log::warn!(
+            ledger,
+            "{self}shared_limit: the first process set it name={name} max={max} ignored={ignored}; give all processes the same \
+             PINPOOL_MAX_BYTES"
+        );
+    }
+
+    /// The shared limit is not used, and the pool has only its own. To do: the reason is in the line.
+    pub(crate) fn no_ledger(&self, why: &str) {
+        log::warn!(ledger, "{self}shared_limit: not used, the pool has only its own limit: {why}");
+    }
+
+    /// Other processes released idle memory for a request. To do: nothing.
+    pub(crate) fn ledger_had_room(&self, name: &str, asked_bytes: u64, waited: Duration) {
+        let waited = Time(waited);
+        log::debug!(ledger, "{self}shared_limit: served name={name} request={asked_bytes}B waited={waited}");
+    }
+
+    /// Other processes did not release enough for a request. To do: return buffers there, or raise the shared limit.
+    pub(crate) fn ledger_had_no_room(&self, name: &str, asked_bytes: u64, waited: Duration, others: &str) {
+        let (request, waited) = (Size(asked_bytes), Time(waited));
+        log::info!(ledger, "{self}shared_limit: no room name={name} request={request} waited={waited}: {others}");
+    }
+
+    /// Idle memory was released for another process. To do: nothing.
+    pub(crate) fn ledger_was_given(&self, name: &str, bytes: u64) {
+        log::debug!(ledger, "{self}shared_limit: released idle memory for another process name={name} bytes={bytes}B");
+    }
+
+    /// Why the pool can no longer grow under its shared limit, once.
+    pub(crate) fn ledger_news(&self, name: &str, news: Option<Loss>) {
+        match news {
+            None => {}
+            Some(Loss::Removed) => self.ledger_removed(name),
+            Some(Loss::Closed) => self.ledger_closed(name),
+        }
+    }
+
+    /// The file of the shared limit was removed; buffers stay valid, but new processes use another limit. To do: restart all its
+    /// processes; exclude the file from cleaners of `/dev/shm`.
+    fn ledger_removed(&self, name: &str) {
+        log::error!(
+            ledger,
+            "{self}shared_limit: its file was removed, this pool can no longer grow name={name}; restart all its processes and \
+             keep the file (RemoveIPC=no in logind.conf, cleaners of /dev/shm)"
+        );
+    }
+
+    /// Other code closed the descriptor of the shared limit; buffers stay valid but no longer count. To do: exclude the descriptor
+    /// from `closefrom` and `close_range`, and restart the process.
+    fn ledger_closed(&self, name: &str) {
+        log::error!(
+            ledger,
+            "{self}shared_limit: this process closed its descriptor, this pool can no longer grow name={name}; close only your \
+             own descriptors and restart this process"
+        );
+    }
+}

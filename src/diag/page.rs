@@ -1,0 +1,238 @@
+//! docs/log-lines.md, made of the comments of the methods and of the lines that they print: `UPDATE_DOCS=1 cargo test --lib
+//! log_lines` writes it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+
+use super::log::captured;
+use super::*;
+use crate::backend::PageTiers;
+use crate::dump::{Refused, RefusedBy, Request};
+use crate::error::ErrorKind;
+use crate::finding::Finding;
+use crate::ledger::{LedgerReport, Loss};
+use pinpool_observe::judge::{Judge, Snapshot};
+
+const SOURCES: [&str; 5] = [
+    include_str!("../diag.rs"),
+    include_str!("limits.rs"),
+    include_str!("memory.rs"),
+    include_str!("reserve.rs"),
+    include_str!("warnings.rs"),
+];
+
+const MIB: u64 = 1 << 20;
+
+/// Every line once: the method that logs it, and the line.
+fn examples() -> Vec<(&'static str, captured::Line)> {
+    let log = PoolLog { name: Some("loader".to_owned()), ..PoolLog::new() };
+    let path = Path::new("/tmp/t.gz");
+    let usage = UsageReport {
+        held_bytes: 24 * MIB,
+        in_use_bytes: 24 * MIB,
+        max_bytes: Some(24 * MIB),
+        ..UsageReport::default()
+    };
+    let start = Start {
+        preset: "adaptive",
+        backend: "mlock",
+        is_pinned: true,
+        ceiling: "24.0MiB",
+        device: None,
+        numa_node: Some(1),
+        granule_bytes: Some(128 << 10),
+        huge_pages: Some("madvise"),
+        settings: "PINPOOL_MAX_BYTES=24MiB (builder)",
+        passed_over: &[("vmm", "no GPU".to_owned()), ("cuda", "no GPU".to_owned())],
+    };
+    let growth = Growth {
+        asked_bytes: 15_728_640,
+        held_before_bytes: 0,
+        held_bytes: 16 * MIB,
+        page_locks: 1,
+        took: Duration::from_micros(36_100),
+        max_bytes: Some(24 * MIB),
+    };
+    let judged = |now: Snapshot| {
+        let mut judge = Judge::default();
+        judge.look(10_000_000, now).expect("a window ends").clone()
+    };
+    let healthy =
+        judged(Snapshot { gets: 1000, is_pinned: true, held_bytes: MIB, most_held_bytes: MIB, ..Default::default() });
+    let too_small = judged(Snapshot {
+        gets: 21_397,
+        short_gets: 3_327,
+        failed_gets: 1,
+        waiting_ns: 6_400_000_000,
+        needed_bytes: 27 * MIB,
+        max_bytes: Some(24 * MIB),
+        limit: Some("PINPOOL_MAX_BYTES".into()),
+        ..Default::default()
+    });
+    let dump = Dump {
+        device: "host".to_owned(),
+        allocator: "mlock (adaptive)".to_owned(),
+        owners: Vec::new(),
+        usage: usage.clone(),
+        longest_free_bytes: 0,
+        peak_bytes: 24 * MIB,
+        oldest_copy: None,
+        host: None,
+        request: Some(Request {
+            asked_bytes: 4 * MIB,
+            tag: Some("labels".to_owned()),
+            is_reserve: false,
+            refused: Refused {
+                level: RefusedBy::Limit { could_fit: true },
+                needed_bytes: 4 * MIB,
+                found: "the pool limit of 24.0MiB is reached (PINPOOL_MAX_BYTES)".to_owned(),
+                remedy: String::new(),
+            },
+        }),
+        limit: "PINPOOL_MAX_BYTES",
+        judged: None,
+    };
+    let refused = SourceError::new("cuMemFreeHost", "unspecified launch failure").with_code(719);
+    let mlock = SourceError::new("mlock", "out of memory").with_code(12);
+    let unknown =
+        Error::from(ErrorKind::Device { why: "cuEventQuery failed: unspecified launch failure (code 719)".to_owned() });
+    let mut shared = LedgerReport::default();
+    (shared.name, shared.max_bytes) = ("job".to_owned(), Some(64 * MIB));
+    let loss = |records, lost, failure: Option<&str>| Recorded { records, lost, failure: failure.map(str::to_owned) };
+    let mut ended = Stats::default();
+    (ended.requests.served, ended.requests.misses, ended.memory.peak_held_bytes) = (2, 2, 24 * MIB);
+    let mut lines = Vec::new();
+    let mut add = |method: &'static str, call: &dyn Fn()| {
+        let found = captured::lines_of(call);
+        let [captured::Line { level, target, text }] = found.as_slice() else {
+            panic!("{method} prints one line: {found:?}")
+        };
+        let first = text.lines().next().expect("a line");
+        let text = first.replace(&format!("pid={}", std::process::id()), "pid=18721");
+        lines.push((method, captured::Line { level: *level, target, text }));
+    };
+    add("started", &|| log.started(&start));
+    add("lock_limited", &|| log.lock_limited(8 * MIB));
+    add("found_warning", &|| {
+        log.found(&Finding::warning("pinning", "memory is not pinned: mlock is limited").remedy("raise `ulimit -l`"))
+    });
+    add("found_error", &|| {
+        log.found(&Finding::error("gpu", "the GPU is not used: the driver does not start (code 999)"))
+    });
+    add("unused_variable", &|| log.unused_variables(&["PINPOOL_NAME=x: unknown setting".to_owned()]));
+    add("no_thread_for", &|| log.no_thread(Err(io::ErrorKind::WouldBlock.into())));
+    add("grown", &|| log.grown(&growth));
+    add("page_locked", &|| log.page_locked(&growth));
+    add("carved", &|| log.carved(4096));
+    add("few_mappings", &|| log.few_mappings(58_000, 65_530, 20_000, 2 * MIB));
+    add("sizes_vary", &|| log.sizes_changed(Some(true)));
+    add("sizes_recur", &|| log.sizes_changed(Some(false)));
+    add("pressure_began", &|| log.pressure_changed(false));
+    add("pressure_ended", &|| log.pressure_changed(true));
+    add("limit_lowered", &|| log.limit_lowered(110, 100));
+    add("ceiling_changed", &|| log.ceiling_changed(Some(24 * MIB), Some(64 * MIB), "set_max_bytes"));
+    add("partitioned", &|| log.partitioned("eval", 16 * MIB, Some(8 * MIB)));
+    add("began_to_wait", &|| log.began_to_wait(500_000, 524_288));
+    add("waited", &|| log.waited(500_000, Duration::from_micros(5_130), true));
+    add("full", &|| log.shortage_began(500_000, true, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
+    add("refused", &|| log.shortage_began(500_000, false, "return buffers sooner or raise PINPOOL_MAX_BYTES", &usage));
+    add("shortage_ended", &|| log.shortage_ended(Duration::from_secs(3), 2, Duration::from_millis(1_500), 0));
+    add("fell_back", &|| log.fell_back(500_000, 10, 2 * MIB, Some(24 * MIB)));
+    add("out_of_memory", &|| log.out_of_memory(&dump));
+    add("diagnosed", &|| log.judged(&healthy));
+    add("alarmed", &|| log.judged(&too_small));
+    add("reserve_begun", &|| log.reserve_begun(8 * MIB, 24 * MIB));
+    add("reserving", &|| log.reserving(16 * MIB, 24 * MIB, Some(Duration::from_secs(2))));
+    add("reserve_done", &|| log.reserve_done(24 * MIB, Duration::from_millis(12), Some(1)));
+    add("reserved", &|| log.reserved(24 * MIB, || PageTiers { small_bytes: MIB, ..Default::default() }, Some(1)));
+    add("reserve_waits", &|| log.reserve_waits(8 * MIB, 64 * MIB, Some(24 * MIB)));
+    add("reserve_stopped", &|| log.reserve_stopped(8 * MIB, 64 * MIB, &mlock));
+    add("few_huge_pages", &|| log.few_huge_pages(&SourceError::new("mmap", "cannot allocate memory").with_code(12)));
+    add("joined_ledger", &|| log.joined_ledger(&shared));
+    add("ledger_has_other_ceiling", &|| log.ledger_has_other_ceiling("job", Some(64 * MIB), 24 * MIB));
+    add("no_ledger", &|| log.no_ledger("/dev/shm is full"));
+    add("ledger_had_room", &|| log.ledger_had_room("job", 500_000, Duration::from_micros(5_130)));
+    add("ledger_had_no_room", &|| {
+        log.ledger_had_no_room("job", 500_000, Duration::from_secs(30), "pid 7 holds 60.0MiB")
+    });
+    add("ledger_was_given", &|| log.ledger_was_given("job", 524_288));
+    add("ledger_removed", &|| log.ledger_news("job", Some(Loss::Removed)));
+    add("ledger_closed", &|| log.ledger_news("job", Some(Loss::Closed)));
+    add("stuck", &|| log.stuck(1, 4096, Duration::from_secs(40), 0x10));
+    add("quarantined", &|| log.completion_unknown(4096, 1, true, true, &unknown));
+    add("leaked", &|| log.completion_unknown(4096, 1, false, false, &unknown));
+    add("completion_known", &|| log.completion_known(1, 4096));
+    add("idle_memory_stays", &|| log.idle_memory_stays(8 * MIB, "cuda"));
+    add("release_delayed", &|| log.release_error(Err(refused.clone())));
+    add("release_failed", &|| log.release_failed(8 * MIB, &refused));
+    add("memory_gone", &|| log.memory_gone(&refused));
+    add("serving", &|| log.serving(path));
+    add("not_serving", &|| log.not_serving(path, "permission denied"));
+    add("recording", &|| log.recording(path));
+    add("earlier_recording", &|| log.earlier_recording(path, Path::new("/tmp/t.gz.old")));
+    add("not_recording", &|| log.not_recording(path, "another process writes it"));
+    add("recorded_all", &|| log.recorded(path, &loss(120, 0, None)));
+    add("records_lost", &|| log.recorded(path, &loss(120, 3, None)));
+    add("recording_failed", &|| log.recorded(path, &loss(120, 3, Some("no space left on device"))));
+    add("ended", &|| log.ended(&ended));
+    add("still_out", &|| log.still_out(1, MIB, &[]));
+    add("closed_in_flight", &|| log.closed_in_flight(1, 4096, Duration::from_secs(30)));
+    add("left_pinned", &|| log.left_pinned(24 * MIB));
+    add("left_by_refusal", &|| log.left_by_refusal(24 * MIB, &refused));
+    lines
+}
+
+/// The comment of each method that logs a line.
+fn comments() -> BTreeMap<&'static str, String> {
+    let mut comments = BTreeMap::new();
+    for source in SOURCES {
+        let (mut comment, mut method) = (String::new(), "");
+        for line in source.lines().map(str::trim) {
+            if let Some(text) = line.strip_prefix("///") {
+                // The last paragraph.
+                comment = if text.is_empty() { String::new() } else { comment + text };
+            } else if let Some((_, name)) = line.split_once("fn ") {
+                method = name.split(['(', '<']).next().unwrap_or_default();
+                comments.insert(method, std::mem::take(&mut comment));
+            } else if !line.starts_with('#') && !line.contains("log::") {
+                comment.clear();
+            }
+            if line.starts_with("log::") {
+                comments.entry(method).and_modify(|comment| comment.insert(0, '!'));
+            }
+        }
+    }
+    comments.retain(|_, comment| comment.starts_with('!'));
+    comments
+}
+
+#[test]
+fn the_page_of_the_log_lines_has_each_line_with_its_meaning_and_an_example() {
+    let (examples, mut comments) = (examples(), comments());
+    let (mut rows, mut lines) = (String::new(), String::new());
+    for (method, captured::Line { level, target, text }) in examples {
+        let comment = comments.remove(method).unwrap_or_else(|| panic!("{method} logs no line"));
+        let (meaning, to_do) = comment[1..].split_once(" To do: ").unwrap_or_else(|| panic!("{method}: {comment}"));
+        let event = text.split(' ').nth(1).expect("an event").trim_end_matches(':');
+        let (level, target, meaning) =
+            (level.as_str().to_lowercase(), target.trim_start_matches("pinpool::"), meaning.trim());
+        let _ = writeln!(rows, "| `{event}` | {target} | {level} | {meaning} | {to_do} |");
+        let _ = writeln!(lines, "{text}");
+    }
+    assert!(comments.is_empty(), "lines without an example: {comments:?}");
+    let made = format!(
+        "| event | target | level | meaning | what to do |\n| --- | --- | --- | --- | --- |\n{rows}\n```text\n{lines}```\n"
+    );
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/log-lines.md");
+    let page = fs::read_to_string(&path).expect("the page can be read");
+    let (begin, end) = ("<!-- made from the code: UPDATE_DOCS=1 cargo test --lib log_lines -->\n", "<!-- end -->");
+    let (before, rest) = page.split_once(begin).expect("the page has its marks");
+    let (found, behind) = rest.split_once(end).expect("the page has its marks");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, format!("{before}{begin}{made}{end}{behind}")).expect("the page can be written");
+    } else {
+        assert!(found == made, "docs/log-lines.md is stale: UPDATE_DOCS=1 cargo test --lib log_lines");
+    }
+}
