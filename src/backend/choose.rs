@@ -6,8 +6,8 @@
 //! | without (`tensorflow`) | `cuda`, `mlock`, `heap`: each miss is an allocation, for which `vmm` and `register` are too slow |
 //!
 //! A source of the driver is taken if it gave memory which was touched, copied from and given back ([`trial`]); else the
-//! refusal is kept for the log line and the next one is tried. The trial of `vmm` makes no context unless the driver needs
-//! one, and copies only where there is a context; those of `register` and `cuda` make one. A source that the user names is
+//! refusal is kept for the log line and the next one is tried. The trial of `vmm` makes no context, and copies
+//! only if there is one; those of `register` and `cuda` make one. A source that the user names is
 //! not tried but by its first get, except for `vmm`.
 
 use pinpool_os::words::Size;

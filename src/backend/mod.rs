@@ -30,13 +30,13 @@ mod mapping;
 mod mlock;
 mod page_lock;
 mod page_tiers;
+#[cfg(feature = "cuda")]
+mod pin_permit;
 mod populate;
 #[cfg(feature = "cuda")]
 mod register;
 mod source;
 mod trial;
-#[cfg(feature = "cuda")]
-mod turns;
 mod virtual_memory;
 #[cfg(feature = "cuda")]
 mod vmm;

@@ -21,9 +21,9 @@ use cudarc::driver::sys;
 
 use super::huge_pages::{HugeTlb, increasing};
 use super::mapping;
+use super::pin_permit::PinPermits;
 use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
-use super::turns::Turns;
 use crate::driver::calls;
 use crate::driver::device::{Device, driver_error, pinning_error};
 use crate::driver::virtual_memory::attribute;
@@ -49,7 +49,7 @@ pub struct RegisterSource {
     ids: RegionIds,
     threads: usize,
     hugetlb: HugeTlb,
-    registrations: Turns,
+    registrations: PinPermits,
 }
 
 impl RegisterSource {
@@ -137,17 +137,17 @@ impl RegisterSource {
 
     fn register(&self, region: &Region, until: Option<Instant>) -> Result<(), SourceError> {
         let bytes = mapping::mapped_bytes(region.len_bytes())?;
-        let turn = self.registrations.take(until).ok_or_else(|| {
+        let permit = self.registrations.take(until).ok_or_else(|| {
             let what = "another thread is registering memory, and the driver registers for one at a time";
             let remedy = "wait longer (PINPOOL_WAIT), or register memory before it is needed (PINPOOL_RESERVE)";
             SourceError { retry: Retry::Soon, ..SourceError::new("cuMemHostRegister", what).with_remedy(remedy) }
         })?;
-        if let Some(pause) = turn.last_end.and_then(|last_end| PAUSE.checked_sub(last_end.elapsed())) {
+        if let Some(pause) = permit.last_end.and_then(|last_end| PAUSE.checked_sub(last_end.elapsed())) {
             thread::sleep(pause);
         }
         // SAFETY: whole pages of a mapping of this source; a context is current on this thread.
         let registered = unsafe { calls::host_register(region.start().as_ptr().cast(), bytes, FLAGS) };
-        drop(turn);
+        drop(permit);
         registered.map_err(|error| pinning_error("cuMemHostRegister", error))
     }
 }

@@ -1,8 +1,8 @@
-//! Tries a source for real: a little memory is taken, touched, copied from and given back.
+//! Tests a source: takes a little memory, touches it, has a device copy from it and compares, and releases it.
 //!
 //! ```text
 //!   acquire ──▶ touch ──▶ copy a word ──▶ release
-//!   reserve and commit ──▶ touch ──▶ copy a word ──▶ move, touch, copy a word ──▶ decommit and unreserve
+//!   reserve and commit ──▶ touch ──▶ copy a word ──▶ decommit and unreserve
 //! ```
 //!
 //! These are the calls of a pool that grows and shrinks, in its order and with its flags: a source that refuses any of them
@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use super::source::Source;
-use super::virtual_memory::{RemapError, Subrange, VirtualMemory};
+use super::virtual_memory::VirtualMemory;
 use crate::error::SourceError;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
@@ -29,14 +29,13 @@ pub(crate) const NO_COPY: Copy<'static> = &|_| Ok(());
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Trial {
-    /// Bytes taken: at most 2 MiB, of a driver's virtual memory 4 MiB.
+    /// Bytes taken: at most 2 MiB.
     pub bytes: usize,
     /// The time of the taking.
     pub took: Duration,
 }
 
-/// Tries `source` as [`Backend::Auto`](crate::Backend::Auto) does: at most 4 MiB are taken, touched, moved where the source
-/// has virtual memory, and given back. If the source [needs a GPU](Source::needs_gpu), the device of this ordinal copies from
+/// Tries `source` as [`Backend::Auto`](crate::Backend::Auto) does: at most 2 MiB are taken, touched and released. If the source [needs a GPU](Source::needs_gpu), the device of this ordinal copies from
 /// them, for which a context is made. `None` if a stream that captures a graph forbids that now: nothing is known then.
 ///
 /// ```
@@ -94,7 +93,7 @@ fn copy_word(_device: u32, _start: NonNull<u8>) -> Result<(), SourceError> {
 }
 
 /// Takes memory as a pool does when it grows, has it touched and copied from, and gives it back. Returns the bytes, no more
-/// than two granules and the ceiling `max_bytes`, and the time of the taking. A ceiling that leaves no room is no refusal.
+/// than a granule and the limit `max_bytes`, and the time of the taking. A ceiling that leaves no room is no refusal.
 pub(crate) fn grow(
     source: &dyn Source,
     max_bytes: Option<u64>,
@@ -108,12 +107,7 @@ pub(crate) fn grow(
         return Ok((0, Duration::ZERO));
     };
     match source.virtual_memory() {
-        // Two of a driver, since it may refuse calls over several that it takes for one.
-        Some(memory) => {
-            let one = bytes.next_multiple_of(memory.granule_bytes());
-            let several = if source.needs_gpu() && source.held_bytes(2 * one) <= ceiling { 2 * one } else { one };
-            granules(memory, several, copy)
-        }
+        Some(memory) => granules(memory, bytes.next_multiple_of(memory.granule_bytes()), copy),
         None => region(source, bytes, copy),
     }
 }
@@ -139,7 +133,7 @@ fn region(source: &dyn Source, bytes: usize, copy: Copy<'_>) -> Result<(usize, D
 }
 
 fn granules(memory: &dyn VirtualMemory, bytes: usize, copy: Copy<'_>) -> Result<(usize, Duration), SourceError> {
-    let range = memory.reserve(2 * bytes)?;
+    let range = memory.reserve(bytes)?;
     let begun = Instant::now();
     // SAFETY: nothing of this range was committed before.
     let mut outcome = unsafe { memory.commit(&range, 0, bytes) };
@@ -147,23 +141,8 @@ fn granules(memory: &dyn VirtualMemory, bytes: usize, copy: Copy<'_>) -> Result<
     if outcome.is_ok() {
         // SAFETY: committed above, and longer than two words.
         outcome = unsafe { touch(range.start()) }.and_then(|()| copy(range.start()));
-        let mut at = Some(0);
-        if outcome.is_ok() {
-            // SAFETY: committed at 0, unused since the copy is over; nothing is committed behind it.
-            let moved = unsafe { memory.remap(&range, &[Subrange { offset: 0, bytes }], bytes) };
-            at = match moved {
-                Ok(()) => Some(bytes),
-                Err(RemapError::Kept(_)) => Some(0),
-                Err(RemapError::Lost(_)) => None,
-            };
-            outcome = moved.map_err(SourceError::from).and_then(|()| {
-                let moved_to = range.at(bytes, bytes)?;
-                // SAFETY: committed by the remap, and longer than two words.
-                unsafe { touch(moved_to) }.and_then(|()| copy(moved_to))
-            });
-        }
-        // SAFETY: committed there; no reference into it was made, and the copy is over.
-        let decommit = || at.map_or(Ok(()), |at| unsafe { memory.decommit(&range, at, bytes) });
+        // SAFETY: committed above; no reference into it was made, and the copy is over.
+        let decommit = || unsafe { memory.decommit(&range, 0, bytes) };
         if let Err(error) = decommit() {
             outcome = outcome.and(Err(error));
             // A refusal may be of the moment. What is refused again is given up with the addresses.
@@ -247,7 +226,7 @@ mod tests {
         };
         assert_eq!(grow(&heap, None, &count).unwrap().0, GRANULE_BYTES);
         assert_eq!(grow(&small(4 << 20), None, &count).unwrap().0, GRANULE_BYTES);
-        assert_eq!(copies.get(), 3, "from virtual memory before and after it was moved");
+        assert_eq!(copies.get(), 2);
         reserve(&heap, 1 << 20, 2).unwrap();
         let too_small = small(4096);
         assert!(reserve(&too_small, 1 << 20, 1).is_err());

@@ -14,18 +14,14 @@
 //! instead ([`RegisterSource`]) at 17 to 24 GB/s; of granules only where the driver registers nothing. To unregister it at the
 //! end of the pool waits for the device and holds up every enqueue.
 //!
-//! Access is set for the CPU, the own GPU and those that use the memory or may use it unseen (`table`). Creating a source tries two granules, at each [location](super::location) in turn, and makes a context
-//! only if the driver needs one; reserving makes none.
-//!
-//! A driver may refuse calls that save time alone: to set the access of several granules, to unmap several, to map a granule at
-//! a second address. Then each granule has a call of its own, and a granule that moves is unmapped first.
+//! Access is set for the CPU, the own GPU and those that use the memory or may use it unseen (`table`). Creating a source tests a granule, at each
+//! [location](super::location) in order, and makes no context; neither does reserving.
 //!
 //! Invariants:
 //!
 //! 1. **vmm-I1**: `granules` has the handle of every granule that is mapped and readable, under its address, and no others.
 //!    Its lock is held around no call of the driver; a call owns its granules alone (the contract of [`VirtualMemory`]).
-//! 2. **vmm-I2**: a run of granules is unmapped by one call, which unmaps all of it or, refused, none; where the driver takes
-//!    one granule in a call, those before the refused one are unmapped.
+//! 2. **vmm-I2**: a run of granules is unmapped by one call, which unmaps all of it or, if refused, none.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ops::Range;
@@ -91,10 +87,6 @@ const EVERYWHERE: Range<u64> = 0..u64::MAX;
 
 fn bytes_of(granules: &[Granule]) -> usize {
     granules.iter().map(|granule| granule.bytes).sum()
-}
-
-fn lengths_of(granules: &[Granule]) -> Vec<usize> {
-    granules.iter().map(|granule| granule.bytes).collect()
 }
 
 fn address(start: NonNull<u8>) -> u64 {
@@ -288,16 +280,9 @@ unsafe impl VirtualMemory for VmmSource {
     }
 
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
-        // By the manual this needs no context; some drivers ask for one.
+        // By the manual this needs no context.
         let _relaxed = RelaxedCapture::enter();
-        let reserved = match self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES) {
-            Err(refusal) if refusal.needs_context() && self.makes_context => {
-                let _entered = self.enter()?;
-                self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES)
-            }
-            reserved => reserved,
-        }
-        .map_err(source_error)?;
+        let reserved = self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES).map_err(source_error)?;
         // The driver runs on 64-bit machines only.
         let aligned = usize::try_from(reserved).ok().filter(|address| address.is_multiple_of(RANGE_ALIGN_BYTES));
         let start = aligned.and_then(|address| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address)));
@@ -323,9 +308,9 @@ unsafe impl VirtualMemory for VmmSource {
         let run = self.run_at(range, offset, bytes)?;
         let _entered = self.enter()?;
         // A granule that is still mapped at an old place would stay page-locked (vm-S5).
-        self.old_places.unmap(&self.calls, &EVERYWHERE).map_err(source_error)?;
-        // SAFETY: the caller's promise: committed and unused.
-        unsafe { self.unmap(&run) }.map_err(source_error)?;
+        self.old_places.unmap(self.driver, &EVERYWHERE).map_err(source_error)?;
+        // SAFETY: the caller's promise: committed and unused; whole granules (vmm-I1).
+        unsafe { self.driver.unmap(run.start, bytes) }.map_err(source_error)?;
         self.granules.forget(&run);
         if self.release_granules(&run.granules).is_ok() {
             // The driver releases again. What it still refuses is tried again at the end, where it is an error.
@@ -342,25 +327,14 @@ unsafe impl VirtualMemory for VmmSource {
         let _entered = self.enter().map_err(RemapError::Kept)?;
         let kept = |refusal| RemapError::Kept(source_error(refusal));
         if self.old_places.granules() > OLD_GRANULES_MAX {
-            self.old_places.unmap(&self.calls, &EVERYWHERE).map_err(kept)?;
-        }
-        if self.calls.maps_once() {
-            // SAFETY: the caller's promise.
-            return unsafe { self.move_unmapped(&runs, to, &granules) };
+            self.old_places.unmap(self.driver, &EVERYWHERE).map_err(kept)?;
         }
         // One `map` for all runs, because setting the access costs more than all other calls.
         // SAFETY: the caller's promise: nothing is committed at `to`.
-        let others = match unsafe { self.map(to, &granules) } {
-            // Perhaps the driver maps a granule at one address at a time.
-            Err(refusal) if refusal.call == "cuMemMap" && refusal.is_of_arguments() => {
-                // SAFETY: the caller's promise.
-                return unsafe { self.move_unmapped(&runs, to, &granules) };
-            }
-            mapped => mapped.map_err(kept)?,
-        };
+        let others = unsafe { self.map(to, &granules) }.map_err(kept)?;
         for run in &runs {
             self.granules.forget(run);
-            self.old_places.add(run.start, lengths_of(&run.granules));
+            self.old_places.add(run.start, &run.granules);
         }
         self.granules.remember(to, &granules, others);
         Ok(())
@@ -375,7 +349,7 @@ unsafe impl VirtualMemory for VmmSource {
             return Ok(());
         }
         let _entered = self.enter()?;
-        self.old_places.unmap(&self.calls, &EVERYWHERE).map_err(source_error)
+        self.old_places.unmap(self.driver, &EVERYWHERE).map_err(source_error)
     }
 
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {

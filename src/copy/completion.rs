@@ -68,7 +68,7 @@ impl Completion {
     }
 
     /// The buffer of a copy that is over is idle at once, and counts as such.
-    fn note_end(&self) {
+    fn record_end(&self) {
         if let Some(keeper) = self.keeper.as_ref().and_then(Weak::upgrade) {
             keeper.copy_ended();
         }
@@ -90,7 +90,7 @@ impl Completion {
     /// The errors of [`is_done`](Completion::is_done).
     pub fn wait(&self) -> Result<()> {
         self.fence.as_ref().map_or(Ok(()), |fence| fence.wait())?;
-        self.note_end();
+        self.record_end();
         Ok(())
     }
 
@@ -110,7 +110,7 @@ impl Completion {
             thread::sleep(pause.min(left));
             pause = (pause * 2).min(longest);
         }
-        self.note_end();
+        self.record_end();
         Ok(true)
     }
 }

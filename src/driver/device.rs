@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::sys;
 
 use super::code::Code;
-use super::{CurrentContext, RelaxedCapture, calls, standstill};
+use super::{CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::SourceError;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::host;
@@ -125,7 +125,7 @@ impl Device {
     /// The error of each call from now on, if a reset of the device has ended the context, and the memory with it.
     pub(crate) fn gone(&self) -> Option<SourceError> {
         let context = self.context.get()?;
-        standstill::ask(|| context.has_ended()).unwrap_or(false).then(was_reset)
+        driver_watchdog::ask(|| context.has_ended()).unwrap_or(false).then(was_reset)
     }
 
     /// Sets the state as [`enter`](Self::enter) does if the device has a context already; else sets the capture mode alone,

@@ -10,7 +10,7 @@
 //! | [`calls`] | cudarc's results are an enumeration, and its functions may be those of a stub |
 //! | [`code`] | cudarc's texts of errors call the driver, which may be gone |
 //! | [`device`] | the devices, their primary contexts and attributes |
-//! | [`standstill`] | questions that are not asked while the driver answers nobody |
+//! | [`driver_watchdog`] | threads do not call a driver that does not return |
 //! | [`state`] | whether there is a driver and a device, and if not, why |
 //! | [`virtual_memory`] | the driver's virtual memory, found by name, with types of this crate |
 //!
@@ -27,8 +27,8 @@ use self::code::Code;
 pub(crate) mod calls;
 pub(crate) mod code;
 pub(crate) mod device;
+pub(crate) mod driver_watchdog;
 mod library;
-pub(crate) mod standstill;
 pub(crate) mod state;
 pub(crate) mod virtual_memory;
 

@@ -99,20 +99,9 @@ impl DriverRefusal {
         Self { call: MADVISE, code }
     }
 
-    /// Whether the driver refused what was asked, as it may for several granules and not for one: `CUDA_ERROR_INVALID_VALUE`,
-    /// `CUDA_ERROR_ALREADY_MAPPED`, `CUDA_ERROR_NOT_PERMITTED` or `CUDA_ERROR_NOT_SUPPORTED`.
-    pub(crate) fn is_of_arguments(self) -> bool {
-        matches!(self.code, 1 | 208 | 800 | 801)
-    }
-
     /// Whether the driver may take the same call later: `CUDA_ERROR_OUT_OF_MEMORY`.
     pub(crate) fn may_pass(self) -> bool {
         self.code == 2
-    }
-
-    /// Whether the call failed because no context is current on this thread.
-    pub(crate) fn needs_context(self) -> bool {
-        self.code == 201
     }
 }
 

@@ -31,17 +31,23 @@ pub(super) struct Accounts {
     lost: AtomicU64,
     lost_bytes: AtomicU64,
     timeouts: AtomicU64,
-    requested_bytes: AtomicU64,
-    requested_class_bytes: AtomicU64,
-    lengths: Mutex<RecentLengths>,
-    /// Requests of a length that was not asked for lately.
-    new_lengths: AtomicU64,
+    requested: Mutex<Requested>,
     /// How long gets waited.
     waits: Mutex<Histogram>,
     /// How long users had the buffers that misses made.
     uses: Mutex<Histogram>,
     /// How long buffers were in flight.
     flights: Mutex<Histogram>,
+}
+
+/// What was asked for by requests that found nothing idle at once.
+#[derive(Debug, Default)]
+struct Requested {
+    bytes: u64,
+    class_bytes: u64,
+    recent_lengths: RecentLengths,
+    /// Requests of a length that was not asked for lately.
+    new_lengths: u64,
 }
 
 impl Accounts {
@@ -70,22 +76,23 @@ impl Accounts {
         self.uses.lock().record(Duration::from_micros(now_us.saturating_sub(since_us)));
     }
 
-    /// A buffer that was in flight since `since_us` is not any more.
-    pub(super) fn count_in_flight(&self, since_us: u64, now_us: u64) {
-        self.flights.lock().record(Duration::from_micros(now_us.saturating_sub(since_us)));
+    /// Buffers that have been in flight since these times are not any more.
+    pub(super) fn count_in_flight(&self, since_us: impl Iterator<Item = u64>, now_us: u64) {
+        let mut flights = self.flights.lock();
+        since_us.for_each(|since_us| flights.record(Duration::from_micros(now_us.saturating_sub(since_us))));
     }
 
     /// A get that found nothing idle at once asked for `len` bytes and got `class_bytes`.
     pub(super) fn count_request(&self, len: usize, class_bytes: usize) {
-        self.requested_bytes.fetch_add(len as u64, Ordering::Relaxed);
-        self.requested_class_bytes.fetch_add(class_bytes as u64, Ordering::Relaxed);
-        let is_new = self.lengths.lock().is_new(len as u64);
-        self.new_lengths.fetch_add(is_new.into(), Ordering::Relaxed);
+        let mut requested = self.requested.lock();
+        requested.bytes += len as u64;
+        requested.class_bytes += class_bytes as u64;
+        requested.new_lengths += u64::from(requested.recent_lengths.is_new(len as u64));
     }
 
     /// Gets so far that found nothing idle at once and asked for a length that was not asked for lately.
     pub(super) fn new_lengths(&self) -> u64 {
-        self.new_lengths.load(Ordering::Relaxed)
+        self.requested.lock().new_lengths
     }
 
     pub(super) fn count_fallback_put(&self) {
@@ -136,8 +143,8 @@ impl Accounts {
         stats.requests.hits += handed_over;
         stats.requests.misses += fallbacks;
         stats.requests.returned += fallback_puts + handed_over + counted(&self.made_room);
-        stats.requests.requested_bytes = counted(&self.requested_bytes);
-        stats.requests.granted_bytes = counted(&self.requested_class_bytes);
+        let Requested { bytes, class_bytes, .. } = *self.requested.lock();
+        (stats.requests.requested_bytes, stats.requests.granted_bytes) = (bytes, class_bytes);
         stats.requests.failed = counted(&self.failed_gets);
         stats.requests.timeouts = counted(&self.timeouts);
         stats.requests.wait_time = *self.waits.lock();

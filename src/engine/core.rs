@@ -317,9 +317,13 @@ impl Core {
     fn take_completed(&self, class: Class) -> Option<Block> {
         while self.in_flight.count() > 0 {
             let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
-            let swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
+            let mut swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
             let found_none = swept.completed.is_empty();
+            let reused = self.reuse_completed(&mut swept, is_enough);
             self.complete(swept);
+            if reused.is_some() {
+                return reused;
+            }
             // Another thread may take it first; then there may be more.
             let block = self.stock.take(class);
             if block.is_some() || found_none {

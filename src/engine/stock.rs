@@ -211,6 +211,14 @@ impl<E> Stock<E> {
         PutEnd::Released
     }
 
+    /// Whether [`put`](Self::put) keeps `block` in a thread cache.
+    pub(super) fn keeps_idle(&self, block: &Block<E>) -> bool {
+        self.idle.has_cache()
+            && block.is_from_source()
+            && !self.is_gone()
+            && !policy::goes_to_arena(block.class_bytes(), || self.is_varied())
+    }
+
     /// Releases blocks over the count limit, which puts on the fast path do not check.
     pub(super) fn enforce_count_limit(&self, now_us: u64) {
         self.evict_over_limit(self.idle.evict_over_limit(), now_us);

@@ -45,7 +45,7 @@ pub(crate) use fence::{CopyFences, Fences, SharedFence, is_over};
 pub use fence::{Fence, FenceKind, StreamId};
 use fence::{Refusal, all_of, ask, discard, stream_of};
 pub(crate) use queues::{Ask, PendingGroup};
-use queues::{Candidate, KEPT_QUEUES, PendingCopy, Queue, Queues};
+use queues::{Candidate, PendingCopy, Queue, Queues};
 
 /// Items whose copies may still be running, with the fences of these copies.
 #[derive(Debug)]
@@ -68,8 +68,8 @@ struct Claim<'a, T> {
 /// The result of a sweep.
 #[derive(Debug)]
 pub(crate) struct Swept<T> {
-    /// Items whose copies are over, in the order seen. Most sweeps find one, which needs no allocation.
-    pub(crate) completed: SmallVec<[T; 1]>,
+    /// Items whose copies are over, in the order seen. A few need no allocation.
+    pub(crate) completed: SmallVec<[T; 8]>,
     /// Items whose copies may run for an unknown time (in-flight-I2).
     pub(crate) lost: Vec<LostItem<T>>,
 }
@@ -119,9 +119,8 @@ impl<T> InFlight<T> {
         let number = queues.last_number;
         let copy = PendingCopy { number, item, bytes, fence, stream, since_us: now_us, is_reported_stuck: false };
         queues.enqueue(if are_several { !number } else { stream }, copy);
-        // Relaxed, as all changes: under the lock (in-flight-I4).
-        self.count.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        add(&self.count, 1);
+        add(&self.bytes, bytes);
     }
 
     /// Items in flight.
@@ -207,19 +206,29 @@ impl<T> InFlight<T> {
     /// A sweep that queries no more once a completed item is `enough`, since each query may be a call of the driver.
     pub(crate) fn sweep_until(&self, ask: Ask, enough: impl Fn(&T) -> bool) -> Swept<T> {
         let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
-        let mut queues = self.queues.lock();
-        let completed = queues.take_completed();
-        self.count.fetch_sub(completed.len() as u64, Ordering::Relaxed);
-        self.bytes.fetch_sub(completed.iter().map(|copy| copy.bytes).sum(), Ordering::Relaxed);
-        let keys: SmallVec<[u64; KEPT_QUEUES]> = queues.pending_keys(ask).collect();
-        drop(queues);
-        let mut has_enough = false;
-        for PendingCopy { item, fence, .. } in completed {
-            discard(fence);
-            has_enough |= enough(&item);
-            swept.completed.push(item);
+        let (mut fences, mut pending) = (SmallVec::<[SharedFence; 8]>::new(), SmallVec::<[u64; 4]>::new());
+        let (mut bytes, mut queues) = (0, self.queues.lock());
+        for queue in &mut queues.queues {
+            while let Some(copy) = queue.copies.front() {
+                let known = copy.fence.is_done_by_load();
+                if known == Some(true)
+                    && let Some(copy) = queue.copies.pop_front()
+                {
+                    bytes += copy.bytes;
+                    fences.push(copy.fence);
+                    swept.completed.push(copy.item);
+                    continue;
+                }
+                pending.extend(ask.includes(known).then_some(queue.key));
+                break;
+            }
         }
-        for key in keys {
+        subtract(&self.count, swept.completed.len() as u64);
+        subtract(&self.bytes, bytes);
+        drop(queues);
+        fences.into_iter().for_each(discard);
+        let mut has_enough = !pending.is_empty() && swept.completed.iter().any(&enough);
+        for key in pending {
             if has_enough {
                 break;
             }
@@ -280,8 +289,8 @@ impl<T> InFlight<T> {
             return Err(item);
         }
         queues.failed.push_back((item, fence));
-        self.failed.fetch_add(1, Ordering::Relaxed);
-        self.count.fetch_add(1, Ordering::Relaxed);
+        add(&self.failed, 1);
+        add(&self.count, 1);
         Ok(())
     }
 
@@ -317,8 +326,8 @@ impl<T> InFlight<T> {
             }
         } else {
             let left = (over.len() + lost.len()) as u64;
-            self.count.fetch_sub(left, Ordering::Relaxed);
-            self.failed.fetch_sub(left, Ordering::Relaxed);
+            subtract(&self.count, left);
+            subtract(&self.failed, left);
             queues.failed.extend(unknown);
         }
         (over, lost)
@@ -327,10 +336,20 @@ impl<T> InFlight<T> {
     /// Takes an item out of its queue, whose lock is held.
     fn remove(&self, queue: &mut Queue<T>, number: u64) -> Option<PendingCopy<T>> {
         let copy = queue.remove(number)?;
-        self.count.fetch_sub(1, Ordering::Relaxed);
-        self.bytes.fetch_sub(copy.bytes, Ordering::Relaxed);
+        subtract(&self.count, 1);
+        subtract(&self.bytes, copy.bytes);
         Some(copy)
     }
+}
+
+/// Adds under the lock of the queues (in-flight-I4), so a load and a store suffice.
+fn add(counter: &AtomicU64, value: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + value, Ordering::Relaxed);
+}
+
+/// Subtracts as [`add`] adds.
+fn subtract(counter: &AtomicU64, value: u64) {
+    counter.store(counter.load(Ordering::Relaxed) - value, Ordering::Relaxed);
 }
 
 impl<T> LostItem<T> {
@@ -403,6 +422,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::fence::scripted::ScriptedFence;
+    use super::queues::KEPT_QUEUES;
     use super::*;
 
     fn behind<const N: usize>(fences: [Arc<ScriptedFence>; N]) -> Fences {

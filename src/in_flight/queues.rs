@@ -4,8 +4,6 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
 use super::fence::SharedFence;
 
 /// Empty queues are removed when there are more than this many; up to here they are kept for their streams.
@@ -81,28 +79,16 @@ impl<T> Queues<T> {
         }
         self.queues.push(Queue { key, copies: VecDeque::from([copy]), is_claimed: false });
     }
+}
 
-    /// Takes out the items whose fences say by loads that they are over, of a queue all before the first that does not.
-    pub(super) fn take_completed(&mut self) -> SmallVec<[PendingCopy<T>; 4]> {
-        let is_over = |copy: &PendingCopy<T>| copy.fence.is_done_by_load() == Some(true);
-        let mut completed = SmallVec::new();
-        for queue in &mut self.queues {
-            while queue.copies.front().is_some_and(is_over) {
-                completed.extend(queue.copies.pop_front());
-            }
+impl Ask {
+    /// Whether a fence is asked of which a load tells this.
+    pub(super) fn includes(self, known: Option<bool>) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Unknown => known.is_none(),
+            Self::All => true,
         }
-        completed
-    }
-
-    /// The queues to be asked: those with a head of which loads say nothing, or all with items.
-    pub(super) fn pending_keys(&self, ask: Ask) -> impl Iterator<Item = u64> + '_ {
-        let is_asked = move |copy: &PendingCopy<T>| match ask {
-            Ask::Nothing => false,
-            Ask::Unknown => copy.fence.is_done_by_load().is_none(),
-            Ask::All => true,
-        };
-        let pending = self.queues.iter().filter(move |queue| queue.copies.front().is_some_and(is_asked));
-        pending.map(|queue| queue.key)
     }
 }
 

@@ -270,14 +270,14 @@ fn two_pools_that_alternate_at_the_process_limit_never_wait_for_idle_memory() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let of = |name| {
             let builder = automatic(root.path()).preset(preset).max_bytes(Limit::Auto);
-            builder.name(name).wait(LONG).build().unwrap()
+            builder.name(name).build().unwrap()
         };
         let pools = [of("one"), of("two")];
         drop(fill(&pools[0], 16 * MIB, 6));
         for round in 0..10 {
             let (pool, other) = (&pools[(round + 1) % 2], &pools[round % 2]);
             assert!(valid_stats(other).memory.held_bytes > 50 << 20, "idle");
-            drop(pool.get_with(Request::new(60 * MIB).wait(Duration::ZERO)).unwrap());
+            drop(pool.get(60 * MIB).unwrap());
             let held = [pool, other].map(|pool| valid_stats(pool).memory.held_bytes);
             assert!(held[0] >= 60 << 20 && held.iter().sum::<u64>() <= 100 << 20, "{held:?}");
         }
@@ -285,7 +285,7 @@ fn two_pools_that_alternate_at_the_process_limit_never_wait_for_idle_memory() {
         // A task does not release memory on its thread, and does not wait for a tick either.
         let (pool, other) = (&pools[1], &pools[0]);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        drop(runtime.block_on(pool.get_async(60 * MIB)).unwrap());
+        drop(runtime.block_on(pool.get_async(Request::new(60 * MIB).wait(LONG))).unwrap());
         assert_eq!((valid_stats(pool).requests.waits, valid_stats(other).memory.held_bytes <= 40 << 20), (0, true));
     }
 }
@@ -297,15 +297,15 @@ fn a_request_at_the_process_limit_is_woken_by_a_return_to_another_pool() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let of = |name| {
             let builder = automatic(root.path()).preset(preset).max_bytes(Limit::Auto);
-            builder.name(name).wait(LONG).build().unwrap()
+            builder.name(name).build().unwrap()
         };
         let (full, lacking) = (of("full"), of("lacking"));
         let mut held = fill(&full, 16 * MIB, 6);
-        let text = lacking.get_with(Request::new(15 * MIB).wait(Duration::ZERO)).unwrap_err().to_string();
+        let text = lacking.get(15 * MIB).unwrap_err().to_string();
         let bytes = valid_stats(&full).memory.held_bytes;
         assert!(text.contains(&format!("(full holds {})", Size(bytes))), "{text}");
         thread::scope(|scope| {
-            let get = scope.spawn(|| lacking.get(15 * MIB));
+            let get = scope.spawn(|| lacking.get_with(Request::new(15 * MIB).wait(LONG)));
             while valid_stats(&lacking).requests.waiting == 0 {
                 thread::yield_now();
             }

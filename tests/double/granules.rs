@@ -34,7 +34,7 @@ fn a_pool_of_a_terabyte_makes_at_most_8192_mappings() {
         return;
     }
     let double = Double::load();
-    double.set_sparse_granules(true);
+    double.set_sparse(true);
     let before = held(&double);
     let pool = builder(Backend::Vmm).max_bytes(TIB).wait(Duration::ZERO).build().unwrap();
     let buffers: Vec<_> = std::iter::from_fn(|| pool.get(3 * GIB).ok()).collect();
@@ -53,7 +53,7 @@ fn a_pool_of_a_terabyte_makes_at_most_8192_mappings() {
 #[test]
 fn a_copy_from_granules_of_two_sizes_arrives() {
     let double = Double::load();
-    double.set_sparse_granules(true);
+    double.set_sparse(true);
     let before = held(&double);
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, 64 * MIB);

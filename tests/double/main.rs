@@ -20,7 +20,6 @@
 //! | `pools` | pools over each back-end |
 //! | `releases` | when `register` and `cuda` release memory |
 //! | `several_gpus` | copies of other libraries on any GPU, contexts on no other |
-//! | `one_by_one` | drivers that refuse calls over several granules, or a granule at two addresses |
 //! | `seeds` | drawn runs over the cruel switches of the double |
 //! | `resets` | a reset of the device under a pool |
 //! | `old_drivers`, `fork` | processes that lack functions, or are children |
@@ -58,7 +57,6 @@ mod held_statistics;
 mod interop;
 mod moves;
 mod old_drivers;
-mod one_by_one;
 mod pools;
 mod refusals;
 mod releases;

@@ -3,8 +3,7 @@
 #
 #     tests/double/seeds.sh SEEDS [PROCESSES [FIRST]]
 #
-# A seed takes 0.03 s of processor time and sleeps for 0.2 s, so 8 processes on 2 idle cores should need about an hour for
-# 100,000. A process needs 1 GB of memory.
+# A seed mostly waits for streams, so run four processes for each core. A process needs 0.5 GB of memory.
 set -eu
 cd "$(dirname "$0")/../.."
 seeds=${1:?how many seeds} processes=${2:-8} first=${3:-0} part=200

@@ -22,6 +22,7 @@
 #![cfg(not(miri))]
 
 mod actors;
+mod chain;
 mod checks;
 mod device;
 mod draw;

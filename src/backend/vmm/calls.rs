@@ -1,17 +1,15 @@
-//! Calls of the driver over runs of granules, one by one where the driver takes no run, and access for every GPU.
+//! Access to granules, for every GPU.
 //!
 //! ```text
-//!   access    CPU, own GPU, other GPUs   over the run ──refused──▶ CPU, own GPU   over the run ──refused──▶ granule by granule
-//!             (see `table`)                                        each other GPU apart: one that is refused is remembered
-//!   unmap     the run ──refused──▶ granule by granule
+//!   CPU, own GPU, other GPUs   in one call ──refused──▶ CPU, own GPU   in one call
+//!   (see `table`)                                       each other GPU in its own call: a refused GPU is remembered
 //! ```
-//!
-//! What the driver refused once for a run and took for its granules is not asked for a run again.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ffi::c_int;
 
-use super::granule::{Granule, placed};
+use super::bytes_of;
+use super::granule::Granule;
 use crate::driver::calls::is_primary_active;
 use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, MemoryLocation, VmmApi};
 use pinpool_os::sync::plain::Mutex;
@@ -20,7 +18,7 @@ use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 /// Devices are numbered in a word of bits.
 const DEVICES_MAX: u32 = 64;
 
-/// How the driver of one source takes calls over granules.
+/// Which devices may access the granules of one source.
 #[derive(Debug)]
 pub(super) struct Calls {
     driver: VmmApi,
@@ -30,11 +28,6 @@ pub(super) struct Calls {
     others: AtomicU64,
     /// Why devices were refused, each once.
     refused: Mutex<Vec<(u32, DriverRefusal)>>,
-    /// Access is set granule by granule.
-    sets_singly: AtomicBool,
-    unmaps_singly: AtomicBool,
-    /// A granule is mapped at one address at a time.
-    maps_once: AtomicBool,
 }
 
 /// Whether a plain address was handed out on a machine with several devices.
@@ -45,7 +38,7 @@ pub(super) fn are_addresses_out() -> bool {
     ADDRESSES_ARE_OUT.load(Ordering::Relaxed)
 }
 
-pub(super) fn note_addresses_out() {
+pub(super) fn record_addresses_out() {
     ADDRESSES_ARE_OUT.store(true, Ordering::Relaxed);
 }
 
@@ -57,15 +50,14 @@ pub(super) fn devices_in(bits: u64) -> impl Iterator<Item = u32> + Clone {
     (0..DEVICES_MAX).filter(move |device| bits >> device & 1 == 1)
 }
 
-// Relaxed, for all of the flags: hints, which save calls that are refused.
+// Relaxed, for the words of bits: hints, which save calls that are refused.
 impl Calls {
     /// For memory at `node`, a source of `device`, and a driver that lists so many `devices`.
     pub(super) fn new(driver: VmmApi, node: MemoryLocation, device: u32, devices: u32) -> Self {
         let own = [node, of_device(device)].map(AccessDescriptor::read_write);
         let others =
             (0..devices.min(DEVICES_MAX)).filter(|&other| other != device).fold(0, |bits, other| bits | 1 << other);
-        let (refused, sets_singly, unmaps_singly, maps_once) = Default::default();
-        Self { driver, own, others: AtomicU64::new(others), refused, sets_singly, unmaps_singly, maps_once }
+        Self { driver, own, others: AtomicU64::new(others), refused: Mutex::default() }
     }
 
     /// Devices that were refused, each with the driver's answer.
@@ -82,15 +74,6 @@ impl Calls {
     pub(super) fn restore(&self, device: u32) {
         self.refused.lock().retain(|&(refused, _)| refused != device);
         self.others.fetch_or(1_u64.checked_shl(device).unwrap_or(0), Ordering::Relaxed);
-    }
-
-    pub(super) fn maps_once(&self) -> bool {
-        self.maps_once.load(Ordering::Relaxed)
-    }
-
-    /// The driver refused a granule at a second address, and took it at one.
-    pub(super) fn note_maps_once(&self) {
-        self.maps_once.store(true, Ordering::Relaxed);
     }
 
     /// Makes `granules` readable and writable from `start` on: by the CPU and the own device, or fails, and by the other
@@ -134,58 +117,11 @@ impl Calls {
     ///
     /// The granules are mapped there.
     unsafe fn set(&self, start: u64, granules: &[Granule], access: &[AccessDescriptor]) -> Result<(), DriverRefusal> {
-        let set = |at, bytes| {
-            // SAFETY: the caller's promise; `access` has the length passed.
-            unsafe { self.driver.set_access(at, bytes, access.as_ptr(), access.len()) }
-        };
-        let all = || set(start, granules.iter().map(|granule| granule.bytes).sum());
-        let each = || placed(start, granules).try_for_each(|(at, granule)| set(at, granule.bytes));
-        run_or_each(granules.len(), &self.sets_singly, all, each)
-    }
-
-    /// Unmaps `granules` from `start` on. Returns how many of them are unmapped: all, unless there is an error.
-    ///
-    /// # Safety
-    ///
-    /// They are mapped there, and nothing uses them.
-    pub(super) unsafe fn unmap(&self, start: u64, lengths: &[usize]) -> (usize, Result<(), DriverRefusal>) {
-        let unmap = |at, bytes| {
-            // SAFETY: the caller's promise: whole mappings.
-            unsafe { self.driver.unmap(at, bytes) }
-        };
-        let (mut at, mut unmapped) = (start, 0);
-        let each = || {
-            lengths.iter().try_for_each(|&bytes| {
-                unmap(at, bytes)?;
-                (at, unmapped) = (at + bytes as u64, unmapped + 1);
-                Ok(())
-            })
-        };
-        let outcome = run_or_each(lengths.len(), &self.unmaps_singly, || unmap(start, lengths.iter().sum()), each);
-        (if outcome.is_ok() { lengths.len() } else { unmapped }, outcome)
+        // SAFETY: the caller's promise; `access` has the length passed.
+        unsafe { self.driver.set_access(start, bytes_of(granules), access.as_ptr(), access.len()) }
     }
 }
 
 fn of_device(device: u32) -> MemoryLocation {
     MemoryLocation::device(c_int::try_from(device).unwrap_or(0))
-}
-
-/// Calls `run` for `count` granules at once, and `each` where the driver takes them one by one, which `singly` remembers.
-fn run_or_each(
-    count: usize,
-    singly: &AtomicBool,
-    run: impl FnOnce() -> Result<(), DriverRefusal>,
-    each: impl FnOnce() -> Result<(), DriverRefusal>,
-) -> Result<(), DriverRefusal> {
-    if count > 1 && singly.load(Ordering::Relaxed) {
-        return each();
-    }
-    let refusal = match run() {
-        Err(refusal) if count > 1 && refusal.is_of_arguments() => refusal,
-        outcome => return outcome,
-    };
-    // The first refusal is the one that names the cause.
-    each().map_err(|_| refusal)?;
-    singly.store(true, Ordering::Relaxed);
-    Ok(())
 }

@@ -1,4 +1,4 @@
-//! Finding a source of virtual host memory: what the driver, the device and the machine have, and two granules tried.
+//! Finds a source of virtual host memory: what the driver, the device and the machine have, and a test of one granule.
 #![allow(unsafe_code)] // Has a device copy from the granule that is tried.
 
 use std::ffi::c_int;
@@ -19,14 +19,9 @@ use crate::error::SourceError;
 use pinpool_os::host::GRANULE_BYTES;
 use pinpool_os::sync::process::AtomicBool;
 
-/// `CUDA_ERROR_INVALID_CONTEXT`: no context is current on this thread.
-const INVALID_CONTEXT: i64 = 201;
-/// What no context mends: `CUDA_ERROR_OUT_OF_MEMORY` and `CUDA_ERROR_NOT_SUPPORTED`.
-const NOT_OF_A_CONTEXT: [i64; 2] = [2, 801];
-
 impl VmmSource {
-    /// Finds a driver with virtual host memory and the device number `ordinal`, and tries two granules: committed, touched,
-    /// copied from if the device has a context, and given back. Granules come from the memory node `node`, else from the
+    /// Finds a driver with virtual host memory and the device number `ordinal`, and tests a granule: committed, touched,
+    /// copied from if the device has a context, and released. Granules come from the memory node `node`, else from the
     /// device's, else from any of the host.
     ///
     /// # Errors
@@ -125,16 +120,8 @@ impl VmmSource {
             reserves,
             registers_nothing,
         };
-        let tried = source.try_granule(max_bytes);
+        source.try_granule(max_bytes)?;
         source.makes_context = true;
-        match tried {
-            // Perhaps the driver needs a context, though its code says otherwise.
-            Err(first) if first.code().is_none_or(|code| !NOT_OF_A_CONTEXT.contains(&code)) => {
-                let needs_it = first.code() == Some(INVALID_CONTEXT) || !source.device.is_active();
-                if needs_it { source.try_granule(max_bytes).map_err(|_| first) } else { Err(first) }
-            }
-            tried => tried,
-        }?;
         Ok(source)
     }
 

@@ -15,8 +15,9 @@
 
 use std::ops::Range;
 
-use super::calls::Calls;
-use crate::driver::virtual_memory::DriverRefusal;
+use super::bytes_of;
+use super::granule::Granule;
+use crate::driver::virtual_memory::{DriverRefusal, VmmApi};
 use pinpool_os::sync::{Condvar, Mutex};
 
 /// Adjacent granules at addresses that they have left.
@@ -24,8 +25,7 @@ use pinpool_os::sync::{Condvar, Mutex};
 struct OldRun {
     start: u64,
     end: u64,
-    /// The lengths of the granules.
-    lengths: Vec<usize>,
+    granules: usize,
 }
 
 #[derive(Debug, Default)]
@@ -44,23 +44,23 @@ pub(super) struct OldPlaces {
 }
 
 impl OldPlaces {
-    /// Granules of these lengths are mapped from `start` on, and nothing uses these addresses.
-    pub(super) fn add(&self, start: u64, lengths: Vec<usize>) {
-        if !lengths.is_empty() {
-            let end = start + lengths.iter().sum::<usize>() as u64;
-            self.runs.lock().waiting.push(OldRun { start, end, lengths });
+    /// The `granules` are mapped from `start` on, and nothing uses these addresses.
+    pub(super) fn add(&self, start: u64, granules: &[Granule]) {
+        if !granules.is_empty() {
+            let end = start + bytes_of(granules) as u64;
+            self.runs.lock().waiting.push(OldRun { start, end, granules: granules.len() });
         }
     }
 
     /// Granules that are still mapped at an old place.
     pub(super) fn granules(&self) -> usize {
         let runs = self.runs.lock();
-        runs.waiting.iter().chain(&runs.taken).map(|run| run.lengths.len()).sum()
+        runs.waiting.iter().chain(&runs.taken).map(|run| run.granules).sum()
     }
 
     /// Unmaps what is mapped in `addresses`, adjacent granules in one call. Waits for threads that do the same.
     /// After a refusal the rest stays mapped, for the next call.
-    pub(super) fn unmap(&self, calls: &Calls, addresses: &Range<u64>) -> Result<(), DriverRefusal> {
+    pub(super) fn unmap(&self, driver: VmmApi, addresses: &Range<u64>) -> Result<(), DriverRefusal> {
         let is_within = |run: &OldRun| run.start < addresses.end && addresses.start < run.end;
         let mut runs = self.runs.lock();
         loop {
@@ -68,12 +68,11 @@ impl OldPlaces {
                 drop(runs);
                 // SAFETY: whole granules that are mapped there (old-places-I1), unused, and unmapped by no other thread
                 // (old-places-I2).
-                let (count, unmapped) = unsafe { calls.unmap(run.start, &run.lengths) };
+                let unmapped = unsafe { driver.unmap(run.start, run.bytes()) };
                 runs = self.runs.lock();
                 runs.taken.retain(|other| *other != run);
                 if unmapped.is_err() {
-                    let start = run.start + run.lengths[..count].iter().sum::<usize>() as u64;
-                    runs.waiting.push(OldRun { start, end: run.end, lengths: run.lengths[count..].to_vec() });
+                    runs.waiting.push(run);
                 }
                 self.ended.notify_all();
                 unmapped?;
@@ -85,18 +84,18 @@ impl OldPlaces {
         }
     }
 
-    /// Takes the first address and the length of each granule in `addresses` that no thread is unmapping.
+    /// Takes the first address and the length of each run in `addresses` that no thread is unmapping.
     pub(super) fn take_in(&self, addresses: &Range<u64>) -> Vec<(u64, usize)> {
         let mut runs = self.runs.lock();
         let taken = runs.waiting.extract_if(.., |run| addresses.contains(&run.start));
-        taken.flat_map(|run| pieces(run.start, &run.lengths)).collect()
+        taken.map(|run| (run.start, run.bytes())).collect()
     }
 }
 
-/// The first address and the length of each granule.
-fn pieces(start: u64, lengths: &[usize]) -> Vec<(u64, usize)> {
-    let placed = lengths.iter().scan(start, |at, &bytes| Some((std::mem::replace(at, *at + bytes as u64), bytes)));
-    placed.collect()
+impl OldRun {
+    fn bytes(&self) -> usize {
+        usize::try_from(self.end - self.start).unwrap_or(usize::MAX)
+    }
 }
 
 impl Runs {
@@ -107,7 +106,7 @@ impl Runs {
         while let Some(next) = self.waiting.iter().position(|other| other.end == run.start || other.start == run.end) {
             let next = self.waiting.swap_remove(next);
             let (low, high) = if next.start < run.start { (next, run) } else { (run, next) };
-            run = OldRun { start: low.start, end: high.end, lengths: [low.lengths, high.lengths].concat() };
+            run = OldRun { start: low.start, end: high.end, granules: low.granules + high.granules };
         }
         self.taken.push(run.clone());
         Some(run)
@@ -121,12 +120,12 @@ mod tests {
     #[test]
     fn adjacent_runs_are_taken_together_and_others_are_not() {
         let places = OldPlaces::default();
-        for (start, lengths) in [(4, vec![2]), (0, vec![1, 1]), (8, vec![1]), (2, vec![2]), (7, Vec::new())] {
-            places.add(start, lengths);
+        for (start, end, granules) in [(4, 6, 1), (0, 2, 2), (8, 9, 1), (2, 4, 1)] {
+            places.runs.lock().waiting.push(OldRun { start, end, granules });
         }
         assert_eq!(places.granules(), 5);
         let mut runs = places.runs.lock();
-        assert_eq!(runs.take(|run| run.start == 2), Some(OldRun { start: 0, end: 6, lengths: vec![1, 1, 2, 2] }));
+        assert_eq!(runs.take(|run| run.start == 2), Some(OldRun { start: 0, end: 6, granules: 4 }));
         assert_eq!(runs.take(|run| run.start < 6), None);
         assert_eq!((runs.waiting.len(), runs.taken.len()), (1, 1));
         drop(runs);

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Weak};
 
-use super::calls::{Calls, Reached, are_addresses_out, devices_in, note_addresses_out};
+use super::calls::{Calls, Reached, are_addresses_out, devices_in, record_addresses_out};
 use super::granule::{Granule, GranuleRun, placed};
 use crate::driver::device::{self, Device};
 use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, MemoryLocation, VmmApi};
@@ -59,7 +59,7 @@ pub(crate) fn let_all_reach() {
     if OWN_DEVICE.load(Ordering::Relaxed) == 0 || are_addresses_out() {
         return;
     }
-    note_addresses_out();
+    record_addresses_out();
     let tables: Vec<_> = TABLES.get().lock().iter().filter_map(Weak::upgrade).collect();
     tables.iter().for_each(|table| table.let_all_reach());
 }

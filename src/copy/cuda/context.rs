@@ -29,7 +29,7 @@ use super::own_context::OwnContext;
 use super::stream::{OwnStream, Stream, id, number};
 use super::timeline::{Timeline, Words};
 use crate::driver::code::Code;
-use crate::driver::{self, CurrentContext, RelaxedCapture, calls, standstill};
+use crate::driver::{self, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::Result;
 use crate::in_flight::StreamId;
 use pinpool_os::fork::OfProcess;
@@ -55,7 +55,6 @@ pub(super) struct ContextState {
     id: Option<u64>,
     spare_events: ArrayQueue<Event>,
     spare_streams: ArrayQueue<OwnStream>,
-    /// No work ever runs on it, so a query returns at once whether the device is well.
     idle_stream: OnceLock<OwnStream>,
     own: OnceLock<OwnContext>,
     words: Words,
@@ -247,7 +246,7 @@ impl ContextState {
 
     /// Is the event over? A driver that stands still is not asked.
     fn query(&self, event: Event) -> Result<bool, Code> {
-        standstill::ask(|| self.query_now(event)).unwrap_or(Ok(false))
+        driver_watchdog::ask(|| self.query_now(event)).unwrap_or(Ok(false))
     }
 
     /// Is the event over? Asks also a driver that stands still.
@@ -271,22 +270,8 @@ impl ContextState {
     }
 
     /// The timeline of the stream with this id; `None` if an event has to do. The context is current.
-    pub(super) fn timeline(&'static self, stream: Stream, id: StreamId) -> Option<Arc<Timeline>> {
-        self.words.timeline(id, number(stream), self, || self.idle_stream())
-    }
-
-    /// The stream on which no work ever runs. The context is current.
-    fn idle_stream(&self) -> Result<OwnStream, Code> {
-        if let Some(stream) = self.idle_stream.get() {
-            return Ok(*stream);
-        }
-        let stream = OwnStream::new()?;
-        if let Err(second) = self.idle_stream.set(stream) {
-            // Another thread was faster.
-            // SAFETY: made above, and used by nothing.
-            unsafe { second.destroy() };
-        }
-        Ok(self.idle_stream.get().copied().unwrap_or(stream))
+    pub(super) fn timeline(&'static self, stream: Stream, id: StreamId) -> Option<&'static Timeline> {
+        self.words.timeline(id, number(stream), self)
     }
 
     /// The context object of our own.
@@ -315,6 +300,19 @@ impl StreamContext for ContextState {
 
     fn waits(&self) -> &ContextWaits {
         &self.waits
+    }
+
+    fn idle_stream(&self) -> Result<OwnStream, Code> {
+        if let Some(stream) = self.idle_stream.get() {
+            return Ok(*stream);
+        }
+        let stream = OwnStream::new()?;
+        if let Err(second) = self.idle_stream.set(stream) {
+            // Another thread was faster.
+            // SAFETY: made above, and used by nothing.
+            unsafe { second.destroy() };
+        }
+        Ok(self.idle_stream.get().copied().unwrap_or(stream))
     }
 }
 

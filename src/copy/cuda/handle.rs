@@ -50,7 +50,8 @@ unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
     if is_default(stream) || unsafe { calls::is_capturing(stream) } != Ok(false) {
         return None;
     }
-    Some(Arc::new(Timeline::known(id_number(stream)?)?.write(stream)?))
+    let id = id_number(stream)?;
+    Some(Arc::new(Timeline::known(id)?.write(id, stream)?))
 }
 
 /// The stream with this handle, and the state of its context.

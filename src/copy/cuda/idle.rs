@@ -11,9 +11,9 @@ use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::stream::{Stream, failed};
+use super::stream::{OwnStream, Stream, failed};
 use crate::driver::code::Code;
-use crate::driver::{CurrentContext, RelaxedCapture, calls, standstill};
+use crate::driver::{CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use crate::maintenance_thread::MaintenanceThread;
@@ -41,7 +41,7 @@ pub(super) fn wait_for(stream: Stream) -> Result<(), Code> {
     let begun = Instant::now();
     loop {
         // SAFETY: the stream is alive.
-        let asked = standstill::ask(|| unsafe { calls::stream_query(stream.handle()) });
+        let asked = driver_watchdog::ask(|| unsafe { calls::stream_query(stream.handle()) });
         match asked.unwrap_or(Err(Code::NOT_READY)) {
             Err(Code::NOT_READY) if asked.is_some() && begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
             answer => return answer,
@@ -56,6 +56,10 @@ pub(super) trait StreamContext: fmt::Debug + Sync {
     fn enter(&self) -> Result<CurrentContext, Code>;
 
     fn waits(&self) -> &ContextWaits;
+
+    /// The stream on which no work ever runs, so that a query returns at once whether the device is well. The context is current at
+    /// the first call.
+    fn idle_stream(&self) -> Result<OwnStream, Code>;
 
     /// Asks the driver whether something is over. Neither an error nor "not ready" counts as yes. By the manual this needs no current
     /// context; if a driver requires one, it gets one.

@@ -217,7 +217,7 @@ fn copy_behind<R>(
 
 /// A fence that is not yet behind anything.
 enum Prepared {
-    Timeline(Arc<Timeline>),
+    Timeline(&'static Timeline, StreamId),
     Event(EventFence),
     /// The driver refused this call.
     Nothing(&'static str, Code),
@@ -227,8 +227,8 @@ impl Prepared {
     /// A fence for the stream, which does not capture. Its context is current.
     fn new(stream: Stream, context: &'static ContextState, kind: FenceKind) -> Self {
         let id = if kind == FenceKind::Timeline { context.stream_id(stream) } else { None };
-        match id.and_then(|id| context.timeline(stream, id)) {
-            Some(timeline) => Self::Timeline(timeline),
+        match id.and_then(|id| Some((context.timeline(stream, id)?, id))) {
+            Some((timeline, id)) => Self::Timeline(timeline, id),
             None => Self::event(stream, context, id),
         }
     }
@@ -240,13 +240,10 @@ impl Prepared {
     /// Puts it behind all work so far on the stream. Waits for the stream where the driver refuses that.
     fn put(self, stream: Stream, context: &'static ContextState) -> SharedFence {
         let prepared = match self {
-            Self::Timeline(timeline) => {
-                let id = timeline.id();
-                match timeline.write(stream.handle()) {
-                    Some(fence) => return Arc::new(fence),
-                    None => Self::event(stream, context, Some(id)),
-                }
-            }
+            Self::Timeline(timeline, id) => match timeline.write(id.number(), stream.handle()) {
+                Some(fence) => return Arc::new(fence),
+                None => Self::event(stream, context, Some(id)),
+            },
             prepared => prepared,
         };
         let (id, call, error) = match prepared {
@@ -255,7 +252,7 @@ impl Prepared {
                 Err(error) => (event.stream_id(), "cuEventRecord", error),
             },
             Self::Nothing(call, error) => (None, call, error),
-            Self::Timeline(_) => (None, "cuStreamWriteValue32", Code::NOT_SUPPORTED),
+            Self::Timeline(..) => (None, "cuStreamWriteValue32", Code::NOT_SUPPORTED),
         };
         let is_over = idle::wait_for(stream).is_ok();
         Arc::new(IdleFence::new((number(stream), id), context, failed(call, error), is_over))

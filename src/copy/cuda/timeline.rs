@@ -25,8 +25,9 @@
 //!   reading that seems further ahead is an old value, and is ignored.
 #![allow(unsafe_code)] // Calls the driver, and reads memory that a device writes.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,10 +35,10 @@ use cudarc::driver::sys;
 
 use super::answer::stays;
 use super::idle::StreamContext;
-use super::stream::{OwnStream, failed};
+use super::stream::failed;
 use crate::backend;
 use crate::driver::code::Code;
-use crate::driver::{self, RelaxedCapture, calls, standstill};
+use crate::driver::{self, RelaxedCapture, calls, driver_watchdog};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use pinpool_os::fork::OfProcess;
@@ -68,18 +69,23 @@ pub(crate) fn held_bytes() -> u64 {
     HELD_BYTES.load(Ordering::Relaxed)
 }
 
-/// The timelines of all streams of this process, by the numbers of their ids.
-static TIMELINES: OfProcess<Mutex<BTreeMap<u64, Arc<Timeline>>>> = OfProcess::new(Mutex::default);
+/// The timelines in use in this process, by the numbers of their streams' ids.
+static TIMELINES: OfProcess<Mutex<BTreeMap<u64, &'static Timeline>>> = OfProcess::new(Mutex::default);
+
+std::thread_local! {
+    /// The timeline that this thread used last.
+    static LAST: Cell<Option<&'static Timeline>> = const { Cell::new(None) };
+}
 
 /// The words of one context.
 #[derive(Debug, Default)]
 pub(super) struct Words {
-    /// The driver registers no memory for words here: it is not asked with each copy.
+    /// The driver cannot register memory for words here, so it is not called again for each copy.
     are_refused: AtomicBool,
-    free: Mutex<Vec<Word>>,
-    /// A page that the driver gave no address for, kept for the next attempt: freeing it would wait for the device. The
-    /// address is its first byte's on the host, and 0.
-    unmapped_page: Mutex<Option<Word>>,
+    free: Mutex<Vec<&'static Timeline>>,
+    /// A registered page without a device address, kept for the next attempt: freeing it would wait for the device. The address
+    /// of its first byte, or 0.
+    unmapped_page: Mutex<usize>,
     health: Health,
 }
 
@@ -113,35 +119,44 @@ impl Word {
     }
 }
 
-/// The progress of one stream.
+/// A word and the progress of the stream that uses it. Never freed. When its stream has written all of its numbers, another stream
+/// may continue from there, so a fence needs no reference count: its number stays reached.
 #[derive(Debug)]
+#[repr(align(64))] // Streams disturb each other's threads no more than their words do.
 pub(super) struct Timeline {
-    id: StreamId,
-    /// The stream's number in statistics.
-    stream: u64,
     word: Word,
     sequence: Sequence,
+    /// Written under the lock of `last`. The number of the stream's id; 0 while the word is free.
+    id: AtomicU64,
+    /// The stream's number in statistics.
+    stream: AtomicU64,
     /// The last number whose write was enqueued.
     last: Mutex<u64>,
     words: &'static Words,
     context: &'static dyn StreamContext,
-    /// A stream of the context on which no work ever runs.
-    idle_stream: OwnStream,
 }
 
 impl Timeline {
-    pub(super) fn id(&self) -> StreamId {
-        self.id
+    /// The timeline of the stream with this id, if it has one.
+    pub(super) fn known(id: u64) -> Option<&'static Self> {
+        // Relaxed: `write` checks under the lock.
+        let is_it = |timeline: &&Self| timeline.id.load(Ordering::Relaxed) == id;
+        if let Some(last) = LAST.try_with(Cell::get).ok().flatten().filter(is_it) {
+            return Some(last);
+        }
+        let known = TIMELINES.get().lock().get(&id).copied()?;
+        // A thread that is ending has no thread-local left.
+        let _ = LAST.try_with(|last| last.set(Some(known)));
+        Some(known)
     }
 
-    /// The timeline of the stream with this id, if it is known already.
-    pub(super) fn known(id: u64) -> Option<Arc<Self>> {
-        TIMELINES.get().lock().get(&id).cloned()
-    }
-
-    /// Has the stream write the next number behind all of its work so far; `None` if it cannot.
-    pub(super) fn write(self: Arc<Self>, stream: sys::CUstream) -> Option<TimelineFence> {
+    /// Has the stream with this id write the next number behind all of its work so far; `None` if it cannot.
+    pub(super) fn write(&'static self, id: u64, stream: sys::CUstream) -> Option<TimelineFence> {
         let mut last = self.last.lock();
+        // Another stream may have the word by now.
+        if self.id.load(Ordering::Relaxed) != id {
+            return None;
+        }
         let next = self.sequence.next(*last, || self.word.read())?;
         #[allow(clippy::cast_possible_truncation)] // The low half is what the stream writes.
         // SAFETY: a live stream, and a word that is never freed (timeline-I2). The default flags order the write behind all
@@ -154,9 +169,20 @@ impl Timeline {
         Some(TimelineFence { timeline: self, number: next })
     }
 
-    /// Whether all of its numbers are written.
-    fn is_at_rest(&self) -> bool {
-        self.sequence.update(|| self.word.read()) == *self.last.lock()
+    /// Takes the word from its stream if that has written all of its numbers.
+    fn free_if_at_rest(&self) -> bool {
+        // A thread that holds the lock is enqueueing a write.
+        let Some(last) = self.last.try_lock() else { return false };
+        let is_at_rest = self.sequence.update(|| self.word.read()) == *last;
+        if is_at_rest {
+            self.id.store(0, Ordering::Relaxed);
+        }
+        is_at_rest
+    }
+
+    fn stream_id(&self) -> StreamId {
+        let family = std::ptr::from_ref(self.context).addr();
+        StreamId::of_driver(family, self.id.load(Ordering::Relaxed))
     }
 }
 
@@ -168,68 +194,73 @@ impl Words {
         id: StreamId,
         stream: u64,
         context: &'static dyn StreamContext,
-        idle_stream: impl FnOnce() -> Result<OwnStream, Code>,
-    ) -> Option<Arc<Timeline>> {
-        if let Some(known) = Timeline::known(id.number()) {
-            return (known.id == id).then_some(known);
-        }
+    ) -> Option<&'static Timeline> {
+        let timeline = match Timeline::known(id.number()) {
+            Some(known) => known,
+            None => self.begin(id, stream, context)?,
+        };
+        std::ptr::eq(timeline.words, self).then_some(timeline)
+    }
+
+    fn begin(
+        &'static self,
+        id: StreamId,
+        stream: u64,
+        context: &'static dyn StreamContext,
+    ) -> Option<&'static Timeline> {
         // Relaxed: a hint.
         if self.are_refused.load(Ordering::Relaxed) || driver::symbol(c"cuStreamWriteValue32_v2").is_none() {
             return None;
         }
         // Made before any thread waits, since waiters query it (timeline-I3).
-        let idle_stream = idle_stream().ok()?;
-        let word = self.take_word()?;
-        // Continues where the word's last stream ended: it has written all of its numbers.
-        let seen = (FIRST & !u64::from(u32::MAX)) | u64::from(word.read());
-        let (sequence, last) = (Sequence::new(seen), Mutex::new(seen));
-        let timeline = Arc::new(Timeline { id, stream, word, sequence, last, words: self, context, idle_stream });
+        context.idle_stream().ok()?;
+        let free = self.take_free(context)?;
         let mut timelines = TIMELINES.get().lock();
         // Another thread may have been faster.
-        let (timeline, other) = match timelines.get(&id.number()) {
-            Some(first) => (first.clone(), Some(word)),
-            None => (timelines.entry(id.number()).or_insert(timeline).clone(), None),
-        };
-        drop(timelines);
-        self.free.lock().extend(other);
-        (timeline.id == id).then_some(timeline)
+        if let Some(&first) = timelines.get(&id.number()) {
+            drop(timelines);
+            self.free.lock().push(free);
+            return Some(first);
+        }
+        free.stream.store(stream, Ordering::Relaxed);
+        free.id.store(id.number(), Ordering::Relaxed);
+        timelines.insert(id.number(), free);
+        Some(free)
     }
 
-    /// A free word: a spare one, one of a stream at rest, or the first of a new page.
-    fn take_word(&self) -> Option<Word> {
-        if let Some(word) = self.free.lock().pop() {
-            return Some(word);
+    /// A timeline without a stream: a spare one, one of a stream at rest, or the first of a new page.
+    fn take_free(&'static self, context: &'static dyn StreamContext) -> Option<&'static Timeline> {
+        if let Some(free) = self.free.lock().pop() {
+            return Some(free);
         }
         let mut freed = Vec::new();
         TIMELINES.get().lock().retain(|_, timeline| {
-            // No thread is enqueuing (it would have a reference, taken under the lock held here), no fence is left, and all
-            // numbers are written: the word is free.
-            let is_free =
-                std::ptr::eq(timeline.words, self) && Arc::strong_count(timeline) == 1 && timeline.is_at_rest();
-            freed.extend(is_free.then_some(timeline.word));
+            let is_free = std::ptr::eq(timeline.words, self) && timeline.free_if_at_rest();
+            freed.extend(is_free.then_some(*timeline));
             !is_free
         });
         if freed.is_empty() {
             // One thread at a time makes a page, and the next one finds its words.
             let mut unmapped = self.unmapped_page.lock();
             if self.free.lock().is_empty() {
-                freed = self.page_of_words(&mut unmapped).ok()?;
-                self.free.lock().append(&mut freed);
+                freed = self.new_page(context, &mut unmapped).ok()?;
             }
-            return self.free.lock().pop();
         }
         let mut free = self.free.lock();
         free.append(&mut freed);
         free.pop()
     }
 
-    /// Words in page-locked and mapped memory, which is never freed. It is this process's own, so that a fence may read its word
-    /// also when a reset of the device has ended the registration.
-    fn page_of_words(&self, unmapped: &mut Option<Word>) -> Result<Vec<Word>, Code> {
+    /// Timelines over pinned and mapped memory, which is never freed. It is this process's own, so a fence may read its word
+    /// after a reset of the device has ended the registration.
+    fn new_page(
+        &'static self,
+        context: &'static dyn StreamContext,
+        unmapped: &mut usize,
+    ) -> Result<Vec<&'static Timeline>, Code> {
         let _relaxed = RelaxedCapture::enter();
-        let page = match unmapped.take() {
-            Some(kept) => kept.host.cast(),
-            None => {
+        let page = match std::mem::take(unmapped) {
+            0 => {
                 let page = backend::page_of_this_process(WORDS_BYTES).ok_or(Code::OUT_OF_MEMORY)?;
                 let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
                 // SAFETY: a page of this process that is never unmapped; the stream's context is current
@@ -240,23 +271,31 @@ impl Words {
                     // SAFETY: mapped above, and neither registered nor used.
                     let _gone = unsafe { libc::munmap(page, WORDS_BYTES) };
                 })?;
-                // Relaxed: a figure.
+                // Relaxed: a statistic.
                 HELD_BYTES.fetch_add(WORDS_BYTES as u64, Ordering::Relaxed);
                 page
             }
+            kept => std::ptr::with_exposed_provenance_mut(kept),
         };
-        let device = calls::host_device_pointer(page)
-            .inspect_err(|_| *unmapped = Some(Word { host: page.cast(), device: 0 }))?;
-        let words = (0..WORDS_BYTES).step_by(WORD_STEP).map(|offset| {
+        let device = calls::host_device_pointer(page).inspect_err(|_| *unmapped = page.expose_provenance())?;
+        let timelines = (0..WORDS_BYTES).step_by(WORD_STEP).map(|offset| {
             let host = page.cast::<u8>().wrapping_add(offset).cast::<u32>();
             #[allow(clippy::cast_possible_truncation)] // The low half is meant.
             // SAFETY: inside the page, aligned, and not yet used.
             unsafe {
                 host.write(FIRST as u32)
             };
-            Word { host, device: device + offset as u64 }
+            &*Box::leak(Box::new(Timeline {
+                word: Word { host, device: device + offset as u64 },
+                sequence: Sequence::new(FIRST),
+                id: AtomicU64::new(0),
+                stream: AtomicU64::new(0),
+                last: Mutex::new(FIRST),
+                words: self,
+                context,
+            }))
         });
-        Ok(words.collect())
+        Ok(timelines.collect())
     }
 }
 
@@ -271,9 +310,9 @@ impl Health {
     }
 
     /// Fails if the device did, when it was last queried, which is now if that is due (timeline-I3).
-    fn check(&self, context: &dyn StreamContext, idle_stream: OwnStream) -> Result<(), Code> {
+    fn check(&self, context: &dyn StreamContext) -> Result<(), Code> {
         if self.is_due() {
-            let answer = standstill::ask(|| Self::query(context, idle_stream)).unwrap_or(Ok(()));
+            let answer = driver_watchdog::ask(|| Self::query(context)).unwrap_or(Ok(()));
             let failed = answer.err().filter(|code| stays(code.number()));
             // Relaxed: the number is all.
             self.answer.store(failed.map_or(0, |code| code.0.cast_unsigned()), Ordering::Relaxed);
@@ -282,7 +321,8 @@ impl Health {
         Code::check(self.answer.load(Ordering::Relaxed).cast_signed())
     }
 
-    fn query(context: &dyn StreamContext, idle_stream: OwnStream) -> Result<(), Code> {
+    fn query(context: &dyn StreamContext) -> Result<(), Code> {
+        let idle_stream = context.idle_stream()?;
         // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
         match context.query(&|| unsafe { calls::stream_query(idle_stream.handle()) }) {
             // A refusal in a capture says nothing about the device.
@@ -295,13 +335,13 @@ impl Health {
 /// A number that a stream writes behind some work.
 #[derive(Debug)]
 pub(super) struct TimelineFence {
-    timeline: Arc<Timeline>,
+    timeline: &'static Timeline,
     number: u64,
 }
 
 impl TimelineFence {
     fn is_reached(&self) -> bool {
-        let Timeline { sequence, word, .. } = &*self.timeline;
+        let Timeline { sequence, word, .. } = self.timeline;
         sequence.seen() >= self.number || sequence.update(|| word.read()) >= self.number
     }
 }
@@ -313,8 +353,7 @@ unsafe impl Fence for TimelineFence {
         if self.is_reached() {
             return Ok(true);
         }
-        let Timeline { words, context, idle_stream, .. } = *self.timeline;
-        let health = words.health.check(context, idle_stream);
+        let health = self.timeline.words.health.check(self.timeline.context);
         health.map(|()| false).map_err(|error| Error::device(failed("cuStreamQuery", error)))
     }
 
@@ -323,7 +362,7 @@ unsafe impl Fence for TimelineFence {
     }
 
     fn stream_id(&self) -> Option<StreamId> {
-        Some(self.timeline.id)
+        Some(self.timeline.stream_id())
     }
 
     fn wait(&self) -> Result<()> {
@@ -345,7 +384,7 @@ unsafe impl Fence for TimelineFence {
     }
 
     fn stream(&self) -> u64 {
-        self.timeline.stream
+        self.timeline.stream.load(Ordering::Relaxed)
     }
 }
 

@@ -45,13 +45,12 @@ impl Core {
 
     /// `block` waits for `fences`.
     fn begin_flight(&self, mut block: Block, fences: Fences) {
-        let (bytes, now_us) = (block.held_bytes(), self.now_us());
+        let (bytes, now_us) = (block.held_bytes(), self.tick_if_alone());
         self.end_use(&mut block, || now_us);
         block.begin_time(now_us);
         self.in_flight.insert(block, bytes, fences, now_us);
         self.announce_copy();
         self.notice(self.pace_of_copies());
-        self.tick_if_alone();
         self.close_if_unused();
     }
 
@@ -153,13 +152,40 @@ impl Core {
     }
 
     pub(super) fn complete(&self, swept: Swept<Block>) {
-        let now_us = if swept.completed.is_empty() { 0 } else { self.time.read_us() };
-        for mut block in swept.completed {
-            block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
+        if swept.completed.is_empty() && swept.lost.is_empty() {
+            return;
+        }
+        let mut completed = swept.completed;
+        self.end_flights(&mut completed);
+        for block in completed {
             self.stock.record_of(&block, |id| Event::Completed { id });
             self.keep(block);
         }
         swept.lost.into_iter().for_each(|LostItem { item, error, fence }| self.lose(item, fence, &error));
+    }
+
+    /// The last completed block that the sweeping request wants, without a way through the idle list: a return and a hit. `None` if
+    /// another request waits, or the idle list would not keep the block.
+    pub(super) fn reuse_completed(&self, swept: &mut Swept<Block>, wanted: impl Fn(&Block) -> bool) -> Option<Block> {
+        let at = swept.completed.iter().rposition(wanted)?;
+        let is_kept = self.stock.keeps_idle(&swept.completed[at]) && !self.config.zero;
+        if !is_kept || self.has_waiters() || self.attention.is_for_ledger() {
+            return None;
+        }
+        let mut block = swept.completed.remove(at);
+        self.end_flights(std::slice::from_mut(&mut block));
+        self.stock.record_of(&block, |id| Event::Completed { id });
+        block.end_holding();
+        let _claim = block.take_claim();
+        block.make_plain(self.generation.number());
+        self.accounts.count_handed_over();
+        Some(block)
+    }
+
+    /// Nothing is in flight any more of `blocks`: counts how long each was.
+    fn end_flights(&self, blocks: &mut [Block]) {
+        let now_us = self.time.read_us();
+        self.accounts.count_in_flight(blocks.iter_mut().filter_map(Block::end_time), now_us);
     }
 
     /// Never uses `block` again (core-I2).
@@ -196,17 +222,17 @@ impl Core {
     }
 
     /// The copies of `blocks`, which were lost, are over.
-    pub(super) fn recover(&self, blocks: Vec<Block>) {
+    pub(super) fn recover(&self, mut blocks: Vec<Block>) {
         if blocks.is_empty() {
             return;
         }
-        let (buffers, now_us) = (blocks.len() as u64, self.time.read_us());
+        self.end_flights(&mut blocks);
+        let buffers = blocks.len() as u64;
         let bytes = blocks.iter().map(|block| block.held_bytes()).sum();
         self.accounts.count_recovered(buffers, bytes);
         self.log.completion_known(buffers, bytes);
         self.backing().arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
-        for mut block in blocks {
-            block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
+        for block in blocks {
             self.stock.record_new(&block);
             self.keep(block);
         }

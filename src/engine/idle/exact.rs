@@ -2,64 +2,79 @@
 //! first, as in
 //! [`PoolAllocator`](https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/common_runtime/pool_allocator.h).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::thread_cache::Entry;
+
+/// Numbers of puts and classes that are not removed at once when their buffers leave.
+const LEFTOVERS: usize = 32;
+
+/// Idle buffers by class, oldest first, with the numbers of their puts.
+type Classes<T> = BTreeMap<usize, VecDeque<(u64, Box<Entry<T>>)>>;
 
 /// Idle buffers in the order of their puts.
 #[derive(Debug)]
 pub(super) struct ExactStore<T> {
-    /// By class and number of the put. An eviction searches all keys: as many as the count limit, in less time than its
-    /// release takes.
-    idle: BTreeMap<(usize, u64), Box<Entry<T>>>,
+    classes: Classes<T>,
+    /// Class and number of all puts, oldest first; also of some whose buffers have left.
+    order: VecDeque<(usize, u64)>,
     puts: u64,
+    len: usize,
     bytes: u64,
+}
+
+fn oldest<T>(classes: &Classes<T>, class: usize) -> Option<u64> {
+    classes.get(&class)?.front().map(|(put, _)| *put)
 }
 
 impl<T> ExactStore<T> {
     pub(super) fn new() -> Self {
-        Self { idle: BTreeMap::new(), puts: 0, bytes: 0 }
+        Self { classes: BTreeMap::new(), order: VecDeque::new(), puts: 0, len: 0, bytes: 0 }
     }
 
     /// The oldest buffer of `class`.
     pub(super) fn take(&mut self, class: usize) -> Option<Box<Entry<T>>> {
-        let (&key, _) = self.idle.range((class, 0)..).next()?;
-        if key.0 == class { self.remove(key) } else { None }
+        let (_, entry) = self.classes.get_mut(&class)?.pop_front()?;
+        self.len -= 1;
+        self.bytes -= entry.bytes() as u64;
+        Some(entry)
     }
 
     /// Keeps `entry` as the newest.
     pub(super) fn put(&mut self, class: usize, entry: Box<Entry<T>>) {
         self.puts += 1;
+        self.len += 1;
         self.bytes += entry.bytes() as u64;
-        self.idle.insert((class, self.puts), entry);
+        self.order.push_back((class, self.puts));
+        self.classes.entry(class).or_default().push_back((self.puts, entry));
+        if self.order.len().max(self.classes.len()) > 2 * self.len + LEFTOVERS {
+            self.classes.retain(|_, idle| !idle.is_empty());
+            let classes = &self.classes;
+            self.order.retain(|(class, put)| oldest(classes, *class).is_some_and(|oldest| oldest <= *put));
+        }
     }
 
     /// The oldest buffer of all.
     pub(super) fn evict(&mut self) -> Option<Box<Entry<T>>> {
-        let &key = self.idle.keys().min_by_key(|(_, put)| put)?;
-        self.remove(key)
-    }
-
-    fn remove(&mut self, key: (usize, u64)) -> Option<Box<Entry<T>>> {
-        let entry = self.idle.remove(&key)?;
-        self.bytes -= entry.bytes() as u64;
-        Some(entry)
+        loop {
+            let (class, put) = self.order.pop_front()?;
+            if oldest(&self.classes, class) == Some(put) {
+                return self.take(class);
+            }
+        }
     }
 
     /// Everything, oldest first.
     pub(super) fn drain(&mut self) -> Vec<Box<Entry<T>>> {
-        self.bytes = 0;
-        let mut idle: Vec<_> = std::mem::take(&mut self.idle).into_iter().collect();
-        idle.sort_unstable_by_key(|((_, put), _)| *put);
-        idle.into_iter().map(|(_, entry)| entry).collect()
+        std::iter::from_fn(|| self.evict()).collect()
     }
 
     pub(super) fn count_of(&self, class: usize) -> u64 {
-        self.idle.range((class, 0)..=(class, u64::MAX)).count() as u64
+        self.classes.get(&class).map_or(0, |idle| idle.len() as u64)
     }
 
     pub(super) fn len(&self) -> u64 {
-        self.idle.len() as u64
+        self.len as u64
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -101,6 +116,7 @@ mod tests {
                 let of_class = model.iter().filter(|&&(other, _)| other == class).count();
                 prop_assert_eq!((store.count_of(class), store.len()), (of_class as u64, model.len() as u64));
                 prop_assert_eq!(store.bytes(), 10 * store.len());
+                prop_assert!(store.order.len().max(store.classes.len()) <= 2 * model.len() + LEFTOVERS + 1);
             }
         }
     }

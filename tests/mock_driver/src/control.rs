@@ -9,7 +9,7 @@ use crate::code::Code;
 use crate::ledger::{self, Counts};
 use crate::{
     address_space::{self, Owner},
-    context, cruel, device, event, faults, settings, stream, symbols, virtual_memory,
+    context, cruel, device, event, faults, memory, settings, stream, symbols, virtual_memory,
 };
 
 macro_rules! controls {
@@ -61,7 +61,7 @@ controls! {
         context::reset();
         device::reset();
         virtual_memory::set_memory_nodes(1);
-        virtual_memory::set_sparse(false);
+        memory::set_sparse(false);
         virtual_memory::refuse_access(0);
         cruel::set(settings::get().cruel);
         symbols::show_all();
@@ -133,8 +133,8 @@ controls! {
     }
 
     /// Granules get memory only when they are written to (1), or at once (0).
-    fn double_set_sparse_granules(is_sparse: c_int) {
-        virtual_memory::set_sparse(is_sparse != 0);
+    fn double_set_sparse(is_sparse: c_int) {
+        memory::set_sparse(is_sparse != 0);
     }
 
     /// Sets the number of devices.

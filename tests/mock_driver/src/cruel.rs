@@ -7,11 +7,8 @@
 //! | `reset-unmaps` | takes the memory of a context with the context: the host's, registrations, the device's |
 //! | `dead-event-aborts` | ends the process at the use of an event that is not there |
 //! | `sticky-faults` | loses the device at a copy from memory that it may not access |
-//! | `one-mapping` | maps a granule at one address at a time |
-//! | `single-access`, `single-unmap` | takes one mapping in a call of `cuMemSetAccess`, `cuMemUnmap` |
 //! | `small-copies` | takes copies up to 64 KiB whatever memory they cross |
-//! | `other-codes` | answers 101 where it refuses a memory node, and 3 instead of 201 where virtual memory needs a context |
-//! | `access-needs-context` | sets no access without a context |
+//! | `other-codes` | answers 101 if it refuses a memory node |
 //! | `no-registering` | answers 801 to `cuMemHostRegister`, as under confidential computing |
 //! | `green-streams` | has all streams in a green context |
 
@@ -46,12 +43,8 @@ switches! {
     ResetUnmaps = "reset-unmaps",
     DeadEventAborts = "dead-event-aborts",
     StickyFaults = "sticky-faults",
-    OneMapping = "one-mapping",
-    SingleAccess = "single-access",
-    SingleUnmap = "single-unmap",
     SmallCopies = "small-copies",
     OtherCodes = "other-codes",
-    AccessNeedsContext = "access-needs-context",
     NoRegistering = "no-registering",
     GreenStreams = "green-streams",
 }

@@ -127,9 +127,9 @@ impl Double {
         (self.controls.double_refuse_access)(devices);
     }
 
-    /// Granules get memory only when they are written to, so that a test may hold a terabyte; until then they are zero.
-    pub fn set_sparse_granules(&self, is_sparse: bool) {
-        (self.controls.double_set_sparse_granules)(i32::from(is_sparse));
+    /// New pinned memory gets pages only when it is written to, so that a test may hold a terabyte; until then it is zero.
+    pub fn set_sparse(&self, is_sparse: bool) {
+        (self.controls.double_set_sparse)(i32::from(is_sparse));
     }
 
     /// Sets the number of devices; with none, `cuInit` fails.

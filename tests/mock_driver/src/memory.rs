@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::address_space::{self, Owner, Range};
 use crate::call::{In, Out, Outcome, driver_call};
@@ -91,6 +92,19 @@ pub(crate) fn make_resident(at: usize, bytes: usize) {
     unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(at), GARBAGE, bytes) };
 }
 
+/// New pinned memory has zeros and no pages until it is written to.
+static SPARSE: AtomicBool = AtomicBool::new(false);
+
+/// Whether new pinned memory gets pages only when it is written to, so that a test may hold a terabyte.
+pub(crate) fn set_sparse(is_sparse: bool) {
+    // Relaxed, here and below: a test sets it before the calls that it is for.
+    SPARSE.store(is_sparse, Ordering::Relaxed);
+}
+
+pub(crate) fn is_sparse() -> bool {
+    SPARSE.load(Ordering::Relaxed)
+}
+
 fn is_mapped(at: usize, bytes: usize) -> bool {
     let start = at & !(PAGE - 1);
     let pages = (at + bytes - start).div_ceil(PAGE);
@@ -120,7 +134,9 @@ fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
     let mapping_bytes = bytes.checked_add(offset + PAGE - 1).ok_or(Code::OUT_OF_MEMORY)? & !(PAGE - 1);
     ledger::pin(bytes as u64)?;
     let mapping = map(mapping_bytes).inspect_err(|_| ledger::unpin(bytes as u64))?;
-    make_resident(mapping, mapping_bytes);
+    if !is_sparse() {
+        make_resident(mapping, mapping_bytes);
+    }
     let address = mapping + offset;
     let owner = Owner::Allocated { flags, mapping, mapping_bytes };
     insert_of_context(address as u64, Range { bytes: bytes as u64, owner })?;

@@ -140,8 +140,8 @@ mod tests {
         let (abort, hang) = (Some("cuMemCreate"), Some("cuMemMap"));
         assert_eq!(deadly, Ok(Settings { abort, hang, ..Settings::default() }));
         let cruel =
-            parsed(&[("MOCK_DRIVER_CRUEL", "one-mapping, single-unmap"), ("MOCK_DRIVER_DEVICES", "2")]).unwrap();
-        assert_eq!((cruel.cruel, cruel.devices), (Cruelty::OneMapping.bit() | Cruelty::SingleUnmap.bit(), 2));
+            parsed(&[("MOCK_DRIVER_CRUEL", "reset-unmaps, no-registering"), ("MOCK_DRIVER_DEVICES", "2")]).unwrap();
+        assert_eq!((cruel.cruel, cruel.devices), (Cruelty::ResetUnmaps.bit() | Cruelty::NoRegistering.bit(), 2));
         assert_eq!(parsed(&[("MOCK_DRIVER_CRUEL", "all")]).unwrap().cruel.count_ones() as usize, Cruelty::ALL.len());
         assert_eq!(parsed(&[("HOME", "/")]), Ok(Settings::default()));
         assert_eq!(parsed(&[("MOCK_DRIVER_REPORT", "none")]), Ok(Settings::default()));

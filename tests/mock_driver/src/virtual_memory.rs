@@ -20,7 +20,7 @@ use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::address_space::{self, Owner, Range};
 use crate::call::{In, Out, Outcome, driver_call};
@@ -140,14 +140,6 @@ pub(crate) fn can_reach(device: usize, address: u64, bytes: u64) -> bool {
     touched.all(|(_, mapping)| mapping.devices & bit(device) != 0)
 }
 
-/// New granules have zeros and no memory until they are written to.
-static SPARSE: AtomicBool = AtomicBool::new(false);
-
-/// Whether new granules get memory only when they are written to, so that a test may hold a terabyte.
-pub(crate) fn set_sparse(is_sparse: bool) {
-    SPARSE.store(is_sparse, Ordering::Relaxed);
-}
-
 /// Live granules, mappings and reservations.
 pub(crate) fn live() -> [u64; 3] {
     let all = lock(&VIRTUAL_MEMORY);
@@ -215,7 +207,7 @@ fn view_of(file: &OwnedFd, bytes: u64) -> Result<usize, Code> {
     let view = map_aligned(bytes as usize, GRANULE_BYTES as usize)?;
     map_over(view as u64, bytes, Some((file, 0)))?;
     protect(view as u64, bytes, 3)?;
-    if !SPARSE.load(Ordering::Relaxed) {
+    if !memory::is_sparse() {
         memory::make_resident(view, bytes as usize);
     }
     Ok(view)
@@ -322,9 +314,6 @@ driver_call! { Device fn cuMemMap(address: u64, bytes: usize, offset: usize, han
     if bytes > granule.bytes {
         return Err(Code::INVALID_VALUE);
     }
-    if granule.mappings > 0 && cruel::is(Cruelty::OneMapping) {
-        return Err(Code::INVALID_VALUE);
-    }
     map_over(address, bytes, Some((&granule.file, 0)))?;
     granule.mappings += 1;
     all.mappings.insert(address, Mapping { bytes, granule: handle, devices: 0 });
@@ -336,9 +325,6 @@ driver_call! { Device fn cuMemUnmap(address: u64, bytes: usize) {
     let starts = all.exactly(address, bytes as u64).inspect_err(|_| {
         ledger::misused(format!("cuMemUnmap of {bytes} bytes at {address:#x}, which are not whole mappings"));
     })?;
-    if starts.len() > 1 && cruel::is(Cruelty::SingleUnmap) {
-        return Err(Code::INVALID_VALUE);
-    }
     for start in starts {
         // Remove it from the map first: a later copy faults, one that runs delays this call by one step at most.
         address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
@@ -353,13 +339,6 @@ driver_call! { Device fn cuMemUnmap(address: u64, bytes: usize) {
 }}
 
 driver_call! { Device fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<Access>, count: usize) {
-    let mappings = lock(&VIRTUAL_MEMORY).exactly(address, bytes as u64)?.len() as u64;
-    if mappings > 1 && cruel::is(Cruelty::SingleAccess) {
-        return Err(Code::INVALID_VALUE);
-    }
-    if cruel::is(Cruelty::AccessNeedsContext) && context::current().is_err() {
-        return Err(if cruel::is(Cruelty::OtherCodes) { Code::NOT_INITIALIZED } else { Code::INVALID_CONTEXT });
-    }
     let mut guard = lock(&VIRTUAL_MEMORY);
     let all = &mut *guard;
     let starts = all.exactly(address, bytes as u64)?;

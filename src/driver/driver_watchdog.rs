@@ -1,25 +1,25 @@
-//! Whether the driver answers: while it stands still, one thread waits for its answer, and others do not ask.
+//! Keeps threads from calling a driver that does not return.
 //!
-//! Questions take a microsecond. A driver whose device is being reset, or is lost, may keep one for seconds. Threads that ask
-//! only to find out whether something is over go on without an answer then.
+//! A query takes a microsecond. A driver whose device is being reset, or is lost, may block one for seconds. Then one thread waits
+//! in the driver, and others that only poll for completion continue without an answer.
 
 use std::sync::OnceLock;
 use std::time::Instant;
 
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
-/// A driver that has answered nobody for so long, though it was asked, stands still. Longer than a thread that asks may lose its
-/// processor.
+/// A driver that has not returned from any query for this long is stuck. Longer than a polling thread may be preempted.
 const PATIENCE_US: u64 = 20_000;
 
+/// Queries in progress.
 static OPEN: AtomicU64 = AtomicU64::new(0);
-/// When the driver answered last, or was first asked after that.
+/// When the driver last returned, or was first called after that.
 static MOVED_US: AtomicU64 = AtomicU64::new(0);
 
-/// Asks, unless the driver stands still in a question of another thread: then `None`.
-pub(crate) fn ask<R>(question: impl FnOnce() -> R) -> Option<R> {
+/// Makes the query, unless the driver is stuck in the query of another thread: then `None`.
+pub(crate) fn ask<R>(query: impl FnOnce() -> R) -> Option<R> {
     let now_us = now_us();
-    // Acquire, with the Release below: what a thread that asks has stored as its begin.
+    // Acquire, with the Release below: the start that a querying thread has stored.
     match OPEN.load(Ordering::Acquire) {
         0 => MOVED_US.store(now_us, Ordering::Relaxed),
         _ if now_us.saturating_sub(MOVED_US.load(Ordering::Relaxed)) > PATIENCE_US => return None,
@@ -27,10 +27,10 @@ pub(crate) fn ask<R>(question: impl FnOnce() -> R) -> Option<R> {
     }
     OPEN.fetch_add(1, Ordering::Release);
     let _open = Open;
-    Some(question())
+    Some(query())
 }
 
-/// A question until it is answered, or a panic ends it.
+/// A query in progress; it ends when this is dropped, also by a panic.
 struct Open;
 
 impl Drop for Open {
