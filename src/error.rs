@@ -205,36 +205,6 @@ impl Error {
             _ => self.to_string(),
         }
     }
-
-    /// Bytes that the call asked for, if it asked for memory or for a copy.
-    pub fn asked_bytes(&self) -> Option<u64> {
-        match *self.0 {
-            ErrorKind::Length { len, .. } | ErrorKind::Alignment { len, .. } | ErrorKind::Copy { len, .. } => {
-                Some(len as u64)
-            }
-            ErrorKind::Limit(NoMemory { asked_bytes, .. })
-            | ErrorKind::Backend(NoMemory { asked_bytes, .. })
-            | ErrorKind::Late { asked_bytes, .. } => Some(asked_bytes),
-            _ => None,
-        }
-    }
-
-    /// Bytes that the pool held when a get found no memory.
-    pub fn held_bytes(&self) -> Option<u64> {
-        self.usage().map(|usage| usage.held_bytes)
-    }
-
-    /// The ceiling of the pool when a get found no memory, if it has one.
-    pub fn max_bytes(&self) -> Option<u64> {
-        self.usage()?.max_bytes
-    }
-
-    fn usage(&self) -> Option<&UsageReport> {
-        match &*self.0 {
-            ErrorKind::Limit(no_memory) | ErrorKind::Backend(no_memory) => Some(&no_memory.usage),
-            _ => None,
-        }
-    }
 }
 
 impl Error {
@@ -403,7 +373,6 @@ mod tests {
             Error::from(ErrorKind::Limit(NoMemory { asked_bytes: 64, refused, usage, report: Report::default() }));
         assert!(error.is_limit() && !error.is_backend());
         assert_eq!(error.kind(), Kind::Limit);
-        assert_eq!((error.asked_bytes(), error.held_bytes(), error.max_bytes()), (Some(64), Some(490), Some(512)));
         let text = error.to_string();
         assert_eq!([format!("{error:?}"), format!("{error:#?}")], [(); 2].map(|()| format!("Limit: {text}")));
         assert_eq!(

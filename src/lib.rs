@@ -58,6 +58,7 @@ mod backend;
 mod buffer;
 mod config;
 mod diag;
+mod diagnosis;
 #[cfg(feature = "cuda")]
 mod driver;
 mod dump;
@@ -72,7 +73,6 @@ mod pool;
 mod quota;
 mod size_class;
 pub mod stats;
-mod why;
 
 pub mod copy;
 #[doc(hidden)]
@@ -84,19 +84,19 @@ pub mod source {
     pub use crate::backend::{GRANULE_BYTES, PAGE_BYTES, Region, Source};
 }
 
-pub use backend::{Backend, HugeTlb};
+pub use backend::Backend;
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};
 pub use buffer::{CopyError, PendingBuf, Pinned, PinnedBuf};
 pub use config::{LedgerName, Limit, OnFull, ParseError, Preset};
 pub use copy::Completion;
+pub use diagnosis::{Cause, Diagnosis};
 pub use dump::{Dump, Owner};
 pub use error::{Error, Kind as ErrorKind, Result, SourceError};
 pub use in_flight::{Fence, FenceKind, StreamId};
 pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, Request, TaggedPool};
 pub use size_class::{DEFAULT_ALIGN, Rounding};
 pub use stats::Stats;
-pub use why::Why;
 
 /// Whether this machine has a CUDA driver that can be loaded: cudarc panics without one. Loads it, and starts nothing.
 /// The log of a pool says why the GPU is not used.

@@ -75,10 +75,7 @@ pub enum Rounding {
 
 impl Rounding {
     /// Class of a request of `len` bytes at `align`, in bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::is_request`] if `align` is not a power of two or over 1 GiB, or if the class exceeds `isize::MAX` bytes.
+    #[doc(hidden)]
     pub fn class_bytes(self, len: usize, align: usize) -> Result<usize, Error> {
         self.class(len, align).map(|class| class.bytes)
     }

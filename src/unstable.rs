@@ -18,6 +18,7 @@ pub mod ledger {
 }
 pub mod short_path;
 
+pub use crate::config::HugeTlb;
 pub use crate::diag::{CheckReport, LogSampler};
 pub use crate::engine::ManualClock;
 pub use crate::engine::idle::thread_cache;

@@ -220,9 +220,9 @@ impl Pool {
         self.pool().and_then(|pool| json(py.detach(|| serde_json::to_string(&pool.stats()))))
     }
 
-    /// Why the pool is as fast as it is: the cause, with the seconds lost, the evidence and a cure.
-    fn why(&self, py: Python<'_>) -> PyResult<String> {
-        self.pool().map(|pool| py.detach(|| pool.why().to_string()))
+    /// The diagnosis: the cause that costs most, the time lost, the evidence and a recommendation.
+    fn diagnose(&self, py: Python<'_>) -> PyResult<String> {
+        self.pool().map(|pool| py.detach(|| pool.diagnose().to_string()))
     }
 
     /// What the pool holds and for whom, as text for people.

@@ -318,9 +318,9 @@ def test_the_module_says_why_of_each_pool():
     one, other = pinpool.Pool(name="why-a", backend="heap"), pinpool.Pool(name="why-b", backend="heap")
     for _ in range(30):
         one.get(4096).release()
-    said = pinpool.why()
-    assert f"why-a: {one.why().splitlines()[0]}" in said
+    said = pinpool.diagnose()
+    assert f"why-a: {one.diagnose().splitlines()[0]}" in said
     assert said.index("why-a: ") < said.index("why-b: ")
     del other
     gc.collect()
-    assert "why-b" not in pinpool.why()
+    assert "why-b" not in pinpool.diagnose()

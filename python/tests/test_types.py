@@ -58,7 +58,7 @@ lengths = pinpool_loader.Loader("photos", map=lambda batch: len(batch.labels))
 for length in lengths:
     print(length + 1)
 loader.load_state_dict(loader.state_dict())
-print(pinpool.why(), len(batches), tensor.shape)
+print(pinpool.diagnose(), len(batches), tensor.shape)
 """
 #: Each line is a mistake that a type checker finds.
 MISTAKES = ["batch.labls", "batch.feild('jpg')", "batch.index.upper()", "length.upper()", "loader.state()", "tensor.shap", "pinpool.Loader", "pinpool_loader.Loader('x', batchsize=4)"]

@@ -42,7 +42,7 @@ macro_rules! words {
     ($type:ident, $one:literal: $($variant:ident = $word:literal $(or $alias:literal)*),+) => {
         impl $type {
             /// Name in settings and reports.
-            pub fn name(self) -> &'static str {
+            pub(crate) fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word,)+
                 }

@@ -3,45 +3,43 @@
 use super::Pool;
 use crate::backend::PageTiers;
 use crate::config::Config;
+use crate::diagnosis::Diagnosis;
 use crate::dump::Dump;
 use crate::stats::{ClassStats, Stats};
-use crate::why::Why;
 
 impl Pool {
-    /// What the pool holds and for whom, what the system has left, and, if little is left, what would help: text of
-    /// some 20 lines, for people. Waits for no driver, and for no lock that anybody holds while calling one. Reads files of
-    /// the kernel, at most once a second. In a child of `fork` all its figures are 0.
+    /// A text of about 20 lines: what the pool holds and for whom, what the system has left, and what to change if little is left.
+    ///
+    /// Does not wait for driver calls. Reads kernel files, at most once a second. In a forked child all numbers are 0.
     pub fn dump(&self) -> Dump {
         self.core().dump()
     }
 
-    /// Why the pool is as fast as it is: the cause with evidence, a cure, and the seconds that it costs, of the last 10 s with
-    /// 20 gets or more. The maintenance thread looks, and [`poll`](Pool::maintain); each line of the log about a verdict is one of these.
-    pub fn why(&self) -> Why {
-        Why(self.core().why())
+    /// What costs the pool time, and what helps, for the last window of at least 10 s and 20 requests.
+    ///
+    /// The background thread or [`maintain`](Pool::maintain) evaluates windows and logs changes of the diagnosis.
+    pub fn diagnose(&self) -> Diagnosis {
+        self.core().why().into()
     }
 
-    /// A snapshot of the statistics. Exact while no other thread uses the pool; otherwise its numbers may be some
-    /// operations apart. Its [`Display`](std::fmt::Display) is a table.
+    /// A snapshot of the statistics. Its [`Display`](std::fmt::Display) is a table.
     ///
-    /// Takes some microseconds, and waits for no call of a driver, a listener or a fence, nor for a lock that a thread holds
-    /// around one. A finished copy no longer counts as in flight if a load shows that it has finished (a timeline, under
-    /// `adaptive`). A copy that must be queried (an event) counts until [`poll`](Pool::maintain), a miss,
-    /// [`Completion::wait`](crate::Completion::wait) or, within 0.1 s, the maintenance thread finds it. `in_flight_time` is measured to
-    /// the time at which the end of a copy was found.
+    /// Takes a few microseconds and does not wait for driver calls. Exact while no other thread uses the pool, the background thread
+    /// included; otherwise the numbers may be a few operations apart.
+    ///
+    /// A finished copy counts as in flight until the pool finds it finished: at once with timelines (`adaptive`); otherwise at the
+    /// next miss, [`maintain`](Pool::maintain) or [`Completion::wait`](crate::Completion::wait), or within 0.1 s.
     pub fn stats(&self) -> Stats {
         self.core().complete_by_loads();
         self.account().map_or_else(|| self.core().stats(), |account| account.stats())
     }
 
-    /// What the pool has counted of each size class that it had buffers of, the smallest first. Waits as little as
-    /// [`stats`](Pool::stats), for as long as it takes to look at each buffer in flight and each idle one.
+    /// Statistics of each size class that has had buffers, the smallest first.
     pub fn class_stats(&self) -> Vec<ClassStats> {
         self.core().class_stats()
     }
 
-    /// The [`stats`](Pool::stats) of each [partition](Pool::partition) of this pool that has not been dropped, in the order
-    /// in which they were made. Of a partition, none.
+    /// The [`stats`](Pool::stats) of each live [partition](Pool::partition), in order of creation; empty for a partition.
     pub fn partition_stats(&self) -> Vec<Stats> {
         let accounts = if self.account().is_some() { Vec::new() } else { self.core().existing_accounts() };
         accounts.iter().map(|account| account.stats()).collect()

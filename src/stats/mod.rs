@@ -23,6 +23,7 @@ mod validate;
 
 pub(crate) use calls::SourceCalls;
 pub use class::ClassStats;
+#[doc(hidden)]
 pub use entry::{Kind, Statistic, Unit, Value};
 pub use histogram::Histogram;
 pub use list::{

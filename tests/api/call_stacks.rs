@@ -46,9 +46,9 @@ fn a_leak_is_named_by_the_function_that_got_it() {
         clock.advance_us(1_000_000);
         pool.maintain();
     }
-    let found = pool.why().found().to_owned();
+    let found = pool.diagnose().found;
     assert!(found.ends_with("get_tagged)") && found.contains(" (most were allocated at "), "{found}");
-    assert!(!pool.why().cure().unwrap().contains("call_stacks"), "{}", pool.why());
+    assert!(!pool.diagnose().advice.unwrap().contains("call_stacks"), "{}", pool.diagnose());
     let verdicts: Vec<_> =
         lines_with_levels().into_iter().filter(|(_, line)| line.contains("diagnosis: leak")).collect();
     assert!(verdicts.iter().all(|(_, line)| line.contains("get_tagged)")) && verdicts.len() == 1, "{verdicts:?}");
@@ -66,10 +66,10 @@ fn a_leak_without_a_tag_is_named_too_and_without_samples_the_setting_is() {
             clock.advance_us(1_000_000);
             pool.maintain();
         }
-        let why = pool.why();
-        assert_eq!(why.cause(), "leak", "{why}");
-        assert!(why.found().ends_with(named), "{why}");
-        assert_eq!(why.cure().unwrap().contains("set call_stacks(100) in code"), every == 0, "{why}");
+        let why = pool.diagnose();
+        assert_eq!(why.cause.name(), "leak", "{why}");
+        assert!(why.found.as_str().ends_with(named), "{why}");
+        assert_eq!(why.advice.as_deref().unwrap().contains("set call_stacks(100) in code"), every == 0, "{why}");
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use pinpool::{Backend, HugeTlb, Pool};
+use pinpool::unstable::HugeTlb;
+use pinpool::{Backend, Pool};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::{alone, in_a_child};

@@ -338,11 +338,11 @@ fn a_leak_is_named_by_the_log_and_by_why_and_a_cache_that_is_full_is_none() {
     let leaks: Vec<_> = kept.iter().filter(|(_, line)| line.contains(" diagnosis: leak: ")).collect();
     let [(Level::Warn, line)] = leaks[..] else { panic!("one verdict: {kept:?}") };
     assert!(line.contains("tag labels holds "), "{line}");
-    let why = pool.why();
-    assert_eq!((why.cause(), why.is_alarm()), ("leak", true));
+    let why = pool.diagnose();
+    assert_eq!((why.cause.name(), why.is_alarm), ("leak", true));
     assert!(
-        why.found().starts_with("tag labels holds 60 buffers")
-            && why.evidence()[0].starts_with("60 buffers more per minute"),
+        why.found.as_str().starts_with("tag labels holds 60 buffers")
+            && why.to_string().contains("60 buffers more per minute"),
         "{why}"
     );
     kept_for_ever.clear();
@@ -351,13 +351,13 @@ fn a_leak_is_named_by_the_log_and_by_why_and_a_cache_that_is_full_is_none() {
         clock.advance_us(11_000_000);
         pool.maintain();
     }
-    assert_eq!(pool.why().cause(), "healthy", "{}", pool.why());
+    assert_eq!(pool.diagnose().cause.name(), "healthy", "{}", pool.diagnose());
 }
 
 #[test]
 fn a_pool_without_a_window_says_why_of_the_time_so_far() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).build().unwrap();
-    let why = pool.why();
-    assert_eq!((why.cause(), why.is_alarm(), why.cure()), ("healthy", false, None));
+    let why = pool.diagnose();
+    assert_eq!((why.cause.name(), why.is_alarm, why.advice.as_deref()), ("healthy", false, None));
     assert!(why.to_string().starts_with("healthy: 0 of 0 requests"), "{why}");
 }

@@ -264,9 +264,9 @@ fn a_refusal_by_the_limit_on_locked_memory_fails_at_once_and_is_not_repeated() {
         };
         assert!(error.is_backend() && error.to_string().contains("RLIMIT_MEMLOCK"), "{error}");
         assert_eq!(pool.stats().requests.timeouts, 0);
-        let why = pool.why();
-        assert_eq!(why.cause(), "memory_refused");
-        assert!(why.cure().is_some_and(|cure| cure.contains("ulimit -l")), "{why}");
+        let why = pool.diagnose();
+        assert_eq!(why.cause.name(), "memory_refused");
+        assert!(why.advice.as_deref().is_some_and(|cure| cure.contains("ulimit -l")), "{why}");
         // While something is held a return may help, and no call is made meanwhile.
         let _held = pool.get(MIB).unwrap();
         let failures = pool.stats().memory.pin.failures;

@@ -320,7 +320,7 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         ("PINPOOL_MAX_IDLE_BYTES", "0", |pool| pool.max_idle_bytes(0), "0B"),
         ("PINPOOL_RESERVE", "none", |pool| pool.reserve_bytes(0), "0B"),
         ("PINPOOL_RESERVE_WAIT", "no", |pool| pool.reserve_wait(false), "0"),
-        ("PINPOOL_HUGETLB", "2m", |pool| pool.hugetlb(pinpool::HugeTlb::Of2MiB), "2MiB"),
+        ("PINPOOL_HUGETLB", "2m", |pool| pool.hugetlb(pinpool::unstable::HugeTlb::Of2MiB), "2MiB"),
         ("PINPOOL_GROWTH", "true", |pool| pool.growth(true), "1"),
         ("PINPOOL_ZERO", "on", |pool| pool.zero(true), "1"),
         ("PINPOOL_SOCKET", "0", |pool| pool.socket(None), "none"),

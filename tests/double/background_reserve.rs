@@ -106,7 +106,10 @@ fn a_reserve_that_is_registered_lies_in_huge_pages_where_there_are_some() {
     let double = Double::load();
     let before = held(&double);
     for backend in [Backend::Vmm, Backend::Register] {
-        let pool = builder(backend.clone()).hugetlb(pinpool::HugeTlb::Auto).max_bytes(64 << 20).reserve_bytes(8 << 20);
+        let pool = builder(backend.clone())
+            .hugetlb(pinpool::unstable::HugeTlb::Auto)
+            .max_bytes(64 << 20)
+            .reserve_bytes(8 << 20);
         let pool = pool.build().unwrap();
         assert_eq!(pool.stats().memory.reserve_bytes, 8 << 20);
         drop(filled(&pool, 4 * MIB, 4));

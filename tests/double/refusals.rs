@@ -413,7 +413,7 @@ fn a_refusal_while_nothing_is_held_fails_at_once() {
                     let (calls, stats) = (double.calls(call) - before, pool.stats());
                     assert!(calls <= 100, "{call} {code:?}: {calls} calls");
                     assert_eq!((stats.requests.timeouts, stats.requests.failed), (0, 2), "{call} {code:?}");
-                    assert_eq!(pool.why().cause(), "memory_refused");
+                    assert_eq!(pool.diagnose().cause.name(), "memory_refused");
                 }
             }
         }
@@ -476,11 +476,11 @@ fn what_the_driver_refuses_is_not_blamed_on_the_limit() {
             double.limit_pinned(held(&double).pinned_bytes + (64 << 20));
             let pool = builder(backend).max_bytes(4 << 30).wait(Duration::from_secs(60)).build().unwrap();
             let error = pool.get(300 * MIB).unwrap_err();
-            let why = pool.why();
-            assert_eq!((why.cause(), why.is_alarm()), ("memory_refused", true), "{why}");
+            let why = pool.diagnose();
+            assert_eq!((why.cause.name(), why.is_alarm), ("memory_refused", true), "{why}");
             let text = why.to_string();
             assert!(!text.contains("export ") && !text.contains("raise PINPOOL_MAX_BYTES"), "{text}");
-            assert!(error.report().contains(why.cure().unwrap()), "{}", error.report());
+            assert!(error.report().contains(why.advice.as_deref().unwrap()), "{}", error.report());
             double.reset();
         }
     });

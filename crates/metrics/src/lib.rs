@@ -19,7 +19,7 @@
 //!
 //! | name | further label | value |
 //! | --- | --- | --- |
-//! | `pinpool.cause` | `cause`: one of [`Why::CAUSES`](pinpool::Why::CAUSES) | 1 for the present cause |
+//! | `pinpool.cause` | `cause`: one of [`Cause::NAMES`](pinpool::Cause::NAMES) | 1 for the present cause |
 //! | `pinpool.alarm` | | 1 if the diagnosis names a fault that can be fixed |
 //! | `pinpool.owner.buffers`, `pinpool.owner.bytes`, `pinpool.owner.oldest_age` | `tag` | what each tag holds |
 //!
@@ -111,8 +111,8 @@ impl Reporter {
 
     /// The object that the pool's socket sends.
     fn object(&self, tags: &mut Vec<String>) -> Value {
-        let (mut object, why, dump) = (json!(self.pool.stats()), self.pool.why(), self.pool.dump());
-        object["why"] = json!({ "cause": why.cause(), "is_alarm": why.is_alarm() });
+        let (mut object, why, dump) = (json!(self.pool.stats()), self.pool.diagnose(), self.pool.dump());
+        object["why"] = json!({ "cause": why.cause.name(), "is_alarm": why.is_alarm });
         let of = |Owner { tag, buffers, bytes, oldest, .. }: &Owner| json!({ "tag": tag, "buffers": buffers, "bytes": bytes, "oldest_seconds": oldest.map(|age| age.as_secs_f64()) });
         let mut owners: Vec<_> = dump.owners().iter().map(of).collect();
         let is_owner = |tag: &String| dump.owners().iter().any(|owner| owner.tag == *tag);

@@ -106,7 +106,7 @@ impl Metric {
             From::Causes => {
                 let Some(found) = object.pointer("/why/cause").and_then(Value::as_str) else { return Vec::new() };
                 let of = |&cause: &&str| (Some(("cause", cause.to_owned())), Sample::Count(u64::from(cause == found)));
-                pinpool::Why::CAUSES.iter().map(of).collect()
+                pinpool::Cause::NAMES.iter().map(of).collect()
             }
         }
     }

@@ -345,7 +345,7 @@ impl<'a> Player<'a> {
         let page_locks = stats.memory.pin.count;
         Ok(ReplayReport {
             preset: stats.preset,
-            rounding: self.pool.config().rounding.name(),
+            rounding: self.pool.config().rounding.to_string(),
             source: self.source.name(),
             page_locks,
             late_page_locks: page_locks - self.tally.page_locks_at_half,

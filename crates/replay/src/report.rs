@@ -15,7 +15,7 @@ pub struct ReplayReport {
     /// Rules that the pool followed.
     pub preset: &'static str,
     /// How sizes became classes.
-    pub rounding: &'static str,
+    pub rounding: String,
     /// Memory of the pool.
     pub source: &'static str,
     /// Calls that locked memory.

@@ -27,7 +27,7 @@ from ._errors import (
 )
 from ._packed import Batches, Packed
 from ._pinpool import Buffer, SharedBuffer, __version__
-from ._pool import Pool, why
+from ._pool import Pool, diagnose
 from ._shared import SharedPool
 
 __all__ = [
@@ -50,8 +50,8 @@ __all__ = [
     "SharedPool",
     "TicketError",
     "TimeoutError",
+    "diagnose",
     "record_stream",
-    "why",
 ]
 
 _WORKERS = "torch.utils.data.DataLoader with collate_fn=shared.collate of a pinpool.SharedPool, and shared.batches(loader)"

@@ -9,7 +9,7 @@ from ._errors import ReleasedError
 from ._pinpool import Pool as Pool
 
 
-# The pools of this process that `why` asks.
+# The pools of this process that `diagnose` asks.
 _pools = weakref.WeakSet()
 
 
@@ -18,15 +18,12 @@ def _init(self, *, name=None, env=True, **settings):
     _pools.add(self)
 
 
-def why() -> str:
-    """Why the pools of this process are as fast as they are: of each the cause, the seconds lost, the evidence and a cure.
-
-    Empty without a pool. `Pool.why` says it of one.
-    """
+def diagnose() -> str:
+    """The diagnoses of all pools of this process (`Pool.diagnose`): the cause that costs most, the time lost and what to do."""
     said = []
     for pool in sorted(_pools, key=lambda pool: pool.name or ""):
         try:
-            text = pool.why()
+            text = pool.diagnose()
         except ReleasedError:
             continue
         said.append(f"{pool.name}: {text}" if pool.name else text)

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use pinpool::{Pool, Why};
+use pinpool::{Diagnosis, Pool};
 use pinpool_loader::StopFlag;
 use pinpool_observe::judge::words::counted;
 use pinpool_observe::judge::{Cause, PoolJudgement, judge_recording};
@@ -78,21 +78,21 @@ pub(crate) struct Said {
 
 /// What the pool of a replay says of itself, time and again.
 #[derive(Debug, Default)]
-pub(crate) struct Judged(Vec<Why>);
+pub(crate) struct Judged(Vec<Diagnosis>);
 
 impl Judged {
     pub(crate) fn look(&mut self, pool: &Pool) {
-        self.0.push(pool.why());
+        self.0.push(pool.diagnose());
     }
 
     /// An alarm that holds for a tenth of the looks, else the last word; `None` without any.
     pub(crate) fn worst(&self, pool: &str) -> Option<Said> {
-        let alarms = || self.0.iter().filter(|why| why.is_alarm());
-        let times = |cause: &str| alarms().filter(|why| why.cause() == cause).count();
-        let alarms = alarms().filter(|why| times(why.cause()) * ALARM_PART >= self.0.len());
-        let why = alarms.max_by_key(|why| (times(why.cause()), why.lost())).or(self.0.last())?;
+        let alarms = || self.0.iter().filter(|why| why.is_alarm);
+        let times = |cause: &str| alarms().filter(|why| why.cause.name() == cause).count();
+        let alarms = alarms().filter(|why| times(why.cause.name()) * ALARM_PART >= self.0.len());
+        let why = alarms.max_by_key(|why| (times(why.cause.name()), why.lost)).or(self.0.last())?;
         let lines = why.to_string().lines().map(str::to_owned).collect();
-        Some(Said { pool: pool.to_owned(), cause: why.cause().to_owned(), is_alarm: why.is_alarm(), lines })
+        Some(Said { pool: pool.to_owned(), cause: why.cause.name().to_owned(), is_alarm: why.is_alarm, lines })
     }
 }
 

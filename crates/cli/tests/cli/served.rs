@@ -127,7 +127,8 @@ fn a_process_is_drawn_with_its_owners_and_what_its_judge_says() {
     let ran = finish(command.arg(&output));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let page = std::fs::read_to_string(&output).unwrap();
-    for text in ["The pools of this process", "\"name\":\"loader/labels\"", "\"clock\":1", pool.why().cause()] {
+    for text in ["The pools of this process", "\"name\":\"loader/labels\"", "\"clock\":1", pool.diagnose().cause.name()]
+    {
         assert!(page.contains(text), "no {text} in {page}");
     }
 }

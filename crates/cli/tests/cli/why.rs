@@ -174,7 +174,7 @@ fn a_process_says_why_over_its_socket() {
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let said = &ran.figures()["pools"][0];
     assert_eq!((&said["pool"], &said["is_alarm"]), (&"train".into(), &false.into()), "{said}");
-    assert_eq!(said["cause"], pool.why().cause());
+    assert_eq!(said["cause"], pool.diagnose().cause.name());
 }
 
 #[test]

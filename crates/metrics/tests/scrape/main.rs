@@ -94,8 +94,8 @@ fn a_scrape_has_the_metrics_of_the_tool_with_the_values_of_the_pool() {
     expect("pinpool_copies_oldest_age_seconds", &labels, 0);
     expect("pinpool_limits_max_bytes", &labels, 8 << 20);
     expect("pinpool_owner_buffers", &["tag=\"images\""], 1);
-    for cause in pinpool::Why::CAUSES {
-        let is_present = u64::from(cause == pool.why().cause());
+    for cause in pinpool::Cause::NAMES {
+        let is_present = u64::from(cause == pool.diagnose().cause.name());
         expect("pinpool_cause", &[&format!("cause=\"{cause}\"")], is_present);
     }
     drop(held);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Pool, Why};
+use pinpool::Pool;
 use pinpool_replay::{Replay, ReplayReport, SourceKind, TraceReader, Watch, Workload};
 use serde_json::Value;
 
@@ -113,8 +113,9 @@ fn check_workload(name: &str, target: &[f64], expected: &HashMap<(String, String
 /// Plays `workload`; also returns the alarms that the pool had on the way.
 fn alarms(workload: &Workload, replay: &Replay) -> (ReplayReport, Vec<String>) {
     let mut alarms = Vec::new();
-    let mut see =
-        |_: u64, pool: &Pool| alarms.extend(Some(pool.why()).filter(Why::is_alarm).map(|why| why.to_string()));
+    let mut see = |_: u64, pool: &Pool| {
+        alarms.extend(Some(pool.diagnose()).filter(|found| found.is_alarm).map(|why| why.to_string()))
+    };
     let report = replay.play_watched(workload, Some(Watch::new(workload, 1000, &mut see))).unwrap();
     alarms.dedup();
     (report, alarms)

@@ -25,7 +25,7 @@ use std::task::{Context, Poll, Waker};
 
 use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
 use pinpool::unstable::{ManualClock, look};
-use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PoolBuilder, Why};
+use pinpool::{Backend, Cause, GetFuture, PinnedBuf, Pool, PoolBuilder};
 use pinpool_replay::{Recording, SimSource};
 use tempfile::TempDir;
 
@@ -184,7 +184,8 @@ impl Program {
         let (outside, live) = (why(&socket), report(&socket));
         let top = finish(pinpool(&["top"]).arg(&socket));
         assert_eq!(top.code(), 0, "{}", top.stderr);
-        let own: Vec<_> = self.pools.iter().map(|pool| (pool.stats().name.unwrap_or_default(), pool.why())).collect();
+        let own: Vec<_> =
+            self.pools.iter().map(|pool| (pool.stats().name.unwrap_or_default(), pool.diagnose())).collect();
         let log: Vec<_> = lines().into_iter().filter(|line| line.contains("] diagnosis: ")).collect();
         fs::write(at("log"), log.join("\n")).unwrap();
         let logged = first(&why(&at("log")));
@@ -209,14 +210,14 @@ impl Program {
         assert_eq!(pool_recorded, pool);
         Said {
             causes: vec![
-                ("Pool::why", own.cause().to_owned()),
+                ("Pool::diagnose", own.cause.name().to_owned()),
                 ("why of a process", cause),
                 ("top", shown(&top, &pool)),
                 ("report of a process", marked(&live)),
                 ("why of a recording", cause_recorded),
                 ("report of a recording", marked(&page)),
             ],
-            alarms: vec![own.is_alarm(), alarm, alarm_recorded, logged.1],
+            alarms: vec![own.is_alarm, alarm, alarm_recorded, logged.1],
             logged,
             pool,
             log,
@@ -245,7 +246,7 @@ fn shown(top: &Ran, pool: &str) -> String {
 
 /// The cause that a line begins with.
 fn cause_in(line: &str) -> &str {
-    Why::CAUSES.iter().copied().find(|cause| line.starts_with(&format!("{cause}: "))).unwrap_or(line)
+    Cause::NAMES.iter().copied().find(|cause| line.starts_with(&format!("{cause}: "))).unwrap_or(line)
 }
 
 impl Said {

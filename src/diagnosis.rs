@@ -1,0 +1,45 @@
+//! The diagnosis of a pool: what costs it time, and what helps.
+
+use std::fmt;
+use std::time::Duration;
+
+pub use pinpool_observe::judge::Cause;
+use pinpool_observe::judge::Judgement;
+
+/// What costs a pool time, and what helps ([`Pool::diagnose`](crate::Pool::diagnose)).
+///
+/// Displays as several lines: the cause and what was measured, the evidence, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Diagnosis {
+    /// The cause that costs most.
+    pub cause: Cause,
+    /// Whether the cause is a fault that can be fixed.
+    pub is_alarm: bool,
+    /// What was measured, in one sentence.
+    pub found: String,
+    /// What to do; `None` if there is nothing to do.
+    pub advice: Option<String>,
+    /// A setting that helps, with its value in bytes or buffers.
+    pub setting: Option<(&'static str, u64)>,
+    /// Time that all threads together spent waiting, pinning, unpinning and remapping during [`observed`](Diagnosis::observed).
+    pub lost: Duration,
+    /// Length of the window that was evaluated.
+    pub observed: Duration,
+    text: String,
+}
+
+impl From<Judgement> for Diagnosis {
+    fn from(judgement: Judgement) -> Self {
+        let text = judgement.lines().join("\n");
+        let Judgement { cause, is_alarm, found, cure: advice, setting, lost, .. } = judgement;
+        let (lost, observed) = (Duration::from_nanos(lost.total_ns()), Duration::from_micros(lost.of_us));
+        Self { cause, is_alarm, found, advice, setting, lost, observed, text }
+    }
+}
+
+impl fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
