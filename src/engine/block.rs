@@ -230,7 +230,7 @@ impl<E> Block<E> {
 
     /// `held_bytes` of memory of an arena, from the cache line that a put touches anyway.
     #[inline(always)]
-    pub(super) fn held_bytes_at_hand(&self) -> usize {
+    pub(super) fn entry_bytes(&self) -> usize {
         self.0.bytes()
     }
 
@@ -321,7 +321,7 @@ impl<E> Block<E> {
         std::mem::take(&mut self.0.since).checked_sub(1)
     }
 
-    pub(super) fn note_passed(&mut self, number: u64) {
+    pub(super) fn set_passed(&mut self, number: u64) {
         self.0.passed = number;
     }
 }

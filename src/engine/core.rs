@@ -1,31 +1,31 @@
-//! The order of steps: ask the modules, each under its own lock, then make the slow calls under none.
+//! The order of steps: each module decides under its own lock, and slow calls are made under none.
 //!
 //! ```text
-//!  get   idle ─hit─▶ block
-//!         └─miss─▶ sweep ─completed─▶ block
-//!                   └─▶ tick, acquire ─▶ block
-//!                        └─no room─▶ wait in the queue (`waiting.rs`)
-//!  put   a get waits? ─yes─▶ hand over, or make room; else keep idle ─▶ release the victim, report the check
-//!  copy  the block waits in `in_flight`; a sweep that finds its copies over puts it
-//!  end   last handle dropped ─▶ seal: release what is idle; later puts release their block
-//!        last buffer back ────▶ close: wait for copies, abandon those that do not end, detach from the arena
+//!  get     idle ─hit─▶ block
+//!           └─miss─▶ sweep ─completed─▶ block
+//!                     └─▶ tick, acquire ─▶ block
+//!                          └─no room─▶ wait queue (`get.rs`)
+//!  return  a request waits? ─yes─▶ hand over, or make room; otherwise keep idle ─▶ release the victim, report the check
+//!  copy    the block waits in `in_flight`; a sweep that finds its fences complete returns it
+//!  end     last handle dropped ──▶ seal: release idle blocks; later returns release their block
+//!          last buffer returned ─▶ close: wait for copies, abandon those that do not end, close the memory
 //! ```
 //!
-//! A sweep may query a driver, which is slow when many threads do. So no hit sweeps. A get that needs the memory sweeps, a
-//! waiting get, the maintenance thread, [`Pool::maintain`](crate::Pool::maintain), a trim, a clear, and the end.
+//! A sweep may query a driver, which is slow if many threads do so. So hits do not sweep. Misses, waiting requests, the
+//! maintenance thread, [`Pool::maintain`](crate::Pool::maintain), `trim`, `clear` and the end of the pool do.
 //!
-//! Under `PINPOOL_ZERO` a put waits in `in_flight` without a fence, and a block is zeroed when a sweep returns it, or when it
-//! is new. So idle blocks and free memory hold zeros, whatever is carved from them.
+//! Under `PINPOOL_ZERO` a returned block waits in `in_flight` without a fence. A block is zeroed when a sweep returns it, or
+//! when it is new. So idle blocks and free memory contain zeros.
 //!
 //! Does no arithmetic of its own: `policy` decides, `stock` keeps, pins and unpins, `accounts` counts.
 //!
-//! - core-I1: a block is released only if it was idle, its put is complete, or no user ever had it. So no reference and
-//!   no copy uses its memory: a put with copies goes through `in_flight`, which returns the block after its fences.
-//! - core-I2: memory whose copies cannot be known to be over is leaked, never released.
-//! - core-I3: the pool closes once, after `seal`, when every buffer handed out has been put, is in flight or was leaked.
+//! - core-I1: a block is released only if it was idle, its return is complete, or no user ever had it. So no reference and
+//!   no copy uses its memory: a return with copies goes through `in_flight`, which returns the block after its fences.
+//! - core-I2: memory is leaked, never released, if it cannot be known whether its copies have completed.
+//! - core-I3: the pool closes once, after `seal`, when every buffer handed out was returned, is in flight or was leaked.
 
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::accounts::Accounts;
 use super::auto_limit::AutoLimit;
@@ -43,40 +43,32 @@ use crate::backend::SourceError;
 use crate::config::{Config, Limit};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
-use crate::in_flight::{Ask, InFlight};
+use crate::in_flight::InFlight;
 use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::quota::Claim;
-use crate::size_class::Class;
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 mod account;
-mod attention;
-mod backoff;
-mod device;
 mod end;
-mod figures;
-mod interfaces;
-mod puts;
-mod recording;
+mod get;
+mod put;
+mod queue;
+mod record;
 mod report;
-mod sampling;
-mod server;
 #[cfg(feature = "observe")]
 mod serving;
 mod shared_limit;
-mod ticks;
+mod tick;
 mod verdicts;
-mod waiting;
 
-pub(crate) use account::{Account, Wanted};
-use attention::Attention;
-use backoff::Backoff;
-use device::DeviceWatch;
+pub(crate) use account::{Account, BlockRequest};
+use queue::{Backoff, SlowPathFlag};
 use report::SystemMemory;
+use tick::DeviceWatch;
 use verdicts::Verdicts;
 
 type Block = block::Block<Core>;
@@ -93,12 +85,12 @@ pub(crate) struct Core {
     waiters: WaitQueue<Self>,
     time: Timekeeper,
     maintenance: Maintenance,
-    /// Runs the ticks of this pool; `None` if it is not to.
+    /// Runs the maintenance ticks; `None` if the pool runs without it.
     thread: Option<&'static MaintenanceThread>,
-    attention: Attention,
-    /// What the first in line wants of other owners of the host ledger.
+    slow_path_flag: SlowPathFlag,
+    /// What the head of the wait queue needs from other owners of the shared limit.
     wanted_of_ledger: Want,
-    /// A put makes room in the host ledger.
+    /// A return is making room under the shared limit.
     is_giving: AtomicBool,
     /// [`Pool::close`](crate::Pool::close) was called.
     is_closed: AtomicBool,
@@ -115,7 +107,7 @@ pub(crate) struct Core {
     device: DeviceWatch,
     /// Where its limit comes from.
     limit: AutoLimit,
-    /// Its place at the socket that serves statistics.
+    /// Its entry at the socket that serves statistics.
     #[cfg(feature = "observe")]
     showing: std::sync::OnceLock<pinpool_observe::stats_socket::Showing>,
 }
@@ -140,7 +132,7 @@ impl Core {
             maintenance: Maintenance::new(),
             // As for the wait queue, Miri takes a thread that does not end for a leak.
             thread: config.may_poll().then(MaintenanceThread::of_process),
-            attention: Attention::default(),
+            slow_path_flag: SlowPathFlag::default(),
             wanted_of_ledger: Want::default(),
             is_giving: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
@@ -173,7 +165,7 @@ impl Core {
         core
     }
 
-    /// Changes the ceiling; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
+    /// Changes the limit; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
     pub(crate) fn set_ceiling(&self, ceiling: Limit) {
         let budget = self.backing().budget();
         budget.set_auto(ceiling == Limit::Auto);
@@ -196,14 +188,14 @@ impl Core {
         self.room_was_made();
     }
 
-    /// This pool needs to be looked at `pace` from now on. Costs a load while the thread looks as often.
+    /// The pool needs ticks at `pace` from now on. A load if the thread already runs as often.
     fn notice(&self, pace: Pace) {
         if let Some(thread) = self.thread {
             self.log.no_thread(thread.notice(pace));
         }
     }
 
-    /// The pace that memory which was carved or came back asks for.
+    /// The pace that is needed after memory was carved or returned.
     fn pace_of_change(&self) -> Pace {
         match self.backing().arena() {
             Some(arena) if arena.lacks_hole() => Pace::Hole,
@@ -259,7 +251,7 @@ impl Core {
         self.stock.memory()
     }
 
-    /// The calling thread's shard, if gets and puts of this pool may take the short path.
+    /// The calling thread's shard, if this pool may use the fast path.
     pub(super) fn short_path(&self) -> Option<&Shard<BlockBody<Self>>> {
         // The slow paths zero, record and draw samples.
         let needs_slow = self.config.zero || self.recorder().is_some() || self.config.code.call_stacks > 0;
@@ -271,66 +263,11 @@ impl Core {
         self.stock.is_varied()
     }
 
-    /// A block, idle or new.
-    pub(crate) fn get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
-        match &wanted.account {
-            None => self.get_of_pool(wanted, wait),
-            Some(account) => account.get(wanted, wait),
-        }
-    }
-
-    fn get_of_pool(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
-        if let Some(block) = self.take_hit(wanted.class) {
-            self.record_get(&block, wanted, None);
-            return Ok(block);
-        }
-        let begun = self.recording_since();
-        let outcome = self.miss(wanted, wait);
-        self.record_outcome(&outcome, wanted, begun);
-        outcome
-    }
-
     /// A block over a user's memory, which is counted apart and never kept.
     pub(crate) fn adopt(self: &Arc<Self>, adopted: Adopted) -> Result<Block> {
         self.check_open()?;
         self.accounts.count_adopted();
         Ok(self.stock.adopt(self, adopted))
-    }
-
-    /// An idle block of `class`, or one whose copies are over; calls no back-end and never waits.
-    pub(crate) fn try_get(&self, wanted: &Wanted) -> Option<Block> {
-        match &wanted.account {
-            None => self.try_get_of_pool(wanted.class),
-            Some(account) => account.try_get(wanted),
-        }
-    }
-
-    pub(super) fn try_get_of_pool(&self, class: Class) -> Option<Block> {
-        self.take_hit(class).or_else(|| self.take_completed(class))
-    }
-
-    fn take_hit(&self, class: Class) -> Option<Block> {
-        self.stock.take(class)
-    }
-
-    /// A block of `class` whose copies are over, found by sweeping.
-    fn take_completed(&self, class: Class) -> Option<Block> {
-        while self.in_flight.count() > 0 {
-            let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
-            let mut swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
-            let found_none = swept.completed.is_empty();
-            let reused = self.reuse_completed(&mut swept, is_enough);
-            self.complete(swept);
-            if reused.is_some() {
-                return reused;
-            }
-            // Another thread may take it first; then there may be more.
-            let block = self.stock.take(class);
-            if block.is_some() || found_none {
-                return block;
-            }
-        }
-        None
     }
 
     /// Releases every idle block and begins a new window.
@@ -356,10 +293,10 @@ impl Core {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let make_room = |to_bytes| self.trim(to_bytes);
         let add = || self.stock.add_reserve(bytes, self.time.now_us(), make_room);
-        self.add_within_ledger(add).map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))
+        self.add_within_ledger(add).map_err(|refusal| self.refused(&BlockRequest::reserve(len), refusal, 0))
     }
 
-    /// Waits until all of the reserve is there, by `until`. False if it is not there then.
+    /// Waits until the whole reserve is pinned, at most until `until`. False if the wait timed out.
     pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
         let Some(arena) = self.backing().arena() else { return Ok(true) };
         match arena.await_reserve(until, self.time.now_us()) {
@@ -367,15 +304,15 @@ impl Core {
             ReserveWait::TimedOut => Ok(false),
             ReserveWait::Stopped(error) => {
                 let len = usize::try_from(self.stats().memory.reserve_target_bytes).unwrap_or(usize::MAX);
-                Err(self.refused(&Wanted::reserve(len), Refusal::Source(error), 0))
+                Err(self.refused(&BlockRequest::reserve(len), Refusal::Source(error), 0))
             }
         }
     }
 
-    /// Claims `bytes` under the limits for memory that is held beside the buffers; idle memory makes room. A slow call.
+    /// Claims `bytes` under the limits for memory other than buffers; idle memory makes room. A slow call.
     pub(crate) fn claim_outside(&self, bytes: u64, account: Option<&Arc<Account>>) -> Result<OutsideClaim> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let wanted = Wanted { account: account.cloned(), ..Wanted::reserve(len) };
+        let wanted = BlockRequest { account: account.cloned(), ..BlockRequest::reserve(len) };
         let of_account = account.map(|account| account.claim(bytes)).transpose();
         let of_account = of_account.map_err(|refusal| self.refused(&wanted, refusal, 0))?;
         let claim = || self.backing().claim_outside(bytes);
@@ -389,12 +326,12 @@ impl Core {
         Ok(OutsideClaim { claim, _of_account: of_account })
     }
 
-    /// The error of a source that refused `len` bytes beside the buffers.
+    /// The error of a source that refused `len` bytes of memory other than buffers.
     pub(crate) fn refused_by_source(&self, len: usize, error: SourceError) -> Error {
-        self.refused(&Wanted::reserve(len), Refusal::Source(error), 0)
+        self.refused(&BlockRequest::reserve(len), Refusal::Source(error), 0)
     }
 
-    /// The memory of `claim` is held no more: there is room for gets that wait.
+    /// Releases `claim`, which makes room for waiting requests.
     pub(crate) fn end_outside_claim(&self, claim: OutsideClaim) {
         self.backing().end_outside(claim.claim.bytes());
         drop(claim);
@@ -402,7 +339,7 @@ impl Core {
     }
 }
 
-/// Bytes that something beside the buffers of a pool holds under its limits, until this is dropped.
+/// Bytes under the limits of a pool that are not in buffers; released by the drop.
 #[derive(Debug)]
 pub(crate) struct OutsideClaim {
     claim: Claim,

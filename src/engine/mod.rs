@@ -11,22 +11,23 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `core.rs` | the order of steps |
-//! | `user_block.rs` | the calls of a buffer on its block |
-//! | `recent.rs` | the pools that each thread used last, for the short path of a hit |
+//! | `user_block.rs` | what a buffer calls on its block |
+//! | `recent.rs` | the pools that each thread used last, for the fast path |
 //! | `block.rs` | memory with its class, buffer state and owner |
 //! | `stock.rs` | idle blocks, and the memory that new ones are made of |
-//! | `idle/` | the idle buffers, by the rules of the preset |
+//! | `idle/` | the idle buffers, by the policy of the preset |
 //! | `lifetime.rs` | how many blocks exist, and when the pool closes |
 //! | `core/account.rs` | a partition: a limit and a wait queue of its own |
 //! | `memory/` | where memory comes from and returns to |
-//! | `core/waiting.rs` | a get without room, and the put that serves it |
+//! | `core/get.rs`, `core/put.rs` | requests and returns |
+//! | `core/queue.rs` | what the wait queue requires of a pool |
 //! | `wait_queue/` | the requests that wait for room |
-//! | `shortage.rs` | a time without room, logged once |
-//! | `owners.rs` | who holds the buffers that were got under a tag |
-//! | `core/report.rs` | the report of a get that found no memory |
-//! | `core/figures.rs` | the snapshots of a pool's figures |
+//! | `shortage.rs` | a shortage, logged once |
+//! | `owners.rs` | who holds the buffers of each tag |
+//! | `core/report.rs` | statistics, dumps, and the error of a failed request |
+//! | `core/tick.rs`, `core/verdicts.rs` | periodic work; the diagnosis |
 //! | `maintenance.rs` | when periodic work is due |
-//! | `accounts.rs` | counts beside the idle buffers, and the snapshot of all figures |
+//! | `accounts.rs` | counters of buffers that are not idle |
 //! | `clock.rs` | the time, exact and coarse |
 
 mod accounts;
@@ -49,12 +50,12 @@ mod wait_queue;
 pub(crate) use self::auto_limit::AutoLimit;
 pub(crate) use self::block::BufferState;
 pub(crate) use self::clock::{Clock, Timekeeper};
-pub(crate) use self::core::{Account, Core, OutsideClaim, Wanted};
+pub(crate) use self::core::{Account, BlockRequest, Core, OutsideClaim};
 pub(crate) use self::memory::{
     Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, OneEach, Pageable, granule_bytes,
 };
-pub(crate) use self::owners::Ledger;
-pub(crate) use self::recent::ShardAtHand;
+pub(crate) use self::owners::TagAccount;
+pub(crate) use self::recent::CachedShard;
 pub(crate) use self::user_block::Block;
 pub(crate) use self::wait_queue::WaitTicket;
 pub use clock::ManualClock;

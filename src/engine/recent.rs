@@ -1,26 +1,26 @@
-//! What a hit needs of its thread: the pools that it used last, and its own shards there.
+//! The fast path's thread-local cache: the pools that a thread used last, and its shards of them.
 //!
 //! ```text
-//!   RECENT   no destructor: read until the thread ends         pool │ shard        pool │ shard
+//!   LAST_USED   no destructor: read until the thread ends         pool │ shard        pool │ shard
 //!                                                                    ▲ raw                ▲ raw
 //!   KEPT     has a destructor: one reference for each           Arc<Core>           Arc<Core>
 //! ```
 //!
-//! A get finds the own shard by comparing its pool with `RECENT`, a put by comparing the shard that its buffer is open to
-//! (block-I3); so neither counts a reference or computes an index. Two pools, so that a thread that uses both in turn has
-//! both at hand. A put of another thread's block finds its pool by the block's owner, and pushes the block to that thread's
-//! shard; the owner's next get takes it from there. The slow paths fill the entries. A thread that has none takes the slow path, which checks everything.
+//! A hit finds its shard by comparing its pool with `LAST_USED`, and a return by comparing the shard that its buffer is open to
+//! (block-I3). So neither counts a reference or computes an index. There are two entries, for a thread that alternates between
+//! two pools. A return of another thread's block finds its pool by the block's owner, and pushes the block to that thread's
+//! shard, whose next hit takes it. The slow paths fill the entries and check everything.
 //!
-//! A pool that records or samples takes the slow paths, which do so, and is never at hand.
+//! A pool that records or samples uses the slow paths and is never cached.
 //!
-//! A put gives its buffer away, and with it the buffer's reference to the pool: another thread may take the buffer, release
-//! it and close the pool before the put has returned. So a put runs on a reference of its thread. It keeps bookkeeping alone:
-//! memory and addresses are released when the pool closes.
+//! A return gives up its buffer's reference to the pool: another thread may take the buffer, release it and close the pool
+//! before the return has completed. So a return uses a reference of its thread, which keeps only bookkeeping alive: memory and
+//! addresses are released when the pool closes.
 //!
-//! - **recent-I1**: Each entry of `RECENT` is a pool to which this thread holds a reference, in `KEPT` or in a frame of
+//! - **recent-I1**: Each entry of `LAST_USED` is a pool to which this thread holds a reference, in `KEPT` or in a frame of
 //!   [`with_core_alive`] on its stack, and a shard of that pool. An entry changes before the reference goes.
 //! - **recent-I2**: In a child of `fork` the entries are cleared before the fork returns, and only pools of this process are
-//!   entered, so no short path reaches a pool of a parent.
+//!   entered, so no fast path reaches a pool of a parent.
 #![allow(unsafe_code)] // Follows the raw pointers.
 
 use std::cell::Cell;
@@ -36,7 +36,7 @@ use crate::size_class::plain_eighths_index;
 use pinpool_os::fork;
 use pinpool_os::sync::process::AtomicBool;
 
-/// Pools at hand.
+/// Cached pools.
 const POOLS: usize = 2;
 
 /// A thread's shard of a pool.
@@ -56,7 +56,7 @@ impl Recent {
     }
 }
 
-/// References behind `RECENT`, entry by entry. An empty one is in use by a frame on the stack.
+/// References behind `LAST_USED`, entry by entry. An empty one is in use by a frame on the stack.
 struct Kept {
     pools: [Cell<Option<Arc<Core>>>; POOLS],
     /// The entry that the next other pool replaces.
@@ -64,7 +64,7 @@ struct Kept {
 }
 
 thread_local! {
-    static RECENT: [Recent; POOLS] = const { [const { Recent::none() }; POOLS] };
+    static LAST_USED: [Recent; POOLS] = const { [const { Recent::none() }; POOLS] };
     static KEPT: Kept = const { Kept { pools: [const { Cell::new(None) }; POOLS], next: Cell::new(0) } };
 }
 
@@ -76,14 +76,14 @@ impl Drop for Kept {
 }
 
 fn clear() {
-    RECENT.with(|recent| recent.iter().for_each(|entry| entry.pool.set(ptr::null())));
-    RECENT.with(|recent| recent.iter().for_each(|entry| entry.shard.set(NO_SHARD)));
+    LAST_USED.with(|recent| recent.iter().for_each(|entry| entry.pool.set(ptr::null())));
+    LAST_USED.with(|recent| recent.iter().for_each(|entry| entry.shard.set(NO_SHARD)));
 }
 
 impl Core {
     /// The calling thread's shard, if this pool is the first at hand.
     #[inline(always)]
-    pub(crate) fn shard_at_hand(&self) -> Option<ShardAtHand<'_>> {
+    pub(crate) fn cached_shard(&self) -> Option<CachedShard<'_>> {
         // SAFETY: alive as long as it is borrowed.
         unsafe { Self::shard_of(self, 0, self) }
     }
@@ -94,19 +94,19 @@ impl Core {
     ///
     /// A pool at this address, if there is one, lives as long as its `owner`.
     #[inline(always)]
-    pub(crate) unsafe fn shard_of<T>(address: *const Self, at: usize, _owner: &T) -> Option<ShardAtHand<'_>> {
+    pub(crate) unsafe fn shard_of<T>(address: *const Self, at: usize, _owner: &T) -> Option<CachedShard<'_>> {
         // A small closure: a large one would not be inlined, and then each access calls through a pointer.
-        let (pool, shard) = RECENT.with(|recent| (recent[at].pool.get(), recent[at].shard.get()));
+        let (pool, shard) = LAST_USED.with(|recent| (recent[at].pool.get(), recent[at].shard.get()));
         // SAFETY: (recent-I1) the entry's pool is alive, so its shard is as long as the owner is borrowed.
-        ptr::eq(pool, address).then(|| ShardAtHand(unsafe { &*shard }))
+        ptr::eq(pool, address).then(|| CachedShard(unsafe { &*shard }))
     }
 
-    /// A plain block for a plain get of `len` bytes of which the first pool at hand has none: of this pool if it is the other
-    /// one at hand, or one that another thread has put back to this thread's shard.
-    pub(crate) fn take_otherwise(&self, len: usize) -> Option<Block<Core>> {
+    /// A block for a request of `len` bytes that missed in the first cached pool: from this pool if it is the second one, or a
+    /// block that another thread has returned to this thread's shard.
+    pub(crate) fn take_remote_or_second(&self, len: usize) -> Option<Block<Core>> {
         let take_remote =
-            |shard: ShardAtHand<'_>| shard.0.take_remote_fast(plain_eighths_index(len)).map(Block::from_entry);
-        match self.shard_at_hand() {
+            |shard: CachedShard<'_>| shard.0.take_remote_fast(plain_eighths_index(len)).map(Block::from_entry);
+        match self.cached_shard() {
             Some(first) => take_remote(first),
             None => {
                 // SAFETY: as above.
@@ -116,12 +116,12 @@ impl Core {
         }
     }
 
-    /// Whether the calling thread's shard lets gets and puts take the short path.
+    /// Whether the calling thread may use the fast path.
     pub(crate) fn has_short_path(&self) -> bool {
         self.short_path().is_some_and(|shard| !shard.requires_slow_path())
     }
 
-    /// The thread uses this pool: its next gets and puts may take the short path.
+    /// Caches this pool for the calling thread.
     pub(crate) fn enter(self: &Arc<Self>) {
         if position(Arc::as_ptr(self)).is_none() {
             keep(self.clone());
@@ -131,14 +131,14 @@ impl Core {
 
 /// The entry of `pool`.
 fn position(pool: *const Core) -> Option<usize> {
-    RECENT.with(|recent| recent.iter().position(|entry| ptr::eq(entry.pool.get(), pool)))
+    LAST_USED.with(|recent| recent.iter().position(|entry| ptr::eq(entry.pool.get(), pool)))
 }
 
 /// The calling thread's shard of a pool.
 #[derive(Clone, Copy)]
-pub(crate) struct ShardAtHand<'a>(&'a OwnShard);
+pub(crate) struct CachedShard<'a>(&'a OwnShard);
 
-impl ShardAtHand<'_> {
+impl CachedShard<'_> {
     /// A plain idle block for a plain get of `len` bytes, if the shard has one. Its length is yet to be set.
     #[inline(always)]
     pub(crate) fn take(self, len: usize) -> Option<Block<Core>> {
@@ -157,22 +157,22 @@ impl Block<Core> {
     /// The end of a buffer: by the short path if the shard that it came from is at hand and free, else by [`Core::put`].
     #[inline(always)]
     pub(crate) fn put(self) {
-        let Some(shard) = shard_for(&self, 0) else { return put_otherwise(self) };
+        let Some(shard) = shard_for(&self, 0) else { return put_remote_or_second(self) };
         if let Err(block) = shard.put(self) {
-            put_slowly(block);
+            put_slow(block);
         }
     }
 }
 
 /// Puts `block`, which the first pool at hand does not keep.
 #[inline(never)]
-fn put_otherwise(block: Block<Core>) {
+fn put_remote_or_second(block: Block<Core>) {
     let unkept = match shard_for(&block, 1) {
         Some(shard) => shard.put(block),
         None => put_remote(block),
     };
     if let Err(block) = unkept {
-        put_slowly(block);
+        put_slow(block);
     }
 }
 
@@ -190,13 +190,13 @@ fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     Ok(())
 }
 
-/// The put that checks everything. In a child of `fork` the block stays where it is.
+/// The return that checks everything. In a forked child the block stays where it is.
 #[inline(never)]
-fn put_slowly(block: Block<Core>) {
+fn put_slow(block: Block<Core>) {
     if block.is_forked() { std::mem::forget(block) } else { with_core_alive(block, Core::put) }
 }
 
-/// Wakes the first get that waits at `core`, which is at hand at `at`.
+/// Wakes the head of the wait queue of `core`, which is cached at `at`.
 #[cold]
 fn wake_waiters(core: &Core, at: usize) {
     // A waker is its user's: it may put a buffer of another pool, which then replaces the entry. If the reference is not here, a
@@ -208,18 +208,18 @@ fn wake_waiters(core: &Core, at: usize) {
 
 /// The shard at hand that may keep `block` by the short path.
 #[inline(always)]
-fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<ShardAtHand<'a>> {
-    let shard = RECENT.with(|recent| recent[at].shard.get());
-    let is_open = block.is_open_to(shard) && !policy::goes_to_arena(block.held_bytes_at_hand(), || is_varied(at));
+fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<CachedShard<'a>> {
+    let shard = LAST_USED.with(|recent| recent[at].shard.get());
+    let is_open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || is_varied(at));
     // SAFETY: (recent-I1) a block's shard is not `NO_SHARD`, so the entry's pool is alive; it is until the next change of the
     // entry, by this thread.
-    is_open.then(|| ShardAtHand(unsafe { &*shard }))
+    is_open.then(|| CachedShard(unsafe { &*shard }))
 }
 
 /// Whether large buffers of a pool at hand go to the arena, by the slow put (policy-R3). A load.
 #[inline(always)]
 fn is_varied(at: usize) -> bool {
-    let pool = RECENT.with(|recent| recent[at].pool.get());
+    let pool = LAST_USED.with(|recent| recent[at].pool.get());
     // SAFETY: (recent-I1) null, or a pool that is alive.
     unsafe { pool.as_ref() }.is_some_and(Core::is_varied)
 }
@@ -262,7 +262,7 @@ fn keep(core: Arc<Core>) {
     let replaced = KEPT.try_with(|kept| {
         let at = kept.next.replace((kept.next.get() + 1) % POOLS);
         // Before the reference that it replaces goes (recent-I1).
-        RECENT.with(|recent| {
+        LAST_USED.with(|recent| {
             recent[at].pool.set(pool);
             recent[at].shard.set(shard);
         });

@@ -17,7 +17,7 @@ use super::idle::thread_cache::{Entry, SpareEntries};
 use super::idle::{Evicted, Idle, LoweredLimit};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
-use super::memory::{Adopted, BlockMemory, Memory, Place, PoolView, Refusal, SlowCalls, Stop};
+use super::memory::{Adopted, BlockMemory, Memory, Place, PoolView, Refusal, SlowCalls};
 use crate::backend::{HugeTlb, PageTiers, SourceError, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
@@ -51,11 +51,11 @@ pub(super) struct Stock<E> {
     gone: OnceLock<SourceError>,
 }
 
-/// What a put left behind.
+/// What a return changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PutEnd {
     Kept,
-    /// Memory was released: the pool may be over.
+    /// Memory was released: the pool may close.
     Released,
     /// The block went to the arena, whose holes changed.
     Merged,
@@ -80,7 +80,7 @@ impl<E> Stock<E> {
         }
     }
 
-    /// Who records what the pool does, if anybody does.
+    /// The recorder, if the pool records.
     #[inline]
     pub(super) fn recorder(&self) -> Option<&Arc<Recorder>> {
         self.recorder.as_ref()
@@ -115,7 +115,7 @@ impl<E> Stock<E> {
         class: Class,
         (now_us, calls): (u64, SlowCalls),
         pool: &dyn PoolView,
-    ) -> Result<Block<E>, Stop> {
+    ) -> Result<Block<E>, Option<Refusal>> {
         if let Some(why) = self.gone.get() {
             return Err(Refusal::Source(why.clone()).into());
         }
@@ -134,7 +134,7 @@ impl<E> Stock<E> {
         Ok(self.block(owner, memory, class))
     }
 
-    /// An unpinned block, if this pool may give one out, for a request that was refused.
+    /// An unpinned block for a refused request, if this pool may return one.
     pub(super) fn acquire_pageable(&self, owner: &Arc<E>, class: Class) -> Option<Block<E>> {
         let memory = self.memory.find_pageable(class)?;
         self.classes.fell_back(class);
@@ -179,7 +179,7 @@ impl<E> Stock<E> {
         &self.lifetime
     }
 
-    /// The memory is gone, for this reason: nothing is kept any more, and no get is served. False if that was known.
+    /// The memory is gone, for this reason: nothing is kept any more, and no request is served. False if that was known.
     pub(super) fn give_up(&self, why: SourceError, now_us: u64) -> bool {
         let is_new = self.gone.set(why).is_ok();
         if is_new {
@@ -219,7 +219,7 @@ impl<E> Stock<E> {
             && !policy::goes_to_arena(block.class_bytes(), || self.is_varied())
     }
 
-    /// Releases blocks over the count limit, which puts on the fast path do not check.
+    /// Releases blocks over the count limit, which returns on the fast path do not check.
     pub(super) fn enforce_count_limit(&self, now_us: u64) {
         self.evict_over_limit(self.idle.evict_over_limit(), now_us);
     }
@@ -272,8 +272,8 @@ impl<E> Stock<E> {
         }
     }
 
-    /// Releases idle memory, oldest first, that is over the ceiling, which may have been lowered, or over the limit on what is
-    /// idle. A hit never does, so both may be passed by what was put back since the last miss or tick.
+    /// Releases idle memory, oldest first, that exceeds the limit, which may have been lowered, or the limit on idle
+    /// memory. A hit never does, so returns since the last miss or tick may exceed both.
     pub(super) fn enforce_limits(&self, pool: &dyn PoolView, now_us: u64) {
         if let Some(arena) = self.memory.arena() {
             return self.log.release_error(arena.enforce_limits(pool, self.max_idle_bytes, now_us));
@@ -283,7 +283,7 @@ impl<E> Stock<E> {
             self.memory.is_over_ceiling() || is_over_idle()
         };
         if is_over() {
-            // Other threads may put blocks meanwhile: no more are released than were idle at the start.
+            // Other threads may return blocks meanwhile: no more are released than were idle at the start.
             let turns = self.idle.count();
             let released =
                 (0..turns).take_while(|_| is_over() && self.release_oldest(now_us, EvictionReason::Reclaimed));
@@ -315,7 +315,7 @@ impl<E> Stock<E> {
     /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle.
     pub(super) fn trim(&self, to_bytes: u64, now_us: u64) {
         self.trim_arena(to_bytes, now_us);
-        // No more than are idle now: what other threads put back meanwhile is not this call's.
+        // No more than are idle now: other threads may return blocks meanwhile.
         for _ in 0..self.idle.count() {
             if self.memory.held_bytes() <= to_bytes || !self.release_oldest(now_us, EvictionReason::Released) {
                 break;
@@ -375,7 +375,7 @@ impl<E> Stock<E> {
         Ok(())
     }
 
-    /// Reports that much more is held than at the last report.
+    /// Logs growth since the last report.
     pub(super) fn report_growth(&self, tick: &mut Tick<'_>) {
         let (held_bytes, calls) = (self.memory.held_bytes(), self.memory.calls());
         if let Some(growth) = tick.growth_to_report(held_bytes, calls, self.memory.max_bytes()) {
@@ -402,7 +402,7 @@ impl<E> Stock<E> {
         if idle_bytes > 0 || arena.ages() {
             return if self.memory.own_bytes() > idle_bytes { Pace::Active } else { Pace::Quiet };
         }
-        // A put that is kept tells nobody, and makes an idle buffer of one in use. Free memory is to go if memory is short.
+        // A kept return notifies nobody, and makes a buffer idle. Free memory is released if memory is short.
         let may_change = arena.has_free() || arena.reserve_waits();
         if self.memory.all_block_bytes() > 0 || may_change { Pace::Quiet } else { Pace::Never }
     }

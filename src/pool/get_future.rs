@@ -17,13 +17,13 @@ use std::time::Duration;
 
 use super::{Pool, Request, buffer};
 use crate::buffer::PinnedBuf;
-use crate::engine::{Account, Core, Ledger, WaitTicket, Wanted};
+use crate::engine::{Account, BlockRequest, Core, TagAccount, WaitTicket};
 use crate::error::Result;
 use crate::quota::Claim;
 
 /// The future of [`Pool::get_async`]: a buffer, or the error of [`Pool::get`].
 ///
-/// Begins when it is first polled. If it is dropped before it is ready, it leaves the wait queue, and a buffer that it was handed
+/// It begins when it is first polled. If it is dropped before it is ready, it leaves the wait queue, and a buffer that it was handed
 /// meanwhile goes to the next request, as does memory that is being pinned for it. While it waits it keeps its place even if it
 /// is not polled, until its wait has passed.
 ///
@@ -36,7 +36,7 @@ pub struct GetFuture {
     pool: Pool,
     request: Request,
     wait: Duration,
-    ledger: Option<Arc<Ledger>>,
+    tag: Option<Arc<TagAccount>>,
     /// What its partition has claimed for it.
     claim: Option<Claim>,
 }
@@ -51,9 +51,9 @@ enum State {
 }
 
 impl GetFuture {
-    pub(super) fn new(pool: Pool, request: Request, ledger: Option<Arc<Ledger>>) -> Self {
+    pub(super) fn new(pool: Pool, request: Request, tag: Option<Arc<TagAccount>>) -> Self {
         let wait = pool.longest_wait(request);
-        Self { state: State::New, pool, request, wait, ledger, claim: None }
+        Self { state: State::New, pool, request, wait, tag, claim: None }
     }
 
     /// In a forked child the queue stays as it was: its locks may be held by threads that do not exist here.
@@ -65,7 +65,7 @@ impl GetFuture {
 
     /// A buffer, if no wait is needed.
     fn begin(&mut self) -> Result<Option<PinnedBuf>> {
-        let Some(wanted) = self.pool.wanted(self.request, self.ledger.as_ref())? else {
+        let Some(wanted) = self.pool.wanted(self.request, self.tag.as_ref())? else {
             return Ok(Some(PinnedBuf::empty()));
         };
         if let Some(account) = &wanted.account {
@@ -80,7 +80,7 @@ impl GetFuture {
         self.begin_in_pool(&wanted, self.wait)
     }
 
-    fn begin_in_pool(&mut self, wanted: &Wanted, wait: Duration) -> Result<Option<PinnedBuf>> {
+    fn begin_in_pool(&mut self, wanted: &BlockRequest, wait: Duration) -> Result<Option<PinnedBuf>> {
         let core = self.pool.core();
         match core.begin_get(wanted, wait, self.pool.handle.clone())? {
             Ok(block) => return Ok(Some(buffer(core, block, wanted, self.request.align))),

@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use super::Pool;
-use crate::engine::{Account, Core, ShardAtHand};
+use crate::engine::{Account, CachedShard, Core};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::{AtomicPtr, Ordering};
 
@@ -63,7 +63,7 @@ impl Handle {
     }
 
     #[inline(always)]
-    pub(super) fn shard_at_hand(&self) -> Option<ShardAtHand<'_>> {
+    pub(super) fn cached_shard(&self) -> Option<CachedShard<'_>> {
         // Relaxed: an address to compare.
         // SAFETY: the core at this address is one of `cores`.
         unsafe { Core::shard_of(self.address.load(Ordering::Relaxed), 0, self) }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::buffer::PinnedBuf;
 use crate::config::Limit;
-use crate::engine::{Account, Block, Core, Ledger, ShardAtHand, Wanted};
+use crate::engine::{Account, Block, BlockRequest, CachedShard, Core, TagAccount};
 use crate::error::{ErrorKind, Result};
 use crate::size_class::DEFAULT_ALIGN;
 
@@ -30,17 +30,17 @@ pub use outside::PageLocked;
 pub use request::Request;
 pub use tagged::TaggedPool;
 
-/// A pool of page-locked host memory. Cheap to clone; all clones are the same pool.
+/// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
 ///
-/// After the last clone and the last buffer are dropped, the pool waits up to 30 s for the copies in flight
-/// and releases all of its memory. Buffers that are still in flight then are never freed.
+/// After the last clone and the last buffer are dropped, the pool waits up to 30 s for copies in flight
+/// and releases all of its memory. Buffers that are still in flight after that are never freed.
 ///
 /// ```
 /// let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// let mut buf = pool.get(1 << 20)?;
 /// buf.wait_slice_mut()?.fill(1);
-/// drop(buf); // the put
-/// assert!(pool.try_get(1 << 20)?.is_some(), "reused without a call of the back-end");
+/// drop(buf); // returns it
+/// assert!(pool.try_get(1 << 20)?.is_some(), "reused without a driver call");
 /// # Ok::<(), pinpool::Error>(())
 /// ```
 #[derive(Clone)]
@@ -48,7 +48,7 @@ pub struct Pool {
     handle: Arc<Handle>,
 }
 
-/// Name, back-end, preset and ceiling; [`Pool::stats`] and [`Pool::config`] have the rest.
+/// Name, backend, preset and limit; [`Pool::stats`] and [`Pool::config`] have the rest.
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let config = self.config();
@@ -61,9 +61,9 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// The buffer of who `wanted` it.
-fn buffer(core: &Core, mut block: Block, wanted: &Wanted, align: usize) -> PinnedBuf {
-    core.note_holder(&mut block, wanted);
+/// The buffer for a request.
+fn buffer(core: &Core, mut block: Block, wanted: &BlockRequest, align: usize) -> PinnedBuf {
+    core.record_holder(&mut block, wanted);
     PinnedBuf::over(block, wanted.len, align)
 }
 
@@ -106,43 +106,43 @@ impl Pool {
 
     /// A buffer of `len` bytes at a page-aligned address.
     ///
-    /// Reuses an idle buffer of the same class; without one, carves a buffer from the arena or calls the back-end, which is
-    /// slow. The bytes are initialised, to values that mean nothing: those of an earlier user, zeros of the kernel, or on
-    /// `cuda` what the driver's memory held before. Under `PINPOOL_ZERO` they are zero. If the ceiling leaves no room, waits at most `PINPOOL_WAIT`; then
-    /// returns memory that is not pinned, or an error, by `PINPOOL_ON_FULL`.
+    /// Reuses an idle buffer of the same class. Without one, carves a buffer from the arena or calls the backend, which is
+    /// slow. The bytes are initialized to arbitrary values, such as data of an earlier buffer, or to zero under `PINPOOL_ZERO`. If
+    /// the limit leaves no room, the call blocks for at most `PINPOOL_WAIT` and then returns unpinned memory or an error
+    /// (`PINPOOL_ON_FULL`).
     ///
     /// # Errors
     ///
-    /// - [`is_request`](crate::Error::is_request): `len` is over `isize::MAX` with rounding,
-    /// - [`is_limit`](crate::Error::is_limit): over the ceiling, even with every idle buffer released,
+    /// - [`is_request`](crate::Error::is_request): `len` exceeds `isize::MAX` after rounding,
+    /// - [`is_limit`](crate::Error::is_limit): it does not fit under the limit, even if every idle buffer is released,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process,
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Self::close).
     #[inline]
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
-        match self.handle.shard_at_hand() {
-            Some(shard) => self.get_at_hand(shard, len),
-            None => self.get_slowly(len),
+        match self.handle.cached_shard() {
+            Some(shard) => self.get_fast(shard, len),
+            None => self.get_slow(len),
         }
     }
 
     // A function of its own with no other call inside: it saves no registers.
     #[inline(never)]
-    fn get_at_hand(&self, shard: ShardAtHand<'_>, len: usize) -> Result<PinnedBuf> {
+    fn get_fast(&self, shard: CachedShard<'_>, len: usize) -> Result<PinnedBuf> {
         match shard.take(len) {
             Some(block) => Ok(PinnedBuf::over_plain(block, len)),
-            None => self.get_slowly(len),
+            None => self.get_slow(len),
         }
     }
 
     #[inline(never)]
-    fn get_slowly(&self, len: usize) -> Result<PinnedBuf> {
+    fn get_slow(&self, len: usize) -> Result<PinnedBuf> {
         if self.account().is_none()
-            && let Some(block) = self.core().take_otherwise(len)
+            && let Some(block) = self.core().take_remote_or_second(len)
         {
             return Ok(PinnedBuf::over_plain(block, len));
         }
-        // The back-end aligns to pages anyway, so the alignment does not enter the class.
+        // The backend aligns to pages anyway, so the alignment does not affect the class.
         self.get_within(Request::new(len), None)
     }
 
@@ -155,14 +155,13 @@ impl Pool {
         self.get_within(request, None)
     }
 
-    /// As [`get`](Pool::get) for a task, with a length or a [`Request`]: where a thread would wait, the task is woken later. Stands
-    /// in one line with the gets of threads, first come, first served. Needs no runtime: the put that serves it wakes it, and
-    /// the pool's maintenance thread wakes it for its deadline and for copies that have ended.
+    /// As [`get`](Pool::get), for a task; takes a length or a [`Request`]. Threads and tasks wait in one queue in order of arrival.
+    /// No runtime is needed: threads of the pool wake the task when it is served, and at its deadline.
     ///
-    /// The polling thread makes no driver call and waits for none. A thread of the pool makes the calls, for one task after the
-    /// other, and wakes the task. Their time counts towards the wait: if it passes while a call runs, the future fails with
+    /// A poll makes no driver call and waits for none. A thread of the pool makes the calls, for one task at a time. Their time
+    /// counts towards the wait: if it is over while a call runs, the future fails with
     /// [`is_limit`](crate::Error::is_limit), and the next request gets the memory once the call returns. With a wait of zero
-    /// the future does not wait for room, but still waits for the calls.
+    /// the future does not wait for room, but still waits for driver calls.
     ///
     /// ```
     /// # use std::pin::pin;
@@ -183,10 +182,14 @@ impl Pool {
     }
 
     #[inline(never)]
-    fn get_within(&self, request: Request, ledger: Option<&Arc<Ledger>>) -> Result<PinnedBuf> {
-        let Some(wanted) = self.wanted(request, ledger)? else { return Ok(PinnedBuf::empty()) };
+    fn get_within(&self, request: Request, tag: Option<&Arc<TagAccount>>) -> Result<PinnedBuf> {
+        let Some(wanted) = self.wanted(request, tag)? else { return Ok(PinnedBuf::empty()) };
         self.core().enter();
-        let block = self.core().get(&wanted, self.longest_wait(request))?;
+        let wait = self.longest_wait(request);
+        let block = match &wanted.account {
+            None => self.core().get(&wanted, wait),
+            Some(account) => account.get(&wanted, wait),
+        }?;
         Ok(buffer(self.core(), block, &wanted, request.align))
     }
 
@@ -195,22 +198,22 @@ impl Pool {
     }
 
     /// `request` with its size class; `None` for no bytes.
-    fn wanted(&self, request: Request, ledger: Option<&Arc<Ledger>>) -> Result<Option<Wanted>> {
+    fn wanted(&self, request: Request, tag: Option<&Arc<TagAccount>>) -> Result<Option<BlockRequest>> {
         self.check_open()?;
         let Request { len, align, .. } = request;
         let class = self.core().config().rounding.class(len, align)?;
-        let ledger = ledger.or_else(|| self.account()?.ledger());
-        Ok((len > 0).then(|| Wanted { len, class, ledger: ledger.cloned(), account: self.account().cloned() }))
+        let tag = tag.or_else(|| self.account()?.tag());
+        Ok((len > 0).then(|| BlockRequest { len, class, tag: tag.cloned(), account: self.account().cloned() }))
     }
 
-    fn try_get_for(&self, len: usize, ledger: Option<&Arc<Ledger>>) -> Result<Option<PinnedBuf>> {
-        let Some(wanted) = self.wanted(Request::new(len), ledger)? else { return Ok(Some(PinnedBuf::empty())) };
+    fn try_get_for(&self, len: usize, tag: Option<&Arc<TagAccount>>) -> Result<Option<PinnedBuf>> {
+        let Some(wanted) = self.wanted(Request::new(len), tag)? else { return Ok(Some(PinnedBuf::empty())) };
         let served = self.core().try_get(&wanted);
         served.iter().for_each(|block| self.core().record_get(block, &wanted, None));
         Ok(served.map(|block| buffer(self.core(), block, &wanted, DEFAULT_ALIGN)))
     }
 
-    /// A buffer of `len` bytes if one of its class is idle; never calls the back-end and never waits.
+    /// A buffer of `len` bytes if one of its class is idle. Never calls the driver and never blocks.
     ///
     /// # Errors
     ///
@@ -250,17 +253,17 @@ impl Pool {
         }
     }
 
-    /// Changes the ceiling on all bytes held, in use and idle: to a number of bytes, [`Limit::Unlimited`], or
-    /// [`Limit::Auto`], which follows the control group.
+    /// Changes the limit on all pinned bytes, in use and idle: to a number of bytes, [`Limit::Unlimited`], or
+    /// [`Limit::Auto`], which follows the cgroup.
     ///
-    /// A higher ceiling lets waiting gets try again at once. Under a lower one idle memory is released, and later what comes
-    /// back: at the next miss, or by the maintenance thread, which looks at least once a second. Buffers in use are never
-    /// taken away, so more than the ceiling may be held until they are put back; no get adds to it meanwhile. The limit of
-    /// unpinned memory ([`on_full`](PoolBuilder::on_full)) changes with it.
+    /// A higher limit lets waiting requests try again at once. Under a lower limit idle memory is released, and later what is
+    /// returned: at the next miss, or by the maintenance thread within a second. Buffers in use are never taken away, so the
+    /// pool may exceed a lowered limit until they are returned; requests do not add to it meanwhile. The limit of
+    /// unpinned memory ([`on_full`](PoolBuilder::on_full)) changes as well.
     ///
-    /// Of a partition this is its own limit; after `Auto` or `None` it has that of its pool alone.
-    /// [`config`](Pool::config) keeps the ceiling that the pool was made with, [`stats`](Pool::stats) has the one that holds.
-    /// Addresses were reserved for eight times the first ceiling and at least 16 GiB: a pool holds no more, however high its ceiling.
+    /// For a partition this sets its own limit; `Auto` and `Unlimited` leave only the limit of its pool.
+    /// [`config`](Pool::config) keeps the initial limit, and [`stats`](Pool::stats) has the current one.
+    /// Addresses are reserved for eight times the initial limit and at least 16 GiB; a pool cannot grow beyond that.
     ///
     /// # Errors
     ///
@@ -276,22 +279,19 @@ impl Pool {
     }
 
     /// Returns idle memory to the system, oldest first, until at most `to_bytes` are held or nothing is idle. The calling
-    /// thread makes the releases, so that they are made when this returns: a slow call. What copies in flight keep from being
-    /// released goes when they have ended.
+    /// thread makes the driver calls, so this is slow. Memory of copies in flight is not idle.
     ///
-    /// What it costs: on `vmm` 0.1 ms and more for each granule of 2 MiB. On `register` and `cuda` a release waits for all work
-    /// of the device, and holds up every thread that enqueues some meanwhile, so it is made only when the device is seen to
-    /// have no work and no other thread of the pool page-locks; until then the memory stays, and the maintenance thread or a later
-    /// call releases it. So a trim waits for its own calls of the driver alone.
+    /// On `vmm` it takes 0.1 ms or more for each granule of 2 MiB. On `register` and `cuda` each release waits for all work of
+    /// the device, and delays other threads that enqueue work meanwhile.
     pub fn trim(&self, to_bytes: u64) {
         if !self.core().is_forked() {
             self.core().trim(to_bytes);
         }
     }
 
-    /// Puts back the buffers whose copies are over, and releases memory that has been idle too long; on `register` and `cuda`,
-    /// whose releases wait for the device, only where memory is short. The maintenance thread
-    /// does this too, about ten times a second; without one (`background_thread(false)`), only misses and puts of copies do.
+    /// Returns the buffers whose copies have completed, and releases memory that has been idle too long; on `register` and `cuda`,
+    /// whose releases wait for the device, only if memory is short. The maintenance thread
+    /// does this about ten times a second; without it (`background_thread(false)`), only misses and returns with copies do.
     pub fn maintain(&self) {
         if !self.core().is_forked() {
             self.core().maintain();

@@ -4,22 +4,22 @@ use std::sync::Arc;
 
 use super::{GetFuture, Pool, Request};
 use crate::buffer::PinnedBuf;
-use crate::engine::Ledger;
+use crate::engine::TagAccount;
 use crate::error::Result;
 
 /// A handle of a [`Pool`] whose buffers carry a tag: [`Pool::tagged`]. Cheap to clone.
 ///
-/// Its gets are those of the pool. A buffer counts under the tag from its get until it is idle again, copies that use it
-/// included.
+/// It serves requests as the pool does. A buffer counts under the tag from its request until it is idle again, including
+/// the copies that use it.
 #[derive(Debug, Clone)]
 pub struct TaggedPool {
     pool: Pool,
-    ledger: Option<Arc<Ledger>>,
+    tag: Option<Arc<TagAccount>>,
 }
 
 impl Pool {
-    /// A handle of this pool whose buffers carry `tag`, so that [`dump`](Pool::dump), the error of a get that finds no memory
-    /// and the log say who holds what: `loader/images`. Handles of one tag count together.
+    /// A handle of this pool whose buffers carry `tag`, so that [`dump`](Pool::dump), the error of a failed request
+    /// and the log name the holders: `loader/images`. Handles of one tag count together.
     ///
     /// The first 128 bytes of a tag count; control characters become `?`. Buffers of an empty tag count as untagged. A pool
     /// tells 1024 tags apart at one time; while all are in use, further ones count together, as `(other tags)`.
@@ -37,8 +37,8 @@ impl Pool {
     /// ```
     pub fn tagged(&self, tag: &str) -> TaggedPool {
         // The counts of a parent's pool may be locked by threads that do not exist here; its gets fail.
-        let ledger = if self.core().is_forked() { None } else { self.core().ledger(tag) };
-        TaggedPool { pool: self.clone(), ledger }
+        let tag = if self.core().is_forked() { None } else { self.core().tag_account(tag) };
+        TaggedPool { pool: self.clone(), tag }
     }
 }
 
@@ -50,7 +50,7 @@ impl TaggedPool {
 
     /// The tag, as reports show it; `None` for an empty one.
     pub fn tag(&self) -> Option<&str> {
-        self.ledger.as_ref().map(|ledger| ledger.tag())
+        self.tag.as_ref().map(|tag| tag.tag())
     }
 
     /// Gets a buffer as [`Pool::get`] does.
@@ -68,12 +68,12 @@ impl TaggedPool {
     ///
     /// The errors of [`Pool::get_with`].
     pub fn get_with(&self, request: Request) -> Result<PinnedBuf> {
-        self.pool.get_within(request, self.ledger.as_ref())
+        self.pool.get_within(request, self.tag.as_ref())
     }
 
     /// Gets a buffer as [`Pool::get_async`] does.
     pub fn get_async(&self, request: impl Into<Request>) -> GetFuture {
-        GetFuture::new(self.pool.clone(), request.into(), self.ledger.clone())
+        GetFuture::new(self.pool.clone(), request.into(), self.tag.clone())
     }
 
     /// Gets an idle buffer as [`Pool::try_get`] does.
@@ -82,6 +82,6 @@ impl TaggedPool {
     ///
     /// The errors of [`Pool::try_get`].
     pub fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>> {
-        self.pool.try_get_for(len, self.ledger.as_ref())
+        self.pool.try_get_for(len, self.tag.as_ref())
     }
 }

@@ -10,6 +10,6 @@ pub fn is_open(pool: &Pool) -> bool {
 
 /// A get that takes the short path alone: `None` where another path would have to serve it.
 pub fn get(pool: &Pool, len: usize) -> Option<PinnedBuf> {
-    let block = pool.core().shard_at_hand()?.take(len)?;
+    let block = pool.core().cached_shard()?.take(len)?;
     Some(PinnedBuf::over_plain(block, len))
 }

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)] // Acquires by hand, and captures, which cudarc leaves to its users.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -72,17 +71,6 @@ fn a_new_pool_creates_no_context_and_a_get_keeps_the_threads_own() {
 }
 
 #[test]
-fn a_context_that_failed_is_retained_by_the_next_get() {
-    alone(|| {
-        let double = Double::load();
-        let pool = tensorflow().build().unwrap();
-        double.fail("cuDevicePrimaryCtxRetain", 1, Code::OUT_OF_MEMORY);
-        assert!(pool.get(4096).unwrap_err().is_backend());
-        pool.get(4096).unwrap();
-    });
-}
-
-#[test]
 fn without_a_device_cuda_is_an_error_and_auto_takes_another() {
     let double = Double::load();
     double.set_device_count(0);
@@ -93,38 +81,6 @@ fn without_a_device_cuda_is_an_error_and_auto_takes_another() {
     double.set_device_count(2);
     let error = tensorflow().device(2).build().unwrap_err();
     assert!(error.to_string().contains("PINPOOL_DEVICE"), "{error}");
-}
-
-#[test]
-fn a_refused_allocation_is_an_error_with_its_reason_and_holds_nothing() {
-    let (double, _context, pool) = start();
-    drop(pool.get(MIB).unwrap());
-    double.fail("cuMemHostAlloc", 1, Code::OUT_OF_MEMORY);
-    let before = double.counts().pinned_bytes;
-    let error = pool.get(2 * MIB).unwrap_err();
-    assert!(error.is_backend() && error.to_string().contains("OUT_OF_MEMORY"), "{error}");
-    assert_eq!(double.counts().pinned_bytes, before);
-    assert_eq!(pool.stats().requests.failed, 1);
-    pool.get(2 * MIB).unwrap();
-}
-
-#[test]
-fn a_buffer_is_in_flight_until_its_copy_completes() {
-    let (double, context, pool) = start();
-    let (stream, mut memory) = stream_and_memory(&context, MIB);
-    let gate = double.hold(stream.cu_stream());
-    let buf = filled(&pool, MIB, 7);
-    let id = buf.id();
-    let copy = buf.copy_to(&stream, &mut memory).unwrap();
-    let stats = pool.stats();
-    assert_eq!((stats.copies.in_flight, stats.memory.idle, stats.memory.in_use), (1, 0, 0));
-    assert!(!copy.is_done().unwrap());
-    assert!(pool.try_get(MIB).unwrap().is_none(), "handed out under a copy");
-    drop(gate);
-    copy.wait().unwrap();
-    assert_eq!(pool.try_get(MIB).unwrap().expect("back in the pool").id(), id);
-    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; MIB]);
-    assert_eq!(pool.stats().copies.in_flight, 0);
 }
 
 #[test]
@@ -163,64 +119,6 @@ fn a_stuck_stream_holds_back_no_buffer_of_another() {
     let stats = pool.stats();
     assert_eq!((stats.memory.pin.count, stats.copies.in_flight), (2, 1), "one buffer is stuck, one is reused");
     assert!(!waiting.is_done().unwrap());
-}
-
-#[test]
-fn a_recycled_buffer_is_never_overwritten_under_a_copy() {
-    const ROUNDS: u8 = 60;
-    const LEN: usize = 64 << 10;
-    let (double, context, pool) = start();
-    let wrong = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for lane in 0..4_u8 {
-            let (pool, context, double, wrong) = (&pool, &context, &double, &wrong);
-            scope.spawn(move || {
-                context.bind_to_thread().unwrap();
-                let stream = context.new_stream().unwrap();
-                let mut targets: Vec<CudaSlice<u8>> = (0..4).map(|_| stream.alloc_zeros(LEN).unwrap()).collect();
-                for round in 0..ROUNDS {
-                    // Four copies are pending while the next buffers are got and filled.
-                    let gate = double.hold(stream.cu_stream());
-                    for (index, target) in (0_u8..).zip(&mut targets) {
-                        let byte = lane ^ round.wrapping_mul(5) ^ index.wrapping_mul(63);
-                        filled(pool, LEN, byte).copy_to(&stream, target).unwrap();
-                    }
-                    drop(gate);
-                    for (index, target) in (0_u8..).zip(&targets) {
-                        let byte = lane ^ round.wrapping_mul(5) ^ index.wrapping_mul(63);
-                        let arrived = stream.clone_dtoh(target).unwrap();
-                        wrong.fetch_or(arrived.iter().any(|&found| found != byte), Ordering::Relaxed);
-                    }
-                }
-            });
-        }
-    });
-    assert!(!wrong.into_inner(), "the device received bytes of another batch");
-    pool.maintain();
-    let stats = pool.stats();
-    assert_eq!(stats.requests.returned, 4 * 4 * u64::from(ROUNDS));
-    assert_eq!((stats.copies.in_flight, stats.memory.lost), (0, 0));
-    assert!(stats.memory.pin.count <= 40, "{} buffers for 16 at a time", stats.memory.pin.count);
-    assert_eq!(double.wrong_uses(), Vec::<String>::new());
-}
-
-#[test]
-fn writing_after_a_borrowed_copy_waits_for_it() {
-    let (double, context, pool) = start();
-    let (stream, mut memory) = stream_and_memory(&context, 4096);
-    let gate = double.hold(stream.cu_stream());
-    let mut buf = filled(&pool, 4096, 1);
-    buf.copy_range_to(0..4096, &stream, &mut memory).unwrap();
-    assert!(buf.try_slice_mut().unwrap().is_none());
-    thread::scope(|scope| {
-        let writer = scope.spawn(|| buf.wait_slice_mut().unwrap().fill(2));
-        (0..1000).for_each(|_| thread::yield_now());
-        assert!(!writer.is_finished());
-        drop(gate);
-        writer.join().unwrap();
-    });
-    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
-    assert_eq!(*buf.wait_slice().unwrap(), vec![2; 4096]);
 }
 
 #[test]

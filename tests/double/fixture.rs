@@ -2,10 +2,11 @@
 #![allow(unsafe_code)] // Captures, which cudarc leaves to its users.
 
 use std::sync::Arc;
+use std::thread;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
-use mock_driver::{Counts, Double};
+use mock_driver::{Counts, Double, HeldStream};
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
 
 pub(crate) const MIB: usize = 1 << 20;
@@ -99,4 +100,31 @@ pub(crate) fn end_capture(stream: &CudaStream) -> Result<(), DriverError> {
     let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }?;
     // SAFETY: just made, never launched.
     unsafe { result::graph::destroy(graph) }
+}
+
+/// The kinds of streams that programs use; with the last two cudarc records no events.
+pub(crate) fn usual_streams(context: &Arc<CudaContext>) -> Vec<Arc<CudaStream>> {
+    let untracked = CudaContext::new(0).unwrap();
+    // SAFETY: each test uses one stream at a time for its device memory.
+    unsafe { untracked.disable_event_tracking() };
+    vec![
+        context.new_stream().unwrap(),
+        context.per_thread_stream(),
+        untracked.new_stream().unwrap(),
+        CudaContext::new(0).unwrap().default_stream(),
+    ]
+}
+
+/// Runs `run` on a thread, sees it wait for an event while `gate` holds the work, and lets the work run.
+pub(crate) fn ends_only_after<R: Send>(double: &Double, gate: HeldStream<'_>, run: impl FnOnce() -> R + Send) -> R {
+    let waits = double.calls("cuEventSynchronize");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(run);
+        while double.calls("cuEventSynchronize") == waits && !waiting.is_finished() {
+            thread::yield_now();
+        }
+        assert!(!waiting.is_finished(), "it does not wait for the work");
+        drop(gate);
+        waiting.join().unwrap()
+    })
 }

@@ -15,7 +15,7 @@ use pinpool::copy::cuda::{RawMem, RawStream};
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
 
-use crate::fixture::{self, begin_capture, end_capture, start, tensorflow};
+use crate::fixture::{self, begin_capture, end_capture, ends_only_after, start, tensorflow, usual_streams};
 
 const LEN: usize = 64 << 10;
 
@@ -51,41 +51,6 @@ fn stream_in_place_of(context: &Arc<CudaContext>, destroyed: Arc<CudaStream>) ->
     stream
 }
 
-/// The kinds of streams that programs use; with the last two cudarc records no events.
-fn usual_streams(context: &Arc<CudaContext>) -> Vec<Arc<CudaStream>> {
-    let untracked = CudaContext::new(0).unwrap();
-    // SAFETY: each test uses one stream at a time for its device memory.
-    unsafe { untracked.disable_event_tracking() };
-    vec![
-        context.new_stream().unwrap(),
-        context.per_thread_stream(),
-        untracked.new_stream().unwrap(),
-        CudaContext::new(0).unwrap().default_stream(),
-    ]
-}
-
-#[test]
-fn a_copy_by_cudarc_keeps_the_buffer_until_it_completes() {
-    let (double, context, pool) = start();
-    for (byte, stream) in (1..).zip(usual_streams(&context)) {
-        let mut target = memory(&stream, 0);
-        let gate = double.hold_all();
-        let buf = filled(&pool, byte);
-        let id = buf.id();
-        stream.memcpy_htod(&buf, &mut target).unwrap();
-        assert_eq!(buf.wait_slice().unwrap().len(), LEN, "a copy that reads does not block readers");
-        drop(buf);
-        pool.maintain();
-        assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0), "stream {byte}");
-        assert!(pool.try_get(LEN).unwrap().is_none(), "handed out under a copy on stream {byte}");
-        drop(gate);
-        stream.synchronize().unwrap();
-        assert_eq!(pool.try_get(LEN).unwrap().expect("back in the pool").id(), id);
-        assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), byte), None);
-    }
-    assert_eq!(double.wrong_uses(), Vec::<String>::new());
-}
-
 #[test]
 fn a_write_after_a_copy_by_cudarc_waits_for_it() {
     let (double, context, pool) = start();
@@ -95,16 +60,7 @@ fn a_write_after_a_copy_by_cudarc_waits_for_it() {
         let mut buf = filled(&pool, 1);
         stream.memcpy_htod(&buf, &mut target).unwrap();
         assert!(buf.try_slice_mut().unwrap().is_none());
-        let waits = double.calls("cuEventSynchronize");
-        thread::scope(|scope| {
-            let writer = scope.spawn(|| buf.wait_slice_mut().unwrap().fill(2));
-            while double.calls("cuEventSynchronize") == waits {
-                thread::yield_now();
-            }
-            assert!(!writer.is_finished());
-            drop(gate);
-            writer.join().unwrap();
-        });
+        ends_only_after(&double, gate, || buf.wait_slice_mut().unwrap().fill(2));
         assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 1), None);
     }
 }
@@ -117,15 +73,7 @@ fn a_read_waits_for_bytes_that_cudarc_copies_back() {
         let gate = double.hold_all();
         stream.memcpy_dtoh(&source, &mut buf).unwrap();
         assert!(buf.try_slice_mut().unwrap().is_none());
-        let waits = double.calls("cuEventSynchronize");
-        thread::scope(|scope| {
-            let reader = scope.spawn(|| first_wrong(buf.wait_slice().unwrap(), byte));
-            while double.calls("cuEventSynchronize") == waits {
-                thread::yield_now();
-            }
-            drop(gate);
-            assert_eq!(reader.join().unwrap(), None);
-        });
+        assert_eq!(ends_only_after(&double, gate, || first_wrong(buf.wait_slice().unwrap(), byte)), None);
     }
 }
 
@@ -252,38 +200,6 @@ fn poll_until_idle(pool: &Pool) {
         pool.maintain();
         thread::yield_now();
     }
-}
-
-#[test]
-fn copies_by_cudarc_deliver_every_batch_intact_under_churn() {
-    let (double, context, pool) = start();
-    thread::scope(|scope| {
-        for lane in 0..4_u8 {
-            let (pool, context) = (&pool, &context);
-            scope.spawn(move || {
-                context.bind_to_thread().unwrap();
-                let streams = usual_streams(context);
-                let mut targets: Vec<_> = streams.iter().map(|stream| memory(stream, 0)).collect();
-                for round in 0..40_u8 {
-                    let byte = |index: u8| lane ^ round.wrapping_mul(5) ^ index.wrapping_mul(63);
-                    for ((index, stream), target) in (0..).zip(&streams).zip(&mut targets) {
-                        stream.memcpy_htod(&filled(pool, byte(index)), target).unwrap();
-                    }
-                    for ((index, stream), target) in (0..).zip(&streams).zip(&targets) {
-                        let mut back = pool.get(LEN).unwrap();
-                        stream.memcpy_dtoh(target, &mut back).unwrap();
-                        let wrong = first_wrong(back.wait_slice().unwrap(), byte(index));
-                        assert_eq!(wrong, None, "first wrong byte, lane {lane}, round {round}, stream {index}");
-                    }
-                }
-            });
-        }
-    });
-    poll_until_idle(&pool);
-    let stats = pool.stats();
-    assert_eq!((stats.requests.returned, stats.memory.lost), (4 * 40 * 8, 0));
-    assert!(stats.memory.pin.count <= 40, "{} buffers for 20 at a time", stats.memory.pin.count);
-    assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
 
 #[test]
@@ -524,42 +440,6 @@ fn a_timeline_word_serves_one_stream_after_another() {
 }
 
 #[test]
-fn a_lost_device_is_detected_on_a_timeline_too() {
-    let (double, context, _) = start();
-    let pool = tensorflow().build().unwrap();
-    let stream = context.new_stream().unwrap();
-    let mut target = memory(&stream, 0);
-    let _gate = double.hold(stream.cu_stream());
-    let copy = filled(&pool, 1).copy_to(&stream, &mut target).unwrap();
-    double.lose_device(Code::LAUNCH_FAILED);
-    let error = copy.wait().unwrap_err();
-    assert!(error.is_device() && error.to_string().contains("LAUNCH_FAILED"), "{error}");
-    while pool.stats().memory.lost == 0 {
-        pool.maintain();
-    }
-    assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (0, 0));
-}
-
-#[test]
-fn events_replace_timelines_where_the_driver_writes_no_values() {
-    let (double, context, _) = start();
-    let pool = tensorflow().build().unwrap();
-    let stream = context.new_stream().unwrap();
-    let mut target = memory(&stream, 0);
-    for code in [Code::NOT_SUPPORTED, Code::INVALID_VALUE] {
-        double.fail("cuStreamWriteValue32_v2", 1, code);
-        let gate = double.hold(stream.cu_stream());
-        let copy = filled(&pool, 1).copy_to(&stream, &mut target).unwrap();
-        assert!(!copy.is_done().unwrap());
-        drop(gate);
-        copy.wait().unwrap();
-        assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 1), None);
-    }
-    poll_until_idle(&pool);
-    assert_eq!(pool.stats().memory.lost, 0);
-}
-
-#[test]
 fn the_oldest_copy_in_flight_is_reported_by_age_and_stream() {
     let (double, context, _) = start();
     let clock = ManualClock::default();
@@ -618,31 +498,13 @@ fn work_of_a_destroyed_stream_is_waited_for_on_the_next_stream_with_its_handle()
         let gate = double.hold(down.cu_stream());
         down.memcpy_dtoh(filling, &mut buf).unwrap();
         let up = stream_in_place_of(&context, down);
-        let waits = double.calls("cuEventSynchronize");
-        thread::scope(|scope| {
-            let sender = scope.spawn(|| up.memcpy_htod(&buf, &mut target).unwrap());
-            while double.calls("cuEventSynchronize") == waits && !sender.is_finished() {
-                thread::yield_now();
-            }
-            assert!(!sender.is_finished(), "copied before it was filled");
-            drop(gate);
-            sender.join().unwrap();
-        });
+        ends_only_after(&double, gate, || up.memcpy_htod(&buf, &mut target).unwrap());
         assert_eq!(first_wrong(&up.clone_dtoh(&target).unwrap(), expected), None);
     }
     let gate = double.hold(down.cu_stream());
     down.memcpy_htod(&buf, &mut target).unwrap();
     let again = stream_in_place_of(&context, down);
-    let waits = double.calls("cuEventSynchronize");
-    thread::scope(|scope| {
-        let filler = scope.spawn(|| again.memcpy_dtoh(&source, &mut buf).unwrap());
-        while double.calls("cuEventSynchronize") == waits && !filler.is_finished() {
-            thread::yield_now();
-        }
-        assert!(!filler.is_finished(), "overwritten while it was copied");
-        drop(gate);
-        filler.join().unwrap();
-    });
+    ends_only_after(&double, gate, || again.memcpy_dtoh(&source, &mut buf).unwrap());
     assert_eq!(first_wrong(&owner.clone_dtoh(&target).unwrap(), 8), None);
     assert_eq!(first_wrong(buf.wait_slice().unwrap(), 7), None);
 }

@@ -25,7 +25,6 @@
 //! | `old_drivers`, `fork` | processes that lack functions, or are children |
 //! | `fall_through` | what `auto` takes when a step of a trial is refused |
 //! | `stub` | a toolkit's stub of libcuda before the driver, and a driver that is loaded already |
-//! | `unlisted_codes` | codes of the driver that its header does not list |
 //! | `unused_gpu` | what is said when there is a driver and no device to use |
 //!
 //! One process has one driver, so tests take turns ([`mock_driver::Double::load`]). A test that needs a driver from its
@@ -68,5 +67,4 @@ mod sources;
 mod spare_events;
 mod stub;
 mod tracked_copies;
-mod unlisted_codes;
 mod unused_gpu;

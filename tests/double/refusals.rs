@@ -19,18 +19,6 @@ const OF_A_CAPTURE: [Code; 2] = [Code(900), Code(901)];
 const BACKENDS: [Backend; 3] = [Backend::Vmm, Backend::Register, Backend::Cuda];
 
 #[test]
-fn granules_that_the_driver_refuses_to_release_once_are_released_by_the_end() {
-    let double = Double::load();
-    let before = held(&double);
-    let pool = builder(Backend::Vmm).build().unwrap();
-    drop(pool.get(8 * MIB).unwrap());
-    double.fail("cuMemRelease", 1, Code::UNKNOWN);
-    pool.trim(0);
-    drop(pool);
-    assert_eq!(held(&double), before);
-}
-
-#[test]
 #[allow(unsafe_code)] // Commits by hand.
 fn granules_that_the_driver_never_releases_are_an_error_at_the_end() {
     let double = Double::load();

@@ -2,13 +2,12 @@
 #![allow(unsafe_code)] // Copies from a slice that the pool does not track.
 
 use std::sync::Arc;
-use std::thread;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use mock_driver::Double;
 use pinpool::{PinnedBuf, Pool};
 
-use crate::fixture::{filled, tensorflow};
+use crate::fixture::{ends_only_after, filled, tensorflow, usual_streams};
 
 const LEN: usize = 64 << 10;
 const ELEMENTS: usize = LEN / 4;
@@ -21,12 +20,19 @@ struct DeviceMem {
     floats: CudaSlice<f32>,
 }
 
+impl DeviceMem {
+    fn on(stream: &Arc<CudaStream>) -> Self {
+        let memory = Self { bytes: stream.alloc_zeros(LEN).unwrap(), floats: stream.alloc_zeros(ELEMENTS).unwrap() };
+        stream.synchronize().unwrap();
+        memory
+    }
+}
+
 fn start() -> (Double, Pool, Arc<CudaStream>, DeviceMem) {
     let double = Double::load();
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
-    let memory = DeviceMem { bytes: stream.alloc_zeros(LEN).unwrap(), floats: stream.alloc_zeros(ELEMENTS).unwrap() };
-    stream.synchronize().unwrap();
+    let memory = DeviceMem::on(&stream);
     (double, tensorflow().build().unwrap(), stream, memory)
 }
 
@@ -78,9 +84,12 @@ fn a_buffer_dropped_under_a_copy_to_the_device_arrives_whole_and_is_reused_only_
             buf.copy_to(stream, &mut memory.bytes).unwrap();
         }),
     ];
-    for (seed, line) in (0..).zip(to_bytes) {
-        under_a_held_copy(&double, (&pool, &stream, &mut memory), line, seed);
-        assert_eq!(stream.clone_dtoh(&memory.bytes).unwrap(), pattern(seed), "{}", line.0);
+    for stream in usual_streams(stream.context()) {
+        let mut memory = DeviceMem::on(&stream);
+        for (seed, line) in (0..).zip(to_bytes) {
+            under_a_held_copy(&double, (&pool, &stream, &mut memory), line, seed);
+            assert_eq!(stream.clone_dtoh(&memory.bytes).unwrap(), pattern(seed), "{}", line.0);
+        }
     }
     let to_floats: [Line<DeviceMem>; 3] = [
         ("memcpy_htod(&buf.elements::<f32>())", |stream, buf, memory| {
@@ -178,16 +187,7 @@ fn a_copy_to_another_stream_waits_for_the_copy_into_the_buffer() {
     buf.wait_slice_mut().unwrap().fill(0);
     let gate = double.hold(down.cu_stream());
     down.memcpy_dtoh(&memory.bytes, &mut buf).unwrap();
-    let waits = double.calls("cuEventSynchronize");
-    thread::scope(|scope| {
-        let sender = scope.spawn(|| buf.copy_to(&up, &mut target).unwrap());
-        while double.calls("cuEventSynchronize") == waits && !sender.is_finished() {
-            thread::yield_now();
-        }
-        assert!(!sender.is_finished(), "sent before it was there");
-        drop(gate);
-        sender.join().unwrap();
-    });
+    ends_only_after(&double, gate, || buf.copy_to(&up, &mut target).unwrap());
     assert_eq!(up.clone_dtoh(&target).unwrap(), vec![7; LEN]);
 }
 
@@ -197,16 +197,7 @@ fn a_wait_ends_when_no_copy_uses_the_buffer_cudarcs_own_included() {
     let mut buf = pool.get(LEN).unwrap();
     let gate = double.hold_all();
     stream.memcpy_htod(&buf, &mut memory.bytes).unwrap();
-    let waits = double.calls("cuEventSynchronize");
-    thread::scope(|scope| {
-        let waiter = scope.spawn(|| buf.wait().unwrap());
-        while double.calls("cuEventSynchronize") == waits {
-            thread::yield_now();
-        }
-        assert!(!waiter.is_finished());
-        drop(gate);
-        waiter.join().unwrap();
-    });
+    ends_only_after(&double, gate, || buf.wait().unwrap());
     assert!(buf.try_slice_mut().unwrap().is_some());
 }
 
@@ -234,16 +225,7 @@ fn a_copy_into_the_buffer_waits_for_cudarcs_copy_from_it() {
     let buf = filled(&pool, LEN, 1);
     let gate = double.hold(up.cu_stream());
     up.memcpy_htod(&buf, &mut memory.bytes).unwrap();
-    let waits = double.calls("cuEventSynchronize");
-    let back = thread::scope(|scope| {
-        let receiver = scope.spawn(|| buf.copy_from(&down, &source).unwrap());
-        while double.calls("cuEventSynchronize") == waits && !receiver.is_finished() {
-            thread::yield_now();
-        }
-        assert!(!receiver.is_finished(), "overwritten while it was copied");
-        drop(gate);
-        receiver.join().unwrap()
-    });
+    let back = ends_only_after(&double, gate, || buf.copy_from(&down, &source).unwrap());
     assert_eq!(up.clone_dtoh(&memory.bytes).unwrap(), vec![1; LEN]);
     assert_eq!(*back.wait().unwrap().wait_slice().unwrap(), vec![9; LEN]);
 }

@@ -1,7 +1,6 @@
-//! The pool and what a program could use instead of it, behind one trait.
+//! The pool and its alternatives, behind one trait.
 //!
-//! Each writes one byte to every buffer. A baseline has every advantage: it knows the class, has no limit, keeps no counters
-//! and frees nothing.
+//! Each writes one byte to every buffer. A baseline has every advantage: it knows the class, and has no limit and no counters.
 
 use crossbeam::queue::ArrayQueue;
 use pinpool::{PinnedBuf, Pool};
@@ -9,7 +8,7 @@ use pinpool::{PinnedBuf, Pool};
 /// Sizes of `mix`, each a class of its own: 4 KiB to 64 KiB.
 pub(super) const SIZES: usize = 16;
 
-/// More buffers of one class than are ever idle at once.
+/// More buffers of one class than are idle at any time.
 const QUEUE_LEN: usize = 1024;
 
 /// Bytes of size number `size`.
@@ -17,17 +16,17 @@ fn bytes_of(size: usize) -> usize {
     (size + 1) * 4096
 }
 
-/// A supply of buffers; the pool implements it too.
+/// A source of buffers.
 pub(super) trait Baseline: Sync {
     type Buffer: Send;
 
-    /// A buffer of `bytes_of(size)`, with one byte written to it.
+    /// A buffer of `bytes_of(size)`, with one byte written.
     fn get(&self, size: usize) -> Self::Buffer;
 
     fn put(&self, buffer: Self::Buffer);
 }
 
-/// The pool's own counters report a get that fails.
+/// The pool's counters report failed requests.
 impl Baseline for Pool {
     type Buffer = Option<PinnedBuf>;
 

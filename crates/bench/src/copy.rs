@@ -1,13 +1,13 @@
-//! `pinpool-bench copy`: how fast buffers of each back-end reach the device, and what tracking their copies costs.
+//! `pinpool-bench copy`: how fast buffers of each backend reach the device, and what tracking their copies costs.
 //!
 //! Tracking is measured as the time of the copying thread for each copy:
 //!
 //! ```text
 //!   bare      one pinned buffer, untracked:      the call alone      ┐ BURST times, timed; then all copies end
-//!   copy_to   get ─▶ copy_to, which is the put   tracked by the pool ┘
+//!   copy_to   get ─▶ copy_to, which returns it   tracked by the pool ┘
 //! ```
 //!
-//! Both take turns, so that drift affects them alike. A get includes asking which earlier copies are complete.
+//! Both alternate, so that drift affects them alike. A request includes the query for completed copies.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -33,23 +33,23 @@ const BURST: usize = 16;
 const BURSTS: usize = 32;
 const FEWEST_TURNS: usize = 3;
 
-/// Measure copies to the device, queued back to back: GB/s by size, for each back-end and for ordinary memory; and what
+/// Measure copies to the device, queued back to back: GB/s by size, for each backend and for pageable memory; and what
 /// tracking costs
 ///
-/// `pageable` is the baseline of each size: the same copies from memory that is not pinned. Without a GPU the copies go to
-/// the host sink, for which all memory is alike. The second table shows, for one thread and memory of the best back-end, the
-/// time of a get and a copy that gives the buffer back, beside the bare call that enqueues a copy.
+/// `pageable` is the baseline of each size: the same copies from unpinned memory. Without a GPU the copies go to the host sink,
+/// for which all memory is alike. The second table shows, for one thread and memory of the best backend, the time of a request
+/// and a copy that returns the buffer, compared with the bare call that enqueues a copy.
 #[derive(Debug, Args)]
 pub(super) struct CopyArgs {
     /// Bytes of a copy; repeatable [default: 64KiB, 256KiB, 1MiB, 4MiB, 16MiB, 64MiB, as far as the machine has memory]
     #[arg(long = "size", value_name = "SIZE", value_parser = requested::at_least(1))]
     sizes: Vec<u64>,
 
-    /// Seconds for each size and back-end
+    /// Seconds for each size and backend
     #[arg(long, value_name = "S", default_value = "0.3", value_parser = requested::seconds)]
     seconds: Duration,
 
-    /// Only this back-end; repeatable
+    /// Only this backend; repeatable
     #[arg(long, value_name = "NAME")]
     backend: Vec<Backend>,
 }

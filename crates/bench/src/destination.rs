@@ -1,4 +1,4 @@
-//! The target of copies: the GPU if there is one, else the host sink, as the report states.
+//! The target of copies: the GPU if there is one, otherwise the host sink; the report names it.
 #![allow(unsafe_code)] // Untracked copies, the baseline of tracked ones.
 
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ impl BenchTarget {
         }
     }
 
-    /// Copies the buffer and gives it back.
+    /// Copies the buffer and returns it to its pool.
     pub(super) fn copy_all(&mut self, buf: PinnedBuf) -> Result<Completion, Error> {
         match self {
             BenchTarget::Sink { stream, memory } => Ok(buf.copy_to(stream, memory)?),
@@ -75,7 +75,7 @@ impl BenchTarget {
         }
     }
 
-    /// Copies the buffer and gives it back, into memory that only the stream orders.
+    /// Copies the buffer into memory that only the stream orders, and returns it to its pool.
     pub(super) fn copy_raw(&mut self, buf: PinnedBuf) -> Result<(), Error> {
         match self {
             #[cfg(feature = "cuda")]

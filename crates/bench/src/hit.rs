@@ -20,20 +20,20 @@ const TURN: Duration = Duration::from_millis(50);
 /// Pairs to estimate the speed with.
 const ESTIMATE_PAIRS: u64 = 20_000;
 
-/// Time a get and its put when a buffer is idle, beside alternatives to the pool, in nanoseconds
+/// Time a request and its return when a buffer is idle, compared with alternatives, in nanoseconds
 ///
-/// `ns_per_pair` is the time of the slowest thread for each of its pairs (in `cross`, of the pair of threads).
+/// `ns_per_pair` is the time of the slowest thread for each of its pairs (in `cross`, of each pair of threads).
 #[derive(Debug, Args)]
 pub(super) struct HitArgs {
-    /// Threads at once; `cross` takes them in pairs
+    /// Number of threads; `cross` uses them in pairs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
 
-    /// Which thread gets and which puts
+    /// Which threads request and return
     #[arg(long, value_enum, default_value_t = Pattern::Same)]
     pattern: Pattern,
 
-    /// Back-end of the pool: heap, mlock, vmm, register, cuda
+    /// Backend of the pool: heap, mlock, vmm, register, cuda
     #[arg(long, value_name = "NAME", default_value = "heap")]
     backend: Backend,
 }
@@ -78,8 +78,9 @@ impl HitArgs {
         let stats = pool.stats();
         if stats.requests.failed > 0 || stats.requests.fallbacks > 0 {
             let (failed, fallbacks) = (stats.requests.failed, stats.requests.fallbacks);
-            let why =
-                format!("{failed} gets failed and {fallbacks} fell back to unpinned memory: the figures are invalid");
+            let why = format!(
+                "{failed} requests failed and {fallbacks} fell back to unpinned memory: the numbers are invalid"
+            );
             return Err(BenchError::Failure(why));
         }
         let [ns_per_pair, array_queue, malloc, empty] = series.map(Series::median_ns);

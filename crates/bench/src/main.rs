@@ -1,4 +1,4 @@
-//! Instruments: measurements of the pool, and its random use for long, on any machine without cargo.
+//! Benchmarks of the pool and a long random test of it, on any machine without cargo.
 
 mod baselines;
 mod conformance;
@@ -24,7 +24,7 @@ use crate::threads::TooManyThreads;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// Measures the pool on this machine, or uses it at random for long
+/// Measure the pool on this machine, or test it at random
 #[derive(Debug, Parser)]
 #[command(name = "pinpool-bench", version, arg_required_else_help = true)]
 struct Cli {
@@ -51,10 +51,10 @@ type Measured<T> = Result<T, BenchError>;
 
 #[derive(Debug, thiserror::Error)]
 enum BenchError {
-    /// Arguments that cannot be met.
+    /// Arguments that cannot be satisfied.
     #[error("{0}")]
     Setting(String),
-    /// None of the requested back-ends is available, or the figures would be invalid.
+    /// None of the requested backends is available, or the numbers would be invalid.
     #[error("{0}")]
     Failure(String),
     #[error(transparent)]
@@ -90,7 +90,7 @@ fn measured(report: Measured<impl Serialize>, json: bool, terminal: &Terminal) -
     print(&report, json, terminal)
 }
 
-/// Prints the figures, whose fields are the keys of one JSON object.
+/// Prints the report as one JSON object.
 fn print(report: &impl Serialize, json: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let report = serde_json::json!(report);
     if json { terminal.print(report) } else { terminal.print(format_args!("{report:#}")) }

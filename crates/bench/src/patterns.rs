@@ -1,12 +1,12 @@
-//! Which thread gets and which puts.
+//! Which threads request and return buffers.
 //!
 //! ```text
-//!   same    every thread: get size 3, put, get size 3, put ...
-//!   mix     every thread: sixteen sizes in turn
-//!   cross   threads in pairs: one gets and passes on, the other puts; up to eight buffers in between
+//!   same    every thread: request and return size 3
+//!   mix     every thread: sixteen sizes alternately
+//!   cross   pairs of threads: one requests, the other returns; up to eight buffers in between
 //! ```
 //!
-//! Threads are not bound to cores. All start together, warm; the time of a run is that of its slowest thread.
+//! Threads are not bound to cores. All start together, warm; the slowest thread decides the time of a run.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -27,15 +27,15 @@ const QUEUE_LEN: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Pattern {
-    /// Each thread gets and puts one size
+    /// Each thread requests and returns one size
     Same,
-    /// Each thread gets and puts sixteen sizes in turn
+    /// Each thread requests and returns sixteen sizes alternately
     Mix,
-    /// One thread of each pair gets, the other puts
+    /// One thread of each pair requests, the other returns
     Cross,
 }
 
-/// Runs `pairs` gets and as many puts on each thread (in `cross`, on each pair of threads). Returns the time of the slowest
+/// Runs `pairs` requests and returns on each thread (in `cross`, on each pair of threads). Returns the time of the slowest
 /// thread.
 pub(super) fn run<B: Baseline>(baseline: &B, pattern: Pattern, threads: usize, pairs: u64) -> Measured<Duration> {
     let queues: Vec<HandOver<B>> =
@@ -56,7 +56,7 @@ pub(super) fn run<B: Baseline>(baseline: &B, pattern: Pattern, threads: usize, p
     })
 }
 
-/// From the thread of a pair that gets to the one that puts.
+/// From the requesting thread of a pair to the returning thread.
 type HandOver<B> = CachePadded<ArrayQueue<<B as Baseline>::Buffer>>;
 
 fn work<B: Baseline>(baseline: &B, pattern: Pattern, thread: usize, queue: &HandOver<B>, pairs: u64) {

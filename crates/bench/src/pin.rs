@@ -1,8 +1,8 @@
-//! `pinpool-bench pin`: how fast each back-end pins.
+//! `pinpool-bench pin`: how fast each backend pins.
 //!
 //! ```text
-//!   warm-up, not measured:  every back-end
-//!   round 1..R:             touch, then every back-end with 1 thread, with 8 ...    drift affects all of them alike
+//!   warm-up, not measured:  every backend
+//!   round 1..R:             touch, then every backend with 1 thread, with 8 ...    drift affects all of them alike
 //! ```
 //!
 //! The first touch of memory in a virtual machine is several times slower, and so is memory for huge pages that was freed in
@@ -30,7 +30,7 @@ const DEFAULT_BYTES: u64 = 1 << 30;
 /// TensorFlow and PyTorch pin) pins in one driver call, whatever the number of threads.
 #[derive(Debug, Args)]
 pub(super) struct PinArgs {
-    /// Total bytes [default: 1GiB, or the default ceiling of a pool on this machine if that is less]
+    /// Total bytes [default: 1GiB, or the default limit of a pool on this machine if that is less]
     #[arg(long, value_name = "SIZE", value_parser = requested::at_least(PAGE_BYTES))]
     bytes: Option<u64>,
 
@@ -38,11 +38,11 @@ pub(super) struct PinArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
 
-    /// How often each reserve is made; the report has the median and the best
+    /// Number of rounds; the report has the median and the best
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
-    /// Only this back-end; repeatable
+    /// Only this backend; repeatable
     #[arg(long, value_name = "NAME")]
     backend: Vec<Backend>,
 }
@@ -50,7 +50,7 @@ pub(super) struct PinArgs {
 #[derive(Debug, Serialize)]
 pub(super) struct PinReport {
     bytes: u64,
-    /// The default ceiling of a pool on this machine.
+    /// The default limit of a pool on this machine.
     most_bytes: u64,
     cores: usize,
     rounds: u16,

@@ -1,5 +1,4 @@
-//! Checks of the arguments: values with a meaning, each once; back-ends that are available; no more memory than a pool
-//! gets on this machine.
+//! Checks of the arguments: valid values, each once; available backends; no more memory than a pool may use on this machine.
 
 use std::fmt::{Debug, Display};
 use std::ops::RangeInclusive;
@@ -11,7 +10,7 @@ use pinpool::{Backend, Error, Pool, PoolBuilder, Preset};
 
 use super::{BenchError, Measured};
 
-/// Default back-ends, the preferred ones first.
+/// Default backends, the preferred ones first.
 const BACKENDS: [&str; 5] = ["vmm", "register", "cuda", "mlock", "heap"];
 /// Limits for the time of a measurement; values outside are typing errors.
 const SECONDS: RangeInclusive<f64> = 0.001..=3600.0;
@@ -33,7 +32,7 @@ pub(super) fn at_least(least: u64) -> impl Fn(&str) -> Result<u64, ParseError> +
     }
 }
 
-/// Drops repeated values and keeps the order. Values are equal if they print alike: back-ends have no other equality.
+/// Drops repeated values and keeps the order. Values are equal if they print alike: backends have no other equality.
 pub(super) fn distinct<T: Clone + Debug>(values: &[T]) -> Vec<T> {
     let mut printed = Vec::new();
     let is_new = |value: &&T| {
@@ -45,20 +44,20 @@ pub(super) fn distinct<T: Clone + Debug>(values: &[T]) -> Vec<T> {
     values.iter().filter(is_new).cloned().collect()
 }
 
-/// Settings for a pool on this back-end, independent of the environment.
+/// Settings for a pool on this backend, independent of the environment.
 pub(super) fn pool_builder(backend: Backend) -> PoolBuilder {
-    // Without a ceiling a get is refused by the back-end alone, which no wait changes.
+    // Without a limit only the backend refuses a request, and waiting does not help.
     Pool::builder().without_env().backend(backend).max_bytes(None).wait(Duration::ZERO)
 }
 
-/// The default ceiling of a pool on this machine.
+/// The default limit of a pool on this machine.
 pub(super) fn default_ceiling_bytes() -> Result<u64, Error> {
     // Under this preset a pool reserves no virtual range.
     let pool = pool_builder(Backend::Heap).preset(Preset::TensorFlow).max_bytes(Limit::Auto).build()?;
     Ok(pool.stats().limits.max_bytes.unwrap_or(u64::MAX))
 }
 
-/// Refuses what needs more memory than a pool gets here: beyond that the kernel kills the process without a message.
+/// Refuses more memory than the default limit: the kernel would kill the process without a message.
 pub(super) fn fits(argument: impl Display, what: impl Display, bytes: u64, remedy: &str) -> Measured<()> {
     let most_bytes = default_ceiling_bytes()?;
     if bytes <= most_bytes {
@@ -68,8 +67,7 @@ pub(super) fn fits(argument: impl Display, what: impl Display, bytes: u64, remed
     Err(BenchError::Setting(format!("{argument}: {why}")))
 }
 
-/// The requested back-ends (by default all) that can hold `bytes`, and the reasons why others cannot. It is an error if
-/// none can.
+/// The requested backends (by default all) that can pin `bytes`, and why others cannot. An error if none can.
 pub(super) fn backends(requested: &[Backend], bytes: u64) -> Measured<(Vec<Backend>, Vec<String>)> {
     let (mut available, mut missing) = (Vec::new(), Vec::new());
     let all = || BACKENDS.iter().filter_map(|name| name.parse().ok()).collect();
@@ -85,7 +83,7 @@ pub(super) fn backends(requested: &[Backend], bytes: u64) -> Measured<(Vec<Backe
 /// Pins `bytes` once. Afterwards the memory is warm and the device has its context.
 fn hold(backend: &Backend, bytes: u64) -> Result<(), Error> {
     let pool = pool_builder(backend.clone()).build()?;
-    // A get may use another way to memory than a reserve does.
+    // A request may use other driver calls than a reserve.
     let _buf = pool.get(4096)?;
     pool.prewarm(bytes)
 }

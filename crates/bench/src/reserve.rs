@@ -1,13 +1,13 @@
-//! `pinpool-bench reserve`: how soon a pool with a large reserve gives its first buffer.
+//! `pinpool-bench reserve`: how soon a pool with a large reserve provides its first buffer.
 //!
 //! ```text
 //!   waited for:  build ───────────── all is pinned ─────────────▶ get, fill        first buffer
-//!   beside it:   build ─ one step ─▶ get, fill        first buffer
+//!   meanwhile:   build ─ one step ─▶ get, fill        first buffer
 //!                        a get of new memory each few milliseconds, kept ─▶ all is pinned      worst get
 //! ```
 //!
-//! A round is one pool of each kind. The gets beside the pinning are of memory that nobody has used, so each needs granules that
-//! the reserve has not pinned yet, or carves what it has.
+//! A round is one pool of each kind. Requests during the pinning need unused memory, so each pins granules ahead of the reserve or
+//! carves memory that the reserve has pinned.
 
 use std::time::{Duration, Instant};
 
@@ -22,33 +22,33 @@ use super::{BenchError, Measured};
 
 const PAGE_BYTES: u64 = 4096;
 const DEFAULT_SIZES: [u64; 3] = [256 << 20, 1 << 30, 4 << 30];
-/// Between two gets beside the pinning.
+/// Between two requests during the pinning.
 const PAUSE: Duration = Duration::from_millis(1);
-/// What is kept of them is at most one part in this many of the reserve.
+/// Their buffers take at most one part in this many of the reserve.
 const KEPT_SHARE: u64 = 4;
 /// A reserve that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Measure how soon a pool with a large reserve gives its first buffer: waited for, and pinned beside the program
+/// Measure how soon a pool with a large reserve provides its first buffer
 ///
-/// For each back-end and size: the time from the start of the build until the first buffer is filled, with the whole reserve
-/// (PINPOOL_RESERVE_WAIT=1) and with its first step (=0); then the longest of gets of one size, one each millisecond, while the
-/// rest is pinned, and the time until all of it is there.
+/// For each backend and size: the time from the start of the build until the first buffer is filled, with the whole reserve
+/// (PINPOOL_RESERVE_WAIT=1) and with its first step (=0); then the longest of requests of one size, one each millisecond, while
+/// the rest is pinned, and the time until all of it is pinned.
 #[derive(Debug, Args)]
 pub(super) struct ReserveArgs {
-    /// Bytes of the reserve; repeatable [default: 256MiB, 1GiB and 4GiB, as far as the default ceiling allows]
+    /// Bytes of the reserve; repeatable [default: 256MiB, 1GiB and 4GiB, as far as the default limit allows]
     #[arg(long, value_name = "SIZE", value_parser = requested::at_least(PAGE_BYTES))]
     bytes: Vec<u64>,
 
-    /// Bytes of one get
+    /// Bytes of one request
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = requested::at_least(1))]
     size: u64,
 
-    /// How often each reserve is made; the table shows medians, and the worst get of all
+    /// Number of rounds; the table shows medians, and the worst request of all
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
-    /// Only this back-end; repeatable
+    /// Only this backend; repeatable
     #[arg(long, value_name = "NAME")]
     backend: Vec<Backend>,
 }
@@ -65,22 +65,21 @@ pub(super) struct ReserveReport {
 struct Reserve {
     backend: &'static str,
     bytes: u64,
-    /// Time from the start of the build to the first filled buffer, where the build waits for the whole reserve.
+    /// Time from the start of the build to the first filled buffer, if the build waits for the whole reserve.
     first_waited_ms: f64,
-    /// Time from the start of the build to the first filled buffer, where the build waits for the first step of the reserve
-    /// alone.
+    /// The same if the build waits only for the first step of the reserve.
     first_ms: f64,
-    /// Number of the gets beside the pinning.
+    /// Requests during the pinning.
     gets: usize,
     median_get_us: f64,
     worst_get_us: f64,
-    /// Time from the start of the build until all is there.
+    /// Time from the start of the build until the reserve is complete.
     all_ms: f64,
     gb_per_s: f64,
 }
 
-/// One pool whose reserve is pinned beside the gets.
-struct Beside {
+/// One pool whose reserve is pinned during the requests.
+struct Background {
     first: Duration,
     gets: Vec<Duration>,
     all: Duration,
@@ -93,7 +92,7 @@ impl ReserveArgs {
         let sizes = if self.bytes.is_empty() { fitting() } else { requested::distinct(&self.bytes) };
         let Some(&largest) = sizes.iter().max() else {
             return Err(BenchError::Setting(format!(
-                "the default ceiling of {} is too small for the default sizes: give --bytes",
+                "the default limit of {} is too small for the default sizes: give --bytes",
                 format_bytes(most_bytes)
             )));
         };
@@ -117,10 +116,10 @@ impl ReserveArgs {
         let (mut waited, mut first, mut gets, mut all) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.rounds {
             waited.push(millis(self.first_of(backend, bytes, true)?.0));
-            let beside = self.beside(backend, bytes)?;
-            first.push(millis(beside.first));
-            gets.extend(beside.gets.iter().map(|get| get.as_secs_f64() * 1e6));
-            all.push(millis(beside.all));
+            let background = self.in_background(backend, bytes)?;
+            first.push(millis(background.first));
+            gets.extend(background.gets.iter().map(|get| get.as_secs_f64() * 1e6));
+            all.push(millis(background.all));
         }
         let all_ms = median(all);
         let rate = gb_per_s(bytes, Duration::from_secs_f64(all_ms / 1e3));
@@ -147,7 +146,7 @@ impl ReserveArgs {
         Ok((begun.elapsed(), pool, begun))
     }
 
-    fn beside(&self, backend: &Backend, bytes: u64) -> Measured<Beside> {
+    fn in_background(&self, backend: &Backend, bytes: u64) -> Measured<Background> {
         let (first, pool, begun) = self.first_of(backend, bytes, false)?;
         let (mut gets, mut kept) = (Vec::new(), Vec::new());
         let most = usize::try_from(bytes / KEPT_SHARE / self.size.max(1)).unwrap_or(usize::MAX);
@@ -160,11 +159,11 @@ impl ReserveArgs {
         }
         if !pool.wait_reserved(PATIENCE)? {
             return Err(BenchError::Failure(format!(
-                "a reserve of {} is not there after {PATIENCE:?}",
+                "a reserve of {} is incomplete after {PATIENCE:?}",
                 format_bytes(bytes)
             )));
         }
-        Ok(Beside { first, gets, all: begun.elapsed() })
+        Ok(Background { first, gets, all: begun.elapsed() })
     }
 
     fn len(&self) -> usize {

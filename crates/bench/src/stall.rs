@@ -5,9 +5,9 @@
 //!   resizing thread:  rest ──▶ grow ──▶ rest ──▶ shrink ──▶ rest ──────────────────────────▶ pause
 //! ```
 //!
-//! At rest the resizing thread touches ordinary memory, which is the load of growth without the driver, until as many
-//! enqueues were timed at rest as in growth and shrinking: otherwise the maximum of more samples would be worse by chance.
-//! The pause is not measured. On `register` and `cuda` a shrink waits for the device, and so do the enqueues of other threads.
+//! At rest the resizing thread touches pageable memory, the load of growth without the driver, until as many enqueues were timed
+//! at rest as during growth and shrinking: otherwise the maximum of more samples would be worse by chance. The pause is not
+//! measured. On `register` and `cuda` a shrink waits for the device, and so do the enqueues of other threads.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -28,7 +28,7 @@ use crate::threads::{Started, spawn_all};
 const COPY_BYTES: usize = 1 << 20;
 /// Copies in flight at once.
 const DEPTH: usize = 16;
-/// One get of the resizing thread.
+/// One request of the resizing thread.
 const GET_BYTES: usize = 4 << 20;
 /// The shortest rest.
 const REST: Duration = Duration::from_millis(20);
@@ -43,11 +43,11 @@ const PAUSE_STAGE: usize = 5;
 
 /// Measure how long another thread's enqueues of 1 MiB copies are delayed while the pool grows and shrinks
 ///
-/// The baseline is the same loop beside a thread that touches ordinary memory. An enqueue counts as growth or shrink if any
-/// part of it fell into that time.
+/// The baseline is the same loop while a thread touches pageable memory. An enqueue counts as growth or shrink if any part of it
+/// fell into that time.
 #[derive(Debug, Args)]
 pub(super) struct StallArgs {
-    /// Seconds for each back-end
+    /// Seconds for each backend
     #[arg(long, value_name = "S", default_value = "4", value_parser = requested::seconds)]
     seconds: Duration,
 
@@ -55,7 +55,7 @@ pub(super) struct StallArgs {
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = requested::at_least(GET_BYTES as u64))]
     step: u64,
 
-    /// Only this back-end; repeatable
+    /// Only this backend; repeatable
     #[arg(long, value_name = "NAME")]
     backend: Vec<Backend>,
 }
@@ -104,7 +104,7 @@ impl StallArgs {
         // The rest after growth touches a second step.
         let needed_bytes = self.step.saturating_mul(2).saturating_add(copies_bytes);
         let argument = format!("--step {}", format_bytes(self.step));
-        requested::fits(argument, "growth beside memory that is touched", needed_bytes, "give a smaller one")?;
+        requested::fits(argument, "growth and the touched memory", needed_bytes, "give a smaller one")?;
         let mut destination = BenchTarget::open(COPY_BYTES)?;
         let (backends, missing) = requested::backends(&self.backend, self.step + copies_bytes)?;
         let backends = backends.into_iter().map(|backend| self.measure_backend(backend, &mut destination));
@@ -152,7 +152,7 @@ struct StallRun<'a> {
 }
 
 impl StallRun<'_> {
-    /// Ends the other thread once this one ends, with an error or without.
+    /// Ends the other thread when this one ends, even with an error.
     fn end_with<T>(&self, work: impl FnOnce() -> Measured<T>) -> Measured<T> {
         let result = work();
         self.over.store(true, Ordering::Relaxed);
@@ -197,7 +197,7 @@ impl StallRun<'_> {
         Ok(resizing)
     }
 
-    /// The load of growth without the driver, for as many enqueues as in growth and shrinking so far.
+    /// The load of growth without the driver, for as many enqueues as during growth and shrinking so far.
     fn rest(&self, step: u64) {
         let begun = Instant::now();
         let enqueues = |phase: usize| self.enqueues[phase].load(Ordering::Relaxed);
@@ -218,7 +218,7 @@ impl StallRun<'_> {
             while in_flight.len() == DEPTH || is_pause && !in_flight.is_empty() {
                 let Some((copy, mut buf)) = in_flight.pop_front() else { break };
                 copy.wait()?;
-                // Access to the bytes ends the copy in the pool's books too, as refilling a batch does.
+                // Access to the bytes completes the copy in the pool too, as refilling a batch does.
                 buf.wait_slice_mut()?;
                 idle.push(buf);
             }

@@ -1,17 +1,17 @@
 //! Threads that start together or not at all.
 //!
-//! Where the system refuses one, those made before end without having worked, and the error says how many there could be. So
-//! no thread waits at a barrier for one that does not exist.
+//! If the system refuses a thread, the earlier ones end without working and the error says how many were created. So no thread
+//! waits at a barrier for a missing one.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
-/// The system has not as many threads as asked for.
+/// The system cannot create the requested number of threads.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{made} of {asked} threads could be made ({error}): raise the limit on processes (`ulimit -u`, pids.max of the control \
-     group) or on memory (`ulimit -v`), or ask for fewer threads"
+    "created {made} of {asked} threads ({error}): raise the limit on processes (`ulimit -u`, pids.max of the cgroup) or on memory \
+     (`ulimit -v`), or request fewer threads"
 )]
 pub(crate) struct TooManyThreads {
     made: usize,
@@ -20,7 +20,7 @@ pub(crate) struct TooManyThreads {
     error: io::Error,
 }
 
-/// Opens once: for work, or to end without it.
+/// Opens once: to work, or to end without working.
 #[derive(Default)]
 struct Start {
     works: Mutex<Option<bool>>,
@@ -44,10 +44,10 @@ impl Start {
     }
 }
 
-/// A thread that returns `Some`, once all of them are made.
+/// A thread that returns `Some` if all threads were created.
 pub(crate) type Started<'scope, T> = ScopedJoinHandle<'scope, Option<T>>;
 
-/// Runs `work` with the numbers from 0 up to `count` on threads of their own.
+/// Runs `work` with the numbers from 0 to `count - 1`, each on a dedicated thread.
 pub(crate) fn spawn_all<'scope, 'env, T, F>(
     scope: &'scope Scope<'scope, 'env>,
     count: usize,

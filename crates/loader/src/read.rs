@@ -150,8 +150,8 @@ impl SampleReader<'_> {
     fn read_whole(&mut self, part: &SamplePart, turns: &mut Turns<'_>, into: &mut Vec<u8>) -> Result<(), ReadEnd> {
         let too_long = || io::Error::from(io::ErrorKind::OutOfMemory);
         let len_bytes = usize::try_from(part.len_bytes).map_err(|_| too_long())?;
-        into.clear();
-        into.try_reserve(len_bytes).map_err(|_| too_long())?;
+        into.try_reserve(len_bytes.saturating_sub(into.len())).map_err(|_| too_long())?;
+        // The old bytes stay: the read overwrites all of them, or fails.
         into.resize(len_bytes, 0);
         self.read(part, turns, into).map(drop)
     }

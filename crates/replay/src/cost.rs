@@ -1,16 +1,16 @@
-//! What calls of a back-end take: a time for each call and one for each byte.
+//! The duration of driver calls: a time for each call and a time for each byte.
 
 use serde::Serialize;
 
 /// Times follow the bytes if these explain this part of how the times differ.
 const FOLLOWS: f64 = 0.25;
 
-/// A call of a back-end that was recorded.
+/// A recorded driver call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimedCall {
     /// Length of the memory.
     pub bytes: u64,
-    /// How long the call took.
+    /// Duration of the call.
     pub took_ns: u64,
 }
 
@@ -24,15 +24,14 @@ pub struct CallCost {
 }
 
 impl CallCost {
-    /// The cost of pinning where nothing is known: 0.1 ms a call and 2.5 GB/s, as `cuMemHostAlloc` on an H200.
+    /// The assumed cost of pinning: 0.1 ms a call and 2.5 GB/s, as `cuMemHostAlloc` on an H200.
     pub const ASSUMED_PIN: Self = Self { call_ns: 100_000.0, byte_ns: 0.4 };
-    /// The cost of releasing where nothing is known.
+    /// The assumed cost of unpinning.
     pub const ASSUMED_UNPIN: Self = Self { call_ns: 100_000.0, byte_ns: 0.1 };
 
-    /// The line with the least squares through `calls`, neither part below 0. Calls of one size do not tell what a call takes
-    /// from what its bytes take, so that `assumed` is scaled to their mean. Nor do times that hardly follow the bytes, as those of a
-    /// busy machine: then a byte takes what it took in the fastest call, or a larger call than all of these would seem to cost
-    /// nothing. `None` for no call.
+    /// The least-squares line through `calls`, with neither part below 0. Calls of one size do not separate the cost of a call from
+    /// the cost of its bytes: `assumed` is then scaled to their mean. Nor do times that barely depend on the bytes, as on a busy
+    /// machine: a byte then costs what it cost in the fastest call, since larger calls would otherwise seem free. `None` without calls.
     pub fn fitted(calls: &[TimedCall], assumed: Self) -> Option<Self> {
         let n = calls.len() as f64;
         let mean = |of: fn(&TimedCall) -> u64| calls.iter().map(|call| of(call) as f64).sum::<f64>() / n;
@@ -55,7 +54,7 @@ impl CallCost {
         let slope = if follows { slope } else { slope.max(fastest) };
         Some(match (slope, took - slope * bytes) {
             (slope, base) if !follows => Self { call_ns: base.max(0.0), byte_ns: slope },
-            // The line would cross 0: through 0, then.
+            // The line would cross 0: use the line through 0.
             (_, base) if base < 0.0 => {
                 let weights = calls.iter().map(|call| (call.bytes as f64).powi(2)).sum::<f64>();
                 let through = calls.iter().map(|call| call.bytes as f64 * call.took_ns as f64).sum::<f64>();
@@ -65,7 +64,7 @@ impl CallCost {
         })
     }
 
-    /// Whether all of `calls` have one size, or sizes so close that their times do not tell a slope from noise.
+    /// Whether all of `calls` have one size, or sizes too close to separate a slope from noise.
     pub fn is_one_size(calls: &[TimedCall]) -> bool {
         let sizes = || calls.iter().map(|call| call.bytes);
         match (sizes().min(), sizes().max()) {
@@ -74,7 +73,7 @@ impl CallCost {
         }
     }
 
-    /// Seconds of so many calls over so many bytes.
+    /// Seconds of this many calls over this many bytes.
     pub fn seconds(&self, calls: u64, bytes: u64) -> f64 {
         (self.call_ns * calls as f64 + self.byte_ns * bytes as f64) / 1e9
     }

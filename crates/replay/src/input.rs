@@ -1,4 +1,4 @@
-//! A file that is read once, from its first byte to its last, so that a pipe is as good as a file.
+//! A file that is read once, from its first byte to its last, so that a pipe works like a file.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -9,7 +9,7 @@ use flate2::bufread::MultiGzDecoder;
 /// Longer than the first lines of any trace.
 const FIRST_BYTES: u64 = 4_096;
 
-/// What a file holds, unpacked if it is compressed with gzip, and how that begins.
+/// The contents of a file, decompressed if it is gzip, with its first bytes.
 pub struct Input {
     first: Vec<u8>,
     is_packed: bool,
@@ -21,7 +21,7 @@ impl Input {
     ///
     /// # Errors
     ///
-    /// If it cannot be opened or read. What cannot be unpacked is an error where it is read.
+    /// If it cannot be opened or read. Damaged compressed data is an error of the later read.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file: Box<dyn Read> =
             if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
@@ -42,7 +42,7 @@ impl Input {
         Ok(Self { first, is_packed, bytes })
     }
 
-    /// The first bytes of what the file holds: some thousands, or all.
+    /// The first bytes of the contents: up to some thousands.
     pub fn first(&self) -> &[u8] {
         &self.first
     }
@@ -52,7 +52,7 @@ impl Input {
         self.is_packed
     }
 
-    /// All of it, from the first byte.
+    /// The contents from the first byte.
     pub fn into_bytes(self) -> Box<dyn BufRead> {
         self.bytes
     }
@@ -64,9 +64,9 @@ impl std::fmt::Debug for Input {
     }
 }
 
-/// What is behind the first bytes.
+/// The bytes after the first ones.
 struct Rest {
-    /// What ended them too early.
+    /// The error that ended the first bytes early.
     error: Option<io::Error>,
     bytes: Box<dyn BufRead>,
 }

@@ -1,22 +1,22 @@
-//! Traces of gets and puts as text: read, checked and replayed on any pool.
+//! Reads traces of requests and returns, and replays them on a pool in virtual time.
 //!
-//! For the tool and the tests; no part of the public interface.
+//! Internal to the tool and the tests; not a public interface.
 //!
 //! | file | owns |
 //! | --- | --- |
 //! | `format.rs` | the text format: header, operations, errors with line numbers |
-//! | `input.rs` | a file that is read once, and how it begins |
+//! | `input.rs` | a file that is read once, and its first bytes |
 //! | `open.rs` | a trace of either kind: a recording of a pool, or text |
 //! | `threads.rs` | what each thread of a recording did |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
 //! | `recorded.rs` | the settings that a recording was made under |
-//! | `priced.rs` | simulated memory that adds up what moves would take on a device |
-//! | `replay.rs` | how a workload is replayed: the settings of the pool over `sim` |
-//! | `sim.rs` | memory that is simulated |
-//! | `player.rs`, `player/closed.rs` | plays it in virtual time, and counts; in closed loop |
-//! | `watch.rs` | the pool's figures during a replay |
-//! | `report.rs` | what that cost, and whether it matches the recording |
-//! | `cost.rs` | what calls of a back-end take, fitted to a recording |
+//! | `priced.rs` | simulated memory that adds up the time that remaps would take on a device |
+//! | `replay.rs` | the settings of a replay and its pool |
+//! | `sim.rs` | simulated memory |
+//! | `player.rs`, `player/closed.rs` | the player: virtual time and counters; threads in closed loop |
+//! | `watch.rs` | observes the pool during a replay |
+//! | `report.rs` | what a replay cost, and whether it matches the recording |
+//! | `cost.rs` | the duration of driver calls, fitted to a recording |
 //! | `usage.rs` | bytes by state over a recording |
 
 mod cost;

@@ -7,12 +7,12 @@ use super::format::{TraceError, TraceOp, TraceReader};
 use super::input::Input;
 use pinpool_observe::record::{Event, PoolDescription, Record, Recording};
 
-/// Most records that the `r` and `s` lines of a text are written out as.
+/// Most records that the `r` and `s` lines of a text expand to.
 const RECORDS_MAX: usize = 16_000_000;
-/// The buffer that `r` and `s` lines get and put.
+/// The buffer of `r` and `s` lines.
 const STEPS_ID: u64 = u64::MAX;
 
-/// Reads the trace at `path` as a recording, whichever kind it is. A text has gets, puts and clears; its sizes are its classes.
+/// Reads the trace at `path` as a recording, whichever kind it is. A text has requests, returns and clears; its sizes are its classes.
 ///
 /// # Errors
 ///
@@ -33,14 +33,14 @@ pub fn read_recording(input: Input) -> Result<Recording, TraceError> {
     }
 }
 
-/// What a file holds.
+/// The contents of a file.
 pub(super) enum Trace {
-    /// A recording of a pool, or of what another program did.
+    /// A recording of a pool, or of the pinned allocations of another program.
     Recording(Recording),
     Text(TraceReader),
 }
 
-/// Reads a file of any kind, which its first bytes tell; of a text only the header.
+/// Reads a file of any kind, which its first bytes tell; only the header of a text.
 pub(super) fn read_file(input: Input) -> Result<Trace, TraceError> {
     let is_recording = Recording::is_begun_by(input.first());
     let is_pickle = matches!(input.first(), [0x80, 2..=5, ..]);

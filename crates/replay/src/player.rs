@@ -2,17 +2,16 @@
 //!
 //! ```text
 //!  get:   poll ─▶ pool.get ─▶ held
-//!                   └─over the ceiling─▶ a ticket at the end of the queue; larger than the ceiling: a fallback at once
-//!  put:   poll ─▶ the buffer returns to the pool; a get that still waits leaves the queue ─▶ serve
+//!                   └─over the limit─▶ a ticket at the end of the queue; larger than the limit: a fallback at once
+//!  put:   poll ─▶ the buffer returns to the pool; a request that still waits leaves the queue ─▶ serve
 //!  t:     in steps of at most a second: advance the clock ─▶ poll ─▶ prepare ─▶ serve
-//!  prepare: the steps towards a standing hole that the maintenance thread had the time for, one after the other
-//!  serve: retry the first ticket until one has to wait on; a ticket whose wait is over becomes a fallback
+//!  prepare: the compaction steps that the maintenance thread had time for, one after the other
+//!  serve: retry the first ticket until one must wait; a ticket whose wait timed out becomes a fallback
 //! ```
 //!
-//! Owns the queue of gets that wait and the counts of waits and fallbacks, as blocking gets would meet them; all figures of
-//! memory are the pool's own. A trace of gets and puts alone is open-loop: it continues while gets wait, so no thread ever
-//! blocks. A recording knows its threads: where its gets waited, or may under the ceiling of the replay, it is played in closed loop
-//! (`closed.rs`).
+//! Owns the queue of waiting requests and counts waits and fallbacks as blocking requests would see them; all numbers about
+//! memory are the pool's own. A trace of requests alone is open-loop: it continues while requests wait, so no thread blocks. A
+//! recording knows its threads: if its requests waited, or may wait at the limit of the replay, the threads block too (`closed.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -35,14 +34,14 @@ const POLL_EVERY_US: u64 = 1_000_000;
 /// Time after the last put at which the bytes still pinned are read.
 const SETTLING_US: u64 = 60_000_000;
 
-/// The maintenance thread begins to prepare so long after what it has to follow.
+/// The maintenance thread starts to compact this long after the event that it follows.
 const WAKE_NS: u64 = 50_000;
-/// A get is slow if the moves that it makes itself take longer.
+/// A request is slow if its own remaps take longer.
 const SLOW_NS: u64 = 500_000;
-/// Gets before this are a program's start, when memory is locked.
+/// Requests before this belong to the start of the program, which pins memory.
 const STARTED_US: u64 = 1_000_000;
 
-/// Name of a buffer in the trace; `None` for the one that `r` and `s` lines get and put.
+/// Name of a buffer in the trace; `None` for the buffer of `r` and `s` lines.
 type BufferName = Option<u64>;
 
 /// A pool under a workload.
@@ -50,24 +49,24 @@ pub(super) struct Player<'a> {
     pool: Pool,
     clock: ManualClock,
     ledger: Arc<Ledger>,
-    /// When the maintenance thread has made the steps that were replayed.
+    /// Until when the maintenance thread is busy with compaction.
     prepared_until_ns: u64,
     source: SourceKind,
     max_bytes: Option<u64>,
     wait_us: u64,
     held: HashMap<BufferName, GetState>,
-    /// Gets that wait, by ticket number: first come, first served.
+    /// Waiting requests by ticket number: first come, first served.
     queue: BTreeMap<u64, Ticket>,
     next_ticket: u64,
-    /// Names of the gets that waited and were served since the last look, in closed loop.
+    /// Names of waiting requests that were served since the last check, in closed loop.
     served: Vec<u64>,
     watch: Option<Watch<'a>>,
     tally: Tally,
 }
 
-/// State of a get that has not been put back.
+/// State of a request whose buffer was not returned.
 enum GetState {
-    /// Held until the put, which drops it.
+    /// Dropped by its return.
     Pinned(PinnedBuf),
     Waiting {
         ticket: u64,
@@ -88,13 +87,13 @@ struct Tally {
     half_gets: u64,
     page_locks_at_half: u64,
     waits: u64,
-    /// How long those waited, until they were served or given up.
+    /// How long they waited until they were served or timed out.
     waited_us: u64,
     fallbacks: u64,
     pinned_byte_us: u128,
-    /// What the buffers that are held were asked for.
+    /// Requested bytes of the held buffers.
     asked_bytes: u64,
-    /// Most pinned so far, and the most asked for at once while so much was pinned.
+    /// Peak of the pinned bytes, and the most requested bytes at that peak.
     peak_pinned_bytes: u64,
     asked_at_peak_bytes: u64,
     slow_gets: u64,
@@ -103,12 +102,12 @@ struct Tally {
     moving_ns: u64,
     prepared_bytes: u64,
     last_put_us: u64,
-    /// Bytes pinned a minute after the last put so far; `None` until that minute is over.
+    /// Bytes pinned a minute after the last return; `None` until that minute has passed.
     pinned_after_settling: Option<u64>,
 }
 
 impl Tally {
-    /// A buffer of so many bytes is held.
+    /// Records a new buffer of this many bytes.
     fn hold(&mut self, bytes: usize, ledger: &Ledger) {
         self.asked_bytes += bytes as u64;
         let (now, peak) = ledger.pinned();
@@ -119,7 +118,7 @@ impl Tally {
         }
     }
 
-    /// Adds the calls of one get.
+    /// Adds the calls of one request.
     fn count(&mut self, calls: Calls, now_us: u64) {
         self.moved_bytes += calls.moved_bytes;
         self.moving_ns += calls.moving_ns;
@@ -217,7 +216,7 @@ impl<'a> Player<'a> {
                 self.tally.hold(bytes, &self.ledger);
                 GetState::Pinned(buffer)
             }
-            None if self.wait_us == 0 || !self.fits_ceiling(&ticket)? => {
+            None if self.wait_us == 0 || !self.fits_limit(&ticket)? => {
                 self.tally.fallbacks += 1;
                 GetState::Fallback
             }
@@ -277,7 +276,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// The steps towards a standing hole that the maintenance thread had the time for since `since_us`.
+    /// The compaction steps that the maintenance thread had time for since `since_us`.
     fn prepare(&mut self, since_us: u64) {
         let now_ns = self.clock.now_us() * 1_000;
         self.prepared_until_ns = self.prepared_until_ns.max(since_us * 1_000 + WAKE_NS);
@@ -312,7 +311,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// A buffer, or `None` while the ceiling leaves no memory for it.
+    /// A buffer, or `None` while the limit leaves no memory for it.
     fn try_get(&self, ticket: &Ticket) -> Result<Option<PinnedBuf>, Error> {
         match self.pool.get_with(Request::new(ticket.bytes).align(ticket.align)) {
             Ok(buffer) => Ok(Some(buffer)),
@@ -321,13 +320,13 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Whether the ticket's size class fits under the ceiling of an empty pool.
-    fn fits_ceiling(&self, ticket: &Ticket) -> Result<bool, Error> {
+    /// Whether the ticket's size class fits under the limit of an empty pool.
+    fn fits_limit(&self, ticket: &Ticket) -> Result<bool, Error> {
         let class_bytes = self.pool.config().rounding.class_bytes(ticket.bytes, ticket.align)? as u64;
         Ok(self.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes))
     }
 
-    /// Lets the minute after the last put pass, unless the trace did, and fills in the report.
+    /// Lets the minute after the last return pass, unless the trace did, and fills in the report.
     fn finish(mut self, peak_requested_bytes: u64) -> Result<ReplayReport, Error> {
         let lasted_us = u128::from(self.clock.now_us());
         let mean_pinned_bytes = match self.tally.pinned_byte_us.checked_div(lasted_us) {

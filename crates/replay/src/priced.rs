@@ -1,9 +1,8 @@
-//! Simulated memory that adds up what moving granules would take on a device, with the calls of `vmm`: granules are mapped
-//! at their new place first, and unmapped at the old one later, or when its addresses are needed.
+//! Simulated memory that adds up the time of remaps on a device with the calls of `vmm`: granules are mapped at their new place
+//! first, and unmapped at the old place later, or when its addresses are needed.
 //!
-//! The prices are those of one H200 with driver 580: to unmap a run 99 us and 27 GB/s past its first granule, to map a granule
-//! 5 us, to set the access to what was mapped 165 us and 33 GB/s past the first granule. Commits and regions are counted by
-//! the pool.
+//! The times are those of one H200 with driver 580: 99 us to unmap a run plus 27 GB/s past its first granule, 5 us to map a
+//! granule, 165 us to set access plus 33 GB/s past the first granule. The pool counts commits and regions.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory` by passing calls on.
 
 use std::ops::Range;
@@ -19,14 +18,14 @@ use pinpool_os::sync::plain::Mutex;
 /// All offsets.
 const EVERYWHERE: Range<usize> = 0..usize::MAX;
 
-/// What the calls of a source add up to. One thread replays.
+/// Sums over the calls of a source. One thread replays.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     moved_bytes: AtomicU64,
     moving_ns: AtomicU64,
     waited_ns: AtomicU64,
     commits: AtomicU64,
-    /// Held now, and at most so far.
+    /// Held now, and the peak.
     pinned_bytes: AtomicU64,
     peak_bytes: AtomicU64,
 }
@@ -35,15 +34,15 @@ pub(super) struct Ledger {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Calls {
     pub(super) moved_bytes: u64,
-    /// Time of all calls that the moves take, the later ones included.
+    /// Time of all calls of the remaps, including later ones.
     pub(super) moving_ns: u64,
-    /// Time of the calls that the thread that asks for the moves waits for.
+    /// Time of the calls that the requesting thread waits for.
     pub(super) waited_ns: u64,
     pub(super) commits: u64,
 }
 
 impl Ledger {
-    /// Bytes pinned now, and at most so far.
+    /// Bytes pinned now, and the peak.
     pub(super) fn pinned(&self) -> (u64, u64) {
         (self.pinned_bytes.load(Ordering::Relaxed), self.peak_bytes.load(Ordering::Relaxed))
     }
@@ -58,7 +57,7 @@ impl Ledger {
         self.pinned_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
     }
 
-    /// What was called since the last reading.
+    /// The calls since the last reading.
     pub(super) fn take(&self) -> Calls {
         // Relaxed, here and below: numbers of one thread.
         let take = |number: &AtomicU64| number.swap(0, Ordering::Relaxed);
@@ -76,7 +75,7 @@ impl Ledger {
 pub(super) struct PricedSource {
     sim: SimSource,
     ledger: Arc<Ledger>,
-    /// Where moved granules are still mapped; no two touch.
+    /// Where remapped granules are still mapped; no two ranges touch.
     old_places: Mutex<Vec<Range<usize>>>,
 }
 
@@ -108,24 +107,24 @@ impl PricedSource {
     }
 }
 
-/// ns for `bytes` past the first granule, at so many bytes a ns.
+/// Nanoseconds for `bytes` past the first granule, at `rate` bytes per ns.
 fn past_the_first(bytes: u64, rate: u64) -> u64 {
     bytes.saturating_sub(GRANULE_BYTES as u64) / rate
 }
 
-/// To unmap a run of so many bytes.
+/// Time to unmap a run of this many bytes.
 fn unmap_ns(bytes: u64) -> u64 {
     99_000 + past_the_first(bytes, 27)
 }
 
-/// To map the granules of these pieces and set their access.
+/// Time to map the granules of these pieces and set their access.
 fn map_ns(pieces: &[Subrange]) -> u64 {
     let mapping: u64 = pieces.iter().map(|piece| piece.bytes.div_ceil(GRANULE_BYTES) as u64 * 5_000).sum();
     let bytes: usize = pieces.iter().map(|piece| piece.bytes).sum();
     mapping + 165_000 + past_the_first(bytes as u64, 33)
 }
 
-/// What a piece of a move takes, with its later unmapping; the first of a call also what the call itself does.
+/// Time of a piece of a remap and its later unmapping; the first piece of a call includes the time of the call.
 pub(super) fn move_ns(bytes: u64, is_first: bool) -> u64 {
     let piece = Subrange { offset: 0, bytes: usize::try_from(bytes).unwrap_or(usize::MAX) };
     let later = if is_first { 0 } else { map_ns(&[]) };

@@ -8,14 +8,14 @@ const RULES: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct RecordedSettings {
-    /// Each variable with the value that held, and the ceiling that there was last.
+    /// Each variable with its effective value, and the last limit.
     values: Vec<(String, String)>,
-    /// Variables that set nothing there, since the program's code did.
+    /// Variables that had no effect because the program's code set them.
     in_code: Vec<String>,
 }
 
 impl RecordedSettings {
-    /// The ceiling is `bytes` from now on, `u64::MAX` without one.
+    /// Records a limit of `bytes`; `u64::MAX` is no limit.
     pub(super) fn set_ceiling(&mut self, bytes: u64) {
         let ceiling = if bytes == u64::MAX { "none".to_owned() } else { bytes.to_string() };
         self.values.retain(|(name, _)| name != CEILING);

@@ -1,4 +1,4 @@
-//! What a replay reports: the counters of one workload under one set of settings, and whether they match the recording.
+//! The counters of a replay under one set of settings, and whether they match the recording.
 
 use pinpool_observe::judge::words::counted;
 use serde::Serialize;
@@ -12,79 +12,79 @@ const DOUBTFUL_PART: u64 = 5;
 /// What a workload cost the pool; fields in the order in which they are printed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ReplayReport {
-    /// Rules that the pool followed.
+    /// Policy of the pool.
     pub preset: &'static str,
-    /// How sizes became classes.
+    /// Rounding of sizes to classes.
     pub rounding: String,
-    /// Memory of the pool.
+    /// Kind of memory.
     pub source: &'static str,
-    /// Calls that locked memory.
+    /// Pin calls.
     pub page_locks: u64,
-    /// Page-locks after the first half of the gets.
+    /// Pin calls after the first half of the requests.
     pub late_page_locks: u64,
-    /// Bytes locked by those calls.
+    /// Bytes pinned by those calls.
     pub bytes_locked: u64,
     /// Peak of the bytes pinned.
     pub peak_pinned_bytes: u64,
-    /// Peak of the bytes requested and not put back.
+    /// Peak of the bytes requested and not returned.
     pub peak_requested_bytes: u64,
     /// Bytes pinned, averaged over the time of the trace; at its end for a trace without time.
     pub mean_pinned_bytes: u64,
-    /// Bytes pinned a minute after the last put.
+    /// Bytes pinned a minute after the last return.
     pub pinned_after_60s_bytes: u64,
-    /// Gets of more than zero bytes, served or not.
+    /// Requests of more than zero bytes, served or not.
     pub gets: u64,
-    /// Gets served by an idle buffer.
+    /// Requests served by an idle buffer.
     pub front_hits: u64,
-    /// Idle buffers evicted by puts over the limit.
+    /// Idle buffers evicted by returns over the limit of buffers.
     pub evicted: u64,
-    /// Idle buffers reclaimed for a get at the ceiling or after the idle timeout.
+    /// Idle buffers reclaimed for a request at the limit or after the idle timeout.
     pub reclaimed: u64,
-    /// Raises of the limit.
+    /// Times the limit of idle buffers was raised.
     pub raises: u64,
-    /// Times the limit was lowered.
+    /// Times it was lowered.
     pub lowers: u64,
-    /// Gets that waited at the ceiling.
+    /// Requests that waited at the limit.
     pub waits: u64,
-    /// Gets that were not served in time.
+    /// Requests that timed out.
     pub fallbacks: u64,
     /// Limit of idle buffers at the end.
     pub pool_size_limit: u64,
-    /// Ceiling in bytes.
+    /// Limit in bytes.
     pub max_bytes: Option<u64>,
-    /// Gets after the first second that locked nothing, and whose own moves of granules would take over half a millisecond.
+    /// Requests after the first second that pinned nothing, and whose own remaps would take over half a millisecond.
     pub slow_gets: u64,
-    /// What the moves of the slowest of these would take, in microseconds.
+    /// Time of the remaps of the slowest of these, in microseconds.
     pub worst_moves_us: u64,
-    /// Bytes of the granules that gets moved.
+    /// Bytes of the granules that requests remapped.
     pub moved_bytes: u64,
-    /// Bytes of the granules that were moved between gets, for a standing hole.
+    /// Bytes of the granules that were remapped between requests, by compaction.
     pub prepared_bytes: u64,
     /// Calls that released memory.
     pub releases: u64,
     /// Bytes released by those calls.
     pub released_bytes: u64,
-    /// What the holders of buffers had asked for at once while `peak_pinned_bytes` were pinned; the rest of these was waste.
+    /// Requested bytes of the held buffers at the peak of the pinned bytes; the rest was waste.
     pub asked_at_peak_bytes: u64,
-    /// What all moves of granules would take, in nanoseconds.
+    /// Time of all remaps, in nanoseconds.
     pub moving_ns: u64,
-    /// How long all gets that waited did, in microseconds.
+    /// Total time that requests waited, in microseconds.
     pub waited_us: u64,
-    /// When the last buffer was put back, in microseconds: later than recorded where gets waited, earlier where they no longer do.
+    /// When the last buffer was returned, in microseconds: later than recorded if requests waited, earlier if they no longer do.
     pub ended_us: u64,
-    /// Checks of TensorFlow's two rates, of which one in ten is printed.
+    /// Checks of TensorFlow's two rates; one in ten is printed.
     pub checks: u64,
     /// The lines of the last check, as TensorFlow prints them.
     pub last_lines: Option<String>,
 }
 
 impl ReplayReport {
-    /// Gets that no idle buffer served.
+    /// Requests that no idle buffer served.
     pub fn misses(&self) -> u64 {
         self.gets.saturating_sub(self.front_hits)
     }
 
-    /// Seconds in the back-end, with moves that take so many times what the replay takes for them.
+    /// Seconds in the backend, if remaps take `move_scale` times as long as the replay assumes.
     pub fn driver_seconds(&self, pin: CallCost, unpin: CallCost, move_scale: f64) -> f64 {
         pin.seconds(self.page_locks, self.bytes_locked)
             + unpin.seconds(self.releases, self.released_bytes)

@@ -33,20 +33,20 @@ const CONCURRENT_PART: usize = 16;
 pub(super) struct Step {
     /// Number of its record.
     pub(super) line: u64,
-    /// The buffer whose get it follows, and the nanoseconds between the two.
+    /// The buffer whose request it follows, and the nanoseconds between the two.
     pub(super) follows: Option<(u64, u64)>,
     /// Nanoseconds since the last step of its thread ended.
     pub(super) gap_ns: u64,
     /// Of these, how long other threads waited for memory while this one waited for its turn to request some.
     pub(super) queued_ns: u64,
-    /// Of these, what its thread spent in calls of the back-end.
+    /// Of these, the time that its thread spent in driver calls.
     pub(super) calls_ns: u64,
     pub(super) operation: TraceOp,
-    /// How long after a put the memory is free; `None` if it never was.
+    /// How long after a return the memory is free; `None` if it never was.
     pub(super) free_after_ns: Option<u64>,
 }
 
-/// A put of a buffer that another thread got.
+/// A return of a buffer that another thread requested.
 #[derive(Debug, Clone, Copy)]
 struct Taken {
     thread: usize,
@@ -64,15 +64,15 @@ pub(super) struct Threads {
     steps: Vec<Vec<Step>>,
     ended_ns: Vec<u64>,
     began_ns: Option<u64>,
-    /// When the last buffer was put.
+    /// When the last buffer was returned.
     last_put_ns: u64,
-    /// The thread that got each buffer that is held, and when.
+    /// The thread that requested each held buffer, and when.
     got: HashMap<u64, (u32, u64)>,
-    /// The buffer that was got by the last step of each thread.
+    /// The buffer that the last step of each thread requested.
     last_got: HashMap<usize, u64>,
-    /// When the thread that got a buffer began its next step.
+    /// When the thread that requested a buffer began its next step.
     left_ns: HashMap<u64, u64>,
-    /// When another thread put a buffer.
+    /// When another thread returned a buffer.
     taken_ns: HashMap<u64, u64>,
     taken: Vec<Taken>,
     /// Requests that waited, in the order in which they ended: when they began and ended, and the names of their buffers.
@@ -81,16 +81,16 @@ pub(super) struct Threads {
     asked_ns: u64,
     /// Requests that began while another waited.
     concurrent: usize,
-    /// How long gets of pools waited that were served then.
+    /// Wait times of requests by pool and the time when they were served.
     waited_ns: HashMap<(u32, u64), Vec<u64>>,
-    /// Time in calls of threads since their last steps.
+    /// Time that threads spent in calls since their last steps.
     called_ns: HashMap<u32, u64>,
-    /// Puts of buffers that are in flight: their thread, place and time.
+    /// Returns of buffers with copies in flight: their thread, place and time.
     in_flight: HashMap<(u32, u64), (usize, usize, u64)>,
 }
 
 impl Threads {
-    /// Threads of a recording that was judged.
+    /// The threads of a recording with these diagnoses.
     pub(super) fn new(judged: &[PoolJudgement]) -> Self {
         let mut waited_ns = HashMap::<_, Vec<_>>::new();
         for judged in judged {
@@ -101,7 +101,7 @@ impl Threads {
         Self { waited_ns, ..Self::default() }
     }
 
-    /// Takes a record in; `held` is the name of its buffer before it, `name` that of a get's.
+    /// Adds a record; `held` is the name of its buffer before it, `name` the name after a request.
     pub(super) fn add(&mut self, line: u64, record: &Record, held: Option<u64>, name: u64) {
         let Record { time_ns, event, pool, .. } = *record;
         self.began_ns.get_or_insert(time_ns);
@@ -135,26 +135,26 @@ impl Threads {
         }
     }
 
-    /// A call of the back-end that the thread made took so long.
+    /// Records the duration of a driver call of the thread.
     pub(super) fn called(&mut self, thread: u32, took_ns: u64) {
         *self.called_ns.entry(thread).or_default() += took_ns;
     }
 
-    /// How long a get waited that was served then and took so long.
+    /// How long a request waited that was served at this time and took this long.
     fn waited(&mut self, pool: u32, time_ns: u64, took_ns: u64) -> u64 {
         let Some(waits) = self.waited_ns.get_mut(&(pool, time_ns)) else { return 0 };
         let place = waits.iter().position(|&waited_ns| waited_ns <= took_ns.min(time_ns));
         place.map_or(0, |place| waits.remove(place))
     }
 
-    /// Whether the buffer was put before, and its copies are over now.
+    /// Whether the buffer was returned before and its copies have completed.
     fn is_free(&mut self, pool: u32, id: u64, now_ns: u64) -> bool {
         let Some((thread, at, put_ns)) = self.in_flight.remove(&(pool, id)) else { return false };
         self.steps[thread][at].free_after_ns = Some(now_ns.saturating_sub(put_ns));
         true
     }
 
-    /// Adds what the record's thread began then, and ended with the record. Where it lies.
+    /// Adds the step that the record's thread began then and ended with the record. Returns its thread and place.
     fn push(
         &mut self,
         line: u64,
@@ -208,20 +208,20 @@ impl Threads {
         (thread, place)
     }
 
-    /// How long requests waited between these times, of which one waits at a time.
+    /// How long requests waited between these times, if one waits at a time.
     fn waited_between(&self, from_ns: u64, to_ns: u64) -> u64 {
         let waits = self.waits.iter().rev().take_while(|&&(_, until_ns, _)| until_ns > from_ns);
         waits.map(|&(since_ns, until_ns, _)| until_ns.min(to_ns).saturating_sub(since_ns.max(from_ns))).sum()
     }
 
-    /// Nanoseconds from the first record to the last put.
+    /// Nanoseconds from the first record to the last return.
     pub(super) fn ended_ns(&self) -> u64 {
         self.last_put_ns.saturating_sub(self.began_ns.unwrap_or(0))
     }
 
     pub(super) fn into_steps(self) -> Vec<Vec<Step>> {
         let Self { mut steps, left_ns, taken, waits, concurrent, .. } = self;
-        // Buffers that were handed over before the last step of the thread that puts them, which was busy, and those that were later.
+        // Buffers that were handed over before the last step of the thread that returns them (which was busy), and later ones.
         let left_ns = |taken: &Taken| left_ns.get(&taken.name).copied();
         let busy_ns = |taken: &Taken| left_ns(taken).filter(|&left_ns| left_ns <= taken.before_ns);
         let own_ns = medians(&taken, |taken| busy_ns(taken).map(|_| taken.put_ns - taken.before_ns));

@@ -7,15 +7,15 @@ use pinpool_observe::record::{Event, Record};
 /// What the pools of a recording hold, record by record.
 #[derive(Debug, Clone, Default)]
 pub struct Usage {
-    /// Bytes of the classes of buffers that users hold.
+    /// Class bytes of buffers that users hold.
     pub in_use_bytes: u64,
-    /// Bytes that the users asked for in these buffers.
+    /// Requested bytes of these buffers.
     pub requested_bytes: u64,
-    /// Bytes of buffers that were put and that devices may still use.
+    /// Bytes of returned buffers with copies in flight.
     pub in_flight_bytes: u64,
     /// Bytes of idle buffers.
     pub idle_bytes: u64,
-    /// Bytes that back-ends hold.
+    /// Pinned bytes.
     pub pinned_bytes: u64,
     buffers: HashMap<(u32, u64), Buffer>,
 }
@@ -38,7 +38,7 @@ enum State {
 }
 
 impl Usage {
-    /// Takes the next record in.
+    /// Applies the next record.
     pub fn apply(&mut self, record: &Record) {
         let key = |id| (record.pool, id);
         match record.event {
@@ -60,7 +60,7 @@ impl Usage {
         }
     }
 
-    /// Length asked for and tag of a buffer that is known.
+    /// Requested length and tag of a known buffer.
     pub fn buffer(&self, pool: u32, id: u64) -> Option<(u64, u32)> {
         self.buffers.get(&(pool, id)).map(|buffer| (buffer.requested_bytes, buffer.tag))
     }

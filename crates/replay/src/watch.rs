@@ -1,9 +1,9 @@
-//! The pool's figures during a replay, at places that are evenly spread over its time and its gets.
+//! Observes the pool during a replay, evenly over its time and its requests.
 
 use super::workload::Workload;
 use pinpool::Pool;
 
-/// Sees the pool of a replay about as often as asked for.
+/// Observes the pool of a replay at regular intervals.
 pub struct Watch<'a> {
     every_us: u64,
     every_gets: u64,
@@ -19,8 +19,8 @@ impl std::fmt::Debug for Watch<'_> {
 }
 
 impl<'a> Watch<'a> {
-    /// Calls `see` with the time in microseconds and the pool: at the first get, `times` over the time of `workload` and
-    /// `times` over its gets, and at the end.
+    /// Calls `see` with the time in microseconds and the pool: at the first request, `times` times over the duration of `workload`
+    /// and `times` times over its requests, and at the end.
     pub fn new(workload: &Workload, times: u64, see: &'a mut dyn FnMut(u64, &Pool)) -> Self {
         let every = |all: u64| (all / times.max(1)).max(1);
         let (every_us, every_gets) = (every(workload.duration_us()), every(workload.gets()));

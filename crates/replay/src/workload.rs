@@ -1,8 +1,8 @@
-//! A whole trace: read once, checked and measured, so that it can be replayed under many settings.
+//! A complete trace: read once, checked and measured, so that it can be replayed under many settings.
 //!
-//! Owns what does not depend on a pool: which names are held, how many gets there are, and the peak of the bytes requested.
-//! Ignores the settings of the header and the `p` lines, which are for the comparison with TensorFlow's pool: a workload has
-//! one pool, and its limit and rounding are settings of the replay. How many pools that merges is counted.
+//! Owns what does not depend on a pool: the held names, the number of requests, and the peak of the requested bytes. Ignores the
+//! settings of the header and the `p` lines, which belong to the comparison with TensorFlow's pool: a workload has one pool, whose
+//! limit and rounding are settings of the replay. It counts how many pools that merges.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
@@ -22,21 +22,21 @@ use pinpool_observe::record::{Event, Recording};
 /// Longest duration of a workload: a replay polls the pool once a second.
 const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
 
-/// A trace in which every put has its get.
+/// A trace in which every return has its request.
 #[derive(Debug, Clone, Default)]
 pub struct Workload {
     lines: Vec<(u64, TraceOp)>,
     totals: WorkloadTotals,
     pins: Vec<TimedCall>,
     unpins: Vec<TimedCall>,
-    /// What the moves of a recording took, and what the replay takes for them, in nanoseconds.
+    /// Duration of the remaps of a recording, and the duration that the replay assumes, in nanoseconds.
     moves_ns: (u64, u64),
     warning: Option<String>,
-    /// Numbers of the pools that have gets.
+    /// Numbers of the pools with requests.
     pools: BTreeSet<u64>,
-    /// What each thread did; `None` where threads are not known.
+    /// The steps of each thread; `None` if threads are unknown.
     threads: Option<Vec<Vec<Step>>>,
-    /// When the last buffer of a recording was put.
+    /// When the last buffer of a recording was returned.
     pub(super) ended_us: u64,
     recorded: RecordedSettings,
     failed_gets: u64,
@@ -76,8 +76,8 @@ impl Workload {
         }
     }
 
-    /// The gets and puts of a recording. A put whose copies were in flight is one when they were over. What was lost is made up
-    /// for: a buffer that is got again was put before, and one that is put but was never got is left out.
+    /// The requests and returns of a recording. A return with copies in flight counts when they have completed. Lost records are
+    /// reconstructed: a buffer that is requested again was returned before; a return without a request is ignored.
     ///
     /// # Errors
     ///
@@ -110,7 +110,7 @@ impl Workload {
                     continue;
                 }
                 Event::Move { bytes, took_ns, .. } => {
-                    // The first piece of a call has the time of all.
+                    // The first piece of a call carries the time of all pieces.
                     let model_ns = move_ns(bytes, took_ns > 0);
                     workload.moves_ns = (workload.moves_ns.0 + took_ns, workload.moves_ns.1 + model_ns);
                     continue;
@@ -144,28 +144,28 @@ impl Workload {
         Ok(workload)
     }
 
-    /// The settings under which a recording of one pool was made; none of a trace of gets and puts alone.
+    /// The settings of a recording of one pool; none for a trace of requests alone.
     pub fn recorded(&self) -> &[(String, String)] {
         if self.pools.len() > 1 { &[] } else { self.recorded.values() }
     }
 
-    /// Gets that failed when it was recorded: no replay has them.
+    /// Requests that failed when it was recorded: no replay contains them.
     pub fn failed_gets(&self) -> u64 {
         self.failed_gets
     }
 
-    /// Whether the program set in its code what the variable `name` would, which has no effect on it then. The preset and the
-    /// rounding, each of which implies the other, are so together.
+    /// Whether the program set in its code what the variable `name` sets, so that the variable has no effect. Preset and rounding
+    /// imply each other.
     pub fn is_set_in_code(&self, name: &str) -> bool {
         self.recorded.is_in_code(name)
     }
 
-    /// Why the pools of a recording were as fast as they were, the worst first.
+    /// The diagnoses of the pools of a recording, the worst first.
     pub fn judged(&self) -> &[PoolJudgement] {
         &self.judged
     }
 
-    /// Whether a replay knows its threads, and holds each back while its gets wait.
+    /// Whether a replay knows the threads, and blocks each while its requests wait.
     pub fn is_closed(&self) -> bool {
         self.threads.is_some()
     }
@@ -181,7 +181,7 @@ impl Workload {
         hurried
     }
 
-    /// Whether gets waited when it was recorded.
+    /// Whether requests waited when it was recorded.
     pub fn has_waited(&self) -> bool {
         self.judged.iter().any(|judged| judged.judgement.lost.waiting_ns > 0)
     }
@@ -200,7 +200,7 @@ impl Workload {
     ///
     /// # Errors
     ///
-    /// If it cannot be read, gets a name that is held, puts one that is not, or lasts longer than a year.
+    /// If it cannot be read, requests a held name, returns a name that is not held, or lasts longer than a year.
     pub fn read(reader: &mut TraceReader) -> Result<Self, TraceError> {
         let (mut workload, mut pool) = (Self::default(), 0);
         while let Some(operation) = reader.next() {
@@ -220,35 +220,35 @@ impl Workload {
         &self.lines
     }
 
-    /// Time of the whole workload; 0 without `t` lines.
+    /// Duration of the workload; 0 without `t` lines.
     pub fn duration_us(&self) -> u64 {
         self.totals.duration_us
     }
 
-    /// The bytes requested and not put back, averaged over the time of the trace; `None` for a trace without time.
+    /// The bytes requested and not returned, averaged over the time of the trace; `None` for a trace without time.
     pub fn mean_requested_bytes(&self) -> Option<u64> {
         let mean = self.totals.requested_byte_us.checked_div(self.totals.duration_us.into())?;
         u64::try_from(mean).ok()
     }
 
-    /// The calls that acquired memory, of a recording.
+    /// The pin calls of a recording.
     pub fn pins(&self) -> &[TimedCall] {
         &self.pins
     }
 
-    /// The calls that released memory, of a recording.
+    /// The unpin calls of a recording.
     pub fn unpins(&self) -> &[TimedCall] {
         &self.unpins
     }
 
-    /// What a move of a recording took, in times of what the replay takes for it; 1 without any.
+    /// Duration of the remaps of a recording relative to the duration that the replay assumes; 1 without any.
     pub fn move_scale(&self) -> f64 {
         let (took_ns, model_ns) = self.moves_ns;
         if took_ns == 0 { 1.0 } else { took_ns as f64 / model_ns as f64 }
     }
 
-    /// Whether the most that is in use at once grows by a twentieth in each eighth of the time: a longer run would use more. One
-    /// that goes to larger sizes by steps does not.
+    /// Whether the peak use grows by a twentieth in each eighth of the time, so that a longer run would use more. A workload whose
+    /// sizes grow in steps does not count.
     pub fn grows(&self) -> bool {
         let (mut peaks, mut held, mut used, mut now_us) = ([0_u64; 8], HashMap::new(), 0_u64, 0_u64);
         for (_, operation) in &self.lines {
@@ -268,17 +268,17 @@ impl Workload {
         peaks.windows(2).all(|pair| pair[1] > pair[0] + pair[0] / 20)
     }
 
-    /// Why the recording is not whole, if it is not.
+    /// Why the recording is incomplete, if it is.
     pub fn warning(&self) -> Option<&str> {
         self.warning.as_deref()
     }
 
-    /// Number of the pools whose gets are played as those of one; `None` if only one has gets.
+    /// Number of the pools that are replayed as one; `None` if only one has requests.
     pub fn pools_merged(&self) -> Option<usize> {
         Some(self.pools.len()).filter(|&pools| pools > 1)
     }
 
-    /// What that means, in words.
+    /// A note about [`pools_merged`](Self::pools_merged) for users.
     pub fn pools_note(&self) -> Option<String> {
         self.pools_merged().map(|pools| {
             format!(
@@ -288,12 +288,12 @@ impl Workload {
         })
     }
 
-    /// Gets of more than zero bytes.
+    /// Requests of more than zero bytes.
     pub fn gets(&self) -> u64 {
         self.totals.gets
     }
 
-    /// Bytes of a get on average; 0 without any.
+    /// Mean bytes of a request; 0 without any.
     pub fn mean_get_bytes(&self) -> u64 {
         let bytes = |(_, operation): &(u64, TraceOp)| match *operation {
             TraceOp::Get { bytes, .. } => Some(bytes as u64),
@@ -304,13 +304,13 @@ impl Workload {
         sum.checked_div(count).unwrap_or(0)
     }
 
-    /// Peak of the bytes requested and not put back, without rounding.
+    /// Peak of the bytes requested and not returned, without rounding.
     pub fn peak_requested_bytes(&self) -> u64 {
         self.totals.peak_requested_bytes
     }
 }
 
-/// Which buffers of a recording are held, under names that are each used once.
+/// The held buffers of a recording, under names that are each used once.
 #[derive(Default)]
 struct Names {
     held: HashMap<(u32, u64), u64>,
@@ -319,7 +319,7 @@ struct Names {
 }
 
 impl Names {
-    /// What `event` of `pool` is in a workload.
+    /// The operations of a workload for `event` of `pool`.
     fn operations(&mut self, pool: u32, event: Event) -> [Option<TraceOp>; 2] {
         match event {
             Event::Get { id, bytes, .. } => {
@@ -383,7 +383,7 @@ impl WorkloadTotals {
                 let last = last.ok_or("the sizes pass 2^64")?;
                 self.request(last)?;
                 self.requested_bytes -= last;
-                // `request` counted one get. Only the first can be empty, unless the size does not grow.
+                // `request` counted one request. Only the first can be empty, unless the size does not grow.
                 let empty = if bytes > 0 {
                     0
                 } else if step > 0 {

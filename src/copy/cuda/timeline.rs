@@ -1,28 +1,28 @@
-//! A word per stream that the stream itself increments, so that any thread learns completion by a load: the timeline
-//! semaphores of Vulkan, on CUDA's `cuStreamWriteValue32`.
+//! Timelines: a word per stream that the stream itself increments, as a Vulkan timeline semaphore does. Any thread detects completion by
+//! a load. The stream writes by CUDA's `cuStreamWriteValue32`.
 //!
 //! ```text
 //!   stream:  ──copy──[word = 17]──copy──[word = 18]──▶        page of words, one cache line each, pinned, never freed
 //!   fence 18 is over once the word has reached 18
 //! ```
 //!
-//! Any thread learns that a copy is over by a load, and one load tells it for all earlier copies of the stream. The words serve
-//! all pools of the process. Events are used instead for a stream without an [id](super::stream::id), and if the driver lacks or
-//! refuses `cuStreamWriteValue32_v2`, which cudarc binds only in some versions: it is found by name.
+//! One load covers all earlier copies of the stream. The words serve all pools of the process. Events are used instead for a stream
+//! without an [id](super::stream::id), and if the driver lacks or refuses `cuStreamWriteValue32_v2`. That function is found by name,
+//! since cudarc binds it only in some versions.
 //!
 //! Invariants:
 //!
-//! - **timeline-I1**: a word is written by one stream only, in the order of its numbers. Streams are distinguished by id, which
-//!   is unique for the life of the process (the manual on `cuStreamGetId`), since a handle may be another stream's while its own
-//!   copies still run. A number is taken and its write enqueued under one lock, and no number is taken twice, not even if its
-//!   write failed.
-//! - **timeline-I2**: words live as long as the process, as their context's state does (context-I1), so a fence may read one
+//! - **timeline-I1**: a word is written by one stream at a time, in increasing order. Another stream may use it only when all numbers
+//!   are written, and continues from there, so a fence of the earlier stream stays complete. Streams are identified by id, which is
+//!   unique for the life of the process, because a handle may name another stream while the copies of the first still run. A number is
+//!   taken and its write enqueued under one lock, and no number is taken twice, even if its write failed.
+//! - **timeline-I2**: words live as long as the process, as the state of their context does (context-I1), so a fence may read one
 //!   at any time.
-//! - **timeline-I3**: a word that stands still says nothing about a lost device, so a fence that is not over also queries a
-//!   stream of our own on which no work ever runs: one thread in each [`HEALTH_EVERY_US`].
-//! - **timeline-I4**: numbers have 64 bits and never wrap; the stream writes the low half. A reading is extended from the
-//!   last progress seen: it is less than 2^31 ahead of that, since [`Sequence::next`] gives out no number that is not. A
-//!   reading that seems further ahead is an old value, and is ignored.
+//! - **timeline-I3**: an unchanged word does not show that a device was lost. So a pending fence also queries a stream on which no
+//!   work ever runs, at most once per [`HEALTH_EVERY_US`].
+//! - **timeline-I4**: numbers have 64 bits and never wrap; the stream writes the low half. A reading is extended from the last
+//!   progress seen, which it exceeds by less than 2^31, because [`Sequence::next`] returns no larger number. A reading that seems to
+//!   exceed it by more is an old value, and is ignored.
 #![allow(unsafe_code)] // Calls the driver, and reads memory that a device writes.
 
 use std::cell::Cell;
@@ -56,16 +56,18 @@ const YIELDS: u32 = 200;
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 /// Most numbers given out and not yet seen.
 const SEQUENCE_WINDOW: u64 = 1 << 31;
+/// Marks a free word. Drivers number streams from small numbers.
+const NO_STREAM: u64 = u64::MAX;
 /// Shortly before the first wrap of the low half, so that every program passes one.
 const FIRST: u64 = (1 << 32) - 64;
 
-/// Page-locked for timelines, by this process.
+/// Pinned for timelines, by this process.
 static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Page-locked bytes of the timelines of this process. They are no pool's: contexts have them, for as long as the process
-/// lives, and each page serves the streams of all pools.
+/// Pinned bytes of the timelines of this process. They belong to contexts, as long as the process lives, and to no pool: each page
+/// serves the streams of all pools.
 pub(crate) fn held_bytes() -> u64 {
-    // Relaxed: a figure.
+    // Relaxed: a statistic.
     HELD_BYTES.load(Ordering::Relaxed)
 }
 
@@ -126,7 +128,7 @@ impl Word {
 pub(super) struct Timeline {
     word: Word,
     sequence: Sequence,
-    /// Written under the lock of `last`. The number of the stream's id; 0 while the word is free.
+    /// The number of the stream's id, or [`NO_STREAM`]. Cleared under the lock of `last`.
     id: AtomicU64,
     /// The stream's number in statistics.
     stream: AtomicU64,
@@ -175,7 +177,7 @@ impl Timeline {
         let Some(last) = self.last.try_lock() else { return false };
         let is_at_rest = self.sequence.update(|| self.word.read()) == *last;
         if is_at_rest {
-            self.id.store(0, Ordering::Relaxed);
+            self.id.store(NO_STREAM, Ordering::Relaxed);
         }
         is_at_rest
     }
@@ -195,19 +197,10 @@ impl Words {
         stream: u64,
         context: &'static dyn StreamContext,
     ) -> Option<&'static Timeline> {
-        let timeline = match Timeline::known(id.number()) {
-            Some(known) => known,
-            None => self.begin(id, stream, context)?,
-        };
-        std::ptr::eq(timeline.words, self).then_some(timeline)
-    }
-
-    fn begin(
-        &'static self,
-        id: StreamId,
-        stream: u64,
-        context: &'static dyn StreamContext,
-    ) -> Option<&'static Timeline> {
+        let is_own = |timeline: &&Timeline| std::ptr::eq(timeline.words, self);
+        if let Some(known) = Timeline::known(id.number()) {
+            return Some(known).filter(is_own);
+        }
         // Relaxed: a hint.
         if self.are_refused.load(Ordering::Relaxed) || driver::symbol(c"cuStreamWriteValue32_v2").is_none() {
             return None;
@@ -216,16 +209,16 @@ impl Words {
         context.idle_stream().ok()?;
         let free = self.take_free(context)?;
         let mut timelines = TIMELINES.get().lock();
-        // Another thread may have been faster.
-        if let Some(&first) = timelines.get(&id.number()) {
+        let timeline = *timelines.entry(id.number()).or_insert(free);
+        if std::ptr::eq(timeline, free) {
+            free.stream.store(stream, Ordering::Relaxed);
+            free.id.store(id.number(), Ordering::Relaxed);
+        } else {
+            // Another thread was faster.
             drop(timelines);
             self.free.lock().push(free);
-            return Some(first);
         }
-        free.stream.store(stream, Ordering::Relaxed);
-        free.id.store(id.number(), Ordering::Relaxed);
-        timelines.insert(id.number(), free);
-        Some(free)
+        Some(timeline).filter(is_own)
     }
 
     /// A timeline without a stream: a spare one, one of a stream at rest, or the first of a new page.
@@ -288,7 +281,7 @@ impl Words {
             &*Box::leak(Box::new(Timeline {
                 word: Word { host, device: device + offset as u64 },
                 sequence: Sequence::new(FIRST),
-                id: AtomicU64::new(0),
+                id: AtomicU64::new(NO_STREAM),
                 stream: AtomicU64::new(0),
                 last: Mutex::new(FIRST),
                 words: self,

@@ -1,4 +1,4 @@
-//! A partition: an account of a pool, with a limit of its own on the bytes that are out and a wait queue of its own.
+//! A partition: an account of a pool, with its own limit on the bytes in use and its own wait queue.
 //!
 //! ```text
 //!   request ─▶ claim ─no room─▶ wait queue of the account ─▶ claim ─▶ the pool, as any other request ─▶ buffer with the claim
@@ -14,7 +14,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use super::super::memory::Refusal;
-use super::super::owners::Ledger;
+use super::super::owners::TagAccount;
 use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter, deadline};
 use super::{Block, Core};
 use crate::diag::PoolLog;
@@ -25,20 +25,20 @@ use crate::stats::{Histogram, LimitStats, MemoryStats, RequestStats, Stats};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// What a get asks for, and for whom.
+/// A request with its size class, and for whom it is.
 #[derive(Debug, Clone)]
-pub(crate) struct Wanted {
+pub(crate) struct BlockRequest {
     pub(crate) len: usize,
     pub(crate) class: Class,
-    pub(crate) ledger: Option<Arc<Ledger>>,
-    /// The partition that it is a request of.
+    pub(crate) tag: Option<Arc<TagAccount>>,
+    /// The partition of the request.
     pub(crate) account: Option<Arc<Account>>,
 }
 
-impl Wanted {
+impl BlockRequest {
     /// A reserve of `len` bytes, which has no class.
     pub(super) fn reserve(len: usize) -> Self {
-        Self { len, class: Class { bytes: len, index: 0 }, ledger: None, account: None }
+        Self { len, class: Class { bytes: len, index: 0 }, tag: None, account: None }
     }
 }
 
@@ -49,8 +49,8 @@ pub(crate) struct Account {
     name: String,
     /// Among the pools and accounts of the process.
     number: u64,
-    /// Its buffers, unless they have a tag of their own.
-    ledger: Option<Arc<Ledger>>,
+    /// The tag of its buffers, unless they have another one.
+    tag: Option<Arc<TagAccount>>,
     budget: Arc<Budget>,
     waiters: WaitQueue<Self>,
     is_closed: AtomicBool,
@@ -80,9 +80,8 @@ impl Core {
         self.log.partitioned(name, max_bytes, self.backing().max_bytes());
         let account = Arc::new_cyclic(|account: &Weak<Account>| Account {
             name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
-            // Relaxed: a number on its own.
             number: PoolLog::next_number(),
-            ledger: self.ledger(name),
+            tag: self.tag_account(name),
             budget: Budget::of_account(max_bytes, account.clone()),
             waiters: WaitQueue::new(!cfg!(miri) && !self.time.is_manual()),
             is_closed: AtomicBool::new(false),
@@ -98,12 +97,12 @@ impl Core {
 
     /// The accounts that exist, in the order of their making.
     pub(crate) fn existing_accounts(&self) -> Vec<Arc<Account>> {
-        // In a child of `fork` a thread that does not exist here may hold the lock.
+        // In a forked child a thread that does not exist here may hold the lock.
         let known = if self.is_forked() { Vec::new() } else { self.known_accounts.lock().clone() };
         known.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The requests that wait in accounts look again: a copy begins, whose end may make their room.
+    /// Wakes the requests that wait in accounts: a copy has begun, and its end may make room.
     pub(super) fn wake_accounts(&self) {
         // SeqCst: after the fence of `announce_copy`.
         if self.waiting_accounts.load(Ordering::SeqCst) > 0 {
@@ -121,8 +120,8 @@ impl Account {
         &self.name
     }
 
-    pub(crate) fn ledger(&self) -> Option<&Arc<Ledger>> {
-        self.ledger.as_ref()
+    pub(crate) fn tag(&self) -> Option<&Arc<TagAccount>> {
+        self.tag.as_ref()
     }
 
     /// # Errors
@@ -155,10 +154,10 @@ impl Account {
     }
 
     /// A buffer of this account. Waits for its claim, and then as a request of the pool.
-    pub(super) fn get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+    pub(crate) fn get(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
         let begun = Instant::now();
         let served = self.claim_within(wanted, wait).and_then(|claim| {
-            let mut block = self.core.get_of_pool(wanted, wait.saturating_sub(begun.elapsed()))?;
+            let mut block = self.core.get(wanted, wait.saturating_sub(begun.elapsed()))?;
             self.charge(&mut block, claim);
             Ok(block)
         });
@@ -166,7 +165,7 @@ impl Account {
     }
 
     /// An idle buffer, if there is room for it at once.
-    pub(super) fn try_get(&self, wanted: &Wanted) -> Option<Block> {
+    pub(super) fn try_get(&self, wanted: &BlockRequest) -> Option<Block> {
         let claim = if self.waiters.has_waiters() {
             None
         } else {
@@ -177,7 +176,7 @@ impl Account {
         Some(block)
     }
 
-    /// `block` is of this account until it is idle or released.
+    /// Charges `block` to this account until it is idle or released.
     pub(crate) fn charge(&self, block: &mut Block, claim: Claim) {
         let count = if block.has_begun_time() { &self.counts.misses } else { &self.counts.hits };
         count.fetch_add(1, Ordering::Relaxed);
@@ -189,7 +188,7 @@ impl Account {
         self.counts.failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn claim_within(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Claim> {
+    fn claim_within(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Claim> {
         match self.begin_claim(wanted, wait, None)? {
             Ok(claim) => Ok(claim),
             Err(ticket) => self.end_wait(&ticket, ticket.wait()),
@@ -199,7 +198,7 @@ impl Account {
     /// Claims for a request that waits at most `wait`, or has it join the queue. That of a task has a `keep_alive`.
     pub(crate) fn begin_claim(
         self: &Arc<Self>,
-        wanted: &Wanted,
+        wanted: &BlockRequest,
         wait: Duration,
         keep_alive: Option<KeepAlive>,
     ) -> Result<Result<Claim, WaitTicket<Self>>> {
@@ -208,7 +207,7 @@ impl Account {
         if let Some(over) = self.budget.never(needed_bytes) {
             return Err(self.refuse(wanted, refused(over)));
         }
-        // The requests that wait came before.
+        // Waiting requests came first.
         let claimed = if self.waiters.has_waiters() {
             Err(self.budget.full(needed_bytes))
         } else {
@@ -243,7 +242,7 @@ impl Account {
         })
     }
 
-    fn refuse(&self, wanted: &Wanted, refusal: Refusal) -> crate::Error {
+    fn refuse(&self, wanted: &BlockRequest, refusal: Refusal) -> crate::Error {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
@@ -253,7 +252,7 @@ impl Account {
         error
     }
 
-    /// What is out, and what was counted.
+    /// The statistics of this account.
     pub(crate) fn stats(&self) -> Stats {
         let source = self.core.backing().source();
         let stats = Stats {
@@ -302,7 +301,7 @@ impl BudgetOwner for Account {
 }
 
 impl Server for Account {
-    type Request = Wanted;
+    type Request = BlockRequest;
     type Item = Claim;
     type Refusal = Refusal;
 

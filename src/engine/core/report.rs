@@ -1,26 +1,30 @@
-//! What a pool holds and for whom: for a get that found no memory, and for [`Pool::dump`](crate::Pool::dump).
+//! Statistics, and what a pool holds and for whom: for failed requests and for [`Pool::dump`](crate::Pool::dump).
 //!
-//! Takes short locks alone: those of the counts, none that a thread holds while it calls a driver.
+//! Takes only short locks, and none that a thread holds during a driver call.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use super::super::accounts::usage_report;
 use super::super::memory::Refusal;
-use super::super::owners::{Ledger, UNTAGGED};
-use super::{Core, Wanted};
+use super::super::owners::{TagAccount, UNTAGGED};
+use super::{BlockRequest, Core};
+use crate::copy;
 use crate::diag::is_power_of_ten;
 use crate::dump::{Dump, Host, Owner, Request};
 use crate::error::{Error, ErrorKind, NoMemory, Report};
+use crate::policy::Window;
 use crate::quota::{Level, QuotaExceeded};
-use crate::stats::Stats;
+use crate::size_class::{Class, plain_eighths_index};
+use crate::stats::{ClassStats, Stats};
 use pinpool_os::host::{self, LimitOrigin};
 use pinpool_os::sync::plain::Mutex;
 
-/// Between two readings of what the system has, which are files of the kernel.
+/// Interval between two readings of the system's memory, which are kernel files.
 const READ_EVERY_US: u64 = 1_000_000;
 
-/// What the system has left, as it was read last.
+/// The system's memory at the last reading.
 #[derive(Debug, Default)]
 pub(super) struct SystemMemory {
     root: OnceLock<PathBuf>,
@@ -52,9 +56,9 @@ impl SystemMemory {
 }
 
 impl Core {
-    /// The ledger of `tag`; `None` for an empty tag.
-    pub(crate) fn ledger(&self, tag: &str) -> Option<Arc<Ledger>> {
-        self.owners.ledger(tag)
+    /// The account of `tag`; `None` for an empty tag.
+    pub(crate) fn tag_account(&self, tag: &str) -> Option<Arc<TagAccount>> {
+        self.owners.account(tag)
     }
 
     /// What is held and for whom.
@@ -62,8 +66,8 @@ impl Core {
         self.dump_of(&self.stats(), None)
     }
 
-    /// The error of a get that found no memory: the `nth` of the pool, 0 for a reserve. Logs the first, and each power of ten.
-    pub(super) fn refused(&self, wanted: &Wanted, refusal: Refusal, nth: u64) -> Error {
+    /// The error of a failed request: the `nth` of the pool, 0 for a reserve. Logs the first and each power of ten.
+    pub(super) fn refused(&self, wanted: &BlockRequest, refusal: Refusal, nth: u64) -> Error {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
@@ -72,7 +76,7 @@ impl Core {
         let stats = account.map_or_else(|| self.stats(), |account| account.stats());
         let asked_bytes = wanted.len as u64;
         let refused = self.backing().explain(&refusal, wanted.class);
-        let tag = wanted.ledger.as_ref().map(|ledger| ledger.tag().to_owned());
+        let tag = wanted.tag.as_ref().map(|account| account.tag().to_owned());
         let request = Request { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
         let mut dump = self.dump_of(&stats, Some(request));
         if is_by_account {
@@ -90,7 +94,7 @@ impl Core {
         if is_by_source { ErrorKind::Backend(no_memory) } else { ErrorKind::Limit(no_memory) }.into()
     }
 
-    /// The totals, and what users still hold.
+    /// Logs the totals and the buffers that users still hold.
     pub(super) fn report_end(&self) {
         let stats = self.stats();
         self.log.ended(&stats);
@@ -106,7 +110,7 @@ impl Core {
 
     pub(super) fn dump_of(&self, stats: &Stats, request: Option<Request>) -> Dump {
         let source = self.backing().source();
-        // In a child of `fork` other locks may be held by threads that do not exist here.
+        // In a forked child other locks may be held by threads that do not exist here.
         let is_forked = self.is_forked();
         Dump {
             device: if source.needs_gpu() { format!("GPU {}", self.config.device) } else { "host".to_owned() },
@@ -123,7 +127,7 @@ impl Core {
         }
     }
 
-    /// Who holds what, the largest first: the tags, and what remains without one. Nobody in a child of `fork`.
+    /// The holders, largest first: the tags, and what has no tag. None in a forked child.
     pub(super) fn owners_of(&self, stats: &Stats) -> Vec<Owner> {
         if self.is_forked() {
             return Vec::new();
@@ -138,5 +142,53 @@ impl Core {
         ));
         owners.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.tag.cmp(&other.tag)));
         owners
+    }
+}
+
+impl Core {
+    /// The classes that this pool had buffers of, the smallest first.
+    pub(crate) fn class_stats(&self) -> Vec<ClassStats> {
+        if self.is_forked() {
+            return Vec::new();
+        }
+        let mut in_flight = BTreeMap::<usize, u64>::new();
+        self.in_flight.for_each(|block| {
+            *in_flight.entry(block.class_bytes()).or_default() += u64::from(block.adopted().is_none());
+        });
+        let counted = self.stock.classes().rows().into_iter();
+        let row = |counted: ClassStats| {
+            let bytes = usize::try_from(counted.class_bytes).unwrap_or(usize::MAX);
+            let in_flight = in_flight.remove(&bytes).unwrap_or(0);
+            let idle = self.stock.idle().count_of(Class { bytes, index: plain_eighths_index(bytes) });
+            // Saturating: buffers come and go between the readings.
+            let in_use = counted.buffers.saturating_sub(in_flight + idle);
+            ClassStats { in_flight, idle, in_use, ..counted }
+        };
+        counted.map(row).collect()
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let (preset, source) = (self.config.preset.name(), self.backing().source());
+        let name = self.name().map(str::to_owned);
+        let (number, backend, is_pinned) = (self.log.number, source.name(), source.is_pinned());
+        let mut stats = Stats { name, number, preset, backend, is_pinned, ..Stats::default() };
+        if self.is_forked() {
+            return stats;
+        }
+        (stats.requests.waits, stats.requests.waiting) = (self.waiters.total(), self.waiters.waiting());
+        stats.limits.shared = self.ledger_stats();
+        self.stock.fill(&mut stats);
+        self.in_flight.fill(&mut stats);
+        self.accounts.fill(&mut stats, self.backing().own_bytes());
+        stats.copies.timeline_bytes = copy::timeline_bytes();
+        let oldest = self.in_flight.oldest(self.time.now_us());
+        (stats.copies.oldest_age, stats.copies.oldest_stream) =
+            oldest.map(|pending| (pending.age, pending.stream)).unzip();
+        stats
+    }
+
+    /// TensorFlow's counters since the last raise or clear.
+    pub(crate) fn window(&self) -> Window {
+        self.stock.idle().window()
     }
 }

@@ -4,7 +4,7 @@
 //!   refused by the process's limit ─▶ the other pools release idle memory ─▶ tries again
 //!   head of the queue refused ─▶ its want ─▶ tries again, wakes the others, waits ─▶ served or timed out: no want
 //!   others' wants ─▶ a thread ─┬─▶ the maintenance thread: idle memory is released, step by step
-//!                              └─▶ attention: a return makes room, if the pool holds more than an even share
+//!                              └─▶ slow-path flag: a return makes room, if the pool holds more than an even share
 //! ```
 //!
 //! A buffer that is returned and requested again at once is never idle when the maintenance thread checks, so returns make room as
@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::super::memory::{PoolView, Refusal, SlowCalls};
-use super::attention::Reason;
+use super::queue::Reason;
 use super::{Block, Core};
 use crate::ledger::{LedgerReport, Want};
 use crate::maintenance_thread::Pace;
@@ -73,18 +73,18 @@ impl Core {
 
     /// The first in line was refused for this reason. Returns whether to try again at once: it has just written what it wants,
     /// and nobody was notified of what was given back before.
-    pub(super) fn note_want(&self, refusal: &Refusal) -> bool {
+    pub(super) fn publish_demand(&self, refusal: &Refusal) -> bool {
         let Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, shortfall, .. } } = *refusal
         else {
             // Memory of others would not help any more.
-            self.end_want();
+            self.clear_demand();
             return false;
         };
         self.want(shortfall, needed_bytes) < shortfall
     }
 
     /// No get of this line wants memory of others any more.
-    pub(super) fn end_want(&self) {
+    pub(super) fn clear_demand(&self) {
         // A load where there is no ledger. One that changes it meanwhile has joined the line, and ends it.
         if self.wanted_of_ledger.bytes() > 0 {
             self.want(0, 0);
@@ -136,21 +136,21 @@ impl Core {
     }
 
     /// Tells the host's limit how much of what is held is idle.
-    pub(super) fn note_idle(&self) {
+    pub(super) fn record_idle(&self) {
         self.budget().host().iter().for_each(|host| host.note_idle(self.backing().idle_bytes(self)));
     }
 
     /// Hits and returns take the slow path as long as other owners want memory.
     pub(super) fn attend_to_ledger(&self) {
         let is_wanted = || self.budget().is_wanted();
-        self.attention.change(Reason::Ledger, is_wanted, |attends| self.stock.idle().set_slow_path(attends));
+        self.slow_path_flag.change(Reason::Ledger, is_wanted, |attends| self.stock.idle().set_slow_path(attends));
     }
 
     /// A return while other owners want memory: makes room of `block` if this one holds more than an even share. Returns it
     /// otherwise. A slow call if it does.
     #[inline]
     pub(super) fn give_put(&self, block: Block) -> Option<Block> {
-        if self.attention.is_for_ledger() { self.give_put_if_owed(block) } else { Some(block) }
+        if self.slow_path_flag.is_for_ledger() { self.give_put_if_owed(block) } else { Some(block) }
     }
 
     #[cold]

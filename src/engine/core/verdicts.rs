@@ -8,7 +8,6 @@ use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 use super::Core;
-use crate::driver;
 use crate::dump::Owner;
 use crate::quota::Level;
 use crate::size_class::Class;
@@ -31,7 +30,7 @@ pub(super) struct Verdicts {
 
 impl Core {
     /// A get of `class` found no memory at once.
-    pub(super) fn note_need(&self, class: Class) {
+    pub(super) fn record_need(&self, class: Class) {
         let own_bytes = self.backing().own_bytes().saturating_sub(self.stock.idle().bytes());
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
         self.verdicts.short_gets.fetch_add(1, Ordering::Relaxed);
@@ -148,7 +147,10 @@ impl Core {
             oldest_copy_stream: stats.copies.oldest_stream,
             copies: stats.copies.time.count() + stats.copies.in_flight,
             is_pinned: stats.is_pinned,
-            has_driver: driver::is_loaded(),
+            #[cfg(feature = "cuda")]
+            has_driver: crate::driver::is_loaded(),
+            #[cfg(not(feature = "cuda"))]
+            has_driver: false,
             failure: if self.is_forked() { None } else { self.verdicts.failure.lock().clone() },
             holders: self.owners_of(&stats).iter().map(holder).collect(),
         }

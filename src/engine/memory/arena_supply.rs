@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
-use super::block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
+use super::block_memory::{BlockMemory, Refusal, SlowCalls};
 use super::books::Books;
 use super::called_source::CalledSource;
 use super::pressure::PressureWatch;
@@ -35,7 +35,7 @@ use crate::size_class::Class;
 use crate::stats::{SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
 
-/// Wanted holes of more than this many granules count as varied sizes; a get moves the granules for a shorter one itself.
+/// BlockRequest holes of more than this many granules count as varied sizes; a get moves the granules for a shorter one itself.
 const VARIED_GRANULES: u64 = 2;
 /// The same for discrete regions, whose small buffers have regions of their own.
 const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
@@ -263,7 +263,7 @@ impl Supply for ArenaSupply {
         calls: (u64, SlowCalls),
         pool: &dyn PoolView,
         take_idle: &mut dyn FnMut() -> bool,
-    ) -> Result<BlockMemory, Stop> {
+    ) -> Result<BlockMemory, Option<Refusal>> {
         self.find_memory(class.bytes as u64, calls, pool, take_idle)
     }
 

@@ -56,31 +56,6 @@ impl SlowCalls {
     }
 }
 
-/// Why an attempt gave no memory.
-#[derive(Debug)]
-pub(crate) enum Stop<R = Refusal> {
-    Refused(R),
-    /// The source would have to be called, and the attempt makes no [calls](SlowCalls).
-    NeedsCall,
-}
-
-impl<R> From<R> for Stop<R> {
-    fn from(refusal: R) -> Self {
-        Self::Refused(refusal)
-    }
-}
-
-impl<R> Stop<R> {
-    /// Of an attempt that makes calls.
-    #[track_caller]
-    pub(crate) fn refusal(self) -> R {
-        match self {
-            Self::Refused(refusal) => refusal,
-            Self::NeedsCall => unreachable!("an attempt that makes calls stopped for one"),
-        }
-    }
-}
-
 /// Why there is no memory.
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {

@@ -59,7 +59,7 @@ mod watch;
 
 pub(crate) use adopted::Adopted;
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
-pub(crate) use block_memory::{BlockMemory, Refusal, SlowCalls, Stop};
+pub(crate) use block_memory::{BlockMemory, Refusal, SlowCalls};
 pub(crate) use called_source::CalledSource;
 pub(crate) use one_each::OneEach;
 pub(crate) use pageable::Pageable;

@@ -31,6 +31,6 @@ fn a_bench_that_gets_some_of_its_threads_says_how_many() {
     command.args(["-c", r#"ulimit -v 1000000; exec "$0" hit --threads 64"#]).arg(tool.get_program());
     let ran = finish(command.env("RUST_MIN_STACK", "67108864"));
     assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
-    ran.check_stderr(" of 64 threads could be made");
+    ran.check_stderr(" of 64 threads (");
     ran.check_stderr("ulimit -u");
 }

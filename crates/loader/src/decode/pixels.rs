@@ -21,7 +21,6 @@ pub(super) type Size = (usize, usize);
 /// Decodes a JPEG or a PNG of at most `most` pixels into `pixels`, by its first bytes. Transparency is left out, as by Pillow's
 /// `convert("RGB")`.
 pub(super) fn decode(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, DecodeError> {
-    pixels.clear();
     match encoded {
         [0xff, 0xd8, 0xff, ..] => jpeg(encoded, most, pixels),
         [0x89, b'P', b'N', b'G', ..] => png(encoded, most, pixels),
@@ -52,6 +51,7 @@ fn jpeg(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, Decod
     decoder.decode_headers().map_err(failed)?;
     let Some(info) = decoder.info() else { return Err(damaged("JPEG", "it has no header")) };
     let (width, height) = check((info.width.into(), info.height.into()), most)?;
+    // The old pixels stay: the decoder overwrites all of them.
     pixels.resize(width * height * CHANNELS, 0);
     decoder.decode_into(pixels).map_err(failed)?;
     Ok((width, height))
@@ -65,6 +65,7 @@ fn png(encoded: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<Size, Decode
     let side = |side: u32| usize::try_from(side).unwrap_or(usize::MAX);
     let (width, height) = check((side(reader.info().width), side(reader.info().height)), most)?;
     let color = reader.output_color_type().0;
+    pixels.clear();
     pixels.reserve(width * height * CHANNELS);
     if reader.info().interlaced {
         // The rows of a pass lie apart, so the whole image is needed.

@@ -1,4 +1,4 @@
-//! A recording in closed loop: a request that waits holds up its thread, and everything that this thread does later.
+//! A recording in closed loop: a waiting request blocks its thread, and everything that this thread does later.
 //!
 //! ```text
 //!  thread ──▶ next step is a put of a buffer that another thread gets?
@@ -6,8 +6,8 @@
 //!              └─ yes ─▶ any put before the thread's next other step: the first one whose buffer is ready; idle while none is
 //! ```
 //!
-//! So a thread that takes buffers from a queue takes what is ready, as the program would, in the order of the recording where it has
-//! the choice. If nothing is due and requests wait all the same, idle threads put what they have before what they wait for.
+//! So a thread that takes buffers from a queue takes the buffers that are ready, as the program would, in recorded order if it has
+//! a choice. If nothing is due while requests wait, idle threads return the buffers that they hold before those that they wait for.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
@@ -28,16 +28,16 @@ enum Due {
     Free(u64),
 }
 
-/// A thread, and how far it is.
+/// A thread and its progress.
 struct Thread<'a> {
     steps: &'a [Step],
     /// Of the steps from `place` on.
     is_done: Vec<bool>,
     place: usize,
     ended_ns: u64,
-    /// Up to here the steps from `place` on are puts of buffers of other threads, which the thread looks for.
+    /// Up to here, the steps from `place` on return buffers of other threads.
     looks_until: usize,
-    /// The places of those whose buffers are ready.
+    /// Places of steps whose buffers are ready.
     ready: BTreeSet<usize>,
     is_idle: bool,
 }
@@ -45,19 +45,19 @@ struct Thread<'a> {
 /// What each thread does next.
 struct Schedule<'a> {
     threads: Vec<Thread<'a>>,
-    /// What is due when, at one time in the order of the recording.
+    /// Events by time, simultaneous ones in recorded order.
     due: BinaryHeap<Reverse<(u64, u64, Due)>>,
-    /// When buffers were got.
+    /// When buffers were provided.
     got_ns: HashMap<u64, u64>,
-    /// Threads, and their places, whose gets wait for the buffers of these names.
+    /// Threads, with their places, whose requests wait for the buffers of these names.
     waiting: HashMap<u64, (usize, usize)>,
-    /// Threads, and their places, that put the buffers of other threads.
+    /// Threads, with their places, that return buffers of other threads.
     takers: HashMap<u64, (usize, usize)>,
-    /// Threads whose steps follow the gets of these names.
+    /// Threads whose steps follow the requests of these names.
     blocked: HashMap<u64, Vec<usize>>,
 }
 
-/// Whether the step is a put of a buffer that another thread gets.
+/// Whether the step returns a buffer that another thread requested.
 fn is_taking(step: &Step) -> bool {
     matches!(step.operation, TraceOp::Put { .. }) && step.follows.is_some()
 }
@@ -89,14 +89,14 @@ impl<'a> Schedule<'a> {
         schedule
     }
 
-    /// The thread has done the step at `place` at `now_ns`.
+    /// Records that the thread completed the step at `place`.
     fn finish(&mut self, thread: usize, place: usize, now_ns: u64) {
         self.threads[thread].is_done[place] = true;
         self.threads[thread].ended_ns = now_ns;
         self.plan(thread, now_ns);
     }
 
-    /// The thread begins its next step at `now_ns`, or is idle.
+    /// Schedules the next step of a thread, or marks it idle.
     fn plan(&mut self, at: usize, now_ns: u64) {
         let thread = &mut self.threads[at];
         while thread.is_done.get(thread.place) == Some(&true) {
@@ -131,7 +131,7 @@ impl<'a> Schedule<'a> {
         }
     }
 
-    /// The buffer that a thread puts at `place` is filled.
+    /// Records that the buffer which a thread returns at `place` is filled.
     fn ready(&mut self, thread: usize, place: usize, now_ns: u64) {
         self.threads[thread].ready.insert(place);
         if std::mem::take(&mut self.threads[thread].is_idle) {
@@ -139,7 +139,7 @@ impl<'a> Schedule<'a> {
         }
     }
 
-    /// The thread's get is served: it goes on, and those that follow it.
+    /// Continues a thread whose request was served, and the threads that follow it.
     fn got(&mut self, (thread, place): (usize, usize), name: u64, now_ns: u64) {
         self.got_ns.insert(name, now_ns);
         self.finish(thread, place, now_ns);
@@ -155,7 +155,7 @@ impl<'a> Schedule<'a> {
         }
     }
 
-    /// Has idle threads put what they got before what they wait for. Whether there is any.
+    /// Lets idle threads return buffers that they hold. Returns whether there are any.
     fn put_others(&mut self, now_ns: u64) -> bool {
         let has_due = self.due.len();
         for (at, thread) in self.threads.iter_mut().enumerate().filter(|(_, thread)| thread.is_idle) {
@@ -172,7 +172,7 @@ impl<'a> Schedule<'a> {
 }
 
 impl Thread<'_> {
-    /// Begins the put at `place`.
+    /// The return at `place`.
     fn take(&self, at: usize, place: usize, now_ns: u64) -> Reverse<(u64, u64, Due)> {
         let Step { line, gap_ns, .. } = self.steps[place];
         Reverse((self.ended_ns.saturating_add(gap_ns).max(now_ns), line, Due::Step(at, place)))
@@ -180,7 +180,7 @@ impl Thread<'_> {
 }
 
 impl Player<'_> {
-    /// Performs what the threads did.
+    /// Performs the steps of all threads.
     pub(super) fn play_threads(&mut self, threads: &[Vec<Step>]) -> Result<(), TraceError> {
         let mut schedule = Schedule::new(threads);
         loop {
@@ -190,7 +190,7 @@ impl Player<'_> {
             let next_us = schedule.due.peek().map(|Reverse((at_ns, ..))| at_ns / 1_000);
             let expires_us = self.queue.values().next().map(|first| first.since_us.saturating_add(self.wait_us));
             let stop_us = [next_us, expires_us].into_iter().flatten().filter(|&stop_us| stop_us < u64::MAX).min();
-            // Without an end of their waits, gets may wait that no put will serve.
+            // Without a timeout, requests may wait that no return will serve.
             let Some(stop_us) = stop_us else { break };
             let now_us = self.clock.now_us();
             match stop_us > now_us {
@@ -212,7 +212,7 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// Threads go on whose gets were served.
+    /// Continues threads whose requests were served.
     fn resume(&mut self, schedule: &mut Schedule<'_>, now_ns: u64) {
         for name in std::mem::take(&mut self.served) {
             if let Some(step) = schedule.waiting.remove(&name) {

@@ -11,12 +11,13 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
-use super::super::memory::{Refusal, SlowCalls, Stop};
+use super::super::memory::{Refusal, SlowCalls};
 use super::super::wait_queue::{KeepAlive, Server, WAIT_MAX, WaitTicket, Waiter, deadline};
-use super::account::Wanted;
+use super::account::BlockRequest;
 use super::{Block, Core};
 use crate::diag::is_power_of_ten;
 use crate::error::{ErrorKind, Result};
+use crate::in_flight::Ask;
 use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::process::Ordering;
@@ -26,16 +27,60 @@ use pinpool_os::sync::process::Ordering;
 pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
 impl Core {
+    /// A block, idle or new, for a request of the pool; that of a partition has its claim.
+    pub(crate) fn get(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
+        if let Some(block) = self.stock.take(wanted.class) {
+            self.record_get(&block, wanted, None);
+            return Ok(block);
+        }
+        let begun = self.recording_since();
+        let outcome = self.miss(wanted, wait);
+        self.record_outcome(&outcome, wanted, begun);
+        outcome
+    }
+
+    /// An idle block of the class, or one whose copies have completed; calls no driver and never waits.
+    pub(crate) fn try_get(&self, wanted: &BlockRequest) -> Option<Block> {
+        match &wanted.account {
+            None => self.try_get_of_pool(wanted.class),
+            Some(account) => account.try_get(wanted),
+        }
+    }
+
+    pub(super) fn try_get_of_pool(&self, class: Class) -> Option<Block> {
+        self.stock.take(class).or_else(|| self.take_completed(class))
+    }
+
+    /// A block of `class` whose copies have completed, found by sweeping.
+    fn take_completed(&self, class: Class) -> Option<Block> {
+        while self.in_flight.count() > 0 {
+            let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;
+            let mut swept = self.in_flight.sweep_until(Ask::Unknown, is_enough);
+            let found_none = swept.completed.is_empty();
+            let reused = self.reuse_completed(&mut swept, is_enough);
+            self.complete(swept);
+            if reused.is_some() {
+                return reused;
+            }
+            // Another thread may take it first; then there may be more.
+            let block = self.stock.take(class);
+            if block.is_some() || found_none {
+                return block;
+            }
+        }
+        None
+    }
+
     #[cold]
-    pub(super) fn miss(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+    fn miss(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
         if let Some(block) = self.take_completed(wanted.class) {
             return Ok(block);
         }
         let deadline = deadline(wait);
         let calls = SlowCalls::Until(deadline, deadline.max(Instant::now() + CALL_PATIENCE));
-        let refusal = match self.first_attempt(wanted, calls) {
+        let refusal = match self.acquire_in_turn(wanted, calls) {
             Ok(block) => return Ok(block),
-            Err(stop) => stop.refusal(),
+            Err(refusal) => made_calls(refusal),
         };
         if !self.may_wait(wanted, wait, &refusal) {
             return self.give_up(wanted, refusal);
@@ -49,7 +94,7 @@ impl Core {
     /// Begins the request of a task: a block, or its place in the wait queue. Makes no driver call.
     pub(crate) fn begin_get(
         self: &Arc<Self>,
-        wanted: &Wanted,
+        wanted: &BlockRequest,
         wait: Duration,
         keep_alive: KeepAlive,
     ) -> Result<Result<Block, WaitTicket<Self>>> {
@@ -60,13 +105,10 @@ impl Core {
         // Without a wait for room it still waits for driver calls.
         let deadline = deadline(if wait.is_zero() { WAIT_MAX } else { wait });
         let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), Some(keep_alive));
-        let served = match self.first_attempt(wanted, SlowCalls::None) {
+        let served = match self.acquire_in_turn(wanted, SlowCalls::None) {
             Ok(block) => Ok(block),
-            Err(Stop::NeedsCall) => return Ok(Err(WaitTicket::new(self, waiter, None))),
-            Err(Stop::Refused(refusal)) if self.may_wait(wanted, wait, &refusal) => {
-                return Ok(Err(WaitTicket::new(self, waiter, Some(refusal))));
-            }
-            Err(Stop::Refused(refusal)) => self.give_up(wanted, refusal),
+            Err(Some(refusal)) if !self.may_wait(wanted, wait, &refusal) => self.give_up(wanted, refusal),
+            Err(refusal) => return Ok(Err(WaitTicket::new(self, waiter, refusal))),
         };
         self.record_outcome(&served, wanted, Some(waiter.begun));
         served.map(Ok)
@@ -103,78 +145,80 @@ impl Core {
     }
 
     /// The driver calls for a task have not returned within its `wait`.
-    fn give_up_call(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+    fn give_up_call(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
         self.fall_back(wanted.len, wanted.class).ok_or_else(|| {
             self.accounts.count_failed_get();
             ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into()
         })
     }
 
-    /// The first attempt of a request that is no hit.
-    pub(super) fn first_attempt(self: &Arc<Self>, wanted: &Wanted, calls: SlowCalls) -> Result<Block, Stop> {
-        let &Wanted { len, class, .. } = wanted;
-        self.acquire_in_turn(class, calls).or_else(|stop| match stop {
-            // What is over the limit need not wait for room under it.
-            Stop::Refused(refusal) if !self.backing().could_hold(class) => {
-                self.fall_back(len, class).ok_or(Stop::Refused(refusal))
-            }
-            stop => Err(stop),
-        })
-    }
-
-    /// Memory for a miss. While others wait, only beside the first of them. Makes such `calls`.
-    fn acquire_in_turn(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
+    /// The first attempt of a request that is no hit, which makes such `calls`. While others wait, it must fit in addition to the
+    /// head. Stops without a refusal if it would have to call the driver, and may not.
+    pub(super) fn acquire_in_turn(
+        self: &Arc<Self>,
+        wanted: &BlockRequest,
+        calls: SlowCalls,
+    ) -> Result<Block, Option<Refusal>> {
+        let class = wanted.class;
         let now_us = self.tick_if_alone();
         self.stock.enforce_count_limit(now_us);
         let needed_bytes = || self.backing().beside_bytes(class);
-        match self.waiters.try_pass(|first| (self.backing().room_beside_bytes(first), needed_bytes())) {
-            Ok(0) => {
-                let block = self.acquire(class, calls)?;
+        let pass = self.waiters.try_pass(|first| (self.backing().room_beside_bytes(first), needed_bytes()));
+        let acquired = match pass {
+            Ok(0) => self.acquire(class, calls).inspect(|_| {
                 self.shortage.end_if_calm(&self.log, now_us);
                 self.stock.enforce_idle_limit(&**self, now_us);
-                Ok(block)
-            }
-            Ok(passed) => {
-                let acquired = self.acquire(class, calls.without_waiting());
-                let acquired = acquired.inspect_err(|_| self.waiters.end_pass(passed, needed_bytes()));
-                acquired.map(|mut block| {
-                    block.note_passed(passed);
-                    block
-                })
-            }
+            }),
+            Ok(passed) => match self.acquire(class, calls.without_waiting()) {
+                Ok(mut block) => {
+                    block.set_passed(passed);
+                    Ok(block)
+                }
+                Err(refusal) => {
+                    self.waiters.end_pass(passed, needed_bytes());
+                    Err(refusal)
+                }
+            },
             Err((waiting, first_bytes)) => {
-                Err(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes }.into())
+                Err(Some(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes }))
             }
+        };
+        match acquired {
+            // What exceeds the limit need not wait for room under it.
+            Err(Some(refusal)) if !self.backing().could_hold(class) => {
+                self.fall_back(wanted.len, class).ok_or(Some(refusal))
+            }
+            acquired => acquired,
         }
     }
 
     /// New memory for a request of `class`.
-    pub(super) fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Stop> {
+    pub(super) fn acquire(self: &Arc<Self>, class: Class, calls: SlowCalls) -> Result<Block, Option<Refusal>> {
         let at = (self.time.coarse_us(), calls);
         let attempt = || self.stock.acquire(self, class, at, &**self);
         let acquired = match attempt() {
-            Err(Stop::Refused(refusal)) if self.others_make_room(&refusal, calls) => {
+            Err(Some(refusal)) if self.others_make_room(&refusal, calls) => {
                 if calls == SlowCalls::None {
-                    return Err(Stop::NeedsCall);
+                    return Err(None);
                 }
                 attempt()
             }
             acquired => acquired,
         };
-        // Relaxed: a figure.
+        // Relaxed: a statistic.
         let mut block = acquired.inspect_err(|stop| match stop {
-            Stop::Refused(Refusal::Source(_)) => {
+            Some(Refusal::Source(_)) => {
                 self.verdicts.is_by_source.store(true, Ordering::Relaxed);
                 self.backoff.refused();
                 self.watch_device(at.0);
             }
-            Stop::Refused(_) if !matches!(calls, SlowCalls::Held(..)) => {
+            Some(_) if !matches!(calls, SlowCalls::Held(..)) => {
                 self.verdicts.is_by_source.store(false, Ordering::Relaxed);
             }
             _ => {}
         })?;
         if self.config.zero {
-            // A source may give what earlier use by this process left.
+            // The memory may contain data of an earlier use by this process.
             block.zero();
         }
         block.begin_time(self.time.read_us());
@@ -183,14 +227,14 @@ impl Core {
     }
 
     /// Whether a refused request waits. Counts a shortage.
-    pub(super) fn may_wait(&self, wanted: &Wanted, wait: Duration, refusal: &Refusal) -> bool {
-        let &Wanted { len, class, .. } = wanted;
+    pub(super) fn may_wait(&self, wanted: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
+        let &BlockRequest { len, class, .. } = wanted;
         let could_hold = self.backing().could_hold(class);
         // A request that can never be served is no shortage, unless unpinned memory serves it.
         let is_servable = could_hold || self.backing().could_fall_back(class);
         let may_wait = is_servable && !wait.is_zero() && !self.stock.is_gone();
         if is_servable {
-            self.note_need(class);
+            self.record_need(class);
             // A full pool is ordinary.
             let is_ordinary = may_wait && could_hold && !matches!(refusal, Refusal::Source(_));
             let why = || (is_ordinary, self.backing().explain(refusal, class).to_string(), usage_report(&self.stats()));
@@ -202,8 +246,8 @@ impl Core {
         may_wait
     }
 
-    /// Pageable memory, or an error.
-    fn give_up(self: &Arc<Self>, wanted: &Wanted, refusal: Refusal) -> Result<Block> {
+    /// Unpinned memory, or an error.
+    fn give_up(self: &Arc<Self>, wanted: &BlockRequest, refusal: Refusal) -> Result<Block> {
         if let Some(block) = self.fall_back(wanted.len, wanted.class) {
             return Ok(block);
         }
@@ -211,7 +255,7 @@ impl Core {
         Err(self.refused(wanted, refusal, nth))
     }
 
-    /// A block that is not pinned, if this pool may give one out and its limit leaves room.
+    /// An unpinned block, if this pool may return one and its limit leaves room.
     pub(super) fn fall_back(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
         if self.is_closed() {
             return None;
@@ -239,7 +283,7 @@ impl Core {
         let block = self.waiters.offer(self, block, class, passed)?;
         if !self.has_waiters() {
             // The request that wanted memory of others may have been a task that is late.
-            self.end_want();
+            self.clear_demand();
             return Some(block);
         }
         self.accounts.count_made_room();
@@ -251,4 +295,9 @@ impl Core {
         self.close_if_unused();
         None
     }
+}
+
+/// The refusal of an attempt that makes driver calls.
+pub(super) fn made_calls(refusal: Option<Refusal>) -> Refusal {
+    refusal.unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
 }

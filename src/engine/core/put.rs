@@ -1,4 +1,4 @@
-//! Puts: a block comes back from its user, from its copies, or never.
+//! Returns: a block comes back from its user, from its copies, or never.
 
 use super::{Block, Core};
 use crate::copy::CopyKeeper;
@@ -19,8 +19,8 @@ impl CopyKeeper for Core {
 }
 
 impl Core {
-    /// The user is done with `block`; devices may use it until the copies recorded on it are over. The caller keeps a reference
-    /// to this pool until it returns.
+    /// The user returns `block`; devices may use it until the copies recorded on it have completed. The caller keeps a reference
+    /// to this pool until the call returns.
     pub(in crate::engine) fn put(&self, mut block: Block) {
         let fences = &mut block.state_mut().copy_fences;
         if !fences.is_empty() {
@@ -28,8 +28,8 @@ impl Core {
             return self.put_after(block, fences);
         }
         self.record_put(&block, false);
-        // Under `PINPOOL_ZERO` the block waits like one whose copies are over, so that not its user zeroes it. Memory that is
-        // not the source's is never kept, and goes back to the kernel.
+        // Under `PINPOOL_ZERO` the block waits for a sweep, so that its user need not zero it. Memory of another origin is never
+        // kept.
         if self.config.zero && self.thread.is_some() && block.is_from_source() {
             self.begin_flight(block, Fences::new());
         } else {
@@ -37,7 +37,7 @@ impl Core {
         }
     }
 
-    /// The user is done with `block`; devices may use it until all `fences` are over.
+    /// The user returns `block`; devices may use it until all `fences` have completed.
     pub(in crate::engine) fn put_after(&self, block: Block, fences: Fences) {
         self.record_put(&block, true);
         self.begin_flight(block, fences);
@@ -54,24 +54,24 @@ impl Core {
         self.close_if_unused();
     }
 
-    /// A put of `block`, plain and taken by another thread, if no request waits. The caller checks for waiting requests
+    /// Returns `block`, a fast-path block of another thread, if no request waits. The caller checks for waiting requests
     /// afterwards.
     pub(in crate::engine) fn put_remote(&self, block: Block) -> Result<(), Block> {
-        let is_for_arena = policy::goes_to_arena(block.held_bytes_at_hand(), || self.is_varied());
-        if is_for_arena || self.has_waiters() || self.attention.is_for_ledger() {
+        let is_for_arena = policy::goes_to_arena(block.entry_bytes(), || self.is_varied());
+        if is_for_arena || self.has_waiters() || self.slow_path_flag.is_for_ledger() {
             return Err(block);
         }
         self.stock.idle().put_remote(block.into_entry()).map_err(Block::from_entry)
     }
 
-    /// The user gave `block` up: counts how long the use was, if that is known.
+    /// Counts how long the user had `block`, if that is known.
     pub(super) fn end_use(&self, block: &mut Block, now_us: impl FnOnce() -> u64) {
         if let Some(since_us) = block.end_time() {
             self.accounts.count_use(since_us, now_us());
         }
     }
 
-    /// Nothing uses `block` any more: serves a get that waits, becomes idle, or leaves the pool.
+    /// Nothing uses `block` any more. It serves a waiting request, becomes idle, or leaves the pool.
     pub(super) fn keep(&self, mut block: Block) {
         self.end_use(&mut block, || self.time.read_us());
         block.end_holding();
@@ -96,8 +96,8 @@ impl Core {
         self.wake_waiters();
     }
 
-    /// A copy has begun: the requests that wait for this memory, here or in a partition, look soon and at short
-    /// intervals from now on. Before, they sleep as if nothing would end unannounced.
+    /// A copy has begun. Requests that wait for its memory, here or in a partition, look at once and at short intervals from
+    /// now on.
     fn announce_copy(&self) {
         // Pairs with the fence in `patience`.
         fence(Ordering::SeqCst);
@@ -109,14 +109,14 @@ impl Core {
         self.waiters.has_waiters()
     }
 
-    /// After a put: a get that joined the line meanwhile may have looked before the buffer was idle.
+    /// After a return: a request that joined the queue meanwhile may have looked before the buffer was idle.
     pub(in crate::engine) fn wake_waiters(&self) {
         if self.has_waiters() {
             self.waiters.wake_head();
         }
     }
 
-    /// A put of memory that is not kept: pageable, or a user's.
+    /// Returns memory that is not kept: unpinned, or a user's.
     #[cold]
     fn put_foreign(&self, block: Block) {
         match block.adopted() {
@@ -128,23 +128,23 @@ impl Core {
         self.wake_waiters();
     }
 
-    /// Puts back the blocks whose copies are over, but those of a stream that another thread is querying. Costs one load
-    /// while nothing is in flight.
+    /// Returns the blocks whose copies have completed, except those of a stream that another thread is querying. A load while
+    /// nothing is in flight.
     pub(super) fn complete_copies(&self) {
         if self.in_flight.count() > 0 {
             self.complete(self.in_flight.sweep());
         }
     }
 
-    /// Puts back blocks as [`complete_copies`](Self::complete_copies) does, and asks about the copies of which loads say that they run:
-    /// only that shows that a device has failed.
+    /// Returns blocks as [`complete_copies`](Self::complete_copies) does, and also queries copies that are running according to
+    /// their timelines: only a query shows that a device has failed.
     pub(super) fn ask_copies(&self) {
         if self.in_flight.count() > 0 {
             self.complete(self.in_flight.sweep_until(Ask::All, |_| false));
         }
     }
 
-    /// Puts back the blocks whose copies are over as far as loads tell. Calls no fence and no backend, so not where a put may release.
+    /// Returns the blocks whose timelines show that their copies have completed. Calls no fence and no backend.
     pub(crate) fn complete_by_loads(&self) {
         if self.in_flight.count() > 0 && self.backing().has_arena() {
             self.complete(self.in_flight.sweep_until(Ask::Nothing, |_| true));
@@ -169,7 +169,7 @@ impl Core {
     pub(super) fn reuse_completed(&self, swept: &mut Swept<Block>, wanted: impl Fn(&Block) -> bool) -> Option<Block> {
         let at = swept.completed.iter().rposition(wanted)?;
         let is_kept = self.stock.keeps_idle(&swept.completed[at]) && !self.config.zero;
-        if !is_kept || self.has_waiters() || self.attention.is_for_ledger() {
+        if !is_kept || self.has_waiters() || self.slow_path_flag.is_for_ledger() {
             return None;
         }
         let mut block = swept.completed.remove(at);
@@ -193,7 +193,7 @@ impl Core {
         self.lose(block, None, error);
     }
 
-    /// Does not use `block` until `fence` says that its copies are over; never without one (core-I2).
+    /// Does not use `block` until `fence` reports that its copies have completed; never again without a fence (core-I2).
     fn lose(&self, mut block: Block, fence: Option<SharedFence>, error: &Error) {
         block.end_holding();
         let (held_bytes, is_asked_again) = (block.held_bytes(), fence.is_some());
@@ -209,19 +209,19 @@ impl Core {
             Some(block) => self.stock.leak(block),
             None => self.notice(Pace::Active),
         }
-        // After the block is where it counts, since a line may be slow.
+        // After the block is counted, since a log line may be slow.
         self.log.completion_unknown(held_bytes, lost, keeps_all, is_asked_again, error);
         self.close_if_unused();
     }
 
-    /// Asks the fences again that failed, at most so many. Uses the blocks again whose copies are over.
+    /// Queries at most `most` failed fences again, and reuses the blocks whose copies have completed.
     pub(super) fn ask_again(&self, most: usize) {
         let (over, lost) = self.in_flight.ask_again(most);
         lost.into_iter().for_each(|block| self.stock.leak(block));
         self.recover(over);
     }
 
-    /// The copies of `blocks`, which were lost, are over.
+    /// The copies of quarantined `blocks` have completed.
     pub(super) fn recover(&self, mut blocks: Vec<Block>) {
         if blocks.is_empty() {
             return;

@@ -1,0 +1,188 @@
+//! What the wait queue requires of a pool: to look for memory, how long to pause until the next look, and the slow path.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::memory::{Refusal, SlowCalls};
+use super::super::wait_queue::{Server, WaitQueue, Waiter};
+use super::get::{CALL_PATIENCE, made_calls};
+use super::verdicts::nanos;
+use super::{Block, BlockRequest, Core};
+use crate::error::Retry;
+use crate::maintenance_thread::pause_for_copies;
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicBool, Ordering, fence};
+
+/// Shortest sleep of the head while no copy is in flight: room may also come from other pools and processes.
+const IDLE_PATIENCE: Duration = Duration::from_millis(5);
+
+impl Server for Core {
+    type Request = BlockRequest;
+    type Item = Block;
+    type Refusal = Refusal;
+
+    fn queue(&self) -> &WaitQueue<Self> {
+        &self.waiters
+    }
+
+    fn require_slow_path(&self, is_waiting: bool) {
+        self.slow_path_flag.change(Reason::Waiting, || is_waiting, |attends| self.stock.idle().set_slow_path(attends));
+    }
+
+    fn sweep(&self) {
+        self.complete_copies();
+    }
+
+    fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> Result<Block, Refusal> {
+        let (class, Some(refused)) = (waiter.class, waiter.refusal()) else {
+            // Counted as a miss by the attempt without calls.
+            let calls = SlowCalls::After(waiter.begun, waiter.begun + CALL_PATIENCE);
+            let served =
+                self.try_get_of_pool(waiter.class).map_or_else(|| self.acquire_in_turn(&waiter.request, calls), Ok);
+            return served.map_err(made_calls);
+        };
+        if let Some(block) = self.stock.take(class) {
+            return Ok(block);
+        }
+        if !self.backing().could_hold(class) {
+            return self.fall_back(class.bytes, class).ok_or_else(|| self.backing().refusal_for_good(class));
+        }
+        let begun = Instant::now();
+        let is_early = self.backoff.is_early(&refused);
+        let calls = if is_early { SlowCalls::Held(until, until) } else { SlowCalls::Until(until, until) };
+        let attempt = || self.acquire(class, calls).map_err(made_calls);
+        let acquired = match attempt() {
+            Err(_) if is_early => Err(refused.clone()),
+            Err(refusal) if self.publish_demand(&refusal) => attempt(),
+            acquired => acquired,
+        };
+        self.verdicts.calls_in_line_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
+        // The next head publishes its own demand.
+        acquired.inspect(|_| self.clear_demand())
+    }
+
+    fn admits(self: &Arc<Self>, waiter: &Waiter<Self>, refusal: &Refusal) -> bool {
+        self.may_wait(&waiter.request, waiter.wait, refusal)
+    }
+
+    fn take_back(&self, block: Block) {
+        self.keep(block);
+    }
+
+    fn patience(&self, since: Instant) -> Duration {
+        // Pairs with the fence in `announce_copy`: the request sees the copy, or the copy sees the request and wakes it.
+        fence(Ordering::SeqCst);
+        let has_copies = self.in_flight.count() > 0;
+        let pause = pause_for_copies(since);
+        if has_copies { pause } else { pause.max(IDLE_PATIENCE) }
+    }
+
+    fn is_hopeless(&self, refusal: &Refusal) -> bool {
+        let Refusal::Source(error) = refusal else { return self.is_closed() };
+        self.is_closed() || self.stock.is_gone() || !self.backing().may_recover(error)
+    }
+
+    fn record_taken(&self) {
+        self.clear_demand();
+        self.accounts.count_handed_over();
+    }
+
+    fn record_wait(&self, waited: Duration) {
+        if !self.has_waiters() {
+            self.clear_demand();
+        }
+        self.accounts.count_wait(waited);
+    }
+}
+
+/// Why hits and returns of a pool take the slow path: a request waits here, or other processes want memory.
+#[derive(Debug, Default)]
+pub(super) struct SlowPathFlag {
+    /// One for each [`Reason`]. Locked while the shards are set, so that they are set in order.
+    reasons: Mutex<[bool; 2]>,
+    is_for_ledger: AtomicBool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reason {
+    Waiting,
+    Ledger,
+}
+
+impl SlowPathFlag {
+    /// Sets `reason` to what `holds` returns, which is called in the order of these calls. Calls `tell` if hits and returns
+    /// have to change their path.
+    pub(super) fn change(&self, reason: Reason, holds: impl FnOnce() -> bool, tell: impl FnOnce(bool)) {
+        let mut reasons = self.reasons.lock();
+        let before = reasons.contains(&true);
+        reasons[reason as usize] = holds();
+        // Relaxed: a return that takes the slow path because of this sees it by the lock of its shard.
+        self.is_for_ledger.store(reasons[Reason::Ledger as usize], Ordering::Relaxed);
+        let now = reasons.contains(&true);
+        if before != now {
+            tell(now);
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_for_ledger(&self) -> bool {
+        self.is_for_ledger.load(Ordering::Relaxed)
+    }
+}
+
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// When the source may be called again, and the pause until then.
+#[derive(Debug, Default)]
+pub(super) struct Backoff(Mutex<Option<(Instant, Duration)>>);
+
+impl Backoff {
+    /// Memory was released to the source.
+    pub(super) fn end(&self) {
+        *self.0.lock() = None;
+    }
+
+    pub(super) fn refused(&self) {
+        let (mut last, now) = (self.0.lock(), Instant::now());
+        let pause = match *last {
+            Some((until, _)) if now < until => return,
+            Some((until, pause)) if now < until + LONGEST_PAUSE => (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE),
+            // One call may fail by chance.
+            _ => Duration::ZERO,
+        };
+        *last = Some((now + pause, pause));
+    }
+
+    /// Whether it is too early to repeat a call that was refused for this reason.
+    pub(super) fn is_early(&self, refused: &Refusal) -> bool {
+        let Refusal::Source(error) = refused else { return false };
+        match error.retry {
+            Retry::Soon => false,
+            Retry::Later => self.0.lock().is_some_and(|(until, _)| Instant::now() < until),
+            Retry::Never => true,
+        }
+    }
+}
+
+#[cfg(all(test, not(pinpool_loom)))]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn the_shards_are_told_when_the_first_reason_comes_and_the_last_one_goes() {
+        let (attention, told) = (SlowPathFlag::default(), RefCell::new(Vec::new()));
+        let change = |reason, holds| attention.change(reason, || holds, |now| told.borrow_mut().push(now));
+        change(Reason::Waiting, true);
+        change(Reason::Ledger, true);
+        assert!(attention.is_for_ledger());
+        change(Reason::Waiting, false);
+        change(Reason::Ledger, true);
+        assert_eq!(*told.borrow(), [true]);
+        change(Reason::Ledger, false);
+        assert!(!attention.is_for_ledger());
+        assert_eq!(*told.borrow(), [true, false]);
+    }
+}

@@ -1,0 +1,160 @@
+//! What is recorded of requests and returns: events, holders, and call stacks of some requests (`call_stacks`).
+//!
+//! A pool that records or samples takes the slow paths, so hits of other pools pay nothing for it.
+
+use std::cell::Cell;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{Block, BlockRequest, Core};
+use pinpool_observe::record::{Event, Recorder, count_failed};
+use pinpool_os::call_stack::CallStack;
+
+impl Core {
+    #[inline]
+    pub(in crate::engine) fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.stock.recorder()
+    }
+
+    /// When a request that is no hit begins, if the pool records.
+    pub(super) fn recording_since(&self) -> Option<Instant> {
+        self.recorder().map(|_| Instant::now())
+    }
+
+    /// A request was served: at once, or after it began to look for memory.
+    #[inline]
+    pub(crate) fn record_get(&self, block: &Block, wanted: &BlockRequest, begun: Option<Instant>) {
+        if let Some((recorder, id)) = self.recorder().zip(block.recorded_id()) {
+            let class_bytes = block.class_bytes() as u64;
+            let (bytes, tag, took_ns) = (wanted.len as u64, tag(recorder, wanted), ns_since(begun));
+            recorder.record(Event::Get { id, bytes, class_bytes, tag, took_ns });
+        }
+    }
+
+    /// A request that was no hit ended: records it as [`record_get`](Self::record_get) does, or that it was refused.
+    pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, wanted: &BlockRequest, begun: Option<Instant>) {
+        if outcome.is_ok() {
+            self.accounts.count_request(wanted.len, wanted.class.bytes);
+        }
+        match (outcome, self.recorder()) {
+            (Ok(block), Some(_)) => self.record_get(block, wanted, begun),
+            (Err(_), Some(recorder)) => {
+                let (bytes, class_bytes, tag) = (wanted.len as u64, wanted.class.bytes as u64, tag(recorder, wanted));
+                recorder.record(Event::Refused { bytes, class_bytes, tag, took_ns: ns_since(begun) });
+            }
+            (_, None) => {}
+        }
+    }
+
+    /// The request that this thread records next was in the wait queue.
+    pub(super) fn record_wait_event(&self) {
+        if let Some(recorder) = self.recorder() {
+            recorder.record(Event::Waited);
+        }
+    }
+
+    /// A user returns `block`.
+    #[inline]
+    pub(in crate::engine) fn record_put(&self, block: &Block, in_flight: bool) {
+        self.stock.record_of(block, |id| Event::Put { id, in_flight });
+    }
+
+    /// The pool has ended: its file is complete.
+    pub(super) fn end_recording(&self) {
+        if let Some(recorder) = self.recorder()
+            && let Some(recorded) = recorder.end()
+        {
+            if recorded.failure.is_some() {
+                count_failed();
+            }
+            self.log.recorded(recorder.path(), &recorded);
+        }
+    }
+}
+
+/// The number of the request's tag; 0 without one.
+fn tag(recorder: &Recorder, wanted: &BlockRequest) -> u32 {
+    wanted.tag.as_ref().map_or(0, |tag| tag.recorded_number(|name| recorder.name_tag(name)))
+}
+
+fn ns_since(begun: Option<Instant>) -> u64 {
+    begun.map_or(0, |begun| u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// True at random for one in `every`. A counter would always select the same request of a loop.
+fn is_drawn(every: u64) -> bool {
+    thread_local! {
+        static RANDOM: Cell<u64> = const { Cell::new(0) };
+    }
+    if every == 0 {
+        return false;
+    }
+    let before = RANDOM.get();
+    // Zero is the initial state of a thread, and xorshift never leaves it.
+    let mut random = if before == 0 { RandomState::new().hash_one(0) | 1 } else { before };
+    random ^= random << 13;
+    random ^= random >> 7;
+    random ^= random << 17;
+    RANDOM.set(random);
+    (u128::from(random) * u128::from(every)) >> 64 == 0
+}
+
+impl Core {
+    /// Records the holder of `block` under its tag, and its call stack if this request is sampled.
+    pub(crate) fn record_holder(&self, block: &mut Block, wanted: &BlockRequest) {
+        let is_sampled = is_drawn(self.config.code.call_stacks);
+        let tag = wanted.tag.as_ref().or_else(|| is_sampled.then_some(&self.owners.untagged));
+        let Some(tag) = tag else { return };
+        block.set_holder(tag.hold(wanted.len as u64, block.held_bytes(), self.time.coarse_us()));
+        if is_sampled {
+            self.record_stack(block, CallStack::here());
+        }
+    }
+
+    /// The request for `block`, which has a holder, came from `stack`.
+    fn record_stack(&self, block: &Block, stack: CallStack) {
+        let stack = Arc::new(stack);
+        if let Some((recorder, id)) = self.recorder().zip(block.recorded_id())
+            && let Some(stack) = recorder.number_stack(&stack)
+        {
+            recorder.record(Event::Sampled { id, stack });
+        }
+        block.set_stack(stack);
+    }
+}
+
+impl Block {
+    /// Its request came from `stack`, which is called only if the request was sampled.
+    pub(crate) fn describe_caller(&self, stack: impl FnOnce() -> CallStack) {
+        if !self.is_plain() && self.owner().config.code.call_stacks > 0 && !self.is_forked() && self.is_sampled() {
+            self.owner().record_stack(self, stack());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_drawn;
+
+    #[cfg(feature = "observe")]
+    #[test]
+    fn a_pool_that_records_is_never_at_hand() {
+        use crate::{Backend, Pool};
+        let dir = tempfile::tempdir().unwrap();
+        let pool =
+            Pool::builder().without_env().backend(Backend::Heap).trace(dir.path().join("t.trace")).build().unwrap();
+        for _ in 0..4 {
+            drop(pool.get(4096).unwrap());
+            assert!(pool.core().cached_shard().is_none() && !pool.core().has_short_path());
+        }
+        assert_eq!(pool.stats().requests.hits, 3);
+    }
+
+    #[test]
+    fn one_get_in_so_many_is_drawn() {
+        let drawn = |every| (0..100_000).filter(|_| is_drawn(every)).count();
+        assert_eq!((drawn(0), drawn(1)), (0, 100_000));
+        assert!((800..1_200).contains(&drawn(100)));
+    }
+}
