@@ -4,10 +4,12 @@
 //! is one line and names the request, the value, the limit and the remedy; [`report`](Error::report) has the lines on who holds
 //! what.
 
-use pinpool_os::words::{Size, Time};
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
+
+use pinpool_observe::judge::shortage::Refused;
+use pinpool_os::words::{Size, Time};
 
 /// Result of the fallible calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -92,19 +94,34 @@ impl fmt::Display for Report {
     }
 }
 
+/// A request that found no memory.
+#[derive(Debug)]
+pub(crate) struct NoMemory {
+    pub(crate) asked_bytes: u64,
+    pub(crate) refused: Refused,
+    pub(crate) usage: UsageReport,
+    pub(crate) report: Report,
+}
+
+impl fmt::Display for NoMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { asked_bytes, refused: Refused { needed_bytes, found, remedy, .. }, usage, .. } = self;
+        let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
+        write!(f, "cannot allocate {asked} (rounded to {needed}): {found}; {usage}")?;
+        if remedy.is_empty() { Ok(()) } else { write!(f, ". {}", Sentence(remedy)) }
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ErrorKind {
     #[error("cannot allocate {}: a buffer holds at most {}", Size(*len as u64), Size(*max_len as u64))]
     Length { len: usize, max_len: usize },
     #[error("cannot allocate {} aligned to {align}: an alignment is a power of two of at most {max_align}", Size(*len as u64))]
     Alignment { len: usize, align: usize, max_align: usize },
-    #[error(
-        "cannot allocate {} (rounded to {}): {found}; {usage}. {}",
-        Size(*asked_bytes), Size(*needed_bytes), Sentence(remedy)
-    )]
-    Limit { asked_bytes: u64, needed_bytes: u64, found: String, usage: UsageReport, remedy: String, report: Report },
-    #[error("cannot allocate {}: backend `{backend}`: {source}; {usage}", Size(*asked_bytes))]
-    Backend { backend: &'static str, asked_bytes: u64, usage: UsageReport, source: SourceError, report: Report },
+    #[error("{0}")]
+    Limit(NoMemory),
+    #[error("{0}")]
+    Backend(NoMemory),
     #[error("backend `{backend}` is unavailable: {why}")]
     Unavailable { backend: &'static str, why: String },
     #[error("{name}={value}: {why}")]
@@ -139,7 +156,7 @@ pub(crate) enum ErrorKind {
 
 macro_rules! kinds {
     ($($(#[$doc:meta])+ $kind:ident, $predicate:ident = $($cause:ident)|+;)+) => {
-        /// What an [`Error`] is about, for code that branches.
+        /// Kinds of [`Error`]s.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Kind {
@@ -147,7 +164,7 @@ macro_rules! kinds {
         }
 
         impl Error {
-            /// What it is about.
+            /// The kind of the error.
             pub fn kind(&self) -> Kind {
                 match *self.0 {
                     $($(ErrorKind::$cause { .. })|+ => Kind::$kind,)+
@@ -159,32 +176,32 @@ macro_rules! kinds {
     };
 }
 kinds! {
-    /// The length, the alignment or a handle of the request is wrong.
+    /// The length, alignment or handle of the request is invalid.
     Request, is_request = Length | Alignment | View | Handle;
-    /// The request does not fit under the limit (`PINPOOL_MAX_BYTES`), not under that of the host ledger (`PINPOOL_LEDGER`),
-    /// or not before the requests that wait for memory; or a driver call did not return within the wait of a task.
+    /// The request does not fit within the limit (`PINPOOL_MAX_BYTES`) or the shared limit (`PINPOOL_LEDGER`), earlier requests
+    /// are waiting, or a driver call did not return within the wait of an async request.
     Limit, is_limit = Limit | Late;
-    /// The driver or the kernel refused, or the backend set is not available.
+    /// The driver or the kernel refused, or the chosen backend is not available.
     Backend, is_backend = Backend | Unavailable;
-    /// Two settings contradict each other, or one set by code is out of range.
+    /// Two settings contradict each other, or a setting is out of range.
     Setting, is_setting = Setting;
     /// A copy was refused before anything was enqueued.
     Copy, is_copy = Copy;
     /// The device failed: whether a copy completed is unknown.
     Device, is_device = Device;
-    /// The system has no thread to give.
+    /// The system refused to create a thread.
     Thread, is_thread = Thread;
-    /// The pool belongs to the process that forked this one.
+    /// The pool was created before this process was forked.
     Forked, is_forked = Forked;
     /// The pool was closed by [`Pool::close`](crate::Pool::close).
     Closed, is_closed = Closed;
 }
 
 impl Error {
-    /// The text, and below it who holds what, where a request found no memory: several lines, for a log.
+    /// The error's text; if a request found no memory, also the largest holders, one per line.
     pub fn report(&self) -> String {
         match &*self.0 {
-            ErrorKind::Limit { report, .. } | ErrorKind::Backend { report, .. } => format!("{self}{report}"),
+            ErrorKind::Limit(no_memory) | ErrorKind::Backend(no_memory) => format!("{self}{}", no_memory.report),
             _ => self.to_string(),
         }
     }
@@ -324,11 +341,6 @@ impl SourceError {
         (self.to_string(), remedy)
     }
 
-    /// What to change, if the error says so.
-    pub(crate) fn remedy(&self) -> Option<&'static str> {
-        self.remedy
-    }
-
     /// Number that the driver or the kernel gave, if it gave one.
     pub fn code(&self) -> Option<i64> {
         self.code
@@ -337,6 +349,8 @@ impl SourceError {
 
 #[cfg(test)]
 mod tests {
+    use pinpool_observe::judge::shortage::Level;
+
     use super::*;
 
     #[test]
@@ -349,14 +363,14 @@ mod tests {
             ..Default::default()
         };
         let remedy = "raise PINPOOL_MAX_BYTES";
-        let error = Error::from(ErrorKind::Limit {
-            asked_bytes: 64,
+        let refused = Refused {
+            level: Level::Limit { could_fit: true },
             needed_bytes: 128,
             found: "exceeds the pool limit of 512B (PINPOOL_MAX_BYTES)".to_owned(),
-            usage,
             remedy: remedy.to_owned(),
-            report: Report::default(),
-        });
+        };
+        let error =
+            Error::from(ErrorKind::Limit(NoMemory { asked_bytes: 64, refused, usage, report: Report::default() }));
         assert!(error.is_limit() && !error.is_backend());
         assert_eq!(error.kind(), Kind::Limit);
         let text = error.to_string();

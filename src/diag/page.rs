@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use super::log::captured;
 use super::*;
 use crate::backend::PageTiers;
-use crate::dump::{Refused, Request};
+use crate::dump::{Refused, RefusedBy, Request};
 use crate::error::ErrorKind;
 use crate::finding::Finding;
 use crate::ledger::{LedgerReport, Loss};
@@ -82,10 +82,14 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         host: None,
         request: Some(Request {
             asked_bytes: 4 * MIB,
-            needed_bytes: 4 * MIB,
             tag: Some("labels".to_owned()),
             is_reserve: false,
-            refused: Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: true },
+            refused: Refused {
+                level: RefusedBy::Limit { could_fit: true },
+                needed_bytes: 4 * MIB,
+                found: "the pool limit of 24.0MiB is reached (PINPOOL_MAX_BYTES)".to_owned(),
+                remedy: String::new(),
+            },
         }),
         limit: "PINPOOL_MAX_BYTES",
         judged: None,
@@ -149,10 +153,6 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     add("joined_ledger", &|| log.joined_ledger(&shared));
     add("ledger_has_other_ceiling", &|| log.ledger_has_other_ceiling("job", Some(64 * MIB), 24 * MIB));
     add("no_ledger", &|| log.no_ledger("/dev/shm is full"));
-    add("ledger_had_room", &|| log.ledger_had_room("job", 500_000, Duration::from_micros(5_130)));
-    add("ledger_had_no_room", &|| {
-        log.ledger_had_no_room("job", 500_000, Duration::from_secs(30), "pid 7 holds 60.0MiB")
-    });
     add("ledger_was_given", &|| log.ledger_was_given("job", 524_288));
     add("ledger_removed", &|| log.ledger_news("job", Some(Loss::Removed)));
     add("ledger_closed", &|| log.ledger_news("job", Some(Loss::Closed)));
