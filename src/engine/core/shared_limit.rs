@@ -29,12 +29,12 @@ const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
 
 impl BudgetOwner for Core {
     fn releasable_bytes(&self) -> u64 {
-        self.backing().idle_bytes(self)
+        self.memory().idle_bytes(self)
     }
 
     fn release_idle(&self, bytes: u64) -> u64 {
         self.complete_copies();
-        let released_bytes = self.backing().release_idle(bytes, self, self.time.coarse_us());
+        let released_bytes = self.memory().release_idle(bytes, self, self.time.coarse_us());
         if released_bytes > 0 {
             self.log.ledger_was_given(&self.shared_name(), released_bytes);
         }
@@ -44,7 +44,7 @@ impl BudgetOwner for Core {
 
 impl Core {
     fn budget(&self) -> &Arc<Budget> {
-        self.backing().budget()
+        self.memory().budget()
     }
 
     fn shared_name(&self) -> String {
@@ -65,7 +65,7 @@ impl Core {
                 core.notice(Pace::Copies);
             }
             // Without a thread the next poll goes on.
-            core.backing().arena().into_iter().for_each(|arena| arena.ledger_has_changed());
+            core.memory().arena().into_iter().for_each(|arena| arena.ledger_has_changed());
             true
         });
         self.log.no_thread(begun);
@@ -137,7 +137,7 @@ impl Core {
 
     /// Tells the host's limit how much of what is held is idle.
     pub(super) fn record_idle(&self) {
-        self.budget().host().iter().for_each(|host| host.note_idle(self.backing().idle_bytes(self)));
+        self.budget().host().iter().for_each(|host| host.note_idle(self.memory().idle_bytes(self)));
     }
 
     /// Hits and returns take the slow path as long as other owners want memory.
@@ -166,7 +166,7 @@ impl Core {
             match self.budget().others_lack() {
                 // A region of its own went back with the block.
                 0 => {}
-                lacking_bytes => drop(self.backing().release_idle(lacking_bytes, self, now_us)),
+                lacking_bytes => drop(self.memory().release_idle(lacking_bytes, self, now_us)),
             }
             None
         } else {
@@ -190,7 +190,7 @@ impl Core {
 
     /// How soon to look again because other owners lack memory: a put that is kept tells nobody.
     pub(super) fn pace_of_ledger(&self) -> Pace {
-        if self.backing().held_bytes() > 0 && self.budget().is_wanted() { Pace::Copies } else { Pace::Never }
+        if self.memory().held_bytes() > 0 && self.budget().is_wanted() { Pace::Copies } else { Pace::Never }
     }
 
     /// What `add` pins or claims; while the ledger refuses it, waits for other owners as a get would.
