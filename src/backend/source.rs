@@ -1,4 +1,4 @@
-//! [`Source`], the contract of every back-end, and [`Region`], the memory that one returns.
+//! [`Source`], the contract of every backend, and [`Region`], the memory that one returns.
 #![allow(unsafe_code)] // An unsafe trait, and a pointer that may move between threads.
 
 use std::fmt;
@@ -87,7 +87,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// Short name, as in `PINPOOL_BACKEND` and [`Stats::backend`](crate::Stats::backend).
     fn name(&self) -> &'static str;
 
-    /// Whether the memory is page-locked, so that a device can copy from it at full speed.
+    /// Whether the memory is pinned, so that a device can copy from it at full speed.
     fn is_pinned(&self) -> bool;
 
     /// Bytes that an acquisition of `len_bytes` takes from the system.

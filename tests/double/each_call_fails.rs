@@ -2,7 +2,7 @@
 //! and no hang, nothing leaks unless a log line says so, the pool serves again, and as soon as the driver is well a trim
 //! leaves nothing pinned.
 //!
-//! `DRIVER_FAULTS=all` tries every code at every time and has many more random runs: some 3,000 and 300 for each back-end.
+//! `DRIVER_FAULTS=all` tries every code at every time and has many more random runs: some 3,000 and 300 for each backend.
 #![allow(unsafe_code)] // A thread without a context.
 
 use std::collections::BTreeMap;
@@ -25,12 +25,12 @@ const FIRST_TIMES: u64 = 20;
 const LEN: usize = 100_000;
 /// Four granules, so that a buffer of two needs granules that are remapped.
 const CEILING: u64 = 8 << 20;
-/// All runs of one back-end; a hang is reported, not waited for.
+/// All runs of one backend; a hang is reported, not waited for.
 const LONGEST: Duration = Duration::from_secs(1200);
 /// Failures of one random run.
 const AT_ONCE: usize = 8;
 
-/// What runs: a back-end and the fences of its pool.
+/// What runs: a backend and the fences of its pool.
 #[derive(Debug, Clone)]
 struct Case {
     backend: Backend,
@@ -95,7 +95,7 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
         let _refused = buf.release_after_event(&event);
     }
     let _refused = lane.stream.synchronize();
-    // Grows to the ceiling; then every other granule is free, and the next buffer needs two in a row.
+    // Grows to the limit; then every other granule is free, and the next buffer needs two in a row.
     let mut bufs: Vec<_> = (0..4).map(|_| pool.try_get(2 * MIB - 4096)).collect();
     bufs.retain(|buf| matches!(buf, Ok(Some(_))));
     for index in (0..bufs.len()).rev().step_by(2) {

@@ -189,7 +189,7 @@ fn granules_past_the_limit_are_refused_and_misuse_is_counted() {
     assert_eq!(double.counts().granules, 1);
     assert_eq!(unmap(base, GRANULE), 0);
     assert_eq!(double.counts().granules, 0);
-    // SAFETY: reserved above, unmapped since. Frees the addresses for good.
+    // SAFETY: reserved above, unmapped since. Frees the addresses permanently.
     assert_eq!(raw(unsafe { sys::cuMemAddressFree(base, 2 * GRANULE) }), 0);
     // SAFETY: an unknown handle, refused.
     let unknown = unsafe { result::event::destroy(std::ptr::null_mut()) };
