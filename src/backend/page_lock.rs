@@ -1,6 +1,6 @@
 //! Pins memory that a user mapped, as the memory of a source is.
 //!
-//! - pin-I1: a [`PageLock`] ends by [`end`](PageLock::end), while its memory is mapped; if the driver refuses, the memory
+//! - page-lock-I1: a [`PageLock`] ends by [`end`](PageLock::end), while its memory is mapped; if the driver refuses, the memory
 //!   stays mapped.
 #![allow(unsafe_code)] // Page-locks memory and ends that.
 
