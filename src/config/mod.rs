@@ -39,7 +39,7 @@ pub enum Preset {
 
 /// Most bytes that a pool holds, in use and idle.
 ///
-/// Made from a number of bytes, from `None` for no ceiling, or by [`str::parse`] from what `PINPOOL_MAX_BYTES` takes. Of the
+/// Made from a number of bytes, from `None` for no limit, or by [`str::parse`] from what `PINPOOL_MAX_BYTES` takes. Of the
 /// integers it takes `u64` alone: beside a second one `max_bytes(8 << 30)` would no longer be known to be a `u64`, would be
 /// computed as `i32`, and be 0.
 ///
@@ -71,14 +71,14 @@ impl From<Option<u64>> for Limit {
     }
 }
 
-/// What a get does that found no memory under the ceiling, not even after a wait.
+/// What happens when a request times out at the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnFull {
-    /// It fails.
+    /// The request fails.
     #[default]
     Error,
-    /// It gives ordinary memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned) is false.
+    /// The request gets unpinned memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned) is false.
     Pageable,
 }
 
