@@ -60,7 +60,7 @@ impl Pool {
         Ok(PinnedBuf::over(block, len, 1))
     }
 
-    /// Page-locks memory that the caller mapped, as the memory of this pool is, under its ceiling, where idle memory makes room.
+    /// Pins memory that the caller mapped, by the pool's backend and within its limit; idle memory makes room.
     /// `owner` keeps the memory mapped. A slow call.
     ///
     /// A file that is mapped so can be copied from without a copy into a buffer: [`adopt`](Self::adopt) makes buffers of its

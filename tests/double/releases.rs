@@ -14,7 +14,7 @@ use pinpool::{Backend, FenceKind, Pool};
 use crate::child::alone;
 use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
 
-/// Backends whose release waits for the device.
+/// backends whose release waits for the device.
 const BACKENDS: [Backend; 2] = [Backend::Register, Backend::Cuda];
 /// A wait that lasts longer is a failure.
 const LONGEST: Duration = Duration::from_secs(20);

@@ -20,7 +20,7 @@ const LONGEST: Duration = Duration::from_secs(40);
 /// Bytes of a buffer, over several granules.
 const LEN: usize = 7 * MIB;
 
-/// Runs an ignored test in its own process, for one backend.
+/// Runs an ignored test in a process of its own, for one backend.
 pub(crate) fn in_a_process(test: &str, backend: &str) {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", test, "--ignored", "--nocapture"]).env(BACKEND, backend).stdin(Stdio::null());

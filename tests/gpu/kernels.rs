@@ -133,7 +133,7 @@ impl Running {
         Self::Kernel { word: word.expose_provenance(), stream: stream.clone() }
     }
 
-    /// Ends it; fails if it ended by itself, since a call meanwhile waited for it.
+    /// Ends it; fails if it ended automatically, since a call meanwhile waited for it.
     fn end(self) {
         match self {
             Self::HostFunction(hold) => hold.open(),

@@ -1,5 +1,5 @@
-//! Memory that is committed, remapped and released, alongside copies where the backend can and else after them; reserves,
-//! limits, the end of a pool, and contexts.
+//! Memory that is committed, remapped and released, beside copies where the backend can and else after them; reserves,
+//! ceilings, the end of a pool, and contexts.
 
 use std::env;
 use std::process::Command;

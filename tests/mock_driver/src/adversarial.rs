@@ -1,4 +1,4 @@
-//! What a real driver may do and the mock driver does not by itself: a switch for each, off until a test or the environment turns it
+//! What a real driver may do and the mock driver does not automatically: a switch for each, off until a test or the environment turns it
 //! on.
 //!
 //! | switch | the driver |
