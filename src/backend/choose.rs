@@ -30,24 +30,23 @@ const LEAST_LOCKABLE_BYTES: u64 = 64 << 20;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum Backend {
-    /// The first that works here of `vmm`, `register`, `cuda`, `mlock` and `heap`; under the preset `tensorflow` from
-    /// `cuda` on.
+    /// The first of `vmm`, `register`, `cuda`, `mlock` and `heap` that works; under the preset `tensorflow` the first of `cuda`,
+    /// `mlock` and `heap`.
     #[default]
     Auto,
-    /// The first of `vmm`, `register` and `cuda` that works here; under the preset `tensorflow` only `cuda` is tried. If none works, an
-    /// error, where [`Auto`](Self::Auto) goes on to memory that is not for a GPU.
+    /// The first of `vmm`, `register` and `cuda` that works; under the preset `tensorflow` only `cuda`. An error if none works.
     Gpu,
-    /// Virtual host memory of the CUDA driver: grows and shrinks without blocking any copy. For `adaptive` only.
+    /// Virtual host memory of the CUDA driver, which grows and shrinks without blocking copies. Only for `adaptive`.
     Vmm,
-    /// Huge pages registered with the CUDA driver (`cuMemHostRegister`). For `adaptive` only.
+    /// Huge pages registered with the CUDA driver (`cuMemHostRegister`). Only for `adaptive`.
     Register,
-    /// Page-locked by the CUDA driver (`cuMemHostAlloc`).
+    /// Memory pinned by the CUDA driver (`cuMemHostAlloc`).
     Cuda,
-    /// Page-locked by the kernel (`mlock`).
+    /// Memory pinned by the kernel (`mlock`).
     Mlock,
-    /// Ordinary memory, not page-locked.
+    /// Ordinary unpinned memory.
     Heap,
-    /// A source of your own, or a wrapped one.
+    /// A custom source, or a wrapper around another source.
     Source(Arc<dyn Source>),
 }
 
@@ -88,11 +87,11 @@ impl Backend {
 pub struct Chosen {
     /// The source.
     pub source: Arc<dyn Source>,
-    /// `RLIMIT_MEMLOCK` in bytes, if it binds this process and is below the ceiling, which it then replaces.
+    /// `RLIMIT_MEMLOCK` in bytes, if it binds this process and is below the limit, which it then replaces.
     pub lock_limit_bytes: Option<u64>,
     /// Better sources that do not work here, each with the reason.
     pub passed_over: Vec<(&'static str, String)>,
-    /// What `Auto` could not have: a GPU that is here and not used, memory that is not page-locked.
+    /// What `Auto` could not have: a GPU that is here and not used, memory that is not pinned.
     pub findings: Vec<Finding>,
 }
 
@@ -103,7 +102,7 @@ pub(crate) struct PinOptions<'a> {
     pub(crate) root: &'a Path,
     /// Ordinal of the GPU.
     pub(crate) device: u32,
-    /// Requested memory node; `None` for the GPU's.
+    /// Requested NUMA node; `None` for the GPU's.
     pub(crate) node: Option<u32>,
     /// Threads that touch fresh pages concurrently.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only `register` keeps the number.
@@ -175,7 +174,7 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
     Ok(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings })
 }
 
-/// The choice on systems other than Linux, where no memory is page-locked; `None` for a back-end that works on any system.
+/// The choice on systems other than Linux, where no memory is pinned; `None` for a backend that works on any system.
 fn without_linux(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Chosen>> {
     match backend {
         Backend::Auto => {
@@ -232,7 +231,7 @@ fn driver_sources(arena: bool) -> &'static [&'static str] {
     if arena { &["vmm", "register", "cuda"] } else { &["cuda"] }
 }
 
-/// Back-ends that do not work here, each with the reason.
+/// backends that do not work here, each with the reason.
 type PassedOver = Vec<(&'static str, String)>;
 
 /// The best source of the driver that works, if one does, and those that do not, each with the reason.
@@ -271,14 +270,14 @@ fn best(options: PinOptions<'_>) -> Chosen {
 /// A source of the driver that has given memory and taken it back.
 fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Arc<dyn Source>, String> {
     let source = driver_source(name, options, false)?;
-    // `vmm` has tried a granule by itself.
+    // `vmm` has tried a granule automatically.
     if source.name() != "vmm" {
         trial::of_driver(&*source, options.device, options.max_bytes).map_err(|error| error.to_string())?;
     }
     Ok(source)
 }
 
-/// The finding about a GPU that is here and serves no back-end; `None` where there is none.
+/// The finding about a GPU that is here and serves no backend; `None` where there is none.
 fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -> Option<Finding> {
     let not_here = options.not_here.iter().find(|(not, _)| *not == "gpu");
     let gpu = not_here.map_or_else(|| gpu(options.device), |(name, why)| Finding::warning(name, why.clone()));
@@ -327,7 +326,7 @@ pub(crate) fn may_start_driver() -> bool {
     false
 }
 
-/// The limit to keep under, `None` where there is none or the ceiling is below it; or the reason against `mlock`.
+/// The limit to keep under, `None` where there is none or the limit is below it; or the reason against `mlock`.
 fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
     trial::reserve(mlock, host::PAGE_BYTES, 1).map_err(|error| error.to_string())?;
     match lock_limit() {

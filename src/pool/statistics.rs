@@ -49,7 +49,7 @@ impl Pool {
     /// the preset `tensorflow`, which keeps no list of its memory.
     #[doc(hidden)]
     pub fn page_tiers(&self) -> Option<PageTiers> {
-        self.core().backing().page_tiers()
+        self.core().memory().page_tiers()
     }
 
     /// The name in the pool's log lines ([`PoolBuilder::name`](crate::PoolBuilder::name)).
@@ -57,15 +57,15 @@ impl Pool {
         self.account().map_or_else(|| self.core().name(), |account| Some(account.name()))
     }
 
-    /// The back-end that the pool's memory comes from, by its name: `vmm`, where the setting may be `auto`.
+    /// Name of the backend in use, such as `vmm` if the setting is `auto`.
     pub fn backend(&self) -> &'static str {
-        self.core().backing().source().name()
+        self.core().memory().source().name()
     }
 
-    /// Whether this back-end page-locks. A full pool may give other memory all the same: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned)
+    /// Whether the backend pins its memory. A full pool may still return unpinned memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned)
     /// tells of each buffer, and [`OnFull::Error`](crate::OnFull::Error) rules it out.
     pub fn is_pinned(&self) -> bool {
-        self.core().backing().source().is_pinned()
+        self.core().memory().source().is_pinned()
     }
 
     /// The settings in effect, with variables and defaults resolved.

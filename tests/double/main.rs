@@ -3,8 +3,8 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `access` | which devices may reach the memory |
-//! | `adopt` | memory of users: page-locked, copied from, unlocked after the last copy or never |
-//! | `ceiling` | what the driver holds against the ceiling, byte for byte |
+//! | `adopt` | memory of users: pinned, copied from, unlocked after the last copy or never |
+//! | `ceiling` | what the driver holds against the limit, byte for byte |
 //! | `copies`, `tracked_copies` | copies made by the pool, and every natural line that starts one |
 //! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
@@ -17,17 +17,17 @@
 //! | `spare_events` | events that are kept, and those that are destroyed |
 //! | `each_call_fails` | every call of the driver, failed at each of its first times |
 //! | `refusals` | calls that are refused once, or while a stream captures a graph |
-//! | `pools` | pools over each back-end |
+//! | `pools` | pools over each backend |
 //! | `releases` | when `register` and `cuda` release memory |
 //! | `several_gpus` | copies of other libraries on any GPU, contexts on no other |
-//! | `seeds` | drawn runs over the cruel switches of the double |
+//! | `seeds` | drawn runs over the deviations of the mock driver |
 //! | `resets` | a reset of the device under a pool |
 //! | `old_drivers`, `fork` | processes that lack functions, or are children |
 //! | `fall_through` | what `auto` takes when a step of a trial is refused |
 //! | `stub` | a toolkit's stub of libcuda before the driver, and a driver that is loaded already |
 //! | `unused_gpu` | what is said when there is a driver and no device to use |
 //!
-//! One process has one driver, so tests take turns ([`mock_driver::Double::load`]). A test that needs a driver from its
+//! One process has one driver, so tests take turns ([`mock_driver::MockDriver::load`]). A test that needs a driver from its
 //! first call on, or a fork, runs again as a child ([`child::alone`]).
 
 mod access;

@@ -47,7 +47,7 @@ fn every_batch_arrives_intact_while_memory_is_committed_remapped_and_released() 
 fn every_batch_arrives_intact_under_tensorflows_rules() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
-        // The tensorflow preset refuses back-ends that need the arena.
+        // The tensorflow preset refuses backends that need the arena.
         if rig.name() == "cuda" {
             for fence in [FenceKind::Event, FenceKind::Timeline] {
                 churn(rig, &with_a_low_ceiling(rig.builder().preset(Preset::TensorFlow).unstable_fence(fence)));

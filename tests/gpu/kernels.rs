@@ -133,7 +133,7 @@ impl Running {
         Self::Kernel { word: word.expose_provenance(), stream: stream.clone() }
     }
 
-    /// Ends it; fails if it ended by itself, since a call meanwhile waited for it.
+    /// Ends it; fails if it ended automatically, since a call meanwhile waited for it.
     fn end(self) {
         match self {
             Self::HostFunction(hold) => hold.open(),
@@ -206,7 +206,7 @@ fn a_kernel_reads_a_buffer_in_place() {
     });
 }
 
-/// The device is broken for the whole process, so each back-end has one of its own.
+/// The device is broken for the whole process, so each backend has one of its own.
 #[test]
 fn after_an_error_that_stays_buffers_are_lost_and_the_pool_still_ends() {
     let Some(device) = device::take() else { return };

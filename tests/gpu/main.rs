@@ -1,7 +1,7 @@
 //! On a real device: the assumed behaviour of the driver, and every copied byte compared after it is copied back.
 //!
 //! Without a device each test says `skipped: why` and passes; `PINPOOL_REQUIRE_GPU=1` turns that into a failure, also where
-//! one of the three back-ends is missing. `PINPOOL_GPU_EXCEPT=vmm` names those that may be, `PINPOOL_GPU_BACKENDS=cuda` those
+//! one of the three backends is missing. `PINPOOL_GPU_EXCEPT=vmm` names those that may be, `PINPOOL_GPU_BACKENDS=cuda` those
 //! to run on:
 //!
 //! ```text
@@ -12,7 +12,7 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `device.rs` | the device, its back-ends, streams that are held |
+//! | `device.rs` | the device, its backends, streams that are held |
 //! | `batch.rs` | batches with known bytes |
 //! | `methods.rs` | the methods of copying a buffer |
 //! | `driver_facts.rs` | the assumed behaviour of the driver, checked on the double too |
@@ -27,7 +27,7 @@
 //!
 //! `run.sh` runs this suite and the benches of the tool on a machine without cargo, from binaries that `collect.sh` built.
 //!
-//! Each scenario is one function over a back-end. Never loads the mock driver: a process has one driver, here that of the
+//! Each scenario is one function over a backend. Never loads the mock driver: a process has one driver, here that of the
 //! machine.
 #![allow(clippy::print_stdout)] // Lines of figures.
 #![allow(unsafe_code)] // The contract suite, the facts about the driver, and work that the pool does not track.

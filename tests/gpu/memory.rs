@@ -1,4 +1,4 @@
-//! Memory that is committed, remapped and released, beside copies where the back-end can and else after them; reserves,
+//! Memory that is committed, remapped and released, beside copies where the backend can and else after them; reserves,
 //! ceilings, the end of a pool, and contexts.
 
 use std::env;
@@ -17,7 +17,7 @@ use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until};
 pub(crate) const CEILING: u64 = 20 << 20;
 const GRANULE: usize = 2 * MIB;
 
-/// A buffer for each granule under the ceiling. The pool must hold nothing.
+/// A buffer for each granule under the limit. The pool must hold nothing.
 pub(crate) fn fill_granules(pool: &Pool, first: u64) -> Vec<(Batch, PinnedBuf)> {
     let batches = (0..CEILING / GRANULE as u64).map(|index| Batch::new(first + index, GRANULE));
     batches.map(|batch| (batch, filled(pool, batch))).collect()

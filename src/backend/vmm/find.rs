@@ -21,7 +21,7 @@ use pinpool_os::sync::process::AtomicBool;
 
 impl VmmSource {
     /// Finds a driver with virtual host memory and the device number `ordinal`, and tests a granule: committed, touched,
-    /// copied from if the device has a context, and released. Granules come from the memory node `node`, else from the
+    /// copied from if the device has a context, and released. Granules come from the NUMA node `node`, else from the
     /// device's, else from any of the host.
     ///
     /// # Errors

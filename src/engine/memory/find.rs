@@ -10,7 +10,7 @@ use super::books::Books;
 use super::supply::{PoolView, Supply};
 use crate::arena::{GrowthLimits, Plan};
 use crate::backend::SourceError;
-use crate::quota::{QuotaExceeded, Room};
+use crate::quota::QuotaExceeded;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::MutexGuard;
 
@@ -19,7 +19,7 @@ const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
 
 /// How much a plan may request of the source. Less after each refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Demand {
+enum CommitSize {
     /// Memory for later requests too.
     Ample,
     /// This one buffer alone.
@@ -36,14 +36,14 @@ struct Search<'pool> {
     pool: &'pool dyn PoolView,
     /// Registering much at once would delay the enqueues of running copies.
     is_short_step: bool,
-    demand: Demand,
+    commit: CommitSize,
     /// Idle blocks that may still be released.
     to_release: u64,
     has_swept: bool,
     /// Nothing else has served the request: a plan may release regions, which waits for the device.
     may_release_regions: bool,
     /// What the limits left at the last plan.
-    room: Room,
+    room: u64,
     /// A claim of the last plan was refused.
     over: Option<QuotaExceeded>,
     /// The source refused this one buffer.
@@ -66,7 +66,7 @@ impl ArenaSupply {
         }
         // A request that can never fit is no reason to release idle blocks.
         if !self.could_hold_bytes(bytes) {
-            return Err(self.no_space(bytes, pool.idle_bytes(), Room::UNLIMITED).into());
+            return Err(self.no_space(bytes, pool.idle_bytes()).into());
         }
         let _first = self.before_reserve();
         let mut search = Search::new(bytes, (now_us, calls), pool);
@@ -94,7 +94,7 @@ impl ArenaSupply {
                     return Err(None);
                 }
                 Ok(plan) => {
-                    if let Some(memory) = self.grow_or_lower_demand(books, plan, &mut search)? {
+                    if let Some(memory) = self.grow_or_request_less(books, plan, &mut search)? {
                         return Ok(memory);
                     }
                 }
@@ -132,7 +132,7 @@ impl ArenaSupply {
 
     /// Carries out `plan`. If the source refuses, the next plan requests less; after two refusals the request is refused, since a
     /// buffer that other threads return is found in the wait queue.
-    fn grow_or_lower_demand(
+    fn grow_or_request_less(
         &self,
         books: MutexGuard<'_, Books>,
         plan: Plan,
@@ -141,7 +141,7 @@ impl ArenaSupply {
         let was_larger = plan.surplus_bytes() > 0;
         let error = match self.grow(books, plan, search.bytes, (search.now_us, search.calls.until().1)) {
             Ok(memory) => {
-                if search.demand == Demand::OneBuffer && self.shape.is_discrete {
+                if search.commit == CommitSize::OneBuffer && self.shape.is_discrete {
                     self.books().count_smaller_region();
                 }
                 let no_address = || Refusal::Source(SourceError::new("arena", "a place without an address"));
@@ -149,12 +149,12 @@ impl ArenaSupply {
             }
             Err(error) => error,
         };
-        search.demand = match search.demand {
-            Demand::Nothing => return Err(Refusal::Source(error)),
-            Demand::Ample if was_larger => Demand::OneBuffer,
-            Demand::Ample | Demand::OneBuffer => {
+        search.commit = match search.commit {
+            CommitSize::Nothing => return Err(Refusal::Source(error)),
+            CommitSize::Ample if was_larger => CommitSize::OneBuffer,
+            CommitSize::Ample | CommitSize::OneBuffer => {
                 search.source = Some(error);
-                Demand::Nothing
+                CommitSize::Nothing
             }
         };
         Ok(None)
@@ -186,25 +186,25 @@ impl ArenaSupply {
         match search {
             Search { source: Some(error), .. } => Refusal::Source(error),
             Search { over: Some(over), bytes, .. } => Refusal::Over { needed_bytes: bytes, over },
-            Search { bytes, room, pool, .. } => self.no_space(bytes, pool.idle_bytes(), room),
+            Search { bytes, pool, .. } => self.no_space(bytes, pool.idle_bytes()),
         }
     }
 
     /// How far the next plan may go.
     fn limits(&self, books: &Books, search: &Search<'_>) -> GrowthLimits {
-        let room_bytes = search.room.bytes();
-        let commit_bytes = match search.demand {
-            Demand::Nothing => 0,
+        let room_bytes = search.room;
+        let commit_bytes = match search.commit {
+            CommitSize::Nothing => 0,
             _ if self.may_grow() => room_bytes,
             // What of the reserve is still to come.
             _ => room_bytes.min(books.reserve_to_come()),
         };
-        let (step_bytes, largest_bytes) = match search.demand {
-            Demand::OneBuffer | Demand::Nothing => (0, 0),
+        let (step_bytes, largest_bytes) = match search.commit {
+            CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
             _ if search.is_short_step => (STEP_BESIDE_COPIES_BYTES, books.largest_missed_bytes(search.now_us)),
             _ => (u64::MAX, books.largest_missed_bytes(search.now_us)),
         };
-        let nothing_else = search.may_release_regions || search.demand == Demand::Nothing;
+        let nothing_else = search.may_release_regions || search.commit == CommitSize::Nothing;
         GrowthLimits {
             commit_bytes,
             over_bytes: self.budget().over_bytes(),
@@ -224,11 +224,11 @@ impl<'pool> Search<'pool> {
             calls,
             pool,
             is_short_step: false,
-            demand: if matches!(calls, SlowCalls::Held(..)) { Demand::Nothing } else { Demand::Ample },
+            commit: if matches!(calls, SlowCalls::Held(..)) { CommitSize::Nothing } else { CommitSize::Ample },
             to_release: pool.idle_buffers(),
             has_swept: false,
             may_release_regions: false,
-            room: Room::UNLIMITED,
+            room: u64::MAX,
             over: None,
             source: None,
         }

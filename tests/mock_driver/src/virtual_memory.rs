@@ -11,7 +11,7 @@
 //! keeps its bytes while it is remapped, and lives until it is released and no longer mapped. The device has its own
 //! view of each granule, so that access of the CPU and of the device are independent and a missing one is detected.
 //!
-//! Refused as an invalid value, as by the driver: a memory node that is not there or has no memory, -1 among them; the
+//! Refused as an invalid value, as by the driver: a NUMA node that is not there or has no memory, -1 among them; the
 //! location "current node"; the location "host", unless the device's attribute says that it may be used; an offset into a
 //! granule.
 
@@ -23,9 +23,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::address_space::{self, Owner, Range};
+use crate::adversarial::{self, Deviation};
 use crate::call::{In, Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::cruel::{self, Cruelty};
 use crate::sync::lock;
 use crate::{context, device, ledger, memory};
 
@@ -65,7 +65,7 @@ struct Access {
     flags: c_int,
 }
 
-/// A bit for each memory node that has memory.
+/// A bit for each NUMA node that has memory.
 static MEMORY_NODES: AtomicU64 = AtomicU64::new(1);
 
 /// Sets the nodes that have memory.
@@ -82,7 +82,7 @@ impl Location {
             ON_DEVICE => Ok(false),
             ON_NUMA_NODE if u32::try_from(self.id).is_ok_and(has_memory) => Ok(true),
             ON_HOST if device::attribute(HOST_VIRTUAL_MEMORY) != 0 => Ok(true),
-            _ if cruel::is(Cruelty::OtherCodes) => Err(Code::INVALID_DEVICE),
+            _ if adversarial::is(Deviation::OtherCodes) => Err(Code::INVALID_DEVICE),
             _ => Err(Code::INVALID_VALUE),
         }
     }

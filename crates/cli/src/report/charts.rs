@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pinpool_observe::judge::words::seconds;
+use pinpool_observe::judge::words::{counted, seconds};
 use pinpool_observe::judge::{Lost, Snapshot};
 use pinpool_replay::{Event, Recording};
 
@@ -106,8 +106,10 @@ impl<'a> Charts<'a> {
             self.pools.entry(&pool.name).or_default().push((x, bytes as f64));
         }
         self.tags.values_mut().for_each(|points| points.push((x, 0.0)));
+        let begun = self.samples[0].x;
         for holder in now.iter().flatten().flat_map(|of| &of.holders) {
-            let points = self.tags.entry(&holder.tag).or_insert_with(|| vec![(x, 0.0)]);
+            let new = || [begun, x].into_iter().filter(|at| *at < x).chain([x]).map(|at| (at, 0.0)).collect();
+            let points: &mut Vec<_> = self.tags.entry(&holder.tag).or_insert_with(new);
             if let Some((_, bytes)) = points.last_mut() {
                 *bytes += holder.bytes as f64;
             }
@@ -163,8 +165,12 @@ impl<'a> Charts<'a> {
         for (at, (name, shape)) in
             [("wait", Shape::Triangles), ("pin or unpin", Shape::Crosses)].into_iter().enumerate()
         {
-            let grown = self.samples.windows(2).filter(|pair| mark(&pair[1].lost)[at] > mark(&pair[0].lost)[at]);
-            series.push(Line::new(name, shape, grown.map(|pair| (pair[1].x, pair[1].held_bytes as f64))));
+            let mut before = 0;
+            let grown = self.samples.iter().filter(|sample| {
+                let now = mark(&sample.lost)[at];
+                std::mem::replace(&mut before, now) < now
+            });
+            series.push(Line::new(name, shape, grown.map(|sample| (sample.x, sample.held_bytes as f64))));
         }
         let text = |bytes: u64| Unit::Bytes.text(bytes as f64);
         let limit = match max {
@@ -188,7 +194,8 @@ impl<'a> Charts<'a> {
         if last.lost.total_ns() < LOST_MIN_NS || last.x <= 0.0 {
             return None;
         }
-        let of: [(&str, fn(&Lost) -> u64); 3] = [
+        type Part = (&'static str, fn(&Lost) -> u64);
+        let of: [Part; 3] = [
             ("waiting", |lost| lost.waiting_ns),
             ("pinning", |lost| lost.page_locking_ns),
             ("moving", |lost| lost.moving_ns),
@@ -287,7 +294,7 @@ impl<'a> Charts<'a> {
             ]
         });
         let head = ["owner", "buffers", "bytes", "oldest for"];
-        let name = format!("Out at the end: {} buffers", grouped(buffers));
+        let name = format!("Out at the end: {}", counted(buffers, "buffer"));
         (buffers > 0).then(|| Table { is_open: true, name, head, rows: rows.collect() })
     }
 

@@ -66,7 +66,7 @@ impl Books {
         if to_come == 0 || self.is_closed() {
             return Ok(Err(Step::Done));
         }
-        match self.arena.commit_next(step_bytes.min(to_come), self.room_for(step_bytes.min(to_come)).bytes()) {
+        match self.arena.commit_next(step_bytes.min(to_come), self.room_for(step_bytes.min(to_come))) {
             Ok(plan) if self.update_claim().is_ok() => Ok(Ok(plan)),
             Ok(plan) => {
                 // Another claimant was faster.
@@ -81,11 +81,11 @@ impl Books {
     /// There is no room for a granule of `granule_bytes`: what is committed for buffers is the reserve.
     pub(in crate::engine) fn without_room(&mut self, granule_bytes: u64) -> Step {
         self.arena.keep(self.reserve_to_come());
-        // What other owners of the host ledger hold may come back.
+        // What other owners of the shared limit hold may come back.
         let is_held_by_others = self.budget().is_shared() && self.budget().own_room_bytes() >= self.reserve_to_come();
         let is_over = self.budget().over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
         if !is_over && self.reserve_to_come() < granule_bytes {
-            // A part of a granule at the ceiling can never come.
+            // A part of a granule at the limit can never come.
             self.request_less(self.reserve_to_come());
         }
         if self.reserve_to_come() == 0 { Step::Done } else { Step::NoRoom(granule_bytes) }
@@ -118,10 +118,10 @@ impl Books {
         self.arena.keep(more_bytes.min(self.reserve_to_come()));
     }
 
-    /// Whether some of the reserve is still to come and the ceiling has room for `bytes`.
+    /// Whether some of the reserve is still to come and the limit has room for `bytes`.
     pub(in crate::engine) fn could_go_on(&self, bytes: u64) -> bool {
         let step_bytes = bytes.min(self.reserve_to_come());
-        step_bytes > 0 && self.room_for(step_bytes).bytes() >= step_bytes
+        step_bytes > 0 && self.room_for(step_bytes) >= step_bytes
     }
 
     /// Claims what the system will hold for a reserve of `bytes`, in whole granules if there is room for them, else in whole
@@ -134,10 +134,10 @@ impl Books {
         let whole = |unit: u64| bytes.checked_next_multiple_of(unit);
         let needed_bytes = whole(ALIGN_BYTES).map_or(u64::MAX, &held_bytes);
         let room = self.room_for(needed_bytes);
-        let fits = |&whole: &u64| held_bytes(whole) <= room.bytes();
+        let fits = |&whole: &u64| held_bytes(whole) <= room;
         let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
         let refusal = |over| Refusal::Over { needed_bytes, over };
-        let bytes = fitting.ok_or_else(|| refusal(self.budget().lacking(room, needed_bytes)))?;
+        let bytes = fitting.ok_or_else(|| refusal(self.budget().lacking(needed_bytes)))?;
         let len = usize::try_from(bytes).ok().filter(|_| bytes <= RANGE_BYTES_MAX).ok_or_else(|| {
             let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
             Refusal::Source(SourceError::new("arena", what))
@@ -154,7 +154,7 @@ impl Books {
         self.lower_claim();
     }
 
-    /// Adds `len` bytes of a reserve, of which [`claim_reserve`](Self::claim_reserve) claimed `held_bytes`. Returns where they lie;
+    /// Adds `len` bytes of a reserve, of which [`claim_reserve`](Self::claim_reserve) claimed `held_bytes`. Returns their addresses;
     /// returns the region if the arena has no range left for it. The claim stays where nothing is added.
     pub(in crate::engine) fn settle_reserve(
         &mut self,

@@ -1,4 +1,4 @@
-//! Uses the double as a program does: through unmodified cudarc.
+//! Uses the mock driver as a program does: through unmodified cudarc.
 //!
 //! No test reads a clock: gates decide which work is complete.
 
@@ -10,11 +10,11 @@ use std::thread;
 
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DriverError, result};
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 
 const MIB: usize = 1 << 20;
 
-/// Page-locked memory of the driver, freed on drop.
+/// Pinned memory of the driver, freed on drop.
 struct Pinned {
     address: *mut u8,
     len: usize,
@@ -28,7 +28,7 @@ impl Pinned {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: this many bytes, written by the double before it gave them out.
+        // SAFETY: this many bytes, written by the mock driver before it gave them out.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.len) }
     }
 }
@@ -40,8 +40,8 @@ impl Drop for Pinned {
     }
 }
 
-fn start() -> (Double, Arc<CudaContext>) {
-    let double = Double::load();
+fn start() -> (MockDriver, Arc<CudaContext>) {
+    let double = MockDriver::load();
     (double, CudaContext::new(0).unwrap())
 }
 
@@ -262,7 +262,7 @@ fn a_stream_writes_a_value_behind_its_work_and_calls_back() {
     // SAFETY: the counter is alive until the synchronisation below.
     unsafe { result::stream::launch_host_function(stream.cu_stream(), count, (&raw const calls).cast_mut().cast()) }
         .unwrap();
-    // SAFETY: page-locked and aligned.
+    // SAFETY: pinned and aligned.
     assert_eq!(raw(unsafe { sys::cuStreamWriteValue32_v2(stream.cu_stream(), flag.address as u64, 77, 0) }), 0);
     assert_eq!((seen.load(Ordering::Acquire), calls.load(Ordering::Relaxed)), (0, 0));
     drop(gate);
@@ -470,7 +470,7 @@ fn a_query_on_any_thread_invalidates_a_global_capture_unless_its_thread_is_relax
 #[test]
 fn a_hidden_function_cannot_be_found() {
     let (double, _ctx) = start();
-    // SAFETY: the double is loaded, so this opens nothing.
+    // SAFETY: the mock driver is loaded, so this opens nothing.
     let library = unsafe { sys::culib() };
     // SAFETY: only asks for a symbol.
     let found = || unsafe { library.get::<*const ()>(b"cuStreamWriteValue32\0") }.is_ok();
