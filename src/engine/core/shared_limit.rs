@@ -71,8 +71,8 @@ impl Core {
         self.log.no_thread(begun);
     }
 
-    /// The first in line was refused for this reason. Returns whether to try again at once: it has just written what it wants,
-    /// and nobody was notified of what was given back before.
+    /// Publishes what the head needs, which was refused for this reason. Returns whether to try again at once, because the demand
+    /// is new and earlier releases woke nobody.
     pub(super) fn publish_demand(&self, refusal: &Refusal) -> bool {
         let Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, shortfall, .. } } = *refusal
         else {
@@ -83,9 +83,9 @@ impl Core {
         self.want(shortfall, needed_bytes) < shortfall
     }
 
-    /// No get of this line wants memory of others any more.
+    /// No waiting request needs memory of other owners any more.
     pub(super) fn clear_demand(&self) {
-        // A load where there is no ledger. One that changes it meanwhile has joined the line, and ends it.
+        // A load without a shared limit. A request that publishes meanwhile has joined the queue, and clears its own demand.
         if self.wanted_of_ledger.bytes() > 0 {
             self.want(0, 0);
         }
