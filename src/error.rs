@@ -4,10 +4,12 @@
 //! is one line and names the request, the value, the limit and the remedy; [`report`](Error::report) has the lines on who holds
 //! what.
 
-use pinpool_os::words::{Size, Time};
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
+
+use pinpool_observe::judge::shortage::Refused;
+use pinpool_os::words::{Size, Time};
 
 /// Result of the fallible calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -92,19 +94,34 @@ impl fmt::Display for Report {
     }
 }
 
+/// A request that found no memory.
+#[derive(Debug)]
+pub(crate) struct NoMemory {
+    pub(crate) asked_bytes: u64,
+    pub(crate) refused: Refused,
+    pub(crate) usage: UsageReport,
+    pub(crate) report: Report,
+}
+
+impl fmt::Display for NoMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { asked_bytes, refused: Refused { needed_bytes, found, remedy, .. }, usage, .. } = self;
+        let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
+        write!(f, "cannot allocate {asked} (rounded to {needed}): {found}; {usage}")?;
+        if remedy.is_empty() { Ok(()) } else { write!(f, ". {}", Sentence(remedy)) }
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ErrorKind {
     #[error("cannot allocate {}: a buffer holds at most {}", Size(*len as u64), Size(*max_len as u64))]
     Length { len: usize, max_len: usize },
     #[error("cannot allocate {} aligned to {align}: an alignment is a power of two of at most {max_align}", Size(*len as u64))]
     Alignment { len: usize, align: usize, max_align: usize },
-    #[error(
-        "cannot allocate {} (rounded to {}): {found}; {usage}. {}",
-        Size(*asked_bytes), Size(*needed_bytes), Sentence(remedy)
-    )]
-    Limit { asked_bytes: u64, needed_bytes: u64, found: String, usage: UsageReport, remedy: String, report: Report },
-    #[error("cannot allocate {}: backend `{backend}`: {source}; {usage}", Size(*asked_bytes))]
-    Backend { backend: &'static str, asked_bytes: u64, usage: UsageReport, source: SourceError, report: Report },
+    #[error("{0}")]
+    Limit(NoMemory),
+    #[error("{0}")]
+    Backend(NoMemory),
     #[error("backend `{backend}` is unavailable: {why}")]
     Unavailable { backend: &'static str, why: String },
     #[error("{name}={value}: {why}")]
@@ -184,7 +201,7 @@ impl Error {
     /// The text, and below it who holds what, where a get found no memory: several lines, for a log.
     pub fn report(&self) -> String {
         match &*self.0 {
-            ErrorKind::Limit { report, .. } | ErrorKind::Backend { report, .. } => format!("{self}{report}"),
+            ErrorKind::Limit(no_memory) | ErrorKind::Backend(no_memory) => format!("{self}{}", no_memory.report),
             _ => self.to_string(),
         }
     }
@@ -324,11 +341,6 @@ impl SourceError {
         (self.to_string(), remedy)
     }
 
-    /// What to change, if the error says so.
-    pub(crate) fn remedy(&self) -> Option<&'static str> {
-        self.remedy
-    }
-
     /// Number that the driver or the kernel gave, if it gave one.
     pub fn code(&self) -> Option<i64> {
         self.code
@@ -337,6 +349,8 @@ impl SourceError {
 
 #[cfg(test)]
 mod tests {
+    use pinpool_observe::judge::shortage::Level;
+
     use super::*;
 
     #[test]
@@ -349,14 +363,14 @@ mod tests {
             ..Default::default()
         };
         let remedy = "raise PINPOOL_MAX_BYTES";
-        let error = Error::from(ErrorKind::Limit {
-            asked_bytes: 64,
+        let refused = Refused {
+            level: Level::Limit { could_fit: true },
             needed_bytes: 128,
             found: "exceeds the pool limit of 512B (PINPOOL_MAX_BYTES)".to_owned(),
-            usage,
             remedy: remedy.to_owned(),
-            report: Report::default(),
-        });
+        };
+        let error =
+            Error::from(ErrorKind::Limit(NoMemory { asked_bytes: 64, refused, usage, report: Report::default() }));
         assert!(error.is_limit() && !error.is_backend());
         assert_eq!(error.kind(), Kind::Limit);
         let text = error.to_string();

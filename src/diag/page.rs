@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use super::log::captured;
 use super::*;
 use crate::backend::PageTiers;
-use crate::dump::{Refused, Request};
+use crate::dump::{Refused, RefusedBy, Request};
 use crate::error::ErrorKind;
 use crate::finding::Finding;
 use crate::ledger::{LedgerReport, Loss};
@@ -82,10 +82,14 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         host: None,
         request: Some(Request {
             asked_bytes: 4 * MIB,
-            needed_bytes: 4 * MIB,
             tag: Some("labels".to_owned()),
             is_reserve: false,
-            refused: Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: true },
+            refused: Refused {
+                level: RefusedBy::Limit { could_fit: true },
+                needed_bytes: 4 * MIB,
+                found: "the pool limit of 24.0MiB is reached (PINPOOL_MAX_BYTES)".to_owned(),
+                remedy: String::new(),
+            },
         }),
         limit: "PINPOOL_MAX_BYTES",
         judged: None,

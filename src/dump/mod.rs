@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::error::{Lines, UsageReport};
 
-pub(crate) use pinpool_observe::judge::shortage::{Host, Refused};
+pub(crate) use pinpool_observe::judge::shortage::{Host, Level as RefusedBy, Refused};
 use pinpool_observe::judge::shortage::{LikelyCause, Shortage, likely_cause};
 use pinpool_observe::judge::{AGED, Holder, Judgement};
 use pinpool_os::call_stack::CallStack;
@@ -82,7 +82,6 @@ impl Owner {
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) asked_bytes: u64,
-    pub(crate) needed_bytes: u64,
     pub(crate) tag: Option<String>,
     pub(crate) is_reserve: bool,
     pub(crate) refused: Refused,
@@ -131,7 +130,7 @@ impl Dump {
             fallback_bytes: self.usage.fallback_bytes,
             oldest_copy: self.oldest_copy,
             host: self.host.as_ref(),
-            request: self.request.as_ref().map(|request| (request.needed_bytes, &request.refused)),
+            refused: self.request.as_ref().map(|request| &request.refused),
             is_reserve: self.request.as_ref().is_some_and(|request| request.is_reserve),
             limit: self.limit,
             // Other limits than the pool's ceiling are not among the figures.
@@ -164,8 +163,8 @@ impl Lines for Dump {
         let UsageReport { max_bytes, .. } = dump.usage;
         let max = max_bytes.map_or_else(|| "none".to_owned(), |bytes| Size(bytes).to_string());
         write!(f, "\n{}; limit {max}, peak {}", dump.usage, Size(dump.peak_bytes))?;
-        if let Some(Request { refused: Refused::Source { error, .. }, .. }) = &dump.request {
-            write!(f, "\ndriver: {error}")?;
+        if let Some(Request { refused: Refused { level: RefusedBy::Source { .. }, found, .. }, .. }) = &dump.request {
+            write!(f, "\ndriver: {found}")?;
         }
         if let Some(Host { total_bytes, available_bytes, origin, .. }) = &dump.host {
             write!(f, "\nsystem: {} free of {} ({origin})", Size(*available_bytes), Size(*total_bytes))?;
@@ -181,19 +180,10 @@ impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.request {
             None => f.write_str("memory of the pool")?,
-            Some(Request { asked_bytes, needed_bytes, tag, refused, .. }) => {
+            Some(Request { asked_bytes, tag, refused: Refused { needed_bytes, found, .. }, .. }) => {
                 let tag = tag.as_deref().unwrap_or("(untagged)");
                 let (asked, needed) = (Size(*asked_bytes), Size(*needed_bytes));
-                write!(f, "out_of_memory: cannot allocate {asked} (rounded to {needed}) for {tag}: ")?;
-                match refused {
-                    Refused::Limit { name, .. } => write!(f, "no room under {name}")?,
-                    Refused::Line { waiting: 1, .. } => f.write_str("1 earlier request is waiting and has priority")?,
-                    Refused::Line { waiting, .. } => {
-                        write!(f, "{waiting} earlier requests are waiting and have priority")?;
-                    }
-                    Refused::Ledger { .. } => f.write_str("no room under the limit shared with other pools")?,
-                    Refused::Source { error, .. } => f.write_str(error)?,
-                }
+                write!(f, "out_of_memory: cannot allocate {asked} (rounded to {needed}) for {tag}: {found}")?;
             }
         }
         f.write_str("\n")?;
@@ -221,7 +211,8 @@ mod tests {
         let owners = (0..13).map(|n| owner(&format!("tag{n}"), n + 1, 100 - n)).collect();
         let usage =
             UsageReport { held_bytes: 1 << 30, in_use_bytes: 1 << 30, max_bytes: Some(1 << 30), ..Default::default() };
-        let refused = Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: true };
+        let (level, found) = (RefusedBy::Limit { could_fit: true }, "the pool limit is reached".to_owned());
+        let refused = Refused { level, needed_bytes: 8192, found, remedy: String::new() };
         let tag = Some("tag3".to_owned());
         let dump = Dump {
             device: "host".to_owned(),
@@ -232,7 +223,7 @@ mod tests {
             peak_bytes: 1 << 30,
             oldest_copy: None,
             host: None,
-            request: Some(Request { asked_bytes: 5000, needed_bytes: 8192, tag, is_reserve: false, refused }),
+            request: Some(Request { asked_bytes: 5000, tag, is_reserve: false, refused }),
             limit: "PINPOOL_MAX_BYTES",
             judged: None,
         };
@@ -241,7 +232,7 @@ mod tests {
         assert_eq!(
             lines[..4],
             [
-                "out_of_memory: cannot allocate 4.9KiB (rounded to 8.0KiB) for tag3: no room under PINPOOL_MAX_BYTES",
+                "out_of_memory: cannot allocate 4.9KiB (rounded to 8.0KiB) for tag3: the pool limit is reached",
                 "usage of device host, allocator heap (adaptive):",
                 "  100.0MiB tag0 (1 buffer, the oldest 1.0s)",
                 "  99.0MiB tag1 (2 buffers, the oldest 2.0s)",

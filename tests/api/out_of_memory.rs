@@ -59,8 +59,8 @@ to do: return buffers sooner, lower the prefetch, or raise PINPOOL_MAX_BYTES to 
     let kept = lines_with_levels();
     let reports: Vec<_> = kept.iter().filter(|(_, line)| line.contains("out_of_memory")).collect();
     let [(Level::Warn, line)] = reports[..] else { panic!("one block: {kept:?}") };
-    let headline = "pool[loader] out_of_memory: cannot allocate 1.0MiB (rounded to 1.0MiB) for loader/labels: no room under \
-                    PINPOOL_MAX_BYTES";
+    let headline = "pool[loader] out_of_memory: cannot allocate 1.0MiB (rounded to 1.0MiB) for loader/labels: the pool \
+                    limit of 8.0MiB is reached (PINPOOL_MAX_BYTES)";
     assert_eq!(*line, format!("{headline}\n{body}"));
 }
 

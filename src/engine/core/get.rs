@@ -237,7 +237,7 @@ impl Core {
             self.record_need(class);
             // A full pool is ordinary.
             let is_ordinary = may_wait && could_hold && !matches!(refusal, Refusal::Source(_));
-            let why = || (is_ordinary, self.backing().why(refusal), usage_report(&self.stats()));
+            let why = || (is_ordinary, self.backing().explain(refusal, class).to_string(), usage_report(&self.stats()));
             self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
         }
         if may_wait {

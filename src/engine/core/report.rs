@@ -12,13 +12,12 @@ use super::super::owners::{TagAccount, UNTAGGED};
 use super::{BlockRequest, Core};
 use crate::copy;
 use crate::diag::is_power_of_ten;
-use crate::dump::{Dump, Host, Owner, Refused, Request};
-use crate::error::{Error, ErrorKind, Report};
+use crate::dump::{Dump, Host, Owner, Request};
+use crate::error::{Error, ErrorKind, NoMemory, Report};
 use crate::policy::Window;
 use crate::quota::{Level, QuotaExceeded};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{ClassStats, Stats};
-use pinpool_observe::judge::Cause;
 use pinpool_os::host::{self, LimitOrigin};
 use pinpool_os::sync::plain::Mutex;
 
@@ -76,43 +75,23 @@ impl Core {
         let account = wanted.account.as_ref().filter(|_| is_by_account);
         let stats = account.map_or_else(|| self.stats(), |account| account.stats());
         let asked_bytes = wanted.len as u64;
-        let (needed_bytes, refused) = match &refusal {
-            Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
-                let (found, remedy) = self.backing().budget().shared_in_words(*needed_bytes);
-                (*needed_bytes, Refused::Ledger { found, remedy })
-            }
-            Refusal::Over { needed_bytes, over } => {
-                let name = self.backing().limit_name(over.level);
-                let could_fit = over.could_ever && (is_by_account || self.backing().could_hold(wanted.class));
-                (*needed_bytes, Refused::Limit { name, could_fit })
-            }
-            Refusal::Line { needed_bytes, waiting, first_bytes } => {
-                (*needed_bytes, Refused::Line { waiting: *waiting, first_bytes: *first_bytes })
-            }
-            Refusal::Source(error) => {
-                let (code, remedy) = (error.code(), error.remedy());
-                (wanted.class.bytes as u64, Refused::Source { error: error.to_string(), code, remedy })
-            }
-        };
-        let cause = match &refused {
-            Refused::Source { .. } => Cause::MemoryRefused,
-            Refused::Ledger { .. } => Cause::OtherProcess,
-            _ => Cause::LimitTooSmall,
-        };
+        let refused = self.backing().explain(&refusal, wanted.class);
         let tag = wanted.tag.as_ref().map(|account| account.tag().to_owned());
-        let request = Request { asked_bytes, needed_bytes, tag, is_reserve: nth == 0, refused };
+        let request = Request { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
         let mut dump = self.dump_of(&stats, Some(request));
         if is_by_account {
             dump.limit = self.backing().limit_name(Level::Account);
         }
         let dump = Arc::new(dump);
         if nth > 0 {
-            *self.verdicts.failure.lock() = dump.likely_cause().map(|likely| (cause, likely));
+            *self.verdicts.failure.lock() = dump.likely_cause().map(|likely| (refused.cause(), likely));
         }
         if is_power_of_ten(nth) {
             self.log.out_of_memory(&dump);
         }
-        self.backing().error(wanted.len, refusal, usage_report(&stats), Report::new(dump))
+        let no_memory = NoMemory { asked_bytes, refused, usage: usage_report(&stats), report: Report::new(dump) };
+        let is_by_source = matches!(refusal, Refusal::Source(_));
+        if is_by_source { ErrorKind::Backend(no_memory) } else { ErrorKind::Limit(no_memory) }.into()
     }
 
     /// Logs the totals and the buffers that users still hold.

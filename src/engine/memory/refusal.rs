@@ -1,10 +1,11 @@
-//! Why a pool has no memory for a get, and what helps, in words.
+//! Why a pool has no memory for a request, and what helps.
 
 use pinpool_os::words::Size;
 
 use super::{Memory, Refusal};
 use crate::backend::lock_limit;
-use crate::error::{Error, ErrorKind, Report, Retry, SourceError, UsageReport};
+use crate::dump::{Refused, RefusedBy};
+use crate::error::{Retry, SourceError};
 use crate::quota::{Level, QuotaExceeded};
 use crate::size_class::Class;
 
@@ -26,67 +27,54 @@ impl Memory {
         Refusal::Over { needed_bytes, over }
     }
 
-    /// The error of a get of `len` bytes that was refused while the pool held `usage`.
-    pub(in crate::engine) fn error(&self, len: usize, refusal: Refusal, usage: UsageReport, report: Report) -> Error {
-        let asked_bytes = len as u64;
-        if let Refusal::Source(source) = refusal {
-            let backend = self.source().name();
-            return ErrorKind::Backend { backend, asked_bytes, usage, source, report }.into();
-        }
-        let (needed_bytes, found, remedy) = self.in_words(&refusal);
-        ErrorKind::Limit { asked_bytes, needed_bytes, found, usage, remedy, report }.into()
-    }
-
-    /// Why there is no memory, for the log line of a shortage.
-    pub(in crate::engine) fn why(&self, refusal: &Refusal) -> String {
-        let (_, found, remedy) = self.in_words(refusal);
-        if remedy.is_empty() { found } else { format!("{found}: {remedy}") }
-    }
-
-    /// What was needed with rounding, why there is no memory, and what helps; a source says that itself.
-    fn in_words(&self, refusal: &Refusal) -> (u64, String, String) {
-        match refusal {
+    /// Why there was no memory for a request of `class`, and what helps. The error, the log lines, the dump and the diagnosis print
+    /// the result.
+    pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> Refused {
+        let limit = |level| self.limit_name(level);
+        let (level, needed_bytes, found, remedy) = match refusal {
             Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
                 let (found, remedy) = self.budget().shared_in_words(*needed_bytes);
-                (*needed_bytes, found, remedy.to_owned())
+                (RefusedBy::Shared, *needed_bytes, found, remedy.to_owned())
+            }
+            Refusal::Over {
+                needed_bytes,
+                over: QuotaExceeded { level: Level::Account, could_ever: could_fit, .. },
+            } => {
+                let found = if *could_fit { "the partition is full" } else { "exceeds the limit of the partition" };
+                let remedy = if *could_fit { "return its buffers sooner" } else { "request less" };
+                let level = RefusedBy::Limit { could_fit: *could_fit };
+                (level, *needed_bytes, found.to_owned(), format!("{remedy} or make the partition larger"))
             }
             Refusal::Over { needed_bytes, over } => {
-                let limit = self.limit_name(over.level);
-                let found = match (over.level, self.max_bytes()) {
-                    (Level::Account, _) => "the partition is full".to_owned(),
-                    (_, Some(max_bytes)) if *needed_bytes > max_bytes => {
-                        format!("exceeds the pool limit of {} ({limit})", Size(max_bytes))
-                    }
-                    (_, Some(max_bytes)) => format!("the pool limit of {} is reached ({limit})", Size(max_bytes)),
-                    (_, None) => format!("the pool limit is reached ({limit})"),
+                let could_fit = over.could_ever && self.could_hold(class);
+                let limit = limit(over.level);
+                let found = match self.max_bytes().map(Size) {
+                    Some(max) if !could_fit => format!("exceeds the pool limit of {max} ({limit})"),
+                    Some(max) => format!("the pool limit of {max} is reached ({limit})"),
+                    None => format!("the pool limit is reached ({limit})"),
                 };
-                (*needed_bytes, found, self.remedy(*needed_bytes, *over).to_owned())
+                (RefusedBy::Limit { could_fit }, *needed_bytes, found, self.remedy(could_fit).to_owned())
             }
             Refusal::Line { needed_bytes, waiting, first_bytes } => {
                 let are = if *waiting == 1 { "request is waiting and has" } else { "requests are waiting and have" };
-                let first = Size(*first_bytes);
-                let found = format!("{waiting} earlier {are} priority, the first for {first}");
+                let found = format!("{waiting} earlier {are} priority, the first for {}", Size(*first_bytes));
                 let remedy = "wait longer (PINPOOL_WAIT), return buffers sooner or raise";
-                (*needed_bytes, found, format!("{remedy} {}", self.limit_name(Level::Pool)))
+                let remedy = format!("{remedy} {}", limit(Level::Pool));
+                (RefusedBy::Queue { first_bytes: *first_bytes }, *needed_bytes, found, remedy)
             }
-            Refusal::Source(source) => (0, source.to_string(), String::new()),
-        }
+            Refusal::Source(error) => {
+                let (text, remedy) = error.clone().split();
+                let found = format!("backend `{}`: {text}", self.source().name());
+                let level = RefusedBy::Source { code: error.code() };
+                (level, class.bytes as u64, found, remedy.unwrap_or_default().to_owned())
+            }
+        };
+        Refused { level, needed_bytes, found, remedy }
     }
 
-    /// What helps where `over` has no room for `needed_bytes`.
-    fn remedy(&self, needed_bytes: u64, over: QuotaExceeded) -> &'static str {
-        match (over.level, over.could_ever) {
-            (Level::Account, true) => "return its buffers sooner or make the partition larger",
-            (Level::Account, false) => "request less or make the partition larger",
-            (Level::Pool | Level::Shared, _) => self.remedy_of_pool(needed_bytes),
-        }
-    }
-
-    fn remedy_of_pool(&self, needed_bytes: u64) -> &'static str {
-        // The text for whole pages, which every supply can tell.
-        let class = Class { bytes: usize::try_from(needed_bytes).unwrap_or(usize::MAX), index: 0 };
-        let (may_grow, could_hold) = (self.may_grow(), self.could_hold(class));
-        match (may_grow, could_hold) {
+    /// What helps if the limit of the pool has no room.
+    fn remedy(&self, could_fit: bool) -> &'static str {
+        match (self.may_grow(), could_fit) {
             (false, true) => {
                 "return buffers sooner, raise PINPOOL_RESERVE (all of it is in use), or set PINPOOL_GROWTH=1"
             }
@@ -102,7 +90,7 @@ impl Memory {
         }
     }
 
-    /// The limit to raise where that of `level` refuses, by the name of its setting.
+    /// The name of the setting to raise if the limit of `level` refuses.
     pub(in crate::engine) fn limit_name(&self, level: Level) -> &'static str {
         match level {
             Level::Account => "the limit of the partition",
@@ -112,7 +100,7 @@ impl Memory {
         }
     }
 
-    /// Whether the ceiling is what the process may lock, so that no setting raises it.
+    /// Whether the limit is what the process may lock, so that no setting raises it.
     fn is_lock_limited(&self) -> bool {
         // By a trial: a process with CAP_IPC_LOCK has a limit that does not bind it.
         let locked_bytes = || *self.lock_limit.get_or_init(lock_limit);

@@ -237,7 +237,7 @@ impl Judge {
     /// there is a window, the judgement of the time so far.
     pub fn why(&self, now_us: u64, now: &Snapshot) -> Judgement {
         let judgement = self.recent(now_us, now);
-        let is_known = self.latest().unwrap_or(&judgement).is_alarm;
+        let is_known = self.latest().is_some_and(|latest| latest.is_alarm);
         match now.failure.clone().filter(|_| !is_known) {
             Some((cause, likely)) => judgement.of_failure(cause, likely),
             None => judgement,

@@ -1,5 +1,6 @@
 //! The likely cause of a get that finds no memory, and what to change: cases told apart by numbers.
 
+use std::fmt;
 use std::time::Duration;
 
 use super::window::STUCK_AFTER;
@@ -24,17 +25,46 @@ pub struct Host {
     pub is_group: bool,
 }
 
-/// Why a request was refused.
+/// What refused a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// The limit of the pool or a partition; whether the request fits if everything else is returned.
+    Limit { could_fit: bool },
+    /// Earlier requests that wait, the first of them for this much.
+    Queue { first_bytes: u64 },
+    /// A limit that other pools share.
+    Shared,
+    /// The driver or the kernel, with its error number.
+    Source { code: Option<i64> },
+}
+
+/// Why a request was refused: the error, the log lines, the dump and the diagnosis print it.
 #[derive(Debug, Clone)]
-pub enum Refused {
-    /// The limit of this name; whether the request fits under it when all else is put back.
-    Limit { name: &'static str, could_fit: bool },
-    /// Others are in line for memory, the first of them for this much.
-    Line { waiting: u64, first_bytes: u64 },
-    /// The ceiling shared with others, in words, and what helps.
-    Ledger { found: String, remedy: &'static str },
-    /// The back-end, in its words.
-    Source { error: String, code: Option<i64>, remedy: Option<&'static str> },
+pub struct Refused {
+    pub level: Level,
+    /// With rounding.
+    pub needed_bytes: u64,
+    pub found: String,
+    /// What helps; empty if that is unknown.
+    pub remedy: String,
+}
+
+impl Refused {
+    /// The cause that the diagnosis names.
+    pub fn cause(&self) -> Cause {
+        match self.level {
+            Level::Source { .. } => Cause::MemoryRefused,
+            Level::Shared => Cause::OtherProcess,
+            Level::Limit { .. } | Level::Queue { .. } => Cause::LimitTooSmall,
+        }
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { found, remedy, .. } = self;
+        if remedy.is_empty() { f.write_str(found) } else { write!(f, "{found}: {remedy}") }
+    }
 }
 
 /// What a pool holds, and what was asked of it.
@@ -52,8 +82,8 @@ pub struct Shortage<'a> {
     /// Age of the oldest copy in flight, and its stream.
     pub oldest_copy: Option<(Duration, u64)>,
     pub host: Option<&'a Host>,
-    /// What was needed, with rounding, and why it was refused; `None` where nothing was asked.
-    pub request: Option<(u64, &'a Refused)>,
+    /// `None` if nothing was requested.
+    pub refused: Option<&'a Refused>,
     /// Whether a reserve was asked for.
     pub is_reserve: bool,
     /// The limit to raise for more, and its value if that is known.
@@ -78,7 +108,7 @@ pub struct LikelyCause {
 /// The first case that the numbers show. Without a request: what a get over the limit would meet, if the pool comes
 /// near it.
 pub fn likely_cause(shortage: &Shortage<'_>) -> Option<LikelyCause> {
-    (shortage.request.is_some() || is_short(shortage)).then(|| first_case(shortage))
+    (shortage.refused.is_some() || is_short(shortage)).then(|| first_case(shortage))
 }
 
 /// Whether little is left: buffers that are not pinned exist, the system is full, copies do not end, or nearly all of the
@@ -93,7 +123,7 @@ fn is_short(shortage: &Shortage<'_>) -> bool {
 
 fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
     let Shortage { held_bytes, in_use_bytes, in_flight_bytes, free_bytes, longest_free_bytes, limit, .. } = *shortage;
-    let needed_bytes = shortage.request.map_or(0, |(needed_bytes, _)| needed_bytes);
+    let needed_bytes = shortage.refused.map_or(0, |refused| refused.needed_bytes);
     let cause = |found: String, change: String| LikelyCause { found, change };
     // A ceiling that is not above the present one helps nobody.
     let max_bytes = shortage.max_bytes.unwrap_or(0);
@@ -103,30 +133,31 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
     let used_bytes = in_use_bytes.saturating_add(in_flight_bytes);
     let unused_bytes = shortage.idle_bytes.saturating_add(free_bytes);
     let less = if shortage.is_reserve { "lower PINPOOL_RESERVE" } else { "request less at once" };
-    match shortage.request.map(|(_, refused)| refused) {
-        Some(Refused::Source { code: Some(code), .. }) if OF_EARLIER_WORK.contains(code) => {
+    let remedy = shortage.refused.map_or("", |refused| &refused.remedy);
+    match shortage.refused.map(|refused| refused.level) {
+        Some(Level::Source { code: Some(code) }) if OF_EARLIER_WORK.contains(&code) => {
             return cause(
                 format!("the context has failed: the driver returns an error from earlier work (code {code})"),
                 "find the first CUDA error of the process; no pool setting helps".to_owned(),
             );
         }
-        Some(Refused::Limit { could_fit: false, .. }) => {
+        Some(Level::Limit { could_fit: false }) => {
             return cause(
                 format!("the request alone exceeds {limit}"),
                 format!("request less, or raise {limit} to {}", RoundedUp(needed_bytes)),
             );
         }
-        Some(Refused::Limit { .. }) if free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => {
+        Some(Level::Limit { .. }) if free_bytes >= needed_bytes && longest_free_bytes < needed_bytes => {
             let found =
                 format!("{} free, but the largest free piece is {}", Size(free_bytes), Size(longest_free_bytes));
             return cause(found, format!("raise {limit} to {}, or use fewer sizes", RoundedUp(raised_to(0))));
         }
-        Some(Refused::Line { first_bytes, .. }) => {
-            let enough_bytes = raised_to(used_bytes.saturating_add(*first_bytes).saturating_add(needed_bytes));
+        Some(Level::Queue { first_bytes }) => {
+            let enough_bytes = raised_to(used_bytes.saturating_add(first_bytes).saturating_add(needed_bytes));
             return cause(
                 format!(
                     "an earlier request for {} has priority, and free memory is reserved for it",
-                    Size(*first_bytes)
+                    Size(first_bytes)
                 ),
                 format!(
                     "wait longer (PINPOOL_WAIT), request less at once, or raise {limit} to {}",
@@ -134,7 +165,7 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
                 ),
             );
         }
-        Some(Refused::Source { .. }) if unused_bytes > held_bytes / 2 && unused_bytes >= needed_bytes => {
+        Some(Level::Source { .. }) if unused_bytes > held_bytes / 2 && unused_bytes >= needed_bytes => {
             return cause(
                 format!(
                     "{} of {} held are idle or free, but in other sizes or pieces",
@@ -148,22 +179,25 @@ fn first_case(shortage: &Shortage<'_>) -> LikelyCause {
                 ),
             );
         }
-        Some(Refused::Ledger { found, remedy }) => {
-            return cause(found.clone(), (*remedy).to_owned());
+        Some(Level::Shared) => {
+            return cause(
+                shortage.refused.map_or_else(String::new, |refused| refused.found.clone()),
+                remedy.to_owned(),
+            );
         }
-        Some(Refused::Source { remedy: Some(remedy), .. }) => {
+        Some(Level::Source { .. }) if !remedy.is_empty() => {
             let found = "the driver or kernel refused, see above".to_owned();
             return cause(found, format!("{remedy}; or {less}"));
         }
-        refused => {
-            let is_refused_by_source = matches!(refused, Some(Refused::Source { .. }));
+        level => {
+            let is_refused_by_source = matches!(level, Some(Level::Source { .. }));
             if let Some(host) = shortage.host
                 && (is_refused_by_source || host.is_group)
                 && host.available_bytes <= needed_bytes
             {
                 return of_full_memory(host, needed_bytes);
             }
-            if let Some(Refused::Source { code, .. }) = refused {
+            if let Some(Level::Source { code }) = level {
                 let found = match (code, shortage.host) {
                     (Some(1), _) => "the driver cannot pin this much in one call".to_owned(),
                     (_, Some(Host { available_bytes, .. })) => {
@@ -252,6 +286,14 @@ mod tests {
         Host { total_bytes: 64 * GIB, available_bytes: 32 * GIB, origin: "machine".to_owned(), is_group: false }
     }
 
+    fn refused(level: Level, found: &str, remedy: &str) -> Refused {
+        Refused { level, needed_bytes: GIB, found: found.to_owned(), remedy: remedy.to_owned() }
+    }
+
+    fn by_limit(could_fit: bool) -> Refused {
+        refused(Level::Limit { could_fit }, "the pool limit is reached", "")
+    }
+
     /// Four GiB are held, which is the ceiling.
     fn full<'a>(host: &'a Host, refused: &'a Refused) -> Shortage<'a> {
         Shortage {
@@ -264,7 +306,7 @@ mod tests {
             fallback_bytes: 0,
             oldest_copy: None,
             host: Some(host),
-            request: Some((GIB, refused)),
+            refused: Some(refused),
             is_reserve: false,
             limit: "PINPOOL_MAX_BYTES",
             max_bytes: Some(4 * GIB),
@@ -282,9 +324,8 @@ mod tests {
 
     #[test]
     fn each_case_is_told_by_its_numbers() {
-        let (host, ceiling) = (free_host(), Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: true });
-        let of_source =
-            |code| Refused::Source { error: "cuMemCreate failed".to_owned(), code: Some(code), remedy: None };
+        let (host, ceiling) = (free_host(), by_limit(true));
+        let of_source = |code| refused(Level::Source { code: Some(code) }, "cuMemCreate failed", "");
         let in_use = full(&host, &ceiling);
         says(
             &in_use,
@@ -307,8 +348,8 @@ mod tests {
 
         let idle = Shortage { in_use_bytes: GIB, idle_bytes: 3 * GIB, ..in_use.clone() };
         says(&idle, "most memory is idle or free", "PINPOOL_IDLE_TIMEOUT");
-        let refused = of_source(2);
-        let of_idle = Shortage { request: Some((GIB, &refused)), ..idle };
+        let no_memory = of_source(2);
+        let of_idle = Shortage { refused: Some(&no_memory), ..idle };
         says(&of_idle, "3.0GiB of 4.0GiB held are idle or free", "set PINPOOL_MAX_BYTES below");
         let copies = Shortage {
             in_use_bytes: GIB,
@@ -317,7 +358,7 @@ mod tests {
             ..in_use.clone()
         };
         says(&copies, "in flight, the oldest for 45.0s on stream 0x10", "no pool setting helps");
-        let by_source = Shortage { request: Some((GIB, &refused)), ..in_use.clone() };
+        let by_source = Shortage { refused: Some(&no_memory), ..in_use.clone() };
         says(&by_source, "the backend refused although the machine has 32.0GiB free", "`pinpool doctor`");
         let of_host = |is_group| Host {
             total_bytes: 8 * GIB,
@@ -329,8 +370,7 @@ mod tests {
         says(&Shortage { host: Some(&group), ..in_use.clone() }, "the cgroup is full", "memory.max");
         let of_machine = Shortage { host: Some(&machine), ..by_source };
         says(&of_machine, "the machine has only 1.0MiB of memory left", "PINPOOL_MAX_BYTES");
-        let remedy = Some("raise vm.max_map_count");
-        let says_why = Refused::Source { error: "mmap failed".to_owned(), code: Some(12), remedy };
+        let says_why = refused(Level::Source { code: Some(12) }, "mmap failed", "raise vm.max_map_count");
         says(&full(&host, &says_why), "the driver or kernel refused, see above", "raise vm.max_map_count");
         says(&full(&host, &of_source(700)), "an error from earlier work (code 700)", "first CUDA error");
         let in_pieces = Shortage {
@@ -349,13 +389,13 @@ mod tests {
         let reserve = Shortage { is_reserve: true, ..full(&host, &in_one_call) };
         says(&reserve, "in one call", "lower PINPOOL_RESERVE");
         assert!(!likely_cause(&reserve).unwrap().change.contains("RLIMIT_MEMLOCK"));
-        let too_large = Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: false };
+        let too_large = by_limit(false);
         says(&full(&host, &too_large), "the request alone exceeds PINPOOL_MAX_BYTES", "request less");
     }
 
     #[test]
     fn what_the_judge_saw_over_minutes_comes_before_what_one_moment_shows() {
-        let (host, ceiling) = (free_host(), Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: true });
+        let (host, ceiling) = (free_host(), by_limit(true));
         let mut judge = super::super::Judge::default();
         for n in 1..=5 {
             let oldest = Some(Duration::from_secs(10 * n));
@@ -370,9 +410,9 @@ mod tests {
 
     #[test]
     fn a_dump_of_a_healthy_pool_has_no_cause() {
-        let (host, ceiling) = (free_host(), Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: true });
+        let (host, ceiling) = (free_host(), by_limit(true));
         let at =
-            |in_use_bytes, idle_bytes| Shortage { request: None, in_use_bytes, idle_bytes, ..full(&host, &ceiling) };
+            |in_use_bytes, idle_bytes| Shortage { refused: None, in_use_bytes, idle_bytes, ..full(&host, &ceiling) };
         assert_eq!(likely_cause(&at(GIB, 3 * GIB)), None);
         assert_eq!(likely_cause(&Shortage { in_flight_bytes: 3 * GIB, ..at(0, GIB) }), None);
         assert!(likely_cause(&at(4 * GIB, 0)).is_some());
@@ -383,7 +423,7 @@ mod tests {
 
     #[test]
     fn a_machine_that_is_full_is_no_cause_of_a_ceiling() {
-        let ceiling = Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: true };
+        let ceiling = by_limit(true);
         let host = Host { available_bytes: 0, ..free_host() };
         says(&full(&host, &ceiling), "nearly all memory is in use", "PINPOOL_MAX_BYTES");
     }

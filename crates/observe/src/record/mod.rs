@@ -14,7 +14,84 @@
 //! | `output.rs` | one file that is open: written, closed |
 //! | `recorder.rs` | one pool's part in a file |
 //!
-//! The format is described in `docs/trace-format.md`. Without the feature `io` there are events and nobody to take them.
+//! Without the feature `io` there are events and nobody to take them.
+//!
+//! # Format
+//!
+//! ```text
+//! head    "PINPOOLT"                     8 bytes
+//!         version                        u32
+//! block   length of the items, in bytes  u32, at most 64 MiB
+//!         CRC-32 (IEEE) of the items     u32
+//!         items
+//! block   ...
+//! ```
+//!
+//! Numbers of fixed width are little-endian. Items are encoded by [postcard](https://postcard.jamesmunns.com/wire-format): an enum is the number of its
+//! variant and then its fields, an unsigned number is LEB128, a text or list is its length and its content. A file whose name ends in `.gz` is a sequence
+//! of gzip members with one or several whole blocks each; the first member also has the head.
+//!
+//! A block is written as a whole, every 50 ms or sooner while something is recorded, so a process that dies leaves a file whose last block may be
+//! truncated. A reader keeps the whole items of that block, reports the truncation, and stops there; it stops before a block with a wrong checksum.
+//! `pinpool trace`, `why`, `report` and `advise` use the intact part of such a file and exit with 1.
+//!
+//! A process that exits (`exit`, or the end of `main`) while its pools live waits up to 2 s until earlier records are in the file. A process that ends
+//! without its exit handlers (`_exit`, `abort`, a signal) loses the records since the last write. In both cases `end` of these pools is missing, and
+//! `pinpool trace` names them.
+//!
+//! The queue of a file holds 65,536 records. Records that find no room are lost, counted, and reported in a record `missing`.
+//!
+//! # Opening a file
+//!
+//! A new file is readable by its user alone (mode 0600): it holds addresses and tags. Pools of one process that name the same file share it, and a later
+//! pool of that process continues it. An empty file is written, and a recording of another process that has ended is renamed to `FILE.old`, replacing the
+//! previous one, with a warning in the log. With `%p` in the name each process has its own file. A pipe of this user is accepted if it has a reader when
+//! the pool is built; `/dev/null` and `/dev/full` are accepted too.
+//!
+//! Everything else is refused before anything is written: a file that does not begin as a recording (compressed or not), a symbolic link, a directory, a
+//! device, a socket, and files of other users. Building the pool then fails with an error that names the file and what it is.
+//!
+//! # Items
+//!
+//! The reader takes at most 4 GiB, 16 million records and snapshots, and 65,536 pools, tags and call stacks. The writer names at most 32,768 tags (more
+//! share one) and 16,384 call stacks.
+//!
+//! | variant | item | fields |
+//! | --- | --- | --- |
+//! | 0 | record | time in ns, thread, pool, event |
+//! | 1 | pool | number, list of facts (name and value) |
+//! | 2 | tag | number (not 0), name |
+//! | 3 | call stack | number (not 0), list of frames, innermost first: function, file (may be empty), line |
+//! | 4 | snapshot | time in ns, pool, time of the pool's clock in us, statistics and owners (`judge::Snapshot` in `crates/observe`) |
+//!
+//! Time 0 is when the first pool of the file was built. Records of one thread are in order; those of different threads may be out of order by some blocks,
+//! so a reader sorts them by time, keeping the order of equal times. Snapshots come every 50 ms at first, later every 200th of the elapsed time, and at the
+//! end of each diagnosis window. `pinpool why` judges them with the rules of the running pool.
+//!
+//! | variant | event | fields |
+//! | --- | --- | --- |
+//! | 0 | get, served | id, bytes requested, bytes of the class, tag, ns that it took (0: a hit) |
+//! | 1 | sampled: the call stack of the last get of this memory | id, number of the call stack |
+//! | 2 | waited: the next get of this thread stood in the wait queue | |
+//! | 3 | refused get | bytes requested, bytes of the class, tag, ns that it took |
+//! | 4 | put | id, whether devices may still use the buffer |
+//! | 5 | completed: the copies of a buffer have ended | id |
+//! | 6 | leaked: the end of its copies cannot be known | id |
+//! | 7 | new: memory of a buffer | id, address, bytes of the class, whether it is the backend's (else unpinned memory in its place) |
+//! | 8 | gone: memory left the pool's buffers | id |
+//! | 9 | pin | address, bytes, ns of the call, whether it failed |
+//! | 10 | unpin | address, bytes, ns of the call, whether it failed |
+//! | 11 | move of granules | address before, address after, bytes, ns of the call (0 except for its first piece) |
+//! | 12 | limit on idle buffers | before, after |
+//! | 13 | ceiling: the limit in bytes | bytes; 2^64 - 1 is none |
+//! | 14 | cleared | |
+//! | 15 | missing records | their number |
+//! | 16 | end of the pool | |
+//!
+//! An id identifies memory from `new` to `gone`; in between gets and puts of the same id alternate. Tag 0 is none.
+//!
+//! Facts of a pool: `backend`, `pinned` (`yes` or `no`), `name` (if it has one), `process`, `version` (of the crate), `time` (seconds since 1970 at time 0),
+//! and each `PINPOOL_*` variable with its value.
 
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
