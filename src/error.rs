@@ -156,7 +156,7 @@ pub(crate) enum ErrorKind {
 
 macro_rules! kinds {
     ($($(#[$doc:meta])+ $kind:ident, $predicate:ident = $($cause:ident)|+;)+) => {
-        /// What an [`Error`] is about, for code that branches.
+        /// Kinds of [`Error`]s.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Kind {
@@ -164,7 +164,7 @@ macro_rules! kinds {
         }
 
         impl Error {
-            /// What it is about.
+            /// The kind of the error.
             pub fn kind(&self) -> Kind {
                 match *self.0 {
                     $($(ErrorKind::$cause { .. })|+ => Kind::$kind,)+
@@ -176,29 +176,29 @@ macro_rules! kinds {
     };
 }
 kinds! {
-    /// The length, the alignment or a handle of the request is wrong.
+    /// The length, alignment or handle of the request is invalid.
     Request, is_request = Length | Alignment | View | Handle;
-    /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`), not under that of the host ledger (`PINPOOL_LEDGER`),
-    /// or not before the gets that wait for memory; or a driver call did not return within the wait of a task.
+    /// The request does not fit within the limit (`PINPOOL_MAX_BYTES`) or the shared limit (`PINPOOL_LEDGER`), earlier requests
+    /// are waiting, or a driver call did not return within the wait of an async request.
     Limit, is_limit = Limit | Late;
-    /// The driver or the kernel refused, or the back-end set is not available.
+    /// The driver or the kernel refused, or the chosen backend is not available.
     Backend, is_backend = Backend | Unavailable;
-    /// Two settings contradict each other, or one set by code is out of range.
+    /// Two settings contradict each other, or a setting is out of range.
     Setting, is_setting = Setting;
     /// A copy was refused before anything was enqueued.
     Copy, is_copy = Copy;
     /// The device failed: whether a copy completed is unknown.
     Device, is_device = Device;
-    /// The system has no thread to give.
+    /// The system refused to create a thread.
     Thread, is_thread = Thread;
-    /// The pool belongs to the process that forked this one.
+    /// The pool was created before this process was forked.
     Forked, is_forked = Forked;
     /// The pool was closed by [`Pool::close`](crate::Pool::close).
     Closed, is_closed = Closed;
 }
 
 impl Error {
-    /// The text, and below it who holds what, where a get found no memory: several lines, for a log.
+    /// The error's text; if a request found no memory, also the largest holders, one per line.
     pub fn report(&self) -> String {
         match &*self.0 {
             ErrorKind::Limit(no_memory) | ErrorKind::Backend(no_memory) => format!("{self}{}", no_memory.report),

@@ -1,4 +1,4 @@
-//! A pool of page-locked host memory for loaders that feed GPUs.
+//! A pool of pinned (page-locked) host memory for loaders that feed GPUs.
 //!
 //! ```text
 //!   file ──read──▶ PinnedBuf ──copy_to──▶ device
@@ -21,30 +21,30 @@
 //!
 //! | start with | for |
 //! | --- | --- |
-//! | [`Pool`] | getting and putting back buffers |
-//! | [`PinnedBuf`] | filling and copying one |
-//! | [`Backend`] | where the memory comes from |
-//! | the crate `pinpool-shared` | buffers that worker processes fill; memory that outlives its process |
-//! | [`Stats`] | what happened |
-//! | [`PoolBuilder`] | settings; each is a `PINPOOL_*` variable too |
-//! | [`architecture`] | how the crate is built, what its terms mean, and why |
+//! | [`Pool`] | requesting buffers |
+//! | [`PinnedBuf`] | filling and copying a buffer |
+//! | [`PoolBuilder`] | settings, each also a `PINPOOL_*` variable |
+//! | [`Backend`] | sources of memory |
+//! | [`Stats`], [`Pool::diagnose`] | what happened, and what to change |
+//! | [`architecture`] | how the crate works |
+//! | the crate `pinpool-shared` | buffers that worker processes fill |
 //!
 //! # Features
 //!
 //! | feature | default | adds |
 //! | --- | --- | --- |
-//! | `cuda` | yes | back-ends of the CUDA driver and copies on streams of cudarc; driver and toolkit are not needed to build or run |
+//! | `cuda` | yes | CUDA backends and copies on cudarc streams; neither driver nor toolkit is needed to build or run |
 //! | `serde` | no | `serde::Serialize` for [`Stats`] and its parts |
-//! | `observe` | no | recording what a pool does to a file (`PINPOOL_TRACE`), call stacks of allocations, and the statistics of a running process on a Unix socket (`PINPOOL_SOCKET`): for the tool |
+//! | `observe` | no | recordings (`PINPOOL_TRACE`), call stacks of requests, and statistics of a running process on a Unix socket (`PINPOOL_SOCKET`) |
 //!
-//! The reference loader is the crate `pinpool-loader`, the tool is `pinpool-cli`, the statistics go to the facade `metrics` by
-//! `pinpool-metrics`, and the interface to C is `crates/capi`.
+//! The crate `pinpool-loader` is the reference loader, `pinpool-cli` the tool, `pinpool-metrics` an adapter to the `metrics` facade,
+//! and `crates/capi` the C interface.
 //!
 //! # Platforms
 //!
-//! Linux, Rust 1.88 or newer. On macOS and other Unix systems the crate builds and has the back-end `heap`: no memory is
-//! page-locked there, and there is neither `pinpool-shared` nor a host ledger. The crate writes its log through the `log` crate.
-//! In a program without a logger each warning of a pool is printed to stderr, once.
+//! Linux, Rust 1.88 or newer. On other Unix systems the crate builds with the backend `heap` alone, whose memory is not pinned,
+//! and without limits shared by processes. Log records go through the `log` crate. In a program without a logger each warning of a
+//! pool is printed to stderr once.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // What needs Linux is not there.
@@ -78,8 +78,7 @@ pub mod copy;
 #[doc(hidden)]
 pub mod unstable;
 
-/// Sources of memory for [`Backend::Source`]: one of your own implements [`Source`](source::Source). The contract suite for it is in
-/// the crate `pinpool-testing`.
+/// Custom memory for [`Backend::Source`]: implement [`Source`](source::Source), and test it with the crate `pinpool-testing`.
 pub mod source {
     pub use crate::backend::{GRANULE_BYTES, PAGE_BYTES, Region, Source};
 }
@@ -98,8 +97,7 @@ pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, Request, TaggedPool};
 pub use size_class::{DEFAULT_ALIGN, Rounding};
 pub use stats::Stats;
 
-/// Whether this machine has a CUDA driver that can be loaded: cudarc panics without one. Loads it, and starts nothing.
-/// The log of a pool says why the GPU is not used.
+/// Whether a CUDA driver can be loaded. Check it before using cudarc, which panics without a driver.
 #[must_use]
 pub fn cuda_is_present() -> bool {
     #[cfg(feature = "cuda")]
@@ -108,9 +106,9 @@ pub fn cuda_is_present() -> bool {
     false
 }
 
-/// The crate whose traits the views of a buffer as elements use, in version 1.
+/// Version 1 of `bytemuck`, whose traits bound the element types of views.
 pub use bytemuck;
-/// The crate whose streams and device memory copies use, in version 0.19.
+/// Version 0.19 of `cudarc`, whose streams and device memory copies use.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 

@@ -88,15 +88,6 @@ impl std::fmt::Debug for Budget {
     }
 }
 
-/// What may still be claimed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Room {
-    /// Under the pool's own limit.
-    pub(crate) own_bytes: u64,
-    /// Under the shared limit; `u64::MAX` without one.
-    pub(crate) shared_bytes: u64,
-}
-
 /// Bytes of a [`Budget`], returned when this is dropped.
 #[derive(Debug)]
 #[must_use = "dropping a claim returns its bytes"]
@@ -233,16 +224,15 @@ impl Budget {
         self.never(bytes).is_none()
     }
 
-    /// Why `bytes` do not fit into `room`, which was found here.
-    pub(crate) fn lacking(&self, room: Room, bytes: u64) -> QuotaExceeded {
-        let shared = self.lacking_shared(room, bytes).filter(|_| bytes <= room.own_bytes);
-        shared.unwrap_or_else(|| self.full(bytes.saturating_sub(room.own_bytes)))
+    /// Which level has no room for `bytes` now.
+    pub(crate) fn lacking(&self, bytes: u64) -> QuotaExceeded {
+        let shared = self.lacking_shared(bytes).filter(|_| bytes <= self.own_room_bytes());
+        shared.unwrap_or_else(|| self.full(bytes.saturating_sub(self.own_room_bytes())))
     }
 
-    /// Whether the shared limit has no room for `bytes`, or had none when `room` was found.
-    pub(crate) fn lacking_shared(&self, room: Room, bytes: u64) -> Option<QuotaExceeded> {
-        let is_lacking = room.shared_bytes < bytes || self.shared_room_for(bytes) < bytes;
-        (self.is_shared() && is_lacking).then(|| self.shared_is_full(bytes))
+    /// Whether the shared limit has no room for `bytes`.
+    pub(crate) fn lacking_shared(&self, bytes: u64) -> Option<QuotaExceeded> {
+        (self.shared_room_for(bytes) < bytes).then(|| self.shared_is_full(bytes))
     }
 
     /// The most that one claim could have.
@@ -266,8 +256,8 @@ impl Budget {
     }
 
     /// What may still be claimed, where at least `wanted_bytes` are of use.
-    pub(crate) fn room_for(&self, wanted_bytes: u64) -> Room {
-        Room { own_bytes: self.own_room_bytes(), shared_bytes: self.shared_room_for(wanted_bytes) }
+    pub(crate) fn room_for(&self, wanted_bytes: u64) -> u64 {
+        self.own_room_bytes().min(self.shared_room_for(wanted_bytes))
     }
 
     /// What may still be claimed, the shared limit aside.
@@ -378,14 +368,6 @@ impl Budget {
 /// A limit, where `u64::MAX` stands for none.
 fn unless_max(max_bytes: u64) -> Option<u64> {
     Some(max_bytes).filter(|&max_bytes| max_bytes != u64::MAX)
-}
-
-impl Room {
-    pub(crate) const UNLIMITED: Self = Self { own_bytes: u64::MAX, shared_bytes: u64::MAX };
-
-    pub(crate) fn bytes(self) -> u64 {
-        self.own_bytes.min(self.shared_bytes)
-    }
 }
 
 impl Claim {
@@ -529,15 +511,15 @@ mod tests {
         assert_eq!((other.budget().used_bytes(), pool.budget().used_bytes()), (0, 70));
         assert_eq!(over(pool.budget(), 31), expected(Level::Pool, 1, true), "its own limit refuses first");
         let claim = other.budget().claim(30).unwrap();
-        assert_eq!(other.budget().room_for(1), Room { own_bytes: 70, shared_bytes: 0 });
+        assert_eq!((other.budget().own_room_bytes(), other.budget().room_for(1)), (70, 0));
         assert_eq!(pool.resize(75).unwrap_err(), expected(Level::Shared, 5, true));
         assert_eq!((pool.bytes(), pool.budget().used_bytes(), pool.budget().auto_bytes()), (70, 70, 100));
         drop(claim);
-        assert_eq!(other.budget().room_for(10).bytes(), 30);
+        assert_eq!(other.budget().room_for(10), 30);
 
         // A limit of its own is no limit of the others, and what it holds is not theirs.
         pool.budget().set_auto(false);
-        assert_eq!((other.budget().room_for(1).shared_bytes, pool.budget().is_shared()), (100, false));
+        assert_eq!((other.budget().room_for(1), pool.budget().is_shared()), (100, false));
         let claim = other.budget().claim(100).unwrap();
         pool.resize(80).unwrap();
         pool.budget().set_auto(true);
@@ -549,19 +531,14 @@ mod tests {
     }
 
     #[test]
-    fn what_lacked_the_room_is_named_by_the_room_that_was_found() {
-        let pool = automatic("unit-lacking", 80);
-        let quota = pool.budget();
-        let found = |own_bytes, shared_bytes| Room { own_bytes, shared_bytes };
-        assert_eq!(quota.lacking(found(50, 20), 30).level, Level::Shared, "though it has room by now");
-        assert_eq!(quota.lacking(found(50, 20), 60).level, Level::Pool);
-        assert_eq!(quota.lacking(found(20, 50), 30).shortfall, 10);
-        assert_eq!(quota.lacking_shared(found(80, 30), 30), None);
-        assert_eq!(quota.lacking_shared(found(80, 200), 80), None, "it has just enough");
-        assert_eq!(quota.lacking_shared(found(80, 29), 30).map(|over| over.shortfall), Some(30));
-        assert!(quota.lacking_shared(found(80, 200), 81).is_some(), "it has none now");
-        assert_eq!((quota.highest_claim_bytes(), quota.never(81).map(|over| over.level)), (80, Some(Level::Pool)));
-        assert!(quota.never(80).is_none() && quota.could_hold(80) && !quota.could_hold(81));
+    fn the_level_that_lacks_room_is_named() {
+        let (pool, mut other) = (automatic("unit-lacking", 80), automatic("unit-lacking", 80));
+        let budget = pool.budget();
+        assert_eq!((budget.highest_claim_bytes(), budget.lacking(81).shortfall), (80, 1));
+        assert_eq!((budget.never(81).map(|over| over.level), budget.never(80)), (Some(Level::Pool), None));
+        other.resize(50).unwrap();
+        assert_eq!((budget.lacking(81).level, budget.lacking(31).level), (Level::Pool, Level::Shared));
+        assert_eq!((budget.lacking_shared(30), budget.lacking_shared(31).map(|over| over.shortfall)), (None, Some(31)));
     }
 
     #[test]
@@ -571,7 +548,7 @@ mod tests {
         quota.nothing().keep_forever();
         quota.claim(30).unwrap().keep_forever();
         drop(pool);
-        assert_eq!((quota.used_bytes(), other.budget().room_for(100).shared_bytes), (30, 70));
+        assert_eq!((quota.used_bytes(), other.budget().room_for(100)), (30, 70));
     }
 
     #[cfg(all(target_os = "linux", not(miri)))] // Shared memory.

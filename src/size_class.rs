@@ -61,15 +61,15 @@ pub(crate) struct Class {
     pub(crate) index: u32,
 }
 
-/// How sizes are rounded up to classes.
+/// How requested sizes are rounded up to size classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Rounding {
-    /// Not at all (TensorFlow's `NoopRounder`): a buffer is reused only for exactly its size.
+    /// No rounding (TensorFlow's `NoopRounder`): a buffer is reused only for exactly its size.
     Exact,
-    /// To the next power of two (`Pow2Rounder`, what TensorFlow's pinned pool used).
+    /// The next power of two (TensorFlow's `Pow2Rounder`).
     Pow2,
-    /// To eight steps per doubling, in whole pages: the classes of the `adaptive` preset.
+    /// Eight steps per doubling, in whole pages; the classes of the `adaptive` preset.
     Eighths,
 }
 

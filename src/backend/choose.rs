@@ -30,24 +30,23 @@ const LEAST_LOCKABLE_BYTES: u64 = 64 << 20;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum Backend {
-    /// The first that works here of `vmm`, `register`, `cuda`, `mlock` and `heap`; under the preset `tensorflow` from
-    /// `cuda` on.
+    /// The first of `vmm`, `register`, `cuda`, `mlock` and `heap` that works; under the preset `tensorflow` the first of `cuda`,
+    /// `mlock` and `heap`.
     #[default]
     Auto,
-    /// The first of `vmm`, `register` and `cuda` that works here; under the preset `tensorflow` only `cuda` is tried. If none works, an
-    /// error, where [`Auto`](Self::Auto) goes on to memory that is not for a GPU.
+    /// The first of `vmm`, `register` and `cuda` that works; under the preset `tensorflow` only `cuda`. An error if none works.
     Gpu,
-    /// Virtual host memory of the CUDA driver: grows and shrinks without blocking any copy. For `adaptive` only.
+    /// Virtual host memory of the CUDA driver, which grows and shrinks without blocking copies. Only for `adaptive`.
     Vmm,
-    /// Huge pages registered with the CUDA driver (`cuMemHostRegister`). For `adaptive` only.
+    /// Huge pages registered with the CUDA driver (`cuMemHostRegister`). Only for `adaptive`.
     Register,
-    /// Page-locked by the CUDA driver (`cuMemHostAlloc`).
+    /// Memory pinned by the CUDA driver (`cuMemHostAlloc`).
     Cuda,
-    /// Page-locked by the kernel (`mlock`).
+    /// Memory pinned by the kernel (`mlock`).
     Mlock,
-    /// Ordinary memory, not page-locked.
+    /// Ordinary unpinned memory.
     Heap,
-    /// A source of your own, or a wrapped one.
+    /// A custom source, or a wrapper around another source.
     Source(Arc<dyn Source>),
 }
 

@@ -35,7 +35,7 @@ impl Region {
         Self { start, len_bytes, id }
     }
 
-    /// First byte; a multiple of [`PAGE_BYTES`].
+    /// Address of the first byte, a multiple of [`PAGE_BYTES`].
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -45,7 +45,7 @@ impl Region {
         self.len_bytes
     }
 
-    /// Number of this acquisition; addresses recur, ids do not.
+    /// Number of this acquisition. Unlike addresses, ids are never reused.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -87,7 +87,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// Short name, as in `PINPOOL_BACKEND` and [`Stats::backend`](crate::Stats::backend).
     fn name(&self) -> &'static str;
 
-    /// Whether the memory is page-locked, so that a device can copy from it at full speed.
+    /// Whether the memory is pinned, so that a device can copy from it at full speed.
     fn is_pinned(&self) -> bool;
 
     /// Bytes that an acquisition of `len_bytes` takes from the system.
@@ -154,13 +154,13 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Whether the memory is made for copies to a GPU, so that ordinary memory cannot replace it.
+    /// Whether the memory is meant for copies to a GPU, so that ordinary memory is no substitute.
     fn needs_gpu(&self) -> bool {
         false
     }
 
-    /// Whether a release waits for all work of the device and blocks every enqueue meanwhile, as `cuMemFreeHost` does. The pool
-    /// then releases memory only on request, at the limit, under memory pressure and at its end.
+    /// Whether a release waits for all work of the device and blocks enqueues meanwhile, as `cuMemFreeHost` does. The pool then
+    /// releases memory only on request, at the limit, under memory pressure and when it ends.
     fn release_waits(&self) -> bool {
         false
     }
@@ -171,7 +171,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Memory node of the pages; `None` where there is only one, or it is unknown.
+    /// NUMA node of the pages; `None` if there is only one, or it is unknown.
     fn numa_node(&self) -> Option<u32> {
         None
     }

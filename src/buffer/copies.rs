@@ -24,7 +24,7 @@ pub struct PendingBuf {
 }
 
 impl PendingBuf {
-    /// Is the copy over? Does not wait.
+    /// Whether the copy has completed. Does not wait.
     ///
     /// # Errors
     ///
@@ -33,8 +33,7 @@ impl PendingBuf {
         self.copy.completion().is_done()
     }
 
-    /// Waits until the copy is over, at most for `timeout`. Returns whether it is; then [`wait`](PendingBuf::wait) returns the
-    /// buffer at once.
+    /// Waits up to `timeout` for the copy, and returns whether it has completed. If so, [`wait`](PendingBuf::wait) returns at once.
     ///
     /// # Errors
     ///
@@ -43,7 +42,7 @@ impl PendingBuf {
         self.copy.completion().wait_timeout(timeout)
     }
 
-    /// Waits until the copy is over and returns the buffer with its bytes.
+    /// Waits for the copy and returns the buffer with its bytes.
     ///
     /// # Errors
     ///
@@ -65,7 +64,7 @@ impl Future for PendingBuf {
     }
 }
 
-/// Why [`PinnedBuf::copy_to`] failed, with the buffer if nothing was enqueued. `?` makes it an [`Error`].
+/// Error of [`PinnedBuf::copy_to`], with the buffer if nothing was enqueued. `?` converts it to an [`Error`].
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct CopyError {
@@ -73,7 +72,7 @@ pub struct CopyError {
     buf: Option<PinnedBuf>,
 }
 
-/// As that of [`Error`].
+/// The same as for [`Error`].
 impl fmt::Debug for CopyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
@@ -81,13 +80,13 @@ impl fmt::Debug for CopyError {
 }
 
 impl CopyError {
-    /// Why.
+    /// The reason of the failure.
     pub fn error(&self) -> &Error {
         &self.error
     }
 
-    /// The buffer, for another attempt. `None` if the copy may have begun: the memory then returns to the pool when the
-    /// copy is over, or is never used again.
+    /// Returns the buffer for another attempt, or `None` if the copy may have started. Its memory then returns to the pool once the
+    /// copy has completed, or is never reused.
     pub fn into_buf(self) -> Option<PinnedBuf> {
         self.buf
     }

@@ -193,7 +193,7 @@ impl PinnedBuf {
         self.block.as_ref().is_some_and(Block::is_plain)
     }
 
-    /// Is the length zero?
+    /// Whether the length is zero.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -207,33 +207,31 @@ impl PinnedBuf {
         }
     }
 
-    /// Bytes of the class behind the first one: at least [`len`](PinnedBuf::len).
+    /// Usable bytes of the size class; at least [`len`](PinnedBuf::len).
     pub fn capacity(&self) -> usize {
         self.block.as_ref().map_or(0, |block| block.class_bytes() - block.skip_bytes())
     }
 
-    /// Is the memory page-locked? False for `heap`, for the fallback memory of a full pool, and for a
-    /// buffer of zero bytes.
+    /// Whether the memory is pinned. False for `heap`, for fallback memory of a full pool, and for empty buffers.
     pub fn is_pinned(&self) -> bool {
         self.block.as_ref().is_some_and(Block::is_pinned)
     }
 
-    /// Memory node of the buffer; `None` if the machine has only one, or the node is unknown.
+    /// NUMA node of the buffer; `None` if the machine has only one node, or the node is unknown.
     pub fn numa_node(&self) -> Option<u32> {
         self.block.as_ref().and_then(Block::numa_node)
     }
 
-    /// Number of the acquisition that made this buffer: the same whenever it is reused, and different from all others of
-    /// its source. `None` for zero bytes, and for [adopted](crate::Pool::adopt) memory.
+    /// Identifies the buffer's memory: equal after reuse, and unique within its backend. `None` for empty buffers and
+    /// [adopted](crate::Pool::adopt) memory.
     pub fn id(&self) -> Option<u64> {
         self.block.as_ref().and_then(|block| block.id())
     }
 
-    /// Address of the first byte; page-aligned, aligned as [requested](crate::Request::align), or that of adopted memory. Does not wait for
-    /// copies.
+    /// Address of the first byte, page-aligned or aligned as [requested](crate::Request::align). Does not wait for copies.
     ///
-    /// The pool does not see copies that others start from this address: on a machine with several GPUs the first call gives
-    /// all of them access to the memory of `vmm` pools, which is slow.
+    /// The pool cannot track copies that other code starts from this address. On a machine with several GPUs the first call is
+    /// slow, because it gives all of them access to the memory of `vmm` pools.
     pub fn as_ptr(&self) -> *const u8 {
         #[cfg(feature = "cuda")]
         crate::backend::let_all_reach();
@@ -246,19 +244,18 @@ impl PinnedBuf {
         self.as_ptr().cast_mut()
     }
 
-    /// Waits until no copy uses the buffer, those that cudarc enqueued included.
+    /// Waits for all copies that use the buffer, those enqueued through cudarc included.
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`](crate::Error::is_device) if a device failed, so that the end of a copy is unknown: the memory
-    /// is never used again.
+    /// [`Error::is_device`](crate::Error::is_device) if a device failed, so it is unknown whether a copy has completed. The
+    /// memory is never reused.
     pub fn wait(&mut self) -> Result<()> {
         let Some(block) = self.block.as_mut().filter(|block| !block.is_forked()) else { return Ok(()) };
         block.state_mut().copy_fences.wait_for_all()
     }
 
-    /// The bytes for host code to read, after waiting until no recorded copy writes to them. Copies that only read them delay
-    /// nothing. One check serves as many reads as there are: `let bytes = buf.wait_slice()?`, and no closure over `bytes` fails.
+    /// Waits for copies into the buffer, and returns the bytes for reading. Copies that only read the buffer delay nothing.
     ///
     /// # Errors
     ///
@@ -274,8 +271,7 @@ impl PinnedBuf {
         Ok(Pinned::from_ref(unsafe { self.bytes() }))
     }
 
-    /// The bytes as a plain slice, for a library that accepts nothing else and starts a copy from it; otherwise as
-    /// [`wait_slice`](PinnedBuf::wait_slice). For tracked copies see [`PinnedBuf`](PinnedBuf#which-copies-are-tracked).
+    /// As [`wait_slice`](PinnedBuf::wait_slice), but a plain slice, for a library that starts a copy from it. For tracked copies see [`PinnedBuf`](PinnedBuf#which-copies-are-tracked).
     ///
     /// # Errors
     ///
@@ -283,7 +279,7 @@ impl PinnedBuf {
     ///
     /// # Safety
     ///
-    /// The pool does not see a copy that is started from this slice. Until each such copy has completed, the buffer must be neither
+    /// The pool cannot track a copy that is started from this slice. Until each such copy has completed, the buffer must be neither
     /// dropped nor written to.
     #[inline]
     pub unsafe fn wait_slice_untracked(&self) -> Result<&[u8]> {
@@ -292,7 +288,7 @@ impl PinnedBuf {
         self.wait_slice().map(|bytes| &**bytes)
     }
 
-    /// The bytes to fill, after waiting until no recorded copy uses them.
+    /// Waits for copies that use the buffer, and returns the bytes for writing.
     ///
     /// # Errors
     ///
@@ -318,7 +314,7 @@ impl PinnedBuf {
         Ok(())
     }
 
-    /// The bytes to fill, or `None` while a recorded copy may be using them.
+    /// The bytes for writing, or `None` while a copy may be using them. Does not wait.
     ///
     /// # Errors
     ///
@@ -331,7 +327,7 @@ impl PinnedBuf {
         if are_over { self.wait_slice_mut().map(Some) } else { Ok(None) }
     }
 
-    /// The bytes as elements of `T`, otherwise as [`wait_slice`](PinnedBuf::wait_slice).
+    /// As [`wait_slice`](PinnedBuf::wait_slice), with elements of type `T`.
     ///
     /// # Errors
     ///
@@ -341,7 +337,7 @@ impl PinnedBuf {
         slice::cast(self.wait_slice()?)
     }
 
-    /// The bytes to fill as elements of `T`, otherwise as [`wait_slice_mut`](PinnedBuf::wait_slice_mut).
+    /// As [`wait_slice_mut`](PinnedBuf::wait_slice_mut), with elements of type `T`.
     ///
     /// ```
     /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
@@ -407,7 +403,7 @@ impl PinnedBuf {
         }
     }
 
-    /// Where the next [`io::Write`] goes; starts at 0.
+    /// Position of the next [`io::Write`]; starts at 0.
     pub fn position(&self) -> usize {
         self.state().map_or(0, |state| state.position)
     }

@@ -74,7 +74,7 @@ impl Completion {
         }
     }
 
-    /// Is the copy over? Does not wait.
+    /// Whether the copy has completed. Does not wait.
     ///
     /// # Errors
     ///
@@ -83,7 +83,7 @@ impl Completion {
         self.fence.as_ref().map_or(Ok(true), |fence| fence.is_done())
     }
 
-    /// Waits until the copy is over. If the copy took its buffer, the buffer is then back in its pool.
+    /// Waits until the copy has completed. A buffer that moved into the copy is then back in its pool.
     ///
     /// # Errors
     ///
@@ -94,7 +94,7 @@ impl Completion {
         Ok(())
     }
 
-    /// Waits until the copy is over, at most for `timeout`. Returns whether it is.
+    /// Waits up to `timeout` for the copy, and returns whether it has completed.
     ///
     /// # Errors
     ///

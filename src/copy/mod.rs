@@ -64,7 +64,7 @@ pub(crate) fn timeline_bytes() -> u64 {
 /// come once something is enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
-    /// Bytes that fit.
+    /// Length of this memory in bytes.
     fn capacity_bytes(&self) -> usize;
 
     /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once, with a fence of this kind,
@@ -110,29 +110,29 @@ pub unsafe trait CopySource<S: ?Sized, E = u8> {
     unsafe fn fetch(&self, stream: &S, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure>;
 }
 
-/// An in-order queue of work that a fence can be put behind.
+/// An in-order queue of work in which a fence can be recorded.
 ///
 /// # Safety
 ///
 /// The fence must satisfy the contract of [`Fence`] for all work enqueued before the call.
 #[allow(unsafe_code)]
 pub unsafe trait CopyStream {
-    /// A fence behind all work enqueued so far.
+    /// Records a fence that is done once all work enqueued so far has completed.
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if there can be none.
+    /// [`Error::is_device`] if no fence can be recorded.
     fn mark(&self) -> Result<Arc<dyn Fence>>;
 }
 
-/// Why a copy was not enqueued, failed, or is not tracked. There is no fourth case.
+/// Why a copy was not enqueued, failed, or cannot be tracked.
 #[derive(Debug)]
 pub enum CopyFailure {
-    /// Nothing was enqueued: the buffer may be used again.
+    /// Nothing was enqueued: the buffer may be reused.
     Refused(Error),
-    /// The copy failed, and a part of it may be running: the buffer may be used again when the fence is over.
+    /// The copy failed and part of it may be running: the buffer may be reused once the fence is done.
     Failed(Error, Arc<dyn Fence>),
-    /// A copy may be running and its end is unknown: the buffer must never be used again.
+    /// A copy may be running and cannot be tracked: the buffer must never be reused.
     Unknown(Error),
 }
 

@@ -1,8 +1,6 @@
 //! The lines about limits: of the pool, of a partition, and the shared limit of a host.
 
-use std::time::Duration;
-
-use pinpool_os::words::{Size, Time};
+use pinpool_os::words::Size;
 
 use super::texts::Limit;
 use super::{PoolLog, log};
@@ -52,18 +50,6 @@ impl PoolLog {
     /// The shared limit is not used, and the pool has only its own. To do: the reason is in the line.
     pub(crate) fn no_ledger(&self, why: &str) {
         log::warn!(ledger, "{self}shared_limit: not used, the pool has only its own limit: {why}");
-    }
-
-    /// Other processes released idle memory for a request. To do: nothing.
-    pub(crate) fn ledger_had_room(&self, name: &str, asked_bytes: u64, waited: Duration) {
-        let waited = Time(waited);
-        log::debug!(ledger, "{self}shared_limit: served name={name} request={asked_bytes}B waited={waited}");
-    }
-
-    /// Other processes did not release enough for a request. To do: return buffers there, or raise the shared limit.
-    pub(crate) fn ledger_had_no_room(&self, name: &str, asked_bytes: u64, waited: Duration, others: &str) {
-        let (request, waited) = (Size(asked_bytes), Time(waited));
-        log::info!(ledger, "{self}shared_limit: no room name={name} request={request} waited={waited}: {others}");
     }
 
     /// Idle memory was released for another process. To do: nothing.

@@ -153,10 +153,6 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     add("joined_ledger", &|| log.joined_ledger(&shared));
     add("ledger_has_other_ceiling", &|| log.ledger_has_other_ceiling("job", Some(64 * MIB), 24 * MIB));
     add("no_ledger", &|| log.no_ledger("/dev/shm is full"));
-    add("ledger_had_room", &|| log.ledger_had_room("job", 500_000, Duration::from_micros(5_130)));
-    add("ledger_had_no_room", &|| {
-        log.ledger_had_no_room("job", 500_000, Duration::from_secs(30), "pid 7 holds 60.0MiB")
-    });
     add("ledger_was_given", &|| log.ledger_was_given("job", 524_288));
     add("ledger_removed", &|| log.ledger_news("job", Some(Loss::Removed)));
     add("ledger_closed", &|| log.ledger_news("job", Some(Loss::Closed)));

@@ -30,15 +30,15 @@ const LISTED: usize = 10;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Owner {
-    /// The tag; `(untagged)` for the buffers without one.
+    /// The tag; `(untagged)` for untagged buffers.
     pub tag: String,
-    /// Buffers that its user holds or a copy uses.
+    /// Buffers in use or in flight.
     pub buffers: u64,
-    /// Bytes of those, as held.
+    /// Bytes of these buffers, rounded up to size classes.
     pub bytes: u64,
-    /// Bytes of those, as asked for; 0 for buffers without a tag.
+    /// Requested bytes of these buffers; 0 if untagged.
     pub asked_bytes: u64,
-    /// Age of the oldest since its get, to about a second; `None` for buffers without a tag.
+    /// Time since the oldest of these buffers was requested, to about a second; `None` if untagged.
     pub oldest: Option<Duration>,
     /// Buffers that are older than a minute.
     pub(crate) aged: u64,

@@ -61,9 +61,9 @@ impl Accounts {
         self.fallbacks.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// A wait of a get ran out. Returns how many have.
-    pub(super) fn count_timeout(&self) -> u64 {
-        self.timeouts.fetch_add(1, Ordering::Relaxed) + 1
+    /// The wait of a request timed out.
+    pub(super) fn count_timeout(&self) {
+        self.timeouts.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A wait of a get is over.

@@ -91,7 +91,7 @@ pub(crate) struct Core {
     /// What the head of the wait queue needs from other owners of the shared limit.
     wanted_of_ledger: Want,
     /// A return is making room under the shared limit.
-    is_giving: AtomicBool,
+    giving: Mutex<()>,
     /// [`Pool::close`](crate::Pool::close) was called.
     is_closed: AtomicBool,
     shortage: Shortage,
@@ -134,7 +134,7 @@ impl Core {
             thread: config.may_poll().then(MaintenanceThread::of_process),
             slow_path_flag: SlowPathFlag::default(),
             wanted_of_ledger: Want::default(),
-            is_giving: AtomicBool::new(false),
+            giving: Mutex::default(),
             is_closed: AtomicBool::new(false),
             shortage: Shortage::default(),
             backoff: Backoff::default(),
@@ -293,7 +293,7 @@ impl Core {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let make_room = |to_bytes| self.trim(to_bytes);
         let add = || self.stock.add_reserve(bytes, self.time.now_us(), make_room);
-        self.add_within_ledger(add).map_err(|refusal| self.refused(&BlockRequest::reserve(len), refusal, 0))
+        self.add_within_shared_limit(add).map_err(|refusal| self.refused(&BlockRequest::reserve(len), refusal, 0))
     }
 
     /// Waits until the whole reserve is pinned, at most until `until`. False if the wait timed out.
@@ -322,7 +322,7 @@ impl Core {
                 claim()
             })
         };
-        let claim = self.add_within_ledger(claim_or_trim).map_err(|refusal| self.refused(&wanted, refusal, 0))?;
+        let claim = self.add_within_shared_limit(claim_or_trim).map_err(|refusal| self.refused(&wanted, refusal, 0))?;
         Ok(OutsideClaim { claim, _of_account: of_account })
     }
 

@@ -20,7 +20,7 @@ use pinpool_os::unwind::caught;
 /// come true in the order in which their copies were enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait Fence: Send + Sync + fmt::Debug {
-    /// Is the copy over? Does not wait.
+    /// Whether the copy has completed. Does not wait.
     ///
     /// # Errors
     ///
@@ -28,7 +28,7 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// asks again some ten times a second, and uses the memory again after `Ok(true)`.
     fn is_done(&self) -> Result<bool>;
 
-    /// Waits until the copy is over.
+    /// Waits until the copy has completed.
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     }
 }
 
-/// The identity of a stream, unique as long as the process runs.
+/// Identity of a stream, unique within the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StreamId {
     /// Where the number comes from: 0 for [`unique`](StreamId::unique), else the address of a driver context's state.

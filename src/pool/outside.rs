@@ -15,13 +15,12 @@ use crate::error::{ErrorKind, Result};
 use pinpool_os::lost;
 
 impl Pool {
-    /// A buffer over memory that another library or process pinned: its copies are tracked and waited for as those of every
-    /// buffer, and `on_return` gives the memory back.
+    /// Wraps memory that another library or process pinned in a buffer whose copies are tracked.
     ///
-    /// The bytes count neither as held nor under the ceiling ([`page_lock`](Self::page_lock) counts what it locks), and the
-    /// buffer is no get: [`Stats::adopted`](crate::Stats::adopted) counts it. `on_return` runs once, when the buffer is dropped and its last copy is over, on
-    /// whatever thread sees that, under no lock; it must not wait for this pool. It never runs, and is not dropped, if the end of
-    /// a copy cannot be known, because a device may then use the memory at any time.
+    /// The bytes count neither as held nor towards the limit; [`RequestStats::adopted`](crate::stats::RequestStats::adopted) counts
+    /// the buffer. `on_return` runs once, after the buffer was dropped and its last copy has completed, on the thread that finds
+    /// this, without a lock. It must not wait for this pool. If it cannot be known whether a copy has completed, `on_return` neither runs
+    /// nor is dropped, because a device may still use the memory.
     ///
     /// ```
     /// use std::ptr::NonNull;
@@ -40,8 +39,8 @@ impl Pool {
     ///
     /// # Safety
     ///
-    /// The bytes of `memory` are initialised, may be written to, stay where they are, and are used by nothing but the buffer and its copies until
-    /// `on_return` is called. If `is_pinned`, they are page-locked as long.
+    /// Until `on_return` is called, the bytes of `memory` are initialized, writable, at a fixed address, and used by nothing but the
+    /// buffer and its copies. If `is_pinned`, they stay pinned for as long.
     ///
     /// # Errors
     ///
@@ -91,7 +90,7 @@ impl Pool {
     /// # Errors
     ///
     /// - [`is_request`](crate::Error::is_request): it is not whole pages of 4096 bytes,
-    /// - [`is_limit`](crate::Error::is_limit): it does not fit under the ceiling,
+    /// - [`is_limit`](crate::Error::is_limit): it does not fit within the limit,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
     pub unsafe fn page_lock<O: Send + 'static>(&self, memory: NonNull<[u8]>, owner: O) -> Result<PageLocked<O>> {
@@ -121,11 +120,11 @@ impl Pool {
     }
 }
 
-/// Memory that [`Pool::page_lock`] has page-locked, and its owner.
+/// Memory pinned by [`Pool::page_lock`], with its owner.
 ///
-/// Dropped, the page-lock ends, then the owner is dropped, and then the bytes are under the ceiling no more. If the driver refuses
-/// to end the lock, the owner is never dropped and the bytes stay under the ceiling, since a device may use them. In a child of
-/// `fork` nothing happens.
+/// Dropping it unpins the memory, drops the owner, and returns the bytes to the limit, in this order. If the driver fails to unpin
+/// the memory, the owner is never dropped and the bytes stay counted, because a device may use them. In a forked child nothing
+/// happens.
 pub struct PageLocked<O: Send + 'static> {
     /// Taken by the drop, and by nothing else.
     held: ManuallyDrop<Held<O>>,
@@ -140,22 +139,22 @@ struct Held<O> {
 }
 
 impl<O: Send + 'static> PageLocked<O> {
-    /// The memory.
+    /// Address and length of the pinned memory.
     pub fn memory(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.held.region.start(), self.held.region.len_bytes())
     }
 
-    /// What keeps it mapped.
+    /// The value that keeps the memory mapped.
     pub fn owner(&self) -> &O {
         &self.held.owner
     }
 
-    /// What locks it: `register` (the driver), `mlock` (the kernel), or `none` where the memory of the pool is not page-locked.
+    /// How it is pinned: `register` (by the driver), `mlock` (by the kernel), or `none` if the pool's memory is not pinned.
     pub fn locked_by(&self) -> &'static str {
         self.held.lock.name()
     }
 
-    /// Whether it is page-locked.
+    /// Whether the memory is pinned.
     pub fn is_pinned(&self) -> bool {
         self.locked_by() != "none"
     }

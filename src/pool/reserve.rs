@@ -6,20 +6,19 @@ use super::Pool;
 use crate::error::{ErrorKind, Result};
 
 impl Pool {
-    /// Pins `bytes` now, by the fastest method of the back-end, and keeps them until the pool ends. Logs its progress.
+    /// Pins `bytes` now, by the fastest method of the backend, and keeps them until the pool ends. Logs its progress.
     ///
-    /// With [`reserve_wait`](crate::PoolBuilder::reserve_wait) off, returns when the first 8 MiB or so are pinned: a thread of
-    /// the pool pins the rest, in steps of about 8 MiB (64 MiB on `register` and `cuda`, where no buffer of the reserve is
-    /// longer), and gives way to gets. What gets pin meanwhile is a part of the reserve. A ceiling lowered below the reserve
-    /// stops it, and takes what is idle of it back on back-ends with virtual memory; a higher one lets it go on. If the driver
-    /// or the kernel refuses a step, the rest is given up, with a warning in the log; call this again for it once that is cured.
-    /// [`Stats::pinned_fraction`](crate::Stats::pinned_fraction) has the progress, [`wait_reserved`](Self::wait_reserved) waits for the end.
+    /// With [`reserve_wait`](crate::PoolBuilder::reserve_wait) off, it returns after about 8 MiB, and a thread of the pool pins the
+    /// rest in steps of about 8 MiB (64 MiB on `register` and `cuda`, which is also the longest buffer there). Requests have
+    /// priority, and the memory that they pin meanwhile becomes part of the reserve. A limit below the reserve pauses it. If the
+    /// driver or the kernel refuses a step, the rest is abandoned with a warning; call this again once the cause is fixed.
+    /// [`MemoryStats::reserve_fraction`](crate::stats::MemoryStats::reserve_fraction) shows the progress, and
+    /// [`wait_reserved`](Self::wait_reserved) waits for completion.
     ///
     /// # Errors
     ///
-    /// - [`is_setting`](crate::Error::is_setting): under the preset `tensorflow`, which has no arena to carve from, and in a
-    ///   partition,
-    /// - [`is_limit`](crate::Error::is_limit): over the ceiling, or no room would be left for a get that waits,
+    /// - [`is_setting`](crate::Error::is_setting): the preset is `tensorflow`, which has no arena, or this is a partition,
+    /// - [`is_limit`](crate::Error::is_limit): it exceeds the limit, or would leave no room for a waiting request,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused.
     pub fn prewarm(&self, bytes: u64) -> Result<()> {
         self.check_open()?;
@@ -32,13 +31,14 @@ impl Pool {
         self.core().prewarm(bytes)
     }
 
-    /// Waits at most `timeout` until all of the reserve that was asked for is pinned; false if it
-    /// is not then, as where the ceiling leaves no room for it or the pool ends. At once true where nothing was asked for, or
-    /// where [`reserve_wait`](crate::PoolBuilder::reserve_wait) is on. With `background_thread(false)` the calling thread pins it.
+    /// Waits up to `timeout` until the whole reserve is pinned, and returns whether it is.
+    ///
+    /// Returns true at once if nothing was reserved or [`reserve_wait`](crate::PoolBuilder::reserve_wait) is on. With
+    /// `background_thread(false)` the calling thread pins the reserve.
     ///
     /// # Errors
     ///
-    /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused a step, and the rest was given up,
+    /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused a step, and the rest was abandoned,
     /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
     pub fn wait_reserved(&self, timeout: Duration) -> Result<bool> {
         self.core().check_process()?;

@@ -43,7 +43,7 @@ impl Pool {
 }
 
 impl TaggedPool {
-    /// The pool.
+    /// The pool that serves the requests.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }

@@ -179,7 +179,7 @@ impl Budget {
     /// Has the other `auto` pools release idle memory until there is room for `bytes`. Returns whether there is. A slow call,
     /// under no lock.
     pub(crate) fn ask_others(&self, bytes: u64) -> bool {
-        let lacking_bytes = || bytes.saturating_sub(self.room_for(bytes).shared_bytes);
+        let lacking_bytes = || bytes.saturating_sub(self.shared_room_for(bytes));
         self.other_owners().iter().any(|owner| {
             let released_bytes = owner.release_idle(lacking_bytes());
             released_bytes > 0 && lacking_bytes() == 0

@@ -1,26 +1,26 @@
 //! One size class.
 
-/// What a pool has counted of one size class ([`Pool::class_stats`](crate::Pool::class_stats)).
+/// Statistics of one size class ([`Pool::class_stats`](crate::Pool::class_stats)).
 ///
-/// Hits are not counted by class: each hit would have to. A recording has them (`PINPOOL_TRACE`).
+/// Hits are not counted per class, because the fast path would have to. A recording contains them (`PINPOOL_TRACE`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ClassStats {
-    /// Bytes of a buffer of this class.
+    /// Size of this class's buffers in bytes.
     pub class_bytes: u64,
-    /// Pinned buffers that exist, lost ones included.
+    /// Pinned buffers that exist, lost buffers included.
     pub buffers: u64,
-    /// Pinned buffers that a device may still be reading.
+    /// Returned pinned buffers that a device may still be using.
     pub in_flight: u64,
-    /// Pinned buffers that are idle.
+    /// Idle pinned buffers.
     pub idle: u64,
-    /// The other pinned buffers: users hold them, or they are lost.
+    /// All other pinned buffers: in use or lost.
     pub in_use: u64,
-    /// Most buffers at any time.
+    /// Highest number of buffers so far.
     pub peak_buffers: u64,
-    /// Gets that missed, those included that got memory that is not pinned.
+    /// Requests that missed, those included that got unpinned memory.
     pub misses: u64,
-    /// Buffers that left, for any of the [reasons](crate::EvictionReasons).
+    /// Buffers that left the pool, for any [reason](super::EvictionReasons).
     pub evictions: u64,
 }

@@ -9,7 +9,7 @@ const FIRST_BOUND_NANOS: u64 = 256;
 /// From below 256 ns to over 275 s.
 const BUCKETS: usize = 32;
 
-/// How long events took: how many, their sum, the shortest, the longest, and how many of them fell between two powers of two.
+/// Durations of events, counted in buckets whose bounds are powers of two.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Histogram {
     count: u64,
@@ -42,7 +42,7 @@ impl Histogram {
         self.buckets.iter_mut().zip(other.buckets).for_each(|(sum, more)| *sum += more);
     }
 
-    /// Events.
+    /// Number of events.
     pub fn count(&self) -> u64 {
         self.count
     }
@@ -52,24 +52,25 @@ impl Histogram {
         self.total
     }
 
-    /// The shortest; 0 before the first event.
+    /// The shortest duration; 0 before the first event.
     pub fn min(&self) -> Duration {
         self.min
     }
 
-    /// The longest; 0 before the first event.
+    /// The longest duration; 0 before the first event.
     pub fn max(&self) -> Duration {
         self.max
     }
 
-    /// The sum divided by the count; 0 before the first event.
+    /// The mean duration; 0 before the first event.
     pub fn mean(&self) -> Duration {
         let nanos = self.total.as_nanos() / u128::from(self.count.max(1));
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// A duration that this share of the events did not pass: `0.5` gives the median, `0.999` what one in a thousand passed.
-    /// A power of two or the longest of all, so up to twice what it stands for, and never less. 0 before the first event.
+    /// The duration that this share of the events did not exceed: `0.5` is the median. 0 before the first event.
+    ///
+    /// Rounded up to the bound of a bucket, so up to twice the exact value.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // A rank.
     pub fn percentile(&self, share: f64) -> Duration {
         let rank = (share.clamp(0.0, 1.0) * self.count as f64).ceil() as u64;
@@ -83,8 +84,8 @@ impl Histogram {
         self.max
     }
 
-    /// The buckets from the shortest to the longest durations: the bound that events of this bucket stayed below, `None` for
-    /// the last, and how many events there were. Bounds double from 256 ns to 275 s.
+    /// The buckets in ascending order: the exclusive upper bound (`None` for the last) and the number of events. Bounds double from
+    /// 256 ns to 275 s.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> + '_ {
         self.buckets.iter().enumerate().map(|(at, count)| {
             let bound = (at + 1 < BUCKETS).then(|| Duration::from_nanos(FIRST_BOUND_NANOS << at));

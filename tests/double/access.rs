@@ -1,7 +1,7 @@
 //! Which devices may reach a pool's memory.
 
 use cudarc::driver::CudaContext;
-use mock_driver::Double;
+use mock_driver::MockDriver;
 use pinpool::{Backend, PinnedBuf};
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
@@ -16,7 +16,7 @@ fn copy_arrives(buf: PinnedBuf, context: &std::sync::Arc<CudaContext>, byte: u8)
 
 #[test]
 fn one_sick_device_fails_its_own_copies_and_no_growth() {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.set_device_count(2);
     double.refuse_access(1 << 1);
     let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
@@ -38,7 +38,7 @@ fn one_sick_device_fails_its_own_copies_and_no_growth() {
 
 #[test]
 fn a_device_that_was_refused_gets_access_once_to_what_it_copies_through_the_pool() {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.set_device_count(2);
     let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
     contexts[0].bind_to_thread().unwrap();

@@ -4,7 +4,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 use pinpool::{Backend, PageLocked, PinnedBuf, Pool};
 
 use super::child::{alone, in_a_child};
@@ -27,9 +27,9 @@ fn lent(pool: &Pool, locked: &Arc<PageLocked<(Box<Pages>, Arc<()>)>>) -> PinnedB
     unsafe { pool.adopt(locked.memory(), locked.is_pinned(), move || drop(kept)) }.unwrap()
 }
 
-fn on_each_backend(test: impl Fn(&Double, &Pool)) {
+fn on_each_backend(test: impl Fn(&MockDriver, &Pool)) {
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
-        let double = Double::load();
+        let double = MockDriver::load();
         let pool = builder(backend.clone()).build().unwrap();
         test(&double, &pool);
         drop(pool);
@@ -68,7 +68,7 @@ fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
 
 #[test]
 fn memory_that_a_device_may_still_use_is_never_given_back() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let pool = builder(Backend::Register).build().unwrap();
     let context = cudarc::driver::CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
@@ -89,7 +89,7 @@ fn memory_that_a_device_may_still_use_is_never_given_back() {
 
 #[test]
 fn a_refusal_of_the_driver_is_an_error_and_one_at_the_end_keeps_the_memory() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let pool = builder(Backend::Register).build().unwrap();
     let alive = Arc::new(());
     double.fail("cuMemHostRegister_v2", 1, Code::OUT_OF_MEMORY);
@@ -108,7 +108,7 @@ fn a_refusal_of_the_driver_is_an_error_and_one_at_the_end_keeps_the_memory() {
 #[test]
 fn children_of_fork_have_the_pages_again_when_the_lock_has_ended() {
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         let pool = builder(Backend::Register).build().unwrap();
         let mut pages = Box::new(Pages([9; MIB]));
         let bytes = NonNull::from(pages.0.as_mut_slice());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 use pinpool::{Backend, Pool};
 
 use crate::child::alone;
@@ -17,7 +17,7 @@ fn pool(backend: &Backend, bytes: u64) -> pinpool::Result<Pool> {
 
 #[test]
 fn the_start_pins_one_step_of_each_back_end_and_each_poll_one_more() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     for (backend, steps) in [(Backend::Vmm, 4), (Backend::Register, 2), (Backend::Cuda, 2)] {
         let pool = pool(&backend, 32 * MI).unwrap();
@@ -48,7 +48,7 @@ fn a_refusal_of_the_driver_at_each_of_the_first_steps_leaves_what_is_there() {
         // The granules of a step are created one by one.
         let in_a_step = if matches!(backend, Backend::Vmm) { 4 } else { 1 };
         for failing in 1..3 {
-            let double = Double::load();
+            let double = MockDriver::load();
             let before = held(&double);
             let pool = pool(&backend, 0).unwrap();
             double.fail(call, 1 + failing * in_a_step, Code::OUT_OF_MEMORY);
@@ -68,7 +68,7 @@ fn a_refusal_of_the_driver_at_each_of_the_first_steps_leaves_what_is_there() {
 
 #[test]
 fn the_first_step_refused_is_an_error_of_the_start() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     let pool = pool(&Backend::Vmm, 0).unwrap();
     double.fail("cuMemCreate", 1, Code::OUT_OF_MEMORY);
@@ -78,7 +78,7 @@ fn the_first_step_refused_is_an_error_of_the_start() {
 
 #[test]
 fn the_end_of_a_pool_waits_for_the_step_in_the_driver_and_leaves_nothing() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
         let pool = Pool::builder().without_env().backend(backend.clone()).max_bytes(1 << 30);
@@ -93,7 +93,7 @@ fn the_end_of_a_pool_waits_for_the_step_in_the_driver_and_leaves_nothing() {
 #[test]
 fn a_process_may_end_while_the_driver_pins() {
     alone(|| {
-        let _double = Double::load();
+        let _double = MockDriver::load();
         for backend in [Backend::Vmm, Backend::Register] {
             let pool = Pool::builder().without_env().backend(backend).max_bytes(1 << 30);
             std::mem::forget(pool.reserve_bytes(512 << 20).reserve_wait(false).build().unwrap());
@@ -103,7 +103,7 @@ fn a_process_may_end_while_the_driver_pins() {
 
 #[test]
 fn a_reserve_that_is_registered_lies_in_huge_pages_where_there_are_some() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     for backend in [Backend::Vmm, Backend::Register] {
         let pool = builder(backend.clone())

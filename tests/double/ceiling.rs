@@ -1,9 +1,9 @@
-//! What the driver holds page-locked, by the double's own count, against the ceiling of the pool.
+//! What the driver holds page-locked, by the mock driver's own count, against the ceiling of the pool.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use mock_driver::Double;
+use mock_driver::MockDriver;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
 
 use crate::fixture::{MIB, builder, held};
@@ -24,7 +24,7 @@ const CEILINGS: [u64; 9] = [
 ];
 
 /// The pool of this builder, before it holds anything: what the trial of its source held for a moment is not counted.
-fn built(double: &Double, builder: PoolBuilder) -> Pool {
+fn built(double: &MockDriver, builder: PoolBuilder) -> Pool {
     let pool = builder.build().unwrap();
     double.reset();
     pool
@@ -61,7 +61,7 @@ fn churn(pool: &Pool, max_bytes: u64, mut check: impl FnMut()) {
 
 /// Checks, whenever `check` is called, that what the driver has ever held since `before` fits and is what the pool says.
 fn within<'a>(
-    double: &'a Double,
+    double: &'a MockDriver,
     pool: &'a Pool,
     before: u64,
     max_bytes: u64,
@@ -82,7 +82,7 @@ fn within<'a>(
 fn the_driver_never_holds_a_byte_more_than_the_ceiling() {
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
         for max_bytes in CEILINGS {
-            let double = Double::load();
+            let double = MockDriver::load();
             let (before, counted) = (held(&double), double.counts().pinned_bytes);
             let pool = built(&double, builder(backend.clone()).max_bytes(max_bytes).wait(Duration::ZERO));
             churn(&pool, max_bytes, within(&double, &pool, counted, max_bytes, backend.name()));
@@ -95,7 +95,7 @@ fn the_driver_never_holds_a_byte_more_than_the_ceiling() {
 #[test]
 fn the_driver_never_holds_more_for_buffers_of_their_own() {
     for max_bytes in CEILINGS {
-        let double = Double::load();
+        let double = MockDriver::load();
         let (before, counted) = (held(&double), double.counts().pinned_bytes);
         let pool = builder(Backend::Cuda)
             .preset(Preset::TensorFlow)
@@ -120,7 +120,7 @@ fn a_reserve_counts_with_all_that_the_driver_holds_for_it() {
             (1 << 20, 1 << 20),
             ((3 << 20) + 1, (3 << 20) + 4096),
         ] {
-            let double = Double::load();
+            let double = MockDriver::load();
             let counted = double.counts().pinned_bytes;
             let pool = built(&double, builder(backend.clone()).max_bytes(max_bytes).wait(Duration::ZERO));
             let mut check = within(&double, &pool, counted, max_bytes, backend.name());
@@ -138,7 +138,7 @@ fn a_reserve_counts_with_all_that_the_driver_holds_for_it() {
 #[test]
 fn where_the_driver_refuses_a_region_the_get_is_served_by_a_smaller_one() {
     for backend in [Backend::Register, Backend::Cuda] {
-        let double = Double::load();
+        let double = MockDriver::load();
         let before = held(&double).pinned_bytes;
         let pool = builder(backend.clone()).max_bytes(64 << 20).wait(Duration::ZERO).build().unwrap();
         // A region for buffers of 1 MiB has 8 MiB; the driver has 3 MiB left.

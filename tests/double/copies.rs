@@ -1,4 +1,4 @@
-//! Copies through cudarc over the double, whose gates decide which copies are complete.
+//! Copies through cudarc over the mock driver, whose gates decide which copies are complete.
 #![allow(unsafe_code)] // Acquires by hand, and captures, which cudarc leaves to its users.
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
-use mock_driver::{Code, Cruelty, Double};
+use mock_driver::{Code, Deviation, MockDriver};
 use pinpool::source::{PAGE_BYTES, Source};
 use pinpool::unstable::backend::CudaSource;
 use pinpool::{Backend, Completion, Pool};
@@ -27,15 +27,15 @@ fn every_fact_about_the_driver_holds_on_the_double() {
 #[test]
 fn the_facts_hold_where_a_driver_answers_otherwise_than_its_manual() {
     alone(|| {
-        let double = Double::load();
-        double.set_cruel(&[Cruelty::SmallCopies, Cruelty::OtherCodes]);
+        let double = MockDriver::load();
+        double.set_deviations(&[Deviation::SmallCopies, Deviation::OtherCodes]);
         driver_facts::check(&CudaContext::new(0).unwrap());
     });
 }
 
 #[test]
 fn the_source_keeps_the_contract() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = double.counts();
     check_source(&CudaSource::new(0).unwrap());
     let after = double.counts();
@@ -45,7 +45,7 @@ fn the_source_keeps_the_contract() {
 
 #[test]
 fn the_source_reports_the_bytes_that_it_holds() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let source = CudaSource::new(0).unwrap();
     for len in [1, PAGE_BYTES, 100_000, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1] {
         let before = double.counts().pinned_bytes;
@@ -59,7 +59,7 @@ fn the_source_reports_the_bytes_that_it_holds() {
 #[test]
 fn a_new_pool_creates_no_context_and_a_get_keeps_the_threads_own() {
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         let pool = tensorflow().build().unwrap();
         assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 0);
         drop(pool.get(4096).unwrap());
@@ -72,7 +72,7 @@ fn a_new_pool_creates_no_context_and_a_get_keeps_the_threads_own() {
 
 #[test]
 fn without_a_device_cuda_is_an_error_and_auto_takes_another() {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.set_device_count(0);
     let error = tensorflow().build().unwrap_err();
     assert!(error.is_backend() && error.to_string().contains("NO_DEVICE"), "{error}");
@@ -225,7 +225,7 @@ fn a_failed_event_record_of_the_target_does_not_lose_the_copy() {
 
 /// A copy behind which the driver refuses the number and the event.
 fn copy_without_a_fence(
-    double: &Double,
+    double: &MockDriver,
     pool: &Pool,
     stream: &Arc<CudaStream>,
     memory: &mut CudaSlice<u8>,
@@ -315,7 +315,7 @@ fn the_end_of_a_pool_waits_for_its_copies_and_then_releases_everything() {
 
 #[test]
 fn the_end_of_a_pool_keeps_the_memory_of_a_stuck_copy() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let pool = tensorflow().unstable_close_wait(Duration::ZERO).build().unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
@@ -331,7 +331,7 @@ fn the_end_of_a_pool_keeps_the_memory_of_a_stuck_copy() {
 
 #[test]
 fn on_a_lost_device_or_at_the_end_of_the_process_no_memory_is_freed_and_no_thread_waits() {
-    let harms: [fn(&Double); 2] = [|double| double.lose_device(Code::UNKNOWN), Double::shut_down];
+    let harms: [fn(&MockDriver); 2] = [|double| double.lose_device(Code::UNKNOWN), MockDriver::shut_down];
     for harm in harms {
         let (double, context, pool) = start();
         let (stream, mut memory) = stream_and_memory(&context, MIB);

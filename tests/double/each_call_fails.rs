@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
 use log::Level;
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool, Request, Result};
 
 use crate::captured_log::{lines_with_levels, listen};
@@ -46,7 +46,7 @@ struct Lane {
 }
 
 impl Lane {
-    fn new(double: &Double) -> Self {
+    fn new(double: &MockDriver) -> Self {
         double.renew_contexts();
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -113,7 +113,7 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
 
 /// One run; `script` says what fails, before the end of the pool or in it. Returns how often each function was called before and
 /// in the end, or what is wrong.
-fn run(double: &Double, case: &Case, is_well_at_end: bool, script: impl FnOnce()) -> [Vec<(String, u64)>; 2] {
+fn run(double: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOnce()) -> [Vec<(String, u64)>; 2] {
     listen();
     double.reset();
     let mut lane = Lane::new(double);
@@ -145,7 +145,7 @@ fn run(double: &Double, case: &Case, is_well_at_end: bool, script: impl FnOnce()
         thread::yield_now();
     }
     pool.trim(0);
-    // The double's work is over shortly before its events are. What is never over is a hang, which is reported.
+    // The mock driver's work is over shortly before its events are. What is never over is a hang, which is reported.
     while pool.stats().copies.in_flight > 0 || is_well_at_end && pool.stats().memory.lost > 0 {
         thread::yield_now();
         pool.trim(0);
@@ -208,7 +208,7 @@ struct Fault {
 }
 
 /// Runs that went wrong, each with its reason; and how often each call failed alone.
-fn sweep(case: &Case, double: &Double, current: &Mutex<String>) -> (Vec<String>, BTreeMap<String, u64>) {
+fn sweep(case: &Case, double: &MockDriver, current: &Mutex<String>) -> (Vec<String>, BTreeMap<String, u64>) {
     let is_meant = |(name, _): &(String, u64)| case.only.is_empty() || case.only.contains(&&**name);
     let [mut calls, _] = run(double, case, true, || {});
     let [_, mut all_calls] = run(double, case, false, || {});
@@ -277,7 +277,7 @@ fn check(case: Case, needed: &[&str]) {
     let ((begun, turn), (done, result)) = (channel(), channel());
     let shared = current.clone();
     thread::spawn(move || {
-        let double = Double::load();
+        let double = MockDriver::load();
         let _began = begun.send(());
         let _ended = done.send(sweep(&case, &double, &shared));
     });

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cudarc::driver::CudaContext;
 use log::Level;
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 use pinpool::unstable::backend::try_out;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 
@@ -79,7 +79,7 @@ const REFUSALS: &[(&[&str], &str, &[&str])] = &[
 #[test]
 fn each_refusal_at_each_step_is_named_and_the_next_back_end_is_taken() {
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         for code in [Code::OUT_OF_MEMORY, Code::NOT_PERMITTED, NOT_SUPPORTED] {
             for (refused, expected, says) in REFUSALS {
                 double.reset();
@@ -110,7 +110,7 @@ fn each_refusal_at_each_step_is_named_and_the_next_back_end_is_taken() {
 
 #[test]
 fn under_tensorflow_only_cuda_is_tried_of_the_driver() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let of = || taken(auto().preset(Preset::TensorFlow));
     assert_eq!((of().backend, double.calls("cuMemHostAlloc"), double.calls("cuMemFreeHost")), ("cuda", 1, 1));
     double.fail_from("cuMemHostAlloc", 1, Code::NOT_PERMITTED);
@@ -121,7 +121,7 @@ fn under_tensorflow_only_cuda_is_tried_of_the_driver() {
 
 #[test]
 fn where_registering_is_refused_auto_ends_at_cuda() {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.fail_from("cuMemCreate", 1, NOT_SUPPORTED);
     double.fail_from("cuMemHostRegister_v2", 1, NOT_SUPPORTED);
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
@@ -136,7 +136,7 @@ fn where_registering_is_refused_auto_ends_at_cuda() {
 #[test]
 fn a_trial_leaves_nothing_and_makes_a_context_only_for_a_copy() {
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         let before = held(&double);
         drop(auto().build().unwrap());
         assert_eq!((double.counts().contexts, held(&double)), (0, before), "vmm needs none");
@@ -151,7 +151,7 @@ fn a_trial_leaves_nothing_and_makes_a_context_only_for_a_copy() {
 
 #[test]
 fn a_trial_that_a_capture_forbids_is_no_refusal() {
-    let double = Double::load();
+    let double = MockDriver::load();
     for code in [Code::STREAM_CAPTURE_UNSUPPORTED, Code::STREAM_CAPTURE_INVALIDATED] {
         for (call, preset, expected) in [
             ("cuMemCreate", Preset::Adaptive, "vmm"),
@@ -171,7 +171,7 @@ fn a_trial_that_a_capture_forbids_is_no_refusal() {
 #[test]
 fn a_program_can_try_each_source_of_the_driver_and_leave_one_out() {
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         let (before, config) = (held(&double), auto().config().unwrap());
         for name in ["vmm", "register", "cuda"] {
             let source = config.driver_source(name).unwrap();
@@ -216,7 +216,7 @@ pub(crate) fn machine(nodes: &[(u32, u64, &str)], more: &[(&str, &str)]) -> temp
 }
 
 const NEW: (&str, &str) = ("sys/module/nvidia/version", "595.45.04\n");
-/// The device of the double is near node 1.
+/// The device of the mock driver is near node 1.
 const NEAR_1: (&str, &str) = ("sys/bus/pci/devices/0000:d0:00.0/numa_node", "1\n");
 const ALIKE: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 508, "64-127")];
 const MEMORYLESS: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 0, "64-127")];
@@ -225,7 +225,7 @@ const ASYMMETRIC: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 128, "64-127")];
 
 #[test]
 fn on_memory_nodes_that_are_not_alike_an_old_driver_is_not_asked_unless_the_user_insists() {
-    let double = Double::load();
+    let double = MockDriver::load();
     for (nodes, why) in [
         (MEMORYLESS, "node 1 has no memory"),
         (WITHOUT_CPUS, "node 1 has no processors"),
@@ -246,7 +246,7 @@ fn on_memory_nodes_that_are_not_alike_an_old_driver_is_not_asked_unless_the_user
 
 #[test]
 fn near_a_node_that_is_not_whole_memory_comes_from_the_host_where_the_driver_has_it() {
-    let double = Double::load();
+    let double = MockDriver::load();
     for nodes in [MEMORYLESS, WITHOUT_CPUS] {
         let root = machine(nodes, &[NEW, NEAR_1]);
         let created = double.calls("cuMemCreate");
@@ -261,7 +261,7 @@ fn near_a_node_that_is_not_whole_memory_comes_from_the_host_where_the_driver_has
 
 #[test]
 fn where_a_node_is_refused_memory_of_the_host_is_asked_for() {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.set_attribute(VIRTUAL_MEMORY_ON_HOST, 1);
     double.fail("cuMemCreate", 1, Code::INVALID_VALUE);
     assert_eq!(taken(auto()).backend, "vmm");

@@ -6,7 +6,7 @@ use std::thread;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
-use mock_driver::{Counts, Double, HeldStream};
+use mock_driver::{Counts, HeldStream, MockDriver};
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
 
 pub(crate) const MIB: usize = 1 << 20;
@@ -20,8 +20,8 @@ pub(crate) fn tensorflow() -> PoolBuilder {
     builder(Backend::Cuda).preset(Preset::TensorFlow)
 }
 
-pub(crate) fn start() -> (Double, Arc<CudaContext>, Pool) {
-    let double = Double::load();
+pub(crate) fn start() -> (MockDriver, Arc<CudaContext>, Pool) {
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let pool = tensorflow().build().unwrap();
     (double, context, pool)
@@ -52,7 +52,7 @@ pub(crate) struct Held {
     pub(crate) reservations: u64,
 }
 
-pub(crate) fn held(double: &Double) -> Held {
+pub(crate) fn held(double: &MockDriver) -> Held {
     let Counts { pinned_bytes, host_allocations, registrations, granules, mappings, reservations, .. } =
         double.counts();
     // The pages of words that streams write are no pool's.
@@ -116,7 +116,7 @@ pub(crate) fn usual_streams(context: &Arc<CudaContext>) -> Vec<Arc<CudaStream>> 
 }
 
 /// Runs `run` on a thread, sees it wait for an event while `gate` holds the work, and lets the work run.
-pub(crate) fn ends_only_after<R: Send>(double: &Double, gate: HeldStream<'_>, run: impl FnOnce() -> R + Send) -> R {
+pub(crate) fn ends_only_after<R: Send>(double: &MockDriver, gate: HeldStream<'_>, run: impl FnOnce() -> R + Send) -> R {
     let waits = double.calls("cuEventSynchronize");
     thread::scope(|scope| {
         let waiting = scope.spawn(run);

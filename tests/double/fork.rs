@@ -9,7 +9,7 @@ use crate::child::{alone, in_a_child};
 fn a_child_of_fork_gets_an_error_instead_of_the_drivers_memory() {
     // A fork beside other tests would copy locks that their threads hold.
     alone(|| {
-        let _double = mock_driver::Double::load();
+        let _double = mock_driver::MockDriver::load();
         for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
             let pool = Pool::builder().without_env().backend(backend).build().unwrap();
             let mut buf = pool.get(1 << 20).unwrap();
@@ -36,7 +36,7 @@ fn a_child_of_fork_gets_an_error_instead_of_the_drivers_memory() {
 #[test]
 fn a_pool_of_a_child_whose_parent_used_cuda_says_why_it_has_no_gpu() {
     alone(|| {
-        let double = mock_driver::Double::load();
+        let double = mock_driver::MockDriver::load();
         let pool = Pool::builder().without_env().build().unwrap();
         assert_eq!(pool.stats().backend, "vmm");
         in_a_child(|| {
@@ -57,7 +57,7 @@ fn a_pool_of_a_child_whose_parent_used_cuda_says_why_it_has_no_gpu() {
 #[test]
 fn a_launcher_that_builds_a_pool_and_only_forks_leaves_its_children_with_cuda() {
     alone(|| {
-        let double = mock_driver::Double::load();
+        let double = mock_driver::MockDriver::load();
         let pool = Pool::builder().without_env().build().unwrap();
         assert_eq!(double.calls("cuInit"), 0);
         in_a_child(|| {
@@ -83,7 +83,7 @@ fn a_launcher_that_builds_a_pool_and_only_forks_leaves_its_children_with_cuda() 
 #[test]
 fn a_pool_that_names_its_backend_or_reserves_memory_begins_when_it_is_built() {
     alone(|| {
-        let double = mock_driver::Double::load();
+        let double = mock_driver::MockDriver::load();
         let build = |settings: &[(&str, &str)]| {
             let builder = Pool::builder().without_env();
             let builder = settings.iter().try_fold(builder, |builder, (name, text)| builder.variable(name, text));

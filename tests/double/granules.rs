@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
-use mock_driver::Double;
+use mock_driver::MockDriver;
 use pinpool::Backend;
 
 use crate::fixture::{MIB, builder, filled, held, stream_and_memory};
@@ -12,7 +12,7 @@ use crate::fixture::{MIB, builder, filled, held, stream_and_memory};
 const GIB: usize = 1 << 30;
 const TIB: u64 = 1 << 40;
 
-/// The double keeps a descriptor for each granule. Returns how many the process may have.
+/// The mock driver keeps a descriptor for each granule. Returns how many the process may have.
 fn raise_descriptor_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` lives as long as the call.
@@ -33,7 +33,7 @@ fn a_pool_of_a_terabyte_makes_at_most_8192_mappings() {
         std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).unwrap();
         return;
     }
-    let double = Double::load();
+    let double = MockDriver::load();
     double.set_sparse(true);
     let before = held(&double);
     let pool = builder(Backend::Vmm).max_bytes(TIB).wait(Duration::ZERO).build().unwrap();
@@ -52,7 +52,7 @@ fn a_pool_of_a_terabyte_makes_at_most_8192_mappings() {
 
 #[test]
 fn a_copy_from_granules_of_two_sizes_arrives() {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.set_sparse(true);
     let before = held(&double);
     let context = CudaContext::new(0).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result};
-use mock_driver::{Code, Cruelty, Double};
+use mock_driver::{Code, Deviation, MockDriver};
 use pinpool::copy::CopyStream;
 use pinpool::copy::cuda::{RawMem, RawStream};
 use pinpool::{PinnedBuf, Pool};
@@ -31,7 +31,7 @@ fn untracked(stream: &Arc<CudaStream>, buf: &PinnedBuf, memory: &mut cudarc::dri
 }
 
 /// Drops `buf` under held work, and looks that it comes back only when that work is over.
-fn returns_only_after(double: &Double, pool: &Pool, buf: PinnedBuf, gate: mock_driver::HeldStream<'_>) {
+fn returns_only_after(double: &MockDriver, pool: &Pool, buf: PinnedBuf, gate: mock_driver::HeldStream<'_>) {
     let id = buf.id();
     drop(buf);
     pool.maintain();
@@ -102,7 +102,7 @@ fn memory_is_lost_where_the_driver_refuses_a_fence_behind_work_on_it() {
 
     let (double, context, pool) = start();
     let (stream, _memory) = stream_and_memory(&context, LEN);
-    // SAFETY: the double looks handles up.
+    // SAFETY: the mock driver looks handles up.
     let unknown: Record<'_> = &|buf| unsafe { buf.record_stream(ptr::without_provenance_mut(0x1234_5670)) };
     let without_context: Record<'_> = &|buf| {
         // SAFETY: none is allowed.
@@ -170,7 +170,7 @@ fn a_buffer_that_is_recorded_on_again_and_again_keeps_few_fences() {
 
 #[test]
 fn a_default_stream_is_that_of_the_gpu_that_is_named() {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.set_device_count(2);
     let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
     // The default stream of the second GPU waits for the work of this one.
@@ -207,7 +207,7 @@ fn a_default_stream_is_that_of_the_gpu_that_is_named() {
 }
 
 /// Puts ten buffers behind the default stream of GPU 1, on a thread that has no context; the driver's calls by name.
-fn calls_of_ten_puts(double: &Double, pool: &Pool) -> Vec<(&'static str, u64)> {
+fn calls_of_ten_puts(double: &MockDriver, pool: &Pool) -> Vec<(&'static str, u64)> {
     let names = ["cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDevicePrimaryCtxRetain"];
     let before = names.map(|name| double.calls(name));
     let put = || {
@@ -221,7 +221,7 @@ fn calls_of_ten_puts(double: &Double, pool: &Pool) -> Vec<(&'static str, u64)> {
 
 #[test]
 fn a_put_by_a_handle_neither_starts_the_driver_nor_retains_a_context() {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.set_device_count(2);
     let _contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
     let pool = tensorflow().build().unwrap();
@@ -233,7 +233,7 @@ fn a_put_by_a_handle_neither_starts_the_driver_nor_retains_a_context() {
 fn a_stream_of_a_green_context_is_served_through_the_primary_context() {
     let (double, context, pool) = start();
     let (stream, mut memory) = stream_and_memory(&context, LEN);
-    double.set_cruel(&[Cruelty::GreenStreams]);
+    double.set_deviations(&[Deviation::GreenStreams]);
     let mut buf = pool.get(LEN).unwrap();
     let gate = double.hold(stream.cu_stream());
     untracked(&stream, &buf, &mut memory);
@@ -246,7 +246,7 @@ fn a_stream_of_a_green_context_is_served_through_the_primary_context() {
 fn the_default_stream_of_a_green_context_is_that_of_the_context_and_takes_no_copies() {
     let (double, context, pool) = start();
     let memory = context.default_stream().alloc_zeros::<u8>(LEN).unwrap();
-    double.set_cruel(&[Cruelty::GreenStreams]);
+    double.set_deviations(&[Deviation::GreenStreams]);
     // SAFETY: a default stream lives as long as its context.
     let default = unsafe { RawStream::new(ptr::null_mut()) };
     let (address, _record) = memory.device_ptr(memory.stream());

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
-use mock_driver::Double;
+use mock_driver::MockDriver;
 use pinpool::{Backend, FenceKind};
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
@@ -19,7 +19,7 @@ fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
 
 #[test]
 fn a_failing_get_and_the_figures_do_not_wait_for_a_query_of_another_thread() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
     let pool = builder(Backend::Vmm)
@@ -49,7 +49,7 @@ fn a_failing_get_and_the_figures_do_not_wait_for_a_query_of_another_thread() {
 #[test]
 fn a_trim_does_not_ask_a_driver_that_stands_still() {
     for backend in [Backend::Register, Backend::Cuda] {
-        let double = Double::load();
+        let double = MockDriver::load();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, MIB);
         let pool = builder(backend)
@@ -87,7 +87,7 @@ fn a_trim_does_not_ask_a_driver_that_stands_still() {
 
 #[test]
 fn the_end_of_a_pool_does_not_wait_for_its_thread_in_a_query() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
     let pool = builder(Backend::Vmm)

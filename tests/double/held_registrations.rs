@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mock_driver::Double;
+use mock_driver::MockDriver;
 use pinpool::{Backend, Pool, Request};
 
 use crate::fixture::{MIB, builder};
@@ -17,7 +17,7 @@ fn registering() -> Pool {
 
 #[test]
 fn a_get_does_not_wait_past_its_deadline_for_the_registration_of_another_thread() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let pool = registering();
     let held = double.hold_call("cuMemHostRegister_v2");
     thread::scope(|scope| {
@@ -44,7 +44,7 @@ fn a_get_does_not_wait_past_its_deadline_for_the_registration_of_another_thread(
 
 #[test]
 fn a_get_is_served_when_the_registration_of_another_thread_ends_in_time() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let pool = registering();
     let held = double.hold_call("cuMemHostRegister_v2");
     thread::scope(|scope| {

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
-use mock_driver::Double;
+use mock_driver::MockDriver;
 use pinpool::{Backend, FenceKind, Pool};
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
@@ -22,7 +22,7 @@ fn figures_come_at_once(pool: &Pool, call: &str) {
 }
 
 /// Holds `call` while `act` makes it.
-fn while_held(double: &Double, pool: &Pool, call: &str, act: impl FnOnce(&Pool) + Send) {
+fn while_held(double: &MockDriver, pool: &Pool, call: &str, act: impl FnOnce(&Pool) + Send) {
     let gate = double.hold_call(call);
     thread::scope(|scope| {
         let acting = scope.spawn(|| act(pool));
@@ -36,7 +36,7 @@ fn while_held(double: &Double, pool: &Pool, call: &str, act: impl FnOnce(&Pool) 
 
 #[test]
 fn the_figures_wait_for_no_page_lock_no_release_and_no_copy_call() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
     for (backend, pin, unpin) in [

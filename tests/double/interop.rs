@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 use pinpool::copy::cuda::{RawMem, RawStream};
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
@@ -631,7 +631,7 @@ fn copies_of_one_buffer_on_two_streams_keep_two_fences() {
 }
 
 /// The calls of the driver that `act` makes.
-fn calls_of<R>(double: &Double, act: impl FnOnce() -> R) -> (R, Vec<(String, u64)>) {
+fn calls_of<R>(double: &MockDriver, act: impl FnOnce() -> R) -> (R, Vec<(String, u64)>) {
     let before = double.all_calls();
     let result = act();
     let of = |name: &str| before.iter().find(|(other, _)| other == name).map_or(0, |(_, count)| *count);

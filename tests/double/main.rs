@@ -20,14 +20,14 @@
 //! | `pools` | pools over each back-end |
 //! | `releases` | when `register` and `cuda` release memory |
 //! | `several_gpus` | copies of other libraries on any GPU, contexts on no other |
-//! | `seeds` | drawn runs over the cruel switches of the double |
+//! | `seeds` | drawn runs over the deviations of the mock driver |
 //! | `resets` | a reset of the device under a pool |
 //! | `old_drivers`, `fork` | processes that lack functions, or are children |
 //! | `fall_through` | what `auto` takes when a step of a trial is refused |
 //! | `stub` | a toolkit's stub of libcuda before the driver, and a driver that is loaded already |
 //! | `unused_gpu` | what is said when there is a driver and no device to use |
 //!
-//! One process has one driver, so tests take turns ([`mock_driver::Double::load`]). A test that needs a driver from its
+//! One process has one driver, so tests take turns ([`mock_driver::MockDriver::load`]). A test that needs a driver from its
 //! first call on, or a fork, runs again as a child ([`child::alone`]).
 
 mod access;

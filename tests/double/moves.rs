@@ -3,7 +3,7 @@
 
 use std::thread;
 
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 use pinpool::SourceError;
 use pinpool::unstable::backend::{AddressRange, RemapError, Subrange, VirtualMemory, VmmSource};
 use pinpool::{Backend, PinnedBuf, Pool};
@@ -14,12 +14,12 @@ const GRANULE: usize = 2 * MIB;
 const CALLS: [&str; 5] = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"];
 
 /// How often each of the calls was made since the last reset.
-fn calls(double: &Double) -> [u64; 5] {
+fn calls(double: &MockDriver) -> [u64; 5] {
     CALLS.map(|name| double.calls(name))
 }
 
 /// A pool of eight granules, and the buffers that use those of `kept`; the others are idle.
-fn with_kept(double: &Double, kept: &[usize], has_thread: bool) -> (Pool, Vec<PinnedBuf>) {
+fn with_kept(double: &MockDriver, kept: &[usize], has_thread: bool) -> (Pool, Vec<PinnedBuf>) {
     let pool = builder(Backend::Vmm).background_thread(has_thread).max_bytes(8 * GRANULE as u64).build().unwrap();
     let mut bufs: Vec<_> = (0..8).map(|byte| Some(filled(&pool, GRANULE, byte))).collect();
     bufs.sort_by_key(|buf| buf.as_ref().unwrap().as_ptr().addr());
@@ -38,7 +38,7 @@ fn are_intact(bufs: &[PinnedBuf]) -> bool {
 
 #[test]
 fn a_get_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped_later_a_call_for_each_run() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     let (pool, kept) = with_kept(&double, &[0, 3, 4, 7], false);
     let mut buf = pool.get(4 * GRANULE).unwrap();
@@ -59,7 +59,7 @@ fn a_get_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped_lat
 
 #[test]
 fn a_get_returns_while_the_maintenance_thread_unmaps() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     let (pool, kept) = with_kept(&double, &[1, 3, 5, 7], true);
     let held_call = double.hold_call("cuMemUnmap");
@@ -78,7 +78,7 @@ fn a_get_returns_while_the_maintenance_thread_unmaps() {
 
 #[test]
 fn moved_memory_that_is_given_back_is_gone_though_its_old_place_was_mapped() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     let (pool, kept) = with_kept(&double, &[1, 3, 5, 7], false);
     drop(pool.get(4 * GRANULE).unwrap());
@@ -93,7 +93,7 @@ fn moved_memory_that_is_given_back_is_gone_though_its_old_place_was_mapped() {
 
 #[test]
 fn old_places_that_are_not_unmapped_cost_no_memory_and_are_tried_again() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     let (pool, kept) = with_kept(&double, &[1, 3, 5, 7], false);
     double.fail_from("cuMemUnmap", 1, Code::UNKNOWN);
@@ -145,7 +145,7 @@ impl Granules {
 
 #[test]
 fn addresses_are_not_mapped_again_before_another_thread_has_unmapped_them() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     let granules = Granules::reserve(8);
     granules.commit(0, 2).unwrap();
@@ -171,7 +171,7 @@ fn addresses_are_not_mapped_again_before_another_thread_has_unmapped_them() {
 
 #[test]
 fn a_refused_unmap_of_another_thread_is_tried_again_by_the_one_that_needs_the_addresses() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let granules = Granules::reserve(8);
     granules.commit(0, 1).unwrap();
     granules.remap(0, 4, 1).unwrap();
@@ -188,7 +188,7 @@ fn a_refused_unmap_of_another_thread_is_tried_again_by_the_one_that_needs_the_ad
 
 #[test]
 fn no_more_than_a_few_hundred_granules_stay_mapped_at_old_places() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     let granules = Granules::reserve(800);
     granules.commit(0, 1).unwrap();

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use mock_driver::{Cruelty, Double};
+use mock_driver::{Deviation, MockDriver};
 use pinpool::{Backend, Pool};
 
 use crate::child::alone;
 use crate::fixture::{MIB, builder, filled, stream_and_memory, tensorflow};
 
 /// Checks that an event detects the completion of a copy, although the pool was built for timelines.
-fn copy_without_a_timeline(double: &Double) -> (Pool, Arc<CudaStream>, CudaSlice<u8>) {
+fn copy_without_a_timeline(double: &MockDriver) -> (Pool, Arc<CudaStream>, CudaSlice<u8>) {
     let context = CudaContext::new(0).unwrap();
     let pool = tensorflow().build().unwrap();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
@@ -27,7 +27,7 @@ fn copy_without_a_timeline(double: &Double) -> (Pool, Arc<CudaStream>, CudaSlice
 #[test]
 fn without_values_written_by_streams_events_detect_the_end_of_copies() {
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         assert!(double.hide("cuStreamWriteValue32_v2"));
         copy_without_a_timeline(&double);
     });
@@ -36,7 +36,7 @@ fn without_values_written_by_streams_events_detect_the_end_of_copies() {
 #[test]
 fn without_stream_ids_events_detect_the_end_of_copies_and_a_copy_waits_for_the_one_before() {
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         assert!(double.hide("cuStreamGetId") && double.hide("cuEventElapsedTime_v2"));
         let (pool, stream, mut memory) = copy_without_a_timeline(&double);
         // A copy into the buffer and one from it, on a stream that a later one with its handle cannot be distinguished from.
@@ -55,8 +55,8 @@ fn without_stream_ids_events_detect_the_end_of_copies_and_a_copy_waits_for_the_o
 #[test]
 fn a_driver_that_registers_nothing_is_asked_for_a_timeline_once() {
     alone(|| {
-        let double = Double::load();
-        double.set_cruel(&[Cruelty::NoRegistering]);
+        let double = MockDriver::load();
+        double.set_deviations(&[Deviation::NoRegistering]);
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, MIB);
         let pool = builder(Backend::Vmm).build().unwrap();

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use mock_driver::Double;
+use mock_driver::MockDriver;
 use pinpool::source::PAGE_BYTES;
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, Pool};
@@ -16,7 +16,7 @@ const GRANULE: usize = 2 * MIB;
 
 /// Threads copy batches on their own streams to their own device memory, while the pool grows, shrinks, trims and reuses;
 /// every batch is checked on the device.
-fn churn(backend: Backend, double: &Double) {
+fn churn(backend: Backend, double: &MockDriver) {
     const THREADS: u8 = 3;
     const ROUNDS: u8 = 24;
     let name = backend.name();
@@ -90,7 +90,7 @@ fn churn(backend: Backend, double: &Double) {
 
 #[test]
 fn pools_over_each_back_end_deliver_every_batch_intact() {
-    let double = Double::load();
+    let double = MockDriver::load();
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
         churn(backend, &double);
     }
@@ -98,7 +98,7 @@ fn pools_over_each_back_end_deliver_every_batch_intact() {
 
 #[test]
 fn a_reserve_of_vmm_is_one_registration_that_buffers_are_carved_from() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     let pool = builder(Backend::Vmm).reserve_bytes(16 << 20).build().unwrap();
     let created = double.calls("cuMemCreate");
@@ -122,7 +122,7 @@ fn start_copy(pool: &Pool, stream: &Arc<CudaStream>, memory: &mut CudaSlice<u8>)
 
 #[test]
 fn a_release_due_under_pressure_runs_on_its_own_thread() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let pressure = PressureFile::of_short_memory();
     for backend in [Backend::Register, Backend::Cuda] {
         let clock = ManualClock::default();
@@ -152,7 +152,7 @@ fn a_release_due_under_pressure_runs_on_its_own_thread() {
 
 #[test]
 fn beside_copies_a_pool_grows_in_short_steps() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
     let pool = builder(Backend::Register).build().unwrap();
@@ -177,7 +177,7 @@ fn beside_copies_a_pool_grows_in_short_steps() {
 
 #[test]
 fn the_end_of_a_pool_with_a_stuck_copy_releases_nothing_that_would_wait_for_it() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
     let pool = builder(Backend::Register).unstable_close_wait(Duration::ZERO).build().unwrap();
@@ -193,7 +193,7 @@ fn the_end_of_a_pool_with_a_stuck_copy_releases_nothing_that_would_wait_for_it()
 
 #[test]
 fn buffers_and_copies_that_outlive_their_pool_release_everything_at_the_end() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 use pinpool::unstable::backend::{VirtualMemory, VmmSource};
 use pinpool::{Backend, FenceKind, Pool, Preset, Request};
 
@@ -21,7 +21,7 @@ const BACKENDS: [Backend; 3] = [Backend::Vmm, Backend::Register, Backend::Cuda];
 #[test]
 #[allow(unsafe_code)] // Commits by hand.
 fn granules_that_the_driver_never_releases_are_an_error_at_the_end() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let source = VmmSource::new(0, None).unwrap();
     let before = held(&double);
     let range = source.reserve(8 * MIB).unwrap();
@@ -41,7 +41,7 @@ fn granules_that_the_driver_never_releases_are_an_error_at_the_end() {
 #[test]
 fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
     child::alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let pool = builder(Backend::Vmm).build().unwrap();
@@ -62,7 +62,7 @@ fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
 fn the_pages_of_timelines_are_a_figure_of_their_own() {
     const PAGE_BYTES: u64 = 4096;
     child::alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         let context = CudaContext::new(0).unwrap();
         let pools = [(); 2].map(|()| builder(Backend::Vmm).build().unwrap());
         let pinned_bytes =
@@ -81,7 +81,7 @@ fn the_pages_of_timelines_are_a_figure_of_their_own() {
 #[test]
 fn a_reserve_does_not_come_on_top_of_granules_that_the_driver_refuses_to_release() {
     const CEILING: u64 = 16 << 20;
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double).pinned_bytes;
     let pool = builder(Backend::Vmm).max_bytes(CEILING).build().unwrap();
     drop(pool.get(8 * MIB).unwrap());
@@ -102,7 +102,7 @@ fn a_pool_in_a_thread_local_ends_with_its_thread() {
         thread_local! {
             static POOL: RefCell<Option<Pool>> = const { RefCell::new(None) };
         }
-        let double = Double::load();
+        let double = MockDriver::load();
         let before = held(&double);
         for backend in BACKENDS {
             std::thread::spawn(move || {
@@ -123,7 +123,7 @@ fn a_pool_in_a_thread_local_ends_with_its_thread() {
 fn a_query_that_a_capture_forbids_loses_no_buffer() {
     for code in OF_A_CAPTURE {
         for fence in [FenceKind::Event, FenceKind::Timeline] {
-            let double = Double::load();
+            let double = MockDriver::load();
             let context = CudaContext::new(0).unwrap();
             let (stream, mut memory) = stream_and_memory(&context, 4096);
             let pool = builder(Backend::Vmm).background_thread(false).unstable_fence(fence).build().unwrap();
@@ -149,7 +149,7 @@ fn a_query_that_a_capture_forbids_loses_no_buffer() {
 #[test]
 fn a_lent_copy_whose_query_a_capture_forbids_loses_no_buffer() {
     for code in OF_A_CAPTURE {
-        let double = Double::load();
+        let double = MockDriver::load();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let pool = builder(Backend::Vmm).background_thread(false).build().unwrap();
@@ -178,7 +178,7 @@ fn a_release_that_a_capture_forbids_keeps_the_memory_and_is_made_later() {
     ];
     for (backend, call) in calls {
         for code in OF_A_CAPTURE {
-            let double = Double::load();
+            let double = MockDriver::load();
             let before = held(&double);
             let pool = builder(backend.clone()).background_thread(false).build().unwrap();
             drop(pool.get(3 * MIB).unwrap());
@@ -202,7 +202,7 @@ fn a_pool_of_each_back_end_grows_copies_and_releases_beside_a_capture_and_spoils
             CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
             CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
         ] {
-            let double = Double::load();
+            let double = MockDriver::load();
             let context = CudaContext::new(0).unwrap();
             let (captured, _unused) = stream_and_memory(&context, 1);
             let (stream, mut memory) = stream_and_memory(&context, 4096);
@@ -238,7 +238,7 @@ fn a_growth_that_a_capture_forbids_is_made_later() {
     ];
     for (backend, call) in calls {
         for code in OF_A_CAPTURE {
-            let double = Double::load();
+            let double = MockDriver::load();
             let before = held(&double);
             let pool = builder(backend.clone()).wait(Duration::from_secs(20)).build().unwrap();
             // Each is the answer to one attempt.
@@ -255,7 +255,7 @@ fn a_growth_that_a_capture_forbids_is_made_later() {
 #[test]
 fn captures_of_another_thread_are_not_spoiled_while_a_pool_grows_copies_and_gives_back() {
     for backend in BACKENDS {
-        let double = Double::load();
+        let double = MockDriver::load();
         let context = CudaContext::new(0).unwrap();
         let (captured, _unused) = stream_and_memory(&context, 1);
         let stream = context.new_stream().unwrap();
@@ -294,7 +294,7 @@ fn captures_of_another_thread_are_not_spoiled_while_a_pool_grows_copies_and_give
 #[test]
 fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
     for (fence, call) in [(FenceKind::Event, "cuEventQuery"), (FenceKind::Timeline, "cuStreamQuery")] {
-        let double = Double::load();
+        let double = MockDriver::load();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let pool = builder(Backend::Vmm).unstable_fence(fence).build().unwrap();
@@ -319,7 +319,7 @@ fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
 
 #[test]
 fn any_refusal_of_an_address_on_the_device_is_followed_by_another_question() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     for backend in BACKENDS {
         let buf = builder(backend).build().unwrap().get(MIB).unwrap();
@@ -342,7 +342,7 @@ fn tensorflows_preset_asks_again_for_a_release_that_the_driver_refused() {
     // A small block begins anywhere in a page of the driver's.
     for (len, code) in [4096, 3 * MIB].into_iter().flat_map(|len| [1, 2, 201, 999].map(|code| (len, Code(code)))) {
         for ask_again in ask_again {
-            let double = Double::load();
+            let double = MockDriver::load();
             let before = held(&double);
             let pool = tensorflow().max_bytes(4 << 20).build().unwrap();
             drop(pool.get(len).unwrap());
@@ -368,7 +368,7 @@ fn tensorflows_preset_asks_again_for_a_release_that_the_driver_refused() {
 #[test]
 fn tensorflows_preset_asks_once_more_at_the_end_and_keeps_what_is_refused_then() {
     for refusals in [1, 2, 3] {
-        let double = Double::load();
+        let double = MockDriver::load();
         let before = held(&double);
         let pool = tensorflow().build().unwrap();
         drop(pool.get(3 * MIB).unwrap());
@@ -385,7 +385,7 @@ const PINS: [(Backend, &str); 3] =
 #[test]
 fn a_refusal_while_nothing_is_held_fails_at_once() {
     child::alone(|| {
-        let (double, runtime) = (Double::load(), tokio::runtime::Builder::new_current_thread().build().unwrap());
+        let (double, runtime) = (MockDriver::load(), tokio::runtime::Builder::new_current_thread().build().unwrap());
         for (backend, call) in PINS {
             for code in [Code::INVALID_VALUE, Code::OUT_OF_MEMORY] {
                 for preset in [Preset::Adaptive, Preset::TensorFlow] {
@@ -412,7 +412,7 @@ fn a_refusal_while_nothing_is_held_fails_at_once() {
 #[test]
 fn a_refused_call_is_repeated_ever_less_often_and_never_if_it_is_invalid() {
     child::alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         for (backend, call) in PINS {
             for (code, most) in [(Code::INVALID_VALUE, 0), (Code::OUT_OF_MEMORY, 8)] {
                 double.reset();
@@ -437,7 +437,7 @@ fn a_refused_call_is_repeated_ever_less_often_and_never_if_it_is_invalid() {
 
 #[test]
 fn a_return_serves_a_request_that_the_driver_refuses() {
-    let double = Double::load();
+    let double = MockDriver::load();
     for (backend, call) in PINS {
         let pool = builder(backend).wait(Duration::from_secs(60)).build().unwrap();
         let mut held = vec![pool.get(8 * MIB).unwrap()];
@@ -459,7 +459,7 @@ fn a_return_serves_a_request_that_the_driver_refuses() {
 #[test]
 fn what_the_driver_refuses_is_not_blamed_on_the_limit() {
     child::alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         for (backend, _) in PINS {
             double.limit_pinned(held(&double).pinned_bytes + (64 << 20));
             let pool = builder(backend).max_bytes(4 << 30).wait(Duration::from_secs(60)).build().unwrap();
@@ -476,7 +476,7 @@ fn what_the_driver_refuses_is_not_blamed_on_the_limit() {
 
 #[test]
 fn a_refused_reserve_is_answered_with_a_smaller_one() {
-    let double = Double::load();
+    let double = MockDriver::load();
     for code in [Code::INVALID_VALUE, Code::OUT_OF_MEMORY] {
         double.fail_from("cuMemHostRegister_v2", 1, code);
         let pool = builder(Backend::Register).build().unwrap();
@@ -491,7 +491,7 @@ fn a_refused_reserve_is_answered_with_a_smaller_one() {
 #[test]
 fn at_the_limit_free_space_of_other_regions_is_used() {
     for (backend, _) in PINS {
-        let _double = Double::load();
+        let _double = MockDriver::load();
         let pool = builder(backend).max_bytes(64 << 20).wait(Duration::ZERO).build().unwrap();
         let mut held: Vec<_> = (0..60).map(|_| pool.get(MIB).unwrap()).collect();
         let mut nth = 0;

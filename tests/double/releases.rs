@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use mock_driver::{Code, Double, HeldStream};
+use mock_driver::{Code, HeldStream, MockDriver};
 use pinpool::unstable::ManualClock;
 use pinpool::{Backend, FenceKind, Pool};
 
@@ -19,7 +19,7 @@ const BACKENDS: [Backend; 2] = [Backend::Register, Backend::Cuda];
 /// A wait that lasts longer is a failure.
 const LONGEST: Duration = Duration::from_secs(20);
 
-fn releases(double: &Double) -> u64 {
+fn releases(double: &MockDriver) -> u64 {
     double.calls("cuMemHostUnregister") + double.calls("cuMemFreeHost")
 }
 
@@ -43,7 +43,7 @@ fn two_hours(pool: &Pool, clock: &ManualClock) {
 #[test]
 fn nothing_is_released_by_time_alone_where_a_release_waits() {
     for backend in BACKENDS {
-        let double = Double::load();
+        let double = MockDriver::load();
         let clock = ManualClock::default();
         let pool = builder(backend).clock(clock.clone()).build().unwrap();
         drop(pool.get(3 * MIB).unwrap());
@@ -58,7 +58,7 @@ fn nothing_is_released_by_time_alone_where_a_release_waits() {
         pool.trim(0);
         assert_eq!((releases(&double), pool.stats().memory.held_bytes), (1, 0));
     }
-    let double = Double::load();
+    let double = MockDriver::load();
     let clock = ManualClock::default();
     let pool = builder(Backend::Vmm).clock(clock.clone()).build().unwrap();
     drop(pool.get(3 * MIB).unwrap());
@@ -71,7 +71,7 @@ fn nothing_is_released_by_time_alone_where_a_release_waits() {
 #[test]
 fn each_other_cause_releases() {
     for backend in BACKENDS {
-        let double = Double::load();
+        let double = MockDriver::load();
         let (clock, pressure) = (ManualClock::default(), PressureFile::new());
         let pool = builder(backend.clone()).clock(clock.clone()).unstable_pressure(pressure.path()).build().unwrap();
         let filled_with = |pool: &Pool| drop(pool.get(3 * MIB).unwrap());
@@ -109,7 +109,7 @@ fn each_other_cause_releases() {
 /// Makes a copy on `stream`, which is held, and runs `release` until it is in the driver. A hit is served meanwhile. Then lets the
 /// device go on.
 fn release_beside_a_copy(
-    double: &Double,
+    double: &MockDriver,
     pool: &Pool,
     (stream, memory): (&Arc<CudaStream>, &mut CudaSlice<u8>),
     release: impl FnOnce(&Pool) + Send,
@@ -135,7 +135,7 @@ fn release_beside_a_copy(
 #[test]
 fn a_trim_waits_for_the_device_and_releases_what_is_free() {
     for backend in BACKENDS {
-        let double = Double::load();
+        let double = MockDriver::load();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let pool = builder(backend).build().unwrap();
@@ -150,7 +150,7 @@ fn a_trim_waits_for_the_device_and_releases_what_is_free() {
 #[test]
 fn a_request_at_the_limit_that_nothing_else_serves_releases_regions_and_waits_for_the_device() {
     for backend in BACKENDS {
-        let double = Double::load();
+        let double = MockDriver::load();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let before_bytes = double.counts().pinned_bytes;
@@ -167,7 +167,7 @@ fn a_request_at_the_limit_that_nothing_else_serves_releases_regions_and_waits_fo
 #[test]
 fn below_the_limit_a_request_releases_nothing() {
     for backend in BACKENDS {
-        let double = Double::load();
+        let double = MockDriver::load();
         let pool = builder(backend).build().unwrap();
         for len in (1..8).map(|nth| nth * 3 * MIB) {
             drop(pool.get(len).unwrap());
@@ -180,7 +180,7 @@ fn below_the_limit_a_request_releases_nothing() {
 #[test]
 fn nothing_is_released_while_a_copy_is_quarantined() {
     for backend in BACKENDS {
-        let double = Double::load();
+        let double = MockDriver::load();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let clock = ManualClock::default();
@@ -202,7 +202,7 @@ fn nothing_is_released_while_a_copy_is_quarantined() {
 #[test]
 fn the_end_of_a_pool_on_vmm_unregisters_its_reserve() {
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         let _context = CudaContext::new(0).unwrap();
         let before = held(&double);
         let pool = builder(Backend::Vmm).reserve_bytes(4 << 20).build().unwrap();
@@ -283,7 +283,7 @@ impl Lane {
 
 /// Lanes copy, two of them from one pool and one from its partition, while another thread releases memory in every way,
 /// advances the clock, and holds one stream now and then.
-fn churn(backend: Backend, fence: FenceKind, double: &Double) {
+fn churn(backend: Backend, fence: FenceKind, double: &MockDriver) {
     let name = backend.name();
     let what = format!("{name} {fence:?}");
     let context = CudaContext::new(0).unwrap();
@@ -373,7 +373,7 @@ fn churn(backend: Backend, fence: FenceKind, double: &Double) {
 fn churn_releases_no_memory_that_a_copy_uses_and_forgets_none() {
     for backend in BACKENDS {
         for fence in [FenceKind::Event, FenceKind::Timeline] {
-            churn(backend.clone(), fence, &Double::load());
+            churn(backend.clone(), fence, &MockDriver::load());
         }
     }
 }

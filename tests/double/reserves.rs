@@ -1,6 +1,6 @@
 //! Reserves of `vmm`: where the driver registers no memory, as under confidential computing.
 
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 use pinpool::Backend;
 
 use crate::fixture::{MIB, builder, filled, held};
@@ -9,7 +9,7 @@ const REGISTERS: i32 = 99;
 
 #[test]
 fn a_reserve_is_made_of_granules_where_registering_is_not_supported() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     double.fail_from("cuMemHostRegister_v2", 1, Code::NOT_SUPPORTED);
     let pool = builder(Backend::Vmm).reserve_bytes(16 << 20).build().unwrap();
@@ -36,7 +36,7 @@ fn a_reserve_is_made_of_granules_where_registering_is_not_supported() {
 
 #[test]
 fn a_device_that_says_that_it_registers_nothing_is_not_asked() {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.set_attribute(REGISTERS, 0);
     let pool = builder(Backend::Vmm).reserve_bytes(4 << 20).build().unwrap();
     assert_eq!((pool.stats().memory.reserve_bytes, double.calls("cuMemHostRegister_v2")), (4 << 20, 0));
@@ -45,7 +45,7 @@ fn a_device_that_says_that_it_registers_nothing_is_not_asked() {
 
 #[test]
 fn a_reserve_of_granules_never_passes_the_ceiling() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let pool = builder(Backend::Vmm).max_bytes(11 << 20).build().unwrap();
     let before = held(&double);
     double.fail_from("cuMemHostRegister_v2", 1, Code::NOT_SUPPORTED);
@@ -61,7 +61,7 @@ fn a_reserve_of_granules_never_passes_the_ceiling() {
 
 #[test]
 fn any_other_refusal_of_a_reserve_stays_an_error() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = double.counts().registrations;
     double.fail("cuMemHostRegister_v2", 1, Code::OUT_OF_MEMORY);
     let pool = builder(Backend::Vmm).build().unwrap();
@@ -73,7 +73,7 @@ fn any_other_refusal_of_a_reserve_stays_an_error() {
 #[test]
 fn a_long_reserve_is_registered_in_slices() {
     for backend in [Backend::Register, Backend::Vmm] {
-        let double = Double::load();
+        let double = MockDriver::load();
         let before = held(&double);
         let registered = double.calls("cuMemHostRegister_v2");
         let pool = builder(backend).reserve_bytes(272 << 20).build().unwrap();
@@ -92,7 +92,7 @@ fn a_long_reserve_is_registered_in_slices() {
 
 #[test]
 fn a_reserve_ends_with_the_slices_that_the_driver_takes() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     double.fail_from("cuMemHostRegister_v2", 2, Code::OUT_OF_MEMORY);
     let pool = builder(Backend::Register).max_bytes(1 << 30).reserve_bytes(272 << 20).build().unwrap();

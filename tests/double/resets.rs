@@ -1,21 +1,21 @@
 //! A reset of the device while pools have copies under way: its context ends with its events, streams and memory, and the next
-//! one has its handle, as on a device. The double ends the process at the use of an event that is gone.
+//! one has its handle, as on a device. The mock driver ends the process at the use of an event that is gone.
 #![allow(unsafe_code)] // Resets the device.
 
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, sys};
-use mock_driver::{Cruelty, Double};
+use mock_driver::{Deviation, MockDriver};
 use pinpool::{Backend, FenceKind};
 
 use crate::child::alone;
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
 
-const AS_ON_A_DEVICE: &[Cruelty] = &[Cruelty::RecurringHandles, Cruelty::ResetUnmaps, Cruelty::DeadEventAborts];
+const AS_ON_A_DEVICE: &[Deviation] = &[Deviation::RecurringHandles, Deviation::ResetUnmaps, Deviation::DeadEventAborts];
 
 fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
-    let double = Double::load();
-    double.set_cruel(AS_ON_A_DEVICE);
+    let double = MockDriver::load();
+    double.set_deviations(AS_ON_A_DEVICE);
     let context = CudaContext::new(0).unwrap();
     let pool = builder(backend.clone()).unstable_fence(fence).build().unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
@@ -79,8 +79,8 @@ fn a_pool_of_the_drivers_memory_pins_and_unpins_nothing_more_after_a_reset() {
 #[test]
 fn gets_that_wait_in_line_at_a_reset_fail_before_their_wait_is_over() {
     alone(|| {
-        let double = Double::load();
-        double.set_cruel(AS_ON_A_DEVICE);
+        let double = MockDriver::load();
+        double.set_deviations(AS_ON_A_DEVICE);
         let context = CudaContext::new(0).unwrap();
         let pool = builder(Backend::Vmm)
             .max_bytes(4 << 20)

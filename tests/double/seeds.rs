@@ -1,4 +1,4 @@
-//! Seeded runs of a pool over a cruel driver: each seed draws the switches of the double, one or two GPUs, a back-end, a fence,
+//! Seeded runs of a pool over an adversarial driver: each seed draws the switches of the mock driver, one or two GPUs, a back-end, a fence,
 //! a ceiling, and steps. Copies of the pool, copies of others on its streams and on streams that it knows by their handle alone,
 //! captures, refused calls and resets of the devices follow each other; every byte on the devices and in buffers is compared.
 //!
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, result, sys};
-use mock_driver::{Code, Cruelty, Double};
+use mock_driver::{Code, Deviation, MockDriver};
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
 
 use crate::child::alone;
@@ -136,7 +136,7 @@ impl Lane {
 
 /// Runs `run` beside work on a stream. That work ends by itself as well, as a device's does: a release that had begun before waits for
 /// it, and copies wait for the release.
-fn beside_work<R>(double: &Double, stream: CUstream, run: impl FnOnce() -> R) -> R {
+fn beside_work<R>(double: &MockDriver, stream: CUstream, run: impl FnOnce() -> R) -> R {
     let gate = double.hold(stream);
     let (running, ends) = mpsc::channel::<()>();
     thread::scope(|scope| {
@@ -162,7 +162,7 @@ fn filled(pool: &Pool, len: usize, byte: u8) -> Option<PinnedBuf> {
 }
 
 struct Run<'a> {
-    double: &'a Double,
+    double: &'a MockDriver,
     draw: Draw,
     backend: Backend,
     fence: FenceKind,
@@ -178,17 +178,17 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(double: &'a Double, seed: u64) -> Self {
+    fn new(double: &'a MockDriver, seed: u64) -> Self {
         double.reset();
         double.set_sparse(true);
         let mut draw = Draw::of(seed);
-        let switches: Vec<_> = Cruelty::ALL.iter().copied().filter(|_| draw.once_in(2)).collect();
-        double.set_cruel(&switches);
+        let switches: Vec<_> = Deviation::ALL.iter().copied().filter(|_| draw.once_in(2)).collect();
+        double.set_deviations(&switches);
         let devices = draw.pick(&[1, 2]);
         double.set_device_count(devices);
         let backend = draw.pick(&["auto", "auto", "register", "cuda"]);
         let backend = match backend {
-            "register" if !switches.contains(&Cruelty::NoRegistering) => Backend::Register,
+            "register" if !switches.contains(&Deviation::NoRegistering) => Backend::Register,
             "cuda" => Backend::Cuda,
             _ => Backend::Auto,
         };
@@ -393,11 +393,11 @@ fn number_from(variable: &str, default: u64) -> u64 {
 }
 
 #[test]
-#[allow(clippy::print_stdout)] // The seed that was run, where a process that the double ends can say no more.
+#[allow(clippy::print_stdout)] // The seed that was run, where a process that the mock driver ends can say no more.
 fn no_seed_meets_wrong_bytes_a_hang_or_a_wrong_use_of_the_driver() {
     alone(|| {
         let (first, count) = (number_from("DOUBLE_FIRST", 0), number_from("DOUBLE_SEEDS", SEEDS));
-        let double = Double::load();
+        let double = MockDriver::load();
         let mut steps = 0;
         for seed in first..first + count {
             println!("seed {seed}");

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // Copies and asks as another library does.
 
 use cudarc::driver::{CudaContext, result, sys};
-use mock_driver::{Cruelty, Double};
+use mock_driver::{Deviation, MockDriver};
 use pinpool::Backend;
 use pinpool::unstable::config::Config;
 
@@ -36,9 +36,9 @@ fn copied(start: *const u8, len: usize) -> Result<Vec<u8>, cudarc::driver::Drive
 }
 
 fn a_process_that_works_with_gpu_1(backend: Backend) {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.set_device_count(2);
-    double.set_cruel(&[Cruelty::StickyFaults]);
+    double.set_deviations(&[Deviation::StickyFaults]);
     let context = CudaContext::new(1).unwrap();
     context.bind_to_thread().unwrap();
     let pool = builder(backend.clone()).build().unwrap();
@@ -77,7 +77,7 @@ fn the_gpu_of_a_pool_is_the_one_that_the_process_works_with() {
     alone(|| {
         let device = || pinpool::Pool::builder().without_env().config().map(|Config { device, .. }| device).unwrap();
         assert_eq!(device(), 0, "without a driver that has started");
-        let double = Double::load();
+        let double = MockDriver::load();
         double.set_device_count(3);
         assert_eq!((device(), double.calls("cuInit")), (0, 0));
         let contexts = [2, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
@@ -93,7 +93,7 @@ fn the_gpu_of_a_pool_is_the_one_that_the_process_works_with() {
 
 #[test]
 fn a_gpu_that_is_refused_is_logged_and_takes_nothing_from_the_others() {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.set_device_count(3);
     let contexts = [0, 1, 2].map(|ordinal| CudaContext::new(ordinal).unwrap());
     contexts[0].bind_to_thread().unwrap();
@@ -115,7 +115,7 @@ fn a_gpu_that_is_refused_is_logged_and_takes_nothing_from_the_others() {
 
 #[test]
 fn a_gpu_that_is_refused_later_is_logged_once() {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.set_device_count(2);
     let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
     contexts[0].bind_to_thread().unwrap();
@@ -134,9 +134,9 @@ fn a_gpu_that_is_refused_later_is_logged_once() {
 #[test]
 fn a_commit_reaches_gpus_with_a_context_and_a_later_gpu_copies_from_old_and_from_reused_buffers() {
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         double.set_device_count(2);
-        double.set_cruel(&[Cruelty::StickyFaults]);
+        double.set_deviations(&[Deviation::StickyFaults]);
         let _first = CudaContext::new(0).unwrap();
         let pool = builder(Backend::Vmm).device(0).build().unwrap();
         // A GPU without a context is not asked for: a refusal would be a call more.
@@ -171,9 +171,9 @@ fn a_commit_reaches_gpus_with_a_context_and_a_later_gpu_copies_from_old_and_from
 #[test]
 fn granules_are_reached_by_a_gpu_whose_context_comes_after_their_address_was_handed_out() {
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         double.set_device_count(2);
-        double.set_cruel(&[Cruelty::StickyFaults]);
+        double.set_deviations(&[Deviation::StickyFaults]);
         let _first = CudaContext::new(0).unwrap();
         let pool = builder(Backend::Vmm).device(0).build().unwrap();
         let known = filled(&pool, 3 * MIB, 1);
@@ -192,7 +192,7 @@ fn granules_are_reached_by_a_gpu_whose_context_comes_after_their_address_was_han
 
 #[test]
 fn pools_take_one_reference_to_the_primary_context_of_a_gpu() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let use_pools = || {
         for backend in [Backend::Vmm, Backend::Register, Backend::Cuda, Backend::Auto] {
             drop(filled(&builder(backend).build().unwrap(), 3 * MIB, 1));

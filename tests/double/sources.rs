@@ -1,10 +1,10 @@
-//! The sources of `vmm` and `register` over the double: their contract, and that every failing step is undone.
+//! The sources of `vmm` and `register` over the mock driver: their contract, and that every failing step is undone.
 #![allow(unsafe_code)] // Commits, remaps and releases granules by hand.
 
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, sys};
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 use pinpool::source::{PAGE_BYTES, Source};
 use pinpool::unstable::backend::{AddressRange, RegisterSource, RemapError, Subrange, VirtualMemory, VmmSource};
 use pinpool::{Backend, Preset};
@@ -74,7 +74,7 @@ impl VmmRange {
 
 #[test]
 fn the_sources_keep_the_contract_and_leave_nothing_behind() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let before = held(&double);
     check_source(&VmmSource::new(0, None).unwrap());
     check_source(&RegisterSource::new(0, None).unwrap());
@@ -84,7 +84,7 @@ fn the_sources_keep_the_contract_and_leave_nothing_behind() {
 
 #[test]
 fn the_sources_report_the_bytes_that_they_hold() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let sources: [&dyn Source; 2] = [&VmmSource::new(0, None).unwrap(), &RegisterSource::new(0, None).unwrap()];
     for source in sources {
         for len in [1, PAGE_BYTES, 100_000, GRANULE - 1, GRANULE, GRANULE + 1] {
@@ -104,7 +104,7 @@ fn the_sources_report_the_bytes_that_they_hold() {
 fn a_new_pool_creates_no_context_and_holds_nothing() {
     // A context that another test has made is one that a trial enters.
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         let before = held(&double);
         for backend in [Backend::Auto, Backend::Vmm, Backend::Register] {
             let pool = builder(backend).build().unwrap();
@@ -120,7 +120,7 @@ fn a_new_pool_creates_no_context_and_holds_nothing() {
 
 #[test]
 fn auto_takes_the_best_back_end_of_the_driver_and_each_refusal_names_what_is_missing() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let taken = |preset| builder(Backend::Auto).preset(preset).build().unwrap().stats().backend;
     assert_eq!((taken(Preset::Adaptive), taken(Preset::TensorFlow)), ("vmm", "cuda"));
 
@@ -143,7 +143,7 @@ fn auto_takes_the_best_back_end_of_the_driver_and_each_refusal_names_what_is_mis
 
 #[test]
 fn every_device_that_has_virtual_memory_may_copy_from_it() {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.set_device_count(2);
     let contexts = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
     let pool = builder(Backend::Vmm).build().unwrap();
@@ -158,7 +158,7 @@ fn every_device_that_has_virtual_memory_may_copy_from_it() {
 
 #[test]
 fn auto_skips_a_driver_that_reports_virtual_host_memory_and_refuses_it() {
-    let double = Double::load();
+    let double = MockDriver::load();
     double.fail_from("cuMemCreate", 1, Code::NOT_PERMITTED);
     let refusal = VmmSource::new(0, None).unwrap_err().to_string();
     assert!(refusal.contains("cuMemCreate") && refusal.contains("NOT_PERMITTED"), "{refusal}");
@@ -171,7 +171,7 @@ fn auto_skips_a_driver_that_reports_virtual_host_memory_and_refuses_it() {
 
 #[test]
 fn a_commit_that_fails_at_any_step_changes_nothing() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let vmm = VmmRange::committed(2);
     let before = held(&double);
     let steps = [("cuMemCreate", 4), ("cuMemMap", 4), ("cuMemSetAccess", 1)];
@@ -191,7 +191,7 @@ fn a_commit_that_fails_at_any_step_changes_nothing() {
 
 #[test]
 fn a_decommit_that_fails_leaves_the_granules_committed_and_intact() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let vmm = VmmRange::committed(4);
     let before = held(&double);
     double.fail("cuMemUnmap", 1, Code::UNKNOWN);
@@ -207,7 +207,7 @@ fn a_decommit_that_fails_leaves_the_granules_committed_and_intact() {
 
 #[test]
 fn granules_that_the_driver_does_not_release_are_used_next() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let vmm = VmmRange::committed(4);
     let (before, created) = (held(&double), double.calls("cuMemCreate"));
     double.fail("cuMemRelease", 2, Code::UNKNOWN);
@@ -221,7 +221,7 @@ fn granules_that_the_driver_does_not_release_are_used_next() {
 
 #[test]
 fn a_remap_keeps_the_bytes_of_the_granules_and_pins_nothing() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let vmm = VmmRange::committed(4);
     let (before, created) = (held(&double), double.calls("cuMemCreate"));
     vmm.remap(1, 9, 3).unwrap();
@@ -235,7 +235,7 @@ fn a_remap_keeps_the_bytes_of_the_granules_and_pins_nothing() {
 
 #[test]
 fn a_remap_that_fails_at_any_step_leaves_the_granules_in_place() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let vmm = VmmRange::committed(3);
     let before = held(&double);
     let steps = [("cuMemMap", 3), ("cuMemSetAccess", 1)];
@@ -264,7 +264,7 @@ fn a_remap_that_fails_at_any_step_leaves_the_granules_in_place() {
 
 #[test]
 fn granules_from_several_subranges_are_all_remapped_or_none_with_one_call_for_access() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let vmm = VmmRange::committed(6);
     let (before, pieces) = (held(&double), [(4, 2), (0, 1), (2, 1)]);
     let steps = [("cuMemMap", 4), ("cuMemSetAccess", 1)];
@@ -291,7 +291,7 @@ fn granules_from_several_subranges_are_all_remapped_or_none_with_one_call_for_ac
 
 #[test]
 fn granules_are_committed_remapped_and_decommitted_beside_copies_of_their_neighbours() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let (stream, memory) = stream_and_memory(&context, 2 * GRANULE);
     // The device reads across the edge between granules 1 and 2.
@@ -320,7 +320,7 @@ fn granules_are_committed_remapped_and_decommitted_beside_copies_of_their_neighb
 
 #[test]
 fn a_refused_registration_holds_nothing_and_a_refused_release_keeps_its_memory() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let source = RegisterSource::new(0, None).unwrap();
     let before = held(&double);
     double.fail("cuMemHostRegister_v2", 1, Code::OUT_OF_MEMORY);
@@ -340,7 +340,7 @@ fn a_refused_registration_holds_nothing_and_a_refused_release_keeps_its_memory()
 
 #[test]
 fn on_a_lost_device_every_call_is_an_error_and_acquires_nothing() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let vmm = VmmRange::committed(2);
     double.lose_device(Code::LAUNCH_FAILED);
     for refusal in [vmm.commit(2, 1), vmm.decommit(0, 1), vmm.remap(0, 4, 1).map_err(Into::into)] {
@@ -362,7 +362,7 @@ fn under_zero_every_back_end_of_the_driver_gives_zeros_fresh_and_reused() {
                 continue;
             }
             for background_thread in [false, true] {
-                let _double = Double::load();
+                let _double = MockDriver::load();
                 let context = CudaContext::new(0).unwrap();
                 let (stream, mut memory) = stream_and_memory(&context, 10_000);
                 let pool = builder(backend.clone())

@@ -3,7 +3,7 @@
 use std::thread;
 
 use cudarc::driver::{CudaContext, result};
-use mock_driver::Double;
+use mock_driver::MockDriver;
 use pinpool::{Backend, FenceKind};
 
 use crate::fixture::{builder, filled, stream_and_memory};
@@ -12,7 +12,7 @@ use crate::fixture::{builder, filled, stream_and_memory};
 fn a_thread_without_a_context_destroys_the_events_that_are_too_many() {
     const COPIES: u64 = 1100;
     const KEPT: u64 = 1024;
-    let double = Double::load();
+    let double = MockDriver::load();
     // A context whose idle events are those of this test alone.
     double.renew_contexts();
     let context = CudaContext::new(0).unwrap();

@@ -1,5 +1,5 @@
 //! A toolkit's stub of libcuda, whose `cuInit` answers 34, stands before the driver in the loader's path, as `libcuda.so`; or the
-//! program has loaded the driver already. Each test is a process of its own, with the double as a driver whose SONAME is
+//! program has loaded the driver already. Each test is a process of its own, with the mock driver as a driver whose SONAME is
 //! `libcuda.so.1`.
 #![allow(unsafe_code)] // Calls the driver by name.
 
@@ -11,7 +11,7 @@ use std::process::Command;
 use std::{fs, mem, ptr};
 
 use cudarc::driver::{result, sys};
-use mock_driver::Double;
+use mock_driver::MockDriver;
 use pinpool::unstable::backend::gpu;
 
 use pinpool::unstable::Level;
@@ -45,7 +45,7 @@ impl Folders {
                 return None;
             }
         }
-        write_with_soname(&Double::library(), &folders.driver());
+        write_with_soname(&MockDriver::library(), &folders.driver());
         Some(folders)
     }
 
@@ -67,7 +67,7 @@ impl Folders {
     }
 }
 
-/// Copies the double with the SONAME of a driver, which takes the place of a control call's name: there is no room for a longer name
+/// Copies the mock driver with the SONAME of a driver, which takes the place of a control call's name: there is no room for a longer name
 /// than its own.
 fn write_with_soname(library: &Path, to: &Path) {
     const HEADER_BYTES: usize = 56;
@@ -117,7 +117,7 @@ fn function(library: *mut c_void, name: &CStr) -> *mut c_void {
 
 /// How often the driver's function was called.
 fn calls(driver: *mut c_void, name: &CStr) -> u64 {
-    // SAFETY: the control call of the double has this type.
+    // SAFETY: the control call of the mock driver has this type.
     let calls = unsafe {
         mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> u64>(function(driver, c"double_calls"))
     };

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use mock_driver::Double;
+use mock_driver::MockDriver;
 use pinpool::{PinnedBuf, Pool};
 
 use crate::fixture::{ends_only_after, filled, tensorflow, usual_streams};
@@ -28,8 +28,8 @@ impl DeviceMem {
     }
 }
 
-fn start() -> (Double, Pool, Arc<CudaStream>, DeviceMem) {
-    let double = Double::load();
+fn start() -> (MockDriver, Pool, Arc<CudaStream>, DeviceMem) {
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     let memory = DeviceMem::on(&stream);
@@ -43,7 +43,7 @@ fn pattern(seed: usize) -> Vec<u8> {
 
 /// Drops a buffer under the copy of `line`, takes the next one and fills it, and lets the copy run only then.
 fn under_a_held_copy<M>(
-    double: &Double,
+    double: &MockDriver,
     (pool, stream, memory): (&Pool, &Arc<CudaStream>, &mut M),
     (name, line): Line<M>,
     seed: usize,

@@ -1,7 +1,7 @@
 //! A GPU that is here and not used is a warning with its cause and its remedy, once for a pool.
 
 use log::Level;
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 use pinpool::{Backend, Pool, Preset};
 
 use crate::captured_log::{lines_with_levels, listen};
@@ -27,7 +27,7 @@ fn check_warned(parts: &[&str]) {
 #[test]
 fn a_driver_that_does_not_start_is_warned_of_with_its_cause() {
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         for (code, parts) in [
             (34, ["stub", "(34)", "LD_LIBRARY_PATH"]),
             (803, ["different versions", "(803)", "restart the machine"]),
@@ -45,7 +45,7 @@ fn a_driver_that_does_not_start_is_warned_of_with_its_cause() {
 #[test]
 fn a_driver_without_a_device_and_a_device_that_is_not_there_are_warned_of() {
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         double.set_device_count(0);
         check_warned(&["the GPU is not used", "CUDA_ERROR_NO_DEVICE", "nvidia-smi"]);
         double.reset();
@@ -65,7 +65,7 @@ fn a_driver_without_a_device_and_a_device_that_is_not_there_are_warned_of() {
 #[test]
 fn a_pool_for_the_gpu_takes_the_best_of_its_back_ends_or_none() {
     alone(|| {
-        let double = Double::load();
+        let double = MockDriver::load();
         assert!(pinpool::cuda_is_present());
         let builder = || Pool::builder().without_env().backend(Backend::Gpu);
         let pool = builder().build().unwrap();

@@ -1,11 +1,11 @@
-//! The end of the process over the double of a GPU's driver.
+//! The end of the process over the mock driver of a GPU's driver.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream};
-use mock_driver::Double;
+use mock_driver::MockDriver;
 use pinpool::{Backend, Pool, Preset};
 
 fn pools() -> Vec<Pool> {
@@ -32,7 +32,7 @@ fn copying(pools: &[Pool], stream: &Arc<CudaStream>) {
 
 /// What a driver says whose own exit handler came first.
 pub(crate) fn gone_first() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     let pools = pools();
@@ -53,13 +53,13 @@ pub(crate) fn gone_first() {
     }
     drop((kept, pools));
     std::mem::forget((stream, context));
-    // The guard of the double resets it, and the rest of the process ends without it.
+    // The guard of the mock driver resets it, and the rest of the process ends without it.
     std::process::exit(0);
 }
 
 /// The streams are never let go.
 pub(crate) fn exit_with_copies() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     let pools = pools();

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::ptr;
 use std::sync::Arc;
 
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 use pinpool::cudarc::driver::{CudaContext, CudaStream, result};
 use pinpool_c::*;
 
@@ -21,8 +21,8 @@ use fixture::{
 
 const LEN: usize = 64 << 10;
 
-fn start() -> (Double, Arc<CudaContext>, Arc<CudaStream>, Handle) {
-    let double = Double::load();
+fn start() -> (MockDriver, Arc<CudaContext>, Arc<CudaStream>, Handle) {
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     stream.synchronize().unwrap();
@@ -144,7 +144,7 @@ fn a_program_in_c_copies_through_the_driver() {
         return;
     }
     // The double under the driver's name, and the library under its own.
-    let (folder, library) = (tempfile::tempdir().unwrap(), Double::library());
+    let (folder, library) = (tempfile::tempdir().unwrap(), MockDriver::library());
     let link = |from: &Path, name: &str| std::os::unix::fs::symlink(from, folder.path().join(name)).unwrap();
     link(&library, "libcuda.so");
     let built = library.with_file_name("libpinpool_c.so");

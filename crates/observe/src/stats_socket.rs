@@ -1,15 +1,15 @@
-//! The statistics of this process's pools on a Unix socket, for `pinpool top`: to each reader a line of JSON at once, and one a
-//! second.
+//! Serves the statistics of the pools of this process on a Unix socket. Each reader gets a line of JSON at once, then one every second.
 //!
 //! ```text
 //! {"process":4711,"pools":[{"name":"train","preset":"adaptive", ..., "owners":[{"tag":"images", ...}]}, ...]}
 //! ```
 //!
-//! The objects of `pools` are the statistics, with the largest owners beside them: `tag`, `buffers`, `bytes`, `asked_bytes` and
-//! `oldest_seconds`, which is `null` for buffers without a tag; `why`, what the judge says; `table` and `dump`, the texts for people. One thread of the process serves
-//! all sockets, and reads the statistics only while there are readers, so that a get or a put does nothing for it. A reader that does not keep up is left, and where there are `READERS_MAX` the one that came first: its last line is
-//! `{"closed":"..."}`, which says so. Nobody but the user that the process belongs to can read the socket. The file is removed with the last pool that it
-//! shows, or by the end of the process; one that is left behind by a process that was killed is replaced.
+//! Each object in `pools` contains the statistics, the largest owners (`tag`, `buffers`, `bytes`, `asked_bytes`, and `oldest_seconds`, which
+//! is `null` for untagged buffers), `why` (the diagnosis), `snapshot` (what the diagnosis is based on), and the texts `table` and `dump`.
+//!
+//! One thread serves all sockets of the process and reads the statistics only while there are readers, so requests and returns cost nothing.
+//! A slow reader is dropped; beyond `READERS_MAX` the oldest reader is closed with the line `{"closed":"..."}`. Only the user of the process
+//! can read the socket. Its file is removed with its last pool or when the process exits; a file left by a killed process is replaced.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -27,32 +27,32 @@ use pinpool_os::threads;
 
 /// Time between two lines.
 const EVERY: Duration = Duration::from_secs(1);
-/// Time between two looks for new readers.
+/// Time between two checks for new readers.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Most readers at once.
 const READERS_MAX: usize = 16;
 
-/// Longest path of a socket: what the kernel takes, without the zero behind it.
+/// Longest path of a socket, without the terminating zero.
 pub const PATH_BYTES_MAX: usize = local_socket::PATH_BYTES_MAX;
 
-/// A pool that is shown.
+/// A pool whose statistics are served.
 pub trait Shown: Send + Sync {
-    /// What is sent of it: its statistics and its owners, as an object of JSON.
+    /// Its statistics and owners as a JSON object.
     fn object(&self) -> serde_json::Value;
 }
 
-/// What this process serves.
+/// The sockets of this process.
 static SERVING: OfProcess<Mutex<Serving>> = OfProcess::new(Mutex::default);
 
 #[derive(Default)]
 struct Serving {
     sockets: Vec<Served>,
     next_number: u64,
-    /// Whether the thread runs that serves all of them.
+    /// Whether the thread runs.
     is_running: bool,
 }
 
-/// One socket. Dropped, it listens no more.
+/// One socket; closed on drop.
 struct Served {
     number: u64,
     path: PathBuf,
@@ -61,11 +61,11 @@ struct Served {
     readers: VecDeque<UnixStream>,
 }
 
-/// A pool is shown as long as this lives.
+/// Serves a pool until dropped.
 #[derive(Debug)]
 pub struct Showing {
     socket: u64,
-    /// Where the pool lies.
+    /// Address of the pool.
     pool: usize,
 }
 
@@ -87,11 +87,11 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     Ok(socket)
 }
 
-/// Shows one more pool at `path`, where the first pool opens the socket.
+/// Serves a pool at `path`; the first pool opens the socket.
 ///
 /// # Errors
 ///
-/// If the socket cannot be made, another process serves it, or no thread can be had.
+/// If the socket cannot be created, another process serves it, or no thread can be started.
 pub fn serve(path: &Path, pool: Weak<dyn Shown>) -> io::Result<Showing> {
     let shown = address_of(&pool);
     let mut serving = SERVING.get().lock();
@@ -117,7 +117,7 @@ fn address_of(pool: &Weak<dyn Shown>) -> usize {
 
 impl Drop for Showing {
     fn drop(&mut self) {
-        // In a child of `fork` nothing is found.
+        // A forked child has no list.
         let Some(serving) = SERVING.get_if_made() else { return };
         let mut serving = serving.lock();
         let Some(at) = serving.sockets.iter().position(|served| served.number == self.socket) else { return };
@@ -134,12 +134,12 @@ impl Drop for Showing {
 fn remove_at_exit() {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     extern "C" fn remove() {
-        // In a child of `fork` that serves nothing there is no list, and no lock that a thread of the parent holds.
+        // A forked child that serves nothing has no list.
         if let Some(serving) = SERVING.get_if_made() {
             serving.lock().sockets.iter().for_each(|served| served.socket.remove_file());
         }
     }
-    // A child of `fork` has the handlers of its parent.
+    // A forked child inherits the handlers of its parent.
     if !REGISTERED.swap(true, Ordering::Relaxed) {
         // SAFETY: the handler does not unwind. If it cannot be registered for lack of memory, files stay behind.
         unsafe { libc::atexit(remove) };
@@ -184,7 +184,7 @@ impl Served {
             }
             readers.push_back(reader);
             if self.readers.len() + readers.len() > READERS_MAX {
-                // The one that came first: a reader that is stuck is more likely than one that is new.
+                // The oldest reader is the most likely to be stuck.
                 self.readers.pop_front().or_else(|| readers.pop_front()).into_iter().for_each(close);
             }
         }
@@ -193,7 +193,7 @@ impl Served {
 }
 
 impl Round {
-    /// Under no lock: this may be the last reference to a pool. A reader that does not keep up is left.
+    /// Without a lock, because this may drop the last reference to a pool. Slow readers are dropped.
     fn send(mut self) {
         let shown: Vec<_> = self.pools.iter().filter_map(Weak::upgrade).map(|pool| pool.object()).collect();
         let line = format!("{}\n", serde_json::json!({ "process": std::process::id(), "pools": shown }));
@@ -204,7 +204,7 @@ impl Round {
     }
 }
 
-/// Says why, and closes the connection.
+/// Sends the reason and closes the connection.
 fn close(mut reader: UnixStream) {
     let why = format!("{READERS_MAX} readers have come after this one, and the process serves no more at once");
     let _ = writeln!(reader, "{}", serde_json::json!({ "closed": why }));

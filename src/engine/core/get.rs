@@ -128,14 +128,13 @@ impl Core {
         let (wanted, refusal) = (ticket.request(), ticket.waiter().refusal());
         if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
             let is_served = served.is_some();
-            let timeouts = if is_served || self.is_hopeless(refusal) { 0 } else { self.accounts.count_timeout() };
+            if !is_served && !self.is_hopeless(refusal) {
+                self.accounts.count_timeout();
+            }
             let asked_bytes = wanted.len as u64;
             self.record_wait_event();
             self.shortage.count_wait(self.time.coarse_us(), waited);
             self.log.waited(asked_bytes, waited, is_served);
-            if is_served || is_power_of_ten(timeouts) {
-                self.log_want(refusal, asked_bytes, waited, is_served);
-            }
         }
         match (served, refusal) {
             (Some(block), _) => Ok(block),

@@ -85,6 +85,9 @@ impl Core {
             return;
         }
         block.make_plain(self.generation.number());
+        if self.has_waiters() {
+            self.note_return();
+        }
         let Some(block) = self.give_put(block).and_then(|block| self.offer_to_head(block)) else { return };
         let end = self.stock.put(block, self, self.time.coarse_us());
         if end == PutEnd::Merged {

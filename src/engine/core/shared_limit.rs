@@ -18,9 +18,8 @@ use super::queue::Reason;
 use super::{Block, Core};
 use crate::ledger::{LedgerReport, Want};
 use crate::maintenance_thread::Pace;
-use crate::quota::{Budget, BudgetOwner, Level, QuotaExceeded};
+use crate::quota::{Budget, BudgetOwner};
 use crate::stats::{EvictionReason, SharedLimitStats};
-use pinpool_os::sync::process::Ordering;
 
 /// Released for others at once; then what they lack is checked again, as other owners release, too.
 const STEP_BYTES: u64 = 64 << 20;
@@ -71,56 +70,33 @@ impl Core {
         self.log.no_thread(begun);
     }
 
-    /// Publishes what the head needs, which was refused for this reason. Returns whether to try again at once, because the demand
-    /// is new and earlier releases woke nobody.
+    /// The head of the queue was refused for this reason. Returns whether to try again at once: it has just recorded what it
+    /// wants, and nobody was notified of what was released before.
     pub(super) fn publish_demand(&self, refusal: &Refusal) -> bool {
-        let Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, shortfall, .. } } = *refusal
-        else {
-            // Memory of others would not help any more.
+        let Some((needed_bytes, shortfall)) = refusal.by_shared_limit() else {
+            // Memory of other owners would not help any more.
             self.clear_demand();
             return false;
         };
-        self.want(shortfall, needed_bytes) < shortfall
+        self.budget().set_want(&self.wanted_of_ledger, shortfall, needed_bytes) < shortfall
     }
 
-    /// No waiting request needs memory of other owners any more.
+    /// No request of this queue wants memory of other owners any more.
     pub(super) fn clear_demand(&self) {
-        // A load without a shared limit. A request that publishes meanwhile has joined the queue, and clears its own demand.
+        // A load without a shared limit. A request that changes it meanwhile has joined the queue, and ends it.
         if self.wanted_of_ledger.bytes() > 0 {
-            self.want(0, 0);
-        }
-    }
-
-    /// Returns what was wanted before.
-    fn want(&self, bytes: u64, needed_bytes: u64) -> u64 {
-        self.budget().set_want(&self.wanted_of_ledger, bytes, needed_bytes)
-    }
-
-    /// A get that last was refused for this reason was served by memory of other owners, or was not.
-    pub(super) fn log_want(&self, refusal: &Refusal, asked_bytes: u64, waited: Duration, is_served: bool) {
-        if !refusal.is_by_shared() {
-            return;
-        }
-        let name = self.shared_name();
-        if is_served {
-            self.log.ledger_had_room(&name, asked_bytes, waited);
-        } else {
-            self.log.ledger_had_no_room(&name, asked_bytes, waited, &self.budget().shared_in_words(asked_bytes).0);
+            self.budget().set_want(&self.wanted_of_ledger, 0, 0);
         }
     }
 
     /// Has the other pools of the process release idle memory for a request that was refused for this reason. Returns whether it
     /// has room now; or whether it may have, if no such `calls` may be made. A slow call.
     pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
-        match *refusal {
-            Refusal::Over { over: QuotaExceeded { level: Level::Shared, shortfall, could_ever: true }, .. } => {
-                match calls {
-                    SlowCalls::None => self.budget().others_idle_bytes() > 0,
-                    SlowCalls::Held(..) => false,
-                    SlowCalls::Until(..) | SlowCalls::After(..) => self.budget().ask_others(shortfall),
-                }
-            }
-            _ => false,
+        let Some((_, shortfall)) = refusal.by_shared_limit() else { return false };
+        match calls {
+            SlowCalls::None => self.budget().others_idle_bytes() > 0,
+            SlowCalls::Held(..) => false,
+            SlowCalls::Until(..) | SlowCalls::After(..) => self.budget().ask_others(shortfall),
         }
     }
 
@@ -155,37 +131,23 @@ impl Core {
 
     #[cold]
     fn give_put_if_owed(&self, block: Block) -> Option<Block> {
-        if !self.begin_giving() {
+        // While another return makes room: that may be enough.
+        let Some(_giving) = self.giving.try_lock() else { return Some(block) };
+        if self.budget().owed_bytes() == 0 {
+            self.attend_to_ledger();
             return Some(block);
         }
-        let is_owed = self.budget().owed_bytes() > 0;
-        let kept = if is_owed {
-            self.accounts.count_made_room();
-            let now_us = self.time.coarse_us();
-            self.stock.evict(block, now_us, EvictionReason::Reclaimed);
-            match self.budget().others_lack() {
-                // A region of its own went back with the block.
-                0 => {}
-                lacking_bytes => drop(self.backing().release_idle(lacking_bytes, self, now_us)),
-            }
-            None
-        } else {
-            Some(block)
-        };
-        self.is_giving.store(false, Ordering::Release);
-        if is_owed {
-            self.wake_waiters();
-            self.close_if_unused();
-        } else {
-            self.attend_to_ledger();
+        self.accounts.count_made_room();
+        let now_us = self.time.coarse_us();
+        self.stock.evict(block, now_us, EvictionReason::Reclaimed);
+        // A region of its own was released with the block.
+        let lacking_bytes = self.budget().others_lack();
+        if lacking_bytes > 0 {
+            self.backing().release_idle(lacking_bytes, self, now_us);
         }
-        kept
-    }
-
-    /// False while another put makes room: what that one gives may be enough.
-    fn begin_giving(&self) -> bool {
-        // Acquire, with the Release that ends it: what was given is seen.
-        !self.is_giving.swap(true, Ordering::Acquire)
+        self.wake_waiters();
+        self.close_if_unused();
+        None
     }
 
     /// How soon to look again because other owners lack memory: a put that is kept tells nobody.
@@ -193,26 +155,27 @@ impl Core {
         if self.backing().held_bytes() > 0 && self.budget().is_wanted() { Pace::Copies } else { Pace::Never }
     }
 
-    /// What `add` pins or claims; while the ledger refuses it, waits for other owners as a get would.
-    pub(super) fn add_within_ledger<R>(&self, mut add: impl FnMut() -> Result<R, Refusal>) -> Result<R, Refusal> {
+    /// What `add` pins or claims; while a shared limit refuses it, waits for other owners as a request would.
+    pub(super) fn add_within_shared_limit<R>(&self, mut add: impl FnMut() -> Result<R, Refusal>) -> Result<R, Refusal> {
         let until = Instant::now() + self.config.longest_wait().min(Duration::from_secs(1 << 30));
-        let own = OwnWant { budget: self.budget(), want: Want::default() };
-        loop {
+        let want = Want::default();
+        let added = loop {
             let added = add();
-            let Err(Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, shortfall, .. } }) =
-                &added
+            // What can never fit is no reason for others to release what they have.
+            let refused = added.as_ref().err().and_then(Refusal::by_shared_limit);
+            let Some((needed_bytes, shortfall)) = refused.filter(|_| Instant::now() < until && !self.is_closed())
             else {
-                return added;
+                break added;
             };
-            // What can never fit is not worth that others release what they have.
-            if *needed_bytes > self.budget().highest_claim_bytes() || Instant::now() >= until || self.is_closed() {
-                return added;
-            }
-            let is_told = own.budget.set_want(&own.want, *shortfall, *needed_bytes) >= *shortfall;
-            if !self.budget().ask_others(*shortfall) && is_told {
+            let is_told = self.budget().set_want(&want, shortfall, needed_bytes) >= shortfall;
+            if !self.budget().ask_others(shortfall) && is_told {
                 std::thread::sleep(RESERVE_PATIENCE);
             }
+        };
+        if want.bytes() > 0 {
+            self.budget().set_want(&want, 0, 0);
         }
+        added
     }
 
     /// What the ledger says.
@@ -230,17 +193,5 @@ impl Core {
             max_bytes,
             held_bytes,
         })
-    }
-}
-
-/// A want beside those of gets; ends when it is dropped.
-struct OwnWant<'budget> {
-    budget: &'budget Budget,
-    want: Want,
-}
-
-impl Drop for OwnWant<'_> {
-    fn drop(&mut self) {
-        self.budget.set_want(&self.want, 0, 0);
     }
 }

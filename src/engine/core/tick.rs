@@ -166,7 +166,7 @@ impl Maintained for Core {
     fn maintain(&self) {
         self.give_to_others();
         let (wanted, budget) = (self.wanted_of_ledger.bytes(), self.backing().budget());
-        if wanted > 0 && budget.host().is_none() && budget.room_for(wanted).shared_bytes >= wanted {
+        if wanted > 0 && budget.host().is_none() && budget.room_for(wanted) >= wanted {
             // Another pool of the process has made room, and has woken this thread only.
             self.wake_waiters();
         }

@@ -1,5 +1,6 @@
 //! What the judge of a pool sees. Ticks look, never a hit.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use pinpool_observe::judge::shortage::LikelyCause;
@@ -18,6 +19,8 @@ use crate::stats::{Calls, MemoryStats};
 pub(super) struct Verdicts {
     judge: Mutex<Judge>,
     short_gets: AtomicU64,
+    /// Those of threads that had just returned a buffer.
+    own_waits: AtomicU64,
     /// Whether the source refused the last attempt that was refused.
     pub(super) is_by_source: AtomicBool,
     /// Time of waiting requests in calls of the source, which counts as such.
@@ -28,12 +31,26 @@ pub(super) struct Verdicts {
     needed_bytes: AtomicU64,
 }
 
+thread_local! {
+    /// The pool that this thread returned a buffer to, while requests waited, since its last request.
+    static RETURNED_TO: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
 impl Core {
+    /// This thread returns a buffer while requests wait.
+    pub(super) fn note_return(&self) {
+        // A thread that is ending requests nothing.
+        let _ = RETURNED_TO.try_with(|pool| pool.set(Some(self.log.number)));
+    }
+
     /// A get of `class` found no memory at once.
     pub(super) fn record_need(&self, class: Class) {
         let own_bytes = self.backing().own_bytes().saturating_sub(self.stock.idle().bytes());
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
         self.verdicts.short_gets.fetch_add(1, Ordering::Relaxed);
+        if RETURNED_TO.try_with(Cell::take).ok().flatten() == Some(self.log.number) {
+            self.verdicts.own_waits.fetch_add(1, Ordering::Relaxed);
+        }
         self.verdicts.needed_bytes.fetch_max(own_bytes + waiting_bytes + class.bytes as u64, Ordering::Relaxed);
     }
 
@@ -116,9 +133,9 @@ impl Core {
                 self.accounts.new_lengths()
             },
             puts: stats.requests.returned,
-            remote_puts: None,
             evicted: stats.memory.evictions.over_limit,
             short_gets: self.verdicts.short_gets.load(Ordering::Relaxed),
+            own_waits: self.verdicts.own_waits.load(Ordering::Relaxed),
             failed_gets: stats.requests.failed,
             is_by_source: self.verdicts.is_by_source.load(Ordering::Relaxed),
             waiting: stats.requests.waiting,

@@ -30,7 +30,7 @@ use super::watch::MappingWatch;
 use crate::arena::{ArenaPtr, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
 use crate::diag::PoolLog;
-use crate::quota::{Budget, Claim, Room};
+use crate::quota::{Budget, Claim};
 use crate::size_class::Class;
 use crate::stats::{SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
@@ -177,8 +177,8 @@ impl ArenaSupply {
         if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
     }
 
-    /// Why no plan gives a block of `bytes` memory, while `idle_bytes` were idle in the pool and `room` was left under the limits.
-    pub(super) fn no_space(&self, bytes: u64, idle_bytes: u64, room: Room) -> Refusal {
+    /// Why no plan gives a block of `bytes` memory, while `idle_bytes` were idle in the pool.
+    pub(super) fn no_space(&self, bytes: u64, idle_bytes: u64) -> Refusal {
         let refused = |over| Refusal::Over { needed_bytes: bytes, over };
         if !self.settings.may_grow {
             return refused(self.budget.full(bytes));
@@ -204,7 +204,7 @@ impl ArenaSupply {
         // There may have been room for a plan that did not come about: what is idle here may lie elsewhere.
         let wanted = [(claimed_bytes, own_bytes), (grown_bytes, own_bytes.saturating_add(reusable_bytes))];
         let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
-        let over = shared.filter_map(|&(bytes, _)| self.budget.lacking_shared(room, bytes)).next();
+        let over = shared.filter_map(|&(bytes, _)| self.budget.lacking_shared(bytes)).next();
         refused(over.unwrap_or_else(|| self.budget.full(claimed_bytes.saturating_sub(own_bytes))))
     }
 

@@ -68,9 +68,14 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// Whether the ceiling that several pools share has no room.
-    pub(crate) fn is_by_shared(&self) -> bool {
-        matches!(self, Self::Over { over: QuotaExceeded { level: Level::Shared, .. }, .. })
+    /// What is needed, and what a shared limit lacks for it that could hold it.
+    pub(crate) fn by_shared_limit(&self) -> Option<(u64, u64)> {
+        match *self {
+            Self::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, shortfall, could_ever: true } } => {
+                Some((needed_bytes, shortfall))
+            }
+            _ => None,
+        }
     }
 }
 

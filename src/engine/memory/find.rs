@@ -10,7 +10,7 @@ use super::books::Books;
 use super::supply::{PoolView, Supply};
 use crate::arena::{GrowthLimits, Plan};
 use crate::backend::SourceError;
-use crate::quota::{QuotaExceeded, Room};
+use crate::quota::QuotaExceeded;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::MutexGuard;
 
@@ -43,7 +43,7 @@ struct Search<'pool> {
     /// Nothing else has served the request: a plan may release regions, which waits for the device.
     may_release_regions: bool,
     /// What the limits left at the last plan.
-    room: Room,
+    room: u64,
     /// A claim of the last plan was refused.
     over: Option<QuotaExceeded>,
     /// The source refused this one buffer.
@@ -66,7 +66,7 @@ impl ArenaSupply {
         }
         // A request that can never fit is no reason to release idle blocks.
         if !self.could_hold_bytes(bytes) {
-            return Err(self.no_space(bytes, pool.idle_bytes(), Room::UNLIMITED).into());
+            return Err(self.no_space(bytes, pool.idle_bytes()).into());
         }
         let _first = self.before_reserve();
         let mut search = Search::new(bytes, (now_us, calls), pool);
@@ -186,13 +186,13 @@ impl ArenaSupply {
         match search {
             Search { source: Some(error), .. } => Refusal::Source(error),
             Search { over: Some(over), bytes, .. } => Refusal::Over { needed_bytes: bytes, over },
-            Search { bytes, room, pool, .. } => self.no_space(bytes, pool.idle_bytes(), room),
+            Search { bytes, pool, .. } => self.no_space(bytes, pool.idle_bytes()),
         }
     }
 
     /// How far the next plan may go.
     fn limits(&self, books: &Books, search: &Search<'_>) -> GrowthLimits {
-        let room_bytes = search.room.bytes();
+        let room_bytes = search.room;
         let commit_bytes = match search.demand {
             Demand::Nothing => 0,
             _ if self.may_grow() => room_bytes,
@@ -228,7 +228,7 @@ impl<'pool> Search<'pool> {
             to_release: pool.idle_buffers(),
             has_swept: false,
             may_release_regions: false,
-            room: Room::UNLIMITED,
+            room: u64::MAX,
             over: None,
             source: None,
         }

@@ -1,4 +1,4 @@
-//! The driver's result codes that the double can answer with, and their names.
+//! The driver's result codes that the mock driver can answer with, and their names.
 
 use std::ffi::{CStr, c_char, c_int};
 

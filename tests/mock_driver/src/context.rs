@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A context's handle is its device's ordinal above [`HANDLE_BASE`], in a generation of its own after each end, or always the
-//! same under [`Cruelty::RecurringHandles`]; its id (`cuCtxGetId`) never comes again. It lives while it is retained. Memory
-//! allocated in it stays, so that a leak shows in the counts instead of as a crash, but under [`Cruelty::ResetUnmaps`].
+//! same under [`Deviation::RecurringHandles`]; its id (`cuCtxGetId`) never comes again. It lives while it is retained. Memory
+//! allocated in it stays, so that a leak shows in the counts instead of as a crash, but under [`Deviation::ResetUnmaps`].
 //!
 //! A child of `fork` has no driver: every call answers 3, as a real one does once the parent has called `cuInit`.
 
@@ -15,9 +15,9 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once};
 
+use crate::adversarial::{self, Deviation};
 use crate::call::{In, Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::cruel::{self, Cruelty};
 use crate::sync::lock;
 use crate::{capture, event, memory, settings, stream};
 
@@ -80,7 +80,7 @@ impl Driver {
         let primary = self.primary(ordinal);
         let ended = handle(ordinal, primary.generation);
         let was_there = std::mem::take(&mut primary.retained) > 0;
-        if was_there && !cruel::is(Cruelty::RecurringHandles) {
+        if was_there && !adversarial::is(Deviation::RecurringHandles) {
             primary.generation += 1;
         }
         was_there.then_some(ended)
@@ -91,9 +91,9 @@ fn handle(ordinal: usize, generation: usize) -> usize {
     HANDLE_BASE + generation * GENERATION_STEP + ordinal
 }
 
-/// What ends with this context: its streams, its events, under [`Cruelty::ResetUnmaps`] its memory.
+/// What ends with this context: its streams, its events, under [`Deviation::ResetUnmaps`] its memory.
 fn end_with(context: usize) {
-    let ends_memory = cruel::is(Cruelty::ResetUnmaps);
+    let ends_memory = adversarial::is(Deviation::ResetUnmaps);
     stream::close_of(context, ends_memory);
     event::forget_of(context);
     if ends_memory {

@@ -1,4 +1,4 @@
-//! The control calls: functions of the loaded `cdylib` that [`crate::Double`] calls by name.
+//! The control calls: functions of the loaded `cdylib` that [`crate::MockDriver`] calls by name.
 //!
 //! Test and double each have a copy of this crate; only these functions cross from one to the other. Each is declared
 //! once, here, and the table of their addresses is made from the same list.
@@ -9,7 +9,7 @@ use crate::code::Code;
 use crate::ledger::{self, Counts};
 use crate::{
     address_space::{self, Owner},
-    context, cruel, device, event, faults, memory, settings, stream, symbols, virtual_memory,
+    adversarial, context, device, event, faults, memory, settings, stream, symbols, virtual_memory,
 };
 
 macro_rules! controls {
@@ -42,7 +42,7 @@ macro_rules! controls {
 
 /// A name that a test passes; one that is not UTF-8 is empty.
 fn text(name: *const c_char) -> &'static str {
-    // SAFETY: only `Double` makes control calls, with a live string that ends in 0, and waits for the answer.
+    // SAFETY: only `MockDriver` makes control calls, with a live string that ends in 0, and waits for the answer.
     unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default()
 }
 
@@ -63,7 +63,7 @@ controls! {
         virtual_memory::set_memory_nodes(1);
         memory::set_sparse(false);
         virtual_memory::refuse_access(0);
-        cruel::set(settings::get().cruel);
+        adversarial::set(settings::get().deviations);
         symbols::show_all();
         ledger::reset();
     }
@@ -158,8 +158,8 @@ controls! {
     }
 
     /// Turns these switches on, a bit each, and all others off.
-    fn double_set_cruel(bits: u64) {
-        cruel::set(bits);
+    fn double_set_deviations(bits: u64) {
+        adversarial::set(bits);
     }
 
     /// Loses the device: every later call fails with this code.

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::address_space::{self, MemoryKind, Space};
+use crate::adversarial::{self, Deviation};
 use crate::call::{Outcome, driver_call};
 use crate::code::Code;
-use crate::cruel::{self, Cruelty};
 use crate::op::{Op, fault};
 use crate::stream::LEGACY;
 use crate::{context, settings, stream, virtual_memory};
@@ -48,7 +48,7 @@ impl Endpoint {
     }
 }
 
-/// Under [`Cruelty::SmallCopies`]: the driver reads so little itself.
+/// Under [`Deviation::SmallCopies`]: the driver reads so little itself.
 const SMALL_BYTES: u64 = 64 << 10;
 
 /// Moves the bytes, on a stream's worker.
@@ -92,7 +92,7 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
         let space = address_space::read();
         let kind = |address| match space.locate(address, bytes) {
             // Staged, whatever it crosses.
-            Err(_) if bytes <= SMALL_BYTES && cruel::is(Cruelty::SmallCopies) => Ok(MemoryKind::Pageable),
+            Err(_) if bytes <= SMALL_BYTES && adversarial::is(Deviation::SmallCopies) => Ok(MemoryKind::Pageable),
             found => found,
         };
         (kind(to)?, kind(from)?)
@@ -110,7 +110,7 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
     if let Ok(device) = context::current_device()
         && ![to, from].into_iter().all(|address| virtual_memory::can_reach(device, address, bytes))
     {
-        if cruel::is(Cruelty::StickyFaults) {
+        if adversarial::is(Deviation::StickyFaults) {
             stream::lose(Code::ILLEGAL_ADDRESS);
         }
         return Err(Code::ILLEGAL_ADDRESS);

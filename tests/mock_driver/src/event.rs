@@ -8,9 +8,9 @@ use std::ffi::c_int;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
+use crate::adversarial::{self, Deviation};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::cruel::{self, Cruelty};
 use crate::op::Op;
 use crate::stream::{self, Enqueued, Ticket};
 use crate::sync::lock;
@@ -49,7 +49,7 @@ fn find(handle: usize) -> Result<Event, Code> {
     let found = lock(&EVENTS).live.get(&handle).cloned();
     found.ok_or_else(|| {
         ledger::misused(format!("use of event {handle:#x}, which is not or no longer there"));
-        if cruel::is(Cruelty::DeadEventAborts) {
+        if adversarial::is(Deviation::DeadEventAborts) {
             eprintln!("mock driver: use of event {handle:#x}, which is not or no longer there");
             std::process::abort();
         }

@@ -41,7 +41,7 @@ pub struct Counts {
     pub frees_with_work_in_flight: u64,
     /// Captures invalidated by a call that is not allowed beside them.
     pub spoiled_captures: u64,
-    /// Misuses seen; [`crate::Double::wrong_uses`] describes them.
+    /// Misuses seen; [`crate::MockDriver::wrong_uses`] describes them.
     pub wrong_uses: u64,
 }
 

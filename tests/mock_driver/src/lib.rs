@@ -2,7 +2,7 @@
 //!
 //! The `cdylib` of this crate exports the part of the CUDA driver interface that a program calls to pin, copy and wait. Its
 //! SONAME is `libcuda.so`: once a test has loaded it, every later `dlopen("libcuda.so")` in the process finds it. The
-//! `rlib` is the handle, [`Double`]: it loads the `cdylib` and controls it.
+//! `rlib` is the handle, [`MockDriver`]: it loads the `cdylib` and controls it.
 //!
 //! ```text
 //!   the program's cu* calls                     the test's control calls (double_*)
@@ -41,7 +41,7 @@
 //! | `MOCK_DRIVER_REPORT` | `none` (default), `stderr` | at the end of the process: frees with work in flight, wrong uses, calls by name |
 //! | `MOCK_DRIVER_ABORT` | the name of a call | that call ends the process by SIGABRT |
 //! | `MOCK_DRIVER_HANG` | the name of a call | that call never returns |
-//! | `MOCK_DRIVER_CRUEL` | names of [`Cruelty`], or `all` | what a driver may do and the mock driver does not do by default |
+//! | `MOCK_DRIVER_ADVERSARIAL` | names of [`Deviation`], or `all` | what a driver may do and the mock driver does not do by default |
 //! | `MOCK_DRIVER_DEVICES` | `1` (default) to `64` | the number of devices |
 //!
 //! An invalid setting is reported on stderr and fails `cuInit` with 1.
@@ -59,20 +59,20 @@
 )]
 
 mod address_space;
+mod adversarial;
 mod call;
 mod capture;
 mod code;
 mod context;
 mod control;
 mod copy;
-mod cruel;
 mod device;
 mod device_memory;
-mod double;
 mod event;
 mod faults;
 mod ledger;
 mod memory;
+mod mock;
 mod op;
 mod settings;
 mod stream;
@@ -80,7 +80,7 @@ mod symbols;
 mod sync;
 mod virtual_memory;
 
+pub use adversarial::Deviation;
 pub use code::Code;
-pub use cruel::Cruelty;
-pub use double::{Double, HeldCall, HeldStream};
 pub use ledger::Counts;
+pub use mock::{HeldCall, HeldStream, MockDriver};

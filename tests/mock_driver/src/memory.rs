@@ -13,9 +13,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::address_space::{self, Owner, Range};
+use crate::adversarial::{self, Deviation};
 use crate::call::{In, Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::cruel::{self, Cruelty};
 use crate::sync::lock;
 use crate::{capture, context, device_memory, ledger, stream};
 
@@ -169,7 +169,7 @@ driver_call! { Enqueue fn cuMemFreeHost(address: *mut c_void) {
 driver_call! { Enqueue fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32) {
     context::current()?;
     capture::forbid_unsafe_call()?;
-    if cruel::is(Cruelty::NoRegistering) {
+    if adversarial::is(Deviation::NoRegistering) {
         return Err(Code::NOT_SUPPORTED);
     }
     let start = address.expose_provenance();

@@ -8,9 +8,9 @@ use std::ffi::OsString;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use crate::adversarial::{self, Deviation};
 use crate::call::Outcome;
 use crate::code::Code;
-use crate::cruel::{self, Cruelty};
 use crate::faults::{self, ScriptedFailure};
 use crate::ledger;
 
@@ -28,7 +28,7 @@ pub(crate) struct Settings {
     /// A call of this name never returns.
     pub(crate) hang: Option<&'static str>,
     /// Switches that are on, a bit each.
-    pub(crate) cruel: u64,
+    pub(crate) deviations: u64,
     /// The number of devices; 0 is one.
     pub(crate) devices: usize,
 }
@@ -44,8 +44,8 @@ pub(crate) fn read() -> Outcome {
             ledger::report_at_exit();
         }
         // A test may have turned others on before.
-        if settings.cruel != 0 {
-            cruel::set(settings.cruel);
+        if settings.deviations != 0 {
+            adversarial::set(settings.deviations);
         }
         Ok(settings)
     });
@@ -81,9 +81,12 @@ fn parse(
                 "COPY_DELAY" => settings.copy_delay = Duration::from_millis(text.parse().ok()?),
                 "REPORT" => settings.report = ["none", "stderr"].iter().position(|known| *known == text)? == 1,
                 "FAIL" => failures = each().map(failure).collect::<Option<_>>()?,
-                "CRUEL" if text == "all" => settings.cruel = Cruelty::ALL.iter().map(|switch| switch.bit()).sum(),
-                "CRUEL" => {
-                    settings.cruel = each().map(|one| Cruelty::named(one).map(Cruelty::bit)).sum::<Option<_>>()?
+                "ADVERSARIAL" if text == "all" => {
+                    settings.deviations = Deviation::ALL.iter().map(|switch| switch.bit()).sum()
+                }
+                "ADVERSARIAL" => {
+                    settings.deviations =
+                        each().map(|one| Deviation::named(one).map(Deviation::bit)).sum::<Option<_>>()?
                 }
                 "DEVICES" => settings.devices = text.parse().ok().filter(|count| (1..=64).contains(count))?,
                 // Read once for a process.
@@ -139,10 +142,17 @@ mod tests {
         let deadly = parsed(&[("MOCK_DRIVER_ABORT", "cuMemCreate"), ("MOCK_DRIVER_HANG", "cuMemMap")]);
         let (abort, hang) = (Some("cuMemCreate"), Some("cuMemMap"));
         assert_eq!(deadly, Ok(Settings { abort, hang, ..Settings::default() }));
-        let cruel =
-            parsed(&[("MOCK_DRIVER_CRUEL", "reset-unmaps, no-registering"), ("MOCK_DRIVER_DEVICES", "2")]).unwrap();
-        assert_eq!((cruel.cruel, cruel.devices), (Cruelty::ResetUnmaps.bit() | Cruelty::NoRegistering.bit(), 2));
-        assert_eq!(parsed(&[("MOCK_DRIVER_CRUEL", "all")]).unwrap().cruel.count_ones() as usize, Cruelty::ALL.len());
+        let deviating =
+            parsed(&[("MOCK_DRIVER_ADVERSARIAL", "reset-unmaps, no-registering"), ("MOCK_DRIVER_DEVICES", "2")])
+                .unwrap();
+        assert_eq!(
+            (deviating.deviations, deviating.devices),
+            (Deviation::ResetUnmaps.bit() | Deviation::NoRegistering.bit(), 2)
+        );
+        assert_eq!(
+            parsed(&[("MOCK_DRIVER_ADVERSARIAL", "all")]).unwrap().deviations.count_ones() as usize,
+            Deviation::ALL.len()
+        );
         assert_eq!(parsed(&[("HOME", "/")]), Ok(Settings::default()));
         assert_eq!(parsed(&[("MOCK_DRIVER_REPORT", "none")]), Ok(Settings::default()));
     }
@@ -153,7 +163,7 @@ mod tests {
             ("MOCK_DRIVER_COPY_DELAY", "fast"),
             ("MOCK_DRIVER_REPORT", "1"),
             ("MOCK_DRIVER_COSTS", "measured"),
-            ("MOCK_DRIVER_CRUEL", "kind"),
+            ("MOCK_DRIVER_ADVERSARIAL", "kind"),
             ("MOCK_DRIVER_DEVICES", "0"),
         ] {
             let why = parsed(&[wrong]).unwrap_err();

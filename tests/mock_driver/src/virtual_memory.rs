@@ -23,9 +23,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::address_space::{self, Owner, Range};
+use crate::adversarial::{self, Deviation};
 use crate::call::{In, Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::cruel::{self, Cruelty};
 use crate::sync::lock;
 use crate::{context, device, ledger, memory};
 
@@ -82,7 +82,7 @@ impl Location {
             ON_DEVICE => Ok(false),
             ON_NUMA_NODE if u32::try_from(self.id).is_ok_and(has_memory) => Ok(true),
             ON_HOST if device::attribute(HOST_VIRTUAL_MEMORY) != 0 => Ok(true),
-            _ if cruel::is(Cruelty::OtherCodes) => Err(Code::INVALID_DEVICE),
+            _ if adversarial::is(Deviation::OtherCodes) => Err(Code::INVALID_DEVICE),
             _ => Err(Code::INVALID_VALUE),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pinpool_observe::judge::words::seconds;
+use pinpool_observe::judge::words::{counted, seconds};
 use pinpool_observe::judge::{Lost, Snapshot};
 use pinpool_replay::{Event, Recording};
 
@@ -106,8 +106,10 @@ impl<'a> Charts<'a> {
             self.pools.entry(&pool.name).or_default().push((x, bytes as f64));
         }
         self.tags.values_mut().for_each(|points| points.push((x, 0.0)));
+        let begun = self.samples[0].x;
         for holder in now.iter().flatten().flat_map(|of| &of.holders) {
-            let points = self.tags.entry(&holder.tag).or_insert_with(|| vec![(x, 0.0)]);
+            let new = || [begun, x].into_iter().filter(|at| *at < x).chain([x]).map(|at| (at, 0.0)).collect();
+            let points: &mut Vec<_> = self.tags.entry(&holder.tag).or_insert_with(new);
             if let Some((_, bytes)) = points.last_mut() {
                 *bytes += holder.bytes as f64;
             }
@@ -188,7 +190,8 @@ impl<'a> Charts<'a> {
         if last.lost.total_ns() < LOST_MIN_NS || last.x <= 0.0 {
             return None;
         }
-        let of: [(&str, fn(&Lost) -> u64); 3] = [
+        type Part = (&'static str, fn(&Lost) -> u64);
+        let of: [Part; 3] = [
             ("waiting", |lost| lost.waiting_ns),
             ("pinning", |lost| lost.page_locking_ns),
             ("moving", |lost| lost.moving_ns),
@@ -287,7 +290,7 @@ impl<'a> Charts<'a> {
             ]
         });
         let head = ["owner", "buffers", "bytes", "oldest for"];
-        let name = format!("Out at the end: {} buffers", grouped(buffers));
+        let name = format!("Out at the end: {}", counted(buffers, "buffer"));
         (buffers > 0).then(|| Table { is_open: true, name, head, rows: rows.collect() })
     }
 

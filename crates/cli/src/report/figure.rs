@@ -89,7 +89,6 @@ pub(super) struct Series {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Shape {
-    Line,
     /// A line whose value holds until the next point.
     Steps,
     /// The same, filled, and on top of the areas before it.
@@ -112,8 +111,8 @@ impl Series {
         }
         match shape {
             // Areas are stacked: they keep the points of each other.
-            Shape::Line | Shape::Steps if points.len() > PARTS * 4 => points = thinned(&points),
-            Shape::Line | Shape::Steps | Shape::Area => {}
+            Shape::Steps if points.len() > PARTS * 4 => points = thinned(&points),
+            Shape::Steps | Shape::Area => {}
             Shape::Triangles | Shape::Crosses => points.truncate(MARKS_MAX),
         }
         Self { name: name.into(), shape, points }
@@ -186,7 +185,7 @@ mod tests {
     #[test]
     fn a_thinned_series_keeps_its_ends_and_its_extremes() {
         let points = (0..100_000).map(|at| (f64::from(at), if at == 777 { 9.0 } else { 1.0 + f64::from(at % 2) }));
-        let series = Series::new("a", Shape::Line, points);
+        let series = Series::new("a", Shape::Steps, points);
         assert!(series.points.len() <= PARTS * 4 + 4, "{}", series.points.len());
         assert_eq!((series.points[0].0, series.points.last().unwrap().0), (0.0, 99_999.0));
         assert!(series.points.contains(&(777.0, 9.0)));

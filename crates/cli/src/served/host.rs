@@ -1,4 +1,4 @@
-//! All processes of this user and host that serve their statistics where `PINPOOL_SOCKET=1` puts them.
+//! All processes of this user and host with `PINPOOL_SOCKET=1`.
 
 use std::fs;
 use std::path::Path;
@@ -9,14 +9,14 @@ use serde_json::Value;
 
 use super::statistics_of;
 
-/// What each process sends, by its number, and why the others send nothing. A process that has just ended is neither.
+/// The statistics of each process, ordered by id, and the errors of the others. Processes that have just ended are skipped.
 pub(crate) fn on_host() -> (Vec<Value>, Vec<String>) {
     let folder = path_of(0).parent().map(Path::to_path_buf).unwrap_or_default();
     let names = fs::read_dir(&folder).into_iter().flatten().flatten();
     let mut processes: Vec<u32> = names.filter_map(|entry| process_of(entry.file_name().to_str()?)).collect();
     processes.sort_unstable();
     let ask = |process: u32| statistics_of(&process.to_string()).map_err(|error| error.to_string());
-    // At once: one that hangs holds no other up.
+    // In parallel, so that one hanging process does not delay the others.
     let answers: Vec<_> = thread::scope(|scope| {
         let asked: Vec<_> = processes.iter().map(|&process| scope.spawn(move || ask(process))).collect();
         asked.into_iter().filter_map(|asked| asked.join().ok()).collect()

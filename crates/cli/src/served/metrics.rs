@@ -14,7 +14,7 @@ use super::{on_host, pools, statistics_of};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// A client that sends its request slower is left.
+/// Timeout of a client.
 const PATIENCE: Duration = Duration::from_secs(5);
 const REQUEST_BYTES_MAX: u64 = 16 << 10;
 
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &MetricsArgs, terminal: &Terminal) -> Result<(), ExitErr
     if silent.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
 }
 
-/// The text, and why it is not of all processes.
+/// The text, and the errors of processes that did not answer.
 fn text(args: &MetricsArgs) -> (String, Vec<String>) {
     let (objects, silent) = if args.all {
         on_host()
@@ -70,7 +70,7 @@ fn text(args: &MetricsArgs) -> (String, Vec<String>) {
     (prometheus_text(&labelled), silent)
 }
 
-/// Pools without a name are told apart by their numbers.
+/// Unnamed pools are labelled by number.
 fn labels(object: &Value, pool: &Value) -> Vec<(&'static str, String)> {
     let text = |name: &str| pool[name].as_str().unwrap_or_default().to_owned();
     let name = if pool["name"].is_string() { text("name") } else { format!("pool {}", pool["number"]) };
@@ -84,7 +84,7 @@ fn serve(address: &str, args: &MetricsArgs, terminal: &Terminal) -> Result<(), B
     thread::scope(|scope| {
         loop {
             match listener.accept() {
-                // A client that went away or sends nothing is no reason to end, and keeps no other waiting.
+                // A slow client does not delay others.
                 Ok((stream, _)) => _ = scope.spawn(move || answer(&stream, args)),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
@@ -99,7 +99,7 @@ fn answer(mut stream: &TcpStream, args: &MetricsArgs) -> io::Result<()> {
     let (mut request, mut line) = (String::new(), String::new());
     let mut lines = BufReader::new(stream.take(REQUEST_BYTES_MAX));
     lines.read_line(&mut request)?;
-    // Headers end with an empty line; what they say does not matter.
+    // Headers end with an empty line and are ignored.
     while lines.read_line(&mut line)? > 2 {
         line.clear();
     }
@@ -108,7 +108,7 @@ fn answer(mut stream: &TcpStream, args: &MetricsArgs) -> io::Result<()> {
     let is_metrics = path.split('?').next() == Some("/metrics");
     let (status, body) = match method {
         "GET" | "HEAD" if is_metrics => ("200 OK", text(args).0),
-        "GET" | "HEAD" => ("404 Not Found", "the figures are at /metrics\n".to_owned()),
+        "GET" | "HEAD" => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
         _ => ("405 Method Not Allowed", String::new()),
     };
     write!(

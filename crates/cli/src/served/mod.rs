@@ -1,4 +1,4 @@
-//! What running processes serve of their pools (`PINPOOL_SOCKET`), for the commands that look at them.
+//! Statistics that running processes serve (`PINPOOL_SOCKET`).
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -23,12 +23,12 @@ pub(crate) fn pools(object: &Value) -> &[Value] {
     object["pools"].as_array().map_or(&[][..], Vec::as_slice)
 }
 
-/// Whether the process sees something wrong with this pool.
+/// Whether the diagnosis of this pool is a problem.
 pub(crate) fn is_alarm(pool: &Value) -> bool {
     pool["why"]["is_alarm"].as_bool().unwrap_or(false)
 }
 
-/// An unpinned pool next to pinned ones of its process is a mistake that no pool sees by itself.
+/// An unpinned pool next to pinned pools of the process is a problem that no pool detects by itself.
 pub(crate) fn mark_unpinned(object: &mut Value) {
     let Some(pools) = object["pools"].as_array_mut() else { return };
     let has_pinned = pools.iter().any(|pool| pool["snapshot"]["is_pinned"] == true);
@@ -37,7 +37,7 @@ pub(crate) fn mark_unpinned(object: &mut Value) {
     }
 }
 
-/// The pools of a process, those with an alarm first, then those that lose most of their time, then those that hold most.
+/// The pools of a process: problems first, then by time lost, then by bytes held.
 pub(crate) fn worst_first(object: &Value) -> Vec<&Value> {
     let mut pools: Vec<_> = pools(object).iter().collect();
     pools.sort_by(|one, other| by_badness(one, other));
@@ -50,19 +50,19 @@ pub(crate) fn by_badness(one: &Value, other: &Value) -> Ordering {
     is_alarm(other).cmp(&is_alarm(one)).then(lost(other).total_cmp(&lost(one))).then(held(other).cmp(&held(one)))
 }
 
-/// Seconds lost of each second of the last window, of all threads together; `None` if the process does not say.
+/// Seconds lost per second in the last window, summed over threads; `None` if the process does not report it.
 pub(crate) fn lost_share(pool: &Value) -> Option<f64> {
     let seconds = |name: &str| pool["why"][name].as_f64();
     let (lost, of) = (seconds("lost_seconds")?, seconds("of_seconds")?);
     Some(if of > 0.0 { lost / of } else { 0.0 })
 }
 
-/// Names come from other processes: no control character of theirs reaches a terminal.
+/// Replaces control characters, since names come from other processes.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Whether this is the number of a process, and no file, or its socket.
+/// Whether this is a process id (and no file of that name) or a socket.
 pub(crate) fn names_process(target: &str) -> bool {
     use std::os::unix::fs::FileTypeExt;
     match std::fs::metadata(target) {

@@ -14,22 +14,22 @@ use serde_json::Value;
 
 /// Longest line that is read: thousands of pools.
 const LINE_BYTES_MAX: usize = 16 << 20;
-/// A process whose next line takes longer has ended or hangs.
+/// Timeout of a line.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Between two looks for the first line.
+/// Time between two checks for the first line.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The object that the process sends at once: its number, and the statistics of its pools.
+/// The first object that the process sends: its id and the statistics of its pools.
 ///
 /// # Errors
 ///
-/// If no process of this user serves its statistics there, or sends none in time.
+/// If no process of this user serves statistics there, or none arrive in time.
 pub(crate) fn statistics_of(target: &str) -> Result<Value, Box<dyn Error>> {
     let first = first_line(target, &StopFlag::new())?;
     first.map(|(.., object)| object).ok_or_else(|| format!("{target}: interrupted").into())
 }
 
-/// The lines of the socket, and the first of them with its object; `None` if `stop` was raised before it came.
+/// The lines of the socket, and the first line with its object; `None` if `stop` was raised before it arrived.
 #[allow(clippy::type_complexity)] // A triple that is taken apart at once.
 pub(crate) fn first_line(
     target: &str,
@@ -53,7 +53,7 @@ pub(crate) fn first_line(
         }
         match lines.take() {
             Some(line) => break line?.ok_or_else(|| in_socket(&"the process ended before it sent anything"))?,
-            // A connection may wait for a process that accepts none.
+            // The process may not accept the connection.
             None if begun.elapsed() > SILENCE => return Err(in_socket(&silent()).into()),
             None => thread::sleep(PAUSE),
         }
@@ -62,17 +62,17 @@ pub(crate) fn first_line(
     Ok(Some((lines, first, object)))
 }
 
-/// The newest line; `None` is the end of the process.
+/// The newest line; `None` at the end of the process.
 pub(crate) type Line = Result<Option<String>, String>;
 
-/// What another thread has read last. Older lines that nobody took are gone, so a process that floods them fills no memory.
+/// The last line read by the thread. Older lines are dropped, so a flood of lines uses no memory.
 #[derive(Default)]
 pub(crate) struct Newest(Mutex<Untaken>);
 
 #[derive(Default)]
 struct Untaken {
     line: Option<String>,
-    /// What came after all lines: an error, or the end.
+    /// An error or the end, after all lines.
     end: Option<Line>,
 }
 
@@ -91,8 +91,7 @@ impl Newest {
     }
 }
 
-/// Reads the socket at `path` on a thread, which ends after the first line that is an error or the end, or that nobody can take: a
-/// command that asks again and again would take the place of other readers.
+/// Reads the socket at `path` on a thread, which ends after an error, the end of the process, or when the result is dropped.
 fn follow(path: PathBuf) -> io::Result<Arc<Newest>> {
     let newest = Arc::new(Newest::default());
     let read = Arc::downgrade(&newest);
@@ -120,7 +119,9 @@ fn follow(path: PathBuf) -> io::Result<Arc<Newest>> {
 fn connected(path: &Path) -> Result<UnixStream, String> {
     connect(path).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied if error.raw_os_error().is_none() => error.to_string(),
-        io::ErrorKind::PermissionDenied => format!("{error}: it is of another user; run this command as that one"),
+        io::ErrorKind::PermissionDenied => {
+            format!("{error}: it belongs to another user; run this command as that user")
+        }
         _ => format!(
             "{error}: no process serves its statistics there; start it with PINPOOL_SOCKET=1, or with this path"
         ),
@@ -145,7 +146,7 @@ pub(crate) fn statistics(line: &str) -> Result<Value, String> {
     if object["pools"].is_array() { Ok(object) } else { Err(no_statistics("it has no list of pools")) }
 }
 
-/// The next line, which is to be whole in time; `None` at the end.
+/// The next line, within the timeout; `None` at the end.
 fn next_line(socket: &mut BufReader<UnixStream>) -> Line {
     let until = Instant::now() + SILENCE;
     let mut line = Vec::new();
@@ -157,7 +158,7 @@ fn next_line(socket: &mut BufReader<UnixStream>) -> Line {
         socket.get_ref().set_read_timeout(Some(left)).map_err(|error| error.to_string())?;
         let part = match socket.fill_buf() {
             Ok(part) => part,
-            // The time is looked at above.
+            // The loop checks the timeout.
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => continue,
             Err(error) => return Err(error.to_string()),
         };

@@ -79,7 +79,7 @@ fn show_target(target: &str, is_json: bool, is_live: bool, stop: &StopFlag) -> R
     if is_json {
         return Ok(to_stdout(&first)?);
     }
-    // A screen may wait for a pool.
+    // A live screen waits for the first pool.
     if is_live {
         return show(&object, &lines, stop);
     }
@@ -131,7 +131,7 @@ fn show_host(stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Until a key, a signal or the process ends it.
+/// Runs until a key, a signal or the end of the process.
 fn show(first: &Value, lines: &Newest, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let mut session = Session::begin()?;
     let worst = pools(first).iter().position(is_alarm).unwrap_or(0);
@@ -174,7 +174,7 @@ fn ends(key: KeyEvent) -> bool {
     key.kind == KeyEventKind::Press && (is_ctrl_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc))
 }
 
-/// What has arrived of one pool.
+/// The pool on the screen.
 #[derive(Default)]
 struct Shown {
     history: History,
@@ -185,7 +185,7 @@ struct Shown {
 }
 
 impl Shown {
-    /// `now` is when the object arrived.
+    /// `now` is the time of arrival.
     fn add(&mut self, object: &Value, now: Instant) {
         let pools = pools(object);
         (self.process, self.pools) = (object["process"].as_u64().unwrap_or(0), pools.len());

@@ -1,4 +1,4 @@
-//! One screen of a pool's figures.
+//! One pool on a screen.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,18 +20,18 @@ const NAME: usize = 12;
 /// Width of the bytes behind them.
 const BYTES: usize = 12;
 
-/// Lines of a screen without the diagnosis and the owners, at least.
+/// Fewest lines of a screen without diagnosis and owners.
 const HEIGHT: u16 = 20;
-/// What is to be done, among the lines of why.
+/// Prefix of the recommendation.
 const TO_DO: &str = "  to do: ";
 
-/// Draws `history`; `progress` and `message` are lines of the program that is watched.
+/// Draws `history`; `progress` and `message` describe the observed program.
 pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, message: &str) {
     let holders = holders(&history.now);
     let area = frame.area();
     let room = usize::from(area.height.saturating_sub(HEIGHT)).saturating_sub(holders.len()).max(1);
     let why_lines = why_lines(&history.why, usize::from(area.width), room);
-    // The curves take what the others leave.
+    // The curves take the remaining rows.
     let length = |lines: usize| Constraint::Length(u16::try_from(lines).unwrap_or(u16::MAX));
     let [head, why, bytes, curves, rates, rest, foot] = Layout::vertical([
         Constraint::Length(1),
@@ -75,7 +75,7 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
     let block = Block::bordered().title(title);
     let inner = block.inner(area);
     frame.render_widget(block, area);
-    // Each bar has a letter of its own, so that they differ without colours.
+    // Each bar has its own character, so that bars differ without colours.
     let rows = [
         ("pinned", now.held_bytes, '█', Color::Blue),
         ("in use", now.used_bytes.saturating_sub(now.in_flight_bytes), '▓', Color::Green),
@@ -84,7 +84,7 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
         ("free", now.free_bytes, '·', Color::Gray),
         ("not pinned", now.fallback_bytes, '!', Color::Red),
     ];
-    // To what is held, not to the ceiling, under which a small pool would have bars of one letter.
+    // Relative to the held bytes: relative to a high limit the bars would be too short.
     let full = now.held_bytes.max(now.used_bytes).max(1);
     let room = usize::from(inner.width).saturating_sub(NAME + BYTES + 2);
     let lines = rows.map(|(name, bytes, letter, color)| {
@@ -101,7 +101,7 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
 fn bar(bytes: u64, full: u64, room: usize, letter: char) -> String {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // At most `room`.
     let filled = (bytes as f64 / full as f64 * room as f64).round() as usize;
-    // What is there is seen.
+    // Nonzero bytes are visible.
     let filled = if bytes > 0 { filled.max(1) } else { 0 };
     std::iter::repeat_n(letter, filled.min(room)).collect()
 }
@@ -162,7 +162,7 @@ fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
     frame.render_widget(Paragraph::new(right.map(Line::raw).to_vec()), right_area);
 }
 
-/// The lines of why in so much room: all of them, or the cause and what is to be done, or what there is room for of these.
+/// The diagnosis in `room` lines: all of it, or as much of the cause and recommendation as fits.
 fn why_lines(why: &[String], width: usize, room: usize) -> Vec<String> {
     let wrap =
         |lines: &mut dyn Iterator<Item = &String>| lines.flat_map(|line| wrapped(line, width)).collect::<Vec<_>>();
@@ -172,14 +172,14 @@ fn why_lines(why: &[String], width: usize, room: usize) -> Vec<String> {
     }
     let (mut cause, to_do) =
         (wrap(&mut why.iter().take(1)), wrap(&mut why.iter().filter(|line| line.starts_with(TO_DO))));
-    // What is to be done has a line, if there are two.
+    // With two lines, one is for the recommendation.
     cause.truncate(room.saturating_sub(to_do.len()).max(room - room / 2));
     cause.extend(to_do);
     cause.truncate(room);
     cause
 }
 
-/// The line in lines of at most `width` letters, the later ones with two blanks before them.
+/// Wraps the line at `width`; later lines are indented by two.
 fn wrapped(line: &str, width: usize) -> Vec<String> {
     let line = printable(line);
     let blanks = line.chars().take_while(|&letter| letter == ' ').count();
@@ -197,7 +197,7 @@ fn wrapped(line: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// What is in flight, and who holds what.
+/// The oldest copy and the owners.
 fn holders(now: &Snapshot) -> Vec<String> {
     let oldest = match (now.oldest_copy, now.oldest_copy_stream) {
         (None, _) => None,

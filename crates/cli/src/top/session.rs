@@ -1,4 +1,4 @@
-//! The terminal while a screen is drawn: taken over, and given back whatever ends the program.
+//! The terminal while a screen is drawn, restored however the program ends.
 
 use std::error::Error;
 use std::fs::File;
@@ -14,7 +14,7 @@ use ratatui::crossterm::execute;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// Whether the terminal is taken over.
+/// Whether the terminal is in raw mode.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The terminal, until this is dropped.
@@ -25,7 +25,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Takes the terminal over.
+    /// Enters raw mode and the alternate screen.
     ///
     /// # Errors
     ///
@@ -48,7 +48,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// If the terminal is gone. So the wait is ours: crossterm reads such a terminal again and again, without an end.
+    /// If the terminal is gone. This polls itself because crossterm would read such a terminal forever.
     pub(super) fn next_event(&self, wait: Duration) -> io::Result<Option<Event>> {
         let mut keys = [PollFd::new(&self.keys, PollFlags::IN)];
         let wait = Timespec::try_from(wait).map_err(io::Error::other)?;
@@ -70,10 +70,10 @@ impl Drop for Session {
     }
 }
 
-/// Gives the terminal back, once.
+/// Restores the terminal, once.
 pub(crate) fn restore() {
     if IS_TAKEN.swap(false, Ordering::SeqCst) {
-        // A terminal that is gone needs nothing.
+        // Errors of a terminal that is gone do not matter.
         let _ = ratatui::try_restore();
         let _ = execute!(io::stdout(), Show);
     }

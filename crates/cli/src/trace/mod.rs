@@ -2,7 +2,7 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `text.rs` | the text form, which readers of conformance traces read |
+//! | `text.rs` | a conformance trace with comments |
 //! | `csv.rs` | a line for each record |
 //! | `chrome.rs` | trace events as JSON, for Perfetto and `chrome://tracing` |
 //! | `snapshot.rs` | a snapshot for PyTorch's memory_viz |
@@ -26,7 +26,7 @@ use serde_json::{Map, Value};
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// Most pools without an end that a message names.
+/// Most pools that a message names.
 const UNENDED_SHOWN: usize = 5;
 
 /// Print a recording, or convert it for a viewer
@@ -52,7 +52,7 @@ pub(crate) struct TraceArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// Requests and releases as a conformance trace, everything else as comments
+    /// Requests and returns as a conformance trace, everything else as comments
     Text,
     /// A line for each record
     Csv,
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), ExitError
 fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
     let in_trace = |error: &dyn std::fmt::Display| in_file(&args.trace, error);
     let recording = open_recording(&args.trace).map_err(|error| in_trace(&error))?;
-    // What no command plays is not printed either. A text names no back-end, and a pipe cannot be read again.
+    // A text that cannot be replayed is not printed either. A pipe cannot be read twice.
     let is_text = recording.pools.iter().all(|pool| pool.fact("backend").is_none());
     if is_text && args.trace.is_file() {
         Workload::open(&args.trace).map_err(|error| in_trace(&error))?;
@@ -93,7 +93,7 @@ fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
         let why = recording.warning.as_deref().unwrap_or("it holds no gets, puts or other records");
         return Err(in_trace(&format_args!("nothing to print: {why}")).into());
     }
-    // Before a file is written: an error of the trace is one of that file.
+    // Errors of the trace are reported before a file is written.
     let workload = match args.format {
         Format::Text => Workload::of(&recording).map_err(|error| in_trace(&error))?,
         _ => Workload::default(),
@@ -110,7 +110,7 @@ fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
         None => {
             let mut out = BufWriter::new(io::stdout().lock());
             let written = write(&recording, &workload, args.format, &mut out).and_then(|()| out.flush());
-            // Keeps the kind, by which a closed pipe is told from a full disk.
+            // Keeps the kind, which distinguishes a closed pipe from a full disk.
             written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))?;
         }
     }
@@ -126,7 +126,7 @@ fn write(recording: &Recording, workload: &Workload, format: Format, out: &mut d
     }
 }
 
-/// Names the pools whose end is not recorded, the first few of them.
+/// Names the first pools without a recorded end.
 fn unended(recording: &Recording) -> Option<String> {
     let names: Vec<_> = recording.unended_pools().into_iter().map(name_of).collect();
     let (shown, more) = (names.iter().take(UNENDED_SHOWN).cloned().collect::<Vec<_>>().join(", "), names.len());
@@ -135,7 +135,7 @@ fn unended(recording: &Recording) -> Option<String> {
         .then(|| format!("no end is recorded of {shown}{more}: the process was killed, or exited while they lived"))
 }
 
-/// An output that is the input would be empty before it was read.
+/// Writing to the input would truncate it before it is read.
 pub(crate) fn refuse_to_overwrite(input: &Path, output: &Path) -> Result<(), String> {
     let same = matches!((input.canonicalize(), output.canonicalize()), (Ok(input), Ok(output)) if input == output);
     if same { Err(format!("{}: is the input; name another file", output.display())) } else { Ok(()) }
@@ -165,7 +165,7 @@ fn described(event: &Event, recording: &Recording) -> (String, Map<String, Value
     (name, fields)
 }
 
-/// What to call a pool.
+/// The name of a pool, or its number.
 fn name_of(pool: &PoolDescription) -> String {
     pool.fact("name").map_or_else(|| format!("pool {}", pool.number), ToOwned::to_owned)
 }

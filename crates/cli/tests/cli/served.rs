@@ -43,7 +43,7 @@ fn the_texts_of_a_pool_come_from_outside_as_the_program_would_print_them() {
             once.stdout
         );
         assert!(once.stdout.contains(&pool.stats().to_string()), "{}", once.stdout);
-        assert!(once.stdout.contains("  1.00 MiB from loader/labels (1 buffer, the oldest "), "{}", once.stdout);
+        assert!(once.stdout.contains("  1.0MiB loader/labels (1 buffer, the oldest "), "{}", once.stdout);
     }
     let json = finish(&mut on_host(dir.path(), &["top", "--json", &process]));
     assert_eq!(json.figures()["pools"][0]["name"], "train", "{}", json.stdout);
@@ -206,7 +206,7 @@ fn a_socket_of_another_user_is_refused_with_the_reason() {
     // Only root can be another user.
     if dir.path().metadata().unwrap().uid() == 0 {
         let socket = dir.path().join(format!("pinpool-{}.sock", std::process::id()));
-        all_refuse(socket.to_str().unwrap(), "it is of another user; run this command as that one", |command| {
+        all_refuse(socket.to_str().unwrap(), "it belongs to another user; run this command as that user", |command| {
             command.uid(65534).gid(65534);
         });
     }

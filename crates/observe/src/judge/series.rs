@@ -1,13 +1,13 @@
 //! The snapshots of a recording, judged as the pool that took them judges itself.
 //!
-//! What a pool does not know, the records add: which requests waited and when, and which buffers another thread returned.
+//! The records add which requests waited, and when.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::news::worst;
 use super::{Cause, GETS_MIN, Judge, Judgement, Lost, Snapshot};
-use crate::record::{Event, Record, Recording, Taken};
+use crate::record::{Event, Record, Recording};
 
 /// A pool of a recording.
 #[derive(Debug, Clone)]
@@ -28,19 +28,10 @@ pub struct PoolJudgement {
 pub fn judge_recording(recording: &Recording) -> Vec<PoolJudgement> {
     let mut records = Records::default();
     let mut pools: BTreeMap<u32, Vec<(u64, Snapshot)>> = BTreeMap::new();
-    let mut add = |taken: &Taken, records: &Records| {
-        let remote_puts = records.pools.get(&taken.pool).and_then(|pool| pool.counted.remote_puts);
-        let snapshot = Snapshot { remote_puts, ..(*taken.snapshot).clone() };
-        pools.entry(taken.pool).or_default().push((taken.at_us, snapshot));
-    };
-    let mut snapshots = recording.snapshots.iter().peekable();
-    for record in &recording.records {
-        while let Some(taken) = snapshots.next_if(|taken| taken.time_ns <= record.time_ns) {
-            add(taken, &records);
-        }
-        records.apply(record);
+    for taken in &recording.snapshots {
+        pools.entry(taken.pool).or_default().push((taken.at_us, (*taken.snapshot).clone()));
     }
-    snapshots.for_each(|taken| add(taken, &records));
+    recording.records.iter().for_each(|record| records.apply(record));
     // A process that was killed at once has recorded none.
     let end_us = recording.records.last().map_or(0, |record| record.time_ns / 1000);
     for (pool, of) in &records.pools {
@@ -112,8 +103,8 @@ struct OfPool {
 #[derive(Debug, Default)]
 struct Records {
     pools: HashMap<u32, OfPool>,
-    /// The thread that has a buffer.
-    out: HashMap<(u32, u64), u32>,
+    /// Threads that returned a buffer of a pool since their last request.
+    returned: HashSet<(u32, u32)>,
     /// Threads whose next request stood in the wait queue.
     queued: HashSet<u32>,
     /// Calls of each thread since its last request: when they ended, and how long they took.
@@ -146,18 +137,17 @@ impl Records {
                 counted.gets += 1;
                 counted.waiting_ns += waited_ns;
                 counted.short_gets += u64::from(has_waited);
-                if let Event::Get { id, .. } = event {
-                    self.out.insert((pool, id), thread);
+                counted.own_waits += u64::from(self.returned.remove(&(pool, thread)) && has_waited);
+                if let Event::Get { .. } = event {
                     *slow_gets += u64::from(has_waited || called_ns > 0);
                     waits.extend(has_waited.then_some((time_ns, waited_ns)));
                 } else {
                     counted.failed_gets += 1;
                 }
             }
-            Event::Put { id, .. } => {
-                let got_by = self.out.remove(&(pool, id));
+            Event::Put { .. } => {
+                self.returned.insert((pool, thread));
                 counted.puts += 1;
-                *counted.remote_puts.get_or_insert(0) += u64::from(got_by.is_some_and(|by| by != thread));
             }
             _ => {}
         }
@@ -187,7 +177,8 @@ mod tests {
             let waited = second.clamp(20, 40) - 20;
             let (limit, max_bytes) = (Some("PINPOOL_MAX_BYTES".into()), Some(8 * MIB));
             let (short_gets, waiting_ns) = (waited * 10, waited * 1_000_000_000);
-            Snapshot { short_gets, waiting_ns, limit, max_bytes, needed_bytes: 12 * MIB, remote_puts: Some(0), ..now }
+            let needed_bytes = 12 * MIB;
+            Snapshot { short_gets, own_waits: short_gets, waiting_ns, limit, max_bytes, needed_bytes, ..now }
         });
         let judgement = judge_series(&short).unwrap();
         assert_eq!((judgement.cause, judgement.is_alarm), (Cause::LimitTooSmall, true), "{judgement}");
@@ -220,19 +211,19 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_stood_in_the_queue_and_returns_by_other_threads_are_counted_in_the_records() {
+    fn requests_that_stood_in_the_queue_are_counted_in_the_records() {
         let mut records = Records::default();
         let mut add = |time_ns, thread, event| records.apply(&Record { time_ns, thread, pool: 0, event });
         let get = |id, took_ns| Event::Get { id, bytes: 1, class_bytes: 1, tag: 0, took_ns };
         add(50, 0, Event::Pin { address: 1, bytes: 1, took_ns: 40, failed: false });
         add(60, 0, get(1, 60));
+        add(70, 1, Event::Put { id: 1, in_flight: false });
         add(100, 1, Event::Waited);
         add(100, 1, get(2, 30));
+        add(110, 0, Event::Waited);
         add(110, 0, get(3, 30));
-        add(120, 0, Event::Put { id: 2, in_flight: false });
-        add(120, 0, Event::Put { id: 3, in_flight: false });
         let OfPool { counted, slow_gets, waits } = &records.pools[&0];
-        assert_eq!((counted.remote_puts, *slow_gets, waits.as_slice()), (Some(1), 2, &[(100, 30)][..]));
-        assert_eq!((counted.gets, counted.short_gets, counted.waiting_ns, counted.page_locks), (3, 1, 30, 1));
+        assert_eq!((*slow_gets, waits.as_slice()), (3, &[(100, 30), (110, 30)][..]));
+        assert_eq!((counted.gets, counted.short_gets, counted.own_waits, counted.waiting_ns), (3, 2, 1, 60));
     }
 }

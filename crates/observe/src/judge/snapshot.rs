@@ -35,11 +35,11 @@ pub struct Snapshot {
     /// buffer.
     pub new_lengths: u64,
     pub puts: u64,
-    /// Puts by another thread than that of their get; `None` where threads are not known.
-    pub remote_puts: Option<u64>,
     pub evicted: u64,
     /// Gets that found no memory at once.
     pub short_gets: u64,
+    /// Those of threads that had just returned a buffer: they wait for each other.
+    pub own_waits: u64,
     /// Those that failed.
     pub failed_gets: u64,
     /// Whether the source refused the last attempt that was refused, not a limit.
@@ -92,14 +92,13 @@ pub struct Snapshot {
 impl Snapshot {
     /// What its counters have counted since `before`, and nothing else.
     pub(super) fn since(&self, before: &Self) -> Self {
-        let remote_puts = self.remote_puts.map(|puts| puts.saturating_sub(before.remote_puts.unwrap_or(0)));
         macro_rules! counted {
             ($($counter:ident)*) => {
-                Self { remote_puts, $($counter: self.$counter.saturating_sub(before.$counter),)* ..Self::default() }
+                Self { $($counter: self.$counter.saturating_sub(before.$counter),)* ..Self::default() }
             };
         }
         counted! {
-            gets misses new_lengths puts evicted short_gets failed_gets waiting_ns page_locks pinned_bytes unpinned_bytes
+            gets misses new_lengths puts evicted short_gets own_waits failed_gets waiting_ns page_locks pinned_bytes unpinned_bytes
             page_locking_ns moving_ns
         }
     }

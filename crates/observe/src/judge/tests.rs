@@ -77,7 +77,7 @@ fn seconds_lost_are_in_the_line_with_what_they_were_spent_on() {
 fn a_ceiling_that_is_too_small_names_what_was_needed_rounded_up() {
     let mut run = Run::new();
     let short = |of: &mut Snapshot| {
-        (of.short_gets, of.remote_puts) = (of.short_gets + 300, Some(0));
+        (of.short_gets, of.own_waits) = (of.short_gets + 300, of.own_waits + 300);
         (of.used_bytes, of.used) = (4 * GIB, 8);
         of.needed_bytes = 6 * GIB + 200 * MIB;
     };
@@ -125,13 +125,13 @@ fn a_slow_consumer_is_not_offered_memory() {
     // Threads that put what they got themselves wait for memory, however little more would do.
     let own = |of: &mut Snapshot| {
         queued(of);
-        of.remote_puts = Some(0);
+        of.own_waits = of.short_gets;
     };
     assert_eq!(run.cause(own), Cause::LimitTooSmall);
     // A device that reads is what they wait for.
     let copies = |of: &mut Snapshot| {
         queued(of);
-        (of.remote_puts, of.in_flight_bytes) = (None, 200 * MIB);
+        of.in_flight_bytes = 200 * MIB;
     };
     assert_eq!(run.cause(copies), Cause::PoolFull);
 }
@@ -506,7 +506,7 @@ fn a_consumer_that_pauses_needs_what_producers_would_have_filled_meanwhile() {
 fn an_alarm_of_the_last_minutes_is_told_after_it_is_over_and_no_longer() {
     let mut run = Run::new();
     let short = |of: &mut Snapshot| {
-        (of.short_gets, of.remote_puts) = (of.short_gets + 300, Some(0));
+        (of.short_gets, of.own_waits) = (of.short_gets + 300, of.own_waits + 300);
         (of.waiting_ns, of.needed_bytes) = (of.waiting_ns + 5_000_000_000, 5 * GIB);
     };
     assert_eq!(run.cause(short), Cause::LimitTooSmall);

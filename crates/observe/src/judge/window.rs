@@ -232,7 +232,7 @@ impl<'a> Window<'a> {
 
     /// Threads return what they requested, so those that wait are those that use the buffers.
     fn is_of_one_thread(&self) -> bool {
-        self.of.remote_puts.is_some_and(|puts| puts < self.of.puts / 2)
+        self.of.own_waits > self.of.short_gets / 2
     }
 
     fn puts_a_second(&self) -> String {

@@ -1,11 +1,11 @@
 //! What is recorded.
 
-/// One thing that a pool did. Lengths are in bytes, times in nanoseconds; `id` is that of a buffer's memory, from [`New`](Event::New) to
-/// [`Gone`](Event::Gone).
+/// One thing that a pool did. Lengths are in bytes, times in nanoseconds. An `id` identifies the memory of a buffer from
+/// [`New`](Event::New) to [`Gone`](Event::Gone).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Event {
-    /// A get was served.
+    /// A request was served.
     Get {
         /// The memory that serves it.
         id: u64,
@@ -15,19 +15,19 @@ pub enum Event {
         class_bytes: u64,
         /// Number of the owner's tag; 0 is none.
         tag: u32,
-        /// How long it took; 0 of a hit.
+        /// Duration of the request; 0 for a hit.
         took_ns: u64,
     },
-    /// The last get of this memory was sampled: where it came from is known. Of several the last one counts.
+    /// The call stack of the last request that returned this memory. Later records replace earlier ones.
     Sampled {
         /// The memory that serves it.
         id: u64,
         /// Number of the call stack.
         stack: u32,
     },
-    /// The next get of this thread was served, or refused, after it stood in the wait queue.
+    /// The next request of this thread waited in the queue before it was served or refused.
     Waited,
-    /// A get failed.
+    /// A request failed.
     Refused {
         /// Bytes as requested.
         bytes: u64,
@@ -38,24 +38,24 @@ pub enum Event {
         /// How long it took.
         took_ns: u64,
     },
-    /// A user is done with a buffer.
+    /// A buffer was returned.
     Put {
         /// The buffer's memory.
         id: u64,
-        /// Whether devices may still use it: then [`Completed`](Event::Completed) follows.
+        /// Whether devices may still use it; [`Completed`](Event::Completed) then follows.
         in_flight: bool,
     },
-    /// The copies of a buffer that was put are seen to be over.
+    /// All copies of a returned buffer have completed.
     Completed {
         /// The buffer's memory.
         id: u64,
     },
-    /// The end of a buffer's copies cannot be known, so its memory is never used again.
+    /// The completion of a buffer's copies cannot be detected, so its memory is never reused.
     Leaked {
         /// The buffer's memory.
         id: u64,
     },
-    /// Memory for a buffer was carved or acquired: the get that follows is a miss.
+    /// Memory for a buffer was carved or acquired; the request that follows is a miss.
     New {
         /// The memory.
         id: u64,
@@ -63,15 +63,15 @@ pub enum Event {
         address: u64,
         /// Its length.
         class_bytes: u64,
-        /// False of memory that replaces the back-end's under a ceiling.
+        /// False for unpinned memory in place of the backend's.
         from_source: bool,
     },
-    /// Memory of a buffer went back to the arena or the back-end.
+    /// The memory of a buffer returned to the arena or the backend.
     Gone {
         /// The memory.
         id: u64,
     },
-    /// The back-end acquired or committed memory.
+    /// The backend acquired or committed memory.
     Pin {
         /// Its first byte; 0 if it failed.
         address: u64,
@@ -82,7 +82,7 @@ pub enum Event {
         /// Whether the back-end refused.
         failed: bool,
     },
-    /// The back-end released or decommitted memory.
+    /// The backend released or decommitted memory.
     Unpin {
         /// Its first byte.
         address: u64,
@@ -93,7 +93,7 @@ pub enum Event {
         /// Whether the back-end refused.
         failed: bool,
     },
-    /// The back-end moved granules to other addresses.
+    /// The backend moved granules to other addresses.
     Move {
         /// First byte of the old addresses.
         from: u64,
@@ -101,7 +101,7 @@ pub enum Event {
         to: u64,
         /// Length.
         bytes: u64,
-        /// How long the call took; 0 of all pieces of a call but the first.
+        /// Duration of the call; 0 for all pieces of a call except the first.
         took_ns: u64,
     },
     /// The limit on idle buffers changed.
@@ -111,14 +111,14 @@ pub enum Event {
         /// After.
         to: u64,
     },
-    /// The ceiling is this from now on; `u64::MAX` is none.
+    /// The limit of the pool changed; `u64::MAX` is none.
     Ceiling {
         /// Bytes.
         bytes: u64,
     },
     /// The pool was cleared.
     Cleared,
-    /// So many records of this thread were lost just before this one.
+    /// Records were lost before this one.
     Missing {
         /// Their number.
         records: u64,
@@ -128,7 +128,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The buffer's memory, if it is about one.
+    /// The memory that the event is about, if any.
     pub fn buffer(&self) -> Option<u64> {
         match *self {
             Self::Get { id, .. }
@@ -143,7 +143,7 @@ impl Event {
     }
 }
 
-/// The fact that names the variables whose settings the program set in its code, which goes before variables, apart by spaces.
+/// The fact that lists the variables whose settings the program set in its code, separated by spaces.
 pub const SET_IN_CODE: &str = "set_in_code";
 
 /// One thing that a pool did, when, and on which thread.
@@ -166,8 +166,8 @@ pub struct Record {
 pub struct PoolDescription {
     /// Its number in the recording, from 0.
     pub number: u32,
-    /// What is known of it: `name`, `backend`, `process`, `version`, `time` (seconds since 1970 at time 0 of the recording), each
-    /// `PINPOOL_*` variable with the value that holds, and [`SET_IN_CODE`].
+    /// Its properties: `name`, `backend`, `process`, `version`, `time` (seconds since 1970 at time 0 of the recording), each
+    /// `PINPOOL_*` variable with its value, and [`SET_IN_CODE`].
     pub facts: Vec<(String, String)>,
 }
 

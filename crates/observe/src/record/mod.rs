@@ -6,15 +6,15 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `event.rs` | what is recorded |
+//! | `event.rs` | the events |
 //! | `format.rs` | the bytes of a block |
 //! | `reader.rs` | a recording read back, truncated or not |
 //! | `writer.rs` | the queue, the thread that writes, the open files, and the end of the process |
-//! | `open.rs` | what is at the path of a file, and what of it may be written |
-//! | `output.rs` | one file that is open: written, closed |
+//! | `open.rs` | whether the file at a path may be written |
+//! | `output.rs` | one open file |
 //! | `recorder.rs` | one pool's part in a file |
 //!
-//! Without the feature `io` there are events and nobody to take them.
+//! Without the feature `io` nothing is recorded.
 //!
 //! # Format
 //!
@@ -65,7 +65,7 @@
 //! | 4 | snapshot | time in ns, pool, time of the pool's clock in us, statistics and owners (`judge::Snapshot` in `crates/observe`) |
 //!
 //! Time 0 is when the first pool of the file was built. Records of one thread are in order; those of different threads may be out of order by some blocks,
-//! so a reader sorts them by time, keeping the order of equal times. Snapshots come every 50 ms at first, later every 200th of the elapsed time, and at the
+//! so a reader sorts them by time, keeping the order of equal times. Snapshots come every 100 ms at first, later every 200th of the elapsed time, and at the
 //! end of each diagnosis window. `pinpool why` judges them with the rules of the running pool.
 //!
 //! | variant | event | fields |
@@ -122,10 +122,10 @@ pub use recorder::Recorder;
 #[cfg(not(feature = "io"))]
 pub use without::Recorder;
 
-/// Recordings of this process that were asked for, and are missing or not complete.
+/// Requested recordings of this process that are missing or incomplete.
 static FAILED: AtomicU64 = AtomicU64::new(0);
 
-/// How many pools were to be recorded and are not in a complete file.
+/// Number of pools whose requested recording is missing or incomplete.
 pub fn failed_recordings() -> u64 {
     FAILED.load(Ordering::Relaxed)
 }
@@ -138,20 +138,20 @@ pub fn count_failed() {
 #[cfg(feature = "io")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unrecorded {
-    /// The file cannot be written, or no thread can be had that writes it. The text says so, and what helps.
+    /// The file cannot be written, or its thread cannot be started. The text contains the remedy.
     Failed(String),
     /// Another process writes it.
     Taken,
-    /// Another thread keeps the list of open files: one that waits for a disk, or one that a child of `fork` does not have.
+    /// Another thread holds the list of open files: it waits for a disk, or does not exist in this forked child.
     Busy,
 }
 
-/// What came of a pool's recording.
+/// The result of a pool's recording.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recorded {
-    /// Records of this file so far, those of other pools included.
+    /// Records of this file so far, including other pools.
     pub records: u64,
-    /// Records for which a queue had no room.
+    /// Records that found no room in the queue.
     pub lost: u64,
     /// Why the file is not complete, if it is not.
     pub failure: Option<String>,

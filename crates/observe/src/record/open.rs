@@ -1,12 +1,12 @@
-//! Opening the file of a recording, which harms nothing that is at its path.
+//! Opens the file of a recording without damaging other files at its path.
 //!
-//! | at the path | what is done |
+//! | at the path | action |
 //! | --- | --- |
-//! | nothing | a file is made that this user alone can read |
+//! | nothing | a file is created that only this user can read |
 //! | an empty file of this user | it is written |
-//! | a recording of this user | it is continued if this process has written it and is not done; else it is renamed to `NAME.old`, where an older recording may be replaced, and a file is made |
-//! | a pipe of this user that somebody reads; `/dev/null`, `/dev/full` | it is written |
-//! | all else, links of any kind too | it is refused and stays as it is |
+//! | a recording of this user | it is continued if this process wrote it last; otherwise it is renamed to `NAME.old`, which may replace an older recording, and a file is created |
+//! | a pipe of this user with a reader; `/dev/null`, `/dev/full` | it is written |
+//! | anything else, including links | it is refused and left unchanged |
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -21,24 +21,24 @@ use pinpool_os::child_descriptors::ParentOnly;
 use pinpool_os::file_id::{FileId, this_user};
 use pinpool_os::fork;
 
-/// Devices that take a recording: they keep nothing.
+/// Devices that may be written.
 const DEVICES: [&str; 2] = ["/dev/null", "/dev/full"];
-/// What is read of a compressed file: more than its first bytes can need.
+/// Bytes of a compressed file that are read to find the magic number.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Tries, of which one fails only if another process moves the file meanwhile.
+/// Attempts; each fails only if another process renames the file meanwhile.
 const TRIES: usize = 10;
 
-/// An open file, which this process alone records to.
+/// A file opened and locked by this process.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) file: ParentOnly<File>,
-    /// Its length; `None` of what has none.
+    /// Its length; `None` for a pipe or device.
     pub(super) bytes: Option<u64>,
-    /// Where the recording is that was at the path before.
+    /// New path of the recording that was at the path before.
     pub(super) earlier: Option<PathBuf>,
 }
 
-/// Opens `path` for this process alone. A recording that is as long as this process has left it is continued.
+/// Opens and locks `path`. A recording with the length that this process left is continued.
 pub(super) fn open(path: &Path, left_bytes: Option<u64>) -> Result<Opened, Unrecorded> {
     let mut earlier = None;
     for _ in 0..TRIES {
@@ -75,7 +75,7 @@ pub(super) fn open(path: &Path, left_bytes: Option<u64>) -> Result<Opened, Unrec
     Err(refused("other processes rename it again and again", "put %p, the number of the process, into the name"))
 }
 
-/// What is at a path and may be written.
+/// What may be written at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     New,
@@ -98,7 +98,7 @@ fn no_recording(path: &Path, bytes: u64) -> Unrecorded {
     refused(what, "name another file, or remove this one")
 }
 
-/// What `found`, which is at `path`, is to a recording.
+/// Classifies `found` at `path`.
 fn place(path: &Path, found: &Metadata) -> Result<Place, Unrecorded> {
     let kind = found.file_type();
     if kind.is_symlink() {
@@ -121,10 +121,10 @@ fn place(path: &Path, found: &Metadata) -> Result<Place, Unrecorded> {
     Ok(if kind.is_fifo() { Place::Pipe } else { Place::File })
 }
 
-/// Opens what is at `path`; `None` if that is no longer what was `found`.
+/// Opens `path`; `None` if it is no longer the file that was `found`.
 fn open_at(path: &Path, place: Place, found: Option<&Metadata>) -> Result<Option<ParentOnly<File>>, Unrecorded> {
     let mut options = OpenOptions::new();
-    // Not blocking: a pipe that nobody reads is refused, in place of a wait for its reader. Read, to see what it holds.
+    // Non-blocking, so that a pipe without a reader is refused at once.
     options.append(true).read(place != Place::Pipe).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     if place == Place::New {
         options.create_new(true).mode(0o600);
@@ -146,7 +146,7 @@ fn open_at(path: &Path, place: Place, found: Option<&Metadata>) -> Result<Option
     Ok(found.is_none_or(|found| FileId::of(found) == id).then_some(file))
 }
 
-/// Whether the file begins as a recording does, compressed or not.
+/// Whether the file begins as a recording, compressed or not.
 fn is_recording(file: &File) -> bool {
     let mut head = vec![0; HEAD_BYTES_MAX];
     let Ok(read) = file.read_at(&mut head, 0) else { return false };
@@ -155,7 +155,7 @@ fn is_recording(file: &File) -> bool {
     head.starts_with(&MAGIC) || GzDecoder::new(head).read_exact(&mut begin).is_ok() && begin == MAGIC
 }
 
-/// Renames the recording at `path`, and returns its new name, under which only a recording of this user is replaced.
+/// Renames the recording at `path` and returns its new path, at which only a recording of this user is replaced.
 fn set_aside(path: &Path) -> Result<PathBuf, Unrecorded> {
     let mut old = path.as_os_str().to_owned();
     old.push(".old");
@@ -189,11 +189,11 @@ fn set_aside(path: &Path) -> Result<PathBuf, Unrecorded> {
     Ok(old)
 }
 
-/// From now on a write waits until the file takes it.
+/// Makes writes block.
 #[allow(unsafe_code)]
 fn set_blocking(file: &File) -> io::Result<()> {
     let descriptor = std::os::fd::AsRawFd::as_raw_fd(file);
-    // SAFETY: the descriptor is open as long as `file` is.
+    // SAFETY: `file` keeps the descriptor open.
     let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
     if flags < 0 {
         return Err(io::Error::last_os_error());

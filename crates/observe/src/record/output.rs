@@ -1,4 +1,4 @@
-//! The open file of a recording: written block by block.
+//! The open file of a recording, written block by block.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,10 +13,10 @@ use pinpool_os::child_descriptors::ParentOnly;
 /// The file, up to the first write that fails.
 pub(super) struct Output {
     file: Option<ParentOnly<File>>,
-    /// Its length up to the last whole block, if it has one.
+    /// Length up to the last whole block; `None` for a file without a length.
     pub(super) bytes: Option<u64>,
     is_compressed: bool,
-    /// The head, before it is written.
+    /// The head until it is written.
     head: Vec<u8>,
     pub(super) failure: Option<String>,
 }
@@ -47,7 +47,7 @@ impl Output {
             Ok(written) => self.bytes = self.bytes.map(|bytes| bytes + written),
             Err(error) => {
                 self.failure = Some(error.to_string());
-                // What follows a torn block could not be read.
+                // Nothing after a partial block could be read.
                 let _ = self.bytes.map(|bytes| file.set_len(bytes));
                 self.close();
                 return 0;
@@ -56,8 +56,8 @@ impl Output {
         records
     }
 
-    /// Unlocks and closes the file. A child that was made without the handlers of `fork` may have a copy of the descriptor, which alone
-    /// would keep the lock.
+    /// Unlocks and closes the file. The unlock is explicit because a child created without the `fork` handlers may hold a copy of the
+    /// descriptor.
     pub(super) fn close(&mut self) {
         let _ = self.file.take().map(|file| flock(&file, libc::LOCK_UN));
     }

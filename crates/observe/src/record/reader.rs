@@ -1,7 +1,7 @@
-//! A recording read back.
+//! Reads recordings.
 //!
-//! Reads whole blocks; of a file that was cut off also the whole records of its last block, and says so. Bounded in bytes and
-//! records, so that a few bytes of a compressed file cannot take the memory of the machine.
+//! Of a truncated file it also reads the intact records of the last block, and reports the truncation. Bytes and records are bounded,
+//! so that a small compressed file cannot exhaust memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -28,15 +28,15 @@ pub struct Recording {
     pub records: Vec<Record>,
     /// Its pools.
     pub pools: Vec<PoolDescription>,
-    /// Tags of owners by number; 0 is none.
+    /// Owner tags by number; 0 is none.
     pub tags: Vec<(u32, String)>,
-    /// Call stacks of gets that were sampled by number, the innermost frame first.
+    /// Call stacks of sampled requests by number, innermost frame first.
     pub stacks: BTreeMap<u32, Vec<Frame>>,
     /// The pools' own states, in order of time.
     pub snapshots: Vec<Taken>,
     /// Records that were lost while it was written.
     pub lost: u64,
-    /// Why it is not whole: cut off, damaged from some place on, or longer than anything that is read.
+    /// Why it is incomplete: truncated, damaged, or longer than the limits.
     pub warning: Option<String>,
 }
 
@@ -46,7 +46,7 @@ pub enum RecordingError {
     /// The file could not be read.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// It does not begin as a recording does.
+    /// It does not begin as a recording.
     #[error("not a recording: it does not begin with `PINPOOLT`")]
     NotARecording,
     /// Another version of the library wrote it.
@@ -99,7 +99,7 @@ impl Recording {
             return Err(RecordingError::OtherVersion { found });
         }
         while recording.warning.is_none() && recording.read_block(&mut input) {}
-        // Blocks are in order of time but for threads that were late; stable, so that one thread's records keep their order.
+        // Late threads are out of order. Stable, so that the records of one thread keep their order.
         recording.records.sort_by_key(|record| record.time_ns);
         recording.snapshots.sort_by_key(|taken| taken.time_ns);
         let mut threads = HashMap::new();
@@ -159,7 +159,7 @@ impl Recording {
         true
     }
 
-    /// Ends at a limit; what was read before it is kept.
+    /// Stops at a limit; earlier items are kept.
     fn stop(&mut self, most: &str) {
         let records = self.records.len();
         self.warning = Some(format!(
@@ -174,7 +174,7 @@ impl Recording {
             Some(format!("the recording is {what} at byte {begin}{cause}: {records} records before that are read"));
     }
 
-    /// Adds an item; else says which limit it is beyond.
+    /// Adds an item, or returns the limit that it exceeds.
     fn add(&mut self, item: Item) -> Result<(), String> {
         match item {
             Item::Record(record) => {
@@ -200,13 +200,11 @@ impl Recording {
         Ok(())
     }
 
-    /// The pools whose end is not recorded: their process was killed, or exited while they lived. None of what another program
-    /// recorded.
+    /// Pools without a recorded end: their process was killed, or exited while they lived.
     pub fn unended_pools(&self) -> Vec<&PoolDescription> {
         let ended: HashSet<u32> =
             self.records.iter().filter(|record| record.event == Event::End).map(|record| record.pool).collect();
-        let of_pinpool = self.pools.iter().filter(|pool| pool.fact("process").is_some());
-        of_pinpool.filter(|pool| !ended.contains(&pool.number)).collect()
+        self.pools.iter().filter(|pool| pool.fact("process").is_some() && !ended.contains(&pool.number)).collect()
     }
 
     /// The pool of that number.
@@ -214,18 +212,18 @@ impl Recording {
         self.pools.iter().find(|pool| pool.number == number)
     }
 
-    /// The tag of that number; `None` of 0.
+    /// The tag of that number; `None` for 0.
     pub fn tag(&self, number: u32) -> Option<&str> {
         self.tags.iter().find(|(known, _)| *known == number).map(|(_, name)| name.as_str())
     }
 
-    /// Where the gets of that call stack came from, in words; `None` of 0.
+    /// The innermost frame of a call stack; `None` for 0.
     pub fn place(&self, stack: u32) -> Option<String> {
         self.stacks.get(&stack)?.first().map(Frame::to_string)
     }
 }
 
-/// Bytes up to the first error, which ends them.
+/// Input up to the first error.
 struct Input<R> {
     bytes: BufReader<R>,
     at: u64,

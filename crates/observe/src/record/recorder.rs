@@ -14,7 +14,7 @@ use pinpool_os::call_stack::CallStack;
 use pinpool_os::fork::ForkGeneration;
 
 /// Between two snapshots, at least.
-const SNAPSHOT_US: u64 = 50_000;
+const SNAPSHOT_US: u64 = 100_000;
 /// Later ones are further apart: one part in this many of the time so far.
 const SNAPSHOT_PARTS: u64 = 200;
 
@@ -32,8 +32,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Records a pool to `path`, in which `%p` stands for the number of the process. Also returns where the recording is that was there
-    /// before.
+    /// Records a pool to `path`, in which `%p` is the process id. Also returns the new path of an earlier recording.
     pub fn open(path: &Path, description: PoolDescription) -> Result<(Arc<Self>, Option<PathBuf>), Unrecorded> {
         let path = match path.to_str() {
             Some(text) if text.contains("%p") => PathBuf::from(text.replace("%p", &std::process::id().to_string())),
@@ -62,12 +61,12 @@ impl Recorder {
         Some(Self::begin(writer, pool, description))
     }
 
-    /// The number of a tag from now on.
+    /// Assigns a number to a tag.
     pub fn name_tag(&self, name: &str) -> u32 {
         self.writer.name_tag(name)
     }
 
-    /// The number of a call stack from now on; `None` if the file has too many.
+    /// Assigns a number to a call stack; `None` if the file has too many.
     pub fn number_stack(&self, stack: &Arc<CallStack>) -> Option<u32> {
         self.writer.number_stack(stack)
     }
@@ -82,7 +81,7 @@ impl Recorder {
         u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Whether a snapshot is due: often at first, and later each 200th of the time.
+    /// Whether a snapshot is due: every 100 ms at first, later every 200th of the elapsed time.
     pub fn wants_snapshot(&self, now_us: u64) -> bool {
         // Relaxed: of two threads that ask at once both may add one.
         let is_due = now_us >= self.next_us.load(Ordering::Relaxed);
@@ -101,14 +100,14 @@ impl Recorder {
         &self.writer.path
     }
 
-    /// The pool has ended: waits until its records are in the file. `None` if it has ended before.
+    /// Ends the pool and waits until its records are in the file; `None` if it had ended before.
     pub fn end(&self) -> Option<Recorded> {
         // Relaxed: one caller ends it.
         (!self.is_ended.swap(true, Ordering::Relaxed)).then(|| self.writer.end(self.pool))
     }
 }
 
-/// Where a pool was not built in the end.
+/// If the pool could not be built.
 impl Drop for Recorder {
     fn drop(&mut self) {
         if !self.generation.is_stale() {

@@ -1,4 +1,4 @@
-//! In place of the recorder where the library is built without the feature `io`.
+//! The recorder of a build without the feature `io`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use pinpool_os::call_stack::CallStack;
 
 use super::{Event, PoolDescription, Recorded};
 
-/// There is none.
+/// Never exists.
 #[derive(Debug)]
 pub enum Recorder {}
 

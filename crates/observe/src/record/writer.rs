@@ -27,22 +27,22 @@ use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::threads;
 
-/// Between two writes, if the disk keeps up: a process that dies loses as much.
+/// Time between two writes.
 const PERIOD: Duration = Duration::from_millis(50);
-/// Longest wait for the writer, which may wait for a disk.
+/// Longest wait for the writer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest wait of an exit.
+/// Longest delay of an exit.
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
 /// Records of the queue: 5 MiB.
 const CAPACITY: usize = 1 << 16;
 /// A thread wakes the writer after this many records.
 const WAKE_EVERY: u32 = 1024;
 
-/// Most tags of a file: half of the pools and tags that a reader takes.
+/// Most tags of a file: half of what a reader accepts.
 const TAGS_MAX: usize = 32_768;
 /// Most call stacks of a file: a quarter of that.
 const STACKS_MAX: usize = 16_384;
-/// The tag of the gets whose own tag is one too many.
+/// The tag of requests beyond [`TAGS_MAX`].
 const OTHER_TAGS: &str = "(other tags)";
 
 thread_local! {
@@ -50,7 +50,7 @@ thread_local! {
     static THREAD: Cell<(u32, u32)> = const { Cell::new((0, WAKE_EVERY)) };
 }
 
-/// What other threads ask of the thread.
+/// Commands to the thread.
 enum Command {
     /// The queue fills up.
     Wake,
@@ -81,11 +81,11 @@ pub(super) struct Writer {
     lost: AtomicU64,
 }
 
-/// What records name by its number. It keeps the number as long as the process goes on with the file.
+/// Things that records refer to by number. Numbers stay valid while the process continues the file.
 #[derive(Debug)]
 struct Names<K> {
     numbers: HashMap<K, u32>,
-    /// Those that are not in the file yet.
+    /// Not yet in the file.
     unwritten: Vec<(u32, K)>,
 }
 
@@ -114,7 +114,7 @@ impl<K: Clone + Eq + Hash> Names<K> {
         Some(number)
     }
 
-    /// What was written may not be in the file: names all of them again.
+    /// Writes all names again, since a failed write may have lost some.
     fn forget_written(&mut self) {
         self.unwritten = self.numbers.iter().map(|(key, &number)| (number, key.clone())).collect();
     }
@@ -127,20 +127,20 @@ impl Named {
     }
 }
 
-/// A file that this process has opened. An ended one is continued.
+/// A file that this process has opened and may continue.
 struct Opened {
     path: PathBuf,
     writer: Weak<Writer>,
     begun: Instant,
     pools: u32,
-    /// What is named in it and its length when it was last closed; `None` of what has no length.
+    /// Names, and length when it was last closed; `None` for a file without a length.
     names: Named,
     left_bytes: Option<u64>,
 }
 
 static OPENED: OfProcess<Mutex<Vec<Opened>>> = OfProcess::new(Mutex::default);
 
-/// The list of files; `None` if another thread keeps it until `until`, as one does that waits for a disk.
+/// The list of files; `None` if another thread, which may wait for a disk, holds it until `until`.
 fn lock_until(opened: &Mutex<Vec<Opened>>, until: Instant) -> Option<MutexGuard<'_, Vec<Opened>>> {
     loop {
         match opened.try_lock() {
@@ -159,7 +159,7 @@ impl Writer {
                 "has no thread that writes it: {error}; raise the limit on threads (`ulimit -u`)"
             ))
         };
-        // Held while a file is closed, which may take as long as its disk.
+        // Another thread holds it while a file is closed.
         let until = Instant::now() + Duration::from_secs(2);
         let mut opened = lock_until(OPENED.get(), until).ok_or(Unrecorded::Busy)?;
         let known = opened.iter().position(|file| file.path == path);
@@ -246,10 +246,10 @@ impl Writer {
         let _ = self.commands.try_send(Command::Add(Item::Snapshot(taken)));
     }
 
-    /// Has the thread write now.
+    /// Wakes the thread to write now.
     #[cold]
     pub(super) fn wake(&self) {
-        // Relaxed: a hint; the writer looks every 50 ms anyway.
+        // Relaxed: a hint; the thread writes every 50 ms anyway.
         if !self.is_woken.swap(true, Ordering::Relaxed) {
             let _ = self.commands.try_send(Command::Wake);
         }
@@ -265,7 +265,7 @@ impl Writer {
         self.names.lock().tag(name)
     }
 
-    /// The number of a call stack; `None` of those beyond what a file has.
+    /// The number of a call stack; `None` beyond [`STACKS_MAX`].
     pub(super) fn number_stack(&self, stack: &Arc<CallStack>) -> Option<u32> {
         self.names.lock().stacks.number(stack.clone(), STACKS_MAX)
     }
@@ -372,7 +372,7 @@ impl Run {
         }
     }
 
-    /// Closes the file and keeps what it takes to continue it.
+    /// Closes the file and keeps the state needed to continue it.
     fn close(&mut self, opened: &mut [Opened]) {
         self.output.close();
         let mut names = std::mem::take(&mut *self.writer.names.lock());

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use mock_driver::Double;
+use mock_driver::MockDriver;
 use tempfile::TempDir;
 
 /// A program that has not ended by then is stopped, and the test fails.
@@ -70,7 +70,7 @@ pub(crate) fn built() -> Option<&'static Built> {
         }
         let folder = tempfile::tempdir().unwrap();
         for name in ["libcuda.so.1", "libcuda.so"] {
-            symlink(Double::library(), folder.path().join(name)).unwrap();
+            symlink(MockDriver::library(), folder.path().join(name)).unwrap();
         }
         let built = Built { folder };
         built.compile("runtime.c", "libcudart.so", &["-shared", "-fPIC", "-ldl", "-lpthread"]);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Books;
-use crate::quota::{Budget, Claim, QuotaExceeded, Room};
+use crate::quota::{Budget, Claim, QuotaExceeded};
 
 impl Books {
     /// The ceilings that the arena claims under.
@@ -12,7 +12,7 @@ impl Books {
     }
 
     /// Bytes that may still be claimed, where at least `wanted_bytes` are of use.
-    pub(in crate::engine) fn room_for(&self, wanted_bytes: u64) -> Room {
+    pub(in crate::engine) fn room_for(&self, wanted_bytes: u64) -> u64 {
         self.budget().room_for(wanted_bytes)
     }
 

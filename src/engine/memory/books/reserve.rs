@@ -66,7 +66,7 @@ impl Books {
         if to_come == 0 || self.is_closed() {
             return Ok(Err(Step::Done));
         }
-        match self.arena.commit_next(step_bytes.min(to_come), self.room_for(step_bytes.min(to_come)).bytes()) {
+        match self.arena.commit_next(step_bytes.min(to_come), self.room_for(step_bytes.min(to_come))) {
             Ok(plan) if self.update_claim().is_ok() => Ok(Ok(plan)),
             Ok(plan) => {
                 // Another claimant was faster.
@@ -121,7 +121,7 @@ impl Books {
     /// Whether some of the reserve is still to come and the ceiling has room for `bytes`.
     pub(in crate::engine) fn could_go_on(&self, bytes: u64) -> bool {
         let step_bytes = bytes.min(self.reserve_to_come());
-        step_bytes > 0 && self.room_for(step_bytes).bytes() >= step_bytes
+        step_bytes > 0 && self.room_for(step_bytes) >= step_bytes
     }
 
     /// Claims what the system will hold for a reserve of `bytes`, in whole granules if there is room for them, else in whole
@@ -134,10 +134,10 @@ impl Books {
         let whole = |unit: u64| bytes.checked_next_multiple_of(unit);
         let needed_bytes = whole(ALIGN_BYTES).map_or(u64::MAX, &held_bytes);
         let room = self.room_for(needed_bytes);
-        let fits = |&whole: &u64| held_bytes(whole) <= room.bytes();
+        let fits = |&whole: &u64| held_bytes(whole) <= room;
         let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
         let refusal = |over| Refusal::Over { needed_bytes, over };
-        let bytes = fitting.ok_or_else(|| refusal(self.budget().lacking(room, needed_bytes)))?;
+        let bytes = fitting.ok_or_else(|| refusal(self.budget().lacking(needed_bytes)))?;
         let len = usize::try_from(bytes).ok().filter(|_| bytes <= RANGE_BYTES_MAX).ok_or_else(|| {
             let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
             Refusal::Source(SourceError::new("arena", what))

@@ -4,9 +4,9 @@ use std::ffi::c_int;
 
 use super::{NON_BLOCKING, context_of, enqueue, lock_streams, resolve, wait_for};
 use crate::address_space::{self, MemoryKind};
+use crate::adversarial::{self, Deviation};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::cruel::{self, Cruelty};
 use crate::op::{HostFunction, Op};
 use crate::{capture, context};
 
@@ -62,12 +62,12 @@ driver_call! { Device fn cuStreamQuery(handle: usize) {
 
 driver_call! { Device fn cuStreamGetCtx(handle: usize, out: Out<usize>) {
     let context = context_of(resolve(handle)?)?;
-    out.put(if cruel::is(Cruelty::GreenStreams) { GREEN } else { context })
+    out.put(if adversarial::is(Deviation::GreenStreams) { GREEN } else { context })
 }}
 
 driver_call! { Device fn cuStreamGetCtx_v2(handle: usize, out: Out<usize>, green: Out<usize>) {
     out.put(context_of(resolve(handle)?)?)?;
-    green.put(if cruel::is(Cruelty::GreenStreams) { GREEN } else { 0 })
+    green.put(if adversarial::is(Deviation::GreenStreams) { GREEN } else { 0 })
 }}
 
 driver_call! { Device fn cuStreamGetFlags(handle: usize, out: Out<u32>) {

@@ -9,7 +9,7 @@
 //! outside the lock. A destroyed stream first finishes its work, as a real one does.
 //!
 //! Handles recur as on a real driver: the handle of a destroyed stream is free at once, even with its work still running.
-//! Inside the double a stream has a number, which is never used twice.
+//! Inside the mock driver a stream has a number, which is never used twice.
 //!
 //! | invariant | |
 //! | --- | --- |

@@ -1,10 +1,10 @@
-//! A program that does not know of the double, configured by the environment: this binary, run again.
+//! A program that does not know of the mock driver, configured by the environment: this binary, run again.
 
 use std::process::{Command, Output};
 use std::{env, fs, process};
 
 use cudarc::driver::{CudaContext, result, sys};
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 
 use crate::virtual_memory::{self, GRANULE};
 
@@ -13,7 +13,7 @@ fn program(name: &str, settings: &[(&str, &str)]) -> Output {
     let test = format!("environment::{name}");
     let folder = env::temp_dir().join(format!("mock-driver-{name}-{}", process::id()));
     fs::create_dir_all(&folder).unwrap();
-    std::os::unix::fs::symlink(Double::library(), folder.join("libcuda.so")).unwrap();
+    std::os::unix::fs::symlink(MockDriver::library(), folder.join("libcuda.so")).unwrap();
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", &test, "--ignored", "--nocapture", "--test-threads=1"]);
     let output = command.env("LD_LIBRARY_PATH", &folder).envs(settings.iter().copied()).output().unwrap();

@@ -1,5 +1,5 @@
-//! The double under unmodified cudarc. One binary, since a process has one driver; tests take turns
-//! ([`mock_driver::Double::load`]).
+//! The mock driver under unmodified cudarc. One binary, since a process has one driver; tests take turns
+//! ([`mock_driver::MockDriver::load`]).
 #![allow(unsafe_code, clippy::cast_possible_truncation)] // Calls functions of C, on 64 bits.
 
 mod environment;

@@ -1,10 +1,10 @@
-//! What the driver's manual refuses and the double must refuse too.
+//! What the driver's manual refuses and the mock driver must refuse too.
 
 use std::mem::MaybeUninit;
 use std::thread;
 
 use cudarc::driver::{CudaContext, result, sys};
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 
 use crate::virtual_memory::{
     GRANULE, ON_DEVICE, ON_NUMA_NODE, allow, allow_at, create, create_at, map, raw, release, reserve, unmap,
@@ -16,7 +16,7 @@ const HOST_VIRTUAL_MEMORY: i32 = 145;
 
 #[test]
 fn memory_is_created_only_on_nodes_that_have_some() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let _context = CudaContext::new(0).unwrap();
     for location in [
         [ON_CURRENT_NUMA_NODE, 0],
@@ -45,7 +45,7 @@ fn memory_is_created_only_on_nodes_that_have_some() {
 
 #[test]
 fn access_is_granted_only_to_devices_and_nodes_that_are_there() {
-    let double = Double::load();
+    let double = MockDriver::load();
     assert_eq!(raw(init()), 0);
     let base = reserve(GRANULE);
     let handle = create().unwrap();
@@ -64,13 +64,13 @@ fn access_is_granted_only_to_devices_and_nodes_that_are_there() {
 
 #[test]
 fn granules_are_created_mapped_and_released_without_a_context_and_without_an_offset() {
-    let double = Double::load();
+    let double = MockDriver::load();
     assert_eq!(raw(init()), 0);
     thread::spawn(|| {
         assert_eq!(result::ctx::get_current(), Ok(None));
         let base = reserve(2 * GRANULE);
         let handle = create_at([ON_NUMA_NODE, 0], 2 * GRANULE).unwrap();
-        // SAFETY: the double checks every number it is given.
+        // SAFETY: the mock driver checks every number it is given.
         let with_offset = unsafe { sys::cuMemMap(base, GRANULE, GRANULE, handle, 0) };
         assert_eq!(raw(with_offset), Code::INVALID_VALUE.0);
         // SAFETY: as above.
@@ -94,7 +94,7 @@ fn init() -> sys::CUresult {
 
 #[test]
 fn an_event_is_destroyed_in_a_context() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let before = double.counts().events;
     let mut event = MaybeUninit::uninit();
@@ -103,7 +103,7 @@ fn an_event_is_destroyed_in_a_context() {
     // SAFETY: written above.
     let event = unsafe { event.assume_init() }.expose_provenance();
     let destroy = move || {
-        // SAFETY: created above; the double refuses it where it must.
+        // SAFETY: created above; the mock driver refuses it where it must.
         raw(unsafe { sys::cuEventDestroy_v2(std::ptr::with_exposed_provenance_mut(event)) })
     };
     assert_eq!(thread::spawn(destroy).join().unwrap(), Code::INVALID_CONTEXT.0);
@@ -113,7 +113,7 @@ fn an_event_is_destroyed_in_a_context() {
 
 #[test]
 fn after_a_reset_of_the_devices_their_contexts_have_other_handles() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let old = CudaContext::new(0).unwrap();
     double.renew_contexts();
     let bound = thread::scope(|scope| scope.spawn(|| old.bind_to_thread()).join().unwrap());
@@ -127,7 +127,7 @@ fn after_a_reset_of_the_devices_their_contexts_have_other_handles() {
 
 #[test]
 fn the_calls_of_a_program_are_listed_with_their_numbers() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let _context = CudaContext::new(0).unwrap();
     double.reset();
     let base = reserve(GRANULE);
@@ -141,7 +141,7 @@ fn the_calls_of_a_program_are_listed_with_their_numbers() {
 
 #[test]
 fn freeing_null_is_no_error() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let _context = CudaContext::new(0).unwrap();
     // SAFETY: there is nothing to free.
     assert_eq!(raw(unsafe { sys::cuMemFreeHost(std::ptr::null_mut()) }), 0);

@@ -6,13 +6,13 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, result};
-use mock_driver::Double;
+use mock_driver::MockDriver;
 
 use crate::virtual_memory::{create, release};
 
 #[test]
 fn a_held_call_of_virtual_memory_holds_no_enqueue_up() {
-    let double = Double::load();
+    let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     let gate = double.hold_call("cuMemCreate");
@@ -39,7 +39,7 @@ extern "C" fn wait_for_leave(_argument: *mut c_void) {
 
 #[test]
 fn a_host_function_that_waits_holds_up_those_of_other_streams() {
-    let _double = Double::load();
+    let _double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
     let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
     ENTERED.store(0, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! Uses the double as a program does: through unmodified cudarc.
+//! Uses the mock driver as a program does: through unmodified cudarc.
 //!
 //! No test reads a clock: gates decide which work is complete.
 
@@ -10,7 +10,7 @@ use std::thread;
 
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DriverError, result};
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 
 const MIB: usize = 1 << 20;
 
@@ -28,7 +28,7 @@ impl Pinned {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: this many bytes, written by the double before it gave them out.
+        // SAFETY: this many bytes, written by the mock driver before it gave them out.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.len) }
     }
 }
@@ -40,8 +40,8 @@ impl Drop for Pinned {
     }
 }
 
-fn start() -> (Double, Arc<CudaContext>) {
-    let double = Double::load();
+fn start() -> (MockDriver, Arc<CudaContext>) {
+    let double = MockDriver::load();
     (double, CudaContext::new(0).unwrap())
 }
 
@@ -470,7 +470,7 @@ fn a_query_on_any_thread_invalidates_a_global_capture_unless_its_thread_is_relax
 #[test]
 fn a_hidden_function_cannot_be_found() {
     let (double, _ctx) = start();
-    // SAFETY: the double is loaded, so this opens nothing.
+    // SAFETY: the mock driver is loaded, so this opens nothing.
     let library = unsafe { sys::culib() };
     // SAFETY: only asks for a symbol.
     let found = || unsafe { library.get::<*const ()>(b"cuStreamWriteValue32\0") }.is_ok();

@@ -1,11 +1,11 @@
-//! The double's virtual host memory: granules are created, remapped and released beside copies.
+//! The mock driver's virtual host memory: granules are created, remapped and released beside copies.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
-use mock_driver::{Code, Double};
+use mock_driver::{Code, MockDriver};
 
 pub(crate) const GRANULE: usize = 2 << 20;
 pub(crate) const ON_DEVICE: i32 = 1;
@@ -53,7 +53,7 @@ pub(crate) fn create_at(location: [i32; 2], bytes: usize) -> Result<u64, i32> {
 }
 
 pub(crate) fn map(address: u64, handle: u64) -> i32 {
-    // SAFETY: the double checks every number it is given.
+    // SAFETY: the mock driver checks every number it is given.
     raw(unsafe { sys::cuMemMap(address, GRANULE, 0, handle, 0) })
 }
 
@@ -68,12 +68,12 @@ pub(crate) fn allow_at(address: u64, bytes: usize, locations: &[[i32; 2]]) -> i3
 }
 
 pub(crate) fn unmap(address: u64, bytes: usize) -> i32 {
-    // SAFETY: the double checks every number it is given.
+    // SAFETY: the mock driver checks every number it is given.
     raw(unsafe { sys::cuMemUnmap(address, bytes) })
 }
 
 pub(crate) fn release(handle: u64) {
-    // SAFETY: the double checks every number it is given.
+    // SAFETY: the mock driver checks every number it is given.
     assert_eq!(raw(unsafe { sys::cuMemRelease(handle) }), 0);
 }
 
@@ -83,12 +83,12 @@ pub(crate) fn bytes<'a>(address: u64, len: usize) -> &'a mut [u8] {
 }
 
 fn copy(stream: &CudaStream, to: &CudaSlice<u8>, from: u64, len: usize) -> i32 {
-    // SAFETY: the double checks both ranges; the slice outlives the copy.
+    // SAFETY: the mock driver checks both ranges; the slice outlives the copy.
     raw(unsafe { sys::cuMemcpyHtoDAsync_v2(to.device_ptr(stream).0, from as *const _, len, stream.cu_stream()) })
 }
 
-fn start() -> (Double, Arc<CudaContext>, Arc<CudaStream>) {
-    let double = Double::load();
+fn start() -> (MockDriver, Arc<CudaContext>, Arc<CudaStream>) {
+    let double = MockDriver::load();
     let ctx = CudaContext::new(0).unwrap();
     let stream = ctx.new_stream().unwrap();
     (double, ctx, stream)

@@ -1,6 +1,6 @@
-//! The handle by which a test loads and controls the double.
+//! The handle by which a test loads and controls the mock driver.
 //!
-//! A process has one driver, and all tests of a binary share it, so a [`Double`] is exclusive: the next [`Double::load`]
+//! A process has one driver, and all tests of a binary share it, so a [`MockDriver`] is exclusive: the next [`MockDriver::load`]
 //! waits until it is dropped. Each begins with a reset. Memory that an earlier test left allocated stays; tests that
 //! count compare with the counts at their start.
 
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::{env, fmt, fs};
 
+use crate::adversarial::Deviation;
 use crate::code::Code;
 use crate::control::Controls;
-use crate::cruel::Cruelty;
 use crate::ledger::Counts;
 use crate::sync::lock;
 
@@ -25,17 +25,17 @@ const ALL_STREAMS: usize = 0;
 static CONTROLS: OnceLock<Controls> = OnceLock::new();
 static EXCLUSIVE: Mutex<()> = Mutex::new(());
 
-/// Whether a test has lost the device since the last [`Double::load`].
+/// Whether a test has lost the device since the last [`MockDriver::load`].
 static HAS_LOST_DEVICE: AtomicBool = AtomicBool::new(false);
 
 /// The driver of this process, for as long as this lives.
-pub struct Double {
+pub struct MockDriver {
     controls: &'static Controls,
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Double {
-    /// Loads the double in place of libcuda and resets it. Must come before the first driver call of the process.
+impl MockDriver {
+    /// Loads the mock driver in place of libcuda and resets it. Must come before the first driver call of the process.
     ///
     /// # Panics
     ///
@@ -44,8 +44,8 @@ impl Double {
     pub fn load() -> Self {
         let turn = lock(&EXCLUSIVE);
         let controls =
-            CONTROLS.get_or_init(|| Controls::find(load_library()).expect("a control call that the double lacks"));
-        let double = Double { controls, _turn: turn };
+            CONTROLS.get_or_init(|| Controls::find(load_library()).expect("a control call that the mock driver lacks"));
+        let double = MockDriver { controls, _turn: turn };
         double.reset();
         // As on a real device: a lost context never works again, and what learnt of the loss remembers it.
         if HAS_LOST_DEVICE.swap(false, Ordering::Relaxed) {
@@ -153,8 +153,8 @@ impl Double {
     }
 
     /// Turns these switches on and all others off, until the next reset.
-    pub fn set_cruel(&self, switches: &[Cruelty]) {
-        (self.controls.double_set_cruel)(switches.iter().fold(0, |bits, cruelty| bits | cruelty.bit()));
+    pub fn set_deviations(&self, switches: &[Deviation]) {
+        (self.controls.double_set_deviations)(switches.iter().fold(0, |bits, deviation| bits | deviation.bit()));
     }
 
     /// Loses the device: work stops, and every later call fails with this code.
@@ -190,16 +190,16 @@ impl Double {
     }
 }
 
-impl Drop for Double {
+impl Drop for MockDriver {
     /// Opens the gates that a test left closed.
     fn drop(&mut self) {
         self.reset();
     }
 }
 
-impl fmt::Debug for Double {
+impl fmt::Debug for MockDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Double").field(&self.counts()).finish()
+        f.debug_tuple("MockDriver").field(&self.counts()).finish()
     }
 }
 
@@ -208,12 +208,12 @@ impl fmt::Debug for Double {
 #[derive(Debug)]
 #[must_use = "the stream continues when this is dropped"]
 pub struct HeldStream<'a> {
-    double: &'a Double,
+    double: &'a MockDriver,
     number: usize,
 }
 
 impl<'a> HeldStream<'a> {
-    fn new(double: &'a Double, handle: usize) -> Self {
+    fn new(double: &'a MockDriver, handle: usize) -> Self {
         let number = (double.controls.double_hold_stream)(handle, 1);
         Self { double, number }
     }
@@ -234,7 +234,7 @@ impl Drop for HeldStream<'_> {
 #[derive(Debug)]
 #[must_use = "the call continues when this is dropped"]
 pub struct HeldCall<'a> {
-    double: &'a Double,
+    double: &'a MockDriver,
     name: &'a str,
 }
 
@@ -277,7 +277,7 @@ fn candidates() -> impl Iterator<Item = PathBuf> {
     usual.into_iter().chain(profile.into_iter().flat_map(|profile| found_below(&profile)))
 }
 
-/// The libraries of the double below a folder of cargo's.
+/// The libraries of the mock driver below a folder of cargo's.
 fn found_below(folder: &Path) -> Vec<PathBuf> {
     /// `build/mock_driver/HASH/out` is the deepest.
     const DEPTH: usize = 4;
@@ -303,7 +303,7 @@ fn found_below(folder: &Path) -> Vec<PathBuf> {
 
 fn load_library() -> impl FnMut(&CStr) -> *mut c_void {
     let path =
-        CString::new(Double::library().into_os_string().into_encoded_bytes()).expect("a path without a zero in it");
+        CString::new(MockDriver::library().into_os_string().into_encoded_bytes()).expect("a path without a zero in it");
     // SAFETY: loads our own library, whose start-up does nothing.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     assert!(!library.is_null(), "{} does not load", path.to_string_lossy());

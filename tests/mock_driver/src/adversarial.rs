@@ -1,4 +1,4 @@
-//! What a real driver may do and the double does not by itself: a switch for each, off until a test or the environment turns it
+//! What a real driver may do and the mock driver does not by itself: a switch for each, off until a test or the environment turns it
 //! on.
 //!
 //! | switch | the driver |
@@ -16,22 +16,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! switches {
     ($($name:ident = $text:literal,)*) => {
-        /// A switch of the double, named as in the docs of the crate.
-        #[allow(missing_docs, reason = "each has a row in the table of `cruel`")]
+        /// A switch of the mock driver, named as in the docs of the crate.
+        #[allow(missing_docs, reason = "each has a row in the table of `adversarial`")]
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Cruelty {
+        pub enum Deviation {
             $($name,)*
         }
 
-        impl Cruelty {
+        impl Deviation {
             /// All switches.
-            pub const ALL: &[Cruelty] = &[$(Cruelty::$name),*];
+            pub const ALL: &[Deviation] = &[$(Deviation::$name),*];
 
-            /// The name in `MOCK_DRIVER_CRUEL`.
+            /// The name in `MOCK_DRIVER_ADVERSARIAL`.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self {
-                    $(Cruelty::$name => $text,)*
+                    $(Deviation::$name => $text,)*
                 }
             }
         }
@@ -49,14 +49,14 @@ switches! {
     GreenStreams = "green-streams",
 }
 
-impl Cruelty {
+impl Deviation {
     pub(crate) fn bit(self) -> u64 {
         1 << self as u64
     }
 
     /// The switch with this name.
     pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|cruelty| cruelty.name() == name)
+        Self::ALL.iter().copied().find(|deviation| deviation.name() == name)
     }
 }
 
@@ -69,6 +69,6 @@ pub(crate) fn set(bits: u64) {
 }
 
 /// Whether a switch is on.
-pub(crate) fn is(cruelty: Cruelty) -> bool {
-    ON.load(Ordering::Relaxed) & cruelty.bit() != 0
+pub(crate) fn is(deviation: Deviation) -> bool {
+    ON.load(Ordering::Relaxed) & deviation.bit() != 0
 }
