@@ -581,7 +581,7 @@ mod models {
     use super::*;
 
     #[test]
-    fn two_claims_never_pass_the_ceiling_together() {
+    fn two_claims_never_exceed_the_limit_together() {
         loom::model(|| {
             let quota = Budget::new(Some(3));
             let other = quota.clone();

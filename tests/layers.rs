@@ -24,7 +24,7 @@ const LAYERS: &[&[&str]] = &[
     &["backend", "driver"],
     &["arena", "dump", "policy", "quota", "size_class", "stats"],
     &["ledger"],
-    &["error", "finding", "maintenance_thread", "why"],
+    &["diagnosis", "error", "finding", "maintenance_thread"],
 ];
 
 /// A module by the names that lead to it, without `crate`.

@@ -48,7 +48,7 @@ def test_settings_that_are_wrong_say_what_is_right():
     with pytest.raises(pinpool.SettingError, match="PINPOOL_MAX_BYTES=lots: .*like 2GiB"):
         pinpool.Pool(max_bytes="lots")
     for name, value, problem in [
-        ("max_bytes", 0, "PINPOOL_MAX_BYTES=0: not a ceiling"),
+        ("max_bytes", 0, "PINPOOL_MAX_BYTES=0: not a limit"),
         ("pool_size_limit", -1, "PINPOOL_POOL_SIZE_LIMIT=-1"),
         ("zero", "ture", "PINPOOL_ZERO=ture: neither 0 "),
         ("on_full", "auto", "PINPOOL_ON_FULL=auto: not a value of PINPOOL_ON_FULL"),

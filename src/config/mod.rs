@@ -25,23 +25,21 @@ pub use self::text::ParseError;
 pub use crate::in_flight::FenceKind;
 pub use crate::ledger::LedgerName;
 
-/// A set of rules that a pool follows.
+/// The policy of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Preset {
-    /// TensorFlow's rules over an arena: misses and evictions cost nanoseconds, bytes are bounded and idle memory is
-    /// given back.
+    /// TensorFlow's policy over an arena: misses and evictions cost nanoseconds, bytes are bounded, and idle memory is released.
     #[default]
     Adaptive,
-    /// TensorFlow's `PoolAllocator`, exact to its counters and log lines: each miss is an allocation of its own.
+    /// Reproduces TensorFlow's `PoolAllocator`, including its counters and log lines: each miss is a separate allocation.
     TensorFlow,
 }
 
-/// Most bytes that a pool holds, in use and idle.
+/// The limit on the bytes that a pool holds, in use and idle.
 ///
-/// Made from a number of bytes, from `None` for no ceiling, or by [`str::parse`] from what `PINPOOL_MAX_BYTES` takes. Of the
-/// integers it takes `u64` alone: beside a second one `max_bytes(8 << 30)` would no longer be known to be a `u64`, would be
-/// computed as `i32`, and be 0.
+/// Converts from a number of bytes, from `None` for no limit, and by [`str::parse`] from the values of `PINPOOL_MAX_BYTES`. `u64`
+/// is the only integer that converts: with a second one, `max_bytes(8 << 30)` would be computed as `i32`, and be 0.
 ///
 /// ```
 /// let pool = pinpool::Pool::builder().max_bytes("1.5GiB".parse::<pinpool::Limit>()?).build()?;
@@ -50,8 +48,7 @@ pub enum Preset {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {
-    /// A quarter of the memory that the cgroup, else the machine, has. All pools of the process with this limit share that
-    /// quarter.
+    /// A quarter of the memory of the cgroup or, without one, of the machine. All pools of the process with this limit share it.
     Auto,
     /// This many bytes.
     Bytes(u64),
@@ -71,23 +68,23 @@ impl From<Option<u64>> for Limit {
     }
 }
 
-/// What a get does that found no memory under the ceiling, not even after a wait.
+/// What a request does when its wait times out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnFull {
     /// It fails.
     #[default]
     Error,
-    /// It gives ordinary memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned) is false.
+    /// It returns pageable (unpinned) memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned) is false.
     Pageable,
 }
 
-/// What code alone can set: no variable does.
+/// Settings without a variable.
 #[derive(Debug, Clone, Default)]
 pub struct CodeSettings {
-    /// Whether the maintenance thread looks after the pool; `None` for yes.
+    /// Whether the maintenance thread maintains the pool; `None` for yes.
     pub background_thread: Option<bool>,
-    /// One request in this many keeps its call stack; 0 for none.
+    /// The call stack of one request in this many is kept; 0 for none.
     pub call_stacks: u64,
     /// How the pool learns that a copy has completed.
     pub fence: FenceKind,

@@ -95,7 +95,7 @@ impl FromStr for Limit {
             _ => match parse_bytes(text) {
                 Ok(0) => Err(ParseError::new(
                     text,
-                    "not a ceiling, since every get would fail (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)",
+                    "not a limit, since every request would fail (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)",
                 )),
                 Ok(bytes) => Ok(Self::Bytes(bytes)),
                 Err(error) if error.problem == A_SIZE => Err(ParseError::new(

@@ -75,7 +75,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         device: "host".to_owned(),
         allocator: "mlock (adaptive)".to_owned(),
         owners: Vec::new(),
-        usage: usage.clone(),
+        usage,
         longest_free_bytes: 0,
         peak_bytes: 24 * MIB,
         oldest_copy: None,

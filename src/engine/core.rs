@@ -152,38 +152,38 @@ impl Core {
         });
         core.system.read_below(core.limit.root.clone());
         let owner: Weak<Self> = Arc::downgrade(&core);
-        core.backing().budget().set_owner(owner);
-        if let Some(arena) = core.backing().arena() {
+        core.memory().budget().set_owner(owner);
+        if let Some(arena) = core.memory().arena() {
             let pool: Weak<Self> = Arc::downgrade(&core);
             arena.attach(pool);
         }
-        core.stock.record(Event::Ceiling { bytes: core.backing().max_bytes().unwrap_or(u64::MAX) });
+        core.stock.record(Event::Ceiling { bytes: core.memory().max_bytes().unwrap_or(u64::MAX) });
         if let Some(thread) = core.thread {
             let pool: Weak<Self> = Arc::downgrade(&core);
-            thread.add(pool, core.backing().source().needs_gpu());
+            thread.add(pool, core.memory().source().needs_gpu());
         }
         core
     }
 
     /// Changes the limit; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
     pub(crate) fn set_ceiling(&self, ceiling: Limit) {
-        let budget = self.backing().budget();
+        let budget = self.memory().budget();
         budget.set_auto(ceiling == Limit::Auto);
         let (max_bytes, _) = self.limit.set(ceiling, budget.auto_bytes());
         self.apply_ceiling(max_bytes, if ceiling == Limit::Auto { "auto" } else { "set_max_bytes" });
     }
 
     fn apply_ceiling(&self, max_bytes: Option<u64>, why: &str) {
-        let before = self.backing().max_bytes();
+        let before = self.memory().max_bytes();
         if before == max_bytes {
             return;
         }
-        self.backing().set_max_bytes(max_bytes);
+        self.memory().set_max_bytes(max_bytes);
         self.stock.record(Event::Ceiling { bytes: max_bytes.unwrap_or(u64::MAX) });
         self.log.ceiling_changed(before, max_bytes, why);
         self.complete_copies();
         self.stock.enforce_limits(self, self.time.coarse_us());
-        self.backing().arena().into_iter().for_each(|arena| arena.resume_reserve(self.time.coarse_us()));
+        self.memory().arena().into_iter().for_each(|arena| arena.resume_reserve(self.time.coarse_us()));
         self.notice(Pace::Active);
         self.room_was_made();
     }
@@ -197,7 +197,7 @@ impl Core {
 
     /// The pace that is needed after memory was carved or returned.
     fn pace_of_change(&self) -> Pace {
-        match self.backing().arena() {
+        match self.memory().arena() {
             Some(arena) if arena.lacks_hole() => Pace::Hole,
             _ => Pace::Quiet,
         }
@@ -247,7 +247,7 @@ impl Core {
 
     /// Where the memory comes from.
     #[inline]
-    pub(crate) fn backing(&self) -> &Memory {
+    pub(crate) fn memory(&self) -> &Memory {
         self.stock.memory()
     }
 
@@ -283,7 +283,7 @@ impl Core {
     pub(crate) fn trim(&self, to_bytes: u64) {
         self.ask_copies();
         self.ask_again(usize::MAX);
-        self.backing().release_refused();
+        self.memory().release_refused();
         self.stock.trim(to_bytes, self.time.coarse_us());
         self.close_if_unused();
     }
@@ -298,7 +298,7 @@ impl Core {
 
     /// Waits until the whole reserve is pinned, at most until `until`. False if the wait timed out.
     pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
-        let Some(arena) = self.backing().arena() else { return Ok(true) };
+        let Some(arena) = self.memory().arena() else { return Ok(true) };
         match arena.await_reserve(until, self.time.now_us()) {
             ReserveWait::Pinned => Ok(true),
             ReserveWait::TimedOut => Ok(false),
@@ -315,10 +315,10 @@ impl Core {
         let wanted = BlockRequest { account: account.cloned(), ..BlockRequest::reserve(len) };
         let of_account = account.map(|account| account.claim(bytes)).transpose();
         let of_account = of_account.map_err(|refusal| self.refused(&wanted, refusal, 0))?;
-        let claim = || self.backing().claim_outside(bytes);
+        let claim = || self.memory().claim_outside(bytes);
         let claim_or_trim = || {
             claim().or_else(|refusal| {
-                self.trim(self.backing().room_for_outside(bytes).ok_or(refusal)?);
+                self.trim(self.memory().room_for_outside(bytes).ok_or(refusal)?);
                 claim()
             })
         };
@@ -333,7 +333,7 @@ impl Core {
 
     /// Releases `claim`, which makes room for waiting requests.
     pub(crate) fn end_outside_claim(&self, claim: OutsideClaim) {
-        self.backing().end_outside(claim.claim.bytes());
+        self.memory().end_outside(claim.claim.bytes());
         drop(claim);
         self.room_was_made();
     }

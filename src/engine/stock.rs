@@ -388,7 +388,7 @@ impl<E> Stock<E> {
     pub(super) fn pace(&self) -> Pace {
         let idle_bytes = self.idle.bytes();
         let Some(arena) = self.memory.arena() else {
-            // Here only a limit can be passed by a put.
+            // Here a return can only exceed a limit.
             let may_pass_limit = self.max_idle_bytes.is_some() || self.memory.is_over_ceiling();
             return match (may_pass_limit, idle_bytes, self.memory.all_block_bytes() > 0) {
                 (false, ..) | (true, 0, false) => Pace::Never,

@@ -26,12 +26,12 @@ impl Block {
     pub(crate) fn is_pinned(&self) -> bool {
         match self.adopted() {
             Some(adopted) => adopted.is_pinned,
-            None => self.is_from_source() && self.owner().backing().source().is_pinned(),
+            None => self.is_from_source() && self.owner().memory().source().is_pinned(),
         }
     }
 
     pub(crate) fn numa_node(&self) -> Option<u32> {
-        self.owner().backing().source().numa_node().filter(|_| self.is_from_source())
+        self.owner().memory().source().numa_node().filter(|_| self.is_from_source())
     }
 
     /// Whether this process is a child of the one that owns the memory.
@@ -47,7 +47,7 @@ impl Block {
             // By a driver, as far as the pool can know.
             Some(adopted) => adopted.is_pinned,
             None => {
-                let (source, config) = (self.owner().backing().source(), self.owner().config());
+                let (source, config) = (self.owner().memory().source(), self.owner().config());
                 self.is_from_source() && (source.needs_gpu() || config.hugetlb != HugeTlb::Off)
             }
         };

@@ -1,31 +1,31 @@
 //! The thread that maintains the pools of a process: `pinpool-maint`.
 //!
 //! ```text
-//!   miss, put of a copy ── pace word: faster than the thread looks now? ── no ──▶ done (a load)
-//!                                     └─ yes ──▶ wake it, or start it
-//!   thread: [reminders that are due: wake] ─▶ [each pool: maintain] ─▶ sleep as long as the fastest pace allows ─┐
-//!              ▲──────────────────────────────────────────────────────────────────────────────────────────────────┘
+//!   miss, return with a copy ── does the thread check often enough? ── yes ──▶ done (one load)
+//!                                     └─ no ──▶ wake it, or start it
+//!   thread: [due reminders: wake] ─▶ [each pool: maintain] ─▶ sleep as long as the fastest pace allows ─┐
+//!              ▲────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! One thread serves all pools. It is started when a pool first needs it, and ends a second after the last pool. It looks
-//! at all pools at the pace of the one that needs it most often ([`Pace`]), and sleeps without a time limit while none
-//! holds memory. A child of `fork` has no such thread; a pool that the child makes starts one of its own.
+//! One thread serves all pools. It starts when a pool first needs it, and ends one second after the last pool. It checks all pools
+//! at the pace of the pool that needs it most often ([`Pace`]), and sleeps without a timeout while no pool holds memory. A forked
+//! child does not inherit the thread; the first pool that the child creates starts a new one.
 //!
-//! Users' wakers come before the work of pools, and pools without a driver before those with one. A call that takes
-//! long delays what comes after it. If it has not returned for a second, the next task that has itself reminded, or the
-//! next pool that finds the thread late, starts another thread in its place, which leaves out what the call is stuck in.
-//! Until then misses and puts of the other pools do the work of these.
+//! User wakers run before pool maintenance, and pools without a driver before pools with one. A slow call delays what comes after
+//! it. If a call has not returned after one second, the next reminder, or the next pool that finds the thread late, starts a
+//! replacement thread, which skips the object that the call is stuck in. Until then misses and returns of the other pools do
+//! their own maintenance.
 //!
-//! A future that waits for a time or a copy has itself woken by [`MaintenanceThread::remind`]:
+//! A future that waits for a deadline or a copy uses [`MaintenanceThread::remind`]:
 //!
 //! ```ignore
 //! let reminder = MaintenanceThread::of_process().remind(Some(deadline), Some(Box::new(move || is_over())), cx.waker())?;
 //! ```
 //!
-//! Owns when to look. Knows neither pools nor memory, and holds no lock while it calls out.
+//! Decides when to check. Knows neither pools nor memory, and holds no lock while it calls out.
 //!
-//! - maint-I1: no wake-up is lost. The thread publishes its pace before it looks at what the pools need for the last time;
-//!   a caller changes what its pool needs before it reads that word. Both have a full barrier between.
+//! - maint-I1: no wake-up is lost. The thread publishes its pace before it checks a last time what the pools need; a caller changes
+//!   what its pool needs before it reads the pace. Both have a full barrier in between.
 //! - maint-I2: once the process has begun to exit, the thread makes no call.
 #![allow(unsafe_code)] // A handler for the exit of the process.
 
@@ -61,15 +61,15 @@ pub(crate) trait Maintained: Send + Sync {
     /// Does what is due. May make slow calls.
     fn maintain(&self);
 
-    /// How soon it is to be looked at. Cheap.
+    /// How soon it must be checked again. Cheap.
     fn pace(&self) -> Pace;
 }
 
-/// The thread of the process and what it looks at.
+/// The thread of the process and what it checks.
 pub(crate) struct MaintenanceThread {
-    /// The pace at which it looks now; `Never` also while it does not run.
+    /// Its current pace; `Never` also while it does not run.
     pace: AtomicU32,
-    /// Threads that are in calls of pools and wakers: this one, and those that it replaced.
+    /// Threads that are calling pools or wakers: the current one, and those that it replaced.
     calling: AtomicU32,
     is_exiting: AtomicBool,
     schedule: Mutex<Schedule>,
@@ -81,18 +81,18 @@ struct Schedule {
     pools: Vec<Weak<dyn Maintained>>,
     reminders: Vec<Arc<Reminded>>,
     is_running: bool,
-    /// Number of the thread that runs; earlier ones end when their call returns.
+    /// Number of the current thread; earlier ones end when their call returns.
     runner: u64,
-    /// The call that the thread is in.
+    /// The call in progress.
     call: Option<Call>,
-    /// What earlier threads are still in; it is left out.
+    /// Objects that replaced threads are still calling; they are skipped.
     stuck: Vec<usize>,
     /// Somebody woke the thread since it last began a round.
     is_woken: bool,
     last_woken: Option<Instant>,
 }
 
-/// A call of the pool or reminder at an address.
+/// A call to the pool or reminder at an address.
 #[derive(Clone, Copy)]
 struct Call {
     address: usize,
@@ -123,7 +123,7 @@ impl MaintenanceThread {
         OF_PROCESS.get()
     }
 
-    /// Looks at `pool` from now on, whenever that needs it.
+    /// Maintains `pool` from now on, whenever the pool needs it.
     pub(crate) fn add(&self, pool: Weak<dyn Maintained>, calls_driver: bool) {
         let mut schedule = self.schedule.lock();
         // A driver may be slow, so its pools come last.
@@ -137,7 +137,7 @@ impl MaintenanceThread {
         stop_at_exit(calls_driver);
     }
 
-    /// Looks at the pool at that address no more; a look that has begun goes on.
+    /// Stops maintaining the pool at that address; a call in progress continues.
     pub(crate) fn remove(&self, pool: *const ()) {
         let mut schedule = self.schedule.lock();
         schedule.pools.retain(|other| !std::ptr::addr_eq(other.as_ptr(), pool));
@@ -146,12 +146,12 @@ impl MaintenanceThread {
         }
     }
 
-    /// A pool now needs to be looked at `pace`. Starts the thread if there is none. At the pace of copies, whose looks become
-    /// rarer, one more has begun.
+    /// A pool now needs to be checked at `pace`. Starts the thread if there is none. [`Pace::Copies`] restarts its back-off, since one
+    /// more copy has begun.
     ///
     /// # Errors
     ///
-    /// No thread could be had. Reported once for each pool that is added.
+    /// No thread could be started. Reported once for each pool that is added.
     #[inline]
     pub(crate) fn notice(&'static self, pace: Pace) -> io::Result<()> {
         // SeqCst: maint-I1.
@@ -161,7 +161,7 @@ impl MaintenanceThread {
         if is_as_often && pace != Pace::Copies { Ok(()) } else { self.hurry() }
     }
 
-    /// Has the thread look at the pools at once, if it runs.
+    /// Makes the thread check the pools at once, if it runs.
     pub(crate) fn look_soon(&self) {
         let mut schedule = self.schedule.lock();
         if schedule.is_running {
@@ -190,8 +190,8 @@ impl MaintenanceThread {
         Ok(())
     }
 
-    /// Starts another thread if this one has been in one call for long, so that one pool does not hold up the others. What
-    /// is called is left out until the call returns.
+    /// Starts a replacement if this thread has been stuck in one call, so that one pool does not block the others. The replacement
+    /// skips the called object until the call returns.
     fn replace_if_stuck(&'static self, schedule: &mut Schedule) -> io::Result<()> {
         let Some(call) = schedule.call.filter(|call| call.since.elapsed() >= STUCK_AFTER) else { return Ok(()) };
         self.start(schedule)?;
@@ -200,11 +200,11 @@ impl MaintenanceThread {
         Ok(())
     }
 
-    /// A pool found that the thread is late.
+    /// A pool found the thread late.
     ///
     /// # Errors
     ///
-    /// No other thread could be had in place of one that is stuck.
+    /// No replacement for a stuck thread could be started.
     #[cold]
     pub(crate) fn note_late(&'static self) -> io::Result<()> {
         let mut schedule = self.schedule.lock();
@@ -217,12 +217,12 @@ impl MaintenanceThread {
         self.changed.notify_one();
     }
 
-    /// Wakes `waker` at `deadline`, or when `is_over` returns true, which is asked at the pace of copies; then never again.
+    /// Wakes `waker` once: at `deadline`, or when `is_over`, which is polled at [`Pace::Copies`], returns true.
     /// Both calls come from the maintenance thread, outside of its locks.
     ///
     /// # Errors
     ///
-    /// No thread could be had.
+    /// No thread could be started.
     pub(crate) fn remind(
         &'static self,
         deadline: Option<Instant>,
@@ -248,14 +248,14 @@ impl MaintenanceThread {
             self.pace.store(pace as u32, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             let pace = pace.min(round.pace());
-            // Its pools may be over; then their last pieces go here.
+            // This may drop the last reference to a pool.
             drop(round);
             self.calling.fetch_sub(1, Ordering::SeqCst);
             self.sleep(pace);
         }
     }
 
-    /// What to look at now. `None`: there has been nothing for long, and the thread counts as ended.
+    /// What to check now. `None`: there has been nothing for a second, and the thread counts as ended.
     fn begin_round(&self) -> Option<Round> {
         let mut schedule = self.schedule.lock();
         if schedule.is_unused() {
@@ -285,7 +285,7 @@ impl MaintenanceThread {
         Some(round)
     }
 
-    /// Wakes who is due, then maintains the pools. A panic of one is reported by the process's hook and stops no other. False
+    /// Wakes due reminders, then maintains the pools. A panic of one is reported by the process's hook and stops no other. False
     /// if the thread was replaced meanwhile.
     fn look(&self, number: u64, round: &Round) -> bool {
         let now = Instant::now();
@@ -342,8 +342,8 @@ impl MaintenanceThread {
         drop(over);
     }
 
-    /// Another thread of this crate makes a call until the result is dropped, for which the exit of the process waits a
-    /// little. `None`: the process has begun to exit, and no call is to be made (maint-I2).
+    /// Another thread of this crate makes a call until the result is dropped; the exit of the process waits for it briefly. `None`:
+    /// the process has begun to exit, and no call may be made (maint-I2).
     pub(crate) fn enter(&self) -> Option<EnteredCall<'_>> {
         // SeqCst: as in `begin_round`.
         self.calling.fetch_add(1, Ordering::SeqCst);
@@ -351,7 +351,7 @@ impl MaintenanceThread {
         (!self.is_exiting.load(Ordering::SeqCst)).then_some(entered)
     }
 
-    /// Makes the thread call nothing any more. Waits a little for a call that has begun.
+    /// Stops all further calls of the thread. Waits up to [`EXIT_PATIENCE`] for a call in progress.
     fn stop(&self) {
         // SeqCst: maint-I2.
         self.is_exiting.store(true, Ordering::SeqCst);
@@ -378,7 +378,7 @@ impl Schedule {
     }
 }
 
-/// What the thread looks at between two sleeps.
+/// What the thread checks between two sleeps.
 struct Round {
     pools: Vec<Arc<dyn Maintained>>,
     reminders: Vec<Arc<Reminded>>,

@@ -1,22 +1,22 @@
-//! How often the maintenance thread looks at a pool.
+//! How often the maintenance thread checks a pool.
 
 use std::time::{Duration, Instant};
 
-/// Shortest pause between two looks at copies. With the timer slack of Linux it takes up to 0.1 ms.
+/// Shortest pause between two polls of copies. With the timer slack of Linux it takes up to 0.1 ms.
 const SHORTEST_COPY_PAUSE: Duration = Duration::from_micros(40);
 const LONGEST_COPY_PAUSE: Duration = Duration::from_millis(20);
 
-/// How soon a pool is to be looked at again. The smaller, the sooner.
+/// How soon a pool must be checked again. Smaller is sooner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub(crate) enum Pace {
-    /// A get will want a hole that is not there.
+    /// A request will need a hole that does not exist yet.
     Hole,
     /// A waker waits for a copy.
     Copies,
     /// Copies are in flight, or some memory is idle and some in use.
     Active,
-    /// All memory is in use, and a put without copies tells nobody; or none is, and what is idle only grows older.
+    /// All memory is in use, and a return without copies notifies nobody; or none is in use, and idle memory only ages.
     Quiet,
     /// Nothing is held.
     Never,
@@ -35,7 +35,7 @@ impl Pace {
     }
 }
 
-/// Between two looks at copies, the last of which began at `since`: longer for a copy that has been running for long.
+/// Pause between two polls of copies, the last of which began at `since`: longer for a long-running copy.
 pub(crate) fn pause_for_copies(since: Instant) -> Duration {
     (since.elapsed() / 128).clamp(SHORTEST_COPY_PAUSE, LONGEST_COPY_PAUSE)
 }

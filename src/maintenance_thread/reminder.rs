@@ -1,7 +1,7 @@
-//! A task that is to be woken by the maintenance thread.
+//! A task that the maintenance thread wakes.
 //!
-//! Owns the waker, and whether it is still wanted. A waker and a condition are a user's, so they are called and dropped
-//! outside of every lock.
+//! Owns the waker, and whether it is still needed. Wakers and conditions are user code, so they are called and dropped outside
+//! every lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use std::time::Instant;
 
 use pinpool_os::sync::plain::Mutex;
 
-/// Wakes a task at a time, when a condition holds, or at the earlier of both. Dropped, it wakes nobody.
+/// Wakes a task at a deadline or when a condition holds, whichever is earlier. Dropping it cancels the wake-up.
 #[derive(Debug)]
 pub(crate) struct Reminder(pub(super) Arc<Reminded>);
 
-/// True once what somebody waits for has happened.
+/// Returns true once the awaited event has happened.
 pub(crate) type Condition = Box<dyn Fn() -> bool + Send + Sync>;
 
 pub(super) struct Reminded {
     pub(super) deadline: Option<Instant>,
     is_over: Option<Condition>,
-    /// `None` once it was woken, or is no longer wanted.
+    /// `None` once it was woken or cancelled.
     waker: Mutex<Option<Waker>>,
 }
 
@@ -31,9 +31,9 @@ impl fmt::Debug for Reminded {
 }
 
 impl Reminder {
-    /// Wakes `waker` in place of the one before; does nothing if that was woken already.
+    /// Replaces the waker. Returns false if the earlier one was woken already.
     pub(crate) fn set_waker(&self, waker: &Waker) -> bool {
-        // Cloned and dropped outside the lock: a waker is a user's.
+        // Cloned and dropped outside the lock: wakers are user code.
         let mut waker = Some(waker.clone());
         let mut kept = self.0.waker.lock();
         let is_pending = kept.is_some();
@@ -47,7 +47,7 @@ impl Reminder {
 
 impl Drop for Reminder {
     fn drop(&mut self) {
-        // Dropped outside the lock: a waker is a user's.
+        // Dropped outside the lock: wakers are user code.
         let waker = self.0.waker.lock().take();
         drop(waker);
     }
@@ -58,12 +58,12 @@ impl Reminded {
         Arc::new(Self { deadline, is_over, waker: Mutex::new(Some(waker.clone())) })
     }
 
-    /// Whether it is still to wake somebody.
+    /// Whether the wake-up is still pending.
     pub(super) fn is_wanted(&self) -> bool {
         self.waker.lock().is_some()
     }
 
-    /// Whether it is to be asked again and again.
+    /// Whether its condition must be polled.
     pub(super) fn is_asked(&self) -> bool {
         self.is_over.is_some() && self.is_wanted()
     }

@@ -54,7 +54,7 @@ impl fmt::Debug for Pool {
         let config = self.config();
         f.debug_struct("Pool")
             .field("name", &self.name())
-            .field("backend", &self.core().backing().source().name())
+            .field("backend", &self.core().memory().source().name())
             .field("preset", &config.preset)
             .field("max_bytes", &config.max_bytes)
             .finish_non_exhaustive()

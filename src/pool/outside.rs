@@ -105,7 +105,7 @@ impl Pool {
         let (region, config) = (Region::new(start, len, 0), core.config());
         // SAFETY: whole pages that stay mapped until the drop of the result, which ends the lock first (page-lock-I1).
         let lock = unsafe {
-            PageLock::of(&region, core.backing().source().name(), config.device, config.pin_threads_on_host())
+            PageLock::of(&region, core.memory().source().name(), config.device, config.pin_threads_on_host())
         };
         match lock {
             Ok(lock) => {

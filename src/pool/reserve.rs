@@ -23,7 +23,7 @@ impl Pool {
     pub fn prewarm(&self, bytes: u64) -> Result<()> {
         self.check_open()?;
         self.refuse_partition("PINPOOL_RESERVE", &bytes.to_string())?;
-        if !self.core().backing().has_arena() {
+        if !self.core().memory().has_arena() {
             let why =
                 "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is an allocation of its own".to_owned();
             return Err(ErrorKind::Setting { name: "PINPOOL_RESERVE", value: bytes.to_string(), why }.into());

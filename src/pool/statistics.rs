@@ -49,7 +49,7 @@ impl Pool {
     /// the preset `tensorflow`, which keeps no list of its memory.
     #[doc(hidden)]
     pub fn page_tiers(&self) -> Option<PageTiers> {
-        self.core().backing().page_tiers()
+        self.core().memory().page_tiers()
     }
 
     /// The name in the pool's log lines ([`PoolBuilder::name`](crate::PoolBuilder::name)).
@@ -59,13 +59,13 @@ impl Pool {
 
     /// The back-end that the pool's memory comes from, by its name: `vmm`, where the setting may be `auto`.
     pub fn backend(&self) -> &'static str {
-        self.core().backing().source().name()
+        self.core().memory().source().name()
     }
 
     /// Whether this back-end page-locks. A full pool may give other memory all the same: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned)
     /// tells of each buffer, and [`OnFull::Error`](crate::OnFull::Error) rules it out.
     pub fn is_pinned(&self) -> bool {
-        self.core().backing().source().is_pinned()
+        self.core().memory().source().is_pinned()
     }
 
     /// The settings in effect, with variables and defaults resolved.

@@ -243,7 +243,7 @@ fn values_are_read() {
 fn a_limit_of_zero_is_refused_and_none_is_no_limit() {
     let text = |value| {
         format!(
-            "PINPOOL_MAX_BYTES={value}: not a ceiling, since every get would fail (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling \
+            "PINPOOL_MAX_BYTES={value}: not a limit, since every request would fail (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling \
              off); correct it, or leave it out for the default auto"
         )
     };
@@ -332,7 +332,7 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         assert_eq!(of_code(name, set), value, "{name}={text}");
     }
     let refused: &[(&str, &str, Set, &str)] = &[
-        ("PINPOOL_MAX_BYTES", "0", |pool| pool.max_bytes(0), "=0B: not a ceiling, since every get would fail"),
+        ("PINPOOL_MAX_BYTES", "0", |pool| pool.max_bytes(0), "=0B: not a limit, since every request would fail"),
         ("PINPOOL_LOG_EVERY", "0", |pool| pool.log_every(0), "=0: not a whole number of at least 1"),
         ("PINPOOL_SOCKET", "x", |pool| pool.socket(Some("x".into())), "=x: not a path with a slash, 1, or none"),
         ("PINPOOL_LEDGER", "a/b", |pool| pool.ledger("a/b"), "=a/b: "),

@@ -77,7 +77,7 @@ impl fmt::Debug for Account {
 impl Core {
     /// A new account of this pool.
     pub(crate) fn account(self: &Arc<Self>, name: &str, max_bytes: u64) -> Arc<Account> {
-        self.log.partitioned(name, max_bytes, self.backing().max_bytes());
+        self.log.partitioned(name, max_bytes, self.memory().max_bytes());
         let account = Arc::new_cyclic(|account: &Weak<Account>| Account {
             name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
             number: PoolLog::next_number(),
@@ -169,7 +169,7 @@ impl Account {
         let claim = if self.waiters.has_waiters() {
             None
         } else {
-            self.claim(self.core.backing().block_bytes(wanted.class)).ok()
+            self.claim(self.core.memory().block_bytes(wanted.class)).ok()
         }?;
         let mut block = self.core.try_get_of_pool(wanted.class)?;
         self.charge(&mut block, claim);
@@ -202,7 +202,7 @@ impl Account {
         wait: Duration,
         keep_alive: Option<KeepAlive>,
     ) -> Result<Result<Claim, WaitTicket<Self>>> {
-        let needed_bytes = self.core.backing().block_bytes(wanted.class);
+        let needed_bytes = self.core.memory().block_bytes(wanted.class);
         let refused = |over| Refusal::Over { needed_bytes, over };
         if let Some(over) = self.budget.never(needed_bytes) {
             return Err(self.refuse(wanted, refused(over)));
@@ -236,7 +236,7 @@ impl Account {
         self.core.log.waited(wanted.len as u64, ticket.age(), claim.is_some());
         claim.ok_or_else(|| {
             self.counts.timeouts.fetch_add(u64::from(!self.is_closed()), Ordering::Relaxed);
-            let needed_bytes = self.core.backing().block_bytes(wanted.class);
+            let needed_bytes = self.core.memory().block_bytes(wanted.class);
             let full = || Refusal::Over { needed_bytes, over: self.budget.full(needed_bytes) };
             self.refuse(wanted, ticket.waiter().refusal().unwrap_or_else(full))
         })
@@ -254,7 +254,7 @@ impl Account {
 
     /// The statistics of this account.
     pub(crate) fn stats(&self) -> Stats {
-        let source = self.core.backing().source();
+        let source = self.core.memory().source();
         let stats = Stats {
             name: Some(self.name.clone()),
             number: self.number,
@@ -320,7 +320,7 @@ impl Server for Account {
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, _: Instant) -> Result<Claim, Refusal> {
         // Pairs with the fence of a return (quota-I3).
         fence(Ordering::SeqCst);
-        self.claim(self.core.backing().block_bytes(waiter.class))
+        self.claim(self.core.memory().block_bytes(waiter.class))
     }
 
     fn take_back(&self, claim: Claim) {

@@ -19,14 +19,14 @@ impl Core {
         if let Some(thread) = self.thread {
             thread.remove(std::ptr::from_ref(self).cast());
         }
-        if let Some(arena) = self.backing().arena() {
+        if let Some(arena) = self.memory().arena() {
             arena.cancel_reserve();
         }
         self.report_end();
         self.stock.lifetime().seal();
         let idle = self.stock.seal();
         // A release that waits for the device would wait for a stuck copy, so copies in flight come first.
-        if self.backing().source().release_waits() {
+        if self.memory().source().release_waits() {
             self.await_copies();
         }
         idle.into_iter().for_each(|block| self.stock.release(block, self.time.coarse_us()));
@@ -37,7 +37,7 @@ impl Core {
     pub(crate) fn refuse_requests(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         self.stock.give_up(SourceError::new("the pool", "is closed"), self.time.coarse_us());
-        self.backing().arena().into_iter().for_each(|arena| arena.cancel_reserve());
+        self.memory().arena().into_iter().for_each(|arena| arena.cancel_reserve());
         self.trim(0);
         self.waiters.wake_all();
         self.existing_accounts().iter().for_each(|account| account.close());
@@ -81,12 +81,12 @@ impl Core {
             self.log.closed_in_flight(copies, bytes, begun.elapsed());
         }
         // A release that waits for the device would wait for a stuck copy.
-        let may_release = abandoned.is_empty() || !self.backing().source().release_waits();
-        abandoned.iter().filter_map(|_| self.backing().arena()).for_each(|arena| arena.count_quarantined());
+        let may_release = abandoned.is_empty() || !self.memory().source().release_waits();
+        abandoned.iter().filter_map(|_| self.memory().arena()).for_each(|arena| arena.count_quarantined());
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(lost::keep);
         if may_release {
-            self.backing().close(self.time.coarse_us());
+            self.memory().close(self.time.coarse_us());
         }
         self.end_recording();
     }

@@ -161,8 +161,8 @@ impl Core {
         let class = wanted.class;
         let now_us = self.tick_if_alone();
         self.stock.enforce_count_limit(now_us);
-        let needed_bytes = || self.backing().beside_bytes(class);
-        let pass = self.waiters.try_pass(|first| (self.backing().room_beside_bytes(first), needed_bytes()));
+        let needed_bytes = || self.memory().beside_bytes(class);
+        let pass = self.waiters.try_pass(|first| (self.memory().room_beside_bytes(first), needed_bytes()));
         let acquired = match pass {
             Ok(0) => self.acquire(class, calls).inspect(|_| {
                 self.shortage.end_if_calm(&self.log, now_us);
@@ -184,7 +184,7 @@ impl Core {
         };
         match acquired {
             // What exceeds the limit need not wait for room under it.
-            Err(Some(refusal)) if !self.backing().could_hold(class) => {
+            Err(Some(refusal)) if !self.memory().could_hold(class) => {
                 self.fall_back(wanted.len, class).ok_or(Some(refusal))
             }
             acquired => acquired,
@@ -228,15 +228,15 @@ impl Core {
     /// Whether a refused request waits. Counts a shortage.
     pub(super) fn may_wait(&self, wanted: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
         let &BlockRequest { len, class, .. } = wanted;
-        let could_hold = self.backing().could_hold(class);
+        let could_hold = self.memory().could_hold(class);
         // A request that can never be served is no shortage, unless unpinned memory serves it.
-        let is_servable = could_hold || self.backing().could_fall_back(class);
+        let is_servable = could_hold || self.memory().could_fall_back(class);
         let may_wait = is_servable && !wait.is_zero() && !self.stock.is_gone();
         if is_servable {
             self.record_need(class);
             // A full pool is ordinary.
             let is_ordinary = may_wait && could_hold && !matches!(refusal, Refusal::Source(_));
-            let why = || (is_ordinary, self.backing().explain(refusal, class).to_string(), usage_report(&self.stats()));
+            let why = || (is_ordinary, self.memory().explain(refusal, class).to_string(), usage_report(&self.stats()));
             self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
         }
         if may_wait {
@@ -277,7 +277,7 @@ impl Core {
             return Some(block);
         }
         let class = block.class();
-        let passed = (block.passed(), self.backing().beside_bytes(class));
+        let passed = (block.passed(), self.memory().beside_bytes(class));
         // Counted when the request takes it.
         let block = self.waiters.offer(self, block, class, passed)?;
         if !self.has_waiters() {
@@ -287,7 +287,7 @@ impl Core {
         }
         self.accounts.count_made_room();
         self.stock.evict(block, self.time.coarse_us(), EvictionReason::Reclaimed);
-        if !self.backing().has_arena() {
+        if !self.memory().has_arena() {
             self.backoff.end();
         }
         self.waiters.wake_head();

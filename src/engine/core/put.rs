@@ -149,7 +149,7 @@ impl Core {
 
     /// Returns the blocks whose timelines show that their copies have completed. Calls no fence and no backend.
     pub(crate) fn complete_by_loads(&self) {
-        if self.in_flight.count() > 0 && self.backing().has_arena() {
+        if self.in_flight.count() > 0 && self.memory().has_arena() {
             self.complete(self.in_flight.sweep_until(Ask::Nothing, |_| true));
         }
     }
@@ -202,8 +202,8 @@ impl Core {
         let (held_bytes, is_asked_again) = (block.held_bytes(), fence.is_some());
         self.stock.record_of(&block, |id| Event::Leaked { id });
         let lost = self.accounts.count_lost(held_bytes);
-        self.backing().arena().into_iter().for_each(|arena| arena.count_quarantined());
-        let keeps_all = self.backing().arena().is_some_and(|arena| arena.may_never_release());
+        self.memory().arena().into_iter().for_each(|arena| arena.count_quarantined());
+        let keeps_all = self.memory().arena().is_some_and(|arena| arena.may_never_release());
         let leaked = match fence {
             Some(fence) => self.in_flight.quarantine(block, fence).err(),
             None => Some(block),
@@ -234,7 +234,7 @@ impl Core {
         let bytes = blocks.iter().map(|block| block.held_bytes()).sum();
         self.accounts.count_recovered(buffers, bytes);
         self.log.completion_known(buffers, bytes);
-        self.backing().arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
+        self.memory().arena().into_iter().for_each(|arena| arena.count_recovered(buffers));
         for block in blocks {
             self.stock.record_new(&block);
             self.keep(block);

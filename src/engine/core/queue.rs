@@ -44,8 +44,8 @@ impl Server for Core {
         if let Some(block) = self.stock.take(class) {
             return Ok(block);
         }
-        if !self.backing().could_hold(class) {
-            return self.fall_back(class.bytes, class).ok_or_else(|| self.backing().refusal_for_good(class));
+        if !self.memory().could_hold(class) {
+            return self.fall_back(class.bytes, class).ok_or_else(|| self.memory().refusal_for_good(class));
         }
         let begun = Instant::now();
         let is_early = self.backoff.is_early(&refused);
@@ -79,7 +79,7 @@ impl Server for Core {
 
     fn is_hopeless(&self, refusal: &Refusal) -> bool {
         let Refusal::Source(error) = refusal else { return self.is_closed() };
-        self.is_closed() || self.stock.is_gone() || !self.backing().may_recover(error)
+        self.is_closed() || self.stock.is_gone() || !self.memory().may_recover(error)
     }
 
     fn record_taken(&self) {

@@ -75,12 +75,12 @@ impl Core {
         let account = wanted.account.as_ref().filter(|_| is_by_account);
         let stats = account.map_or_else(|| self.stats(), |account| account.stats());
         let asked_bytes = wanted.len as u64;
-        let refused = self.backing().explain(&refusal, wanted.class);
+        let refused = self.memory().explain(&refusal, wanted.class);
         let tag = wanted.tag.as_ref().map(|account| account.tag().to_owned());
         let request = Request { asked_bytes, tag, is_reserve: nth == 0, refused: refused.clone() };
         let mut dump = self.dump_of(&stats, Some(request));
         if is_by_account {
-            dump.limit = self.backing().limit_name(Level::Account);
+            dump.limit = self.memory().limit_name(Level::Account);
         }
         let dump = Arc::new(dump);
         if nth > 0 {
@@ -109,7 +109,7 @@ impl Core {
     }
 
     pub(super) fn dump_of(&self, stats: &Stats, request: Option<Request>) -> Dump {
-        let source = self.backing().source();
+        let source = self.memory().source();
         // In a forked child other locks may be held by threads that do not exist here.
         let is_forked = self.is_forked();
         Dump {
@@ -117,13 +117,13 @@ impl Core {
             allocator: format!("{} ({})", stats.backend, stats.preset),
             owners: self.owners_of(stats),
             usage: usage_report(stats),
-            longest_free_bytes: if is_forked { 0 } else { self.backing().longest_free_bytes() },
+            longest_free_bytes: if is_forked { 0 } else { self.memory().longest_free_bytes() },
             peak_bytes: stats.memory.peak_held_bytes,
             oldest_copy: stats.copies.oldest_age.zip(stats.copies.oldest_stream),
             host: if is_forked { None } else { self.system.at(self.time.coarse_us()) },
             request,
             judged: self.judged(),
-            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.backing().limit_name(Level::Pool) },
+            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.memory().limit_name(Level::Pool) },
         }
     }
 
@@ -168,7 +168,7 @@ impl Core {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        let (preset, source) = (self.config.preset.name(), self.backing().source());
+        let (preset, source) = (self.config.preset.name(), self.memory().source());
         let name = self.name().map(str::to_owned);
         let (number, backend, is_pinned) = (self.log.number, source.name(), source.is_pinned());
         let mut stats = Stats { name, number, preset, backend, is_pinned, ..Stats::default() };
@@ -179,7 +179,7 @@ impl Core {
         stats.limits.shared = self.ledger_stats();
         self.stock.fill(&mut stats);
         self.in_flight.fill(&mut stats);
-        self.accounts.fill(&mut stats, self.backing().own_bytes());
+        self.accounts.fill(&mut stats, self.memory().own_bytes());
         stats.copies.timeline_bytes = copy::timeline_bytes();
         let oldest = self.in_flight.oldest(self.time.now_us());
         (stats.copies.oldest_age, stats.copies.oldest_stream) =

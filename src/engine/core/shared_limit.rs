@@ -28,12 +28,12 @@ const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
 
 impl BudgetOwner for Core {
     fn releasable_bytes(&self) -> u64 {
-        self.backing().idle_bytes(self)
+        self.memory().idle_bytes(self)
     }
 
     fn release_idle(&self, bytes: u64) -> u64 {
         self.complete_copies();
-        let released_bytes = self.backing().release_idle(bytes, self, self.time.coarse_us());
+        let released_bytes = self.memory().release_idle(bytes, self, self.time.coarse_us());
         if released_bytes > 0 {
             self.log.ledger_was_given(&self.shared_name(), released_bytes);
         }
@@ -43,7 +43,7 @@ impl BudgetOwner for Core {
 
 impl Core {
     fn budget(&self) -> &Arc<Budget> {
-        self.backing().budget()
+        self.memory().budget()
     }
 
     fn shared_name(&self) -> String {
@@ -64,7 +64,7 @@ impl Core {
                 core.notice(Pace::Copies);
             }
             // Without a thread the next poll goes on.
-            core.backing().arena().into_iter().for_each(|arena| arena.ledger_has_changed());
+            core.memory().arena().into_iter().for_each(|arena| arena.ledger_has_changed());
             true
         });
         self.log.no_thread(begun);
@@ -113,7 +113,7 @@ impl Core {
 
     /// Tells the host's limit how much of what is held is idle.
     pub(super) fn record_idle(&self) {
-        self.budget().host().iter().for_each(|host| host.note_idle(self.backing().idle_bytes(self)));
+        self.budget().host().iter().for_each(|host| host.note_idle(self.memory().idle_bytes(self)));
     }
 
     /// Hits and returns take the slow path as long as other owners want memory.
@@ -143,7 +143,7 @@ impl Core {
         // A region of its own was released with the block.
         let lacking_bytes = self.budget().others_lack();
         if lacking_bytes > 0 {
-            self.backing().release_idle(lacking_bytes, self, now_us);
+            self.memory().release_idle(lacking_bytes, self, now_us);
         }
         self.wake_waiters();
         self.close_if_unused();
@@ -152,7 +152,7 @@ impl Core {
 
     /// How soon to look again because other owners lack memory: a put that is kept tells nobody.
     pub(super) fn pace_of_ledger(&self) -> Pace {
-        if self.backing().held_bytes() > 0 && self.budget().is_wanted() { Pace::Copies } else { Pace::Never }
+        if self.memory().held_bytes() > 0 && self.budget().is_wanted() { Pace::Copies } else { Pace::Never }
     }
 
     /// What `add` pins or claims; while a shared limit refuses it, waits for other owners as a request would.

@@ -18,9 +18,9 @@ impl Core {
     /// Completes copies and does what is due; without a maintenance thread also its compaction and its reserve.
     pub(crate) fn maintain(&self) {
         self.ask_again(usize::MAX);
-        self.backing().release_refused();
+        self.memory().release_refused();
         self.look();
-        if let Some(arena) = self.backing().arena().filter(|_| self.thread.is_none()) {
+        if let Some(arena) = self.memory().arena().filter(|_| self.thread.is_none()) {
             arena.prepare_hole(self.time.coarse_us());
             arena.reserve_turn(self.time.coarse_us());
         }
@@ -38,7 +38,7 @@ impl Core {
 
     /// Moves a few granules to the compaction target (policy-R13). Returns whether any were moved.
     pub(crate) fn prepare_step(&self) -> bool {
-        self.backing().arena().is_some_and(|arena| arena.prepare_step(self.time.coarse_us()))
+        self.memory().arena().is_some_and(|arena| arena.prepare_step(self.time.coarse_us()))
     }
 
     /// Reads the clock.
@@ -68,7 +68,7 @@ impl Core {
         }
         if tick.may_ask_again(now_us) {
             self.ask_again(ASKED_AT_ONCE);
-            self.backing().release_refused();
+            self.memory().release_refused();
         }
         if !self.has_waiters() {
             self.shortage.end_if_calm(&self.log, now_us);
@@ -82,7 +82,7 @@ impl Core {
             let log = |PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream);
             stuck.into_iter().for_each(log);
         }
-        if let Some(arena) = self.backing().arena() {
+        if let Some(arena) = self.memory().arena() {
             self.stock.expire(now_us);
             self.close_if_unused();
             arena.tick(self, now_us, || self.trim(0));
@@ -90,7 +90,7 @@ impl Core {
         self.stock.report_growth(&mut tick);
         drop(tick);
         self.report_verdict(now_us);
-        if let Some((max_bytes, why)) = self.limit.change(now_us, || self.backing().budget().auto_bytes()) {
+        if let Some((max_bytes, why)) = self.limit.change(now_us, || self.memory().budget().auto_bytes()) {
             self.apply_ceiling(max_bytes, &why);
         }
         self.stock.enforce_limits(self, now_us);
@@ -115,7 +115,7 @@ impl DeviceWatch {
 impl Core {
     /// After a device reset the pool hands out no memory that the reset has invalidated. A slow call.
     pub(super) fn watch_device(&self, now_us: u64) {
-        let source = self.backing().source();
+        let source = self.memory().source();
         if !self.stock.is_gone()
             && let Some(why) = source.gone()
             && self.stock.give_up(why.clone(), now_us)
@@ -165,12 +165,12 @@ impl PoolView for Core {
 impl Maintained for Core {
     fn maintain(&self) {
         self.give_to_others();
-        let (wanted, budget) = (self.wanted_of_ledger.bytes(), self.backing().budget());
+        let (wanted, budget) = (self.wanted_of_ledger.bytes(), self.memory().budget());
         if wanted > 0 && budget.host().is_none() && budget.room_for(wanted) >= wanted {
             // Another pool of the process has made room, and has woken this thread only.
             self.wake_waiters();
         }
-        let is_preparing = self.backing().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
+        let is_preparing = self.memory().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
         // During compaction the thread runs more often than anything else is due.
         if !is_preparing || self.accounts.adopted() > 0 || self.maintenance.is_tick_due(self.time.coarse_us()) {
             self.ask_copies();

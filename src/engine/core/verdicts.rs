@@ -45,7 +45,7 @@ impl Core {
 
     /// A get of `class` found no memory at once.
     pub(super) fn record_need(&self, class: Class) {
-        let own_bytes = self.backing().own_bytes().saturating_sub(self.stock.idle().bytes());
+        let own_bytes = self.memory().own_bytes().saturating_sub(self.stock.idle().bytes());
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
         self.verdicts.short_gets.fetch_add(1, Ordering::Relaxed);
         if RETURNED_TO.try_with(Cell::take).ok().flatten() == Some(self.log.number) {
@@ -57,7 +57,7 @@ impl Core {
     /// Logs why the pool is as fast as it is, if that has changed.
     pub(super) fn report_verdict(&self, now_us: u64) {
         // A pool that is to keep nothing releases what it pins.
-        if self.config.pool_size_limit == 0 && !self.backing().has_arena() {
+        if self.config.pool_size_limit == 0 && !self.memory().has_arena() {
             return;
         }
         // Another thread that looks is enough.
@@ -110,12 +110,12 @@ impl Core {
 
     /// What the judge sees now.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let (stats, is_direct) = (self.stats(), !self.backing().has_arena());
+        let (stats, is_direct) = (self.stats(), !self.memory().has_arena());
         let needed_bytes = self.verdicts.needed_bytes.load(Ordering::Relaxed);
         // A wait counts while it lasts, not in the window that it ends in.
         let in_line = if self.is_forked() { Duration::ZERO } else { self.waiters.waiting_for(Instant::now()) };
         let waited = stats.requests.wait_time.total() + in_line;
-        let limit = self.backing().limit_name(Level::Pool);
+        let limit = self.memory().limit_name(Level::Pool);
         let has_limit =
             limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();
         let nanos = |calls: &Calls| nanos(calls.time.total());

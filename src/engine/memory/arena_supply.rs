@@ -35,7 +35,7 @@ use crate::size_class::Class;
 use crate::stats::{SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
 
-/// BlockRequest holes of more than this many granules count as varied sizes; a get moves the granules for a shorter one itself.
+/// Wanted holes of more than this many granules count as varied sizes; a get moves the granules for a shorter one itself.
 const VARIED_GRANULES: u64 = 2;
 /// The same for discrete regions, whose small buffers have regions of their own.
 const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
@@ -209,7 +209,7 @@ impl ArenaSupply {
     }
 
     /// Takes a block's bytes back. A pool is closed once its last block is counted as returned, which may be before another thread
-    /// gives back that block's memory; so the last of the two, `close` or this, tears down.
+    /// returns that block's memory; so the last of the two, `close` or this, tears down.
     pub(super) fn give_carved(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
         let mut books = self.books();
         let is_unused = books.give(ptr, bytes, now_us);

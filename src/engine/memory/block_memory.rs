@@ -11,13 +11,13 @@ use crate::quota::{Claim, Level, QuotaExceeded};
 /// Memory of one block.
 #[derive(Debug)]
 pub(crate) enum BlockMemory {
-    /// A region of its own, with its claim under the ceiling.
+    /// A region of its own, with its claim.
     Region { region: Region, claim: Claim },
     /// Carved from the arena.
     Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64 },
     /// Ordinary memory, given out when there is no room, with its claim under the limit of the fallback. Never kept.
     Pageable { region: Region, claim: Claim },
-    /// A user's, who has it back when the buffer is put.
+    /// A user's, returned to the user with the buffer.
     Adopted(Adopted),
 }
 
@@ -28,14 +28,14 @@ unsafe impl Send for BlockMemory {}
 #[allow(unsafe_code)]
 unsafe impl Sync for BlockMemory {}
 
-/// Which calls of its source a get may make.
+/// Which source calls a request may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlowCalls {
     /// None: a task polls it.
     None,
     /// All. It waits for the plans of other threads until the first time, for their calls until the second.
     Until(Instant, Instant),
-    /// As `Until`, for a get that has looked without calls, and was counted as a miss then.
+    /// As `Until`, for a request that has been counted as a miss by an attempt without calls.
     After(Instant, Instant),
     /// As `After`, without asking the source for more memory: it has refused, and it is too early to ask again.
     Held(Instant, Instant),
@@ -59,9 +59,9 @@ impl SlowCalls {
 /// Why there is no memory.
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {
-    /// A block of this much would exceed a ceiling.
+    /// A block of this much would exceed a limit.
     Over { needed_bytes: u64, over: QuotaExceeded },
-    /// Others wait for memory, the first of them for this much, and there is no room beside it.
+    /// Earlier requests wait, the first of them for this much, and there is no room next to it.
     Line { needed_bytes: u64, waiting: u64, first_bytes: u64 },
     /// The source failed.
     Source(SourceError),

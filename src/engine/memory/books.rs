@@ -1,7 +1,7 @@
 //! The bookkeeping of an arena: what the lock in [`ArenaSupply`](super::ArenaSupply) guards.
 //!
 //! ```text
-//!   claimed = arena's claims + reserves' overhead + pending reserves      what is added keeps it within the ceiling
+//!   claimed = arena's claims + reserves' overhead + pending reserves      what is added keeps it within the limit
 //!   closed, live bytes                                                    true and 0: no pool can use this memory again
 //!   overdue bytes                                                         due, and kept since a release waits for the device
 //!   demand                                                                whether sizes vary, and how large a hole is wanted
@@ -28,12 +28,12 @@ mod reserve;
 
 pub(in crate::engine) use reserve::Step;
 
-/// Time between a step towards a standing hole that failed and the next one.
+/// Time between a step towards a compaction target that failed and the next one.
 const PREPARE_AFTER_FAILURE_US: u64 = 1_000_000;
 /// Every block starts at a multiple of this.
 const ALIGN_BYTES: u64 = PAGE_BYTES as u64;
 
-/// Where mappings are few, granules become no larger than lets this many of them fit under the ceiling.
+/// When mappings run out, granules grow only as long as this many of them fit under the limit.
 const MANY_GRANULES: u64 = 64;
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(in crate::engine) struct Books {
     demand: Demand,
     /// Above this, what is wanted counts as varied sizes (policy-R12).
     varied_above_bytes: u64,
-    /// A step towards a standing hole failed: the next one is not before this.
+    /// A step towards a compaction target failed: the next one is not before this.
     next_preparation_us: u64,
     /// No pool carves from here any more.
     is_closed: bool,
@@ -103,7 +103,7 @@ impl Books {
         self.peak_bytes = self.peak_bytes.max(self.held_bytes());
     }
 
-    /// A region for one buffer is acquired where the source refused a larger one.
+    /// A region for one buffer is acquired because the source refused a larger one.
     pub(in crate::engine) fn count_smaller_region(&mut self) {
         self.smaller_regions += 1;
     }
@@ -128,7 +128,7 @@ impl Books {
         Some(BlockMemory::Carved { start, ptr, bytes, id })
     }
 
-    /// A get of `bytes` missed: carves it if a hole is long enough. Also returns whether the size recurs (policy-R12).
+    /// A request for `bytes` missed: carves it if a hole is long enough. Also returns whether the size recurs (policy-R12).
     pub(in crate::engine) fn serve_miss(&mut self, bytes: u64, now_us: u64) -> (Option<BlockMemory>, bool) {
         let recurs = self.demand.missed(bytes, self.arena.stats().committed_bytes, now_us);
         let memory = self.carve(bytes);
@@ -155,7 +155,7 @@ impl Books {
         self.is_varied(now_us) && self.arena.lacks_hole(self.demand.wanted_bytes(now_us))
     }
 
-    /// Plans a step towards a standing hole (policy-R13).
+    /// Plans a step towards a compaction target (policy-R13).
     pub(in crate::engine) fn plan_preparation(&mut self, now_us: u64) -> Option<Plan> {
         if now_us < self.next_preparation_us || !self.is_varied(now_us) {
             return None;
@@ -195,7 +195,7 @@ impl Books {
         &self.arena
     }
 
-    /// Plans a block of `bytes` within `limits`, and claims what the plan may commit. If a ceiling refuses that, says which.
+    /// Plans a block of `bytes` within `limits`, and claims what the plan may commit. If a limit refuses that, says which.
     pub(in crate::engine) fn plan_growth(
         &mut self,
         bytes: u64,
@@ -219,7 +219,7 @@ impl Books {
         self.lower_claim();
     }
 
-    /// The process has few mappings left: memory is committed in larger granules from now on, as far as the ceiling has room
+    /// The process has few mappings left: memory is committed in larger granules from now on, as far as the limit has room
     /// for several. Returns their size if they are larger than before.
     pub(in crate::engine) fn grow_in_larger_granules(&mut self) -> Option<u64> {
         self.arena
@@ -330,7 +330,7 @@ impl Books {
         self.arena.release_down_to(to_bytes)
     }
 
-    /// Plans the release of `bytes` that are free: of what is kept, only those over the ceiling.
+    /// Plans the release of `bytes` that are free: of what is kept, only those over the limit.
     pub(in crate::engine) fn plan_release_of(&mut self, bytes: u64) -> Option<Plan> {
         let over_bytes = self.bytes_over_ceiling().min(bytes);
         if over_bytes > self.arena.releasable_bytes() {
@@ -339,13 +339,13 @@ impl Books {
         self.arena.release_idle(bytes)
     }
 
-    /// Bytes held above a ceiling that was lowered.
+    /// Bytes held above a limit that was lowered.
     fn bytes_over_ceiling(&self) -> u64 {
         let held_bytes = self.held_bytes().saturating_add(self.claimed_by_others());
         self.budget().max_bytes().map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
     }
 
-    /// Bytes above the ceiling, or above `max_idle_bytes` where `idle_bytes` are idle in pools: whichever is more.
+    /// Bytes above the limit, or above `max_idle_bytes` if `idle_bytes` are idle in the pool: whichever is more.
     pub(in crate::engine) fn excess_bytes(&self, idle_bytes: u64, max_idle_bytes: Option<u64>) -> u64 {
         let over =
             |bytes: u64, max_bytes: Option<u64>| max_bytes.map_or(0, |max_bytes| bytes.saturating_sub(max_bytes));

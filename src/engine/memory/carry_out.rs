@@ -151,7 +151,7 @@ impl Executor {
             // reference and no copy uses it (core-I1).
             let released = unsafe { source.release(region) };
             return released.inspect_err(|_| {
-                // It stays mapped and page-locked (source-C1).
+                // It stays mapped and pinned (source-C1).
                 self.leaving.insert(extent.range(), again);
             });
         }

@@ -19,7 +19,7 @@ const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
 
 /// How much a plan may request of the source. Less after each refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Demand {
+enum CommitSize {
     /// Memory for later requests too.
     Ample,
     /// This one buffer alone.
@@ -36,7 +36,7 @@ struct Search<'pool> {
     pool: &'pool dyn PoolView,
     /// Registering much at once would delay the enqueues of running copies.
     is_short_step: bool,
-    demand: Demand,
+    commit: CommitSize,
     /// Idle blocks that may still be released.
     to_release: u64,
     has_swept: bool,
@@ -94,7 +94,7 @@ impl ArenaSupply {
                     return Err(None);
                 }
                 Ok(plan) => {
-                    if let Some(memory) = self.grow_or_lower_demand(books, plan, &mut search)? {
+                    if let Some(memory) = self.grow_or_request_less(books, plan, &mut search)? {
                         return Ok(memory);
                     }
                 }
@@ -132,7 +132,7 @@ impl ArenaSupply {
 
     /// Carries out `plan`. If the source refuses, the next plan requests less; after two refusals the request is refused, since a
     /// buffer that other threads return is found in the wait queue.
-    fn grow_or_lower_demand(
+    fn grow_or_request_less(
         &self,
         books: MutexGuard<'_, Books>,
         plan: Plan,
@@ -141,7 +141,7 @@ impl ArenaSupply {
         let was_larger = plan.surplus_bytes() > 0;
         let error = match self.grow(books, plan, search.bytes, (search.now_us, search.calls.until().1)) {
             Ok(memory) => {
-                if search.demand == Demand::OneBuffer && self.shape.is_discrete {
+                if search.commit == CommitSize::OneBuffer && self.shape.is_discrete {
                     self.books().count_smaller_region();
                 }
                 let no_address = || Refusal::Source(SourceError::new("arena", "a place without an address"));
@@ -149,12 +149,12 @@ impl ArenaSupply {
             }
             Err(error) => error,
         };
-        search.demand = match search.demand {
-            Demand::Nothing => return Err(Refusal::Source(error)),
-            Demand::Ample if was_larger => Demand::OneBuffer,
-            Demand::Ample | Demand::OneBuffer => {
+        search.commit = match search.commit {
+            CommitSize::Nothing => return Err(Refusal::Source(error)),
+            CommitSize::Ample if was_larger => CommitSize::OneBuffer,
+            CommitSize::Ample | CommitSize::OneBuffer => {
                 search.source = Some(error);
-                Demand::Nothing
+                CommitSize::Nothing
             }
         };
         Ok(None)
@@ -193,18 +193,18 @@ impl ArenaSupply {
     /// How far the next plan may go.
     fn limits(&self, books: &Books, search: &Search<'_>) -> GrowthLimits {
         let room_bytes = search.room;
-        let commit_bytes = match search.demand {
-            Demand::Nothing => 0,
+        let commit_bytes = match search.commit {
+            CommitSize::Nothing => 0,
             _ if self.may_grow() => room_bytes,
             // What of the reserve is still to come.
             _ => room_bytes.min(books.reserve_to_come()),
         };
-        let (step_bytes, largest_bytes) = match search.demand {
-            Demand::OneBuffer | Demand::Nothing => (0, 0),
+        let (step_bytes, largest_bytes) = match search.commit {
+            CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
             _ if search.is_short_step => (STEP_BESIDE_COPIES_BYTES, books.largest_missed_bytes(search.now_us)),
             _ => (u64::MAX, books.largest_missed_bytes(search.now_us)),
         };
-        let nothing_else = search.may_release_regions || search.demand == Demand::Nothing;
+        let nothing_else = search.may_release_regions || search.commit == CommitSize::Nothing;
         GrowthLimits {
             commit_bytes,
             over_bytes: self.budget().over_bytes(),
@@ -224,7 +224,7 @@ impl<'pool> Search<'pool> {
             calls,
             pool,
             is_short_step: false,
-            demand: if matches!(calls, SlowCalls::Held(..)) { Demand::Nothing } else { Demand::Ample },
+            commit: if matches!(calls, SlowCalls::Held(..)) { CommitSize::Nothing } else { CommitSize::Ample },
             to_release: pool.idle_buffers(),
             has_swept: false,
             may_release_regions: false,

@@ -52,7 +52,7 @@ impl Model {
     }
 }
 
-/// Runs `other` on a thread of its own beside `here`, in all interleavings.
+/// Runs `other` on another thread while `here` runs, in all interleavings.
 fn model(max_buffers: u64, prepare: fn(&Model), other: fn(&Model), here: fn(&Model)) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -75,7 +75,7 @@ fn get_and_put(model: &Model) {
     model.put(model.get().expect("there is room, or there will be"));
 }
 
-/// A get that the buffer of the other thread leaves no room is refused, after the other's growth is settled.
+/// A request without room because of the other thread's buffer is refused once the other's growth is settled.
 fn try_get_and_put(model: &Model) {
     model.get().into_iter().for_each(|memory| model.put(memory));
 }

@@ -1,6 +1,6 @@
 //! Preset `tensorflow`: each miss is an acquisition of its own, each victim a release.
 //!
-//! Owns the source, its ceiling and the counts of its calls. Keeps no memory.
+//! Owns the source, its limit and the counts of its calls. Keeps no memory.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,12 +15,12 @@ use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
 use pinpool_os::sync::plain::Mutex;
 
-/// A source under a ceiling.
+/// A source under a limit.
 #[derive(Debug)]
 pub(crate) struct OneEach {
     source: CalledSource,
     budget: Arc<Budget>,
-    /// Of no bytes: keeps the ceiling that several pools share until the pool is closed.
+    /// Of no bytes: keeps the shared limit until the pool is closed.
     base: Mutex<Option<Claim>>,
     /// Regions that the source refused to release: it is asked again.
     refused: Mutex<Vec<(Region, Claim)>>,
@@ -87,7 +87,7 @@ impl OneEach {
             Ok(()) => {
                 counts.held_bytes -= claim.bytes();
                 drop(counts);
-                // Only now: the bytes are free for other gets after the source has them back.
+                // Only now: the bytes are free for other requests once the source has released them.
                 drop(claim);
                 Ok(())
             }

@@ -1,6 +1,6 @@
-//! Ordinary memory in place of page-locked memory, where there is no room for that, under a limit of its own.
+//! Unpinned memory for requests without room for pinned memory, under a limit of its own.
 //!
-//! Never keeps memory: each buffer is an acquisition, and goes back when it is put.
+//! Never keeps memory: each buffer is an acquisition, released when the buffer is returned.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl Pageable {
         Self { source: HeapSource::new(), budget: Budget::new(max_bytes), held_bytes: AtomicU64::new(0) }
     }
 
-    /// The pool's ceiling has changed.
+    /// The pool's limit has changed.
     pub(in crate::engine) fn follow(&self, ceiling_bytes: Option<u64>) {
         self.budget.set_max_bytes(ceiling_bytes);
     }

@@ -13,7 +13,7 @@ use pinpool_os::threads;
 
 /// A step pins about so much: 2 to 3 ms on `mlock` and `vmm`. Larger granules are pinned one by one.
 const STEP_BYTES: u64 = 8 << 20;
-/// Length of a region of the reserve where the source has no virtual memory, while no copy is in flight: no buffer is longer.
+/// Length of a region of the reserve if the source has no virtual memory and no copy is in flight: no buffer is longer.
 const REGION_BYTES: u64 = 64 << 20;
 
 /// A step waits no longer for calls of other threads.
@@ -21,7 +21,7 @@ const STEP_PATIENCE: Duration = Duration::from_millis(100);
 
 impl ArenaSupply {
     /// Pins `bytes` and keeps them until the end (policy-R10), in ranges of their own, in slices of this length if there is one.
-    /// Returns where they lie: if the source refuses even short slices, fewer than were requested, and the log says so. `refusal`
+    /// Returns their addresses: if the source refuses even short slices, fewer than were requested, and the log says so. `refusal`
     /// is called once the bytes are claimed. A slow call.
     pub(in crate::engine) fn add_reserve(
         &self,

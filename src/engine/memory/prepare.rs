@@ -1,8 +1,8 @@
-//! Varied sizes (policy-R12) as puts see them, and the standing hole (policy-R13).
+//! Varied sizes (policy-R12), and the compaction target (policy-R13).
 //!
-//! A miss, a put that goes to the arena, and a growth leave a note if the holes do not suffice for what is wanted. The
-//! maintenance of the pool follows it: it moves a few granules, looks again, and stops when a get would have next to nothing to
-//! move. Each step is a plan of its own, so that gets find most of the granules in the arena meanwhile. Where a get moved
+//! A miss, a return to the arena and a growth leave a note if the holes do not suffice for what is wanted. The
+//! maintenance of the pool follows it: it moves a few granules, looks again, and stops when a request would have almost nothing to
+//! move. Each step is a plan of its own, so that requests find most of the granules in the arena meanwhile. If a request moved
 //! granules itself, it did not wait for them to be unmapped at their old places: that comes first.
 
 use std::sync::atomic::Ordering;
@@ -18,10 +18,10 @@ const STEPS_AT_ONCE: usize = 16;
 const QUIET_LOOKS: u32 = 16;
 
 impl ArenaSupply {
-    /// Whether sizes vary, so that a large buffer goes to the arena when it is put (policy-R3). A load.
+    /// Whether sizes vary, so that a large buffer goes to the arena when it is returned (policy-R3). A load.
     #[inline]
     pub(in crate::engine) fn is_varied(&self) -> bool {
-        // Relaxed: a hint; either way of a put is right.
+        // Relaxed: a hint; either path of a return is right.
         self.is_varied.load(Ordering::Relaxed)
     }
 
@@ -58,15 +58,15 @@ impl ArenaSupply {
         }
     }
 
-    /// Granules of a get were moved: the maintenance of the pool unmaps them where they were.
+    /// A request has remapped granules: the maintenance of the pool unmaps their old addresses.
     pub(in crate::engine) fn note_old_places(&self) {
         if self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
             self.lacks_hole.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Unmaps moved granules where they were. Returns whether there were any; after a refusal they are left for later. A slow
-    /// call.
+    /// Unmaps the old addresses of remapped granules. Returns whether there were any; after a refusal they are left for
+    /// later. A slow call.
     fn unmap_old_places(&self) -> bool {
         if !self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
             return false;
@@ -77,7 +77,7 @@ impl ArenaSupply {
         false
     }
 
-    /// Moves granules together where a hole is wanted. Returns whether to look again soon. Slow calls.
+    /// Remaps granules to make a wanted hole. Returns whether to look again soon. Slow calls.
     pub(in crate::engine) fn prepare_hole(&self, now_us: u64) -> bool {
         // What changes from here on leaves another note.
         if self.lacks_hole.swap(false, Ordering::Relaxed) {
@@ -96,8 +96,8 @@ impl ArenaSupply {
         self.lacks_hole() || self.quiet_looks.load(Ordering::Relaxed) < QUIET_LOOKS
     }
 
-    /// Unmaps what gets have moved, or makes one step towards a standing hole. Returns whether there was one to make. A slow
-    /// call.
+    /// Unmaps what requests have remapped, or makes one step towards the compaction target. Returns whether there was one to
+    /// make. A slow call.
     pub(in crate::engine) fn prepare_step(&self, now_us: u64) -> bool {
         if self.unmap_old_places() {
             return true;

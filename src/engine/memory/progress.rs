@@ -23,9 +23,9 @@ pub(super) struct Progress {
     pub(super) is_cancelled: bool,
     /// Why it stopped.
     pub(super) stopped: Option<SourceError>,
-    /// Bytes that the next step needs and the ceiling had no room for.
+    /// Bytes that the next step needs and the limit had no room for.
     pub(super) lacks_bytes: Option<u64>,
-    /// Of what is to come, what the host ledger says that this arena wants of other owners.
+    /// Of what is to come, what the shared limit says that this arena wants of other owners.
     pub(super) want: Want,
     /// The log has said so.
     pub(super) has_told_lack: bool,

@@ -39,8 +39,8 @@ impl ArenaSupply {
         self.resume_reserve(now_us);
     }
 
-    /// Releases what is due (policy-R9), soon: where a driver is called, a thread of its own does it, so that no get or
-    /// put pays for it. That thread ends after one round.
+    /// Releases what is due (policy-R9), soon: if that calls a driver, a dedicated thread does it, so that no request or
+    /// return pays for it. That thread ends after one round.
     pub(in crate::engine) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
         if !self.may_release_by_time() {
             self.count_overdue(now_us);
@@ -79,7 +79,7 @@ impl ArenaSupply {
         self.release(now_us, |books| books.plan_trim(to_bytes))
     }
 
-    /// Releases free memory, then idle blocks, the oldest first, until no more is held than the ceiling and no
+    /// Releases free memory, then idle blocks, the oldest first, until no more is held than the limit and no
     /// more is idle than `max_idle_bytes`.
     pub(in crate::engine) fn enforce_limits(
         &self,
@@ -88,7 +88,7 @@ impl ArenaSupply {
         now_us: u64,
     ) -> Result<(), SourceError> {
         let idle_bytes = || pool.idle_bytes();
-        // Other threads may put blocks meanwhile: no more are released than were idle at the start.
+        // Other threads may return blocks meanwhile: no more are released than were idle at the start.
         let mut turns = idle_bytes() / PAGE_BYTES as u64;
         let mut released = Ok(());
         loop {

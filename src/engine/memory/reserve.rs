@@ -1,14 +1,14 @@
-//! A reserve that is not waited for (policy-R10): after the first step a thread pins the rest, and gives way to gets.
+//! A reserve that is not waited for (policy-R10): after the first step a thread pins the rest, and gives way to requests.
 //!
 //! ```text
 //!   begin: [lock: ask, plan] ─▶ first step ─▶ returns
-//!   pinpool-reserve: a get wants memory? ─yes─▶ pause
+//!   pinpool-reserve: a request needs memory? ─yes─▶ pause
 //!                    [lock: plan] ─▶ step (no lock) ─▶ [lock: settle] ─▶ again, until all is there
-//!                       └─ no room: ends; a tick or a higher ceiling starts it again
+//!                       └─ no room: ends; a tick or a higher limit starts it again
 //!                       └─ refused: ends with a warning; the pool goes on with what is there
 //! ```
 //!
-//! A thread of its own, one for each arena that has something to pin, since a step may take as long as a driver likes: the
+//! A dedicated thread, one for each arena that has something to pin, since a step may take as long as a driver likes: the
 //! maintenance thread looks after all pools of the process. It holds no reference to the arena between two steps, and is no
 //! thread that a `fork` copies. Without a maintenance thread (`background_thread(false)`) each `Pool::maintain` makes one step.
 //!
@@ -31,7 +31,7 @@ use crate::diag;
 use crate::maintenance_thread::MaintenanceThread;
 use pinpool_os::threads;
 
-/// A step waits no longer for gets that are after memory; what they commit is a part of the reserve.
+/// A step waits no longer for requests that need memory; what they commit is a part of the reserve.
 const PATIENCE_FOR_GETS: Duration = Duration::from_millis(100);
 const PAUSE_FOR_GETS: Duration = Duration::from_micros(50);
 /// Longest wait of `cancel_reserve` for a step.
@@ -47,7 +47,7 @@ pub(in crate::engine) enum ReserveWait {
     Stopped(SourceError),
 }
 
-/// A get that is after new memory. A reserve pauses while there is one.
+/// A request that needs new memory. A reserve pauses while there is one.
 pub(super) struct GetFirst<'arena>(&'arena AtomicU64);
 
 impl Drop for GetFirst<'_> {
@@ -57,14 +57,14 @@ impl Drop for GetFirst<'_> {
 }
 
 impl ArenaSupply {
-    /// A get is after new memory from now on, until the result is dropped.
+    /// A request needs new memory until the result is dropped.
     pub(super) fn before_reserve(&self) -> GetFirst<'_> {
         // Relaxed: a hint for the order of two threads, which may come in either.
         self.getting.fetch_add(1, Ordering::Relaxed);
         GetFirst(&self.getting)
     }
 
-    /// Asks for a reserve of `bytes` and pins its first step. The rest follows beside the pool. A slow call.
+    /// Requests a reserve of `bytes` and pins its first step. The rest follows while the pool is in use. A slow call.
     pub(in crate::engine) fn begin_reserve(self: &Arc<Self>, bytes: u64, now_us: u64) -> Result<(), Refusal> {
         if bytes > RANGE_BYTES_MAX {
             let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
@@ -97,13 +97,13 @@ impl ArenaSupply {
         Ok(())
     }
 
-    /// Whether some of the reserve waits for room under the ceiling.
+    /// Whether some of the reserve waits for room under the limit.
     pub(in crate::engine) fn reserve_waits(&self) -> bool {
         let progress = self.reserve.progress.lock();
         progress.lacks_bytes.is_some() && !progress.is_cancelled
     }
 
-    /// When all will be there, at the rate so far; `None` where nothing is under way, or its rate is not known yet.
+    /// When all will be there, at the rate so far; `None` if nothing is in progress or its rate is unknown.
     pub(super) fn reserve_eta(&self) -> Option<Duration> {
         let progress = self.reserve.progress.lock();
         let begun = progress.begun.filter(|_| progress.stopped.is_none() && progress.lacks_bytes.is_none())?;
@@ -115,14 +115,14 @@ impl ArenaSupply {
         Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
     }
 
-    /// Goes on with a reserve that waits for room, if there is some now.
+    /// Continues a reserve that waits for room, if there is some now.
     pub(in crate::engine) fn resume_reserve(self: &Arc<Self>, now_us: u64) {
         let Some(lacks_bytes) = self.reserve.progress.lock().lacks_bytes else { return };
         let books = self.books();
         let (is_there, could_go_on) = (books.reserve_to_come() == 0, books.could_go_on(lacks_bytes));
         drop(books);
         if is_there {
-            // Gets have pinned the rest.
+            // Requests have pinned the rest.
             self.note_done();
         } else if could_go_on {
             self.reserve.progress.lock().lacks_bytes = None;
@@ -130,7 +130,7 @@ impl ArenaSupply {
         }
     }
 
-    /// Other owners of the host ledger gave memory back.
+    /// Other owners of the shared limit have released memory.
     pub(in crate::engine) fn ledger_has_changed(self: &Arc<Self>) {
         self.resume_reserve(self.reserve_now_us());
     }
@@ -166,7 +166,7 @@ impl ArenaSupply {
             supply.give_way_to_gets();
             if !supply.reserve_turn(supply.reserve_now_us()) {
                 let mut progress = supply.reserve.progress.lock();
-                // Asked for more meanwhile: goes on.
+                // More was requested meanwhile: continues.
                 if progress.is_over() || supply.books().reserve_to_come() == 0 {
                     progress.has_thread = false;
                     drop(progress);
@@ -191,7 +191,7 @@ impl ArenaSupply {
     pub(in crate::engine) fn reserve_turn(&self, now_us: u64) -> bool {
         let is_there = self.books().reserve_to_come() == 0;
         if is_there {
-            // Gets have pinned the rest, perhaps.
+            // Requests have pinned the rest, perhaps.
             self.note_done();
             return false;
         }
@@ -202,7 +202,7 @@ impl ArenaSupply {
             Ok(Step::Made) => {
                 self.want_of_ledger(u64::min);
                 self.report_progress();
-                // Gets that wait in line may fit into what is there now.
+                // Waiting requests may fit into what is there now.
                 self.pool().iter().for_each(|pool| pool.room_was_made());
                 if self.books().reserve_to_come() > 0 {
                     return true;
@@ -237,8 +237,8 @@ impl ArenaSupply {
         false
     }
 
-    /// Changes what this reserve wants of other owners of the host ledger, of what it wanted before and what it lacks under its
-    /// own ceiling. Returns whether that is more than before.
+    /// Changes what this reserve wants of other owners of the shared limit, of what it wanted before and what it lacks under its
+    /// own limit. Returns whether that is more than before.
     fn want_of_ledger(&self, change: impl FnOnce(u64, u64) -> u64) -> bool {
         let books = self.books();
         let budget = books.budget().clone();
@@ -250,7 +250,7 @@ impl ArenaSupply {
         let progress = self.reserve.progress.lock();
         let before_bytes = progress.want.bytes();
         let now_bytes = if progress.is_cancelled { 0 } else { change(before_bytes, lacking_bytes) };
-        // Under the lock: two changes reach the ledger in their order. A reserve stays, so others give what is idle alone.
+        // Under the lock: two changes reach the shared limit in their order. A reserve stays, so others give what is idle alone.
         budget.set_want(&progress.want, now_bytes, 0);
         now_bytes > before_bytes
     }
@@ -316,13 +316,13 @@ impl ArenaSupply {
                 self.reserve_turn(now_us);
                 continue;
             }
-            // Looks again now and then: what gets commit is a part of the reserve and tells nobody.
+            // Checks again periodically: what requests commit is a part of the reserve and notifies nobody.
             let slice = until.min(Instant::now() + PATIENCE_FOR_GETS);
             drop(self.reserve.changed.wait_until(progress, slice));
         }
     }
 
-    /// Pins `bytes` and keeps them until the end (policy-R10). Returns where they lie. A slow call.
+    /// Pins `bytes` and keeps them until the end (policy-R10). Returns their addresses. A slow call.
     pub(in crate::engine) fn add_whole_reserve(
         &self,
         bytes: u64,
@@ -332,8 +332,8 @@ impl ArenaSupply {
         self.add_reserve((bytes, slice_bytes), progress, || self.refusal_for_line(bytes))
     }
 
-    /// Whether the reserves, with the `bytes` claimed for one more, leave a get without room that waits and came before. A
-    /// get that comes now is not taken for one that could be served.
+    /// Whether the reserves, with the `bytes` claimed for one more, leave an earlier request that waits without room. A
+    /// request that arrives now is not mistaken for one that could be served.
     fn refusal_for_line(&self, bytes: u64) -> Option<Refusal> {
         let waiting = self.pool()?.waiting_bytes();
         let is_short = waiting.iter().any(|&waiting_bytes| !self.could_hold_bytes(waiting_bytes));

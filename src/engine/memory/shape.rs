@@ -8,18 +8,18 @@ use super::called_source::CalledSource;
 use crate::arena::{Arena, ArenaPtr, GranuleSizes, GrowthMode, RANGE_BYTES_MAX, Retention};
 use crate::backend::{self, AddressRange, PAGE_BYTES, Region, SourceError};
 
-/// The smallest granule where the ceiling leaves room for it.
+/// The smallest granule if the limit leaves room for it.
 pub(in crate::engine) const GRANULE_BYTES: u64 = backend::GRANULE_BYTES as u64;
-/// Under a ceiling of fewer granules than this, granules are smaller: the pool must be able to hold several.
+/// Under a limit of fewer granules than this, granules are smaller: the pool must be able to hold several.
 const GRANULES_MIN: u64 = 8;
-/// Addresses are reserved for this many times the ceiling, so that holes between long-lived buffers cost no memory.
+/// Addresses are reserved for this many times the limit, so that holes between long-lived buffers cost no memory.
 const ADDRESSES_PER_BYTE: u64 = 8;
-/// Addresses to reserve at least, for a ceiling that is raised later. They cost nothing but addresses: a process of 4096 pools, as
+/// Addresses to reserve at least, for a limit that is raised later. They cost nothing but addresses: a process of 4096 pools, as
 /// many as the C interface has handles for, needs half of its 128 TiB for them.
 const ADDRESS_BYTES_PREFERRED: u64 = 16 << 30;
 /// Without this many there is no pool.
 const ADDRESS_BYTES_MIN: u64 = 256 << 20;
-/// What helps where the system gave fewer addresses than were asked for.
+/// What helps if the system gave fewer addresses than were asked for.
 const FEW_ADDRESSES: &str =
     "this process has few addresses: raise its limit (`ulimit -v`, RLIMIT_AS), or request less at once";
 
@@ -146,24 +146,24 @@ pub(in crate::engine) fn held(bytes: u64, held_bytes: impl FnOnce(usize) -> usiz
 pub(in crate::engine) struct GrowthShape {
     /// The granules; pages for discrete regions.
     pub(in crate::engine) sizes: GranuleSizes,
-    /// The largest granules that a pool uses that holds its first ceiling without gaps.
+    /// The largest granules that a pool uses that holds its first limit without gaps.
     pub(in crate::engine) ample_bytes: u64,
     /// Longest buffer that there are addresses for.
     pub(in crate::engine) longest_bytes: u64,
     /// Grows by regions of their own, not by granules.
     pub(in crate::engine) is_discrete: bool,
-    /// What helps where the system gave fewer addresses than are useful.
+    /// What helps if the system gave fewer addresses than are useful.
     pub(in crate::engine) address_remedy: Option<&'static str>,
 }
 
-/// The smallest granule of a pool under that ceiling.
+/// The smallest granule of a pool under that limit.
 pub(crate) fn granule_bytes(max_bytes: Option<u64>, least_bytes: u64) -> u64 {
     let previous_power_of_two = |n: u64| n.checked_ilog2().map_or(1, |log| 1 << log);
     let fair = max_bytes.map_or(GRANULE_BYTES, |max_bytes| previous_power_of_two(max_bytes / GRANULES_MIN));
     fair.min(GRANULE_BYTES).max(least_bytes)
 }
 
-/// Reserves as many addresses as are useful; fewer where the system refuses (`ulimit -v`), down to what a small pool needs.
+/// Reserves as many addresses as are useful; fewer if the system refuses (`ulimit -v`), down to what a small pool needs.
 /// Then also returns what helps.
 fn reserve_addresses(
     reserve: impl Fn(usize) -> Result<AddressRange, SourceError>,

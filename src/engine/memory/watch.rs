@@ -1,6 +1,6 @@
 //! How near the process is to the most mappings that the kernel allows (`vm.max_map_count`).
 //!
-//! Counting means to read `/proc/self/maps`, so it is done seldom: by a get that has just committed memory, first at
+//! Counting means to read `/proc/self/maps`, so it is rare: done by a request that has just committed memory, first at
 //! [`FIRST_LOOK`] mappings of the pool, and next when the pool alone could have used up half of what was left.
 
 use std::path::PathBuf;

@@ -27,7 +27,7 @@ int main(void)
         return 1;
     EXPECT(pp_pool_open("max_byte=1GiB", &pool), PP_BAD_SETTING, "PINPOOL_MAX_BYTE:");
     EXPECT(pp_pool_open("zero=ture", &pool), PP_BAD_SETTING, "PINPOOL_ZERO=ture: neither 0 ");
-    EXPECT(pp_pool_open("max_bytes=0", &pool), PP_BAD_SETTING, "PINPOOL_MAX_BYTES=0: not a ceiling");
+    EXPECT(pp_pool_open("max_bytes=0", &pool), PP_BAD_SETTING, "PINPOOL_MAX_BYTES=0: not a limit");
     EXPECT(pp_pool_open("log_every=0", &pool), PP_BAD_SETTING, "PINPOOL_LOG_EVERY=0: not a whole number");
     EXPECT(pp_pool_open("max_bytes=1GiB; MAX_BYTES=2GiB", &pool), PP_BAD_SETTING,
            "PINPOOL_MAX_BYTES=2GiB: already set to 1GiB; leave one of the two out");

@@ -165,8 +165,12 @@ impl<'a> Charts<'a> {
         for (at, (name, shape)) in
             [("wait", Shape::Triangles), ("pin or unpin", Shape::Crosses)].into_iter().enumerate()
         {
-            let grown = self.samples.windows(2).filter(|pair| mark(&pair[1].lost)[at] > mark(&pair[0].lost)[at]);
-            series.push(Line::new(name, shape, grown.map(|pair| (pair[1].x, pair[1].held_bytes as f64))));
+            let mut before = 0;
+            let grown = self.samples.iter().filter(|sample| {
+                let now = mark(&sample.lost)[at];
+                std::mem::replace(&mut before, now) < now
+            });
+            series.push(Line::new(name, shape, grown.map(|sample| (sample.x, sample.held_bytes as f64))));
         }
         let text = |bytes: u64| Unit::Bytes.text(bytes as f64);
         let limit = match max {

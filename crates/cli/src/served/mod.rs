@@ -88,13 +88,13 @@ mod tests {
                 "why": { "cause": cause, "is_alarm": false, "lost_seconds": lost, "of_seconds": 10.0 },
             })
         };
-        let alone = pool("c", false, "not pinned", 0.0);
+        let alone = pool("c", false, "not_pinned", 0.0);
         let mut object = serde_json::json!({ "pools": [pool("a", true, "healthy", 1.0), alone] });
         mark_unpinned(&mut object);
         assert_eq!(worst_first(&object).into_iter().map(name_of).collect::<Vec<_>>(), ["c", "a"]);
         assert!(is_alarm(&pools(&object)[1]));
         // Without a GPU all are unpinned.
-        let mut object = serde_json::json!({ "pools": [pool("a", false, "not pinned", 1.0)] });
+        let mut object = serde_json::json!({ "pools": [pool("a", false, "not_pinned", 1.0)] });
         mark_unpinned(&mut object);
         assert!(!is_alarm(&pools(&object)[0]));
     }

@@ -249,7 +249,7 @@ fn a_low_limit_of_locked_memory_is_named_with_its_remedy() {
     );
     let (level, text, remedy) = finding(&diagnosis, "choice");
     assert!(
-        level == "warning" && text.contains("auto takes heap: not page-locked") && text.contains("65536 B"),
+        level == "warning" && text.contains("auto takes heap: not page-locked") && text.contains("64.0KiB"),
         "{text}"
     );
     assert!(remedy.contains("ulimit -l") && remedy.contains("LimitMEMLOCK"), "{remedy}");

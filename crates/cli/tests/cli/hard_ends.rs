@@ -22,7 +22,7 @@ fn few_addresses_are_told_in_numbers() {
     command.env("PINPOOL_BACKEND", "heap").env_remove("PINPOOL_TRACE").stdin(Stdio::null());
     let ran = finish(&mut command);
     assert_eq!(ran.code(), 1, "{}", ran.stderr);
-    ran.check_stderr(" B under a limit of 307200000 B");
+    ran.check_stderr("limit 293.0MiB");
     ran.check_stderr("raise `ulimit -v`");
 }
 

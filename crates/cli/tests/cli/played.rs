@@ -112,6 +112,6 @@ fn a_replay_that_runs_out_of_memory_ends_in_the_same_words_on_every_machine() {
     let path = written(dir.path(), "w.trace", "a 1 31457280\na 2 31457280\na 3 304294967295000\n");
     let ran = ran("replay", &path, &[]);
     assert_eq!(ran.code(), 1, "{}", ran.stdout);
-    ran.check_stderr("Current usage from device: host");
+    ran.check_stderr("usage of device host");
     assert!(!ran.stderr.contains("system:") && !ran.stderr.contains(" bytes are free"), "{}", ran.stderr);
 }

@@ -129,7 +129,7 @@ fn the_table_has_a_row_for_each_figure() {
     }
     let (rows, of_the_pool) = ran.stdout.split_once("\n\n").expect("the table of the pool stands below");
     assert_eq!(rows.lines().count(), others.len() + 6);
-    assert!(of_the_pool.starts_with("pool") && of_the_pool.contains("misses: first of size 1"), "{of_the_pool}");
+    assert!(of_the_pool.starts_with("pool") && of_the_pool.contains("miss_reasons.first_of_size=1"), "{of_the_pool}");
 }
 
 #[test]

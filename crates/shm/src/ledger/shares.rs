@@ -1,26 +1,26 @@
-//! Which owners make room while all together want more than the ceiling: numbers in, numbers out.
+//! Which owners make room while all together want more than the limit: numbers in, numbers out.
 //!
-//! The *even level* divides the ceiling as evenly as the owners want: who holds and wants less than an even part has all of
-//! that, and the others share what is left (max-min fairness). An owner above the level gives what it puts back if another
-//! ends with less than it had, and claims nothing that a want before its own needs. One below gives only what is idle, and
-//! claims what is free. So owners that all want more end at the level, but for one buffer, and hand nothing to and fro.
+//! The *even level* divides the limit as evenly as the owners want: an owner that holds and wants less than an even part gets all
+//! of that, and the others share the rest (max-min fairness). An owner above the level makes room of what is returned to it if
+//! another has less, and claims nothing that an earlier want needs. An owner below the level releases only idle memory, and
+//! claims what is free. So owners that all want more end at the level, give or take one buffer, and pass nothing back and forth.
 //!
-//! A get that needs more than the level would never be served while the others use theirs. If it is the one that has waited
-//! longest, the others' level is that of the ceiling beside it, and they take turns.
+//! A request that needs more than the level would never be served while the others use their parts. If it has waited longest,
+//! the others' level is computed from what the limit leaves beside it, and they take turns.
 
 /// What an owner holds and wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
     pub held_bytes: u64,
     pub wanted_bytes: u64,
-    /// What the get needs in all that wants.
+    /// What the waiting request needs in all.
     pub needed_bytes: u64,
-    /// Since when it wants, and for two of the same time the number of the slot.
+    /// When it began to want; of two with the same time, the number of the slot decides.
     pub since: (u64, usize),
 }
 
 impl Demand {
-    /// One that has not waited comes last.
+    /// An owner that does not wait comes last.
     fn turn(&self) -> (u64, usize) {
         if self.wanted_bytes > 0 { self.since } else { (u64::MAX, usize::MAX) }
     }
@@ -29,7 +29,7 @@ impl Demand {
         self.held_bytes.saturating_add(self.wanted_bytes)
     }
 
-    /// One of the gets and reserves that want now wants `bytes` in place of `before_bytes`, at the time `now` if it is the first.
+    /// A request or reserve of this owner now wants `bytes` instead of `before_bytes`. `now` counts if it is the first to want.
     pub fn change_want(&mut self, before_bytes: u64, bytes: u64, needed_bytes: u64, now: (u64, usize)) {
         if self.wanted_bytes == 0 {
             self.since = now;
@@ -39,7 +39,7 @@ impl Demand {
     }
 }
 
-/// What the owner `own` may claim of `room_bytes` for a claim of `bytes` beside `others`.
+/// What the owner `own` may claim of `room_bytes`, for a claim of `bytes`, while `others` want memory.
 pub fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, room_bytes: u64, bytes: u64) -> u64 {
     let is_before = |other: &&Demand| other.turn() < own.turn();
     let before_bytes = others.iter().filter(is_before).map(|other| other.wanted_bytes).fold(0, u64::saturating_add);
@@ -51,14 +51,14 @@ pub fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, room_byt
     room_bytes.min(to_level_bytes).max(room_bytes.saturating_sub(before_bytes))
 }
 
-/// Whether the owner `own` is to make room of what it puts back, while `others` lack room.
+/// Whether the owner `own` must make room of what is returned to it, while `others` lack room.
 pub fn gives(own: &Demand, others: &[Demand], max_bytes: u64) -> bool {
     let (level_bytes, is_turn) = level(own, others, max_bytes);
     let has_less = |other: &Demand| other.wanted_bytes > 0 && other.bytes() < own.held_bytes;
     own.held_bytes > level_bytes && (is_turn || others.iter().any(has_less))
 }
 
-/// The most that the owner `own` may hold while the others want what they want, and whether that is for a get whose turn it is.
+/// The most that the owner `own` may hold while the others want memory, and whether the limit is for a request whose turn it is.
 fn level(own: &Demand, others: &[Demand], max_bytes: u64) -> (u64, bool) {
     let even_bytes = even_level(own, others, max_bytes);
     let first = others.iter().min_by_key(|other| other.turn()).filter(|first| first.turn() < own.turn());
@@ -69,7 +69,7 @@ fn level(own: &Demand, others: &[Demand], max_bytes: u64) -> (u64, bool) {
 
 fn even_level(own: &Demand, others: &[Demand], max_bytes: u64) -> u64 {
     let mut level_bytes = 0;
-    // Each round finds owners below the level, whose rest raises it.
+    // Each round finds owners below the level; what they leave raises it.
     loop {
         let (mut above, mut rest_bytes) = (0_u64, max_bytes);
         for bytes in others.iter().chain([own]).map(Demand::bytes) {

@@ -1,4 +1,4 @@
-//! The ceiling in the books: what is claimed under it, and the room that is left.
+//! The limit in the books: what is claimed under it, and the room that is left.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::Books;
 use crate::quota::{Budget, Claim, QuotaExceeded};
 
 impl Books {
-    /// The ceilings that the arena claims under.
+    /// The limits that the arena claims under.
     pub(in crate::engine) fn budget(&self) -> &Arc<Budget> {
         &self.budget
     }
@@ -17,7 +17,7 @@ impl Books {
     }
 
     /// All that could be released is: what is left stays claimed until the process ends. Drop the result outside the lock: it may
-    /// be the last claim under a ceiling that several pools share, which is left then.
+    /// be the last claim under a shared limit, which is left then.
     pub(in crate::engine) fn end_claims(&mut self, is_all_released: bool) -> Option<Claim> {
         match self.claim.take() {
             Some(claim) if !is_all_released && claim.bytes() > 0 => {
@@ -28,7 +28,7 @@ impl Books {
         }
     }
 
-    /// Bytes that are claimed under the same ceiling for memory beside the buffers.
+    /// Bytes that are claimed under the same limit for memory other than the buffers.
     pub(in crate::engine) fn claimed_by_others(&self) -> u64 {
         self.budget.used_bytes().saturating_sub(self.claim.as_ref().map_or(0, Claim::bytes))
     }

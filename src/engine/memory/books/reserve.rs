@@ -81,11 +81,11 @@ impl Books {
     /// There is no room for a granule of `granule_bytes`: what is committed for buffers is the reserve.
     pub(in crate::engine) fn without_room(&mut self, granule_bytes: u64) -> Step {
         self.arena.keep(self.reserve_to_come());
-        // What other owners of the host ledger hold may come back.
+        // What other owners of the shared limit hold may come back.
         let is_held_by_others = self.budget().is_shared() && self.budget().own_room_bytes() >= self.reserve_to_come();
         let is_over = self.budget().over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
         if !is_over && self.reserve_to_come() < granule_bytes {
-            // A part of a granule at the ceiling can never come.
+            // A part of a granule at the limit can never come.
             self.request_less(self.reserve_to_come());
         }
         if self.reserve_to_come() == 0 { Step::Done } else { Step::NoRoom(granule_bytes) }
@@ -118,7 +118,7 @@ impl Books {
         self.arena.keep(more_bytes.min(self.reserve_to_come()));
     }
 
-    /// Whether some of the reserve is still to come and the ceiling has room for `bytes`.
+    /// Whether some of the reserve is still to come and the limit has room for `bytes`.
     pub(in crate::engine) fn could_go_on(&self, bytes: u64) -> bool {
         let step_bytes = bytes.min(self.reserve_to_come());
         step_bytes > 0 && self.room_for(step_bytes) >= step_bytes
@@ -154,7 +154,7 @@ impl Books {
         self.lower_claim();
     }
 
-    /// Adds `len` bytes of a reserve, of which [`claim_reserve`](Self::claim_reserve) claimed `held_bytes`. Returns where they lie;
+    /// Adds `len` bytes of a reserve, of which [`claim_reserve`](Self::claim_reserve) claimed `held_bytes`. Returns their addresses;
     /// returns the region if the arena has no range left for it. The claim stays where nothing is added.
     pub(in crate::engine) fn settle_reserve(
         &mut self,

@@ -148,7 +148,7 @@ fn memory_that_is_pinned_for_each_burst_and_released_after_it_is_thrashing() {
     let mut held = Vec::new();
     program.run(60, |program, step| match step % 40 {
         0..10 => held.push(program.must_get("images", 8 * MIB)),
-        10 => std::mem::take(&mut held).into_iter().for_each(|buffer| drop(buffer)),
+        10 => std::mem::take(&mut held).into_iter().for_each(drop),
         _ => {}
     });
     let said = program.judged(held);

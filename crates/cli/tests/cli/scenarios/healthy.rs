@@ -77,7 +77,7 @@ fn a_burst_now_and_then_is_no_thrashing() {
         drop(buffer);
         match step % (40 * STEPS_IN_A_SECOND) {
             20..40 => burst.push(program.must_get("burst", 16 * MIB)),
-            60 => std::mem::take(&mut burst).into_iter().for_each(|buffer| drop(buffer)),
+            60 => std::mem::take(&mut burst).into_iter().for_each(drop),
             _ => {}
         }
     });
@@ -129,7 +129,7 @@ fn a_checkpoint_now_and_then_is_no_hoard() {
     for _ in 0..4 {
         let shards: Vec<_> = (0..12).map(|_| program.must_get("checkpoint", 64 * MIB)).collect();
         program.step();
-        shards.into_iter().for_each(|buffer| drop(buffer));
+        shards.into_iter().for_each(drop);
         program.load(25, 2, |_, _| 2 * MIB);
     }
     program.judged(()).check_healthy();
@@ -182,7 +182,7 @@ fn a_get_that_waits_once_needs_no_higher_ceiling() {
     program.step();
     drop(held.pop());
     held.extend(program.served().into_iter().map(|(_, buffer)| buffer));
-    held.into_iter().for_each(|buffer| drop(buffer));
+    held.into_iter().for_each(drop);
     program.load(60, 2, |_, _| 16 * MIB);
     program.judged(()).check_healthy();
 }
