@@ -1,4 +1,4 @@
-//! A carve and a return in the arena when no memory must be committed, beside plain best fit over `BTreeMap`s that ignores
+//! A carve and a return in the arena when no memory must be committed, alongside plain best fit over `BTreeMap`s that ignores
 //! granules, ages and discrete regions. One pair is one buffer returned and one carved.
 //!
 //! `cargo bench --bench arena`

@@ -1,16 +1,16 @@
-//! Instructions of a get with its put, counted by callgrind: what a loaded machine does not change.
+//! Instructions of a request with its put, counted by callgrind: what a loaded machine does not change.
 //!
 //! ```text
 //!   hit       a buffer of the class is idle in the thread's shard
-//!   carved    a miss: carved from memory that is locked already, and returned to it at the put
-//!   evicting  twelve classes by chance through a pool that keeps eight: a third of the gets misses, a third of the puts evicts
-//!   across    gets of one thread, puts of another, eight buffers at a time through a channel, whose instructions count
-//!   sampled   as hit, while one get in 1000 keeps its call stack (feature `observe`)
+//!   carved    a miss: carved from memory that is locked already, and returned to it at the return
+//!   evicting  twelve classes by chance through a pool that keeps eight: a third of the requests misses, a third of the returns evicts
+//!   across    requests of one thread, puts of another, eight buffers at a time through a channel, whose instructions count
+//!   sampled   as hit, while one request in 1000 keeps its call stack (feature `observe`)
 //! ```
 //!
 //! `cargo bench --bench instructions` runs itself under valgrind, each pattern twice: a figure is the
 //! difference of two runs over the difference of their pairs, so the start costs nothing. With a pattern and a number it runs
-//! so many pairs and counts nothing, for `valgrind --tool=callgrind target/release/deps/instructions-* evicting 20000`.
+//! this many pairs and counts nothing, for `valgrind --tool=callgrind target/release/deps/instructions-* evicting 20000`.
 #![allow(clippy::print_stdout)] // The figures.
 
 use std::hint::black_box;
@@ -19,7 +19,7 @@ use std::sync::mpsc;
 
 use pinpool::{Backend, Pool, PoolBuilder};
 
-/// Its name, and what runs so many pairs of it.
+/// Its name, and what runs this many pairs of it.
 type Pattern = (&'static str, fn(u64));
 
 const PATTERNS: &[Pattern] = &[

@@ -1,5 +1,5 @@
-//! A get that finds no idle buffer, and the end of that buffer, for each available back-end. The pool keeps nothing (a limit
-//! of 0), so every get is a miss.
+//! A request that finds no idle buffer, and the end of that buffer, for each available backend. The pool keeps nothing (a limit
+//! of 0), so every request is a miss.
 //!
 //! ```text
 //!   BACK-END/cut         adaptive: carved from memory that is locked already, and returned to it
@@ -11,7 +11,7 @@
 //!
 //! `cargo bench --bench miss`
 #![allow(missing_docs)] // Criterion defines the entry point.
-#![allow(clippy::print_stderr)] // Names the back-ends that are left out.
+#![allow(clippy::print_stderr)] // Names the backends that are left out.
 #![allow(unsafe_code)] // `pin_per_use` calls `mmap`, `mlock` and `munmap`.
 
 use std::hint::black_box;
@@ -36,7 +36,7 @@ fn without_idle_buffers(backend: &Backend, preset: Preset) -> Result<Pool, Error
 /// A buffer of the pool, with one byte written to it.
 fn get(pool: &Pool) -> impl FnMut() -> pinpool::PinnedBuf {
     move || {
-        let mut buffer = pool.get(SIZE).expect("the back-end served a get of this size before");
+        let mut buffer = pool.get(SIZE).expect("the backend served a get of this size before");
         buffer.wait_slice_mut().unwrap()[0] = 1;
         buffer
     }

@@ -1,5 +1,5 @@
 #![allow(clippy::print_stdout)] // An example that shows something.
-//! Buffers of the pool in a program of cudarc, tracked: on a machine with a GPU, or over a libcuda that stands for one.
+//! Buffers of the pool in a program of cudarc, tracked: on a machine with a GPU, or over a libcuda that represents one.
 
 use pinpool::Pool;
 use pinpool::cudarc::driver::CudaContext;
@@ -7,7 +7,7 @@ use pinpool::cudarc::driver::CudaContext;
 const NUMBERS: usize = 1 << 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // cudarc panics where there is no driver, so it is looked for first.
+    // cudarc panics if there is no driver, so it is looked for first.
     if !pinpool::cuda_is_present() {
         println!("skipped: no CUDA driver here");
         return Ok(());

@@ -1,6 +1,6 @@
 #![allow(clippy::print_stdout)] // An example that shows something.
 //! How long a miss of 1 GiB holds a runtime of one thread up: a task that sleeps 1 ms again and again notes its longest beat while another
-//! task awaits the get, and while that one sleeps as long.
+//! task awaits the request, and while that one sleeps as long.
 
 use std::cell::Cell;
 use std::future::Future;

@@ -1,6 +1,6 @@
 #![allow(clippy::print_stdout)] // An example that shows something.
 //! The pool under an asynchronous runtime: two tasks on one worker thread, of which one fills buffers and the other copies
-//! them to a device and awaits each copy. Neither waits on the thread: the put that serves a get wakes its
+//! them to a device and awaits each copy. Neither waits on the thread: the return that serves a request wakes its
 //! task, and so does the end of a copy.
 
 use pinpool::copy::sink::{SinkMem, SinkStream};

@@ -2,7 +2,7 @@
 //! The pool's log lines under `tracing`: its bridge for the crate `log` takes them, with the name of the pool in brackets.
 //!
 //! `cargo run --example tracing` prints, among others, `INFO ... pool[loader] created: preset=adaptive ...`, a `WARN` with the owners of
-//! the memory when a get fails, and the totals at the end.
+//! the memory when a request fails, and the totals at the end.
 
 use std::time::Duration;
 

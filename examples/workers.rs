@@ -1,4 +1,4 @@
-//! Worker processes that fill page-locked buffers of their trainer: no byte is copied between processes.
+//! Worker processes that fill pinned buffers of their trainer: no byte is copied between processes.
 //!
 //! `cargo run --example workers -- [WORKERS] [BATCHES]`. One worker kills itself on the way; what it was filling comes back.
 

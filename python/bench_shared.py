@@ -11,8 +11,8 @@ several rounds; the table has the median round of each.
 
 | row | what the batch is in the trainer |
 | --- | --- |
-| `torch` + `shared.collate` | page-locked (if the pool pins), where the worker wrote it: `collate_fn` gives tickets |
-| `torch` | a tensor in memory that torch's worker shares by a file descriptor; not page-locked, a copy to a device is staged |
+| `torch` + `shared.collate` | pinned (if the pool pins), where the worker wrote it: `collate_fn` gives tickets |
+| `torch` | a tensor in memory that torch's worker shares by a file descriptor; not pinned, a copy to a device is staged |
 | `torch`, copied to pinned | the same, then copied into a buffer of a pool, as `pin_memory=True` copies in its thread |
 
 Seconds of the CPU are of the process and its workers. "copied" counts the bytes that the trainer itself copies between host buffers.
@@ -143,7 +143,7 @@ def main():
     assert len({result["sum"] for rounds in results.values() for result in rounds}) == 1, "all loaders give the same bytes"
     load, cores = os.getloadavg()[0], os.cpu_count()
     print(f"{arguments.workers} workers, {arguments.batches} batches of {arguments.megabytes} MiB, {cores} cores, load {load:.1f}; median of {arguments.rounds}")
-    print("| loader | GB/s | CPU s | of the trainer | copied by the trainer | page-locked by |")
+    print("| loader | GB/s | CPU s | of the trainer | copied by the trainer | pinned by |")
     print("| --- | ---: | ---: | ---: | ---: | --- |")
     for name, rounds in results.items():
         if rounds:

@@ -39,9 +39,9 @@ pub(crate) struct UsageReport {
     pub(crate) free_bytes: u64,
     pub(crate) in_flight_bytes: u64,
     pub(crate) lost_bytes: u64,
-    /// Bytes of users, page-locked under the same ceiling and not held.
+    /// Bytes of users, pinned under the same limit and not held.
     pub(crate) outside_bytes: u64,
-    /// Bytes that are not pinned, and not under this ceiling.
+    /// Bytes that are not pinned, and not under this limit.
     pub(crate) fallback_bytes: u64,
     pub(crate) max_bytes: Option<u64>,
 }
@@ -61,7 +61,7 @@ impl fmt::Display for UsageReport {
     }
 }
 
-/// A sentence of its own.
+/// Its own sentence.
 struct Sentence<'a>(&'a str);
 
 impl fmt::Display for Sentence<'_> {
@@ -71,7 +71,7 @@ impl fmt::Display for Sentence<'_> {
     }
 }
 
-/// What a pool held and for whom when a get failed: lines below the text of the error, which are made when they are asked for.
+/// What a pool held and for whom when a request failed: lines below the text of the error, which are made when they are asked for.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Report(Option<Arc<dyn Lines>>);
 

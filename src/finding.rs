@@ -34,19 +34,19 @@ impl fmt::Display for Level {
     }
 }
 
-/// One thing that was looked at.
+/// One thing that was checked.
 ///
 /// Displays as one sentence: what was found, and behind a semicolon what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was looked at: `gpu`, `page-lock`, `cgroup`.
+    /// What was checked: `gpu`, `page-lock`, `cgroup`.
     pub check: &'static str,
     /// How much it matters.
     pub level: Level,
     /// What was found, with its numbers.
     pub found: String,
-    /// What to do about it, in one sentence; `None` where there is nothing to do.
+    /// What to do about it, in one sentence; `None` if there is nothing to do.
     pub remedy: Option<String>,
 }
 

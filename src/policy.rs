@@ -15,7 +15,7 @@ const TOLERABLE_RATE: f64 = 2e-3;
 pub(crate) const LEAST_RAISED_LIMIT: u64 = 100;
 /// A raise adds one part in this many, truncated: the same as TensorFlow's factor of 1.1 in whole numbers.
 const RAISE_DIVISOR: u64 = 10;
-/// A pool without a ceiling pins at most one part in this many of the memory that the process may use (policy-R8).
+/// A pool without a limit pins at most one part in this many of the memory that the process may use (policy-R8).
 const CEILING_DIVISOR: u64 = 4;
 
 /// Buffers up to this size are kept idle by class even while sizes vary (policy-R3): an eighth of a granule of 2 MiB. Next to
@@ -75,7 +75,7 @@ impl Window {
         rate(self.evicted, self.put)
     }
 
-    /// Share of the gets that missed; 0 if there were none.
+    /// Share of the requests that missed; 0 without requests.
     pub fn unsatisfied_rate(&self) -> f64 {
         rate(self.allocated, self.gets())
     }

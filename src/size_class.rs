@@ -1,4 +1,4 @@
-//! Size classes: how many bytes a request takes from the back-end, and the key under which its buffer is reused.
+//! Size classes: how many bytes a request takes from the backend, and the key under which its buffer is reused.
 //!
 //! In the `tensorflow` preset:
 //!

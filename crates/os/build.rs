@@ -6,7 +6,7 @@ fn main() {
     if std::env::var_os("CARGO_CFG_UNIX").is_none() {
         println!(
             "cargo::error=pinpool needs Linux; on macOS and other Unix systems it builds, with ordinary memory in place of \
-             page-locked memory"
+             pinned memory"
         );
     }
 }

@@ -1,5 +1,5 @@
 """One epoch of WebDataset shards through Ray Data: worker processes read the shards, and the trainer stacks the rows in
-page-locked memory by `shared.collate`. Ray restarts a worker that died; every sample is delivered exactly once.
+pinned memory by `shared.collate`. Ray restarts a worker that died; every sample is delivered exactly once.
 
     pip install ./python "ray[data]"
     python python/examples/ray_data.py DIRECTORY_OF_TARS
@@ -87,7 +87,7 @@ def main() -> int:
             workers: set[int] = set()
             killed = None
             for rows in samples.iter_batches(batch_size=BATCH):
-                # In page-locked memory: copies to the GPU begin here, then pinpool.record_stream(batch["data"], stream).
+                # In pinned memory: copies to the GPU begin here, then pinpool.record_stream(batch["data"], stream).
                 batch = shared.unpack(shared.collate([dict(zip(rows, row)) for row in zip(*rows.values())]))
                 for key, data, length in zip(batch["key"], batch["data"], batch["length"]):
                     digests[str(key)] = hashlib.sha256(data[:length]).hexdigest()
@@ -103,7 +103,7 @@ def main() -> int:
     twice = [key for key, times in delivered.items() if times > 1]
     print(f"{len(delivered)} samples of {len(shards)} shards from {len(workers)} worker processes", end="")
     print(f", one of them killed ({killed})" if killed else "")
-    print(f"page-locked by {shared.page_lock}, {shared.counts()}")
+    print(f"pinned by {shared.page_lock}, {shared.counts()}")
     if twice:
         print(f"{len(twice)} samples came more than once, the first: {twice[0]}", file=sys.stderr)
         return 1

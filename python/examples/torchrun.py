@@ -1,4 +1,4 @@
-"""A training loop under torchrun: the workers of each rank fill page-locked memory, and all ranks of the host share one limit.
+"""A training loop under torchrun: the workers of each rank fill pinned memory, and all ranks of the host share one limit.
 If a rank dies, torchrun restarts all of them, and each continues behind its last step.
 
     pip install ./python torch

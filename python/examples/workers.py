@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A dataset read by the workers of torch's DataLoader straight into page-locked memory.
+"""A dataset read by the workers of torch's DataLoader straight into pinned memory.
 
     pip install ./python torch
     python python/examples/workers.py --workers 4
@@ -42,7 +42,7 @@ def main() -> None:
         seen.extend(labels.tolist())
         del images, labels
     assert seen == list(range(LENGTH)), "every sample comes once, in order"
-    print(f"{len(seen)} samples, page-locked by {shared.page_lock}, {shared.counts()}")
+    print(f"{len(seen)} samples, pinned by {shared.page_lock}, {shared.counts()}")
 
 
 if __name__ == "__main__":

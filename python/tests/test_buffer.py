@@ -169,7 +169,7 @@ def test_dlpack_is_host_memory_with_and_without_a_version(pool):
     for ask in ({"copy": True}, {"dl_device": (2, 0)}, {"dl_device": (3, 0)}):
         with pytest.raises(BufferError):
             buf.__dlpack__(**ask)
-    with pytest.raises(BufferError, match="not page-locked by CUDA.*pinpool doctor"):
+    with pytest.raises(BufferError, match="not pinned by CUDA.*pinpool doctor"):
         buf.dlpack(device="cuda_host")
     with pytest.raises(BufferError, match='use "cpu" or "cuda_host"'):
         buf.dlpack(device="tpu")

@@ -1,4 +1,4 @@
-"""Streams and page-locked memory, over the mock driver that stands for libcuda.
+"""Streams and pinned memory, over the mock driver that stands for libcuda.
 
 Built by `cargo build -p mock_driver`; PINPOOL_MOCK_DRIVER names another one.
 """

@@ -87,11 +87,11 @@ impl Backend {
 pub struct Chosen {
     /// The source.
     pub source: Arc<dyn Source>,
-    /// `RLIMIT_MEMLOCK` in bytes, if it binds this process and is below the ceiling, which it then replaces.
+    /// `RLIMIT_MEMLOCK` in bytes, if it binds this process and is below the limit, which it then replaces.
     pub lock_limit_bytes: Option<u64>,
     /// Better sources that do not work here, each with the reason.
     pub passed_over: Vec<(&'static str, String)>,
-    /// What `Auto` could not have: a GPU that is here and not used, memory that is not page-locked.
+    /// What `Auto` could not have: a GPU that is here and not used, memory that is not pinned.
     pub findings: Vec<Finding>,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct PinOptions<'a> {
     pub(crate) root: &'a Path,
     /// Ordinal of the GPU.
     pub(crate) device: u32,
-    /// Requested memory node; `None` for the GPU's.
+    /// Requested NUMA node; `None` for the GPU's.
     pub(crate) node: Option<u32>,
     /// Threads that touch fresh pages concurrently.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only `register` keeps the number.
@@ -159,7 +159,7 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
         }
         Backend::Vmm | Backend::Register if !options.arena => {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is an allocation of its own and each eviction \
-                       a release, which this back-end makes slower than cuda does";
+                       a release, which this backend makes slower than cuda does";
             let (name, value) = ("PINPOOL_BACKEND", backend.name().to_owned());
             return Err(ErrorKind::Setting { name, value, why: why.to_owned() }.into());
         }
@@ -174,7 +174,7 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
     Ok(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings })
 }
 
-/// The choice on systems other than Linux, where no memory is page-locked; `None` for a back-end that works on any system.
+/// The choice on systems other than Linux, where no memory is pinned; `None` for a backend that works on any system.
 fn without_linux(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Chosen>> {
     match backend {
         Backend::Auto => {
@@ -196,7 +196,7 @@ fn without_linux(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Ch
 fn node_ignored(source: &dyn Source, node: Option<u32>) -> Option<Finding> {
     let node = node.filter(|_| source.numa_node() != node)?;
     let found =
-        format!("back-end {} cannot choose the memory node: PINPOOL_NUMA_NODE={node} has no effect", source.name());
+        format!("backend {} cannot choose the NUMA node: PINPOOL_NUMA_NODE={node} has no effect", source.name());
     Some(
         Finding::warning("memory-node", found)
             .remedy("use vmm, register, mlock or heap, or leave PINPOOL_NUMA_NODE out"),
@@ -213,7 +213,7 @@ fn existing_node(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
     if nodes.contains(&requested) {
         return Ok(node);
     }
-    let why = format!("no such memory node, the machine has {nodes:?}");
+    let why = format!("no such NUMA node, the machine has {nodes:?}");
     Err(ErrorKind::Setting { name: "PINPOOL_NUMA_NODE", value: requested.to_string(), why }.into())
 }
 
@@ -231,7 +231,7 @@ fn driver_sources(arena: bool) -> &'static [&'static str] {
     if arena { &["vmm", "register", "cuda"] } else { &["cuda"] }
 }
 
-/// Back-ends that do not work here, each with the reason.
+/// backends that do not work here, each with the reason.
 type PassedOver = Vec<(&'static str, String)>;
 
 /// The best source of the driver that works, if one does, and those that do not, each with the reason.
@@ -270,14 +270,14 @@ fn best(options: PinOptions<'_>) -> Chosen {
 /// A source of the driver that has given memory and taken it back.
 fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Arc<dyn Source>, String> {
     let source = driver_source(name, options, false)?;
-    // `vmm` has tried a granule by itself.
+    // `vmm` has tried a granule automatically.
     if source.name() != "vmm" {
         trial::of_driver(&*source, options.device, options.max_bytes).map_err(|error| error.to_string())?;
     }
     Ok(source)
 }
 
-/// The finding about a GPU that is here and serves no back-end; `None` where there is none.
+/// The finding about a GPU that is here and serves no backend; `None` where there is none.
 fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -> Option<Finding> {
     let not_here = options.not_here.iter().find(|(not, _)| *not == "gpu");
     let gpu = not_here.map_or_else(|| gpu(options.device), |(name, why)| Finding::warning(name, why.clone()));
@@ -326,7 +326,7 @@ pub(crate) fn may_start_driver() -> bool {
     false
 }
 
-/// The limit to keep under, `None` where there is none or the ceiling is below it; or the reason against `mlock`.
+/// The limit to keep under, `None` where there is none or the limit is below it; or the reason against `mlock`.
 fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
     trial::reserve(mlock, host::PAGE_BYTES, 1).map_err(|error| error.to_string())?;
     match lock_limit() {

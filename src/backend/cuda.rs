@@ -1,4 +1,4 @@
-//! Memory that the CUDA driver page-locks: `cuMemHostAlloc`, portable (every context may copy from it) and cached.
+//! Memory that the CUDA driver pins: `cuMemHostAlloc`, portable (every context may copy from it) and cached.
 //!
 //! Write-combined only if asked for: that gains nothing for copies, and reading such memory on the host is very slow. The
 //! driver is loaded at run time.
@@ -28,7 +28,7 @@ use pinpool_os::sync::Mutex;
 /// The driver carves blocks below this out of larger ones and guarantees no alignment for them.
 const CARVED_BYTES: usize = GRANULE_BYTES;
 
-/// Memory page-locked by the CUDA driver for one device, readable by all.
+/// Memory pinned by the CUDA driver for one device, readable by all.
 #[derive(Debug)]
 pub struct CudaSource {
     device: Arc<Device>,
@@ -61,7 +61,7 @@ impl CudaSource {
     }
 }
 
-// SAFETY: source-C1: `cuMemHostAlloc` maps page-locked memory at a fixed address until `cuMemFreeHost`, and a failed free
+// SAFETY: source-C1: `cuMemHostAlloc` maps pinned memory at a fixed address until `cuMemFreeHost`, and a failed free
 // leaves it mapped. source-C2: pages of the kernel, or used before by this process. source-C3: `held_bytes` has a page to
 // spare where the driver guarantees no alignment, and `acquire` checks that the region ends inside the block. source-C4:
 // `RegionIds`. source-C5: the driver is asked for exactly `held_bytes`.

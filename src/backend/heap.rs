@@ -1,4 +1,4 @@
-//! Ordinary memory of the system, in the back-end `mlock` locked by the kernel.
+//! Ordinary memory of the system, in the backend `mlock` locked by the kernel.
 //!
 //! A region is an anonymous mapping, and a range is one without access, whose granules get it. The kernel keeps locked pages in
 //! memory; what it unmaps, it unlocks.
@@ -24,12 +24,12 @@ pub struct HeapSource {
 }
 
 impl HeapSource {
-    /// Makes the back-end `heap`: memory that is not page-locked.
+    /// Makes the backend `heap`: memory that is not pinned.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes the back-end `mlock`: memory that the kernel keeps resident. No driver knows of the lock.
+    /// Makes the backend `mlock`: memory that the kernel keeps resident. No driver knows of the lock.
     pub fn locked() -> Self {
         Self { is_locked: true, ..Self::default() }
     }

@@ -1,6 +1,6 @@
 //! The locations on the host from which `vmm` may ask the driver for memory, by what the machine says of its nodes.
 //!
-//! | memory nodes | asked for, in this order |
+//! | NUMA nodes | asked for, in this order |
 //! | --- | --- |
 //! | one, or unknown | that node (0 if unknown), any memory of the host |
 //! | several, and the wanted one has memory and processors | that node, any memory of the host |
@@ -27,7 +27,7 @@ const LIKENESS: u64 = 8;
 /// A location on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HostLocation {
-    /// The memory node of this number.
+    /// The NUMA node of this number.
     Node(u32),
     /// Whichever the driver takes.
     Anywhere,
@@ -58,7 +58,7 @@ impl Machine {
         if let Some(difference) = self.difference(first).filter(|_| !insists && self.is_old()) {
             let driver = self.branch.map_or_else(|| "a driver".to_owned(), |branch| format!("driver {branch}"));
             return Err(format!(
-                "the memory nodes are not alike ({difference}), and {driver} before r{FIRST_SAFE_BRANCH} may end the \
+                "the NUMA nodes are not alike ({difference}), and {driver} before r{FIRST_SAFE_BRANCH} may end the \
                  process on such a machine; PINPOOL_BACKEND=vmm insists"
             ));
         }

@@ -138,7 +138,7 @@ pub(super) unsafe fn keep_if(prepared: Result<(), SourceError>, region: Region) 
 }
 
 /// Keeps the pages of `region` from children of `fork`. The kernel would copy all of them at once, as it does with pages
-/// that a device has pinned, and the child could not use the page-lock.
+/// that a device has pinned, and the child could not use the pin.
 pub(super) fn keep_from_children(region: &Region) -> Result<(), SourceError> {
     inherit(region, false)
 }

@@ -1,13 +1,13 @@
-//! Back-ends: sources of memory, and the choice between them.
+//! backends: sources of memory, and the choice between them.
 //!
 //! ```text
 //!   Backend (a setting) ──choose──▶ Source (acquires, releases) ──▶ Region
 //!                                      └── VirtualMemory (reserves, commits, decommits, remaps) ──▶ AddressRange
 //! ```
 //!
-//! | source | memory | page-locked | granules |
+//! | source | memory | pinned | granules |
 //! | --- | --- | --- | --- |
-//! | `vmm` | `cuMemCreate` on the device's memory node, mapped granule by granule | yes, by the driver | virtual memory |
+//! | `vmm` | `cuMemCreate` on the device's NUMA node, mapped granule by granule | yes, by the driver | virtual memory |
 //! | `register` | anonymous mapping in huge pages, `cuMemHostRegister` | yes, by the driver | discrete regions |
 //! | `cuda` | `cuMemHostAlloc`, portable, cached | yes, by the driver | discrete regions |
 //! | `mlock` | anonymous mapping, `mlock` | yes, unknown to any driver | virtual memory |

@@ -1,4 +1,4 @@
-//! Page-locks memory that a user mapped, as the memory of a source is.
+//! Pins memory that a user mapped, as the memory of a source is.
 //!
 //! - page-lock-I1: a [`PageLock`] ends by [`end`](PageLock::end), while its memory is mapped; if the driver refuses, the memory
 //!   stays mapped.
@@ -16,10 +16,10 @@ use super::register::RegisterSource;
 use super::source::Region;
 use crate::error::SourceError;
 
-/// What page-locks a region.
+/// What pins a region.
 #[derive(Debug)]
 pub(crate) enum PageLock {
-    /// Nothing page-locks it.
+    /// Nothing pins it.
     None,
     /// The kernel, which unlocks what is unmapped.
     Kernel,
@@ -28,7 +28,7 @@ pub(crate) enum PageLock {
 }
 
 impl PageLock {
-    /// Page-locks `region` as the source `source` of the device `device` does, after `threads` threads have brought its pages into
+    /// Pins `region` as the source `source` of the device `device` does, after `threads` threads have brought its pages into
     /// memory, which does not change them. While a driver has locked them, children of `fork` do not get them.
     ///
     /// # Safety

@@ -1,4 +1,4 @@
-//! Places the pages of a fresh mapping on a memory node, and brings them into memory with many threads.
+//! Places the pages of a fresh mapping on a NUMA node, and brings them into memory with many threads.
 //!
 //! One thread faults in 4 to 10 GB/s of huge pages; with sixteen threads and the registration behind them a reserve of 1 GiB comes
 //! at 24 GB/s (17 to 22 on a busier machine).
@@ -32,7 +32,7 @@ const CHUNKS_PER_THREAD: usize = 4;
 /// blocks threads that start and drivers that map.
 const CALL_LIMIT_BYTES: usize = GRANULE_BYTES;
 
-/// A memory node and the processors near it.
+/// A NUMA node and the processors near it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NodePlacement {
     node: u32,

@@ -1,4 +1,4 @@
-//! Anonymous memory that the CUDA driver page-locks: huge pages, touched by many threads, then registered in one call.
+//! Anonymous memory that the CUDA driver pins: huge pages, touched by many threads, then registered in one call.
 //!
 //! ```text
 //!   mmap ──▶ MADV_HUGEPAGE ──▶ touched by N threads ──▶ cuMemHostRegister, once       17 to 24 GB/s
@@ -53,7 +53,7 @@ pub struct RegisterSource {
 }
 
 impl RegisterSource {
-    /// Finds the driver and the device number `ordinal`; creates nothing on it. Pages are placed on the memory node
+    /// Finds the driver and the device number `ordinal`; creates nothing on it. Pages are placed on the NUMA node
     /// `node`, else on the device's, where the machine has several.
     ///
     /// # Errors

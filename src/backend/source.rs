@@ -1,4 +1,4 @@
-//! [`Source`], the contract of every back-end, and [`Region`], the memory that one returns.
+//! [`Source`], the contract of every backend, and [`Region`], the memory that one returns.
 #![allow(unsafe_code)] // An unsafe trait, and a pointer that may move between threads.
 
 use std::fmt;

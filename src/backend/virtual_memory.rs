@@ -4,7 +4,7 @@
 //!  reserve                 ┌ range.start, a multiple of 2 MiB
 //!                          ▼
 //!  commit 1..4, 6..7       │ · │███│███│███│ · │ · │███│ · │     · an address without memory
-//!  decommit 2..3           │ · │███│ · │███│ · │ · │███│ · │     █ committed: readable, writable, page-locked
+//!  decommit 2..3           │ · │███│ · │███│ · │ · │███│ · │     █ committed: readable, writable, pinned
 //!  remap 6..7 to 2..3      │ · │███│███│███│ · │ · │ · │ · │     contiguous again, for a copy too
 //! ```
 //!
@@ -121,7 +121,7 @@ impl From<RemapError> for SourceError {
 ///    `start` are the caller's alone. `start` is a multiple of [`RANGE_ALIGN_BYTES`]. They hold no memory, and only
 ///    committed granules may be touched.
 /// 2. **vm-S2, ownership**: from a successful `commit` until `decommit` (or a `remap` away), the bytes are mapped, readable
-///    and writable, belong to the caller alone and keep their address, page-locked if
+///    and writable, belong to the caller alone and keep their address, pinned if
 ///    [`Source::is_pinned`](super::Source::is_pinned). They stay mapped, readable and writable if `decommit` fails.
 /// 3. **vm-S3, initialised**: after `commit` and `remap` every byte has a value, as in source-C2.
 /// 4. **vm-S4, contiguity**: adjacent committed granules are one piece of memory, in whichever calls they were committed: a

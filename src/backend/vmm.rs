@@ -1,4 +1,4 @@
-//! Virtual host memory of the CUDA driver: page-locked granules on the device's memory node, mapped one by one. Their sizes
+//! Virtual host memory of the CUDA driver: pinned granules on the device's NUMA node, mapped one by one. Their sizes
 //! are those of the range ([`AddressRange::granules`]): each is one allocation and one mapping of the process.
 //!
 //! ```text
@@ -57,7 +57,7 @@ use old_places::OldPlaces;
 use table::{GranuleTable, source_error};
 pub(crate) use table::{let_all_reach, let_reach};
 
-/// Page-locked memory of the driver's virtual memory, readable by its device, and by each other that copies through the pool.
+/// Pinned memory of the driver's virtual memory, readable by its device, and by each other that copies through the pool.
 #[derive(Debug)]
 pub struct VmmSource {
     device: Arc<Device>,
@@ -146,7 +146,7 @@ impl VmmSource {
         let refused = std::mem::take(&mut *self.unreleased.lock());
         self.release_granules(&refused).map_err(|refusal| {
             let bytes: usize = self.unreleased.lock().iter().map(|granule| granule.bytes).sum();
-            let what = format!("{refusal}; {bytes} B stay page-locked");
+            let what = format!("{refusal}; {bytes} B stay pinned");
             SourceError::new(refusal.call, what).with_code(refusal.code.into())
         })
     }
@@ -307,7 +307,7 @@ unsafe impl VirtualMemory for VmmSource {
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let run = self.run_at(range, offset, bytes)?;
         let _entered = self.enter()?;
-        // A granule that is still mapped at an old place would stay page-locked (vm-S5).
+        // A granule that is still mapped at an old place would stay pinned (vm-S5).
         self.old_places.unmap(self.driver, &EVERYWHERE).map_err(source_error)?;
         // SAFETY: the caller's promise: committed and unused; whole granules (vmm-I1).
         unsafe { self.driver.unmap(run.start, bytes) }.map_err(source_error)?;

@@ -358,7 +358,7 @@ impl PinnedBuf {
         }
     }
 
-    /// Takes the memory out of use for good.
+    /// Takes the memory out of use permanently.
     fn leak(mut self, error: &Error) {
         if let Some(mut block) = self.block.take() {
             drop(block.state_mut().copy_fences.take());

@@ -80,7 +80,7 @@ impl FromStr for Backend {
     fn from_str(text: &str) -> Result<Self, ParseError> {
         let known = [Self::Auto, Self::Gpu, Self::Vmm, Self::Register, Self::Cuda, Self::Mlock, Self::Heap];
         let found = known.into_iter().find(|backend| text.eq_ignore_ascii_case(backend.name()));
-        let problem = "not a back-end (auto, gpu, vmm, register, cuda, mlock, heap)";
+        let problem = "not a backend (auto, gpu, vmm, register, cuda, mlock, heap)";
         found.ok_or_else(|| ParseError::new(text, problem))
     }
 }
@@ -168,7 +168,7 @@ pub(super) const SIZE: ValueFormat<u64> =
     ValueFormat::new(|text| Ok(or_word("none", text, parse_bytes)?.unwrap_or(0)), |&bytes| format_bytes(bytes));
 pub(super) const SWITCH: ValueFormat<bool> = ValueFormat::new(switch, |&on| u8::from(on).to_string());
 pub(super) const NODE: ValueFormat<Option<u32>> = ValueFormat::new(
-    |text| or_word("auto", text, |text| number(text, "neither auto nor the number of a memory node (0, 1, ...)")),
+    |text| or_word("auto", text, |text| number(text, "neither auto nor the number of a NUMA node (0, 1, ...)")),
     |node| node.map_or("auto".to_owned(), |node| node.to_string()),
 );
 pub(super) const SIZE_OR_NONE: ValueFormat<Option<u64>> = ValueFormat::new(

@@ -46,7 +46,7 @@ unsafe impl Fence for UnknownEnd {
     }
 }
 
-/// Page-locked bytes of the timelines of this process, which no pool holds.
+/// Pinned bytes of the timelines of this process, which no pool holds.
 pub(crate) fn timeline_bytes() -> u64 {
     #[cfg(feature = "cuda")]
     return cuda::timeline_bytes();

@@ -2,7 +2,7 @@
 //! results that are numbers.
 //!
 //! Not by cudarc's bindings: their results are an enumeration ([`code`](super::code)), and they are looked up in a library of their
-//! own, which may be a toolkit's stub. cudarc still calls the driver by itself where its objects are made or used: streams, events
+//! own, which may be a toolkit's stub. cudarc still calls the driver automatically where its objects are made or used: streams, events
 //! and device memory of users, and the context object of ours that has it record an event behind a lent slice
 //! (`copy::cuda::own_context`).
 //!
@@ -238,7 +238,7 @@ pub(crate) fn event_create() -> Result<CUevent, Code> {
     unsafe { event_create_call(&raw mut event, WITHOUT_TIMING) }.map(|()| event)
 }
 
-/// Page-locked memory of the current context.
+/// Pinned memory of the current context.
 pub(crate) fn host_alloc(bytes: usize, flags: c_uint) -> Result<*mut c_void, Code> {
     let mut start = ptr::null_mut();
     // SAFETY: `start` takes the result; without a context the call is refused.

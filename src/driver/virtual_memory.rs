@@ -49,7 +49,7 @@ impl MemoryLocation {
     }
 }
 
-/// `CUmemAllocationProp`: page-locked.
+/// `CUmemAllocationProp`: pinned.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct AllocationProperties {

@@ -78,7 +78,7 @@ impl Owner {
     }
 }
 
-/// A get that found no memory.
+/// A request that found no memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) asked_bytes: u64,
@@ -89,8 +89,8 @@ pub(crate) struct Request {
 
 /// What a pool holds and for whom: a snapshot, as [`Pool::dump`](crate::Pool::dump) takes it.
 ///
-/// Displays as several lines: who asked for what if a get failed, the largest owners, the bytes by state with their limits,
-/// what the system has left, and, if a get failed or would soon, the likely cause and what to change.
+/// Displays as several lines: who asked for what if a request failed, the largest owners, the bytes by state with their limits,
+/// what the system has left, and, if a request failed or would soon, the likely cause and what to change.
 #[derive(Debug, Clone)]
 pub struct Dump {
     pub(crate) device: String,
@@ -133,7 +133,7 @@ impl Dump {
             refused: self.request.as_ref().map(|request| &request.refused),
             is_reserve: self.request.as_ref().is_some_and(|request| request.is_reserve),
             limit: self.limit,
-            // Other limits than the pool's ceiling are not among the figures.
+            // Other limits than the pool's limit are not among the figures.
             max_bytes: max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE"),
             own_max_bytes: max_bytes,
             holders: &holders,

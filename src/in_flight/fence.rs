@@ -16,7 +16,7 @@ use pinpool_os::unwind::caught;
 /// # Safety
 ///
 /// Memory is reused when `is_done` returns `Ok(true)`: that may happen only after the device has finished with every byte
-/// of the copy, for good. The same holds for `wait` and `Ok`. Fences with the same [`stream_id`](Fence::stream_id) must
+/// of the copy, permanently. The same holds for `wait` and `Ok`. Fences with the same [`stream_id`](Fence::stream_id) must
 /// come true in the order in which their copies were enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait Fence: Send + Sync + fmt::Debug {
@@ -103,7 +103,7 @@ pub(crate) type Fences = SmallVec<[SharedFence; 1]>;
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) error: Error,
-    /// It panicked, and is not asked again: each panic is a report of the process's hook.
+    /// It panicked, and is not queried again: each panic is a report of the process's hook.
     pub(super) is_final: bool,
 }
 

@@ -1,32 +1,32 @@
-//! Blocks whose copies may still be running; each waits for its own fences.
+//! Blocks with copies that may still be running.
 //!
 //! ```text
 //!   insert ──▶ the queue of its stream
 //!
-//!   stream 1   [a][b][c]   in the order of the copies, in which they end
+//!   stream 1   [a][b][c]   in the order of the copies, which is the order of completion
 //!   stream 2   [d]         a slow stream delays only its own copies
-//!   several    [e]         a queue of its own for each item that is used on more than one stream
-//!               └─ sweep: takes out, under the lock, all that loads say is over
-//!                         queries other heads under no lock, a queue at a time, and removes what is over
-//!                   └──▶ completed (by value, in the order seen), failed ──quarantine──▶ failed {g}: asked again at a tick
+//!   several    [e]         an item that is used on more than one stream has a queue of its own
+//!               └─ sweep: removes, under the lock, what loads report as complete;
+//!                         queries the other heads without the lock, one queue at a time, and removes what is complete
+//!                   └──▶ completed (in the order found), failed ──quarantine──▶ failed {g}: queried again at a tick
 //! ```
 //!
 //! The module owns the items in flight. It never blocks a caller that did not ask to wait, and it never frees or reuses an
-//! item: completed and lost items leave by return value. Streams are told apart by [`Fence::stream`], a number that a later
-//! stream may get again; that costs at most a delay, since each item's own fences are queried.
+//! item: completed and lost items leave by return value. Streams are identified by [`Fence::stream`], a number that a later
+//! stream may get again. That costs at most a delay, since each item waits for its own fences.
 //!
-//! A fence may be a user's, and a query may be a call of a driver. So fences are queried and dropped while no lock is held:
-//! one thread at a time queries a queue, and others pass over that queue. Items stay in their queue meanwhile.
+//! A user may implement a fence, and a query may call a driver. So fences are queried and dropped without a lock: one thread at a
+//! time queries a queue, and others skip that queue. The items stay in their queue meanwhile.
 //!
 //! Invariants:
 //!
-//! - **in-flight-I1**: an item completes only after each of its own fences returned `Ok(true)`.
-//! - **in-flight-I2**: an item with a failed fence is quarantined until that fence answers: the device may still be using it. A
-//!   fence that panics has failed for good.
-//! - **in-flight-I3**: an item leaves its queue by its number, which no other item ever has: what a thread learnt about one
-//!   item completes no other.
+//! - **in-flight-I1**: an item completes only after each of its fences returned `Ok(true)`.
+//! - **in-flight-I2**: an item with a failed fence is quarantined until that fence answers, because the device may still use it. A
+//!   fence that panics has failed permanently.
+//! - **in-flight-I3**: an item leaves its queue by its number, which no other item ever has, so the answer of one fence completes no
+//!   other item.
 //! - **in-flight-I4**: an item is counted exactly while it is in a queue or quarantined: both change under one lock. So the end of
-//!   a pool, which goes by the count, finds all that it counted.
+//!   a pool, which checks the count, finds every counted item.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -50,7 +50,7 @@ use queues::{Candidate, PendingCopy, Queue, Queues};
 /// Items whose copies may still be running, with the fences of these copies.
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
-    /// Held for moves of items alone: no fence is called under it.
+    /// Held while items move; no fence is called under it.
     queues: Mutex<Queues<T>>,
     /// Items in the queues or quarantined (in-flight-I4), and those that are quarantined.
     count: AtomicU64,
@@ -59,7 +59,7 @@ pub(crate) struct InFlight<T> {
     bytes: AtomicU64,
 }
 
-/// The right of one thread to query a queue, until this is dropped.
+/// Permits one thread to query a queue, until this is dropped.
 struct Claim<'a, T> {
     in_flight: &'a InFlight<T>,
     key: u64,
@@ -68,7 +68,7 @@ struct Claim<'a, T> {
 /// The result of a sweep.
 #[derive(Debug)]
 pub(crate) struct Swept<T> {
-    /// Items whose copies are over, in the order seen. A few need no allocation.
+    /// Items with completed copies, in the order found. A few need no allocation.
     pub(crate) completed: SmallVec<[T; 8]>,
     /// Items whose copies may run for an unknown time (in-flight-I2).
     pub(crate) lost: Vec<LostItem<T>>,
@@ -80,9 +80,9 @@ pub(crate) struct Ended<T> {
     pub(crate) swept: Swept<T>,
     /// Items whose copies still run.
     pub(crate) abandoned: Vec<T>,
-    /// Items that were quarantined and whose copies are over.
+    /// Quarantined items with completed copies.
     pub(crate) recovered: Vec<T>,
-    /// Items that stay quarantined for good.
+    /// Items that stay quarantined permanently.
     pub(crate) failed: Vec<T>,
 }
 
@@ -91,7 +91,7 @@ pub(crate) struct Ended<T> {
 pub(crate) struct LostItem<T> {
     pub(crate) item: T,
     pub(crate) error: Error,
-    /// To be asked again; `None` if that is useless.
+    /// To be queried again; `None` if that is useless.
     pub(crate) fence: Option<SharedFence>,
 }
 
@@ -110,7 +110,7 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Keeps `item` until all `fences` are over.
+    /// Keeps `item` until all `fences` are complete.
     pub(crate) fn insert(&self, item: T, bytes: u64, fences: Fences, now_us: u64) {
         let (fence, are_several) = all_of(fences);
         let stream = stream_of(&*fence);
@@ -198,7 +198,7 @@ impl<T> InFlight<T> {
         stuck
     }
 
-    /// Returns the items that are over. Passes over the queues that other threads are querying.
+    /// Returns the completed items. Skips the queues that other threads are querying.
     pub(crate) fn sweep(&self) -> Swept<T> {
         self.sweep_until(Ask::Unknown, |_| false)
     }
@@ -353,7 +353,7 @@ fn subtract(counter: &AtomicU64, value: u64) {
 }
 
 impl<T> LostItem<T> {
-    /// What is not asked again is discarded. No lock is held.
+    /// What is not queried again is discarded. No lock is held.
     fn of(item: T, fence: SharedFence, refusal: Refusal) -> Self {
         let Refusal { error, is_final } = refusal;
         let fence = if is_final {

@@ -1,5 +1,4 @@
-//! The queues of items in flight: one for each stream, and one for each item of several streams. Moves items and calls no
-//! fence.
+//! The queues of items in flight: one per stream, and one per item that is used on several streams. Moves items and calls no fence.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -25,9 +24,9 @@ pub(super) struct Queues<T> {
     /// Searched linearly: programs copy on a few streams.
     pub(super) queues: Vec<Queue<T>>,
     pub(super) last_number: u64,
-    /// Items with a fence that failed; those that were asked longest ago come first.
+    /// Items with a failed fence, the one queried longest ago first.
     pub(super) failed: VecDeque<(T, SharedFence)>,
-    /// The pool has ended, and nothing is asked again.
+    /// The pool has ended, and nothing is queried again.
     pub(super) has_ended: bool,
 }
 
@@ -40,14 +39,14 @@ pub(super) struct Queue<T> {
     pub(super) is_claimed: bool,
 }
 
-/// Which fences a sweep asks.
+/// Which fences a sweep queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ask {
     /// None: the sweep calls nothing and takes no lock of others.
     Nothing,
-    /// Those of which loads say nothing.
+    /// Those without an answer by a load.
     Unknown,
-    /// All, so that a device that failed is noticed.
+    /// All, to detect a failed device.
     All,
 }
 
@@ -82,7 +81,7 @@ impl<T> Queues<T> {
 }
 
 impl Ask {
-    /// Whether a fence is asked of which a load tells this.
+    /// Whether a fence is queried if a load gives this answer.
     pub(super) fn includes(self, known: Option<bool>) -> bool {
         match self {
             Self::Nothing => false,
@@ -93,7 +92,7 @@ impl Ask {
 }
 
 impl<T> Queue<T> {
-    /// What is to be queried next.
+    /// The next item to query.
     pub(super) fn head(&self) -> Option<Candidate> {
         self.copies.front().map(|copy| (copy.number, copy.fence.clone()))
     }

@@ -72,7 +72,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Reads variables that begin with `prefix` in place of `PINPOOL_`: with `EVAL_PINPOOL_`, the ceiling is that of
+    /// Reads variables that begin with `prefix` in place of `PINPOOL_`: with `EVAL_PINPOOL_`, the limit is read from
     /// `EVAL_PINPOOL_MAX_BYTES`. For a program with several pools that are set apart.
     pub fn env_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.env_prefix = Some(prefix.into());
@@ -219,7 +219,7 @@ impl PoolBuilder {
     ///
     /// - [`Error::is_setting`](crate::Error::is_setting) if a variable cannot be read, code sets a value that its variable could
     ///   not have (`max_bytes(0)`), two settings contradict each other, or one needs a feature that this build lacks,
-    /// - [`Error::is_backend`](crate::Error::is_backend) if the back-end set is not available, or cannot pin the
+    /// - [`Error::is_backend`](crate::Error::is_backend) if the chosen backend is not available, or cannot pin the
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
         let EnvReport { variables, errors, warnings, config, .. } = self.examine();

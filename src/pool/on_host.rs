@@ -39,7 +39,7 @@ impl Config {
     #[doc(hidden)]
     pub fn driver_source(&self, name: &'static str) -> Result<Arc<dyn Source>, Finding> {
         if !["vmm", "register", "cuda"].contains(&name) {
-            return Err(Finding::note(name, "no back-end of the driver"));
+            return Err(Finding::note(name, "no backend of the driver"));
         }
         let options = pin_options(self, Path::new("/"), self.ceiling_on_host().0, &[]);
         backend::driver_source(name, options, self.backend.name() == name).map_err(|why| {

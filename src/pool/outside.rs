@@ -60,7 +60,7 @@ impl Pool {
         Ok(PinnedBuf::over(block, len, 1))
     }
 
-    /// Page-locks memory that the caller mapped, as the memory of this pool is, under its ceiling, where idle memory makes room.
+    /// Pins memory that the caller mapped, by the pool's backend and within its limit; idle memory makes room.
     /// `owner` keeps the memory mapped. A slow call.
     ///
     /// A file that is mapped so can be copied from without a copy into a buffer: [`adopt`](Self::adopt) makes buffers of its
@@ -98,7 +98,7 @@ impl Pool {
         self.check_open()?;
         let (start, len) = (memory.cast::<u8>(), memory.len());
         if !start.addr().get().is_multiple_of(PAGE_BYTES) || !len.is_multiple_of(PAGE_BYTES) {
-            let why = format!("{len} B at {start:p}: memory to page-lock is whole pages of {PAGE_BYTES} B");
+            let why = format!("{len} B at {start:p}: memory to pin is whole pages of {PAGE_BYTES} B");
             return Err(ErrorKind::View { why }.into());
         }
         let claim = core.claim_outside(len as u64, self.account())?;

@@ -57,12 +57,12 @@ impl Pool {
         self.account().map_or_else(|| self.core().name(), |account| Some(account.name()))
     }
 
-    /// The back-end that the pool's memory comes from, by its name: `vmm`, where the setting may be `auto`.
+    /// Name of the backend in use, such as `vmm` if the setting is `auto`.
     pub fn backend(&self) -> &'static str {
         self.core().memory().source().name()
     }
 
-    /// Whether this back-end page-locks. A full pool may give other memory all the same: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned)
+    /// Whether the backend pins its memory. A full pool may still return unpinned memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned)
     /// tells of each buffer, and [`OnFull::Error`](crate::OnFull::Error) rules it out.
     pub fn is_pinned(&self) -> bool {
         self.core().memory().source().is_pinned()

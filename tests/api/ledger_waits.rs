@@ -104,7 +104,7 @@ fn processes_that_all_want_more_than_there_is_all_go_on() {
         let before = made();
         std::thread::sleep(Duration::from_secs(2));
         let made = made().into_iter().zip(before).map(|(now, before)| (now.0 - before.0, now.1 - before.1));
-        show(&format!("cycles and page-locks in 2 s: {:?}", made.collect::<Vec<_>>()));
+        show(&format!("cycles and pin calls in 2 s: {:?}", made.collect::<Vec<_>>()));
     }
     let report = named.report();
     show(&format!("{report:?}"));

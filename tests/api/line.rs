@@ -28,7 +28,7 @@ fn a_put_hands_its_buffer_to_the_get_that_waits_and_the_next_get_of_the_thread_d
             until_waits(&pool, 1);
             drop(only);
             assert!(pool.try_get(len).unwrap().is_none(), "the buffer belongs to the get that waits");
-            assert_eq!(waiting.join().unwrap().id(), id, "the same memory, without a call of the back-end");
+            assert_eq!(waiting.join().unwrap().id(), id, "the same memory, without a call of the backend");
         });
         let stats = valid_stats(&pool);
         assert_eq!(

@@ -441,7 +441,7 @@ fn the_wait_is_short_where_other_memory_may_be_given_and_a_full_pool_is_an_error
     let of_tensorflow = of(|pool| pool.preset(Preset::TensorFlow));
     assert_eq!(of_tensorflow, (OnFull::Error, Some(Duration::ZERO)));
     let config = Pool::builder().without_env().max_bytes(8 << 20).build().unwrap().config().clone();
-    assert_eq!(config.on_full, OnFull::Error, "whatever the back-end that is found");
+    assert_eq!(config.on_full, OnFull::Error, "whatever the backend that is found");
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn while_a_page_lock_is_under_way() {
         thread::scope(|scope| {
             let pinning = scope.spawn(|| pool.get(8 * MIB).map(drop));
             held.wait_for(1);
-            figures_come_at_once(&pool, "a page-lock");
+            figures_come_at_once(&pool, "a pin call");
             drop(held);
             pinning.join().unwrap().unwrap();
         });

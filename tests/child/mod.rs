@@ -9,7 +9,7 @@ use std::process::Command;
 /// Names the test that a process was started for.
 const ALONE: &str = "TEST_ALONE";
 
-/// Runs `test` in a process where no other test runs. The closure must be written in the test function itself: its type
+/// Runs `test` in a process if no other test runs. The closure must be written in the test function itself: its type
 /// carries the name of that function.
 pub(crate) fn alone<F: FnOnce()>(test: F) {
     alone_in(Command::new(env::current_exe().unwrap()), test);

@@ -1,4 +1,4 @@
-//! Memory of users over the driver: page-locked, copied from, and unlocked after the last copy or never.
+//! Memory of users over the driver: pinned, copied from, and unlocked after the last copy or never.
 #![allow(unsafe_code)] // Page-locks and adopts memory.
 
 use std::ptr::NonNull;
@@ -13,7 +13,7 @@ use super::fixture::{MIB, builder, held, stream_and_memory};
 #[repr(align(4096))]
 struct Pages([u8; MIB]);
 
-/// Pages of a user, page-locked as the memory of `pool`; each says whether it is still there.
+/// Pages of a user, pinned as the memory of `pool`; each says whether it is still there.
 fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<PageLocked<(Box<Pages>, Arc<()>)>> {
     let mut pages = Box::new(Pages([9; MIB]));
     let memory = NonNull::from(pages.0.as_mut_slice());

@@ -1,4 +1,4 @@
-//! A reserve that is not waited for, over the driver: the first step at once, the rest beside the pool.
+//! A reserve that is not waited for, over the driver: the first step at once, the rest alongside the pool.
 
 use std::time::Duration;
 

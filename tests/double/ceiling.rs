@@ -1,4 +1,4 @@
-//! What the driver holds page-locked, by the mock driver's own count, against the ceiling of the pool.
+//! What the driver holds pinned, by the mock driver's own count, against the limit of the pool.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::fixture::{MIB, builder, held};
 
 const KIB: u64 = 1 << 10;
 
-/// Ceilings below, at and beside the sizes at which the back-ends change their units.
+/// Ceilings below, at and beside the sizes at which the backends change their units.
 const CEILINGS: [u64; 9] = [
     64 * KIB,
     (1 << 20) - 4096,
@@ -30,7 +30,7 @@ fn built(double: &MockDriver, builder: PoolBuilder) -> Pool {
     pool
 }
 
-/// Gets buffers of every size that fits, keeps some of them, gives memory back, and begins again.
+/// Requests buffers of every size that fits, keeps some of them, returns memory, and begins again.
 fn churn(pool: &Pool, max_bytes: u64, mut check: impl FnMut()) {
     let mut held: VecDeque<PinnedBuf> = VecDeque::new();
     for step in 0..120_usize {

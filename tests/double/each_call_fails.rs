@@ -2,7 +2,7 @@
 //! and no hang, nothing leaks unless a log line says so, the pool serves again, and as soon as the driver is well a trim
 //! leaves nothing pinned.
 //!
-//! `DRIVER_FAULTS=all` tries every code at every time and has many more random runs: some 3,000 and 300 for each back-end.
+//! `DRIVER_FAULTS=all` tries every code at every time and has many more random runs: some 3,000 and 300 for each backend.
 #![allow(unsafe_code)] // A thread without a context.
 
 use std::collections::BTreeMap;
@@ -20,17 +20,17 @@ use pinpool::{Backend, FenceKind, PinnedBuf, Pool, Request, Result};
 use crate::captured_log::{lines_with_levels, listen};
 use crate::fixture::{Held, MIB, builder, held};
 
-/// Each call fails at each of so many first times.
+/// Each call fails at each of this many first times.
 const FIRST_TIMES: u64 = 20;
 const LEN: usize = 100_000;
 /// Four granules, so that a buffer of two needs granules that are remapped.
 const CEILING: u64 = 8 << 20;
-/// All runs of one back-end; a hang is reported, not waited for.
+/// All runs of one backend; a hang is reported, not waited for.
 const LONGEST: Duration = Duration::from_secs(1200);
 /// Failures of one random run.
 const AT_ONCE: usize = 8;
 
-/// What runs: a back-end and the fences of its pool.
+/// What runs: a backend and the fences of its pool.
 #[derive(Debug, Clone)]
 struct Case {
     backend: Backend,
@@ -95,7 +95,7 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
         let _refused = buf.release_after_event(&event);
     }
     let _refused = lane.stream.synchronize();
-    // Grows to the ceiling; then every other granule is free, and the next buffer needs two in a row.
+    // Grows to the limit; then every other granule is free, and the next buffer needs two in a row.
     let mut bufs: Vec<_> = (0..4).map(|_| pool.try_get(2 * MIB - 4096)).collect();
     bufs.retain(|buf| matches!(buf, Ok(Some(_))));
     for index in (0..bufs.len()).rev().step_by(2) {
@@ -181,7 +181,7 @@ fn run(double: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
     [calls, calls_at_end]
 }
 
-/// No more than before; a build may give back what an earlier run has left.
+/// No more than before; a build may release what an earlier run has left.
 fn is_nothing_left(after: &Held, before: &Held) -> bool {
     let counts = |held: &Held| {
         let Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations } = *held;

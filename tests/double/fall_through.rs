@@ -1,4 +1,4 @@
-//! What `auto` takes when a back-end of the driver refuses a step of its trial, and what the start line says of it.
+//! What `auto` takes when a backend of the driver refuses a step of its trial, and what the start line says of it.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ const VIRTUAL_MEMORY_ON_HOST: i32 = 145;
 /// What confidential computing answers to registering.
 const NOT_SUPPORTED: Code = Code::NOT_SUPPORTED;
 
-/// The back-end of a pool, its start line, and its warnings.
+/// The backend of a pool, its start line, and its warnings.
 struct Taken {
     backend: &'static str,
     start: String,
@@ -42,7 +42,7 @@ fn auto() -> PoolBuilder {
 }
 
 /// Calls that are refused from the first on, what `auto` takes then, and what the start line says in this order. `host`
-/// stands for what there is without a driver.
+/// represents what there is without a driver.
 const REFUSALS: &[(&[&str], &str, &[&str])] = &[
     (&[], "vmm", &[]),
     (&["cuMemGetAllocationGranularity"], "register", &["not vmm: cuMemGetAllocationGranularity"]),
@@ -195,7 +195,7 @@ fn a_program_can_try_each_source_of_the_driver_and_leave_one_out() {
     });
 }
 
-/// A machine below a root of its own: memory nodes as (number, GiB, processors), and more files.
+/// A machine below a root of its own: NUMA nodes as (number, GiB, processors), and more files.
 pub(crate) fn machine(nodes: &[(u32, u64, &str)], more: &[(&str, &str)]) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let write = |path: &str, text: &str| {

@@ -12,7 +12,7 @@ use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
 pub(crate) const MIB: usize = 1 << 20;
 
 pub(crate) fn builder(backend: Backend) -> PoolBuilder {
-    // These tests say when copies are looked at.
+    // These tests say when copies are checked.
     Pool::builder().without_env().backend(backend).background_thread(false)
 }
 

@@ -7,7 +7,7 @@ use crate::child::{alone, in_a_child};
 
 #[test]
 fn a_child_of_fork_gets_an_error_instead_of_the_drivers_memory() {
-    // A fork beside other tests would copy locks that their threads hold.
+    // A fork alongside other tests would copy locks that their threads hold.
     alone(|| {
         let _double = mock_driver::MockDriver::load();
         for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {

@@ -85,7 +85,7 @@ fn a_buffer_returns_after_an_event_known_by_its_handle() {
     let gate = double.hold(stream.cu_stream());
     untracked(&stream, &buf, &mut memory);
     let event = context.new_event(None).unwrap();
-    // SAFETY: the event is alive. Never recorded, it stands for nothing.
+    // SAFETY: the event is alive. Never recorded, it represents nothing.
     unsafe { buf.record_event(event.cu_event()) }.unwrap();
     assert!(buf.try_slice_mut().unwrap().is_some(), "nothing is recorded");
     event.record(&stream).unwrap();

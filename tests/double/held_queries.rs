@@ -1,4 +1,4 @@
-//! A thread that stands in a query of the driver holds up no other.
+//! A thread that is in a query of the driver holds up no other.
 
 use std::sync::mpsc::channel;
 use std::thread;

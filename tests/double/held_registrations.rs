@@ -8,7 +8,7 @@ use pinpool::{Backend, Pool, Request};
 
 use crate::fixture::{MIB, builder};
 
-/// No get of this file takes as long, unless it hangs.
+/// No request of this file takes as long, unless it hangs.
 const HANGS: Duration = Duration::from_secs(20);
 
 fn registering() -> Pool {

@@ -1,4 +1,4 @@
-//! The figures of a pool come at once while a thread stands in any call of the driver.
+//! The figures of a pool come at once while a thread is in any call of the driver.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -10,7 +10,7 @@ use pinpool::{Backend, FenceKind, Pool};
 
 use crate::fixture::{MIB, builder, filled, stream_and_memory};
 
-/// Takes all figures of `pool` on a thread of its own; fails if that takes longer than it ever should.
+/// Takes all figures of `pool` on its own thread; fails if that takes longer than it ever should.
 fn figures_come_at_once(pool: &Pool, call: &str) {
     let (done, result) = channel();
     let pool = pool.clone();

@@ -1,4 +1,4 @@
-//! The pool beside other users of CUDA: copies made by cudarc, copies back, untracked work, handles of other frameworks, and
+//! The pool alongside other users of CUDA: copies made by cudarc, copies back, untracked work, handles of other frameworks, and
 //! how their completion is detected.
 #![allow(unsafe_code)] // Captures, raw handles and event tracking, which cudarc leaves to its users.
 
@@ -126,7 +126,7 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     stream.memcpy_htod(&filled(&pool, 1), &mut target).unwrap();
     stream.synchronize().unwrap();
     pool.maintain();
-    // Where only the fence was refused, the end of all work of the context stands for it.
+    // Where only the fence was refused, the end of all work of the context represents it.
     let buf = filled(&pool, 2);
     double.fail("cuEventRecord", 1, Code::UNKNOWN);
     let gate = double.hold_all();

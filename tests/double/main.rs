@@ -3,21 +3,21 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `access` | which devices may reach the memory |
-//! | `adopt` | memory of users: page-locked, copied from, unlocked after the last copy or never |
-//! | `ceiling` | what the driver holds against the ceiling, byte for byte |
+//! | `adopt` | memory of users: pinned, copied from, unlocked after the last copy or never |
+//! | `ceiling` | what the driver holds against the limit, byte for byte |
 //! | `copies`, `tracked_copies` | copies made by the pool, and every natural line that starts one |
 //! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
-//! | `moves` | granules that a get moves: what it waits for, and what comes later |
+//! | `moves` | granules that a request moves: what it waits for, and what comes later |
 //! | `reserves` | reserves where nothing can be registered |
-//! | `background_reserve` | a reserve that is pinned beside the pool |
+//! | `background_reserve` | a reserve that is pinned alongside the pool |
 //! | `handles` | streams and events of other code, known by their handles |
 //! | `granules` | granules of several sizes, and how many mappings a pool makes |
-//! | `held_queries`, `held_registrations`, `held_statistics` | a thread that stands in a call of the driver |
+//! | `held_queries`, `held_registrations`, `held_statistics` | a thread that is in a call of the driver |
 //! | `spare_events` | events that are kept, and those that are destroyed |
 //! | `each_call_fails` | every call of the driver, failed at each of its first times |
 //! | `refusals` | calls that are refused once, or while a stream captures a graph |
-//! | `pools` | pools over each back-end |
+//! | `pools` | pools over each backend |
 //! | `releases` | when `register` and `cuda` release memory |
 //! | `several_gpus` | copies of other libraries on any GPU, contexts on no other |
 //! | `seeds` | drawn runs over the deviations of the mock driver |

@@ -1,4 +1,4 @@
-//! Granules that a get moves: which calls of the driver it waits for, and which come later.
+//! Granules that a request moves: which calls of the driver it waits for, and which come later.
 #![allow(unsafe_code)] // Commits, remaps and releases granules by hand.
 
 use std::thread;

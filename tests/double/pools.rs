@@ -1,4 +1,4 @@
-//! Pools over `vmm`, `register` and `cuda` beside copies: data is checked on the device, and no release waits for a copy.
+//! Pools over `vmm`, `register` and `cuda` alongside copies: data is checked on the device, and no release waits for a copy.
 
 use std::sync::Arc;
 use std::thread;
@@ -22,7 +22,7 @@ fn churn(backend: Backend, double: &MockDriver) {
     let name = backend.name();
     let before = held(double);
     let context = CudaContext::new(0).unwrap();
-    // A get may wait for the copies of all lanes, and those for a slow machine.
+    // A request may wait for the copies of all lanes, and those for a slow machine.
     let pool = builder(backend).max_bytes(24 << 20).wait(Duration::from_secs(60)).build().unwrap();
     let lens = [PAGE_BYTES, 100_001, MIB - 1, GRANULE + 5, 3 * MIB];
     let batches_of =
@@ -53,7 +53,7 @@ fn churn(backend: Backend, double: &MockDriver) {
                     let mut buf = pool.get(len).unwrap();
                     buf.wait_slice_mut().unwrap().fill(byte);
                     match byte % 3 {
-                        // Dropped without a wait: the next get may need this memory.
+                        // Dropped without a wait: the next request may need this memory.
                         0 => drop(buf.copy_to(stream, memory).unwrap()),
                         1 => drop(buf.copy_range_to(0..len, stream, memory).unwrap()),
                         _ => stream.memcpy_htod(&buf, memory).unwrap(),

@@ -14,7 +14,7 @@ use pinpool::{Backend, FenceKind, Pool};
 use crate::child::alone;
 use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
 
-/// Back-ends whose release waits for the device.
+/// backends whose release waits for the device.
 const BACKENDS: [Backend; 2] = [Backend::Register, Backend::Cuda];
 /// A wait that lasts longer is a failure.
 const LONGEST: Duration = Duration::from_secs(20);
@@ -107,7 +107,7 @@ fn each_other_cause_releases() {
 }
 
 /// Makes a copy on `stream`, which is held, and runs `release` until it is in the driver. A hit is served meanwhile. Then lets the
-/// device go on.
+/// device continue.
 fn release_beside_a_copy(
     double: &MockDriver,
     pool: &Pool,
@@ -252,7 +252,7 @@ impl Lane {
             let memory = &mut self.memories[usize::from(batch)];
             let mut buf = filled(&pool, len, byte);
             match batch % 6 {
-                // Dropped without a wait: the next get may need this memory.
+                // Dropped without a wait: the next request may need this memory.
                 0 | 1 => drop(buf.copy_to(&stream, memory).unwrap()),
                 2 => drop(buf.copy_range_to(0..len, &stream, memory).unwrap()),
                 3 => {

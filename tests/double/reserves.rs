@@ -17,7 +17,7 @@ fn a_reserve_is_made_of_granules_where_registering_is_not_supported() {
     assert_eq!((now.registrations, now.granules - before.granules), (before.registrations, 8));
     assert_eq!(now.pinned_bytes - before.pinned_bytes, pool.stats().memory.held_bytes);
     assert_eq!((pool.stats().memory.reserve_bytes, pool.stats().memory.held_bytes), (16 << 20, 16 << 20));
-    // All of it serves buffers and none of it is given back before the end.
+    // All of it serves buffers and none of it is released before the end.
     let created = double.calls("cuMemCreate");
     let bufs = [1, 7, 8].map(|mib| filled(&pool, mib * MIB, u8::try_from(mib).unwrap()));
     assert_eq!(double.calls("cuMemCreate"), created);

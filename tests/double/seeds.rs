@@ -1,5 +1,5 @@
-//! Seeded runs of a pool over an adversarial driver: each seed draws the switches of the mock driver, one or two GPUs, a back-end, a fence,
-//! a ceiling, and steps. Copies of the pool, copies of others on its streams and on streams that it knows by their handle alone,
+//! Seeded runs of a pool over an adversarial driver: each seed draws the switches of the mock driver, one or two GPUs, a backend, a fence,
+//! a limit, and steps. Copies of the pool, copies of others on its streams and on streams that it knows by their handle alone,
 //! captures, refused calls and resets of the devices follow each other; every byte on the devices and in buffers is compared.
 //!
 //! | command | runs |
@@ -134,7 +134,7 @@ impl Lane {
     }
 }
 
-/// Runs `run` beside work on a stream. That work ends by itself as well, as a device's does: a release that had begun before waits for
+/// Runs `run` beside work on a stream. That work ends automatically as well, as a device's does: a release that had begun before waits for
 /// it, and copies wait for the release.
 fn beside_work<R>(double: &MockDriver, stream: CUstream, run: impl FnOnce() -> R) -> R {
     let gate = double.hold(stream);

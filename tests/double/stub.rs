@@ -146,7 +146,7 @@ fn stream_of(driver: *mut c_void) -> sys::CUstream {
     stream
 }
 
-/// A pool of each back-end pins by the driver, and takes memory back behind the work of a stream.
+/// A pool of each backend pins by the driver, and takes memory back behind the work of a stream.
 fn check_pools(driver: *mut c_void) {
     type Wait = unsafe extern "C" fn(sys::CUstream) -> c_int;
     for (backend, call) in [
@@ -215,7 +215,7 @@ fn with_the_stub(folders: &Folders, name: &str) -> Vec<(&'static str, String)> {
     variables
 }
 
-/// The driver is found though the program has loaded a stub by its path, under the name that stands in it.
+/// The driver is found though the program has loaded a stub by its path, under the name that is in it.
 fn check_that_a_loaded_stub_is_passed_over(soname: &CStr) {
     let stub = open(Path::new(&std::env::var_os("STUB").unwrap()));
     // SAFETY: loads nothing.

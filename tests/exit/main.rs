@@ -1,4 +1,4 @@
-//! The process may end at any moment: each case runs in a process of its own, with its own `main`, and is judged by how
+//! The process may end at any moment: each case runs in its own process, with its own `main`, and is judged by how
 //! that ends.
 //!
 //! Has no harness, since a case is about `main`, its statics and its exit handlers.
@@ -269,7 +269,7 @@ fn thread_death() {
         let pool = pool.clone();
         let dying = thread::spawn(move || {
             let held = pool.get(4096).unwrap();
-            // One goes back in the destructors of the thread, the others while it unwinds.
+            // One returns in the destructors of the thread, the others while it unwinds.
             KEPT.set(Some((pool.clone(), pool.get(10_000).unwrap())));
             let copied = pool.get(20_000).unwrap();
             let stream = SinkStream::new().unwrap();

@@ -41,7 +41,7 @@ fn run(case: &str, path: &Path, code: i32) {
     assert_eq!(ended(child), Some(code), "{case}");
 }
 
-/// Gets and puts of a whole recording, and how many of its pools have ended.
+/// Requests and puts of a whole recording, and how many of its pools have ended.
 fn counts(recording: &Recording) -> (usize, usize, usize) {
     assert_eq!((recording.warning.as_deref(), recording.lost), (None, 0));
     let count = |is: fn(&Event) -> bool| recording.records.iter().filter(|record| is(&record.event)).count();

@@ -40,7 +40,7 @@ impl Batch {
         bytes
     }
 
-    /// Compares every byte. `origin` names back-end and stream.
+    /// Compares every byte. `origin` names backend and stream.
     pub(crate) fn check(self, found: &[u8], origin: impl Display) {
         self.check_part(0..self.len, found, origin);
     }

@@ -1,4 +1,4 @@
-//! The pool beside graph captures in CUDA's strictest mode: calls on the capturing stream are refused, others leave the
+//! The pool alongside graph captures in CUDA's strictest mode: calls on the capturing stream are refused, others leave the
 //! capture valid.
 
 use std::thread;

@@ -1,4 +1,4 @@
-//! Many batches under a low ceiling: threads that fill, threads that copy, one that releases memory. Every batch is copied
+//! Many batches under a low limit: threads that fill, threads that copy, one that releases memory. Every batch is copied
 //! back and compared before its device memory is used again.
 //!
 //! ```text
@@ -47,7 +47,7 @@ fn every_batch_arrives_intact_while_memory_is_committed_remapped_and_released() 
 fn every_batch_arrives_intact_under_tensorflows_rules() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
-        // The tensorflow preset refuses back-ends that need the arena.
+        // The tensorflow preset refuses backends that need the arena.
         if rig.name() == "cuda" {
             for fence in [FenceKind::Event, FenceKind::Timeline] {
                 churn(rig, &with_a_low_ceiling(rig.builder().preset(Preset::TensorFlow).unstable_fence(fence)));
@@ -56,7 +56,7 @@ fn every_batch_arrives_intact_under_tensorflows_rules() {
     });
 }
 
-/// A ceiling below what the threads could hold at once.
+/// A limit below what the threads could hold at once.
 fn with_a_low_ceiling(builder: PoolBuilder) -> Pool {
     builder.max_bytes(CEILING).wait(Duration::from_secs(60)).build().unwrap()
 }
@@ -123,7 +123,7 @@ fn turn_of(number: u64, of: usize) -> usize {
     usize::try_from(number).unwrap() % of
 }
 
-/// Gets and fills buffers; has no context.
+/// Requests and fills buffers; has no context.
 fn produce(pool: &Pool, next: &AtomicU64, end: u64, jobs: &SyncSender<Job>) {
     loop {
         let number = next.fetch_add(1, Ordering::Relaxed);
@@ -155,7 +155,7 @@ fn collect(pool: &Pool, are_copying: &Weak<Mutex<Receiver<Job>>>) {
     assert_eq!(result::ctx::get_current(), Ok(None), "a trim left a context behind");
 }
 
-/// Holds each stream for a moment, so that many copies are in flight when a get needs memory.
+/// Holds each stream for a moment, so that many copies are in flight when a request needs memory.
 fn hold_streams(streams: &[Arc<CudaStream>; 3], are_copying: &Weak<Mutex<Receiver<Job>>>) {
     for stream in streams.iter().cycle() {
         if are_copying.strong_count() == 0 {
@@ -199,7 +199,7 @@ fn copy(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], jobs: &Mutex
     }
 }
 
-/// Copies back, through the pool if a get succeeds at once, and compares.
+/// Copies back, through the pool if a request succeeds at once, and compares.
 fn compare(pool: &Pool, lane: &Lane, batch: Batch) {
     let whole = match pool.get_with(Request::new(batch.len).wait(Duration::ZERO)) {
         Ok(buf) if turn_of(batch.number / 5, 2) == 0 => {

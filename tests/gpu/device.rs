@@ -1,4 +1,4 @@
-//! The device, one test at a time, the back-ends that pin for it, and streams that can be held.
+//! The device, one test at a time, the backends that pin for it, and streams that can be held.
 
 use std::ffi::c_void;
 use std::fmt::Display;
@@ -28,7 +28,7 @@ pub(crate) struct Device {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// The device; without one, prints why the test is skipped. Tries the back-end first: cudarc panics where there is no driver.
+/// The device; without one, prints why the test is skipped. Tries the backend first: cudarc panics where there is no driver.
 pub(crate) fn take() -> Option<Device> {
     let turn = EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner);
     let found = CudaSource::new(0)
@@ -54,7 +54,7 @@ pub(crate) fn print_uncaptured(line: impl Display) {
 }
 
 impl Device {
-    /// Runs the scenario on each back-end that pins for the device, and panics at the end with those that failed: one does
+    /// Runs the scenario on each backend that pins for the device, and panics at the end with those that failed: one does
     /// not hide the others.
     pub(crate) fn on_each(&self, scenario: impl Fn(&Rig<'_>)) {
         let mut failed = Vec::new();
@@ -70,7 +70,7 @@ impl Device {
                     }
                 }
                 Err(why) if is_required() && !is_excepted(rig.name()) => {
-                    print_uncaptured(format_args!("PINPOOL_REQUIRE_GPU=1, and no back-end {}: {why}", rig.name()));
+                    print_uncaptured(format_args!("PINPOOL_REQUIRE_GPU=1, and no backend {}: {why}", rig.name()));
                     failed.push(rig.name());
                 }
                 Err(why) => print_uncaptured(format_args!("skipped on {}: {why}", rig.name())),
@@ -95,7 +95,7 @@ fn is_excepted(backend: &str) -> bool {
     lists("PINPOOL_GPU_EXCEPT", backend).unwrap_or(false)
 }
 
-/// A back-end on the device.
+/// A backend on the device.
 pub(crate) struct Rig<'a> {
     pub(crate) context: &'a Arc<CudaContext>,
     pub(crate) backend: Backend,
@@ -106,7 +106,7 @@ impl Rig<'_> {
         self.backend.name()
     }
 
-    /// Whether its memory is committed, remapped and released by granules, beside copies.
+    /// Whether its memory is committed, remapped and released by granules, alongside copies.
     pub(crate) fn virtual_memory(&self) -> bool {
         matches!(self.backend, Backend::Vmm)
     }

@@ -40,7 +40,7 @@ pub(crate) const FACTS: [(&str, Fact); 14] = [
 ];
 
 /// Checks every fact in this process, and panics with all that do not hold.
-#[allow(dead_code)] // On a device each fact has a process of its own.
+#[allow(dead_code)] // On a device each fact has its own process.
 pub(crate) fn check(context: &Arc<CudaContext>) {
     let holds = |fact: &Fact| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fact(context))).is_ok();
     let wrong: Vec<_> = FACTS.iter().filter(|(_, fact)| !holds(fact)).map(|(name, _)| name).collect();

@@ -13,14 +13,14 @@ use crate::MIB;
 use crate::batch::Batch;
 use crate::device::{self, HeldStream, Lane, filled, wait_until};
 
-/// Names the back-end that a process is for.
+/// Names the backend that a process is for.
 pub(crate) const BACKEND: &str = "PINPOOL_GPU_TEST_BACKEND";
 /// A process that takes longer is killed, and its test fails.
 const LONGEST: Duration = Duration::from_secs(40);
 /// Bytes of a buffer, over several granules.
 const LEN: usize = 7 * MIB;
 
-/// Runs an ignored test in a process of its own, for one back-end.
+/// Runs an ignored test in a process of its own, for one backend.
 pub(crate) fn in_a_process(test: &str, backend: &str) {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", test, "--ignored", "--nocapture"]).env(BACKEND, backend).stdin(Stdio::null());
@@ -72,7 +72,7 @@ fn exits_with_copies_in_flight() {
             drop(filled(&pool, Batch::new(round, LEN)).copy_to(&lane.stream, &mut lane.memory).unwrap());
         }
     }
-    // Nothing is waited for: exit handlers run beside the copies and the thread.
+    // Nothing is waited for: exit handlers run alongside the copies and the thread.
     std::process::exit(0);
 }
 
@@ -94,7 +94,7 @@ fn forks_after_growth() {
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        // Gets are refused, and what it drops releases nothing.
+        // Requests are refused, and what it drops releases nothing.
         let refused = pool.get(MIB).is_err_and(|error| error.is_forked());
         pool.trim(0);
         drop(bufs);

@@ -19,7 +19,7 @@ fn entries(name: &str) -> usize {
 }
 
 /// Grows a pool to each size by buffers of 64 MiB. A JSON line each: the mappings and descriptors of the process beyond those
-/// before, and the time that a get of 64 MiB took.
+/// before, and the time that a request of 64 MiB took.
 #[test]
 #[ignore = "takes the memory that it is asked for"]
 fn mappings_and_descriptors_of_a_large_pool() {

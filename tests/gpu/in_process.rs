@@ -11,7 +11,7 @@ const LONGEST: usize = 12 << 20;
 /// Buffers that are held at once, so that the pool grows and, on `vmm`, moves granules.
 const HELD: usize = 6;
 
-/// Copies buffers of varied sizes to the device and back, on a stream of its own in the context that all libraries of the
+/// Copies buffers of varied sizes to the device and back, on its own stream in the context that all libraries of the
 /// process share. Returns how many bytes came back wrong; -1 after an error or a panic, with its text on stderr.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinpool_rounds(rounds: u32) -> i64 {

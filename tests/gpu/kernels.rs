@@ -1,4 +1,4 @@
-//! Kernels beside the pool: one that runs while memory is pinned, moved and released, one that reads a buffer in place, and
+//! Kernels alongside the pool: one that runs while memory is pinned, moved and released, one that reads a buffer in place, and
 //! one that breaks the device.
 //!
 //! The kernels are PTX, compiled by the driver. The mock driver has none: there a host function takes the place of the
@@ -20,7 +20,7 @@ use crate::device::{self, HeldStream, Rig, filled, print_uncaptured, wait_until}
 use crate::ends::in_a_process;
 use crate::memory::{CEILING, fill_granules};
 
-/// `spin` runs until the word is set, at most for so many nanoseconds. `copy` copies words, one block, any threads.
+/// `spin` runs until the word is set, at most for this many nanoseconds. `copy` copies words, one block, any threads.
 /// `break_device` writes to address 0.
 const PTX: &str = r"
 .version 6.0
@@ -133,7 +133,7 @@ impl Running {
         Self::Kernel { word: word.expose_provenance(), stream: stream.clone() }
     }
 
-    /// Ends it; fails if it ended by itself, since a call meanwhile waited for it.
+    /// Ends it; fails if it ended automatically, since a call meanwhile waited for it.
     fn end(self) {
         match self {
             Self::HostFunction(hold) => hold.open(),
@@ -206,7 +206,7 @@ fn a_kernel_reads_a_buffer_in_place() {
     });
 }
 
-/// The device is broken for the whole process, so each back-end has one of its own.
+/// The device is broken for the whole process, so each backend has one of its own.
 #[test]
 fn after_an_error_that_stays_buffers_are_lost_and_the_pool_still_ends() {
     let Some(device) = device::take() else { return };

@@ -1,7 +1,7 @@
 //! On a real device: the assumed behaviour of the driver, and every copied byte compared after it is copied back.
 //!
 //! Without a device each test says `skipped: why` and passes; `PINPOOL_REQUIRE_GPU=1` turns that into a failure, also where
-//! one of the three back-ends is missing. `PINPOOL_GPU_EXCEPT=vmm` names those that may be, `PINPOOL_GPU_BACKENDS=cuda` those
+//! one of the three backends is missing. `PINPOOL_GPU_EXCEPT=vmm` names those that may be, `PINPOOL_GPU_BACKENDS=cuda` those
 //! to run on:
 //!
 //! ```text
@@ -12,22 +12,22 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `device.rs` | the device, its back-ends, streams that are held |
+//! | `device.rs` | the device, its backends, streams that are held |
 //! | `batch.rs` | batches with known bytes |
 //! | `methods.rs` | the methods of copying a buffer |
 //! | `driver_facts.rs` | the assumed behaviour of the driver, checked on the double too |
 //! | `churn.rs` | many threads, many streams, little memory |
 //! | `copies.rs` | one copy at a time, held while it is observed |
-//! | `memory.rs` | memory that is committed, remapped and released beside copies and after them |
-//! | `capture.rs` | the pool beside graph captures |
+//! | `memory.rs` | memory that is committed, remapped and released alongside copies and after them |
+//! | `capture.rs` | the pool alongside graph captures |
 //! | `kernels.rs` | kernels that run while memory is pinned, moved and released; that read a buffer in place; that fail |
-//! | `ends.rs` | exit with copies in flight, fork after growth, two pools: each in a process of its own |
+//! | `ends.rs` | exit with copies in flight, fork after growth, two pools: each in its own process |
 //! | `in_process.rs`, `beside_torch.py` | a pool in the process of PyTorch, which a machine without PyTorch skips |
 //! | `figures.rs` | figures that are no test: mappings and descriptors of a large pool |
 //!
 //! `run.sh` runs this suite and the benches of the tool on a machine without cargo, from binaries that `collect.sh` built.
 //!
-//! Each scenario is one function over a back-end. Never loads the mock driver: a process has one driver, here that of the
+//! Each scenario is one function over a backend. Never loads the mock driver: a process has one driver, here that of the
 //! machine.
 #![allow(clippy::print_stdout)] // Lines of figures.
 #![allow(unsafe_code)] // The contract suite, the facts about the driver, and work that the pool does not track.
@@ -60,7 +60,7 @@ const FACT: &str = "PINPOOL_GPU_FACT";
 /// A fact that takes longer does not hold.
 const LONGEST_FACT: Duration = Duration::from_secs(40);
 
-/// Each fact in a process of its own, so that one that fails, hangs or breaks the device hides no other. Prints a JSON
+/// Each fact in its own process, so that one that fails, hangs or breaks the device hides no other. Prints a JSON
 /// line for each.
 #[test]
 fn every_fact_about_the_driver_holds_on_the_device() {

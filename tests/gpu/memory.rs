@@ -1,4 +1,4 @@
-//! Memory that is committed, remapped and released, beside copies where the back-end can and else after them; reserves,
+//! Memory that is committed, remapped and released, beside copies where the backend can and else after them; reserves,
 //! ceilings, the end of a pool, and contexts.
 
 use std::env;
@@ -17,13 +17,13 @@ use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until};
 pub(crate) const CEILING: u64 = 20 << 20;
 const GRANULE: usize = 2 * MIB;
 
-/// A buffer for each granule under the ceiling. The pool must hold nothing.
+/// A buffer for each granule under the limit. The pool must hold nothing.
 pub(crate) fn fill_granules(pool: &Pool, first: u64) -> Vec<(Batch, PinnedBuf)> {
     let batches = (0..CEILING / GRANULE as u64).map(|index| Batch::new(first + index, GRANULE));
     batches.map(|batch| (batch, filled(pool, batch))).collect()
 }
 
-/// Gets three contiguous granules where every other one of ten is free, while copies from the rest are in flight. The pool
+/// Requests three contiguous granules where every other one of ten is free, while copies from the rest are in flight. The pool
 /// must hold nothing.
 pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
     let name = rig.name();
@@ -140,7 +140,7 @@ fn at_the_limit_a_request_is_served_by_a_release() {
         let (mut lane, mut other) = (rig.lane(0, small.len), rig.lane(1, large.len));
         let hold = HeldStream::on(&lane.stream);
         drop(filled(&pool, small).copy_to(&lane.stream, &mut lane.memory).unwrap());
-        // Beside the copy no idle region is long enough, and the limit allows no other.
+        // Alongside the copy no idle region is long enough, and the limit allows no other.
         drop([(); 3].map(|()| pool.get(5 * MIB).unwrap()));
         let buf = thread::scope(|scope| {
             let get = scope.spawn(|| filled(&pool, large));

@@ -6,14 +6,14 @@
 # stdout has one JSON object a line: facts about the driver, one for each step, one for each figure. What the steps print
 # goes to FOLDER/log (or PINPOOL_GPU_LOG), and a table of all steps at the end to FOLDER/log/table.md. The exit status is 0 only
 # if every step succeeded; what a step needs and is not here is a failure, too. Stays inside ten minutes. A run that was cut
-# off goes on where it was: a step that succeeded is not made again, unless PINPOOL_GPU_AGAIN=1.
+# off continues where it was: a step that succeeded is not made again, unless PINPOOL_GPU_AGAIN=1.
 #
 # | variable | default | meaning |
 # | --- | --- | --- |
-# | PINPOOL_GPU_EXCEPT | | back-ends that this machine need not have: vmm, or vmm,register |
+# | PINPOOL_GPU_EXCEPT | | backends that this machine need not have: vmm, or vmm,register |
 # | PINPOOL_GPU_STEPS | facts c run run_torch wheel shim libraries shared suite torch pool copy stall pin load hit peers | the steps, in this order |
 # | PINPOOL_GPU_THREADS | 1 4 8 16 | threads of `pinpool-bench hit` |
-# | PINPOOL_GPU_SUITE_SECONDS | 150 | the longest that the suite may take over one back-end |
+# | PINPOOL_GPU_SUITE_SECONDS | 150 | the longest that the suite may take over one backend |
 # | PINPOOL_GPU_SUITE | | only tests of the suite whose names contain one of these words |
 # | PINPOOL_GPU_SECONDS | 2 | length of each measurement |
 # | PINPOOL_GPU_POOL_MIB | 1024,4096,16384 | sizes of the pools whose mappings and descriptors are counted |
@@ -34,7 +34,7 @@ failed=0
 export PINPOOL_REQUIRE_GPU=1 PINPOOL_GPU_EXCEPT=${PINPOOL_GPU_EXCEPT:-}
 export PINPOOL_GPU_POOL_MIB=${PINPOOL_GPU_POOL_MIB:-1024,4096,16384}
 
-# The back-ends that this machine must have.
+# The backends that this machine must have.
 backends=()
 for backend in vmm register cuda; do
     case ",$PINPOOL_GPU_EXCEPT," in *",$backend,"*) ;; *) backends+=("$backend") ;; esac
@@ -91,7 +91,7 @@ figure() {
     [ -s "$log/$name.out" ] && printf '{"figure":"%s","command":%s,"result":%s}\n' "$name" "$(quoted "$program $*")" "$(cat "$log/$name.out")"
 }
 
-# The wheel beside the torch and numpy of the python3 that is here, whatever made that: unpacked, since it may have no pip.
+# The wheel alongside the torch and numpy of the python3 that is here, whatever made that: unpacked, since it may have no pip.
 wheel() {
     command -v python3 >/dev/null || { echo "no python3" >&2; return 77; }
     [ -d "$log/site" ] || python3 -m zipfile -e "$bin"/pinpool-*.whl "$log/site"
@@ -112,7 +112,7 @@ for name in $steps; do
         ;;
     c) step c 60 "$bin/on_stream" ;;
     run)
-        # The same program alone and served: the same output, with fewer page-locks.
+        # The same program alone and served: the same output, with fewer pin calls.
         step run_alone 60 "$bin/steps" query steps
         step run 60 "$bin/pinpool" run --stats --log "$log/run.log" -- "$bin/steps" query steps
         step run_same 10 cmp "$log/run_alone.out" "$log/run.out"
@@ -120,7 +120,7 @@ for name in $steps; do
         ;;
     run_torch)
         step run_torch 100 "$bin/pinpool" run --stats --log "$log/run_torch.log" -- python3 "$bin/pinned_copies.py"
-        # What the pool has served: a page-lock of each size, not of each tensor.
+        # What the pool has served: a pin call of each size, not of each tensor.
         printf '{"figure":"run_torch","served":%s}\n' "$(quoted "$(grep -hE 'gets|not served' "$log/run_torch.log" | tail -n 2)")"
         ;;
     wheel) step wheel 120 bash -c 'wheel && python3 -c "import pinpool; b = pinpool.Pool(env=False).get(1 << 20); assert b.is_pinned"' ;;

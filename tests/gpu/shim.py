@@ -71,7 +71,7 @@ def loader():
 
 
 def is_pinned():
-    """Of each back-end's memory, as torch asks the driver."""
+    """Of each backend's memory, as torch asks the driver."""
     found = {}
     for backend in ("vmm", "register", "cuda"):
         try:

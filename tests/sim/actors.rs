@@ -65,7 +65,7 @@ struct Actors {
     copies: u64,
     faults: u64,
     operators: u64,
-    /// One get in this many waits if there is no room.
+    /// One request in this many waits if there is no room.
     patience: u64,
     max_bytes: u64,
 }

@@ -80,7 +80,7 @@ fn counts(world: &World, stats: &Stats) -> Check {
     let held = world.held.borrow();
     let mine = held.iter();
     let pending = world.pending.borrow().len();
-    // A get that waits may have been handed a buffer, which is in use although its task does not know of it yet.
+    // A request that waits may have been handed a buffer, which is in use although its task does not know of it yet.
     let waiting = world.waiting.borrow().len() as u64;
     let known = (mine.clone().count() + pending) as u64;
     if !(known..=known + waiting).contains(&stats.memory.in_use) {
@@ -109,7 +109,7 @@ fn ledger(world: &World, stats: &Stats) -> Check {
     }
     equal("bytes in transit at rest", stats.memory.transit_bytes, 0)?;
     if stats.backend != "simulated" || !stats.is_pinned {
-        return Err("another back-end".to_owned());
+        return Err("another backend".to_owned());
     }
     if world.setup.tensorflow == 0 && world.setup.extra_page == 0 {
         let net_bytes = stats.memory.pin.bytes - stats.memory.unpin.bytes;

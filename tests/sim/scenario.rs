@@ -61,7 +61,7 @@ setup! {
     pageable,
     /// `PINPOOL_IDLE_TIMEOUT` in seconds; 0 is none.
     idle_seconds,
-    /// At the end: what is held comes back until every get that waits was served.
+    /// At the end: what is held comes back until every request that waits was served.
     serve_all,
     /// At the end: the copies are over before the pools are dropped.
     finish_first,
@@ -110,19 +110,19 @@ macro_rules! ops {
     };
 }
 ops! {
-    /// Gets a buffer and fills it. Alignment 0 is that of pages.
+    /// Requests a buffer and fills it. Alignment 0 is that of pages.
     Get = "get" (pool len align),
-    /// Gets a buffer as `get` does, from the idle buffers alone.
+    /// Requests a buffer as `get` does, from the idle buffers alone.
     TryGet = "try_get" (pool len),
-    /// Begins a get that waits in line if there is no room; one that is late leaves the line at its first poll.
+    /// Begins a request that waits in line if there is no room; one that is late leaves the line at its first poll.
     GetAsync = "get_async" (pool len is_late),
-    /// Looks whether a waiting get was served.
+    /// Looks whether a waiting request was served.
     PollGet = "poll_get" (which),
-    /// A waiting get gives up.
+    /// A waiting request gives up.
     CancelGet = "cancel_get" (which),
     /// Drops a buffer that is held.
     Put = "put" (which),
-    /// Fills a held buffer anew, which waits for its copies.
+    /// Fills a held buffer again, which waits for its copies.
     Rewrite = "rewrite" (which),
     /// Copies a held buffer and gives it up.
     CopyTo = "copy_to" (which stream),
@@ -146,7 +146,7 @@ ops! {
     Clear = "clear" (pool),
     Prewarm = "prewarm" (pool bytes),
     Partition = "partition" (max_bytes),
-    /// Another ceiling for the first pool.
+    /// Another limit for the first pool.
     SetMaxBytes = "set_max_bytes" (max_bytes),
     /// Drops the handle of a pool.
     DropPool = "drop_pool" (pool),

@@ -76,7 +76,7 @@ impl Site {
         self.broken.lock().unwrap().take()
     }
 
-    /// A user got these bytes: nobody else may have them. Beside them the pool may hold `slack` bytes.
+    /// A user got these bytes: nobody else may have them. Alongside them the pool may hold `slack` bytes.
     pub(crate) fn hand_out(&self, bytes: Range<usize>, slack: usize) {
         if let Some(other) = self.used(&bytes) {
             self.report(format!("a get returned bytes that are in use ({other})"));
@@ -174,7 +174,7 @@ impl Site {
             || owners.by_start.iter().any(|(start, owner)| overlaps(&owner.block(*start)))
     }
 
-    /// Whether a pool abandoned buffers, or may leak some: there may be less room for good.
+    /// Whether a pool abandoned buffers, or may leak some: there may be less room permanently.
     pub(crate) fn any_excused(&self) -> bool {
         !self.owners().excused.is_empty()
     }

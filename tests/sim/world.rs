@@ -20,7 +20,7 @@ use crate::site::Site;
 
 /// Streams of the device.
 const STREAMS: usize = 3;
-/// Time does not pass for a get that waits ...
+/// Time does not pass for a request that waits ...
 const FOREVER: Duration = Duration::from_secs(1 << 20);
 /// ... or its deadline has passed when it looks for the first time.
 const LATE: Duration = Duration::from_nanos(1);
@@ -36,7 +36,7 @@ pub(crate) struct World {
     pub(crate) held: RefCell<Vec<Held>>,
     pub(crate) pending: RefCell<Vec<Pending>>,
     pub(crate) waiting: RefCell<Vec<Waiting>>,
-    /// A get that may be in line is polled: other steps run inside its calls of the source.
+    /// A request that may be in line is polled: other steps run inside its calls of the source.
     is_polling: Cell<bool>,
     pub(crate) tallies: RefCell<Vec<Tally>>,
     armed: RefCell<Vec<(Call, Step)>>,
@@ -48,7 +48,7 @@ pub(crate) struct World {
     /// A copy failed, or nobody knows whether it did.
     pub(crate) device_failed: Cell<bool>,
     has_ceiling: Cell<bool>,
-    /// A reserve was made, or the ceiling changed: there may be less than a get in line needs.
+    /// A reserve was made, or the limit changed: there may be less than a request in line needs.
     took_room: Cell<bool>,
 }
 
@@ -78,7 +78,7 @@ impl Wake for Woken {
     }
 }
 
-/// A get that waits in line, in the order of the line of its pool.
+/// A request that waits in line, in the order of the line of its pool.
 pub(crate) struct Waiting {
     get: Pin<Box<GetFuture>>,
     woken: Arc<Woken>,
@@ -256,7 +256,7 @@ impl World {
     }
 
     fn act_during(&self, call: Call) {
-        // Without the first pool a put may end the arena, which waits for the call that is running.
+        // Without the first pool a return may end the arena, which waits for the call that is running.
         let may_act = !self.is_inside.get() && self.pools.borrow()[0].is_some();
         let armed = || {
             let mut armed = self.armed.borrow_mut();
@@ -312,7 +312,7 @@ impl World {
             Op::Partition => self.partition(args[0]),
             Op::SetMaxBytes => self.with_pool(0, |index, pool| {
                 if index == 0 {
-                    // From before the call on: a lower ceiling holds for what others acquire meanwhile.
+                    // From before the call on: a lower limit holds for what others acquire meanwhile.
                     self.site.memory().set_max_bytes(args[0]);
                     self.has_ceiling.set(true);
                     self.took_room.set(true);
@@ -383,12 +383,12 @@ impl World {
         });
     }
 
-    /// A get failed, with that many failures of the source before it.
+    /// A request failed, with that many failures of the source before it.
     fn note_refused(&self, pool: usize, len: usize, failures: [u64; 3], error: &Error) {
         self.note(2);
         self.tallies.borrow_mut()[pool].failed += 1;
         let is_explained = if error.is_limit() {
-            // Without a ceiling only the line can be in the way.
+            // Without a limit only the line can be in the way.
             self.has_ceiling.get() || pool > 0 || self.is_polling.get() || !self.waiting.borrow().is_empty()
         } else {
             error.is_backend() && self.site.memory().failures != failures
@@ -416,7 +416,7 @@ impl World {
         self.look(waiting).into_iter().for_each(|waiting| self.waiting.borrow_mut().push(waiting));
     }
 
-    /// Polls a get; returns it if it is to wait on.
+    /// Polls a request; returns it if it is to wait on.
     fn look(&self, mut waiting: Waiting) -> Option<Waiting> {
         let failures = self.site.memory().failures;
         // The schedule decides when it is polled again, not who wakes it.
@@ -571,7 +571,7 @@ impl World {
         let mut pools = self.pools.borrow_mut();
         let index = as_len(nth) % pools.len();
         let pool = pools[index].take();
-        // A get that waits keeps its pool.
+        // A request that waits keeps its pool.
         let waiting = self.waiting.take();
         let (leaving, staying) = waiting.into_iter().partition(|waiting| waiting.pool == index && pool.is_some());
         self.waiting.replace(staying);
@@ -598,7 +598,7 @@ impl World {
         finish_all(&self.site);
     }
 
-    /// Every get that waits is served when what others hold comes back, unless it can never be.
+    /// Every request that waits is served when what others hold comes back, unless it can never be.
     fn serve_all(&self) {
         if self.waiting.borrow().is_empty() || self.setup.serve_all == 0 {
             return;
@@ -614,7 +614,7 @@ impl World {
             while let Some(pending) = self.take_pending(0) {
                 self.drop_pending(pending);
             }
-            // A get whose calls gave nothing makes others 5 ms later.
+            // A request whose calls gave nothing makes others 5 ms later.
             self.clock.advance_us(5_000);
             for waiting in self.waiting.take() {
                 self.poll_get(waiting);

@@ -30,7 +30,7 @@ impl Ran {
     }
 }
 
-/// A program on the `heap` back-end, without the environment of the test.
+/// A program on the `heap` backend, without the environment of the test.
 pub(crate) fn program(path: &str, args: &[&str]) -> Command {
     let mut command = Command::new(path);
     for (name, _) in std::env::vars_os() {

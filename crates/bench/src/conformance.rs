@@ -57,7 +57,7 @@ fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
     Ok(lines.join("\n") + "\n")
 }
 
-/// A stream of outcomes, of which only the digest is kept.
+/// A stream of outcomes; only its digest is kept.
 #[derive(Default)]
 struct OutcomeStream(Sha256);
 
@@ -70,16 +70,16 @@ impl OutcomeStream {
 /// The pools of a trace and the buffers that it holds.
 struct Player {
     pools: Vec<Pool>,
-    /// Whether the pools keep no idle buffer: a release is then no eviction.
+    /// Whether the pools keep no idle buffer: a release is not an eviction then.
     unpooled: bool,
     current: usize,
     held: HashMap<u64, PinnedBuf>,
     /// One for each pool.
     sources: Vec<Arc<RecordingSource>>,
     diagnostics: Arc<Mutex<Vec<String>>>,
-    /// A line for each get, put and clear: what happened.
+    /// A line for each request, return and clear: its outcome.
     outcome: OutcomeStream,
-    /// The buffers to which it happened.
+    /// The buffers of these outcomes.
     buffers: OutcomeStream,
 }
 
@@ -179,7 +179,7 @@ impl Player {
         })
     }
 
-    /// Plays one line of the trace. The error says what is wrong with it.
+    /// Plays one line of the trace. The error says why it is invalid.
     fn perform(&mut self, operation: TraceOp) -> Result<(), String> {
         match operation {
             TraceOp::Get { id, .. } if self.held.contains_key(&id) => {
@@ -249,7 +249,7 @@ impl Player {
     }
 }
 
-/// The figures of `pool` under the names and in the order of the format.
+/// The counters of `pool` under the names and in the order of the format.
 fn figures(pool: &Pool, source: &RecordingSource) -> Value {
     let (stats, window) = (pool.stats(), pinpool::unstable::window(pool));
     json!({

@@ -1,4 +1,4 @@
-//! What a get and its put cost through the C functions, beside the same of the library, in nanoseconds:
+//! What a request and its put cost through the C functions, alongside the same of the library, in nanoseconds:
 //! cargo run --release -p pinpool-capi --example cost
 #![allow(unsafe_code)] // Calls the functions of C.
 #![allow(clippy::print_stdout)] // A program.

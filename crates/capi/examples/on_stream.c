@@ -1,5 +1,5 @@
 /*
- * Batches go to the device and are put behind their copies, so that the next get never waits for a copy and never gets memory
+ * Batches go to the device and are put behind their copies, so that the next request never waits for a copy and never gets memory
  * that one still reads.
  *
  *     cc -std=c99 on_stream.c $(pkg-config --cflags --libs pinpool) -lcuda -o on_stream

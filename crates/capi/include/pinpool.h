@@ -1,5 +1,5 @@
 /*
- * pinpool: a pool of page-locked ("pinned") host memory for programs that feed GPUs.
+ * pinpool: a pool of pinned host memory for programs that feed GPUs.
  *
  *     pp_pool *pool;
  *     void *batch;
@@ -57,17 +57,17 @@ typedef enum {
   PP_UNKNOWN_POINTER = 3,
   /** The handle is of a pool that was closed, or of none. */
   PP_UNKNOWN_POOL = 4,
-  /** Over the ceiling (PINPOOL_MAX_BYTES) even with all idle memory released and after the wait; or 4096 pools are open. */
+  /** Over the limit (PINPOOL_MAX_BYTES) even with all idle memory released and after the wait; or 4096 pools are open. */
   PP_LIMIT = 5,
   /** No buffer of this size is idle. Returned by pp_try_get alone. */
   PP_NONE_IDLE = 6,
-  /** The driver or the kernel refused, or the back-end that was set is not available. */
+  /** The driver or the kernel refused, or the backend that was set is not available. */
   PP_BACKEND = 7,
   /** The device failed or the stream captures a graph, so that the end of its work cannot be known. */
   PP_DEVICE = 8,
   /** The pool belongs to the process that forked this one. Nothing was done. */
   PP_FORKED = 9,
-  /** A defect of the library. The pool goes on. */
+  /** A defect of the library. The pool continues. */
   PP_INTERNAL = 10,
 } pp_status;
 
@@ -97,7 +97,7 @@ typedef struct CUstream_st CUstream_st;
 typedef struct pp_pool pp_pool;
 
 /**
- * Gets a line: its level (pp_log_level), its text in UTF-8 without a line break at its end, which is valid during the call,
+ * Requests a line: its level (pp_log_level), its text in UTF-8 without a line break at its end, which is valid during the call,
  * and the pointer that was set with it.
  *
  * Called from any thread, several at once, while no lock of the library is held: it may call any function of the library.
@@ -153,21 +153,21 @@ pp_status pp_set_log(pp_log_fn callback,
  * - `background_thread=0` starts no background thread; `call_stacks=100` keeps the call stack of one request in 100.
  * - `name=loader` names the pool in its log lines.
  * - An item without `=` is a prefix, of A to Z, digits and `_`, which ends in `_`: variables that begin with it are read in
- *   place of those that begin with PINPOOL_. With "EVAL_PINPOOL_" the ceiling is EVAL_PINPOOL_MAX_BYTES.
+ *   place of those that begin with PINPOOL_. With "EVAL_PINPOOL_" the limit is EVAL_PINPOOL_MAX_BYTES.
  *
  * NULL and "" mean the PINPOOL_* variables of the environment alone. What nothing sets has its default.
  *
- * May pin memory (`reserve=`) and tries the back-ends, so it may take seconds. A pool has no thread of its own; all pools of
- * a process share one that gives idle memory back, unless `background_thread=0`.
+ * May pin memory (`reserve=`) and tries the backends, so it may take seconds. A pool has no own thread; all pools of
+ * a process share one that returns idle memory, unless `background_thread=0`.
  *
- * PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another. PP_BACKEND: the back-end that was set is not
+ * PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another. PP_BACKEND: the backend that was set is not
  * available, or cannot pin the reserve. PP_INVALID_ARGUMENT, PP_LIMIT.
  */
 pp_status pp_pool_open(const char *config,
                        pp_pool **pool);
 
 /**
- * Opens a part of `pool` with a limit of its own, `max_bytes`, and a wait queue of its own, and stores its handle in `partition`:
+ * Opens a part of `pool` with its own limit, `max_bytes`, and its own wait queue, and stores its handle in `partition`:
  * for a second use that must not take the memory of the first. Close it with pp_pool_close. `name` is UTF-8, and the tag of its
  * buffers.
  *
@@ -179,10 +179,10 @@ pp_status pp_partition(pp_pool *pool,
                        pp_pool **partition);
 
 /**
- * Closes a pool. Calls of other threads that run go on and succeed; later ones get PP_UNKNOWN_POOL.
+ * Closes a pool. Calls of other threads that run continue and succeed; later ones get PP_UNKNOWN_POOL.
  *
  * Buffers that are out stay valid and are put as before, with the same handle; after the last one the handle is unknown. When
- * calls, buffers and the copies behind which buffers were put are over, all memory goes back to the system, in the thread
+ * calls, buffers and the copies behind which buffers were put are over, all memory returns to the system, in the thread
  * that comes last, which waits up to 30 s for these copies. So this call may take that long if nothing
  * is out. May be called from a log callback.
  *
@@ -193,17 +193,17 @@ pp_status pp_partition(pp_pool *pool,
 pp_status pp_pool_close(pp_pool *pool);
 
 /**
- * Pins `bytes` now, in one call, and keeps them until the pool ends: gets that fit are then fast from the first on. Needs
+ * Pins `bytes` now, in one call, and keeps them until the pool ends: requests that fit are then fast from the first on. Needs
  * the preset adaptive.
  *
- * PP_LIMIT: over the ceiling. PP_BAD_SETTING: under the preset tensorflow. PP_BACKEND, PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT,
+ * PP_LIMIT: over the limit. PP_BAD_SETTING: under the preset tensorflow. PP_BACKEND, PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT,
  * PP_FORKED.
  */
 pp_status pp_reserve(pp_pool *pool,
                      uint64_t bytes);
 
 /**
- * Changes the ceiling on all bytes held, in use and idle. Under a lower one idle memory goes back to the system, and what is out
+ * Changes the limit on all bytes held, in use and idle. Under a lower one idle memory returns to the system, and what is out
  * when it is returned; a higher one serves waiting requests. A partition has its own limit, within the limit of its pool.
  *
  * PP_INVALID_ARGUMENT: 0 bytes. PP_UNKNOWN_POOL, PP_FORKED.
@@ -246,28 +246,28 @@ pp_status pp_stats_json(pp_pool *pool, char **json);
 void pp_string_free(char *text);
 
 /**
- * Gets a buffer of `bytes` bytes and stores its address in `ptr`: idle memory of this size class, or newly pinned memory.
+ * Requests a buffer of `bytes` bytes and stores its address in `ptr`: idle memory of this size class, or newly pinned memory.
  * Put it back with pp_put, pp_put_on_stream or pp_put_on_event.
  *
- * The address is a multiple of 4096. The bytes mean nothing yet; under PINPOOL_ZERO they are 0. Where the ceiling leaves no
+ * The address is a multiple of 4096. The bytes mean nothing yet; under PINPOOL_ZERO they are 0. Where the limit leaves no
  * room, waits at most PINPOOL_WAIT; then fails, or gives memory that is not pinned, by PINPOOL_ON_FULL: pp_is_pinned tells.
  * 0 bytes are NULL and PP_OK.
  *
- * PP_LIMIT: over the ceiling. PP_BACKEND: the driver or the kernel refused. PP_INVALID_ARGUMENT: more than half of the
+ * PP_LIMIT: over the limit. PP_BACKEND: the driver or the kernel refused. PP_INVALID_ARGUMENT: more than half of the
  * address space. PP_UNKNOWN_POOL, PP_FORKED.
  */
 pp_status pp_get(pp_pool *pool,
                  size_t bytes,
                  void **ptr);
 
-/** Gets a buffer as pp_get does, at a multiple of `alignment`: a power of two of at most 1 GiB, else PP_INVALID_ARGUMENT. */
+/** Requests a buffer as pp_get does, at a multiple of `alignment`: a power of two of at most 1 GiB, else PP_INVALID_ARGUMENT. */
 pp_status pp_get_aligned(pp_pool *pool,
                          size_t bytes,
                          size_t alignment,
                          void **ptr);
 
 /**
- * Gets a buffer as pp_get does, counted under `tag`, UTF-8: out-of-memory texts, the statistics and reports say how much each tag
+ * Requests a buffer as pp_get does, counted under `tag`, UTF-8: out-of-memory texts, the statistics and reports say how much each tag
  * holds, and since when. A few tags, such as the parts of a program; not a new one for each buffer.
  */
 pp_status pp_get_tagged(pp_pool *pool,
@@ -276,13 +276,16 @@ pp_status pp_get_tagged(pp_pool *pool,
                         void **ptr);
 
 /**
- * Gets a buffer as pp_get does, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not
+ * Requests a buffer as pp_get does, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not
  * wait. Fails with PP_LIMIT after that time.
  */
-pp_status pp_get_timeout(pp_pool *pool, size_t bytes, uint64_t timeout_ms, void **ptr);
+pp_status pp_get_timeout(pp_pool *pool,
+                         size_t bytes,
+                         uint64_t timeout_ms,
+                         void **ptr);
 
 /**
- * Gets a buffer as pp_get does, if one of this size class is idle: it never pins and never waits. Else it returns
+ * Requests a buffer as pp_get does, if one of this size class is idle: it never pins and never waits. Else it returns
  * PP_NONE_IDLE, which is no error: pp_last_error stays as it was.
  */
 pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
@@ -290,11 +293,11 @@ pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
 /**
  * Makes `bytes` bytes at `ptr`, memory that the program or another library has pinned, a buffer of the pool, so that
  * pp_put_on_stream and pp_put_on_event know when work of a device with it is over: then, or at a pp_put, `on_return` is called with
- * `ptr` and `user_data`. `is_pinned` says whether the memory is page-locked, and is what pp_is_pinned says. The bytes count neither as held nor
- * under the ceiling.
+ * `ptr` and `user_data`. `is_pinned` says whether the memory is pinned, and is what pp_is_pinned says. The bytes count neither as held nor
+ * under the limit.
  *
  * PP_INVALID_ARGUMENT: `ptr` or `on_return` is NULL, 0 bytes, or a buffer at `ptr` is out. PP_UNKNOWN_POOL, PP_FORKED. After each of
- * them `on_return` is not called; neither is it where the end of the work cannot be known (PP_DEVICE of the put).
+ * them `on_return` is not called; neither is it where the end of the work cannot be known (PP_DEVICE of the return).
  */
 pp_status pp_adopt(pp_pool *pool,
                    void *ptr,
@@ -304,7 +307,7 @@ pp_status pp_adopt(pp_pool *pool,
                    void *user_data);
 
 /**
- * Puts back the buffer at `ptr`, an address that a get of this pool gave or that it adopted. NULL is allowed and does nothing. No work of a
+ * Puts back the buffer at `ptr`, an address that a request of this pool gave or that it adopted. NULL is allowed and does nothing. No work of a
  * device may use the buffer any more; while some may, use pp_put_on_stream or pp_put_on_event. Any thread may put.
  *
  * PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which. PP_UNKNOWN_POOL,
@@ -328,9 +331,9 @@ pp_status pp_put_on_stream(pp_pool *pool,
                            CUstream_st *stream);
 
 /**
- * Puts back the buffer at `ptr` behind the work that `event` stands for now, all that was enqueued before its last record: it
+ * Puts back the buffer at `ptr` behind the work that `event` represents now, all that was enqueued before its last record: it
  * is reused when that is over. The event is a CUevent or a cudaEvent_t; it may be recorded again or destroyed afterwards. One
- * never recorded stands for nothing. A context must be current on this thread: the event's or another.
+ * never recorded represents nothing. A context must be current on this thread: the event's or another.
  *
  * Fails as pp_put_on_stream, and then the buffer is not put.
  */

@@ -2,7 +2,7 @@
  * pinpool for C++17: classes around pinpool.h.
  *
  *     pinpool::pool pool("max_bytes=4GiB; name=loader");
- *     pinpool::buffer batch = pool.get(1 << 20);      // put back by its destructor
+ *     pinpool::buffer batch = pool.get(1 << 20);      // return by its destructor
  *     fill(batch.data(), batch.size());
  *     cudaMemcpyAsync(device, batch.data(), batch.size(), cudaMemcpyHostToDevice, stream);
  *     batch.put_on_stream(stream);                    // reused when the stream is that far
@@ -63,7 +63,7 @@ struct handle {
 
 } // namespace detail
 
-/** A buffer of a pool, put back by its destructor. Empty after a move, a put and a release. */
+/** A buffer of a pool, return by its destructor. Empty after a move, a return and a release. */
 class buffer {
 public:
     buffer() noexcept = default;
@@ -79,7 +79,7 @@ public:
     std::size_t size() const noexcept { return size_; }
     explicit operator bool() const noexcept { return data_ != nullptr; }
 
-    /** Whether the memory is page-locked; see pp_is_pinned. */
+    /** Whether the memory is pinned; see pp_is_pinned. */
     bool is_pinned() const
     {
         int is_pinned = 0;
@@ -106,7 +106,7 @@ public:
         put_behind([&](pp_pool *pool, void *data) { return pp_put_on_stream(pool, data, stream); });
     }
 
-    /** As put_on_stream, behind the work that `event` stands for, a CUevent or cudaEvent_t. */
+    /** As put_on_stream, behind the work that `event` represents, a CUevent or cudaEvent_t. */
     void put_on_event(CUevent_st *event)
     {
         put_behind([&](pp_pool *pool, void *data) { return pp_put_on_event(pool, data, event); });
@@ -173,7 +173,7 @@ public:
         return got(bytes, [&](void **data) { return pp_get_aligned(handle(), bytes, alignment, data); });
     }
 
-    /** Waits at most this long for memory under the ceiling. */
+    /** Waits at most this long for memory under the limit. */
     buffer get_timeout(std::size_t bytes, std::chrono::milliseconds timeout) const
     {
         const auto wait = static_cast<std::uint64_t>(timeout.count() < 0 ? 0 : timeout.count());
@@ -197,14 +197,14 @@ public:
         return got(bytes, [&](void **data) { return pp_get_tagged(handle(), bytes, tag.c_str(), data); });
     }
 
-    /** A buffer over memory that is pinned already, given back by a call of `on_return`; see pp_adopt. */
+    /** A buffer over memory that is pinned already, released by a call of `on_return`; see pp_adopt. */
     buffer adopt(void *data, std::size_t bytes, bool is_pinned, pp_return_fn on_return, void *user_data) const
     {
         detail::check(pp_adopt(handle(), data, bytes, is_pinned, on_return, user_data));
         return buffer(handle_, data, bytes);
     }
 
-    /** A pool with its own counts and ceiling in the same memory; see pp_partition. */
+    /** A pool with its own counts and limit in the same memory; see pp_partition. */
     pool partition(const std::string &name, std::uint64_t max_bytes) const
     {
         pp_pool *partition = nullptr;
@@ -246,7 +246,7 @@ private:
 /**
  * Pinned memory for the containers of std::pmr. Throws std::bad_alloc where the pool has none.
  *
- * Each allocation is a buffer of its own, of 4 KiB at least: for vectors and arenas, not for lists of small nodes (put a
+ * Each allocation is its own buffer, of 4 KiB at least: for vectors and arenas, not for lists of small nodes (put a
  * std::pmr::unsynchronized_pool_resource in between). Two are equal if they are of one pool.
  */
 class memory_resource : public std::pmr::memory_resource {

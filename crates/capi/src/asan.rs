@@ -1,8 +1,8 @@
 //! What AddressSanitizer is told where the program has it: the bytes of a buffer that is out may be used, those behind its length and
 //! those of a buffer that was put may not.
 //!
-//! - **asan-I1**: a byte is told to be out of use only within the capacity of one buffer, and the get that next hands it out tells
-//!   the opposite first. Memory that goes back to the system is the sanitizer's own again, whose `mmap` and `free` tell of it.
+//! - **asan-I1**: a byte is told to be out of use only within the capacity of one buffer, and the request that next hands it out tells
+//!   the opposite first. Memory that returns to the system is the sanitizer's own again, whose `mmap` and `free` tell of it.
 
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;

@@ -26,7 +26,7 @@ pub struct CUevent_st {
     _private: [u8; 0],
 }
 
-/// Makes the get `take`, and stores the address of its buffer.
+/// Makes the request `take`, and stores the address of its buffer.
 #[inline]
 fn get<E: Into<Failure>>(
     pool: *mut pp_pool,
@@ -46,14 +46,14 @@ fn get<E: Into<Failure>>(
     })
 }
 
-/// Gets a buffer of `bytes` bytes and stores its address in `ptr`: idle memory of this size class, or newly pinned memory.
+/// Requests a buffer of `bytes` bytes and stores its address in `ptr`: idle memory of this size class, or newly pinned memory.
 /// Put it back with pp_put, pp_put_on_stream or pp_put_on_event.
 ///
-/// The address is a multiple of 4096. The bytes mean nothing yet; under PINPOOL_ZERO they are 0. Where the ceiling leaves no
+/// The address is a multiple of 4096. The bytes mean nothing yet; under PINPOOL_ZERO they are 0. Where the limit leaves no
 /// room, waits at most PINPOOL_WAIT; then fails, or gives memory that is not pinned, by PINPOOL_ON_FULL: pp_is_pinned tells.
 /// 0 bytes are NULL and PP_OK.
 ///
-/// PP_LIMIT: over the ceiling. PP_BACKEND: the driver or the kernel refused. PP_INVALID_ARGUMENT: more than half of the
+/// PP_LIMIT: over the limit. PP_BACKEND: the driver or the kernel refused. PP_INVALID_ARGUMENT: more than half of the
 /// address space. PP_UNKNOWN_POOL, PP_FORKED.
 ///
 /// # Safety
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut
     get(pool, ptr, |pool| pool.get(bytes).map(Some))
 }
 
-/// Gets a buffer as pp_get does, at a multiple of `alignment`: a power of two of at most 1 GiB, else PP_INVALID_ARGUMENT.
+/// Requests a buffer as pp_get does, at a multiple of `alignment`: a power of two of at most 1 GiB, else PP_INVALID_ARGUMENT.
 ///
 /// # Safety
 ///
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn pp_get_aligned(
     get(pool, ptr, |pool| pool.get_with(Request::new(bytes).align(alignment)).map(Some))
 }
 
-/// Gets a buffer as pp_get does, counted under `tag`, UTF-8: out-of-memory texts, the statistics and reports say how much each tag
+/// Requests a buffer as pp_get does, counted under `tag`, UTF-8: out-of-memory texts, the statistics and reports say how much each tag
 /// holds, and since when. A few tags, such as the parts of a program; not a new one for each buffer.
 ///
 /// # Safety
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn pp_get_tagged(
     })
 }
 
-/// Gets a buffer as pp_get does, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not
+/// Requests a buffer as pp_get does, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not
 /// wait. Fails with PP_LIMIT after that time.
 ///
 /// # Safety
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn pp_get_timeout(
     get(pool, ptr, |pool| pool.get_with(Request::new(bytes).wait(Duration::from_millis(timeout_ms))).map(Some))
 }
 
-/// Gets a buffer as pp_get does, if one of this size class is idle: it never pins and never waits. Else it returns
+/// Requests a buffer as pp_get does, if one of this size class is idle: it never pins and never waits. Else it returns
 /// PP_NONE_IDLE, which is no error: pp_last_error stays as it was.
 ///
 /// # Safety
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut 
 /// Called once, from any thread, while no lock of the library is held. It must not throw or longjmp, nor wait for the pool.
 pub type pp_return_fn = Option<unsafe extern "C" fn(ptr: *mut c_void, user_data: *mut c_void)>;
 
-/// What pp_adopt was given, on its way to the thread that gives it back.
+/// What pp_adopt was given, on its way to the thread that returns it.
 struct Adopted {
     on_return: unsafe extern "C" fn(*mut c_void, *mut c_void),
     ptr: *mut c_void,
@@ -151,11 +151,11 @@ impl Adopted {
 
 /// Makes `bytes` bytes at `ptr`, memory that the program or another library has pinned, a buffer of the pool, so that
 /// pp_put_on_stream and pp_put_on_event know when work of a device with it is over: then, or at a pp_put, `on_return` is called with
-/// `ptr` and `user_data`. `is_pinned` says whether the memory is page-locked, and is what pp_is_pinned says. The bytes count neither as held nor
-/// under the ceiling.
+/// `ptr` and `user_data`. `is_pinned` says whether the memory is pinned, and is what pp_is_pinned says. The bytes count neither as held nor
+/// under the limit.
 ///
 /// PP_INVALID_ARGUMENT: `ptr` or `on_return` is NULL, 0 bytes, or a buffer at `ptr` is out. PP_UNKNOWN_POOL, PP_FORKED. After each of
-/// them `on_return` is not called; neither is it where the end of the work cannot be known (PP_DEVICE of the put).
+/// them `on_return` is not called; neither is it where the end of the work cannot be known (PP_DEVICE of the return).
 ///
 /// # Safety
 ///
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn pp_adopt(
     })
 }
 
-/// Puts back the buffer at `ptr`, an address that a get of this pool gave or that it adopted. NULL is allowed and does nothing. No work of a
+/// Puts back the buffer at `ptr`, an address that a request of this pool gave or that it adopted. NULL is allowed and does nothing. No work of a
 /// device may use the buffer any more; while some may, use pp_put_on_stream or pp_put_on_event. Any thread may put.
 ///
 /// PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which. PP_UNKNOWN_POOL,
@@ -224,9 +224,9 @@ pub unsafe extern "C" fn pp_put_on_stream(pool: *mut pp_pool, ptr: *mut c_void, 
     put_behind(pool, ptr, |buf| unsafe { buf.record_stream(stream.cast::<sys::CUstream_st>()) })
 }
 
-/// Puts back the buffer at `ptr` behind the work that `event` stands for now, all that was enqueued before its last record: it
+/// Puts back the buffer at `ptr` behind the work that `event` represents now, all that was enqueued before its last record: it
 /// is reused when that is over. The event is a CUevent or a cudaEvent_t; it may be recorded again or destroyed afterwards. One
-/// never recorded stands for nothing. A context must be current on this thread: the event's or another.
+/// never recorded represents nothing. A context must be current on this thread: the event's or another.
 ///
 /// Fails as pp_put_on_stream, and then the buffer is not put.
 ///

@@ -12,13 +12,13 @@
 //! | `log` | the callback that gets the log lines |
 //! | `version` | the version |
 //! | `call` | the way into every function, and the thread's last error |
-//! | `status` | what the codes mean, and which error of the library gets which |
+//! | `status` | what the codes mean, and which error of the library requests which |
 //! | `config` | the string that a pool is opened with |
 //! | `slots` | handles of pools, and when a pool that is closed ends |
 //! | `table` | the buffers that are out, by address |
 //!
 //! A handle is a number in the shape of a pointer and is never followed, so one that was closed, or never was one, is an error
-//! and no crash. Nothing of a buffer lies beside its bytes: the table finds it by its address.
+//! and no crash. Nothing of a buffer lies alongside its bytes: the table finds it by its address.
 //!
 //! - **capi-P1**: a pointer argument is null, or points to what its type and the header say for as long as the call runs.
 //!   The caller upholds it; the functions check for null and nothing else.

@@ -37,7 +37,7 @@ pub enum pp_log_level {
     PP_LOG_TRACE = 5,
 }
 
-/// Gets a line: its level (pp_log_level), its text in UTF-8 without a line break at its end, which is valid during the call,
+/// Requests a line: its level (pp_log_level), its text in UTF-8 without a line break at its end, which is valid during the call,
 /// and the pointer that was set with it.
 ///
 /// Called from any thread, several at once, while no lock of the library is held: it may call any function of the library.

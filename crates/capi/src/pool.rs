@@ -18,14 +18,14 @@ use crate::status::pp_status;
 /// - `background_thread=0` starts no background thread; `call_stacks=100` keeps the call stack of one request in 100.
 /// - `name=loader` names the pool in its log lines.
 /// - An item without `=` is a prefix, of A to Z, digits and `_`, which ends in `_`: variables that begin with it are read in
-///   place of those that begin with PINPOOL_. With "EVAL_PINPOOL_" the ceiling is EVAL_PINPOOL_MAX_BYTES.
+///   place of those that begin with PINPOOL_. With "EVAL_PINPOOL_" the limit is EVAL_PINPOOL_MAX_BYTES.
 ///
 /// NULL and "" mean the PINPOOL_* variables of the environment alone. What nothing sets has its default.
 ///
-/// May pin memory (`reserve=`) and tries the back-ends, so it may take seconds. A pool has no thread of its own; all pools of
-/// a process share one that gives idle memory back, unless `background_thread=0`.
+/// May pin memory (`reserve=`) and tries the backends, so it may take seconds. A pool has no own thread; all pools of
+/// a process share one that returns idle memory, unless `background_thread=0`.
 ///
-/// PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another. PP_BACKEND: the back-end that was set is not
+/// PP_BAD_SETTING: a setting is unknown, invalid, set twice or contradicts another. PP_BACKEND: the backend that was set is not
 /// available, or cannot pin the reserve. PP_INVALID_ARGUMENT, PP_LIMIT.
 ///
 /// # Safety
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
     })
 }
 
-/// Opens a part of `pool` with a limit of its own, `max_bytes`, and a wait queue of its own, and stores its handle in `partition`:
+/// Opens a part of `pool` with its own limit, `max_bytes`, and its own wait queue, and stores its handle in `partition`:
 /// for a second use that must not take the memory of the first. Close it with pp_pool_close. `name` is UTF-8, and the tag of its
 /// buffers.
 ///
@@ -83,10 +83,10 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
     text.to_str().map_err(|error| Failure::argument(format!("the argument `{name}` is not UTF-8: {error}")))
 }
 
-/// Closes a pool. Calls of other threads that run go on and succeed; later ones get PP_UNKNOWN_POOL.
+/// Closes a pool. Calls of other threads that run continue and succeed; later ones get PP_UNKNOWN_POOL.
 ///
 /// Buffers that are out stay valid and are put as before, with the same handle; after the last one the handle is unknown. When
-/// calls, buffers and the copies behind which buffers were put are over, all memory goes back to the system, in the thread
+/// calls, buffers and the copies behind which buffers were put are over, all memory returns to the system, in the thread
 /// that comes last, which waits up to 30 s for these copies. So this call may take that long if nothing
 /// is out. May be called from a log callback.
 ///
@@ -98,10 +98,10 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
     call(|| slots::close(pool).map(|()| pp_status::PP_OK))
 }
 
-/// Pins `bytes` now, in one call, and keeps them until the pool ends: gets that fit are then fast from the first on. Needs
+/// Pins `bytes` now, in one call, and keeps them until the pool ends: requests that fit are then fast from the first on. Needs
 /// the preset adaptive.
 ///
-/// PP_LIMIT: over the ceiling. PP_BAD_SETTING: under the preset tensorflow. PP_BACKEND, PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT,
+/// PP_LIMIT: over the limit. PP_BAD_SETTING: under the preset tensorflow. PP_BACKEND, PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT,
 /// PP_FORKED.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
@@ -112,7 +112,7 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
     })
 }
 
-/// Changes the ceiling on all bytes held, in use and idle. Under a lower one idle memory goes back to the system, and what is out
+/// Changes the limit on all bytes held, in use and idle. Under a lower one idle memory returns to the system, and what is out
 /// when it is returned; a higher one serves waiting requests. A partition has its own limit, within the limit of its pool.
 ///
 /// PP_INVALID_ARGUMENT: 0 bytes. PP_UNKNOWN_POOL, PP_FORKED.

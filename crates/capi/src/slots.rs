@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A handle is the number of a slot and the slot's generation, which rises with each pool and is a part of its state (`state`). Slots are made as they are needed
-//! and never freed, so that every handle can be looked up at any time. A get costs two exchanges on a counter that few
-//! threads share; a put needs none, since a slot with a buffer out is not given away.
+//! and never freed, so that every handle can be looked up at any time. A request costs two exchanges on a counter that few
+//! threads share; a return needs none, since a slot with a buffer out is not given away.
 //!
 //! - **slots-I1**: `pool` is written only in Opening, by the thread that claimed the slot, and in Ending, by the thread that
 //!   ended it when no call was counted. A call reads it while it is counted and has seen Open since.
@@ -180,7 +180,7 @@ impl Buffers {
 impl Drop for Buffers {
     #[inline]
     fn drop(&mut self) {
-        // A put took its buffer out under a lock of the table before this, so either it sees Ended or the thread that ended
+        // A return took its buffer out under a lock of the table before this, so either it sees Ended or the thread that ended
         // the pool saw the table without the buffer.
         if self.slot.state.is(self.generation, Phase::Ended) {
             self.slot.free_if_empty(self.generation);
@@ -222,7 +222,7 @@ fn slot(number: usize) -> Option<&'static Slot> {
     unsafe { place.load(Ordering::Acquire).as_ref() }
 }
 
-/// Closes a pool: calls that run go on, later ones are refused.
+/// Closes a pool: calls that run continue, later ones are refused.
 pub(crate) fn close(handle: *const pp_pool) -> Result<(), Failure> {
     let (slot, generation) = resolve(handle)?;
     if !slot.state.change(generation, Phase::Open, Phase::Closed) {
@@ -256,7 +256,7 @@ impl Slot {
     fn leave(&self, counter: &AtomicUsize) {
         counter.fetch_sub(1, Ordering::SeqCst);
         // Either this sees Closed, or the thread that closes sees the count without this call. A refused call may have been
-        // counted beside a later pool, so it looks at the pool that the slot holds now.
+        // counted alongside a later pool, so it checks the pool that the slot holds now.
         if let Some(generation) = self.state.generation_in(Phase::Closed) {
             self.end_if_unused(generation);
         }

@@ -1,6 +1,6 @@
 //! Which pool a slot holds, and in which phase of its life, in one word.
 //!
-//! Each change names the generation that it is for, and is refused if the slot holds another pool by then. So a thread may look at a
+//! Each change names the generation that it is for, and is refused if the slot holds another pool by then. So a thread may check a
 //! slot, sleep while the pool ends and others come and go, and act on what it saw: the word tells that it is too late.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

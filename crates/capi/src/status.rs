@@ -1,4 +1,4 @@
-//! What the codes mean, and which error of the library gets which.
+//! What the codes mean, and which error of the library requests which.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -21,17 +21,17 @@ pub enum pp_status {
     PP_UNKNOWN_POINTER = 3,
     /// The handle is of a pool that was closed, or of none.
     PP_UNKNOWN_POOL = 4,
-    /// Over the ceiling (PINPOOL_MAX_BYTES) even with all idle memory released and after the wait; or 4096 pools are open.
+    /// Over the limit (PINPOOL_MAX_BYTES) even with all idle memory released and after the wait; or 4096 pools are open.
     PP_LIMIT = 5,
     /// No buffer of this size is idle. Returned by pp_try_get alone.
     PP_NONE_IDLE = 6,
-    /// The driver or the kernel refused, or the back-end that was set is not available.
+    /// The driver or the kernel refused, or the backend that was set is not available.
     PP_BACKEND = 7,
     /// The device failed or the stream captures a graph, so that the end of its work cannot be known.
     PP_DEVICE = 8,
     /// The pool belongs to the process that forked this one. Nothing was done.
     PP_FORKED = 9,
-    /// A defect of the library. The pool goes on.
+    /// A defect of the library. The pool continues.
     PP_INTERNAL = 10,
 }
 

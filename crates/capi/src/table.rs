@@ -34,12 +34,12 @@ pub(crate) enum Owner {
     Program,
 }
 
-/// Why an address stands for no buffer.
+/// Why an address represents no buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unknown {
     /// Another thread is putting it.
     Leaving,
-    /// It lies inside the buffer at this address, of so many bytes.
+    /// It lies inside the buffer at this address, of this many bytes.
     Inside(usize, usize),
     Nowhere,
 }
@@ -170,7 +170,7 @@ impl Table {
         self.shards.iter().for_each(|shard| locked(shard).shrink_to_fit());
     }
 
-    /// Where an address that begins no buffer lies. Looks at all: for an error's text.
+    /// Where an address that begins no buffer lies. Checks all: for an error's text.
     #[cold]
     pub(crate) fn inside(&self, address: usize) -> Unknown {
         let holds = |(&start, out): (&usize, &Out)| match out {

@@ -237,7 +237,7 @@ impl Batches {
             self.taken_bytes = 0;
         }
         if self.options.shuffle_seed.is_some() && batch.parts.iter().any(|part| self.is_compressed(part)) {
-            // A worker is done with one file before it begins with the next, which another worker may then go on with.
+            // A worker is done with one file before it begins with the next, which another worker may then continue with.
             batch.parts.sort_by_key(|part| self.catalog.samples()[part.sample].file);
         }
         self.number += 1;

@@ -7,7 +7,7 @@
 //!   most 128 MiB, since frames that ask for more are refused), however long the file and its data are.
 //! - **compressed-I2**: a file whose data is longer than [`max_data_bytes`] is refused, so that a small file cannot keep a
 //!   worker busy without an end.
-//! - **compressed-I3**: a decoder goes on in the file that it began in: one that was replaced or changed is an error.
+//! - **compressed-I3**: a decoder continues in the file that it began in: one that was replaced or changed is an error.
 
 use std::fmt;
 use std::fs::File;

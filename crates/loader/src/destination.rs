@@ -40,7 +40,7 @@ pub struct SinkDestination {
 }
 
 impl SinkDestination {
-    /// A sink of `lanes` lanes, each with a thread of its own.
+    /// A sink of `lanes` lanes, each with its own thread.
     ///
     /// # Errors
     ///

@@ -62,7 +62,7 @@ struct Counted<'a>(&'a OpenFiles);
 impl OpenFiles {
     /// Opens the file at `path`. The caller has no other file open (open-I1).
     ///
-    /// Where no descriptor is left, waits until another worker has closed its file, and tries again. An error means that
+    /// If no descriptor is left, waits until another worker has closed its file, and tries again. An error means that
     /// no other worker has one open.
     pub(super) fn open(&self, path: &Path) -> io::Result<OpenFile<'_>> {
         let file = self.open_by(|| File::open(path))?;

@@ -1,6 +1,6 @@
 //! Where a load is: what a later process needs to load the rest.
 //!
-//! Owns the state and its text. Knows no catalog and no options: it holds a number that stands for them.
+//! Owns the state and its text. Knows no catalog and no options: it holds a number that represents them.
 
 use std::fmt;
 use std::str::FromStr;

@@ -43,7 +43,7 @@ pub struct LoadSummary {
     pub epochs: u64,
     /// Files all of whose samples arrived, each counted once, however many epochs there are; a container is one file.
     pub files: u64,
-    /// Samples that arrived whole: one for a plain file, any number for a container; counted anew in each epoch.
+    /// Samples that arrived whole: one for a plain file, any number for a container; counted again in each epoch.
     pub samples: u64,
     /// Files and paths of which something was skipped, each counted once.
     pub failed_files: u64,

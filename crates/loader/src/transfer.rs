@@ -128,7 +128,7 @@ impl<'a> Transfer<'a> {
                 }
                 continue;
             }
-            // A worker at the pool's ceiling waits for a completion, so running copies are polled meanwhile.
+            // A worker at the pool's limit waits for a completion, so running copies are polled meanwhile.
             let wait = (!self.running.is_empty()).then_some(POLL_EVERY);
             if let Poll::Ready(batch) = self.reading.next(wait) {
                 return batch;
@@ -143,7 +143,7 @@ impl<'a> Transfer<'a> {
             self.skip(skipped);
         }
         let is_in_flight = match buffer {
-            // A strict run ends with the failure; the samples read beside it are not sent.
+            // A strict run ends with the failure; the samples read alongside it are not sent.
             _ if self.is_over() => false,
             Some(buffer) => self.send(planned, contents.parts, buffer),
             None => {

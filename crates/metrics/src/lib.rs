@@ -1,7 +1,7 @@
 //! The statistics through the [`metrics`](https://docs.rs/metrics) facade, for any exporter that it has.
 //!
 //! A [`Reporter`] passes the figures on when its [`report`](Reporter::report) is called: before each scrape, or every few
-//! seconds on a thread of the program. No get and no put does anything for it, and without a recorder nothing is kept.
+//! seconds on a thread of the program. No request and no return does anything for it, and without a recorder nothing is kept.
 //!
 //! ```
 //! let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).name("train").build()?;

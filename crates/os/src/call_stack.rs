@@ -1,7 +1,7 @@
 //! Where code was called from: addresses at that time, names when somebody asks.
 //!
 //! To find the addresses takes microseconds, and waits for nobody who names some. To name them reads the debug information of
-//! files, which may take a second the first time: nothing that a get waits for.
+//! files, which may take a second the first time: nothing that a request waits for.
 
 use std::fmt;
 

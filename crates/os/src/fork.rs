@@ -1,6 +1,6 @@
 //! Detects that an object was made before a `fork`, in the parent process.
 //!
-//! A child has none of the parent's threads, locks that they held stay locked, and page-locks and device mappings are not
+//! A child has none of the parent's threads, locks that they held stay locked, and pin calls and device mappings are not
 //! inherited. So a pool made before the fork serves nothing in the child and keeps nothing there. Each pool stores the fork
 //! generation in which it was made; a hit compares two numbers that no thread writes.
 //!

@@ -12,7 +12,7 @@
 //! | [`file_id`] | which file a path or a descriptor leads to |
 //! | [`child_descriptors`] | descriptors that children of `fork` close |
 //! | [`local_socket`] | a socket in the file system, for this user alone |
-//! | [`host`] | memory, limits, pressure and memory nodes of the machine |
+//! | [`host`] | memory, limits, pressure and NUMA nodes of the machine |
 //! | [`words`] | how sizes and times are written |
 //!
 //! Knows no pool.

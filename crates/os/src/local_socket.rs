@@ -44,7 +44,7 @@ impl LocalSocket {
                 longest - PATH_BYTES_MAX
             )));
         }
-        // In a directory of its own, since between its making and the change of its mode others could open it.
+        // In its own directory, since between its making and the change of its mode others could open it.
         let dir = new_dir(parent)?;
         let made = Self::listen_in(&dir, path);
         // Empty if the socket was moved; what was not moved is of no use.

@@ -1,6 +1,6 @@
 //! What is never used again and never freed: whether a device still uses its memory cannot be known.
 //!
-//! It stays reachable, so that a leak checker reports only what nobody kept on purpose. Lost memory has a figure of its own
+//! It stays reachable, so that a leak checker reports only what nobody kept on purpose. Lost memory has its own figure
 //! in the statistics of its pool.
 
 use crate::fork::OfProcess;

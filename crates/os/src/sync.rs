@@ -22,7 +22,7 @@ pub use crossbeam::utils::Backoff;
 
 /// Locks that are never modelled.
 ///
-/// They are those of `std`: on Linux one futex word each and no table beside them. A child of `fork` inherits every table of
+/// They are those of `std`: on Linux one futex word each and no table alongside them. A child of `fork` inherits every table of
 /// waiting threads without these threads, and would follow pointers into stacks that it uses for threads of its own.
 pub mod plain {
     use std::sync::{LockResult, PoisonError, TryLockError};

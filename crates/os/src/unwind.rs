@@ -1,7 +1,7 @@
-//! Calls of code that users pass in: listeners, log sinks, fences, wakers, back-ends. A panic of theirs ends here.
+//! Calls of code that users pass in: listeners, log sinks, fences, wakers, backends. A panic of theirs ends here.
 //!
-//! Such calls are made in the middle of a get, a put or a drop of a buffer, where an unwinding thread would leave buffers
-//! behind that nobody counts. The panic was reported by the panic hook; the caller goes on.
+//! Such calls are made in the middle of a request, a return or a drop of a buffer, where an unwinding thread would leave buffers
+//! behind that nobody counts. The panic was reported by the panic hook; the caller continues.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,4 +1,4 @@
-//! Whether a context is still there: calls that use it go on while it is, and its end waits for them.
+//! Whether a context is still there: calls that use it continue while it is, and its end waits for them.
 
 use crate::locks::{Condvar, Mutex};
 
@@ -26,7 +26,7 @@ pub(crate) struct Ending<'context>(&'context Alive);
 
 impl Alive {
     /// A use of the context; `None` if it is gone. A thread that uses it may come again while another waits to end it: a
-    /// driver's call may come here by a call of its own.
+    /// driver's call may come here by its own call.
     pub(crate) fn enter(&self) -> Option<Use<'_>> {
         let mut state = self.state.lock();
         while state.is_ending {

@@ -1,4 +1,4 @@
-//! Gets and frees, and the buffers that are out, by address.
+//! Requests and frees, and the buffers that are out, by address.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -66,7 +66,7 @@ pub(crate) fn forget(context: &Arc<Context>) {
     starts.iter().filter_map(|start| buffers.remove(start)).for_each(|out| std::mem::forget(out.buf));
 }
 
-/// Gets memory for the program from the pool of the current context. A reason, if it cannot: then the driver's own function
+/// Requests memory for the program from the pool of the current context. A reason, if it cannot: then the driver's own function
 /// serves.
 pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     if !process::may_be_served() {
@@ -101,7 +101,7 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
 }
 
 /// A buffer, without a wait for what the program holds; for work that is not over, as long as `PINPOOL_WAIT` says. While a
-/// stream captures, what was freed since then stays in flight, so there is no wait; nor for a second after one in vain.
+/// stream captures, what was freed since then stays in flight, so there is no wait; nor for a second after one without success.
 fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
     let mut got = pool.get_with(Request::new(bytes).wait(Duration::ZERO));
     if got.as_ref().is_err_and(pinpool::Error::is_limit) && context.may_wait() && pool.stats().copies.in_flight > 0 {
@@ -151,7 +151,7 @@ pub(crate) enum Freed {
     Done,
     /// The driver does not tell now when its work is over: the buffer is not used until it does.
     Failed(Code),
-    /// Inside the memory of a pool, where no buffer of the program begins.
+    /// Inside the memory of a pool, not at the beginning of a buffer.
     Unknown,
     /// Not of a pool.
     NotOurs,

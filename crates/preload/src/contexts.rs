@@ -1,6 +1,6 @@
 //! The contexts that the program uses: each with its pool, its idle events, and whether it is still there.
 //!
-//! A context is noted when it is retained or made, made current, or current at a get, a free or the creation of a stream. Memory is
+//! A context is noted when it is retained or made, made current, or current at a request, a free or the creation of a stream. Memory is
 //! portable, so the work of any context may use it, and a free records an event in each.
 //!
 //! The end of a context (destroyed, its primary context reset or released for the last time) excludes calls that use it: they
@@ -22,7 +22,7 @@ use crate::{captures, log, process};
 /// More idle events than these are not kept apart from the fences that use them.
 const SPARE_EVENTS: usize = 4096;
 
-/// After a wait for memory in vain, gets do not wait again for so long.
+/// After a wait for memory without success, gets do not wait again for so long.
 const NO_WAIT: Duration = Duration::from_secs(1);
 
 /// A context of the program.
@@ -43,7 +43,7 @@ pub(crate) struct Context {
     in_vain: Mutex<Option<Instant>>,
 }
 
-/// What serves the gets of a context.
+/// What serves the requests of a context.
 #[derive(Debug, Clone)]
 enum Serving {
     NotYet,
@@ -92,7 +92,7 @@ impl Context {
         if let Serving::By(pool) = &*self.pool.try_lock()? { Some(pool.clone()) } else { None }
     }
 
-    /// Whether a get may wait for memory: not while a stream captures, nor soon after a wait in vain.
+    /// Whether a request may wait for memory: not while a stream captures, nor soon after a wait without success.
     pub(crate) fn may_wait(&self) -> bool {
         !captures::are_under_way() && self.in_vain.lock().is_none_or(|at| at.elapsed() >= NO_WAIT)
     }

@@ -1,4 +1,4 @@
-//! The driver's functions that this library calls, by address: no call of its own passes a hook.
+//! The driver's functions that this library calls, by address: no own call passes a hook.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem;
@@ -162,7 +162,7 @@ impl Driver {
         (unsafe { (self.0.exchange_mode)(&raw mut mode) } == 0).then_some(mode)
     }
 
-    /// Page-locked memory of the current context, as the driver gives it.
+    /// Pinned memory of the current context, as the driver gives it.
     pub(crate) fn host_alloc(&self, bytes: usize, flags: c_uint) -> Result<NonNull<c_void>, Code> {
         let mut place = std::ptr::null_mut();
         // SAFETY: a place for an address.
@@ -170,7 +170,7 @@ impl Driver {
         NonNull::new(place).ok_or(UNKNOWN)
     }
 
-    /// Page-locked memory as [`host_alloc`](Self::host_alloc) gives it, by the function without flags.
+    /// Pinned memory as [`host_alloc`](Self::host_alloc) gives it, by the function without flags.
     pub(crate) fn alloc_host(&self, bytes: usize) -> Result<NonNull<c_void>, Code> {
         let mut place = std::ptr::null_mut();
         // SAFETY: a place for an address.
@@ -265,7 +265,7 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// A relaxed capture mode of this thread: an event may be queried and memory page-locked beside a capture of another one.
+/// A relaxed capture mode of this thread: an event may be queried and memory pinned alongside a capture of another one.
 #[derive(Debug)]
 pub(crate) struct Relaxed<'a> {
     driver: &'a Driver,

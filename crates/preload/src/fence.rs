@@ -22,7 +22,7 @@ use crate::driver::{CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, CONTEXT_IS_DESTROYED,
 use crate::locks::Mutex;
 use crate::log;
 
-/// Between two looks at work that cannot be waited for.
+/// Between two checks work that cannot be waited for.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// All work of the process before it was made.
@@ -112,7 +112,7 @@ impl State {
         match recorded {
             None => {}
             Some(Ok(events)) => *self = Self::Recorded(events),
-            // All contexts or none: what was recorded stands for too little.
+            // All contexts or none: what was recorded represents too little.
             Some(Err((events, outcome))) => {
                 events.into_iter().for_each(|(context, event)| context.put_event(event));
                 return outcome;
@@ -194,7 +194,7 @@ unsafe impl Fence for ProcessFence {
 #[derive(Debug)]
 pub(crate) struct Behind(pub(crate) Arc<ProcessFence>);
 
-// SAFETY: the fence is made by the free, and stands for all work before it.
+// SAFETY: the fence is made by the free, and represents all work before it.
 unsafe impl CopyStream for Behind {
     fn mark(&self) -> pinpool::Result<Arc<dyn Fence>> {
         Ok(self.0.clone())

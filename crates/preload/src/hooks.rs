@@ -212,7 +212,7 @@ hooks! {
         (context: usize)
         real => noting(context, || real(context));
     // All forms have the place of the handle first, and up to five arguments that are numbers or addresses, which stand in
-    // registers; a register without an argument is not looked at.
+    // registers; a register without an argument is not checked.
     cuCtxCreate_v4 = c"cuCtxCreate" 12050..UNKNOWN_FROM Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
         real => noting_made(out, || real(out, a, b, c, d));
@@ -275,7 +275,7 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
     }
 }
 
-/// Counts memory that the driver page-locks where it is. Its context is noted, which makes this process the one that is served.
+/// Counts memory that the driver pins where it is. Its context is noted, which makes this process the one that is served.
 fn counting_registration(bytes: usize, real: impl FnOnce() -> Code) -> Code {
     let code = noting_current(real);
     if code == 0 && process::is_owner() {

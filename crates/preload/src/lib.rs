@@ -1,4 +1,4 @@
-//! Serves the page-locked host memory of a CUDA program that knows nothing of pinpool: loaded by `LD_PRELOAD`, for
+//! Serves the pinned host memory of a CUDA program that knows nothing of pinpool: loaded by `LD_PRELOAD`, for
 //! `pinpool run`.
 //!
 //! ```text
@@ -21,11 +21,11 @@
 //! | `ends` | the end of a context |
 //! | `buffers` | get and free, the buffers that are out by address |
 //! | `pointers` | what the driver answers about such a buffer |
-//! | `registrations` | how much memory the program page-locks by itself |
+//! | `registrations` | how much memory the program pin calls by itself |
 //! | `contexts` | the contexts of the process, their pools and events |
 //! | `captures` | the captures under way, and the lock that keeps records apart from them |
 //! | `fence` | an event behind all work of every context |
-//! | `source` | the memory of a pool: the driver's own page-locked memory |
+//! | `source` | the memory of a pool: the driver's own pinned memory |
 //! | `driver` | the driver's functions that this library calls |
 //! | `lookup` | how these are found |
 //! | `log` | the log lines |
@@ -42,8 +42,8 @@
 //!   promises that the driver asks for.
 //! - **preload-I2**: an address in a slot of the table of hooks is the driver's function of that name, which has the type of
 //!   the hook, and the driver is never unloaded.
-//! - **preload-I3**: a buffer in the table of buffers is the program's from the get until the free that takes it out. Only
-//!   that free gives it back, behind a fence over all work that was enqueued before.
+//! - **preload-I3**: a buffer in the table of buffers is the program's from the request until the free that takes it out. Only
+//!   that free returns it, behind a fence over all work that was enqueued before.
 //! - **preload-I4**: nothing of a pool is touched once its context is gone: its source neither takes nor releases memory, its
 //!   buffers are leaked, and another pool serves what comes after.
 #![allow(unsafe_code)] // Stands between a program and the driver, whose interface is C.

@@ -106,12 +106,12 @@ pub(crate) fn context_ended(handle: usize) {
     info!("context {handle:#x} has ended, and its memory with it; another one gets another pool");
 }
 
-/// Logs at the end of the process how much memory it page-locked by itself.
+/// Logs at the end of the process how much memory it pinned by itself.
 pub(crate) fn registrations(calls: u64, bytes: u64) {
     init();
     let calls = if calls == 1 { "1 call".to_owned() } else { format!("{calls} calls") };
     warn!(
-        "not served: the program page-locked memory of its own by {calls} of cuMemHostRegister ({bytes} bytes); a pool serves \
+        "not served: the program pinned memory of its own by {calls} of cuMemHostRegister ({bytes} bytes); a pool serves \
          memory that the driver allocates (cuMemHostAlloc)"
     );
 }

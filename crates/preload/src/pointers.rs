@@ -1,6 +1,6 @@
-//! What the driver answers about a buffer of the program: what it would answer for an allocation of its own.
+//! What the driver answers about a buffer of the program: what it would answer for its own allocation.
 //!
-//! The memory is the driver's own page-locked memory, so most answers are right as they are. Those about the allocation
+//! The memory is the driver's own pinned memory, so most answers are right as they are. Those about the allocation
 //! (its flags, its range, its id) are about a block of the pool: flags are the driver's answer for a sample that was allocated
 //! with the flags of the program, the others are the buffer's.
 

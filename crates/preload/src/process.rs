@@ -1,4 +1,4 @@
-//! Forks: a child of a process that served memory serves none, since page-locks, contexts and threads are not inherited.
+//! Forks: a child of a process that served memory serves none, since pins, contexts and threads are not inherited.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,4 +1,4 @@
-//! Memory that the program page-locks where it is (`cuMemHostRegister`): no pool can serve it, so it is counted and logged at the
+//! Memory that the program pins where it is (`cuMemHostRegister`): no pool can serve it, so it is counted and logged at the
 //! end, since a framework that registers gains nothing from this library.
 
 use std::sync::Once;

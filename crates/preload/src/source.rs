@@ -1,4 +1,4 @@
-//! The memory of a pool: the driver's own page-locked memory, allocated in the program's context, portable and mapped, so that
+//! The memory of a pool: the driver's own pinned memory, allocated in the program's context, portable and mapped, so that
 //! the driver answers what a program asks about it as it does for the program's own.
 //!
 //! The blocks are noted by address: a program that frees an address twice must not free a block of the pool.
@@ -30,7 +30,7 @@ pub(crate) fn is_inside_of_parent(address: usize) -> bool {
     BLOCKS.try_read().is_none_or(|blocks| blocks.contains(address))
 }
 
-/// Page-locked memory of one context.
+/// Pinned memory of one context.
 #[derive(Debug)]
 pub(crate) struct HostSource {
     driver: &'static Driver,
@@ -58,7 +58,7 @@ fn block_bytes(len_bytes: usize) -> usize {
     if whole_pages < GRANULE_BYTES { whole_pages + PAGE_BYTES } else { whole_pages }
 }
 
-// SAFETY: source-C1: `cuMemHostAlloc` maps page-locked memory at a fixed address until `cuMemFreeHost`, and a failed free
+// SAFETY: source-C1: `cuMemHostAlloc` maps pinned memory at a fixed address until `cuMemFreeHost`, and a failed free
 // leaves it mapped; after the end of its context nothing of it is touched (preload-I4). source-C2: pages of the kernel, or
 // used before by this process. source-C3: the region begins at a page, and ends inside the block. source-C4: a counter.
 // source-C5: the driver is asked for exactly `held_bytes`. source-C6: no lock of a pool is taken.

@@ -4,13 +4,13 @@
 //! | --- | --- |
 //! | linked to libcuda | the hooks are exported under the driver's names, and `LD_PRELOAD` puts them first |
 //! | `dlsym` of a handle, or of `RTLD_DEFAULT` | answered with the hook, if there is such a function behind it |
-//! | the same from a library that has a function of that name | the real answer: it stands behind the hook, as the driver does |
-//! | `dlsym(RTLD_NEXT)` | the real answer for the caller: such a caller stands between a program and the driver as this library does |
-//! | `dlvsym` | not looked at: libcuda has no versions of symbols |
+//! | the same from a library that has a function of that name | the real answer: it is behind the hook, as the driver does |
+//! | `dlsym(RTLD_NEXT)` | the real answer for the caller: such a caller is between a program and the driver as this library does |
+//! | `dlvsym` | not checked: libcuda has no versions of symbols |
 //! | `cuGetProcAddress` | a hook itself: the driver answers, and a function of the table is replaced (`hooks`) |
 //!
 //! The real `dlsym` finds out by its return address who calls it, and means by `RTLD_NEXT` and `RTLD_DEFAULT` something else
-//! for each caller. So the function that stands in for it leaves no frame behind: it looks at the name, and jumps to the real
+//! for each caller. So the function that is in for it leaves no frame behind: it checks the name, and jumps to the real
 //! one with the stack and the arguments as they were. Only a name of the table with a handle is looked up from here, where the
 //! caller plays no part.
 //!
@@ -22,7 +22,7 @@ use std::ptr::{self, NonNull};
 use crate::hooks;
 use crate::lookup::{image_of, is_own, look_up, open_loaded, own, real_dlsym, saw};
 
-/// What `dlsym` is to do: return `answer`, or if `jump` is not 0 go on there.
+/// What `dlsym` is to do: return `answer`, or if `jump` is not 0 continue there.
 #[repr(C)]
 #[derive(Debug)]
 struct Decision {
@@ -64,7 +64,7 @@ extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: *const c_
 }
 
 /// Whether the caller is to get the real answer: this library, or one that has a function of this name itself. That is the
-/// driver, or a library that stands before the driver as this one does: its function is behind the hook, and must find what is
+/// driver, or a library that is before the driver as this one does: its function is behind the hook, and must find what is
 /// behind it, not the hook.
 fn stands_behind(caller: *const c_void, name: &CStr) -> bool {
     let Some(library) = image_of(caller) else { return false };

@@ -87,7 +87,7 @@ fn of_text(reader: &mut TraceReader) -> Result<Recording, TraceError> {
             TraceOp::Advance { micros } => time_ns = time_ns.saturating_add(micros.saturating_mul(1_000)),
         }
         if recording.records.len() > RECORDS_MAX {
-            return Err(reader.error_here(format!("the trace has more than {RECORDS_MAX} gets and puts")));
+            return Err(reader.error_here(format!("the trace has more than {RECORDS_MAX} requests and returns")));
         }
     }
     Ok(recording)

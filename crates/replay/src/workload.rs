@@ -392,7 +392,7 @@ impl WorkloadTotals {
                     count
                 };
                 let more = count.saturating_sub(empty) - u64::from(last > 0);
-                self.gets = self.gets.checked_add(more).ok_or("the gets pass 2^64")?;
+                self.gets = self.gets.checked_add(more).ok_or("the requests pass 2^64")?;
             }
             TraceOp::Advance { micros } => {
                 self.duration_us = self.duration_us.saturating_add(micros);
@@ -409,7 +409,7 @@ impl WorkloadTotals {
     fn request(&mut self, bytes: u64) -> Result<(), String> {
         self.requested_bytes = self.requested_bytes.checked_add(bytes).ok_or("the bytes held pass 2^64")?;
         self.peak_requested_bytes = self.peak_requested_bytes.max(self.requested_bytes);
-        self.gets = self.gets.checked_add(u64::from(bytes > 0)).ok_or("the gets pass 2^64")?;
+        self.gets = self.gets.checked_add(u64::from(bytes > 0)).ok_or("the requests pass 2^64")?;
         Ok(())
     }
 }

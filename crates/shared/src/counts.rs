@@ -13,7 +13,7 @@ pub struct Counts {
     pub filling: usize,
     /// Sent by a worker and not received.
     pub sent: usize,
-    /// Received and not given back, or in flight.
+    /// Received and not released, or in flight.
     pub held: usize,
 }
 

@@ -46,12 +46,12 @@ impl Error {
         matches!(*self.0, ErrorKind::BufferLength { .. }) || self.of_pool().is_some_and(pinpool::Error::is_request)
     }
 
-    /// No buffer was free in time, or the memory does not fit under the ceiling of the pool.
+    /// No buffer was free in time, or the memory does not fit under the limit of the pool.
     pub fn is_limit(&self) -> bool {
         matches!(*self.0, ErrorKind::NoBuffer { .. }) || self.of_pool().is_some_and(pinpool::Error::is_limit)
     }
 
-    /// A ticket stands for no buffer that waits to be received: it was received before, its buffer was taken back, or it is of
+    /// A ticket represents no buffer that waits to be received: it was received before, its buffer was taken back, or it is of
     /// other buffers.
     pub fn is_ticket(&self) -> bool {
         matches!(*self.0, ErrorKind::Ticket { .. })

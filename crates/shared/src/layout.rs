@@ -25,7 +25,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"pinslabs");
 const VERSION: u32 = 1;
 /// What is named in errors.
 pub(super) const WHAT: &str = "shared buffers";
-/// Workers that can be attached beside those that died with buffers sent and not received.
+/// Workers that can be attached alongside those that died with buffers sent and not received.
 const SPARE_SLOTS: u32 = 256;
 const BUFFERS_MAX: usize = 1 << 15;
 
@@ -191,7 +191,7 @@ fn planned(buffer_bytes: usize, buffers: usize) -> Result<Geometry> {
     Geometry::of(buffer_bytes, buffers).ok_or_else(|| too_long(buffer_bytes, buffers))
 }
 
-/// A number that two files hardly share.
+/// A number that two files rarely share.
 fn new_id() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     // Keys from the system's random numbers.

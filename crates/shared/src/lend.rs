@@ -4,7 +4,7 @@
 //!   lend(offset, len) ──▶ PinnedBuf ──copies──▶ in flight ──all fences over──▶ `returned(offset)`
 //! ```
 //!
-//! The mapping is gone, its page-lock and its bytes under the ceiling with it, once the lender is dropped and every part that it
+//! The mapping is gone, its pin call and its bytes under the limit with it, once the lender is dropped and every part that it
 //! lent has come back. A part whose copies cannot be known to be over never comes back, and keeps the mapping.
 //!
 //! - lend-I1: a part is lent once at a time. The caller of [`Lender::lend`] has the part for itself, until `returned`.
@@ -42,10 +42,10 @@ impl fmt::Debug for Parts {
 }
 
 impl Lender {
-    /// Page-locks `memory` as the memory of `pool` is, under its ceiling, and lends parts of it.
+    /// Pins `memory` as the memory of `pool` is, under its limit, and lends parts of it.
     pub(super) fn new(pool: &Pool, memory: SharedMemory, returned: Returned) -> Result<Self> {
         let bytes = NonNull::slice_from_raw_parts(memory.at(0), memory.len());
-        // SAFETY: whole pages that stay mapped as long as `memory` (memory-file-I1). The page-lock ends with the last of `Parts`, of
+        // SAFETY: whole pages that stay mapped as long as `memory` (memory-file-I1). The pin ends with the last of `Parts`, of
         // which each lent part has one until its copies are over.
         let memory = unsafe { pool.page_lock(bytes, memory) }?;
         Ok(Self { pool: pool.clone(), parts: Arc::new(Parts { memory, returned }) })
@@ -70,7 +70,7 @@ impl Lender {
         let bytes = NonNull::slice_from_raw_parts(self.memory().at(offset), len);
         let give_back = move || (parts.returned)(parts.memory.owner(), offset);
         // SAFETY: pages of a file are initialised, and these are the caller's alone until `returned` (lend-I1). They are mapped and
-        // page-locked as long as `parts`, which ends with the call.
+        // pinned as long as `parts`, which ends with the call.
         Ok(unsafe { self.pool.adopt(bytes, self.parts.memory.is_pinned(), give_back) }?)
     }
 }

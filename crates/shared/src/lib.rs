@@ -6,7 +6,7 @@
 //!              └───────────────────── free, in memory that all of them map ◀──────────────┘
 //! ```
 //!
-//! A trainer makes [`SharedSlabs`]: one memory file, which it page-locks once. Workers [attach](SlabWorker::attach) to it by its descriptor; they
+//! A trainer makes [`SharedSlabs`]: one memory file, which it pins once. Workers [attach](SlabWorker::attach) to it by its descriptor; they
 //! pin nothing and need no device. No byte is copied between processes: a ticket of 40 bytes says which buffer was sent, and the trainer's
 //! copy to the device reads the worker's bytes in place.
 //!

@@ -206,7 +206,7 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // A child of fork may not have the mapping, if a driver has page-locked it.
+        // A child of fork may not have the mapping, if a driver has pinned it.
         if self.generation.is_stale() {
             return;
         }

@@ -1,4 +1,4 @@
-//! The trainer's side: makes the memory, page-locks it once, receives.
+//! The trainer's side: makes the memory, pins it once, receives.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::Ordering;
 use pinpool_shm::file::LockFile;
 
-/// Buffers that worker processes fill and this process copies to a device from: one memory, page-locked once, here.
+/// Buffers that worker processes fill and this process copies to a device from: one memory, pinned once, here.
 ///
 /// A received buffer is a [`PinnedBuf`]: it is copied, fenced and waited for as every buffer, and when it is dropped and its copies
 /// are over, the workers have it again. Its bytes were written by another process that keeps to the protocol by attaching with [`SlabWorker`](super::SlabWorker).
@@ -34,12 +34,12 @@ pub struct SharedSlabs {
 }
 
 impl SharedSlabs {
-    /// Makes `buffers` buffers of `buffer_bytes` under the ceiling of `pool`, page-locked as its memory is. In hugetlb pages if enough of them are set
+    /// Makes `buffers` buffers of `buffer_bytes` under the limit of `pool`, pinned as its memory is. In hugetlb pages if enough of them are set
     /// aside.
     ///
     /// # Errors
     ///
-    /// - [`is_limit`](crate::Error::is_limit): they do not fit under the ceiling,
+    /// - [`is_limit`](crate::Error::is_limit): they do not fit under the limit,
     /// - [`is_shared`](crate::Error::is_shared): the kernel or the driver refused, or the numbers are out of range,
     /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
     pub fn new(pool: &Pool, buffer_bytes: usize, buffers: usize) -> Result<Self> {
@@ -214,7 +214,7 @@ impl SharedSlabs {
         self.geometry.buffers
     }
 
-    /// What page-locks the memory: `register`, `mlock` or `none`.
+    /// What pins the memory: `register`, `mlock` or `none`.
     pub fn page_lock(&self) -> &'static str {
         self.lender.locked_by()
     }
@@ -231,7 +231,7 @@ impl SharedSlabs {
     }
 }
 
-/// The memory's descriptor, for workers that inherit it or get it by a way of their own.
+/// The memory's descriptor, for workers that inherit it or get it by their own way.
 impl AsFd for SharedSlabs {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()

@@ -1,7 +1,7 @@
 //! The state of one shared buffer: a word that processes change by compare and exchange.
 //!
 //! ```text
-//!   free ──take──▶ filling ──send──▶ sent ──receive──▶ held ──give back──▶ free
+//!   free ──take──▶ filling ──send──▶ sent ──receive──▶ held ──release──▶ free
 //!    ▲                │ given up, or its worker died                        │
 //!    └────────────────┴─────────────────────────────────────────────────────┘
 //! ```
@@ -28,7 +28,7 @@ pub(super) enum Use {
     Filling(u16),
     /// Sent by the worker in this slot, and not received.
     Sent(u16),
-    /// Received, and not given back.
+    /// Received, and not released.
     Held,
 }
 
@@ -94,7 +94,7 @@ impl StateWord {
     /// Changes `from`, which was read, to `to`. False, and nothing is changed, if another process was faster.
     pub(super) fn change(&self, from: State, to: State) -> bool {
         // Release: who reads the new state sees the bytes; Acquire: and this process what came before. SeqCst, since a process
-        // that waits announces itself and looks at this word, and one that changes it looks for such processes.
+        // that waits announces itself and checks this word, and one that changes it looks for such processes.
         self.0.compare_exchange(from.pack(), to.pack(), Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 

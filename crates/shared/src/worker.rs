@@ -149,7 +149,7 @@ impl SlabWorker {
         self.get_since(Instant::now(), len, timeout)
     }
 
-    /// Gets a buffer as [`get`](Self::get) does, as one of several waits of a get that began at `since`.
+    /// Requests a buffer as [`get`](Self::get) does, as one of several waits of a request that began at `since`.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! For tests of back-ends of other crates, and of code that uses pinpool.
+//! For tests of backends of other crates, and of code that uses pinpool.
 //!
 //! | item | for |
 //! | --- | --- |

@@ -1,6 +1,6 @@
 //! A batch from a pinned buffer to a tensor of candle.
 //!
-//! On a GPU the copy is the pool's own, on candle's stream: the call returns at once, the buffer goes back to the pool when the copy
+//! On a GPU the copy is the pool's own, on candle's stream: the call returns at once, the buffer returns to the pool when the copy
 //! ends, and what candle enqueues next on that stream finds the values. Nothing is synchronized. candle and pinpool name the same
 //! version of cudarc; with another one, `pinpool::copy::cuda::RawStream` takes the handle of the stream.
 

@@ -1,6 +1,6 @@
 //! A batch from a pinned buffer to CubeCL, and so to Burn, whose `TensorData` takes the same `Bytes`.
 //!
-//! CubeCL copies from pinned bytes without a buffer of its own between, keeps them until the device has read them, and drops them
+//! CubeCL copies from pinned bytes without its own buffer between, keeps them until the device has read them, and drops them
 //! then: the drop puts the buffer back. Nothing is synchronized, and no buffer is reused under a copy.
 
 use std::mem::MaybeUninit;

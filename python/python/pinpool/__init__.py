@@ -1,4 +1,4 @@
-"""A pool of page-locked ("pinned") host memory for loaders that feed GPUs.
+"""A pool of pinned host memory for loaders that feed GPUs.
 
     pool = pinpool.Pool(max_bytes="64GiB", name="loader")
     with pool.get(1 << 20) as buf:           # idle memory of this size, or newly pinned

@@ -24,7 +24,7 @@ class TimeoutError(LimitError, builtins.TimeoutError):
 
 
 class BackendError(PinpoolError, RuntimeError):
-    """The driver or the kernel refused, or the back-end that was set is not available."""
+    """The driver or the kernel refused, or the backend that was set is not available."""
 
 
 class DeviceError(PinpoolError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Buffers in page-locked memory that worker processes fill."""
+"""Buffers in pinned memory that worker processes fill."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _attaching = threading.Lock()
 
 
 class SharedPool:
-    """Buffers of one size in page-locked memory that processes share: workers fill them, the trainer receives them in place.
+    """Buffers of one size in pinned memory that processes share: workers fill them, the trainer receives them in place.
 
-    Made in the trainer, which page-locks the memory once. It goes to workers of `multiprocessing` as any object does (fork, spawn,
+    Made in the trainer, which pins the memory once. It goes to workers of `multiprocessing` as any object does (fork, spawn,
     forkserver), as an argument or an attribute of a dataset: they get the memory's descriptor, not its bytes.
 
     `library` says what `collate` makes, whichever process calls it: tensors ("torch") or arrays ("numpy"). By default it is tensors if
@@ -92,7 +92,7 @@ class SharedPool:
         """Copies the arrays and tensors of `batch` into one shared buffer and sends it.
 
         `batch` is any nesting of dicts, lists and tuples; what is no array stays as it is and is pickled. A batch that no buffer holds is
-        pickled whole, and the trainer copies it to page-locked memory.
+        pickled whole, and the trainer copies it to pinned memory.
         """
         plan = Plan()
         return self._send(plan, plan.visit(batch), tag, timeout)
@@ -158,7 +158,7 @@ class SharedPool:
         return self._trainer().next_of_dead()
 
     def unpack(self, packed: Packed) -> Any:
-        """The batch of `pack` or `collate`: arrays and tensors over the worker's bytes, in page-locked memory, without a copy.
+        """The batch of `pack` or `collate`: arrays and tensors over the worker's bytes, in pinned memory, without a copy.
 
         The memory goes back to the workers when all of them and their views are gone. After a copy of one that is not waited for, call
         `pinpool.record_stream(array, stream)`.
@@ -237,7 +237,7 @@ class SharedPool:
 
     @property
     def page_lock(self) -> str:
-        """What page-locks the memory: "register", "mlock" or "none"."""
+        """What pins the memory: "register", "mlock" or "none"."""
         return self._trainer().page_lock()
 
     @property
@@ -280,7 +280,7 @@ class SharedPool:
     def __repr__(self) -> str:
         try:
             text = f"{self.buffers} buffers of {self.buffer_bytes} B"
-            return f"<pinpool.SharedPool of {text}, {'attached' if self._slabs is None else 'page-locked by ' + self.page_lock}>"
+            return f"<pinpool.SharedPool of {text}, {'attached' if self._slabs is None else 'pinned by ' + self.page_lock}>"
         except PinpoolError:
             return "<pinpool.SharedPool, closed>"
 

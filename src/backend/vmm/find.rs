@@ -21,7 +21,7 @@ use pinpool_os::sync::process::AtomicBool;
 
 impl VmmSource {
     /// Finds a driver with virtual host memory and the device number `ordinal`, and tests a granule: committed, touched,
-    /// copied from if the device has a context, and released. Granules come from the memory node `node`, else from the
+    /// copied from if the device has a context, and released. Granules come from the NUMA node `node`, else from the
     /// device's, else from any of the host.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl VmmSource {
             }
         }
         Err(refused.unwrap_or_else(|| {
-            let why = machine.lack_of(wanted).unwrap_or_else(|| "no memory node is whole".to_owned());
+            let why = machine.lack_of(wanted).unwrap_or_else(|| "no NUMA node is whole".to_owned());
             let what = format!("{why}, and the driver has no memory of the host without a node");
             lacks(&what, attribute::HOST_VIRTUAL_MEMORY)
         }))

@@ -38,7 +38,7 @@ const LARGER_UNIT: &str = "over the largest unit of a size, T (1024 G)";
 /// | written | bytes |
 /// | --- | --- |
 /// | `1000000`, `1_000_000`, `1e6`, `1e6B` | 1,000,000 |
-/// | `2K`, `2Ki`, `2KiB` (and `M`, `G`, `T`) | 2 x 1024: as docker, systemd, the kernel's control groups and GNU tools read `2K` |
+/// | `2K`, `2Ki`, `2KiB` (and `M`, `G`, `T`) | 2 x 1024: as docker, systemd, the kernel's cgroups and GNU tools read `2K` |
 /// | `2KB` (and `MB`, `GB`, `TB`) | 2 x 1000 |
 /// | `1.5G`, `.5GiB`, `1.5e3K` | fractions and exponents with any unit; a part of a byte is dropped |
 ///

@@ -1,4 +1,4 @@
-//! What the driver has said for good about the end of a copy.
+//! What the driver has said permanently about the end of a copy.
 
 use std::sync::OnceLock;
 
@@ -6,7 +6,7 @@ use super::stream::failed;
 use crate::driver::code::Code;
 use crate::error::{Error, Result};
 
-/// Empty while the driver may still say something else. It is asked no more once a copy is over, nor after an error that
+/// Empty while the driver may still say something else. It is not queried again once a copy is over, nor after an error that
 /// stays: the handle may belong to something else by then.
 #[derive(Debug, Default)]
 pub(super) struct Answer(OnceLock<Result<(), String>>);
@@ -17,7 +17,7 @@ impl Answer {
         self.0.get().is_some_and(Result::is_ok)
     }
 
-    /// Whether the driver refuses the handle for good.
+    /// Whether the driver refuses the handle permanently.
     pub(super) fn is_refused(&self) -> bool {
         self.0.get().is_some_and(Result::is_err)
     }
@@ -26,12 +26,12 @@ impl Answer {
         self.0.get().map(|known| known.clone().map_err(Error::device))
     }
 
-    /// What was said for good; else waits by `wait`, after which the copy is over.
+    /// What was said permanently; else waits by `wait`, after which the copy is over.
     pub(super) fn or_wait(&self, wait: impl FnOnce() -> Result<()>) -> Result<()> {
         self.known().unwrap_or_else(|| wait().inspect(|()| self.set_over()))
     }
 
-    /// What was said for good, or else what the driver says now to `ask`.
+    /// What was said permanently, or else what the driver says now to `ask`.
     pub(super) fn or_ask(&self, call: &str, ask: impl FnOnce() -> Result<bool, Code>) -> Result<bool> {
         if let Some(known) = self.known() {
             return known.map(|()| true);
@@ -53,7 +53,7 @@ impl Answer {
         let _known = self.0.set(Ok(()));
     }
 
-    /// The driver refused `call`. Whether that is for good depends on the error.
+    /// The driver refused `call`. Whether that is permanently depends on the error.
     pub(super) fn refused(&self, call: &str, error: Code) -> Error {
         let text = failed(call, error);
         if stays(error.number()) {

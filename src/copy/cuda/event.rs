@@ -66,7 +66,7 @@ impl Drop for EventFence {
         if let Some(stream) = self.waiting_stream.take() {
             self.context.put_stream(stream, self.answer.is_over());
         }
-        // After a refusal for good the handle may be nobody's, or another's, so it is not used again.
+        // After a refusal permanently the handle may be nobody's, or another's, so it is not used again.
         if !self.answer.is_refused() {
             self.context.put_event(self.event);
         }

@@ -1,4 +1,4 @@
-//! Fences of the copies that cudarc makes by itself of memory lent to it as a `HostSlice`.
+//! Fences of the copies that cudarc makes automatically of memory lent to it as a `HostSlice`.
 //!
 //! ```text
 //!   cudarc asks for the slice ──▶ a fence is recorded in the ──▶ the copy ──▶ cudarc drops `SyncOnDrop`: it records the
@@ -18,7 +18,7 @@
 //!   of the memory is over: `CopyFences` lets go of a fence only through `&mut` (copy-fences-I1).
 //! - **host-slice-I2**: once that borrow is over, a fence without a record is an error until all work of the
 //!   [context](super::idle) is over: the end of the copy is unknown. If the event was recorded into a graph, so was the copy; that
-//!   is an error for good.
+//!   is an error permanently.
 //! - **host-slice-I3**: a copy is not waited for only if the stream's [id](super::stream::id) shows that the next one comes
 //!   behind it.
 #![allow(unsafe_code)] // Hands an event to cudarc, and calls the driver.

@@ -133,7 +133,7 @@ pub(crate) fn let_reach(ordinal: usize, start: *const u8, len: usize) -> Result<
         .map_err(|error| Error::copy(len, format!("device {device} cannot reach the memory of the pool: {error}")))
 }
 
-/// Where the device of this context sees page-locked memory.
+/// Where the device of this context sees pinned memory.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let failed = |call, error| Error::copy(len, failed(call, error));
     let_reach(context.ordinal(), start, len)?;

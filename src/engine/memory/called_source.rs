@@ -25,7 +25,7 @@ impl Deref for CalledSource {
 }
 
 fn panicked(call: &'static str) -> SourceError {
-    SourceError::new(call, "the back-end panicked")
+    SourceError::new(call, "the backend panicked")
 }
 
 /// Makes a call of a source.
@@ -55,7 +55,7 @@ impl CalledSource {
 
     /// The virtual memory of a source that has some.
     fn memory(&self) -> Result<&dyn VirtualMemory, SourceError> {
-        self.virtual_memory().ok_or_else(|| SourceError::new("commit", "the back-end has no virtual memory"))
+        self.virtual_memory().ok_or_else(|| SourceError::new("commit", "the backend has no virtual memory"))
     }
 
     fn pin(&self, bytes: usize, acquire: impl FnOnce() -> Result<Region, SourceError>) -> Result<Region, SourceError> {

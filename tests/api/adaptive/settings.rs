@@ -21,7 +21,7 @@ fn a_limit_of_one_evicts_to_the_arena_and_a_limit_of_zero_keeps_nothing() {
             (kept, evicted, 0)
         );
         drop(pool.get(50_000).unwrap());
-        assert_eq!(pool.stats().memory.pin.count, 1, "evicted memory is carved again without a page-lock");
+        assert_eq!(pool.stats().memory.pin.count, 1, "evicted memory is carved again without a pin call");
     }
 }
 

@@ -1,4 +1,4 @@
-//! The owner of each address: page-locked host memory, mapped granules, device memory; all other memory is pageable.
+//! The owner of each address: pinned host memory, mapped granules, device memory; all other memory is pageable.
 //!
 //! Owns the one map of ranges (unified addressing: no two overlap). Never moves bytes itself, but keeps the map locked
 //! while bytes move, so that no range is unmapped under a reading copy: a copy whose memory was freed fails with an

@@ -1,4 +1,4 @@
-//! What a real driver may do and the mock driver does not by itself: a switch for each, off until a test or the environment turns it
+//! What a real driver may do and the mock driver does not automatically: a switch for each, off until a test or the environment turns it
 //! on.
 //!
 //! | switch | the driver |
@@ -8,7 +8,7 @@
 //! | `dead-event-aborts` | ends the process at the use of an event that is not there |
 //! | `sticky-faults` | loses the device at a copy from memory that it may not access |
 //! | `small-copies` | takes copies up to 64 KiB whatever memory they cross |
-//! | `other-codes` | answers 101 if it refuses a memory node |
+//! | `other-codes` | answers 101 if it refuses a NUMA node |
 //! | `no-registering` | answers 801 to `cuMemHostRegister`, as under confidential computing |
 //! | `green-streams` | has all streams in a green context |
 

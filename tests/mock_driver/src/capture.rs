@@ -110,7 +110,7 @@ impl Captures {
     }
 }
 
-/// Refuses a call that must not be made beside a capture, and invalidates that capture.
+/// Refuses a call that must not be made alongside a capture, and invalidates that capture.
 pub(crate) fn forbid_unsafe_call() -> Outcome {
     let mode = MODE.get();
     let here = thread::current().id();

@@ -113,7 +113,7 @@ struct Stack {
 }
 
 impl Stack {
-    /// 0 stands for none.
+    /// 0 represents none.
     fn top(&self) -> usize {
         self.len.checked_sub(1).map_or(0, |top| self.contexts[top])
     }
@@ -269,7 +269,7 @@ driver_call! { Device fn cuDevicePrimaryCtxRetain(out: Out<usize>, device: c_int
     retain(out, device)
 }}
 
-/// The table by which the runtime retains a primary context, beside the public function.
+/// The table by which the runtime retains a primary context, alongside the public function.
 const RUNTIME_TABLE: [u8; 16] =
     [0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9];
 

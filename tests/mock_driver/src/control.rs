@@ -122,7 +122,7 @@ controls! {
         stream::let_pass(stream, count);
     }
 
-    /// More page-locked bytes than this are refused.
+    /// More pinned bytes than this are refused.
     fn double_limit_pinned(bytes: u64) {
         ledger::limit_pinned(bytes);
     }
@@ -147,7 +147,7 @@ controls! {
         device::set_attribute(attribute, value);
     }
 
-    /// Sets the memory nodes that have memory, a bit each.
+    /// Sets the NUMA nodes that have memory, a bit each.
     fn double_set_memory_nodes(bits: u64) {
         virtual_memory::set_memory_nodes(bits);
     }

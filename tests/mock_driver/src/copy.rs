@@ -5,7 +5,7 @@
 //!
 //! | from | to | what the call does |
 //! | --- | --- | --- |
-//! | page-locked or device | page-locked or device | returns at once |
+//! | pinned or device | pinned or device | returns at once |
 //! | pageable | device | reads the source before it returns |
 //! | device | pageable | returns when the bytes are there |
 

@@ -22,7 +22,7 @@ const NAME: &[u8] = b"mock driver";
 const ATTRIBUTES: [(c_int, c_int); 21] = [
     (1, 1024),  // threads in a block
     (10, 32),   // warp
-    (15, 1),    // copies beside kernels
+    (15, 1),    // copies alongside kernels
     (16, 1),    // multiprocessors
     (18, 0),    // integrated
     (19, 1),    // maps host memory

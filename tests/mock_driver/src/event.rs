@@ -1,6 +1,6 @@
 //! Events: positions in a stream that can be queried, waited for, or waited for by another stream.
 //!
-//! An event stands for its last record; without one it counts as complete. Destroying an event never waits. A query needs
+//! An event represents its last record; without one it counts as complete. Destroying an event never waits. A query needs
 //! no context; waiting, elapsed times and destroying do (the manual lists "invalid context" among the answers of each).
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
-//! Page-locked bytes, events of interest, misuse, and the report at the end of the process.
+//! Pinned bytes, events of interest, misuse, and the report at the end of the process.
 //!
-//! Owns the counters that tests assert on. Never fails a call, except page-locking over the limit.
+//! Owns the counters that tests assert on. Never fails a call, except pinning over the limit.
 
 use std::fmt::Write as _;
 use std::sync::Mutex;
@@ -13,9 +13,9 @@ use crate::sync::lock;
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Counts {
-    /// Bytes of host memory page-locked now: allocated, registered or created as physical granules.
+    /// Bytes of host memory pinned now: allocated, registered or created as physical granules.
     pub pinned_bytes: u64,
-    /// Most bytes page-locked at once since the last reset.
+    /// Most bytes pinned at once since the last reset.
     pub peak_pinned_bytes: u64,
     /// Live blocks of `cuMemHostAlloc`.
     pub host_allocations: u64,
@@ -39,7 +39,7 @@ pub struct Counts {
     pub work_in_flight: u64,
     /// Calls of `cuMemFreeHost`, `cuMemHostUnregister` or `cuMemFree` that found work in flight, and so blocked all threads.
     pub frees_with_work_in_flight: u64,
-    /// Captures invalidated by a call that is not allowed beside them.
+    /// Captures invalidated by a call that is not allowed alongside them.
     pub spoiled_captures: u64,
     /// Misuses seen; [`crate::MockDriver::wrong_uses`] describes them.
     pub wrong_uses: u64,
@@ -63,7 +63,7 @@ static LEDGER: Mutex<Ledger> = Mutex::new(Ledger {
     wrong_uses: Vec::new(),
 });
 
-/// Counts page-locked bytes, or refuses them.
+/// Counts pinned bytes, or refuses them.
 pub(crate) fn pin(bytes: u64) -> Result<(), Code> {
     let mut ledger = lock(&LEDGER);
     let wanted = ledger.pinned_bytes.saturating_add(bytes);
@@ -75,7 +75,7 @@ pub(crate) fn pin(bytes: u64) -> Result<(), Code> {
     Ok(())
 }
 
-/// Subtracts page-locked bytes.
+/// Subtracts pinned bytes.
 pub(crate) fn unpin(bytes: u64) {
     lock(&LEDGER).pinned_bytes -= bytes;
 }

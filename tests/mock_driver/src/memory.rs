@@ -1,4 +1,4 @@
-//! Page-locked host memory: allocated by the driver, or the program's own, registered.
+//! Pinned host memory: allocated by the driver, or the program's own, registered.
 //!
 //! Freeing and unregistering wait for all work of every device with the enqueue lock held. A pool must not do that while
 //! it streams; the ledger counts each time it does.

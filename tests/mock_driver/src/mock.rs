@@ -39,7 +39,7 @@ impl MockDriver {
     ///
     /// # Panics
     ///
-    /// If the library is neither beside the test's executable nor in the folder of its profile, or is of another build.
+    /// If the library is neither alongside the test's executable nor in the folder of its profile, or is of another build.
     #[must_use]
     pub fn load() -> Self {
         let turn = lock(&EXCLUSIVE);
@@ -58,7 +58,7 @@ impl MockDriver {
     ///
     /// # Panics
     ///
-    /// If the library is neither beside the test's executable nor in the folder of its profile.
+    /// If the library is neither alongside the test's executable nor in the folder of its profile.
     #[must_use]
     pub fn library() -> PathBuf {
         candidates()
@@ -117,7 +117,7 @@ impl MockDriver {
         HeldStream::new(self, ALL_STREAMS)
     }
 
-    /// More page-locked bytes than this are refused as out of memory.
+    /// More pinned bytes than this are refused as out of memory.
     pub fn limit_pinned(&self, bytes: u64) {
         (self.controls.double_limit_pinned)(bytes);
     }
@@ -142,7 +142,7 @@ impl MockDriver {
         (self.controls.double_set_attribute)(attribute, value);
     }
 
-    /// Sets the memory nodes that have memory: at first only 0.
+    /// Sets the NUMA nodes that have memory: at first only 0.
     pub fn set_memory_nodes(&self, nodes: &[u32]) {
         (self.controls.double_set_memory_nodes)(nodes.iter().fold(0, |bits, node| bits | 1 << node));
     }

@@ -11,7 +11,7 @@
 //! keeps its bytes while it is remapped, and lives until it is released and no longer mapped. The device has its own
 //! view of each granule, so that access of the CPU and of the device are independent and a missing one is detected.
 //!
-//! Refused as an invalid value, as by the driver: a memory node that is not there or has no memory, -1 among them; the
+//! Refused as an invalid value, as by the driver: a NUMA node that is not there or has no memory, -1 among them; the
 //! location "current node"; the location "host", unless the device's attribute says that it may be used; an offset into a
 //! granule.
 
@@ -65,7 +65,7 @@ struct Access {
     flags: c_int,
 }
 
-/// A bit for each memory node that has memory.
+/// A bit for each NUMA node that has memory.
 static MEMORY_NODES: AtomicU64 = AtomicU64::new(1);
 
 /// Sets the nodes that have memory.

@@ -1,4 +1,4 @@
-//! What `pinpool-bench soak` is asked for.
+//! Arguments of `pinpool-bench soak`.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use clap::Args;
 use pinpool::Backend;
 use pinpool::unstable::config::text::{ParseError, parse_bytes, parse_duration};
 
-/// Use a pool at random for long, and check every byte and every count
+/// Use a pool at random for a long time, and check every byte and every count
 ///
-/// Threads get, fill, check, put, hold, give to each other and copy buffers. A buffer is filled when it was got, and compared
-/// byte by byte before its put, before its copy, and at the destination after its copy. Copies go to the GPU if there is one.
-/// Fails (exit status 1) if a byte differs, a get or a copy fails, the counts do not add up, or resident memory grows after
-/// the first tenth of the run by more than --max-growth over what the pool holds. Ctrl-C ends it with its figures (130).
+/// Threads request, fill, check, return, keep, hand over and copy buffers. A buffer is filled after its request, and compared byte by
+/// byte before its return, before its copy, and at the destination after its copy. Copies go to the GPU if there is one. Fails (exit
+/// status 1) if a byte differs, a request or a copy fails, the counts do not add up, or resident memory grows after the first tenth
+/// of the run by more than --max-growth over the memory of the pool. Ctrl-C ends it with its report (130).
 #[derive(Debug, Args)]
 pub(crate) struct SoakArgs {
-    /// Operations in all: gets, puts, copies and hand-overs [default: 1e9, or any number with --seconds]
+    /// Total operations: requests, returns, copies and hand-overs [default: 1e9, or any number with --seconds]
     #[arg(long, value_name = "N", value_parser = ops)]
     pub(super) ops: Option<u64>,
 
@@ -26,11 +26,11 @@ pub(crate) struct SoakArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) threads: Option<u16>,
 
-    /// Seed of what the threads do; in which order they do it is the machine's
+    /// Seed of the operations; their order among threads depends on the machine
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub(super) seed: u64,
 
-    /// Back-end of the pool: auto, vmm, register, cuda, mlock or heap
+    /// Backend of the pool: auto, vmm, register, cuda, mlock or heap
     #[arg(long, value_name = "NAME")]
     pub(super) backend: Option<Backend>,
 

@@ -1,4 +1,4 @@
-//! What a buffer holds: a sequence of words that its seed determines, so that every byte can be checked without a copy of it.
+//! The content of a buffer: a sequence of words determined by a seed, so that every byte can be checked without a copy.
 
 /// Distance of two neighbouring words: odd, so that no word of a buffer occurs twice.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -17,7 +17,7 @@ pub(super) fn fill(bytes: &mut [u8], seed: u64) {
     rest.copy_from_slice(&word.to_le_bytes()[..len]);
 }
 
-/// Whether `bytes` are the content of `seed`, to the last one.
+/// Whether `bytes` are exactly the content of `seed`.
 pub(super) fn is_intact(bytes: &[u8], seed: u64) -> bool {
     let mut word = seed;
     let mut differ = 0;

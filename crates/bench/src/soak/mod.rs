@@ -1,14 +1,14 @@
-//! `pinpool-bench soak`: random use of a pool for long, with every byte checked and every count compared.
+//! `pinpool-bench soak`: long random use of a pool, with every byte checked and every count compared.
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `worker.rs` | what one thread does, and how often |
-//! | `content.rs` | the content of a buffer, and the check of it |
+//! | `worker.rs` | the operations of one thread |
+//! | `content.rs` | the content of a buffer and its check |
 //! | `process.rs` | memory, descriptors and threads of the process |
-//! | `report.rs` | the verdict and the figures |
+//! | `report.rs` | the report and its failures |
 //!
-//! - **soak-I1**: resident memory after the warm-up stays below a limit: the larger of what it was after the warm-up, and what
-//!   it was at the start plus the most that the pool has held; and `--max-growth` more.
+//! - **soak-I1**: resident memory after the warm-up stays below a limit: the larger of its value after the warm-up, and its value
+//!   at the start plus the peak of the pool; plus `--max-growth`.
 
 mod args;
 mod content;
@@ -35,19 +35,19 @@ use pinpool_cli::terminal::Terminal;
 
 /// Operations without `--ops` and `--seconds`.
 const DEFAULT_OPS: u64 = 1_000_000_000;
-/// Buffers on their way between threads at most, for each thread.
+/// Most buffers in the hand-over queue, for each thread.
 const GIVEN: usize = 8;
-/// Part of the run that is warm-up.
+/// The warm-up takes one part in this many of the run.
 const WARM_UP_DIVISOR: u32 = 10;
-/// Time between two looks at the memory of the process.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Time between two samples of the process.
+const SAMPLE_EVERY: Duration = Duration::from_millis(50);
 
-/// The first Ctrl-C ends the run with its figures.
+/// The first Ctrl-C ends the run with its report.
 fn stop_at_interrupt(terminal: &Terminal) -> StopFlag {
     let stop = StopFlag::new();
     let flag = stop.clone();
     if let Err(error) = ctrlc::set_handler(move || _ = flag.raise()) {
-        terminal.message(format_args!("Ctrl-C will end the run without its figures: {error}"));
+        terminal.message(format_args!("Ctrl-C will end the run without its report: {error}"));
     }
     stop
 }
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &SoakArgs, json: bool, terminal: &Terminal) -> Result<()
         return Err(ExitError::Failure);
     }
     if stop.is_raised() {
-        terminal.message("interrupted; the figures are those so far");
+        terminal.message("interrupted; the report covers the run so far");
         return Err(ExitError::Interrupted);
     }
     Ok(())
@@ -125,17 +125,17 @@ impl SoakArgs {
             counts.taken += 1;
             failures.extend(counts.put(filled).err().map(|error| error.to_string()));
         }
-        // Takes in the copies that have ended.
+        // Reclaims buffers of completed copies.
         pool.maintain();
         let end = ProcessUse::now();
         let most_resident_bytes = most_resident_bytes.max(end.resident_bytes);
         let warm = warm.unwrap_or(end);
-        let seen = report::Seen { threads, counts, took, start, warm, end, most_resident_bytes };
-        Ok(SoakReport::new(self, seen, &pool.stats(), failures))
+        let observed = report::Observed { threads, counts, took, start, warm, end, most_resident_bytes };
+        Ok(SoakReport::new(self, observed, &pool.stats(), failures))
     }
 
-    /// Looks at the process until every worker has ended. Returns its use after the warm-up, and the largest resident memory
-    /// from then on.
+    /// Samples the process until every worker has ended. Returns its sample after the warm-up, and the largest resident memory
+    /// after that.
     fn watch<T>(
         &self,
         shared: &Shared<'_>,
@@ -145,7 +145,7 @@ impl SoakArgs {
     ) -> (Option<ProcessUse>, u64) {
         let (mut warm, mut most_resident_bytes) = (None, 0);
         while !workers.iter().all(Started::is_finished) {
-            thread::sleep(LOOK_EVERY.min(self.seconds.unwrap_or(LOOK_EVERY)));
+            thread::sleep(SAMPLE_EVERY.min(self.seconds.unwrap_or(SAMPLE_EVERY)));
             // Relaxed: each word is read for its own value.
             let done: u64 = shared.done.iter().map(|done| done.load(Ordering::Relaxed)).sum();
             let now = ProcessUse::now();
@@ -165,7 +165,7 @@ impl SoakArgs {
     }
 }
 
-/// The GPU, else the host sink; one stream.
+/// The GPU, or the host sink without one; one stream.
 fn destination(pool: &Pool) -> Result<Box<dyn Destination>, pinpool::Error> {
     match pinpool_cli::gpu::open(pool.config().device, 1) {
         Ok(device) => Ok(device),

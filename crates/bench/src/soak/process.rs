@@ -1,10 +1,10 @@
-//! What this process holds of the machine, as the kernel counts it.
+//! Memory, descriptors and threads of this process, as the kernel counts them.
 
 use std::fs;
 
 use serde::Serialize;
 
-/// One look at the process. What cannot be read is 0.
+/// A sample of the process; unreadable values are 0.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct ProcessUse {
     pub(super) resident_bytes: u64,

@@ -1,4 +1,4 @@
-//! Whether a soak was clean, and its figures.
+//! The report of a soak, and its failures.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use super::args::SoakArgs;
 use super::process::ProcessUse;
 use super::worker::Counts;
 
-/// What a run did and what the process was seen to hold.
-pub(super) struct Seen {
+/// Operations of a run and samples of the process.
+pub(super) struct Observed {
     pub(super) threads: usize,
     pub(super) counts: Counts,
     pub(super) took: Duration,
@@ -20,7 +20,7 @@ pub(super) struct Seen {
     pub(super) most_resident_bytes: u64,
 }
 
-/// The figures. Its fields are the keys of the JSON object.
+/// The report; its fields are the keys of the JSON object.
 #[derive(Debug, Serialize)]
 pub(super) struct SoakReport {
     backend: &'static str,
@@ -45,13 +45,12 @@ pub(super) struct SoakReport {
 }
 
 impl SoakReport {
-    pub(super) fn new(args: &SoakArgs, seen: Seen, stats: &Stats, mut failures: Vec<String>) -> SoakReport {
-        let Seen { threads, counts, took, start, warm, end, most_resident_bytes } = seen;
+    pub(super) fn new(args: &SoakArgs, observed: Observed, stats: &Stats, mut failures: Vec<String>) -> SoakReport {
+        let Observed { threads, counts, took, start, warm, end, most_resident_bytes } = observed;
         let held = start.resident_bytes.saturating_add(stats.memory.peak_held_bytes);
         let resident_limit_bytes = warm.resident_bytes.max(held).saturating_add(args.max_growth);
         if counts.bad_checks > 0 {
-            failures
-                .push(format!("{} of {} checks found other bytes than were written", counts.bad_checks, counts.checks));
+            failures.push(format!("{} of {} checks found wrong bytes", counts.bad_checks, counts.checks));
         }
         if most_resident_bytes > resident_limit_bytes {
             failures.push(format!(
@@ -59,7 +58,7 @@ impl SoakReport {
                 args.max_growth
             ));
         }
-        // After an error buffers may be lost on the way, so the counts tell nothing more.
+        // After an error buffers may be missing, so the counts prove nothing.
         if failures.is_empty() {
             failures.extend(miscounts(&counts, stats));
         }
@@ -86,17 +85,17 @@ impl SoakReport {
     }
 }
 
-/// Counts of the run and of the pool that differ though they must not.
+/// Counts of the run and of the pool that must not differ, but do.
 fn miscounts(counts: &Counts, stats: &Stats) -> Vec<String> {
     let pairs = [
-        ("gets of the run and of the pool", counts.gets, stats.requests.served),
-        ("puts of the run and of the pool", counts.puts, stats.requests.returned),
-        ("gets and puts", counts.gets, counts.puts),
+        ("requests of the run and of the pool", counts.gets, stats.requests.served),
+        ("returns of the run and of the pool", counts.puts, stats.requests.returned),
+        ("requests and returns", counts.gets, counts.puts),
         ("buffers given and taken", counts.given, counts.taken),
         ("buffers in use at the end and none", stats.memory.in_use, 0),
         ("copies in flight at the end and none", stats.copies.in_flight, 0),
         ("buffers lost and none", stats.memory.lost, 0),
-        ("failed gets and none", stats.requests.failed, 0),
+        ("failed requests and none", stats.requests.failed, 0),
     ];
     let differ = pairs.into_iter().filter(|(_, left, right)| left != right);
     let mut miscounts: Vec<_> = differ.map(|(what, left, right)| format!("{what} differ: {left}, {right}")).collect();
@@ -117,14 +116,14 @@ mod tests {
         soak: SoakArgs,
     }
 
-    /// The failures of a run over a pool that nobody used.
+    /// The failures of a run over an unused pool.
     fn failures(counts: Counts, most_resident_bytes: u64) -> Vec<String> {
         let args = Cli::parse_from(["soak", "--max-growth", "1MiB"]).soak;
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
         let at = |resident_bytes| ProcessUse { resident_bytes, ..ProcessUse::default() };
         let (start, warm, end) = (at(4 << 20), at(6 << 20), at(6 << 20));
-        let seen = Seen { threads: 1, counts, took: Duration::ZERO, start, warm, end, most_resident_bytes };
-        SoakReport::new(&args, seen, &pool.stats(), Vec::new()).failures
+        let observed = Observed { threads: 1, counts, took: Duration::ZERO, start, warm, end, most_resident_bytes };
+        SoakReport::new(&args, observed, &pool.stats(), Vec::new()).failures
     }
 
     #[test]
@@ -133,7 +132,7 @@ mod tests {
         let grown = failures(Counts::default(), (7 << 20) + 1);
         assert!(grown.len() == 1 && grown[0].contains("grew to 7340033 B, the limit is 7340032 B"), "{grown:?}");
         let wrong = failures(Counts { checks: 9, bad_checks: 2, ..Counts::default() }, 0);
-        assert_eq!(wrong, ["2 of 9 checks found other bytes than were written"]);
+        assert_eq!(wrong, ["2 of 9 checks found wrong bytes"]);
         let lost = failures(Counts { gets: 3, puts: 2, ..Counts::default() }, 0);
         assert_eq!(lost.len(), 3, "{lost:?}");
     }

@@ -1,11 +1,11 @@
-//! One thread of a soak: random gets, puts, copies and hand-overs, each buffer checked before it leaves the thread's hands.
+//! One thread of a soak: random requests, returns, copies and hand-overs, each buffer checked before the thread passes it on.
 //!
 //! ```text
 //!   out of 1024 operations, on average
-//!     1004   get, fill, check, put                      a buffer of 64 B to 1 KiB: a hit
-//!        8   get and fill one more, or check and put one that is held
-//!        8   give a held buffer to any thread, or take, check and put one
-//!        4   copy a held buffer to the destination; once the copy has ended, check what arrived
+//!     1004   request, fill, check, return               a buffer of 64 B to 1 KiB: a hit
+//!        8   request and fill one more, or check and return a held buffer
+//!        8   hand a held buffer to any thread, or take, check and return one
+//!        4   copy a held buffer to the destination; when the copy has completed, check the bytes there
 //! ```
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,29 +18,29 @@ use serde::Serialize;
 
 use super::content;
 
-/// Buffers that a thread holds at most, beside the one in its hands.
+/// Buffers that a thread holds at most, in addition to the current one.
 const HELD: usize = 8;
-/// Smallest and largest buffer of a hit, in bytes: few, so that most of the time is the pool's.
+/// Smallest and largest buffer of a hit, in bytes: small, so that the pool takes most of the time.
 const HIT_BYTES: (usize, usize) = (64, 1024);
-/// Largest buffer that is held, given or copied, as a power of two; the smallest is 1 KiB.
+/// Largest buffer that is held, handed over or copied, as a power of two; the smallest is 1 KiB.
 const LARGEST_LOG2: u32 = 18;
-/// Rounds of operations between two looks at the clock of the run and at the copy under way.
+/// Operations between two checks of the clock and of the running copy.
 const CHUNK: u64 = 1024;
 
-/// A buffer with its content.
+/// A filled buffer and the seed of its content.
 #[derive(Debug)]
 pub(super) struct Filled {
     buffer: PinnedBuf,
     seed: u64,
 }
 
-/// What the threads of a run share.
+/// State shared by the threads of a run.
 pub(super) struct Shared<'a> {
     pub(super) pool: &'a Pool,
     pub(super) stop: &'a StopFlag,
-    /// Set at the first error and at the end of the time.
+    /// Set at the first error and when the time is up.
     pub(super) over: AtomicBool,
-    /// Buffers on their way from one thread to another.
+    /// Buffers handed over between threads.
     pub(super) given: ArrayQueue<Filled>,
     /// Operations of each thread so far.
     pub(super) done: Vec<CachePadded<AtomicU64>>,
@@ -48,7 +48,7 @@ pub(super) struct Shared<'a> {
     pub(super) most_ops: u64,
 }
 
-/// What a thread did.
+/// Operations of a thread.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct Counts {
     pub(super) gets: u64,
@@ -59,7 +59,7 @@ pub(super) struct Counts {
     /// Buffers compared with their content, byte by byte.
     pub(super) checks: u64,
     pub(super) checked_bytes: u64,
-    /// Number of these checks that found other bytes than were written.
+    /// Checks that found wrong bytes.
     pub(super) bad_checks: u64,
 }
 
@@ -85,7 +85,7 @@ impl Counts {
         self.bad_checks += u64::from(!content::is_intact(bytes, seed));
     }
 
-    /// Checks a buffer and puts it back.
+    /// Checks a buffer and returns it.
     pub(super) fn put(&mut self, filled: Filled) -> Result<(), pinpool::Error> {
         self.check(filled.buffer.wait_slice()?, filled.seed);
         self.puts += 1;
@@ -94,8 +94,8 @@ impl Counts {
     }
 }
 
-/// A copy that has not ended.
-struct UnderWay {
+/// A copy that has not completed.
+struct RunningCopy {
     completion: Completion,
     seed: u64,
     len: usize,
@@ -108,7 +108,7 @@ pub(super) struct Worker<'a> {
     random: u64,
     held: Vec<Filled>,
     destination: Box<dyn Destination>,
-    copy: Option<UnderWay>,
+    copy: Option<RunningCopy>,
 }
 
 impl<'a> Worker<'a> {
@@ -117,7 +117,7 @@ impl<'a> Worker<'a> {
         Worker { shared, counts: Counts::default(), random, held: Vec::new(), destination, copy: None }
     }
 
-    /// Works until the run is over. The counts are those of everything that was done, in an error too.
+    /// Works until the end of the run. The counts include everything that was done before an error.
     pub(super) fn run(mut self, number: usize) -> (Counts, Result<(), pinpool::Error>) {
         let result = self.work(number).and_then(|()| self.finish());
         if result.is_err() {
@@ -166,7 +166,7 @@ impl<'a> Worker<'a> {
         Ok(Filled { buffer, seed })
     }
 
-    /// A buffer of 1 KiB to 256 KiB; each doubling is as likely.
+    /// A buffer of 1 KiB to 256 KiB; every power of two is equally likely.
     fn get_any(&mut self, random: u64) -> Result<Filled, pinpool::Error> {
         // Both are small, so the casts lose nothing.
         #[expect(clippy::cast_possible_truncation)]
@@ -219,15 +219,15 @@ impl<'a> Worker<'a> {
         let Filled { buffer, seed } = filled;
         let len = buffer.len();
         self.counts.check(buffer.wait_slice()?, seed);
-        // The put comes with the end of the copy.
+        // The end of the copy returns the buffer.
         self.counts.copies += 1;
         self.counts.puts += 1;
         let completion = self.destination.send(0, buffer)?;
-        self.copy = Some(UnderWay { completion, seed, len });
+        self.copy = Some(RunningCopy { completion, seed, len });
         Ok(())
     }
 
-    /// Checks what arrived, if the copy has ended.
+    /// Checks the bytes at the destination if the copy has completed.
     fn look_at_copy(&mut self) -> Result<(), pinpool::Error> {
         if self.copy.as_ref().map_or(Ok(false), |copy| copy.completion.is_done())? {
             self.end_copy()?;
@@ -236,7 +236,7 @@ impl<'a> Worker<'a> {
     }
 
     fn end_copy(&mut self) -> Result<(), pinpool::Error> {
-        let Some(UnderWay { completion, seed, len }) = self.copy.take() else { return Ok(()) };
+        let Some(RunningCopy { completion, seed, len }) = self.copy.take() else { return Ok(()) };
         completion.wait()?;
         let counts = &mut self.counts;
         let mut arrived = false;

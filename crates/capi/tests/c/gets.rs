@@ -1,4 +1,4 @@
-//! What gets and puts give, and what a config string sets.
+//! What requests and returns give, and what a config string sets.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;

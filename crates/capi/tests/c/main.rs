@@ -2,7 +2,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `gets` | what gets and puts give, and what a config string sets |
+//! | `gets` | what requests and returns give, and what a config string sets |
 //! | `misuse` | what is no handle, no buffer, no argument |
 //! | `closing` | pools that are closed with calls running and buffers out |
 //! | `threads` | many threads at once, on one pool and on many |

@@ -38,7 +38,7 @@ fn addresses_from_elsewhere_are_named() {
     let name = format!("{:#x}: inside the buffer at {:#x} of 5000 B", inside.addr(), held.0.addr());
     refused(pp_put(pool.0, inside), unknown, &name);
     refused(pp_put(other.0, held.0), unknown, "a buffer of another pool");
-    // SAFETY: no stream is looked at before the buffer is.
+    // SAFETY: no stream is checked before the buffer is.
     refused(unsafe { pp_put_on_stream(pool.0, inside, ptr::null_mut()) }, unknown, &name);
     // SAFETY: as above.
     refused(unsafe { pp_put_on_event(other.0, held.0, ptr::null_mut()) }, unknown, "a buffer of another pool");

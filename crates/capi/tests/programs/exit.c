@@ -1,4 +1,4 @@
-/* Ends with a pool open, buffers out and threads in the middle of gets. */
+/* Ends with a pool open, buffers out and threads in the middle of requests. */
 #include <pinpool.h>
 
 #include <pthread.h>

@@ -34,7 +34,7 @@ static int in_child(pp_pool *pool, void *held)
 
 static atomic_int is_over;
 
-/* Gets of which the ceiling serves two at once. */
+/* Gets of which the limit serves two at once. */
 static void *use(void *pool)
 {
     void *ptr;

@@ -1,4 +1,4 @@
-/* What is wrong gets a status and a text, and what is right goes on. */
+/* What is wrong gets a status and a text, and what is right continues. */
 #include <pinpool.h>
 
 #include <stdint.h>

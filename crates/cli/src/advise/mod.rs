@@ -189,7 +189,7 @@ fn search(
     if let Some((name, bytes)) = needed
         && workload.failed_gets() > 0
     {
-        let failed = counted(workload.failed_gets(), "get");
+        let failed = counted(workload.failed_gets(), "request");
         return Err(format!(
             "{failed} failed under the limit, and no replay shows what the program would have done with memory: \
              export {name}={bytes}, and record it again"

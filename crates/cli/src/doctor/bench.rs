@@ -92,7 +92,7 @@ impl Figures {
         let size = format_about(self.size);
         let driver =
             self.driver_gb_s.map_or_else(|| "no driver".to_owned(), |rate| format!("the driver {rate:.1} GB/s"));
-        let pinned = if self.is_pinned { "" } else { ", not page-locked" };
+        let pinned = if self.is_pinned { "" } else { ", not pinned" };
         columns_left(&[
             row(String::new(), format!("pool on {}{pinned}", self.backend), "beside it".to_owned()),
             row(

@@ -39,9 +39,9 @@ pub(super) fn examine(config: &Config, chosen: Option<&dyn Source>, max_bytes: O
 fn numa(nodes: &[u32], of_memory: Option<u32>) -> Finding {
     const CHECK: &str = "numa";
     match (nodes, of_memory) {
-        ([] | [_], _) => Finding::ok(CHECK, "one memory node"),
-        (nodes, Some(node)) => Finding::ok(CHECK, format!("memory nodes {nodes:?}, memory comes from node {node}")),
-        (nodes, None) => Finding::note(CHECK, format!("memory nodes {nodes:?}, and none is known to be near the GPU"))
+        ([] | [_], _) => Finding::ok(CHECK, "one NUMA node"),
+        (nodes, Some(node)) => Finding::ok(CHECK, format!("NUMA nodes {nodes:?}, memory comes from node {node}")),
+        (nodes, None) => Finding::note(CHECK, format!("NUMA nodes {nodes:?}, and none is known to be near the GPU"))
             .remedy(
                 "set PINPOOL_NUMA_NODE to the node of the GPU (nvidia-smi topo -m), else copies may run 30 % slower",
             ),
@@ -156,10 +156,10 @@ fn of_memory(memory: Option<&HostMemory>) -> Finding {
     let [total, available] = [memory.total_bytes, memory.available_bytes].map(format_about);
     let found = match &memory.origin {
         LimitOrigin::Cgroup(file) => format!("{available} of {total} available, the limit of {}", file.display()),
-        LimitOrigin::Machine => format!("{available} of {total} available; no control group sets less"),
+        LimitOrigin::Machine => format!("{available} of {total} available; no cgroup sets less"),
     };
     if memory.available_bytes < memory.total_bytes / 16 {
-        return Finding::warning(CHECK, found).remedy("free memory, or raise the limit of the control group");
+        return Finding::warning(CHECK, found).remedy("free memory, or raise the limit of the cgroup");
     }
     Finding::ok(CHECK, found)
 }
@@ -179,10 +179,10 @@ fn swap(rules: &MemoryRules, is_pinned: bool) -> Finding {
     match rules.swap_bytes {
         Some(0) => Finding::ok(CHECK, "none"),
         Some(bytes) if is_pinned => {
-            Finding::ok(CHECK, format!("{}; page-locked memory is never swapped", format_about(bytes)))
+            Finding::ok(CHECK, format!("{}; pinned memory is never swapped", format_about(bytes)))
         }
         Some(bytes) => {
-            Finding::note(CHECK, format!("{}, to which memory that is not page-locked may go", format_about(bytes)))
+            Finding::note(CHECK, format!("{}, to which memory that is not pinned may go", format_about(bytes)))
         }
         None => Finding::note(CHECK, "cannot be read"),
     }

@@ -73,7 +73,7 @@ pub(super) fn try_all(config: &Config, gpu: &Answer, asker: Asker<'_>) -> Tried 
             let check = if error.is_setting() { SETTINGS } else { "choice" };
             findings.push(
                 Finding::error(check, error.to_string())
-                    .remedy("set PINPOOL_BACKEND=auto, or one of the back-ends that are ok above"),
+                    .remedy("set PINPOOL_BACKEND=auto, or one of the backends that are ok above"),
             );
             None
         }
@@ -87,9 +87,9 @@ pub(super) fn try_all(config: &Config, gpu: &Answer, asker: Asker<'_>) -> Tried 
 fn choice(config: &Config, chosen: &Chosen) -> Finding {
     let source = &chosen.source;
     let kind = match (source.is_pinned(), source.needs_gpu()) {
-        (true, true) => "page-locked for the GPU",
-        (true, false) => "page-locked for no GPU",
-        _ => "not page-locked",
+        (true, true) => "pinned for the GPU",
+        (true, false) => "pinned for no GPU",
+        _ => "not pinned",
     };
     if !matches!(config.backend, Backend::Auto) {
         let found = format!("PINPOOL_BACKEND={} is set: {kind}", source.name());
@@ -182,7 +182,7 @@ pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Opti
     let mut findings = vec![match took {
         Ok(took) => {
             let seconds = took.as_secs_f64().max(1e-9);
-            let word = if source.is_pinned() { "page-locks" } else { "takes" };
+            let word = if source.is_pinned() { "pins" } else { "takes" };
             let (rate, millis) = (sample as f64 / seconds / 1e9, seconds * 1e3);
             let sample = format_about(sample as u64);
             let found = format!("{} {word} {rate:.1} GB/s ({sample} in {millis:.1} ms)", source.name());
@@ -207,7 +207,7 @@ pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Opti
             Finding::ok(CHECK, format!("{asked} fits and takes about {:.2} s", estimate.as_secs_f64()))
         }
         (None, None) => Finding::error(CHECK, format!("{asked} cannot be pinned by {}", source.name()))
-            .remedy("see the back-end above"),
+            .remedy("see the backend above"),
     });
     Planned { findings, reserve: Some(ReservePlan { bytes, fits, estimate }) }
 }
@@ -232,7 +232,7 @@ pub(super) fn reserve_problem(
     is_lock_limit: bool,
 ) -> Option<(String, &'static str)> {
     // A higher limit alone would end the process for want of memory.
-    const SCARCE: &str = "lower the reserve, free memory, or raise the limit of the control group";
+    const SCARCE: &str = "lower the reserve, free memory, or raise the limit of the cgroup";
     const OVER: &str = "lower the reserve or raise PINPOOL_MAX_BYTES";
     let (asked, ranks) = (format_about(bytes), env::local_ranks());
     match (max_bytes, memory.and_then(|memory| too_much(ranks, bytes, memory))) {
@@ -275,15 +275,15 @@ pub(super) fn verdict(device: u32, gpu: &Finding, source: Option<&dyn Source>, w
         })
     };
     match source {
-        None => no("no back-end can be had".to_owned()).remedy("set PINPOOL_BACKEND=auto"),
-        Some(source) if !works => no(format!("{} gives no memory", source.name())).remedy("see the back-end above"),
+        None => no("no backend can be had".to_owned()).remedy("set PINPOOL_BACKEND=auto"),
+        Some(source) if !works => no(format!("{} gives no memory", source.name())).remedy("see the backend above"),
         Some(source) if source.needs_gpu() => {
             Finding::ok(CHECK, format!("pinned memory for GPU {device}, by {}", source.name()))
         }
         Some(source) if gpu.level == Level::Ok => {
             no(format!("PINPOOL_BACKEND={} takes none of its driver", source.name())).remedy("set PINPOOL_BACKEND=auto")
         }
-        Some(source) if source.is_pinned() => no(format!("{} page-locks for no GPU", source.name())).remedy(remedy()),
-        Some(source) => no(format!("{} does not page-lock", source.name())).remedy(remedy()),
+        Some(source) if source.is_pinned() => no(format!("{} pins for no GPU", source.name())).remedy(remedy()),
+        Some(source) => no(format!("{} does not pin", source.name())).remedy(remedy()),
     }
 }

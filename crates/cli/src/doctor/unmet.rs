@@ -43,8 +43,8 @@ fn limit(config: &Config) -> Option<Finding> {
 fn numa_node(config: &Config) -> Option<Finding> {
     let (node, nodes) = (config.numa_node?, host::numa_nodes(Path::new("/")));
     let found = || match &nodes[..] {
-        [] | [_] => "the machine has one memory node".to_owned(),
-        nodes => format!("the memory nodes are {nodes:?}"),
+        [] | [_] => "the machine has one NUMA node".to_owned(),
+        nodes => format!("the NUMA nodes are {nodes:?}"),
     };
     (!nodes.contains(&node)).then(|| {
         let found = format!("there is no node {node}: {}", found());

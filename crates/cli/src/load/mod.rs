@@ -262,7 +262,7 @@ impl Args {
         let backend = pool.stats().backend;
         if !PINNED_FOR_A_GPU.contains(&backend) {
             let why =
-                format!("the back-end {backend} does not pin memory for the GPU ({})", PINNED_FOR_A_GPU.join(", "));
+                format!("the backend {backend} does not pin memory for the GPU ({})", PINNED_FOR_A_GPU.join(", "));
             if self.require_gpu {
                 terminal.message(format_args!("--require-gpu: {why}"));
                 return Err(ExitError::NoGpu);

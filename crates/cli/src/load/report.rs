@@ -86,7 +86,7 @@ impl LoadReport<'_> {
     pub(crate) fn table(&self) -> String {
         let Self { summary, stats, .. } = self;
         let n = grouped;
-        let locked = if stats.is_pinned { "page-locked" } else { "not page-locked" };
+        let locked = if stats.is_pinned { "pinned" } else { "not pinned" };
         let verified = if self.verify { n(summary.verified_batches) } else { "not asked for (--verify)".to_owned() };
         let [elapsed, listing] = [summary.elapsed, self.listing].map(|time| time.as_secs_f64());
         let rows = list(&[

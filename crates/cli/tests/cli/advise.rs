@@ -192,6 +192,6 @@ fn of_a_program_that_ended_with_a_get_that_failed_why_and_advice_say_how_much_it
     }
     let ran = advise(&path, &[]);
     assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
-    ran.check_stderr("1 get failed under the limit, and no replay shows");
+    ran.check_stderr("1 request failed under the limit, and no replay shows");
     ran.check_stderr("export PINPOOL_MAX_BYTES=9437184, and record it again");
 }

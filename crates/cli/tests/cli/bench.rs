@@ -14,7 +14,7 @@ fn bench_has_each_figure_beside_what_a_program_has_without_a_pool() {
     }
     assert_eq!((&figures["backend"], &figures["is_pinned"]), (&"heap".into(), &false.into()));
     let text = run(&SHORT).stdout;
-    for words in ["pool on heap, not page-locked", "pin 8 MiB", "malloc and free", "host sink (no GPU)"] {
+    for words in ["pool on heap, not pinned", "pin 8 MiB", "malloc and free", "host sink (no GPU)"] {
         assert!(text.contains(words), "{words}: {text}");
     }
 }

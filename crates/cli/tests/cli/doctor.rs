@@ -411,7 +411,7 @@ impl Drop for Group {
 #[test]
 fn the_limit_of_a_control_group_bounds_the_ceiling_and_the_reserve() {
     let Some(group) = Group::with_limit(300 << 20) else {
-        println!("skipped: no control group can be made here");
+        println!("skipped: no cgroup can be made here");
         return;
     };
     let script = format!("echo $$ > {}/cgroup.procs && exec \"$0\" doctor --json --reserve $1", group.0.display());
@@ -421,7 +421,7 @@ fn the_limit_of_a_control_group_bounds_the_ceiling_and_the_reserve() {
         serde_json::from_str::<Value>(&finish(command.stdin(Stdio::null())).stdout)
     };
     let Ok(diagnosis) = in_group("200M") else {
-        println!("skipped: this process may not move into a control group");
+        println!("skipped: this process may not move into a cgroup");
         return;
     };
     let (_, text, _) = finding(&diagnosis, "memory");
@@ -433,7 +433,7 @@ fn the_limit_of_a_control_group_bounds_the_ceiling_and_the_reserve() {
     // Under a higher ceiling the kernel would end the process.
     let beyond = in_group("400M").unwrap();
     let (level, _, remedy) = finding(&beyond, "reserve");
-    assert!(level == "error" && remedy.contains("the limit of the control group"), "{remedy}");
+    assert!(level == "error" && remedy.contains("the limit of the cgroup"), "{remedy}");
     assert!(!remedy.contains("PINPOOL_MAX_BYTES"), "{remedy}");
 }
 

@@ -101,7 +101,7 @@ fn a_back_end_that_is_missing_fails_the_run_unless_it_is_excepted() {
     let output = run(folder.path(), &lib, &vars(""));
     let step = lines(&output).into_iter().find(|line| line["step"] == "suite_vmm").unwrap();
     assert!(!output.status.success() && step["outcome"] == "failed", "{step}");
-    assert!(step["why"].as_str().unwrap().contains("no back-end vmm"), "{step}");
+    assert!(step["why"].as_str().unwrap().contains("no backend vmm"), "{step}");
     let output = run(folder.path(), &lib, &vars("vmm"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     assert!(lines(&output).iter().all(|line| line["step"] != "suite_vmm"));

@@ -65,11 +65,11 @@ fn require_gpu_is_met_only_by_memory_that_is_pinned_for_the_gpu() {
     }
     let ran = load("heap", &["--require-gpu"]);
     assert_eq!(ran.code(), 3, "{}", ran.stderr);
-    ran.check_stderr("--require-gpu: the back-end heap does not pin memory for the GPU");
+    ran.check_stderr("--require-gpu: the backend heap does not pin memory for the GPU");
     let ran = load("heap", &[]);
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     assert_eq!(lines(&ran.stderr, ": W "), 1, "{}", ran.stderr);
-    ran.check_stderr("the back-end heap does not pin memory for the GPU");
+    ran.check_stderr("the backend heap does not pin memory for the GPU");
     let mut command = pinpool(&["load", "--json", "--require-gpu", "--set", "BACKEND=cuda,WAIT=0,ON_FULL=pageable"]);
     command.arg(dir.path()).env("LD_LIBRARY_PATH", &lib).env("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1+=2");
     let ran = finish(&mut command);

@@ -122,7 +122,7 @@ fn the_table_has_a_row_for_each_figure() {
     assert_eq!(row("files"), "200");
     assert_eq!(row("bytes"), "199,000");
     assert_eq!(row("batches"), "1");
-    assert_eq!(row("pool "), "heap (not page-locked)");
+    assert_eq!(row("pool "), "heap (not pinned)");
     let others = ["copied to", "epochs", "failed files", "samples", "seconds", "GB/s", "verified batches"];
     for name in others {
         assert!(!row(name).is_empty(), "{name}");

@@ -87,7 +87,7 @@ fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<Con
         }
         let range = FileRange { offset: entry.raw_file_position(), len_bytes: entry.size() };
         check_within(&member, range, archive_bytes)?;
-        // Links, directories and metadata have no data of their own.
+        // Links, directories and metadata have no own data.
         if matches!(entry.header().entry_type(), EntryType::Regular | EntryType::Continuous) {
             let (key, field) = key_and_field(&member);
             let field = names.of(field);

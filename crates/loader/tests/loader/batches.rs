@@ -219,7 +219,7 @@ fn a_ceiling_of_one_batch_hands_out_one_after_the_other() {
     let mut batches = 0;
     for batch in reader(&pool, &catalog, options(|_| ())) {
         assert!(batch.failures.is_empty(), "{:?}", batch.failures);
-        // Its taker is busy for longer than a get waits.
+        // Its taker is busy for longer than a request waits.
         if batches == 3 {
             std::thread::sleep(Duration::from_millis(300));
         }

@@ -286,7 +286,7 @@ fn data_far_longer_than_the_pool_passes_through_it() {
     }
     assert_eq!(bytes, 96 << 20);
     assert!(small.stats().memory.peak_held_bytes <= 8 << 20);
-    // Without a limit on a batch the pool's ceiling is one.
+    // Without a limit on a batch the pool's limit is one.
     let (batches, failures) = batches_of(&small, &catalog, options(one_by_one));
     assert!(batches.iter().all(Vec::is_empty));
     assert_eq!(failures.len(), 2);

@@ -33,7 +33,7 @@ fn two_lanes() -> TwoLanes {
     TwoLanes([lane(), lane()])
 }
 
-/// Loads files of one byte, each in a batch of its own.
+/// Loads files of one byte, each in its own batch.
 fn load(files: usize, verify: bool, destination: &mut TwoLanes, observer: &mut RecordingObserver) -> LoadSummary {
     let (_dir, catalog) = numbered_files(&vec![1; files]);
     let options = options(|options| {

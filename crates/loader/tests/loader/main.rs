@@ -10,7 +10,7 @@
 //! | `contents` | the bytes of each batch: order, limits, shuffle, synthetic data, checksums |
 //! | `decode` | fields that are decoded |
 //! | `lanes` | lanes that are slow, fail, or read nothing back |
-//! | `runs` | epochs, ceilings, stops and failures of whole runs |
+//! | `runs` | epochs, limits, stops and failures of whole runs |
 
 mod batches;
 mod compressed;

@@ -1,4 +1,4 @@
-//! Files and members of containers that are longer than a batch, or than the pool's ceiling.
+//! Files and members of containers that are longer than a batch, or than the pool's limit.
 
 use super::*;
 

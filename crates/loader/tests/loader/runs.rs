@@ -1,4 +1,4 @@
-//! Whole runs: epochs, ceilings, stops and failures.
+//! Whole runs: epochs, limits, stops and failures.
 
 use std::fs;
 

@@ -36,7 +36,7 @@ fn use_pool(pool: &Pool) {
     pool.clear();
 }
 
-/// Reports to a recorder of its own and returns what a scrape would.
+/// Reports to its own recorder and returns what a scrape would.
 fn scrape(reporters: &[&Reporter]) -> String {
     let recorder = serve::recorder().unwrap();
     metrics::with_local_recorder(&recorder, || reporters.iter().for_each(|reporter| reporter.report()));
@@ -227,7 +227,7 @@ fn a_tag_that_holds_nothing_any_more_is_reported_as_holding_nothing() {
     assert_eq!(images(&recorder.handle().render()), Some(0.0));
 }
 
-/// Serves the scrape of `reporter` on a port of its own for the rest of the process.
+/// Serves the scrape of `reporter` on its own port for the rest of the process.
 fn serve_on_a_port(reporter: Reporter) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

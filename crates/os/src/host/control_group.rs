@@ -1,4 +1,4 @@
-//! The control groups that hold this process, from its own up to the highest that is visible, and what their files say.
+//! The cgroups that hold this process, from its own up to the highest that is visible, and what their files say.
 //!
 //! ```text
 //!   /proc/self/cgroup     0::/app/worker                      the group's path in its hierarchy
@@ -37,7 +37,7 @@ pub(super) enum CgroupVersion {
     V2,
 }
 
-/// A directory of a control group hierarchy.
+/// A directory of a cgroup hierarchy.
 #[derive(Debug, Clone)]
 pub(super) struct ControlGroup {
     pub(super) version: CgroupVersion,
@@ -220,7 +220,7 @@ fn unescaped(text: &str) -> PathBuf {
     OsString::from_vec(bytes).into()
 }
 
-#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to check.
 mod tests {
     use proptest::prelude::*;
 

@@ -34,7 +34,7 @@ impl Files {
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// A file of one number; `None` for `max`, with which control groups write "no limit".
+    /// A file of one number; `None` for `max`, with which cgroups write "no limit".
     pub(super) fn number(&self, path: impl AsRef<Path>) -> Option<u64> {
         self.read(path)?.trim().parse().ok()
     }
@@ -53,7 +53,7 @@ pub(super) fn field(text: &str, key: &str) -> Option<u64> {
 pub mod tree {
     use tempfile::TempDir;
 
-    /// The mount tables of a machine with version 2 of control groups, and of one with version 1.
+    /// The mount tables of a machine with version 2 of cgroups, and of one with version 1.
     pub const V2: (&str, &str) = ("/proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
     pub const V1: (&str, &str) =
         ("/proc/self/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
@@ -72,7 +72,7 @@ pub mod tree {
     }
 }
 
-#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to check.
 mod tests {
     use super::*;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::files::{Files, field};
 use super::memory::{self, LimitOrigin};
 
-/// The soft limits of this process; `None` where there is none, or it cannot be read.
+/// The soft limits of this process; `None` if there is none, or it cannot be read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProcessLimits {
     /// `RLIMIT_MEMLOCK`, `ulimit -l`.
@@ -40,7 +40,7 @@ pub const LOCKED: &str =
     "raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=), grant CAP_IPC_LOCK, or set PINPOOL_BACKEND=heap";
 pub const OVERCOMMIT: &str = "the kernel promises no more memory than it has (vm.overcommit_memory=2): raise \
                                      vm.overcommit_ratio, or set vm.overcommit_memory=0";
-pub const CONTROL_GROUP: &str = "the control group is out of memory: raise its limit (memory.max, docker --memory, \
+pub const CONTROL_GROUP: &str = "the cgroup is out of memory: raise its limit (memory.max, docker --memory, \
                                         MemoryMax=), or lower PINPOOL_MAX_BYTES";
 pub const MACHINE: &str = "the machine is out of memory: lower PINPOOL_MAX_BYTES, or end other programs";
 pub const MAPPINGS: &str = "the process has as many mappings as it may: raise vm.max_map_count";
@@ -95,7 +95,7 @@ pub struct MappingUse {
     pub limit: u64,
 }
 
-/// `None` where the kernel does not show both. Takes milliseconds where there are many.
+/// `None` where the kernel does not show both. Takes milliseconds if there are many.
 pub fn mapping_use(root: &Path) -> Option<MappingUse> {
     let files = Files::below(root);
     let limit = files.number("/proc/sys/vm/max_map_count")?;
@@ -162,7 +162,7 @@ pub fn nvidia_devices(root: &Path) -> Vec<String> {
     found
 }
 
-#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to check.
 mod tests {
     use super::super::files::tree;
     use super::*;

@@ -1,4 +1,4 @@
-//! How much memory this process may use: the machine's, or the tightest limit of the control groups that hold it.
+//! How much memory this process may use: the machine's, or the tightest limit of the cgroups that hold it.
 //!
 //! - `total` is the least of the machine's memory and all limits. A limit at or above the machine's size is ignored.
 //! - `available` is the least of what the machine and each limited group have left. It may come from another group than
@@ -27,7 +27,7 @@ pub struct HostMemory {
 /// Where the total comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LimitOrigin {
-    /// A control group's file.
+    /// A cgroup's file.
     Cgroup(PathBuf),
     /// The machine.
     Machine,
@@ -93,7 +93,7 @@ impl MemoryGauge {
     }
 }
 
-/// The machine's memory without any limit of a control group.
+/// The machine's memory without any limit of a cgroup.
 #[cfg(target_os = "linux")]
 pub(super) fn machine(files: &Files) -> Option<HostMemory> {
     let text = files.read("/proc/meminfo")?;
@@ -118,7 +118,7 @@ pub(super) fn machine(_files: &Files) -> Option<HostMemory> {
     Some(HostMemory { total_bytes, available_bytes: total_bytes, origin: LimitOrigin::Machine })
 }
 
-#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to check.
 mod tests {
     use proptest::prelude::*;
 
@@ -132,7 +132,7 @@ mod tests {
     const MACHINE: &str = "1000 800 machine";
 
     /// The memory of a process with these memberships, on a machine with `MEMINFO`, these mounts, and `path=content` of
-    /// files below `/sys/fs/cgroup`: `,` ends a line, `:` is a blank, `M` stands for MiB.
+    /// files below `/sys/fs/cgroup`: `,` ends a line, `:` is a blank, `M` represents MiB.
     fn memory_in(cgroup: &str, mounts: (&str, &str), files: &str) -> HostMemory {
         let word = |word: &str| {
             let mib = word.strip_suffix('M').and_then(|count| count.parse::<u64>().ok());

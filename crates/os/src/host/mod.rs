@@ -1,17 +1,17 @@
-//! The machine and the control groups that hold this process: page sizes, memory, shortage of it, memory nodes.
+//! The machine and the cgroups that hold this process: page sizes, memory, shortage of it, NUMA nodes.
 //!
 //! | file | owns | read |
 //! | --- | --- | --- |
 //! | `memory` | how much memory there is and is available, and which limit decides it | at the start; the limits once a second |
 //! | `limits` | the limits of the process, and which of them refused memory | when memory is refused, and by `doctor` |
 //! | `pressure` | whether tasks wait for memory, whether a limit was hit | at most once a second |
-//! | `numa` | the memory node near a device, the memory of a node and the processors near it | once, at the start |
+//! | `numa` | the NUMA node near a device, the memory of a node and the processors near it | once, at the start |
 //! | `huge_pages` | the huge pages that are set aside | where they are asked for, and by `doctor` |
 //! | `control_group` | the groups that hold this process, and their files | for `memory` and `pressure` |
 //! | `files` | bounded reads below a root | for all of these |
 //!
 //! Reads files and returns plain values. Decides nothing about pools, logs nothing and keeps no file open. What cannot be
-//! read or parsed counts as absent. By hand, since `procfs` would be a dependency of every user of the pool, and knows no control groups
+//! read or parsed counts as absent. By hand, since `procfs` would be a dependency of every user of the pool, and knows no cgroups
 //! below another root. Every entry point takes the root of the file system, which is `/` except in tests.
 
 mod control_group;

@@ -24,7 +24,7 @@ pub fn numa_nodes(root: &Path) -> Vec<u32> {
     list.and_then(|list| parse_list(&list)).unwrap_or_default()
 }
 
-/// A memory node, and what the machine says of it.
+/// A NUMA node, and what the machine says of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryNode {
     pub id: u32,
@@ -81,7 +81,7 @@ pub fn parse_list(text: &str) -> Option<Vec<u32>> {
     Some(numbers)
 }
 
-#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to check.
 mod tests {
     use super::super::files::tree;
     use super::*;

@@ -12,7 +12,7 @@
 //! machine's pressure, though memory returned here would not help it. On the other hand a pool that fills the machine with
 //! pinned memory may be the last process to wait, hence the second row.
 //!
-//! The gauge finds its files once, when it is opened; each reading opens them anew and keeps only counts.
+//! The gauge finds its files once, when it is opened; each reading opens them again and keeps only counts.
 
 use std::path::{Path, PathBuf};
 
@@ -137,7 +137,7 @@ impl Stall {
     }
 }
 
-/// Reads `some avg10=0.00 ..` and `full avg10=0.00 ..`; `None` where there is neither.
+/// Reads `some avg10=0.00 ..` and `full avg10=0.00 ..`; `None` if there is neither.
 pub fn stall(text: &str) -> Option<Stall> {
     let percent = |kind| text.lines().find_map(|line| avg10(line, kind));
     let (some, full) = (percent("some"), percent("full"));
@@ -157,7 +157,7 @@ fn avg10(line: &str, kind: &str) -> Option<f64> {
     (percent <= 100.0).then_some(percent)
 }
 
-#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to check.
 mod tests {
     use proptest::prelude::*;
     use tempfile::TempDir;

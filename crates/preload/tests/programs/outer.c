@@ -1,4 +1,4 @@
-/* A library that stands before another one and asks for the next function of its own name. */
+/* A library that is before another one and asks for the next function of its own name. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 

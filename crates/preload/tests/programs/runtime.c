@@ -24,7 +24,7 @@ static void find(void) {
     init(0);
 }
 
-/* The runtime makes the primary context current where none is. */
+/* The runtime makes the primary context current if none is. */
 static void enter(void) {
     void *context = NULL;
     pthread_once(&once, find);

@@ -51,7 +51,7 @@ FUNCTIONS(DECLARE)
 FUNCTIONS(EXTERN)
 #endif
 
-/* Page-locked memory, by the runtime where the program is linked to it. */
+/* Pinned memory, by the runtime where the program is linked to it. */
 static int (*host_alloc)(void **, size_t, unsigned);
 static int (*host_free)(void *);
 
@@ -112,7 +112,7 @@ static void start(void) {
     MUST(p_cuCtxSetCurrent(context));
 }
 
-/* The double's copies on this stream do not end, or go on. */
+/* The double's copies on this stream do not end, or continue. */
 static void hold(handle stream, int held) {
     ((size_t(*)(handle, int))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "double_hold_stream"))(stream, held);
 }
@@ -133,7 +133,7 @@ static uint64_t sum_of(const unsigned char *bytes, size_t count) {
     return sum;
 }
 
-/* Allocates, fills, copies without waiting and frees, step by step; then looks at what arrived. */
+/* Allocates, fills, copies without waiting and frees, step by step; then checks what arrived. */
 static uint64_t steps(unsigned seed) {
     handle stream;
     device_ptr device;
@@ -373,7 +373,7 @@ static void ends_capturing(void) {
     printf("after the second %016lx\n", (unsigned long)steps(2));
 }
 
-/* Allocates and frees more than the ceiling while what was freed cannot come back: a stream captures, or a copy is held. */
+/* Allocates and frees more than the limit while what was freed cannot come back: a stream captures, or a copy is held. */
 static void over_the_ceiling(int captures) {
     unsigned char *buffer;
     handle stream;
@@ -465,7 +465,7 @@ static void barrier(void) {
     MUST(p_cuCtxSynchronize());
 }
 
-/* Page-locks memory of its own, piece by piece, as frameworks do that allocate by themselves. */
+/* Pins memory of its own, piece by piece, as frameworks do that allocate by themselves. */
 static void registers(void) {
     unsigned char *pieces;
     if (posix_memalign((void **)&pieces, 4096, 3 * 8192) != 0) exit(1);

@@ -1,4 +1,4 @@
-/* Looks names up in all ways, where there is no CUDA driver. */
+/* Looks names up in all ways, if there is no CUDA driver. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* A library that stands before the driver under its name, as programs that share out a GPU have one: it counts, and calls the
+/* A library that is before the driver under its name, as programs that share out a GPU have one: it counts, and calls the
    real function, which it looks up by a handle. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -61,7 +61,7 @@ impl Built {
     }
 }
 
-/// The programs; `None` where there is no compiler.
+/// The programs; `None` if there is no compiler.
 pub(crate) fn built() -> Option<&'static Built> {
     static BUILT: OnceLock<Option<Built>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
@@ -151,7 +151,7 @@ impl Ran {
             .map_or(0, |count| count.trim_end_matches(',').parse().unwrap())
     }
 
-    /// The calls that page-lock.
+    /// The calls that pin call.
     pub(crate) fn page_locks(&self) -> u64 {
         self.calls("cuMemHostAlloc") + self.calls("cuMemAllocHost_v2")
     }

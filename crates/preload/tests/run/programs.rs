@@ -39,7 +39,7 @@ fn run_starts_the_program_with_its_memory_served_and_its_output_as_it_was() {
     let (alone, served, log) = (ran(&mut built.command(Way::Dlsym, "steps")), ran(&mut command), log_of(&log));
     assert_eq!(alone.out, served.out);
     assert!(served.page_locks() <= 8, "{served:?}");
-    for line in ["back-end cuda (page-locked)", "PINPOOL_MAX_BYTES=64MiB (variable)", "gets 24: "] {
+    for line in ["backend cuda (pinned)", "PINPOOL_MAX_BYTES=64MiB (variable)", "gets 24: "] {
         assert!(log.contains(line), "no `{line}` in {log}");
     }
 }
@@ -104,7 +104,7 @@ fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() 
     let (alone, served, log) = both(built, Way::ProcAddress, "reset");
     assert_eq!(alone.out, served.out, "{log}");
     assert!(log.contains("has ended, and its memory with it"), "{log}");
-    assert_eq!(log.matches("back-end cuda (page-locked)").count(), 2, "{log}");
+    assert_eq!(log.matches("backend cuda (pinned)").count(), 2, "{log}");
     assert!(served.page_locks() <= 16, "{served:?}");
 }
 
@@ -232,8 +232,7 @@ fn memory_that_a_program_registers_is_not_served_and_logged_once_at_its_end() {
         let (alone, served, log) = both(built, way, "registers");
         assert_eq!(alone.out, served.out, "{way:?}\n{log}");
         assert_eq!(served.calls("cuMemHostRegister_v2"), 3, "{way:?}: {served:?}");
-        let line =
-            "not served: the program page-locked memory of its own by 3 calls of cuMemHostRegister (24576 bytes)";
+        let line = "not served: the program pinned memory of its own by 3 calls of cuMemHostRegister (24576 bytes)";
         assert_eq!((log.matches(line).count(), log.lines().count()), (1, 1), "{way:?}: {log}");
     }
 }

@@ -1,4 +1,4 @@
-//! Looking names up, beside the ways of `programs`.
+//! Looking names up, alongside the ways of `programs`.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ fn look_ups_without_a_driver_and_by_the_next_of_a_name_are_as_they_were() {
     };
     let expected = "default 0, self 0, text 1, next 0\ninner outer\nputs 1, none 0\n";
     assert_eq!(run(false), expected);
-    // `RTLD_NEXT` from the program itself finds the export of this library, as from everything that stands before it.
+    // `RTLD_NEXT` from the program itself finds the export of this library, as from everything that is before it.
     assert_eq!(run(true), expected.replace("next 0", "next 1"));
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | file | what it tests |
 //! | --- | --- |
-//! | `slabs` | buffers within one process: what is refused, tickets, waits, the ceiling, copies |
+//! | `slabs` | buffers within one process: what is refused, tickets, waits, the limit, copies |
 //! | `kills` | workers and trainers that are killed at any instruction |
 #![cfg(target_os = "linux")]
 

@@ -1,4 +1,4 @@
-//! Shared buffers within one process: what is refused, what a ticket stands for, waits, the ceiling, copies.
+//! Shared buffers within one process: what is refused, what a ticket represents, waits, the limit, copies.
 #![allow(unsafe_code)] // Makes and seals memory files.
 
 use std::fs::File;
@@ -225,7 +225,7 @@ fn memory_file(seals: libc::c_int, bytes: u64) -> OwnedFd {
     file.into()
 }
 
-/// The file of `slabs` with other bytes, as a file of its own.
+/// The file of `slabs` with other bytes, as its own file.
 fn changed(slabs: &SharedSlabs, change: impl FnOnce(&mut Vec<u8>)) -> OwnedFd {
     let mut bytes = Vec::new();
     let mut file = File::from(slabs.as_fd().try_clone_to_owned().unwrap());

@@ -51,7 +51,7 @@ pub struct LockFile {
 
 /// A descriptor that a child of `fork` closes, if it leads to the description with this mark still.
 struct Listed {
-    /// -1 where there is none.
+    /// -1 if there is none.
     descriptor: AtomicI32,
     mark: AtomicI64,
 }
@@ -70,7 +70,7 @@ extern "C" fn close_listed() {
     }
 }
 
-/// The position of a description; -1 where there is none. May be called in a child of a process with threads.
+/// The position of a description; -1 if there is none. May be called in a child of a process with threads.
 #[allow(clippy::useless_conversion)] // Types vary by target.
 fn mark_of(descriptor: RawFd) -> i64 {
     // SAFETY: a call with numbers, which changes nothing.

@@ -1,7 +1,7 @@
 //! One limit for the pools of all processes of a host: the host ledger.
 //!
 //! ```text
-//!   pool of process A ─┐   claim before the source is called, give back after it has released
+//!   pool of process A ─┐   claim before the source is called, release after it has released
 //!   pool of process B ─┼─▶ slots in shared memory: held, wanted, idle ──▶ sum of held <= limit
 //!   pool of process C ─┘
 //!   a request without room: writes what it wants ─▶ wakes the others' threads ─▶ they release memory ─▶ wake the request
@@ -19,7 +19,7 @@
 //!
 //! The file is in `/dev/shm`, named after the user and the ledger, and only that user may open it. The first pool of a ledger
 //! without a living owner sets its limit; the last one removes the file. If somebody else removes the file, its owners keep
-//! what they hold but claim nothing more (`Loss`). New processes then create a file and a limit of their own, which does not
+//! what they hold but claim nothing more (`Loss`). New processes then create a file and their own limit, which does not
 //! count what the old owners hold.
 //!
 //! | file | owns |
@@ -75,7 +75,7 @@ impl Want {
     }
 }
 
-/// A pool's place in a host ledger. Dropping it gives back all that it holds.
+/// A pool's place in a host ledger. Dropping it releases all that it holds.
 #[derive(Debug)]
 pub struct HostLedger(Arc<Attached>);
 

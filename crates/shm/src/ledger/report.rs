@@ -69,9 +69,7 @@ impl LedgerReport {
     pub fn others_in_words(&self) -> String {
         let others: Vec<_> = self.owners.iter().filter(|owner| !owner.is_own).collect();
         let mut texts: Vec<_> = others.iter().take(LISTED).map(ToString::to_string).collect();
-        if others.len() > LISTED {
-            texts.push(format!("and {} more", others.len() - LISTED));
-        }
+        texts.extend((others.len() > LISTED).then(|| format!("and {} more", others.len() - LISTED)));
         if texts.is_empty() { "no other process is attached".to_owned() } else { texts.join(", ") }
     }
 }
@@ -81,8 +79,7 @@ impl fmt::Display for LedgerOwner {
         let Self { pid, pool, held_bytes, idle_bytes, wanted_bytes, .. } = self;
         let namespace = if self.is_elsewhere { " in another namespace" } else { "" };
         let pool = if pool.is_empty() { "unnamed" } else { pool };
-        let (held, idle) = (Size(*held_bytes), Size(*idle_bytes));
-        write!(f, "process {pid}{namespace} ({pool}) holds {held}, {idle} idle")?;
+        write!(f, "process {pid}{namespace} ({pool}) holds {}, {} idle", Size(*held_bytes), Size(*idle_bytes))?;
         if *wanted_bytes > 0 { write!(f, ", and waits for {}", Size(*wanted_bytes)) } else { Ok(()) }
     }
 }

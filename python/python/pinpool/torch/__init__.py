@@ -56,7 +56,7 @@ def install(pool: Pool | None = None, /, **settings: Any) -> Pool:
     Args:
         pool: a :class:`pinpool.Pool`; by default a new one.
         settings: those of :class:`pinpool.Pool`, for a new one. Without ``max_bytes`` and ``PINPOOL_MAX_BYTES`` its ceiling is three
-            quarters of the memory of the control group, else of the machine, divided by ``LOCAL_WORLD_SIZE``; a log line says
+            quarters of the memory of the cgroup, else of the machine, divided by ``LOCAL_WORLD_SIZE``; a log line says
             so. Without ``backend`` and ``PINPOOL_BACKEND`` it is ``gpu``: memory that CUDA does not pin is an error. Without ``device``
             it is torch's current GPU if torch has started
             CUDA, else the one that ``LOCAL_RANK`` names, else the first: a rank of a distributed run makes no context on

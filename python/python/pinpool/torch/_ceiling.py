@@ -2,7 +2,7 @@
 
 torch has no limit on what it pins, and programs rely on that: optimizers that are offloaded and key-value caches pin most of a
 machine's memory. A pool without a limit would let a mistake end the machine. So the ceiling is what a machine can spare: three
-quarters of the memory of the control group, else of the machine, divided among the ranks of this host. A pool that pins by ``mlock``
+quarters of the memory of the cgroup, else of the machine, divided among the ranks of this host. A pool that pins by ``mlock``
 holds no more than the process may lock, whatever its ceiling is.
 """
 

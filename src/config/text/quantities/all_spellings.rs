@@ -5,7 +5,7 @@
 
 use super::*;
 
-/// Up to three beside each power of two, of ten and of sixty that has 64 bits.
+/// Up to three alongside each power of two, of ten and of sixty that has 64 bits.
 fn numbers() -> Vec<u64> {
     let powers = |base: u128| std::iter::successors(Some(1u128), move |power| power.checked_mul(base));
     let near = [2, 10, 60].into_iter().flat_map(powers).flat_map(|power| (0..7).map(move |step| power + step));

@@ -3,7 +3,7 @@
 const FIRST_HANDLE: usize = 0x5000_0000;
 const HANDLE_STEP: usize = 0x10;
 
-/// The number of the stream that each handle stands for, in the order of the handles.
+/// The number of the stream that each handle represents, in the order of the handles.
 pub(super) struct Handles(Vec<Option<usize>>);
 
 impl Handles {

@@ -14,7 +14,7 @@ use mock_driver::{Code, MockDriver};
 
 const MIB: usize = 1 << 20;
 
-/// Page-locked memory of the driver, freed on drop.
+/// Pinned memory of the driver, freed on drop.
 struct Pinned {
     address: *mut u8,
     len: usize,
@@ -195,7 +195,7 @@ fn a_free_waits_for_all_work_and_blocks_all_enqueues() {
             beside.record_event(None).unwrap();
             order.load(Ordering::Acquire)
         });
-        // Queries do not take the lock; the enqueue beside waits behind the free.
+        // Queries do not take the lock; the enqueue alongside waits behind the free.
         while double.calls("cuEventRecord") < 2 {
             thread::yield_now();
         }
@@ -262,7 +262,7 @@ fn a_stream_writes_a_value_behind_its_work_and_calls_back() {
     // SAFETY: the counter is alive until the synchronisation below.
     unsafe { result::stream::launch_host_function(stream.cu_stream(), count, (&raw const calls).cast_mut().cast()) }
         .unwrap();
-    // SAFETY: page-locked and aligned.
+    // SAFETY: pinned and aligned.
     assert_eq!(raw(unsafe { sys::cuStreamWriteValue32_v2(stream.cu_stream(), flag.address as u64, 77, 0) }), 0);
     assert_eq!((seen.load(Ordering::Acquire), calls.load(Ordering::Relaxed)), (0, 0));
     drop(gate);

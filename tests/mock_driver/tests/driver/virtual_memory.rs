@@ -116,7 +116,7 @@ fn a_copy_may_span_granules_and_a_granule_moves_with_its_bytes() {
     assert_eq!(stream.clone_dtoh(&device).unwrap(), expected);
     assert_eq!(copy(&stream, &device, base + (GRANULE + half) as u64, GRANULE), Code::INVALID_VALUE.0);
 
-    // The second granule moves beside a pending copy of the first.
+    // The second granule moves alongside a pending copy of the first.
     let gate = double.hold(stream.cu_stream());
     assert_eq!(copy(&stream, &device, base, GRANULE), 0);
     assert_eq!(unmap(base + GRANULE as u64, GRANULE), 0);
@@ -189,7 +189,7 @@ fn granules_past_the_limit_are_refused_and_misuse_is_counted() {
     assert_eq!(double.counts().granules, 1);
     assert_eq!(unmap(base, GRANULE), 0);
     assert_eq!(double.counts().granules, 0);
-    // SAFETY: reserved above, unmapped since. Frees the addresses for good.
+    // SAFETY: reserved above, unmapped since. Frees the addresses permanently.
     assert_eq!(raw(unsafe { sys::cuMemAddressFree(base, 2 * GRANULE) }), 0);
     // SAFETY: an unknown handle, refused.
     let unknown = unsafe { result::event::destroy(std::ptr::null_mut()) };

@@ -1,0 +1,161 @@
+//! Phrases that are not ordinary technical English stay out of Markdown, comments and string literals: each has a count that only
+//! falls. docs/CONTRIBUTING.md says how texts are written.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A phrase, what to write, and how often it may still be in Markdown and in Rust.
+const PHRASES: &[(&str, &str, usize, usize)] = &[
+    ("a get", "a request", 0, 117),
+    ("the get", "the request", 0, 26),
+    ("gets that", "requests that", 0, 40),
+    ("a put", "a return", 0, 49),
+    ("the put", "the return", 0, 18),
+    ("page-lock", "pin call", 0, 12),
+    ("page-locks", "pin calls", 0, 21),
+    ("page-locked", "pinned", 3, 49),
+    ("page-locking", "pinning", 0, 2),
+    ("ceiling", "limit", 2, 182),
+    ("ceilings", "limits", 0, 6),
+    ("ledger", "shared limit", 15, 106),
+    ("ledgers", "shared limits", 0, 6),
+    ("beside", "while, next to, compared with", 0, 74),
+    ("that of", "repeat the noun", 1, 67),
+    ("those of", "repeat the noun", 2, 81),
+    ("where it", "if, when", 5, 42),
+    ("where there", "if there", 0, 26),
+    ("where no", "if no", 0, 8),
+    ("where they", "if they", 2, 24),
+    ("where none", "if none", 0, 2),
+    ("where that", "if that", 0, 7),
+    ("where a", "if a", 5, 42),
+    ("of which", "a second sentence", 2, 61),
+    ("whose", "with", 12, 242),
+    ("in vain", "timed out", 0, 1),
+    ("anew", "again", 0, 6),
+    ("stands", "is", 0, 64),
+    ("look at", "check", 0, 15),
+    ("looks at", "checks", 0, 27),
+    ("looked at", "checked", 0, 17),
+    ("give back", "release, return", 0, 0),
+    ("gives back", "releases, returns", 0, 6),
+    ("given back", "released, returned", 0, 15),
+    ("goes back", "returns", 0, 26),
+    ("control group", "cgroup", 0, 11),
+    ("memory node", "NUMA node", 0, 13),
+    ("memory nodes", "NUMA nodes", 0, 4),
+    ("back-end", "backend", 0, 76),
+    ("back-ends", "backends", 0, 18),
+    ("verdict", "diagnosis", 4, 39),
+    ("verdicts", "diagnoses", 0, 1),
+    ("cure", "recommendation", 0, 11),
+    ("figures", "statistics, numbers", 2, 120),
+    ("driver double", "mock driver", 0, 0),
+    ("cruel", "adversarial", 0, 3),
+    ("for good", "permanently", 0, 11),
+    ("by itself", "automatically", 0, 20),
+    ("hardly", "rarely", 0, 3),
+    ("in turns", "alternately", 0, 1),
+    ("nobody has", "no one", 0, 7),
+    ("so many", "N", 0, 33),
+    ("as it holds", "unchanged", 0, 0),
+    ("goes on", "continues", 0, 24),
+    ("go on", "continue", 0, 15),
+    ("in line", "waiting, in the wait queue", 0, 19),
+    ("the line", "the wait queue", 15, 60),
+    ("mend", "fix", 0, 0),
+    ("mends", "fixes", 0, 2),
+    ("of its own", "separate, dedicated", 2, 88),
+];
+
+/// Every phrase is counted once per place, in any case, between letters that are not its own.
+fn count(text: &str, phrase: &str) -> usize {
+    let is_word = |letter: Option<char>| letter.is_some_and(|letter| letter.is_alphanumeric() || letter == '_');
+    let is_free =
+        |at: usize| !is_word(text[..at].chars().next_back()) && !is_word(text[at + phrase.len()..].chars().next());
+    text.match_indices(phrase).filter(|(at, _)| is_free(*at)).count()
+}
+
+/// The comments and string literals of Rust code, in lower case and without line ends.
+fn prose(code: &str) -> String {
+    let mut prose = String::new();
+    let mut rest = code;
+    while let Some(at) = rest.find(['/', '"', '\'', 'r']) {
+        let is_part_of_word = rest[..at].ends_with(|letter: char| letter.is_alphanumeric() || letter == '_');
+        rest = &rest[at..];
+        let end = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if let Some(string) = rest.strip_prefix('"') {
+            1 + end_of_string(string)
+        } else if rest.starts_with("r\"") || rest.starts_with("r#") && !is_part_of_word {
+            let hashes = rest[1..].len() - rest[1..].trim_start_matches('#').len();
+            let close = format!("\"{}", "#".repeat(hashes));
+            rest.get(hashes + 2..)
+                .and_then(|body| body.find(&close))
+                .map_or(1, |found| hashes + 2 + found + close.len())
+        } else {
+            // A quote or a backslash as a character.
+            rest = ["'\"'", "'\\\"'", "'\\''", "'/'"]
+                .iter()
+                .find_map(|quoted| rest.strip_prefix(quoted))
+                .unwrap_or(&rest[1..]);
+            continue;
+        };
+        let (text, behind) = rest.split_at(end.max(1));
+        prose.push_str(text.trim_start_matches(['/', '!']));
+        prose.push(' ');
+        rest = behind;
+    }
+    prose.to_lowercase().split_whitespace().filter(|word| *word != "\\").collect::<Vec<_>>().join(" ")
+}
+
+fn end_of_string(text: &str) -> usize {
+    let mut is_escaped = false;
+    for (at, letter) in text.char_indices() {
+        match letter {
+            '"' if !is_escaped => return at + 1,
+            '\\' => is_escaped = !is_escaped,
+            _ => is_escaped = false,
+        }
+    }
+    text.len()
+}
+
+/// The texts of all files with this extension below `folder`, but for data, build outputs and this file.
+fn texts(folder: &Path, extension: &str, out: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).expect("the folder can be read") {
+        let path = entry.expect("the folder can be read").path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() && !name.starts_with('.') && name != "target" && !path.ends_with("tests/data") {
+            texts(&path, extension, out);
+        } else if path.extension().is_some_and(|found| found == extension) && name != "prose.rs" {
+            let text = fs::read_to_string(&path).expect("the file can be read");
+            let words = text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
+            out.push(if extension == "rs" { prose(&text) } else { words });
+        }
+    }
+}
+
+#[test]
+fn phrases_do_not_spread() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let (mut markdown, mut rust) = (Vec::new(), Vec::new());
+    texts(&root, "md", &mut markdown);
+    texts(&root, "rs", &mut rust);
+    let mut wrong = String::new();
+    for &(phrase, instead, most_in_markdown, most_in_rust) in PHRASES {
+        let found = [&markdown, &rust].map(|texts| texts.iter().map(|text| count(text, phrase)).sum::<usize>());
+        if found[0] > most_in_markdown || found[1] > most_in_rust {
+            let _ = writeln!(wrong, "    (\"{phrase}\", \"{instead}\", {}, {}),", found[0], found[1]);
+        }
+    }
+    assert!(wrong.is_empty(), "phrases above their counts (see the second column for what to write):\n{wrong}");
+}
+
+#[test]
+fn comments_and_strings_are_prose_and_code_is_not() {
+    let code = "let ceiling = '\"'; // A CEILING\n/// of which\nlet text = \"a \\\"get\\\" \\\n  anew\"; let raw = r#\"x \"y\" z\"#;";
+    assert_eq!(prose(code), "a ceiling of which \"a \\\"get\\\" anew\" r#\"x \"y\" z\"#");
+    assert_eq!([count("a get, the gets; a get", "a get"), count("pinpool_ledger ledger", "ledger")], [2, 1]);
+}
