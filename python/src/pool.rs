@@ -275,7 +275,7 @@ impl Pool {
     }
 
     /// Puts back the buffers whose copies are over; the maintenance thread does it as well.
-    fn poll(&self, py: Python<'_>) -> PyResult<()> {
+    fn maintain(&self, py: Python<'_>) -> PyResult<()> {
         self.run(py, |pool| pool.maintain())
     }
 

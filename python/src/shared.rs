@@ -153,7 +153,7 @@ impl Slabs {
         json(py.detach(|| serde_json::to_string(&slabs.pool().stats())))
     }
 
-    fn poll(&self, py: Python<'_>) -> PyResult<()> {
+    fn maintain(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, |slabs| {
             slabs.pool().maintain();
             Ok(())
