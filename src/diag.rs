@@ -37,7 +37,7 @@ mod warnings;
 
 pub(crate) use checks::Listener;
 pub use checks::{CheckReport, LogSampler};
-#[cfg(test)]
+#[cfg(all(test, not(pinpool_loom)))]
 pub(crate) use log::captured;
 pub(crate) use log::defer;
 pub(crate) use texts::{Growth, Start};
