@@ -1,4 +1,4 @@
-//! Plans that decommit idle granules: by time (policy-R9), or at once for a trim, under pressure or at the ceiling.
+//! Plans that decommit idle granules: by time (policy-R9), or at once for a trim, under pressure or at the limit.
 
 use super::extent::Extent;
 use super::plan::{Plan, Step};
@@ -42,7 +42,7 @@ impl Arena {
     }
 
     /// A plan that decommits idle granules, the longest idle first, until `bytes` are decommitted, kept ones too: less is
-    /// kept then. For a ceiling that was lowered.
+    /// kept then. For a limit that was lowered.
     pub(crate) fn release_idle_of_kept(&mut self, bytes: u64) -> Option<Plan> {
         self.release(self.longest_idle(bytes))
     }

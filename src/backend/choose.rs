@@ -109,7 +109,7 @@ pub(crate) struct PinOptions<'a> {
     pub(crate) threads: usize,
     /// Whether an arena is between the pool and the source, so that few and large pieces are pinned.
     pub(crate) arena: bool,
-    /// The ceiling in bytes, if the user set one.
+    /// The limit in bytes, if the user set one.
     pub(crate) max_bytes: Option<u64>,
     /// For whole regions of `vmm`, `register`, `mlock` and `heap`.
     pub(crate) hugetlb: HugeTlb,

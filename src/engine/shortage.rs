@@ -1,7 +1,7 @@
 //! A time without room, logged once when it begins and once when it ends, not at every get: the first of a pool, the
 //! tenth, the hundredth, so that a pool that runs short again and again does not repeat itself.
 //!
-//! It ends when every get has found room at once for a second. At the ceiling, gets that find room and gets that do not
+//! It ends when every get has found room at once for a second. At the limit, gets that find room and gets that do not
 //! alternate, so an end at the first success would log two lines per get.
 //!
 //! Owns the counts of one shortage. Decides nothing about memory.

@@ -280,7 +280,7 @@ impl<E> Stock<E> {
         }
         let is_over = || {
             let is_over_idle = || self.max_idle_bytes.is_some_and(|max_bytes| self.idle.bytes() > max_bytes);
-            self.memory.is_over_ceiling() || is_over_idle()
+            self.memory.exceeds_limit() || is_over_idle()
         };
         if is_over() {
             // Other threads may return blocks meanwhile: no more are released than were idle at the start.
@@ -389,7 +389,7 @@ impl<E> Stock<E> {
         let idle_bytes = self.idle.bytes();
         let Some(arena) = self.memory.arena() else {
             // Here a return can only exceed a limit.
-            let may_pass_limit = self.max_idle_bytes.is_some() || self.memory.is_over_ceiling();
+            let may_pass_limit = self.max_idle_bytes.is_some() || self.memory.exceeds_limit();
             return match (may_pass_limit, idle_bytes, self.memory.all_block_bytes() > 0) {
                 (false, ..) | (true, 0, false) => Pace::Never,
                 (true, 0, true) => Pace::Quiet,

@@ -1,6 +1,6 @@
 //! From settings to a running pool.
 //!
-//! The methods that set something are made from the table in `config/settings.rs`. Decides which source, ceiling and
+//! The methods that set something are made from the table in `config/settings.rs`. Decides which source, limit and
 //! fallback the settings mean; what they imply and contradict is decided in `config`.
 
 use std::fmt;
@@ -240,7 +240,7 @@ impl PoolBuilder {
             let mut limit = AutoLimit::new(root.clone());
             let is_auto = ledger.is_none() && config.max_bytes == Limit::Auto;
             let member = Member::new(root.clone(), log.name.clone(), is_auto);
-            let (mut max_bytes, ceiling) = limit.set(config.max_bytes, member.auto_bytes());
+            let (mut max_bytes, limit_origin) = limit.set(config.max_bytes, member.auto_bytes());
             let chosen = backend::choose(&config.backend, pin_options(config, &root, max_bytes, &[]))?;
             max_bytes = chosen.lock_limit_bytes.or(max_bytes);
             limit.lock_limit_bytes = chosen.lock_limit_bytes;
@@ -249,7 +249,7 @@ impl PoolBuilder {
                 preset: config.preset.name(),
                 backend: source.name(),
                 is_pinned: source.is_pinned(),
-                ceiling: &ceiling,
+                limit: &limit_origin,
                 device: source.needs_gpu().then_some(config.device),
                 numa_node: source.numa_node(),
                 granule_bytes: source
@@ -366,7 +366,7 @@ fn recorder(
     }
 }
 
-/// A place in the host ledger, if `PINPOOL_LEDGER` asks for one. Its first owner sets its ceiling.
+/// A place in the host ledger, if `PINPOOL_LEDGER` asks for one. Its first owner sets its limit.
 fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<HostLedger>> {
     let name = match &config.ledger {
         LedgerName::Disabled => return Ok(None),
@@ -387,7 +387,7 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Hos
             let report = ledger.report();
             log.joined_ledger(&report);
             let other_bytes = asked_bytes.filter(|&bytes| report.max_bytes != Some(bytes));
-            other_bytes.iter().for_each(|&bytes| log.ledger_has_other_ceiling(name, report.max_bytes, bytes));
+            other_bytes.iter().for_each(|&bytes| log.shared_limit_differs(name, report.max_bytes, bytes));
             Ok(Some(ledger))
         }
         // Nobody has asked for this ledger by its name.

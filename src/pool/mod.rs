@@ -268,10 +268,10 @@ impl Pool {
     /// # Errors
     ///
     /// [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
-    pub fn set_max_bytes(&self, ceiling: impl Into<Limit>) -> Result<()> {
+    pub fn set_max_bytes(&self, limit: impl Into<Limit>) -> Result<()> {
         self.core().check_process()?;
-        match (self.account(), ceiling.into()) {
-            (None, ceiling) => self.core().set_ceiling(ceiling),
+        match (self.account(), limit.into()) {
+            (None, limit) => self.core().set_limit(limit),
             (Some(account), Limit::Bytes(bytes)) => account.set_max_bytes(Some(bytes)),
             (Some(account), _) => account.set_max_bytes(None),
         }

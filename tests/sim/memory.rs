@@ -269,7 +269,7 @@ impl SimMemory {
         memory.add(bytes.clone());
         if held_bytes > memory.max_bytes {
             let max_bytes = memory.max_bytes;
-            self.site.report(format!("{held_bytes} B are held, over the ceiling of {max_bytes} B"));
+            self.site.report(format!("{held_bytes} B are held, over the limit of {max_bytes} B"));
         }
         Ok(bytes)
     }

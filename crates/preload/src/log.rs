@@ -57,7 +57,7 @@ impl fmt::Display for Reason {
             Self::NoPool => f.write_str("there is no pool"),
             Self::Blind => f.write_str("a capture that was not seen"),
             Self::Full(bytes) => {
-                write!(f, "{bytes} bytes are more than the ceiling has room for; PINPOOL_MAX_BYTES raises it")
+                write!(f, "{bytes} bytes are more than the limit has room for; PINPOOL_MAX_BYTES raises it")
             }
             Self::Version(version) => {
                 write!(f, "the program asks for functions of CUDA {}, which this build does not know", version / 1000)

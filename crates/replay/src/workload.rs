@@ -115,8 +115,8 @@ impl Workload {
                     workload.moves_ns = (workload.moves_ns.0 + took_ns, workload.moves_ns.1 + model_ns);
                     continue;
                 }
-                Event::Ceiling { bytes } => {
-                    workload.recorded.set_ceiling(bytes);
+                Event::MaxBytes { bytes } => {
+                    workload.recorded.set_limit(bytes);
                     continue;
                 }
                 event => {
@@ -282,7 +282,7 @@ impl Workload {
     pub fn pools_note(&self) -> Option<String> {
         self.pools_merged().map(|pools| {
             format!(
-                "it has {pools} pools, which are played as one: figures, ceiling and limit are those of one pool that serves \
+                "it has {pools} pools, which are played as one: the statistics and limits describe one pool that serves \
                  all of them, and a PINPOOL_* variable holds for each pool of a process by itself"
             )
         })

@@ -422,7 +422,7 @@ impl World {
             limits.may_decommit_regions && self.ranges[&range].set == own && self.granule_bytes(range) < bytes
         });
         assert_eq!(too_small, expected, "replaced");
-        assert!(others == 0 || limits.commit_bytes != u64::MAX, "{others} regions decommitted without a ceiling");
+        assert!(others == 0 || limits.commit_bytes != u64::MAX, "{others} regions decommitted without a limit");
         let is_cut = region.bytes() % bytes == 0 || region.bytes() == replaced;
         assert!(region.bytes() >= bytes && is_cut, "{region:?} is neither whole buffers of {bytes} nor {replaced}");
         assert!(region.bytes() <= limits.commit_bytes.saturating_add(released), "{region:?} passes {limits:?}");

@@ -56,11 +56,11 @@ fn a_granule_moves_to_its_like_and_makes_room_for_others_by_a_decommit() {
     // All small granules and two of the next size.
     let whole = take(&mut arena, 16, LIMITS).unwrap().0;
     assert_eq!(whole, at(0));
-    let ceiling = GrowthLimits { commit_bytes: 0, ..LIMITS };
+    let limit = GrowthLimits { commit_bytes: 0, ..LIMITS };
     // The small ones are free, the other two in use.
     arena.free(at(0), 8 * SMALL, 0);
     // Nine do not fit in eight: three granules of 16 KiB, and only 32 KiB are free.
-    assert_eq!(take(&mut arena, 9, ceiling).unwrap_err().missing_bytes, 4 * SMALL);
+    assert_eq!(take(&mut arena, 9, limit).unwrap_err().missing_bytes, 4 * SMALL);
     let (ptr, steps) = take(&mut arena, 9, GrowthLimits { commit_bytes: 4 * SMALL, ..LIMITS }).unwrap();
     assert_eq!(ptr, at(16));
     assert_eq!(steps, [Step::Decommit { extent: extent(0, 8) }, Step::Commit { extent: extent(16, 12) }]);
@@ -68,13 +68,13 @@ fn a_granule_moves_to_its_like_and_makes_room_for_others_by_a_decommit() {
     // The small ones are in use again. Two granules of 16 KiB are free and move to where they are missing; nothing is committed.
     assert_eq!(take(&mut arena, 8, LIMITS).unwrap().0, at(0));
     arena.free(at(8), 8 * SMALL, 0);
-    let (ptr, steps) = take(&mut arena, 11, ceiling).unwrap();
+    let (ptr, steps) = take(&mut arena, 11, limit).unwrap();
     assert_eq!(ptr, at(25), "with the rest of the last granule");
     assert_eq!(steps, [Step::Remap { from: extent(8, 8), to: extent(28, 8) }]);
 }
 
 #[test]
-fn under_a_lowered_ceiling_a_decommit_makes_up_for_the_excess_first() {
+fn under_a_lowered_limit_a_decommit_makes_up_for_the_excess_first() {
     let mut arena = arena();
     take(&mut arena, 16, LIMITS).unwrap();
     arena.free(at(0), 8 * SMALL, 0);
@@ -105,7 +105,7 @@ fn a_share_of_the_due_granules_is_whole_granules_of_each_size() {
     arena.validate().unwrap();
 }
 
-/// Drawn buffers, frees, ceilings and failures: the indices stay right, moves keep to their size, and no plan holds more
+/// Drawn buffers, frees, limits and failures: the indices stay right, moves keep to their size, and no plan holds more
 /// than its limit.
 #[test]
 fn drawn_sizes_and_failures_keep_every_invariant() {
@@ -117,7 +117,7 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
     let (mut decommits, mut moves) = (0, 0);
     for _ in 0..60 {
         let mut arena = arena();
-        let ceiling = SMALL * (8 + draw(120));
+        let limit = SMALL * (8 + draw(120));
         let mut live: Vec<(ArenaPtr, u64)> = Vec::new();
         for now_us in 0..120 {
             if !live.is_empty() && draw(5) < 2 {
@@ -130,10 +130,10 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
                 live.push((ptr, bytes));
                 continue;
             }
-            let limits = GrowthLimits { commit_bytes: ceiling - arena.stats().claimed_bytes, ..LIMITS };
+            let limits = GrowthLimits { commit_bytes: limit - arena.stats().claimed_bytes, ..LIMITS };
             let Ok(plan) = arena.grow(bytes, SMALL, limits) else { continue };
             arena.validate().unwrap();
-            assert!(arena.stats().claimed_bytes <= ceiling, "{plan:?}");
+            assert!(arena.stats().claimed_bytes <= limit, "{plan:?}");
             for step in plan.steps() {
                 let size = |of: Extent| arena.sizes.zone_at(of.offset());
                 match *step {
@@ -155,7 +155,7 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
                 live.push((ptr, bytes));
             }
             arena.validate().unwrap();
-            assert!(arena.stats().committed_bytes <= ceiling);
+            assert!(arena.stats().committed_bytes <= limit);
         }
         live.into_iter().for_each(|(ptr, bytes)| arena.free(ptr, bytes, 1000));
         let plan = arena.release_down_to(0);

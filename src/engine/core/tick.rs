@@ -91,7 +91,7 @@ impl Core {
         drop(tick);
         self.report_verdict(now_us);
         if let Some((max_bytes, why)) = self.limit.change(now_us, || self.memory().budget().auto_bytes()) {
-            self.apply_ceiling(max_bytes, &why);
+            self.apply_limit(max_bytes, &why);
         }
         self.stock.enforce_limits(self, now_us);
         self.record_idle();

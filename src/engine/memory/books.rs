@@ -332,7 +332,7 @@ impl Books {
 
     /// Plans the release of `bytes` that are free: of what is kept, only those over the limit.
     pub(in crate::engine) fn plan_release_of(&mut self, bytes: u64) -> Option<Plan> {
-        let over_bytes = self.bytes_over_ceiling().min(bytes);
+        let over_bytes = self.bytes_over_limit().min(bytes);
         if over_bytes > self.arena.releasable_bytes() {
             return self.arena.release_idle_of_kept(over_bytes);
         }
@@ -340,7 +340,7 @@ impl Books {
     }
 
     /// Bytes held above a limit that was lowered.
-    fn bytes_over_ceiling(&self) -> u64 {
+    fn bytes_over_limit(&self) -> u64 {
         let held_bytes = self.held_bytes().saturating_add(self.claimed_by_others());
         self.budget().max_bytes().map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
     }
@@ -355,7 +355,7 @@ impl Books {
             0 => idle_bytes,
             kept_bytes => idle_bytes.min(self.arena.committed_outside_reserves() - kept_bytes),
         };
-        self.bytes_over_ceiling().max(over(idle_bytes, max_idle_bytes))
+        self.bytes_over_limit().max(over(idle_bytes, max_idle_bytes))
     }
 
     /// Plans the release of everything that is free.

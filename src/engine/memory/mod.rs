@@ -131,7 +131,7 @@ impl Memory {
     }
 
     /// Whether more is held than the limit, which was lowered.
-    pub(in crate::engine) fn is_over_ceiling(&self) -> bool {
+    pub(in crate::engine) fn exceeds_limit(&self) -> bool {
         self.budget().over_bytes() > 0
     }
 

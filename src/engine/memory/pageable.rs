@@ -28,8 +28,8 @@ impl Pageable {
     }
 
     /// The pool's limit has changed.
-    pub(in crate::engine) fn follow(&self, ceiling_bytes: Option<u64>) {
-        self.budget.set_max_bytes(ceiling_bytes);
+    pub(in crate::engine) fn follow(&self, limit_bytes: Option<u64>) {
+        self.budget.set_max_bytes(limit_bytes);
     }
 
     /// Whether a block of `class` fits when nothing else is held.

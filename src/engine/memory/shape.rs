@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_granule_is_two_mebibytes_or_an_eighth_of_a_small_ceiling_but_at_least_the_granule_of_the_source() {
+    fn a_granule_is_two_mebibytes_or_an_eighth_of_a_small_limit_but_at_least_the_granule_of_the_source() {
         let cases =
             [(None, GRANULE_BYTES), (Some(16 << 20), GRANULE_BYTES), (Some(15 << 20), 1 << 20), (Some(0), 4096)];
         for (max_bytes, granule) in cases {

@@ -196,7 +196,7 @@ fn missing_back_ends_are_listed_with_the_reason_and_without_another_the_bench_fa
 }
 
 #[test]
-fn more_memory_than_the_default_ceiling_is_refused_with_argument_limit_and_remedy() {
+fn more_memory_than_the_default_limit_is_refused_with_argument_limit_and_remedy() {
     let most = bench(&["pin", "--bytes", "4KiB", "--rounds", "1", "--backend", "heap"])["most_bytes"].clone();
     let most = format!(" B, over the {most} B that a pool gets on this machine; give ");
     let too_much = [

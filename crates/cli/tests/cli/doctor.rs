@@ -409,7 +409,7 @@ impl Drop for Group {
 }
 
 #[test]
-fn the_limit_of_a_control_group_bounds_the_ceiling_and_the_reserve() {
+fn the_limit_of_a_cgroup_bounds_the_pool_and_the_reserve() {
     let Some(group) = Group::with_limit(300 << 20) else {
         println!("skipped: no cgroup can be made here");
         return;

@@ -213,7 +213,7 @@ fn no_more_buffers_than_prefetch_are_read_ahead() {
 }
 
 #[test]
-fn a_ceiling_of_one_batch_hands_out_one_after_the_other() {
+fn a_limit_of_one_batch_hands_out_one_after_the_other() {
     let (_dir, catalog) = numbered_files(&[50_000; 40]);
     let pool = pool(300_000);
     let mut batches = 0;
@@ -230,7 +230,7 @@ fn a_ceiling_of_one_batch_hands_out_one_after_the_other() {
 }
 
 #[test]
-fn a_taker_that_holds_the_whole_ceiling_is_told_and_goes_on() {
+fn a_taker_that_holds_the_whole_limit_is_told_and_goes_on() {
     let (_dir, catalog) = numbered_files(&[50_000; 12]);
     let pool = pool(300_000);
     let mut reader = reader(&pool, &catalog, options(|_| ()));

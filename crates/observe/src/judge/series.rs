@@ -118,7 +118,7 @@ impl Records {
             self.calls.entry(thread).or_default().push((time_ns, took_ns));
         }
         match event {
-            Event::Ceiling { bytes } if bytes < u64::MAX => {
+            Event::MaxBytes { bytes } if bytes < u64::MAX => {
                 (counted.max_bytes, counted.limit) = (Some(bytes), Some("PINPOOL_MAX_BYTES".into()));
             }
             Event::Pin { took_ns, failed, .. } => {

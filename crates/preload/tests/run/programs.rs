@@ -136,7 +136,7 @@ fn a_context_that_ends_while_it_captures_takes_the_capture_along() {
 }
 
 #[test]
-fn over_the_ceiling_no_get_waits_for_a_capture_and_few_wait_for_work_that_does_not_end() {
+fn over_the_limit_no_get_waits_for_a_capture_and_few_wait_for_work_that_does_not_end() {
     let Some(built) = built() else { return };
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -168,7 +168,7 @@ fn a_full_pool_and_a_bad_setting_leave_the_program_to_the_driver() {
     let folder = tempfile::tempdir().unwrap();
     let alone = ran(&mut built.command(Way::Dlsym, "steps"));
     let cases = [
-        ("PINPOOL_MAX_BYTES", "64KiB", "than the ceiling has room for"),
+        ("PINPOOL_MAX_BYTES", "64KiB", "than the limit has room for"),
         ("PINPOOL_MAX_BYTES", "much", "no pool: "),
         ("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1=2,cuMemHostAlloc:2=2", "CUDA_ERROR_OUT_OF_MEMORY"),
     ];

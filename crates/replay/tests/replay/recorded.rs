@@ -77,7 +77,7 @@ fn a_recording_of_another_version_is_refused_by_name_and_a_text_is_a_trace_too()
 }
 
 #[test]
-fn threads_that_waited_go_on_at_once_under_a_ceiling_that_is_high_enough() {
+fn threads_that_waited_go_on_at_once_under_a_limit_that_is_high_enough() {
     // Six threads share three buffers, which each holds for 5 ms, and then waits as long.
     let round = |n: u64| {
         let (at_ms, took_ms) = (n * 5, if n < 2 { n * 5 } else { 5 });
@@ -122,12 +122,12 @@ fn a_consumer_that_is_slow_ends_no_earlier_with_more_memory() {
     assert!(ample.ended_us >= as_recorded.ended_us * 9 / 10, "{} and {}", as_recorded.ended_us, ample.ended_us);
 }
 
-/// A recording of one pool under this ceiling, of events with their time in milliseconds and their thread.
-fn written(ceiling_mib: u64, events: &[(u64, u32, Event)]) -> Workload {
-    let ceiling = (0, 0, Event::Ceiling { bytes: ceiling_mib << 20 });
+/// A recording of one pool under this limit, of events with their time in milliseconds and their thread.
+fn written(limit_mib: u64, events: &[(u64, u32, Event)]) -> Workload {
+    let limit = (0, 0, Event::MaxBytes { bytes: limit_mib << 20 });
     let record =
         |&(at_ms, thread, event): &(u64, u32, Event)| Record { time_ns: at_ms * 1_000_000, thread, pool: 0, event };
-    let mut events: Vec<_> = std::iter::once(&ceiling).chain(events).copied().collect();
+    let mut events: Vec<_> = std::iter::once(&limit).chain(events).copied().collect();
     events.sort_by_key(|(at_ms, ..)| *at_ms);
     let marked = |event @ (at_ms, thread, of): (u64, u32, Event)| {
         let has_waited = matches!(of, Event::Get { took_ns: 1.., .. });
@@ -146,8 +146,8 @@ fn put_of(id: u64) -> Event {
     Event::Put { id, in_flight: false }
 }
 
-fn under(ceiling_mib: Option<u64>) -> Replay {
-    Replay { max_bytes: ceiling_mib.map(|mib| mib << 20), wait: Duration::MAX, ..Replay::default() }
+fn under(limit_mib: Option<u64>) -> Replay {
+    Replay { max_bytes: limit_mib.map(|mib| mib << 20), wait: Duration::MAX, ..Replay::default() }
 }
 
 #[test]
