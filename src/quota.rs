@@ -173,7 +173,7 @@ impl Budget {
     /// Claims `bytes` at each level, or nowhere.
     fn grow(&self, bytes: u64, host: Option<&HostLedger>) -> Result<(), QuotaExceeded> {
         let refuse = || {
-            self.give_back(bytes);
+            self.release(bytes);
             Err(self.shared_is_full(bytes))
         };
         self.in_process(|process| {
@@ -198,7 +198,7 @@ impl Budget {
         grown.map(drop).map_err(|used| self.never(bytes).unwrap_or_else(|| self.full(missing_bytes(used))))
     }
 
-    fn give_back(&self, bytes: u64) {
+    fn release(&self, bytes: u64) {
         // Relaxed, as in `grow_own`.
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
         match self.level {
@@ -385,15 +385,15 @@ impl Claim {
             // Refused by no limit, also by one that was lowered.
             Some(0) => {}
             Some(more) => self.budget.grow(more, self.host.as_deref())?,
-            None => self.give_back(self.bytes - bytes),
+            None => self.release(self.bytes - bytes),
         }
         self.bytes = bytes;
         Ok(())
     }
 
-    fn give_back(&self, bytes: u64) {
-        self.budget.give_back(bytes);
-        self.host.iter().for_each(|host| host.give_back(bytes));
+    fn release(&self, bytes: u64) {
+        self.budget.release(bytes);
+        self.host.iter().for_each(|host| host.release(bytes));
     }
 
     /// The budget under which it is made.
@@ -414,7 +414,7 @@ impl Drop for Claim {
     fn drop(&mut self) {
         // A claim that was refused tells nobody.
         if self.bytes > 0 {
-            self.give_back(self.bytes);
+            self.release(self.bytes);
         }
     }
 }

@@ -141,7 +141,7 @@ mod tests {
         arena.add_virtual_range(4 * granules * GRANULE).unwrap();
         let limits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
         let plan = arena.grow(granules * GRANULE, GRANULE, limits).unwrap();
-        assert!(arena.settle(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
         for (second, &granule) in (0..).zip(free) {
             arena.free(at(granule), GRANULE, second * 1_000_000);
         }
@@ -163,7 +163,7 @@ mod tests {
         assert!(arena.lacks_hole(6 * GRANULE) && arena.lacks_hole(100 * GRANULE) && !arena.lacks_hole(4 * GRANULE));
         let plan = arena.prepare(6 * GRANULE, PAGE).unwrap();
         assert_eq!(moves(&plan), [(1, 16, 1), (7, 17, 1)]);
-        assert!(arena.settle(plan, PlanOutcome::Done, 9_000_000));
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 9_000_000));
         arena.validate().unwrap();
         // Three granules in a row now, as old as the oldest that was moved.
         assert_eq!(arena.stats().idle_bytes, 6 * GRANULE);
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(oldest, [Extent::new(at(16), GRANULE), Extent::new(at(17), GRANULE)]);
         let plan = arena.prepare(6 * GRANULE, PAGE).unwrap();
         assert_eq!(moves(&plan), [(3, 18, 1), (9, 19, 1)]);
-        assert!(arena.settle(plan, PlanOutcome::Done, 9_000_000));
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 9_000_000));
         // One is missing: a get moves that.
         assert!(arena.prepare(6 * GRANULE, PAGE).is_none() && !arena.lacks_hole(6 * GRANULE));
         assert!(arena.carve(5 * GRANULE, PAGE).is_some());
@@ -194,10 +194,10 @@ mod tests {
         let before = (arena.stats(), ages(&arena));
         let plan = arena.prepare(5 * GRANULE, PAGE).unwrap();
         assert_eq!(arena.stats().transit_bytes, 4 * GRANULE);
-        assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 50_000_000));
+        assert!(!arena.finish_plan(plan, PlanOutcome::Failed { done: 0 }, 50_000_000));
         assert_eq!((arena.stats(), ages(&arena)), before);
         let plan = arena.prepare(5 * GRANULE, PAGE).unwrap();
-        assert!(!arena.settle(plan, PlanOutcome::Lost { done: 0, remaps: 2 }, 50_000_000));
+        assert!(!arena.finish_plan(plan, PlanOutcome::Lost { done: 0, remaps: 2 }, 50_000_000));
         assert_eq!(arena.stats().committed_bytes, 14 * GRANULE);
         arena.validate().unwrap();
     }

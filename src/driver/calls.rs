@@ -129,7 +129,7 @@ pub(crate) fn primary_retain(device: CUdevice) -> Result<CUcontext, Code> {
 /// # Safety
 ///
 /// Taken by this caller, and given back once.
-pub(crate) unsafe fn primary_give_back(device: CUdevice) -> Result<(), Code> {
+pub(crate) unsafe fn release_primary(device: CUdevice) -> Result<(), Code> {
     // SAFETY: the caller's promise.
     unsafe { primary_release(device) }
 }

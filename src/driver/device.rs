@@ -108,7 +108,7 @@ impl Device {
                 if self.context.set(PrimaryContext(retained, id)).is_err() {
                     // Another thread was faster.
                     // SAFETY: taken above, released once.
-                    let _counted_twice = unsafe { calls::primary_give_back(self.handle) };
+                    let _counted_twice = unsafe { calls::release_primary(self.handle) };
                 }
                 *self.context.get_or_init(|| PrimaryContext(retained, id))
             }

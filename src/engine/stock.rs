@@ -348,10 +348,10 @@ impl<E> Stock<E> {
         let mut added = arena.add_whole_reserve(bytes, &progress);
         let to_bytes = match &added {
             // What is idle here makes room there.
-            Err(Refusal::Over { over: QuotaExceeded { level: Level::Shared, shortfall, .. }, .. }) => {
+            Err(Refusal::QuotaExceeded { over: QuotaExceeded { level: Level::Shared, shortfall, .. }, .. }) => {
                 Some(self.memory.held_bytes().saturating_sub(*shortfall))
             }
-            Err(Refusal::Over { needed_bytes, .. }) => {
+            Err(Refusal::QuotaExceeded { needed_bytes, .. }) => {
                 self.memory.max_bytes().and_then(|max_bytes| max_bytes.checked_sub(*needed_bytes))
             }
             _ => None,

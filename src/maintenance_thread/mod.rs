@@ -206,7 +206,7 @@ impl MaintenanceThread {
     ///
     /// No replacement for a stuck thread could be started.
     #[cold]
-    pub(crate) fn note_late(&'static self) -> io::Result<()> {
+    pub(crate) fn record_late(&'static self) -> io::Result<()> {
         let mut schedule = self.schedule.lock();
         if schedule.is_running { self.replace_if_stuck(&mut schedule) } else { Ok(()) }
     }

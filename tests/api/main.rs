@@ -44,7 +44,6 @@ mod background_reserve;
 #[cfg(all(feature = "observe", target_os = "linux", not(miri)))]
 mod call_stacks;
 mod captured_log;
-mod limit;
 #[path = "../child/mod.rs"]
 mod child;
 mod close;
@@ -76,6 +75,7 @@ mod in_flight;
 mod ledger;
 mod ledger_file;
 mod ledger_waits;
+mod limit;
 mod line;
 mod log_lines;
 #[cfg(not(miri))]

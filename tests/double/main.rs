@@ -36,7 +36,6 @@ mod background_reserve;
 #[path = "../api/captured_log.rs"]
 #[allow(dead_code)] // The tests of the public interface need all of it.
 mod captured_log;
-mod limit;
 #[path = "../child/mod.rs"]
 mod child;
 mod copies;
@@ -54,6 +53,7 @@ mod held_queries;
 mod held_registrations;
 mod held_statistics;
 mod interop;
+mod limit;
 mod moves;
 mod old_drivers;
 mod pools;

@@ -191,7 +191,7 @@ impl Memory {
     }
 
     /// A release of `bytes` failed.
-    fn note_failed(&mut self, bytes: &Range<usize>) {
+    fn record_failed(&mut self, bytes: &Range<usize>) {
         let failed = Some(if self.is_ending { Failed::AtTheEnd } else { Failed::Before });
         self.split(bytes.start);
         self.split(bytes.end);
@@ -285,7 +285,7 @@ impl SimMemory {
         if call == Call::Release
             && let Err(error) = memory.check_fault(Call::Release)
         {
-            memory.note_failed(bytes);
+            memory.record_failed(bytes);
             return Err(error);
         }
         memory.remove(bytes);

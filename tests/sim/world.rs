@@ -378,13 +378,13 @@ impl World {
                     }
                     self.hand_out(index, buf, len, align);
                 }
-                Err(error) => self.note_refused(index, len, failures, &error),
+                Err(error) => self.record_refused(index, len, failures, &error),
             }
         });
     }
 
     /// A request failed, with that many failures of the source before it.
-    fn note_refused(&self, pool: usize, len: usize, failures: [u64; 3], error: &Error) {
+    fn record_refused(&self, pool: usize, len: usize, failures: [u64; 3], error: &Error) {
         self.note(2);
         self.tallies.borrow_mut()[pool].failed += 1;
         let is_explained = if error.is_limit() {
@@ -432,7 +432,7 @@ impl World {
                 return Some(waiting);
             }
             Poll::Ready(Ok(buf)) => self.hand_out(waiting.pool, buf, waiting.len, 0),
-            Poll::Ready(Err(error)) => self.note_refused(waiting.pool, waiting.len, waiting.failures, &error),
+            Poll::Ready(Err(error)) => self.record_refused(waiting.pool, waiting.len, waiting.failures, &error),
         }
         None
     }

@@ -126,7 +126,7 @@ impl Context {
 
     /// Whether it may be the primary context of this device.
     pub(crate) fn may_be_primary_of(&self, device: c_int) -> bool {
-        // Acquire, with the Release in `note_made`.
+        // Acquire, with the Release in `record_made`.
         !self.is_made.load(Ordering::Acquire) && self.device.is_none_or(|own| own == device)
     }
 
@@ -168,12 +168,12 @@ pub(crate) fn note(handle: usize) -> Arc<Context> {
 }
 
 /// Notes the context with this handle, which the program has made.
-pub(crate) fn note_made(handle: usize) {
+pub(crate) fn record_made(handle: usize) {
     note(handle).is_made.store(true, Ordering::Release);
 }
 
 /// Notes the context that is current on this thread.
-pub(crate) fn note_current() {
+pub(crate) fn record_current() {
     if let Ok(driver) = Driver::get()
         && let Ok(handle @ 1..) = driver.current()
     {

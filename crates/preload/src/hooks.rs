@@ -360,7 +360,7 @@ fn noting(context: usize, real: impl FnOnce() -> Code) -> Code {
 fn noting_current(real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if code == 0 && process::may_be_served() {
-        contexts::note_current();
+        contexts::record_current();
     }
     code
 }
@@ -369,7 +369,7 @@ fn noting_made(out: *mut usize, real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if let (0, Some(place), true) = (code, NonNull::new(out), process::may_be_served()) {
         // SAFETY: preload-I1: the driver wrote the handle there.
-        contexts::note_made(unsafe { place.read() });
+        contexts::record_made(unsafe { place.read() });
     }
     code
 }

@@ -68,9 +68,9 @@ impl Lender {
     pub(super) fn lend(&self, offset: usize, len: usize) -> Result<PinnedBuf> {
         let parts = self.parts.clone();
         let bytes = NonNull::slice_from_raw_parts(self.memory().at(offset), len);
-        let give_back = move || (parts.returned)(parts.memory.owner(), offset);
+        let release = move || (parts.returned)(parts.memory.owner(), offset);
         // SAFETY: pages of a file are initialised, and these are the caller's alone until `returned` (lend-I1). They are mapped and
         // pinned as long as `parts`, which ends with the call.
-        Ok(unsafe { self.pool.adopt(bytes, self.parts.memory.is_pinned(), give_back) }?)
+        Ok(unsafe { self.pool.adopt(bytes, self.parts.memory.is_pinned(), release) }?)
     }
 }

@@ -61,8 +61,8 @@ impl SharedSlabs {
             );
         }
         let SlabFile { memory, geometry } = slab;
-        let give_back = move |memory: &SharedMemory, offset| free(View { memory, geometry: &geometry }, offset);
-        let lender = Lender::new(pool, memory, Box::new(give_back))?;
+        let release = move |memory: &SharedMemory, offset| free(View { memory, geometry: &geometry }, offset);
+        let lender = Lender::new(pool, memory, Box::new(release))?;
         Ok(Self { lender, file, geometry, owners, generation: ForkGeneration::now() })
     }
 

@@ -29,7 +29,7 @@ fn take(arena: &mut Arena, small_granules: u64, limits: GrowthLimits) -> Result<
     }
     let plan = arena.grow(bytes, SMALL, limits)?;
     let (ptr, steps) = (plan.ptr().unwrap(), plan.steps().to_vec());
-    assert!(arena.settle(plan, PlanOutcome::Done, 0));
+    assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
     arena.validate().unwrap();
     Ok((ptr, steps))
 }
@@ -45,7 +45,7 @@ fn a_buffer_across_two_sizes_is_one_commit_of_whole_granules() {
     arena.free(at(0), 12 * SMALL, 0);
     let plan = arena.release_idle(SMALL).unwrap();
     assert_eq!(plan.steps(), [Step::Decommit { extent: extent(0, 1) }]);
-    arena.settle_releases(&plan, &[], 0);
+    arena.finish_releases(&plan, &[], 0);
     assert_eq!((arena.stats().committed_bytes, arena.stats().mappings), (11 * SMALL, 8));
     arena.validate().unwrap();
 }
@@ -97,11 +97,11 @@ fn a_share_of_the_due_granules_is_whole_granules_of_each_size() {
     // A fifth of twelve small granules: three small ones, the lowest of equal age.
     let plan = arena.release_due(60_000_000).unwrap();
     assert_eq!(plan.steps(), [Step::Decommit { extent: extent(4, 3) }]);
-    arena.settle_releases(&plan, &[], 0);
+    arena.finish_releases(&plan, &[], 0);
     let plan = arena.release_due(61_000_000).unwrap();
     // A fifth of nine is two: the last small one, and a whole one of the next size.
     assert_eq!(plan.steps(), [Step::Decommit { extent: extent(7, 5) }]);
-    arena.settle_releases(&plan, &[], 0);
+    arena.finish_releases(&plan, &[], 0);
     arena.validate().unwrap();
 }
 
@@ -150,7 +150,7 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
             let done = usize::try_from(draw(6)).unwrap();
             let is_done = done >= plan.steps().len();
             let outcome = if is_done { PlanOutcome::Done } else { PlanOutcome::Failed { done } };
-            assert_eq!(arena.settle(plan, outcome, now_us), is_done);
+            assert_eq!(arena.finish_plan(plan, outcome, now_us), is_done);
             if is_done {
                 live.push((ptr, bytes));
             }
@@ -159,7 +159,7 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
         }
         live.into_iter().for_each(|(ptr, bytes)| arena.free(ptr, bytes, 1000));
         let plan = arena.release_down_to(0);
-        plan.into_iter().for_each(|plan| arena.settle_releases(&plan, &[], 1000));
+        plan.into_iter().for_each(|plan| arena.finish_releases(&plan, &[], 1000));
         assert_eq!((arena.stats().committed_bytes, arena.stats().mappings), (0, 0));
         arena.validate().unwrap();
     }

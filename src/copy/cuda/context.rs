@@ -321,7 +321,7 @@ impl StreamContext for ContextState {
 fn keep_if_primary(device: sys::CUdevice, handle: sys::CUcontext) -> Result<(), Code> {
     if calls::is_primary_active(device)? && calls::primary_retain(device)? != handle {
         // SAFETY: taken above, given back once.
-        unsafe { calls::primary_give_back(device) }?;
+        unsafe { calls::release_primary(device) }?;
     }
     Ok(())
 }

@@ -86,7 +86,7 @@ impl Core {
         }
         block.make_plain(self.generation.number());
         if self.has_waiters() {
-            self.note_return();
+            self.record_return();
         }
         let Some(block) = self.give_put(block).and_then(|block| self.offer_to_head(block)) else { return };
         let end = self.stock.put(block, self, self.time.coarse_us());

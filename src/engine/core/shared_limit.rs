@@ -113,7 +113,7 @@ impl Core {
 
     /// Tells the host's limit how much of what is held is idle.
     pub(super) fn record_idle(&self) {
-        self.budget().host().iter().for_each(|host| host.note_idle(self.memory().idle_bytes(self)));
+        self.budget().host().iter().for_each(|host| host.record_idle(self.memory().idle_bytes(self)));
     }
 
     /// Hits and returns take the slow path as long as other owners want memory.

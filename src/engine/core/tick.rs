@@ -60,7 +60,7 @@ impl Core {
         // Until the tick has ended: a log sink may call the pool.
         let _deferral = diag::defer();
         if let Some(thread) = self.thread.filter(|_| patience_us > 0) {
-            self.log.no_thread(thread.note_late());
+            self.log.no_thread(thread.record_late());
         }
         // The maintenance thread does this at every tick.
         if self.thread.is_none() {

@@ -38,7 +38,7 @@ thread_local! {
 
 impl Core {
     /// This thread returns a buffer while requests wait.
-    pub(super) fn note_return(&self) {
+    pub(super) fn record_return(&self) {
         // A thread that is ending requests nothing.
         let _ = RETURNED_TO.try_with(|pool| pool.set(Some(self.log.number)));
     }

@@ -48,8 +48,8 @@ pub(crate) struct ArenaSupply {
     pub(super) settings: ArenaSettings,
     pub(super) shape: GrowthShape,
     books: Mutex<Books>,
-    /// Notified when a plan is settled.
-    pub(super) settled: Condvar,
+    /// Notified when a plan is finished.
+    pub(super) finished: Condvar,
     pub(super) mappings: MappingWatch,
     /// The kernel reports that memory is short.
     pub(super) is_short: AtomicBool,
@@ -112,7 +112,7 @@ impl ArenaSupply {
             shape,
             budget: claim.budget().clone(),
             books: Mutex::new(Books::new(arena, mappings, varied_above_bytes, claim)),
-            settled: Condvar::default(),
+            finished: Condvar::default(),
             mappings: MappingWatch::below(root),
             is_short: AtomicBool::new(false),
             quarantined: AtomicU64::new(0),
@@ -142,9 +142,9 @@ impl ArenaSupply {
         self.pool.get().and_then(Weak::upgrade)
     }
 
-    /// Waits until a plan of another thread is settled. False if none was until `until`.
-    pub(super) fn wait_settled(&self, books: MutexGuard<'_, Books>, until: Instant) -> bool {
-        !self.settled.wait_until(books, until).1
+    /// Waits until a plan of another thread is finished. False if none was until `until`.
+    pub(super) fn wait_finished(&self, books: MutexGuard<'_, Books>, until: Instant) -> bool {
+        !self.finished.wait_until(books, until).1
     }
 
     /// Whether a block of `bytes` could be held if everything else were released.
@@ -179,7 +179,7 @@ impl ArenaSupply {
 
     /// Why no plan gives a block of `bytes` memory, while `idle_bytes` were idle in the pool.
     pub(super) fn no_space(&self, bytes: u64, idle_bytes: u64) -> Refusal {
-        let refused = |over| Refusal::Over { needed_bytes: bytes, over };
+        let refused = |over| Refusal::QuotaExceeded { needed_bytes: bytes, over };
         if !self.settings.may_grow {
             return refused(self.budget.full(bytes));
         }
@@ -213,7 +213,7 @@ impl ArenaSupply {
     pub(super) fn give_carved(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
         let mut books = self.books();
         let is_unused = books.give(ptr, bytes, now_us);
-        self.note_holes(&books, now_us);
+        self.record_holes(&books, now_us);
         drop(books);
         if is_unused {
             self.teardown(now_us);

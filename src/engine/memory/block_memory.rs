@@ -60,7 +60,7 @@ impl SlowCalls {
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {
     /// A block of this much would exceed a limit.
-    Over { needed_bytes: u64, over: QuotaExceeded },
+    QuotaExceeded { needed_bytes: u64, over: QuotaExceeded },
     /// Earlier requests wait, the first of them for this much, and there is no room next to it.
     Line { needed_bytes: u64, waiting: u64, first_bytes: u64 },
     /// The source failed.
@@ -71,9 +71,10 @@ impl Refusal {
     /// What is needed, and what a shared limit lacks for it that could hold it.
     pub(crate) fn by_shared_limit(&self) -> Option<(u64, u64)> {
         match *self {
-            Self::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, shortfall, could_ever: true } } => {
-                Some((needed_bytes, shortfall))
-            }
+            Self::QuotaExceeded {
+                needed_bytes,
+                over: QuotaExceeded { level: Level::Shared, shortfall, could_ever: true },
+            } => Some((needed_bytes, shortfall)),
             _ => None,
         }
     }

@@ -134,7 +134,7 @@ impl Executor {
         let (offset, bytes) = (as_len(extent.offset())?, as_len(extent.bytes())?);
         match &self.addresses {
             // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
-            // touches them until the plan is settled (arena-I1).
+            // touches them until the plan is finished (arena-I1).
             Some(range) => unsafe { source.commit(range, offset, bytes) },
             None => {
                 let acquired = source.acquire(bytes, self.until);

@@ -46,7 +46,7 @@ impl OneEach {
     /// Acquires `class_bytes`, as far as `calls` allow. A slow call.
     fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Option<Refusal>> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
-        let claim = self.budget.claim(needed_bytes).map_err(|over| Refusal::Over { needed_bytes, over })?;
+        let claim = self.budget.claim(needed_bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes, over })?;
         if matches!(calls, SlowCalls::None | SlowCalls::Held(..)) {
             return Err(None);
         }
@@ -125,8 +125,8 @@ impl Supply for OneEach {
             }
             let stop = match self.acquire(class.bytes, calls) {
                 // A request that can never fit is no reason to release idle blocks.
-                Err(Some(Refusal::Over { over, needed_bytes })) if over.could_ever => {
-                    Refusal::Over { over, needed_bytes }
+                Err(Some(Refusal::QuotaExceeded { over, needed_bytes })) if over.could_ever => {
+                    Refusal::QuotaExceeded { over, needed_bytes }
                 }
                 acquired => return acquired,
             };

@@ -145,7 +145,7 @@ impl HostLedger {
     }
 
     /// `bytes` that were claimed are back with the system.
-    pub fn give_back(&self, bytes: u64) {
+    pub fn release(&self, bytes: u64) {
         let own = &self.0;
         own.with(|place| {
             place.demand.held_bytes = place.demand.held_bytes.saturating_sub(bytes);
@@ -219,7 +219,7 @@ impl HostLedger {
     }
 
     /// Records how much of what this owner holds is idle, for reports.
-    pub fn note_idle(&self, bytes: u64) {
+    pub fn record_idle(&self, bytes: u64) {
         self.0.with(|place| {
             self.0.check(place);
             self.0.write(place, IDLE, bytes)

@@ -16,7 +16,7 @@ struct Setup {
     alignments: &'static [u32],
     /// The arena claims no more than this.
     limit_bytes: u64,
-    /// Unsettled at a time.
+    /// Unfinished at a time.
     plans: usize,
     /// Granules of the standing hole that is prepared; 0: none is.
     prepare_granules: usize,
@@ -107,11 +107,11 @@ impl World {
     fn choices(&self, setup: &Setup) -> Vec<Op> {
         let mut ops: Vec<Op> = (0..self.live.len()).map(Op::Free).collect();
         for (which, outstanding) in self.outstanding.iter().enumerate() {
-            ops.push(Op::Settle { which, failed_at: None, lost: false });
+            ops.push(Op::Finish { which, failed_at: None, lost: false });
             for (at, step) in outstanding.plan.steps().iter().enumerate() {
-                ops.push(Op::Settle { which, failed_at: Some(at), lost: false });
+                ops.push(Op::Finish { which, failed_at: Some(at), lost: false });
                 if matches!(step, Step::Remap { .. }) {
-                    ops.push(Op::Settle { which, failed_at: Some(at), lost: true });
+                    ops.push(Op::Finish { which, failed_at: Some(at), lost: true });
                 }
             }
         }
