@@ -234,7 +234,7 @@ impl Arena {
         Ok(Sourcing { by_size, decommitted })
     }
 
-    /// All granules of the size of those of `extent`, in its range, and that size.
+    /// All granules in the range of `extent` with the same granule size, and that size.
     pub(super) fn all_of_size(&self, extent: Extent) -> (Extent, u64) {
         let zone = self.sizes.zone_at(extent.offset());
         let origin = Grid::around(extent, self.sizes).origin;
@@ -242,7 +242,7 @@ impl Arena {
         (Extent { start: origin + zone.start, end }, zone.granule_bytes)
     }
 
-    /// The longest idle granules of the size of those of `extent`, which make up `bytes`.
+    /// The longest idle granules with the granule size of `extent` that add up to `bytes`.
     fn longest_idle_of_size(&self, extent: Extent, bytes: u64) -> Vec<Extent> {
         let (size, _) = self.all_of_size(extent);
         self.longest_idle_within(size, bytes)

@@ -7,8 +7,8 @@
 //!   committed outside reserves >= kept_bytes, whatever is released
 //! ```
 //!
-//! The floor counts bytes, not addresses: what a get commits while the reserve is under way is a part of it, and granules
-//! of the reserve may be moved like others.
+//! The floor counts bytes, not addresses: granules that a request commits while the reserve is being built are part of it, and
+//! reserve granules may be remapped like any other granules.
 //!
 //! What is kept is never more than what is committed (arena-I6): each completion sees to it.
 

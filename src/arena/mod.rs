@@ -1,5 +1,5 @@
 //! The arena: bookkeeping for the address ranges behind the idle buffers. It knows which granules are committed
-//! (page-locked) and where a buffer fits, and plans what to commit, remap or decommit. It works on numbers: it commits no
+//! (pinned) and where a buffer fits, and plans what to commit, remap or decommit. It works on numbers: it commits no
 //! memory, takes no lock, reads no clock, logs nothing.
 //!
 //! ```text
@@ -19,7 +19,7 @@
 //! | uncommitted | `uncommitted` | only through a plan | committed, remapped into |
 //! | in transit | none | no | no: a plan owns it |
 //!
-//! Extents and hooks to commit and decommit them are those of jemalloc's arenas (`extent_hooks_t`).
+//! Extents and the hooks that commit and decommit them follow jemalloc's arenas (`extent_hooks_t`).
 //!
 //! # Invariants
 //!
@@ -113,7 +113,7 @@ pub(crate) struct ArenaStats {
     pub(crate) claimed_bytes: u64,
     /// What the system holds for the discrete regions beyond their bytes.
     pub(crate) overhead_bytes: u64,
-    /// In buffers, including those of unfinished plans.
+    /// In buffers, including buffers of unfinished plans.
     pub(crate) live_bytes: u64,
     /// Free and committed, and not in transit.
     pub(crate) hole_bytes: u64,

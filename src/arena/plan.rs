@@ -18,7 +18,7 @@ pub(crate) enum Step {
     Decommit { extent: Extent },
     /// Move the memory of the idle granules `from` to the uncommitted granules `to`, which are as many.
     Remap { from: Extent, to: Extent },
-    /// Commit these uncommitted granules, or acquire this whole region: one page-lock.
+    /// Commit these uncommitted granules, or acquire this whole region: one pin call.
     Commit { extent: Extent },
 }
 
@@ -90,7 +90,7 @@ impl PlanOutcome {
         }
     }
 
-    /// Whether this step is a remap whose source is lost.
+    /// Whether this step is a remap with a quarantined source.
     pub(super) fn has_lost(self, step: usize) -> bool {
         matches!(self, PlanOutcome::Lost { done, remaps } if (done..done + remaps).contains(&step))
     }

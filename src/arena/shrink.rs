@@ -55,7 +55,7 @@ impl Arena {
         self.release_idle(staying.saturating_sub(to_bytes))
     }
 
-    /// Settles a plan that only decommits, whose steps do not depend on each other; those in `failed` failed. Their
+    /// Finishes a plan that only decommits. Its steps are independent; the steps in `failed` failed. Their
     /// granules are idle since `now_us`, so that they are tried again last.
     pub(crate) fn finish_releases(&mut self, plan: &Plan, failed: &[usize], now_us: u64) {
         for (index, extent) in

@@ -19,7 +19,7 @@ use super::virtual_memory::VirtualMemory;
 use crate::error::SourceError;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
-/// Has a device copy from memory whose first two words are its own.
+/// Has a device copy from memory; it may overwrite the first two words.
 pub(crate) type Copy<'a> = &'a dyn Fn(NonNull<u8>) -> Result<(), SourceError>;
 
 /// For a source that no device copies from.
@@ -46,7 +46,7 @@ pub struct Trial {
 /// # Ok::<(), pinpool::SourceError>(())
 /// ```
 ///
-/// A driver may end the process: a program that has to survive that makes this call in a process of its own.
+/// A driver may end the process: a program that must survive makes this call in a separate process.
 ///
 /// # Errors
 ///

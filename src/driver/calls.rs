@@ -6,7 +6,7 @@
 //! and device memory of users, and the context object of ours that has it record an event behind a lent slice
 //! (`copy::cuda::own_context`).
 //!
-//! Virtual memory has a table of its own, since drivers without it are served too.
+//! Virtual memory has a separate table, since drivers without it are supported too.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{self, NonNull};

@@ -167,8 +167,8 @@ fn was_reset() -> SourceError {
     error.with_remedy("build a new pool after a reset of the device")
 }
 
-/// The device that this process works with, as far as the driver shows it: that of the context that is current on this thread, else
-/// the first that has a primary context. Loads and starts no driver, and makes no context.
+/// The device that this process works with, as far as the driver shows it: the device of the context that is current on this
+/// thread, else the first device with a primary context. Loads and starts no driver, and makes no context.
 pub(crate) fn in_use() -> Option<u32> {
     if !super::is_loaded() {
         return None;

@@ -17,7 +17,7 @@
 //! Under `PINPOOL_ZERO` a returned block waits in `in_flight` without a fence. A block is zeroed when a sweep returns it, or
 //! when it is new. So idle blocks and free memory contain zeros.
 //!
-//! Does no arithmetic of its own: `policy` decides, `stock` keeps, pins and unpins, `accounts` counts.
+//! Does no arithmetic itself: `policy` decides, `stock` keeps, pins and unpins, `accounts` counts.
 //!
 //! - core-I1: a block is released only if it was idle, its return is complete, or no user ever had it. So no reference and
 //!   no copy uses its memory: a return with copies goes through `in_flight`, which returns the block after its fences.

@@ -57,7 +57,7 @@ pub(super) enum PutEnd {
     Kept,
     /// Memory was released: the pool may close.
     Released,
-    /// The block went to the arena, whose holes changed.
+    /// The block returned to the arena and changed its holes.
     Merged,
 }
 
@@ -192,8 +192,8 @@ impl<E> Stock<E> {
         self.gone.get().is_some()
     }
 
-    /// Keeps `block` as idle, and releases what the limit evicts; or gives it to the arena, where it merges with what is free
-    /// beside it (policy-R3).
+    /// Keeps `block` as idle, and releases what the limit evicts; or gives it to the arena, where it merges with adjacent free
+    /// memory (policy-R3).
     pub(super) fn put(&self, block: Block<E>, pool: &dyn PoolView, now_us: u64) -> PutEnd {
         if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
             self.idle.count_put();

@@ -18,8 +18,9 @@ impl Config {
     }
 
     /// The source that a pool with these settings takes its memory from, chosen as
-    /// [`PoolBuilder::build`](crate::PoolBuilder::build) does, and why better ones are not. The back-ends named in `without`,
-    /// each with the reason, are not tried: those of a driver that would end this process, and `gpu` for all of it.
+    /// [`PoolBuilder::build`](crate::PoolBuilder::build) does, and why better ones are not. The backends named in `without`,
+    /// each with the reason, are not tried: backends of a driver that would end this process, and `gpu` for all driver
+    /// backends.
     ///
     /// # Errors
     ///

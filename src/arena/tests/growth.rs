@@ -1,4 +1,4 @@
-//! Figures of growth that the model does not compare.
+//! Growth statistics that the model does not compare.
 
 use crate::arena::*;
 

@@ -142,7 +142,7 @@ impl Account {
         self.waiters.wake_all();
     }
 
-    /// Changes the limit; `None` leaves that of the pool alone.
+    /// Changes the limit; `None` leaves only the pool's limit.
     pub(crate) fn set_max_bytes(&self, max_bytes: Option<u64>) {
         self.budget.set_max_bytes(max_bytes);
         self.waiters.wake_all();
@@ -195,7 +195,7 @@ impl Account {
         }
     }
 
-    /// Claims for a request that waits at most `wait`, or has it join the queue. That of a task has a `keep_alive`.
+    /// Claims for a request that waits at most `wait`, or has it join the queue. A task's request has a `keep_alive`.
     pub(crate) fn begin_claim(
         self: &Arc<Self>,
         wanted: &BlockRequest,

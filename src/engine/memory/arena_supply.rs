@@ -35,9 +35,9 @@ use crate::size_class::Class;
 use crate::stats::{SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
 
-/// Wanted holes of more than this many granules count as varied sizes; a get moves the granules for a shorter one itself.
+/// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
 const VARIED_GRANULES: u64 = 2;
-/// The same for discrete regions, whose small buffers have regions of their own.
+/// The same for separate regions: each small buffer has its own region.
 const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 
 /// An arena over a source, with what its pool does periodically for its memory.
@@ -53,7 +53,7 @@ pub(crate) struct ArenaSupply {
     pub(super) mappings: MappingWatch,
     /// The kernel reports that memory is short.
     pub(super) is_short: AtomicBool,
-    /// Blocks whose copies end at an unknown time, or never.
+    /// Blocks with copies that end at an unknown time, or never.
     pub(super) quarantined: AtomicU64,
     /// The log says that idle memory stays.
     pub(super) told_idle: AtomicBool,
@@ -268,7 +268,7 @@ impl Supply for ArenaSupply {
     }
 
     fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)> {
-        // A block is made by the supply of its own pool.
+        // A block is made by the supply of its pool.
         if let BlockMemory::Carved { ptr, bytes, .. } = memory {
             self.give_carved(ptr, bytes, now_us);
         }

@@ -11,7 +11,7 @@ use crate::quota::{Claim, Level, QuotaExceeded};
 /// Memory of one block.
 #[derive(Debug)]
 pub(crate) enum BlockMemory {
-    /// A region of its own, with its claim.
+    /// A dedicated region, with its claim.
     Region { region: Region, claim: Claim },
     /// Carved from the arena.
     Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64 },
@@ -99,7 +99,7 @@ impl BlockMemory {
         }
     }
 
-    /// The id in a recording: that of pageable memory, which comes from another source, has its highest bit set. `None` of
+    /// The id in a recording. Pageable memory comes from another source, and its ids have the highest bit set. `None` of
     /// adopted memory, which no setting of the pool changes.
     pub(crate) fn recorded_id(&self) -> Option<u64> {
         self.id().map(|id| if self.is_from_source() { id } else { id | 1 << 63 })

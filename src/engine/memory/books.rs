@@ -208,7 +208,7 @@ impl Books {
         Err((NoSpace { missing_bytes: bytes, transit_bytes: 0 }, Some(over)))
     }
 
-    /// Gives up a plan of which nothing was done, as one whose first step failed.
+    /// Abandons a plan before its first step, as if that step had failed.
     fn undo(&mut self, plan: Plan) {
         let _not_granted = self.arena.finish_plan(plan, PlanOutcome::Failed { done: 0 }, 0);
     }

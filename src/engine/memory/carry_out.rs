@@ -33,7 +33,7 @@ pub(in crate::engine) struct Executed {
 pub(in crate::engine) struct Executor {
     addresses: Option<Arc<AddressRange>>,
     leaving: HashMap<u32, Region>,
-    /// Acquisitions wait for those of other threads no longer.
+    /// Acquisitions of other threads no longer delay acquisitions.
     until: Option<Instant>,
 }
 
@@ -189,7 +189,7 @@ impl Executor {
     }
 }
 
-/// How many of the steps one source call executes: one, or all moves in one range whose targets adjoin.
+/// How many of the steps one source call executes: one, or all remaps in one range with adjacent targets.
 fn steps_in_one_call(steps: &[Step]) -> usize {
     let adjoin = |pair: &&[Step]| match **pair {
         [Step::Remap { to: before, .. }, Step::Remap { from, to }] => {

@@ -1,4 +1,4 @@
-//! Plans are carried out: without the lock, between two looks at the books.
+//! Plans are carried out: without the lock, between two accesses to the books.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Unpinned memory for requests without room for pinned memory, under a limit of its own.
+//! Unpinned memory for requests without room for pinned memory, under a separate limit.
 //!
 //! Never keeps memory: each buffer is an acquisition, released when the buffer is returned.
 

@@ -109,7 +109,7 @@ impl ArenaSupply {
         Ok(Step::Made)
     }
 
-    /// A region of the reserve. Short while copies are in flight, whose enqueues it would hold up.
+    /// A region of the reserve. Short while copies are in flight, since it would delay enqueues.
     fn region_step(
         &self,
         (now_us, has_copies): (u64, bool),

@@ -2,7 +2,7 @@
 //!
 //! A miss, a return to the arena and a growth leave a note if the holes do not suffice for what is wanted. The
 //! maintenance of the pool follows it: it moves a few granules, looks again, and stops when a request would have almost nothing to
-//! move. Each step is a plan of its own, so that requests find most of the granules in the arena meanwhile. If a request moved
+//! move. Each step is a separate plan, so that requests find most of the granules in the arena meanwhile. If a request moved
 //! granules itself, it did not wait for them to be unmapped at their old places: that comes first.
 
 use std::sync::atomic::Ordering;

@@ -1,6 +1,6 @@
 //! The reserve in the books: what was requested, what exists, and the next step (policy-R10).
 //!
-//! A part is claimed before it is pinned. It is a region with a range of its own, or granules that the arena keeps.
+//! A part is claimed before it is pinned. It is a region with a dedicated range, or granules that the arena keeps.
 
 use std::ptr::NonNull;
 use std::time::Duration;
