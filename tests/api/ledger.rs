@@ -472,13 +472,13 @@ fn what_is_asked_and_cannot_be_had_is_said() {
     let named = Named::new("bad");
     for name in ["a/b", "", "ä", &"x".repeat(65)] {
         let error = Pool::builder().without_env().backend(Backend::Heap).ledger(name).build().unwrap_err();
-        assert!(error.is_setting() && error.to_string().contains("not the name of a ledger"), "{error}");
+        assert!(error.is_setting() && error.to_string().contains("not the name of a shared limit"), "{error}");
     }
     std::fs::write(named.path(), "something else").unwrap();
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(named.path(), private).unwrap();
     let error = named.builder(8).build().unwrap_err();
-    assert!(error.is_setting() && error.to_string().contains("is not a pinpool ledger; remove it"), "{error}");
+    assert!(error.is_setting() && error.to_string().contains("is not a pinpool shared limit; remove it"), "{error}");
     std::fs::remove_file(named.path()).unwrap();
     // The first sets the limit, and a later one that asks for another builds all the same.
     let first = named.builder(8).build().unwrap();

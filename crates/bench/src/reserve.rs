@@ -78,7 +78,7 @@ struct Reserve {
     gb_per_s: f64,
 }
 
-/// One pool whose reserve is pinned during the requests.
+/// One pool that pins its reserve during the requests.
 struct Background {
     first: Duration,
     gets: Vec<Duration>,

@@ -182,7 +182,7 @@ pub unsafe extern "C" fn pp_adopt(
             )));
         }
         let (memory, adopted) = (NonNull::slice_from_raw_parts(start, bytes), Adopted { on_return, ptr, user_data });
-        // SAFETY: the caller's promise is that of `adopt`.
+        // SAFETY: the caller's promise covers the contract of `adopt`.
         let buf = unsafe { call.pool()?.adopt(memory, is_pinned != 0, move || adopted.release()) }?;
         call.table().insert(buf, Owner::Program);
         Ok(pp_status::PP_OK)

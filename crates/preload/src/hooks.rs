@@ -17,7 +17,7 @@ use crate::driver::{Code, Driver, NOT_FOUND, UNKNOWN};
 use crate::log::{self, Reason};
 use crate::{captures, contexts, ends, lookup, pointers, process, registrations};
 
-/// The first version of CUDA whose types are not known.
+/// The first CUDA version with unknown types.
 const UNKNOWN_FROM: c_int = 14000;
 
 /// The flag of `cuGetProcAddress` for programs that mean the thread's stream by 0.

@@ -1,11 +1,11 @@
-//! Parts of shared memory as buffers of a pool, so that copies and their fences are those of every buffer.
+//! Parts of shared memory as buffers of a pool, so that copies and fences work as for every other buffer.
 //!
 //! ```text
 //!   lend(offset, len) ──▶ PinnedBuf ──copies──▶ in flight ──all fences over──▶ `returned(offset)`
 //! ```
 //!
 //! The mapping is gone, its pin call and its bytes under the limit with it, once the lender is dropped and every part that it
-//! lent has come back. A part whose copies cannot be known to be over never comes back, and keeps the mapping.
+//! lent has come back. A part is never returned, and keeps the mapping, if the end of its copies cannot be determined.
 //!
 //! - lend-I1: a part is lent once at a time. The caller of [`Lender::lend`] has the part for itself, until `returned`.
 #![allow(unsafe_code)] // Lends memory to a pool.

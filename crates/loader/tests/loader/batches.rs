@@ -110,7 +110,7 @@ fn shards_are_disjoint_and_together_each_epoch() {
                 }
                 assert!(lens.iter().all(|len| (23 / world..=23_u64.div_ceil(world)).contains(len)), "{lens:?}");
             }
-            assert!(seed.is_none() || world > 8 || epochs[0] != epochs[1], "each epoch has an order of its own");
+            assert!(seed.is_none() || world > 8 || epochs[0] != epochs[1], "each epoch has its own order");
             for mut epoch in epochs {
                 epoch.sort_unstable();
                 assert_eq!(epoch, (0..23).collect::<Vec<_>>(), "{world} shards, seed {seed:?}");

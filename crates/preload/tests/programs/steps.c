@@ -265,7 +265,7 @@ static handle captured, running;
 
 static void *free_and_allocate(void *buffer) {
     MUST(p_cuCtxSetCurrent(context));
-    printf("free beside a capture %d\n", host_free(buffer));
+    printf("free during a capture %d\n", host_free(buffer));
     for (int i = 0; i < 8; i++) {
         unsigned char *other;
         int code = host_alloc((void **)&other, 1 << 20, 0);

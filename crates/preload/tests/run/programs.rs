@@ -82,7 +82,7 @@ fn a_capture_under_way_is_not_spoiled_and_memory_of_running_copies_stays_out() {
     assert!(alone.out.contains("end of the capture 901"), "the driver alone spoils it: {alone:?}");
     for way in WAYS {
         let served = ran(&mut served(built.command(way, "capture"), &log));
-        let expected = "free beside a capture 0\nend of the capture 0\ncopied 11 11\nreplayed 22 22\n";
+        let expected = "free during a capture 0\nend of the capture 0\ncopied 11 11\nreplayed 22 22\n";
         assert_eq!(served.out, expected, "{way:?}: {}", log_of(&log));
         // Asked only once the capture was over.
         assert!(!log_of(&log).contains("spoiled"), "{}", log_of(&log));
@@ -232,7 +232,7 @@ fn memory_that_a_program_registers_is_not_served_and_logged_once_at_its_end() {
         let (alone, served, log) = both(built, way, "registers");
         assert_eq!(alone.out, served.out, "{way:?}\n{log}");
         assert_eq!(served.calls("cuMemHostRegister_v2"), 3, "{way:?}: {served:?}");
-        let line = "not served: the program pinned memory of its own by 3 calls of cuMemHostRegister (24576 bytes)";
+        let line = "not served: the program pinned its own memory by 3 calls of cuMemHostRegister (24576 bytes)";
         assert_eq!((log.matches(line).count(), log.lines().count()), (1, 1), "{way:?}: {log}");
     }
 }

@@ -1,5 +1,5 @@
-//! Workloads through the public pool in virtual time: exact figures, the targets of the rules, and the
-//! meaning of a replay.
+//! Workloads through the public pool in virtual time: exact statistics, the targets of the policy, and the semantics of a
+//! replay.
 
 use std::collections::HashMap;
 use std::fs;
@@ -60,7 +60,7 @@ fn targets() -> Vec<(String, Vec<f64>)> {
         .collect()
 }
 
-/// The figures of each workload over each source, as they must come out.
+/// The expected statistics of each workload over each source.
 fn expected() -> HashMap<(String, String), Value> {
     let text = fs::read_to_string(data().join("workloads/expected.jsonl")).unwrap();
     let text_of = |row: &Value, key: &str| row[key].as_str().unwrap().to_owned();
@@ -87,11 +87,11 @@ fn every_workload_gives_the_expected_figures_and_keeps_its_targets() {
     });
 }
 
-#[allow(clippy::cast_precision_loss)] // Counts of page-locks.
+#[allow(clippy::cast_precision_loss)] // Counts of pin calls.
 fn check_workload(name: &str, target: &[f64], expected: &HashMap<(String, String), Value>) {
     let [locks, late, peak, slow_gets, discrete_locks, discrete_peak] = *target else { panic!("{target:?}") };
     let workload = named(name);
-    // Late page-locks in discrete regions have no target; the exact figures hold them.
+    // Late pin calls in separate regions have no target; the exact statistics cover them.
     for (source, locks, late, peak) in
         [(SourceKind::Virtual, locks, Some(late), peak), (SourceKind::Discrete, discrete_locks, None, discrete_peak)]
     {
@@ -169,7 +169,7 @@ fn a_replay_under_tensorflows_rules_costs_what_tensorflows_pool_did() {
     let seed = Workload::open(&data().join("conformance/seed.trace")).unwrap();
     let replay = with("ROUNDING=exact");
     let report = replay.play(&seed).unwrap();
-    // The figures are those of seed.expected, which is what TensorFlow's pool did.
+    // The statistics match seed.expected, recorded from TensorFlow's pool.
     assert_eq!((report.preset, report.page_locks, report.bytes_locked), ("tensorflow", 11_256, 507_645_600));
     assert_eq!((report.evicted, report.pool_size_limit, report.raises), (11_000, 281, 11));
     let adaptive = Replay::default().play(&seed).unwrap();
@@ -310,7 +310,7 @@ fn the_thread_cache_may_keep_one_buffer_or_none() {
         let (none, one, many) = (limited(0), limited(1), limited(100));
         assert_eq!((none.front_hits, none.pool_size_limit), (0, 0));
         assert!(one.front_hits < many.front_hits && one.evicted > many.evicted, "{one:?}");
-        // A miss of the thread cache is served by the arena: fewer hits are not more page-locks.
+        // A miss of the thread cache is served by the arena: fewer hits are not more pin calls.
         assert!(none.page_locks <= many.page_locks + 3, "{none:?} {many:?}");
     }
 }

@@ -11,7 +11,7 @@ use super::segment::SLOTS;
 use super::*;
 use crate::file::tests::Child;
 
-/// The ledger of a test; its file is removed at the end whatever happens.
+/// The shared limit of a test; its file is always removed at the end.
 struct Named(String);
 
 impl Named {
@@ -27,7 +27,7 @@ impl Named {
         HostLedger::attach(&self.0, None, 100).unwrap_err()
     }
 
-    /// A file in the place of the ledger's.
+    /// A different file in place of the shared limit's file.
     fn write(&self, bytes: &[u8]) {
         fs::write(self.path(), bytes).unwrap();
         fs::set_permissions(self.path(), Permissions::from_mode(0o600)).unwrap();
@@ -67,7 +67,7 @@ fn owners_claim_under_the_limit_of_the_first() {
     assert!(names().contains(&named.0));
     drop(first);
     assert!(super::report(&named.0).unwrap().is_none());
-    assert_eq!(named.attach("next", 700).max_bytes(), 700, "a ledger without an owner begins anew");
+    assert_eq!(named.attach("next", 700).max_bytes(), 700, "a shared limit without an owner starts again");
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn what_a_killed_owner_left_is_replaced_and_the_files_of_others_are_not() {
     for foreign in [&b"#!/bin/sh\n"[..], b"a"] {
         named.write(foreign);
         for error in [named.error(), super::report(&named.0).unwrap_err()] {
-            assert!(error.ends_with("is not a pinpool ledger; remove it, or use another name"), "{error}");
+            assert!(error.ends_with("is not a pinpool shared limit; remove it, or use another name"), "{error}");
         }
         assert_eq!(fs::read(named.path()).unwrap(), foreign);
     }
