@@ -214,8 +214,9 @@ fn the_page_of_the_log_lines_has_each_line_with_its_meaning_and_an_example() {
         let event = text.split(' ').nth(1).expect("an event").trim_end_matches(':');
         let (level, target, meaning) =
             (level.as_str().to_lowercase(), target.trim_start_matches("pinpool::"), meaning.trim());
+        let to_do = if to_do == "nothing." { "-" } else { to_do };
         let _ = writeln!(rows, "| `{event}` | {target} | {level} | {meaning} | {to_do} |");
-        let _ = writeln!(lines, "{text}");
+        let _ = writeln!(lines, "{}", text.strip_prefix("pool[loader] ").expect("the pool's name"));
     }
     assert!(comments.is_empty(), "lines without an example: {comments:?}");
     let made = format!(

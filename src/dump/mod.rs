@@ -18,8 +18,8 @@ use std::time::Duration;
 use crate::error::{Lines, UsageReport};
 
 pub(crate) use pinpool_observe::judge::shortage::{Host, Level as RefusedBy, Refused};
-use pinpool_observe::judge::shortage::{LikelyCause, Shortage, likely_cause};
-use pinpool_observe::judge::{AGED, Holder, Judgement};
+use pinpool_observe::judge::shortage::{Shortage, likely_cause};
+use pinpool_observe::judge::{AGED, Holder, Judgement, LikelyCause};
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::words::{Size, Time};
 

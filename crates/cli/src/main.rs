@@ -1,6 +1,7 @@
 //! The `pinpool` command-line tool.
 
 mod advise;
+mod diagnosis;
 mod doctor;
 mod files;
 mod input;

@@ -11,11 +11,11 @@ use pinpool_observe::judge::{Snapshot, judge_recording};
 use pinpool_replay::{Event, Recording, Replay, TraceError, Watch, Workload};
 use serde_json::Value;
 
+use crate::diagnosis::{Judged, Said, of_judgement, of_object};
 use crate::served::socket::{first_line, statistics};
 use crate::served::{name_of, pools, worst_first};
 use crate::why::lines::curve::CheckPoint;
 use crate::why::lines::{Curve, Log};
-use crate::why::{Judged, Said, of_judgement, of_log, of_object};
 
 /// Snapshots of a replay over its time, and as many over its requests.
 const LOOKS: u64 = 1_000;
@@ -173,4 +173,23 @@ fn ended(last: &Snapshot) -> Snapshot {
     let (used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes) = Default::default();
     let none = Snapshot { used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes, ..last.clone() };
     Snapshot { max_bytes: Some(0), holders: Vec::new(), ..none }
+}
+
+/// The diagnoses that the log contains; without any, the diagnoses from TensorFlow's lines.
+pub(crate) fn of_log(log: &Log) -> Vec<Said> {
+    match log.said.is_empty() {
+        true => log.curves.iter().enumerate().map(|(at, curve)| of_curve(at, curve)).collect(),
+        false => log.said.clone(),
+    }
+}
+
+fn of_curve(at: usize, curve: &Curve) -> Said {
+    let mut lines = vec![curve.verdict.to_owned()];
+    lines.extend(curve.advice.iter().map(|line| format!("  {line}")));
+    Said {
+        pool: format!("pool {}", at + 1),
+        cause: curve.verdict.to_owned(),
+        is_alarm: curve.verdict == "thrashing",
+        lines,
+    }
 }

@@ -3,8 +3,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use pinpool_observe::judge::shortage::LikelyCause;
-use pinpool_observe::judge::{Cause, Holder, Judge, Judgement, Snapshot};
+use pinpool_observe::judge::{Cause, Holder, Judge, Judgement, LikelyCause, Snapshot};
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 

@@ -8,8 +8,8 @@ use pinpool_replay::{Event, Recording};
 
 use super::figure::Series as Line;
 use super::figure::{Axis, Figure, Panel, Report, Shape, Table, Unit, Verdict, number};
+use crate::diagnosis::Said;
 use crate::series::Series;
-use crate::why::Said;
 use pinpool_cli::table::grouped;
 
 /// Parts of the x axis of which each has one sample, and one sum of lost time.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use pinpool_observe::judge::Snapshot;
 use serde_json::Value;
 
+use crate::diagnosis::of_object;
 use crate::series::snapshot_of;
-use crate::why::of_object;
 
 /// Values that are kept for each curve.
 const KEPT: usize = 200;

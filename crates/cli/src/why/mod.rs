@@ -15,26 +15,22 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use pinpool::{Diagnosis, Pool};
 use pinpool_loader::StopFlag;
 use pinpool_observe::judge::words::counted;
-use pinpool_observe::judge::{Cause, PoolJudgement, judge_recording};
+use pinpool_observe::judge::{Cause, judge_recording};
 use pinpool_replay::{Recording, Replay};
-use serde_json::Value;
 
 use crate::advise::recommendation;
+use crate::diagnosis::Said;
 use crate::files::{in_file, named};
 use crate::input::{self, Kind, open_workload, read_workload};
-use crate::series::Series;
-use crate::served::{name_of, names_process};
+use crate::series::{Series, of_log};
+use crate::served::names_process;
 use pinpool_cli::exit::ExitError;
-use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::Terminal;
 
 /// Pools that are told one by one.
 const LISTED: usize = 8;
-/// Of these, so many that show an alarm are one of the trace.
-const ALARM_PART: usize = 10;
 
 /// Explain what a pool costs and what to change
 ///
@@ -64,36 +60,6 @@ pub(crate) struct WhyArgs {
     /// Print one JSON object; with --lines, one for each line
     #[arg(long)]
     json: bool,
-}
-
-/// What is said of one pool.
-#[derive(Debug, Clone, serde::Serialize)]
-pub(crate) struct Said {
-    pub(crate) pool: String,
-    pub(crate) cause: String,
-    pub(crate) is_alarm: bool,
-    /// The cause and what was seen, the seconds lost, evidence, what to do.
-    pub(crate) lines: Vec<String>,
-}
-
-/// What the pool of a replay says of itself, time and again.
-#[derive(Debug, Default)]
-pub(crate) struct Judged(Vec<Diagnosis>);
-
-impl Judged {
-    pub(crate) fn look(&mut self, pool: &Pool) {
-        self.0.push(pool.diagnose());
-    }
-
-    /// An alarm that holds for a tenth of the looks, else the last word; `None` without any.
-    pub(crate) fn worst(&self, pool: &str) -> Option<Said> {
-        let alarms = || self.0.iter().filter(|why| why.is_alarm);
-        let times = |cause: &str| alarms().filter(|why| why.cause.name() == cause).count();
-        let alarms = alarms().filter(|why| times(why.cause.name()) * ALARM_PART >= self.0.len());
-        let why = alarms.max_by_key(|why| (times(why.cause.name()), why.lost)).or(self.0.last())?;
-        let lines = why.to_string().lines().map(str::to_owned).collect();
-        Some(Said { pool: pool.to_owned(), cause: why.cause.name().to_owned(), is_alarm: why.is_alarm, lines })
-    }
 }
 
 pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> {
@@ -200,52 +166,5 @@ fn recommend(said: &mut Said, path: &Path, recording: &Recording) {
             said.lines.extend(lines.iter().map(|line| format!("  {line}")));
         }
         Err(doubt) => said.lines.push(format!("  {doubt}")),
-    }
-}
-
-/// What a pool of a process says of itself.
-pub(crate) fn of_object(pool: &Value) -> Said {
-    let said = &pool["why"];
-    let text =
-        |value: &Value| value.as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).collect::<String>();
-    let lines = said["lines"].as_array().map_or(&[][..], Vec::as_slice);
-    let lines: Vec<_> = lines.iter().map(text).collect();
-    let unknown = || vec!["the process runs a pinpool that does not say why: start it with this one".to_owned()];
-    Said {
-        pool: name_of(pool),
-        cause: text(&said["cause"]),
-        is_alarm: said["is_alarm"].as_bool().unwrap_or(false),
-        lines: if lines.is_empty() { unknown() } else { lines },
-    }
-}
-
-/// What the judge says of a pool of a recording.
-pub(crate) fn of_judgement(judged: &PoolJudgement, has_ended: bool) -> Said {
-    let PoolJudgement { name, judgement, gets, slow_gets, .. } = judged;
-    let mut lines = judgement.lines();
-    let (slow_gets, gets) = (grouped(*slow_gets), grouped(*gets));
-    lines.insert(1, format!("  over the recording {slow_gets} of {gets} gets waited, pinned or moved memory"));
-    if !has_ended {
-        lines.insert(1, "  no end of the pool is recorded: its process was ended before, or still runs".to_owned());
-    }
-    Said { pool: name.clone(), cause: judgement.cause.name().to_owned(), is_alarm: judgement.is_alarm, lines }
-}
-
-/// What the pools of a log said themselves; of TensorFlow's what its lines show.
-pub(crate) fn of_log(log: &lines::Log) -> Vec<Said> {
-    match log.said.is_empty() {
-        true => log.curves.iter().enumerate().map(|(at, curve)| of_curve(at, curve)).collect(),
-        false => log.said.clone(),
-    }
-}
-
-fn of_curve(at: usize, curve: &lines::Curve) -> Said {
-    let mut lines = vec![curve.verdict.to_owned()];
-    lines.extend(curve.advice.iter().map(|line| format!("  {line}")));
-    Said {
-        pool: format!("pool {}", at + 1),
-        cause: curve.verdict.to_owned(),
-        is_alarm: curve.verdict == "thrashing",
-        lines,
     }
 }

@@ -30,6 +30,7 @@
 //!
 //! | file | contents |
 //! | --- | --- |
+//! | `judgement.rs` | causes, and what is reported with one |
 //! | `snapshot.rs` | the state of a pool at one moment |
 //! | `window.rs` | the rules over one window |
 //! | `churn.rs` | the rule over minutes: memory that is pinned again |
@@ -41,9 +42,9 @@
 //! | `words.rs` | how sizes, times and counts are written |
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 
 mod churn;
+mod judgement;
 mod leak;
 mod lengths;
 mod news;
@@ -55,16 +56,14 @@ mod window;
 pub mod words;
 
 use churn::{Calls, repinned};
+pub use judgement::{Cause, Judgement, LikelyCause, Lost};
 use leak::Growth;
 pub use lengths::RecentLengths;
 use news::News;
 #[cfg(feature = "io")]
 pub use series::{PoolJudgement, judge_recording, judge_series};
-use shortage::LikelyCause;
-pub use snapshot::{AGED, Holder, Snapshot};
-pub use window::STUCK_AFTER;
+pub use snapshot::{AGED, Holder, STUCK_AFTER, Snapshot};
 use window::Window;
-use words::seconds;
 
 /// Length of a window, at least.
 const WINDOW_US: u64 = 10_000_000;
@@ -72,127 +71,6 @@ const WINDOW_US: u64 = 10_000_000;
 const PAST_US: u64 = 300_000_000;
 /// Gets of a window, at least: fewer show no rate.
 const GETS_MIN: u64 = 20;
-/// Less time is none in words.
-const SHOWN_NS: u64 = 1_000_000;
-
-macro_rules! causes {
-    ($($cause:ident = $name:literal,)+) => {
-        /// Why a pool is as fast as it is.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
-        pub enum Cause {
-            $($cause,)+
-        }
-
-        impl Cause {
-            pub const ALL: &[Self] = &[$(Self::$cause),+];
-            pub const NAMES: [&str; Self::ALL.len()] = [$($name),+];
-
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$cause => $name,)+
-                }
-            }
-        }
-    };
-}
-causes! {
-    Healthy = "healthy",
-    WarmingUp = "warming_up",
-    NotPinned = "not_pinned",
-    PoolFull = "pool_full",
-    SizesNeverRecur = "sizes_never_recur",
-    Thrashing = "thrashing",
-    IdleHoard = "idle_hoard",
-    MemoryRefused = "memory_refused",
-    LimitTooSmall = "limit_too_small",
-    SlowConsumer = "slow_consumer",
-    OtherProcess = "other_process",
-    Leak = "leak",
-    StuckCopy = "stuck_copy",
-}
-
-/// Time of all threads that a pool took from its program.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Lost {
-    /// The time that was looked at, by the clock of the wall.
-    pub of_us: u64,
-    pub waiting_ns: u64,
-    pub page_locking_ns: u64,
-    pub moving_ns: u64,
-}
-
-impl Lost {
-    pub fn total_ns(&self) -> u64 {
-        self.waiting_ns.saturating_add(self.page_locking_ns).saturating_add(self.moving_ns)
-    }
-}
-
-impl fmt::Display for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { of_us, waiting_ns, page_locking_ns, moving_ns } = *self;
-        write!(f, "{} of {} lost", seconds(self.total_ns()), seconds(of_us.saturating_mul(1000)))?;
-        let parts = [(waiting_ns, "waiting"), (page_locking_ns, "pinning"), (moving_ns, "remapping")];
-        let parts: Vec<_> = parts.iter().filter(|(ns, _)| *ns >= SHOWN_NS).collect();
-        if parts.is_empty() {
-            return Ok(());
-        }
-        let parts: Vec<_> = parts.iter().map(|(ns, doing)| format!("{doing} {}", seconds(*ns))).collect();
-        write!(f, " ({})", parts.join(", "))
-    }
-}
-
-/// A cause, with what shows it and what helps.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Judgement {
-    pub cause: Cause,
-    /// Whether something is wrong that the cure mends.
-    pub is_alarm: bool,
-    /// What was seen, in one sentence without its point.
-    pub found: String,
-    /// More of it, a sentence each.
-    pub evidence: Vec<String>,
-    /// What to do; `None` where nothing is to be done.
-    pub cure: Option<String>,
-    /// A setting that is the cure, with its value.
-    pub setting: Option<(&'static str, u64)>,
-    pub lost: Lost,
-    /// What the cure asks for, in bytes or buffers: a judgement that asks for more is news.
-    size: u64,
-}
-
-/// The line of the log.
-impl fmt::Display for Judgement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.cause.name(), self.found)?;
-        if self.lost.total_ns() >= SHOWN_NS {
-            write!(
-                f,
-                " ({} of {} lost)",
-                seconds(self.lost.total_ns()),
-                seconds(self.lost.of_us.saturating_mul(1000))
-            )?;
-        }
-        self.cure.as_ref().map_or(Ok(()), |cure| write!(f, "; {cure}"))
-    }
-}
-
-impl Judgement {
-    /// The same numbers, and the cause of a request that failed.
-    pub fn of_failure(self, cause: Cause, LikelyCause { found, change }: LikelyCause) -> Self {
-        Self { cause, is_alarm: true, found, cure: Some(change), setting: None, ..self }
-    }
-
-    /// Cause, evidence and cure, a line each: what `why` prints.
-    pub fn lines(&self) -> Vec<String> {
-        let mut lines = vec![format!("{}: {}", self.cause.name(), self.found), format!("  {}", self.lost)];
-        lines.extend(self.evidence.iter().map(|line| format!("  {line}")));
-        lines.extend(self.cure.iter().map(|cure| format!("  to do: {cure}")));
-        lines.extend(self.setting.iter().map(|(name, value)| format!("  export {name}={value}")));
-        lines
-    }
-}
-
 /// The key with the largest sum; of equal ones the greatest.
 pub fn largest<K: Ord>(parts: impl IntoIterator<Item = (K, u64)>) -> Option<K> {
     let mut sums = BTreeMap::new();

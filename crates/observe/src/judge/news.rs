@@ -6,7 +6,7 @@
 #[cfg(feature = "io")]
 use std::collections::HashMap;
 
-use super::{Cause, Judgement};
+use super::judgement::{Cause, Judgement};
 
 /// A need that is larger by one part in this many is reported again.
 const RAISE_PART: u64 = 8;

@@ -5,8 +5,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::judgement::{Cause, Judgement, Lost};
 use super::news::worst;
-use super::{Cause, GETS_MIN, Judge, Judgement, Lost, Snapshot};
+use super::snapshot::Snapshot;
+use super::{GETS_MIN, Judge};
 use crate::record::{Event, Record, Recording};
 
 /// A pool of a recording.

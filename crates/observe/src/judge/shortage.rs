@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::window::STUCK_AFTER;
+use super::judgement::{Cause, Judgement, LikelyCause};
+use super::snapshot::{Holder, STUCK_AFTER};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time};
-use super::{Cause, Holder, Judgement};
 
 /// Errors of the driver (`CUresult`) that belong to earlier work: once a context has failed, its later calls return them too.
 const OF_EARLIER_WORK: [i64; 12] = [700, 701, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999];
@@ -95,14 +95,6 @@ pub struct Shortage<'a> {
     pub holders: &'a [(Holder, u64)],
     /// What the pool's judge saw last.
     pub judged: Option<&'a Judgement>,
-}
-
-/// What was found, and what helps.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
-pub struct LikelyCause {
-    pub found: String,
-    pub change: String,
 }
 
 /// The first case that the numbers show. Without a request: what a get over the limit would meet, if the pool comes

@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use super::Cause;
-use super::shortage::LikelyCause;
+use super::judgement::{Cause, LikelyCause};
 
 /// A buffer this old counts as aged: bursts have ended by then.
 pub const AGED: Duration = Duration::from_secs(60);
+/// No working copy takes this long.
+pub const STUCK_AFTER: Duration = Duration::from_secs(30);
 
 /// Buffers that are out under one tag.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::churn::{Calls, Repinned};
+use super::judgement::{Cause, Judgement, Lost};
 use super::leak::Leak;
+use super::snapshot::{STUCK_AFTER, Snapshot};
 use super::words::{OF_SYSTEM, RoundedUp, Size, Time, counted, percent, seconds};
-use super::{Cause, Judgement, Lost, Snapshot};
 
 /// More than one part in this many is not tolerable: TensorFlow's rate of 0.002.
 const TOLERABLE_PART: u64 = 500;
@@ -17,8 +18,6 @@ const WAITED_PART: u64 = 100;
 const GROWTH_PART: u64 = 16;
 /// A pool of which no more than one get in this many misses has what it needs.
 const WARM_PART: u64 = 50;
-/// No working copy takes this long.
-pub const STUCK_AFTER: Duration = Duration::from_secs(30);
 /// A queue before a slow consumer keeps a buffer at least this long.
 const QUEUED: Duration = Duration::from_millis(500);
 /// A consumer that pauses makes a get wait this long at least, and no more than one get in so many.

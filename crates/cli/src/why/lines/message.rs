@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::Said;
+use crate::diagnosis::Said;
 
 /// The pool raises its limit while both rates are above this (`kTolerable`).
 pub(super) const TOLERABLE_RATE: f64 = 2e-3;

@@ -31,7 +31,7 @@ use std::path::Path;
 use encoding_rs_io::DecodeReaderBytes;
 use pinpool_replay::Input;
 
-use super::Said;
+use crate::diagnosis::Said;
 use crate::files::named;
 use crate::input::{self, Kind};
 pub(crate) use curve::Curve;

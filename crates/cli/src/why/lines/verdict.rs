@@ -3,10 +3,10 @@
 use pinpool_observe::judge::Cause;
 use pinpool_observe::judge::words::counted;
 
-use super::super::Said;
 use super::history::PoolHistory;
 use super::ledger::is_too_low;
 use super::message::{Counters, GETS_MIN, TOLERABLE_RATE};
+use crate::diagnosis::Said;
 
 /// With more misses than this share of the gets, a pool whose limit has grown a lot is of little use.
 const THRASHING_RATE: f64 = 0.1;

@@ -1,0 +1,134 @@
+//! The result of a diagnosis: a cause, the evidence, the advice and the seconds lost.
+
+use std::fmt;
+
+use super::words::seconds;
+
+/// Less lost time is not printed.
+const SHOWN_NS: u64 = 1_000_000;
+
+macro_rules! causes {
+    ($($cause:ident = $name:literal,)+) => {
+        /// Why a pool is as fast as it is.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
+        pub enum Cause {
+            $($cause,)+
+        }
+
+        impl Cause {
+            pub const ALL: &[Self] = &[$(Self::$cause),+];
+            pub const NAMES: [&str; Self::ALL.len()] = [$($name),+];
+
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$cause => $name,)+
+                }
+            }
+        }
+    };
+}
+causes! {
+    Healthy = "healthy",
+    WarmingUp = "warming_up",
+    NotPinned = "not_pinned",
+    PoolFull = "pool_full",
+    SizesNeverRecur = "sizes_never_recur",
+    Thrashing = "thrashing",
+    IdleHoard = "idle_hoard",
+    MemoryRefused = "memory_refused",
+    LimitTooSmall = "limit_too_small",
+    SlowConsumer = "slow_consumer",
+    OtherProcess = "other_process",
+    Leak = "leak",
+    StuckCopy = "stuck_copy",
+}
+
+/// Time that all threads of the program lost in a pool.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Lost {
+    /// Wall-clock length of the window.
+    pub of_us: u64,
+    pub waiting_ns: u64,
+    pub page_locking_ns: u64,
+    pub moving_ns: u64,
+}
+
+impl Lost {
+    pub fn total_ns(&self) -> u64 {
+        self.waiting_ns.saturating_add(self.page_locking_ns).saturating_add(self.moving_ns)
+    }
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { of_us, waiting_ns, page_locking_ns, moving_ns } = *self;
+        write!(f, "{} of {} lost", seconds(self.total_ns()), seconds(of_us.saturating_mul(1000)))?;
+        let parts = [(waiting_ns, "waiting"), (page_locking_ns, "pinning"), (moving_ns, "remapping")];
+        let parts: Vec<_> = parts.iter().filter(|(ns, _)| *ns >= SHOWN_NS).collect();
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let parts: Vec<_> = parts.iter().map(|(ns, doing)| format!("{doing} {}", seconds(*ns))).collect();
+        write!(f, " ({})", parts.join(", "))
+    }
+}
+
+/// The finding and the remedy for a failed request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize))]
+pub struct LikelyCause {
+    pub found: String,
+    pub change: String,
+}
+
+/// A cause with its evidence and advice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Judgement {
+    pub cause: Cause,
+    /// Whether there is a problem that the advice fixes.
+    pub is_alarm: bool,
+    /// The finding: one sentence without a full stop.
+    pub found: String,
+    /// Further findings, one sentence each.
+    pub evidence: Vec<String>,
+    /// The advice; `None` if nothing needs to be done.
+    pub cure: Option<String>,
+    /// A setting that fixes the problem, with its value.
+    pub setting: Option<(&'static str, u64)>,
+    pub lost: Lost,
+    /// The recommended size in bytes or buffers: a larger one is logged again.
+    pub(super) size: u64,
+}
+
+/// The log line.
+impl fmt::Display for Judgement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.cause.name(), self.found)?;
+        if self.lost.total_ns() >= SHOWN_NS {
+            write!(
+                f,
+                " ({} of {} lost)",
+                seconds(self.lost.total_ns()),
+                seconds(self.lost.of_us.saturating_mul(1000))
+            )?;
+        }
+        self.cure.as_ref().map_or(Ok(()), |cure| write!(f, "; {cure}"))
+    }
+}
+
+impl Judgement {
+    /// The same numbers with the cause of a failed request.
+    pub fn of_failure(self, cause: Cause, LikelyCause { found, change }: LikelyCause) -> Self {
+        Self { cause, is_alarm: true, found, cure: Some(change), setting: None, ..self }
+    }
+
+    /// Cause, evidence and advice, one per line, as `why` prints them.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = vec![format!("{}: {}", self.cause.name(), self.found), format!("  {}", self.lost)];
+        lines.extend(self.evidence.iter().map(|line| format!("  {line}")));
+        lines.extend(self.cure.iter().map(|cure| format!("  to do: {cure}")));
+        lines.extend(self.setting.iter().map(|(name, value)| format!("  export {name}={value}")));
+        lines
+    }
+}
