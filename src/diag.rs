@@ -37,7 +37,7 @@ mod warnings;
 
 pub(crate) use checks::Listener;
 pub use checks::{CheckReport, LogSampler};
-#[cfg(test)]
+#[cfg(all(test, not(pinpool_loom)))]
 pub(crate) use log::captured;
 pub(crate) use log::defer;
 pub(crate) use texts::{Growth, Start};
@@ -87,7 +87,7 @@ impl fmt::Display for PoolLog {
 }
 
 impl PoolLog {
-    /// A pool was created, with these settings; better backends were skipped for these reasons. To do: nothing.
+    /// A pool was created. To do: nothing.
     pub(crate) fn started(&self, start: &Start<'_>) {
         log::info!(pool, "{self}created: {start}");
     }
@@ -119,12 +119,12 @@ impl PoolLog {
         log::info!(shortage, "{self}full: request={request} {usage}; waiting for a return: {why}");
     }
 
-    /// A request found no memory and does not wait. To do: follow the line.
+    /// A request found no memory and does not wait. To do: what the line says.
     fn refused(&self, asked_bytes: u64, why: &str, usage: &UsageReport) {
         log::warn!(shortage, "{self}refused: request={} {}; {why}", Size(asked_bytes), Usage(usage));
     }
 
-    /// No request has waited for a second. To do: nothing; the line has the cost.
+    /// No request has waited for a second. To do: nothing.
     pub(crate) fn shortage_ended(&self, after: Duration, gets: u64, waited: Duration, fallbacks: u64) {
         let (after, waited) = (Time(after), Time(waited));
         log::info!(shortage, "{self}recovered: lasted={after} requests={gets} waited={waited} unpinned={fallbacks}");
@@ -135,7 +135,7 @@ impl PoolLog {
         if judgement.is_alarm { self.alarmed(judgement) } else { self.diagnosed(judgement) }
     }
 
-    /// The diagnosis changed; evaluated every 10 s. To do: nothing; `pinpool why` shows the evidence.
+    /// The diagnosis changed; evaluated every 10 s. To do: nothing.
     fn diagnosed(&self, judgement: &Judgement) {
         log::info!(diagnosis, "{self}diagnosis: {judgement}");
     }
@@ -145,12 +145,12 @@ impl PoolLog {
         log::warn!(diagnosis, "{self}diagnosis: {judgement}");
     }
 
-    /// A request failed (the first, 10th, 100th); the largest holders follow. To do: what the last two lines of the block say.
+    /// A request failed (the first, 10th, 100th); the largest holders follow. To do: what the last line of the block says.
     pub(crate) fn out_of_memory(&self, dump: &Dump) {
         log::warn!(shortage, "{self}{dump}");
     }
 
-    /// A request got unpinned memory (the first, 10th, 100th). To do: raise the limit; `PINPOOL_ON_FULL=error` refuses instead.
+    /// A request got unpinned memory (the first, 10th, 100th). To do: raise the limit, or set `PINPOOL_ON_FULL=error`.
     pub(crate) fn fell_back(&self, asked_bytes: u64, nth: u64, fallback_bytes: u64, max_bytes: Option<u64>) {
         let (request, held, max) = (Size(asked_bytes), Size(fallback_bytes), Limit(max_bytes));
         log::warn!(
@@ -160,7 +160,7 @@ impl PoolLog {
         );
     }
 
-    /// `PINPOOL_SOCKET` is set. To do: nothing; `pinpool top` shows the statistics.
+    /// `PINPOOL_SOCKET` is set. To do: nothing.
     #[cfg(feature = "observe")]
     pub(crate) fn serving(&self, path: &Path) {
         log::info!(socket, "{self}socket: serving statistics path={}", path.display());
@@ -178,7 +178,7 @@ impl PoolLog {
         log::info!(trace, "{self}trace: recording path={}", path.display());
     }
 
-    /// The file of the recording existed and was renamed. To do: put `%p` into the name to keep all recordings.
+    /// The file of the recording existed and was renamed. To do: put `%p` into the name to keep all.
     #[cfg(feature = "observe")]
     pub(crate) fn earlier_recording(&self, path: &Path, earlier: &Path) {
         let (path, earlier) = (path.display(), earlier.display());
@@ -231,7 +231,7 @@ impl PoolLog {
         }
     }
 
-    /// There is no maintenance thread. To do: raise the limit on threads, or call `Pool::maintain` when the program is idle.
+    /// There is no maintenance thread. To do: what the line says.
     #[cold]
     pub(crate) fn no_thread_for(&self, error: &std::io::Error) {
         log::warn!(
@@ -258,7 +258,7 @@ impl PoolLog {
         }
     }
 
-    /// The driver did not release memory. To do: the driver's reason is in the line.
+    /// The driver did not release memory. To do: check the device.
     pub(crate) fn release_failed(&self, held_bytes: u64, error: &SourceError) {
         let bytes = Size(held_bytes);
         log::error!(
@@ -279,7 +279,7 @@ impl PoolLog {
         }
     }
 
-    /// Idle memory could not be released; logged once until a release succeeds. To do: the driver's reason is in the line.
+    /// Idle memory could not be released; logged once until a release succeeds. To do: check the device.
     fn release_delayed(&self, error: &SourceError) {
         log::error!(release, "{self}release_failed: idle memory stays pinned and is released later: {error}");
     }
@@ -375,7 +375,7 @@ impl PoolLog {
         log::error!(release, "{self}close_failed: memory stays pinned, a release would wait for a copy bytes={bytes}");
     }
 
-    /// The driver did not release memory or addresses at the end of the pool. To do: the driver's reason is in the line.
+    /// The driver did not release memory at the end of the pool. To do: check the device.
     pub(crate) fn left_by_refusal(&self, bytes: u64, error: &SourceError) {
         let bytes = Size(bytes);
         log::error!(release, "{self}close_failed: memory stays pinned until the process ends bytes={bytes}: {error}");

@@ -12,7 +12,7 @@ impl PoolLog {
         log::info!(limit, "{self}limit_changed: max={}->{}: {why}", Limit(from), Limit(to));
     }
 
-    /// The process may lock less memory than the pool's limit. To do: raise `RLIMIT_MEMLOCK` or set `PINPOOL_MAX_BYTES`.
+    /// The process may lock less memory than the pool's limit. To do: what the line says, or a lower limit.
     pub(crate) fn lock_limited(&self, limit_bytes: u64) {
         let max = Size(limit_bytes);
         log::warn!(
@@ -22,7 +22,7 @@ impl PoolLog {
         );
     }
 
-    /// A partition was created. To do: nothing; if the pool's limit is lower, raise it or make the partition smaller.
+    /// A partition was created. To do: raise the pool's limit if it is lower.
     pub(crate) fn partitioned(&self, name: &str, max_bytes: u64, pool_max_bytes: Option<u64>) {
         let lower = pool_max_bytes.filter(|&bytes| bytes < max_bytes);
         let lower =
@@ -37,7 +37,7 @@ impl PoolLog {
         log::info!(ledger, "{self}shared_limit: joined name={name} max={max} held={held} other_pools={others}");
     }
 
-    /// The first process set another shared limit. To do: give all processes the same `PINPOOL_MAX_BYTES`.
+    /// The first process set another shared limit. To do: what the line says.
     pub(crate) fn ledger_has_other_ceiling(&self, name: &str, max_bytes: Option<u64>, asked_bytes: u64) {
         let (max, ignored) = (Limit(max_bytes), Size(asked_bytes));
         log::warn!(
@@ -47,7 +47,7 @@ impl PoolLog {
         );
     }
 
-    /// The shared limit is not used, and the pool has only its own. To do: the reason is in the line.
+    /// The shared limit is not used, for this reason. To do: remove the reason.
     pub(crate) fn no_ledger(&self, why: &str) {
         log::warn!(ledger, "{self}shared_limit: not used, the pool has only its own limit: {why}");
     }

@@ -24,7 +24,7 @@ impl PoolLog {
         }
     }
 
-    /// Requests come in sizes that no idle buffer has. To do: nothing; less memory is held, and large requests miss.
+    /// Requests come in sizes that no idle buffer has. To do: nothing.
     fn sizes_vary(&self) {
         log::debug!(sizes, "{self}sizes_vary: large buffers are merged when they return");
     }

@@ -17,7 +17,7 @@ impl PoolLog {
         log::info!(reserve, "{self}reserve: pinned={} of={}{left}", Size(done_bytes), Size(of_bytes));
     }
 
-    /// With `PINPOOL_RESERVE_WAIT=0` the rest is pinned while the program runs. To do: nothing.
+    /// The rest is pinned while the program runs. To do: nothing.
     pub(crate) fn reserve_begun(&self, done_bytes: u64, of_bytes: u64) {
         let (pinned, of) = (Size(done_bytes), Size(of_bytes));
         log::info!(reserve, "{self}reserve: pinning the rest in the background pinned={pinned} of={of}");
@@ -31,7 +31,7 @@ impl PoolLog {
         log::info!(reserve, "{self}reserve: complete pinned={pinned} time={time} rate={rate:.1}GB/s{node}");
     }
 
-    /// The limit has no room for the rest; it continues automatically. To do: raise `PINPOOL_MAX_BYTES` or lower `PINPOOL_RESERVE`.
+    /// The limit has no room for the rest; it continues automatically. To do: what the line says.
     pub(crate) fn reserve_waits(&self, done_bytes: u64, of_bytes: u64, max_bytes: Option<u64>) {
         let (pinned, of, max) = (Size(done_bytes), Size(of_bytes), Limit(max_bytes));
         log::warn!(

@@ -20,12 +20,12 @@ impl PoolLog {
         }
     }
 
-    /// The GPU is not used, memory is not pinned, or similar. To do: what the line says; `pinpool doctor` shows more.
+    /// The GPU is not used, memory is not pinned, or similar. To do: see `pinpool doctor`.
     fn found_warning(&self, finding: &Finding) {
         log::warn!(machine, "{self}machine: {finding}");
     }
 
-    /// The requested GPU or backend cannot be used. To do: what the line says; `pinpool doctor` shows more.
+    /// The requested GPU or backend cannot be used. To do: see `pinpool doctor`.
     fn found_error(&self, finding: &Finding) {
         log::error!(machine, "{self}machine: {finding}");
     }

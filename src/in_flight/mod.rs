@@ -45,17 +45,16 @@ pub(crate) use fence::{CopyFences, Fences, SharedFence, is_over};
 pub use fence::{Fence, FenceKind, StreamId};
 use fence::{Refusal, all_of, ask, discard, stream_of};
 pub(crate) use queues::{Ask, PendingGroup};
-use queues::{Candidate, PendingCopy, Queue, Queues};
+use queues::{Candidate, Counts, PendingCopy, Queue, Queues};
 
 /// Items whose copies may still be running, with the fences of these copies.
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
     /// Held while items move; no fence is called under it.
     queues: Mutex<Queues<T>>,
-    /// Items in the queues or quarantined (in-flight-I4), and those that are quarantined.
+    /// The [`Counts`], for readers without the lock. Written under it.
     count: AtomicU64,
     failed: AtomicU64,
-    /// Bytes in the queues.
     bytes: AtomicU64,
 }
 
@@ -102,6 +101,7 @@ impl<T> InFlight<T> {
                 queues: Vec::new(),
                 last_number: 0,
                 failed: VecDeque::new(),
+                counts: Counts::default(),
                 has_ended: false,
             }),
             count: AtomicU64::new(0),
@@ -119,8 +119,18 @@ impl<T> InFlight<T> {
         let number = queues.last_number;
         let copy = PendingCopy { number, item, bytes, fence, stream, since_us: now_us, is_reported_stuck: false };
         queues.enqueue(if are_several { !number } else { stream }, copy);
-        add(&self.count, 1);
-        add(&self.bytes, bytes);
+        queues.counts.held += 1;
+        queues.counts.bytes += bytes;
+        self.publish(queues.counts);
+    }
+
+    /// Stores the counts for readers without the lock, which is held. Stores only: loom does not run a reader of a counter between
+    /// a load and a store of the counter by one thread.
+    fn publish(&self, Counts { held, failed, bytes }: Counts) {
+        // Relaxed: as in `held`.
+        self.count.store(held, Ordering::Relaxed);
+        self.failed.store(failed, Ordering::Relaxed);
+        self.bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Items in flight.
@@ -223,8 +233,9 @@ impl<T> InFlight<T> {
                 break;
             }
         }
-        subtract(&self.count, swept.completed.len() as u64);
-        subtract(&self.bytes, bytes);
+        queues.counts.held -= swept.completed.len() as u64;
+        queues.counts.bytes -= bytes;
+        self.publish(queues.counts);
         drop(queues);
         fences.into_iter().for_each(discard);
         let mut has_enough = !pending.is_empty() && swept.completed.iter().any(&enough);
@@ -254,9 +265,8 @@ impl<T> InFlight<T> {
         let (queues, failed) = {
             let mut queues = self.queues.lock();
             queues.has_ended = true;
-            self.bytes.store(0, Ordering::Relaxed);
-            self.count.store(0, Ordering::Relaxed);
-            self.failed.store(0, Ordering::Relaxed);
+            queues.counts = Counts::default();
+            self.publish(queues.counts);
             (std::mem::take(&mut queues.queues), std::mem::take(&mut queues.failed))
         };
         let swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
@@ -289,8 +299,9 @@ impl<T> InFlight<T> {
             return Err(item);
         }
         queues.failed.push_back((item, fence));
-        add(&self.failed, 1);
-        add(&self.count, 1);
+        queues.counts.held += 1;
+        queues.counts.failed += 1;
+        self.publish(queues.counts);
         Ok(())
     }
 
@@ -326,30 +337,13 @@ impl<T> InFlight<T> {
             }
         } else {
             let left = (over.len() + lost.len()) as u64;
-            subtract(&self.count, left);
-            subtract(&self.failed, left);
+            queues.counts.held -= left;
+            queues.counts.failed -= left;
+            self.publish(queues.counts);
             queues.failed.extend(unknown);
         }
         (over, lost)
     }
-
-    /// Takes an item out of its queue, whose lock is held.
-    fn remove(&self, queue: &mut Queue<T>, number: u64) -> Option<PendingCopy<T>> {
-        let copy = queue.remove(number)?;
-        subtract(&self.count, 1);
-        subtract(&self.bytes, copy.bytes);
-        Some(copy)
-    }
-}
-
-/// Adds under the lock of the queues (in-flight-I4), so a load and a store suffice.
-fn add(counter: &AtomicU64, value: u64) {
-    counter.store(counter.load(Ordering::Relaxed) + value, Ordering::Relaxed);
-}
-
-/// Subtracts as [`add`] adds.
-fn subtract(counter: &AtomicU64, value: u64) {
-    counter.store(counter.load(Ordering::Relaxed) - value, Ordering::Relaxed);
 }
 
 impl<T> LostItem<T> {
@@ -384,8 +378,13 @@ impl<T> Claim<'_, T> {
             let mut queues = self.in_flight.queues.lock();
             // The end of the pool may have abandoned it.
             let Some(queue) = queues.find(self.key) else { return false };
-            let copy = self.in_flight.remove(queue, number);
+            let copy = queue.remove(number);
             next = queue.head();
+            if let Some(copy) = &copy {
+                queues.counts.held -= 1;
+                queues.counts.bytes -= copy.bytes;
+                self.in_flight.publish(queues.counts);
+            }
             drop(queues);
             let Some(PendingCopy { item, fence, .. }) = copy else { continue };
             let is_enough = end.is_ok() && enough(&item);

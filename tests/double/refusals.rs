@@ -482,7 +482,7 @@ fn a_refused_reserve_is_answered_with_a_smaller_one() {
         let pool = builder(Backend::Register).build().unwrap();
         let text = pool.prewarm(64 << 20).unwrap_err().report();
         let change = text.lines().last().unwrap();
-        assert!(change.starts_with("change: ") && change.contains("lower PINPOOL_RESERVE"), "{text}");
+        assert!(change.starts_with("to do: ") && change.contains("lower PINPOOL_RESERVE"), "{text}");
         assert!(!text.contains("RLIMIT_MEMLOCK") && !text.contains("pin at the start"), "{text}");
         double.reset();
     }

@@ -75,7 +75,8 @@ pub(crate) fn held_bytes() -> u64 {
 static TIMELINES: OfProcess<Mutex<BTreeMap<u64, &'static Timeline>>> = OfProcess::new(Mutex::default);
 
 std::thread_local! {
-    /// The timeline that this thread used last.
+    /// The timeline that this thread used last. A forked child inherits it and never uses it: the driver, which is called first,
+    /// refuses every call there.
     static LAST: Cell<Option<&'static Timeline>> = const { Cell::new(None) };
 }
 
@@ -143,12 +144,11 @@ impl Timeline {
     pub(super) fn known(id: u64) -> Option<&'static Self> {
         // Relaxed: `write` checks under the lock.
         let is_it = |timeline: &&Self| timeline.id.load(Ordering::Relaxed) == id;
-        if let Some(last) = LAST.try_with(Cell::get).ok().flatten().filter(is_it) {
+        if let Some(last) = LAST.get().filter(is_it) {
             return Some(last);
         }
         let known = TIMELINES.get().lock().get(&id).copied()?;
-        // A thread that is ending has no thread-local left.
-        let _ = LAST.try_with(|last| last.set(Some(known)));
+        LAST.set(Some(known));
         Some(known)
     }
 

@@ -48,13 +48,15 @@ impl Server for Core {
             return self.fall_back(class.bytes, class).ok_or_else(|| self.memory().refusal_for_good(class));
         }
         let begun = Instant::now();
-        let is_early = self.backoff.is_early(&refused);
-        let calls = if is_early { SlowCalls::Held(until, until) } else { SlowCalls::Until(until, until) };
-        let attempt = || self.acquire(class, calls).map_err(made_calls);
-        let acquired = match attempt() {
-            Err(_) if is_early => Err(refused.clone()),
-            Err(refusal) if self.publish_demand(&refusal) => attempt(),
-            acquired => acquired,
+        let acquired = if self.backoff.is_early(&refused) {
+            // May stop without a refusal.
+            self.acquire(class, SlowCalls::Held(until, until)).map_err(|_| refused)
+        } else {
+            let attempt = || self.acquire(class, SlowCalls::Until(until, until)).map_err(made_calls);
+            match attempt() {
+                Err(refusal) if self.publish_demand(&refusal) => attempt(),
+                acquired => acquired,
+            }
         };
         self.verdicts.calls_in_line_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
         // The next head publishes its own demand.

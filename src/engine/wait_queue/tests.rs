@@ -322,7 +322,7 @@ fn however_gets_leave_the_line_its_end_is_told_and_no_item_is_lost() {
     let told = pool.told.lock();
     assert!(!pool.queue.has_waiters());
     assert!(told.iter().enumerate().all(|(at, &is_waiting)| is_waiting == (at % 2 == 0)), "told once for each change");
-    assert!(told.len() > 1 && told.len() % 2 == 0, "told at last that nobody waits");
+    assert!(told.len() > 1 && told.len().is_multiple_of(2), "told at last that nobody waits");
     let mut idle = pool.idle.lock().clone();
     idle.sort_unstable();
     assert_eq!(idle, (0..items).collect::<Vec<_>>());
