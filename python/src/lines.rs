@@ -83,7 +83,7 @@ impl Log for ToPython {
         let Some(lines) = Lines::of_process() else { return };
         let text = record.args().to_string();
         // The exception that is raised carries this report.
-        let is_raised = text.contains("\nCurrent usage from device");
+        let is_raised = text.contains("\nusage of device ");
         let line = (python_level(if is_raised { Level::Debug } else { record.level() }), text);
         let mut queue = lines.queue();
         match queue.lines.len() < LINES_MAX {

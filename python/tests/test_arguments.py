@@ -16,8 +16,8 @@ import pinpool_loader
     [
         (lambda pool: pinpool.Pool(name=3), TypeError, "name: int is no text"),
         (lambda pool: pool.get(1.5), TypeError, "invalid size 1.5: must be a whole number of bytes"),
-        (lambda pool: pool.get(None), TypeError, "asked None: a size"),
-        (lambda pool: pool.get(True), TypeError, "asked True: a size"),
+        (lambda pool: pool.get(None), TypeError, "invalid size None: must be a whole number"),
+        (lambda pool: pool.get(True), TypeError, "invalid size True: must be a whole number"),
         (lambda pool: pool.get(1, timeout=[]), TypeError, r"timeout=\[\]: seconds, or text"),
         (lambda pool: pinpool.Pool(env=False, max_bytes=True), pinpool.SettingError, "MAX_BYTES=on: .* nor a size"),
         (lambda pool: pinpool.Pool(max_byte=1), TypeError, "did you mean max_bytes"),

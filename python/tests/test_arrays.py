@@ -47,7 +47,7 @@ def test_an_array_of_nothing_takes_nothing(pool):
         ("ab", "f4", TypeError, "integer"),
         ((1.5,), "f4", TypeError, "integer"),
         ("64MiB", "f4", TypeError, "integer"),
-        (2**40, "u1", pinpool.LimitError, "over the ceiling"),
+        (2**40, "u1", pinpool.LimitError, "exceeds the pool limit of 64.0MiB"),
     ],
 )
 def test_shapes_and_dtypes_that_do_not_fit_are_named(pool, shape, dtype, error, text):

@@ -20,7 +20,7 @@ def test_lines_come_under_the_logger_pinpool_before_the_call_returns(caplog):
         until(lambda: any("acquired:" in text for text in caplog.messages))
     records = [record for record in caplog.records if record.name == "pinpool"]
     start = next(record for record in records if " created: " in record.getMessage())
-    assert start.levelno == logging.INFO and start.getMessage().startswith("[loader] ")
+    assert start.levelno == logging.INFO and start.getMessage().startswith("pool[loader] ")
     assert next(r for r in records if "acquired:" in r.getMessage()).levelno == logging.DEBUG
 
 
@@ -28,7 +28,7 @@ def test_a_warning_has_its_level(caplog):
     pool = pinpool.Pool(env=False, backend="mlock", max_bytes="4MiB", on_full="pageable", wait=0)
     held = pool.get("3MiB"), pool.get("3MiB")
     assert not held[1].is_pinned
-    until(lambda: any("fallback" in text for text in caplog.messages))
+    until(lambda: any(" unpinned: " in text for text in caplog.messages))
     assert [r.levelno for r in caplog.records if " unpinned: " in r.getMessage()] == [logging.WARNING]
 
 

@@ -57,7 +57,7 @@ BLOCKS = [
     ("numpy", "", "", ", 1 view> 1536.0\n2\n"),
     ("torch", STREAMS, "del batch; print(held_back(pool)[:2]); let_run(stream); settled(pool, (0, 0, 1))", "(1, 0)\n"),
     ("PIL", LOADER, "print(len(seen), {each[0] for each in seen}, all(each[1] == each[2] for each in seen))", "21 {(7, 224, 224, 3)} True\n"),
-    ("safetensors torch", WEIGHTS, "print(tensors['a'].tolist(), tensors['b'].dtype, pool.stats()['in_use'])", "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]] torch.bfloat16 2\n"),
+    ("safetensors torch", WEIGHTS, "print(tensors['a'].tolist(), tensors['b'].dtype, pool.stats()['memory']['in_use'])", "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]] torch.bfloat16 2\n"),
 ]
 
 
