@@ -1,5 +1,5 @@
-//! docs/log-lines.md, made of the comments of the methods and of the lines that they print: `UPDATE_DOCS=1 cargo test --lib
-//! log_lines` writes it.
+//! docs/log-lines.md, made of the comments of the methods, and docs/data/log-lines.txt, the lines that they print:
+//! `UPDATE_DOCS=1 cargo test --lib log_lines` writes both.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -216,20 +216,21 @@ fn the_page_of_the_log_lines_has_each_line_with_its_meaning_and_an_example() {
             (level.as_str().to_lowercase(), target.trim_start_matches("pinpool::"), meaning.trim());
         let to_do = if to_do == "nothing." { "-" } else { to_do };
         let _ = writeln!(rows, "| `{event}` | {target} | {level} | {meaning} | {to_do} |");
-        let _ = writeln!(lines, "{}", text.strip_prefix("pool[loader] ").expect("the pool's name"));
+        let _ = writeln!(lines, "{text}");
     }
     assert!(comments.is_empty(), "lines without an example: {comments:?}");
-    let made = format!(
-        "| event | target | level | meaning | what to do |\n| --- | --- | --- | --- | --- |\n{rows}\n```text\n{lines}```\n"
-    );
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/log-lines.md");
+    let made = format!("| event | target | level | meaning | what to do |\n| --- | --- | --- | --- | --- |\n{rows}");
+    let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let (path, examples) = (docs.join("log-lines.md"), docs.join("data/log-lines.txt"));
     let page = fs::read_to_string(&path).expect("the page can be read");
     let (begin, end) = ("<!-- made from the code: UPDATE_DOCS=1 cargo test --lib log_lines -->\n", "<!-- end -->");
     let (before, rest) = page.split_once(begin).expect("the page has its marks");
     let (found, behind) = rest.split_once(end).expect("the page has its marks");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         fs::write(&path, format!("{before}{begin}{made}{end}{behind}")).expect("the page can be written");
+        fs::write(&examples, lines).expect("the examples can be written");
     } else {
-        assert!(found == made, "docs/log-lines.md is stale: UPDATE_DOCS=1 cargo test --lib log_lines");
+        let is_current = found == made && fs::read_to_string(&examples).is_ok_and(|found| found == lines);
+        assert!(is_current, "docs/log-lines.md or its examples are stale: UPDATE_DOCS=1 cargo test --lib log_lines");
     }
 }

@@ -248,10 +248,7 @@ fn a_low_limit_of_locked_memory_is_named_with_its_remedy() {
         (&1.into(), &false.into(), &false.into())
     );
     let (level, text, remedy) = finding(&diagnosis, "choice");
-    assert!(
-        level == "warning" && text.contains("auto takes heap: not page-locked") && text.contains("64.0KiB"),
-        "{text}"
-    );
+    assert!(level == "warning" && text.contains("auto takes heap: not pinned") && text.contains("64.0KiB"), "{text}");
     assert!(remedy.contains("ulimit -l") && remedy.contains("LimitMEMLOCK"), "{remedy}");
     let (level, text, _) = finding(&diagnosis, "locked-memory");
     assert!(level == "warning" && text.contains("64 KiB"), "{text}");
