@@ -47,7 +47,7 @@ impl PoolArena {
         let limits = GrowthLimits::UNLIMITED;
         let plan = arena.grow(bytes, PAGE, limits).expect("within the limits");
         let ptr = plan.ptr().expect("a buffer");
-        assert!(arena.settle(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
         arena.free(ptr, bytes, 0);
         Self { arena, now_us: 0 }
     }

@@ -3,15 +3,15 @@
 //! ```text
 //!   hit       a buffer of the class is idle in the thread's shard
 //!   carved    a miss: carved from memory that is locked already, and returned to it at the return
-//!   evicting  twelve classes by chance through a pool that keeps eight: a third of the requests misses, a third of the returns evicts
-//!   across    requests of one thread, puts of another, eight buffers at a time through a channel, whose instructions count
-//!   sampled   as hit, while one request in 1000 keeps its call stack (feature `observe`)
+//!   evicting twelve random classes through a pool that keeps eight: a third of the requests misses, a third of the returns
+//!   evicts across requests of one thread, puts of another, eight buffers at a time through a channel, whose instructions count
+//!   sampled as hit, while one request in 1000 keeps its call stack (feature `observe`)
 //! ```
 //!
 //! `cargo bench --bench instructions` runs itself under valgrind, each pattern twice: a figure is the
 //! difference of two runs over the difference of their pairs, so the start costs nothing. With a pattern and a number it runs
 //! this many pairs and counts nothing, for `valgrind --tool=callgrind target/release/deps/instructions-* evicting 20000`.
-#![allow(clippy::print_stdout)] // The figures.
+#![allow(clippy::print_stdout)] // The results.
 
 use std::hint::black_box;
 use std::process::Command;

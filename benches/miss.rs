@@ -36,7 +36,7 @@ fn without_idle_buffers(backend: &Backend, preset: Preset) -> Result<Pool, Error
 /// A buffer of the pool, with one byte written to it.
 fn get(pool: &Pool) -> impl FnMut() -> pinpool::PinnedBuf {
     move || {
-        let mut buffer = pool.get(SIZE).expect("the backend served a get of this size before");
+        let mut buffer = pool.get(SIZE).expect("the backend served a request of this size before");
         buffer.wait_slice_mut().unwrap()[0] = 1;
         buffer
     }
@@ -60,7 +60,7 @@ fn of_backend(criterion: &mut Criterion, backend: &Backend) -> Result<(), Error>
     each_time(criterion, backend.name(), "locked", get(&locked));
     let stats = locked.stats();
     assert_eq!((stats.requests.hits, stats.requests.failed), (0, 0), "{backend:?}: not only misses");
-    assert_eq!(stats.memory.pin.count, stats.requests.served, "{backend:?}: a get locked nothing");
+    assert_eq!(stats.memory.pin.count, stats.requests.served, "{backend:?}: a request pinned nothing");
     Ok(())
 }
 

@@ -234,7 +234,7 @@ impl Error {
     }
 }
 
-/// For code whose errors are those of [`std::io`], such as `file.read_exact(buf.wait_slice_mut()?)`. The error stays
+/// For code that returns [`std::io`] errors, such as `file.read_exact(buf.wait_slice_mut()?)`. The error stays
 /// reachable by `get_ref`.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {

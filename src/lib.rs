@@ -1,4 +1,4 @@
-//! A pool of pinned (page-locked) host memory for loaders that feed GPUs.
+//! A pool of pinned host memory for loaders that feed GPUs.
 //!
 //! ```text
 //!   file ──read──▶ PinnedBuf ──copy_to──▶ device
@@ -42,9 +42,9 @@
 //!
 //! # Platforms
 //!
-//! Linux, Rust 1.88 or newer. On other Unix systems the crate builds with the backend `heap` alone, whose memory is not pinned,
-//! and without limits shared by processes. Log records go through the `log` crate. In a program without a logger each warning of a
-//! pool is printed to stderr once.
+//! Linux, Rust 1.88 or newer. On other Unix systems the crate builds with only the unpinned backend `heap`, and without limits
+//! shared by processes. Log records go through the `log` crate. In a program without a logger each warning of a pool is printed
+//! to stderr once.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // What needs Linux is not there.
@@ -106,9 +106,9 @@ pub fn cuda_is_present() -> bool {
     false
 }
 
-/// Version 1 of `bytemuck`, whose traits bound the element types of views.
+/// Version 1 of `bytemuck`: its traits bound the element types of views.
 pub use bytemuck;
-/// Version 0.19 of `cudarc`, whose streams and device memory copies use.
+/// Version 0.19 of `cudarc`: copies use its streams and device memory.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 

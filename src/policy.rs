@@ -1,7 +1,7 @@
 //! How much a pool keeps: numbers in, a decision out. Reads no clock, logs nothing, takes no lock.
 //!
 //! Of the rules in `docs/policy.md` this file holds the check, the raise and the lowering of policy-R4, the default
-//! ceiling of policy-R8, the size up to which policy-R3 keeps every buffer, and the time after which an idle buffer expires (policy-R9).
+//! limit of policy-R8, the size up to which policy-R3 keeps every buffer, and the time after which an idle buffer expires (policy-R9).
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(crate) const LEAST_RAISED_LIMIT: u64 = 100;
 /// A raise adds one part in this many, truncated: the same as TensorFlow's factor of 1.1 in whole numbers.
 const RAISE_DIVISOR: u64 = 10;
 /// A pool without a limit pins at most one part in this many of the memory that the process may use (policy-R8).
-const CEILING_DIVISOR: u64 = 4;
+const LIMIT_DIVISOR: u64 = 4;
 
 /// Buffers up to this size are kept idle by class even while sizes vary (policy-R3): an eighth of a granule of 2 MiB. Next to
 /// a granule they are too small for merging them to spare one.
@@ -115,9 +115,9 @@ fn raised(limit: u64) -> u64 {
 
 /// The limit in bytes of a pool without one: a quarter of the total, at most what is available, rounded down to whole granules,
 /// at least one (policy-R8).
-pub(crate) fn default_ceiling(total_bytes: u64, available_bytes: u64) -> u64 {
+pub(crate) fn default_limit(total_bytes: u64, available_bytes: u64) -> u64 {
     let granule_bytes = GRANULE_BYTES as u64;
-    let share_bytes = (total_bytes / CEILING_DIVISOR).min(available_bytes);
+    let share_bytes = (total_bytes / LIMIT_DIVISOR).min(available_bytes);
     (share_bytes / granule_bytes).max(1) * granule_bytes
 }
 
@@ -176,11 +176,11 @@ mod tests {
     }
 
     #[test]
-    fn the_default_ceiling_is_an_available_quarter_in_whole_granules() {
+    fn the_default_limit_is_an_available_quarter_in_whole_granules() {
         const MIB: u64 = 1 << 20;
-        for (total, available, ceiling) in [(1000, 800, 250), (1000, 101, 100), (1000, 0, 2), (0, 0, 2)] {
-            let bytes = default_ceiling(total * MIB, available * MIB);
-            assert_eq!(bytes, ceiling * MIB, "{total} {available}");
+        for (total, available, limit) in [(1000, 800, 250), (1000, 101, 100), (1000, 0, 2), (0, 0, 2)] {
+            let bytes = default_limit(total * MIB, available * MIB);
+            assert_eq!(bytes, limit * MIB, "{total} {available}");
         }
     }
 
@@ -188,11 +188,11 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 128 }) })]
 
         #[test]
-        fn the_default_ceiling_never_passes_its_bounds(total: u64, available: u64) {
-            let (ceiling, granule) = (default_ceiling(total, available), GRANULE_BYTES as u64);
-            prop_assert_eq!(ceiling % granule, 0);
-            prop_assert!(ceiling == granule || ceiling <= (total / 4).min(available));
-            prop_assert!(ceiling >= granule);
+        fn the_default_limit_never_passes_its_bounds(total: u64, available: u64) {
+            let (limit, granule) = (default_limit(total, available), GRANULE_BYTES as u64);
+            prop_assert_eq!(limit % granule, 0);
+            prop_assert!(limit == granule || limit <= (total / 4).min(available));
+            prop_assert!(limit >= granule);
         }
     }
 }

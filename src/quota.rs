@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   account ◀─ claims of its requests, from the request until the buffer is idle or released
-//!   pool    ◀─ claims of its regions, or one claim of its arena, which is resized; memory that users page-locked
+//!   pool    ◀─ claims of its regions, or one claim of its arena, which is resized; memory that users pinned
 //!     └─ process (the `auto` pools together) or host (`PINPOOL_LEDGER`)
 //!
 //!   claim(n) ─┬▶ Claim ──▶ the slow call; dropping the claim returns the bytes
 //!             └▶ QuotaExceeded: the level that refused, and its shortfall
 //! ```
 //!
-//! Memory that is not pinned has a budget of its own. Never calls a source and never waits.
+//! Unpinned memory has a separate budget. Never calls a source and never waits.
 //!
 //! - quota-I1: `used` is the sum of all live claims and of those kept forever. A claim that would raise it over `max` is refused by
 //!   the first level that lacks the room, and claims nothing. So the sum is at most `max`, unless `max` was lowered meanwhile.
@@ -119,7 +119,7 @@ impl Budget {
         Arc::new(Self { owner: OnceLock::from(owner), ..Self::with(Level::Account, Some(max_bytes)) })
     }
 
-    /// A claim of no bytes under a new budget of a pool, whose claims are made in `host` too, if there is one. The pool leaves
+    /// A claim of no bytes under a new budget of a pool; its claims are made in `host` too, if there is one. The pool leaves
     /// `host` with its last claim.
     pub(crate) fn of_pool(max_bytes: Option<u64>, member: Member, host: Option<HostLedger>) -> Claim {
         let host = host.map(Arc::new);
@@ -173,7 +173,7 @@ impl Budget {
     /// Claims `bytes` at each level, or nowhere.
     fn grow(&self, bytes: u64, host: Option<&HostLedger>) -> Result<(), QuotaExceeded> {
         let refuse = || {
-            self.give_back(bytes);
+            self.release(bytes);
             Err(self.shared_is_full(bytes))
         };
         self.in_process(|process| {
@@ -198,7 +198,7 @@ impl Budget {
         grown.map(drop).map_err(|used| self.never(bytes).unwrap_or_else(|| self.full(missing_bytes(used))))
     }
 
-    fn give_back(&self, bytes: u64) {
+    fn release(&self, bytes: u64) {
         // Relaxed, as in `grow_own`.
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
         match self.level {
@@ -385,15 +385,15 @@ impl Claim {
             // Refused by no limit, also by one that was lowered.
             Some(0) => {}
             Some(more) => self.budget.grow(more, self.host.as_deref())?,
-            None => self.give_back(self.bytes - bytes),
+            None => self.release(self.bytes - bytes),
         }
         self.bytes = bytes;
         Ok(())
     }
 
-    fn give_back(&self, bytes: u64) {
-        self.budget.give_back(bytes);
-        self.host.iter().for_each(|host| host.give_back(bytes));
+    fn release(&self, bytes: u64) {
+        self.budget.release(bytes);
+        self.host.iter().for_each(|host| host.release(bytes));
     }
 
     /// The budget under which it is made.
@@ -414,7 +414,7 @@ impl Drop for Claim {
     fn drop(&mut self) {
         // A claim that was refused tells nobody.
         if self.bytes > 0 {
-            self.give_back(self.bytes);
+            self.release(self.bytes);
         }
     }
 }
@@ -517,7 +517,7 @@ mod tests {
         drop(claim);
         assert_eq!(other.budget().room_for(10), 30);
 
-        // A limit of its own is no limit of the others, and what it holds is not theirs.
+        // A pool's own limit does not apply to other pools, and the memory it holds is not counted as theirs.
         pool.budget().set_auto(false);
         assert_eq!((other.budget().room_for(1), pool.budget().is_shared()), (100, false));
         let claim = other.budget().claim(100).unwrap();

@@ -23,7 +23,7 @@
 use crate::error::{Error, ErrorKind};
 use pinpool_os::host::PAGE_BYTES;
 
-/// The longest buffer, in bytes: that of a Rust slice.
+/// The longest buffer, in bytes: the longest Rust slice.
 pub(crate) const MAX_LEN: usize = isize::MAX as usize;
 /// The largest alignment, in bytes: 1 GiB, the largest page of x86-64 and of AArch64 with 4 KiB pages.
 pub(crate) const MAX_ALIGN: usize = 1 << 30;
@@ -83,7 +83,7 @@ impl Rounding {
     /// The class with its index.
     #[inline]
     pub(crate) fn class(self, len: usize, align: usize) -> Result<Class, Error> {
-        // A plain get: cannot fail, and needs no bytes beside its length.
+        // A plain request: cannot fail, and needs no bytes beyond its length.
         if self == Self::Eighths && align == DEFAULT_ALIGN && len <= MAX_LEN / 2 {
             return Ok(eighths(len));
         }
@@ -111,7 +111,7 @@ impl Rounding {
 }
 
 /// The index of the class of a plain get of `len` bytes under [`Rounding::Eighths`]; below [`EIGHTHS_CLASSES`] for every
-/// `len`. For 0 and for lengths over [`MAX_LEN`] it is that of a class that no buffer can have.
+/// `len`. For 0 and for lengths over [`MAX_LEN`] it is the index of a class without buffers.
 #[inline(always)]
 pub(crate) fn plain_eighths_index(len: usize) -> u32 {
     step(len.wrapping_sub(1)).1

@@ -159,7 +159,7 @@ impl Pool {
 
     /// A buffer of `n` bytes at a page-aligned address, or at a multiple of `align`, a power of two.
     ///
-    /// Where the ceiling leaves no room it waits at most `timeout` seconds, by default PINPOOL_WAIT.
+    /// Where the limit leaves no room it waits at most `timeout` seconds, by default PINPOOL_WAIT.
     #[pyo3(signature = (n, *, align=None, timeout=None))]
     fn get(
         &self,
@@ -279,15 +279,15 @@ impl Pool {
         self.run(py, |pool| pool.maintain())
     }
 
-    /// Changes the ceiling, to a size, "auto" or "none".
+    /// Changes the limit, to a size, "auto" or "none".
     fn set_max_bytes(&self, py: Python<'_>, max_bytes: &Bound<'_, PyAny>) -> PyResult<()> {
         let word = max_bytes.cast::<PyString>().ok().map(|word| word.to_string());
-        let ceiling = match word.as_deref().map(str::trim) {
+        let limit = match word.as_deref().map(str::trim) {
             Some(word) if word.eq_ignore_ascii_case("auto") => Limit::Auto,
             Some(word) if word.eq_ignore_ascii_case("none") => Limit::Unlimited,
             _ => Limit::Bytes(size(max_bytes)? as u64),
         };
-        self.call(py, |pool| pool.set_max_bytes(ceiling))
+        self.call(py, |pool| pool.set_max_bytes(limit))
     }
 
     /// Returns a handle of the same pool; buffers that it gives carry `tag` in `dump()`, in errors and in the log.
@@ -315,10 +315,10 @@ impl Pool {
             text += &format!(" {name:?}");
         }
         let preset = if pool.config().preset == Preset::TensorFlow { "tensorflow" } else { "adaptive" };
-        let ceiling = stats.limits.max_bytes.map_or_else(|| "none".to_owned(), format_bytes);
+        let limit = stats.limits.max_bytes.map_or_else(|| "none".to_owned(), format_bytes);
         let (backend, held) = (stats.backend, format_bytes(stats.memory.held_bytes));
         text += &format!(
-            " preset={preset} backend={backend} max_bytes={ceiling} held={held} in_use={}",
+            " preset={preset} backend={backend} max_bytes={limit} held={held} in_use={}",
             stats.memory.in_use
         );
         if let Some(tag) = self.tag() {

@@ -45,7 +45,7 @@ pub(crate) struct Demand {
     /// Sizes of buffers that came back, the newest last.
     ghosts: VecDeque<u64>,
     ghost_bytes: u64,
-    /// Bytes that were committed beyond what a buffer needed, less those of the misses since.
+    /// Bytes that were committed beyond what a buffer needed, less the same bytes of later misses.
     surplus_bytes: u64,
     /// The largest size for which memory was there in other sizes, and how often that was so.
     wanted: Lately,
@@ -77,7 +77,7 @@ impl<const LONG_US: u64> Lately<LONG_US> {
         self
     }
 
-    fn note_largest(&mut self, number: u64, now_us: u64) {
+    fn record_largest(&mut self, number: u64, now_us: u64) {
         *self = self.at(now_us);
         self.now = self.now.max(number);
     }
@@ -114,11 +114,11 @@ impl Demand {
         self.surplus_bytes += bytes;
     }
 
-    /// A get of `bytes` missed while `held_bytes` were committed. Returns whether that says nothing about varied sizes: the
-    /// size recurs, since a buffer of it came back, or the program grows into what a growth committed for it.
+    /// A request for `bytes` missed while `held_bytes` were committed. Returns whether that says nothing about varied sizes:
+    /// the size recurs, since a buffer of it came back, or the program grows into what a growth committed for it.
     pub(crate) fn missed(&mut self, bytes: u64, held_bytes: u64, now_us: u64) -> bool {
-        self.missed.note_largest(bytes, now_us);
-        self.held.note_largest(held_bytes, now_us);
+        self.missed.record_largest(bytes, now_us);
+        self.held.record_largest(held_bytes, now_us);
         if let Some(newest) = self.ghosts.iter().rposition(|&ghost| ghost == bytes) {
             self.ghosts.remove(newest);
             self.ghost_bytes -= bytes;
@@ -135,7 +135,7 @@ impl Demand {
 
     /// Such a miss that does say something: memory for it was there in other sizes.
     pub(crate) fn want(&mut self, bytes: u64, now_us: u64) {
-        self.wanted.note_largest(bytes, now_us);
+        self.wanted.record_largest(bytes, now_us);
         self.wants.count(now_us);
         self.recurring = 0;
     }

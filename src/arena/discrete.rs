@@ -4,8 +4,8 @@
 //! long-lived buffers gather in old regions, whereas the tightest hole of all would keep every region partly in use. A region
 //! that replaces others is *not* cut to whole buffers: what is cut off would have to be committed again for the next buffer.
 //!
-//! Replay of 25 workloads, as recorded and with all sizes scaled by 0.31 to 7.3. The first figures are the geometric mean of
-//! peak pinned / requested, the worst of pools above 16 MiB, and the page-locks; then mean and worst of the scaled ones:
+//! Replay of 25 workloads, as recorded and with all sizes scaled by 0.31 to 7.3. The first numbers are the geometric mean of
+//! peak pinned / requested, the worst of pools above 16 MiB, and the pin calls; then mean and worst of the scaled ones:
 //!
 //! | rule | as recorded | scaled |
 //! | --- | --- | --- |
@@ -169,7 +169,7 @@ mod tests {
             ("four", (2 * MIB, 8 * MIB, MAX, MAX), Some(32 * MIB)),
             ("as far as they take 44 MiB", (2 * MIB, 20 * MIB, MAX, MAX), Some(44 * MIB)),
             ("in whole buffers", (5 * MIB, 20 * MIB, MAX, MAX), Some(40 * MIB)),
-            ("beside copies too", (2 * MIB, 8 * MIB, MAX, 8 * MIB), Some(32 * MIB)),
+            ("with copies too", (2 * MIB, 8 * MIB, MAX, 8 * MIB), Some(32 * MIB)),
             ("within the limit", (2 * MIB, 8 * MIB, 21 * MIB, 8 * MIB), Some(20 * MIB)),
             ("not for small buffers", (MIB, 20 * MIB, MAX, MAX), Some(8 * MIB)),
             ("one buffer after a refusal", (2 * MIB, 0, MAX, 0), Some(2 * MIB)),

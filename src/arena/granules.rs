@@ -1,16 +1,16 @@
 //! How large the granules of a virtual range are: small at its start, larger further on.
 //!
 //! ```text
-//!   offset   0           8 GiB      14 GiB     38 GiB        134 GiB       (ceilings from 16 GiB to 1 TiB)
+//!   offset   0           8 GiB      14 GiB     38 GiB        134 GiB       (limits from 16 GiB to 1 TiB)
 //!            |  2 MiB ... |  8 MiB ... | 32 MiB ... | 128 MiB ...  | 512 MiB ...
 //!   granules    4096          768          768          768          the rest
 //! ```
 //!
 //! Buffers are placed where the fewest bytes are missing and low (policy-R5), so a pool gets larger granules only once it
 //! holds much: a granule is never more than 1/256 of what lies below it. In replay, granules of 1/256 of the peak cost 0.3 %
-//! of it; granules sized by the ceiling cost pools that hold little of it 4 to 120 %. So a pool of 1 TiB has at most 8,180
-//! granules, each of which is a mapping of the process. Under a ceiling of up to 8,192 small granules all are small; without
-//! a ceiling those up to 32 GiB are.
+//! of it; granules sized by the limit cost pools that hold little of it 4 to 120 %. So a pool of 1 TiB has at most 8,180
+//! granules, each of which is a mapping of the process. Under a limit of up to 8,192 small granules all are small; without
+//! a limit those up to 32 GiB are.
 //!
 //! A granule moves only among granules of its size. Between sizes one is decommitted and another committed.
 
@@ -18,11 +18,11 @@ use std::iter;
 
 /// Each size is this many times the one before.
 const FACTOR: u64 = 4;
-/// Granules of the smallest size under a ceiling of more than `SMALL_POOL_GRANULES`.
+/// Granules of the smallest size under a limit of more than `SMALL_POOL_GRANULES`.
 const FIRST_GRANULES: u64 = 4096;
 /// A pool with no more of the smallest size than this needs no others.
 const SMALL_POOL_GRANULES: u64 = 8192;
-/// Granules of the smallest size where there is no ceiling.
+/// Granules of the smallest size where there is no limit.
 const UNBOUNDED_GRANULES: u64 = 16384;
 /// Granules of each other size but the largest.
 const NEXT_GRANULES: u64 = 768;
@@ -49,7 +49,7 @@ pub(crate) struct GranuleZone {
 }
 
 impl GranuleSizes {
-    /// The sizes in a pool under this ceiling: `smallest_bytes` at the start of a range, larger ones further on.
+    /// The sizes in a pool under this limit: `smallest_bytes` at the start of a range, larger ones further on.
     pub(crate) fn of_pool(smallest_bytes: u64, max_bytes: Option<u64>) -> Self {
         let first_granules = match max_bytes {
             None => UNBOUNDED_GRANULES,
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn granules_grow_with_their_offset_as_the_ceiling_says() {
+    fn granules_grow_with_their_offset_as_the_limit_says() {
         let zones = |sizes: GranuleSizes| {
             sizes.zones().map(|zone| (zone.start / GIB, zone.granule_bytes / MIB)).collect::<Vec<_>>()
         };

@@ -26,9 +26,9 @@ const STEP_FACTOR: u64 = 9;
 /// What a placement may do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GrowthLimits {
-    /// Bytes that may be committed beyond those claimed now; `u64::MAX` without a ceiling.
+    /// Bytes that may be committed beyond those claimed now; `u64::MAX` without a limit.
     pub(crate) commit_bytes: u64,
-    /// Bytes claimed now beyond a ceiling that was lowered: what is decommitted makes up for these before it makes room.
+    /// Bytes claimed now beyond a limit that was lowered: what is decommitted makes up for these before it makes room.
     pub(crate) over_bytes: u64,
     /// Whether discrete regions may be decommitted now, because no copy is in flight.
     pub(crate) may_decommit_regions: bool,
@@ -197,7 +197,7 @@ impl Arena {
         let missing: u64 = targets.iter().map(|target| target.bytes()).sum();
         let idle_within: u64 = self.idle.within(hull).map(|run| run.extent.bytes()).sum();
         let mut idle_elsewhere = self.idle.bytes() - idle_within;
-        // policy-R7: remap the free bytes beyond a tenth of those in use. policy-R8: at the ceiling, all that the limit
+        // policy-R7: remap the free bytes beyond a tenth of those in use. policy-R8: at the limit, all that the limit
         // lacks.
         let hole_bytes = self.holes[HoleSet::Shared as usize].bytes();
         let mut spare = hole_bytes.saturating_sub(self.stats.live_bytes / SPARE_SHARE);
@@ -234,7 +234,7 @@ impl Arena {
         Ok(Sourcing { by_size, decommitted })
     }
 
-    /// All granules of the size of those of `extent`, in its range, and that size.
+    /// All granules in the range of `extent` with the same granule size, and that size.
     pub(super) fn all_of_size(&self, extent: Extent) -> (Extent, u64) {
         let zone = self.sizes.zone_at(extent.offset());
         let origin = Grid::around(extent, self.sizes).origin;
@@ -242,7 +242,7 @@ impl Arena {
         (Extent { start: origin + zone.start, end }, zone.granule_bytes)
     }
 
-    /// The longest idle granules of the size of those of `extent`, which make up `bytes`.
+    /// The longest idle granules with the granule size of `extent` that add up to `bytes`.
     fn longest_idle_of_size(&self, extent: Extent, bytes: u64) -> Vec<Extent> {
         let (size, _) = self.all_of_size(extent);
         self.longest_idle_within(size, bytes)
@@ -268,7 +268,7 @@ impl Arena {
                 freed += self.held_bytes(run.extent.bytes());
                 released.push(run);
             }
-            // policy-R8: at the ceiling decommit any idle region, the longest idle first, until one buffer fits.
+            // policy-R8: at the limit decommit any idle region, the longest idle first, until one buffer fits.
             for run in self.idle.longest_idle() {
                 if room(freed) >= self.held_bytes(bytes) {
                     break;

@@ -111,7 +111,7 @@ impl Holes {
             whole.start = left.start;
         }
         if let Some(right) = right {
-            // Its end is the key of the merged hole, whose insertion below replaces the entry.
+            // Its end is the key of the merged hole; the insertion below replaces the entry.
             self.by_len.remove(&(right.bytes(), right.start));
             whole.end = right.end;
         }

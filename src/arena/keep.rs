@@ -7,10 +7,10 @@
 //!   committed outside reserves >= kept_bytes, whatever is released
 //! ```
 //!
-//! The floor counts bytes, not addresses: what a get commits while the reserve is under way is a part of it, and granules
-//! of the reserve may be moved like others.
+//! The floor counts bytes, not addresses: granules that a request commits while the reserve is being built are part of it, and
+//! reserve granules may be remapped like any other granules.
 //!
-//! What is kept is never more than what is committed (arena-I6): each settlement sees to it.
+//! What is kept is never more than what is committed (arena-I6): each completion sees to it.
 
 use super::extent::Extent;
 use super::plan::{Plan, Step};
@@ -18,7 +18,7 @@ use super::{Arena, GrowthMode};
 
 impl Arena {
     /// Plans to commit the lowest uncommitted granules, about `bytes` of one size and at least one, for no buffer: a hole
-    /// when settled.
+    /// when finished.
     ///
     /// # Errors
     ///
@@ -48,7 +48,7 @@ impl Arena {
     /// Keeps `bytes` more of what is committed outside of reserves committed from now on, as far as there are so many.
     pub(crate) fn keep(&mut self, bytes: u64) {
         self.kept_bytes = self.kept_bytes.saturating_add(bytes);
-        self.note_kept();
+        self.record_kept();
     }
 
     /// Bytes that releases leave committed outside of reserves.
@@ -74,7 +74,7 @@ impl Arena {
     }
 
     /// What was committed is less than before: what is kept cannot be more.
-    pub(super) fn note_kept(&mut self) {
+    pub(super) fn record_kept(&mut self) {
         self.kept_bytes = self.kept_bytes.min(self.committed_outside_reserves());
     }
 
@@ -110,7 +110,7 @@ mod tests {
 
     fn commit(arena: &mut Arena, granules: u64) {
         let plan = arena.commit_next(granules * GRANULE, u64::MAX).unwrap();
-        assert!(arena.settle(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
         arena.keep(granules * GRANULE);
         arena.validate().unwrap();
     }
@@ -128,10 +128,10 @@ mod tests {
         // What is beyond goes, and no more.
         let plan = arena.grow(12 * GRANULE, 4096, GrowthLimits::UNLIMITED).unwrap();
         let ptr = plan.ptr().unwrap();
-        assert!(arena.settle(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
         arena.free(ptr, 12 * GRANULE, 0);
         let plan = arena.release_down_to(0).unwrap();
-        arena.settle_releases(&plan, &[], 0);
+        arena.finish_releases(&plan, &[], 0);
         arena.validate().unwrap();
         assert_eq!((arena.stats().committed_bytes, arena.kept_bytes()), (8 * GRANULE, 8 * GRANULE));
     }
@@ -142,7 +142,7 @@ mod tests {
         let before = arena.stats();
         let plan = arena.commit_next(GRANULE, u64::MAX).unwrap();
         assert_eq!(arena.stats().claimed_bytes, GRANULE);
-        assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 0));
+        assert!(!arena.finish_plan(plan, PlanOutcome::Failed { done: 0 }, 0));
         arena.validate().unwrap();
         assert_eq!(arena.stats(), before);
         assert_eq!(arena.commit_next(GRANULE, GRANULE - 1).unwrap_err(), GRANULE);
@@ -155,7 +155,7 @@ mod tests {
         let mut arena = arena(8);
         commit(&mut arena, 8);
         let plan = arena.release_idle_of_kept(3 * GRANULE).unwrap();
-        arena.settle_releases(&plan, &[], 0);
+        arena.finish_releases(&plan, &[], 0);
         arena.validate().unwrap();
         assert_eq!((arena.kept_bytes(), arena.stats().committed_bytes), (5 * GRANULE, 5 * GRANULE));
     }
@@ -172,7 +172,7 @@ mod tests {
             let Step::Commit { extent } = plan.steps()[0] else { panic!("a commit") };
             longest = longest.max(extent.bytes());
             assert!(extent.bytes() == 8 * mib || extent.bytes() * 256 <= extent.offset(), "{extent:?}");
-            assert!(arena.settle(plan, PlanOutcome::Done, 0));
+            assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
             arena.keep(extent.bytes());
             steps += 1;
         }

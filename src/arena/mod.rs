@@ -1,5 +1,5 @@
 //! The arena: bookkeeping for the address ranges behind the idle buffers. It knows which granules are committed
-//! (page-locked) and where a buffer fits, and plans what to commit, remap or decommit. It works on numbers: it commits no
+//! (pinned) and where a buffer fits, and plans what to commit, remap or decommit. It works on numbers: it commits no
 //! memory, takes no lock, reads no clock, logs nothing.
 //!
 //! ```text
@@ -7,7 +7,7 @@
 //!  +----+-------+----+---------+-------------------+ - - - - - - - - - +
 //!  |live| hole  |live|  hole   |   uncommitted     | in transit        |  uncommitted ...
 //!  +----+-------+----+---------+-------------------+ - - - - - - - - - +
-//!   committed granules ....... : not committed     : an unsettled plan owns it
+//!   committed granules ....... : not committed     : an unfinished plan owns it
 //!
 //!  range 1 (reserve: all committed, kept)      range 2.. (discrete regions: one granule each, one acquisition)
 //! ```
@@ -19,7 +19,7 @@
 //! | uncommitted | `uncommitted` | only through a plan | committed, remapped into |
 //! | in transit | none | no | no: a plan owns it |
 //!
-//! Extents and hooks to commit and decommit them are those of jemalloc's arenas (`extent_hooks_t`).
+//! Extents and the hooks that commit and decommit them follow jemalloc's arenas (`extent_hooks_t`).
 //!
 //! # Invariants
 //!
@@ -28,7 +28,7 @@
 //! - **arena-I1**: Holes, uncommitted extents, live buffers and extents in transit tile every range without overlap.
 //! - **arena-I2**: Committed bytes + bytes being committed + uncommitted bytes are the length of all ranges.
 //! - **arena-I3**: A granule is in the idle index exactly if it is wholly inside a hole of a range that is not a reserve.
-//! - **arena-I4**: `claimed_bytes` is never below what is held at any instant between a plan and its settlement: what is
+//! - **arena-I4**: `claimed_bytes` is never below what is held at any instant between a plan and its completion: what is
 //!   committed, and the overhead of its regions.
 //! - **arena-I5**: The holes of discrete regions, and no others, are also in `regions` of their set.
 //! - **arena-I6** (`keep`): What is kept is committed, outside of the ranges of reserves.
@@ -36,6 +36,7 @@
 mod demand;
 mod discrete;
 mod extent;
+mod finish;
 mod granules;
 mod grow;
 mod holes;
@@ -43,7 +44,6 @@ mod keep;
 mod plan;
 mod prepare;
 mod retain;
-mod settle;
 mod shrink;
 mod uncommitted;
 
@@ -107,13 +107,13 @@ struct ArenaRange {
 /// What the arena holds, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct ArenaStats {
-    /// Committed now, as far as plans are settled; granules being decommitted count until that is settled.
+    /// Committed now, as far as plans are finished; granules being decommitted count until that is finished.
     pub(crate) committed_bytes: u64,
-    /// Committed with its overhead, plus what unsettled plans may add at their worst moment.
+    /// Committed with its overhead, plus what unfinished plans may add at their worst moment.
     pub(crate) claimed_bytes: u64,
     /// What the system holds for the discrete regions beyond their bytes.
     pub(crate) overhead_bytes: u64,
-    /// In buffers, including those of unsettled plans.
+    /// In buffers, including buffers of unfinished plans.
     pub(crate) live_bytes: u64,
     /// Free and committed, and not in transit.
     pub(crate) hole_bytes: u64,
@@ -123,7 +123,7 @@ pub(crate) struct ArenaStats {
     pub(crate) reserve_bytes: u64,
     /// Bytes of holes in ranges of reserves, which are kept.
     pub(crate) reserve_hole_bytes: u64,
-    /// In granules of unsettled plans.
+    /// In granules of unfinished plans.
     pub(crate) transit_bytes: u64,
     /// Committed granules, discrete regions and reserves: each is a mapping of the process.
     pub(crate) mappings: u64,
@@ -150,7 +150,7 @@ pub struct Arena {
     retention: Retention,
     next_release_us: u64,
     stats: ArenaStats,
-    /// Bytes that unsettled plans commit or remap into.
+    /// Bytes that unfinished plans commit or remap into.
     committing_bytes: u64,
     /// Releases leave so much committed outside of the ranges of reserves.
     kept_bytes: u64,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   under the lock        no lock held                 under the lock
-//!   arena.grow() -------> step 1, step 2, ... -------> arena.settle(plan, outcome)
+//!   arena.grow() -------> step 1, step 2, ... -------> arena.finish_plan(plan, outcome)
 //!        |                  (stops at the first that fails)
 //!        +-- from here on the bytes belong to the buffer and the granules are in transit: in no index, so no other
 //!            call can carve, commit, remap or decommit them
@@ -18,7 +18,7 @@ pub(crate) enum Step {
     Decommit { extent: Extent },
     /// Move the memory of the idle granules `from` to the uncommitted granules `to`, which are as many.
     Remap { from: Extent, to: Extent },
-    /// Commit these uncommitted granules, or acquire this whole region: one page-lock.
+    /// Commit these uncommitted granules, or acquire this whole region: one pin call.
     Commit { extent: Extent },
 }
 
@@ -34,9 +34,9 @@ impl Step {
     }
 }
 
-/// Steps to make in order and then settle. A plan that is dropped leaves its granules in transit.
+/// Steps to make in order and then finish. A plan that is dropped leaves its granules in transit.
 #[derive(Debug)]
-#[must_use = "a plan holds granules in transit until `Arena::settle`"]
+#[must_use = "a plan holds granules in transit until `Arena::finish_plan`"]
 pub struct Plan {
     /// The buffer that this plan is for.
     pub(super) buffer: Option<Extent>,
@@ -90,7 +90,7 @@ impl PlanOutcome {
         }
     }
 
-    /// Whether this step is a remap whose source is lost.
+    /// Whether this step is a remap with a quarantined source.
     pub(super) fn has_lost(self, step: usize) -> bool {
         matches!(self, PlanOutcome::Lost { done, remaps } if (done..done + remaps).contains(&step))
     }

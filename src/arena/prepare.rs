@@ -1,23 +1,23 @@
-//! A standing hole (policy-R13): idle granules are moved together before a get needs them, a part of them at a time.
+//! Compaction (policy-R13): idle granules are remapped into one contiguous hole before a request needs it, a few at a time.
 //!
 //! ```text
 //!   wanted: 5 granules       | live | hole hole | bare bare bare | live | hole | live |
 //!   one step                                     ^^^^ <──────────────── move
 //! ```
 //!
-//! The place is the one where a get would be put (policy-R5), so what a step moves need not be moved by that get. Granules
-//! come from the smallest holes first, and none from the hole that is being made longer.
+//! The target is where a request would be placed (policy-R5), so the request does not have to remap the granules that a step
+//! has already remapped. Granules come from the smallest holes first, and none from the hole that is being made longer.
 
 use super::extent::Extent;
 use super::grow::pair;
 use super::plan::Plan;
 use super::{Arena, GrowthMode, HoleSet};
 
-/// A step moves at most this many granules in a small pool, so that it holds few in transit; and a get that misses no more
-/// than these moves them itself.
+/// A step moves at most this many granules in a small pool, so that it holds few in transit; and a request that lacks no more
+/// granules than that remaps them itself.
 const STEP_GRANULES: u64 = 2;
 
-/// In a large pool a step moves up to this many, since each call takes time of its own, if that is no more than one part in
+/// In a large pool a step moves up to this many, since each call has a fixed cost, if that is no more than one part in
 /// `TRANSIT_SHARE` of what is committed.
 const LONG_STEP_GRANULES: u64 = 32;
 const TRANSIT_SHARE: u64 = 128;
@@ -34,7 +34,7 @@ impl Arena {
     }
 
     /// Plans one step towards a hole for a buffer of `wanted_bytes` at `align`, or for all that is idle if that is less.
-    /// `None` where a get would have no more than a step to move, or nothing can be moved. Commits nothing.
+    /// `None` if a request would have at most one step of granules to remap, or none can be remapped. Commits nothing.
     pub(crate) fn prepare(&mut self, wanted_bytes: u64, align: u64) -> Option<Plan> {
         let GrowthMode::Granules(_) = self.growth else { return None };
         let (targets, kept) = self.standing_hole(wanted_bytes, align)?;
@@ -131,7 +131,8 @@ mod tests {
         ArenaPtr::new(0, granule * GRANULE)
     }
 
-    /// Sixteen granules, all in buffers but those of `free`, which are idle since a second after the one before.
+    /// Sixteen granules, all in buffers except the granules in `free`, each of which became idle one second after the previous
+    /// one.
     fn with_free(free: &[u64]) -> Arena {
         with_free_of(16, free)
     }
@@ -141,7 +142,7 @@ mod tests {
         arena.add_virtual_range(4 * granules * GRANULE).unwrap();
         let limits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
         let plan = arena.grow(granules * GRANULE, GRANULE, limits).unwrap();
-        assert!(arena.settle(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
         for (second, &granule) in (0..).zip(free) {
             arena.free(at(granule), GRANULE, second * 1_000_000);
         }
@@ -163,7 +164,7 @@ mod tests {
         assert!(arena.lacks_hole(6 * GRANULE) && arena.lacks_hole(100 * GRANULE) && !arena.lacks_hole(4 * GRANULE));
         let plan = arena.prepare(6 * GRANULE, PAGE).unwrap();
         assert_eq!(moves(&plan), [(1, 16, 1), (7, 17, 1)]);
-        assert!(arena.settle(plan, PlanOutcome::Done, 9_000_000));
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 9_000_000));
         arena.validate().unwrap();
         // Three granules in a row now, as old as the oldest that was moved.
         assert_eq!(arena.stats().idle_bytes, 6 * GRANULE);
@@ -171,8 +172,8 @@ mod tests {
         assert_eq!(oldest, [Extent::new(at(16), GRANULE), Extent::new(at(17), GRANULE)]);
         let plan = arena.prepare(6 * GRANULE, PAGE).unwrap();
         assert_eq!(moves(&plan), [(3, 18, 1), (9, 19, 1)]);
-        assert!(arena.settle(plan, PlanOutcome::Done, 9_000_000));
-        // One is missing: a get moves that.
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 9_000_000));
+        // One is missing: the request remaps it.
         assert!(arena.prepare(6 * GRANULE, PAGE).is_none() && !arena.lacks_hole(6 * GRANULE));
         assert!(arena.carve(5 * GRANULE, PAGE).is_some());
         arena.validate().unwrap();
@@ -194,17 +195,17 @@ mod tests {
         let before = (arena.stats(), ages(&arena));
         let plan = arena.prepare(5 * GRANULE, PAGE).unwrap();
         assert_eq!(arena.stats().transit_bytes, 4 * GRANULE);
-        assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 50_000_000));
+        assert!(!arena.finish_plan(plan, PlanOutcome::Failed { done: 0 }, 50_000_000));
         assert_eq!((arena.stats(), ages(&arena)), before);
         let plan = arena.prepare(5 * GRANULE, PAGE).unwrap();
-        assert!(!arena.settle(plan, PlanOutcome::Lost { done: 0, remaps: 2 }, 50_000_000));
+        assert!(!arena.finish_plan(plan, PlanOutcome::Lost { done: 0, remaps: 2 }, 50_000_000));
         assert_eq!(arena.stats().committed_bytes, 14 * GRANULE);
         arena.validate().unwrap();
     }
 
     #[test]
     fn nothing_is_moved_for_a_hole_that_is_there_or_nearly_there_or_too_large() {
-        assert!(with_free(&[1, 3, 5]).prepare(2 * GRANULE, PAGE).is_none(), "a get can move that");
+        assert!(with_free(&[1, 3, 5]).prepare(2 * GRANULE, PAGE).is_none(), "a request can remap it");
         assert!(with_free(&[1, 2, 3, 4, 9]).prepare(4 * GRANULE, PAGE).is_none(), "it is there");
         assert!(with_free(&[]).prepare(8 * GRANULE, PAGE).is_none(), "nothing is idle");
         let plan = with_free(&[1, 3, 5, 7]).prepare(60 * GRANULE, PAGE).unwrap();

@@ -1,4 +1,4 @@
-//! Plans that decommit idle granules: by time (policy-R9), or at once for a trim, under pressure or at the ceiling.
+//! Plans that decommit idle granules: by time (policy-R9), or at once for a trim, under pressure or at the limit.
 
 use super::extent::Extent;
 use super::plan::{Plan, Step};
@@ -42,7 +42,7 @@ impl Arena {
     }
 
     /// A plan that decommits idle granules, the longest idle first, until `bytes` are decommitted, kept ones too: less is
-    /// kept then. For a ceiling that was lowered.
+    /// kept then. For a limit that was lowered.
     pub(crate) fn release_idle_of_kept(&mut self, bytes: u64) -> Option<Plan> {
         self.release(self.longest_idle(bytes))
     }
@@ -55,15 +55,15 @@ impl Arena {
         self.release_idle(staying.saturating_sub(to_bytes))
     }
 
-    /// Settles a plan that only decommits, whose steps do not depend on each other; those in `failed` failed. Their
+    /// Finishes a plan that only decommits. Its steps are independent; the steps in `failed` failed. Their
     /// granules are idle since `now_us`, so that they are tried again last.
-    pub(crate) fn settle_releases(&mut self, plan: &Plan, failed: &[usize], now_us: u64) {
+    pub(crate) fn finish_releases(&mut self, plan: &Plan, failed: &[usize], now_us: u64) {
         for (index, extent) in
             plan.steps.iter().enumerate().filter_map(|(index, step)| Some((index, step.decommitted()?)))
         {
-            self.settle_source(extent, !failed.contains(&index), now_us);
+            self.finish_source(extent, !failed.contains(&index), now_us);
         }
-        self.note_kept();
+        self.record_kept();
     }
 
     /// Changes when granules are decommitted.
@@ -137,7 +137,7 @@ mod tests {
         arena.add_virtual_range(64 * GRANULE).unwrap();
         let limits = GrowthLimits::UNLIMITED;
         let plan = arena.grow(10 * GRANULE, GRANULE, limits).unwrap();
-        assert!(arena.settle(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
         for second in 0..10 {
             arena.free(ArenaPtr::new(0, (9 - second) * GRANULE), GRANULE, second * 1_000_000);
         }
@@ -154,13 +154,13 @@ mod tests {
             plan
         };
         let plan = due(&mut arena, 60, 9);
-        arena.settle_releases(&plan, &[0], 60_000_000);
+        arena.finish_releases(&plan, &[0], 60_000_000);
         arena.validate().unwrap();
         assert_eq!(arena.stats().committed_bytes, 10 * GRANULE);
         let plan = due(&mut arena, 61, 8);
-        assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 61_000_000));
+        assert!(!arena.finish_plan(plan, PlanOutcome::Failed { done: 0 }, 61_000_000));
         let plan = due(&mut arena, 62, 7);
-        arena.settle_releases(&plan, &[], 62_000_000);
+        arena.finish_releases(&plan, &[], 62_000_000);
         arena.validate().unwrap();
         assert_eq!(arena.stats().committed_bytes, 9 * GRANULE);
     }

@@ -177,7 +177,7 @@ fn best_in_gap(parts: &[GapPart], (bytes, align): (u64, u64), grid: Grid, from: 
             let below = |part: &GapPart, edge: u64| {
                 part.uncommitted_below + if part.uncommitted { edge - part.extent.start } else { 0 }
             };
-            // The granule of the last byte counts if it is uncommitted; that of the first is not below the start.
+            // The granule of the last byte counts if it is uncommitted; the granule of the first byte is not below the start.
             let end = start + bytes;
             let missing_bytes = below(part_at(end - 1), grid.up(end)) - below(part_at(start), grid.down(start));
             GapFit { buffer: Extent { start, end }, missing_bytes, gap_bytes }

@@ -7,7 +7,7 @@
 //!
 //! A source of the driver is taken if it gave memory which was touched, copied from and given back ([`trial`]); else the
 //! refusal is kept for the log line and the next one is tried. The trial of `vmm` makes no context, and copies
-//! only if there is one; those of `register` and `cuda` make one. A source that the user names is
+//! only if there is one; the trials of `register` and `cuda` make one. A source that the user names is
 //! not tried but by its first get, except for `vmm`.
 
 use pinpool_os::words::Size;
@@ -109,7 +109,7 @@ pub(crate) struct PinOptions<'a> {
     pub(crate) threads: usize,
     /// Whether an arena is between the pool and the source, so that few and large pieces are pinned.
     pub(crate) arena: bool,
-    /// The ceiling in bytes, if the user set one.
+    /// The limit in bytes, if the user set one.
     pub(crate) max_bytes: Option<u64>,
     /// For whole regions of `vmm`, `register`, `mlock` and `heap`.
     pub(crate) hugetlb: HugeTlb,
@@ -158,7 +158,7 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
             })?
         }
         Backend::Vmm | Backend::Register if !options.arena => {
-            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is an allocation of its own and each eviction \
+            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is a separate allocation and each eviction \
                        a release, which this backend makes slower than cuda does";
             let (name, value) = ("PINPOOL_BACKEND", backend.name().to_owned());
             return Err(ErrorKind::Setting { name, value, why: why.to_owned() }.into());

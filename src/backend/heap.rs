@@ -1,7 +1,7 @@
 //! Ordinary memory of the system, in the backend `mlock` locked by the kernel.
 //!
-//! A region is an anonymous mapping, and a range is one without access, whose granules get it. The kernel keeps locked pages in
-//! memory; what it unmaps, it unlocks.
+//! A region is an anonymous mapping, and a range is an inaccessible mapping; granules become accessible when committed. The
+//! kernel keeps locked pages in memory; what it unmaps, it unlocks.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
 
 use std::path::Path;

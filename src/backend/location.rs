@@ -7,7 +7,7 @@
 //! | several, and it lacks one of them | any memory of the host |
 //! | several, not all alike, under a driver before r595 | nothing, unless `PINPOOL_BACKEND=vmm` insists |
 //!
-//! `cuMemCreate` refuses a node without memory, one without processors, and node -1. On machines whose nodes are not alike,
+//! `cuMemCreate` refuses a node without memory, one without processors, and node -1. On machines with unequal nodes,
 //! drivers before r595 have ended processes there, which no error return shows. So the machine is asked before the driver.
 //! The wanted node is the one that the user set, else the device's, else the first that is whole.
 //!
@@ -17,7 +17,7 @@ use std::path::Path;
 
 use pinpool_os::host::{self, MemoryNode};
 
-/// The first branch of the driver that takes machines whose nodes are not alike.
+/// The first driver branch that supports machines with unequal nodes.
 const FIRST_SAFE_BRANCH: u32 = 595;
 /// The CUDA version of that branch, as `cuDriverGetVersion` numbers it.
 const FIRST_SAFE_VERSION: i32 = 13_020;

@@ -2,7 +2,7 @@
 //!
 //! - page-lock-I1: a [`PageLock`] ends by [`end`](PageLock::end), while its memory is mapped; if the driver refuses, the memory
 //!   stays mapped.
-#![allow(unsafe_code)] // Page-locks memory and ends that.
+#![allow(unsafe_code)] // Pins and unpins memory.
 
 #[cfg(feature = "cuda")]
 use std::sync::Arc;

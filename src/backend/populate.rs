@@ -40,7 +40,7 @@ pub(super) struct NodePlacement {
 }
 
 impl NodePlacement {
-    /// On `node`, if it is one of several. `root` is that of the file system, `/` except in tests.
+    /// On `node`, if it is one of several. `root` is the file system root: `/` except in tests.
     pub(super) fn on(root: &Path, node: u32) -> Option<Self> {
         let exists = host::is_node_of_several(root, node) && node < NODE_LIMIT;
         exists.then(|| Self { node, cpus: host::cpus_of_node(root, node) })

@@ -74,7 +74,7 @@ impl RegionIds {
 /// 3. **source-C3, alignment**: `start` is a multiple of [`PAGE_BYTES`].
 /// 4. **source-C4, identity**: no two acquisitions of one source share an id.
 /// 5. **source-C5, accounting**: an acquisition of `n` bytes takes exactly `held_bytes(n)` from the system, a fast one
-///    `held_bytes_fast(n)`: at least `n`, and never less for a larger `n`. The ceiling counts these. A failed `acquire`
+///    `held_bytes_fast(n)`: at least `n`, and never less for a larger `n`. The limit counts these. A failed `acquire`
 ///    takes nothing.
 /// 6. **source-C6, threads**: no method panics, logs or takes a lock of the pool; all may be called from any thread
 ///    concurrently.

@@ -19,7 +19,7 @@ use super::virtual_memory::VirtualMemory;
 use crate::error::SourceError;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
-/// Has a device copy from memory whose first two words are its own.
+/// Has a device copy from memory; it may overwrite the first two words.
 pub(crate) type Copy<'a> = &'a dyn Fn(NonNull<u8>) -> Result<(), SourceError>;
 
 /// For a source that no device copies from.
@@ -46,7 +46,7 @@ pub struct Trial {
 /// # Ok::<(), pinpool::SourceError>(())
 /// ```
 ///
-/// A driver may end the process: a program that has to survive that makes this call in a process of its own.
+/// A driver may end the process: a program that must survive makes this call in a separate process.
 ///
 /// # Errors
 ///
@@ -93,15 +93,15 @@ fn copy_word(_device: u32, _start: NonNull<u8>) -> Result<(), SourceError> {
 }
 
 /// Takes memory as a pool does when it grows, has it touched and copied from, and gives it back. Returns the bytes, no more
-/// than a granule and the limit `max_bytes`, and the time of the taking. A ceiling that leaves no room is no refusal.
+/// than a granule and the limit `max_bytes`, and the time of the taking. A limit that leaves no room is no refusal.
 pub(crate) fn grow(
     source: &dyn Source,
     max_bytes: Option<u64>,
     copy: Copy<'_>,
 ) -> Result<(usize, Duration), SourceError> {
-    let ceiling = max_bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
-    let fits = |&bytes: &usize| bytes > 0 && source.held_bytes(bytes) <= ceiling;
-    let most = GRANULE_BYTES.min(ceiling / PAGE_BYTES * PAGE_BYTES);
+    let limit = max_bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
+    let fits = |&bytes: &usize| bytes > 0 && source.held_bytes(bytes) <= limit;
+    let most = GRANULE_BYTES.min(limit / PAGE_BYTES * PAGE_BYTES);
     // A region may hold a page more than was asked for.
     let Some(bytes) = [most, most.saturating_sub(PAGE_BYTES)].into_iter().find(fits) else {
         return Ok((0, Duration::ZERO));
@@ -242,10 +242,10 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_stays_under_the_ceiling() {
-        for (ceiling, expected) in [(0, 0), (4095, 0), (4096, 4096), (70_000, 69_632), (1 << 40, GRANULE_BYTES)] {
-            for source in [&HeapSource::new() as &dyn Source, &small(ceiling)] {
-                assert_eq!(grow(source, Some(ceiling), NO_COPY).unwrap().0, expected, "{ceiling}");
+    fn a_trial_stays_under_the_limit() {
+        for (limit, expected) in [(0, 0), (4095, 0), (4096, 4096), (70_000, 69_632), (1 << 40, GRANULE_BYTES)] {
+            for source in [&HeapSource::new() as &dyn Source, &small(limit)] {
+                assert_eq!(grow(source, Some(limit), NO_COPY).unwrap().0, expected, "{limit}");
             }
         }
     }

@@ -137,8 +137,8 @@ impl From<RemapError> for SourceError {
 /// The pool returns references to this memory and lets devices read it, relying on vm-S1 to S4. An implementation that
 /// violates them makes safe code undefined.
 pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
-    /// Smallest granule, a power of two and at least [`PAGE_BYTES`], the default: all lengths and offsets, those of `reserve`
-    /// included, are multiples of it.
+    /// Smallest granule, a power of two and at least [`PAGE_BYTES`], the default: all lengths and offsets, including the
+    /// arguments of `reserve`, are multiples of it.
     ///
     /// At higher offsets of a large pool granules are larger ([`AddressRange::granules`]).
     fn granule_bytes(&self) -> usize {

@@ -1,5 +1,5 @@
-//! Virtual host memory of the CUDA driver: pinned granules on the device's NUMA node, mapped one by one. Their sizes
-//! are those of the range ([`AddressRange::granules`]): each is one allocation and one mapping of the process.
+//! Virtual host memory of the CUDA driver: pinned granules on the device's NUMA node, mapped one by one. Their sizes are
+//! defined by the range ([`AddressRange::granules`]): each is one allocation and one mapping of the process.
 //!
 //! ```text
 //!   reserve     [ . . . . . . . . ]          cuMemAddressReserve: addresses only
@@ -158,7 +158,7 @@ impl VmmSource {
     }
 }
 
-// SAFETY: source-C1 to C3 follow from vm-S1 to S3 of a range of its own; a reserve is a region of `RegisterSource`.
+// SAFETY: source-C1 to C3 follow from vm-S1 to S3 of a dedicated range; a reserve is a region of `RegisterSource`.
 // source-C4: `RegionIds`, for both kinds. source-C5: whole granules; whole pages for a reserve.
 unsafe impl Source for VmmSource {
     fn name(&self) -> &'static str {
@@ -255,7 +255,7 @@ unsafe impl Source for VmmSource {
         let finding = |(device, refusal): (u32, DriverRefusal)| {
             let found = format!("GPU {device} cannot copy from this memory: {} failed: {refusal}", refusal.call);
             Finding::warning("gpu", found)
-                .remedy("give that GPU a pool of its own (PINPOOL_DEVICE), or use PINPOOL_BACKEND=register")
+                .remedy("create a separate pool for that GPU (PINPOOL_DEVICE), or use PINPOOL_BACKEND=register")
         };
         self.calls.refused().into_iter().map(finding).collect()
     }

@@ -1,4 +1,4 @@
-//! Whether a device copies from host memory: one word goes there and back, on a stream of its own.
+//! Whether a device can copy from host memory: one word is copied there and back, on a dedicated stream.
 //!
 //! Part of a trial. Where the device has no memory for a word, or a capture forbids the calls, nothing is known and that is
 //! no refusal. Frees nothing in a way that waits for the device, where the driver has a choice.
@@ -99,7 +99,7 @@ impl<'a> DeviceWord<'a> {
 impl Drop for DeviceWord<'_> {
     fn drop(&mut self) {
         let _gone = match self.stream {
-            // SAFETY: allocated on this stream, whose copies are over, and freed once.
+            // SAFETY: allocated on this stream, all copies on it have completed, and freed once.
             Some(stream) => unsafe { calls::device_free_async(self.address, stream.0) },
             // SAFETY: as above.
             None => unsafe { calls::device_free(self.address) },

@@ -60,7 +60,7 @@ impl<T: Pod> Part<T> {
         // SAFETY: inside the buffer.
         let start = unsafe { buf.start().add(self.start_bytes) };
         // SAFETY: inside the buffer and aligned; any bytes are a `Pod`, and they are initialised (buffer-I3). `&PinnedBuf`
-        // excludes writers of this process, the caller those of devices.
+        // excludes writers in this process; the caller excludes device writes.
         unsafe { std::slice::from_raw_parts(start.cast().as_ptr(), self.len) }
     }
 

@@ -156,7 +156,7 @@ impl PinnedBuf {
         Self { block: ManuallyDrop::new(Some(block)) }
     }
 
-    /// The first `len` bytes of a plain block, whose class was computed for them.
+    /// The first `len` bytes of a fast-path block of their class.
     #[inline(always)]
     pub(crate) fn over_plain(mut block: Block, len: usize) -> Self {
         block.begin_plain(len);
@@ -362,7 +362,7 @@ impl PinnedBuf {
     /// No copy is writing to them, or they are read behind it, on its stream.
     #[inline(always)]
     unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: buffer-I1 and buffer-I3; `&self` excludes writers of this process, the caller those of devices.
+        // SAFETY: buffer-I1 and buffer-I3; `&self` excludes writers in this process; the caller excludes device writes.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len()) }
     }
 

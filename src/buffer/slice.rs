@@ -159,7 +159,7 @@ pub(super) fn check_cast<T: Pod>(start: *const u8, len: usize) -> Result<()> {
         return Ok(());
     }
     let why = format!(
-        "{len} B at {:#x} are no slice of `{}`, whose elements have {bytes} B at multiples of {align}",
+        "{len} B at {:#x} are not a slice of `{}`: elements have {bytes} B and alignment {align}",
         start.addr(),
         type_name::<T>(),
     );

@@ -37,8 +37,8 @@ const RETIRED: [(&str, &str); 12] = [
     ("WRITE_COMBINED", "pool memory is always cached; allocate write-combined memory with cuMemHostAlloc"),
 ];
 
-/// How the names begin, without the prefix, that set nothing of a pool: those of `pinpool run` with the library that it loads,
-/// and of the tests that need a GPU.
+/// Beginnings of names, without the prefix, that do not configure a pool: variables of `pinpool run`, of the library that it
+/// loads, and of the tests that need a GPU.
 const OF_NO_POOL: [&str; 3] = ["PRELOAD_", "REQUIRE_GPU", "GPU_"];
 
 /// Reads a text into the settings of code.
@@ -164,7 +164,7 @@ fn advice_for(name: &str) -> String {
     }
 }
 
-/// The variable whose name `name` was probably meant to be.
+/// The variable that `name` was probably meant to be.
 pub fn nearest(name: &str) -> Option<&'static str> {
     let word = |name: &str| name.trim_start_matches(PREFIX).replace('_', "").to_ascii_uppercase();
     let asked = word(name);
@@ -241,7 +241,7 @@ pub fn report_of(pairs: &[(String, String)]) -> EnvReport {
     examine_in(&Settings::default(), PREFIX, pairs.iter().cloned())
 }
 
-/// The settings of a pool whose code sets `code`, else the variables that begin with `prefix`, and all that is wrong with them.
+/// The settings of a pool: `code`, then the variables that begin with `prefix`; and all errors in them.
 pub(crate) fn examine(code: &Settings, prefix: Option<&str>) -> EnvReport {
     let pairs = prefix.map(|_| process_pairs()).into_iter().flatten();
     examine_in(code, prefix.unwrap_or(PREFIX), pairs)
@@ -331,7 +331,7 @@ pub fn local_ranks() -> u64 {
 }
 
 /// Whether the environment shows that this process is one of several on its host: a rank of torchrun, or a process of Ray.
-/// [`LedgerName::Auto`] attaches a pool to the host ledger then.
+/// [`LedgerName::Auto`] attaches a pool to the shared limit then.
 pub fn is_one_of_several() -> bool {
     shows_several(process_pairs())
 }

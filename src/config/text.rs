@@ -37,7 +37,7 @@ impl ParseError {
     }
 }
 
-/// An enum whose values are single words: its names, and reading and showing them.
+/// An enum with one word per value: its names, parsing and formatting.
 macro_rules! words {
     ($type:ident, $one:literal: $($variant:ident = $word:literal $(or $alias:literal)*),+) => {
         impl $type {

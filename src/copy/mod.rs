@@ -24,7 +24,7 @@ pub mod sink;
 pub(crate) use completion::CopyKeeper;
 pub use completion::{Completion, CompletionFuture};
 
-/// Stands for work whose end nobody can know, since the driver refused a fence behind it: memory that it uses is lost.
+/// Represents work that cannot be tracked, since the driver refused a fence behind it: memory that it uses is leaked.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 pub(crate) struct UnknownEnd(pub(crate) String);

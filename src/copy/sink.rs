@@ -5,8 +5,8 @@
 //! [`PinnedBuf`](crate::PinnedBuf) has an example.
 //!
 //! **sink-I1**: a reference to the bytes of a [`SinkMem`] exists only while no copy into them is queued or running. Copies of
-//! one memory wait for those of other streams before them, and [`SinkMem::read`] waits for all; a new copy into the memory
-//! needs `&mut`, which ends the borrow of `read`.
+//! one memory wait for earlier copies on other streams, and [`SinkMem::read`] waits for all; a new copy into the memory needs
+//! `&mut`, which ends the borrow of `read`.
 #![allow(unsafe_code)] // Copies through raw pointers on another thread, as a device would.
 
 use std::cell::UnsafeCell;
@@ -21,7 +21,7 @@ use pinpool_os::sync::plain::{Condvar, Mutex};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 use pinpool_os::threads;
 
-/// An in-order queue of copies, run by a thread of its own.
+/// An in-order queue of copies, run by a dedicated thread.
 ///
 /// Dropping it lets the copies that are queued run to their end and returns at once.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use crate::ledger::{LedgerReport, Loss};
 
 impl PoolLog {
     /// `set_max_bytes` was called, or the limit of the cgroup changed (`auto`). To do: nothing.
-    pub(crate) fn ceiling_changed(&self, from: Option<u64>, to: Option<u64>, why: &str) {
+    pub(crate) fn limit_changed(&self, from: Option<u64>, to: Option<u64>, why: &str) {
         log::info!(limit, "{self}limit_changed: max={}->{}: {why}", Limit(from), Limit(to));
     }
 
@@ -38,7 +38,7 @@ impl PoolLog {
     }
 
     /// The first process set another shared limit. To do: what the line says.
-    pub(crate) fn ledger_has_other_ceiling(&self, name: &str, max_bytes: Option<u64>, asked_bytes: u64) {
+    pub(crate) fn shared_limit_differs(&self, name: &str, max_bytes: Option<u64>, asked_bytes: u64) {
         let (max, ignored) = (Limit(max_bytes), Size(asked_bytes));
         log::warn!(
             ledger,

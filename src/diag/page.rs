@@ -39,7 +39,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
         preset: "adaptive",
         backend: "mlock",
         is_pinned: true,
-        ceiling: "24.0MiB",
+        limit: "24.0MiB",
         device: None,
         numa_node: Some(1),
         granule_bytes: Some(128 << 10),
@@ -132,7 +132,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     add("pressure_began", &|| log.pressure_changed(false));
     add("pressure_ended", &|| log.pressure_changed(true));
     add("limit_lowered", &|| log.limit_lowered(110, 100));
-    add("ceiling_changed", &|| log.ceiling_changed(Some(24 * MIB), Some(64 * MIB), "set_max_bytes"));
+    add("limit_changed", &|| log.limit_changed(Some(24 * MIB), Some(64 * MIB), "set_max_bytes"));
     add("partitioned", &|| log.partitioned("eval", 16 * MIB, Some(8 * MIB)));
     add("began_to_wait", &|| log.began_to_wait(500_000, 524_288));
     add("waited", &|| log.waited(500_000, Duration::from_micros(5_130), true));
@@ -151,7 +151,7 @@ fn examples() -> Vec<(&'static str, captured::Line)> {
     add("reserve_stopped", &|| log.reserve_stopped(8 * MIB, 64 * MIB, &mlock));
     add("few_huge_pages", &|| log.few_huge_pages(&SourceError::new("mmap", "cannot allocate memory").with_code(12)));
     add("joined_ledger", &|| log.joined_ledger(&shared));
-    add("ledger_has_other_ceiling", &|| log.ledger_has_other_ceiling("job", Some(64 * MIB), 24 * MIB));
+    add("shared_limit_differs", &|| log.shared_limit_differs("job", Some(64 * MIB), 24 * MIB));
     add("no_ledger", &|| log.no_ledger("/dev/shm is full"));
     add("ledger_was_given", &|| log.ledger_was_given("job", 524_288));
     add("ledger_removed", &|| log.ledger_news("job", Some(Loss::Removed)));

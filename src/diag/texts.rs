@@ -15,7 +15,7 @@ pub(crate) struct Start<'a> {
     pub(crate) backend: &'a str,
     pub(crate) is_pinned: bool,
     /// The limit, with its origin.
-    pub(crate) ceiling: &'a str,
+    pub(crate) limit: &'a str,
     pub(crate) device: Option<u32>,
     pub(crate) numa_node: Option<u32>,
     /// The unit of growth, and the kernel's rule for transparent huge pages.
@@ -29,9 +29,9 @@ pub(crate) struct Start<'a> {
 
 impl fmt::Display for Start<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { preset, backend, ceiling, settings, .. } = self;
+        let Self { preset, backend, limit, settings, .. } = self;
         let pinned = if self.is_pinned { "yes" } else { "no" };
-        write!(f, "preset={preset} backend={backend} pinned={pinned} max={ceiling}")?;
+        write!(f, "preset={preset} backend={backend} pinned={pinned} max={limit}")?;
         if let Some(bytes) = self.granule_bytes {
             write!(f, " granule={}", Size(bytes))?;
         }

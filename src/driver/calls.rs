@@ -6,7 +6,7 @@
 //! and device memory of users, and the context object of ours that has it record an event behind a lent slice
 //! (`copy::cuda::own_context`).
 //!
-//! Virtual memory has a table of its own, since drivers without it are served too.
+//! Virtual memory has a separate table, since drivers without it are supported too.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{self, NonNull};
@@ -129,7 +129,7 @@ pub(crate) fn primary_retain(device: CUdevice) -> Result<CUcontext, Code> {
 /// # Safety
 ///
 /// Taken by this caller, and given back once.
-pub(crate) unsafe fn primary_give_back(device: CUdevice) -> Result<(), Code> {
+pub(crate) unsafe fn release_primary(device: CUdevice) -> Result<(), Code> {
     // SAFETY: the caller's promise.
     unsafe { primary_release(device) }
 }

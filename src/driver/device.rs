@@ -108,7 +108,7 @@ impl Device {
                 if self.context.set(PrimaryContext(retained, id)).is_err() {
                     // Another thread was faster.
                     // SAFETY: taken above, released once.
-                    let _counted_twice = unsafe { calls::primary_give_back(self.handle) };
+                    let _counted_twice = unsafe { calls::release_primary(self.handle) };
                 }
                 *self.context.get_or_init(|| PrimaryContext(retained, id))
             }
@@ -167,8 +167,8 @@ fn was_reset() -> SourceError {
     error.with_remedy("build a new pool after a reset of the device")
 }
 
-/// The device that this process works with, as far as the driver shows it: that of the context that is current on this thread, else
-/// the first that has a primary context. Loads and starts no driver, and makes no context.
+/// The device that this process works with, as far as the driver shows it: the device of the context that is current on this
+/// thread, else the first device with a primary context. Loads and starts no driver, and makes no context.
 pub(crate) fn in_use() -> Option<u32> {
     if !super::is_loaded() {
         return None;

@@ -1,7 +1,7 @@
 //! Keeps threads from calling a driver that does not return.
 //!
-//! A query takes a microsecond. A driver whose device is being reset, or is lost, may block one for seconds. Then one thread waits
-//! in the driver, and others that only poll for completion continue without an answer.
+//! A query takes a microsecond. The driver may block a call for seconds while the device is being reset or is lost. Then one
+//! thread waits in the driver, and others that only poll for completion continue without an answer.
 
 use std::sync::OnceLock;
 use std::time::Instant;

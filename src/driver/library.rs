@@ -28,7 +28,7 @@ const LIBRARIES: [(&CStr, c_int); 4] = [
 
 type Handle = NonNull<c_void>;
 
-/// A handle of the driver, never closed, so that its symbols stay valid. Chosen once: all functions are those of one library.
+/// A handle of the driver, never closed, so that its symbols stay valid. Chosen once: all functions come from one library.
 fn library() -> Option<Handle> {
     static CHOSEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
     // Relaxed: what stands behind a handle is the loader's.
@@ -76,6 +76,6 @@ pub(crate) fn symbol_before(name: &CStr) -> Option<NonNull<c_void>> {
 
 /// Whether a driver is loaded in this process; loads none.
 pub(crate) fn is_loaded() -> bool {
-    // The handle stays open, as that of `library` does.
+    // The handle stays open, as the handle of `library` does.
     LIBRARIES.into_iter().any(|(library, _)| open(library, libc::RTLD_NOLOAD).is_some())
 }

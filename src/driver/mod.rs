@@ -7,7 +7,7 @@
 //! | [`RelaxedCapture`] | while a stream captures, a query or an allocation on any thread fails and invalidates the capture |
 //! | [`context_id`] | a context that is made after a reset may have the handle of the old one |
 //! | [`library`], [`symbol`] | cudarc's bindings depend on the CUDA version of the final build, and take a stub for the driver |
-//! | [`calls`] | cudarc's results are an enumeration, and its functions may be those of a stub |
+//! | [`calls`] | cudarc's results are an enumeration, and its functions may come from a stub |
 //! | [`code`] | cudarc's texts of errors call the driver, which may be gone |
 //! | [`device`] | the devices, their primary contexts and attributes |
 //! | [`driver_watchdog`] | threads do not call a driver that does not return |

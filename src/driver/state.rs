@@ -194,7 +194,7 @@ fn name(ordinal: u32) -> Option<String> {
     let (room, device) = (c_int::try_from(BYTES - 1).ok()?, c_int::try_from(ordinal).ok()?);
     // SAFETY: the buffer is one byte longer than the call may write, so it ends in 0. Devices are numbered as they are listed.
     unsafe { calls::device_name(text.as_mut_ptr(), room, device) }.ok()?;
-    // SAFETY: within the buffer, whose last byte is 0.
+    // SAFETY: within the buffer, and the last byte is 0.
     Some(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
 }
 

@@ -44,7 +44,7 @@ pub struct Owner {
     pub(crate) aged: u64,
 }
 
-/// One buffer that was got under a tag, or whose get was sampled.
+/// One buffer with a tag, or with a sampled request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeldBuffer {
     pub(crate) tag: String,
@@ -133,7 +133,7 @@ impl Dump {
             refused: self.request.as_ref().map(|request| &request.refused),
             is_reserve: self.request.as_ref().is_some_and(|request| request.is_reserve),
             limit: self.limit,
-            // Other limits than the pool's limit are not among the figures.
+            // Only the pool's limit is among the statistics, no other limits.
             max_bytes: max_bytes.filter(|_| self.limit != "PINPOOL_RESERVE"),
             own_max_bytes: max_bytes,
             holders: &holders,

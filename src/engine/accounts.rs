@@ -1,10 +1,10 @@
-//! What the engine counts beside the idle buffers, and the snapshot of all figures.
+//! What the engine counts in addition to the idle buffers, and the snapshot of all statistics.
 //!
 //! ```text
 //!   in use = blocks - idle - in flight
 //! ```
 //!
-//! Counters and sums only; while other threads run, the figures of a snapshot may be some operations apart.
+//! Counters and sums only; while other threads run, the counters of a snapshot may be a few operations apart.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(super) struct Accounts {
     /// Buffers that a put handed to a waiting get and that get took: a put and a hit each. Counted when it is taken, since
     /// the get may have gone.
     handed_over: AtomicU64,
-    /// Puts whose memory became room for a waiting get.
+    /// Returns that freed memory for a blocked request.
     made_room: AtomicU64,
     /// Buffers that are lost now.
     lost: AtomicU64,
@@ -66,7 +66,7 @@ impl Accounts {
         self.timeouts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A wait of a get is over.
+    /// A request has stopped waiting.
     pub(super) fn count_wait(&self, took: Duration) {
         self.waits.lock().record(took);
     }
@@ -82,7 +82,7 @@ impl Accounts {
         since_us.for_each(|since_us| flights.record(Duration::from_micros(now_us.saturating_sub(since_us))));
     }
 
-    /// A get that found nothing idle at once asked for `len` bytes and got `class_bytes`.
+    /// A request for `len` bytes that found no idle buffer at once received `class_bytes`.
     pub(super) fn count_request(&self, len: usize, class_bytes: usize) {
         let mut requested = self.requested.lock();
         requested.bytes += len as u64;

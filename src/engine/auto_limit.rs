@@ -74,7 +74,7 @@ impl AutoLimit {
     /// The share of pools that hold `held_bytes`, which are available to them alone; in words; and the limit that it is of.
     fn share(&self, held_bytes: u64) -> Option<(u64, String, (u64, LimitOrigin))> {
         let memory = self.gauge.as_ref()?.read()?;
-        let bytes = policy::default_ceiling(memory.total_bytes, memory.available_bytes.saturating_add(held_bytes));
+        let bytes = policy::default_limit(memory.total_bytes, memory.available_bytes.saturating_add(held_bytes));
         let words = format!("a quarter of {}, {}", Size(memory.total_bytes), memory.origin);
         Some((bytes, words, (memory.total_bytes, memory.origin)))
     }

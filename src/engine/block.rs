@@ -68,7 +68,7 @@ unsafe impl Send for Address {}
 #[allow(unsafe_code)]
 unsafe impl Sync for Address {}
 
-/// Without the owner, whose idle blocks would lead back here.
+/// Without the owner: its idle blocks would lead back here.
 impl<E> fmt::Debug for BlockBody<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Block")
@@ -85,8 +85,8 @@ impl<E> fmt::Debug for Block<E> {
     }
 }
 
-/// What the user of a block has made of it, beside its first byte and length. It is kept with the block, so a buffer is one
-/// pointer, which a get returns in a register.
+/// What the user of a block has made of it, in addition to its first byte and length. It is kept with the block, so a buffer is
+/// one pointer, which is returned in a register.
 #[derive(Debug, Default)]
 pub(crate) struct BufferState {
     /// Offset of the next `io::Write`.
@@ -212,7 +212,7 @@ impl<E> Block<E> {
         self.0.memory.id()
     }
 
-    /// The id in a recording, where pageable memory has ids of its own, and adopted memory is not.
+    /// The id in a recording. Pageable memory has separate ids, and adopted memory is not recorded.
     pub(super) fn recorded_id(&self) -> Option<u64> {
         self.0.memory.recorded_id()
     }
@@ -267,7 +267,7 @@ impl<E> Block<E> {
         self.0.keep_off_short_path();
     }
 
-    /// Records the block, whose user is `holder`, until it is idle again: its put takes the slow path.
+    /// Records the block with its user, `holder`, until it is idle again: its return takes the slow path.
     pub(super) fn set_holder(&mut self, holder: Holder) {
         self.end_plain();
         self.0.holder = Some(holder);

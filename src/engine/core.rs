@@ -17,7 +17,7 @@
 //! Under `PINPOOL_ZERO` a returned block waits in `in_flight` without a fence. A block is zeroed when a sweep returns it, or
 //! when it is new. So idle blocks and free memory contain zeros.
 //!
-//! Does no arithmetic of its own: `policy` decides, `stock` keeps, pins and unpins, `accounts` counts.
+//! Does no arithmetic itself: `policy` decides, `stock` keeps, pins and unpins, `accounts` counts.
 //!
 //! - core-I1: a block is released only if it was idle, its return is complete, or no user ever had it. So no reference and
 //!   no copy uses its memory: a return with copies goes through `in_flight`, which returns the block after its fences.
@@ -157,7 +157,7 @@ impl Core {
             let pool: Weak<Self> = Arc::downgrade(&core);
             arena.attach(pool);
         }
-        core.stock.record(Event::Ceiling { bytes: core.memory().max_bytes().unwrap_or(u64::MAX) });
+        core.stock.record(Event::MaxBytes { bytes: core.memory().max_bytes().unwrap_or(u64::MAX) });
         if let Some(thread) = core.thread {
             let pool: Weak<Self> = Arc::downgrade(&core);
             thread.add(pool, core.memory().source().needs_gpu());
@@ -166,21 +166,21 @@ impl Core {
     }
 
     /// Changes the limit; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
-    pub(crate) fn set_ceiling(&self, ceiling: Limit) {
+    pub(crate) fn set_limit(&self, limit: Limit) {
         let budget = self.memory().budget();
-        budget.set_auto(ceiling == Limit::Auto);
-        let (max_bytes, _) = self.limit.set(ceiling, budget.auto_bytes());
-        self.apply_ceiling(max_bytes, if ceiling == Limit::Auto { "auto" } else { "set_max_bytes" });
+        budget.set_auto(limit == Limit::Auto);
+        let (max_bytes, _) = self.limit.set(limit, budget.auto_bytes());
+        self.apply_limit(max_bytes, if limit == Limit::Auto { "auto" } else { "set_max_bytes" });
     }
 
-    fn apply_ceiling(&self, max_bytes: Option<u64>, why: &str) {
+    fn apply_limit(&self, max_bytes: Option<u64>, why: &str) {
         let before = self.memory().max_bytes();
         if before == max_bytes {
             return;
         }
         self.memory().set_max_bytes(max_bytes);
-        self.stock.record(Event::Ceiling { bytes: max_bytes.unwrap_or(u64::MAX) });
-        self.log.ceiling_changed(before, max_bytes, why);
+        self.stock.record(Event::MaxBytes { bytes: max_bytes.unwrap_or(u64::MAX) });
+        self.log.limit_changed(before, max_bytes, why);
         self.complete_copies();
         self.stock.enforce_limits(self, self.time.coarse_us());
         self.memory().arena().into_iter().for_each(|arena| arena.resume_reserve(self.time.coarse_us()));

@@ -35,7 +35,7 @@ struct Watch {
     reported: Reported,
 }
 
-/// Figures at the last report of growth.
+/// Statistics at the last growth report.
 #[derive(Debug, Clone)]
 struct Reported {
     held_bytes: u64,

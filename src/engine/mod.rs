@@ -17,7 +17,7 @@
 //! | `stock.rs` | idle blocks, and the memory that new ones are made of |
 //! | `idle/` | the idle buffers, by the policy of the preset |
 //! | `lifetime.rs` | how many blocks exist, and when the pool closes |
-//! | `core/account.rs` | a partition: a limit and a wait queue of its own |
+//! | `core/account.rs` | a partition: its own limit and wait queue |
 //! | `memory/` | where memory comes from and returns to |
 //! | `core/get.rs`, `core/put.rs` | requests and returns |
 //! | `core/queue.rs` | what the wait queue requires of a pool |

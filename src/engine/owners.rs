@@ -8,7 +8,8 @@
 //! A buffer that was got without a tag has no holder, so its hit and its put do nothing here. One with a holder is not plain
 //! (block-I2): its put takes the slow path, which ends the row.
 //!
-//! So has one whose get was sampled; without a tag it is in a account that counts in no sum, since those of no tag are what remains.
+//! So has a buffer with a sampled request; without a tag it belongs to an account that no sum includes, since untagged buffers
+//! are the remainder.
 //!
 //! Owns the accounts and their rows. Reads no clock: times are arguments.
 
@@ -27,7 +28,7 @@ const TAGS_MAX: usize = 1024;
 const TAG_BYTES_MAX: usize = 128;
 /// The buffers without a tag.
 pub(super) const UNTAGGED: &str = "(untagged)";
-/// The tag of the buffers whose own tag is one too many.
+/// The tag for buffers with a tag beyond the maximum number of tags.
 const OTHERS: &str = "(other tags)";
 /// Rows that a account without buffers keeps room for.
 const SPARE_ROWS: usize = 64;
@@ -36,7 +37,7 @@ const SPARE_ROWS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Owners {
     tagged: Mutex<BTreeMap<Box<str>, Arc<TagAccount>>>,
-    /// Those without a tag whose get was sampled.
+    /// Untagged buffers with a sampled request.
     pub(super) untagged: Arc<TagAccount>,
 }
 
@@ -79,7 +80,7 @@ pub(super) struct Holder {
 }
 
 impl Owners {
-    /// The account of `tag`; `None` for an empty tag, whose buffers are those of nobody.
+    /// The account of `tag`; `None` for an empty tag: its buffers have no holder.
     pub(super) fn account(&self, tag: &str) -> Option<Arc<TagAccount>> {
         let tag = readable(tag);
         if tag.is_empty() {
@@ -117,7 +118,7 @@ impl Owners {
         largest(sampled)?.place()
     }
 
-    /// Each buffer that is held under a tag at `now_us`, or whose get was sampled, the oldest first.
+    /// Each buffer that is held under a tag at `now_us`, or has a sampled request, the oldest first.
     pub(super) fn buffers(&self, now_us: u64) -> Vec<HeldBuffer> {
         let mut buffers = Vec::new();
         for account in self.accounts().into_iter().chain([self.untagged.clone()]) {

@@ -9,7 +9,7 @@
 //! A hit finds its shard by comparing its pool with `LAST_USED`, and a return by comparing the shard that its buffer is open to
 //! (block-I3). So neither counts a reference or computes an index. There are two entries, for a thread that alternates between
 //! two pools. A return of another thread's block finds its pool by the block's owner, and pushes the block to that thread's
-//! shard, whose next hit takes it. The slow paths fill the entries and check everything.
+//! shard, where the next hit takes it. The slow paths fill the entries and check everything.
 //!
 //! A pool that records or samples uses the slow paths and is never cached.
 //!
@@ -177,7 +177,7 @@ fn put_remote_or_second(block: Block<Core>) {
 }
 
 /// Puts `block`, which another thread took, if its pool is at hand and nothing but the put is to be done: into that thread's
-/// shard. Writes the header of the block alone, whose cache line the next hit needs anyway.
+/// shard. Writes only the header of the block; the next hit needs its cache line anyway.
 fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     let owner = Arc::as_ptr(block.owner());
     let Some(at) = position(owner).filter(|_| block.is_plain()) else { return Err(block) };
@@ -240,8 +240,8 @@ impl Drop for Frame {
     }
 }
 
-/// The thread's reference to `core`. Taken out meanwhile: a nested put (a listener that drops a buffer) finds nothing and
-/// counts a reference of its own, as does a thread that is ending.
+/// The thread's reference to `core`. Taken out meanwhile: a nested return (a listener that drops a buffer) finds nothing and
+/// counts its own reference, as does an exiting thread.
 fn take_reference(core: &Arc<Core>) -> Arc<Core> {
     let kept = position(Arc::as_ptr(core)).and_then(|at| KEPT.try_with(|kept| kept.pools[at].take()).ok().flatten());
     // An entry and its reference agree, but for a frame on the stack: compare.
@@ -268,7 +268,7 @@ fn keep(core: Arc<Core>) {
         });
         kept.pools[at].replace(Some(core))
     });
-    // Outside the access, because it may end a pool, whose drop may come here. A thread that is ending keeps nothing.
+    // Outside the access, because it may end a pool, and the pool's drop may come here. A thread that is ending keeps nothing.
     drop(replaced);
 }
 

@@ -1,7 +1,7 @@
 //! A time without room, logged once when it begins and once when it ends, not at every get: the first of a pool, the
 //! tenth, the hundredth, so that a pool that runs short again and again does not repeat itself.
 //!
-//! It ends when every get has found room at once for a second. At the ceiling, gets that find room and gets that do not
+//! It ends when every get has found room at once for a second. At the limit, gets that find room and gets that do not
 //! alternate, so an end at the first success would log two lines per get.
 //!
 //! Owns the counts of one shortage. Decides nothing about memory.
@@ -38,8 +38,8 @@ struct ShortageCounts {
 }
 
 impl Shortage {
-    /// A get of `len_bytes` found no room at `now_us`. `why` is called for the first of a shortage that is logged, and also returns
-    /// whether the request just waits for room under a limit.
+    /// A request for `len_bytes` found no room at `now_us`. `why` is called for the first of a shortage that is logged, and
+    /// also returns whether the request just waits for room under a limit.
     pub(super) fn count_get(
         &self,
         log: &PoolLog,
@@ -72,7 +72,7 @@ impl Shortage {
         }
     }
 
-    /// A get has waited for so long: until now memory was short.
+    /// A request has waited until now: memory was short.
     pub(super) fn count_wait(&self, now_us: u64, waited: Duration) {
         if let Some(counts) = &mut *self.counts.lock() {
             counts.last_us = counts.last_us.max(now_us);
@@ -80,7 +80,7 @@ impl Shortage {
         }
     }
 
-    /// A get was given pageable memory.
+    /// A request received pageable memory.
     pub(super) fn count_fallback(&self) {
         self.counts.lock().iter_mut().for_each(|counts| counts.fallbacks += 1);
     }

@@ -57,7 +57,7 @@ pub(super) enum PutEnd {
     Kept,
     /// Memory was released: the pool may close.
     Released,
-    /// The block went to the arena, whose holes changed.
+    /// The block returned to the arena and changed its holes.
     Merged,
 }
 
@@ -192,8 +192,8 @@ impl<E> Stock<E> {
         self.gone.get().is_some()
     }
 
-    /// Keeps `block` as idle, and releases what the limit evicts; or gives it to the arena, where it merges with what is free
-    /// beside it (policy-R3).
+    /// Keeps `block` as idle, and releases what the limit evicts; or gives it to the arena, where it merges with adjacent free
+    /// memory (policy-R3).
     pub(super) fn put(&self, block: Block<E>, pool: &dyn PoolView, now_us: u64) -> PutEnd {
         if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
             self.idle.count_put();
@@ -280,7 +280,7 @@ impl<E> Stock<E> {
         }
         let is_over = || {
             let is_over_idle = || self.max_idle_bytes.is_some_and(|max_bytes| self.idle.bytes() > max_bytes);
-            self.memory.is_over_ceiling() || is_over_idle()
+            self.memory.exceeds_limit() || is_over_idle()
         };
         if is_over() {
             // Other threads may return blocks meanwhile: no more are released than were idle at the start.
@@ -348,10 +348,10 @@ impl<E> Stock<E> {
         let mut added = arena.add_whole_reserve(bytes, &progress);
         let to_bytes = match &added {
             // What is idle here makes room there.
-            Err(Refusal::Over { over: QuotaExceeded { level: Level::Shared, shortfall, .. }, .. }) => {
+            Err(Refusal::QuotaExceeded { over: QuotaExceeded { level: Level::Shared, shortfall, .. }, .. }) => {
                 Some(self.memory.held_bytes().saturating_sub(*shortfall))
             }
-            Err(Refusal::Over { needed_bytes, .. }) => {
+            Err(Refusal::QuotaExceeded { needed_bytes, .. }) => {
                 self.memory.max_bytes().and_then(|max_bytes| max_bytes.checked_sub(*needed_bytes))
             }
             _ => None,
@@ -389,7 +389,7 @@ impl<E> Stock<E> {
         let idle_bytes = self.idle.bytes();
         let Some(arena) = self.memory.arena() else {
             // Here a return can only exceed a limit.
-            let may_pass_limit = self.max_idle_bytes.is_some() || self.memory.is_over_ceiling();
+            let may_pass_limit = self.max_idle_bytes.is_some() || self.memory.exceeds_limit();
             return match (may_pass_limit, idle_bytes, self.memory.all_block_bytes() > 0) {
                 (false, ..) | (true, 0, false) => Pace::Never,
                 (true, 0, true) => Pace::Quiet,

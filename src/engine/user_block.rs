@@ -22,7 +22,7 @@ use crate::in_flight::{FenceKind, SharedFence};
 pub(crate) type Block = block::Block<Core>;
 
 impl Block {
-    /// Whether the memory is page-locked.
+    /// Whether the memory is pinned.
     pub(crate) fn is_pinned(&self) -> bool {
         match self.adopted() {
             Some(adopted) => adopted.is_pinned,

@@ -11,8 +11,8 @@ pub use pinpool_shm::ledger::{LedgerOwner, LedgerReport, names};
 ///
 /// # Errors
 ///
-/// [`Error::is_setting`](crate::Error::is_setting): `name` is invalid, or the file cannot be read, has another version or is not
-/// that of a shared limit.
+/// [`Error::is_setting`](crate::Error::is_setting): `name` is invalid, or the file cannot be read, has another version or is
+/// not a shared limit.
 pub fn report(name: &str) -> Result<Option<LedgerReport>> {
     pinpool_shm::ledger::report(name)
         .map_err(|why| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into())

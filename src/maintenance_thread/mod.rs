@@ -206,7 +206,7 @@ impl MaintenanceThread {
     ///
     /// No replacement for a stuck thread could be started.
     #[cold]
-    pub(crate) fn note_late(&'static self) -> io::Result<()> {
+    pub(crate) fn record_late(&'static self) -> io::Result<()> {
         let mut schedule = self.schedule.lock();
         if schedule.is_running { self.replace_if_stuck(&mut schedule) } else { Ok(()) }
     }
@@ -446,7 +446,7 @@ mod tests {
         }
     }
 
-    /// A record of its own, so that these tests do not share a thread.
+    /// A separate record, so that these tests do not share a thread.
     fn record() -> &'static MaintenanceThread {
         Box::leak(Box::new(MaintenanceThread::new()))
     }
@@ -553,7 +553,7 @@ mod tests {
         wait_until("both again and again", || broken.looks() >= 2 && sound.looks() >= 2);
     }
 
-    /// A pool whose maintenance does not return until it may.
+    /// A pool that blocks in its maintenance until released.
     struct HangingPool(Mutex<bool>, Condvar, AtomicUsize);
 
     impl Maintained for HangingPool {

@@ -1,6 +1,6 @@
 //! From settings to a running pool.
 //!
-//! The methods that set something are made from the table in `config/settings.rs`. Decides which source, ceiling and
+//! The methods that set something are made from the table in `config/settings.rs`. Decides which source, limit and
 //! fallback the settings mean; what they imply and contradict is decided in `config`.
 
 use std::fmt;
@@ -196,8 +196,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Calls `listener` after every check of the rates, printed or not, on the thread whose put led to the check, outside
-    /// of every lock of the pool. A panic of the listener ends there: it reaches neither the put nor the pool.
+    /// Calls `listener` after every check of the rates, printed or not, on the thread that returned a buffer and so triggered
+    /// the check, outside of all pool locks. A panic of the listener ends there: it reaches neither the put nor the pool.
     #[doc(hidden)]
     pub fn on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
@@ -207,10 +207,10 @@ impl PoolBuilder {
     /// Builds the pool. Keeps nothing pinned but its reserve, of which the first 8 MiB or so are pinned when this returns if
     /// [`reserve_wait`](Self::reserve_wait) is off.
     ///
-    /// [`Backend::Auto`] tries each back-end of the driver until one works: 2 MiB are pinned, touched, copied from and given
-    /// back. Under `adaptive` that makes no context on a device without one, unless the driver refuses `vmm` or needs one for
-    /// it. Giving back on `register` and `cuda` waits for the work of the device. A back-end that is set is tried by the first
-    /// get, except for `vmm`.
+    /// [`Backend::Auto`] tries each driver backend until one works: it pins 2 MiB, touches them, copies from them and releases
+    /// them. Under `adaptive` that makes no context on a device without one, unless the driver refuses `vmm` or needs one for
+    /// it. Giving back on `register` and `cuda` waits for the work of the device. A backend that is set is tried by the first
+    /// request, except for `vmm`.
     ///
     /// If the process has not started the driver, `Auto` tries the backends at the first use of the pool, so that children forked
     /// before it have CUDA; a pool with a reserve, a recording, a memory node or a shared limit tries them here.
@@ -230,7 +230,8 @@ impl PoolBuilder {
         }
         let log = Arc::new(log);
         let root = self.host_root;
-        // Before the driver opens descriptors: see `shared_memory` for the order in which those of a process are closed.
+        // Before the driver opens descriptors: see `shared_memory` for the order in which the descriptors of a process are
+        // closed.
         let ledger = host_ledger(&config, &log, &root)?;
         let begins_late = ledger.is_none() && may_begin_late(&config);
         let late_log = log.clone();
@@ -240,7 +241,7 @@ impl PoolBuilder {
             let mut limit = AutoLimit::new(root.clone());
             let is_auto = ledger.is_none() && config.max_bytes == Limit::Auto;
             let member = Member::new(root.clone(), log.name.clone(), is_auto);
-            let (mut max_bytes, ceiling) = limit.set(config.max_bytes, member.auto_bytes());
+            let (mut max_bytes, limit_origin) = limit.set(config.max_bytes, member.auto_bytes());
             let chosen = backend::choose(&config.backend, pin_options(config, &root, max_bytes, &[]))?;
             max_bytes = chosen.lock_limit_bytes.or(max_bytes);
             limit.lock_limit_bytes = chosen.lock_limit_bytes;
@@ -249,7 +250,7 @@ impl PoolBuilder {
                 preset: config.preset.name(),
                 backend: source.name(),
                 is_pinned: source.is_pinned(),
-                ceiling: &ceiling,
+                limit: &limit_origin,
                 device: source.needs_gpu().then_some(config.device),
                 numa_node: source.numa_node(),
                 granule_bytes: source
@@ -366,7 +367,7 @@ fn recorder(
     }
 }
 
-/// A place in the host ledger, if `PINPOOL_LEDGER` asks for one. Its first owner sets its ceiling.
+/// A slot in the shared limit, if `PINPOOL_LEDGER` names one. Its first owner sets its limit.
 fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<HostLedger>> {
     let name = match &config.ledger {
         LedgerName::Disabled => return Ok(None),
@@ -387,10 +388,10 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Hos
             let report = ledger.report();
             log.joined_ledger(&report);
             let other_bytes = asked_bytes.filter(|&bytes| report.max_bytes != Some(bytes));
-            other_bytes.iter().for_each(|&bytes| log.ledger_has_other_ceiling(name, report.max_bytes, bytes));
+            other_bytes.iter().for_each(|&bytes| log.shared_limit_differs(name, report.max_bytes, bytes));
             Ok(Some(ledger))
         }
-        // Nobody has asked for this ledger by its name.
+        // This shared limit was not requested by name.
         Err(error) if config.ledger == LedgerName::Auto => {
             log.no_ledger(&error);
             Ok(None)

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   poll ─▶ attempt without driver calls ─┬─▶ a buffer, or an error
-//!                                         └─▶ a place in the wait queue: each later poll looks at its slot
+//!                                         └─▶ a place in the wait queue: each later poll checks its slot
 //! ```
 //!
 //! The wait counts from the first poll. If it is over while a driver call runs, or while calls for other tasks delay it, the

@@ -2,7 +2,7 @@
 //!
 //! A pool that chooses its backend starts the CUDA driver, and forked children of a process that has started it have no CUDA. A
 //! launcher that builds a pool and only forks must not start it, so where no step can fail the first call that needs the core begins
-//! it. A child that is the first to use such a pool has a core of its own.
+//! it. A forked child that is the first to use such a pool has its own core.
 #![allow(unsafe_code)] // Finds a shard by the address of its pool.
 
 use std::ptr;
@@ -17,8 +17,8 @@ use pinpool_os::sync::process::{AtomicPtr, Ordering};
 pub(super) struct Handle {
     /// The address of the core: of none before it begins.
     address: AtomicPtr<Core>,
-    /// That of the process that built the pool, and that of a child which begins it: a thread of the parent may have been at the
-    /// first one during the fork.
+    /// The core of the process that built the pool, and the core of a forked child that starts it: a parent thread may have
+    /// been using the first one during the fork.
     cores: [OnceLock<Arc<Core>>; 2],
     begin: Box<dyn Fn() -> Arc<Core> + Send + Sync>,
     generation: ForkGeneration,

@@ -126,7 +126,7 @@ impl Pool {
         }
     }
 
-    // A function of its own with no other call inside: it saves no registers.
+    // A separate function with no other call inside: it saves no registers.
     #[inline(never)]
     fn get_fast(&self, shard: CachedShard<'_>, len: usize) -> Result<PinnedBuf> {
         match shard.take(len) {
@@ -176,7 +176,7 @@ impl Pool {
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     ///
-    /// The future's errors are those of [`get`](Pool::get).
+    /// The future fails with the same errors as [`get`](Pool::get).
     pub fn get_async(&self, request: impl Into<Request>) -> GetFuture {
         GetFuture::new(self.clone(), request.into(), None)
     }
@@ -222,10 +222,10 @@ impl Pool {
         self.try_get_for(len, None)
     }
 
-    /// A part of this pool with a limit of its own, for a second use, such as evaluation during training, that must not take the
-    /// memory of the first. Requests above `max_bytes` wait in a queue of the partition, so they delay nobody else; the others are
-    /// requests of the pool, in one queue with all others. Buffers are idle in the pool. A request of a partition takes the slow
-    /// path, as a [tagged](Self::tagged) one does, and its buffers carry `name` as their tag.
+    /// A part of this pool with its own limit, for a second use, such as evaluation during training, that must not take the
+    /// memory of the first. Requests above `max_bytes` wait in a queue of the partition, so they delay nobody else; the others
+    /// are requests of the pool, in one queue with all others. Buffers are idle in the pool. A request of a partition takes the
+    /// slow path, as a [tagged](Self::tagged) one does, and its buffers carry `name` as their tag.
     ///
     /// A `max_bytes` above the limit of the pool is allowed, and then the pool's limit applies. [`stats`](Self::stats),
     /// [`set_max_bytes`](Self::set_max_bytes) and [`close`](Self::close) of a partition act on the partition, [`name`](Self::name) is
@@ -268,10 +268,10 @@ impl Pool {
     /// # Errors
     ///
     /// [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
-    pub fn set_max_bytes(&self, ceiling: impl Into<Limit>) -> Result<()> {
+    pub fn set_max_bytes(&self, limit: impl Into<Limit>) -> Result<()> {
         self.core().check_process()?;
-        match (self.account(), ceiling.into()) {
-            (None, ceiling) => self.core().set_ceiling(ceiling),
+        match (self.account(), limit.into()) {
+            (None, limit) => self.core().set_limit(limit),
             (Some(account), Limit::Bytes(bytes)) => account.set_max_bytes(Some(bytes)),
             (Some(account), _) => account.set_max_bytes(None),
         }
@@ -289,9 +289,9 @@ impl Pool {
         }
     }
 
-    /// Returns the buffers whose copies have completed, and releases memory that has been idle too long; on `register` and `cuda`,
-    /// whose releases wait for the device, only if memory is short. The maintenance thread
-    /// does this about ten times a second; without it (`background_thread(false)`), only misses and returns with copies do.
+    /// Returns the buffers with completed copies, and releases memory that has been idle too long; on `register` and `cuda`,
+    /// where releases wait for the device, only if memory is short. The maintenance thread does this about ten times a second;
+    /// without it (`background_thread(false)`), only misses and returns with copies do.
     pub fn maintain(&self) {
         if !self.core().is_forked() {
             self.core().maintain();

@@ -1,4 +1,4 @@
-//! What settings mean on this machine: the ceiling in bytes, the threads that pin, the source of memory.
+//! What settings mean on this machine: the limit in bytes, the threads that pin, the source of memory.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,16 +10,17 @@ use crate::error::Result;
 use crate::finding::{Finding, Level};
 
 impl Config {
-    /// The ceiling of a pool with these settings on this machine, in bytes, and its origin in words; `None` where the pool has
-    /// no ceiling. The limit of locked memory may lower it: [`Chosen::lock_limit_bytes`].
+    /// The limit of a pool with these settings on this machine, in bytes, and its origin in words; `None` where the pool has
+    /// no limit. The limit of locked memory may lower it: [`Chosen::lock_limit_bytes`].
     #[doc(hidden)]
-    pub fn ceiling_on_host(&self) -> (Option<u64>, String) {
+    pub fn limit_on_host(&self) -> (Option<u64>, String) {
         AutoLimit::new(PathBuf::from("/")).set(self.max_bytes, 0)
     }
 
     /// The source that a pool with these settings takes its memory from, chosen as
-    /// [`PoolBuilder::build`](crate::PoolBuilder::build) does, and why better ones are not. The back-ends named in `without`,
-    /// each with the reason, are not tried: those of a driver that would end this process, and `gpu` for all of it.
+    /// [`PoolBuilder::build`](crate::PoolBuilder::build) does, and why better ones are not. The backends named in `without`,
+    /// each with the reason, are not tried: backends of a driver that would end this process, and `gpu` for all driver
+    /// backends.
     ///
     /// # Errors
     ///
@@ -27,7 +28,7 @@ impl Config {
     /// [`PoolBuilder::build`](crate::PoolBuilder::build).
     #[doc(hidden)]
     pub fn choose_source(&self, without: &[(&'static str, String)]) -> Result<Chosen> {
-        backend::choose(&self.backend, pin_options(self, Path::new("/"), self.ceiling_on_host().0, without))
+        backend::choose(&self.backend, pin_options(self, Path::new("/"), self.limit_on_host().0, without))
     }
 
     /// The source of the driver that has this name (`vmm`, `register` or `cuda`), whether or not a pool with these settings
@@ -41,7 +42,7 @@ impl Config {
         if !["vmm", "register", "cuda"].contains(&name) {
             return Err(Finding::note(name, "no backend of the driver"));
         }
-        let options = pin_options(self, Path::new("/"), self.ceiling_on_host().0, &[]);
+        let options = pin_options(self, Path::new("/"), self.limit_on_host().0, &[]);
         backend::driver_source(name, options, self.backend.name() == name).map_err(|why| {
             match backend::gpu(self.device).level {
                 Level::Ok => Finding::warning(name, why),
@@ -59,7 +60,7 @@ impl Config {
     }
 }
 
-/// How a pool with these settings pins memory of the machine below `root`, under a ceiling of `max_bytes`.
+/// How a pool with these settings pins memory of the machine below `root`, under a limit of `max_bytes`.
 pub(super) fn pin_options<'a>(
     config: &Config,
     root: &'a Path,

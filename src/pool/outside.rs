@@ -1,5 +1,5 @@
-//! Memory that the pool did not acquire: page-locked for its user, or lent to the pool for one buffer.
-#![allow(unsafe_code)] // Ends page-locks.
+//! Memory that the pool did not acquire: pinned for its user, or lent to the pool for one buffer.
+#![allow(unsafe_code)] // Unpins memory.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -15,7 +15,7 @@ use crate::error::{ErrorKind, Result};
 use pinpool_os::lost;
 
 impl Pool {
-    /// Wraps memory that another library or process pinned in a buffer whose copies are tracked.
+    /// Wraps memory that another library or process pinned in a buffer with tracked copies.
     ///
     /// The bytes count neither as held nor towards the limit; [`RequestStats::adopted`](crate::stats::RequestStats::adopted) counts
     /// the buffer. `on_return` runs once, after the buffer was dropped and its last copy has completed, on the thread that finds
@@ -83,9 +83,9 @@ impl Pool {
     ///
     /// # Safety
     ///
-    /// `memory` is initialised, stays mapped where it is until `owner` is dropped, and is not page-locked by anybody else. No device
-    /// uses it when the result is dropped. While a driver has locked it, children of `fork` do not have these pages: nothing that
-    /// they need lies there.
+    /// `memory` is initialised, stays mapped where it is until `owner` is dropped, and is not pinned by other code. No device
+    /// uses it when the result is dropped. While a driver has locked it, children of `fork` do not have these pages: nothing
+    /// that they need lies there.
     ///
     /// # Errors
     ///
@@ -103,7 +103,7 @@ impl Pool {
         }
         let claim = core.claim_outside(len as u64, self.account())?;
         let (region, config) = (Region::new(start, len, 0), core.config());
-        // SAFETY: whole pages that stay mapped until the drop of the result, which ends the lock first (page-lock-I1).
+        // SAFETY: whole pages that stay mapped until the drop of the result, which unpins them first (page-lock-I1).
         let lock = unsafe {
             PageLock::of(&region, core.memory().source().name(), config.device, config.pin_threads_on_host())
         };

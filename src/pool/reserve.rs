@@ -24,8 +24,7 @@ impl Pool {
         self.check_open()?;
         self.refuse_partition("PINPOOL_RESERVE", &bytes.to_string())?;
         if !self.core().memory().has_arena() {
-            let why =
-                "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is an allocation of its own".to_owned();
+            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is a separate allocation".to_owned();
             return Err(ErrorKind::Setting { name: "PINPOOL_RESERVE", value: bytes.to_string(), why }.into());
         }
         self.core().prewarm(bytes)

@@ -1,4 +1,4 @@
-//! A handle whose buffers carry a tag.
+//! A handle that tags its buffers.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::buffer::PinnedBuf;
 use crate::engine::TagAccount;
 use crate::error::Result;
 
-/// A handle of a [`Pool`] whose buffers carry a tag: [`Pool::tagged`]. Cheap to clone.
+/// A handle of a [`Pool`] that tags its buffers: [`Pool::tagged`]. Cheap to clone.
 ///
 /// It serves requests as the pool does. A buffer counts under the tag from its request until it is idle again, including
 /// the copies that use it.
@@ -18,7 +18,7 @@ pub struct TaggedPool {
 }
 
 impl Pool {
-    /// A handle of this pool whose buffers carry `tag`, so that [`dump`](Pool::dump), the error of a failed request
+    /// A handle of this pool that tags its buffers with `tag`, so that [`dump`](Pool::dump), the error of a failed request
     /// and the log name the holders: `loader/images`. Handles of one tag count together.
     ///
     /// The first 128 bytes of a tag count; control characters become `?`. Buffers of an empty tag count as untagged. A pool

@@ -23,7 +23,7 @@ static POOLS: OfProcess<Mutex<Vec<Entry>>> = OfProcess::new(Mutex::default);
 /// For the order of wants.
 static WANTS: AtomicU64 = AtomicU64::new(0);
 
-/// A pool among those of its process.
+/// A pool among the pools of its process.
 #[derive(Debug, Default)]
 pub(crate) struct Member {
     /// Where the memory of the machine is read from, which only tests change: pools of other roots do not count.

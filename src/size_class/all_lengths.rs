@@ -8,7 +8,7 @@ const ROUNDINGS: [Rounding; 3] = [Rounding::Exact, Rounding::Pow2, Rounding::Eig
 const PAGE: u128 = PAGE_BYTES as u128;
 
 /// Each class of [`Rounding::Eighths`] up to 2^64, smallest first: eight of whole pages, eight for each doubling, from 16 MiB
-/// those of 2 MiB, from 256 MiB 64 for each doubling, from 2^40 one for each.
+/// multiples of 2 MiB, from 256 MiB 64 for each doubling, from 2^40 one for each.
 fn eighths_classes() -> Vec<u128> {
     let doubled = (15..24).flat_map(|power| (9..=16).map(move |eighth| (1 << power) * eighth / 8));
     let even = (9..=128).map(|step| step << 21);
@@ -124,7 +124,7 @@ fn the_indices_of_plain_gets_and_of_classes_are_dense_to_the_end_of_the_addresse
         assert!(index < EIGHTHS_CLASSES, "{len}: {index}");
         match Rounding::Eighths.class(len, DEFAULT_ALIGN) {
             Ok(class) if len > 0 => assert_eq!(class.index, index, "{len}"),
-            // No buffer has such a class, so a get finds nothing under this index.
+            // No buffer has such a class, so a request finds nothing under this index.
             _ => assert!(eighths[index as usize] > isize::MAX as u128, "{len}: {index}"),
         }
     }

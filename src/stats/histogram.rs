@@ -9,7 +9,7 @@ const FIRST_BOUND_NANOS: u64 = 256;
 /// From below 256 ns to over 275 s.
 const BUCKETS: usize = 32;
 
-/// Durations of events, counted in buckets whose bounds are powers of two.
+/// Durations of events, counted in buckets with power-of-two bounds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Histogram {
     count: u64,

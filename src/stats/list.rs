@@ -61,7 +61,7 @@ macro_rules! group {
 ///
 /// A [partition](crate::Pool::partition) counts its own requests, waits and limit. Its `memory.in_use_bytes` and
 /// `memory.held_bytes` are the bytes that its buffers and its waiting requests claim. All other statistics are 0, and no sum has to
-/// hold. The pool's statistics include those of its partitions, except waits at the limit of a partition.
+/// hold. The pool's statistics include its partitions, except waits at the limit of a partition.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -290,7 +290,8 @@ group! {
     EvictionReasons;
     /// Buffers over the limit on idle buffers. TensorFlow's `evicted`.
     over_limit: u64 = counter,
-    /// Buffers whose memory was needed: for a request, below a byte limit, or because the system was short of memory.
+    /// Buffers evicted because their memory was needed: for a request, below a byte limit, or because the system was short of
+    /// memory.
     reclaimed: u64 = counter,
     /// Buffers idle for too long.
     expired: u64 = counter,

@@ -8,7 +8,7 @@ pub fn is_open(pool: &Pool) -> bool {
     pool.core().has_short_path()
 }
 
-/// A get that takes the short path alone: `None` where another path would have to serve it.
+/// A request that only takes the short path: `None` where another path would have to serve it.
 pub fn get(pool: &Pool, len: usize) -> Option<PinnedBuf> {
     let block = pool.core().cached_shard()?.take(len)?;
     Some(PinnedBuf::over_plain(block, len))

@@ -169,7 +169,7 @@ fn run(
     Ok(())
 }
 
-fn ceiling() -> impl Strategy<Value = Option<u64>> {
+fn max_bytes() -> impl Strategy<Value = Option<u64>> {
     prop_oneof![2 => Just(None), 1 => (4096..1_u64 << 20).prop_map(Some), 2 => (1 << 20..40_u64 << 20).prop_map(Some)]
 }
 
@@ -181,17 +181,17 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 1 } else { 96 }, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn any_operations_over_virtual_memory_balance(max_bytes in ceiling(), limit in 0..9_u64, steps in steps()) {
+    fn any_operations_over_virtual_memory_balance(max_bytes in max_bytes(), limit in 0..9_u64, steps in steps()) {
         run(Backend::Source(Arc::new(SimSource::new(1 << 40))), false, max_bytes, limit, steps)?;
     }
 
     #[test]
-    fn any_operations_over_discrete_regions_balance(max_bytes in ceiling(), limit in 0..9_u64, steps in steps()) {
+    fn any_operations_over_discrete_regions_balance(max_bytes in max_bytes(), limit in 0..9_u64, steps in steps()) {
         run(Backend::Source(Arc::new(SimSource::discrete(1 << 40))), false, max_bytes, limit, steps)?;
     }
 
     #[test]
-    fn any_operations_over_written_memory_balance(max_bytes in ceiling(), limit in 0..9_u64, steps in steps()) {
+    fn any_operations_over_written_memory_balance(max_bytes in max_bytes(), limit in 0..9_u64, steps in steps()) {
         run(Backend::Heap, true, max_bytes, limit, steps)?;
     }
 }

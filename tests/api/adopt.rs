@@ -163,11 +163,11 @@ fn a_recording_has_no_word_of_it() {
 struct Pages([u8; 8192]);
 
 #[test]
-fn memory_that_is_page_locked_is_under_the_ceiling_until_its_owner_is_gone() {
+fn memory_that_is_page_locked_is_under_the_limit_until_its_owner_is_gone() {
     let builder =
         || Pool::builder().without_env().backend(Backend::Heap).max_bytes(16_384_u64).background_thread(false);
     for pool in [builder().build().unwrap(), builder().preset(Preset::TensorFlow).build().unwrap()] {
-        memory_is_locked_under_the_ceiling_of(&pool);
+        memory_is_locked_under_the_limit_of(&pool);
     }
     // Under the limit of a partition and the limit of its pool.
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
@@ -185,7 +185,7 @@ fn memory_that_is_page_locked_is_under_the_ceiling_until_its_owner_is_gone() {
     }
 }
 
-fn memory_is_locked_under_the_ceiling_of(pool: &Pool) {
+fn memory_is_locked_under_the_limit_of(pool: &Pool) {
     drop(pool.get(12_000).unwrap());
     let lock = |pool: &Pool, from: usize| {
         let mut pages = Box::new(Pages([3; 8192]));

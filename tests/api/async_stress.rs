@@ -29,7 +29,7 @@ fn check_at_rest(pool: &Pool) {
     let stats = pool.stats();
     assert_eq!(stats.validate(), Ok(()));
     assert_eq!((stats.memory.in_use, stats.requests.served, stats.requests.failed), (0, stats.requests.returned, 0));
-    // Nobody is left in the line: the ceiling is free at once.
+    // Nobody is left in the line: the limit is free at once.
     let all = usize::try_from(stats.limits.max_bytes.unwrap()).unwrap();
     drop(pool.get_with(Request::new(all).wait(Duration::from_secs(20))).unwrap());
 }

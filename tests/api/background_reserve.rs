@@ -202,7 +202,7 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
 }
 
 #[test]
-fn more_than_the_ceiling_is_refused_at_once() {
+fn more_than_the_limit_is_refused_at_once() {
     for discrete in [false, true] {
         let source = faulty(discrete);
         let pool = by_steps(source.clone(), 64 * MI, 0).build().unwrap();
@@ -210,14 +210,14 @@ fn more_than_the_ceiling_is_refused_at_once() {
             assert!(!pool.prewarm(bytes).unwrap_err().is_forked());
         }
         pool.prewarm(40 * MI).unwrap();
-        assert!(pool.prewarm(40 * MI).unwrap_err().is_limit(), "with the one before it is over the ceiling");
+        assert!(pool.prewarm(40 * MI).unwrap_err().is_limit(), "with the one before it is over the limit");
         assert!(pool.wait_reserved(PATIENCE).unwrap());
         assert_eq!(valid_stats(&pool).memory.reserve_bytes, 40 * MI);
     }
 }
 
 #[test]
-fn a_lower_ceiling_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_it_go_on() {
+fn a_lower_limit_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_it_go_on() {
     listen();
     let pool = by_steps(faulty(false), 256 * MI, 128 * MI).build().unwrap();
     (0..7).for_each(|_| pool.maintain());
@@ -236,7 +236,7 @@ fn a_lower_ceiling_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_i
 }
 
 #[test]
-fn memory_in_use_at_the_ceiling_is_a_part_of_the_reserve() {
+fn memory_in_use_at_the_limit_is_a_part_of_the_reserve() {
     let pool = by_steps(faulty(false), 64 * MI, 0).build().unwrap();
     let held = pool.get(40 * MIB).unwrap();
     pool.prewarm(60 * MI).unwrap();

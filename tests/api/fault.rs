@@ -20,21 +20,21 @@ fn work(pool: &Pool) -> u64 {
     failed
 }
 
-const CEILINGS: [Option<u64>; 2] = [None, Some(40 << 10)];
+const LIMITS: [Option<u64>; 2] = [None, Some(40 << 10)];
 
 #[test]
 fn every_acquire_that_fails_is_one_failed_get_and_leaves_no_bytes_behind() {
-    for ceiling in CEILINGS {
+    for limit in LIMITS {
         let healthy = faulty_heap();
-        let refused_by_ceiling = work(&two_buffers(&healthy).max_bytes(ceiling).build().unwrap());
+        let refused_by_limit = work(&two_buffers(&healthy).max_bytes(limit).build().unwrap());
         for index in 0..healthy.calls(SourceCall::Acquire) {
             let source = faulty_heap();
             source.fail(SourceCall::Acquire, index);
-            let pool = two_buffers(&source).max_bytes(ceiling).build().unwrap();
+            let pool = two_buffers(&source).max_bytes(limit).build().unwrap();
             let failed = work(&pool);
             let stats = pool.stats();
             assert_eq!((stats.requests.failed, stats.memory.pin.failures), (failed, 1), "acquire {index}");
-            assert!(failed > 0 && failed <= refused_by_ceiling + 2, "acquire {index}: {failed} failed");
+            assert!(failed > 0 && failed <= refused_by_limit + 2, "acquire {index}: {failed} failed");
             assert_eq!(stats.memory.lost_bytes, 0);
             pool.clear();
             assert_eq!(pool.stats().memory.held_bytes, 0, "acquire {index}");
@@ -44,15 +44,15 @@ fn every_acquire_that_fails_is_one_failed_get_and_leaves_no_bytes_behind() {
 
 #[test]
 fn every_release_that_fails_stays_counted_as_held() {
-    for ceiling in CEILINGS {
+    for limit in LIMITS {
         let healthy = faulty_heap();
-        let pool = two_buffers(&healthy).max_bytes(ceiling).build().unwrap();
+        let pool = two_buffers(&healthy).max_bytes(limit).build().unwrap();
         work(&pool);
         pool.clear();
         for index in 0..healthy.calls(SourceCall::Release) {
             let source = faulty_heap();
             source.fail(SourceCall::Release, index);
-            let pool = two_buffers(&source).max_bytes(ceiling).build().unwrap();
+            let pool = two_buffers(&source).max_bytes(limit).build().unwrap();
             work(&pool);
             pool.clear();
             let stats = pool.stats();
@@ -109,7 +109,7 @@ fn hits_continue_while_one_thread_hangs_in_acquire_and_another_in_release() {
 #[test]
 fn a_put_during_a_miss_serves_it_and_nothing_is_pinned() {
     let source = faulty_heap();
-    // The ceiling holds these two buffers: a third one needs the memory of the idle one.
+    // The limit holds these two buffers: a third one needs the memory of the idle one.
     let pool = two_buffers(&source).max_bytes(Some(12 << 10)).build().unwrap();
     let wanted = pool.get(4000).unwrap();
     drop(pool.get(8000).unwrap());

@@ -187,9 +187,9 @@ fn use_own_pools() -> bool {
 }
 
 /// Ends the threads of a test, also where a check fails.
-struct Over<'test>(&'test AtomicBool);
+struct EndFlag<'test>(&'test AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for EndFlag<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -207,7 +207,7 @@ fn children_of_a_process_whose_threads_sleep_or_wait_in_line_use_pools_of_their_
         drop(parents.get(4096).unwrap());
         let (is_over, busy) = (AtomicBool::new(false), 6);
         std::thread::scope(|scope| {
-            let _over = Over(&is_over);
+            let _over = EndFlag(&is_over);
             for threads in [0, busy] {
                 for _ in 0..threads {
                     scope.spawn(|| {
@@ -295,7 +295,7 @@ fn children_forked_amid_everything_that_pools_share_use_it_themselves() {
         let parents = pool_with_everything(dir.path(), &ledger);
         let (is_over, begun) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {
-            let _over = Over(&is_over);
+            let _over = EndFlag(&is_over);
             for _ in 0..3 {
                 scope.spawn(|| {
                     while !is_over.load(Ordering::Relaxed) {

@@ -38,7 +38,7 @@ fn a_pool_of_a_terabyte_makes_at_most_8192_mappings() {
 }
 
 #[test]
-fn the_whole_ceiling_of_a_large_pool_can_be_had_in_one_piece_and_again_in_others() {
+fn the_whole_limit_of_a_large_pool_can_be_had_in_one_piece_and_again_in_others() {
     let pool = pool(64 << 30);
     for len in [64 * GIB, 7 * GIB, 64 * GIB, 20 * GIB, 64 * GIB] {
         let held: Vec<_> = std::iter::from_fn(|| pool.get(len).ok()).collect();
@@ -72,7 +72,7 @@ fn a_pool_grows_by_larger_granules_where_the_process_has_few_mappings_left_and_s
 }
 
 #[test]
-fn a_small_pool_under_a_large_ceiling_has_small_granules() {
+fn a_small_pool_under_a_large_limit_has_small_granules() {
     let pool = pool(TIB);
     let held: Vec<_> = (0..300).map(|_| pool.get(1 << 20).unwrap()).collect();
     let stats = pool.stats();

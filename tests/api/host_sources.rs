@@ -227,7 +227,7 @@ fn a_lock_over_the_limit_names_the_limit_and_changes_nothing() {
 fn a_program_can_ask_for_the_source_of_a_pool_and_try_it() {
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20).unstable_pin_threads(3);
     let mut config = builder.config().unwrap();
-    assert_eq!((config.ceiling_on_host().0, config.pin_threads_on_host()), (Some(64 << 20), 3));
+    assert_eq!((config.limit_on_host().0, config.pin_threads_on_host()), (Some(64 << 20), 3));
     let chosen = config.choose_source(&[]).unwrap();
     assert_eq!((chosen.source.name(), chosen.passed_over, chosen.lock_limit_bytes), ("heap", Vec::new(), None));
     assert_eq!(try_out(&*chosen.source, config.device).unwrap().unwrap().bytes, 2 << 20);
@@ -235,7 +235,7 @@ fn a_program_can_ask_for_the_source_of_a_pool_and_try_it() {
     let finding = config.driver_source("heap").unwrap_err();
     assert_eq!((finding.check, finding.level), ("heap", Level::Note), "{finding}");
     (config.max_bytes, config.code.pin_threads) = (Limit::Unlimited, None);
-    assert!(config.ceiling_on_host().0.is_none() && config.pin_threads_on_host() >= 1);
+    assert!(config.limit_on_host().0.is_none() && config.pin_threads_on_host() >= 1);
 }
 
 /// `RLIMIT_MEMLOCK` in bytes; `None` if there is no limit.

@@ -1,11 +1,11 @@
-//! The host ledger: pools of several processes under one ceiling, some of them killed.
+//! The host ledger: pools of several processes under one limit, some of them killed.
 //!
 //! The other processes are this test program, started for [`worker`], which does what it is told by lines.
 //!
 //! | variable | means |
 //! | --- | --- |
 //! | `LEDGER_KILLS` | how many processes are killed; 40 unless set |
-//! | `LEDGER_SHOW` | the ceiling of the run that prints its figures, such as `1GiB`; 64 MiB unless set |
+//! | `LEDGER_SHOW` | the limit of the run that prints its figures, such as `1GiB`; 64 MiB unless set |
 #![allow(unsafe_code)] // Forks, and asks for numbers of the process.
 
 use std::io::{BufRead, BufReader, Write};
@@ -439,7 +439,7 @@ fn a_get_that_finds_no_room_names_the_ledger_and_who_holds_it() {
     }
     let reserve = pool.prewarm(32 << 20).unwrap_err();
     assert!(reserve.to_string().contains("(holder)"), "{reserve}");
-    // Under its own ceiling the remedy is its own.
+    // Under its own limit the remedy is its own.
     let text = pool.get(65 * MIB).unwrap_err().to_string();
     assert!(text.contains("exceeds the pool limit"), "{text}");
     let large = named.builder(256).build().unwrap();
@@ -472,15 +472,15 @@ fn what_is_asked_and_cannot_be_had_is_said() {
     let named = Named::new("bad");
     for name in ["a/b", "", "ä", &"x".repeat(65)] {
         let error = Pool::builder().without_env().backend(Backend::Heap).ledger(name).build().unwrap_err();
-        assert!(error.is_setting() && error.to_string().contains("not the name of a ledger"), "{error}");
+        assert!(error.is_setting() && error.to_string().contains("not the name of a shared limit"), "{error}");
     }
     std::fs::write(named.path(), "something else").unwrap();
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(named.path(), private).unwrap();
     let error = named.builder(8).build().unwrap_err();
-    assert!(error.is_setting() && error.to_string().contains("is not a pinpool ledger; remove it"), "{error}");
+    assert!(error.is_setting() && error.to_string().contains("is not a pinpool shared limit; remove it"), "{error}");
     std::fs::remove_file(named.path()).unwrap();
-    // The first sets the ceiling, and a later one that asks for another builds all the same.
+    // The first sets the limit, and a later one that asks for another builds all the same.
     let first = named.builder(8).build().unwrap();
     let second = named.builder(16).build().unwrap();
     assert_eq!(second.stats().limits.shared.unwrap().max_bytes, Some(8 << 20));
@@ -591,10 +591,10 @@ fn locked_bytes(pid: u32) -> u64 {
 
 #[test]
 #[allow(clippy::print_stdout)]
-fn four_processes_never_pass_their_ceiling_and_one_is_served_by_the_others() {
+fn four_processes_never_pass_their_limit_and_one_is_served_by_the_others() {
     let shown = std::env::var("LEDGER_SHOW").ok();
-    let ceiling = parse_bytes(shown.as_deref().unwrap_or("64MiB")).unwrap();
-    let mib = usize::try_from(ceiling).unwrap() / MIB;
+    let limit = parse_bytes(shown.as_deref().unwrap_or("64MiB")).unwrap();
+    let mib = usize::try_from(limit).unwrap() / MIB;
     let named = Named::new("show");
     let backend = [("LEDGER_BACKEND", if shown.is_some() { "mlock" } else { "heap" })];
     let start = |at| Worker::start_with(&named, &format!("rank{at}"), mib, &backend);
@@ -607,7 +607,7 @@ fn four_processes_never_pass_their_ceiling_and_one_is_served_by_the_others() {
             let (mut samples, mut most, mut most_locked) = (0_u64, 0, 0);
             while !is_over.load(Ordering::Relaxed) {
                 let report = named.report();
-                assert!(report.held_bytes <= ceiling, "{report:?}");
+                assert!(report.held_bytes <= limit, "{report:?}");
                 most = most.max(report.held_bytes);
                 most_locked = most_locked.max(pids.iter().map(|&pid| locked_bytes(pid)).sum::<u64>());
                 samples += 1;
@@ -638,7 +638,7 @@ fn four_processes_never_pass_their_ceiling_and_one_is_served_by_the_others() {
             for (part, mut needs) in parts.into_iter().zip(needs) {
                 needs.sort();
                 let ((half, pin), (longest, _)) = (needs[rounds / 2], needs[rounds - 1]);
-                let bytes = ceiling / part as u64;
+                let bytes = limit / part as u64;
                 println!(
                     "{bytes} B of others' idle memory: median {half:?}, longest {longest:?}, and {pin:?} to pin them"
                 );
@@ -649,7 +649,7 @@ fn four_processes_never_pass_their_ceiling_and_one_is_served_by_the_others() {
     assert!(samples > 0 && most > 0);
     if shown.is_some() {
         println!(
-            "ceiling {ceiling} B: {samples} samples, most held {most} B, most locked by the kernel's count {most_locked} B"
+            "limit {limit} B: {samples} samples, most held {most} B, most locked by the kernel's count {most_locked} B"
         );
     }
 }

@@ -145,7 +145,7 @@ fn a_get_that_fits_beside_the_first_in_line_is_served_and_does_not_delay_it() {
 }
 
 #[test]
-fn gets_beside_the_first_in_line_take_no_more_than_the_ceiling_leaves_beside_it() {
+fn gets_beside_the_first_in_line_take_no_more_than_the_limit_leaves_beside_it() {
     for builder in [over_sim(64 << 20), tensorflow(64 << 20)] {
         let pool = builder.build().unwrap();
         let held = pool.get(20 * MIB).unwrap();

@@ -10,14 +10,14 @@
 //! | `orphans` | children that outlive a killed parent (feature `observe`) |
 //! | `remedies` | what a message tells the user to do, and what a pool warns of when it is built |
 //! | `adopt` | memory that a user pinned, as buffers |
-//! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
+//! | `limit`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
 //! | `abandoned`, `totals`, `reserve_in_line` | copies that never end, totals that never fall, reserves beside gets that wait |
 //! | `zero` | buffers that are zeroed before another user gets them |
 //! | `async_copy` | copies that tasks await |
 //! | `fences` | fences of users that block, panic, or call the pool |
 //! | `memory_counts`, `memory_limits` | every byte in a figure and under a limit; limits that change, limits on what is idle |
 //! | `granules`, `nodes` | how many mappings a pool of a terabyte makes; one pool on several memory nodes |
-//! | `ledger` | pools of several processes under one ceiling, some of them killed |
+//! | `ledger` | pools of several processes under one limit, some of them killed |
 //! | `line`, `async_get`, `async_stress`, `deadlines`, `panics` | gets that wait, threads and tasks, in order and in time; panics of a user's code |
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
 //! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
@@ -44,7 +44,6 @@ mod background_reserve;
 #[cfg(all(feature = "observe", target_os = "linux", not(miri)))]
 mod call_stacks;
 mod captured_log;
-mod ceiling;
 #[path = "../child/mod.rs"]
 mod child;
 mod close;
@@ -76,6 +75,7 @@ mod in_flight;
 mod ledger;
 mod ledger_file;
 mod ledger_waits;
+mod limit;
 mod line;
 mod log_lines;
 #[cfg(not(miri))]

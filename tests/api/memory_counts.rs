@@ -259,7 +259,7 @@ unsafe impl Source for Costly {
 }
 
 #[test]
-fn what_a_source_holds_beyond_the_bytes_asked_for_counts_under_the_ceiling() {
+fn what_a_source_holds_beyond_the_bytes_asked_for_counts_under_the_limit() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         for max_bytes in [64 << 10, (64 << 10) + 4096, 1 << 20, (1 << 20) + 4095, 3_000_000, 40 << 20] {
             let (held_bytes, peak_bytes, fast) = Default::default();

@@ -1,4 +1,4 @@
-//! Limits that change, and limits on what is idle: a lower ceiling, the control group's, `PINPOOL_MAX_IDLE_BYTES`.
+//! Limits that change, and limits on what is idle: a lower limit, the control group's, `PINPOOL_MAX_IDLE_BYTES`.
 
 use pinpool_os::words::Size;
 use std::fs;
@@ -43,7 +43,7 @@ fn idle(stats: &Stats) -> u64 {
 }
 
 #[test]
-fn a_lower_ceiling_releases_what_is_idle_and_takes_no_buffer_away() {
+fn a_lower_limit_releases_what_is_idle_and_takes_no_buffer_away() {
     for pool in every_kind(|builder| builder.max_bytes(64 << 20)) {
         let mut held = fill(&pool, 2 * MIB - 4096, 16);
         drop(held.split_off(4));
@@ -59,7 +59,7 @@ fn a_lower_ceiling_releases_what_is_idle_and_takes_no_buffer_away() {
         assert_eq!(
             valid_stats(&pool).memory.held_bytes,
             stats.memory.held_bytes,
-            "no get adds to what is over the ceiling"
+            "no get adds to what is over the limit"
         );
         drop(more);
         drop(held);
@@ -70,7 +70,7 @@ fn a_lower_ceiling_releases_what_is_idle_and_takes_no_buffer_away() {
 }
 
 #[test]
-fn a_higher_ceiling_serves_the_gets_that_wait() {
+fn a_higher_limit_serves_the_gets_that_wait() {
     for pool in every_kind(|builder| builder.max_bytes(4 << 20).wait(LONG)) {
         let held = pool.get(2 * MIB).unwrap();
         thread::scope(|scope| {
@@ -89,7 +89,7 @@ fn a_higher_ceiling_serves_the_gets_that_wait() {
 }
 
 #[test]
-fn the_ceiling_holds_while_it_changes_under_load() {
+fn the_limit_holds_while_it_changes_under_load() {
     for source in [CountingSource::virtual_memory(), CountingSource::discrete()] {
         let pool = builder().backend(Backend::Source(source.clone())).max_bytes(8 << 20).build().unwrap();
         thread::scope(|scope| {
@@ -113,7 +113,7 @@ fn the_ceiling_holds_while_it_changes_under_load() {
 }
 
 #[test]
-fn the_limit_of_memory_that_is_not_pinned_changes_with_the_ceiling() {
+fn the_limit_of_memory_that_is_not_pinned_changes_with_the_limit() {
     let pool = builder().max_bytes(4 << 20).on_full(OnFull::Pageable).build().unwrap();
     pool.set_max_bytes(2 << 20).unwrap();
     assert_eq!((valid_stats(&pool).limits.max_bytes, fill(&pool, MIB, 100).len()), (Some(2 << 20), 4));
@@ -201,7 +201,7 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
     pool.maintain();
     assert!(valid_stats(&pool).memory.held_bytes <= 10 << 20);
 
-    // A ceiling that is set follows nothing, until it is `auto` again.
+    // A limit that is set follows nothing, until it is `auto` again.
     pool.set_max_bytes(64 << 20).unwrap();
     machine(root.path(), "419430400\n");
     clock.advance_us(5_000_000);
@@ -237,7 +237,7 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     }
     assert!(pools[19].stats().limits.shared.is_none(), "a host ledger is another thing");
 
-    // A ceiling that is set is the pool's own, and what it holds is not the others'.
+    // A limit that is set is the pool's own, and what it holds is not the others'.
     pools[0].set_max_bytes(30 << 20).unwrap();
     held[0].extend(fill(&pools[0], 10 * MIB, 9));
     assert_eq!((held[0].len(), fill(&pools[19], 10 * MIB, 9).len(), pinned()), (3, 1, 130 << 20));

@@ -25,7 +25,7 @@ fn pool_of(backend: Backend) -> PoolBuilder {
 }
 
 #[test]
-fn a_get_over_the_ceiling_says_who_holds_what_in_the_error_and_in_the_log() {
+fn a_get_over_the_limit_says_who_holds_what_in_the_error_and_in_the_log() {
     let (root, clock) = (machine(), ManualClock::default());
     let builder = pool_of(Backend::Heap).max_bytes(8 << 20).host_root(root.path()).clock(clock.clone());
     let pool = builder.name("loader").build().unwrap();

@@ -205,7 +205,7 @@ unsafe impl Source for PanickingSource {
 }
 
 #[test]
-fn a_source_that_panics_has_failed_and_the_ceiling_stays_true() {
+fn a_source_that_panics_has_failed_and_the_limit_stays_true() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let source = Arc::new(PanickingSource {
             inner: HeapSource::new(),

@@ -87,7 +87,7 @@ fn cause(text: &str) -> (&str, &str) {
 }
 
 #[test]
-fn a_get_behind_a_large_one_in_line_names_it_and_advises_a_ceiling_above_the_present_one() {
+fn a_get_behind_a_large_one_in_line_names_it_and_advises_a_limit_above_the_present_one() {
     let pool = heap().max_bytes(64 << 20).build().unwrap();
     let held = pool.get(10 * MIB).unwrap();
     thread::scope(|scope| {
@@ -175,7 +175,7 @@ fn set_memlock(bytes: u64) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
 }
 
-/// A pool whose ceiling equals the limit of locked memory names what really refuses.
+/// A pool whose limit equals the limit of locked memory names what really refuses.
 fn refused_at_the_lock_limit(is_bound: bool) {
     const LIMIT: u64 = 8 << 20;
     if is_bound {

@@ -467,7 +467,7 @@ fn a_rounding_implies_the_preset_that_it_belongs_to_and_contradicts_the_other() 
 }
 
 #[test]
-fn a_reserve_needs_an_arena_and_fits_under_the_ceiling() {
+fn a_reserve_needs_an_arena_and_fits_under_the_limit() {
     let tight = refused(|pool| pool.reserve_bytes(2 << 30).max_bytes(1 << 30));
     let plain = refused(|pool| pool.reserve_bytes(2 << 30).preset(Preset::TensorFlow));
     for error in [tight, plain] {

@@ -518,7 +518,7 @@ fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
 }
 
 #[test]
-fn a_ceiling_lowered_while_a_thread_only_hits_holds_after_the_next_look() {
+fn a_limit_lowered_while_a_thread_only_hits_holds_after_the_next_look() {
     for preset in PRESETS {
         let pool = builder(preset).max_bytes(Some(16 << 20)).background_thread(false).build().unwrap();
         let len = (2 << 20) - 16;

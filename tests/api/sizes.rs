@@ -178,7 +178,7 @@ fn check_refused(variable: &str, words: &[&str]) {
 }
 
 #[test]
-fn a_ceiling_that_cannot_be_read_is_an_error() {
+fn a_limit_that_cannot_be_read_is_an_error() {
     alone_with(
         || vec![("PINPOOL_MAX_BYTES", "2X".to_owned())],
         || check_refused("PINPOOL_MAX_BYTES", &["neither auto, none nor a size (like 2GiB, 512M, 1.5GB, 1e9"]),
@@ -186,7 +186,7 @@ fn a_ceiling_that_cannot_be_read_is_an_error() {
 }
 
 #[test]
-fn a_ceiling_in_petabytes_is_an_error_that_names_the_largest_unit() {
+fn a_limit_in_petabytes_is_an_error_that_names_the_largest_unit() {
     alone_with(
         || vec![("PINPOOL_MAX_BYTES", "10PB".to_owned())],
         || check_refused("PINPOOL_MAX_BYTES", &["over the largest unit of a size, T"]),
@@ -235,7 +235,7 @@ fn an_empty_variable_is_not_set() {
 }
 
 #[test]
-fn a_ceiling_of_two_gib_is_read_in_each_spelling() {
+fn a_limit_of_two_gib_is_read_in_each_spelling() {
     alone_with(
         || {
             vec![

@@ -1,7 +1,7 @@
 //! All operations at once from many threads, and balanced figures afterwards.
 //!
 //! Threads get and put in several classes, hand buffers to each other, copy them to a slow device, clear, trim, poll and
-//! read the figures, over a pool and its partition, under a ceiling below what they could hold.
+//! read the figures, over a pool and its partition, under a limit below what they could hold.
 
 use std::sync::mpsc;
 use std::thread;

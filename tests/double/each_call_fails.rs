@@ -24,7 +24,7 @@ use crate::fixture::{Held, MIB, builder, held};
 const FIRST_TIMES: u64 = 20;
 const LEN: usize = 100_000;
 /// Four granules, so that a buffer of two needs granules that are remapped.
-const CEILING: u64 = 8 << 20;
+const LIMIT: u64 = 8 << 20;
 /// All runs of one backend; a hang is reported, not waited for.
 const LONGEST: Duration = Duration::from_secs(1200);
 /// Failures of one random run.
@@ -121,7 +121,7 @@ fn run(double: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
     double.reset();
     script();
     let build = || {
-        let builder = builder(case.backend.clone()).unstable_fence(case.fence).max_bytes(CEILING).wait(Duration::ZERO);
+        let builder = builder(case.backend.clone()).unstable_fence(case.fence).max_bytes(LIMIT).wait(Duration::ZERO);
         builder.unstable_close_wait(Duration::from_millis(100)).build()
     };
     // What a failed attempt leaves is the error's to say.

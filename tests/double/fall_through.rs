@@ -1,4 +1,4 @@
-//! What `auto` takes when a backend of the driver refuses a step of its trial, and what the start line says of it.
+//! What `auto` takes when a backend of the driver refuses a step of its trial, and what the first log line says of it.
 
 use std::fs;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn taken(builder: PoolBuilder) -> Taken {
     // The first use of the pool chooses the backend.
     let backend = pool.stats().backend;
     let lines = lines_with_levels();
-    let start = lines.iter().find(|(_, line)| line.starts_with("preset ")).unwrap().1.clone();
+    let start = lines.iter().find(|(_, line)| line.contains("preset=")).unwrap().1.clone();
     let warnings = lines.into_iter().filter(|(level, _)| *level == Level::Warn).map(|(_, line)| line).collect();
     Taken { backend, start, warnings }
 }
@@ -41,35 +41,39 @@ fn auto() -> PoolBuilder {
     builder(Backend::Auto)
 }
 
-/// Calls that are refused from the first on, what `auto` takes then, and what the start line says in this order. `host`
+/// Calls that are refused from the first on, what `auto` takes then, and what the first log line says in this order. `host`
 /// represents what there is without a driver.
 const REFUSALS: &[(&[&str], &str, &[&str])] = &[
     (&[], "vmm", &[]),
-    (&["cuMemGetAllocationGranularity"], "register", &["not vmm: cuMemGetAllocationGranularity"]),
-    (&["cuMemAddressReserve"], "register", &["not vmm: cuMemAddressReserve"]),
-    (&["cuMemCreate"], "register", &["not vmm: cuMemCreate"]),
-    (&["cuMemMap"], "register", &["not vmm: cuMemMap"]),
-    (&["cuMemSetAccess"], "register", &["not vmm: cuMemSetAccess"]),
-    (&["cuMemUnmap"], "register", &["not vmm: cuMemUnmap"]),
-    (&["cuMemRelease"], "register", &["not vmm: cuMemRelease"]),
-    (&["cuMemAddressFree"], "register", &["not vmm: cuMemAddressFree"]),
-    (&["cuMemCreate", "cuMemHostRegister_v2"], "cuda", &["not vmm: cuMemCreate", "not register: cuMemHostRegister"]),
-    (&["cuMemMap", "cuMemHostUnregister"], "cuda", &["not vmm: cuMemMap", "not register: cuMemHostUnregister"]),
+    (&["cuMemGetAllocationGranularity"], "register", &["skipped vmm: cuMemGetAllocationGranularity"]),
+    (&["cuMemAddressReserve"], "register", &["skipped vmm: cuMemAddressReserve"]),
+    (&["cuMemCreate"], "register", &["skipped vmm: cuMemCreate"]),
+    (&["cuMemMap"], "register", &["skipped vmm: cuMemMap"]),
+    (&["cuMemSetAccess"], "register", &["skipped vmm: cuMemSetAccess"]),
+    (&["cuMemUnmap"], "register", &["skipped vmm: cuMemUnmap"]),
+    (&["cuMemRelease"], "register", &["skipped vmm: cuMemRelease"]),
+    (&["cuMemAddressFree"], "register", &["skipped vmm: cuMemAddressFree"]),
+    (
+        &["cuMemCreate", "cuMemHostRegister_v2"],
+        "cuda",
+        &["skipped vmm: cuMemCreate", "skipped register: cuMemHostRegister"],
+    ),
+    (&["cuMemMap", "cuMemHostUnregister"], "cuda", &["skipped vmm: cuMemMap", "skipped register: cuMemHostUnregister"]),
     (&["cuMemHostRegister_v2"], "vmm", &[]),
     (&["cuMemHostAlloc"], "vmm", &[]),
     (
         &["cuMemSetAccess", "cuMemHostRegister_v2", "cuMemHostAlloc"],
         "host",
-        &["not vmm: cuMemSetAccess", "not register: cuMemHostRegister", "not cuda: cuMemHostAlloc"],
+        &["skipped vmm: cuMemSetAccess", "skipped register: cuMemHostRegister", "skipped cuda: cuMemHostAlloc"],
     ),
     (
         &["cuMemSetAccess", "cuMemHostRegister_v2", "cuMemFreeHost"],
         "host",
-        &["not vmm: cuMemSetAccess", "not register: cuMemHostRegister", "not cuda: cuMemFreeHost"],
+        &["skipped vmm: cuMemSetAccess", "skipped register: cuMemHostRegister", "skipped cuda: cuMemFreeHost"],
     ),
-    (&["cuDevicePrimaryCtxRetain"], "host", &["not vmm, register, cuda: cuDevicePrimaryCtxRetain"]),
-    (&["cuMemcpyHtoDAsync_v2"], "host", &["not vmm, register, cuda: cuMemcpyHtoDAsync"]),
-    (&["cuMemcpyDtoHAsync_v2"], "host", &["not vmm, register, cuda: cuMemcpyDtoHAsync"]),
+    (&["cuDevicePrimaryCtxRetain"], "host", &["skipped vmm, register, cuda: cuDevicePrimaryCtxRetain"]),
+    (&["cuMemcpyHtoDAsync_v2"], "host", &["skipped vmm, register, cuda: cuMemcpyHtoDAsync"]),
+    (&["cuMemcpyDtoHAsync_v2"], "host", &["skipped vmm, register, cuda: cuMemcpyDtoHAsync"]),
     // No memory on the device for a word, or no stream: nothing is known of copies.
     (&["cuMemAllocAsync", "cuMemAlloc_v2"], "vmm", &[]),
     (&["cuMemAllocAsync"], "vmm", &[]),
@@ -97,11 +101,12 @@ fn each_refusal_at_each_step_is_named_and_the_next_back_end_is_taken() {
                     assert!(rest.contains(&format!("(code {})", code.0)), "{start}");
                 }
                 assert_eq!(
-                    start.matches("; not ").count() - usize::from(is_host && start.contains("not mlock")),
+                    start.matches("(skipped ").count() - usize::from(is_host && start.contains("skipped mlock")),
                     says.len()
                 );
-                // A GPU that is here and not used is a warning; any other choice is none.
-                let of_gpu = warnings.iter().filter(|line| line.contains("is here and not used")).count();
+                // A GPU that is not used although it is available is a warning; any other choice is none.
+                let of_gpu =
+                    warnings.iter().filter(|line| line.contains("is not used although it is available")).count();
                 assert_eq!(of_gpu, usize::from(is_host), "{refused:?}: {warnings:?}");
             }
         }
@@ -115,8 +120,8 @@ fn under_tensorflow_only_cuda_is_tried_of_the_driver() {
     assert_eq!((of().backend, double.calls("cuMemHostAlloc"), double.calls("cuMemFreeHost")), ("cuda", 1, 1));
     double.fail_from("cuMemHostAlloc", 1, Code::NOT_PERMITTED);
     let Taken { start, warnings, .. } = of();
-    assert!(start.contains("not cuda: cuMemHostAlloc failed: CUDA_ERROR_NOT_PERMITTED (code 800)"), "{start}");
-    assert!(warnings.iter().any(|line| line.contains("is here and not used")), "{warnings:?}");
+    assert!(start.contains("skipped cuda: cuMemHostAlloc failed: CUDA_ERROR_NOT_PERMITTED (code 800)"), "{start}");
+    assert!(warnings.iter().any(|line| line.contains("is not used although it is available")), "{warnings:?}");
 }
 
 #[test]

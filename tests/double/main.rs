@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `access` | which devices may reach the memory |
 //! | `adopt` | memory of users: pinned, copied from, unlocked after the last copy or never |
-//! | `ceiling` | what the driver holds against the limit, byte for byte |
+//! | `limit` | what the driver holds against the limit, byte for byte |
 //! | `copies`, `tracked_copies` | copies made by the pool, and every natural line that starts one |
 //! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
@@ -36,7 +36,6 @@ mod background_reserve;
 #[path = "../api/captured_log.rs"]
 #[allow(dead_code)] // The tests of the public interface need all of it.
 mod captured_log;
-mod ceiling;
 #[path = "../child/mod.rs"]
 mod child;
 mod copies;
@@ -54,6 +53,7 @@ mod held_queries;
 mod held_registrations;
 mod held_statistics;
 mod interop;
+mod limit;
 mod moves;
 mod old_drivers;
 mod pools;

@@ -80,20 +80,20 @@ fn the_pages_of_timelines_are_a_figure_of_their_own() {
 
 #[test]
 fn a_reserve_does_not_come_on_top_of_granules_that_the_driver_refuses_to_release() {
-    const CEILING: u64 = 16 << 20;
+    const LIMIT: u64 = 16 << 20;
     let double = MockDriver::load();
     let before = held(&double).pinned_bytes;
-    let pool = builder(Backend::Vmm).max_bytes(CEILING).build().unwrap();
+    let pool = builder(Backend::Vmm).max_bytes(LIMIT).build().unwrap();
     drop(pool.get(8 * MIB).unwrap());
     double.fail_from("cuMemRelease", 1, Code::UNKNOWN);
     pool.trim(0);
-    let reserved = pool.prewarm(CEILING);
-    assert!(held(&double).pinned_bytes - before <= CEILING, "{:?}", held(&double));
+    let reserved = pool.prewarm(LIMIT);
+    assert!(held(&double).pinned_bytes - before <= LIMIT, "{:?}", held(&double));
     let text = reserved.unwrap_err().to_string();
     assert!(text.contains("cuMemRelease") && text.contains("8388608 B"), "{text}");
     double.reset();
-    pool.prewarm(CEILING).unwrap();
-    assert_eq!(held(&double).pinned_bytes - before, CEILING, "the driver releases again");
+    pool.prewarm(LIMIT).unwrap();
+    assert_eq!(held(&double).pinned_bytes - before, LIMIT, "the driver releases again");
 }
 
 #[test]

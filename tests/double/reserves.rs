@@ -44,7 +44,7 @@ fn a_device_that_says_that_it_registers_nothing_is_not_asked() {
 }
 
 #[test]
-fn a_reserve_of_granules_never_passes_the_ceiling() {
+fn a_reserve_of_granules_never_passes_the_limit() {
     let double = MockDriver::load();
     let pool = builder(Backend::Vmm).max_bytes(11 << 20).build().unwrap();
     let before = held(&double);

@@ -41,7 +41,7 @@ fn reset_under_a_pool(backend: Backend, fence: FenceKind) {
     for len in [2 * MIB, 3 * MIB, 20 * MIB] {
         let error = pool.get(len).unwrap_err();
         let text = error.to_string();
-        assert!(error.is_backend() && text.contains("was reset") && text.contains("build a new pool"), "{text}");
+        assert!(error.is_backend() && text.contains("was reset") && text.contains("Build a new pool"), "{text}");
     }
     drop(held);
     assert_eq!(pool.stats().memory.idle, 0, "what comes back after the reset is not kept");

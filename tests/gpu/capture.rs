@@ -11,7 +11,7 @@ use pinpool::{FenceKind, Pool, Request};
 use crate::MIB;
 use crate::batch::Batch;
 use crate::device::{self, Lane, Rig, filled, wait_until};
-use crate::memory::{CEILING, fill_granules};
+use crate::memory::{LIMIT, fill_granules};
 
 /// Captures on `stream` while `run` runs; the capture must survive it.
 fn captured(what: &str, stream: &CudaStream, run: impl FnOnce()) {
@@ -93,7 +93,7 @@ fn captures_survive_commits_remaps_releases_and_copies_on_any_thread() {
         for (fence, on_this_thread) in
             [(FenceKind::Event, true), (FenceKind::Event, false), (FenceKind::Timeline, false)]
         {
-            let pool = rig.builder().max_bytes(CEILING).unstable_fence(fence).build().unwrap();
+            let pool = rig.builder().max_bytes(LIMIT).unstable_fence(fence).build().unwrap();
             let (capturing, mut lane, batch) = (rig.lane(0, 1), rig.lane(1, MIB), Batch::new(1, MIB));
             let what = format!("{}, fence {fence:?}, this thread: {on_this_thread}", rig.name());
             captured(&what, &capturing.stream, || {

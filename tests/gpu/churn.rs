@@ -19,7 +19,7 @@ use pinpool::{FenceKind, PinnedBuf, Pool, PoolBuilder, Preset, Request};
 use crate::MIB;
 use crate::batch::Batch;
 use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until};
-use crate::memory::{CEILING, check_remap_beside_copies};
+use crate::memory::{LIMIT, check_remap_beside_copies};
 use crate::methods::METHODS;
 
 const PRODUCERS: usize = 4;
@@ -37,7 +37,7 @@ fn every_batch_arrives_intact_while_memory_is_committed_remapped_and_released() 
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         for fence in [FenceKind::Event, FenceKind::Timeline] {
-            let pool = with_a_low_ceiling(rig.builder().unstable_fence(fence));
+            let pool = with_a_low_limit(rig.builder().unstable_fence(fence));
             churn(rig, &pool);
         }
     });
@@ -50,15 +50,15 @@ fn every_batch_arrives_intact_under_tensorflows_rules() {
         // The tensorflow preset refuses backends that need the arena.
         if rig.name() == "cuda" {
             for fence in [FenceKind::Event, FenceKind::Timeline] {
-                churn(rig, &with_a_low_ceiling(rig.builder().preset(Preset::TensorFlow).unstable_fence(fence)));
+                churn(rig, &with_a_low_limit(rig.builder().preset(Preset::TensorFlow).unstable_fence(fence)));
             }
         }
     });
 }
 
 /// A limit below what the threads could hold at once.
-fn with_a_low_ceiling(builder: PoolBuilder) -> Pool {
-    builder.max_bytes(CEILING).wait(Duration::from_secs(60)).build().unwrap()
+fn with_a_low_limit(builder: PoolBuilder) -> Pool {
+    builder.max_bytes(LIMIT).wait(Duration::from_secs(60)).build().unwrap()
 }
 
 fn churn(rig: &Rig<'_>, pool: &Pool) {
@@ -145,7 +145,7 @@ fn collect(pool: &Pool, are_copying: &Weak<Mutex<Receiver<Job>>>) {
             break;
         }
         match turn % 4 {
-            0 => pool.trim(CEILING / 2),
+            0 => pool.trim(LIMIT / 2),
             1 => pool.maintain(),
             2 => pool.trim(0),
             _ => pool.clear(),

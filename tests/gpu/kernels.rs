@@ -18,7 +18,7 @@ use crate::MIB;
 use crate::batch::Batch;
 use crate::device::{self, HeldStream, Rig, filled, print_uncaptured, wait_until};
 use crate::ends::in_a_process;
-use crate::memory::{CEILING, fill_granules};
+use crate::memory::{LIMIT, fill_granules};
 
 /// `spin` runs until the word is set, at most for this many nanoseconds. `copy` copies words, one block, any threads.
 /// `break_device` writes to address 0.
@@ -155,7 +155,7 @@ fn memory_is_pinned_moved_and_released_while_a_kernel_runs() {
     let kernels = Kernels::load(&device.context);
     device.on_each(|rig| {
         let stream = rig.context.new_stream().unwrap();
-        let pool = rig.builder().max_bytes(CEILING).build().unwrap();
+        let pool = rig.builder().max_bytes(LIMIT).build().unwrap();
         let running = Running::on(&stream, kernels.as_ref());
         let mut bufs = fill_granules(&pool, 1);
         for index in (0..bufs.len()).rev().step_by(2) {

@@ -1,5 +1,5 @@
 //! Memory that is committed, remapped and released, beside copies where the backend can and else after them; reserves,
-//! ceilings, the end of a pool, and contexts.
+//! limits, the end of a pool, and contexts.
 
 use std::env;
 use std::process::Command;
@@ -14,12 +14,12 @@ use crate::batch::Batch;
 use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until};
 
 /// Ten granules; the largest buffers here are three.
-pub(crate) const CEILING: u64 = 20 << 20;
+pub(crate) const LIMIT: u64 = 20 << 20;
 const GRANULE: usize = 2 * MIB;
 
 /// A buffer for each granule under the limit. The pool must hold nothing.
 pub(crate) fn fill_granules(pool: &Pool, first: u64) -> Vec<(Batch, PinnedBuf)> {
-    let batches = (0..CEILING / GRANULE as u64).map(|index| Batch::new(first + index, GRANULE));
+    let batches = (0..LIMIT / GRANULE as u64).map(|index| Batch::new(first + index, GRANULE));
     batches.map(|batch| (batch, filled(pool, batch))).collect()
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
             wanted.unwrap_or_else(|error| panic!("{name}: granules are not remapped beside copies: {error}"));
         let stats = pool.stats();
         assert!(stats.memory.remap.count > before.memory.remap.count, "{name}: {stats:?}");
-        assert_eq!(stats.memory.pin.count, before.memory.pin.count, "{name}: pinned again at the ceiling");
+        assert_eq!(stats.memory.pin.count, before.memory.pin.count, "{name}: pinned again at the limit");
         Some(contiguous)
     } else {
         assert!(wanted.unwrap_err().is_limit(), "{name}: a region cannot be released under copies");
@@ -80,7 +80,7 @@ pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
 fn granules_are_remapped_beside_copies_in_flight_and_regions_wait_for_them() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
-        let pool = rig.builder().max_bytes(CEILING).build().unwrap();
+        let pool = rig.builder().max_bytes(LIMIT).build().unwrap();
         check_remap_beside_copies(rig, &pool);
         // Once more, with granules that were remapped before.
         pool.clear();
@@ -135,7 +135,7 @@ fn at_the_limit_a_request_is_served_by_a_release() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let (name, wait) = (rig.name(), Duration::from_secs(60));
-        let pool = rig.builder().max_bytes(CEILING).wait(wait).build().unwrap();
+        let pool = rig.builder().max_bytes(LIMIT).wait(wait).build().unwrap();
         let (small, large) = (Batch::new(1, 4096), Batch::new(2, 18 * MIB));
         let (mut lane, mut other) = (rig.lane(0, small.len), rig.lane(1, large.len));
         let hold = HeldStream::on(&lane.stream);
@@ -154,7 +154,7 @@ fn at_the_limit_a_request_is_served_by_a_release() {
         other.check(large);
         let stats = pool.stats();
         assert!(rig.virtual_memory() || stats.memory.unpin.count > 0, "{name}");
-        assert!(stats.memory.peak_held_bytes <= CEILING, "{name}: {stats:?}");
+        assert!(stats.memory.peak_held_bytes <= LIMIT, "{name}: {stats:?}");
     });
 }
 

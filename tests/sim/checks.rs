@@ -30,7 +30,7 @@ pub(crate) fn after_step(world: &World) -> Check {
             return Err(format!("{} gets wait, and the short path does not go by that", stats.requests.waiting));
         }
         if stats.copies.in_flight == 0 {
-            world.site.note_swept();
+            world.site.record_swept();
         }
         ledger(world, &stats).map_err(|what| format!("{what}; {stats:?}"))?;
     }

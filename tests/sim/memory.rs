@@ -191,7 +191,7 @@ impl Memory {
     }
 
     /// A release of `bytes` failed.
-    fn note_failed(&mut self, bytes: &Range<usize>) {
+    fn record_failed(&mut self, bytes: &Range<usize>) {
         let failed = Some(if self.is_ending { Failed::AtTheEnd } else { Failed::Before });
         self.split(bytes.start);
         self.split(bytes.end);
@@ -269,7 +269,7 @@ impl SimMemory {
         memory.add(bytes.clone());
         if held_bytes > memory.max_bytes {
             let max_bytes = memory.max_bytes;
-            self.site.report(format!("{held_bytes} B are held, over the ceiling of {max_bytes} B"));
+            self.site.report(format!("{held_bytes} B are held, over the limit of {max_bytes} B"));
         }
         Ok(bytes)
     }
@@ -285,7 +285,7 @@ impl SimMemory {
         if call == Call::Release
             && let Err(error) = memory.check_fault(Call::Release)
         {
-            memory.note_failed(bytes);
+            memory.record_failed(bytes);
             return Err(error);
         }
         memory.remove(bytes);

@@ -149,7 +149,7 @@ impl Site {
     }
 
     /// The pool knows of all copies that are over.
-    pub(crate) fn note_swept(&self) {
+    pub(crate) fn record_swept(&self) {
         self.owners().unswept.clear();
     }
 

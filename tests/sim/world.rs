@@ -47,7 +47,7 @@ pub(crate) struct World {
     trace: Cell<u64>,
     /// A copy failed, or nobody knows whether it did.
     pub(crate) device_failed: Cell<bool>,
-    has_ceiling: Cell<bool>,
+    has_limit: Cell<bool>,
     /// A reserve was made, or the limit changed: there may be less than a request in line needs.
     took_room: Cell<bool>,
 }
@@ -178,7 +178,7 @@ impl World {
             at: Cell::new(0),
             trace: Cell::new(0xcbf2_9ce4_8422_2325),
             device_failed: Cell::new(false),
-            has_ceiling: Cell::new(setup.max_bytes > 0),
+            has_limit: Cell::new(setup.max_bytes > 0),
             took_room: Cell::new(false),
         })
     }
@@ -314,7 +314,7 @@ impl World {
                 if index == 0 {
                     // From before the call on: a lower limit holds for what others acquire meanwhile.
                     self.site.memory().set_max_bytes(args[0]);
-                    self.has_ceiling.set(true);
+                    self.has_limit.set(true);
                     self.took_room.set(true);
                     self.note(u64::from(pool.set_max_bytes(Limit::Bytes(args[0])).is_ok()));
                 }
@@ -378,18 +378,18 @@ impl World {
                     }
                     self.hand_out(index, buf, len, align);
                 }
-                Err(error) => self.note_refused(index, len, failures, &error),
+                Err(error) => self.record_refused(index, len, failures, &error),
             }
         });
     }
 
     /// A request failed, with that many failures of the source before it.
-    fn note_refused(&self, pool: usize, len: usize, failures: [u64; 3], error: &Error) {
+    fn record_refused(&self, pool: usize, len: usize, failures: [u64; 3], error: &Error) {
         self.note(2);
         self.tallies.borrow_mut()[pool].failed += 1;
         let is_explained = if error.is_limit() {
             // Without a limit only the line can be in the way.
-            self.has_ceiling.get() || pool > 0 || self.is_polling.get() || !self.waiting.borrow().is_empty()
+            self.has_limit.get() || pool > 0 || self.is_polling.get() || !self.waiting.borrow().is_empty()
         } else {
             error.is_backend() && self.site.memory().failures != failures
         };
@@ -432,7 +432,7 @@ impl World {
                 return Some(waiting);
             }
             Poll::Ready(Ok(buf)) => self.hand_out(waiting.pool, buf, waiting.len, 0),
-            Poll::Ready(Err(error)) => self.note_refused(waiting.pool, waiting.len, waiting.failures, &error),
+            Poll::Ready(Err(error)) => self.record_refused(waiting.pool, waiting.len, waiting.failures, &error),
         }
         None
     }

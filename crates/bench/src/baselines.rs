@@ -5,7 +5,7 @@
 use crossbeam::queue::ArrayQueue;
 use pinpool::{PinnedBuf, Pool};
 
-/// Sizes of `mix`, each a class of its own: 4 KiB to 64 KiB.
+/// Sizes of `mix`, each in a separate class: 4 KiB to 64 KiB.
 pub(super) const SIZES: usize = 16;
 
 /// More buffers of one class than are idle at any time.

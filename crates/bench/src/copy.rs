@@ -108,7 +108,7 @@ impl CopyArgs {
 
     fn sizes(&self) -> Measured<Vec<u64>> {
         if self.sizes.is_empty() {
-            let most_bytes = requested::default_ceiling_bytes()?;
+            let most_bytes = requested::default_limit_bytes()?;
             return Ok(DEFAULT_SIZES.into_iter().filter(|&size| needed_bytes(size) <= most_bytes).collect());
         }
         for &size in &self.sizes {

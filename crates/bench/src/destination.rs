@@ -40,7 +40,7 @@ impl BenchTarget {
                 let memory = stream.alloc_zeros(bytes)?;
                 stream.synchronize()?;
                 let (address, _) = memory.device_ptr(&stream);
-                // SAFETY: `memory` is kept beside it, and every copy goes through the one stream.
+                // SAFETY: `memory` is kept with it, and every copy goes through the one stream.
                 let raw = unsafe { RawMem::from_raw(address, bytes, stream.clone()) };
                 Ok(BenchTarget::Cuda { name: context.name()?, stream, raw, address, memory })
             });

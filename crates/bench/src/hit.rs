@@ -1,4 +1,4 @@
-//! `pinpool-bench hit`: a get and its put when a buffer is idle.
+//! `pinpool-bench hit`: a request and its return while a buffer is idle.
 //!
 //! The pool and each baseline run in turn, round after round, so that a slow moment of the machine affects all of them; each
 //! figure is the median of its rounds.

@@ -83,7 +83,7 @@ impl PinArgs {
     pub(super) fn measure(&self) -> Measured<PinReport> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads(cores);
-        let most_bytes = requested::default_ceiling_bytes()?;
+        let most_bytes = requested::default_limit_bytes()?;
         let bytes = self.bytes.unwrap_or(DEFAULT_BYTES.min(most_bytes));
         requested::fits(format!("--bytes {}", format_bytes(bytes)), "each reserve", bytes, "give fewer")?;
         let warm_up = || reserve(bytes, cores, Backend::Heap);

@@ -51,7 +51,7 @@ pub(super) fn pool_builder(backend: Backend) -> PoolBuilder {
 }
 
 /// The default limit of a pool on this machine.
-pub(super) fn default_ceiling_bytes() -> Result<u64, Error> {
+pub(super) fn default_limit_bytes() -> Result<u64, Error> {
     // Under this preset a pool reserves no virtual range.
     let pool = pool_builder(Backend::Heap).preset(Preset::TensorFlow).max_bytes(Limit::Auto).build()?;
     Ok(pool.stats().limits.max_bytes.unwrap_or(u64::MAX))
@@ -59,7 +59,7 @@ pub(super) fn default_ceiling_bytes() -> Result<u64, Error> {
 
 /// Refuses more memory than the default limit: the kernel would kill the process without a message.
 pub(super) fn fits(argument: impl Display, what: impl Display, bytes: u64, remedy: &str) -> Measured<()> {
-    let most_bytes = default_ceiling_bytes()?;
+    let most_bytes = default_limit_bytes()?;
     if bytes <= most_bytes {
         return Ok(());
     }

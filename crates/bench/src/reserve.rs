@@ -78,7 +78,7 @@ struct Reserve {
     gb_per_s: f64,
 }
 
-/// One pool whose reserve is pinned during the requests.
+/// One pool that pins its reserve during the requests.
 struct Background {
     first: Duration,
     gets: Vec<Duration>,
@@ -87,7 +87,7 @@ struct Background {
 
 impl ReserveArgs {
     pub(super) fn measure(&self) -> Measured<ReserveReport> {
-        let most_bytes = requested::default_ceiling_bytes()?;
+        let most_bytes = requested::default_limit_bytes()?;
         let fitting = || DEFAULT_SIZES.into_iter().filter(|&bytes| bytes <= most_bytes).collect::<Vec<_>>();
         let sizes = if self.bytes.is_empty() { fitting() } else { requested::distinct(&self.bytes) };
         let Some(&largest) = sizes.iter().max() else {

@@ -62,7 +62,7 @@ fn main() {
     for threads in [1, 2, 4] {
         let in_rust = measure(threads, || drop(black_box(rust.get(black_box(LEN)))));
         let in_c = measure(threads, || pair_in_c(handle));
-        println!("{threads} threads: {in_rust:.1} ns a get and put of the library, {in_c:.1} ns of pp_get and pp_put");
+        println!("{threads} threads: {in_rust:.1} ns for get and drop in Rust, {in_c:.1} ns for pp_get and pp_put");
     }
     pp_pool_close(pool);
 }

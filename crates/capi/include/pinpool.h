@@ -34,7 +34,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The version of this header; pp_version has that of the library. */
+/* The version of this header; pp_version returns the library version. */
 #define PP_VERSION "0.1.0"
 #define PP_VERSION_MAJOR 0
 #define PP_VERSION_MINOR 1

@@ -1,8 +1,8 @@
-//! What AddressSanitizer is told where the program has it: the bytes of a buffer that is out may be used, those behind its length and
-//! those of a buffer that was put may not.
+//! Annotations for AddressSanitizer, if the program uses it: the bytes of a buffer in use are addressable; bytes beyond its
+//! length, and the bytes of a returned buffer, are not.
 //!
 //! - **asan-I1**: a byte is told to be out of use only within the capacity of one buffer, and the request that next hands it out tells
-//!   the opposite first. Memory that returns to the system is the sanitizer's own again, whose `mmap` and `free` tell of it.
+//!   the opposite first. Memory that returns to the system belongs to the sanitizer again; its `mmap` and `free` track it.
 
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;

@@ -143,7 +143,7 @@ struct Adopted {
 unsafe impl Send for Adopted {}
 
 impl Adopted {
-    fn give_back(self) {
+    fn release(self) {
         // SAFETY: the promise of pp_adopt.
         unsafe { (self.on_return)(self.ptr, self.user_data) };
     }
@@ -182,8 +182,8 @@ pub unsafe extern "C" fn pp_adopt(
             )));
         }
         let (memory, adopted) = (NonNull::slice_from_raw_parts(start, bytes), Adopted { on_return, ptr, user_data });
-        // SAFETY: the caller's promise is that of `adopt`.
-        let buf = unsafe { call.pool()?.adopt(memory, is_pinned != 0, move || adopted.give_back()) }?;
+        // SAFETY: the caller's promise covers the contract of `adopt`.
+        let buf = unsafe { call.pool()?.adopt(memory, is_pinned != 0, move || adopted.release()) }?;
         call.table().insert(buf, Owner::Program);
         Ok(pp_status::PP_OK)
     })

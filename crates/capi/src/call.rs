@@ -58,7 +58,7 @@ pub(crate) fn call(run: impl FnOnce() -> Result<pp_status, Failure>) -> pp_statu
 fn keep(failure: Failure) -> pp_status {
     let Failure { status, text } = failure;
     let text = text_for_c(&text);
-    // A thread that is ending has no last error; one whose text is being replaced is not here twice.
+    // An exiting thread has no last error, and the text of a thread is never replaced twice at once.
     let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = Some((status, text))));
     status
 }

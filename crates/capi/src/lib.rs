@@ -23,7 +23,7 @@
 //! - **capi-P1**: a pointer argument is null, or points to what its type and the header say for as long as the call runs.
 //!   The caller upholds it; the functions check for null and nothing else.
 #![allow(unsafe_code)] // An interface to C is made of raw pointers.
-#![allow(non_camel_case_types)] // The names are those of the header.
+#![allow(non_camel_case_types)] // The header uses these names.
 #![allow(clippy::missing_errors_doc)] // Every function returns a status, which its docs list.
 
 #[cfg(panic = "abort")]

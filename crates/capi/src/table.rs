@@ -26,7 +26,7 @@ enum Out {
     Leaving(Owner),
 }
 
-/// Whose the memory of a buffer is.
+/// The owner of a buffer's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
     Pool,
@@ -109,7 +109,7 @@ impl Table {
         }
     }
 
-    /// Takes the buffer at this address, whose place stays: end with `left` or `restore`.
+    /// Takes the buffer at this address and keeps its place: end with `left` or `restore`.
     pub(crate) fn begin_leaving(&self, address: usize) -> Result<PinnedBuf, Unknown> {
         let mut shard = locked(self.shard(address));
         let Some(out) = shard.get_mut(&address) else {

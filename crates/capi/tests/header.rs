@@ -79,7 +79,7 @@ fn versions() -> String {
     let version = env!("CARGO_PKG_VERSION");
     let parts: Vec<&str> = version.split('.').collect();
     format!(
-        "\n/* The version of this header; pp_version has that of the library. */\n#define PP_VERSION \"{version}\"\n\
+        "\n/* The version of this header; pp_version returns the library version. */\n#define PP_VERSION \"{version}\"\n\
          #define PP_VERSION_MAJOR {}\n#define PP_VERSION_MINOR {}\n#define PP_VERSION_PATCH {}",
         parts[0], parts[1], parts[2]
     )

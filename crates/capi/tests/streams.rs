@@ -102,7 +102,7 @@ fn a_put_whose_event_the_driver_refuses_once_is_made_good() {
 fn a_put_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
     let (_double, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();
-    // SAFETY: refused, and no event whose work could use the buffer.
+    // SAFETY: refused, and no event with work that could use the buffer.
     let wrong = unsafe { pp_put_on_event(pool.0, held.0, ptr::null_mut()) };
     let (status, text) = outcome(wrong, ()).unwrap_err();
     assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("the event is null"), "{text}");

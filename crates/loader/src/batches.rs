@@ -37,7 +37,7 @@ use super::run::LoadOptions;
 use super::state::LoadState;
 use pinpool::{Error, PinnedBuf};
 
-/// Compressed files of many samples whose samples are mixed by a shuffle: as many decoders are kept.
+/// Compressed files of many samples that a shuffle mixes: one decoder is kept for each.
 const OPEN_FILES: usize = 8;
 
 /// Consecutive bytes of a sample; all of them, unless the sample is longer than a batch may be.
@@ -175,7 +175,7 @@ impl Batches {
         if self.epoch == self.options.epochs {
             return;
         }
-        // Shuffles the catalog's order, not that of the epoch before (plan-I3).
+        // Shuffles the catalog's order, not the order of the previous epoch (plan-I3).
         self.order.clear();
         self.order.extend(units(&self.catalog));
         let mut rng = self.options.shuffle_seed.map(ChaCha8Rng::seed_from_u64);
@@ -249,7 +249,7 @@ impl Batches {
         self.catalog.files()[self.catalog.samples()[part.sample].file].compression.is_some()
     }
 
-    /// Gives the batch its turns at compressed files, behind those of all batches before.
+    /// Gives the batch its turns at compressed files, behind the turns of all earlier batches.
     fn take_turns(&mut self, batch: &mut PlannedBatch) {
         for part in &batch.parts {
             if !self.is_compressed(part) {

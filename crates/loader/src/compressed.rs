@@ -5,8 +5,8 @@
 //!
 //! - **compressed-I1**: a decoder holds [`INPUT_BYTES`] of the file and the window of its format (gzip 32 KiB; Zstandard at
 //!   most 128 MiB, since frames that ask for more are refused), however long the file and its data are.
-//! - **compressed-I2**: a file whose data is longer than [`max_data_bytes`] is refused, so that a small file cannot keep a
-//!   worker busy without an end.
+//! - **compressed-I2**: a file with more data than [`max_data_bytes`] is refused, so that a small file cannot keep a worker
+//!   busy forever.
 //! - **compressed-I3**: a decoder continues in the file that it began in: one that was replaced or changed is an error.
 
 use std::fmt;

@@ -70,9 +70,9 @@
 //!
 //! - **loader-I1**: a run holds at most `prefetch` buffers ahead of the copies and one for each lane of the destination. Each
 //!   has at most `batch_bytes`, rounded up to a class of the pool (less than an eighth more, above 16 MiB less than 2 MiB or a 64th). So a run holds at most
-//!   `(prefetch + lanes) * batch_bytes` of the pool, however long a file is. The destination has `lanes * batch_bytes` of its own.
-//!   A [`BatchReader`] holds at most `prefetch` buffers that it has not handed out. Compressed files add a decoder each while
-//!   they are open (compressed-I1, turn-I3).
+//!   `(prefetch + lanes) * batch_bytes` of the pool, however long a file is. The destination allocates another `lanes *
+//!   batch_bytes`. A [`BatchReader`] holds at most `prefetch` buffers that it has not handed out. Compressed files add a
+//!   decoder each while they are open (compressed-I1, turn-I3).
 //! - **loader-I2**: what cannot be loaded is reported, once to the [`Observer`] or with its batch in
 //!   [`LoadedBatch::failures`]; it is skipped, and the rest arrives.
 
@@ -159,7 +159,7 @@ impl Loader {
     ///
     /// # Errors
     ///
-    /// If the batches of this loader are others than those of the load that `state` is of.
+    /// If this loader's batches differ from the batches of the load that saved `state`.
     pub fn resume_at(mut self, state: LoadState) -> Result<Loader, StateError> {
         let here = plan_number(&self.catalog, &self.options);
         if state.plan != here {

@@ -136,7 +136,7 @@ impl CatalogLists {
             if !entry.file_type().is_dir() {
                 return true;
             }
-            // A directory whose metadata cannot be read passes: walkdir then reports why.
+            // A directory with unreadable metadata passes: walkdir then reports why.
             let is_new = entry.metadata().map_or(true, |meta| entered.insert((meta.dev(), meta.ino())));
             if !is_new {
                 entered_again.push(entry.path().to_path_buf());

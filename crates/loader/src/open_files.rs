@@ -1,4 +1,4 @@
-//! The files that the workers have open, and whose turn it is to read a compressed file.
+//! The files that the workers have open, and the order in which they read a compressed file.
 //!
 //! A worker that gets no descriptor waits until another worker closes a file: under a low limit on open files fewer workers
 //! read at once, and every file is loaded. Compressed data has one order, so the batches of a compressed file take turns in

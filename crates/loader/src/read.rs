@@ -10,7 +10,7 @@
 //! ```
 //!
 //! - **read-I1**: the parts read are contiguous from the start of the buffer, in the planned order.
-//! - **read-I2**: a file whose length differs from its listed length is a failure and is never cut silently. Other changes
+//! - **read-I2**: a file that differs from its listed length is a failure and is never truncated silently. Other changes
 //!   to a file after it was listed are not detected.
 //! - **decode-I1**: row `i` of each array belongs to part `i` of the batch. A failed sample leaves no row.
 

@@ -110,7 +110,7 @@ impl ReadAhead {
         self.changed.notify_all();
     }
 
-    /// Waits, for a worker whose batch found no memory, until more than `completions` batches are completed, or until a
+    /// Waits, for a worker that found no memory for its batch, until more than `completions` batches are completed, or until a
     /// consumer starts to wait for this batch. `false` if no other batch is in progress or the read-ahead is closed: then no
     /// buffer will come back.
     fn wait_for_completion(&self, completions: u64) -> bool {

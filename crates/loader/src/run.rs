@@ -111,7 +111,7 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// A loader of `catalog` whose every buffer comes from `pool`.
+    /// A loader of `catalog` that takes every buffer from `pool`.
     #[must_use]
     pub fn new(pool: &Pool, catalog: &Catalog, options: LoadOptions) -> Loader {
         let start = LoadState::default();

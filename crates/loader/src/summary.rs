@@ -1,6 +1,6 @@
-//! What a run reports: batches and failures while it runs, figures at its end.
+//! What a run reports: batches and failures while it runs, statistics at its end.
 //!
-//! Owns the loader's figures; those of the pool are in its [`Stats`](pinpool::Stats). Never prints.
+//! Owns the loader's statistics; the pool's statistics are in its [`Stats`](pinpool::Stats). Never prints.
 
 use std::io;
 use std::sync::Arc;
@@ -35,23 +35,23 @@ pub struct BatchDone {
     pub bytes: u64,
 }
 
-/// The figures of a run. Samples and bytes count what arrived, over all epochs.
+/// The statistics of a run. Samples and bytes count what arrived, over all epochs.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct LoadSummary {
     /// Epochs completed.
     pub epochs: u64,
-    /// Files all of whose samples arrived, each counted once, however many epochs there are; a container is one file.
+    /// Files with all samples delivered, each counted once over all epochs; a container is one file.
     pub files: u64,
     /// Samples that arrived whole: one for a plain file, any number for a container; counted again in each epoch.
     pub samples: u64,
     /// Files and paths of which something was skipped, each counted once.
     pub failed_files: u64,
-    /// Bytes that arrived; those of a sample that failed half-way included.
+    /// Bytes that arrived, including partial samples.
     pub bytes: u64,
     /// Batches that arrived, whole or in part.
     pub batches: u64,
-    /// Batches whose bytes all had the same checksum on the destination as when they were read.
+    /// Batches with the same checksum on the destination as when they were read.
     pub verified_batches: u64,
     /// Largest number of copies in flight at once.
     pub max_in_flight_batches: u64,

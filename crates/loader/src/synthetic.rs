@@ -13,7 +13,7 @@ const MEAN_BYTES: f64 = 114_660.0;
 /// Standard deviation of the logarithm; one photograph in forty is then longer than 300 kB.
 const SIGMA: f64 = 0.6;
 const BOUNDS_BYTES: std::ops::RangeInclusive<f64> = 1024.0..=16_777_216.0;
-/// Stream of the lengths, apart from those of the files.
+/// Stream of the lengths, separate from the streams of the files.
 const LENGTHS_STREAM: u64 = u64::MAX;
 /// What the generator makes at once.
 const WORD_BYTES: usize = 4;

@@ -1,6 +1,6 @@
 //! The copying thread: sends batches in order, each on an idle lane, and checks that it arrived.
 //!
-//! Owns the destination, the copies in flight and the figures. Never reads a file.
+//! Owns the destination, the copies in flight and the statistics. Never reads a file.
 //!
 //! ```text
 //!   filled batches, in order
@@ -33,7 +33,7 @@ use pinpool::{Completion, Error, PinnedBuf};
 /// long against a poll.
 const POLL_EVERY: Duration = Duration::from_micros(200);
 
-/// A batch whose copy has started.
+/// A batch with a started copy.
 #[derive(Debug)]
 struct RunningCopy {
     lane: usize,
@@ -250,7 +250,7 @@ impl<'a> Transfer<'a> {
         self.observer.batch_done(&done);
     }
 
-    /// Adds a segment to those of its sample. Whether the sample has arrived whole by it, whichever part came last.
+    /// Adds a segment to its sample. Whether the sample has arrived whole by it, whichever part came last.
     fn is_sample_whole(&mut self, epoch: u64, part: &LoadedPart) -> bool {
         let sample_bytes = self.loader.catalog.samples()[part.sample].len_bytes;
         let len_bytes = part.bytes.len() as u64;

@@ -1,6 +1,6 @@
 //! The statistics through the [`metrics`](https://docs.rs/metrics) facade, for any exporter that it has.
 //!
-//! A [`Reporter`] passes the figures on when its [`report`](Reporter::report) is called: before each scrape, or every few
+//! A [`Reporter`] publishes the statistics when its [`report`](Reporter::report) is called: before each scrape, or every few
 //! seconds on a thread of the program. No request and no return does anything for it, and without a recorder nothing is kept.
 //!
 //! ```
@@ -35,7 +35,7 @@
 //!
 //! The pool counts durations in powers of two ([`Histogram`](pinpool::stats::Histogram)). A report passes on the durations since
 //! the last report, each as the middle of its power of two: counts are exact, the sum and single values are off by a factor of at
-//! most 1.42. An exporter whose buckets end at [`bucket_bounds`] shows exactly what the pool counted.
+//! most 1.42. An exporter with buckets that end at [`bucket_bounds`] shows exactly what the pool counted.
 
 use std::collections::HashMap;
 use std::f64::consts::SQRT_2;

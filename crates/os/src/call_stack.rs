@@ -40,7 +40,7 @@ impl CallStack {
         Self::Native(native::calls())
     }
 
-    /// The frames of the program, the innermost first: not those of the pool and the runtime.
+    /// The frames of the program, the innermost first, without frames of the pool and the runtime.
     pub fn frames(&self) -> Vec<Frame> {
         self.first(FRAMES_MAX)
     }

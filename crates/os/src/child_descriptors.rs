@@ -17,7 +17,7 @@ use crate::sync::process::{AtomicBool, Ordering};
 
 /// A place without a descriptor.
 const FREE: i32 = -1;
-/// A place whose descriptor is about to be written.
+/// A place that is about to receive its descriptor.
 const TAKEN: i32 = -2;
 
 /// A descriptor, and the file that it was open on.

@@ -6,7 +6,7 @@
 //! | [`fork`] | in which process of a line of forks code runs, and values that each has for itself |
 //! | [`threads`] | threads that leave no lock of the process behind in a child of `fork` |
 //! | [`clock`] | the monotonic clock |
-//! | [`unwind`] | calls of code that users pass in, whose panics end there |
+//! | [`unwind`] | calls of user code: panics end there |
 //! | [`lost`] | what is never used again and never freed |
 //! | [`call_stack`] | where code was called from |
 //! | [`file_id`] | which file a path or a descriptor leads to |

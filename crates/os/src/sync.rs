@@ -22,8 +22,8 @@ pub use crossbeam::utils::Backoff;
 
 /// Locks that are never modelled.
 ///
-/// They are those of `std`: on Linux one futex word each and no table alongside them. A child of `fork` inherits every table of
-/// waiting threads without these threads, and would follow pointers into stacks that it uses for threads of its own.
+/// They come from `std`: on Linux one futex word each, without a separate table. A forked child inherits every table of waiting
+/// threads without these threads, and would follow pointers into stacks that it uses for its own threads.
 pub mod plain {
     use std::sync::{LockResult, PoisonError, TryLockError};
     use std::time::Instant;

@@ -1,8 +1,8 @@
 //! Threads that pools start by themselves.
 //!
-//! They are threads of the system, not of `std`: a thread of `std` takes a lock of the whole process when it starts and when it
-//! ends, in a program whose `main` is Rust's, to note where its stack ends. A child of `fork` that was forked meanwhile keeps
-//! that lock locked, and no thread of `std` begins in it ever.
+//! They are threads of the system, not of `std`: in a program with a Rust `main`, a `std` thread takes a process-wide lock when
+//! it starts and when it ends, to record where its stack ends. A child of `fork` that was forked meanwhile keeps that lock
+//! locked, and no thread of `std` begins in it ever.
 //!
 //! To `std` such a thread has no name; to the system it has.
 #![allow(unsafe_code)] // Starts threads, and masks signals.
@@ -133,7 +133,7 @@ mod system {
     #[cfg(not(any(target_os = "linux", target_os = "macos")))]
     fn set_name(_name: &CStr) {}
 
-    /// Blocks the signals of this thread, but not those of a fault, which come to the thread that caused them.
+    /// Blocks the signals of this thread, except fault signals, which are sent to the thread that caused them.
     fn block_signals() {
         let faults =
             [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];

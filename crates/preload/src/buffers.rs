@@ -168,7 +168,7 @@ pub(crate) fn free(start: *mut c_void) -> Freed {
         return if source::is_inside(address) { Freed::Unknown } else { Freed::NotOurs };
     };
     let Ok(driver) = Driver::get() else { return Freed::Failed(NOT_INITIALIZED) };
-    contexts::note_current();
+    contexts::record_current();
     let (fence, outcome) = ProcessFence::behind(driver, contexts::all());
     let fence = Arc::new(fence);
     let outcome = outcome.and_then(|()| if waits() { fence.wait_unless_capturing().map(drop) } else { Ok(()) });

@@ -4,7 +4,7 @@
 //! portable, so the work of any context may use it, and a free records an event in each.
 //!
 //! The end of a context (destroyed, its primary context reset or released for the last time) excludes calls that use it: they
-//! enter [`Alive`], whose end waits for them while the driver works.
+//! enter [`Alive`], and the end of `Alive` waits for them while the driver works.
 
 use std::ffi::c_int;
 use std::mem;
@@ -33,8 +33,8 @@ pub(crate) struct Context {
     number: u64,
     /// `None` if the driver did not tell.
     device: Option<c_int>,
-    /// The program made it: it is no primary context. All others are taken for one, since the runtime retains those also by a
-    /// table of its own.
+    /// The program made it: it is no primary context. All others are assumed to be primary, since the runtime also retains
+    /// primary contexts through a separate table.
     is_made: AtomicBool,
     alive: Alive,
     spare_events: Mutex<Vec<usize>>,
@@ -108,7 +108,7 @@ impl Context {
         spare.map_or_else(|| driver.event(), Ok)
     }
 
-    /// Takes back an event whose record is over. One too many is left to the end of the context.
+    /// Takes back a completed event. One too many is left to the end of the context.
     pub(crate) fn put_event(&self, event: usize) {
         let mut spare = self.spare_events.lock();
         if spare.len() < SPARE_EVENTS {
@@ -126,7 +126,7 @@ impl Context {
 
     /// Whether it may be the primary context of this device.
     pub(crate) fn may_be_primary_of(&self, device: c_int) -> bool {
-        // Acquire, with the Release in `note_made`.
+        // Acquire, with the Release in `record_made`.
         !self.is_made.load(Ordering::Acquire) && self.device.is_none_or(|own| own == device)
     }
 
@@ -168,12 +168,12 @@ pub(crate) fn note(handle: usize) -> Arc<Context> {
 }
 
 /// Notes the context with this handle, which the program has made.
-pub(crate) fn note_made(handle: usize) {
+pub(crate) fn record_made(handle: usize) {
     note(handle).is_made.store(true, Ordering::Release);
 }
 
 /// Notes the context that is current on this thread.
-pub(crate) fn note_current() {
+pub(crate) fn record_current() {
     if let Ok(driver) = Driver::get()
         && let Ok(handle @ 1..) = driver.current()
     {

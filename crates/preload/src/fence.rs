@@ -34,7 +34,7 @@ pub(crate) struct ProcessFence {
 
 #[derive(Debug)]
 enum State {
-    /// The contexts whose work is not yet covered by an event.
+    /// The contexts with work that no event covers yet.
     Waiting(Vec<Arc<Context>>),
     Recorded(Vec<(Arc<Context>, usize)>),
 }

@@ -17,7 +17,7 @@ use crate::driver::{Code, Driver, NOT_FOUND, UNKNOWN};
 use crate::log::{self, Reason};
 use crate::{captures, contexts, ends, lookup, pointers, process, registrations};
 
-/// The first version of CUDA whose types are not known.
+/// The first CUDA version with unknown types.
 const UNKNOWN_FROM: c_int = 14000;
 
 /// The flag of `cuGetProcAddress` for programs that mean the thread's stream by 0.
@@ -360,7 +360,7 @@ fn noting(context: usize, real: impl FnOnce() -> Code) -> Code {
 fn noting_current(real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if code == 0 && process::may_be_served() {
-        contexts::note_current();
+        contexts::record_current();
     }
     code
 }
@@ -369,7 +369,7 @@ fn noting_made(out: *mut usize, real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if let (0, Some(place), true) = (code, NonNull::new(out), process::may_be_served()) {
         // SAFETY: preload-I1: the driver wrote the handle there.
-        contexts::note_made(unsafe { place.read() });
+        contexts::record_made(unsafe { place.read() });
     }
     code
 }

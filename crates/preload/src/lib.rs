@@ -46,7 +46,7 @@
 //!   that free returns it, behind a fence over all work that was enqueued before.
 //! - **preload-I4**: nothing of a pool is touched once its context is gone: its source neither takes nor releases memory, its
 //!   buffers are leaked, and another pool serves what comes after.
-#![allow(unsafe_code)] // Stands between a program and the driver, whose interface is C.
+#![allow(unsafe_code)] // Sits between a program and the driver's C interface.
 
 mod alive;
 mod blocks;

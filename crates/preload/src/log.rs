@@ -1,4 +1,4 @@
-//! The log lines: each pool's own, and those of this library, one function a line.
+//! The log lines of each pool and of this library, one function a line.
 //!
 //! They go to stderr, or to the file that `PINPOOL_PRELOAD_LOG` names (appended to, so that several processes may share it;
 //! `%p` is the number of the process). `RUST_LOG` says which are shown, by default warnings, and in a file the pools' lines too.
@@ -44,9 +44,7 @@ pub(crate) enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Forked => {
-                f.write_str("a fork of a process whose memory is served; only a new program is served again")
-            }
+            Self::Forked => f.write_str("a fork of a served process; only a new program is served again"),
             Self::WriteCombined => f.write_str("write-combined memory, which pools do not have"),
             Self::Flags(flags) => write!(f, "flags {flags:#x}, which pinpool does not know"),
             Self::Driver(why) => f.write_str(why),
@@ -57,7 +55,7 @@ impl fmt::Display for Reason {
             Self::NoPool => f.write_str("there is no pool"),
             Self::Blind => f.write_str("a capture that was not seen"),
             Self::Full(bytes) => {
-                write!(f, "{bytes} bytes are more than the ceiling has room for; PINPOOL_MAX_BYTES raises it")
+                write!(f, "{bytes} bytes are more than the limit has room for; PINPOOL_MAX_BYTES raises it")
             }
             Self::Version(version) => {
                 write!(f, "the program asks for functions of CUDA {}, which this build does not know", version / 1000)
@@ -111,7 +109,7 @@ pub(crate) fn registrations(calls: u64, bytes: u64) {
     init();
     let calls = if calls == 1 { "1 call".to_owned() } else { format!("{calls} calls") };
     warn!(
-        "not served: the program pinned memory of its own by {calls} of cuMemHostRegister ({bytes} bytes); a pool serves \
+        "not served: the program pinned its own memory by {calls} of cuMemHostRegister ({bytes} bytes); a pool serves \
          memory that the driver allocates (cuMemHostAlloc)"
     );
 }
@@ -139,7 +137,7 @@ pub(crate) fn init() {
             builder.filter_module(STATS_TARGET, LevelFilter::Info);
         }
         builder.target(file.map_or(Target::Stderr, |file| Target::Pipe(Box::new(file))));
-        // This library has a `log` of its own, so no other logger is there.
+        // This library has its own copy of `log`, so there is no other logger.
         let _first = builder.try_init();
         if let (Some(path), Some(error)) = (path, failed) {
             warn!("{FILE}={path} cannot be written, so the log goes to stderr: {error}");

@@ -50,7 +50,7 @@ pub(crate) fn is_own(address: *const c_void) -> bool {
     own.is_some() && image_of(address).map(|image| image.dli_fbase) == own
 }
 
-/// The driver's own function of this name, or that of another library that is between this one and the driver.
+/// The driver's function of this name, or the function of another library between this one and the driver.
 pub(crate) fn own(name: &CStr) -> Option<NonNull<c_void>> {
     let not_a_hook = |found: &NonNull<c_void>| !is_own(found.as_ptr());
     let next = look_up(libc::RTLD_NEXT, name).filter(not_a_hook);

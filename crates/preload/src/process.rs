@@ -12,7 +12,7 @@ pub(crate) fn may_be_served() -> bool {
     matches!(OWNER.load(Ordering::Relaxed), 0) || is_owner()
 }
 
-/// Whether this process uses contexts of its own.
+/// Whether this process creates its own contexts.
 pub(crate) fn is_owner() -> bool {
     OWNER.load(Ordering::Relaxed) == std::process::id()
 }

@@ -15,7 +15,7 @@ pub(crate) fn saw(bytes: usize) {
     extern "C" fn at_exit() {
         // A child of a fork has its parent's counts.
         if process::is_owner() {
-            // Relaxed, here and below: figures.
+            // Relaxed, here and below: statistics.
             log::registrations(CALLS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
         }
     }

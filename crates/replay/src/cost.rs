@@ -102,7 +102,7 @@ mod tests {
     fn where_times_do_not_follow_the_bytes_a_larger_call_takes_as_long_for_each_as_the_fastest() {
         let fitted = |calls: &[TimedCall]| CallCost::fitted(calls, CallCost::ASSUMED_PIN).unwrap();
         assert_eq!(fitted(&[call(1, 20), call(2, 10)]), CallCost { call_ns: 7.5, byte_ns: 5.0 });
-        // Calls of 4 and 8 MiB on a busy machine: those of 4 once took longer.
+        // Calls of 4 and 8 MiB on a busy machine: the 4 MiB calls once took longer.
         let (small, large) = (4_u64 << 20, 8_u64 << 20);
         let busy =
             fitted(&[call(small, 546_000), call(small, 20_000_000), call(large, 9_000_000), call(large, 12_000_000)]);

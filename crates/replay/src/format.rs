@@ -76,7 +76,7 @@ pub enum TraceError {
     /// Not a trace, but what Python pickled: mostly a snapshot of PyTorch's memory.
     #[error("this is a pickle, such as a PyTorch memory snapshot; record a trace instead: PINPOOL_TRACE=FILE")]
     Pickle,
-    /// A pool could not be built, or refused a get.
+    /// A pool could not be built, or refused a request.
     #[error("{0}")]
     Pool(#[from] pinpool::Error),
 }

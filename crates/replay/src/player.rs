@@ -6,7 +6,7 @@
 //!  put:   poll ─▶ the buffer returns to the pool; a request that still waits leaves the queue ─▶ serve
 //!  t:     in steps of at most a second: advance the clock ─▶ poll ─▶ prepare ─▶ serve
 //!  prepare: the compaction steps that the maintenance thread had time for, one after the other
-//!  serve: retry the first ticket until one must wait; a ticket whose wait timed out becomes a fallback
+//!  serve: retry the first ticket until one must wait; a ticket that timed out becomes a fallback
 //! ```
 //!
 //! Owns the queue of waiting requests and counts waits and fallbacks as blocking requests would see them; all numbers about
@@ -64,7 +64,7 @@ pub(super) struct Player<'a> {
     tally: Tally,
 }
 
-/// State of a request whose buffer was not returned.
+/// State of a request with a buffer that was not returned.
 enum GetState {
     /// Dropped by its return.
     Pinned(PinnedBuf),

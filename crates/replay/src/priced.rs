@@ -1,7 +1,7 @@
 //! Simulated memory that adds up the time of remaps on a device with the calls of `vmm`: granules are mapped at their new place
 //! first, and unmapped at the old place later, or when its addresses are needed.
 //!
-//! The times are those of one H200 with driver 580: 99 us to unmap a run plus 27 GB/s past its first granule, 5 us to map a
+//! The times were measured on one H200 with driver 580: 99 us to unmap a run plus 27 GB/s past its first granule, 5 us to map a
 //! granule, 165 us to set access plus 33 GB/s past the first granule. The pool counts commits and regions.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory` by passing calls on.
 

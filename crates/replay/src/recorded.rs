@@ -2,7 +2,7 @@
 
 use pinpool_observe::record::{PoolDescription, SET_IN_CODE};
 
-const CEILING: &str = "PINPOOL_MAX_BYTES";
+const LIMIT: &str = "PINPOOL_MAX_BYTES";
 /// Each of both implies the other.
 const RULES: [&str; 2] = ["PINPOOL_PRESET", "PINPOOL_ROUNDING"];
 
@@ -16,16 +16,16 @@ pub(super) struct RecordedSettings {
 
 impl RecordedSettings {
     /// Records a limit of `bytes`; `u64::MAX` is no limit.
-    pub(super) fn set_ceiling(&mut self, bytes: u64) {
-        let ceiling = if bytes == u64::MAX { "none".to_owned() } else { bytes.to_string() };
-        self.values.retain(|(name, _)| name != CEILING);
-        self.values.push((CEILING.to_owned(), ceiling));
+    pub(super) fn set_limit(&mut self, bytes: u64) {
+        let limit = if bytes == u64::MAX { "none".to_owned() } else { bytes.to_string() };
+        self.values.retain(|(name, _)| name != LIMIT);
+        self.values.push((LIMIT.to_owned(), limit));
     }
 
     pub(super) fn add(&mut self, pool: &PoolDescription) {
         let in_code = pool.fact(SET_IN_CODE).unwrap_or_default();
         self.in_code.extend(in_code.split_whitespace().map(str::to_owned));
-        let values = pool.facts.iter().filter(|(name, _)| name.starts_with("PINPOOL_") && name != CEILING);
+        let values = pool.facts.iter().filter(|(name, _)| name.starts_with("PINPOOL_") && name != LIMIT);
         self.values.extend(values.cloned());
     }
 

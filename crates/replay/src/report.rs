@@ -52,7 +52,7 @@ pub struct ReplayReport {
     pub pool_size_limit: u64,
     /// Limit in bytes.
     pub max_bytes: Option<u64>,
-    /// Requests after the first second that pinned nothing, and whose own remaps would take over half a millisecond.
+    /// Requests after the first second that pinned nothing, with remaps that would take over half a millisecond.
     pub slow_gets: u64,
     /// Time of the remaps of the slowest of these, in microseconds.
     pub worst_moves_us: u64,

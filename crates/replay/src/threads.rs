@@ -3,7 +3,7 @@
 //! The time between two operations of a thread belongs to the program and is kept, except for waits at the limit, which the replay
 //! repeats. The time a request took in addition to its wait is kept too; otherwise threads that follow each other would drift apart.
 //!
-//! A thread that returns the buffer of another thread needs two things: time of its own since its last step, and the buffer, which the
+//! A thread that returns the buffer of another thread needs two things: time since its own last step, and the buffer, which the
 //! other thread filled first. The recording shows only the later of the two:
 //!
 //! ```text
@@ -15,8 +15,8 @@
 //! consumer may have been idle: its own time is then at most the median of its busy steps, and the time since the get is kept. A
 //! busy consumer keeps a buffer at least as long after it was handed over as an idle one does (the median).
 //!
-//! A thread whose first step comes after a wait follows that wait: other threads started it, or handed their work to it. Memory that
-//! a device still uses becomes free as long after its put as recorded.
+//! A thread with its first step after a wait follows that wait: other threads started it, or handed their work to it. Memory
+//! that a device still uses becomes free as long after its put as recorded.
 
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ const CONCURRENT_PART: usize = 16;
 pub(super) struct Step {
     /// Number of its record.
     pub(super) line: u64,
-    /// The buffer whose request it follows, and the nanoseconds between the two.
+    /// The buffer of the request that it follows, and the nanoseconds between the two.
     pub(super) follows: Option<(u64, u64)>,
     /// Nanoseconds since the last step of its thread ended.
     pub(super) gap_ns: u64,

@@ -1,8 +1,8 @@
 //! A complete trace: read once, checked and measured, so that it can be replayed under many settings.
 //!
 //! Owns what does not depend on a pool: the held names, the number of requests, and the peak of the requested bytes. Ignores the
-//! settings of the header and the `p` lines, which belong to the comparison with TensorFlow's pool: a workload has one pool, whose
-//! limit and rounding are settings of the replay. It counts how many pools that merges.
+//! settings of the header and the `p` lines, which belong to the comparison with TensorFlow's pool: a workload has one pool,
+//! and the replay sets its limit and rounding. It counts how many pools that merges.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
@@ -115,8 +115,8 @@ impl Workload {
                     workload.moves_ns = (workload.moves_ns.0 + took_ns, workload.moves_ns.1 + model_ns);
                     continue;
                 }
-                Event::Ceiling { bytes } => {
-                    workload.recorded.set_ceiling(bytes);
+                Event::MaxBytes { bytes } => {
+                    workload.recorded.set_limit(bytes);
                     continue;
                 }
                 event => {
@@ -247,8 +247,8 @@ impl Workload {
         if took_ns == 0 { 1.0 } else { took_ns as f64 / model_ns as f64 }
     }
 
-    /// Whether the peak use grows by a twentieth in each eighth of the time, so that a longer run would use more. A workload whose
-    /// sizes grow in steps does not count.
+    /// Whether the peak use grows by a twentieth in each eighth of the time, so that a longer run would use more. A workload
+    /// with stepwise growing sizes does not count.
     pub fn grows(&self) -> bool {
         let (mut peaks, mut held, mut used, mut now_us) = ([0_u64; 8], HashMap::new(), 0_u64, 0_u64);
         for (_, operation) in &self.lines {
@@ -282,7 +282,7 @@ impl Workload {
     pub fn pools_note(&self) -> Option<String> {
         self.pools_merged().map(|pools| {
             format!(
-                "it has {pools} pools, which are played as one: figures, ceiling and limit are those of one pool that serves \
+                "it has {pools} pools, which are played as one: the statistics and limits describe one pool that serves \
                  all of them, and a PINPOOL_* variable holds for each pool of a process by itself"
             )
         })

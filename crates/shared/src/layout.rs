@@ -44,7 +44,7 @@ struct Numbers {
     slots: AtomicU32,
 }
 
-/// A line of the cache of its own, so that processes that use one do not slow those that use another.
+/// A separate cache line, so that processes that use one do not slow processes that use another.
 #[derive(Debug)]
 #[repr(C, align(128))]
 struct Line<T>(T);
@@ -251,7 +251,7 @@ impl SlabFile {
     }
 }
 
-/// A mapping whose geometry is known.
+/// A mapping with a known geometry.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct View<'a> {
     pub(super) memory: &'a SharedMemory,
@@ -280,7 +280,7 @@ impl Geometry {
         self.data_offset + index * self.stride
     }
 
-    /// The buffer whose bytes begin at `offset`.
+    /// The buffer with its bytes at `offset`.
     pub(super) fn index(&self, offset: usize) -> Option<usize> {
         let from = offset.checked_sub(self.data_offset)?;
         (from % self.stride == 0).then_some(from / self.stride)

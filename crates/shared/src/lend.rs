@@ -1,11 +1,11 @@
-//! Parts of shared memory as buffers of a pool, so that copies and their fences are those of every buffer.
+//! Parts of shared memory as buffers of a pool, so that copies and fences work as for every other buffer.
 //!
 //! ```text
 //!   lend(offset, len) ──▶ PinnedBuf ──copies──▶ in flight ──all fences over──▶ `returned(offset)`
 //! ```
 //!
 //! The mapping is gone, its pin call and its bytes under the limit with it, once the lender is dropped and every part that it
-//! lent has come back. A part whose copies cannot be known to be over never comes back, and keeps the mapping.
+//! lent has come back. A part is never returned, and keeps the mapping, if the end of its copies cannot be determined.
 //!
 //! - lend-I1: a part is lent once at a time. The caller of [`Lender::lend`] has the part for itself, until `returned`.
 #![allow(unsafe_code)] // Lends memory to a pool.
@@ -68,9 +68,9 @@ impl Lender {
     pub(super) fn lend(&self, offset: usize, len: usize) -> Result<PinnedBuf> {
         let parts = self.parts.clone();
         let bytes = NonNull::slice_from_raw_parts(self.memory().at(offset), len);
-        let give_back = move || (parts.returned)(parts.memory.owner(), offset);
+        let release = move || (parts.returned)(parts.memory.owner(), offset);
         // SAFETY: pages of a file are initialised, and these are the caller's alone until `returned` (lend-I1). They are mapped and
         // pinned as long as `parts`, which ends with the call.
-        Ok(unsafe { self.pool.adopt(bytes, self.parts.memory.is_pinned(), give_back) }?)
+        Ok(unsafe { self.pool.adopt(bytes, self.parts.memory.is_pinned(), release) }?)
     }
 }

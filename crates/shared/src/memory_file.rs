@@ -215,8 +215,7 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Types made of atomics alone, whose values any process may change at any time, and for which each pattern of bits is a
-/// value.
+/// Types made only of atomics: any process may change them at any time, and each bit pattern is a valid value.
 ///
 /// # Safety
 ///

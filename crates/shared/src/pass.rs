@@ -46,7 +46,7 @@ pub(super) fn pass(socket: &UnixStream, descriptor: BorrowedFd<'_>, what: &'stat
     let data = unsafe { libc::CMSG_DATA(header) };
     // SAFETY: room for one descriptor, by `CMSG_SPACE`.
     unsafe { ptr::write_unaligned(data.cast::<i32>(), descriptor.as_raw_fd()) };
-    // SAFETY: a message whose parts live until the end of the call.
+    // SAFETY: all parts of the message live until the end of the call.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
     if sent < 0 {
         return Err(peer(what, format!("the descriptor cannot be passed: {}", io::Error::last_os_error())));
@@ -66,7 +66,7 @@ pub(super) fn take(socket: &UnixStream, from: &str, what: &'static str) -> Resul
     message.msg_control = (&raw mut control).cast();
     message.msg_controllen = size_of::<Control>();
     let received = loop {
-        // SAFETY: a message whose parts live until the end of the call.
+        // SAFETY: all parts of the message live until the end of the call.
         let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
         if received >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
             break received;
@@ -155,7 +155,7 @@ mod tests {
         let data = unsafe { libc::CMSG_DATA(header) }.cast::<BorrowedFd<'_>>();
         // SAFETY: room for them, by `CMSG_SPACE`; a borrowed descriptor is its number.
         unsafe { ptr::copy_nonoverlapping(descriptors.as_ptr(), data, descriptors.len()) };
-        // SAFETY: a message whose parts live until the end of the call.
+        // SAFETY: all parts of the message live until the end of the call.
         assert_eq!(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, 0) }, 1);
     }
 

@@ -22,7 +22,7 @@ use pinpool_shm::file::LockFile;
 /// A received buffer is a [`PinnedBuf`]: it is copied, fenced and waited for as every buffer, and when it is dropped and its copies
 /// are over, the workers have it again. Its bytes were written by another process that keeps to the protocol by attaching with [`SlabWorker`](super::SlabWorker).
 ///
-/// Dropped, it tells the workers, whose next call fails; buffers that were received stay usable. The memory is gone with the
+/// When it is dropped, the next call of each worker fails; received buffers stay usable. The memory is gone with the
 /// last process that has it.
 #[derive(Debug)]
 pub struct SharedSlabs {
@@ -61,8 +61,8 @@ impl SharedSlabs {
             );
         }
         let SlabFile { memory, geometry } = slab;
-        let give_back = move |memory: &SharedMemory, offset| free(View { memory, geometry: &geometry }, offset);
-        let lender = Lender::new(pool, memory, Box::new(give_back))?;
+        let release = move |memory: &SharedMemory, offset| free(View { memory, geometry: &geometry }, offset);
+        let lender = Lender::new(pool, memory, Box::new(release))?;
         Ok(Self { lender, file, geometry, owners, generation: ForkGeneration::now() })
     }
 
@@ -143,8 +143,8 @@ impl SharedSlabs {
         view.header()?.sent().wait(slice, || begun.elapsed() >= timeout, || self.oldest(|_| true))
     }
 
-    /// The next buffer that a worker sent which is dead by now, whose ticket may have been lost with it; `None` if there is none. Its bytes
-    /// are complete. To be called when no more tickets of that worker can come.
+    /// The next buffer sent by a worker that has since died; its ticket may have been lost with the worker. `None` if there is
+    /// none. Its bytes are complete. To be called when no more tickets of that worker can come.
     ///
     /// # Errors
     ///

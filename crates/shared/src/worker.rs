@@ -80,7 +80,8 @@ struct Attached {
 }
 
 impl SlabWorker {
-    /// Attaches to the memory behind `descriptor`: that of [`SharedSlabs::as_fd`](super::SharedSlabs), inherited or passed.
+    /// Attaches to the memory behind `descriptor`: the descriptor of [`SharedSlabs::as_fd`](super::SharedSlabs), inherited or
+    /// passed.
     ///
     /// # Errors
     ///
@@ -98,7 +99,8 @@ impl SlabWorker {
         Ok(Self { attached: Arc::new(attached) })
     }
 
-    /// Attaches to the memory whose descriptor comes over `socket`, from [`SharedSlabs::pass_to`](super::SharedSlabs::pass_to).
+    /// Attaches to the memory with the descriptor received over `socket` from
+    /// [`SharedSlabs::pass_to`](super::SharedSlabs::pass_to).
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ const LENGTHS: &[usize] =
     if cfg!(miri) { &[1, 4095, 4096, 4097] } else { &[1, 2, 4095, 4096, 4097, 65_536, 65_537, 1 << 20, (1 << 20) + 1] };
 const ROUNDS: usize = if cfg!(miri) { 3 } else { 20 };
 
-/// Checks the whole contract of [`Source`] on `source`, and that of [`VirtualMemory`] if it has one.
+/// Checks the whole contract of [`Source`] on `source`, and the contract of [`VirtualMemory`] if it has one.
 ///
 /// The source must have 8 MiB to give, and 16 granules of virtual memory.
 ///

@@ -1,4 +1,4 @@
-//! A batch from a pinned buffer to CubeCL, and so to Burn, whose `TensorData` takes the same `Bytes`.
+//! A batch from a pinned buffer to CubeCL, and so to Burn: its `TensorData` takes the same `Bytes`.
 //!
 //! CubeCL copies from pinned bytes without its own buffer between, keeps them until the device has read them, and drops them
 //! then: the drop puts the buffer back. Nothing is synchronized, and no buffer is reused under a copy.

@@ -10,7 +10,7 @@ fn granules() -> Arena {
     let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
     arena.add_virtual_range(4 * GRANULE).unwrap();
     let plan = arena.grow(2 * GRANULE, 4096, LIMITS).unwrap();
-    assert!(arena.settle(plan, PlanOutcome::Done, 0));
+    assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
     arena.free(ArenaPtr::new(0, 4096), 2 * GRANULE - 4096, 0);
     arena.add_reserve(GRANULE).unwrap();
     arena.validate().unwrap();
@@ -22,7 +22,7 @@ fn regions() -> Arena {
     let arena = Arena::new(GrowthMode::Regions, Retention::default());
     let mut arena = arena.with_region_cost(|bytes| bytes + 4096);
     let plan = arena.grow(4096, 4096, LIMITS).unwrap();
-    assert!(arena.settle(plan, PlanOutcome::Done, 0));
+    assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
     arena.validate().unwrap();
     arena
 }

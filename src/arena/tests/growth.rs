@@ -1,4 +1,4 @@
-//! Figures of growth that the model does not compare.
+//! Growth statistics that the model does not compare.
 
 use crate::arena::*;
 
@@ -10,7 +10,7 @@ fn a_refusal_says_what_is_missing_beyond_the_idle_granules() {
     let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
     arena.add_virtual_range(4 * GRANULE).unwrap();
     let plan = arena.grow(2 * GRANULE, GRANULE, LIMITS).unwrap();
-    assert!(arena.settle(plan, PlanOutcome::Done, 0));
+    assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
     arena.free(ArenaPtr::new(0, 0), GRANULE, 0);
     // Two granules are missing, and the idle one can be remapped to one of them.
     let refusal = arena.grow(2 * GRANULE, GRANULE, GrowthLimits { commit_bytes: 0, ..LIMITS }).unwrap_err();
@@ -24,7 +24,7 @@ fn a_region_grows_with_the_regions_of_its_own_set() {
     let mut region_bytes = |bytes: u64| {
         let plan = arena.grow(bytes, 4096, LIMITS).unwrap();
         let region_bytes = bytes + plan.surplus_bytes();
-        assert!(arena.settle(plan, PlanOutcome::Done, 0));
+        assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
         region_bytes
     };
     let regions = [200 * MIB, 2 * MIB, 4096].map(&mut region_bytes);

@@ -95,7 +95,7 @@ struct Choice {
 enum Op {
     Place { pages: usize, align_log: u32, limits: GrowthLimits },
     Free(usize),
-    Settle { which: usize, failed_at: Option<usize>, lost: bool },
+    Finish { which: usize, failed_at: Option<usize>, lost: bool },
     Prepare { pages: usize },
     Advance(u64),
     ReleaseDue,
@@ -422,7 +422,7 @@ impl World {
             limits.may_decommit_regions && self.ranges[&range].set == own && self.granule_bytes(range) < bytes
         });
         assert_eq!(too_small, expected, "replaced");
-        assert!(others == 0 || limits.commit_bytes != u64::MAX, "{others} regions decommitted without a ceiling");
+        assert!(others == 0 || limits.commit_bytes != u64::MAX, "{others} regions decommitted without a limit");
         let is_cut = region.bytes() % bytes == 0 || region.bytes() == replaced;
         assert!(region.bytes() >= bytes && is_cut, "{region:?} is neither whole buffers of {bytes} nor {replaced}");
         assert!(region.bytes() <= limits.commit_bytes.saturating_add(released), "{region:?} passes {limits:?}");
@@ -431,7 +431,7 @@ impl World {
         assert!(self.ranges.insert(region.range(), model).is_none(), "{region:?} is there already");
     }
 
-    fn settle(&mut self, which: usize, failed_at: Option<usize>, lost: bool) {
+    fn finish_plan(&mut self, which: usize, failed_at: Option<usize>, lost: bool) {
         let Outstanding { plan, buffer, idle_before } = self.outstanding.swap_remove(which);
         let steps = plan.steps().to_vec();
         let failed_at = failed_at.map(|step| step % steps.len());
@@ -445,7 +445,7 @@ impl World {
         };
         // What a plan without a buffer moves stays as old as the oldest of it.
         let oldest_us = idle_before.iter().map(|&(since_us, ..)| since_us).min().filter(|_| buffer.is_none());
-        let granted = self.arena.settle(plan, outcome, self.now_us);
+        let granted = self.arena.finish_plan(plan, outcome, self.now_us);
         assert_eq!(granted, failed_at.is_none(), "{outcome:?}");
 
         if let Some((extent, before)) = buffer.as_ref().filter(|_| !granted) {
@@ -513,10 +513,10 @@ impl World {
                 self.arena.free(buffer.ptr(), buffer.bytes(), self.now_us);
                 self.set(buffer, Page::Free);
             }
-            Op::Settle { which, failed_at, lost } if !self.outstanding.is_empty() => {
-                self.settle(which % self.outstanding.len(), failed_at, lost);
+            Op::Finish { which, failed_at, lost } if !self.outstanding.is_empty() => {
+                self.finish_plan(which % self.outstanding.len(), failed_at, lost);
             }
-            Op::Free(_) | Op::Settle { .. } => {}
+            Op::Free(_) | Op::Finish { .. } => {}
             Op::Advance(us) => self.now_us += us,
             Op::ReleaseDue => {
                 let due = self.idle().iter().filter(|(since, ..)| since + 40 <= self.now_us).count();
@@ -576,11 +576,11 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
             Op::Place { pages, align_log, limits }
         },
     );
-    let settle = (any::<usize>(), prop_oneof![3 => Just(None), 1 => (0..4usize).prop_map(Some)], any::<bool>());
+    let finish = (any::<usize>(), prop_oneof![3 => Just(None), 1 => (0..4usize).prop_map(Some)], any::<bool>());
     prop_oneof![
         10 => place,
         9 => any::<usize>().prop_map(Op::Free),
-        6 => settle.prop_map(|(which, failed_at, lost)| Op::Settle { which, failed_at, lost }),
+        6 => finish.prop_map(|(which, failed_at, lost)| Op::Finish { which, failed_at, lost }),
         3 => (1..=pages_max).prop_map(|pages| Op::Prepare { pages }),
         2 => (0..30u64).prop_map(Op::Advance),
         2 => Just(Op::ReleaseDue),

@@ -29,7 +29,7 @@ fn take(arena: &mut Arena, small_granules: u64, limits: GrowthLimits) -> Result<
     }
     let plan = arena.grow(bytes, SMALL, limits)?;
     let (ptr, steps) = (plan.ptr().unwrap(), plan.steps().to_vec());
-    assert!(arena.settle(plan, PlanOutcome::Done, 0));
+    assert!(arena.finish_plan(plan, PlanOutcome::Done, 0));
     arena.validate().unwrap();
     Ok((ptr, steps))
 }
@@ -45,7 +45,7 @@ fn a_buffer_across_two_sizes_is_one_commit_of_whole_granules() {
     arena.free(at(0), 12 * SMALL, 0);
     let plan = arena.release_idle(SMALL).unwrap();
     assert_eq!(plan.steps(), [Step::Decommit { extent: extent(0, 1) }]);
-    arena.settle_releases(&plan, &[], 0);
+    arena.finish_releases(&plan, &[], 0);
     assert_eq!((arena.stats().committed_bytes, arena.stats().mappings), (11 * SMALL, 8));
     arena.validate().unwrap();
 }
@@ -56,11 +56,11 @@ fn a_granule_moves_to_its_like_and_makes_room_for_others_by_a_decommit() {
     // All small granules and two of the next size.
     let whole = take(&mut arena, 16, LIMITS).unwrap().0;
     assert_eq!(whole, at(0));
-    let ceiling = GrowthLimits { commit_bytes: 0, ..LIMITS };
+    let limit = GrowthLimits { commit_bytes: 0, ..LIMITS };
     // The small ones are free, the other two in use.
     arena.free(at(0), 8 * SMALL, 0);
     // Nine do not fit in eight: three granules of 16 KiB, and only 32 KiB are free.
-    assert_eq!(take(&mut arena, 9, ceiling).unwrap_err().missing_bytes, 4 * SMALL);
+    assert_eq!(take(&mut arena, 9, limit).unwrap_err().missing_bytes, 4 * SMALL);
     let (ptr, steps) = take(&mut arena, 9, GrowthLimits { commit_bytes: 4 * SMALL, ..LIMITS }).unwrap();
     assert_eq!(ptr, at(16));
     assert_eq!(steps, [Step::Decommit { extent: extent(0, 8) }, Step::Commit { extent: extent(16, 12) }]);
@@ -68,13 +68,13 @@ fn a_granule_moves_to_its_like_and_makes_room_for_others_by_a_decommit() {
     // The small ones are in use again. Two granules of 16 KiB are free and move to where they are missing; nothing is committed.
     assert_eq!(take(&mut arena, 8, LIMITS).unwrap().0, at(0));
     arena.free(at(8), 8 * SMALL, 0);
-    let (ptr, steps) = take(&mut arena, 11, ceiling).unwrap();
+    let (ptr, steps) = take(&mut arena, 11, limit).unwrap();
     assert_eq!(ptr, at(25), "with the rest of the last granule");
     assert_eq!(steps, [Step::Remap { from: extent(8, 8), to: extent(28, 8) }]);
 }
 
 #[test]
-fn under_a_lowered_ceiling_a_decommit_makes_up_for_the_excess_first() {
+fn under_a_lowered_limit_a_decommit_makes_up_for_the_excess_first() {
     let mut arena = arena();
     take(&mut arena, 16, LIMITS).unwrap();
     arena.free(at(0), 8 * SMALL, 0);
@@ -97,15 +97,15 @@ fn a_share_of_the_due_granules_is_whole_granules_of_each_size() {
     // A fifth of twelve small granules: three small ones, the lowest of equal age.
     let plan = arena.release_due(60_000_000).unwrap();
     assert_eq!(plan.steps(), [Step::Decommit { extent: extent(4, 3) }]);
-    arena.settle_releases(&plan, &[], 0);
+    arena.finish_releases(&plan, &[], 0);
     let plan = arena.release_due(61_000_000).unwrap();
     // A fifth of nine is two: the last small one, and a whole one of the next size.
     assert_eq!(plan.steps(), [Step::Decommit { extent: extent(7, 5) }]);
-    arena.settle_releases(&plan, &[], 0);
+    arena.finish_releases(&plan, &[], 0);
     arena.validate().unwrap();
 }
 
-/// Drawn buffers, frees, ceilings and failures: the indices stay right, moves keep to their size, and no plan holds more
+/// Drawn buffers, frees, limits and failures: the indices stay right, moves keep to their size, and no plan holds more
 /// than its limit.
 #[test]
 fn drawn_sizes_and_failures_keep_every_invariant() {
@@ -117,7 +117,7 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
     let (mut decommits, mut moves) = (0, 0);
     for _ in 0..60 {
         let mut arena = arena();
-        let ceiling = SMALL * (8 + draw(120));
+        let limit = SMALL * (8 + draw(120));
         let mut live: Vec<(ArenaPtr, u64)> = Vec::new();
         for now_us in 0..120 {
             if !live.is_empty() && draw(5) < 2 {
@@ -130,10 +130,10 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
                 live.push((ptr, bytes));
                 continue;
             }
-            let limits = GrowthLimits { commit_bytes: ceiling - arena.stats().claimed_bytes, ..LIMITS };
+            let limits = GrowthLimits { commit_bytes: limit - arena.stats().claimed_bytes, ..LIMITS };
             let Ok(plan) = arena.grow(bytes, SMALL, limits) else { continue };
             arena.validate().unwrap();
-            assert!(arena.stats().claimed_bytes <= ceiling, "{plan:?}");
+            assert!(arena.stats().claimed_bytes <= limit, "{plan:?}");
             for step in plan.steps() {
                 let size = |of: Extent| arena.sizes.zone_at(of.offset());
                 match *step {
@@ -150,16 +150,16 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
             let done = usize::try_from(draw(6)).unwrap();
             let is_done = done >= plan.steps().len();
             let outcome = if is_done { PlanOutcome::Done } else { PlanOutcome::Failed { done } };
-            assert_eq!(arena.settle(plan, outcome, now_us), is_done);
+            assert_eq!(arena.finish_plan(plan, outcome, now_us), is_done);
             if is_done {
                 live.push((ptr, bytes));
             }
             arena.validate().unwrap();
-            assert!(arena.stats().committed_bytes <= ceiling);
+            assert!(arena.stats().committed_bytes <= limit);
         }
         live.into_iter().for_each(|(ptr, bytes)| arena.free(ptr, bytes, 1000));
         let plan = arena.release_down_to(0);
-        plan.into_iter().for_each(|plan| arena.settle_releases(&plan, &[], 1000));
+        plan.into_iter().for_each(|plan| arena.finish_releases(&plan, &[], 1000));
         assert_eq!((arena.stats().committed_bytes, arena.stats().mappings), (0, 0));
         arena.validate().unwrap();
     }

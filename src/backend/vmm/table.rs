@@ -6,9 +6,10 @@
 //!   a plain address leaves the crate ──▶ access for all devices, now and at each later commit
 //! ```
 //!
-//! A copy that the crate enqueues is preceded by [`let_reach`]. What another library copies from a plain address (torch, a program
-//! in C, a preloaded pool) is not seen, and a device whose context is made later may copy: so once an address was handed out
-//! ([`let_all_reach`]), every device of the machine has access to every granule of the process, as far as it is not refused.
+//! A copy that the crate enqueues is preceded by [`let_reach`]. Copies that another library starts from a plain address (torch,
+//! a C program, a preloaded pool) are not visible here, and a device may copy even if its context is made later: so once an
+//! address was handed out ([`let_all_reach`]), every device of the machine has access to every granule of the process, as far
+//! as it is not refused.
 //!
 //! A device that was refused is asked for again when it copies through the pool, and only for what it copies: a device that
 //! answers no more, or that can reach no memory of the host, fails its own copies and keeps no pool from growing.
@@ -80,7 +81,7 @@ pub(crate) fn let_reach(device: u32, start: *const u8, len: usize) -> Result<(),
     let mut others = tables.iter().filter(|table| table.device.ordinal != device);
     others.try_for_each(|table| table.let_reach(device, start, end)).map_err(|refusal| {
         let refused = source_error(refusal);
-        refused.with_remedy("the pool's own device has access; give this device a pool of its own (PINPOOL_DEVICE)")
+        refused.with_remedy("the pool's own device has access; create a separate pool for this device (PINPOOL_DEVICE)")
     })
 }
 

@@ -130,7 +130,7 @@ impl ContextState {
         device: sys::CUdevice,
         object: Option<Arc<CudaContext>>,
     ) -> Result<&'static Self, Code> {
-        // A state whose number is not known would be taken for that of the next context, too.
+        // A state without a known number would also be mistaken for the state of the next context.
         let id = number_of(handle).transpose()?;
         let mut states = CONTEXTS.get().lock();
         let is_it = |state: &&'static Self| state.is_of(handle);
@@ -321,7 +321,7 @@ impl StreamContext for ContextState {
 fn keep_if_primary(device: sys::CUdevice, handle: sys::CUcontext) -> Result<(), Code> {
     if calls::is_primary_active(device)? && calls::primary_retain(device)? != handle {
         // SAFETY: taken above, given back once.
-        unsafe { calls::primary_give_back(device) }?;
+        unsafe { calls::release_primary(device) }?;
     }
     Ok(())
 }

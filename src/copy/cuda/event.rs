@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The owner of a foreign event may record it again or destroy it at any time, so a stream of ours waits for it, one for
-//! each event, so that a slow one delays no other. An event that is over needs no stream. One whose query fails is refused,
-//! and so is one recorded in a capture: our stream would become part of that graph.
+//! each event, so that a slow one delays no other. An event that is over needs no stream. An event is refused if its query
+//! fails or if it was recorded in a capture: our stream would become part of that graph.
 //!
 //! **event-I1**: the event of an [`EventFence`] was recorded behind the work, or behind the wait for it, and not since.
 #![allow(unsafe_code)] // Calls the driver.

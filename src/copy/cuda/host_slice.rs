@@ -7,10 +7,10 @@
 //!
 //! cudarc does not tell when the copy is enqueued. It only records an event of ours behind it, and that only if the context
 //! *object* of the stream handed to it manages several streams and holds no error. Candle's usual settings fail the first,
-//! any failing library the second. So cudarc gets a stream object of our own for the same stream, whose context object is
-//! ours alone ([`OwnContext`](super::own_context::OwnContext)). Whether cudarc recorded the event is checked once: an event made
-//! with timing and never recorded has no elapsed time ("invalid handle"), one recorded has, or is "not ready". That is all
-//! it is checked for: only a query shows whether the event is over.
+//! any failing library the second. So cudarc gets a separate stream object for the same stream, with a context object that only
+//! we use ([`OwnContext`](super::own_context::OwnContext)). Whether cudarc recorded the event is checked once: an event made
+//! with timing and never recorded has no elapsed time ("invalid handle"), one recorded has, or is "not ready". That is all it
+//! is checked for: only a query shows whether the event is over.
 //!
 //! Invariants:
 //!

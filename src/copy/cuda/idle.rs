@@ -95,7 +95,7 @@ pub(super) trait StreamContext: fmt::Debug + Sync {
     }
 }
 
-/// The waits of one context, each on a thread of its own, since it may take as long as a device likes.
+/// The waits of one context, each on a dedicated thread, since a wait has no upper bound.
 #[derive(Debug, Default)]
 pub(super) struct ContextWaits(Mutex<Waits>);
 

@@ -115,8 +115,8 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     }
 }
 
-/// A fence behind all work so far on the stream, whose context is current. The answer that the stream captures is final: a graph that
-/// holds the work uses the memory at each launch, also when the capture is over.
+/// A fence behind all work enqueued so far on the stream; the stream's context is current. The answer that the stream captures
+/// is final: a graph that holds the work uses the memory at each launch, also when the capture is over.
 fn mark(stream: Stream, context: &'static ContextState) -> Result<SharedFence> {
     // What the driver refuses once it may do the next time.
     match is_capturing(stream).or_else(|_| is_capturing(stream)) {
@@ -266,7 +266,7 @@ fn is_about_arguments(error: Code) -> bool {
     of_the_driver || of_a_handle || error == Code::INVALID_VALUE
 }
 
-/// Errors after which the device goes on: those of captures, 900 to 998, and no memory for an event.
+/// Errors after which the device continues to work: capture errors, 900 to 998, and no memory for an event.
 fn is_about_captures_or_memory(error: Code) -> bool {
     error == Code::OUT_OF_MEMORY || (900..=998).contains(&error.number())
 }

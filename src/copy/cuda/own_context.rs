@@ -1,8 +1,9 @@
-//! A context object of cudarc beside the user's, for the same context of the driver: cudarc records an event only if the context
-//! object of its *stream* manages several streams and holds no error, and both hold for this object, whatever the user's does.
+//! A cudarc context object in addition to the user's, for the same context of the driver: cudarc records an event only if the
+//! context object of its *stream* manages several streams and holds no error, and both hold for this object, whatever the
+//! user's does.
 //!
-//! cudarc makes and uses it by calls of its own, whose results it keeps as an enumeration: it takes objects of cudarc to lend
-//! cudarc a slice.
+//! cudarc makes and uses it with its own calls and converts their results to an enumeration: lending cudarc a slice takes
+//! cudarc objects.
 #![allow(unsafe_code)] // Makes an object for a context that other code owns.
 
 use std::mem::ManuallyDrop;
@@ -15,7 +16,7 @@ use crate::driver::calls;
 use crate::driver::code::Code;
 use pinpool_os::lost;
 
-/// The object. Of a primary context it holds a reference of its own, so that no failure while it is made can destroy the user's.
+/// The object. It holds its own reference to a primary context, so that no failure while it is made can destroy the user's.
 pub(super) struct OwnContext {
     /// Never dropped: that would destroy the user's context.
     pub(super) context: ManuallyDrop<Arc<CudaContext>>,
@@ -54,8 +55,8 @@ impl OwnContext {
     }
 }
 
-/// A context object of cudarc for `handle`, and whether that is the device's primary context, of which the object then holds
-/// a reference of its own.
+/// A context object of cudarc for `handle`, and whether that is the device's primary context; the object then holds its own
+/// reference to it.
 ///
 /// # Safety
 ///

@@ -18,7 +18,7 @@ use crate::in_flight::SharedFence;
 /// ```no_run
 /// use pinpool::{PinnedBuf, copy::cuda::RawStream};
 ///
-/// /// `stream` is a `cudaStream_t` or a `CUstream`, whose work uses the buffer.
+/// /// `stream` is a `cudaStream_t` or a `CUstream` with work that uses the buffer.
 /// fn release(buf: PinnedBuf, stream: *mut std::ffi::c_void) -> pinpool::Result<()> {
 ///     // SAFETY: the caller keeps the stream until its work is over.
 ///     buf.release_after(&unsafe { RawStream::new(stream) })
@@ -31,8 +31,8 @@ pub struct RawStream {
 }
 
 impl RawStream {
-    /// The stream with this handle, of the driver or the runtime. Null and the other handles of default streams are those of the context
-    /// that is current on the thread which uses this.
+    /// The stream with this handle, of the driver or the runtime. Null and the other default-stream handles refer to the
+    /// context that is current on the thread that uses this.
     ///
     /// # Safety
     ///

@@ -27,7 +27,7 @@ pub(super) const CAPTURING: &str = "the stream is capturing a graph, and each la
                                     was recycled; copy before the capture begins or after it ends, or on a stream that \
                                     does not take part in it";
 
-/// A stream by its handle and that of its context, also where no object of cudarc stands for it.
+/// A stream by its handle and the handle of its context, even if no cudarc object represents it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stream {
     handle: sys::CUstream,

@@ -133,7 +133,7 @@ pub(super) struct Timeline {
     id: AtomicU64,
     /// The stream's number in statistics.
     stream: AtomicU64,
-    /// The last number whose write was enqueued.
+    /// The last number enqueued for writing.
     last: Mutex<u64>,
     words: &'static Words,
     context: &'static dyn StreamContext,

@@ -142,7 +142,7 @@ impl Account {
         self.waiters.wake_all();
     }
 
-    /// Changes the limit; `None` leaves that of the pool alone.
+    /// Changes the limit; `None` leaves only the pool's limit.
     pub(crate) fn set_max_bytes(&self, max_bytes: Option<u64>) {
         self.budget.set_max_bytes(max_bytes);
         self.waiters.wake_all();
@@ -150,7 +150,7 @@ impl Account {
 
     /// Claims `needed_bytes`.
     pub(super) fn claim(&self, needed_bytes: u64) -> Result<Claim, Refusal> {
-        self.budget.claim(needed_bytes).map_err(|over| Refusal::Over { needed_bytes, over })
+        self.budget.claim(needed_bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes, over })
     }
 
     /// A buffer of this account. Waits for its claim, and then as a request of the pool.
@@ -195,7 +195,7 @@ impl Account {
         }
     }
 
-    /// Claims for a request that waits at most `wait`, or has it join the queue. That of a task has a `keep_alive`.
+    /// Claims for a request that waits at most `wait`, or has it join the queue. A task's request has a `keep_alive`.
     pub(crate) fn begin_claim(
         self: &Arc<Self>,
         wanted: &BlockRequest,
@@ -203,7 +203,7 @@ impl Account {
         keep_alive: Option<KeepAlive>,
     ) -> Result<Result<Claim, WaitTicket<Self>>> {
         let needed_bytes = self.core.memory().block_bytes(wanted.class);
-        let refused = |over| Refusal::Over { needed_bytes, over };
+        let refused = |over| Refusal::QuotaExceeded { needed_bytes, over };
         if let Some(over) = self.budget.never(needed_bytes) {
             return Err(self.refuse(wanted, refused(over)));
         }
@@ -237,7 +237,7 @@ impl Account {
         claim.ok_or_else(|| {
             self.counts.timeouts.fetch_add(u64::from(!self.is_closed()), Ordering::Relaxed);
             let needed_bytes = self.core.memory().block_bytes(wanted.class);
-            let full = || Refusal::Over { needed_bytes, over: self.budget.full(needed_bytes) };
+            let full = || Refusal::QuotaExceeded { needed_bytes, over: self.budget.full(needed_bytes) };
             self.refuse(wanted, ticket.waiter().refusal().unwrap_or_else(full))
         })
     }

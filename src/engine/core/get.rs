@@ -27,7 +27,7 @@ use pinpool_os::sync::process::Ordering;
 pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
 impl Core {
-    /// A block, idle or new, for a request of the pool; that of a partition has its claim.
+    /// A block, idle or new, for a request of the pool; a partition's request has its claim.
     pub(crate) fn get(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
         if let Some(block) = self.stock.take(wanted.class) {
             self.record_get(&block, wanted, None);
@@ -39,7 +39,7 @@ impl Core {
         outcome
     }
 
-    /// An idle block of the class, or one whose copies have completed; calls no driver and never waits.
+    /// An idle block of the class, or a block with completed copies; makes no driver call and never waits.
     pub(crate) fn try_get(&self, wanted: &BlockRequest) -> Option<Block> {
         match &wanted.account {
             None => self.try_get_of_pool(wanted.class),
@@ -51,7 +51,7 @@ impl Core {
         self.stock.take(class).or_else(|| self.take_completed(class))
     }
 
-    /// A block of `class` whose copies have completed, found by sweeping.
+    /// A block of `class` with completed copies, found by sweeping.
     fn take_completed(&self, class: Class) -> Option<Block> {
         while self.in_flight.count() > 0 {
             let is_enough = |block: &Block| block.adopted().is_none() && block.class() == class;

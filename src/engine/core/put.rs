@@ -86,7 +86,7 @@ impl Core {
         }
         block.make_plain(self.generation.number());
         if self.has_waiters() {
-            self.note_return();
+            self.record_return();
         }
         let Some(block) = self.give_put(block).and_then(|block| self.offer_to_head(block)) else { return };
         let end = self.stock.put(block, self, self.time.coarse_us());
@@ -131,7 +131,7 @@ impl Core {
         self.wake_waiters();
     }
 
-    /// Returns the blocks whose copies have completed, except those of a stream that another thread is querying. A load while
+    /// Returns the blocks with completed copies, except blocks of a stream that another thread is querying. A load while
     /// nothing is in flight.
     pub(super) fn complete_copies(&self) {
         if self.in_flight.count() > 0 {
@@ -147,7 +147,7 @@ impl Core {
         }
     }
 
-    /// Returns the blocks whose timelines show that their copies have completed. Calls no fence and no backend.
+    /// Returns the blocks with copies that are complete according to their timelines. Calls no fence and no backend.
     pub(crate) fn complete_by_loads(&self) {
         if self.in_flight.count() > 0 && self.memory().has_arena() {
             self.complete(self.in_flight.sweep_until(Ask::Nothing, |_| true));
@@ -217,7 +217,7 @@ impl Core {
         self.close_if_unused();
     }
 
-    /// Queries at most `most` failed fences again, and reuses the blocks whose copies have completed.
+    /// Queries at most `most` failed fences again, and reuses the blocks with completed copies.
     pub(super) fn ask_again(&self, most: usize) {
         let (over, lost) = self.in_flight.ask_again(most);
         lost.into_iter().for_each(|block| self.stock.leak(block));

@@ -71,7 +71,8 @@ impl Core {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
-        let is_by_account = matches!(&refusal, Refusal::Over { over: QuotaExceeded { level: Level::Account, .. }, .. });
+        let is_by_account =
+            matches!(&refusal, Refusal::QuotaExceeded { over: QuotaExceeded { level: Level::Account, .. }, .. });
         let account = wanted.account.as_ref().filter(|_| is_by_account);
         let stats = account.map_or_else(|| self.stats(), |account| account.stats());
         let asked_bytes = wanted.len as u64;

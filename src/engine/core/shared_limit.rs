@@ -50,7 +50,7 @@ impl Core {
         self.budget().host().map_or_else(|| "(this process)".to_owned(), |host| host.name().to_owned())
     }
 
-    /// From now on a thread hears of changes in the host ledger, if there is one.
+    /// From now on a thread is notified of changes of the shared limit, if there is one.
     pub(crate) fn watch_ledger(self: &Arc<Self>) {
         let Some(ledger) = self.budget().host() else { return };
         let (log, name) = (self.log.clone(), ledger.name().to_owned());
@@ -113,7 +113,7 @@ impl Core {
 
     /// Tells the host's limit how much of what is held is idle.
     pub(super) fn record_idle(&self) {
-        self.budget().host().iter().for_each(|host| host.note_idle(self.memory().idle_bytes(self)));
+        self.budget().host().iter().for_each(|host| host.record_idle(self.memory().idle_bytes(self)));
     }
 
     /// Hits and returns take the slow path as long as other owners want memory.
@@ -140,7 +140,7 @@ impl Core {
         self.accounts.count_made_room();
         let now_us = self.time.coarse_us();
         self.stock.evict(block, now_us, EvictionReason::Reclaimed);
-        // A region of its own was released with the block.
+        // The block's own region was released with it.
         let lacking_bytes = self.budget().others_lack();
         if lacking_bytes > 0 {
             self.memory().release_idle(lacking_bytes, self, now_us);
@@ -178,7 +178,7 @@ impl Core {
         added
     }
 
-    /// What the ledger says.
+    /// The report of the shared limit.
     pub(super) fn ledger_stats(&self) -> Option<SharedLimitStats> {
         let LedgerReport { name, max_bytes, held_bytes, owners, .. } = self.budget().host()?.report();
         let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();

@@ -60,7 +60,7 @@ impl Core {
         // Until the tick has ended: a log sink may call the pool.
         let _deferral = diag::defer();
         if let Some(thread) = self.thread.filter(|_| patience_us > 0) {
-            self.log.no_thread(thread.note_late());
+            self.log.no_thread(thread.record_late());
         }
         // The maintenance thread does this at every tick.
         if self.thread.is_none() {
@@ -91,7 +91,7 @@ impl Core {
         drop(tick);
         self.report_verdict(now_us);
         if let Some((max_bytes, why)) = self.limit.change(now_us, || self.memory().budget().auto_bytes()) {
-            self.apply_ceiling(max_bytes, &why);
+            self.apply_limit(max_bytes, &why);
         }
         self.stock.enforce_limits(self, now_us);
         self.record_idle();

@@ -13,12 +13,12 @@ use crate::quota::Level;
 use crate::size_class::Class;
 use crate::stats::{Calls, MemoryStats};
 
-/// The judge, and what gets that found no memory at once would have needed. Relaxed: figures.
+/// The judge, and what gets that found no memory at once would have needed. Relaxed: statistics.
 #[derive(Debug, Default)]
 pub(super) struct Verdicts {
     judge: Mutex<Judge>,
     short_gets: AtomicU64,
-    /// Those of threads that had just returned a buffer.
+    /// Events of threads that had just returned a buffer.
     own_waits: AtomicU64,
     /// Whether the source refused the last attempt that was refused.
     pub(super) is_by_source: AtomicBool,
@@ -37,12 +37,12 @@ thread_local! {
 
 impl Core {
     /// This thread returns a buffer while requests wait.
-    pub(super) fn note_return(&self) {
+    pub(super) fn record_return(&self) {
         // A thread that is ending requests nothing.
         let _ = RETURNED_TO.try_with(|pool| pool.set(Some(self.log.number)));
     }
 
-    /// A get of `class` found no memory at once.
+    /// A request of `class` found no memory at once.
     pub(super) fn record_need(&self, class: Class) {
         let own_bytes = self.memory().own_bytes().saturating_sub(self.stock.idle().bytes());
         let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
@@ -76,7 +76,7 @@ impl Core {
             return;
         }
         self.verdicts.failure.lock().take();
-        // A get that waits on needs what it needed when it began.
+        // A request that continues to wait needs what it needed when it began.
         if !self.has_waiters() {
             self.verdicts.needed_bytes.store(0, Ordering::Relaxed);
         }

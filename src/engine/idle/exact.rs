@@ -16,7 +16,7 @@ type Classes<T> = BTreeMap<usize, VecDeque<(u64, Box<Entry<T>>)>>;
 #[derive(Debug)]
 pub(super) struct ExactStore<T> {
     classes: Classes<T>,
-    /// Class and number of all puts, oldest first; also of some whose buffers have left.
+    /// Class and number of all puts, oldest first; including some of buffers that have left.
     order: VecDeque<(usize, u64)>,
     puts: u64,
     len: usize,

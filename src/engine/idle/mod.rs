@@ -128,7 +128,7 @@ impl<T> Idle<T> {
         self.state.lock().limit.count_allocated(now_us);
     }
 
-    /// A put whose buffer is not kept here.
+    /// A returned buffer that is not kept here.
     pub(super) fn count_put(&self) {
         self.state.lock().limit.counted.put += 1;
     }
@@ -178,7 +178,7 @@ impl<T> Idle<T> {
         self.cache.as_ref().map_or_else(|| state.store.drain(), |cache| drained(cache, u64::MAX))
     }
 
-    /// The calling thread's shard, whose fast path serves most hits; `None` if each hit needs the order of all buffers.
+    /// The calling thread's shard, which serves most hits on its fast path; `None` if each hit needs the order of all buffers.
     pub(super) fn own_shard(&self) -> Option<&Shard<T>> {
         self.cache.as_ref().map(ThreadCache::own_shard)
     }

@@ -16,7 +16,7 @@ pub(crate) struct Adopted {
 
 impl Adopted {
     /// No copy uses the memory. The call is of the user's code, so no lock may be held.
-    pub(in crate::engine) fn give_back(self) {
+    pub(in crate::engine) fn release(self) {
         let _panicked = caught(self.on_return);
     }
 }

@@ -35,9 +35,9 @@ use crate::size_class::Class;
 use crate::stats::{SourceCalls, Stats};
 use pinpool_os::sync::{Condvar, Mutex, MutexGuard};
 
-/// Wanted holes of more than this many granules count as varied sizes; a get moves the granules for a shorter one itself.
+/// Wanted holes of more than this many granules count as varied sizes; a request remaps the granules for a shorter hole itself.
 const VARIED_GRANULES: u64 = 2;
-/// The same for discrete regions, whose small buffers have regions of their own.
+/// The same for separate regions: each small buffer has its own region.
 const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 
 /// An arena over a source, with what its pool does periodically for its memory.
@@ -48,12 +48,12 @@ pub(crate) struct ArenaSupply {
     pub(super) settings: ArenaSettings,
     pub(super) shape: GrowthShape,
     books: Mutex<Books>,
-    /// Notified when a plan is settled.
-    pub(super) settled: Condvar,
+    /// Notified when a plan is finished.
+    pub(super) finished: Condvar,
     pub(super) mappings: MappingWatch,
     /// The kernel reports that memory is short.
     pub(super) is_short: AtomicBool,
-    /// Blocks whose copies end at an unknown time, or never.
+    /// Blocks with copies that end at an unknown time, or never.
     pub(super) quarantined: AtomicU64,
     /// The log says that idle memory stays.
     pub(super) told_idle: AtomicBool,
@@ -112,7 +112,7 @@ impl ArenaSupply {
             shape,
             budget: claim.budget().clone(),
             books: Mutex::new(Books::new(arena, mappings, varied_above_bytes, claim)),
-            settled: Condvar::default(),
+            finished: Condvar::default(),
             mappings: MappingWatch::below(root),
             is_short: AtomicBool::new(false),
             quarantined: AtomicU64::new(0),
@@ -142,9 +142,9 @@ impl ArenaSupply {
         self.pool.get().and_then(Weak::upgrade)
     }
 
-    /// Waits until a plan of another thread is settled. False if none was until `until`.
-    pub(super) fn wait_settled(&self, books: MutexGuard<'_, Books>, until: Instant) -> bool {
-        !self.settled.wait_until(books, until).1
+    /// Waits until a plan of another thread is finished. False if none was until `until`.
+    pub(super) fn wait_finished(&self, books: MutexGuard<'_, Books>, until: Instant) -> bool {
+        !self.finished.wait_until(books, until).1
     }
 
     /// Whether a block of `bytes` could be held if everything else were released.
@@ -179,7 +179,7 @@ impl ArenaSupply {
 
     /// Why no plan gives a block of `bytes` memory, while `idle_bytes` were idle in the pool.
     pub(super) fn no_space(&self, bytes: u64, idle_bytes: u64) -> Refusal {
-        let refused = |over| Refusal::Over { needed_bytes: bytes, over };
+        let refused = |over| Refusal::QuotaExceeded { needed_bytes: bytes, over };
         if !self.settings.may_grow {
             return refused(self.budget.full(bytes));
         }
@@ -213,7 +213,7 @@ impl ArenaSupply {
     pub(super) fn give_carved(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
         let mut books = self.books();
         let is_unused = books.give(ptr, bytes, now_us);
-        self.note_holes(&books, now_us);
+        self.record_holes(&books, now_us);
         drop(books);
         if is_unused {
             self.teardown(now_us);
@@ -268,7 +268,7 @@ impl Supply for ArenaSupply {
     }
 
     fn give(&self, memory: BlockMemory, now_us: u64) -> Result<(), (u64, SourceError)> {
-        // A block is made by the supply of its own pool.
+        // A block is made by the supply of its pool.
         if let BlockMemory::Carved { ptr, bytes, .. } = memory {
             self.give_carved(ptr, bytes, now_us);
         }

@@ -11,7 +11,7 @@ use crate::quota::{Claim, Level, QuotaExceeded};
 /// Memory of one block.
 #[derive(Debug)]
 pub(crate) enum BlockMemory {
-    /// A region of its own, with its claim.
+    /// A dedicated region, with its claim.
     Region { region: Region, claim: Claim },
     /// Carved from the arena.
     Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64 },
@@ -60,7 +60,7 @@ impl SlowCalls {
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {
     /// A block of this much would exceed a limit.
-    Over { needed_bytes: u64, over: QuotaExceeded },
+    QuotaExceeded { needed_bytes: u64, over: QuotaExceeded },
     /// Earlier requests wait, the first of them for this much, and there is no room next to it.
     Line { needed_bytes: u64, waiting: u64, first_bytes: u64 },
     /// The source failed.
@@ -71,9 +71,10 @@ impl Refusal {
     /// What is needed, and what a shared limit lacks for it that could hold it.
     pub(crate) fn by_shared_limit(&self) -> Option<(u64, u64)> {
         match *self {
-            Self::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, shortfall, could_ever: true } } => {
-                Some((needed_bytes, shortfall))
-            }
+            Self::QuotaExceeded {
+                needed_bytes,
+                over: QuotaExceeded { level: Level::Shared, shortfall, could_ever: true },
+            } => Some((needed_bytes, shortfall)),
             _ => None,
         }
     }
@@ -98,7 +99,7 @@ impl BlockMemory {
         }
     }
 
-    /// The id in a recording: that of pageable memory, which comes from another source, has its highest bit set. `None` of
+    /// The id in a recording. Pageable memory comes from another source, and its ids have the highest bit set. `None` of
     /// adopted memory, which no setting of the pool changes.
     pub(crate) fn recorded_id(&self) -> Option<u64> {
         self.id().map(|id| if self.is_from_source() { id } else { id | 1 << 63 })

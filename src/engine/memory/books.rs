@@ -93,13 +93,13 @@ impl Books {
         }
     }
 
-    /// What the system holds, as far as plans are settled.
+    /// What the system holds, as far as plans are finished.
     pub(in crate::engine) fn held_bytes(&self) -> u64 {
         let arena = self.arena.stats();
         arena.committed_bytes + arena.overhead_bytes + self.reserve_overhead_bytes
     }
 
-    fn note_peak(&mut self) {
+    fn record_peak(&mut self) {
         self.peak_bytes = self.peak_bytes.max(self.held_bytes());
     }
 
@@ -139,7 +139,7 @@ impl Books {
     }
 
     /// No hole is long enough for `bytes`, of a size that does not recur, while `idle_bytes` are idle in pools.
-    pub(in crate::engine) fn note_scattered(&mut self, bytes: u64, idle_bytes: u64, now_us: u64) {
+    pub(in crate::engine) fn record_scattered(&mut self, bytes: u64, idle_bytes: u64, now_us: u64) {
         if self.could_cover(bytes, idle_bytes) {
             self.demand.want(bytes, now_us);
         }
@@ -164,7 +164,7 @@ impl Books {
     }
 
     /// Settles a plan of [`plan_preparation`](Self::plan_preparation). After a failure none is made for a while.
-    pub(in crate::engine) fn settle_preparation(
+    pub(in crate::engine) fn finish_compaction(
         &mut self,
         plan: Plan,
         (executed, outcome): (Executed, PlanOutcome),
@@ -173,7 +173,7 @@ impl Books {
         if self.count(executed).is_some() {
             self.next_preparation_us = now_us.saturating_add(PREPARE_AFTER_FAILURE_US);
         }
-        self.arena.settle(plan, outcome, now_us);
+        self.arena.finish_plan(plan, outcome, now_us);
     }
 
     /// The largest block that regions are to hold several of (policy-R11).
@@ -208,9 +208,9 @@ impl Books {
         Err((NoSpace { missing_bytes: bytes, transit_bytes: 0 }, Some(over)))
     }
 
-    /// Gives up a plan of which nothing was done, as one whose first step failed.
+    /// Abandons a plan before its first step, as if that step had failed.
     fn undo(&mut self, plan: Plan) {
-        let _not_granted = self.arena.settle(plan, PlanOutcome::Failed { done: 0 }, 0);
+        let _not_granted = self.arena.finish_plan(plan, PlanOutcome::Failed { done: 0 }, 0);
     }
 
     /// Gives up a plan of [`plan_growth`](Self::plan_growth) that is not to be carried out.
@@ -227,7 +227,7 @@ impl Books {
     }
 
     /// Settles a plan of [`plan_growth`](Self::plan_growth).
-    pub(in crate::engine) fn settle_growth(
+    pub(in crate::engine) fn finish_growth(
         &mut self,
         plan: Plan,
         (executed, outcome): (Executed, PlanOutcome),
@@ -238,9 +238,9 @@ impl Books {
             self.demand.grown(plan.surplus_bytes());
         }
         let before_bytes = self.arena.committed_outside_reserves();
-        let is_granted = self.arena.settle(plan, outcome, now_us);
+        let is_granted = self.arena.finish_plan(plan, outcome, now_us);
         self.keep_committed_since(before_bytes);
-        self.note_peak();
+        self.record_peak();
         self.lower_claim();
         match error {
             None if is_granted => Ok(()),
@@ -250,7 +250,7 @@ impl Books {
 
     /// Settles a plan of releases, of which the `failed` did not succeed. Returns an error that was not returned before: a
     /// failing release is reported once, until one succeeds.
-    pub(in crate::engine) fn settle_releases(
+    pub(in crate::engine) fn finish_releases(
         &mut self,
         plan: &Plan,
         (executed, failed): (Executed, Vec<usize>),
@@ -258,7 +258,7 @@ impl Books {
     ) -> Result<(), SourceError> {
         let releases = executed.calls.unpin.count;
         let error = self.count(executed);
-        self.arena.settle_releases(plan, &failed, now_us);
+        self.arena.finish_releases(plan, &failed, now_us);
         self.lower_claim();
         let was_reported = self.release_fails;
         self.release_fails = error.is_some() || was_reported && releases == 0;
@@ -268,8 +268,8 @@ impl Books {
         }
     }
 
-    /// Moved granules could not be unmapped at their old places. Returns the error as `settle_releases` does.
-    pub(in crate::engine) fn note_not_unmapped(&mut self, error: SourceError) -> Result<(), SourceError> {
+    /// Moved granules could not be unmapped at their old places. Returns the error as `finish_releases` does.
+    pub(in crate::engine) fn record_not_unmapped(&mut self, error: SourceError) -> Result<(), SourceError> {
         self.calls.remap.failures += 1;
         if std::mem::replace(&mut self.release_fails, true) { Ok(()) } else { Err(error) }
     }
@@ -332,7 +332,7 @@ impl Books {
 
     /// Plans the release of `bytes` that are free: of what is kept, only those over the limit.
     pub(in crate::engine) fn plan_release_of(&mut self, bytes: u64) -> Option<Plan> {
-        let over_bytes = self.bytes_over_ceiling().min(bytes);
+        let over_bytes = self.bytes_over_limit().min(bytes);
         if over_bytes > self.arena.releasable_bytes() {
             return self.arena.release_idle_of_kept(over_bytes);
         }
@@ -340,7 +340,7 @@ impl Books {
     }
 
     /// Bytes held above a limit that was lowered.
-    fn bytes_over_ceiling(&self) -> u64 {
+    fn bytes_over_limit(&self) -> u64 {
         let held_bytes = self.held_bytes().saturating_add(self.claimed_by_others());
         self.budget().max_bytes().map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
     }
@@ -355,7 +355,7 @@ impl Books {
             0 => idle_bytes,
             kept_bytes => idle_bytes.min(self.arena.committed_outside_reserves() - kept_bytes),
         };
-        self.bytes_over_ceiling().max(over(idle_bytes, max_idle_bytes))
+        self.bytes_over_limit().max(over(idle_bytes, max_idle_bytes))
     }
 
     /// Plans the release of everything that is free.

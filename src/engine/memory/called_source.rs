@@ -1,4 +1,4 @@
-//! A source whose slow calls are recorded, if the pool records, and fail if they panic: it may be a user's.
+//! Wraps a source, which may be the user's: records slow calls if the pool records, and turns panics into failures.
 #![allow(unsafe_code)] // Passes unsafe calls on.
 
 use std::ops::Deref;
@@ -86,7 +86,7 @@ impl CalledSource {
 
     /// # Safety
     ///
-    /// That of [`Source::release`].
+    /// The same as for [`Source::release`].
     pub(in crate::engine) unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         let (address, bytes) = (region.start().addr().get() as u64, region.len_bytes() as u64);
         let begun = Instant::now();
@@ -101,7 +101,7 @@ impl CalledSource {
 
     /// # Safety
     ///
-    /// That of [`VirtualMemory::commit`].
+    /// The same as for [`VirtualMemory::commit`].
     pub(in crate::engine) unsafe fn commit(
         &self,
         range: &AddressRange,
@@ -120,7 +120,7 @@ impl CalledSource {
 
     /// # Safety
     ///
-    /// That of [`VirtualMemory::decommit`].
+    /// The same as for [`VirtualMemory::decommit`].
     pub(in crate::engine) unsafe fn decommit(
         &self,
         range: &AddressRange,
@@ -139,7 +139,7 @@ impl CalledSource {
 
     /// # Safety
     ///
-    /// That of [`VirtualMemory::remap`].
+    /// The same as for [`VirtualMemory::remap`].
     pub(in crate::engine) unsafe fn remap(
         &self,
         range: &AddressRange,
@@ -176,7 +176,7 @@ impl CalledSource {
 
     /// # Safety
     ///
-    /// That of [`VirtualMemory::unreserve`].
+    /// The same as for [`VirtualMemory::unreserve`].
     pub(in crate::engine) unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         let memory = self.memory()?;
         call("unreserve", || {

@@ -33,7 +33,7 @@ pub(in crate::engine) struct Executed {
 pub(in crate::engine) struct Executor {
     addresses: Option<Arc<AddressRange>>,
     leaving: HashMap<u32, Region>,
-    /// Acquisitions wait for those of other threads no longer.
+    /// Acquisitions of other threads no longer delay acquisitions.
     until: Option<Instant>,
 }
 
@@ -134,7 +134,7 @@ impl Executor {
         let (offset, bytes) = (as_len(extent.offset())?, as_len(extent.bytes())?);
         match &self.addresses {
             // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
-            // touches them until the plan is settled (arena-I1).
+            // touches them until the plan is finished (arena-I1).
             Some(range) => unsafe { source.commit(range, offset, bytes) },
             None => {
                 let acquired = source.acquire(bytes, self.until);
@@ -189,7 +189,7 @@ impl Executor {
     }
 }
 
-/// How many of the steps one source call executes: one, or all moves in one range whose targets adjoin.
+/// How many of the steps one source call executes: one, or all remaps in one range with adjacent targets.
 fn steps_in_one_call(steps: &[Step]) -> usize {
     let adjoin = |pair: &&[Step]| match **pair {
         [Step::Remap { to: before, .. }, Step::Remap { from, to }] => {

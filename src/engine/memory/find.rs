@@ -101,7 +101,7 @@ impl ArenaSupply {
                 Err((no_space, over)) => {
                     search.over = over;
                     if no_space.transit_bytes > 0 {
-                        if !self.wait_settled(books, calls.until().0) {
+                        if !self.wait_finished(books, calls.until().0) {
                             return Err(self.refusal(search).into());
                         }
                     } else if !self.make_room(books, limits, &mut search) {
@@ -117,14 +117,14 @@ impl ArenaSupply {
     fn carve_first(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> Option<BlockMemory> {
         let mut books = self.books();
         let (memory, recurs) = books.serve_miss(bytes, now_us);
-        let mut changed = self.note_demand(&books, now_us);
-        self.note_holes(&books, now_us);
+        let mut changed = self.record_demand(&books, now_us);
+        self.record_holes(&books, now_us);
         drop(books);
         if memory.is_none() && !recurs {
             let idle_bytes = pool.idle_bytes();
             let mut books = self.books();
-            books.note_scattered(bytes, idle_bytes, now_us);
-            changed = self.note_demand(&books, now_us).or(changed);
+            books.record_scattered(bytes, idle_bytes, now_us);
+            changed = self.record_demand(&books, now_us).or(changed);
         }
         self.log.sizes_changed(changed);
         memory.inspect(|_| self.log.carved(bytes))
@@ -185,7 +185,7 @@ impl ArenaSupply {
     fn refusal(&self, search: Search<'_>) -> Refusal {
         match search {
             Search { source: Some(error), .. } => Refusal::Source(error),
-            Search { over: Some(over), bytes, .. } => Refusal::Over { needed_bytes: bytes, over },
+            Search { over: Some(over), bytes, .. } => Refusal::QuotaExceeded { needed_bytes: bytes, over },
             Search { bytes, pool, .. } => self.no_space(bytes, pool.idle_bytes()),
         }
     }

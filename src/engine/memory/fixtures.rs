@@ -14,7 +14,7 @@ use crate::stats::EvictionReason;
 // In a model another thread may run before each call.
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
-/// A heap of discrete regions, whose releases would wait for copies or not.
+/// A heap of separate regions. Releases wait for copies or not.
 #[derive(Debug)]
 pub(super) struct CountedHeap {
     heap: HeapSource,

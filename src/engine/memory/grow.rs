@@ -1,4 +1,4 @@
-//! Plans are carried out: without the lock, between two looks at the books.
+//! Plans are carried out: without the lock, between two accesses to the books.
 
 use std::time::Instant;
 
@@ -12,14 +12,14 @@ use crate::diag::Growth;
 use pinpool_os::sync::MutexGuard;
 
 impl ArenaSupply {
-    /// Carries out `plan` and has `settle` enter the outcome in the books. Waits for calls of other threads until `until`. Logs
+    /// Carries out `plan` and has `finish` enter the outcome in the books. Waits for calls of other threads until `until`. Logs
     /// what was pinned, for `asked_bytes` if that is known. Slow calls.
     pub(super) fn carry_out<R>(
         &self,
         mut books: MutexGuard<'_, Books>,
         plan: Plan,
         (asked_bytes, until): (Option<u64>, Instant),
-        settle: impl FnOnce(&mut Books, Plan, (Executed, PlanOutcome)) -> R,
+        finish: impl FnOnce(&mut Books, Plan, (Executed, PlanOutcome)) -> R,
     ) -> R {
         let executor = Executor::new(&mut books.mappings, &plan);
         drop(books);
@@ -27,17 +27,17 @@ impl ArenaSupply {
         let (page_locks, took) = (executed.0.calls.pin.count, executed.0.calls.time());
         let mut books = self.books();
         let held_before_bytes = books.held_bytes();
-        let settled = settle(&mut books, plan, executed);
+        let finished = finish(&mut books, plan, executed);
         let (held_bytes, max_bytes) = (books.held_bytes(), books.budget().max_bytes());
         let mappings = books.arena().stats().mappings;
         drop(books);
-        self.settled.notify_all();
+        self.finished.notify_all();
         if page_locks > 0 {
             let asked_bytes = asked_bytes.unwrap_or(held_bytes.saturating_sub(held_before_bytes));
             self.log.page_locked(&Growth { asked_bytes, held_before_bytes, held_bytes, page_locks, took, max_bytes });
             self.watch_mappings(mappings);
         }
-        settled
+        finished
     }
 
     /// Carries out a plan for a block of `bytes` and returns its memory.
@@ -49,13 +49,13 @@ impl ArenaSupply {
         (now_us, until): (u64, Instant),
     ) -> Result<Option<BlockMemory>, SourceError> {
         let ptr = plan.ptr();
-        let settled = self.carry_out(books, plan, (Some(bytes), until), |books, plan, executed| {
-            let settled = books.settle_growth(plan, executed, now_us);
-            self.note_holes(books, now_us);
-            settled
+        let finished = self.carry_out(books, plan, (Some(bytes), until), |books, plan, executed| {
+            let finished = books.finish_growth(plan, executed, now_us);
+            self.record_holes(books, now_us);
+            finished
         });
-        self.note_old_places();
-        settled?;
+        self.record_old_places();
+        finished?;
         Ok(ptr.and_then(|ptr| self.books().memory_at(ptr, bytes)))
     }
 

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   find:    [lock: carve] ─fits─▶ memory
-//!            [lock: plan within the limits] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ memory          (policy-R5, R7, R11)
-//!   release: [lock: plan] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ wake threads that wait for a plan
+//!            [lock: plan within the limits] ─▶ steps (no lock) ─▶ [lock: finish] ─▶ memory          (policy-R5, R7, R11)
+//!   release: [lock: plan] ─▶ steps (no lock) ─▶ [lock: finish] ─▶ wake threads that wait for a plan
 //! ```
 //!
 //! | file | contents |
@@ -131,7 +131,7 @@ impl Memory {
     }
 
     /// Whether more is held than the limit, which was lowered.
-    pub(in crate::engine) fn is_over_ceiling(&self) -> bool {
+    pub(in crate::engine) fn exceeds_limit(&self) -> bool {
         self.budget().over_bytes() > 0
     }
 
@@ -147,7 +147,7 @@ impl Memory {
 
     /// Claims `bytes` for memory that is held in addition to the blocks.
     pub(in crate::engine) fn claim_outside(&self, bytes: u64) -> Result<Claim, Refusal> {
-        let claim = self.budget().claim(bytes).map_err(|over| Refusal::Over { needed_bytes: bytes, over })?;
+        let claim = self.budget().claim(bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes: bytes, over })?;
         self.outside_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(claim)
     }
@@ -169,7 +169,7 @@ impl Memory {
                 self.pageable.as_ref().map_or(Ok(()), |pageable| pageable.release(region, claim))
             }
             BlockMemory::Adopted(adopted) => {
-                adopted.give_back();
+                adopted.release();
                 Ok(())
             }
             pinned => self.give(pinned, now_us),

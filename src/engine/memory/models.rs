@@ -1,4 +1,4 @@
-//! Every interleaving of threads that settle plans, and of those that wait for a settlement.
+//! Every interleaving of threads that finish plans, and of those that wait for a completion.
 //!
 //! loom reports a thread that is never woken as a deadlock.
 
@@ -32,7 +32,7 @@ impl Model {
         match self.arena.find(class, calls, &NoBlocks, &mut || false) {
             Ok(BlockMemory::Carved { ptr, bytes, .. }) => Some((ptr, bytes)),
             refused => {
-                assert!(matches!(refused, Err(Some(Refusal::Over { .. }))), "{refused:?}");
+                assert!(matches!(refused, Err(Some(Refusal::QuotaExceeded { .. }))), "{refused:?}");
                 None
             }
         }
@@ -75,24 +75,24 @@ fn get_and_put(model: &Model) {
     model.put(model.get().expect("there is room, or there will be"));
 }
 
-/// A request without room because of the other thread's buffer is refused once the other's growth is settled.
+/// A request without room because of the other thread's buffer is refused once the other's growth is finished.
 fn try_get_and_put(model: &Model) {
     model.get().into_iter().for_each(|memory| model.put(memory));
 }
 
-/// Fails if a settled growth wakes no thread.
+/// Fails if a finished growth wakes no thread.
 #[test]
 fn loom_a_get_that_waits_for_the_growth_of_another_is_woken() {
     model(1, |_| (), try_get_and_put, try_get_and_put);
 }
 
-/// Fails if a settled release wakes no thread.
+/// Fails if a finished release wakes no thread.
 #[test]
 fn loom_a_get_that_waits_for_a_release_is_woken_and_has_its_room() {
     model(1, get_and_put, Model::release_all, get_and_put);
 }
 
-/// Fails if a settled release wakes no thread, or if the end does not wait for a settlement.
+/// Fails if a finished release wakes no thread, or if the end does not wait for a completion.
 #[test]
 fn loom_the_end_waits_for_a_release_of_another_thread() {
     model(1, get_and_put, Model::release_all, Model::end);

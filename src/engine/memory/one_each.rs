@@ -1,4 +1,4 @@
-//! Preset `tensorflow`: each miss is an acquisition of its own, each victim a release.
+//! Preset `tensorflow`: each miss is a separate acquisition, each victim a release.
 //!
 //! Owns the source, its limit and the counts of its calls. Keeps no memory.
 
@@ -31,7 +31,7 @@ pub(crate) struct OneEach {
 #[derive(Debug, Clone, Copy, Default)]
 struct CallCounts {
     calls: SourceCalls,
-    /// Bytes of memory that is there, and the most at any time: no claim whose memory was refused.
+    /// Bytes of present memory, and their peak; excludes claims for refused memory.
     held_bytes: u64,
     peak_bytes: u64,
     stuck_bytes: u64,
@@ -46,7 +46,7 @@ impl OneEach {
     /// Acquires `class_bytes`, as far as `calls` allow. A slow call.
     fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, Option<Refusal>> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
-        let claim = self.budget.claim(needed_bytes).map_err(|over| Refusal::Over { needed_bytes, over })?;
+        let claim = self.budget.claim(needed_bytes).map_err(|over| Refusal::QuotaExceeded { needed_bytes, over })?;
         if matches!(calls, SlowCalls::None | SlowCalls::Held(..)) {
             return Err(None);
         }
@@ -125,8 +125,8 @@ impl Supply for OneEach {
             }
             let stop = match self.acquire(class.bytes, calls) {
                 // A request that can never fit is no reason to release idle blocks.
-                Err(Some(Refusal::Over { over, needed_bytes })) if over.could_ever => {
-                    Refusal::Over { over, needed_bytes }
+                Err(Some(Refusal::QuotaExceeded { over, needed_bytes })) if over.could_ever => {
+                    Refusal::QuotaExceeded { over, needed_bytes }
                 }
                 acquired => return acquired,
             };
@@ -144,7 +144,7 @@ impl Supply for OneEach {
     fn give(&self, memory: BlockMemory, _: u64) -> Result<(), (u64, SourceError)> {
         match memory {
             BlockMemory::Region { region, claim } => self.release(region, claim),
-            // A block is made by the supply of its own pool.
+            // A block is made by the supply of its pool.
             _ => Ok(()),
         }
     }

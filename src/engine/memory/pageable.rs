@@ -1,4 +1,4 @@
-//! Unpinned memory for requests without room for pinned memory, under a limit of its own.
+//! Unpinned memory for requests without room for pinned memory, under a separate limit.
 //!
 //! Never keeps memory: each buffer is an acquisition, released when the buffer is returned.
 
@@ -28,8 +28,8 @@ impl Pageable {
     }
 
     /// The pool's limit has changed.
-    pub(in crate::engine) fn follow(&self, ceiling_bytes: Option<u64>) {
-        self.budget.set_max_bytes(ceiling_bytes);
+    pub(in crate::engine) fn follow(&self, limit_bytes: Option<u64>) {
+        self.budget.set_max_bytes(limit_bytes);
     }
 
     /// Whether a block of `class` fits when nothing else is held.

@@ -73,7 +73,7 @@ impl ArenaSupply {
         let took = begun.elapsed();
         let mut books = self.books();
         let held_before_bytes = books.held_bytes();
-        let settled = books.settle_reserve((len, held_bytes), acquired, took).map_err(Refusal::Source)?;
+        let finished = books.finish_reserve((len, held_bytes), acquired, took).map_err(Refusal::Source)?;
         let (held_bytes, max_bytes) = (books.held_bytes(), books.budget().max_bytes());
         drop(books);
         let growth = Growth { asked_bytes: bytes, held_before_bytes, held_bytes, page_locks: 1, took, max_bytes };
@@ -82,7 +82,7 @@ impl ArenaSupply {
             let refusal = Refusal::Source(SourceError::new("arena", "no range is left for a reserve"));
             self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source).and(Err(refusal))
         };
-        settled.or_else(no_range).map(|start| Place(start, len))
+        finished.or_else(no_range).map(|start| Place(start, len))
     }
 
     /// One step: granules, or a region if the source has no virtual memory. `refusal` is called as by
@@ -104,12 +104,12 @@ impl ArenaSupply {
         };
         let until = Instant::now() + STEP_PATIENCE;
         self.carry_out(books, plan, (None, until), |books, plan, executed| {
-            books.settle_reserve_step(plan, executed, now_us)
+            books.finish_reserve_step(plan, executed, now_us)
         })?;
         Ok(Step::Made)
     }
 
-    /// A region of the reserve. Short while copies are in flight, whose enqueues it would hold up.
+    /// A region of the reserve. Short while copies are in flight, since it would delay enqueues.
     fn region_step(
         &self,
         (now_us, has_copies): (u64, bool),
@@ -130,7 +130,7 @@ impl ArenaSupply {
                 self.books().requested_once(pinned_bytes);
             }
             Err(Refusal::Source(error)) => return Err(error),
-            Err(Refusal::Over { .. } | Refusal::Line { .. }) => return Ok(self.books().without_room(bytes)),
+            Err(Refusal::QuotaExceeded { .. } | Refusal::Line { .. }) => return Ok(self.books().without_room(bytes)),
         }
         if self.books().is_unused() {
             // The pool has ended meanwhile, and found this region on its way.

@@ -2,7 +2,7 @@
 //!
 //! A miss, a return to the arena and a growth leave a note if the holes do not suffice for what is wanted. The
 //! maintenance of the pool follows it: it moves a few granules, looks again, and stops when a request would have almost nothing to
-//! move. Each step is a plan of its own, so that requests find most of the granules in the arena meanwhile. If a request moved
+//! move. Each step is a separate plan, so that requests find most of the granules in the arena meanwhile. If a request moved
 //! granules itself, it did not wait for them to be unmapped at their old places: that comes first.
 
 use std::sync::atomic::Ordering;
@@ -35,14 +35,14 @@ impl ArenaSupply {
     /// Sizes that varied long enough ago do so no more at `now_us`.
     pub(in crate::engine) fn refresh_demand(&self, now_us: u64) {
         if self.is_varied() {
-            let changed = self.note_demand(&self.books(), now_us);
+            let changed = self.record_demand(&self.books(), now_us);
             self.log.sizes_changed(changed);
         }
     }
 
     /// Returns whether sizes vary, if that has changed: for the log, when the lock is released.
     #[must_use]
-    pub(in crate::engine) fn note_demand(&self, books: &Books, now_us: u64) -> Option<bool> {
+    pub(in crate::engine) fn record_demand(&self, books: &Books, now_us: u64) -> Option<bool> {
         let is_varied = books.is_varied(now_us);
         // Compared first: the line stays shared while nothing changes.
         if self.is_varied() == is_varied {
@@ -52,14 +52,14 @@ impl ArenaSupply {
         Some(is_varied)
     }
 
-    pub(in crate::engine) fn note_holes(&self, books: &Books, now_us: u64) {
+    pub(in crate::engine) fn record_holes(&self, books: &Books, now_us: u64) {
         if self.is_varied() && !self.lacks_hole() && books.lacks_hole(now_us) {
             self.lacks_hole.store(true, Ordering::Relaxed);
         }
     }
 
     /// A request has remapped granules: the maintenance of the pool unmaps their old addresses.
-    pub(in crate::engine) fn note_old_places(&self) {
+    pub(in crate::engine) fn record_old_places(&self) {
         if self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
             self.lacks_hole.store(true, Ordering::Relaxed);
         }
@@ -72,7 +72,7 @@ impl ArenaSupply {
             return false;
         }
         let Err(error) = self.source.unmap_old_places() else { return true };
-        let reported = self.books().note_not_unmapped(error);
+        let reported = self.books().record_not_unmapped(error);
         self.log.release_error(reported);
         false
     }
@@ -105,7 +105,7 @@ impl ArenaSupply {
         let mut books = self.books();
         let Some(plan) = books.plan_preparation(now_us) else { return false };
         let now = (None, Instant::now());
-        self.carry_out(books, plan, now, |books, plan, executed| books.settle_preparation(plan, executed, now_us));
+        self.carry_out(books, plan, now, |books, plan, executed| books.finish_compaction(plan, executed, now_us));
         true
     }
 }

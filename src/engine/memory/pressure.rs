@@ -1,4 +1,4 @@
-//! The pressure on memory: the kernel's, or that of one file.
+//! Memory pressure: from the kernel's files, or from one file.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ pub(super) struct PressureWatch(pub(super) Mutex<Watch>);
 
 #[derive(Debug)]
 pub(super) struct Watch {
-    /// `None`: that of the kernel's files.
+    /// `None`: the kernel's files.
     gauge: Option<Gauge>,
     pub(super) pressure: Pressure,
 }

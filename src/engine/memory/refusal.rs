@@ -24,7 +24,7 @@ impl Memory {
     pub(in crate::engine) fn refusal_for_good(&self, class: Class) -> Refusal {
         let needed_bytes = class.bytes as u64;
         let over = self.budget().never(needed_bytes).unwrap_or_else(|| self.budget().full(needed_bytes));
-        Refusal::Over { needed_bytes, over }
+        Refusal::QuotaExceeded { needed_bytes, over }
     }
 
     /// Why there was no memory for a request of `class`, and what helps. The error, the log lines, the dump and the diagnosis print
@@ -32,11 +32,11 @@ impl Memory {
     pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> Refused {
         let limit = |level| self.limit_name(level);
         let (level, needed_bytes, found, remedy) = match refusal {
-            Refusal::Over { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
+            Refusal::QuotaExceeded { needed_bytes, over: QuotaExceeded { level: Level::Shared, .. } } => {
                 let (found, remedy) = self.budget().shared_in_words(*needed_bytes);
                 (RefusedBy::Shared, *needed_bytes, found, remedy.to_owned())
             }
-            Refusal::Over {
+            Refusal::QuotaExceeded {
                 needed_bytes,
                 over: QuotaExceeded { level: Level::Account, could_ever: could_fit, .. },
             } => {
@@ -45,7 +45,7 @@ impl Memory {
                 let level = RefusedBy::Limit { could_fit: *could_fit };
                 (level, *needed_bytes, found.to_owned(), format!("{remedy} or make the partition larger"))
             }
-            Refusal::Over { needed_bytes, over } => {
+            Refusal::QuotaExceeded { needed_bytes, over } => {
                 let could_fit = over.could_ever && self.could_hold(class);
                 let limit = limit(over.level);
                 let found = match self.max_bytes().map(Size) {

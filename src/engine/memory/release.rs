@@ -1,6 +1,6 @@
 //! Memory leaves the arena: when it is due, when a user or a limit requires it, for others who lack it, and at the end.
 //!
-//! Every release is a plan: made under the lock, carried out without it, settled under it.
+//! Every release is a plan: made under the lock, carried out without it, finished under it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -169,9 +169,9 @@ impl ArenaSupply {
         let executor = Executor::new(&mut books.mappings, &plan);
         drop(books);
         let executed = executor.release_each(&self.source, &plan);
-        let settled = self.books().settle_releases(&plan, executed, now_us);
-        self.settled.notify_all();
-        settled
+        let finished = self.books().finish_releases(&plan, executed, now_us);
+        self.finished.notify_all();
+        finished
     }
 
     /// Releases everything without a block in it; the addresses only if there is no block at all. A leaked or abandoned
@@ -190,7 +190,7 @@ impl ArenaSupply {
             let mut books = self.books();
             // Another thread may be releasing granules as well.
             while books.arena().stats().transit_bytes > 0 {
-                books = self.settled.wait(books);
+                books = self.finished.wait(books);
             }
             // `None`: the last block came back after the release above, and its granules go before their addresses.
             if let Some(mappings) = books.take_mappings() {

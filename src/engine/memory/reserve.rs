@@ -3,7 +3,7 @@
 //! ```text
 //!   begin: [lock: ask, plan] ─▶ first step ─▶ returns
 //!   pinpool-reserve: a request needs memory? ─yes─▶ pause
-//!                    [lock: plan] ─▶ step (no lock) ─▶ [lock: settle] ─▶ again, until all is there
+//!                    [lock: plan] ─▶ step (no lock) ─▶ [lock: finish] ─▶ again, until all is there
 //!                       └─ no room: ends; a tick or a higher limit starts it again
 //!                       └─ refused: ends with a warning; the pool goes on with what is there
 //! ```
@@ -72,7 +72,7 @@ impl ArenaSupply {
         }
         let mut books = self.books();
         if !books.request_reserve(bytes) {
-            return Err(Refusal::Over { needed_bytes: bytes, over: books.budget().full(bytes) });
+            return Err(Refusal::QuotaExceeded { needed_bytes: bytes, over: books.budget().full(bytes) });
         }
         let pinned_bytes = books.reserve_progress().0;
         drop(books);
@@ -90,7 +90,7 @@ impl ArenaSupply {
         let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
         self.log.reserve_begun(pinned_bytes, asked_bytes);
         if self.books().reserve_to_come() == 0 {
-            self.note_done()
+            self.record_done()
         } else {
             self.start_reserve_thread(now_us)
         }
@@ -123,7 +123,7 @@ impl ArenaSupply {
         drop(books);
         if is_there {
             // Requests have pinned the rest.
-            self.note_done();
+            self.record_done();
         } else if could_go_on {
             self.reserve.progress.lock().lacks_bytes = None;
             self.start_reserve_thread(now_us);
@@ -192,7 +192,7 @@ impl ArenaSupply {
         let is_there = self.books().reserve_to_come() == 0;
         if is_there {
             // Requests have pinned the rest, perhaps.
-            self.note_done();
+            self.record_done();
             return false;
         }
         if self.reserve.progress.lock().stopped.is_some() {
@@ -207,10 +207,10 @@ impl ArenaSupply {
                 if self.books().reserve_to_come() > 0 {
                     return true;
                 }
-                self.note_done();
+                self.record_done();
             }
             Ok(Step::NotNow) => {}
-            Ok(Step::Done) => self.note_done(),
+            Ok(Step::Done) => self.record_done(),
             Ok(Step::NoRoom(lacks_bytes)) => {
                 let mut progress = self.reserve.progress.lock();
                 progress.lacks_bytes = Some(lacks_bytes);
@@ -269,7 +269,7 @@ impl ArenaSupply {
     }
 
     /// All is there: says so once.
-    fn note_done(&self) {
+    fn record_done(&self) {
         let mut progress = self.reserve.progress.lock();
         let begun = progress.begun.take();
         progress.lacks_bytes = None;

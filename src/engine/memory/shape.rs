@@ -70,7 +70,7 @@ impl Mapping {
         }
     }
 
-    /// Bytes of a region; `None` for addresses, whose granules are counted one by one.
+    /// Bytes of a region; `None` for addresses: their granules are counted one by one.
     pub(in crate::engine) fn region_bytes(&self) -> Option<u64> {
         match self {
             Self::Region(region) => Some(region.len_bytes() as u64),
@@ -89,7 +89,7 @@ impl Mapping {
             // SAFETY: the caller's promise.
             Self::Region(region) => unsafe { source.release(region) },
             Self::Addresses(range) => match Arc::into_inner(range) {
-                // SAFETY: the caller's promise; granules that are still committed are those whose release failed.
+                // SAFETY: the caller's promise; granules are still committed only if their release failed.
                 Some(range) => unsafe { source.unreserve(range) },
                 None => Err(SourceError::new("unreserve", "the addresses are still in use")),
             },
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_granule_is_two_mebibytes_or_an_eighth_of_a_small_ceiling_but_at_least_the_granule_of_the_source() {
+    fn a_granule_is_two_mebibytes_or_an_eighth_of_a_small_limit_but_at_least_the_granule_of_the_source() {
         let cases =
             [(None, GRANULE_BYTES), (Some(16 << 20), GRANULE_BYTES), (Some(15 << 20), 1 << 20), (Some(0), 4096)];
         for (max_bytes, granule) in cases {

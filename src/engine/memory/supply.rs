@@ -71,7 +71,7 @@ pub(crate) trait PoolView: Send + Sync {
     fn idle_buffers(&self) -> u64;
     /// Releases the block that has been idle longest, for this reason; false if none is idle.
     fn release_oldest(&self, why: EvictionReason) -> bool;
-    /// Puts back the blocks whose copies have completed.
+    /// Returns the blocks with completed copies.
     fn complete_copies(&self);
     /// Whether a copy is in flight.
     fn has_copies(&self) -> bool {

@@ -16,20 +16,20 @@
 //! - only the head looks for memory, so small requests cannot overtake a large one forever.
 //!
 //! Threads look for themselves. For tasks the thread `pinpool-get` looks, which is started by the first task that waits and
-//! ends when no task waits; a poll reads the slot of its waiter. A task whose first attempt needs a driver call is *deferred*:
+//! ends when no task waits; a poll reads the slot of its waiter. A task is *deferred* if its first attempt needs a driver call:
 //! the thread makes that attempt before the request joins the queue. If no thread is available, and in a simulation, the polls
 //! look themselves.
 //!
 //! While no request waits, a hit and a return pay one load: [`WaitQueue::has_waiters`].
 //!
-//! Each pool has one queue. A partition has another one, in which requests wait for their claim before they join that of
+//! Each pool has one queue. A partition has another one, in which requests wait for their claim before they join the queue of
 //! the pool.
 //!
 //! Owns the order. Never acquires memory, which is the task of the [`Server`].
 //!
 //! - waiters-I1: no wake-up is lost. A return made after a request joined finds it, or that request's first attempt finds the
-//!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep. The end of a copy wakes nobody, so the begin
-//!   of a copy wakes the head of the queue, which looks at short intervals while copies are in flight.
+//!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep. The end of a copy wakes nobody, so the start of
+//!   a copy wakes the head of the queue, which polls at short intervals while copies are in flight.
 //! - waiters-I2: a request that leaves the queue, in whatever way, wakes the next, and what it was handed is passed on.
 //! - waiters-I3: nothing is handed to a request that has left the queue: both happen under the lock of the queue.
 //! - waiters-I4: the slow path is required exactly while a request is in the queue: each change of the queue is a
@@ -92,7 +92,7 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     /// A request that was handed `item`, or for which it was found, has gone.
     fn take_back(&self, item: Self::Item);
 
-    /// Longest sleep of the head, which joined or was last woken at `since`, for memory whose return wakes nobody.
+    /// Longest sleep of the head, which joined or was last woken at `since`, for memory that returns without waking a request.
     fn patience(&self, since: Instant) -> Duration;
 
     /// Whether waiting cannot help the head, which was refused for this reason.
@@ -123,7 +123,7 @@ struct QueueState<S: Server> {
     joined: u64,
     /// Bytes that passed the head and have not been returned.
     passed_bytes: u64,
-    /// Tasks whose first attempt the thread makes.
+    /// Tasks with a first attempt that the thread makes.
     deferred: VecDeque<Arc<Waiter<S>>>,
     /// The thread runs.
     has_thread: bool,

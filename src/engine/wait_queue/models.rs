@@ -1,8 +1,8 @@
 //! Every interleaving of gets in line, puts and hits.
 //!
 //! The idle items lie behind a lock with the flag that the line sets, as in the shards of the thread cache: a put that finds
-//! no flag keeps its item and does nothing else; it reads no count of waiting gets and makes no barrier. A get sleeps without a
-//! time limit unless it sees an item in flight, so loom reports a lost wake-up as a deadlock.
+//! no flag keeps its item and does nothing else; it reads no count of waiting gets and makes no barrier. A request sleeps
+//! without a time limit unless it sees an item in flight, so loom reports a lost wake-up as a deadlock.
 
 use super::*;
 use loom::thread;
@@ -24,7 +24,7 @@ struct Shard {
 struct ModelPool {
     queue: WaitQueue<Self>,
     shard: Mutex<Shard>,
-    /// Items whose copies run until somebody looks.
+    /// Items with copies that run until a thread checks them.
     in_flight: AtomicU32,
 }
 
@@ -234,7 +234,7 @@ fn loom_a_waiter_that_is_dropped_passes_on_what_it_was_handed() {
     });
 }
 
-/// A task whose deadline has passed when it joins. Returns once it has left the line, and passes on what it got.
+/// A task that joins after its deadline. Returns once it has left the line, and passes on what it got.
 fn be_late(pool: &Arc<ModelPool>) {
     let mut ticket = join_task(pool, NO_TIME, Some(()));
     let Poll::Ready(served) = ticket.poll(&mut Context::from_waker(Waker::noop())) else {

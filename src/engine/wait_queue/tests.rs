@@ -96,7 +96,7 @@ fn join_task(pool: &Arc<TestPool>, class: Class, wait: Duration) -> WaitTicket<T
     WaitTicket::new(pool, Waiter::new((), class, (wait, deadline(wait)), Some(Arc::new(()))), Some(""))
 }
 
-/// The request of a task whose first attempt is still to be made.
+/// The request of a task that has not made its first attempt.
 fn defer(pool: &Arc<TestPool>) -> WaitTicket<TestPool> {
     WaitTicket::new(pool, Waiter::new((), CLASS, (LONG, deadline(LONG)), Some(Arc::new(()))), None)
 }

@@ -54,7 +54,7 @@ fn a_reserve_is_pinned_by_as_many_threads_as_were_asked_for() {
 }
 
 #[test]
-fn a_reserve_may_be_as_large_as_a_small_ceiling() {
+fn a_reserve_may_be_as_large_as_a_small_limit() {
     let pool = over_virtual_memory().max_bytes(1 << 20).reserve_bytes(1 << 20).build().unwrap();
     assert_eq!(valid_stats(&pool).memory.reserve_bytes, 1 << 20);
     assert_eq!(fill(&pool, 4096).len(), 256);

@@ -1,4 +1,4 @@
-//! Limits, ceilings, the idle timeout, `try_get`, `trim`, fallbacks.
+//! Limits, the idle timeout, `try_get`, `trim`, fallbacks.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn a_limit_of_one_evicts_to_the_arena_and_a_limit_of_zero_keeps_nothing() {
 }
 
 #[test]
-fn a_ceiling_below_one_granule_can_be_used_up() {
+fn a_limit_below_one_granule_can_be_used_up() {
     for (max_bytes, buffers) in [(1 << 20, 256), (100 << 10, 24), (4096, 1)] {
         let pool = over_virtual_memory().max_bytes(max_bytes).build().unwrap();
         let held = fill(&pool, 4096);
@@ -127,7 +127,7 @@ fn a_pageable_fallback_is_not_pinned_is_counted_and_is_freed_at_the_put() {
 }
 
 #[test]
-fn without_a_fallback_a_get_at_the_ceiling_is_an_error() {
+fn without_a_fallback_a_get_at_the_limit_is_an_error() {
     let pool = over_virtual_memory().max_bytes(4 << 20).on_full(OnFull::Error).build().unwrap();
     let _held = fill(&pool, MIB);
     assert!(pool.get(MIB).unwrap_err().is_limit());

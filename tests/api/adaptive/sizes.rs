@@ -52,7 +52,7 @@ fn lengths_and_alignments_beyond_reason_are_refused_as_requests() {
 }
 
 #[test]
-fn a_get_over_the_ceiling_is_refused_at_once_and_releases_nothing() {
+fn a_get_over_the_limit_is_refused_at_once_and_releases_nothing() {
     for builder in over_both() {
         let pool = builder.max_bytes(16 << 20).wait(LONG).build().unwrap();
         drop(pool.get(4 * MIB).unwrap());
@@ -83,7 +83,7 @@ fn a_get_over_the_machine_is_refused_by_the_source_and_releases_nothing() {
         for len in [65 * MIB, 1 << 36, 1 << 50] {
             let error = pool.get(len).unwrap_err();
             assert!(error.is_backend(), "{error}");
-            // The pool has no ceiling; the report below the first line goes by what the machine has left.
+            // The pool has no limit; the report below the first line goes by what the machine has left.
             assert!(!error.to_string().lines().next().unwrap().contains("PINPOOL_MAX_BYTES"), "{error}");
         }
         let stats = valid_stats(&pool);

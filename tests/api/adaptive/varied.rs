@@ -115,7 +115,7 @@ fn a_step_that_the_back_end_refuses_shrinks_to_what_is_needed() {
 }
 
 #[test]
-fn a_step_keeps_within_the_ceiling() {
+fn a_step_keeps_within_the_limit() {
     let (pool, _clock) = with_manual_clock(over_virtual_memory().max_bytes(Some(162 << 20)));
     let _first = pool.get(160 * MIB).unwrap();
     let _second = pool.get(2 * MIB).unwrap();

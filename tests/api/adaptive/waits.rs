@@ -1,4 +1,4 @@
-//! Gets that wait at the ceiling.
+//! Gets that wait at the limit.
 
 use std::sync::mpsc::channel;
 use std::thread;

@@ -222,7 +222,7 @@ pub(crate) fn reset() {
     }
 }
 
-extern "C" fn note_child() {
+extern "C" fn record_child() {
     IS_CHILD.store(true, Ordering::Relaxed);
 }
 
@@ -233,7 +233,7 @@ driver_call! { Lookup fn cuInit(flags: u32) {
     }
     WATCHES_FORKS.call_once(|| {
         // SAFETY: a plain function that lives as long as the process: a driver is never unloaded.
-        let _refused_without_memory = unsafe { libc::pthread_atfork(None, None, Some(note_child)) };
+        let _refused_without_memory = unsafe { libc::pthread_atfork(None, None, Some(record_child)) };
     });
     let mut driver = lock(&DRIVER);
     match driver.state {

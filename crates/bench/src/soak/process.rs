@@ -19,7 +19,7 @@ impl ProcessUse {
             let value = status.lines().find_map(|line| line.strip_prefix(name));
             value.and_then(|value| value.split_whitespace().next()?.parse().ok()).unwrap_or(0)
         };
-        // The directory is read through a descriptor of its own.
+        // The directory is read through a separate descriptor.
         let descriptors = fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1));
         ProcessUse {
             resident_bytes: field("VmRSS:") * 1024,

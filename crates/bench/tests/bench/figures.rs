@@ -42,39 +42,39 @@ fn is_positive(value: &Value) -> bool {
 #[test]
 fn hit_has_every_figure_in_each_pattern() {
     for (pattern, threads) in [("same", "1"), ("mix", "2"), ("cross", "2")] {
-        let figures = bench(&["hit", "--pattern", pattern, "--threads", threads]);
-        assert_eq!((&figures["pattern"], &figures["backend"]), (&pattern.into(), &"heap".into()));
-        assert_eq!(figures["threads"].to_string(), threads);
+        let report = bench(&["hit", "--pattern", pattern, "--threads", threads]);
+        assert_eq!((&report["pattern"], &report["backend"]), (&pattern.into(), &"heap".into()));
+        assert_eq!(report["threads"].to_string(), threads);
         for name in ["array_queue", "malloc", "empty"] {
-            assert!(is_positive(&figures["baselines"][name]), "{name} in {figures}");
+            assert!(is_positive(&report["baselines"][name]), "{name} in {report}");
         }
-        assert!(is_positive(&figures["ns_per_pair"]), "{figures}");
+        assert!(is_positive(&report["ns_per_pair"]), "{report}");
     }
 }
 
 #[test]
 fn reserve_measures_the_first_buffer_waited_for_and_beside_the_pinning() {
-    let figures = bench(&["reserve", "--backend", "heap", "--bytes", "32MiB", "--size", "64KiB", "--rounds", "1"]);
-    let reserves = figures["reserves"].as_array().unwrap();
+    let report = bench(&["reserve", "--backend", "heap", "--bytes", "32MiB", "--size", "64KiB", "--rounds", "1"]);
+    let reserves = report["reserves"].as_array().unwrap();
     assert_eq!(
         (reserves.len(), &reserves[0]["backend"], &reserves[0]["bytes"]),
         (1, &"heap".into(), &(32 << 20).into())
     );
     for name in ["first_waited_ms", "first_ms", "all_ms", "gb_per_s"] {
-        assert!(is_positive(&reserves[0][name]), "{name} in {figures}");
+        assert!(is_positive(&reserves[0][name]), "{name} in {report}");
     }
     let gets = ["median_get_us", "worst_get_us"].map(|name| number(&reserves[0][name]));
-    assert!(gets.is_sorted(), "{figures}");
+    assert!(gets.is_sorted(), "{report}");
     assert_eq!(refused(&["reserve", "--bytes", "900TiB"]).0, Some(2));
 }
 
 #[test]
 fn pin_measures_each_reserve_once_for_each_argument() {
     let threads = ["--threads", "1", "--threads", "3", "--threads", "1", "--backend", "heap", "--backend", "heap"];
-    let figures = bench(&[&["pin", "--bytes", "8MiB", "--rounds", "2"], &threads[..]].concat());
-    assert_eq!((&figures["bytes"], &figures["rounds"]), (&(8 << 20).into(), &2.into()));
-    assert!(is_positive(&figures["touch"]["gb_per_s"]), "{figures}");
-    let [heap] = figures["backends"].as_array().unwrap().as_slice() else { panic!("{figures}") };
+    let report = bench(&[&["pin", "--bytes", "8MiB", "--rounds", "2"], &threads[..]].concat());
+    assert_eq!((&report["bytes"], &report["rounds"]), (&(8 << 20).into(), &2.into()));
+    assert!(is_positive(&report["touch"]["gb_per_s"]), "{report}");
+    let [heap] = report["backends"].as_array().unwrap().as_slice() else { panic!("{report}") };
     assert_eq!(heap["backend"], "heap");
     let reserve = heap["reserve"].as_array().unwrap();
     assert_eq!(reserve.iter().map(|each| number(&each["threads"])).collect::<Vec<_>>(), [1.0, 3.0]);
@@ -86,15 +86,15 @@ fn pin_measures_each_reserve_once_for_each_argument() {
 
 #[test]
 fn pin_defaults_to_the_threads_and_bytes_of_the_machine() {
-    let figures = bench(&["pin", "--rounds", "1", "--backend", "heap"]);
-    let (bytes, most, cores) = (number(&figures["bytes"]), number(&figures["most_bytes"]), number(&figures["cores"]));
+    let report = bench(&["pin", "--rounds", "1", "--backend", "heap"]);
+    let (bytes, most, cores) = (number(&report["bytes"]), number(&report["most_bytes"]), number(&report["cores"]));
     assert_eq!(bytes, most.min(f64::from(1 << 30)));
-    let reserve = figures["backends"][0]["reserve"].as_array().unwrap();
+    let reserve = report["backends"][0]["reserve"].as_array().unwrap();
     let threads: Vec<_> = reserve.iter().map(|each| number(&each["threads"])).collect();
     assert!(threads.is_sorted() && threads[0] == 1.0 && threads.last() == Some(&cores), "{threads:?} of {cores}");
 }
 
-/// Checks the figures of `stall` for one back-end.
+/// Checks the results of `stall` for one backend.
 fn check_stall(of: &Value, step_bytes: f64) {
     let phases = of["phases"].as_array().unwrap();
     assert_eq!(
@@ -125,26 +125,26 @@ fn check_stall(of: &Value, step_bytes: f64) {
 
 #[test]
 fn stall_separates_rest_growth_and_shrink() {
-    let figures = bench(&["stall", "--seconds", "0.2", "--step", "8MiB", "--backend", "heap"]);
-    let of = &figures["backends"][0];
+    let report = bench(&["stall", "--seconds", "0.2", "--step", "8MiB", "--backend", "heap"]);
+    let of = &report["backends"][0];
     check_stall(of, f64::from(8 << 20));
     assert!(is_positive(&of["releases"]), "{of}");
 }
 
 #[test]
 fn copy_has_a_rate_for_each_size_and_the_cost_of_tracking() {
-    let figures = bench(&["copy", "--seconds", "0.05", "--size", "4KiB", "--size", "1MiB", "--backend", "heap"]);
-    let names: Vec<_> = figures["backends"].as_array().unwrap().iter().map(|of| of["backend"].clone()).collect();
+    let report = bench(&["copy", "--seconds", "0.05", "--size", "4KiB", "--size", "1MiB", "--backend", "heap"]);
+    let names: Vec<_> = report["backends"].as_array().unwrap().iter().map(|of| of["backend"].clone()).collect();
     assert_eq!(names, ["pageable", "heap"]);
-    for of in figures["backends"].as_array().unwrap() {
+    for of in report["backends"].as_array().unwrap() {
         assert!(of["gb_per_s"].as_array().unwrap().iter().all(is_positive) && of["gb_per_s"][1].is_number(), "{of}");
     }
-    assert_eq!(figures["tracked_over"], "heap");
-    check_tracked(&figures, &[4 << 10, 64 << 10]);
+    assert_eq!(report["tracked_over"], "heap");
+    check_tracked(&report, &[4 << 10, 64 << 10]);
 }
 
-fn check_tracked(figures: &Value, sizes: &[u64]) {
-    let tracked = figures["tracked"].as_array().unwrap();
+fn check_tracked(report: &Value, sizes: &[u64]) {
+    let tracked = report["tracked"].as_array().unwrap();
     assert_eq!(tracked.iter().map(|of| of["bytes"].as_u64().unwrap()).collect::<Vec<_>>(), sizes);
     for of in tracked {
         let [ns, bare_ns, beyond_ns] = ["ns", "bare_ns", "beyond_bare_ns"].map(|name| number(&of[name]));
@@ -163,16 +163,16 @@ fn over_a_driver_every_backend_shrinks_copies_and_pins() {
     let env = [("LD_LIBRARY_PATH", folder.path())];
 
     let backends = ["--backend", "vmm", "--backend", "register", "--backend", "cuda"];
-    let figures = bench_in(&[&["stall", "--seconds", "0.2", "--step", "8MiB"], &backends[..]].concat(), &env);
-    assert_eq!((&figures["to"], figures["missing"].as_array().unwrap().len()), (&"mock driver".into(), 0));
-    let of = figures["backends"].as_array().unwrap();
+    let report = bench_in(&[&["stall", "--seconds", "0.2", "--step", "8MiB"], &backends[..]].concat(), &env);
+    assert_eq!((&report["to"], report["missing"].as_array().unwrap().len()), (&"mock driver".into(), 0));
+    let of = report["backends"].as_array().unwrap();
     of.iter().for_each(|of| check_stall(of, f64::from(8 << 20)));
     of.iter().for_each(|of| assert!(is_positive(&of["releases"]), "{of}"));
-    let figures = bench_in(&["copy", "--seconds", "0.02", "--size", "4KiB", "--backend", "vmm"], &env);
-    check_tracked(&figures, &[4 << 10, 64 << 10]);
+    let report = bench_in(&["copy", "--seconds", "0.02", "--size", "4KiB", "--backend", "vmm"], &env);
+    check_tracked(&report, &[4 << 10, 64 << 10]);
 
-    let figures = bench_in(&[&["pin", "--bytes", "8MiB", "--rounds", "1"], &backends[..]].concat(), &env);
-    assert_eq!(figures["backends"].as_array().unwrap().len(), 3, "{figures}");
+    let report = bench_in(&[&["pin", "--bytes", "8MiB", "--rounds", "1"], &backends[..]].concat(), &env);
+    assert_eq!(report["backends"].as_array().unwrap().len(), 3, "{report}");
 }
 
 #[cfg(feature = "cuda")]
@@ -182,8 +182,8 @@ fn missing_back_ends_are_listed_with_the_reason_and_without_another_the_bench_fa
     let driver = crate::mock_driver(folder.path());
     let env = [("LD_LIBRARY_PATH", &*driver), ("MOCK_DRIVER_FAIL", Path::new("cuInit:1+=100"))];
     let args = ["copy", "--seconds", "0.01", "--size", "4KiB", "--backend", "heap", "--backend", "vmm"];
-    let figures = bench_in(&args, &env);
-    let missing = figures["missing"][0].as_str().unwrap();
+    let report = bench_in(&args, &env);
+    let missing = report["missing"][0].as_str().unwrap();
     assert!(missing.starts_with("vmm: "), "{missing}");
     for bench in ["pin", "stall", "copy"] {
         let ran = output(&[bench, "--backend", "vmm"], &env);
@@ -196,7 +196,7 @@ fn missing_back_ends_are_listed_with_the_reason_and_without_another_the_bench_fa
 }
 
 #[test]
-fn more_memory_than_the_default_ceiling_is_refused_with_argument_limit_and_remedy() {
+fn more_memory_than_the_default_limit_is_refused_with_argument_limit_and_remedy() {
     let most = bench(&["pin", "--bytes", "4KiB", "--rounds", "1", "--backend", "heap"])["most_bytes"].clone();
     let most = format!(" B, over the {most} B that a pool gets on this machine; give ");
     let too_much = [

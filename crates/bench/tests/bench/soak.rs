@@ -15,18 +15,18 @@ fn a_short_soak_is_clean_and_its_counts_add_up() {
     for (backend, threads) in [("heap", "1"), ("auto", "3")] {
         let ran = finish(bench(&SHORT).args(["7", "--threads", threads]).env("PINPOOL_BACKEND", backend));
         assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
-        let figures = ran.figures();
-        assert!(backend == "auto" || figures["backend"] == backend, "{figures}");
-        let of = |name: &str| number(&figures, name);
-        assert!(of("ops") >= 40_000, "{figures}");
+        let report = ran.figures();
+        assert!(backend == "auto" || report["backend"] == backend, "{report}");
+        let of = |name: &str| number(&report, name);
+        assert!(of("ops") >= 40_000, "{report}");
         assert_eq!(of("ops"), of("gets") + of("puts") + of("copies") + of("given") + of("taken"));
         assert_eq!((of("gets"), of("given"), of("bad_checks")), (of("puts"), of("taken"), 0));
         // One before each put, and one more of what arrived.
         assert_eq!(of("checks"), of("puts") + of("copies"));
-        assert!(of("copies") > 0 && of("given") > 0 && figures["failures"].as_array().unwrap().is_empty(), "{figures}");
+        assert!(of("copies") > 0 && of("given") > 0 && report["failures"].as_array().unwrap().is_empty(), "{report}");
         for at in ["start", "warm", "end"] {
             for what in ["resident_bytes", "descriptors", "threads"] {
-                assert!(figures[at][what].as_u64().unwrap() > 0, "{at} {what}: {figures}");
+                assert!(report[at][what].as_u64().unwrap() > 0, "{at} {what}: {report}");
             }
         }
     }
@@ -60,8 +60,8 @@ fn an_interrupt_ends_a_soak_with_its_figures() {
     let mut stdout = String::new();
     child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{log}");
-    let figures: Value = serde_json::from_str(&stdout).unwrap();
-    assert_eq!((number(&figures, "bad_checks"), number(&figures, "gets")), (0, number(&figures, "puts")));
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((number(&report, "bad_checks"), number(&report, "gets")), (0, number(&report, "puts")));
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn an_alignment_is_honoured() {
 }
 
 #[test]
-fn a_get_at_the_ceiling_waits_for_its_time_and_then_says_what_is_held() {
+fn a_get_at_the_limit_waits_for_its_time_and_then_says_what_is_held() {
     let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=1h");
     let held = get(pool, 4 << 20).unwrap();
     let mut found = ptr::dangling_mut();
@@ -141,7 +141,7 @@ fn a_config_that_cannot_be_read_is_named() {
 }
 
 #[test]
-fn a_ceiling_changes_while_the_pool_runs() {
+fn a_limit_changes_while_the_pool_runs() {
     let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=0s");
     assert_eq!(get(pool, 6 << 20).unwrap_err().0, pp_status::PP_LIMIT);
     outcome(pp_set_max_bytes(pool.0, 8 << 20), ()).unwrap();

@@ -147,7 +147,7 @@ impl Run {
 
     fn record_all(mut self, max_bytes: Option<u64>, facts: &[(&str, &str)]) -> Recording {
         let ceiling = max_bytes.unwrap_or(u64::MAX);
-        self.record(0, 0, Event::Ceiling { bytes: ceiling });
+        self.record(0, 0, Event::MaxBytes { bytes: ceiling });
         let threads: Vec<_> = self.steps.keys().copied().collect();
         threads.into_iter().for_each(|thread| self.plan(thread));
         while let Some(Reverse((now_ns, name, thread))) = self.due.pop() {
@@ -342,9 +342,9 @@ fn full_pool(last_bytes: u64) -> Workload {
             record(at_ns + 2 * MS, CONSUMER, Event::Put { id: n, in_flight: true }),
         ]
     };
-    let mut records = vec![record(0, 0, Event::Ceiling { bytes: 4 * MIB })];
+    let mut records = vec![record(0, 0, Event::MaxBytes { bytes: 4 * MIB })];
     records.extend((0..400).flat_map(round));
-    records.push(record(4010 * MS, 0, Event::Ceiling { bytes: last_bytes }));
+    records.push(record(4010 * MS, 0, Event::MaxBytes { bytes: last_bytes }));
     let facts = [("PINPOOL_PRESET", "adaptive"), ("PINPOOL_ROUNDING", "eighths"), ("PINPOOL_WAIT", "30s")];
     let facts = facts.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
     let pools = vec![PoolDescription { number: 0, facts }];
@@ -467,7 +467,7 @@ fn of_random(seed: u64) -> Result<Outcome, String> {
 }
 
 #[test]
-fn what_is_advised_costs_no_more_for_some_of_the_shared_workloads_under_three_ceilings() {
+fn what_is_advised_costs_no_more_for_some_of_the_shared_workloads_under_three_limits() {
     for name in ["tiny_tensors", "recsys_a100_80g"] {
         let path = shared().into_iter().find(|path| path.to_string_lossy().contains(&format!("/{name}.")));
         let of = of_shared(&path.unwrap());
@@ -479,7 +479,7 @@ fn what_is_advised_costs_no_more_for_some_of_the_shared_workloads_under_three_ce
 /// `cargo test --release -p pinpool-cli --bin pinpool advised_costs -- --ignored`
 #[test]
 #[ignore = "takes minutes, and many of them in a debug build"]
-fn what_is_advised_costs_no_more_for_all_shared_workloads_under_three_ceilings() {
+fn what_is_advised_costs_no_more_for_all_shared_workloads_under_three_limits() {
     let all: Vec<_> = shared().iter().map(|path| of_shared(path)).collect();
     let counts = outcomes(&|at| all[at / 4](at % 4), all.len() * 4);
     assert!(counts[&Outcome::Kept] > 0 && counts[&Outcome::Advised] > 50, "{counts:?}");

@@ -46,7 +46,7 @@ pub(super) struct Tried {
 
 /// Pins a little with every back-end, and sees which one a pool takes.
 pub(super) fn try_all(config: &Config, gpu: &Answer, asker: Asker<'_>) -> Tried {
-    let (mut max_bytes, mut ceiling) = config.ceiling_on_host();
+    let (mut max_bytes, mut ceiling) = config.limit_on_host();
     let mut answers: Vec<_> = BACKENDS.into_iter().map(|name| asker.backend(name, gpu)).collect();
     let first_ok = answers.iter().map(|answer| &answer.finding).find(|finding| finding.level == Level::Ok);
     let first_ok = first_ok.map(|finding| finding.check);
@@ -78,7 +78,7 @@ pub(super) fn try_all(config: &Config, gpu: &Answer, asker: Asker<'_>) -> Tried 
             None
         }
     };
-    findings.push(of_ceiling(max_bytes, &ceiling, config));
+    findings.push(of_limit(max_bytes, &ceiling, config));
     let works = chosen.as_ref().is_some_and(|source| backend::try_out(&**source, config.device).is_ok());
     Tried { findings, chosen, works, max_bytes }
 }
@@ -118,7 +118,7 @@ fn choice(config: &Config, chosen: &Chosen) -> Finding {
 }
 
 /// The limit compared with the available memory, which the ranks of this host share.
-fn of_ceiling(max_bytes: Option<u64>, ceiling: &str, config: &Config) -> Finding {
+fn of_limit(max_bytes: Option<u64>, ceiling: &str, config: &Config) -> Finding {
     const CHECK: &str = "ceiling";
     let memory = host::memory(Path::new("/"));
     let ranks = limits_on_host(config);

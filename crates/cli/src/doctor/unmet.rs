@@ -28,7 +28,7 @@ pub(super) fn unmet(env: &EnvReport) -> Vec<Finding> {
 
 fn reserve(config: &Config) -> Option<Finding> {
     let memory = host::memory(Path::new("/"));
-    let max_bytes = config.ceiling_on_host().0;
+    let max_bytes = config.limit_on_host().0;
     let (found, remedy) = reserve_problem(config, max_bytes, memory.as_ref(), config.reserve_bytes, false)?;
     Some(Finding::error("PINPOOL_RESERVE", found).remedy(remedy))
 }

@@ -20,7 +20,7 @@ fn bench_has_each_figure_beside_what_a_program_has_without_a_pool() {
 }
 
 #[test]
-fn bench_of_more_than_the_ceiling_is_refused_with_the_remedy() {
+fn bench_of_more_than_the_limit_is_refused_with_the_remedy() {
     let ran = run(&["bench", "--bytes", "1000TiB"]);
     assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
     ran.check_stderr("PINPOOL_MAX_BYTES");

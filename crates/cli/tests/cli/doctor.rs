@@ -248,10 +248,7 @@ fn a_low_limit_of_locked_memory_is_named_with_its_remedy() {
         (&1.into(), &false.into(), &false.into())
     );
     let (level, text, remedy) = finding(&diagnosis, "choice");
-    assert!(
-        level == "warning" && text.contains("auto takes heap: not page-locked") && text.contains("64.0KiB"),
-        "{text}"
-    );
+    assert!(level == "warning" && text.contains("auto takes heap: not pinned") && text.contains("64.0KiB"), "{text}");
     assert!(remedy.contains("ulimit -l") && remedy.contains("LimitMEMLOCK"), "{remedy}");
     let (level, text, _) = finding(&diagnosis, "locked-memory");
     assert!(level == "warning" && text.contains("64 KiB"), "{text}");
@@ -409,7 +406,7 @@ impl Drop for Group {
 }
 
 #[test]
-fn the_limit_of_a_control_group_bounds_the_ceiling_and_the_reserve() {
+fn the_limit_of_a_cgroup_bounds_the_pool_and_the_reserve() {
     let Some(group) = Group::with_limit(300 << 20) else {
         println!("skipped: no cgroup can be made here");
         return;

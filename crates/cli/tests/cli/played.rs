@@ -82,7 +82,7 @@ fn a_text_that_no_command_plays_is_not_printed_either() {
 }
 
 #[test]
-fn the_ceiling_that_is_advised_is_a_tenth_above_what_the_recorded_order_needs() {
+fn the_limit_that_is_advised_is_a_tenth_above_what_the_recorded_order_needs() {
     let dir = tempfile::tempdir().unwrap();
     let mut text = String::new();
     for _ in 0..200 {

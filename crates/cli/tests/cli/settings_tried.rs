@@ -56,7 +56,7 @@ fn a_reserve_is_advised_if_a_program_pins_the_same_memory_again_after_each_pause
 }
 
 #[test]
-fn no_ceiling_is_advised_below_the_least_that_any_allocator_could_hold() {
+fn no_limit_is_advised_below_the_least_that_any_allocator_could_hold() {
     let dir = TempDir::new().unwrap();
     let text: String =
         (0..20).map(|n| format!("a {n} 700000\nt 10\n")).chain((0..20).map(|n| format!("f {n}\nt 10\n"))).collect();

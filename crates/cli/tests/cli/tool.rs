@@ -245,7 +245,7 @@ fn a_strict_run_stops_at_the_first_failure() {
 }
 
 #[test]
-fn a_batch_beyond_the_ceiling_is_named_with_the_numbers() {
+fn a_batch_beyond_the_limit_is_named_with_the_numbers() {
     let dir = tree();
     fs::write(dir.path().join("large"), vec![1; 3 << 20]).unwrap();
     let ran = load(&dir, &["--set", "MAX_BYTES=2MiB", "--batch-files", "1"]);

@@ -33,7 +33,7 @@ pub(super) fn is_compressed(path: &Path) -> bool {
     Compression::of(path).is_some()
 }
 
-/// Whether the name of the file is that of a container.
+/// Whether the file has the name of a container.
 pub(super) fn is_container(path: &Path) -> bool {
     match Compression::of(path) {
         Some((_, is_tar)) => is_tar,

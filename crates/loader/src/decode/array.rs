@@ -15,7 +15,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// Arrays of this shape whose elements have `item_bytes` bytes and are of the type that NumPy names `descr`: `<f4` is float32.
+    /// Arrays of this shape with elements of `item_bytes` bytes and the NumPy type `descr`: `<f4` is float32.
     /// `None` if they have more bytes than memory can.
     #[must_use]
     pub fn new(shape: &[u64], descr: &str, item_bytes: usize) -> Option<Self> {

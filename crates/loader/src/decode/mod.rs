@@ -42,7 +42,7 @@ fn damaged(format: &str, why: impl fmt::Display) -> DecodeError {
     format!("damaged {format}, or of a kind that is not known: {why}").into()
 }
 
-/// From the bytes of a field to an array whose length is known.
+/// From the bytes of a field to an array of known length.
 pub trait Decode: fmt::Debug + Send + Sync {
     /// Bytes of each array.
     fn len_bytes(&self) -> usize;

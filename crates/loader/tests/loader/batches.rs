@@ -110,7 +110,7 @@ fn shards_are_disjoint_and_together_each_epoch() {
                 }
                 assert!(lens.iter().all(|len| (23 / world..=23_u64.div_ceil(world)).contains(len)), "{lens:?}");
             }
-            assert!(seed.is_none() || world > 8 || epochs[0] != epochs[1], "each epoch has an order of its own");
+            assert!(seed.is_none() || world > 8 || epochs[0] != epochs[1], "each epoch has its own order");
             for mut epoch in epochs {
                 epoch.sort_unstable();
                 assert_eq!(epoch, (0..23).collect::<Vec<_>>(), "{world} shards, seed {seed:?}");
@@ -213,7 +213,7 @@ fn no_more_buffers_than_prefetch_are_read_ahead() {
 }
 
 #[test]
-fn a_ceiling_of_one_batch_hands_out_one_after_the_other() {
+fn a_limit_of_one_batch_hands_out_one_after_the_other() {
     let (_dir, catalog) = numbered_files(&[50_000; 40]);
     let pool = pool(300_000);
     let mut batches = 0;
@@ -230,7 +230,7 @@ fn a_ceiling_of_one_batch_hands_out_one_after_the_other() {
 }
 
 #[test]
-fn a_taker_that_holds_the_whole_ceiling_is_told_and_goes_on() {
+fn a_taker_that_holds_the_whole_limit_is_told_and_goes_on() {
     let (_dir, catalog) = numbered_files(&[50_000; 12]);
     let pool = pool(300_000);
     let mut reader = reader(&pool, &catalog, options(|_| ()));

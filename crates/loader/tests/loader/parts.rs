@@ -86,7 +86,7 @@ fn long_members_of_containers_are_read_in_parts() {
 }
 
 #[test]
-fn a_file_larger_than_the_ceiling_loads_within_the_memory_of_its_batches() {
+fn a_file_larger_than_the_limit_loads_within_the_memory_of_its_batches() {
     let dir = directory();
     let len = 400 << 20;
     sparse_file(dir.path(), "large", len);
@@ -108,7 +108,7 @@ fn a_file_larger_than_the_ceiling_loads_within_the_memory_of_its_batches() {
 }
 
 #[test]
-fn a_long_file_under_a_ceiling_of_one_batch_is_verified_to_its_last_byte() {
+fn a_long_file_under_a_limit_of_one_batch_is_verified_to_its_last_byte() {
     let dir = directory();
     sparse_file(dir.path(), "large", (5 << 20) + 12_345);
     let catalog = listed(&[dir.path()], false);

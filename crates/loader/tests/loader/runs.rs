@@ -75,7 +75,7 @@ fn without_verify_nothing_is_compared() {
 }
 
 #[test]
-fn a_ceiling_of_one_batch_slows_the_run_but_does_not_end_it() {
+fn a_limit_of_one_batch_slows_the_run_but_does_not_end_it() {
     let (_dir, catalog) = numbered_files(&[50_000; 40]);
     // A batch is 200,000 bytes, so 262,144 in its class.
     let pool = pool(300_000);
@@ -101,7 +101,7 @@ fn a_run_holds_no_more_buffers_than_prefetch_and_lanes_allow() {
 }
 
 #[test]
-fn a_batch_beyond_the_ceiling_is_skipped_and_the_rest_arrives() {
+fn a_batch_beyond_the_limit_is_skipped_and_the_rest_arrives() {
     let dir = directory();
     put(dir.path(), "a", [1; 1000]);
     put(dir.path(), "b", vec![2; 3_000_000]);

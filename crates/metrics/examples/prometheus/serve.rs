@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusRecorder};
 
-/// The recorder, whose buckets are those that the pool counts in.
+/// The recorder, with the buckets that the pool counts in.
 pub(crate) fn recorder() -> Result<PrometheusRecorder, BuildError> {
     let times = Matcher::Suffix("time".to_owned());
     let builder = PrometheusBuilder::new()

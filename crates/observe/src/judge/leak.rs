@@ -34,13 +34,13 @@ pub(super) struct Leak {
 }
 
 #[derive(Debug)]
-struct Seen {
+struct Observation {
     at_us: u64,
     gets: u64,
     holders: Vec<Holder>,
 }
 
-impl Seen {
+impl Observation {
     fn of(&self, tag: &str) -> Option<&Holder> {
         self.holders.iter().find(|holder| holder.tag == tag)
     }
@@ -49,7 +49,7 @@ impl Seen {
 /// The holders at the ends of the last windows.
 #[derive(Debug, Default)]
 pub(super) struct Growth {
-    seen: VecDeque<Seen>,
+    seen: VecDeque<Observation>,
     found: Option<Leak>,
 }
 
@@ -57,9 +57,9 @@ impl Growth {
     /// Takes the end of a window in. What leaks, if anything does; what was found before stays until some of it comes back.
     pub(super) fn add(&mut self, now_us: u64, now: &Snapshot) -> Option<Leak> {
         if self.seen.is_empty() {
-            self.seen.push_back(Seen { at_us: 0, gets: 0, holders: Vec::new() });
+            self.seen.push_back(Observation { at_us: 0, gets: 0, holders: Vec::new() });
         }
-        self.seen.push_back(Seen { at_us: now_us, gets: now.gets, holders: now.holders.clone() });
+        self.seen.push_back(Observation { at_us: now_us, gets: now.gets, holders: now.holders.clone() });
         if self.seen.len() > SEEN_MAX {
             self.seen.pop_front();
         }
@@ -79,13 +79,13 @@ impl Growth {
     /// stay as many.
     fn creeping_leak_of(&self, holder: &Holder) -> Option<Leak> {
         let first = self.seen.len().checked_sub(SEEN_MAX)?;
-        let ends: Vec<&Seen> = self.seen.range(first..).collect();
-        let of = |end: &Seen| end.of(&holder.tag).cloned().unwrap_or_default();
+        let ends: Vec<&Observation> = self.seen.range(first..).collect();
+        let of = |end: &Observation| end.of(&holder.tag).cloned().unwrap_or_default();
         let aged: Vec<u64> = ends.iter().rev().step_by(2).take(AGED_STEPS + 1).map(|end| of(end).aged).collect();
         let steps: Vec<u64> = aged.windows(2).map(|pair| pair[0].saturating_sub(pair[1])).collect();
         let (last_step, first_step) = (*steps.first()?, *steps.last()?);
         let is_growing = steps.iter().all(|&step| step > 0) && last_step * 2 >= first_step;
-        let low = |ends: &[&Seen]| ends.iter().map(|end| of(end).buffers).min().unwrap_or(0);
+        let low = |ends: &[&Observation]| ends.iter().map(|end| of(end).buffers).min().unwrap_or(0);
         let more_buffers = aged.first()? - aged.last()?;
         // What is out at least grows as well: a cache that has filled up only ages.
         let is_more = low(&ends[ends.len() - LOW_OF..]).saturating_sub(low(&ends[..LOW_OF])) * 2 >= more_buffers;
@@ -101,7 +101,7 @@ impl Growth {
     fn leak_of(&self, holder: &Holder, held_bytes: u64) -> Option<Leak> {
         let grown = if holder.oldest.is_some() { GROWN } else { GROWN_UNSEEN };
         let first = self.seen.len().checked_sub(grown + 1)?;
-        let ends: Vec<&Seen> = self.seen.range(first..).collect();
+        let ends: Vec<&Observation> = self.seen.range(first..).collect();
         let counts: Vec<u64> = ends.iter().map(|end| end.of(&holder.tag).map_or(0, |holder| holder.buffers)).collect();
         let steps: Vec<u64> = counts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
         let (first_step, last_step) = (*steps.first()?, *steps.last()?);

@@ -79,7 +79,7 @@ pub fn judge_series(series: &[(u64, Snapshot)]) -> Option<Judgement> {
         let whole =
             Snapshot { used, used_bytes, in_flight_bytes, held_bytes, idle_bytes, free_bytes, holders, ..end.clone() };
         judge.most_held_bytes = held_bytes;
-        judgements.push(judge.why(*end_us, &whole));
+        judgements.push(judge.recent(*end_us, &whole));
     }
     // A request that failed is often the end of a program, in a window that is not over; an alarm knows more of its cause.
     let judgement = match end.failure.clone().filter(|_| !judgements.last().is_some_and(|last| last.is_alarm)) {
@@ -120,7 +120,7 @@ impl Records {
             self.calls.entry(thread).or_default().push((time_ns, took_ns));
         }
         match event {
-            Event::Ceiling { bytes } if bytes < u64::MAX => {
+            Event::MaxBytes { bytes } if bytes < u64::MAX => {
                 (counted.max_bytes, counted.limit) = (Some(bytes), Some("PINPOOL_MAX_BYTES".into()));
             }
             Event::Pin { took_ns, failed, .. } => {

@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_is_full_is_no_cause_of_a_ceiling() {
+    fn a_machine_that_is_full_is_no_cause_of_a_limit() {
         let ceiling = by_limit(true);
         let host = Host { available_bytes: 0, ..free_host() };
         says(&full(&host, &ceiling), "nearly all memory is in use", "PINPOOL_MAX_BYTES");

@@ -74,7 +74,7 @@ fn seconds_lost_are_in_the_line_with_what_they_were_spent_on() {
 }
 
 #[test]
-fn a_ceiling_that_is_too_small_names_what_was_needed_rounded_up() {
+fn a_limit_that_is_too_small_names_what_was_needed_rounded_up() {
     let mut run = Run::new();
     let short = |of: &mut Snapshot| {
         (of.short_gets, of.own_waits) = (of.short_gets + 300, of.own_waits + 300);
@@ -277,7 +277,7 @@ fn memory_that_other_processes_hold_is_theirs() {
 }
 
 #[test]
-fn without_a_ceiling_idle_memory_is_a_hoard_and_else_the_system_lacks_memory() {
+fn without_a_limit_idle_memory_is_a_hoard_and_else_the_system_lacks_memory() {
     let mut run = Run::new();
     (run.now.limit, run.now.max_bytes) = (None, None);
     let judgement = run.window(|of| {

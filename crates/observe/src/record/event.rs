@@ -112,7 +112,7 @@ pub enum Event {
         to: u64,
     },
     /// The limit of the pool changed; `u64::MAX` is none.
-    Ceiling {
+    MaxBytes {
         /// Bytes.
         bytes: u64,
     },

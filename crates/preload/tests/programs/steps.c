@@ -265,7 +265,7 @@ static handle captured, running;
 
 static void *free_and_allocate(void *buffer) {
     MUST(p_cuCtxSetCurrent(context));
-    printf("free beside a capture %d\n", host_free(buffer));
+    printf("free during a capture %d\n", host_free(buffer));
     for (int i = 0; i < 8; i++) {
         unsigned char *other;
         int code = host_alloc((void **)&other, 1 << 20, 0);
@@ -374,7 +374,7 @@ static void ends_capturing(void) {
 }
 
 /* Allocates and frees more than the limit while what was freed cannot come back: a stream captures, or a copy is held. */
-static void over_the_ceiling(int captures) {
+static void over_the_limit(int captures) {
     unsigned char *buffer;
     handle stream;
     device_ptr device;
@@ -492,8 +492,8 @@ int main(int count, char **arguments) {
     else if (strcmp(what, "reset") == 0) reset();
     else if (strcmp(what, "reset-by-table") == 0) reset_by_table();
     else if (strcmp(what, "ends-capturing") == 0) ends_capturing();
-    else if (strcmp(what, "over-captured") == 0) over_the_ceiling(1);
-    else if (strcmp(what, "over-held") == 0) over_the_ceiling(0);
+    else if (strcmp(what, "over-captured") == 0) over_the_limit(1);
+    else if (strcmp(what, "over-held") == 0) over_the_limit(0);
     else if (strcmp(what, "barrier") == 0) barrier();
     else if (strcmp(what, "unseen") == 0) unseen(1);
     else if (strcmp(what, "unseen-blocking") == 0) unseen(0);

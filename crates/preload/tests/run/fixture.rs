@@ -117,7 +117,7 @@ impl Built {
         command
     }
 
-    /// With the double as the driver, whose copies take their time, and no setting of the surroundings.
+    /// With the mock driver, which delays copies, and without settings from the environment.
     pub(crate) fn environment(&self, command: &mut Command) {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PINPOOL_")) {
             command.env_remove(name);

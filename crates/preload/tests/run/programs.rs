@@ -82,7 +82,7 @@ fn a_capture_under_way_is_not_spoiled_and_memory_of_running_copies_stays_out() {
     assert!(alone.out.contains("end of the capture 901"), "the driver alone spoils it: {alone:?}");
     for way in WAYS {
         let served = ran(&mut served(built.command(way, "capture"), &log));
-        let expected = "free beside a capture 0\nend of the capture 0\ncopied 11 11\nreplayed 22 22\n";
+        let expected = "free during a capture 0\nend of the capture 0\ncopied 11 11\nreplayed 22 22\n";
         assert_eq!(served.out, expected, "{way:?}: {}", log_of(&log));
         // Asked only once the capture was over.
         assert!(!log_of(&log).contains("spoiled"), "{}", log_of(&log));
@@ -136,7 +136,7 @@ fn a_context_that_ends_while_it_captures_takes_the_capture_along() {
 }
 
 #[test]
-fn over_the_ceiling_no_get_waits_for_a_capture_and_few_wait_for_work_that_does_not_end() {
+fn over_the_limit_no_get_waits_for_a_capture_and_few_wait_for_work_that_does_not_end() {
     let Some(built) = built() else { return };
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -168,7 +168,7 @@ fn a_full_pool_and_a_bad_setting_leave_the_program_to_the_driver() {
     let folder = tempfile::tempdir().unwrap();
     let alone = ran(&mut built.command(Way::Dlsym, "steps"));
     let cases = [
-        ("PINPOOL_MAX_BYTES", "64KiB", "than the ceiling has room for"),
+        ("PINPOOL_MAX_BYTES", "64KiB", "than the limit has room for"),
         ("PINPOOL_MAX_BYTES", "much", "no pool: "),
         ("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1=2,cuMemHostAlloc:2=2", "CUDA_ERROR_OUT_OF_MEMORY"),
     ];
@@ -232,7 +232,7 @@ fn memory_that_a_program_registers_is_not_served_and_logged_once_at_its_end() {
         let (alone, served, log) = both(built, way, "registers");
         assert_eq!(alone.out, served.out, "{way:?}\n{log}");
         assert_eq!(served.calls("cuMemHostRegister_v2"), 3, "{way:?}: {served:?}");
-        let line = "not served: the program pinned memory of its own by 3 calls of cuMemHostRegister (24576 bytes)";
+        let line = "not served: the program pinned its own memory by 3 calls of cuMemHostRegister (24576 bytes)";
         assert_eq!((log.matches(line).count(), log.lines().count()), (1, 1), "{way:?}: {log}");
     }
 }

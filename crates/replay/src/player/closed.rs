@@ -37,7 +37,7 @@ struct Thread<'a> {
     ended_ns: u64,
     /// Up to here, the steps from `place` on return buffers of other threads.
     looks_until: usize,
-    /// Places of steps whose buffers are ready.
+    /// Places of steps with ready buffers.
     ready: BTreeSet<usize>,
     is_idle: bool,
 }
@@ -49,11 +49,11 @@ struct Schedule<'a> {
     due: BinaryHeap<Reverse<(u64, u64, Due)>>,
     /// When buffers were provided.
     got_ns: HashMap<u64, u64>,
-    /// Threads, with their places, whose requests wait for the buffers of these names.
+    /// Threads, with their places, with requests that wait for the buffers of these names.
     waiting: HashMap<u64, (usize, usize)>,
     /// Threads, with their places, that return buffers of other threads.
     takers: HashMap<u64, (usize, usize)>,
-    /// Threads whose steps follow the requests of these names.
+    /// Threads with steps that follow the requests of these names.
     blocked: HashMap<u64, Vec<usize>>,
 }
 
@@ -139,7 +139,7 @@ impl<'a> Schedule<'a> {
         }
     }
 
-    /// Continues a thread whose request was served, and the threads that follow it.
+    /// Continues a thread after its request was served, and the threads that follow it.
     fn got(&mut self, (thread, place): (usize, usize), name: u64, now_ns: u64) {
         self.got_ns.insert(name, now_ns);
         self.finish(thread, place, now_ns);
@@ -212,7 +212,7 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// Continues threads whose requests were served.
+    /// Continues threads after their requests were served.
     fn resume(&mut self, schedule: &mut Schedule<'_>, now_ns: u64) {
         for name in std::mem::take(&mut self.served) {
             if let Some(step) = schedule.waiting.remove(&name) {

@@ -77,7 +77,7 @@ fn a_recording_of_another_version_is_refused_by_name_and_a_text_is_a_trace_too()
 }
 
 #[test]
-fn threads_that_waited_go_on_at_once_under_a_ceiling_that_is_high_enough() {
+fn threads_that_waited_go_on_at_once_under_a_limit_that_is_high_enough() {
     // Six threads share three buffers, which each holds for 5 ms, and then waits as long.
     let round = |n: u64| {
         let (at_ms, took_ms) = (n * 5, if n < 2 { n * 5 } else { 5 });
@@ -122,12 +122,12 @@ fn a_consumer_that_is_slow_ends_no_earlier_with_more_memory() {
     assert!(ample.ended_us >= as_recorded.ended_us * 9 / 10, "{} and {}", as_recorded.ended_us, ample.ended_us);
 }
 
-/// A recording of one pool under this ceiling, of events with their time in milliseconds and their thread.
-fn written(ceiling_mib: u64, events: &[(u64, u32, Event)]) -> Workload {
-    let ceiling = (0, 0, Event::Ceiling { bytes: ceiling_mib << 20 });
+/// A recording of one pool under this limit, of events with their time in milliseconds and their thread.
+fn written(limit_mib: u64, events: &[(u64, u32, Event)]) -> Workload {
+    let limit = (0, 0, Event::MaxBytes { bytes: limit_mib << 20 });
     let record =
         |&(at_ms, thread, event): &(u64, u32, Event)| Record { time_ns: at_ms * 1_000_000, thread, pool: 0, event };
-    let mut events: Vec<_> = std::iter::once(&ceiling).chain(events).copied().collect();
+    let mut events: Vec<_> = std::iter::once(&limit).chain(events).copied().collect();
     events.sort_by_key(|(at_ms, ..)| *at_ms);
     let marked = |event @ (at_ms, thread, of): (u64, u32, Event)| {
         let has_waited = matches!(of, Event::Get { took_ns: 1.., .. });
@@ -146,13 +146,13 @@ fn put_of(id: u64) -> Event {
     Event::Put { id, in_flight: false }
 }
 
-fn under(ceiling_mib: Option<u64>) -> Replay {
-    Replay { max_bytes: ceiling_mib.map(|mib| mib << 20), wait: Duration::MAX, ..Replay::default() }
+fn under(limit_mib: Option<u64>) -> Replay {
+    Replay { max_bytes: limit_mib.map(|mib| mib << 20), wait: Duration::MAX, ..Replay::default() }
 }
 
 #[test]
 fn what_page_locks_took_a_thread_brings_it_no_nearer_to_those_that_put_its_buffers() {
-    // A thread that gets takes half its time for page-locks; another puts each buffer a while later.
+    // The requesting thread spends half its time in pin calls; another thread returns each buffer a while later.
     let round = |n: u64| [(n * 20, 0, get_of(n, 10)), (n * 20 + 30, 1, put_of(n))];
     let workload = written(1000, &(1..200).flat_map(round).collect::<Vec<_>>());
     assert!(workload.is_closed() && !workload.has_waited());
@@ -181,7 +181,7 @@ fn a_thread_that_puts_what_another_gets_waits_no_longer_than_that_does() {
 
 #[test]
 fn threads_that_are_spared_their_calls_go_on_sooner_and_have_more_in_use_at_once() {
-    // Each get page-locks for 50 ms; another thread puts the buffer 60 ms after it was asked for.
+    // Each request pins for 50 ms; another thread returns the buffer 60 ms after the request.
     let round = |n: u64| {
         let pin = Event::Pin { address: n << 30, bytes: 4 << 20, took_ns: 50_000_000, failed: false };
         [(n * 60 + 50, 0, pin), (n * 60 + 51, 0, get_of(n, 51)), (n * 60 + 60, 1, put_of(n))]
@@ -220,7 +220,8 @@ fn a_consumer_takes_the_buffer_that_is_there_and_no_request_times_out() {
 
 #[test]
 fn a_thread_that_waits_for_a_buffer_puts_its_own_if_nothing_else_goes_on() {
-    // Two buffers fit. Thread 0 holds one until it has put that of thread 1, which asked later than thread 2 but was served first.
+    // Two buffers fit. Thread 0 holds one until it has returned the buffer of thread 1, which asked later than thread 2 but was
+    // served first.
     let alone = (0..30).flat_map(|n| [(n, 0, get_of(n, 0)), (n, 0, put_of(n))]);
     let gets = [(40, 0, get_of(40, 0)), (42, 1, get_of(41, 0)), (45, 2, get_of(42, 4))];
     let puts = [(45, 0, put_of(41)), (46, 0, put_of(40)), (47, 0, put_of(42))];

@@ -1,5 +1,5 @@
-//! Workloads through the public pool in virtual time: exact figures, the targets of the rules, and the
-//! meaning of a replay.
+//! Workloads through the public pool in virtual time: exact statistics, the targets of the policy, and the semantics of a
+//! replay.
 
 use std::collections::HashMap;
 use std::fs;
@@ -60,7 +60,7 @@ fn targets() -> Vec<(String, Vec<f64>)> {
         .collect()
 }
 
-/// The figures of each workload over each source, as they must come out.
+/// The expected statistics of each workload over each source.
 fn expected() -> HashMap<(String, String), Value> {
     let text = fs::read_to_string(data().join("workloads/expected.jsonl")).unwrap();
     let text_of = |row: &Value, key: &str| row[key].as_str().unwrap().to_owned();
@@ -87,11 +87,11 @@ fn every_workload_gives_the_expected_figures_and_keeps_its_targets() {
     });
 }
 
-#[allow(clippy::cast_precision_loss)] // Counts of page-locks.
+#[allow(clippy::cast_precision_loss)] // Counts of pin calls.
 fn check_workload(name: &str, target: &[f64], expected: &HashMap<(String, String), Value>) {
     let [locks, late, peak, slow_gets, discrete_locks, discrete_peak] = *target else { panic!("{target:?}") };
     let workload = named(name);
-    // Late page-locks in discrete regions have no target; the exact figures hold them.
+    // Late pin calls in separate regions have no target; the exact statistics cover them.
     for (source, locks, late, peak) in
         [(SourceKind::Virtual, locks, Some(late), peak), (SourceKind::Discrete, discrete_locks, None, discrete_peak)]
     {
@@ -122,13 +122,13 @@ fn alarms(workload: &Workload, replay: &Replay) -> (ReplayReport, Vec<String>) {
 }
 
 #[test]
-fn no_workload_alarms_the_judge_where_the_ceiling_has_some_room() {
+fn no_workload_alarms_the_judge_where_the_limit_has_some_room() {
     let (targets, next) = (targets(), AtomicUsize::new(0));
     let judge_rest = || {
         while let Some((name, _)) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
             let workload = named(name);
             let (report, without) = alarms(&workload, &Replay::default());
-            assert_eq!(without, [""; 0], "{name} without a ceiling");
+            assert_eq!(without, [""; 0], "{name} without a limit");
             let (_, found) = alarms(&workload, &under(report.peak_pinned_bytes / 4 * 5));
             assert_eq!(found, [""; 0], "{name} with a quarter more than it takes");
         }
@@ -146,10 +146,10 @@ fn no_workload_alarms_the_judge_where_the_ceiling_has_some_room() {
 #[test]
 fn the_same_file_gives_the_same_figures_on_any_thread() {
     let workload = named("bucket_switch");
-    let ceiling = workload.peak_requested_bytes() * 6 / 5;
+    let limit = workload.peak_requested_bytes() * 6 / 5;
     for replay in [SourceKind::Virtual, SourceKind::Discrete].map(|source| Replay {
         source,
-        max_bytes: Some(ceiling),
+        max_bytes: Some(limit),
         ..Replay::default()
     }) {
         let here = replay.play(&workload).unwrap();
@@ -160,7 +160,7 @@ fn the_same_file_gives_the_same_figures_on_any_thread() {
                 assert_eq!(thread.join().unwrap(), here);
             }
         });
-        assert!(here.peak_pinned_bytes <= ceiling, "{here:?}");
+        assert!(here.peak_pinned_bytes <= limit, "{here:?}");
     }
 }
 
@@ -169,7 +169,7 @@ fn a_replay_under_tensorflows_rules_costs_what_tensorflows_pool_did() {
     let seed = Workload::open(&data().join("conformance/seed.trace")).unwrap();
     let replay = with("ROUNDING=exact");
     let report = replay.play(&seed).unwrap();
-    // The figures are those of seed.expected, which is what TensorFlow's pool did.
+    // The statistics match seed.expected, recorded from TensorFlow's pool.
     assert_eq!((report.preset, report.page_locks, report.bytes_locked), ("tensorflow", 11_256, 507_645_600));
     assert_eq!((report.evicted, report.pool_size_limit, report.raises), (11_000, 281, 11));
     let adaptive = Replay::default().play(&seed).unwrap();
@@ -202,7 +202,7 @@ fn every_conformance_trace_replays_under_every_setting() {
 }
 
 #[test]
-fn a_get_at_the_ceiling_is_served_by_the_next_put() {
+fn a_get_at_the_limit_is_served_by_the_next_put() {
     let report = play("a 1 3145728\na 2 3145728\nt 99950\nf 1\nt 50\nf 2\n", &under(4 * MIB));
     assert_eq!((report.gets, report.waits, report.fallbacks), (2, 1, 0));
     assert_eq!(report.front_hits, 1, "by the buffer that was put back");
@@ -236,14 +236,14 @@ fn a_wait_of_zero_is_a_fallback_at_once() {
 }
 
 #[test]
-fn a_get_over_the_ceiling_delays_no_other() {
+fn a_get_over_the_limit_delays_no_other() {
     let report = play("a 1 5242880\na 2 1048576\nt 50\nf 1\nf 2\n", &under(4 * MIB));
     assert_eq!((report.waits, report.fallbacks, report.gets), (0, 1, 2));
     assert!(report.peak_pinned_bytes >= MIB && report.peak_pinned_bytes <= 4 * MIB, "{report:?}");
 }
 
 #[test]
-fn a_get_under_tensorflows_rules_waits_at_the_ceiling_too() {
+fn a_get_under_tensorflows_rules_waits_at_the_limit_too() {
     let replay = Replay { max_bytes: Some(4 * MIB), ..with("PRESET=tensorflow") };
     let report = play("a 1 2000000\na 2 2000000\na 3 1000\nt 50\nf 1\nf 2\nf 3\n", &replay);
     assert_eq!((report.waits, report.fallbacks), (1, 0));
@@ -251,7 +251,7 @@ fn a_get_under_tensorflows_rules_waits_at_the_ceiling_too() {
 }
 
 #[test]
-fn a_ceiling_below_a_granule_is_kept() {
+fn a_limit_below_a_granule_is_kept() {
     for source in [SourceKind::Virtual, SourceKind::Discrete] {
         let replay = Replay { source, ..under(MIB) };
         let report = play("a 1 600000\na 2 100000\nf 1\na 3 700000\na 4 900000\nt 50\nf 2\nf 3\nt 50\nf 4\n", &replay);
@@ -310,7 +310,7 @@ fn the_thread_cache_may_keep_one_buffer_or_none() {
         let (none, one, many) = (limited(0), limited(1), limited(100));
         assert_eq!((none.front_hits, none.pool_size_limit), (0, 0));
         assert!(one.front_hits < many.front_hits && one.evicted > many.evicted, "{one:?}");
-        // A miss of the thread cache is served by the arena: fewer hits are not more page-locks.
+        // A miss of the thread cache is served by the arena: fewer hits are not more pin calls.
         assert!(none.page_locks <= many.page_locks + 3, "{none:?} {many:?}");
     }
 }

@@ -151,7 +151,7 @@ fn a_buffer_comes_back_when_its_copy_has_ended_and_not_before() {
 }
 
 #[test]
-fn the_memory_counts_under_the_ceiling_of_the_pool() {
+fn the_memory_counts_under_the_limit_of_the_pool() {
     let pool = pool();
     let mib = 1 << 20;
     drop(pool.get(50 * mib).unwrap());

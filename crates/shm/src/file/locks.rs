@@ -31,7 +31,7 @@ use pinpool_os::sync::process::{AtomicBool, Ordering};
 const FIRST: i64 = 1 << 40;
 /// Bytes for slots, as many as any layout may ever have.
 const SLOTS_MAX: i64 = 1 << 20;
-/// Lock types, whose integer type differs between systems.
+/// Lock types; their integer type differs between systems.
 const WRITE: libc::c_int = libc::F_WRLCK as libc::c_int;
 const NONE: libc::c_int = libc::F_UNLCK as libc::c_int;
 /// Between two tries for the lock of the file.
@@ -111,8 +111,8 @@ impl LockFile {
         &self.file
     }
 
-    /// Runs `act` while the file as a whole is locked; `None` if another description keeps it locked for `patience`, as one does
-    /// whose process is stopped.
+    /// Runs `act` while the file as a whole is locked; `None` if another description keeps it locked for `patience`, for
+    /// example in a stopped process.
     pub(crate) fn locked<R>(&self, patience: Duration, act: impl FnOnce() -> R) -> io::Result<Option<R>> {
         let deadline = Instant::now() + patience;
         while !self.set(WRITE, FIRST)? {

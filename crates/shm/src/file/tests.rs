@@ -58,7 +58,8 @@ fn locks_end_with_their_owner_though_another_process_has_the_description() {
     let again = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let other = LockFile::over(again(), &no_fork).unwrap();
     let held = again();
-    // The copy represents that of a child that was made between the opening and the listing, or by other means than `fork`.
+    // The copy represents the descriptor of a child that was made between the opening and the listing, or by other means than
+    // `fork`.
     let _copy = held.try_clone().unwrap();
     let held = LockFile::over(held, &no_fork).unwrap();
     drop(no_fork);

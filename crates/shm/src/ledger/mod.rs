@@ -1,4 +1,4 @@
-//! One limit for the pools of all processes of a host: the host ledger.
+//! The shared limit: one limit for the pools of all processes of a host.
 //!
 //! ```text
 //!   pool of process A ─┐   claim before the source is called, release after it has released
@@ -15,26 +15,26 @@
 //! that is stopped (SIGSTOP) in these microseconds delays the others' growth: their claims are refused after 50 ms.
 //!
 //! While owners want more than there is, those above an even share make room of what is returned to them, and claim nothing that
-//! others wait for (`shares`). So a request is served although other processes use the whole ledger all the time.
+//! others wait for (`shares`). So a request is served although other processes constantly use the whole limit.
 //!
-//! The file is in `/dev/shm`, named after the user and the ledger, and only that user may open it. The first pool of a ledger
-//! without a living owner sets its limit; the last one removes the file. If somebody else removes the file, its owners keep
-//! what they hold but claim nothing more (`Loss`). New processes then create a file and their own limit, which does not
-//! count what the old owners hold.
+//! The file is in `/dev/shm`, named after the user and the shared limit, and only that user may open it. The first pool that
+//! attaches while there is no living owner sets the limit; the last one removes the file. If somebody else removes the file,
+//! its owners keep what they hold but claim nothing more (`Loss`). New processes then create a file and their own limit, which
+//! does not count what the old owners hold.
 //!
 //! | file | owns |
 //! | --- | --- |
 //! | `slots` | the file, the shared words and their lock |
 //! | `segment` | the memory of the words |
 //! | `shares` | who makes room, and who may claim, while all want more than there is: numbers in, numbers out |
-//! | `name`, `report` | the names of ledgers; their contents, for people and programs |
+//! | `name`, `report` | the names of shared limits; their contents, for people and programs |
 //!
 //! Knows no pool: it counts bytes and reports that something has changed.
 //!
-//! - ledger-I1: the sum of what living owners hold never exceeds the limit.
-//! - ledger-I2: only the process that attached changes its slot: in a forked child every call does nothing.
-//! - ledger-I3: an owner whose descriptor other code has closed claims nothing more, and leaves its slot to the next owner.
-//! - ledger-I4: what an owner wants is the sum of what its requests and reserves want now.
+//! - shared-limit-I1: the sum of what living owners hold never exceeds the limit.
+//! - shared-limit-I2: only the process that attached changes its slot: in a forked child every call does nothing.
+//! - shared-limit-I3: an owner whose descriptor other code has closed claims nothing more, and leaves its slot to the next owner.
+//! - shared-limit-I4: what an owner wants is the sum of what its requests and reserves want now.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,11 +75,11 @@ impl Want {
     }
 }
 
-/// A pool's place in a host ledger. Dropping it releases all that it holds.
+/// A pool's slot in a shared limit. Dropping it releases all that it holds.
 #[derive(Debug)]
 pub struct HostLedger(Arc<Attached>);
 
-/// Outlives the ledger's place while its thread uses it.
+/// Outlives the pool's slot while its thread uses it.
 #[derive(Debug)]
 struct Attached {
     name: String,
@@ -102,7 +102,7 @@ struct Place {
 }
 
 impl HostLedger {
-    /// Takes a place in the ledger `name` for the pool called `pool`. Its limit is `max_bytes` if it has no living owner.
+    /// Takes a slot in the shared limit `name` for the pool called `pool`. Its limit is `max_bytes` if it has no living owner.
     ///
     /// # Errors
     ///
@@ -145,7 +145,7 @@ impl HostLedger {
     }
 
     /// `bytes` that were claimed are back with the system.
-    pub fn give_back(&self, bytes: u64) {
+    pub fn release(&self, bytes: u64) {
         let own = &self.0;
         own.with(|place| {
             place.demand.held_bytes = place.demand.held_bytes.saturating_sub(bytes);
@@ -192,7 +192,7 @@ impl HostLedger {
         self.0.with(|place| self.0.wanted_by_others(place) > 0)
     }
 
-    /// What living owners want and the ledger has no room for.
+    /// What living owners want and the limit has no room for.
     pub fn others_lack(&self) -> u64 {
         self.0.with(|place| {
             if self.0.wanted_by_others(place) > 0 {
@@ -219,7 +219,7 @@ impl HostLedger {
     }
 
     /// Records how much of what this owner holds is idle, for reports.
-    pub fn note_idle(&self, bytes: u64) {
+    pub fn record_idle(&self, bytes: u64) {
         self.0.with(|place| {
             self.0.check(place);
             self.0.write(place, IDLE, bytes)
@@ -270,7 +270,7 @@ impl Drop for HostLedger {
 }
 
 impl Attached {
-    /// Nothing in a forked child (ledger-I2).
+    /// Nothing in a forked child (shared-limit-I2).
     fn with<R: Default>(&self, act: impl FnOnce(&mut Place) -> R) -> R {
         if self.generation.is_stale() { R::default() } else { act(&mut self.place.lock()) }
     }
@@ -331,7 +331,7 @@ impl Attached {
         if place.loss.is_some() { 0 } else { self.slots.wanted_beside(self.own) }
     }
 
-    /// What other owners want and the ledger has no room for.
+    /// What other owners want and the limit has no room for.
     fn others_lack(&self, place: &Place) -> u64 {
         match self.wanted_by_others(place) {
             0 => 0,

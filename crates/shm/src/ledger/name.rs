@@ -1,26 +1,26 @@
-//! The names of host ledgers, and where their files are.
+//! The names of shared limits, and where their files are.
 
 use std::path::{Path, PathBuf};
 
 /// The files are here.
 const DIRECTORY: &str = "/dev/shm";
 
-/// What is wrong with `name` as the name of a ledger.
+/// The error in `name` as the name of a shared limit.
 pub fn problem_of(name: &str) -> Option<&'static str> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let is_name = name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(is_plain);
     (!is_name || name.len() > 64).then_some(
-        "not the name of a ledger (none, auto, or up to 64 letters, digits, `.`, `_` and `-`, of which the first is a letter or \
+        "not the name of a shared limit (none, auto, or up to 64 letters, digits, `.`, `_` and `-`, of which the first is a letter or \
          a digit)",
     )
 }
 
-/// The file of this user's ledger `name`.
+/// The file of this user's shared limit `name`.
 pub(super) fn path_of(name: &str) -> PathBuf {
     Path::new(DIRECTORY).join(format!("{}{name}", prefix()))
 }
 
-/// The names of this user's ledgers, sorted. The file of a killed owner is among them until it is used again.
+/// The names of this user's shared limits, sorted. The file of a killed owner is among them until it is used again.
 pub fn names() -> Vec<String> {
     let prefix = prefix();
     let entries = std::fs::read_dir(DIRECTORY).into_iter().flatten().flatten();

@@ -1,4 +1,4 @@
-//! Who holds what in a host ledger, for people and programs.
+//! The holders of a shared limit, for people and programs.
 
 use pinpool_os::words::Size;
 use std::fmt;
@@ -14,7 +14,7 @@ const NAME_WORDS: usize = SLOT_WORDS - NAME;
 /// Owners that a text lists one by one.
 pub const LISTED: usize = 8;
 
-/// The contents of a host ledger.
+/// The contents of a shared limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -29,7 +29,7 @@ pub struct LedgerReport {
     pub owners: Vec<LedgerOwner>,
 }
 
-/// A pool in a host ledger.
+/// A pool under a shared limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -114,11 +114,11 @@ impl LedgerOwner {
     }
 }
 
-/// The contents of this user's ledger `name`; `None` if it has no owner. Attaches nothing.
+/// The contents of this user's shared limit `name`; `None` if it has no owner. Attaches nothing.
 ///
 /// # Errors
 ///
-/// An invalid name, or a file that cannot be read, has another format or is not a ledger.
+/// An invalid name, or a file that cannot be read, has another format or is not a shared limit.
 pub fn report(name: &str) -> Result<Option<LedgerReport>, String> {
     problem_of(name).map_or(Ok(()), |problem| Err(problem.to_owned()))?;
     Ok(Slots::view(&path_of(name))?.map(|slots| LedgerReport::of(name, &slots, None)))

@@ -6,7 +6,7 @@
 //! claims what is free. So owners that all want more end at the level, give or take one buffer, and pass nothing back and forth.
 //!
 //! A request that needs more than the level would never be served while the others use their parts. If it has waited longest,
-//! the others' level is computed from what the limit leaves beside it, and they take turns.
+//! the others' level is computed from what the limit leaves after it, and they take turns.
 
 /// What an owner holds and wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -58,7 +58,8 @@ pub fn gives(own: &Demand, others: &[Demand], max_bytes: u64) -> bool {
     own.held_bytes > level_bytes && (is_turn || others.iter().any(has_less))
 }
 
-/// The most that the owner `own` may hold while the others want memory, and whether the limit is for a request whose turn it is.
+/// The most that the owner `own` may hold while the others want memory, and whether the limit is for the request that is served
+/// next.
 fn level(own: &Demand, others: &[Demand], max_bytes: u64) -> (u64, bool) {
     let even_bytes = even_level(own, others, max_bytes);
     let first = others.iter().min_by_key(|other| other.turn()).filter(|first| first.turn() < own.turn());

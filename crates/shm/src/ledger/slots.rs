@@ -1,4 +1,4 @@
-//! The words that the owners of a ledger share, and the file that leads to them.
+//! The words that the owners of a shared limit share, and the file that leads to them.
 //!
 //! ```text
 //!   file:   [header: magic, kind, version, where the memory is]                    removed by its last owner
@@ -6,8 +6,8 @@
 //!   locks:  one byte for the file as a whole, one for each slot; far behind the end of the file
 //! ```
 //!
-//! - ledger-slots-I1: the memory is created only under the lock of the file while no slot is locked.
-//! - ledger-slots-I2: a slot's words are written by its owner, and under the lock of the file while no owner has the slot locked.
+//! - shared-limit-slots-I1: the memory is created only under the lock of the file while no slot is locked.
+//! - shared-limit-slots-I2: a slot's words are written by its owner, and under the lock of the file while no owner has the slot locked.
 
 use std::fs::{Metadata, OpenOptions};
 use std::io;
@@ -239,14 +239,14 @@ fn is_still(path: &Path, opened: &Metadata) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (opened.dev(), opened.ino()))
 }
 
-/// The header of a ledger's file; zeros where it ends.
+/// The header of the file; zeros past its end.
 fn read_header(path: &Path, locks: &LockFile) -> Result<Header, String> {
     let mut bytes = [0; size_of::<Header>()];
     locks.file().read_at(&mut bytes, 0).map_err(|error| failed("read", path, &error))?;
     let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|byte| bytes[at * 8 + byte]));
     let header: Header = std::array::from_fn(word);
     if ![0, MAGIC].contains(&header[0]) || ![0, KIND].contains(&header[1]) {
-        return Err(format!("{} is not a pinpool ledger; remove it, or use another name", path.display()));
+        return Err(format!("{} is not a pinpool shared limit; remove it, or use another name", path.display()));
     }
     Ok(header)
 }

@@ -11,7 +11,7 @@ use super::segment::SLOTS;
 use super::*;
 use crate::file::tests::Child;
 
-/// The ledger of a test; its file is removed at the end whatever happens.
+/// The shared limit of a test; its file is always removed at the end.
 struct Named(String);
 
 impl Named {
@@ -27,7 +27,7 @@ impl Named {
         HostLedger::attach(&self.0, None, 100).unwrap_err()
     }
 
-    /// A file in the place of the ledger's.
+    /// A different file in place of the shared limit's file.
     fn write(&self, bytes: &[u8]) {
         fs::write(self.path(), bytes).unwrap();
         fs::set_permissions(self.path(), Permissions::from_mode(0o600)).unwrap();
@@ -56,7 +56,7 @@ fn owners_claim_under_the_limit_of_the_first() {
     assert_eq!(second.max_bytes(), 100);
     assert!(first.claim(60) && !second.claim(41) && second.claim(40) && !first.claim(1));
     assert_eq!((first.room_for(1), second.report().held_bytes), (0, 100));
-    first.give_back(60);
+    first.release(60);
     assert_eq!(second.room_for(0), 60);
     let report = second.report();
     assert_eq!((report.owners[0].pool.as_str(), report.owners[0].is_own), ("two", true));
@@ -67,7 +67,7 @@ fn owners_claim_under_the_limit_of_the_first() {
     assert!(names().contains(&named.0));
     drop(first);
     assert!(super::report(&named.0).unwrap().is_none());
-    assert_eq!(named.attach("next", 700).max_bytes(), 700, "a ledger without an owner begins anew");
+    assert_eq!(named.attach("next", 700).max_bytes(), 700, "a shared limit without an owner starts again");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn what_is_given_back_is_never_below_zero() {
     let named = Named::new("below");
     let owner = named.attach("", 100);
     assert!(owner.claim(10));
-    owner.give_back(11);
+    owner.release(11);
     assert!(owner.claim(100) && !owner.claim(1));
 }
 
@@ -98,7 +98,7 @@ fn others_lack_what_they_want_beyond_the_room() {
     want(&second, &get, 50);
     assert_eq!((first.others_lack(), second.others_lack()), (20, 0));
     assert!(first.is_wanted() && !second.is_wanted());
-    first.give_back(10);
+    first.release(10);
     assert_eq!(first.others_lack(), 10);
     want(&second, &reserve, 7);
     want(&second, &get, 40);
@@ -123,7 +123,7 @@ fn a_want_and_what_is_given_back_wake_the_thread_of_each_owner_until_it_leaves()
     };
     want(&second, &Want::default(), 10);
     hears(("first", true));
-    first.give_back(10);
+    first.release(10);
     // Also its own thread: the want stands.
     hears(("second", false));
     drop((first, second));
@@ -163,7 +163,7 @@ fn an_owner_above_an_even_share_gives_what_it_puts_back_and_waits_behind_those_t
     assert_eq!(first.owed_bytes(), 0);
     want(&second, &get, 14);
     assert_eq!((first.owed_bytes(), second.owed_bytes()), (6, 0));
-    first.give_back(14);
+    first.release(14);
     assert_eq!((first.owed_bytes(), first.room_for(14)), (0, 8));
     assert!(!first.claim(14) && second.claim(14));
     want(&second, &get, 0);
@@ -266,7 +266,7 @@ fn what_a_killed_owner_left_is_replaced_and_the_files_of_others_are_not() {
     for foreign in [&b"#!/bin/sh\n"[..], b"a"] {
         named.write(foreign);
         for error in [named.error(), super::report(&named.0).unwrap_err()] {
-            assert!(error.ends_with("is not a pinpool ledger; remove it, or use another name"), "{error}");
+            assert!(error.ends_with("is not a pinpool shared limit; remove it, or use another name"), "{error}");
         }
         assert_eq!(fs::read(named.path()).unwrap(), foreign);
     }
@@ -321,7 +321,7 @@ fn owners_of_a_removed_file_keep_what_they_hold_and_claim_nothing_more() {
     assert_eq!((second.loss(), second.room_for(1), second.claim(1)), (Some(Loss::Removed), 0, false));
     assert_eq!((first.is_wanted(), first.others_lack(), first.owed_bytes()), (false, 0, 0));
     assert_eq!(noticed.recv_timeout(Duration::from_secs(20)), Ok(Loss::Removed));
-    first.give_back(20);
+    first.release(20);
     assert_eq!((first.report().held_bytes, second.report().owners.len()), (40, 2));
     let next = named.attach("", 70);
     assert!(next.claim(70) && !first.claim(1));
@@ -346,9 +346,9 @@ fn an_owner_whose_descriptor_other_code_has_closed_leaves_its_slot_and_the_descr
     let next = named.attach("", 100);
     assert!(next.claim(100) && !owner.claim(1));
     assert_eq!(owner.loss(), Some(Loss::Closed));
-    owner.give_back(60);
+    owner.release(60);
     want(&owner, &Want::default(), 7);
-    owner.note_idle(1);
+    owner.record_idle(1);
     drop(Child::that(|| assert!(victim.metadata().is_ok())));
     drop(owner);
     assert!(victim.metadata().is_ok());

@@ -15,8 +15,8 @@ struct Setup {
     /// Binary logarithms, in pages.
     alignments: &'static [u32],
     /// The arena claims no more than this.
-    ceiling_bytes: u64,
-    /// Unsettled at a time.
+    limit_bytes: u64,
+    /// Unfinished at a time.
     plans: usize,
     /// Granules of the standing hole that is prepared; 0: none is.
     prepare_granules: usize,
@@ -107,16 +107,16 @@ impl World {
     fn choices(&self, setup: &Setup) -> Vec<Op> {
         let mut ops: Vec<Op> = (0..self.live.len()).map(Op::Free).collect();
         for (which, outstanding) in self.outstanding.iter().enumerate() {
-            ops.push(Op::Settle { which, failed_at: None, lost: false });
+            ops.push(Op::Finish { which, failed_at: None, lost: false });
             for (at, step) in outstanding.plan.steps().iter().enumerate() {
-                ops.push(Op::Settle { which, failed_at: Some(at), lost: false });
+                ops.push(Op::Finish { which, failed_at: Some(at), lost: false });
                 if matches!(step, Step::Remap { .. }) {
-                    ops.push(Op::Settle { which, failed_at: Some(at), lost: true });
+                    ops.push(Op::Finish { which, failed_at: Some(at), lost: true });
                 }
             }
         }
         let claimed_bytes = self.arena.stats().claimed_bytes;
-        let commit_bytes = setup.ceiling_bytes - claimed_bytes;
+        let commit_bytes = setup.limit_bytes - claimed_bytes;
         for &pages in setup.sizes {
             for &align_log in setup.alignments {
                 for may_decommit_regions in if self.has_regions() { &[true, false][..] } else { &[true] } {
@@ -165,7 +165,7 @@ fn visit(setup: &Setup) {
             after.apply(&op);
             after.compare();
             let claimed_bytes = after.arena.stats().claimed_bytes;
-            assert!(claimed_bytes <= setup.ceiling_bytes, "{op:?} claims {claimed_bytes}");
+            assert!(claimed_bytes <= setup.limit_bytes, "{op:?} claims {claimed_bytes}");
             steps += 1;
             if after.outstanding.len() <= setup.plans && seen.insert(after.key()) {
                 left.push(after);
@@ -191,12 +191,12 @@ fn all_states_of_an_arena_of_a_few_granules_equal_the_model() {
         reserve_pages: 0,
         sizes: &[4, 8, 12],
         alignments: &[0, 3],
-        ceiling_bytes: 2 * GRANULE,
+        limit_bytes: 2 * GRANULE,
         plans: 2,
         prepare_granules: 0,
     };
-    let with_reserve = Setup { reserve_pages: 4, ceiling_bytes: 2 * GRANULE + 4 * PAGE, plans: 1, ..SMALL };
-    let longer = Setup { span_granules: 4, ceiling_bytes: 3 * GRANULE, plans: 1, ..SMALL };
+    let with_reserve = Setup { reserve_pages: 4, limit_bytes: 2 * GRANULE + 4 * PAGE, plans: 1, ..SMALL };
+    let longer = Setup { span_granules: 4, limit_bytes: 3 * GRANULE, plans: 1, ..SMALL };
     check(&[SMALL, with_reserve, longer]);
 }
 
@@ -208,7 +208,7 @@ fn all_states_of_an_arena_with_a_standing_hole_equal_the_model() {
         reserve_pages: 0,
         sizes: &[GRANULE_PAGES],
         alignments: &[3],
-        ceiling_bytes: 5 * GRANULE,
+        limit_bytes: 5 * GRANULE,
         plans: 1,
         prepare_granules: 3,
     };
@@ -226,7 +226,7 @@ fn all_states_of_an_arena_of_a_few_regions_equal_the_model() {
         reserve_pages: 0,
         sizes: &[4, 12],
         alignments: &[0],
-        ceiling_bytes: 20 * PAGE,
+        limit_bytes: 20 * PAGE,
         plans: 1,
         prepare_granules: 0,
     };

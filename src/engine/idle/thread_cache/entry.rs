@@ -12,10 +12,10 @@ use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 
-/// Entries whose memory is kept; that of more goes back to the allocator.
+/// Entries with memory that is kept; the memory of further entries returns to the allocator.
 const SPARE_MAX: usize = 64;
 
-/// The position of an idle entry among those of its class: the first field of an entry, and all there is of a list's head.
+/// The position of an idle entry in the list of its class: the first field of an entry, and all there is of a list's head.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Links {
@@ -38,8 +38,8 @@ pub struct Entry<T> {
     pub(super) links: Links,
     /// Order of the last put in its shard; the tick is in the upper bits (`free_list`).
     pub(super) order: u64,
-    /// Address of the shard that may keep it by the short path, that of the thread that took it last, or null; compared, never
-    /// followed.
+    /// Address of the shard that may keep it by the short path (the shard of the thread that took it last), or null; compared,
+    /// never followed.
     shard: AtomicPtr<()>,
     /// A number for the user of the cache.
     tag: AtomicU32,
@@ -100,7 +100,7 @@ impl<T> Entry<T> {
         self.tag.load(Ordering::Relaxed)
     }
 
-    /// Stores a number beside the header, on the cache line that a take and a put touch anyway.
+    /// Stores a number next to the header, on the cache line that requests and returns touch anyway.
     #[inline(always)]
     pub fn set_tag(&self, tag: u32) {
         self.tag.store(tag, Ordering::Relaxed);

@@ -41,7 +41,7 @@ pub(super) const fn tick_of(order: u64) -> u64 {
     order >> SEQUENCE_BITS
 }
 
-/// The most classes of a list: those of a pool.
+/// The most classes of a list: all classes of a pool.
 pub(super) const CLASSES_MAX: u32 = EIGHTHS_CLASSES;
 /// Null links. Made by the compiler: a forked child would wait forever for what another thread was about to make.
 static SHARED_HEADS: [[usize; 2]; CLASSES_MAX as usize] = [[0; 2]; CLASSES_MAX as usize];
@@ -274,7 +274,7 @@ impl<T> FreeList<T> {
     }
 
     fn order_of(&self, entry: *mut Links) -> u64 {
-        // SAFETY: (list-I1) the caller passes a linked entry, whose first field is its links.
+        // SAFETY: (list-I1) the caller passes a linked entry, and the links are its first field.
         unsafe { (*entry.cast::<Entry<T>>()).order }
     }
 

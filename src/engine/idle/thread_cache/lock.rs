@@ -4,7 +4,7 @@
 //! required, the thread takes the slow path. A section calls nothing outside the cache, so a thread inside is late only if
 //! the kernel preempted it. Threads that wait spin, then yield, then sleep, so that a real-time thread lets the holder run.
 //!
-//! - **lock-I1**: One thread is inside: the thread whose exchange found another state than [`HELD`].
+//! - **lock-I1**: One thread is inside: the thread that exchanged a state other than [`HELD`].
 //! - **lock-I2**: A thread that leaves restores the state that it found, unless it sets the slow path flag. So one exchange
 //!   tells the fast path whether it may enter.
 #![allow(unsafe_code)] // The content's cell.

@@ -36,9 +36,9 @@
 //!
 //! # Why this shape
 //!
-//! A hit is some fifty instructions, so their number is its cost. Nanoseconds for a get and its put through a pool on two
-//! cores of an AMD EPYC (Zen 4), best of 80 interleaved rounds of 20,000 pairs; *filled* writes 2 KiB before the put, which
-//! keeps the store buffer full when the lock is taken:
+//! A hit is some fifty instructions, so their number is its cost. Nanoseconds for a request and its return through a pool on
+//! two cores of an AMD EPYC (Zen 4), best of 80 interleaved rounds of 20,000 pairs; *filled* writes 2 KiB before the return,
+//! which keeps the store buffer full when the lock is taken:
 //!
 //! | lock of a shard | same class | 16 classes | filled | |
 //! | --- | --- | --- | --- | --- |
@@ -146,7 +146,7 @@ impl<T> ThreadCache<T> {
         self.put_at(slot::current(), entry)
     }
 
-    /// Puts `entry` back, whose owner shard is another thread's.
+    /// Returns `entry` to its owner shard, which belongs to another thread.
     pub(in crate::engine) fn put_remote(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
         if self.limit() == 0 {
             return Err(entry);

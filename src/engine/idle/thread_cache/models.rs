@@ -141,7 +141,7 @@ fn loom_a_put_that_races_with_seal_leaves_no_buffer_behind() {
     }
 }
 
-/// A cache whose shard 0 gave out the buffer that is returned: its class is marked there.
+/// A cache in which shard 0 gave out the returned buffer: its class is marked there.
 fn given_out() -> (Arc<ThreadCache<Watched>>, Box<Entry<Watched>>) {
     let cache = Arc::new(ThreadCache::new(1, 4, 2));
     assert!(put(&cache, 0, entry(0)));

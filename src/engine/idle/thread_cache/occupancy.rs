@@ -82,7 +82,8 @@ impl Occupancy {
             return;
         }
         let searched = bit << SHARDS_OF_WORD;
-        // Relaxed: the exchange of step 2 releases the first, and all are changes of one word, whose order every thread sees.
+        // Relaxed: the exchange of step 2 releases the first, and all change one word, so every thread sees them in the same
+        // order.
         word.fetch_xor(bit | searched, Ordering::Relaxed);
         collect();
         word.fetch_and(!searched, Ordering::Relaxed);

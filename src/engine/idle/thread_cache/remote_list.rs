@@ -3,8 +3,8 @@
 //! A Treiber stack (as `thread_free` of mimalloc) that is only ever taken as a whole. A push never dereferences the address
 //! that it read, so the ABA problem does not arise.
 //!
-//! - **remote-I1**: An entry in the list was leaked from its box in `push`; only the thread whose exchange took the list
-//!   follows it, and makes each entry a box again.
+//! - **remote-I1**: An entry in the list was leaked from its box in `push`; only the thread that exchanged the list follows it,
+//!   and makes each entry a box again.
 #![allow(unsafe_code)] // The chain of entries.
 
 use super::entry::Entry;

@@ -11,7 +11,7 @@
 //!
 //! - **shard-I1**: `idle` and `oldest` are written under the lock; read without it, they are hints.
 //! - **shard-I2**: A thread that holds the lock collects the remote list before it compares ages or pushes a buffer; the fast
-//!   path compares none and pushes in the order of its own puts.
+//!   path compares none and pushes in the order of its returns.
 //! - **shard-I3**: No entry in the free list has an order below `oldest`.
 #![allow(unsafe_code)] // The fast path asks no list whether a class exists.
 
@@ -43,7 +43,7 @@ struct OwnLines<T> {
     oldest: AtomicU64,
 }
 
-#[cfg(not(pinpool_loom))] // Whose lock is larger.
+#[cfg(not(pinpool_loom))] // The lock of loom is larger.
 const _: () = assert!(size_of::<Lock<FreeList<()>>>() + size_of::<u64>() <= 64);
 
 impl<T> Shard<T> {
@@ -174,7 +174,7 @@ impl<T> Shard<T> {
         Some(entry)
     }
 
-    /// A take by a thread whose own shard is `taker`. If it finds nothing, clears mark and occupancy bit in the steps that
+    /// A request by a thread with shard `taker`. If it finds nothing, clears mark and occupancy bit in the steps that
     /// `occupancy` gives.
     pub(super) fn steal(&self, class: u32, taker: &Self) -> Option<Box<Entry<T>>> {
         let mut entry = self.own.free_list.with(|list| {

@@ -61,8 +61,8 @@ fn lease() -> u16 {
         return shared;
     };
     NUMBER.set(number);
-    // A thread whose thread-locals are gone cannot keep the lease: then `Lease` is dropped at once, or not at all if the
-    // closure does not run, and the number is returned here.
+    // A thread cannot keep the lease once its thread-locals are destroyed: then `Lease` is dropped at once, or not at all if
+    // the closure does not run, and the number is returned here.
     if LEASE.try_with(|lease| lease.set(Some(Lease(number)))).is_err() {
         drop(Lease(number));
     }

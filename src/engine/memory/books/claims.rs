@@ -42,7 +42,7 @@ impl Books {
     /// Claims what is held now, which is no more than a plan claimed.
     pub(in crate::engine) fn lower_claim(&mut self) {
         let lowered = self.update_claim();
-        debug_assert!(lowered.is_ok(), "a settlement claims more than its plan: {lowered:?}");
+        debug_assert!(lowered.is_ok(), "a completion claims more than its plan: {lowered:?}");
     }
 
     fn all_claimed_bytes(&self) -> u64 {

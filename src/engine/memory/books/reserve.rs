@@ -1,6 +1,6 @@
 //! The reserve in the books: what was requested, what exists, and the next step (policy-R10).
 //!
-//! A part is claimed before it is pinned. It is a region with a range of its own, or granules that the arena keeps.
+//! A part is claimed before it is pinned. It is a region with a dedicated range, or granules that the arena keeps.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -92,7 +92,7 @@ impl Books {
     }
 
     /// Settles a plan of [`plan_reserve_step`](Self::plan_reserve_step).
-    pub(in crate::engine) fn settle_reserve_step(
+    pub(in crate::engine) fn finish_reserve_step(
         &mut self,
         plan: Plan,
         (executed, outcome): (Executed, PlanOutcome),
@@ -100,14 +100,14 @@ impl Books {
     ) -> Result<(), SourceError> {
         let before_bytes = self.arena.committed_outside_reserves();
         let error = self.count(executed);
-        self.arena.settle(plan, outcome, now_us);
+        self.arena.finish_plan(plan, outcome, now_us);
         self.keep_committed_since(before_bytes);
-        self.note_peak();
+        self.record_peak();
         self.lower_claim();
         error.map_or(Ok(()), Err)
     }
 
-    /// `bytes` of the reserve, which were requested twice, are there: as a step, and by [`settle_reserve`](Self::settle_reserve).
+    /// `bytes` of the reserve, which were requested twice, are there: as a step, and by [`finish_reserve`](Self::finish_reserve).
     pub(in crate::engine) fn requested_once(&mut self, bytes: u64) {
         self.requested_bytes = self.requested_bytes.saturating_sub(bytes).max(self.reserve_progress().0);
     }
@@ -136,7 +136,7 @@ impl Books {
         let room = self.room_for(needed_bytes);
         let fits = |&whole: &u64| held_bytes(whole) <= room;
         let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
-        let refusal = |over| Refusal::Over { needed_bytes, over };
+        let refusal = |over| Refusal::QuotaExceeded { needed_bytes, over };
         let bytes = fitting.ok_or_else(|| refusal(self.budget().lacking(needed_bytes)))?;
         let len = usize::try_from(bytes).ok().filter(|_| bytes <= RANGE_BYTES_MAX).ok_or_else(|| {
             let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
@@ -156,7 +156,7 @@ impl Books {
 
     /// Adds `len` bytes of a reserve, of which [`claim_reserve`](Self::claim_reserve) claimed `held_bytes`. Returns their addresses;
     /// returns the region if the arena has no range left for it. The claim stays where nothing is added.
-    pub(in crate::engine) fn settle_reserve(
+    pub(in crate::engine) fn finish_reserve(
         &mut self,
         (len, held_bytes): (usize, u64),
         acquired: Result<Region, SourceError>,
@@ -173,7 +173,7 @@ impl Books {
         self.requested_bytes += bytes;
         self.reserve_overhead_bytes += held_bytes - bytes;
         self.lower_claim();
-        self.note_peak();
+        self.record_peak();
         self.largest_reserve_bytes = self.largest_reserve_bytes.max(bytes);
         Ok(Ok(start))
     }

@@ -138,7 +138,7 @@ impl Finder<'_> {
         }
         let Some(Piece { line, bytes }) = self.whole_line(piece) else { return };
         let bytes = self.undecorated(bytes);
-        self.origins.note_head(&bytes);
+        self.origins.record_head(&bytes);
         if let Some(said) = verdict::said(&bytes) {
             self.found.said.insert(said.pool.clone(), said);
         }

@@ -59,7 +59,7 @@ impl Origins {
     }
 
     /// Takes note of a head of `tail`.
-    pub(super) fn note_head(&mut self, line: &[u8]) {
+    pub(super) fn record_head(&mut self, line: &[u8]) {
         if line.starts_with(b"==> ")
             && let Some(file) = self.file.captures(line).and_then(|captures| captures.get(1))
         {
@@ -184,7 +184,7 @@ mod tests {
         ] {
             assert_eq!(origins.of(format!("{prefix}{message}").as_bytes()), None, "{prefix}");
         }
-        origins.note_head(b"==> rank1.log <==");
+        origins.record_head(b"==> rank1.log <==");
         assert_eq!(origins.of(message.as_bytes()).as_deref(), Some("rank1.log"));
     }
 }

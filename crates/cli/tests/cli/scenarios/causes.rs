@@ -50,7 +50,7 @@ fn throttled(program: &mut Program) -> Vec<(u32, PinnedBuf, u64)> {
 }
 
 #[test]
-fn threads_that_wait_for_each_other_need_a_higher_ceiling() {
+fn threads_that_wait_for_each_other_need_a_higher_limit() {
     let mut program = Program::one(|pool| pool.max_bytes(64 << 20));
     let held = throttled(&mut program);
     program.judged(held).check("limit_too_small", true);
@@ -168,7 +168,7 @@ fn a_copy_that_does_not_end_is_stuck() {
 }
 
 #[test]
-fn idle_memory_of_other_sizes_is_a_hoard_where_no_ceiling_releases_it() {
+fn idle_memory_of_other_sizes_is_a_hoard_where_no_limit_releases_it() {
     let small = Arc::new(SimSource::new(512 << 20));
     let mut program = Program::one(|pool| {
         let pool = pool.preset(Preset::TensorFlow).rounding(Rounding::Exact).pool_size_limit(1 << 20);
@@ -179,7 +179,7 @@ fn idle_memory_of_other_sizes_is_a_hoard_where_no_ceiling_releases_it() {
 }
 
 #[test]
-fn a_back_end_that_refuses_is_no_matter_of_a_ceiling() {
+fn a_back_end_that_refuses_is_no_matter_of_a_limit() {
     let small = Arc::new(SimSource::new(64 << 20));
     let mut program = Program::one(|pool| pool.backend(Backend::Source(small.clone())).max_bytes(None));
     let held = throttled(&mut program);

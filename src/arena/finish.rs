@@ -6,9 +6,9 @@ use super::retain::IdleRun;
 use super::{Arena, RangeKind};
 
 impl Arena {
-    /// Settles a plan: records the steps that were made and undoes the rest. Returns whether all were made, so that the
+    /// Finishes a plan: records the completed steps and undoes the rest. Returns whether all were made, so that the
     /// buffer is granted.
-    pub fn settle(&mut self, plan: Plan, outcome: PlanOutcome, now_us: u64) -> bool {
+    pub fn finish_plan(&mut self, plan: Plan, outcome: PlanOutcome, now_us: u64) -> bool {
         self.stats.claimed_bytes -= plan.claim_bytes;
         let done = outcome.steps_done();
         let granted = done >= plan.steps.len();
@@ -20,7 +20,7 @@ impl Arena {
             let made = index < done;
             match step {
                 Step::Commit { extent } => {
-                    self.settle_target(extent, made, &mut hull, &mut not_free);
+                    self.finish_target(extent, made, &mut hull, &mut not_free);
                     if made && plan.buffer.is_none() {
                         self.add_hole(extent, now_us);
                     }
@@ -28,13 +28,13 @@ impl Arena {
                 Step::Remap { from, to } => {
                     self.stats.remaps += u64::from(made);
                     let gone = made || outcome.has_lost(index);
-                    self.settle_source(from, gone, now_us);
-                    self.settle_target(to, made, &mut hull, &mut not_free);
+                    self.finish_source(from, gone, now_us);
+                    self.finish_target(to, made, &mut hull, &mut not_free);
                     if made && plan.buffer.is_none() {
                         self.add_hole(to, oldest_us);
                     }
                 }
-                Step::Decommit { extent } => self.settle_source(extent, made, now_us),
+                Step::Decommit { extent } => self.finish_source(extent, made, now_us),
             }
         }
         if !granted {
@@ -60,12 +60,12 @@ impl Arena {
                 again.into_iter().for_each(|extent| self.idle.add(IdleRun { extent, since_us }));
             }
         }
-        self.note_kept();
+        self.record_kept();
         granted
     }
 
     /// Granules that a plan committed or remapped into, or failed to.
-    fn settle_target(
+    fn finish_target(
         &mut self,
         extent: Extent,
         committed: bool,
@@ -91,7 +91,7 @@ impl Arena {
     }
 
     /// Idle granules that a plan took: decommitted, or idle again.
-    pub(super) fn settle_source(&mut self, extent: Extent, gone: bool, now_us: u64) {
+    pub(super) fn finish_source(&mut self, extent: Extent, gone: bool, now_us: u64) {
         self.stats.transit_bytes -= extent.bytes();
         if gone {
             let held_bytes = self.held_bytes(extent.bytes());

@@ -11,7 +11,7 @@ use crate::fixture::{MIB, builder, held};
 const KIB: u64 = 1 << 10;
 
 /// Ceilings below, at and beside the sizes at which the backends change their units.
-const CEILINGS: [u64; 9] = [
+const LIMITS: [u64; 9] = [
     64 * KIB,
     (1 << 20) - 4096,
     1 << 20,
@@ -79,9 +79,9 @@ fn within<'a>(
 }
 
 #[test]
-fn the_driver_never_holds_a_byte_more_than_the_ceiling() {
+fn the_driver_never_holds_a_byte_more_than_the_limit() {
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
-        for max_bytes in CEILINGS {
+        for max_bytes in LIMITS {
             let double = MockDriver::load();
             let (before, counted) = (held(&double), double.counts().pinned_bytes);
             let pool = built(&double, builder(backend.clone()).max_bytes(max_bytes).wait(Duration::ZERO));
@@ -94,7 +94,7 @@ fn the_driver_never_holds_a_byte_more_than_the_ceiling() {
 
 #[test]
 fn the_driver_never_holds_more_for_buffers_of_their_own() {
-    for max_bytes in CEILINGS {
+    for max_bytes in LIMITS {
         let double = MockDriver::load();
         let (before, counted) = (held(&double), double.counts().pinned_bytes);
         let pool = builder(Backend::Cuda)

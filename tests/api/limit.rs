@@ -1,4 +1,4 @@
-//! Many threads over a source that fails at random: the bytes that it really holds never exceed the ceiling, at any instant.
+//! Many threads over a source that fails at random: the bytes that it really holds never exceed the limit, at any instant.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -74,7 +74,7 @@ fn work(pool: &Pool, seed: u64) -> usize {
     failed
 }
 
-fn stays_under_the_ceiling(counting: &Arc<CountingSource>, max_bytes: u64, reserve: u64, limit: u64, on_full: OnFull) {
+fn stays_under_the_limit(counting: &Arc<CountingSource>, max_bytes: u64, reserve: u64, limit: u64, on_full: OnFull) {
     let (source, failing) = faulty(counting, max_bytes ^ limit);
     let pool = Pool::builder()
         .without_env()
@@ -106,7 +106,7 @@ fn stays_under_the_ceiling(counting: &Arc<CountingSource>, max_bytes: u64, reser
     });
     let (all, part) = (pool.stats(), eval.stats());
     assert_eq!((all.validate(), part.validate()), (Ok(()), Ok(())));
-    assert!(counting.peak_bytes() <= max_bytes, "{} B held, ceiling {max_bytes}", counting.peak_bytes());
+    assert!(counting.peak_bytes() <= max_bytes, "{} B held, limit {max_bytes}", counting.peak_bytes());
     assert!(all.memory.peak_held_bytes <= max_bytes && part.memory.peak_held_bytes <= max_bytes / 2);
     assert_eq!(all.memory.held_bytes, counting.held_bytes());
     assert_eq!(all.memory.pin.bytes - all.memory.unpin.bytes, counting.held_bytes());
@@ -127,23 +127,23 @@ fn stays_under_the_ceiling(counting: &Arc<CountingSource>, max_bytes: u64, reser
 }
 
 #[test]
-fn the_ceiling_holds_over_virtual_memory() {
+fn the_limit_holds_over_virtual_memory() {
     for (max_bytes, reserve, limit) in [(8 << 20, 0, 100), (20 << 20, 4 << 20, 3), (999_999, 0, 0)] {
-        stays_under_the_ceiling(&CountingSource::virtual_memory(), max_bytes, reserve, limit, OnFull::Error);
+        stays_under_the_limit(&CountingSource::virtual_memory(), max_bytes, reserve, limit, OnFull::Error);
     }
 }
 
 #[test]
-fn the_ceiling_holds_over_discrete_regions() {
+fn the_limit_holds_over_discrete_regions() {
     for (max_bytes, reserve, limit) in [(8 << 20, 0, 100), (20 << 20, 4 << 20, 3), (999_999, 0, 0)] {
-        stays_under_the_ceiling(&CountingSource::discrete(), max_bytes, reserve, limit, OnFull::Error);
+        stays_under_the_limit(&CountingSource::discrete(), max_bytes, reserve, limit, OnFull::Error);
     }
 }
 
 #[test]
-fn the_ceiling_holds_beside_pageable_fallbacks() {
+fn the_limit_holds_beside_pageable_fallbacks() {
     for counting in [CountingSource::virtual_memory(), CountingSource::discrete()] {
-        stays_under_the_ceiling(&counting, 8 << 20, 0, 10, OnFull::Pageable);
+        stays_under_the_limit(&counting, 8 << 20, 0, 10, OnFull::Pageable);
     }
 }
 
