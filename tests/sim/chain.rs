@@ -75,7 +75,7 @@ fn step(levels: &mut [Level], draw: &mut Draw) {
         9 => levels[index].pool.maintain(),
         10 => levels[index].pool.trim(draw.below(PROCESS_BYTES)),
         _ => {
-            // A pool may hold more than the process allows only by a limit of its own.
+            // A pool may hold more than the process allows only through its own limit.
             let all: u64 =
                 levels.iter().filter(|level| level.is_auto).map(|level| level.pool.stats().memory.held_bytes).sum();
             let level = &mut levels[index];

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   actors ──steps──▶ world ──calls──▶ pool ──▶ memory (a source that keeps a ledger, and fails when told to)
-//!                       │                └────▶ device (streams whose copies end when told to)
+//!                       │                └────▶ device (streams with copies that end on command)
 //!                       ├── inside a call of the source: a step of another actor
 //!                       └── after each step: checks
 //! ```
