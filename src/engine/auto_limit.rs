@@ -1,4 +1,4 @@
-//! The limit `auto`: a share of the memory that the process may use. A tick sets it when the limit of a control group has changed.
+//! The limit `auto`: a share of the memory that the process may use. A tick sets it when a cgroup limit has changed.
 //!
 //! Free memory changes all the time, also by what the pool itself holds, so it alone changes no limit.
 
@@ -56,7 +56,7 @@ impl AutoLimit {
         (self.within_lock_limit(bytes), words)
     }
 
-    /// The new limit and why, if it is `auto`, a reading is due at `now_us`, and the limit of the control group has changed.
+    /// The new limit and why, if it is `auto`, a reading is due at `now_us`, and the cgroup limit has changed.
     pub(super) fn change(&self, now_us: u64, held_bytes: impl FnOnce() -> u64) -> Option<(Option<u64>, String)> {
         // Another thread that is at it is enough.
         let mut last = self.last.try_lock()?;

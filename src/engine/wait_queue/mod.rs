@@ -215,7 +215,7 @@ impl<S: Server> WaitQueue<S> {
         result
     }
 
-    /// Has `waiter` looked at again: by its thread, or by the thread of tasks. May call a waker, so never under a lock.
+    /// Has `waiter` checked again: by its thread, or by the thread of tasks. May call a waker, so never under a lock.
     fn wake(&self, waiter: &Waiter<S>) {
         waiter.hurry();
         if !waiter.is_task() || !self.wake_thread() {
@@ -245,7 +245,7 @@ impl<S: Server> WaitQueue<S> {
         });
     }
 
-    /// Ends the wait of `waiter`, with `item` or without. If it has ended before, `item` goes back.
+    /// Ends the wait of `waiter`, with `item` or without. If it has ended before, `item` is returned.
     fn end(&self, server: &S, waiter: &Arc<Waiter<S>>, item: Option<S::Item>) {
         let left = self.change(server, |state| {
             state.remove(waiter);
@@ -414,13 +414,13 @@ impl<S: Server> WaitQueue<S> {
         self.state.lock().end_pass(number, bytes);
     }
 
-    /// Has all waiting requests looked at again.
+    /// Has all waiting requests checked again.
     pub(super) fn wake_all(&self) {
         let waiters: Vec<_> = self.state.lock().waiters.iter().map(|(_, waiter)| waiter.clone()).collect();
         waiters.iter().for_each(|waiter| self.wake(waiter));
     }
 
-    /// Has the head looked at again.
+    /// Has the head checked again.
     pub(super) fn wake_head(&self) {
         let head = self.state.lock().head().cloned();
         head.iter().for_each(|head| self.wake(head));
