@@ -24,6 +24,8 @@
 mod actors;
 mod chain;
 mod checks;
+#[path = "../child/mod.rs"]
+mod child;
 mod device;
 mod draw;
 mod memory;
