@@ -22,7 +22,7 @@ const LIMIT_DIVISOR: u64 = 4;
 /// a granule they are too small for merging them to spare one.
 const KEPT_ALWAYS_BYTES: usize = 256 << 10;
 
-/// Whether a put of a buffer of so many bytes gives it to the arena instead of keeping it idle, where sizes may vary (policy-R3).
+/// Whether a returned buffer of this many bytes goes to the arena instead of staying idle, if sizes may vary (policy-R3).
 #[inline(always)]
 pub(crate) fn goes_to_arena(bytes: usize, is_varied: impl FnOnce() -> bool) -> bool {
     bytes > KEPT_ALWAYS_BYTES && is_varied()
@@ -48,7 +48,7 @@ pub struct Window {
     pub get_from_pool: u64,
     /// Buffers put back.
     pub put: u64,
-    /// Gets that went to the underlying allocator.
+    /// Requests that went to the underlying allocator.
     pub allocated: u64,
     /// Buffers evicted by puts.
     pub evicted: u64,

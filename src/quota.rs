@@ -365,7 +365,7 @@ impl Budget {
     }
 }
 
-/// A limit, where `u64::MAX` stands for none.
+/// A limit; `u64::MAX` means none.
 fn unless_max(max_bytes: u64) -> Option<u64> {
     Some(max_bytes).filter(|&max_bytes| max_bytes != u64::MAX)
 }
@@ -403,7 +403,7 @@ impl Claim {
 
     /// Counts the bytes as claimed until the process ends: their memory could not be released.
     pub(crate) fn keep_forever(self) {
-        // The pool may end before the process does, and the shared limit goes on counting them.
+        // The pool may end before the process does, and the shared limit continues to count them.
         if self.bytes > 0 {
             lost::keep(self);
         }

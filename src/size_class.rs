@@ -8,7 +8,7 @@
 //!
 //! TensorFlow's pool keeps a pointer in the 16 bytes; this one writes nothing there,
 //! but without them a request would fall into another class and change every counter. A buffer serves any request of its
-//! class: the class includes `align` bytes where a page-aligned base does not suffice.
+//! class: the class includes `align` bytes if a page-aligned base does not suffice.
 //!
 //! The `adaptive` preset (policy-R1) needs no prefix and relies on page-aligned bases:
 //!

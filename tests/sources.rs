@@ -85,7 +85,7 @@ fn markdown_does_not_grow() {
     check_limits(BTreeMap::from([("Markdown".to_owned(), bytes)]), &[("Markdown", MARKDOWN_BYTES)]);
 }
 
-/// `src/pool/handle.rs` is in the room `src/pool`, a file of the folder `src` in a room of its own; elsewhere a room is a crate
+/// `src/pool/handle.rs` is in the room `src/pool`, a file of the folder `src` in a separate room; elsewhere a room is a crate
 /// or a top-level folder.
 fn room_of(path: &Path) -> String {
     let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();

@@ -9,7 +9,7 @@
 //! Buffers are placed where the fewest bytes are missing and low (policy-R5), so a pool gets larger granules only once it
 //! holds much: a granule is never more than 1/256 of what lies below it. In replay, granules of 1/256 of the peak cost 0.3 %
 //! of it; granules sized by the limit cost pools that hold little of it 4 to 120 %. So a pool of 1 TiB has at most 8,180
-//! granules, each of which is a mapping of the process. Under a limit of up to 8,192 small granules all are small; without
+//! granules, and each granule is one mapping of the process. Under a limit of up to 8,192 small granules all are small; without
 //! a limit those up to 32 GiB are.
 //!
 //! A granule moves only among granules of its size. Between sizes one is decommitted and another committed.
@@ -22,7 +22,7 @@ const FACTOR: u64 = 4;
 const FIRST_GRANULES: u64 = 4096;
 /// A pool with no more of the smallest size than this needs no others.
 const SMALL_POOL_GRANULES: u64 = 8192;
-/// Granules of the smallest size where there is no limit.
+/// Granules of the smallest size if there is no limit.
 const UNBOUNDED_GRANULES: u64 = 16384;
 /// Granules of each other size but the largest.
 const NEXT_GRANULES: u64 = 768;

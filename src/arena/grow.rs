@@ -16,7 +16,7 @@ use super::{Arena, GrowthMode, HoleSet, RangeKind};
 const SPARE_SHARE: u64 = 10;
 
 /// If granules must be committed, then one part in this many of those committed now up to what was held lately, and one in
-/// `NEW_STEP_SHARE` beyond that, as far as that is no more than `STEP_BYTES_MAX`, and no more than so many times what is needed
+/// `NEW_STEP_SHARE` beyond that, as far as that is no more than `STEP_BYTES_MAX`, and no more than N times what is needed
 /// (policy-R7).
 const STEP_SHARE: u64 = 4;
 const NEW_STEP_SHARE: u64 = 28;

@@ -45,7 +45,7 @@ impl Arena {
         Ok(Plan { buffer: None, steps, idle_before: Vec::new(), claim_bytes, surplus_bytes: 0 })
     }
 
-    /// Keeps `bytes` more of what is committed outside of reserves committed from now on, as far as there are so many.
+    /// Keeps `bytes` more of what is committed outside of reserves committed from now on, as far as they exist.
     pub(crate) fn keep(&mut self, bytes: u64) {
         self.kept_bytes = self.kept_bytes.saturating_add(bytes);
         self.record_kept();

@@ -137,7 +137,7 @@ pub struct Arena {
     growth: GrowthMode,
     /// Sizes of the granules of the virtual ranges.
     sizes: GranuleSizes,
-    /// Granules below this offset are committed only where no others fit.
+    /// Granules below this offset are committed only if no others fit.
     grow_from: u64,
     region_cost: RegionCost,
     ranges: BTreeMap<u32, ArenaRange>,
@@ -156,7 +156,7 @@ pub struct Arena {
     kept_bytes: u64,
 }
 
-/// What the system holds for a region of so many bytes: at least these, and never less for more.
+/// The bytes that the system holds for a region of the given length: at least that length, and monotonic in it.
 struct RegionCost(Box<dyn Fn(u64) -> u64 + Send>);
 
 impl fmt::Debug for RegionCost {
@@ -203,7 +203,7 @@ impl Arena {
         Self { sizes, ..self }
     }
 
-    /// Returns the arena with `held_bytes`, which says how many bytes the system holds for a region of so many.
+    /// Returns the arena with `held_bytes`, which returns the bytes that the system holds for a region of the given length.
     pub(crate) fn with_region_cost(self, held_bytes: impl Fn(u64) -> u64 + Send + 'static) -> Self {
         Self { region_cost: RegionCost(Box::new(held_bytes)), ..self }
     }

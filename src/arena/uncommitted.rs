@@ -84,7 +84,7 @@ impl Uncommitted {
         around.filter(|around| part.end <= around.end)
     }
 
-    /// Removes `run`, all of which must be uncommitted.
+    /// Removes `run`, which must be completely uncommitted.
     pub(super) fn cut(&mut self, run: Extent) {
         let Some(around) = self.around(run) else {
             debug_assert!(false, "{run:?} is not uncommitted");

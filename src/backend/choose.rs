@@ -5,10 +5,10 @@
 //! | with an arena (`adaptive`) | `vmm`, `register`, `cuda`, `mlock`, `heap` |
 //! | without (`tensorflow`) | `cuda`, `mlock`, `heap`: each miss is an allocation, for which `vmm` and `register` are too slow |
 //!
-//! A source of the driver is taken if it gave memory which was touched, copied from and given back ([`trial`]); else the
-//! refusal is kept for the log line and the next one is tried. The trial of `vmm` makes no context, and copies
-//! only if there is one; the trials of `register` and `cuda` make one. A source that the user names is
-//! not tried but by its first get, except for `vmm`.
+//! A source of the driver is taken if a trial could allocate memory, touch it, copy from it and release it ([`trial`]); else
+//! the refusal is kept for the log line and the next one is tried. The trial of `vmm` makes no context, and copies only if
+//! there is one; the trials of `register` and `cuda` make one. A source that the user names is not tried but by its first get,
+//! except for `vmm`.
 
 use pinpool_os::words::Size;
 use std::path::Path;
@@ -277,7 +277,7 @@ fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Arc<dyn S
     Ok(source)
 }
 
-/// The finding about a GPU that is here and serves no backend; `None` where there is none.
+/// The finding about a present GPU that serves no backend; `None` if there is none.
 fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -> Option<Finding> {
     let not_here = options.not_here.iter().find(|(not, _)| *not == "gpu");
     let gpu = not_here.map_or_else(|| gpu(options.device), |(name, why)| Finding::warning(name, why.clone()));
@@ -326,7 +326,7 @@ pub(crate) fn may_start_driver() -> bool {
     false
 }
 
-/// The limit to keep under, `None` where there is none or the limit is below it; or the reason against `mlock`.
+/// The limit to observe, `None` if there is none or the pool's limit is below it; or the reason against `mlock`.
 fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
     trial::reserve(mlock, host::PAGE_BYTES, 1).map_err(|error| error.to_string())?;
     match lock_limit() {

@@ -3,7 +3,7 @@
 //!
 //! They need no `khugepaged` and no memory that happens to be contiguous, are never swapped, and do not count under
 //! `RLIMIT_MEMLOCK`. Each mapping sets its pages aside when it is made (never `MAP_NORESERVE`), so a touch cannot fail for lack
-//! of them; what may still fail is the limit of a control group, so pages are brought in by a call that returns an error, before
+//! of them; the cgroup limit may still be exceeded, so pages are brought in by a call that returns an error, before
 //! anybody touches them. A child of `fork` gets none of these mappings: a write of the parent would have to copy a page for
 //! which none was set aside, and the kernel then ends the child.
 #![allow(unsafe_code)] // Maps memory.
@@ -25,11 +25,11 @@ pub enum HugeTlb {
     /// No such pages.
     #[default]
     Off,
-    /// Pages of 2 MiB where there are any, else other pages, without a warning.
+    /// 2 MiB pages if there are any, else other pages, without a warning.
     Auto,
-    /// Pages of 2 MiB; a warning where there are too few.
+    /// 2 MiB pages; a warning if there are too few.
     Of2MiB,
-    /// Pages of 1 GiB, for what is whole GiB; a warning where there are too few.
+    /// 1 GiB pages, for whole GiB; a warning if there are too few.
     Of1GiB,
 }
 
@@ -70,7 +70,7 @@ impl HugeTlb {
         }
     }
 
-    /// `len_bytes` in such pages, all of them there; `None` where that cannot be had, and nothing is held then.
+    /// `len_bytes` in such pages, all of them there; `None` if that fails, and nothing is held then.
     pub(super) fn region(
         self,
         len_bytes: usize,
@@ -84,7 +84,7 @@ impl HugeTlb {
         }
         let region = mapping::map_hugetlb(len_bytes, page_bytes, id).ok()?;
         let ready = mapping::keep_from_children(&region).and_then(|()| {
-            // Touching, where the kernel cannot bring pages in by a call, would end the process at the limit of a control group.
+            // Touching, where the kernel cannot bring pages in by a call, would end the process at the cgroup limit.
             mapping::can_populate(&region)
         });
         let ready = ready.and_then(|()| {

@@ -80,8 +80,8 @@ pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError>
     Ok(Region::new(start, len_bytes, id))
 }
 
-/// Maps memory as [`map`] does, in huge pages of `page_bytes` (a power of two) that are set aside for it. Fails where there
-/// are not enough of them. `len_bytes` is a multiple of `page_bytes`.
+/// Maps memory as [`map`] does, in huge pages of `page_bytes` (a power of two) that are set aside for it. Fails if there are
+/// not enough of them. `len_bytes` is a multiple of `page_bytes`.
 pub(super) fn map_hugetlb(len_bytes: usize, page_bytes: u64, id: u64) -> Result<Region, SourceError> {
     let log2 = libc::c_int::try_from(page_bytes.trailing_zeros()).unwrap_or(0);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | linux::MAP_HUGETLB | (log2 << linux::MAP_HUGE_SHIFT);

@@ -47,7 +47,7 @@ impl PageTiers {
     }
 }
 
-/// `transparent huge pages`, or percentages where there are several kinds.
+/// `transparent huge pages`, or percentages if there are several kinds.
 impl fmt::Display for PageTiers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut tiers = vec![

@@ -85,7 +85,7 @@ impl RegisterSource {
         Self { threads, ..self }
     }
 
-    /// Takes memory of such huge pages where it can.
+    /// Uses such huge pages if available.
     pub(super) fn with_hugetlb(self, hugetlb: HugeTlb) -> Self {
         Self { hugetlb, ..self }
     }

@@ -50,7 +50,7 @@ pub struct Trial {
 ///
 /// # Errors
 ///
-/// The first call that the driver or the kernel refused. What was taken is given back.
+/// The first call that the driver or the kernel refused. The memory is released.
 pub fn try_out(source: &dyn Source, device: u32) -> Result<Option<Trial>, SourceError> {
     let tried = match source.needs_gpu() {
         true => of_driver(source, device, None)?,

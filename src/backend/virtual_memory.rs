@@ -184,7 +184,8 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// The contract of `decommit` for the granules of `from` and of `commit` for those at `to`, none of which overlap.
+    /// The contract of `decommit` for the granules of `from` and of `commit` for the granules at `to`; the granules do not
+    /// overlap.
     unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
         // Decommit before commit, so that no more is held than before at any time (vm-S5).
         for (done, &Subrange { offset, bytes }) in from.iter().enumerate() {

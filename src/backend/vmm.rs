@@ -313,7 +313,7 @@ unsafe impl VirtualMemory for VmmSource {
         unsafe { self.driver.unmap(run.start, bytes) }.map_err(source_error)?;
         self.granules.forget(&run);
         if self.release_granules(&run.granules).is_ok() {
-            // The driver releases again. What it still refuses is tried again at the end, where it is an error.
+            // The driver releases again. What it still refuses is tried again at the end, and then it is an error.
             let _released_later = self.release_refused();
         }
         Ok(())

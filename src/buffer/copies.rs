@@ -200,8 +200,8 @@ impl PinnedBuf {
             return Ok(PendingBuf { buf: self, copy: Completion::already().into_future() });
         };
         block.check_process()?;
-        // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at the
-        // put.
+        // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at its
+        // return.
         let _failures_stay = block.state_mut().copy_fences.wait_for_all();
         let (start, len) = block.bytes();
         // SAFETY: the fence is recorded below, and from then on nothing touches the memory, nor does it return to the pool,
@@ -222,9 +222,9 @@ impl PinnedBuf {
         self.release_behind(|| stream.mark().map(Some))
     }
 
-    /// Gives the buffer up as [`release_after`](PinnedBuf::release_after) does, for the work that `event` stands for now:
-    /// all that was enqueued before its last record. The caller may record or drop the event at once. An event never
-    /// recorded stands for nothing.
+    /// Gives the buffer up as [`release_after`](PinnedBuf::release_after) does, for the work that `event` covers now: all work
+    /// enqueued before its last record. The caller may record or drop the event at once. An event that was never recorded
+    /// covers nothing.
     ///
     /// # Errors
     ///
@@ -258,9 +258,9 @@ impl PinnedBuf {
         self.record_work(|| unsafe { copy::cuda::fence_behind_stream(stream) }.map(Some))
     }
 
-    /// Records work as [`record_stream`](PinnedBuf::record_stream) does: the work that an event of other code stands for
-    /// now, all that was enqueued before its last record. The caller may record or destroy the event at once. An event
-    /// never recorded stands for nothing. A context must be current on this thread, the event's or another.
+    /// Records work as [`record_stream`](PinnedBuf::record_stream) does: the work that an event of other code covers now: all
+    /// work enqueued before its last record. The caller may record or destroy the event at once. An event that was never
+    /// recorded covers nothing. A context must be current on this thread, the event's or another.
     ///
     /// # Errors
     ///

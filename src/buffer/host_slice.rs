@@ -205,7 +205,7 @@ impl<'a, T: Pod> BufViewMut<'a, T> {
 /// [`wait_slice`](PinnedBuf::wait_slice) returns. Holds for every stream, whether or not the context tracks
 /// events.
 ///
-/// Where there are no bytes to lend, since an earlier copy into the buffer failed or this is a child of `fork`, cudarc gets
+/// If there are no bytes to lend, since an earlier copy into the buffer failed or this is a forked child, cudarc gets
 /// an empty slice, and its context the error `CUDA_ERROR_NOT_PERMITTED`, which its next call returns.
 impl HostSlice<u8> for PinnedBuf {
     fn len(&self) -> usize {

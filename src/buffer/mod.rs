@@ -163,9 +163,9 @@ impl PinnedBuf {
         Self { block: ManuallyDrop::new(Some(block)) }
     }
 
-    /// Names the calls that led to the get, where they are of a language that the pool does not know: name, file and line of each,
-    /// the innermost first. They take the place of the native ones in all that `call_stacks` shows. `frames` is not called if the get
-    /// was not sampled.
+    /// Names the calls that led to the request, for languages that the pool does not know: name, file and line of each, the
+    /// innermost first. They take the place of the native ones in all that `call_stacks` shows. `frames` is not called if the
+    /// request was not sampled.
     #[doc(hidden)]
     pub fn describe_caller(&self, frames: impl FnOnce() -> Vec<(String, String, u32)>) {
         let Some(block) = self.block.as_ref() else { return };
@@ -308,7 +308,7 @@ impl PinnedBuf {
         self.check_reachable()?;
         if !self.is_free() {
             self.wait_for_copies()?;
-            // Forgets them, so that a put needs no sweep. After a failure of the device they stay: their end is unknown.
+            // Forgets them, so that a return needs no sweep. After a failure of the device they stay: their end is unknown.
             let _is_free = self.is_free();
         }
         Ok(())

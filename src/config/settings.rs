@@ -41,7 +41,7 @@ macro_rules! for_each_setting {
         /// How long a request waits at the limit: a time, 0, or none (forever).
         "PINPOOL_WAIT" = Some(Duration::from_secs(30)), wait(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
-        // The same with and without a GPU, so that a loader that holds too much fails on the machine where it is written.
+        // The same with and without a GPU, so that a loader that holds too much fails on the machine on which it is written.
         /// After the wait: error, or pageable (unpinned memory, as much again as the limit).
         "PINPOOL_ON_FULL" = OnFull::Error, on_full(OnFull): OnFull as word();
 

@@ -1,4 +1,4 @@
-//! Where a buffer is copied to and from: a CUDA stream, or the host sink that stands for one.
+//! Where a buffer is copied to and from: a CUDA stream, or the host sink that replaces one.
 //!
 //! | stream `S` | device memory | element `E` | who copies |
 //! | --- | --- | --- | --- |

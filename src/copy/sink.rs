@@ -1,4 +1,4 @@
-//! A host that stands for a device: a stream is a worker thread, device memory is a vector.
+//! A host that simulates a device: a stream is a worker thread, device memory is a vector.
 //!
 //! Copies run later, in order, and read their source when they run, as a DMA engine does; a [`SinkGate`] holds a stream
 //! until it is dropped.
@@ -81,7 +81,7 @@ struct DeviceBytes(UnsafeCell<Box<[u8]>>);
 // SAFETY: sink-I1.
 unsafe impl Sync for DeviceBytes {}
 
-/// Memory that stands for device memory.
+/// Memory that simulates device memory.
 #[derive(Debug)]
 pub struct SinkMem {
     bytes: Arc<DeviceBytes>,

@@ -124,11 +124,11 @@ pub(crate) fn primary_retain(device: CUdevice) -> Result<CUcontext, Code> {
     unsafe { primary_retain_call(&raw mut context, device) }.map(|()| context)
 }
 
-/// Gives back a reference that [`primary_retain`] took.
+/// Releases a reference that [`primary_retain`] took.
 ///
 /// # Safety
 ///
-/// Taken by this caller, and given back once.
+/// Taken by this caller, and released once.
 pub(crate) unsafe fn release_primary(device: CUdevice) -> Result<(), Code> {
     // SAFETY: the caller's promise.
     unsafe { primary_release(device) }

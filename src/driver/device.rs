@@ -149,7 +149,7 @@ impl Device {
         unsafe { calls::device_attribute(&raw mut value, number, self.handle) }.ok().map(|()| value)
     }
 
-    /// The NUMA node nearest to the device on the machine below `root`; `None` where there is only one, or it is unknown.
+    /// The NUMA node nearest to the device on the machine below `root`; `None` if there is only one, or it is unknown.
     pub(crate) fn numa_node(&self, root: &Path) -> Option<u32> {
         let mut buffer: [c_char; PCI_ID_BYTES] = [0; PCI_ID_BYTES];
         let buffer_bytes = c_int::try_from(PCI_ID_BYTES).ok()?;

@@ -31,7 +31,7 @@ type Handle = NonNull<c_void>;
 /// A handle of the driver, never closed, so that its symbols stay valid. Chosen once: all functions come from one library.
 fn library() -> Option<Handle> {
     static CHOSEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-    // Relaxed: what stands behind a handle is the loader's.
+    // Relaxed: the memory behind a handle is the loader's.
     NonNull::new(CHOSEN.load(Ordering::Relaxed)).or_else(|| {
         let chosen = choose()?;
         let first = CHOSEN.compare_exchange(ptr::null_mut(), chosen.as_ptr(), Ordering::Relaxed, Ordering::Relaxed);

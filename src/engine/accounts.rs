@@ -22,8 +22,8 @@ pub(super) struct Accounts {
     fallback_puts: AtomicU64,
     /// Buffers over adopted memory: in use, in flight or lost.
     adopted: AtomicU64,
-    /// Buffers that a put handed to a waiting get and that get took: a put and a hit each. Counted when it is taken, since
-    /// the get may have gone.
+    /// Buffers handed over from a return to a waiting request and taken by it: a return and a hit each. Counted when it is
+    /// taken, since the request may have timed out.
     handed_over: AtomicU64,
     /// Returns that freed memory for a blocked request.
     made_room: AtomicU64,

@@ -1,4 +1,4 @@
-//! The limit `auto`: a share of the memory that the process may use. A tick sets it when the limit of a control group has changed.
+//! The limit `auto`: a share of the memory that the process may use. A tick sets it when a cgroup limit has changed.
 //!
 //! Free memory changes all the time, also by what the pool itself holds, so it alone changes no limit.
 
@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use crate::config::Limit;
 use crate::policy;
+use pinpool_os::fork::OfProcess;
 use pinpool_os::host::{LimitOrigin, MemoryGauge};
 use pinpool_os::sync::plain::Mutex;
 
@@ -20,35 +21,38 @@ pub(crate) struct AutoLimit {
     pub(crate) root: PathBuf,
     /// The most that the process may lock, which no limit exceeds.
     pub(crate) lock_limit_bytes: Option<u64>,
-    /// `None` where the memory of the machine is unknown.
+    /// `None` if the memory of the machine is unknown.
     gauge: Option<MemoryGauge>,
-    /// While the limit is `auto`.
-    last: Mutex<Option<Reading>>,
+    /// The limit of the machine or its cgroup that `auto` was computed from.
+    followed: Mutex<Option<(u64, LimitOrigin)>>,
 }
 
-/// The last reading.
+/// The last reading of the limits, which all pools of the process use for [`READ_EVERY_US`].
 #[derive(Debug)]
 struct Reading {
+    root: PathBuf,
     at_us: u64,
     limit: (u64, LimitOrigin),
 }
 
+static LAST: OfProcess<Mutex<Option<Reading>>> = OfProcess::new(Mutex::default);
+
 impl AutoLimit {
     pub(crate) fn new(root: PathBuf) -> Self {
-        Self { gauge: MemoryGauge::open(&root), root, lock_limit_bytes: None, last: Mutex::default() }
+        Self { gauge: MemoryGauge::open(&root), root, lock_limit_bytes: None, followed: Mutex::default() }
     }
 
     /// `max_bytes` in bytes for pools that hold `held_bytes`, and in words. If it is `auto`, it is followed from now on.
     pub(crate) fn set(&self, max_bytes: Limit, held_bytes: u64) -> (Option<u64>, String) {
-        let mut last = self.last.lock();
-        *last = None;
+        let mut followed = self.followed.lock();
+        *followed = None;
         let (bytes, words) = match max_bytes {
             Limit::Unlimited => (None, "none".to_owned()),
             Limit::Bytes(bytes) => (Some(bytes), Size(bytes).to_string()),
             Limit::Auto => match self.share(held_bytes) {
                 None => (None, "none (the machine's memory is unknown)".to_owned()),
                 Some((bytes, words, limit)) => {
-                    *last = Some(Reading { at_us: 0, limit });
+                    *followed = Some(limit);
                     (Some(bytes), format!("{} ({words})", Size(bytes)))
                 }
             },
@@ -56,19 +60,30 @@ impl AutoLimit {
         (self.within_lock_limit(bytes), words)
     }
 
-    /// The new limit and why, if it is `auto`, a reading is due at `now_us`, and the limit of the control group has changed.
+    /// The new limit and why, if it is `auto`, a reading is due at `now_us`, and the cgroup limit has changed.
     pub(super) fn change(&self, now_us: u64, held_bytes: impl FnOnce() -> u64) -> Option<(Option<u64>, String)> {
-        // Another thread that is at it is enough.
-        let mut last = self.last.try_lock()?;
-        let last = last.as_mut().filter(|last| now_us.saturating_sub(last.at_us) >= READ_EVERY_US)?;
-        last.at_us = now_us;
-        let limit = self.gauge.as_ref()?.limit();
-        if limit == last.limit {
+        // One thread at a time is enough.
+        let mut followed = self.followed.try_lock()?;
+        let followed = followed.as_mut()?;
+        let limit = self.recent_limit(now_us)?;
+        if limit == *followed {
             return None;
         }
-        last.limit = limit;
+        *followed = limit;
         let (bytes, words, _) = self.share(held_bytes())?;
         Some((self.within_lock_limit(Some(bytes)), words))
+    }
+
+    /// The limit of the machine or its cgroup, at most [`READ_EVERY_US`] old.
+    fn recent_limit(&self, now_us: u64) -> Option<(u64, LimitOrigin)> {
+        let mut last = LAST.get().lock();
+        let is_recent = |last: &&Reading| last.root == self.root && now_us.wrapping_sub(last.at_us) < READ_EVERY_US;
+        if let Some(last) = last.as_ref().filter(is_recent) {
+            return Some(last.limit.clone());
+        }
+        let limit = self.gauge.as_ref()?.limit();
+        *last = Some(Reading { root: self.root.clone(), at_us: now_us, limit: limit.clone() });
+        Some(limit)
     }
 
     /// The share of pools that hold `held_bytes`, which are available to them alone; in words; and the limit that it is of.

@@ -13,7 +13,8 @@
 //! - **block-I2**: The tag of the entry is the fork generation of its pool only while the block is *plain*: memory of the
 //!   source, no copy begun or recorded, no holder, `first` at its start, position 0, no fork since. Every call that may change one of
 //!   these sets another tag; the slow put makes the block plain again. So a hit compares two numbers and skips all checks.
-//! - **block-I3**: Only a plain block is open to the short path of a put. A take opens it, and what sets another tag closes it.
+//! - **block-I3**: Only a fast-path block can take the short path of a return. A take opens it, and what sets another tag
+//!   closes it.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -228,7 +229,7 @@ impl<E> Block<E> {
         self.0.memory.is_from_source()
     }
 
-    /// `held_bytes` of memory of an arena, from the cache line that a put touches anyway.
+    /// `held_bytes` of memory of an arena, from the cache line that a return touches anyway.
     #[inline(always)]
     pub(super) fn entry_bytes(&self) -> usize {
         self.0.bytes()
@@ -241,7 +242,7 @@ impl<E> Block<E> {
     /// Overwrites all of the memory with zeros. No copy uses it.
     #[allow(unsafe_code)]
     pub(super) fn zero(&mut self) {
-        // SAFETY: block-I1, and the caller owns the block. A put comes after the last copy (core-I1).
+        // SAFETY: block-I1, and the caller owns the block. A return comes after the last copy (core-I1).
         unsafe { self.start().as_ptr().write_bytes(0, self.class_bytes()) };
     }
 

@@ -97,7 +97,7 @@ pub(crate) struct Core {
     shortage: Shortage,
     backoff: Backoff,
     accounts: Accounts,
-    /// Its partitions, some of which may have ended.
+    /// Its partitions; some may have ended.
     known_accounts: Mutex<Vec<Weak<Account>>>,
     /// Partitions in which requests wait.
     waiting_accounts: AtomicU64,

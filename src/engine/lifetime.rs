@@ -71,7 +71,7 @@ mod models {
 
     struct ModelPool {
         lifetime: Lifetime,
-        /// Stands for the count of `in_flight`, which is Relaxed.
+        /// Models the count of `in_flight`, which is Relaxed.
         in_flight: AtomicU64,
         /// What a release leaves and the close uses.
         memory: [UnsafeCell<u32>; 2],

@@ -1,6 +1,6 @@
 //! When periodic work is due: ticks of the pool's clock, reports of growth.
 //!
-//! One thread at a time runs a tick; a thread that finds another one at it goes on without waiting. So the lock held
+//! One thread at a time runs a tick; a thread that finds another thread running one continues without waiting. So the lock held
 //! during a tick, slow calls included, makes no thread wait.
 //!
 //! Who runs it: the [maintenance thread](crate::maintenance_thread) of the process. Without one, misses and puts of copies; with one, these

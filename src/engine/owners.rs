@@ -1,8 +1,8 @@
 //! Who holds the buffers: a account for each tag of a pool.
 //!
 //! ```text
-//!   Pool::tagged ─▶ TagAccount ◀── Holder (in the block, from the get until the buffer is idle again)
-//!                     └── one row for each buffer: bytes asked, bytes held, time of the get
+//!   Pool::tagged ─▶ TagAccount ◀── Holder (in the block, from the request until the buffer is idle again)
+//!                     └── one row for each buffer: bytes asked, bytes held, request time
 //! ```
 //!
 //! A buffer that was got without a tag has no holder, so its hit and its put do nothing here. One with a holder is not plain
@@ -72,7 +72,7 @@ struct Row {
     stack: Option<Arc<CallStack>>,
 }
 
-/// A row of a account, with the buffer that it stands for. Its drop ends the row.
+/// A row of an account, with its buffer. Its drop ends the row.
 #[derive(Debug)]
 pub(super) struct Holder {
     account: Arc<TagAccount>,
@@ -152,7 +152,7 @@ impl TagAccount {
         *self.recorded.get_or_init(|| name(&self.tag))
     }
 
-    /// A buffer of `held_bytes`, of which `asked_bytes` were asked for, is got at `now_us`.
+    /// A buffer of `held_bytes`, allocated at `now_us` for a request of `asked_bytes`.
     pub(super) fn hold(self: &Arc<Self>, asked_bytes: u64, held_bytes: u64, now_us: u64) -> Holder {
         let new = Some(Row { asked_bytes, held_bytes, since_us: now_us, stack: None });
         let mut rows = self.rows.lock();

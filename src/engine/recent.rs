@@ -176,7 +176,7 @@ fn put_remote_or_second(block: Block<Core>) {
     }
 }
 
-/// Puts `block`, which another thread took, if its pool is at hand and nothing but the put is to be done: into that thread's
+/// Puts `block`, which another thread took, if its pool is at hand and only the return remains to be done: into that thread's
 /// shard. Writes only the header of the block; the next hit needs its cache line anyway.
 fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     let owner = Arc::as_ptr(block.owner());

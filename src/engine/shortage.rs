@@ -1,8 +1,8 @@
 //! A time without room, logged once when it begins and once when it ends, not at every get: the first of a pool, the
 //! tenth, the hundredth, so that a pool that runs short again and again does not repeat itself.
 //!
-//! It ends when every get has found room at once for a second. At the limit, gets that find room and gets that do not
-//! alternate, so an end at the first success would log two lines per get.
+//! It ends when every get has found room at once for a second. At the limit, successful and blocked requests alternate, so
+//! ending at the first success would log two lines per request.
 //!
 //! Owns the counts of one shortage. Decides nothing about memory.
 

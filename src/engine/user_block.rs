@@ -1,4 +1,4 @@
-//! The calls of a buffer on its block: copies begin and end, and the block goes back to its pool.
+//! The calls of a buffer on its block: copies begin and end, and the block returns to its pool.
 //!
 //! ```text
 //!   fill ─▶ begin_read ─▶ enqueue ─▶ put_after(fence) ─▶ in flight ─▶ idle
@@ -74,7 +74,7 @@ impl Block {
         Ok(())
     }
 
-    /// The put of a buffer that a copy took, which `fence` ends.
+    /// The return of a buffer that a copy took; the copy ends with `fence`.
     pub(crate) fn put_after(mut self, fence: SharedFence) {
         let mut fences = self.state_mut().copy_fences.take();
         fences.push(fence);

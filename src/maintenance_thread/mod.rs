@@ -589,7 +589,7 @@ mod tests {
         assert_eq!(hanging.2.load(Ordering::SeqCst), 1, "left out");
         *hanging.0.lock() = true;
         hanging.1.notify_all();
-        wait_until("looked at again", || hanging.2.load(Ordering::SeqCst) > 3);
+        wait_until("polled again", || hanging.2.load(Ordering::SeqCst) > 3);
         assert!(thread.schedule.lock().stuck.is_empty());
         assert!(thread.calling.load(Ordering::SeqCst) <= 1, "by one thread");
     }
@@ -603,7 +603,7 @@ mod tests {
             let looks = pool.looks();
             pool.pace.store(Pace::Copies as u32, Ordering::SeqCst);
             thread.notice(Pace::Copies).unwrap();
-            wait_until("looked at", || pool.looks() > looks);
+            wait_until("polled", || pool.looks() > looks);
             pool.pace.store(Pace::Never as u32, Ordering::SeqCst);
             (0..round % 64).for_each(|_| std::hint::spin_loop());
         }

@@ -35,7 +35,7 @@ impl Pace {
     }
 }
 
-/// Pause between two polls of copies, the last of which began at `since`: longer for a long-running copy.
+/// Pause between two polls of copies; the newest copy began at `since`. Longer for a long-running copy.
 pub(crate) fn pause_for_copies(since: Instant) -> Duration {
     (since.elapsed() / 128).clamp(SHORTEST_COPY_PAUSE, LONGEST_COPY_PAUSE)
 }

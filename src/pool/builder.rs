@@ -197,15 +197,15 @@ impl PoolBuilder {
     }
 
     /// Calls `listener` after every check of the rates, printed or not, on the thread that returned a buffer and so triggered
-    /// the check, outside of all pool locks. A panic of the listener ends there: it reaches neither the put nor the pool.
+    /// the check, outside of all pool locks. A panic of the listener ends there: it reaches neither the return nor the pool.
     #[doc(hidden)]
     pub fn on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
         self
     }
 
-    /// Builds the pool. Keeps nothing pinned but its reserve, of which the first 8 MiB or so are pinned when this returns if
-    /// [`reserve_wait`](Self::reserve_wait) is off.
+    /// Builds the pool. Keeps nothing pinned except its reserve. If [`reserve_wait`](Self::reserve_wait) is off, about the
+    /// first 8 MiB of it are pinned when this returns.
     ///
     /// [`Backend::Auto`] tries each driver backend until one works: it pins 2 MiB, touches them, copies from them and releases
     /// them. Under `adaptive` that makes no context on a device without one, unless the driver refuses `vmm` or needs one for
@@ -213,7 +213,7 @@ impl PoolBuilder {
     /// request, except for `vmm`.
     ///
     /// If the process has not started the driver, `Auto` tries the backends at the first use of the pool, so that children forked
-    /// before it have CUDA; a pool with a reserve, a recording, a memory node or a shared limit tries them here.
+    /// before it have CUDA; a pool with a reserve, a recording, a NUMA node or a shared limit tries them here.
     ///
     /// # Errors
     ///

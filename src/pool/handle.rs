@@ -1,8 +1,8 @@
 //! What the clones of a pool share. Its core may begin with the first use of the pool.
 //!
 //! A pool that chooses its backend starts the CUDA driver, and forked children of a process that has started it have no CUDA. A
-//! launcher that builds a pool and only forks must not start it, so where no step can fail the first call that needs the core begins
-//! it. A forked child that is the first to use such a pool has its own core.
+//! launcher that builds a pool and only forks must not start it, so if no step can fail, the first call that needs the core
+//! starts it. A forked child that is the first to use such a pool has its own core.
 #![allow(unsafe_code)] // Finds a shard by the address of its pool.
 
 use std::ptr;

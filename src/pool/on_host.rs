@@ -36,7 +36,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// Why it cannot be had: a note where there is no GPU or no such source, else a warning.
+    /// Why it cannot be had: a note if there is no GPU or no such source, else a warning.
     #[doc(hidden)]
     pub fn driver_source(&self, name: &'static str) -> Result<Arc<dyn Source>, Finding> {
         if !["vmm", "register", "cuda"].contains(&name) {

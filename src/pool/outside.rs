@@ -28,7 +28,7 @@ impl Pool {
     ///
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
     /// let (stream, mut device) = (SinkStream::new()?, SinkMem::new(4096));
-    /// let mut frame = vec![7_u8; 4096]; // stands for memory of another library, such as a `PinnedHostSlice` of cudarc
+    /// let mut frame = vec![7_u8; 4096]; // represents memory of another library, such as a `PinnedHostSlice` of cudarc
     /// let memory = NonNull::from(frame.as_mut_slice());
     /// // SAFETY: `frame` moves into `on_return`, so nothing else uses its bytes until then, or ever if that never runs.
     /// let buf = unsafe { pool.adopt(memory, false, move || drop(frame)) }?;
@@ -70,7 +70,7 @@ impl Pool {
     /// # use std::ptr::NonNull;
     /// # #[repr(align(4096))] struct Page([u8; 4096]);
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
-    /// let mut page = Box::new(Page([1; 4096])); // stands for a mapped file
+    /// let mut page = Box::new(Page([1; 4096])); // represents a mapped file
     /// let memory = NonNull::from(page.0.as_mut_slice());
     /// // SAFETY: a whole page, mapped as long as `page`.
     /// let locked = std::sync::Arc::new(unsafe { pool.page_lock(memory, page) }?);

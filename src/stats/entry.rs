@@ -61,7 +61,7 @@ pub enum Value {
     Times(Box<Histogram>),
 }
 
-/// Where a statistic stands in the list.
+/// The position of a statistic in the list.
 pub(super) struct Place {
     pub(super) path: String,
     pub(super) help: &'static str,

@@ -7,7 +7,7 @@ use super::{ClassStats, Statistic, Stats, Unit, Value};
 
 const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
 
-/// A number of bytes in the largest unit of which it has at least one.
+/// A number of bytes in the largest unit that does not exceed it.
 struct Bytes(u64);
 
 impl fmt::Display for Bytes {

@@ -29,7 +29,7 @@ impl Frames {
             drop(frame);
             returned.fetch_add(1, Ordering::SeqCst);
         };
-        // SAFETY: the call owns the frame, whose bytes nothing else uses.
+        // SAFETY: the call owns the frame, and nothing else uses its bytes.
         unsafe { pool.adopt(memory, is_pinned, on_return) }.unwrap()
     }
 
@@ -227,7 +227,7 @@ fn the_figures_hold_beside_buffers_in_use_and_idle() {
     }
 }
 
-/// Two pages, page-locked as the memory of `pool`.
+/// Two pages, pinned as memory of `pool`.
 fn locked(pool: &Pool) -> Result<pinpool::PageLocked<Box<Pages>>, pinpool::Error> {
     let mut pages = Box::new(Pages([3; 8192]));
     let memory = NonNull::from(pages.0.as_mut_slice());
@@ -243,7 +243,7 @@ fn idle_memory_makes_room_whichever_pool_keeps_it() {
     let first = locked(&direct).unwrap();
     drop(direct.get(12_000).unwrap());
     assert_eq!(direct.stats().memory.idle_bytes, 16_384);
-    let rest = [(); 2].map(|()| locked(&direct).expect("what is idle beside an earlier lock makes room"));
+    let rest = [(); 2].map(|()| locked(&direct).expect("idle memory next to an earlier pin makes room"));
     drop((first, rest));
 
     let all = builder().build().unwrap();
@@ -305,7 +305,7 @@ fn in_a_child_of_fork_it_is_refused_and_stays_where_it_is() {
     });
 }
 
-/// Pages whose owner panics when it is dropped.
+/// Pages with an owner that panics when it is dropped.
 struct Panicking(#[allow(dead_code)] Box<Pages>); // Never read: it keeps the pages mapped.
 
 impl Drop for Panicking {

@@ -62,7 +62,7 @@ fn a_task_gets_a_buffer_at_a_multiple_of_its_alignment_at_once_and_after_a_wait(
 
 #[test]
 fn two_tasks_on_one_thread_share_a_limit_that_holds_one_buffer() {
-    // With a get that blocks the thread, the first task could never put its buffer back while the second one waits.
+    // With a blocking request, the first task could never return its buffer while the second one waits.
     for pool in
         [over_sim(2 << 20).build().unwrap(), over_sim(8 << 20).build().unwrap().partition("eval", 2 << 20).unwrap()]
     {

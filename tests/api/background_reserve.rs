@@ -1,4 +1,4 @@
-//! A reserve that is not waited for: the first step at once, the rest beside the pool.
+//! A background reserve: the first step is immediate, the rest runs in parallel with the pool.
 //!
 //! Most pools here have no thread: each `poll` makes one step, so that counts and order are exact.
 
@@ -281,11 +281,11 @@ fn a_thread_pins_the_rest_step_by_step_and_a_get_is_served_while_a_step_hangs() 
     assert_eq!(source.calls(SourceCall::Acquire), 8);
     let gate = source.hold(SourceCall::Acquire);
     pool.prewarm_in_a_thread(64 * MI);
-    // The first step of the next reserve hangs in the back-end.
+    // The first step of the next reserve hangs in the backend.
     gate.wait_for(1);
-    // What is there is served, and figures are told.
+    // Available memory is served, and statistics are available.
     let held: Vec<_> = (0..8).map(|_| pool.get(8 * MIB).unwrap()).collect();
-    // Figures balance when no plan is open.
+    // Statistics balance when no plan is open.
     assert_eq!((pool.stats().memory.in_use, held.len()), (8, 8));
     assert!(pool.stats().memory.reserve_fraction() < 1.0);
     assert!(!pool.wait_reserved(Duration::from_millis(5)).unwrap());
@@ -297,7 +297,7 @@ fn a_thread_pins_the_rest_step_by_step_and_a_get_is_served_while_a_step_hangs() 
     assert_eq!(valid_stats(&pool).memory.held_bytes, 128 * MI);
 }
 
-/// `prewarm` on a thread of its own, since its first step may be held.
+/// `prewarm` on a separate thread, since its first step may be held.
 trait InAThread {
     fn prewarm_in_a_thread(&self, bytes: u64);
 }
@@ -383,7 +383,7 @@ fn a_get_that_waits_for_room_is_served_by_what_a_step_pins() {
 
 #[test]
 fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
-    // A fork beside other tests would copy locks that their threads hold.
+    // A fork while other tests run would copy locks that their threads hold.
     alone(|| {
         let source = faulty(false);
         let pool = by_a_thread(source.clone(), 256 * MI, 64 * MI).build().unwrap();

@@ -1,4 +1,4 @@
-//! The contract of the back-ends without a driver, and the choice of one.
+//! The contract of the backends without a driver, and the choice of one.
 #![allow(unsafe_code)] // Releases memory.
 
 use std::ptr::NonNull;

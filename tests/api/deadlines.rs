@@ -1,4 +1,5 @@
-//! A get returns by its deadline, whatever other threads do, and no call runs as long as others keep the pool busy.
+//! A request returns by its deadline, whatever other threads do, and no call runs for as long as other threads keep the pool
+//! busy.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -44,7 +45,7 @@ fn a_get_does_not_wait_past_its_deadline_for_the_page_lock_of_another_thread() {
             let both_end = ends(&waiting) && ends(&at_once);
             assert!(!pinning.is_finished());
             drop(held);
-            assert!(both_end, "a get waited for the call of another thread");
+            assert!(both_end, "a request waited for another thread's call");
             assert!(waiting.join().unwrap().unwrap_err().is_limit());
             assert!(at_once.join().unwrap().unwrap_err().is_limit());
             pinning.join().unwrap().unwrap();
@@ -128,7 +129,7 @@ fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
     assert_eq!(pool.stats().validate(), Ok(()));
 }
 
-/// Refuses every acquisition, and notes until when each may wait for those of other threads.
+/// Refuses every acquisition, and records until when each may wait for acquisitions of other threads.
 #[derive(Debug, Default)]
 struct Refusing(Mutex<Vec<Instant>>);
 

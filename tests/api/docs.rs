@@ -65,7 +65,7 @@ fn no_line_of_a_table_is_too_long_to_be_read() {
     let folder = fs::read_dir(path("docs")).unwrap().map(|page| page.unwrap().path());
     let pages = folder.filter(|page| page.extension().is_some_and(|extension| extension == "md"));
     let others = ["README.md", "ARCHITECTURE.md", "python/README.md"].map(|page| path(page).into());
-    // A command prints some tables of the benchmarks, and a test those of the log lines.
+    // A command prints some benchmark tables, and a test prints the tables of log lines.
     let pages = pages.filter(|page| !page.ends_with("benchmarks.md") && !page.ends_with("log-lines.md"));
     for page in pages.chain(others) {
         let text = fs::read_to_string(&page).unwrap();

@@ -13,14 +13,14 @@ use pinpool::{Backend, Fence, Pool, PoolBuilder, Result};
 
 const MIB: usize = 1 << 20;
 
-/// Pools whose fences are queried by the calls of the tests alone.
+/// Pools with fences that only the tests' calls query.
 fn builder() -> PoolBuilder {
     Pool::builder().without_env().backend(Backend::Heap).background_thread(false)
 }
 
 type Answer = dyn Fn() -> Result<bool> + Send + Sync;
 
-/// A fence that answers by a closure, on a stream of its own.
+/// A fence that answers by a closure, on a separate stream.
 struct ActingFence {
     stream: u64,
     answer: Box<Answer>,

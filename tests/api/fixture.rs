@@ -14,7 +14,7 @@ use pinpool_testing::FaultSource;
 /// Longer than any test may take: a test that waits this long has failed.
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
 
-/// A pool whose gets do not wait, and that logs for itself.
+/// A pool with non-blocking requests and its own log.
 pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> PoolBuilder {
     Pool::builder()
         .without_env()
@@ -25,19 +25,19 @@ pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> Pool
         .log_sampler(LogSampler::new())
 }
 
-/// A pool over simulated memory whose gets wait.
+/// A pool with blocking requests over simulated memory.
 pub(crate) fn over_sim(max_bytes: u64) -> PoolBuilder {
     over(Arc::new(SimSource::new(1 << 40)), max_bytes).wait(LONG)
 }
 
-/// A pool over simulated memory under either preset, whose buffers take what they are asked for.
+/// A pool over simulated memory under either preset, with buffers of exactly the requested size.
 pub(crate) fn both_presets(max_bytes: u64) -> [PoolBuilder; 2] {
-    // TensorFlow's header is beside each buffer.
+    // TensorFlow's header is next to each buffer.
     let tensorflow = over_sim(max_bytes + (16 << 10)).preset(Preset::TensorFlow).rounding(Rounding::Exact);
     [over_sim(max_bytes), tensorflow]
 }
 
-/// The figures, which balance.
+/// The statistics, which balance.
 pub(crate) fn valid_stats(pool: &Pool) -> Stats {
     let stats = pool.stats();
     assert_eq!(stats.validate(), Ok(()));

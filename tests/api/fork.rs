@@ -23,7 +23,7 @@ use crate::fixture::faulty_heap;
 
 #[test]
 fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
-    // A fork beside other tests would copy locks that their threads hold.
+    // A fork while other tests run would copy locks that their threads hold.
     alone(|| {
         for preset in [Preset::TensorFlow, Preset::Adaptive] {
             let source = faulty_heap();
@@ -166,7 +166,7 @@ fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
     });
 }
 
-/// A pool whose gets often wait for each other.
+/// A pool with requests that often wait for each other.
 fn narrow_pool() -> Pool {
     let builder = Pool::builder().without_env().backend(Backend::Heap);
     builder.max_bytes(8_u64 << 20).wait(Duration::from_millis(200)).build().unwrap()
@@ -222,14 +222,14 @@ fn children_of_a_process_whose_threads_sleep_or_wait_in_line_use_pools_of_their_
                     // So that the threads of the parent are asleep at some forks and awake at others.
                     std::thread::sleep(Duration::from_micros(u64::from(number % 20) * 100));
                     let child = forked(use_own_pools);
-                    assert!(ended_well(child), "fork {number} beside {threads} threads");
+                    assert!(ended_well(child), "fork {number} with {threads} threads");
                 }
             }
         });
     });
 }
 
-/// A pool that uses all that a process shares among its pools: a host ledger, a recording, a socket, kept statistics.
+/// A pool that uses all that a process shares among its pools: a shared limit, a recording, a socket, kept statistics.
 #[cfg(all(feature = "observe", target_os = "linux"))]
 fn pool_with_everything(dir: &Path, ledger: &str) -> Pool {
     let own = |kind: &str| dir.join(format!("{}.{kind}", std::process::id()));

@@ -16,7 +16,7 @@ fn run<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
-/// A request of `waiting` that needs the memory of `held`, whose copy begins later, is served when the copy ends.
+/// A request of `waiting` that needs the memory of `held` is served when the copy of `held`, which starts later, ends.
 fn a_copy_serves(waiting: &Pool, held: PinnedBuf) {
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(held.len()));
     let gate = stream.hold();

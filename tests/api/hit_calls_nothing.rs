@@ -77,7 +77,7 @@ fn catch_calls() -> bool {
 /// A pattern of hits.
 type Hits = Box<dyn Fn() + Send>;
 
-/// Runs each of `patterns` again and again, all at once, each on a thread of its own that may make no call. False where the
+/// Runs each of `patterns` again and again, all at once, each on a dedicated thread that may make no call. False where the
 /// kernel has no such filter.
 fn run_without_a_call<const N: usize>(patterns: [Hits; N]) -> bool {
     STOP.store(false, Ordering::SeqCst);
@@ -96,7 +96,7 @@ fn run_without_a_call<const N: usize>(patterns: [Hits; N]) -> bool {
                 (0..100).for_each(|_| hits());
             }
             DONE.fetch_add(1, Ordering::SeqCst);
-            // SAFETY: ends this thread at once. Its stack and thread-locals stay, which harms nobody in a process of its own.
+            // SAFETY: ends this thread at once. Its stack and thread-locals leak, which is harmless in a dedicated process.
             unsafe { libc::syscall(libc::SYS_exit, 0) };
         });
     }

@@ -1,4 +1,4 @@
-//! The back-ends without a driver: the pages that they take from the kernel, and what a failing step leaves.
+//! The backends without a driver: the pages that they take from the kernel, and what a failing step leaves.
 #![allow(unsafe_code)] // Commits, locks and releases memory by hand.
 #![allow(clippy::print_stdout)] // Prints why it skips.
 
@@ -205,7 +205,7 @@ fn a_lock_over_the_limit_names_the_limit_and_changes_nothing() {
     };
     let count = limit_bytes.div_ceil(PAGE_BYTES) + 1;
     let over_bytes = count * PAGE_BYTES;
-    // On a separate thread: each thread has capabilities of its own.
+    // On a separate thread: capabilities are per thread.
     let refusals = std::thread::spawn(move || {
         drop_ipc_lock();
         let source = HeapSource::locked();

@@ -1,11 +1,11 @@
-//! The host ledger: pools of several processes under one limit, some of them killed.
+//! The shared limit: pools of several processes under one limit, some of them killed.
 //!
 //! The other processes are this test program, started for [`worker`], which does what it is told by lines.
 //!
 //! | variable | means |
 //! | --- | --- |
 //! | `LEDGER_KILLS` | how many processes are killed; 40 unless set |
-//! | `LEDGER_SHOW` | the limit of the run that prints its figures, such as `1GiB`; 64 MiB unless set |
+//! | `LEDGER_SHOW` | the limit of the run that prints its results, such as `1GiB`; 64 MiB unless set |
 #![allow(unsafe_code)] // Forks, and asks for numbers of the process.
 
 use std::io::{BufRead, BufReader, Write};
@@ -27,7 +27,7 @@ pub(crate) const MIB: usize = 1 << 20;
 /// Longer than any wait that ends well.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// The name of a test's ledger; its file is removed at the end whatever happens.
+/// The name of a test's shared limit; its file is always removed at the end.
 pub(crate) struct Named(String);
 
 impl Named {
@@ -50,7 +50,7 @@ impl Named {
         ledger::report(&self.0).unwrap().unwrap_or_default()
     }
 
-    /// Waits until the ledger is as `is` says.
+    /// Waits until the shared limit satisfies `is`.
     pub(crate) fn wait_until(&self, is: impl Fn(&LedgerReport) -> bool) {
         let begun = Instant::now();
         while !is(&self.report()) {
@@ -66,7 +66,7 @@ impl Drop for Named {
     }
 }
 
-/// Another process with a pool in the ledger. Killed and waited for at the latest by its drop.
+/// Another process with a pool under the shared limit. Killed and waited for at the latest by its drop.
 pub(crate) struct Worker {
     process: Child,
     orders: Option<ChildStdin>,
@@ -184,7 +184,7 @@ impl Drop for Cycling {
     }
 }
 
-/// The program of the other processes; no test of its own.
+/// The program of the other processes; not a test itself.
 #[test]
 #[allow(clippy::print_stdout)]
 fn worker() {
@@ -215,7 +215,7 @@ fn worker() {
                 }
                 Err(error) => println!("> {}", error.to_string().replace('\n', "|")),
             },
-            // How long a get takes, and how long its page-locks, in microseconds.
+            // The duration of a request and of its pin calls, in microseconds.
             "timed" => {
                 let pin_time = |pool: &Pool| pool.stats().memory.pin.time.total();
                 let (before, begun) = (pin_time(&pool), Instant::now());
@@ -245,7 +245,7 @@ fn worker() {
             }
             // How often each has.
             "cycles" => println!("> {}", cycling.as_ref().unwrap().counts()),
-            // How often it has page-locked.
+            // The number of pin calls.
             "pins" => println!("> {}", pool.stats().memory.pin.count),
             "stop" => {
                 drop(cycling.take());
@@ -375,7 +375,7 @@ fn a_reserve_beside_the_pool_takes_the_idle_memory_of_others() {
         other.answer();
         assert_eq!(other.ask(&format!("get {}", filled * MIB)), "held");
         let pool = named.builder(64).reserve_bytes(48 << 20).reserve_wait(false).name("own").build().unwrap();
-        // Nothing is idle yet: what it wants stands in the ledger until it comes.
+        // Nothing is idle yet: the shared limit records what it wants until memory arrives.
         named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
         assert_eq!(other.ask("put"), "put");
         assert!(pool.wait_reserved(LONG).unwrap());
@@ -515,7 +515,7 @@ fn a_child_of_fork_owns_nothing() {
             let copy = unsafe { std::ptr::read(&raw const pool) };
             let is_apart = copy.stats().limits.shared.is_none();
             drop((buf, copy));
-            vec![("no ledger in the figures", is_apart)]
+            vec![("no shared limit in the statistics", is_apart)]
         });
         assert_eq!(named.report(), before);
         drop(held);
@@ -562,7 +562,7 @@ fn processes_killed_at_any_moment_leave_a_ledger_that_balances() {
             assert!(report.held_bytes <= 64 << 20, "{report:?}");
             // Numbers of processes are used again.
             gone.drain(..gone.len().saturating_sub(8));
-            // The survivor goes on, beside others and alone.
+            // The survivor continues, with other processes and alone.
             drop(pool.get_with(Request::new(MIB).wait(LONG)).unwrap());
             if kill % 8 == 7 {
                 workers.drain(..).for_each(Worker::kill);
@@ -622,7 +622,7 @@ fn four_processes_never_pass_their_limit_and_one_is_served_by_the_others() {
         let mut needs = parts.map(|_| Vec::new());
         for round in 0..2 * rounds {
             workers.iter_mut().for_each(|worker| assert_eq!(worker.ask("put"), "put"));
-            // One fills nearly all of the ledger and is idle then; the next one needs an eighth, or half of it.
+            // One process fills nearly all of the shared limit and is then idle; the next one needs an eighth, or half of it.
             let (fills, needs_it) = (round % 4, (round + 1) % 4);
             assert_eq!(workers[fills].ask(&format!("get {}", mib * MIB * 15 / 16)), "held");
             assert_eq!(workers[fills].ask("put"), "put");

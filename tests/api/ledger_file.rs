@@ -1,4 +1,4 @@
-//! The file of a host ledger that is removed or truncated under its users, and descriptors that other code closes.
+//! The file of a shared limit is removed or truncated under its users, and other code closes its descriptors.
 #![allow(unsafe_code)] // Closes descriptors.
 
 use std::fs::{self, OpenOptions};
@@ -67,7 +67,7 @@ fn a_ledger_whose_file_is_truncated_or_overwritten_at_any_moment_kills_nobody() 
     assert_eq!(named.report().owners.len(), 1);
 }
 
-/// Closes the descriptors of ledgers, as code does that closes what is not its own.
+/// Closes the descriptors of shared limits, as code that closes descriptors it does not own does.
 fn close_descriptors_of_ledgers() {
     let is_ledger = |target: &std::path::Path| target.to_string_lossy().contains("/pinpool-ledger.");
     for entry in fs::read_dir("/proc/self/fd").unwrap().flatten() {

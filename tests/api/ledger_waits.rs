@@ -1,4 +1,4 @@
-//! Gets that wait for memory of other processes, which use all of the host ledger without a pause.
+//! Requests that wait for memory of other processes, which constantly use all of the shared limit.
 //!
 //! | variable | means |
 //! | --- | --- |
@@ -10,7 +10,7 @@ use pinpool::{Preset, Request};
 
 use crate::ledger::{Draw, LONG, MIB, Named, Worker};
 
-/// Another process whose threads get and put, at work.
+/// Another busy process, with threads that request and return buffers.
 fn cycling(named: &Named, pool: &str, threads: usize, mib: usize, hold_us: u64) -> Worker {
     let vars = [("LEDGER_LEN", (mib * MIB).to_string()), ("LEDGER_HOLD_US", hold_us.to_string())];
     let vars = vars.each_ref().map(|(name, value)| (*name, value.as_str()));
@@ -45,7 +45,7 @@ fn show(what: &str) {
     }
 }
 
-/// Gets are served beside a process of so many threads, and all of these go on.
+/// Requests are served while a process of N threads runs, and all of these threads continue.
 fn are_served_beside(preset: Preset, gets: usize, (threads, mib, hold_us): (usize, usize, u64)) {
     let named = Named::new(&format!("cycled-{preset:?}"));
     let mut other = cycling(&named, "other", threads, mib, hold_us);
@@ -56,7 +56,7 @@ fn are_served_beside(preset: Preset, gets: usize, (threads, mib, hold_us): (usiz
             let begun = Instant::now();
             drop(pool.get_with(Request::new(mib * MIB).wait(LONG)).unwrap());
             let waited = begun.elapsed();
-            // The next one finds all of the ledger in use again.
+            // The next one finds all of the shared limit in use again.
             pool.trim(0);
             named.wait_until(|report| report.held_bytes + (mib * MIB) as u64 > 64 << 20);
             waited

@@ -137,7 +137,7 @@ fn a_get_that_fits_beside_the_first_in_line_is_served_and_does_not_delay_it() {
             assert!(text.contains(part), "{part} is missing in: {text}");
         }
         drop(held);
-        // The buffer beside is still held.
+        // The adjacent buffer is still held.
         waiting.join().unwrap();
         drop(beside);
     });
@@ -155,7 +155,7 @@ fn gets_beside_the_first_in_line_take_no_more_than_the_limit_leaves_beside_it() 
             let beside: Vec<_> = std::iter::from_fn(|| pool.get_with(Request::new(MIB - 32).wait(Duration::ZERO)).ok())
                 .take(1000)
                 .collect();
-            assert!(beside.len() < 17, "{} MiB beside 48 MiB", beside.len());
+            assert!(beside.len() < 17, "{} MiB next to 48 MiB", beside.len());
             drop(held);
             waiting.join().unwrap().unwrap();
             drop(beside);

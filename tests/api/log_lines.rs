@@ -225,7 +225,7 @@ fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
     listen();
     let _all = pool.get(1 << 20).unwrap();
     for _ in 0..110 {
-        // Each get is a shortage of its own.
+        // Each request is a separate shortage.
         drop(pool.get(4096).unwrap());
         clock.advance_us(2_000_000);
         pool.maintain();

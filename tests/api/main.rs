@@ -11,7 +11,7 @@
 //! | `remedies` | what a message tells the user to do, and what a pool warns of when it is built |
 //! | `adopt` | memory that a user pinned, as buffers |
 //! | `limit`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
-//! | `abandoned`, `totals`, `reserve_in_line` | copies that never end, totals that never fall, reserves beside gets that wait |
+//! | `abandoned`, `totals`, `reserve_in_line` | copies that never end, totals that never fall, reserves while requests wait |
 //! | `zero` | buffers that are zeroed before another user gets them |
 //! | `async_copy` | copies that tasks await |
 //! | `fences` | fences of users that block, panic, or call the pool |
@@ -19,18 +19,18 @@
 //! | `granules`, `nodes` | how many mappings a pool of a terabyte makes; one pool on several memory nodes |
 //! | `ledger` | pools of several processes under one limit, some of them killed |
 //! | `line`, `async_get`, `async_stress`, `deadlines`, `panics` | gets that wait, threads and tasks, in order and in time; panics of a user's code |
-//! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
+//! | `contract`, `host_sources` | backends without a driver: their contract, their pages and limits |
 //! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
 //! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
 //! | `stats_counts`, `stats_formats`, `stats_never_wait` | each figure against known counts; the table; a snapshot waits for no call |
 //! | `short_path` | hits that a thread serves from the pools that it used last |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `maintenance` | what the maintenance thread does by itself, and what nobody does without it |
-//! | `tags`, `out_of_memory` | who holds what, and the report of a get that fails |
+//! | `tags`, `out_of_memory` | who holds what, and the report of a failed request |
 //! | `docs` | the pages of `docs` that are made from the code |
 //! | `hit_allocates_nothing`, `hit_calls_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
 //!
-//! A test that needs a process of its own runs again as a child ([`child::alone`]).
+//! A test that needs a separate process runs again as a child ([`child::alone`]).
 
 mod abandoned;
 mod adaptive;

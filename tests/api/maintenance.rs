@@ -19,7 +19,7 @@ use crate::fixture::filled;
 
 const MIB: usize = 1 << 20;
 
-/// A pool whose idle memory is due soon: it keeps no idle buffer, and free memory for a twentieth of a second.
+/// A pool that soon releases idle memory: it keeps no idle buffer, and free memory for 50 ms.
 fn hasty(source: Arc<dyn Source>) -> PoolBuilder {
     Pool::builder()
         .without_env()
@@ -54,7 +54,7 @@ fn memory_goes_back_while_the_program_is_silent() {
         let pool = hasty(source.clone()).build().unwrap();
         drop(pool.get(2 * MIB).unwrap());
         silently_until("released by itself", || releases(&source) > 0);
-        silently_until("the figures say so", || pool.stats().memory.held_bytes == 0);
+        silently_until("the statistics show it", || pool.stats().memory.held_bytes == 0);
     }
 }
 
@@ -81,7 +81,7 @@ fn copies_that_ended_leave_the_figures_while_the_program_is_silent() {
         filled(&pool, 4096, 1).copy_to(&stream, &mut device).unwrap();
         assert_eq!(pool.stats().copies.in_flight, 1);
         drop(gate);
-        silently_until("the copy is out of the figures", || pool.stats().copies.in_flight == 0);
+        silently_until("the copy has left the statistics", || pool.stats().copies.in_flight == 0);
         // The thread puts the buffer back after it has counted the end of its copy.
         silently_until("the buffer is idle", || pool.stats().memory.idle == 1);
     }

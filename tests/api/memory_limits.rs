@@ -235,7 +235,7 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     ] {
         assert!(text.contains(part), "no {part} in: {text}");
     }
-    assert!(pools[19].stats().limits.shared.is_none(), "a host ledger is another thing");
+    assert!(pools[19].stats().limits.shared.is_none(), "there is no shared limit");
 
     // A limit that is set is the pool's own, and what it holds is not the others'.
     pools[0].set_max_bytes(30 << 20).unwrap();

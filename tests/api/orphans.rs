@@ -93,7 +93,7 @@ fn a_childs_end_leaves_the_sockets_of_its_parent() {
         let mut pool = Some(heap().socket(path.clone()).build().unwrap());
         let mut child = Child::new(|| {
             drop(pool.take());
-            // Its own pool has a socket of its own.
+            // Its own pool has a separate socket.
             let own = path.with_extension("child");
             let pool = heap().socket(own.clone()).build().unwrap();
             assert!(first_line(&own).contains("\"pools\":[{"));

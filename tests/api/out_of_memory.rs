@@ -1,4 +1,4 @@
-//! The report of a get that finds no memory: in the error, and once in the log.
+//! The report of a request that finds no memory: in the error, and once in the log.
 
 use std::fs;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Panics of what users pass in: a listener, a log sink, a fence, a source. The pool stays whole and its figures true.
+//! Panics of what users pass in: a listener, a log sink, a fence, a source. The pool stays intact and its statistics correct.
 #![allow(unsafe_code)] // Implements the unsafe trait of sources.
 
 use std::future::Future;
@@ -28,7 +28,7 @@ fn builder(max_bytes: u64) -> PoolBuilder {
     over(Arc::new(SimSource::new(1 << 40)), max_bytes)
 }
 
-/// What a user's code may do with a panic of its own: go on.
+/// What user code may do after its own panic: continue.
 fn go_on(act: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(act));
 }
@@ -77,7 +77,7 @@ fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block
 #[test]
 fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
     listen();
-    // Nobody but the get that waits looks at the copy.
+    // Only the waiting request checks the copy.
     let pool = builder(4 << 20).background_thread(false).build().unwrap();
     let stream = SinkStream::new().unwrap();
     let (held, other) = (pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
@@ -140,7 +140,7 @@ fn a_panic_of_a_listener_does_not_reach_the_drop_of_a_buffer() {
         .build()
         .unwrap();
     for round in 0..1000 {
-        // No hit, whose put would not check the limit. In a `Vec`: a panic in the drop of one would leak its siblings.
+        // Not a hit: returning a hit would not check the limit. In a `Vec`: a panic in the drop of one would leak its siblings.
         let pages = 2 * (round % 7);
         drop(vec![pool.get(4096 * (pages + 1)).unwrap(), pool.get(4096 * (pages + 2)).unwrap()]);
     }
@@ -174,7 +174,7 @@ fn a_panic_while_a_reserve_reports_its_progress_gives_its_bytes_back() {
     pool.trim(0);
     let stats = valid_stats(&pool);
     assert_eq!(stats.memory.held_bytes, stats.memory.reserve_bytes, "all that is held is the reserve");
-    pool.get(48 * MIB).expect("either from the reserve, or beside it");
+    pool.get(48 * MIB).expect("either from the reserve, or next to it");
 }
 
 /// Panics in its calls, once for each time that it is told.

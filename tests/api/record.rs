@@ -1,4 +1,5 @@
-//! What a pool records, read back: each get, put, copy and page-lock; files that are cut off, damaged, newer or cannot be written.
+//! What a pool records, read back: each request, return, copy and pin call; files that are truncated, damaged, newer or not
+//! writable.
 
 use std::collections::HashMap;
 use std::fs;
@@ -129,7 +130,7 @@ fn a_thread_that_records_more_than_the_queue_holds_goes_on_and_the_loss_is_told(
         recording
     };
     let there = |recording: &Recording| count(recording, |event| !matches!(event, Event::Missing { .. }));
-    // Beside gets and puts: the memory, the calls of the back-end, the limits, the end.
+    // In addition to requests and returns: the memory, the backend calls, the limits, the end.
     let few = record(10);
     assert_eq!(few.lost, 0);
     let others = there(&few) - 20;

@@ -1,4 +1,5 @@
-//! Gets and puts of pools that record, beside one that does not and by several threads: each is in the file once.
+//! Requests and returns of recording pools, next to a pool that does not record and on several threads: each is in the file
+//! once.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,7 +16,7 @@ fn recorded(path: &Path) -> PoolBuilder {
     over(faulty_heap(), None).trace(path.to_owned())
 }
 
-/// Gets and puts of each pool of the file; those of one buffer take turns.
+/// Requests and returns of each pool in the file; for one buffer they alternate.
 fn gets_and_puts(path: &Path) -> Vec<(u64, u64)> {
     let recording = Recording::open(path).unwrap();
     assert_eq!((recording.warning.as_deref(), recording.lost), (None, 0));

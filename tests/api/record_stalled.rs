@@ -1,4 +1,4 @@
-//! A recording whose disk takes nothing for a while: memory stays bounded, what is lost is counted and said.
+//! A recording on a stalled disk: memory stays bounded, and lost records are counted and reported.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -45,7 +45,7 @@ fn a_pipe_that_nobody_reads_is_refused_at_once() {
 
 #[test]
 fn while_a_pipe_is_full_threads_that_come_and_go_lose_records_and_the_loss_is_told() {
-    // The memory is that of the process.
+    // The memory of the whole process is measured.
     alone(|| {
         captured_log::listen();
         let dir = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ fn while_a_pipe_is_full_threads_that_come_and_go_lose_records_and_the_loss_is_to
         let there = recording.records.iter().filter(|record| is_use(&record.event)).count() as u64;
         let all = 2 * (20_000 + threads * each);
         assert!(recording.lost > 0 && there < all, "{there} of {all}");
-        // A few records beside gets and puts may be lost too.
+        // A few records other than requests and returns may be lost too.
         assert!((all..all + 30).contains(&(there + recording.lost)), "{there} and {} of {all}", recording.lost);
         assert!(matches!(recording.records.last().map(|last| last.event), Some(Event::End)));
         let lines = captured_log::lines();

@@ -21,7 +21,7 @@ fn heap() -> PoolBuilder {
     Pool::builder().without_env().backend(Backend::Heap).wait(Duration::ZERO).on_full(OnFull::Error)
 }
 
-/// The text of the error of a get of `len` bytes beside one of `held`.
+/// The error text of a request for `len` bytes while a buffer of `held` bytes is in use.
 fn refusal(pool: &Pool, held: usize, len: usize) -> String {
     let _held = pool.get(held).unwrap();
     let error = pool.get(len).unwrap_err();
@@ -175,7 +175,7 @@ fn set_memlock(bytes: u64) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
 }
 
-/// A pool whose limit equals the limit of locked memory names what really refuses.
+/// A pool limit equal to the limit of locked memory: the error names the limit that really refuses.
 fn refused_at_the_lock_limit(is_bound: bool) {
     const LIMIT: u64 = 8 << 20;
     if is_bound {
@@ -277,7 +277,7 @@ fn a_refusal_by_the_limit_on_locked_memory_fails_at_once_and_is_not_repeated() {
     });
 }
 
-/// A limit of the process makes the back-end fail, and the message names that limit.
+/// A process limit makes the backend fail, and the message names that limit.
 #[allow(unsafe_code)] // Changes this process.
 #[test]
 fn memory_refused_for_lack_of_addresses_names_their_limit() {

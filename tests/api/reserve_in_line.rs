@@ -1,4 +1,4 @@
-//! A reserve beside gets that wait: it never takes the memory that a get needs which came before it.
+//! A reserve while requests wait: it never takes memory that an earlier request needs.
 
 use std::sync::Arc;
 use std::thread;
@@ -29,7 +29,7 @@ fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
                     "{text}"
                 );
                 assert_eq!(pool.stats().memory.reserve_bytes, 0);
-                // Beside that get there is room.
+                // There is room in addition to that request.
                 pool.prewarm(10 << 20).unwrap();
                 assert!(!waiting.is_finished());
                 drop(held);

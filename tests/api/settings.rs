@@ -96,7 +96,7 @@ fn every_default_can_be_set_explicitly() {
 
 #[test]
 fn nonsense_in_any_variable_is_an_error_that_names_its_value_and_the_default() {
-    // A file or a ledger may have any name.
+    // A file or a shared limit may have any name.
     let has_any = |name: &str| ["PINPOOL_TRACE", "PINPOOL_LEDGER"].contains(&name);
     let others = || VARIABLES.iter().filter(|variable| !has_any(variable.name));
     alone_with(
@@ -194,7 +194,7 @@ fn a_setting_given_twice_with_different_values_is_named() {
             };
             let expected = [in_code("PINPOOL_LOG_EVERY", "x", "3"), in_code("PINPOOL_WAIT", "5s", "2s")];
             assert_eq!(warned(heap()), expected);
-            // Another prefix replaces the usual one, whose variables are not read.
+            // Another prefix replaces the usual one; variables with the usual prefix are not read.
             assert_eq!(warned(heap().env_prefix("EVAL_")), [in_code("EVAL_WAIT", "7s", "2s")]);
             assert_eq!(warned(heap().without_env()), [""; 0]);
         },

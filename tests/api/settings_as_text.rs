@@ -1,4 +1,4 @@
-//! Settings that code has as text, and a get with alignment and time limit at once.
+//! Settings given as text, and a request with both alignment and time limit.
 
 use std::time::Duration;
 

@@ -395,7 +395,7 @@ fn a_thread_that_only_hits_serves_a_get_that_waits() {
             drop(held);
             assert_eq!(waiting.join().unwrap(), id, "the same memory");
         });
-        // The line is empty: hits again, without a call of the back-end.
+        // The wait queue is empty: hits again, without a backend call.
         let before = check(&pool);
         (0..100).for_each(|_| drop(pool.get(len).unwrap()));
         let after = check(&pool);
@@ -417,7 +417,7 @@ fn short_hits(pool: &Pool) -> usize {
 /// More than is left in a [`full_pool`].
 const MUCH: usize = 2 << 20;
 
-/// A pool of 8 MiB that nobody looks at by himself, and so much of it that only small buffers are left.
+/// A pool of 8 MiB without automatic maintenance, filled until only small buffers are left.
 fn full_pool() -> (Pool, Vec<PinnedBuf>) {
     let builder = builder(Preset::Adaptive).max_bytes(Some(8 << 20)).wait(LONG).background_thread(false);
     let pool = builder.build().unwrap();
@@ -502,7 +502,7 @@ fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
     let clock = ManualClock::default();
     let pool = builder(Preset::Adaptive).clock(clock.clone()).background_thread(false).build().unwrap();
     drop((pool.get(LEN).unwrap(), pool.get(LEN).unwrap()));
-    // An hour of hits, of one of the two buffers, in which nobody looks at the clock.
+    // An hour of hits of one of the two buffers; no one reads the clock meanwhile.
     for _ in 0..3600 {
         clock.advance_us(1_000_000);
         drop(pool.get(LEN).unwrap());

@@ -171,7 +171,7 @@ fn check_refused(variable: &str, words: &[&str]) {
     for part in [&*format!("{variable}={value}: "), "leave it out for the default"].iter().chain(words) {
         assert!(text.contains(part), "no {part} in: {text}");
     }
-    // The report has it beside all other variables.
+    // The report lists it with all other variables.
     let report = report();
     assert_eq!((report.variables.len(), report.errors.len()), (VARIABLES.len(), 1));
     assert_eq!(report.errors[0].to_string(), text, "the same text");

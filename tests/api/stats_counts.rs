@@ -1,4 +1,4 @@
-//! Each figure against a scenario whose counts are known.
+//! Each statistic against a scenario with known counts.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -195,7 +195,7 @@ fn classes_have_rows_and_partitions_snapshots_of_their_own() {
     drop(gone);
     let rows = pool.class_stats();
     let counted: Vec<_> = rows.iter().map(|row| (row.class_bytes, row.buffers, row.peak_buffers, row.misses)).collect();
-    assert_eq!(counted, [(4096, 1, 1, 1), (MIB as u64, 3, 3, 3)], "with those of partitions");
+    assert_eq!(counted, [(4096, 1, 1, 1), (MIB as u64, 3, 3, 3)], "including partitions");
     drop(held);
     pool.clear();
     let after: Vec<_> = pool.class_stats().iter().map(|row| (row.buffers, row.peak_buffers, row.evictions)).collect();

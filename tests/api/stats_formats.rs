@@ -1,4 +1,4 @@
-//! The figures as a table for people and as data for machines.
+//! The statistics as a table for people and as data for machines.
 
 use std::sync::Arc;
 use std::time::Duration;

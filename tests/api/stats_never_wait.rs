@@ -1,4 +1,4 @@
-//! A snapshot of the figures waits for no call that another thread makes.
+//! A snapshot of the statistics waits for no call of another thread.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -14,7 +14,7 @@ use crate::fixture::{LONG, over};
 
 const MIB: usize = 1 << 20;
 
-/// Takes all figures of `pool` on a thread of its own; fails if that takes longer than it ever should.
+/// Takes all statistics of `pool` on a separate thread; fails if that takes longer than it ever should.
 fn figures_come_at_once(pool: &Pool, during: &str) {
     let (done, result) = channel();
     let pool = pool.clone();
@@ -24,7 +24,7 @@ fn figures_come_at_once(pool: &Pool, during: &str) {
         let _ = done.send(text);
     });
     let text = result.recv_timeout(Duration::from_secs(20));
-    assert!(text.is_ok(), "the figures waited for {during}");
+    assert!(text.is_ok(), "the statistics waited for {during}");
 }
 
 fn faulty(source: impl Source + 'static) -> Arc<FaultSource> {

@@ -1,7 +1,7 @@
-//! All operations at once from many threads, and balanced figures afterwards.
+//! All operations at once from many threads, and balanced statistics afterwards.
 //!
-//! Threads get and put in several classes, hand buffers to each other, copy them to a slow device, clear, trim, poll and
-//! read the figures, over a pool and its partition, under a limit below what they could hold.
+//! Threads get and put in several classes, hand buffers to each other, copy them to a slow device, clear, trim, poll and read
+//! the statistics, over a pool and its partition, under a limit below what they could hold.
 
 use std::sync::mpsc;
 use std::thread;
@@ -105,7 +105,7 @@ fn stress(preset: Preset) {
         }
         let stats = pool.stats();
         stats.validate().unwrap();
-        // The requests of a partition are among those of its pool.
+        // The pool's requests include the partition's requests.
         let expected: u64 = served.iter().skip(at).step_by(if at == 0 { 1 } else { pools.len() }).sum();
         assert_eq!((stats.requests.served, stats.memory.lost, stats.copies.in_flight), (expected, 0, 0), "{stats:?}");
         assert_eq!(stats.memory.in_use_bytes, 0);

@@ -146,7 +146,7 @@ fn a_dump_is_the_same_text_at_any_time() {
     );
     assert!(lines[4].starts_with("system: "));
     assert_eq!(lines.len(), 5, "nothing is wrong, so nothing is to be changed: {text}");
-    // Nearly all is in use: what a get would meet.
+    // Nearly all is in use: the state that a request would find.
     let _rest = pool.get(13 * MIB / 2).unwrap();
     let text = pool.dump().to_string();
     let lines: Vec<_> = text.lines().collect();

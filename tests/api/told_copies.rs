@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pinpool::copy::{CopyFailure, CopyTarget};
 use pinpool::{Fence, FenceKind};
 
-/// A stream whose copies end, or whose fences panic, as told.
+/// A stream with copies that end, and fences that panic, on command.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ToldStream(pub(crate) Arc<Told>);
 

@@ -30,7 +30,7 @@ fn no_total_falls_when_a_get_goes_that_was_handed_a_buffer() {
     {
         let mut waiting = pin!(pool.get_async(2 * MIB));
         assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-        grown("a get waits");
+        grown("a request waits");
         drop(held);
         grown("it was handed the buffer");
     }

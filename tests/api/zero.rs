@@ -1,4 +1,4 @@
-//! `PINPOOL_ZERO`: what a get returns holds no byte of an earlier user, and idle memory keeps none.
+//! `PINPOOL_ZERO`: a new buffer holds no byte of an earlier user, and idle memory keeps none.
 #![allow(unsafe_code)] // Reads idle memory, which the pool keeps mapped.
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
@@ -15,7 +15,7 @@ fn builder(backend: Backend, preset: Preset) -> PoolBuilder {
     Pool::builder().without_env().backend(backend).preset(preset).zero(true).max_bytes(8 << 20)
 }
 
-/// Every back-end that this machine has, under both presets.
+/// Every backend of this machine, under both presets.
 fn pools(with: impl Fn(PoolBuilder) -> PoolBuilder) -> impl Iterator<Item = Pool> {
     let all = backends()
         .into_iter()

@@ -15,7 +15,7 @@ pub(crate) fn alone<F: FnOnce()>(test: F) {
     alone_in(Command::new(env::current_exe().unwrap()), test);
 }
 
-/// Runs `test` as [`alone`] does, in an environment whose variables of pinpool are `vars` and no others.
+/// Runs `test` as [`alone`] does, in an environment with `vars` as its only pinpool variables.
 pub(crate) fn alone_with<F: FnOnce()>(vars: impl FnOnce() -> Vec<(&'static str, String)>, test: F) {
     let mut command = Command::new(env::current_exe().unwrap());
     env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PINPOOL_")).for_each(|(name, _)| {

@@ -30,7 +30,7 @@ fn copying(pools: &[Pool], stream: &Arc<CudaStream>) {
     }
 }
 
-/// What a driver says whose own exit handler came first.
+/// The result of a driver after its own exit handler ran.
 pub(crate) fn gone_first() {
     let double = MockDriver::load();
     let context = CudaContext::new(0).unwrap();

@@ -279,7 +279,8 @@ fn thread_death() {
         let _ = dying.join();
     }
     let begun = Instant::now();
-    // No call: the copies leave by themselves. A buffer whose copy was just seen to be over counts as in use until it is put.
+    // No call: the copies leave by themselves. A buffer with a copy that was just found complete counts as in use until it is
+    // returned.
     let mut stats = pool.stats();
     while stats.copies.in_flight + stats.memory.in_use > 0 {
         assert!(begun.elapsed() < PATIENCE);

@@ -135,7 +135,7 @@ fn produce(pool: &Pool, next: &AtomicU64, end: u64, jobs: &SyncSender<Job>) {
             break;
         }
     }
-    assert_eq!(result::ctx::get_current(), Ok(None), "a get left a context behind");
+    assert_eq!(result::ctx::get_current(), Ok(None), "a request left a context behind");
 }
 
 /// Releases memory; has no context.

@@ -1,5 +1,5 @@
 //! How processes end, and children of them: exit with copies in flight and threads alive, fork after growth; and two pools on
-//! one device. What ends a process has one of its own.
+//! one device. Tests that end the process run in a separate process.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ const LONGEST: Duration = Duration::from_secs(40);
 /// Bytes of a buffer, over several granules.
 const LEN: usize = 7 * MIB;
 
-/// Runs an ignored test in a process of its own, for one backend.
+/// Runs an ignored test in a separate process, for one backend.
 pub(crate) fn in_a_process(test: &str, backend: &str) {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", test, "--ignored", "--nocapture"]).env(BACKEND, backend).stdin(Stdio::null());

@@ -1,4 +1,4 @@
-//! Figures that are no test: what a large pool costs the process. `run.sh` asks for them by name.
+//! Measurements, not tests: what a large pool costs the process. `run.sh` asks for them by name.
 
 use std::fs;
 use std::time::Instant;

@@ -206,7 +206,7 @@ fn a_kernel_reads_a_buffer_in_place() {
     });
 }
 
-/// The device is broken for the whole process, so each backend has one of its own.
+/// The device is broken for the whole process, so each backend has a separate process.
 #[test]
 fn after_an_error_that_stays_buffers_are_lost_and_the_pool_still_ends() {
     let Some(device) = device::take() else { return };
@@ -253,7 +253,7 @@ fn virtual_memory_keeps_its_contract_while_a_kernel_runs() {
         }
         let stream = rig.context.new_stream().unwrap();
         let source = pinpool::unstable::backend::VmmSource::new(0, None).unwrap();
-        // Its reserves are registered memory, whose release waits: the contract is checked before, for what it does once.
+        // Its reserves are registered memory, which waits on release; the contract is checked first, for what it does once.
         let running = Running::on(&stream, kernels.as_ref());
         thread::scope(|scope| {
             let checking = scope.spawn(|| check_source(&source));

@@ -23,13 +23,13 @@
 //! | `kernels.rs` | kernels that run while memory is pinned, moved and released; that read a buffer in place; that fail |
 //! | `ends.rs` | exit with copies in flight, fork after growth, two pools: each in its own process |
 //! | `in_process.rs`, `beside_torch.py` | a pool in the process of PyTorch, which a machine without PyTorch skips |
-//! | `figures.rs` | figures that are no test: mappings and descriptors of a large pool |
+//! | `figures.rs` | measurements, not tests: mappings and descriptors of a large pool |
 //!
 //! `run.sh` runs this suite and the benches of the tool on a machine without cargo, from binaries that `collect.sh` built.
 //!
-//! Each scenario is one function over a backend. Never loads the mock driver: a process has one driver, here that of the
-//! machine.
-#![allow(clippy::print_stdout)] // Lines of figures.
+//! Each scenario is one function over a backend. Never loads the mock driver: a process has one driver, here the machine's
+//! driver.
+#![allow(clippy::print_stdout)] // Prints measurements.
 #![allow(unsafe_code)] // The contract suite, the facts about the driver, and work that the pool does not track.
 
 use std::env;

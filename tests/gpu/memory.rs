@@ -1,4 +1,4 @@
-//! Memory that is committed, remapped and released, beside copies where the backend can and else after them; reserves,
+//! Memory that is committed, remapped and released, during copies if the backend can and otherwise after them; reserves,
 //! limits, the end of a pool, and contexts.
 
 use std::env;
@@ -42,7 +42,7 @@ pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
     let wanted = pool.get_with(Request::new(large.len).wait(Duration::ZERO));
     let contiguous = if rig.virtual_memory() {
         let contiguous =
-            wanted.unwrap_or_else(|error| panic!("{name}: granules are not remapped beside copies: {error}"));
+            wanted.unwrap_or_else(|error| panic!("{name}: granules are not remapped during copies: {error}"));
         let stats = pool.stats();
         assert!(stats.memory.remap.count > before.memory.remap.count, "{name}: {stats:?}");
         assert_eq!(stats.memory.pin.count, before.memory.pin.count, "{name}: pinned again at the limit");
@@ -275,5 +275,5 @@ fn in_a_process_without_a_context(backend: Backend) {
     let mut buf = pool.get(MIB).unwrap();
     buf.wait_slice_mut().unwrap().fill(1);
     assert!(is_active(), "{name}: pinned without a context");
-    assert_eq!(result::ctx::get_current(), Ok(None), "{name}: a get left a context behind");
+    assert_eq!(result::ctx::get_current(), Ok(None), "{name}: a request left a context behind");
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use pinpool::{Backend, Limit, PinnedBuf, Pool, Preset};
 use pinpool_replay::SimSource;
 
+use crate::child::alone;
 use crate::draw::Draw;
 
 const MIB: usize = 1 << 20;
@@ -75,7 +76,7 @@ fn step(levels: &mut [Level], draw: &mut Draw) {
         9 => levels[index].pool.maintain(),
         10 => levels[index].pool.trim(draw.below(PROCESS_BYTES)),
         _ => {
-            // A pool may hold more than the process allows only by a limit of its own.
+            // A pool may hold more than the process allows only through its own limit.
             let all: u64 =
                 levels.iter().filter(|level| level.is_auto).map(|level| level.pool.stats().memory.held_bytes).sum();
             let level = &mut levels[index];
@@ -90,33 +91,36 @@ fn step(levels: &mut [Level], draw: &mut Draw) {
 
 #[test]
 fn no_level_of_the_chain_exceeds_its_limit() {
-    let root = tempfile::tempdir().unwrap();
-    machine(root.path());
-    for seed in 0..SEEDS {
-        let mut draw = Draw::of(seed);
-        let mut levels: Vec<_> = (0..3)
-            .map(|_| {
-                let pool = pool(root.path(), &mut draw);
-                let partition = pool.partition("part", 24 << 20).unwrap();
-                Level { pool, partition, is_auto: true, held: Vec::new(), of_partition: Vec::new() }
-            })
-            .collect();
-        let mut lowered = [0; 3];
-        for number in 0..STEPS {
-            let before: Vec<_> = levels.iter().map(|level| level.pool.stats().memory.held_bytes).collect();
-            step(&mut levels, &mut draw);
-            let mut process_bytes = 0;
-            for (index, level) in levels.iter().enumerate() {
-                let (pool, part) = (level.pool.stats(), level.partition.stats());
-                let at = format!("seed {seed}, step {number}, pool {index}");
-                // A limit that was lowered takes no buffer away.
-                let max_bytes = pool.limits.max_bytes.unwrap();
-                lowered[index] = if before[index] > max_bytes { before[index] } else { 0 };
-                assert!(pool.memory.held_bytes <= max_bytes.max(lowered[index]), "{at}: {pool:?}");
-                assert!(part.memory.in_use_bytes <= part.limits.max_bytes.unwrap(), "{at}: {part:?}");
-                process_bytes += if level.is_auto { pool.memory.held_bytes } else { 0 };
+    // The process limit must not reach the pools of other tests.
+    alone(|| {
+        let root = tempfile::tempdir().unwrap();
+        machine(root.path());
+        for seed in 0..SEEDS {
+            let mut draw = Draw::of(seed);
+            let mut levels: Vec<_> = (0..3)
+                .map(|_| {
+                    let pool = pool(root.path(), &mut draw);
+                    let partition = pool.partition("part", 24 << 20).unwrap();
+                    Level { pool, partition, is_auto: true, held: Vec::new(), of_partition: Vec::new() }
+                })
+                .collect();
+            let mut lowered = [0; 3];
+            for number in 0..STEPS {
+                let before: Vec<_> = levels.iter().map(|level| level.pool.stats().memory.held_bytes).collect();
+                step(&mut levels, &mut draw);
+                let mut process_bytes = 0;
+                for (index, level) in levels.iter().enumerate() {
+                    let (pool, part) = (level.pool.stats(), level.partition.stats());
+                    let at = format!("seed {seed}, step {number}, pool {index}");
+                    // A limit that was lowered takes no buffer away.
+                    let max_bytes = pool.limits.max_bytes.unwrap();
+                    lowered[index] = if before[index] > max_bytes { before[index] } else { 0 };
+                    assert!(pool.memory.held_bytes <= max_bytes.max(lowered[index]), "{at}: {pool:?}");
+                    assert!(part.memory.in_use_bytes <= part.limits.max_bytes.unwrap(), "{at}: {part:?}");
+                    process_bytes += if level.is_auto { pool.memory.held_bytes } else { 0 };
+                }
+                assert!(process_bytes <= PROCESS_BYTES, "seed {seed}, step {number}: {process_bytes}");
             }
-            assert!(process_bytes <= PROCESS_BYTES, "seed {seed}, step {number}: {process_bytes}");
         }
-    }
+    });
 }

@@ -74,7 +74,7 @@ fn contents(world: &World) -> Check {
 
 fn counts(world: &World, stats: &Stats) -> Check {
     stats.validate().map_err(|error| error.to_string())?;
-    // Those of partitions are among them.
+    // Partitions are included.
     equal("gets", stats.requests.served, world.tallies.borrow().iter().map(|tally| tally.gets).sum())?;
     equal("failed gets", stats.requests.failed, world.tallies.borrow().iter().map(|tally| tally.failed).sum())?;
     let held = world.held.borrow();
@@ -118,7 +118,7 @@ fn ledger(world: &World, stats: &Stats) -> Check {
     Ok(())
 }
 
-/// All figures of the pool that time does not change.
+/// All pool statistics that time does not change.
 fn note(world: &World, stats: &Stats) {
     let figures = [
         stats.limits.max_idle_buffers,

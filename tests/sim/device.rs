@@ -145,7 +145,7 @@ impl Device {
     }
 }
 
-/// The device ends all copies but those of failed streams.
+/// The device ends all copies except copies on failed streams.
 pub(crate) fn finish_all(site: &Arc<Site>) {
     let count = site.device().streams.len();
     for index in 0..count {
@@ -246,7 +246,7 @@ unsafe impl Fence for SimFence {
     }
 }
 
-// SAFETY: nothing is enqueued when an error is returned, except for an unknown one; the fence is that of the copy.
+// SAFETY: nothing is enqueued when an error is returned, except for an unknown one; the fence belongs to the copy.
 unsafe impl CopyTarget<SimStream> for SimTarget {
     fn capacity_bytes(&self) -> usize {
         usize::MAX
@@ -318,8 +318,7 @@ pub(crate) unsafe fn stamp(at: usize, len: usize, value: u64) {
 pub(crate) fn other_stamp(at: usize, len: usize, value: u64) -> Option<u64> {
     let start: *const u8 = std::ptr::with_exposed_provenance(at);
     if len < 24 {
-        // SAFETY: the bytes are mapped: those of the slab are as long as the process runs, others while a buffer is held
-        // or copied.
+        // SAFETY: the bytes are mapped: the slab's bytes for the whole process, other bytes while a buffer is held or copied.
         let bytes = unsafe { std::slice::from_raw_parts(start, len) };
         let found = bytes.iter().copied();
         return found.map(u64::from).find(|&byte| byte != u64::from(value.to_le_bytes()[0]));

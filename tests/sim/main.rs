@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   actors ──steps──▶ world ──calls──▶ pool ──▶ memory (a source that keeps a ledger, and fails when told to)
-//!                       │                └────▶ device (streams whose copies end when told to)
+//!                       │                └────▶ device (streams with copies that end on command)
 //!                       ├── inside a call of the source: a step of another actor
 //!                       └── after each step: checks
 //! ```
@@ -24,6 +24,8 @@
 mod actors;
 mod chain;
 mod checks;
+#[path = "../child/mod.rs"]
+mod child;
 mod device;
 mod draw;
 mod memory;

@@ -1,4 +1,4 @@
-//! The source of a simulated pool: it keeps a ledger, checks its own contract, and fails when it is told to.
+//! The source of a simulated pool: it keeps accounts, checks its own contract, and fails on command.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory` over one mapping of the process.
 
 use std::collections::BTreeMap;

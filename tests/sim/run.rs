@@ -32,7 +32,7 @@ impl fmt::Display for Broken {
     }
 }
 
-/// Runs `scenario` on a new thread, whose thread-locals no other run has used. Returns its trace.
+/// Runs `scenario` on a new thread with unused thread-locals. Returns its trace.
 pub(crate) fn run_alone(scenario: &Scenario, slab: Slab) -> Result<u64, Broken> {
     be_quiet();
     let (result, received) = channel();

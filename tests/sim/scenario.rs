@@ -45,7 +45,7 @@ setup! {
     exact,
     /// The source has discrete regions only.
     discrete,
-    /// A release waits for all copies of the device, as that of `cuda`.
+    /// A release waits for all copies of the device, as with `cuda`.
     release_waits,
     /// The source holds a page more for each region, as `cuda` does.
     extra_page,
@@ -110,7 +110,7 @@ macro_rules! ops {
     };
 }
 ops! {
-    /// Requests a buffer and fills it. Alignment 0 is that of pages.
+    /// Requests a buffer and fills it. Alignment 0 is page alignment.
     Get = "get" (pool len align),
     /// Requests a buffer as `get` does, from the idle buffers alone.
     TryGet = "try_get" (pool len),

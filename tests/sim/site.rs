@@ -20,9 +20,9 @@ pub(crate) struct Site {
 #[derive(Debug, Default)]
 struct Owners {
     by_start: BTreeMap<usize, Owner>,
-    /// Bytes whose copies a pool may rightly count as unknown: they may stay pinned at the end.
+    /// Bytes with copies that a pool may rightly count as unknown: they may stay pinned at the end.
     excused: Vec<Range<usize>>,
-    /// Bytes of buffers whose copies are over, of which the pool may not know yet.
+    /// Bytes of buffers with completed copies that the pool may not know of yet.
     unswept: Vec<Range<usize>>,
 }
 
@@ -79,7 +79,7 @@ impl Site {
     /// A user got these bytes: nobody else may have them. Alongside them the pool may hold `slack` bytes.
     pub(crate) fn hand_out(&self, bytes: Range<usize>, slack: usize) {
         if let Some(other) = self.used(&bytes) {
-            self.report(format!("a get returned bytes that are in use ({other})"));
+            self.report(format!("a request returned bytes that are in use ({other})"));
         }
         let owner = Owner { end: bytes.end, slack, is_held: true, copies: 0, was_copied: false, is_lost: false };
         self.owners().by_start.insert(bytes.start, owner);

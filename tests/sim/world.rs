@@ -279,7 +279,7 @@ impl World {
                 let get = Box::pin(pool.get_async(Request::new(len).wait(if is_late { LATE } else { FOREVER })));
                 self.poll_get(Waiting { get, woken: Arc::default(), polled_at: 0, pool: index, len, failures });
                 if is_late && self.waiting.borrow().len() > before {
-                    self.site.report(format!("a get of {len} B waits though its deadline has passed"));
+                    self.site.report(format!("a request for {len} B waits although its deadline has passed"));
                 }
             }),
             Op::PollGet => self.take_waiting(args[0]).into_iter().for_each(|(at, waiting)| {
@@ -394,7 +394,7 @@ impl World {
             error.is_backend() && self.site.memory().failures != failures
         };
         if !is_explained {
-            self.site.report(format!("a get of {len} B failed without a reason: {error}"));
+            self.site.report(format!("a request for {len} B failed without a reason: {error}"));
         }
     }
 
@@ -443,11 +443,11 @@ impl World {
         self.note(if buf.is_pinned() { buf.capacity() as u64 } else { 0 });
         let start = buf.as_ptr().expose_provenance();
         if buf.len() != len || buf.capacity() < len {
-            self.site.report(format!("a get of {len} B returned {} of {} B", buf.len(), buf.capacity()));
+            self.site.report(format!("a request for {len} B returned {} of {} B", buf.len(), buf.capacity()));
         }
         let bytes = start..start + buf.capacity();
         if buf.is_pinned() && !self.site.memory().is_committed(&bytes) {
-            self.site.report(format!("a get of {len} B returned bytes without memory"));
+            self.site.report(format!("a request for {len} B returned bytes without memory"));
         }
         self.site.hand_out(bytes, align);
         self.tallies.borrow_mut()[pool].gets += 1;
@@ -614,7 +614,7 @@ impl World {
             while let Some(pending) = self.take_pending(0) {
                 self.drop_pending(pending);
             }
-            // A request whose calls gave nothing makes others 5 ms later.
+            // A request with fruitless calls makes further calls 5 ms later.
             self.clock.advance_us(5_000);
             for waiting in self.waiting.take() {
                 self.poll_get(waiting);
@@ -623,7 +623,7 @@ impl World {
         let has_less_room = self.took_room.get() || self.site.any_excused();
         let is_explained = has_less_room || self.device_failed.get() || self.site.memory().is_faulty();
         if !self.waiting.borrow().is_empty() && !is_explained {
-            self.site.report("a get waits although everything came back".to_owned());
+            self.site.report("a request waits although everything was returned".to_owned());
         }
     }
 

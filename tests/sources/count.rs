@@ -45,7 +45,7 @@ fn is_test_attribute(line: &str) -> bool {
     })
 }
 
-/// The line after the item whose first attribute is on line `at`.
+/// The line after the item with its first attribute on line `at`.
 fn end_of_item(lines: &[&str], at: usize) -> usize {
     let is_between = |line: &str| line.trim().starts_with("#[") || line.trim().is_empty();
     let mut next = at + 1;

@@ -366,7 +366,7 @@ impl World {
         self.begin(plan, None);
     }
 
-    /// The granules that a standing hole for `pages` lacks, and those that stay where they are.
+    /// The granules that a compaction target for `pages` lacks, and the granules that stay in place.
     fn standing_hole(&self, pages: usize) -> Option<[Vec<(u32, usize)>; 2]> {
         let idle = self.idle();
         let mut granules = pages.div_ceil(GRANULE_PAGES).min(idle.len());

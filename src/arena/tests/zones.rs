@@ -21,7 +21,7 @@ fn extent(first: u64, count: u64) -> Extent {
     Extent::new(at(first), count * SMALL)
 }
 
-/// Takes so many small granules, from holes or by a plan.
+/// Takes N small granules, from holes or by a plan.
 fn take(arena: &mut Arena, small_granules: u64, limits: GrowthLimits) -> Result<(ArenaPtr, Vec<Step>), NoSpace> {
     let bytes = small_granules * SMALL;
     if let Some(ptr) = arena.carve(bytes, SMALL) {

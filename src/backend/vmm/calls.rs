@@ -52,7 +52,7 @@ pub(super) fn devices_in(bits: u64) -> impl Iterator<Item = u32> + Clone {
 
 // Relaxed, for the words of bits: hints, which save calls that are refused.
 impl Calls {
-    /// For memory at `node`, a source of `device`, and a driver that lists so many `devices`.
+    /// For memory at `node`, a source of `device`, and a driver that lists `devices` devices.
     pub(super) fn new(driver: VmmApi, node: MemoryLocation, device: u32, devices: u32) -> Self {
         let own = [node, of_device(device)].map(AccessDescriptor::read_write);
         let others =

@@ -32,7 +32,7 @@ impl VmmSource {
     }
 
     /// Makes the source as [`new`](Self::new) does, from the machine below `root`, and holds no more than `max_bytes` for
-    /// the trial. Without `insists` it also fails where a driver may end the process.
+    /// the trial. Without `insists` it also fails if a driver may end the process.
     pub(in crate::backend) fn on_machine(
         root: &Path,
         (ordinal, node): (u32, Option<u32>),

@@ -51,7 +51,7 @@ pub(super) struct GranuleTable {
 /// The tables of all sources of a machine with several devices.
 static TABLES: OfProcess<Mutex<Vec<Weak<GranuleTable>>>> = OfProcess::new(Mutex::default);
 
-/// The device of all sources in the list, plus 1; 0 where there is none, `SEVERAL` where they differ.
+/// The device of all sources in the list, plus 1; 0 if there is none, `SEVERAL` if they differ.
 static OWN_DEVICE: AtomicU32 = AtomicU32::new(0);
 const SEVERAL: u32 = u32::MAX;
 
@@ -65,7 +65,7 @@ pub(crate) fn let_all_reach() {
     tables.iter().for_each(|table| table.let_all_reach());
 }
 
-/// Gives `device` access to the `len` bytes at `start`, where they lie in granules of a source that has another device.
+/// Gives `device` access to the `len` bytes at `start`, if they lie in granules of a source with another device.
 /// Nothing may remap them meanwhile. A slow call only at the first copy of a device from them.
 ///
 /// # Errors

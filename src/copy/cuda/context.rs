@@ -8,8 +8,9 @@
 //! | [`ContextWaits`] | waits for work without a fence |
 //! | [`OwnContext`] | slices are lent to cudarc by it |
 //!
-//! **context-I1**: a `ContextState` is never freed, so its address stands for this context alone. It holds a reference to a
-//! context object, or to a primary context, so that this ends only by a reset of its device. Fences may be queried after everything else is gone.
+//! **context-I1**: a `ContextState` is never freed, so its address identifies only this context. It holds a reference to a
+//! context object, or to a primary context, so that this ends only by a reset of its device. Fences may be queried after
+//! everything else is gone.
 //!
 //! **context-I2**: events and streams of a state are used only while its context is there. A reset ends the context with
 //! all of them, and the next context of the device may have its handle, but never its number: every use of the state asks for
@@ -165,7 +166,7 @@ impl ContextState {
     }
 
     /// Whether this is the state of the context that has this handle now. One of a context that ended without a successor
-    /// counts, so that a program which goes on with it does not make a state at each call: those calls fail.
+    /// counts, so that a program which continues to use it does not make a state at each call: those calls fail.
     fn is_of(&self, handle: sys::CUcontext) -> bool {
         let is_other = || matches!((self.id, number_of(handle)), (Some(id), Some(Ok(now))) if now != id);
         self.context.0 == handle && !is_other()
@@ -176,7 +177,7 @@ impl ContextState {
         match (self.id, number_of(self.context.0)) {
             (None, _) | (_, None) => Ok(()),
             (Some(id), Some(Ok(now))) if now == id => Ok(()),
-            // Where it cannot be known, nothing of the state is used.
+            // If it cannot be determined, nothing of the state is used.
             (_, Some(Err(code))) if !code.is_of_ended_context() => Err(code),
             _ => Err(Code::CONTEXT_IS_DESTROYED),
         }
@@ -244,12 +245,12 @@ impl ContextState {
         }
     }
 
-    /// Is the event over? A driver that stands still is not asked.
+    /// Is the event over? A stalled driver is not queried.
     fn query(&self, event: Event) -> Result<bool, Code> {
         driver_watchdog::ask(|| self.query_now(event)).unwrap_or(Ok(false))
     }
 
-    /// Is the event over? Asks also a driver that stands still.
+    /// Is the event over? Also queries a stalled driver.
     pub(super) fn query_now(&self, event: Event) -> Result<bool, Code> {
         // SAFETY: a live event (context-I2).
         StreamContext::query(self, &|| unsafe { calls::event_query(event.0) })
@@ -316,11 +317,11 @@ impl StreamContext for ContextState {
     }
 }
 
-/// Takes a reference to the primary context of the device if `handle` is that one: it is never given back (context-I1). A context
+/// Takes a reference to the primary context of the device if `handle` is that one: it is never released (context-I1). A context
 /// that other code has made is theirs to keep.
 fn keep_if_primary(device: sys::CUdevice, handle: sys::CUcontext) -> Result<(), Code> {
     if calls::is_primary_active(device)? && calls::primary_retain(device)? != handle {
-        // SAFETY: taken above, given back once.
+        // SAFETY: taken above, released once.
         unsafe { calls::release_primary(device) }?;
     }
     Ok(())

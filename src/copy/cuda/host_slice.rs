@@ -92,13 +92,13 @@ struct TrackedCopy {
     context: &'static ContextState,
     /// The record was checked, and is there.
     is_recorded: AtomicBool,
-    /// The borrow is over, and there is no record: what stands for it.
+    /// The borrow is over, and there is no record: its replacement.
     unrecorded: OnceLock<IdleFence>,
     answer: Answer,
 }
 
 impl TrackedCopy {
-    /// `None` for a stream that captures. Fails where no fence can stand for the copy.
+    /// `None` for a stream that captures. Fails if no fence can cover the copy.
     fn new(stream: &CudaStream) -> Result<Option<Self>, String> {
         let entered = ContextState::enter_of(stream.context());
         let (context, _current) = entered.map_err(|error| failed("cuCtxSetCurrent", error))?;
@@ -111,8 +111,8 @@ impl TrackedCopy {
         Ok(Some(Self { record, number: number(of_driver), stream_id, context, is_recorded, unrecorded, answer }))
     }
 
-    /// The event, if it is known to be recorded: a capture may forbid to look. If cudarc recorded nothing, what stands for it. The
-    /// borrow is over.
+    /// The event, if it is known to be recorded: a capture may forbid to look. If cudarc recorded nothing, the replacement for
+    /// its record. The borrow is over.
     fn recorded(&self) -> Result<Option<Event>, Result<&IdleFence, Error>> {
         match self.unrecorded.get().map_or_else(|| self.find_record(), |_| Ok(Some(None))) {
             Ok(Some(None)) => Err(Ok(self.unrecorded.get_or_init(|| {

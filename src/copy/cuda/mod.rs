@@ -17,8 +17,8 @@
 //! Errors that other code left in cudarc's context object are set aside first and put back at the end, where the
 //! user's next call of cudarc finds them. Errors are ours only between the two.
 //!
-//! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`. Where there is no context
-//! object either, [`RawStream`], [`RawMem`] and [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) take the handle.
+//! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`. Without a context object,
+//! [`RawStream`], [`RawMem`] and [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) take the handle.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::borrow::Borrow;
@@ -103,7 +103,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
     }
 }
 
-// SAFETY: the fence stands behind all work enqueued so far (event-I1).
+// SAFETY: the fence follows all work enqueued so far (event-I1).
 unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     fn mark(&self) -> Result<SharedFence> {
         let stream = self.borrow();

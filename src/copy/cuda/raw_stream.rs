@@ -75,7 +75,7 @@ impl RawStream {
     }
 }
 
-// SAFETY: the fence stands behind all work enqueued so far (event-I1).
+// SAFETY: the fence follows all work enqueued so far (event-I1).
 unsafe impl CopyStream for RawStream {
     fn mark(&self) -> Result<SharedFence> {
         let _entered = self.enter()?;

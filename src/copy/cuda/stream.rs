@@ -33,7 +33,7 @@ pub(super) struct Stream {
     handle: sys::CUstream,
     context: sys::CUcontext,
     device: usize,
-    /// The green context of which this is a default stream, or null.
+    /// The green context with this default stream, or null.
     green: sys::CUcontext,
 }
 
@@ -48,7 +48,7 @@ impl Stream {
         if self.handle.addr() <= PER_THREAD { Self { green, ..self } } else { self }
     }
 
-    /// The green context of which this is a default stream, or null.
+    /// The green context with this default stream, or null.
     pub(super) fn green(self) -> sys::CUcontext {
         self.green
     }
@@ -57,13 +57,13 @@ impl Stream {
         self.handle
     }
 
-    /// Whether the handle stands for a stream of the calling context or thread.
+    /// Whether the handle refers to a stream of the calling context or thread.
     pub(super) fn is_default(self) -> bool {
         is_default(self.handle)
     }
 }
 
-/// Whether the handle stands for a stream of the calling context or thread, instead of naming one.
+/// Whether the handle refers to a stream of the calling context or thread, instead of naming one.
 pub(super) fn is_default(handle: sys::CUstream) -> bool {
     handle.addr() <= PER_THREAD
 }
@@ -93,7 +93,7 @@ impl OwnStream {
         self.0
     }
 
-    /// Destroys it; work that it still has goes on. Its context is current.
+    /// Destroys it; its pending work continues. Its context is current.
     ///
     /// # Safety
     ///
@@ -123,8 +123,8 @@ pub(super) fn number(stream: Stream) -> u64 {
     }
 }
 
-/// The stream's identity. Queried each time, since a handle may be another stream's by now. `family` stands for
-/// the context. The context is current, and the stream does not capture: the driver would refuse.
+/// The stream's identity. Queried each time, since a handle may be another stream's by now. `family` represents the context.
+/// The context is current, and the stream does not capture: the driver would refuse.
 pub(super) fn id(stream: Stream, family: usize) -> Option<StreamId> {
     if !stream.green.is_null() {
         return None;

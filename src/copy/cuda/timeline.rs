@@ -451,7 +451,7 @@ mod tests {
     fn no_number_is_given_out_that_a_reading_could_not_tell() {
         let sequence = Sequence::new(10);
         assert_eq!(sequence.next(10, || 10), Some(11));
-        assert_eq!(sequence.next(9 + SEQUENCE_WINDOW, || 10), None, "2^31 ahead of a stream that stands still");
+        assert_eq!(sequence.next(9 + SEQUENCE_WINDOW, || 10), None, "2^31 ahead of a stalled stream");
         assert_eq!(sequence.next(9 + SEQUENCE_WINDOW, || 11), Some(10 + SEQUENCE_WINDOW));
     }
 }

@@ -63,7 +63,7 @@ impl Core {
                 core.attend_to_ledger();
                 core.notice(Pace::Copies);
             }
-            // Without a thread the next poll goes on.
+            // Without a thread the next poll continues.
             core.memory().arena().into_iter().for_each(|arena| arena.ledger_has_changed());
             true
         });
@@ -150,7 +150,7 @@ impl Core {
         None
     }
 
-    /// How soon to look again because other owners lack memory: a put that is kept tells nobody.
+    /// How soon to poll again because other owners lack memory: a return that is kept notifies nobody.
     pub(super) fn pace_of_ledger(&self) -> Pace {
         if self.memory().held_bytes() > 0 && self.budget().is_wanted() { Pace::Copies } else { Pace::Never }
     }

@@ -7,7 +7,7 @@ pub(super) const TICK_US: u64 = 10_000;
 
 /// The number of the current tick, and the times of the ticks before it.
 ///
-/// A put on the fast path reads no clock. It belongs to the tick that began last, so all that is known of its time is that
+/// A return on the fast path reads no clock. It belongs to the tick that began last, so all that is known of its time is that
 /// the next tick began later. So a buffer is old enough only if the tick *after* its own is.
 #[derive(Debug, Default)]
 pub(super) struct Ticks {

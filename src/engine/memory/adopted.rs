@@ -1,4 +1,4 @@
-//! Memory that a user pinned, or did not: lent to the pool for one buffer, and given back by a call.
+//! Memory that a user pinned, or did not: lent to the pool for one buffer, and returned by a call.
 
 use std::fmt;
 use std::ptr::NonNull;

@@ -248,7 +248,7 @@ impl Books {
         }
     }
 
-    /// Settles a plan of releases, of which the `failed` did not succeed. Returns an error that was not returned before: a
+    /// Finishes a plan of releases; the releases in `failed` did not succeed. Returns an error that was not returned before: a
     /// failing release is reported once, until one succeeds.
     pub(in crate::engine) fn finish_releases(
         &mut self,

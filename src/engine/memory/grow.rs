@@ -59,7 +59,7 @@ impl ArenaSupply {
         Ok(ptr.and_then(|ptr| self.books().memory_at(ptr, bytes)))
     }
 
-    /// Grows by larger granules if the process, of which `own_mappings` are this pool's, has few mappings left.
+    /// Grows by larger granules if the process has few mappings left; `own_mappings` of its mappings are this pool's.
     fn watch_mappings(&self, own_mappings: u64) {
         let Some(found) = self.mappings.few_left(own_mappings) else { return };
         let larger = self.books().grow_in_larger_granules();

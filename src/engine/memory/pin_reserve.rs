@@ -44,7 +44,7 @@ impl ArenaSupply {
             }
         };
         threads::scope(|scope| {
-            // Where there is no thread, this one pins all.
+            // Without such a thread, this thread pins all.
             let _second = slices.are_several().then(|| scope.spawn(c"pinpool-reserve", || pin(&|_| ())));
             pin(&|done| progress(slices.done_bytes() + done as u64));
         });
@@ -60,7 +60,7 @@ impl ArenaSupply {
         Ok(places)
     }
 
-    /// Pins a slice of a reserve with so many threads. `held_bytes` are claimed for it and stay claimed if that fails.
+    /// Pins a slice of a reserve with N threads. `held_bytes` are claimed for it and stay claimed if that fails.
     fn add_slice(
         &self,
         (bytes, threads): (u64, usize),

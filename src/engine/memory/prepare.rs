@@ -14,7 +14,7 @@ use crate::backend::VirtualMemory;
 
 /// Steps in one go, so that other pools do not wait long for the thread.
 const STEPS_AT_ONCE: usize = 16;
-/// After so many looks without a note the thread sleeps until the next one wakes it.
+/// After this many polls without demand the thread sleeps until the next demand wakes it.
 const QUIET_LOOKS: u32 = 16;
 
 impl ArenaSupply {

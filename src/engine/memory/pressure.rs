@@ -10,7 +10,7 @@ use pinpool_os::sync::plain::Mutex;
 /// Between two readings of the kernel's pressure files, which cost system calls.
 const GAUGE_EVERY_US: u64 = 1_000_000;
 
-/// The pressure on memory at the last tick. Held locked during a tick, of which there is one at a time.
+/// The pressure on memory at the last tick. Held locked during a tick; only one tick runs at a time.
 #[derive(Debug)]
 pub(super) struct PressureWatch(pub(super) Mutex<Watch>);
 

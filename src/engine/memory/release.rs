@@ -133,7 +133,7 @@ impl ArenaSupply {
         self.quarantined.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The copies of so many such blocks are over.
+    /// The copies of N such blocks have completed.
     pub(in crate::engine) fn count_recovered(&self, blocks: u64) {
         self.quarantined.fetch_sub(blocks, Ordering::Relaxed);
     }

@@ -5,7 +5,7 @@
 //!   pinpool-reserve: a request needs memory? ─yes─▶ pause
 //!                    [lock: plan] ─▶ step (no lock) ─▶ [lock: finish] ─▶ again, until all is there
 //!                       └─ no room: ends; a tick or a higher limit starts it again
-//!                       └─ refused: ends with a warning; the pool goes on with what is there
+//!                       └─ refused: ends with a warning; the pool continues with what it has
 //! ```
 //!
 //! A dedicated thread, one for each arena that has something to pin, since a step may take as long as a driver likes: the
@@ -220,7 +220,7 @@ impl ArenaSupply {
                     let (pinned_bytes, asked_bytes) = self.books().reserve_progress();
                     self.log.reserve_waits(pinned_bytes, asked_bytes, self.budget().max_bytes());
                 }
-                // What was given back before was told nobody.
+                // Earlier releases notified nobody.
                 if self.want_of_ledger(|_, lacking_bytes| lacking_bytes) && self.books().could_go_on(lacks_bytes) {
                     self.reserve.progress.lock().lacks_bytes = None;
                     return true;

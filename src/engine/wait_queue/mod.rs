@@ -35,6 +35,7 @@
 //! - waiters-I4: the slow path is required exactly while a request is in the queue: each change of the queue is a
 //!   [`WaitQueue::change`], which tells the pool under the lock of the queue.
 
+mod state;
 mod ticket;
 mod waiter;
 
@@ -42,6 +43,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use self::state::QueueState;
 pub(crate) use self::ticket::WaitTicket;
 pub(crate) use self::waiter::{KeepAlive, Waiter};
 use crate::maintenance_thread::MaintenanceThread;
@@ -114,21 +116,6 @@ pub(crate) struct WaitQueue<S: Server> {
     /// Wakes the thread.
     changed: Condvar,
     may_start_thread: bool,
-}
-
-struct QueueState<S: Server> {
-    /// Each with its number in the order of arrival, from 1.
-    waiters: VecDeque<(u64, Arc<Waiter<S>>)>,
-    /// Requests that have ever joined.
-    joined: u64,
-    /// Bytes that passed the head and have not been returned.
-    passed_bytes: u64,
-    /// Tasks with a first attempt that the thread makes.
-    deferred: VecDeque<Arc<Waiter<S>>>,
-    /// The thread runs.
-    has_thread: bool,
-    /// The thread must look before it sleeps.
-    is_woken: bool,
 }
 
 impl<S: Server> std::fmt::Debug for WaitQueue<S> {
@@ -215,7 +202,7 @@ impl<S: Server> WaitQueue<S> {
         result
     }
 
-    /// Has `waiter` looked at again: by its thread, or by the thread of tasks. May call a waker, so never under a lock.
+    /// Has `waiter` checked again: by its thread, or by the thread of tasks. May call a waker, so never under a lock.
     fn wake(&self, waiter: &Waiter<S>) {
         waiter.hurry();
         if !waiter.is_task() || !self.wake_thread() {
@@ -245,7 +232,7 @@ impl<S: Server> WaitQueue<S> {
         });
     }
 
-    /// Ends the wait of `waiter`, with `item` or without. If it has ended before, `item` goes back.
+    /// Ends the wait of `waiter`, with `item` or without. If it has ended before, `item` is returned.
     fn end(&self, server: &S, waiter: &Arc<Waiter<S>>, item: Option<S::Item>) {
         let left = self.change(server, |state| {
             state.remove(waiter);
@@ -414,52 +401,16 @@ impl<S: Server> WaitQueue<S> {
         self.state.lock().end_pass(number, bytes);
     }
 
-    /// Has all waiting requests looked at again.
+    /// Has all waiting requests checked again.
     pub(super) fn wake_all(&self) {
         let waiters: Vec<_> = self.state.lock().waiters.iter().map(|(_, waiter)| waiter.clone()).collect();
         waiters.iter().for_each(|waiter| self.wake(waiter));
     }
 
-    /// Has the head looked at again.
+    /// Has the head checked again.
     pub(super) fn wake_head(&self) {
         let head = self.state.lock().head().cloned();
         head.iter().for_each(|head| self.wake(head));
-    }
-}
-
-impl<S: Server> QueueState<S> {
-    fn head(&self) -> Option<&Arc<Waiter<S>>> {
-        self.waiters.front().map(|(_, head)| head)
-    }
-
-    fn head_number(&self) -> Option<u64> {
-        self.waiters.front().map(|&(number, _)| number)
-    }
-
-    fn is_head(&self, waiter: &Arc<Waiter<S>>) -> bool {
-        self.head().is_some_and(|head| Arc::ptr_eq(head, waiter))
-    }
-
-    fn has_tasks(&self) -> bool {
-        !self.deferred.is_empty() || self.waiters.iter().any(|(_, waiter)| waiter.is_task())
-    }
-
-    fn remove(&mut self, waiter: &Arc<Waiter<S>>) {
-        self.waiters.retain(|(_, other)| !Arc::ptr_eq(other, waiter));
-        self.deferred.retain(|other| !Arc::ptr_eq(other, waiter));
-    }
-
-    /// Removes tasks that are late from the front: one that is polled no more must not hold up the others.
-    fn remove_late(&mut self) {
-        while self.head().is_some_and(|head| head.is_task() && Instant::now() >= head.deadline) {
-            self.waiters.pop_front();
-        }
-    }
-
-    fn end_pass(&mut self, number: u64, bytes: u64) {
-        if self.head_number() == Some(number) {
-            self.passed_bytes = self.passed_bytes.saturating_sub(bytes);
-        }
     }
 }
 

@@ -1,7 +1,7 @@
-//! Every interleaving of gets in line, puts and hits.
+//! Every interleaving of waiting requests, returns and hits.
 //!
-//! The idle items lie behind a lock with the flag that the line sets, as in the shards of the thread cache: a put that finds
-//! no flag keeps its item and does nothing else; it reads no count of waiting gets and makes no barrier. A request sleeps
+//! The idle items lie behind a lock with the flag that the line sets, as in the shards of the thread cache: a return that finds
+//! no flag keeps its item and does nothing else; it reads no count of waiting requests and makes no barrier. A request sleeps
 //! without a time limit unless it sees an item in flight, so loom reports a lost wake-up as a deadlock.
 
 use super::*;
@@ -191,7 +191,8 @@ fn loom_two_puts_serve_two_waiters() {
     });
 }
 
-/// A thread that hits and puts in a loop: here it may hit once more after the get joined, and its put serves the get.
+/// A thread that hits and puts in a loop: here it may hit once more after the request joined, and its return serves the
+/// request.
 #[test]
 fn loom_one_waiter_one_put_one_hit() {
     model(0, |pool| {
@@ -276,7 +277,8 @@ fn loom_a_late_task_before_a_waiter_passes_the_line_on() {
     });
 }
 
-/// The task is first in line and is polled no more: the put finds it late. Fails if that put does not end the attention.
+/// The task is at the head of the queue and is polled no more: the return finds it late. Fails if that put does not end the
+/// attention.
 #[test]
 fn loom_a_put_that_finds_only_a_late_task_leaves_no_attention_behind() {
     model(1, |pool| {

@@ -339,7 +339,7 @@ fn the_next_is_woken_when_a_later_get_finds_the_first_late() {
     assert_eq!(poll(&mut later, Waker::noop()), Poll::Pending);
     assert_eq!(next.0.load(Ordering::SeqCst), 1);
     assert_eq!(poll(&mut later, Waker::noop()), Poll::Pending);
-    assert_eq!(next.0.load(Ordering::SeqCst), 1, "once: the first in line has not changed");
+    assert_eq!(next.0.load(Ordering::SeqCst), 1, "once: the head of the queue has not changed");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A source that fails: figures stay equal to what is held.
+//! A failing source: the statistics always match the memory held.
 
 use std::sync::Arc;
 

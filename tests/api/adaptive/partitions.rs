@@ -1,4 +1,4 @@
-//! Partitions: each a limit and a wait queue of its own over the memory of one pool.
+//! Partitions: each has its own limit and wait queue over the memory of one pool.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;

@@ -94,7 +94,7 @@ fn a_reserve_near_the_largest_number_is_refused() {
         assert!(refusal.is_limit() || refusal.is_backend(), "{refusal}");
         assert_eq!(pool.stats().memory.held_bytes, 0);
         let built = builder(Backend::Mlock).reserve_bytes(bytes).build();
-        // Below the first line the report has figures of the machine, which change.
+        // Below the first line the report has numbers of the machine, which change.
         let first_line = |error: Error| error.to_string().lines().next().map(str::to_owned);
         assert_eq!(first_line(built.unwrap_err()), first_line(refusal).map(|line| line.replace("`heap`", "`mlock`")));
     }

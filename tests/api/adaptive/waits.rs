@@ -115,7 +115,7 @@ fn a_shortage_is_logged_once_when_it_begins_and_once_when_it_is_over() {
     let mut all = Some(pool.get(2 * MIB).unwrap());
     for _ in 0..100 {
         assert!(pool.get(4096).is_err());
-        // A get that succeeds in between does not end the shortage.
+        // A request that succeeds in between does not end the shortage.
         drop(all.take());
         all = Some(pool.get(2 * MIB).unwrap());
     }

@@ -1,8 +1,8 @@
 //! The owner of each address: pinned host memory, mapped granules, device memory; all other memory is pageable.
 //!
 //! Owns the one map of ranges (unified addressing: no two overlap). Never moves bytes itself, but keeps the map locked
-//! while bytes move, so that no range is unmapped under a reading copy: a copy whose memory was freed fails with an
-//! illegal address, as on a device, and does not crash the test.
+//! while bytes move, so that no range is unmapped under a reading copy: a copy from freed memory fails with an illegal address,
+//! as on a device, and does not crash the test.
 //!
 //! ```text
 //!   0 ... pageable ... [Allocated] ... [Registered] ... [Granule][Granule] ...   | 2^48   [Device]

@@ -12,7 +12,7 @@
 //! As on a real device, copies, records, launches, pinning and freeing share one lock: a free that waits for the device
 //! holds it, so the enqueues of all threads wait too. Virtual memory, event queries and waits do not take the lock.
 //!
-//! - call-I1: an [`Out`] or [`In`] is always an argument of a driver call, whose caller promises, as to the real driver, that
+//! - call-I1: an [`Out`] or [`In`] is always an argument of a driver call; the caller promises, as to the real driver, that
 //!   a pointer which is not null points to space for a value (or to a value).
 
 use std::ffi::c_int;

@@ -4,7 +4,7 @@
 //!   NotInitialized ──cuInit──► Initialized ──shut_down──► ShutDown (every call answers 4)
 //! ```
 //!
-//! A context's handle is its device's ordinal above [`HANDLE_BASE`], in a generation of its own after each end, or always the
+//! A context's handle is its device's ordinal above [`HANDLE_BASE`], in a new generation after each end, or always the
 //! same under [`Deviation::RecurringHandles`]; its id (`cuCtxGetId`) never comes again. It lives while it is retained. Memory
 //! allocated in it stays, so that a leak shows in the counts instead of as a crash, but under [`Deviation::ResetUnmaps`].
 //!

@@ -1,6 +1,6 @@
 //! The properties of a device: attributes, name, addresses, memory.
 //!
-//! The defaults are those of a data-centre card with 64-bit addressing and host NUMA virtual memory. A test may
+//! The defaults match a data-centre card with 64-bit addressing and host NUMA virtual memory. A test may
 //! overwrite any attribute; one that is not in the table reads 0.
 
 use std::collections::BTreeMap;

@@ -80,7 +80,7 @@ pub(crate) fn unpin(bytes: u64) {
     lock(&LEDGER).pinned_bytes -= bytes;
 }
 
-/// Page-locking more than this fails.
+/// Pinning more than this fails.
 pub(crate) fn limit_pinned(bytes: u64) {
     lock(&LEDGER).pin_limit_bytes = bytes;
 }

@@ -1,7 +1,7 @@
 //! Pinned host memory: allocated by the driver, or the program's own, registered.
 //!
-//! Freeing and unregistering wait for all work of every device with the enqueue lock held. A pool must not do that while
-//! it streams; the ledger counts each time it does.
+//! Freeing and unregistering wait for all work of every device with the enqueue lock held. A pool must not do that while it
+//! streams; each violation is counted.
 //!
 //! Fresh blocks hold garbage and blocks up to [`SMALL_BYTES`] begin in the middle of a page: the real driver carves
 //! them out of larger ones and promises neither zeros nor page alignment.

@@ -63,7 +63,7 @@ impl MockDriver {
     pub fn library() -> PathBuf {
         candidates()
             .find(|file| file.exists())
-            .unwrap_or_else(|| panic!("no {FILE} beside the test's executable, nor in the folder of its profile"))
+            .unwrap_or_else(|| panic!("no {FILE} next to the test's executable, nor in the folder of its profile"))
     }
 
     /// Opens every gate, removes scripts and counts, repairs the device.
@@ -304,7 +304,7 @@ fn found_below(folder: &Path) -> Vec<PathBuf> {
 fn load_library() -> impl FnMut(&CStr) -> *mut c_void {
     let path =
         CString::new(MockDriver::library().into_os_string().into_encoded_bytes()).expect("a path without a zero in it");
-    // SAFETY: loads our own library, whose start-up does nothing.
+    // SAFETY: loads our own library, which does nothing at start-up.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     assert!(!library.is_null(), "{} does not load", path.to_string_lossy());
     // SAFETY: the handle is never closed, so it is live, and the name ends in 0.

@@ -15,7 +15,7 @@ use crate::stream::Ticket;
 use crate::sync::lock;
 use crate::{address_space, device_memory, ledger};
 
-/// The driver may serialize the host functions of all streams, so a function that waits holds up those of other streams.
+/// The driver may serialize the host functions of all streams, so a function that waits delays functions of other streams.
 static HOST_FUNCTIONS: Mutex<()> = Mutex::new(());
 
 /// A host function, as `cuLaunchHostFunc` takes it.
@@ -73,7 +73,7 @@ impl Op {
     }
 }
 
-/// The error of an operation whose memory was freed before it ran.
+/// The error of an operation on memory that was freed before it ran.
 pub(crate) fn fault(what: &str, address: u64) -> Code {
     ledger::misused(format!("{what} reached {address:#x} after that memory was freed"));
     Code::ILLEGAL_ADDRESS

@@ -57,7 +57,7 @@ pub(crate) fn get() -> Settings {
     SETTINGS.get().and_then(|settings| settings.as_ref().ok()).copied().unwrap_or_default()
 }
 
-/// Ends the process or never returns, if the environment asks that of this call.
+/// Ends the process or never returns, if the environment requests it for this call.
 pub(crate) fn end_process_in(call: &str) {
     let Settings { abort, hang, .. } = get();
     if abort == Some(call) {

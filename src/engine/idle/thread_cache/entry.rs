@@ -1,6 +1,6 @@
 //! A buffer with the header that the thread cache needs while the buffer is idle.
 //!
-//! The header travels with the buffer, so neither a take nor a put allocates, and a buffer changes hands as one pointer.
+//! The header travels with the buffer, so neither a request nor a return allocates, and a buffer changes hands as one pointer.
 //! The links belong to the cache alone: they mean something only while the entry is idle.
 #![allow(unsafe_code)] // Send and Sync despite the links; moves a value out of memory that is kept.
 
@@ -44,7 +44,7 @@ pub struct Entry<T> {
     /// A number for the user of the cache.
     tag: AtomicU32,
     pub(super) class: u16,
-    /// Slot of the thread that took it last; a put returns it to the shard of that slot.
+    /// Slot of the thread that took it last; it is returned to the shard of that slot.
     pub(super) owner: u16,
     /// Its part in the sum of idle bytes.
     pub(super) bytes: usize,

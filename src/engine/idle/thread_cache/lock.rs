@@ -207,7 +207,7 @@ mod tests {
         usage.ru_nvcsw
     }
 
-    /// A thread of a higher real-time class that yields keeps its core: only sleep lets the holder go on.
+    /// A thread of a higher real-time class that yields keeps its core: only sleep lets the holder continue.
     #[cfg(all(target_os = "linux", not(miri)))]
     #[test]
     fn a_real_time_thread_that_waits_lets_the_holder_on_its_core_go_on() {

@@ -12,9 +12,9 @@
 //! another shard that the occupancy bitmap names. **Put**: to the *owner shard*, which is the shard of the thread that took
 //! the buffer last: into the free list if that shard is the caller's own, else into its remote list. Loader threads take
 //! buffers and the copying thread puts them, so each buffer circulates between one loader's shard and the copying thread
-//! over a single cache line, and loader threads never meet. **Limit**: a put only counts. Whoever has time, a miss, a slow
+//! over a single cache line, and loader threads never meet. **Limit**: a return only counts. Whoever has time, a miss, a slow
 //! put or a tick, calls [`ThreadCache::evict_over_limit`] until the cache is back at its limit. **Ages** are counted in
-//! *ticks*: a put belongs to the tick that the user of the cache began last.
+//! *ticks*: a return belongs to the tick that the user of the cache began last.
 //!
 //! A thread that has its shard at hand takes and puts by the *fast path*: one exchange, one store, and no other check. The
 //! fast path is closed while a request waits for a buffer, or once the cache is sealed.

@@ -185,7 +185,7 @@ fn loom_a_waiting_request_finds_a_fast_put_or_the_fast_put_fails() {
 fn loom_a_waiting_request_finds_a_remote_put_or_the_put_sees_it() {
     model(|| {
         let (cache, away) = given_out();
-        // The count of waiting requests: a put reads it after its buffer is idle.
+        // The count of waiting requests: a return reads it after its buffer is idle.
         let waiting = Arc::new(AtomicUsize::new(0));
         let (putter, seen) = (cache.clone(), waiting.clone());
         let putting = thread::spawn(move || {

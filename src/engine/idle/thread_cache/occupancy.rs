@@ -48,7 +48,7 @@ impl Occupancy {
     pub(super) fn shards(&self, class: u32) -> u64 {
         let first = class as usize * self.words_of_class;
         let words = self.words.get(first..first + self.words_of_class).unwrap_or_default();
-        // Relaxed: the shard's lock follows; a put that ended before this thread's search is visible in any case.
+        // Relaxed: the shard's lock follows; a return that completed before this thread's search is visible in any case.
         let words = words.iter().map(|word| word.load(Ordering::Relaxed));
         let either = words.map(|word| (word | word >> SHARDS_OF_WORD) & u64::from(u32::MAX));
         either.rev().fold(0, |shards, either| shards << SHARDS_OF_WORD | either)
@@ -74,7 +74,7 @@ impl Occupancy {
         }
     }
 
-    /// Steps 1 to 3 above, of which `collect` is the second. The caller holds the lock of `shard` and has removed the mark.
+    /// Steps 1 to 3 above; `collect` is the second. The caller holds the lock of `shard` and has removed the mark.
     pub(super) fn search(&self, class: u32, shard: usize, collect: impl FnOnce()) {
         let Some((word, bit)) = self.bit(class, shard) else { return };
         // Relaxed: only a thread that holds the lock clears the bit. If it is clear, the next push sets it.

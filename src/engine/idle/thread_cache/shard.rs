@@ -5,7 +5,7 @@
 //!   another cache line    remote list: its newest entry                       written by puts of other threads
 //! ```
 //!
-//! The *fast path* is a hit or a put of the thread that owns the shard. It enters the lock without waiting, writes a few
+//! The *fast path* is a hit or a return on the thread that owns the shard. It enters the lock without waiting, writes a few
 //! words and leaves; it does nothing but the common case, and fails otherwise. Other threads take the lock to steal, evict
 //! or drain, for a few dozen instructions. Their puts wait in the remote list until a thread that holds the lock collects it.
 //!
@@ -201,7 +201,7 @@ impl<T> Shard<T> {
         })
     }
 
-    /// The put of another thread; never waits. Returns `entry` if the shard is sealed.
+    /// A return by another thread; never waits. Returns `entry` if the shard is sealed.
     pub(super) fn put_remote(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
         let class = entry.class();
         self.remote.push(entry)?;

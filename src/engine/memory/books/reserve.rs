@@ -154,8 +154,8 @@ impl Books {
         self.lower_claim();
     }
 
-    /// Adds `len` bytes of a reserve, of which [`claim_reserve`](Self::claim_reserve) claimed `held_bytes`. Returns their addresses;
-    /// returns the region if the arena has no range left for it. The claim stays where nothing is added.
+    /// Adds `len` bytes of a reserve; [`claim_reserve`](Self::claim_reserve) claimed `held_bytes` for them. Returns their
+    /// addresses; returns the region if the arena has no range left for it. The claim stays where nothing is added.
     pub(in crate::engine) fn finish_reserve(
         &mut self,
         (len, held_bytes): (usize, u64),

@@ -363,7 +363,7 @@ pub(crate) fn wait_for_idle(context: Option<usize>) -> Outcome {
     })
 }
 
-/// Operations enqueued and not complete. A signal whose effect may be visible already does not count.
+/// Operations enqueued and not complete. A signal does not count if its effect may be visible already.
 pub(crate) fn in_flight() -> u64 {
     let of = |stream: &Stream| stream.ops.len() as u64 + u64::from(stream.running && !stream.signalling);
     lock_streams().by_number.values().map(of).sum()

@@ -1,4 +1,4 @@
-//! The mock driver's virtual host memory: granules are created, remapped and released beside copies.
+//! The mock driver's virtual host memory: granules are created, remapped and released during copies.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
