@@ -153,7 +153,10 @@ fn under(limit_mib: Option<u64>) -> Replay {
 #[test]
 fn what_page_locks_took_a_thread_brings_it_no_nearer_to_those_that_put_its_buffers() {
     // The requesting thread spends half its time in pin calls; another thread returns each buffer a while later.
-    let round = |n: u64| [(n * 20, 0, get_of(n, 10)), (n * 20 + 30, 1, put_of(n))];
+    let round = |n: u64| {
+        let pin = Event::Pin { address: n << 30, bytes: 4 << 20, took_ns: 10_000_000, failed: false };
+        [(n * 20, 0, pin), (n * 20, 0, get_of(n, 10)), (n * 20 + 30, 1, put_of(n))]
+    };
     let workload = written(1000, &(1..200).flat_map(round).collect::<Vec<_>>());
     assert!(workload.is_closed() && !workload.has_waited());
     let (open, closed) = (under(None).play(&workload).unwrap(), under(Some(1000)).play(&workload).unwrap());
