@@ -104,7 +104,7 @@ fn lengths_and_alignments_out_of_range_are_named() {
     for alignment in [0, 3, 1 << 31] {
         // SAFETY: a place for the address.
         let status = unsafe { pp_get_aligned(pool.0, 1, alignment, &raw mut ptr) };
-        refused(status, pp_status::PP_INVALID_ARGUMENT, &format!("alignment of {alignment}"));
+        refused(status, pp_status::PP_INVALID_ARGUMENT, &format!("aligned to {alignment}"));
     }
     close(pool);
 }

@@ -75,7 +75,7 @@ fn compiled_and_run_with(name: &str, standard: &str, source: &str, is_sanitized:
 #[test]
 fn the_loader_in_c_gets_fills_and_puts_in_eight_threads() {
     for printed in compiled_and_run("cc", "-std=c99", "examples/loader.c") {
-        assert!(printed.contains("8 threads, 8000 batches") && printed.contains("\"puts\":8000"), "{printed}");
+        assert!(printed.contains("8 threads, 8000 batches") && printed.contains("\"returned\":8000"), "{printed}");
     }
 }
 

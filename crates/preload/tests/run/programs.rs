@@ -39,7 +39,7 @@ fn run_starts_the_program_with_its_memory_served_and_its_output_as_it_was() {
     let (alone, served, log) = (ran(&mut built.command(Way::Dlsym, "steps")), ran(&mut command), log_of(&log));
     assert_eq!(alone.out, served.out);
     assert!(served.page_locks() <= 8, "{served:?}");
-    for line in ["backend cuda (pinned)", "PINPOOL_MAX_BYTES=64MiB (variable)", "gets 24: "] {
+    for line in ["backend=cuda pinned=yes", "PINPOOL_MAX_BYTES=64MiB (variable)", "requests: served=24 "] {
         assert!(log.contains(line), "no `{line}` in {log}");
     }
 }
@@ -104,7 +104,7 @@ fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() 
     let (alone, served, log) = both(built, Way::ProcAddress, "reset");
     assert_eq!(alone.out, served.out, "{log}");
     assert!(log.contains("has ended, and its memory with it"), "{log}");
-    assert_eq!(log.matches("backend cuda (pinned)").count(), 2, "{log}");
+    assert_eq!(log.matches("backend=cuda pinned=yes").count(), 2, "{log}");
     assert!(served.page_locks() <= 16, "{served:?}");
 }
 
@@ -116,7 +116,7 @@ fn memory_of_a_device_that_was_reset_is_not_handed_out_though_no_hook_saw_its_co
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let mut command = served(built.command(Way::ProcAddress, "reset-by-table"), &log);
-    let served = ran(command.env("MOCK_DRIVER_CRUEL", "recurring-handles,reset-unmaps,dead-event-aborts"));
+    let served = ran(command.env("MOCK_DRIVER_ADVERSARIAL", "recurring-handles,reset-unmaps,dead-event-aborts"));
     let log = log_of(&log);
     assert!(served.out.contains("the same handle"), "{served:?}\n{log}");
     assert_eq!(log.matches("has ended, and its memory with it").count(), 1, "{log}");
