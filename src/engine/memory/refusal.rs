@@ -84,7 +84,7 @@ impl Memory {
             }
             (true, false) => "request less or raise PINPOOL_MAX_BYTES",
             (true, true) if self.pageable.is_some() => {
-                "return buffers sooner or raise PINPOOL_MAX_BYTES (the limit on unpinned memory is reached too)"
+                "return buffers sooner or raise PINPOOL_MAX_BYTES (it also limits unpinned memory)"
             }
             (true, true) => "return buffers sooner or raise PINPOOL_MAX_BYTES",
         }
