@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   hit       a buffer of the class is idle in the thread's shard
-//!   carved    a miss: carved from memory that is locked already, and returned to it at the return
-//!   evicting twelve random classes through a pool that keeps eight: a third of the requests misses, a third of the returns
-//!   evicts across requests of one thread, puts of another, eight buffers at a time through a channel, whose instructions count
-//!   sampled as hit, while one request in 1000 keeps its call stack (feature `observe`)
+//!   carved    a miss: carved from memory that is pinned already, and returned to it
+//!   evicting  twelve random classes through a pool that keeps eight: a third of the requests misses, a third of the returns evicts
+//!   across    requests of one thread, returns of another, eight buffers at a time through a channel, whose instructions count
+//!   sampled   as hit, while one request in 1000 keeps its call stack (feature `observe`)
 //! ```
 //!
 //! `cargo bench --bench instructions` runs itself under valgrind, each pattern twice: a figure is the

@@ -30,6 +30,7 @@ mod limits;
 mod log;
 mod memory;
 #[cfg(test)]
+#[path = "diag/tests/page.rs"]
 mod page;
 mod reserve;
 mod texts;

@@ -63,7 +63,7 @@ step() {
     case $status in 0) outcome=ok ;; 77) outcome=missing failed=1 ;; 124 | 137) outcome="timed out" ;; *) outcome=failed failed=1 ;; esac
     [ "$outcome" = "timed out" ] && failed=1
     printf '{"step":"%s","outcome":"%s","status":%d,"seconds":%d' "$name" "$outcome" "$status" "$((SECONDS - begun))"
-    [ "$status" -eq 0 ] || printf ',"why":%s' "$(quoted "$(grep -hE 'panicked|FAILED|no back-end|^pinpool:|hangs|Error' "$log/$name.out" "$log/$name.err" | head -n 12)")"
+    [ "$status" -eq 0 ] || printf ',"why":%s' "$(quoted "$(grep -hE 'panicked|FAILED|no backend|^pinpool:|hangs|Error' "$log/$name.out" "$log/$name.err" | head -n 12)")"
     printf '}\n'
     row "$name" "$outcome" "$((SECONDS - begun))"
     [ "$status" -ne 0 ] || printf '{"step":"%s","outcome":"ok","seconds":%d,"earlier":true}\n' "$name" "$((SECONDS - begun))" >"$log/$name.ok"

@@ -6,7 +6,6 @@
 //! ```
 //!
 //! While a request waits,
-//!
 //! - a returned buffer is handed to the head if it is of the head's class. Otherwise it does not become idle: its memory
 //!   becomes room, which the head takes;
 //! - a buffer that was idle before the queue formed may serve one more hit of its class; its return comes here;
@@ -20,22 +19,15 @@
 //! the thread makes that attempt before the request joins the queue. If no thread is available, and in a simulation, the polls
 //! look themselves.
 //!
-//! While no request waits, a hit and a return pay one load: [`WaitQueue::has_waiters`].
-//!
-//! Each pool has one queue. A partition has another one, in which requests wait for their claim before they join the queue of
-//! the pool.
-//!
-//! Owns the order. Never acquires memory, which is the task of the [`Server`].
-//!
+//! While no request waits, a hit and a return pay one load: [`WaitQueue::has_waiters`]. Each pool has one queue. A partition has another one, in which requests wait for their claim before they join the queue of
+//! the pool. Owns the order. Never acquires memory, which is the task of the [`Server`].
 //! - waiters-I1: no wake-up is lost. A return made after a request joined finds it, or that request's first attempt finds the
 //!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep. The end of a copy wakes nobody, so the start of
 //!   a copy wakes the head of the queue, which polls at short intervals while copies are in flight.
 //! - waiters-I2: a request that leaves the queue, in whatever way, wakes the next, and what it was handed is passed on.
 //! - waiters-I3: nothing is handed to a request that has left the queue: both happen under the lock of the queue.
-//! - waiters-I4: the slow path is required exactly while a request is in the queue: each change of the queue is a
-//!   [`WaitQueue::change`], which tells the pool under the lock of the queue.
+//! - waiters-I4: the slow path is required exactly while the queue has a request: [`WaitQueue::change`] tells the pool.
 
-mod state;
 mod ticket;
 mod waiter;
 
@@ -43,9 +35,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::state::QueueState;
 pub(crate) use self::ticket::WaitTicket;
-pub(crate) use self::waiter::{KeepAlive, Waiter};
+pub(crate) use self::waiter::{KeepAlive, WAIT_MAX, Waiter, deadline};
 use crate::maintenance_thread::MaintenanceThread;
 use crate::size_class::Class;
 use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
@@ -54,16 +45,8 @@ use pinpool_os::sync::{Condvar, Mutex};
 use pinpool_os::threads;
 use pinpool_os::unwind::caught;
 
-/// Longest wait for room.
-pub(super) const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
-
 /// Shortest time that an attempt may wait for driver calls of other threads, however soon the next look is due.
 const CALL_PATIENCE: Duration = Duration::from_micros(500);
-
-/// When a request that begins now has waited for `wait`.
-pub(super) fn deadline(wait: Duration) -> Instant {
-    Instant::now() + wait.min(WAIT_MAX)
-}
 
 /// What the queue requires of its pool or partition.
 pub(crate) trait Server: Sized + Send + Sync + 'static {
@@ -116,6 +99,21 @@ pub(crate) struct WaitQueue<S: Server> {
     /// Wakes the thread.
     changed: Condvar,
     may_start_thread: bool,
+}
+
+struct QueueState<S: Server> {
+    /// Each with its number in the order of arrival, from 1.
+    waiters: VecDeque<(u64, Arc<Waiter<S>>)>,
+    /// Requests that have ever joined.
+    joined: u64,
+    /// Bytes that passed the head and have not been returned.
+    passed_bytes: u64,
+    /// Tasks with a first attempt that the thread makes.
+    deferred: VecDeque<Arc<Waiter<S>>>,
+    /// The thread runs.
+    has_thread: bool,
+    /// The thread must look before it sleeps.
+    is_woken: bool,
 }
 
 impl<S: Server> std::fmt::Debug for WaitQueue<S> {
@@ -411,6 +409,42 @@ impl<S: Server> WaitQueue<S> {
     pub(super) fn wake_head(&self) {
         let head = self.state.lock().head().cloned();
         head.iter().for_each(|head| self.wake(head));
+    }
+}
+
+impl<S: Server> QueueState<S> {
+    fn head(&self) -> Option<&Arc<Waiter<S>>> {
+        self.waiters.front().map(|(_, head)| head)
+    }
+
+    fn head_number(&self) -> Option<u64> {
+        self.waiters.front().map(|&(number, _)| number)
+    }
+
+    fn is_head(&self, waiter: &Arc<Waiter<S>>) -> bool {
+        self.head().is_some_and(|head| Arc::ptr_eq(head, waiter))
+    }
+
+    fn has_tasks(&self) -> bool {
+        !self.deferred.is_empty() || self.waiters.iter().any(|(_, waiter)| waiter.is_task())
+    }
+
+    fn remove(&mut self, waiter: &Arc<Waiter<S>>) {
+        self.waiters.retain(|(_, other)| !Arc::ptr_eq(other, waiter));
+        self.deferred.retain(|other| !Arc::ptr_eq(other, waiter));
+    }
+
+    /// Removes tasks that are late from the front: one that is polled no more must not hold up the others.
+    fn remove_late(&mut self) {
+        while self.head().is_some_and(|head| head.is_task() && Instant::now() >= head.deadline) {
+            self.waiters.pop_front();
+        }
+    }
+
+    fn end_pass(&mut self, number: u64, bytes: u64) {
+        if self.head_number() == Some(number) {
+            self.passed_bytes = self.passed_bytes.saturating_sub(bytes);
+        }
     }
 }
 

@@ -10,6 +10,14 @@ use crate::size_class::Class;
 use pinpool_os::sync::{Condvar, Mutex};
 use pinpool_os::unwind::caught;
 
+/// Longest wait for room.
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
+
+/// When a request that begins now has waited for `wait`.
+pub(crate) fn deadline(wait: Duration) -> Instant {
+    Instant::now() + wait.min(WAIT_MAX)
+}
+
 /// Keeps the pool open while a thread looks for memory for a task.
 pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 

@@ -85,7 +85,7 @@ fn the_run_on_a_device_is_green_on_the_double_and_prints_a_json_line_for_each_fi
     }
     let pools: Vec<_> = of("figure").into_iter().filter(|line| line["figure"] == "large_pool").collect();
     assert_eq!(pools.len(), 3, "{}", all());
-    assert!(pools.iter().all(|line| line["memory"]["held_bytes"].as_u64() >= Some(64 << 20)), "{}", all());
+    assert!(pools.iter().all(|line| line["pinned_bytes"].as_u64() >= Some(64 << 20)), "{}", all());
 }
 
 #[test]

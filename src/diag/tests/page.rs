@@ -16,11 +16,11 @@ use crate::ledger::{LedgerReport, Loss};
 use pinpool_observe::judge::{Judge, Snapshot};
 
 const SOURCES: [&str; 5] = [
-    include_str!("../diag.rs"),
-    include_str!("limits.rs"),
-    include_str!("memory.rs"),
-    include_str!("reserve.rs"),
-    include_str!("warnings.rs"),
+    include_str!("../../diag.rs"),
+    include_str!("../limits.rs"),
+    include_str!("../memory.rs"),
+    include_str!("../reserve.rs"),
+    include_str!("../warnings.rs"),
 ];
 
 const MIB: u64 = 1 << 20;
