@@ -20,7 +20,6 @@ use crate::dump::{Dump, HeldBuffer};
 use crate::error::{Error, UsageReport};
 use crate::stats::{RequestStats, Stats};
 use pinpool_observe::judge::Judgement;
-#[cfg(feature = "observe")]
 use pinpool_observe::record::Recorded;
 use pinpool_os::words::{Size, Time};
 
@@ -197,7 +196,6 @@ impl PoolLog {
     }
 
     /// The end of a recording.
-    #[cfg(feature = "observe")]
     pub(crate) fn recorded(&self, path: &Path, recorded: &Recorded) {
         match recorded {
             Recorded { failure: Some(why), .. } => self.recording_failed(path, recorded, why),
@@ -207,20 +205,17 @@ impl PoolLog {
     }
 
     /// The recording is complete. To do: nothing.
-    #[cfg(feature = "observe")]
     fn recorded_all(&self, path: &Path, records: u64) {
         log::info!(trace, "{self}trace: complete path={} records={records}", path.display());
     }
 
     /// Threads recorded faster than the disk. To do: nothing if few; else a faster disk, or a name without `.gz`.
-    #[cfg(feature = "observe")]
     fn records_lost(&self, path: &Path, Recorded { records, lost, .. }: &Recorded) {
         let path = path.display();
         log::warn!(trace, "{self}trace: records lost, the disk is too slow path={path} records={records} lost={lost}");
     }
 
     /// The recording is truncated. To do: the reason is in the line, such as a full disk.
-    #[cfg(feature = "observe")]
     fn recording_failed(&self, path: &Path, Recorded { records, lost, .. }: &Recorded, why: &str) {
         log::error!(trace, "{self}trace: incomplete path={} records={records} lost={lost}: {why}", path.display());
     }
