@@ -317,10 +317,8 @@ impl Pool {
         let preset = if pool.config().preset == Preset::TensorFlow { "tensorflow" } else { "adaptive" };
         let limit = stats.limits.max_bytes.map_or_else(|| "none".to_owned(), format_bytes);
         let (backend, held) = (stats.backend, format_bytes(stats.memory.held_bytes));
-        text += &format!(
-            " preset={preset} backend={backend} max_bytes={limit} held={held} in_use={}",
-            stats.memory.in_use
-        );
+        text +=
+            &format!(" preset={preset} backend={backend} max_bytes={limit} held={held} in_use={}", stats.memory.in_use);
         if let Some(tag) = self.tag() {
             text += &format!(" tag={tag:?}");
         }
