@@ -185,5 +185,5 @@ fn pools_come_and_go_while_the_thread_looks_at_others() {
         }
     });
     assert_eq!(made.into_inner(), 400);
-    silently_until("the kept pool gives back", || kept.stats().memory.held_bytes == 0);
+    silently_until("the remaining pool releases its memory", || kept.stats().memory.held_bytes == 0);
 }

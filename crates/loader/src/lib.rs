@@ -179,7 +179,7 @@ impl Loader {
         Ok(self)
     }
 
-    /// Number of batches of an epoch. Computed again, by a look at each sample; epochs differ only if they are shuffled and
+    /// Number of batches of an epoch. Recomputed from all samples on each call; epochs differ only if they are shuffled and
     /// batches are limited by bytes.
     #[must_use]
     pub fn batches_in_epoch(&self, epoch: u64) -> u64 {

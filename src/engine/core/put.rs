@@ -99,8 +99,8 @@ impl Core {
         self.wake_waiters();
     }
 
-    /// A copy has begun. Requests that wait for its memory, here or in a partition, look at once and at short intervals from
-    /// now on.
+    /// A copy has begun. Requests that wait for its memory, here or in a partition, poll immediately and at short intervals
+    /// from now on.
     fn announce_copy(&self) {
         // Pairs with the fence in `patience`.
         fence(Ordering::SeqCst);

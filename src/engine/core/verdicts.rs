@@ -13,7 +13,7 @@ use crate::quota::Level;
 use crate::size_class::Class;
 use crate::stats::{Calls, MemoryStats};
 
-/// The judge, and what gets that found no memory at once would have needed. Relaxed: statistics.
+/// The diagnosis, and the bytes that requests without memory needed. Relaxed: statistics.
 #[derive(Debug, Default)]
 pub(super) struct Verdicts {
     judge: Mutex<Judge>,

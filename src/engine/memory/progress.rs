@@ -43,7 +43,7 @@ pub(super) struct Begin {
 }
 
 impl Progress {
-    /// Nothing is to be done now.
+    /// No step is due.
     pub(super) fn is_over(&self) -> bool {
         self.is_cancelled || self.stopped.is_some() || self.lacks_bytes.is_some()
     }

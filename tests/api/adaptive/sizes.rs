@@ -83,7 +83,7 @@ fn a_get_over_the_machine_is_refused_by_the_source_and_releases_nothing() {
         for len in [65 * MIB, 1 << 36, 1 << 50] {
             let error = pool.get(len).unwrap_err();
             assert!(error.is_backend(), "{error}");
-            // The pool has no limit; the report below the first line goes by what the machine has left.
+            // The pool has no limit; the report below the first line names the free memory of the machine.
             assert!(!error.to_string().lines().next().unwrap().contains("PINPOOL_MAX_BYTES"), "{error}");
         }
         let stats = valid_stats(&pool);

@@ -37,7 +37,7 @@ pub(super) enum Item {
     Snapshot(Taken),
 }
 
-/// The state of a pool, with the time of the recording and that of the pool's own clock.
+/// The state of a pool, with the recording's time and the time of the pool's own clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
     pub time_ns: u64,

@@ -64,7 +64,7 @@
 //! | 3 | call stack | number (not 0), list of frames, innermost first: function, file (may be empty), line |
 //! | 4 | snapshot | time in ns, pool, time of the pool's clock in us, statistics and owners (`judge::Snapshot` in `crates/observe`) |
 //!
-//! Time 0 is when the first pool of the file was built. Records of one thread are in order; those of different threads may be out of order by some blocks,
+//! Time 0 is when the first pool of the file was built. Records of one thread are in order; records of different threads may be out of order by some blocks,
 //! so a reader sorts them by time, keeping the order of equal times. Snapshots come every 100 ms at first, later every 200th of the elapsed time, and at the
 //! end of each diagnosis window. `pinpool why` judges them with the rules of the running pool.
 //!
