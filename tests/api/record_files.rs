@@ -166,6 +166,8 @@ fn the_recording_of_an_earlier_process_is_kept_beside_the_new_one_and_that_is_lo
         );
         assert_eq!((name_in(&old), name_in(&path)), ("first".to_owned(), "second".to_owned()));
         // The next one takes its place.
+        // Open, so that no other file gets its inode.
+        let _second = File::open(&path).unwrap();
         fs::remove_file(&path).unwrap();
         earlier(&path, "third");
         record(&path, "fourth");

@@ -38,8 +38,8 @@ pub(super) struct Opened {
     pub(super) earlier: Option<PathBuf>,
 }
 
-/// Opens and locks `path`. A recording with the length that this process left is continued.
-pub(super) fn open(path: &Path, left_bytes: Option<u64>) -> Result<Opened, Unrecorded> {
+/// Opens and locks `path`. The file that this process left is continued if its length is still the same.
+pub(super) fn open(path: &Path, left: Option<(FileId, u64)>) -> Result<Opened, Unrecorded> {
     let mut earlier = None;
     for _ in 0..TRIES {
         let found = match fs::symlink_metadata(path) {
@@ -60,14 +60,15 @@ pub(super) fn open(path: &Path, left_bytes: Option<u64>) -> Result<Opened, Unrec
         }
         let metadata = file.metadata().map_err(|error| failed(&error))?;
         // The process that had it locked before may have renamed it meanwhile.
-        if FileId::at(path).ok() != Some(FileId::of(&metadata)) {
+        let id = FileId::of(&metadata);
+        if FileId::at(path).ok() != Some(id) {
             continue;
         }
         let bytes = metadata.len();
         if bytes > 0 && !is_recording(&file) {
             return Err(no_recording(path, bytes));
         }
-        if bytes == 0 || left_bytes == Some(bytes) {
+        if bytes == 0 || left == Some((id, bytes)) {
             return Ok(Opened { file, bytes: Some(bytes), earlier });
         }
         earlier = Some(set_aside(path)?);

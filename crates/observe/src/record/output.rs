@@ -9,12 +9,15 @@ use flate2::write::GzEncoder;
 use super::format::BlockWriter;
 use super::open::flock;
 use pinpool_os::child_descriptors::ParentOnly;
+use pinpool_os::file_id::FileId;
 
 /// The file, up to the first write that fails.
 pub(super) struct Output {
     file: Option<ParentOnly<File>>,
     /// Length up to the last whole block; `None` for a file without a length.
-    pub(super) bytes: Option<u64>,
+    bytes: Option<u64>,
+    /// The file and its length when it was closed.
+    pub(super) left: Option<(FileId, u64)>,
     is_compressed: bool,
     /// The head until it is written.
     head: Vec<u8>,
@@ -23,7 +26,7 @@ pub(super) struct Output {
 
 impl Output {
     pub(super) fn new(file: ParentOnly<File>, bytes: Option<u64>, is_compressed: bool, head: Vec<u8>) -> Self {
-        Self { file: Some(file), bytes, is_compressed, head, failure: None }
+        Self { file: Some(file), bytes, left: None, is_compressed, head, failure: None }
     }
 
     /// Writes the block. Returns how many records of it are in the file.
@@ -59,6 +62,8 @@ impl Output {
     /// Unlocks and closes the file. The unlock is explicit because a child created without the `fork` handlers may hold a copy of the
     /// descriptor.
     pub(super) fn close(&mut self) {
-        let _ = self.file.take().map(|file| flock(&file, libc::LOCK_UN));
+        let Some(file) = self.file.take() else { return };
+        self.left = file.metadata().ok().map(|metadata| FileId::of(&metadata)).zip(self.bytes);
+        let _ = flock(&file, libc::LOCK_UN);
     }
 }

@@ -23,6 +23,7 @@ use super::format::{BlockWriter, Item, Taken, head};
 use super::output::Output;
 use super::{Recorded, Unrecorded, open};
 use pinpool_os::call_stack::{CallStack, Frame};
+use pinpool_os::file_id::FileId;
 use pinpool_os::fork::OfProcess;
 use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::threads;
@@ -133,9 +134,9 @@ struct Opened {
     writer: Weak<Writer>,
     begun: Instant,
     pools: u32,
-    /// Names, and length when it was last closed; `None` for a file without a length.
     names: Named,
-    left_bytes: Option<u64>,
+    /// The file and its length when it was last closed; `None` for a file without a length.
+    left: Option<(FileId, u64)>,
 }
 
 static OPENED: OfProcess<Mutex<Vec<Opened>>> = OfProcess::new(Mutex::default);
@@ -170,8 +171,8 @@ impl Writer {
             opened[index].pools += 1;
             return Ok((writer, opened[index].pools - 1, None));
         }
-        let left_bytes = known.and_then(|index| opened[index].left_bytes);
-        let open::Opened { file, bytes, earlier } = open::open(path, left_bytes)?;
+        let left = known.and_then(|index| opened[index].left);
+        let open::Opened { file, bytes, earlier } = open::open(path, left)?;
         let is_continued = known.is_some() && bytes != Some(0);
         let before = known.map(|index| opened.swap_remove(index)).filter(|_| is_continued);
         let (pools, names, begun) =
@@ -203,7 +204,7 @@ impl Writer {
             begun,
             pools: pools + 1,
             names: Named::default(),
-            left_bytes: bytes,
+            left: None,
         });
         Ok((writer, pools, earlier))
     }
@@ -383,7 +384,7 @@ impl Run {
         let this = Arc::as_ptr(&self.writer);
         if let Some(file) = opened.iter_mut().find(|file| file.writer.as_ptr() == this) {
             file.names = names;
-            file.left_bytes = self.output.bytes;
+            file.left = self.output.left;
         }
     }
 
