@@ -21,7 +21,7 @@ pub mod short_path;
 pub use crate::config::HugeTlb;
 pub use crate::diag::{CheckReport, LogSampler};
 pub use crate::engine::ManualClock;
-pub use crate::engine::idle::thread_cache;
+pub use crate::engine::cache::thread_cache;
 pub use crate::finding::{Finding, Level};
 pub use crate::policy::{Check, Window};
 pub use crate::stats::{Kind, Statistic, Unit, Value};

@@ -20,9 +20,9 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::idle::thread_cache::{Entry, SpareEntries};
+use super::cache::thread_cache::{Entry, SpareEntries};
 use super::memory::{Adopted, BlockMemory};
-use super::owners::Holder;
+use super::meter::owners::Holder;
 use crate::in_flight::CopyFences;
 use crate::quota::Claim;
 use crate::size_class::Class;

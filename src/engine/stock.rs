@@ -12,12 +12,12 @@ use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
 use super::block::{Block, BlockBody};
+use super::cache::thread_cache::{Entry, SpareEntries};
+use super::cache::{Evicted, Idle, LoweredLimit};
 use super::classes::Classes;
-use super::idle::thread_cache::{Entry, SpareEntries};
-use super::idle::{Evicted, Idle, LoweredLimit};
-use super::lifetime::Lifetime;
-use super::maintenance::Tick;
 use super::memory::{Adopted, BlockMemory, Memory, Place, PoolView, Refusal, SlowCalls};
+use super::meter::lifetime::Lifetime;
+use super::meter::maintenance::Tick;
 use crate::backend::{HugeTlb, PageTiers, SourceError, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;

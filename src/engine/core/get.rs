@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use super::super::accounts::usage_report;
 use super::super::memory::{Refusal, SlowCalls};
+use super::super::meter::accounts::usage_report;
 use super::super::wait_queue::{KeepAlive, Server, WAIT_MAX, WaitTicket, Waiter, deadline};
 use super::account::BlockRequest;
 use super::{Block, Core};

@@ -4,7 +4,7 @@ use super::super::memory::PoolView;
 use super::Core;
 use crate::backend::Source;
 use crate::diag;
-use crate::engine::maintenance::LATE_US;
+use crate::engine::meter::maintenance::LATE_US;
 use crate::in_flight::PendingGroup;
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::stats::EvictionReason;
