@@ -33,6 +33,10 @@ impl Core {
         self.record_idle();
         let now_us = self.tick_after(0);
         self.watch_device(now_us);
+        // Also if no tick is due. Counting collects what other threads have put back.
+        if self.stock.idle().count() > self.config.pool_size_limit {
+            self.stock.enforce_count_limit(now_us);
+        }
         self.stock.enforce_limits(self, now_us);
     }
 
