@@ -27,10 +27,6 @@ const STEP_BYTES: u64 = 64 << 20;
 const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
 
 impl BudgetOwner for Core {
-    fn releasable_bytes(&self) -> u64 {
-        self.memory().idle_bytes(self)
-    }
-
     fn release_idle(&self, bytes: u64) -> u64 {
         self.complete_copies();
         let released_bytes = self.memory().release_idle(bytes, self, self.time.coarse_us());
@@ -92,12 +88,8 @@ impl Core {
     /// Has the other pools of the process release idle memory for a request that was refused for this reason. Returns whether it
     /// has room now; or whether it may have, if no such `calls` may be made. A slow call.
     pub(super) fn others_make_room(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
-        let Some((_, shortfall)) = refusal.by_shared_limit() else { return false };
-        match calls {
-            SlowCalls::None => self.budget().others_idle_bytes() > 0,
-            SlowCalls::Held(..) => false,
-            SlowCalls::Until(..) | SlowCalls::After(..) => self.budget().ask_others(shortfall),
-        }
+        let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::Held(..)));
+        shared.is_some_and(|(_, shortfall)| calls == SlowCalls::None || self.budget().ask_others(shortfall))
     }
 
     /// Releases idle memory while other owners lack it.
@@ -137,7 +129,7 @@ impl Core {
             self.attend_to_ledger();
             return Some(block);
         }
-        self.accounts.count_made_room();
+        self.counters.made_room.add(1);
         let now_us = self.time.coarse_us();
         self.stock.evict(block, now_us, EvictionReason::Reclaimed);
         // The block's own region was released with it.
