@@ -186,7 +186,7 @@ fn a_reserve_serves_copies_without_another_page_lock() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let name = rig.name();
-        let pool = rig.builder().reserve_bytes(16 << 20).growth(false).build().unwrap();
+        let pool = rig.builder().reserve_bytes(16 << 20).setting("growth", false).build().unwrap();
         pool.prewarm(8 << 20).unwrap();
         let locks = pool.stats().memory.pin.count;
         let tiers = pool.page_tiers().unwrap();

@@ -138,7 +138,7 @@ impl ReserveArgs {
 
     /// The time to the first filled buffer, and the pool.
     fn first_of(&self, backend: &Backend, bytes: u64, waits: bool) -> Measured<(Duration, pinpool::Pool, Instant)> {
-        let builder = pool_builder(backend.clone()).reserve_bytes(bytes).reserve_wait(waits);
+        let builder = pool_builder(backend.clone()).reserve_bytes(bytes).setting("reserve_wait", waits);
         let begun = Instant::now();
         let pool = builder.max_bytes(bytes.saturating_mul(2)).build()?;
         let mut buf = pool.get(self.len())?;

@@ -112,10 +112,6 @@ impl Core {
 }
 
 impl Account {
-    pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.core
-    }
-
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
