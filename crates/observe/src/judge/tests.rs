@@ -267,7 +267,7 @@ fn memory_that_other_processes_hold_is_theirs() {
     };
     let judgement = run.window(short);
     assert_eq!(judgement.cause, Cause::OtherProcess);
-    assert!(judgement.found.ends_with("other processes hold 3.0GiB"), "{judgement}");
+    assert!(judgement.found.ends_with("other processes 3.0GiB"), "{judgement}");
     // What is needed passes the pool's own ceiling.
     let own = |of: &mut Snapshot| {
         short(of);

@@ -169,8 +169,10 @@ impl<'a> Window<'a> {
         };
         let Some(limit) = now.limit.as_deref().filter(|_| !now.is_by_source) else { return Some(self.refused(short)) };
         if let Some(others_bytes) = now.others_bytes.filter(|_| self.is_of_others()) {
-            let found = format!("{short}: other processes hold {}", Size(others_bytes));
-            let cure = format!("raise {limit}, or reduce what they hold (`pinpool top --all` lists it)");
+            let (own, others) = (Size(now.held_bytes), Size(others_bytes));
+            let found = format!("{short}: this pool holds {own} of the shared limit, other processes {others}");
+            let cure =
+                format!("raise {limit} for all of them, or reduce what they hold (`pinpool top --all` lists it)");
             return Some(self.alarm(Cause::OtherProcess, found, cure));
         }
         if let Some(judgement) = self.pause(&short, limit) {
@@ -353,7 +355,9 @@ impl<'a> Window<'a> {
     /// Nothing is wrong that the pool knows.
     fn quiet(&self) -> Judgement {
         let now = self.now;
-        if self.is_growing() && self.of.misses > self.of.gets / WARM_PART {
+        // A pool that grows because sizes grow does not warm up.
+        let is_first = self.most_held_bytes == 0 || self.of.new_lengths <= self.of.misses / 2;
+        if self.is_growing() && is_first && self.of.misses > self.of.gets / WARM_PART {
             let found = format!("held {}->{}", Size(self.held_before_bytes), Size(now.held_bytes));
             return self.judgement(Cause::WarmingUp, found);
         }
