@@ -24,7 +24,7 @@ use serde::Serialize;
 use self::search::{Advice, Better, Search};
 use crate::files::{in_file, named};
 use crate::input::{self, Kind};
-use crate::replay::{DECISIVE_ROWS, Plays, mib, table};
+use crate::replay::{DECISIVE_ROWS, Plays, table};
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
@@ -71,7 +71,6 @@ pub(crate) struct AdviseArgs {
 const GROWS: &str = "use grows until the end, and a longer run would outgrow any limit that this one needs";
 const NO_GAIN: &str = "no idle timeout or reserve gains a tenth of the time lost, and no limit a tenth of the memory, at no cost of the other";
 const NO_SOONER: &str = "with more memory the program would end less than 10 % sooner";
-const HEADROOM: f64 = 0.1;
 
 #[derive(Debug, Serialize)]
 struct JsonAdvice<'a> {

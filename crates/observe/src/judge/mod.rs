@@ -137,8 +137,10 @@ impl Judge {
                 Window::between(&self.last, now, of_us, self.most_held_bytes).judge(None, 0, None)
             }
         };
-        let is_known = self.latest().is_some_and(|latest| latest.is_alarm);
-        match now.failure.clone().filter(|_| !is_known) {
+        let is_known = |cause| {
+            self.latest().is_some_and(|latest| latest.is_alarm) || judgement.is_alarm && judgement.cause == cause
+        };
+        match now.failure.clone().filter(|(cause, _)| !is_known(*cause)) {
             Some((cause, likely)) => judgement.of_failure(cause, likely),
             None => judgement,
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pinpool_os::call_stack::CallStack;
 
-use super::{Event, PoolDescription, Recorded};
+use super::{Event, Recorded};
 
 /// Never exists.
 #[derive(Debug)]
