@@ -250,7 +250,8 @@ impl PoolBuilder {
             let mut limit = AutoLimit::new(root.clone());
             let is_auto = ledger.is_none() && config.max_bytes == Limit::Auto;
             let member = Member::new(root.clone(), log.name.clone(), is_auto);
-            let (mut max_bytes, limit_origin) = limit.set(config.max_bytes, member.auto_bytes());
+            let (mut max_bytes, limit_origin) =
+                limit.set(config.max_bytes, if is_auto { member.auto_bytes() } else { 0 });
             let chosen = backend::choose(&config.backend, pin_options(config, &root, max_bytes, &[]))?;
             max_bytes = chosen.lock_limit_bytes.or(max_bytes);
             limit.lock_limit_bytes = chosen.lock_limit_bytes;

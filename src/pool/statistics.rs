@@ -1,7 +1,6 @@
 //! What a pool tells of itself.
 
 use super::Pool;
-use crate::backend::PageTiers;
 use crate::config::Config;
 use crate::diagnosis::Diagnosis;
 use crate::dump::Dump;
@@ -43,13 +42,6 @@ impl Pool {
     pub fn partition_stats(&self) -> Vec<Stats> {
         let accounts = if self.account().is_some() { Vec::new() } else { self.core().existing_accounts() };
         accounts.iter().map(|account| account.stats()).collect()
-    }
-
-    /// The kinds of pages that the held memory is in. Reads a file of the kernel, so keep it off hot paths. `None` under
-    /// the preset `tensorflow`, which keeps no list of its memory.
-    #[doc(hidden)]
-    pub fn page_tiers(&self) -> Option<PageTiers> {
-        self.core().memory().page_tiers()
     }
 
     /// The name in the pool's log lines ([`PoolBuilder::name`](crate::PoolBuilder::name)).
