@@ -368,7 +368,12 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
 #[test]
 fn maintain_enforces_the_count_limit_on_what_other_threads_put_back() {
     let clock = ManualClock::default();
-    let pool = builder(Preset::Adaptive).pool_size_limit(1).auto_resize(false).clock(clock).build().unwrap();
+    let pool = builder(Preset::Adaptive)
+        .setting("pool_size_limit", 1)
+        .setting("auto_resize", false)
+        .clock(clock)
+        .build()
+        .unwrap();
     let held: Vec<_> = (0..3).map(|_| pool.get(LEN).unwrap()).collect();
     pool.maintain();
     thread::scope(|scope| drop(scope.spawn(move || drop(held)).join()));
