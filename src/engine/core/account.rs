@@ -14,7 +14,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use super::super::memory::Refusal;
-use super::super::owners::TagAccount;
+use super::super::meter::owners::TagAccount;
 use super::super::wait_queue::{KeepAlive, Server, WaitQueue, WaitTicket, Waiter, deadline};
 use super::{Block, Core};
 use crate::diag::PoolLog;
@@ -112,10 +112,6 @@ impl Core {
 }
 
 impl Account {
-    pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.core
-    }
-
     pub(crate) fn name(&self) -> &str {
         &self.name
     }

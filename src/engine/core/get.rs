@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use super::super::accounts::usage_report;
 use super::super::memory::{Refusal, SlowCalls};
+use super::super::meter::accounts::usage_report;
 use super::super::wait_queue::{KeepAlive, Server, WAIT_MAX, WaitTicket, Waiter, deadline};
 use super::account::BlockRequest;
 use super::{Block, Core};
@@ -208,7 +208,7 @@ impl Core {
         let mut block = acquired.inspect_err(|stop| match stop {
             Some(Refusal::Source(_)) => {
                 self.verdicts.is_by_source.store(true, Ordering::Relaxed);
-                self.backoff.refused();
+                self.backoff.refused(self.time.read_us());
                 self.watch_device(at.0);
             }
             Some(_) if !matches!(calls, SlowCalls::Held(..)) => {

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use super::super::accounts::usage_report;
 use super::super::memory::Refusal;
-use super::super::owners::{TagAccount, UNTAGGED};
+use super::super::meter::accounts::usage_report;
+use super::super::meter::owners::{TagAccount, UNTAGGED};
 use super::{BlockRequest, Core};
 use crate::copy;
 use crate::diag::is_power_of_ten;

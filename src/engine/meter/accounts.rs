@@ -16,7 +16,7 @@ use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Counts of buffers that are not idle. All Relaxed unless noted: each is a number on its own.
 #[derive(Debug, Default)]
-pub(super) struct Accounts {
+pub(crate) struct Accounts {
     failed_gets: AtomicU64,
     fallbacks: AtomicU64,
     fallback_puts: AtomicU64,
@@ -52,38 +52,38 @@ struct Requested {
 
 impl Accounts {
     /// Returns how many there have been.
-    pub(super) fn count_failed_get(&self) -> u64 {
+    pub(crate) fn count_failed_get(&self) -> u64 {
         self.failed_gets.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Returns how many there have been.
-    pub(super) fn count_fallback(&self) -> u64 {
+    pub(crate) fn count_fallback(&self) -> u64 {
         self.fallbacks.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// The wait of a request timed out.
-    pub(super) fn count_timeout(&self) {
+    pub(crate) fn count_timeout(&self) {
         self.timeouts.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A request has stopped waiting.
-    pub(super) fn count_wait(&self, took: Duration) {
+    pub(crate) fn count_wait(&self, took: Duration) {
         self.waits.lock().record(took);
     }
 
     /// A use that a miss began at `since_us` has ended.
-    pub(super) fn count_use(&self, since_us: u64, now_us: u64) {
+    pub(crate) fn count_use(&self, since_us: u64, now_us: u64) {
         self.uses.lock().record(Duration::from_micros(now_us.saturating_sub(since_us)));
     }
 
     /// Buffers that have been in flight since these times are not any more.
-    pub(super) fn count_in_flight(&self, since_us: impl Iterator<Item = u64>, now_us: u64) {
+    pub(crate) fn count_in_flight(&self, since_us: impl Iterator<Item = u64>, now_us: u64) {
         let mut flights = self.flights.lock();
         since_us.for_each(|since_us| flights.record(Duration::from_micros(now_us.saturating_sub(since_us))));
     }
 
     /// A request for `len` bytes that found no idle buffer at once received `class_bytes`.
-    pub(super) fn count_request(&self, len: usize, class_bytes: usize) {
+    pub(crate) fn count_request(&self, len: usize, class_bytes: usize) {
         let mut requested = self.requested.lock();
         requested.bytes += len as u64;
         requested.class_bytes += class_bytes as u64;
@@ -91,51 +91,51 @@ impl Accounts {
     }
 
     /// Gets so far that found nothing idle at once and asked for a length that was not asked for lately.
-    pub(super) fn new_lengths(&self) -> u64 {
+    pub(crate) fn new_lengths(&self) -> u64 {
         self.requested.lock().new_lengths
     }
 
-    pub(super) fn count_fallback_put(&self) {
+    pub(crate) fn count_fallback_put(&self) {
         self.fallback_puts.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn count_adopted(&self) {
+    pub(crate) fn count_adopted(&self) {
         self.adopted.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn count_adopted_put(&self) {
+    pub(crate) fn count_adopted_put(&self) {
         self.adopted.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Buffers over adopted memory.
-    pub(super) fn adopted(&self) -> u64 {
+    pub(crate) fn adopted(&self) -> u64 {
         self.adopted.load(Ordering::Relaxed)
     }
 
-    pub(super) fn count_handed_over(&self) {
+    pub(crate) fn count_handed_over(&self) {
         self.handed_over.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn count_made_room(&self) {
+    pub(crate) fn count_made_room(&self) {
         self.made_room.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns how many buffers are lost now.
-    pub(super) fn count_lost(&self, bytes: u64) -> u64 {
+    pub(crate) fn count_lost(&self, bytes: u64) -> u64 {
         let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
         self.lost_bytes.fetch_add(bytes, Ordering::Relaxed);
         lost
     }
 
     /// Subtracts `buffers` that were lost and answer again.
-    pub(super) fn count_recovered(&self, buffers: u64, bytes: u64) {
+    pub(crate) fn count_recovered(&self, buffers: u64, bytes: u64) {
         self.lost.fetch_sub(buffers, Ordering::Relaxed);
         self.lost_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Adds to `stats`, in which the stock and the copies in flight have filled their own, what is counted here. `own_bytes` are
     /// in blocks of this pool.
-    pub(super) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
+    pub(crate) fn fill(&self, stats: &mut Stats, own_bytes: u64) {
         let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (fallbacks, fallback_puts) = (counted(&self.fallbacks), counted(&self.fallback_puts));
         let (handed_over, lost_bytes) = (counted(&self.handed_over), counted(&self.lost_bytes));
@@ -163,7 +163,7 @@ impl Accounts {
 }
 
 /// The bytes of a snapshot, for the text of an error.
-pub(super) fn usage_report(stats: &Stats) -> UsageReport {
+pub(crate) fn usage_report(stats: &Stats) -> UsageReport {
     UsageReport {
         held_bytes: stats.memory.held_bytes,
         in_use_bytes: stats.memory.in_use_bytes,

@@ -27,16 +27,16 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use super::accounts::Accounts;
-use super::auto_limit::AutoLimit;
+use super::meter::accounts::Accounts;
+
 use super::block::{self, BlockBody};
-use super::clock::Timekeeper;
-use super::idle::thread_cache::Shard;
-use super::maintenance::Maintenance;
+use super::cache::thread_cache::Shard;
 use super::memory::{Adopted, Memory, Refusal};
 use super::memory::{PoolView, ReserveWait};
-use super::owners::Owners;
-use super::shortage::Shortage;
+use super::meter::clock::Timekeeper;
+use super::meter::maintenance::Maintenance;
+use super::meter::owners::Owners;
+use super::meter::shortage::Shortage;
 use super::stock::Stock;
 use super::wait_queue::WaitQueue;
 use crate::backend::SourceError;
@@ -53,10 +53,12 @@ use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 mod account;
+mod auto_limit;
 mod end;
 mod get;
 mod put;
 mod queue;
+pub(super) mod recent;
 mod record;
 mod report;
 #[cfg(feature = "observe")]
@@ -66,7 +68,9 @@ mod tick;
 mod verdicts;
 
 pub(crate) use account::{Account, BlockRequest};
+pub(crate) use auto_limit::AutoLimit;
 use queue::{Backoff, SlowPathFlag};
+pub(crate) use recent::CachedShard;
 use report::SystemMemory;
 use tick::DeviceWatch;
 use verdicts::Verdicts;

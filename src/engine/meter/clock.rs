@@ -56,7 +56,7 @@ impl Timekeeper {
     }
 
     /// Its time is moved by hand, by a test that makes each step itself.
-    pub(super) fn is_manual(&self) -> bool {
+    pub(crate) fn is_manual(&self) -> bool {
         match &self.clock {
             Clock::Manual(_) => true,
             Clock::System => false,
@@ -64,7 +64,7 @@ impl Timekeeper {
     }
 
     /// Reads the clock, and leaves the coarse copy as it is.
-    pub(super) fn read_us(&self) -> u64 {
+    pub(crate) fn read_us(&self) -> u64 {
         match &self.clock {
             Clock::System => monotonic_us().saturating_sub(self.begun_us),
             Clock::Manual(clock) => clock.now_us(),
@@ -72,7 +72,7 @@ impl Timekeeper {
     }
 
     /// Reads the clock and refreshes the coarse copy.
-    pub(super) fn now_us(&self) -> u64 {
+    pub(crate) fn now_us(&self) -> u64 {
         let now_us = self.read_us();
         self.advance_to(now_us);
         now_us
@@ -80,7 +80,7 @@ impl Timekeeper {
 
     /// When a buffer that was put before the reading `now_us` was put at the latest. A manual clock knows: nothing happens
     /// while it moves.
-    pub(super) fn latest_put_us(&self, now_us: u64) -> u64 {
+    pub(crate) fn latest_put_us(&self, now_us: u64) -> u64 {
         match &self.clock {
             Clock::System => now_us,
             Clock::Manual(clock) => clock.0.before_us.load(Ordering::Relaxed),
@@ -94,7 +94,7 @@ impl Timekeeper {
 
     /// The time of the last reading.
     #[inline]
-    pub(super) fn coarse_us(&self) -> u64 {
+    pub(crate) fn coarse_us(&self) -> u64 {
         self.coarse_us.load(Ordering::Relaxed)
     }
 }

@@ -14,17 +14,17 @@ use pinpool_os::sync::plain::{Mutex, MutexGuard};
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Between two ticks: much shorter than any time in the rules, long against the cost of a tick.
-pub(super) const TICK_EVERY_US: u64 = 10_000;
+pub(crate) const TICK_EVERY_US: u64 = 10_000;
 /// Between two questions to fences that failed.
 const ASK_AGAIN_EVERY_US: u64 = 100_000;
 /// Growth is reported each time that pinned memory has doubled since the last report, from here on.
 const FIRST_REPORT_BYTES: u64 = 64 << 20;
 /// A tick that the maintenance thread has not run for this long is run by the next miss or put of a copy.
-pub(super) const LATE_US: u64 = 3_000_000;
+pub(crate) const LATE_US: u64 = 3_000_000;
 
 /// When the next tick is due.
 #[derive(Debug)]
-pub(super) struct Maintenance {
+pub(crate) struct Maintenance {
     next_tick_us: AtomicU64,
     watch: Mutex<Watch>,
 }
@@ -44,27 +44,27 @@ struct Reported {
 
 /// A tick in progress.
 #[derive(Debug)]
-pub(super) struct Tick<'a> {
+pub(crate) struct Tick<'a> {
     watch: MutexGuard<'a, Watch>,
     /// How long it was due.
-    pub(super) late_us: u64,
+    pub(crate) late_us: u64,
 }
 
 impl Maintenance {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let reported = Reported { held_bytes: 0, calls: SourceCalls::default() };
         let watch = Watch { next_question_us: 0, reported };
         Self { next_tick_us: AtomicU64::new(0), watch: Mutex::new(watch) }
     }
 
     /// Whether a tick is due.
-    pub(super) fn is_tick_due(&self, now_us: u64) -> bool {
+    pub(crate) fn is_tick_due(&self, now_us: u64) -> bool {
         // Relaxed: a hint.
         now_us >= self.next_tick_us.load(Ordering::Relaxed)
     }
 
     /// Begins a tick if one has been due for `patience_us` and no other thread runs one.
-    pub(super) fn begin_tick(&self, now_us: u64, patience_us: u64) -> Option<Tick<'_>> {
+    pub(crate) fn begin_tick(&self, now_us: u64, patience_us: u64) -> Option<Tick<'_>> {
         // Relaxed: a thread that sees an old value finds the lock taken, or repeats a tick that has nothing to do.
         let due_us = self.next_tick_us.load(Ordering::Relaxed);
         if now_us < due_us.saturating_add(patience_us) {
@@ -78,7 +78,7 @@ impl Maintenance {
 
 impl Tick<'_> {
     /// Whether fences that failed may be asked again now. At most ten times a second.
-    pub(super) fn may_ask_again(&mut self, now_us: u64) -> bool {
+    pub(crate) fn may_ask_again(&mut self, now_us: u64) -> bool {
         let may_ask = now_us >= self.watch.next_question_us;
         if may_ask {
             self.watch.next_question_us = now_us.saturating_add(ASK_AGAIN_EVERY_US);
@@ -87,7 +87,7 @@ impl Tick<'_> {
     }
 
     /// The growth since the last report, if `held_bytes` are twice what was held then; it counts as reported.
-    pub(super) fn growth_to_report(
+    pub(crate) fn growth_to_report(
         &mut self,
         held_bytes: u64,
         calls: SourceCalls,
