@@ -28,7 +28,6 @@ mod stock;
 mod user_block;
 mod wait_queue;
 
-pub(crate) use self::block::BufferState;
 pub(crate) use self::core::{Account, AutoLimit, BlockRequest, CachedShard, Core, OutsideClaim};
 pub(crate) use self::memory::{
     Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, OneEach, Pageable, granule_bytes,

@@ -111,10 +111,6 @@ impl Core {
 }
 
 impl Account {
-    pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.core
-    }
-
     pub(crate) fn name(&self) -> &str {
         &self.name
     }

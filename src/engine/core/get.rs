@@ -208,7 +208,7 @@ impl Core {
         let mut block = acquired.inspect_err(|stop| match stop {
             Some(Refusal::Source(_)) => {
                 self.verdicts.is_by_source.store(true, Ordering::Relaxed);
-                self.backoff.refused();
+                self.backoff.refused(self.time.read_us());
                 self.watch_device(at.0);
             }
             Some(_) if !matches!(calls, SlowCalls::Held(..)) => {
