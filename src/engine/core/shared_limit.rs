@@ -4,7 +4,7 @@
 //!   refused by the process's limit ─▶ the other pools release idle memory ─▶ tries again
 //!   head of the queue refused ─▶ its want ─▶ tries again, wakes the others, waits ─▶ served or timed out: no want
 //!   others' wants ─▶ a thread ─┬─▶ the maintenance thread: idle memory is released, step by step
-//!                              └─▶ slow-path flag: a return makes room, if the pool holds more than an even share
+//!                              └─▶ slow-path flag: a return makes room, if the others come first
 //! ```
 //!
 //! A buffer that is returned and requested again at once is never idle when the maintenance thread checks, so returns make room as
@@ -114,8 +114,8 @@ impl Core {
         self.slow_path_flag.change(Reason::Ledger, is_wanted, |attends| self.stock.idle().set_slow_path(attends));
     }
 
-    /// A return while other owners want memory: makes room of `block` if this one holds more than an even share. Returns it
-    /// otherwise. A slow call if it does.
+    /// A return while other owners want memory: makes room of `block` if they come first. Otherwise returns it. A slow call if it
+    /// makes room.
     #[inline]
     pub(super) fn give_put(&self, block: Block) -> Option<Block> {
         if self.slow_path_flag.is_for_ledger() { self.give_put_if_owed(block) } else { Some(block) }
