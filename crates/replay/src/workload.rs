@@ -10,7 +10,6 @@ use std::path::Path;
 use super::cost::TimedCall;
 use super::format::{TraceError, TraceOp, TraceReader};
 use super::input::Input;
-use super::open::{Trace, read_file};
 use super::priced::move_ns;
 use super::recorded::RecordedSettings;
 use super::threads::{Step, Threads};
@@ -70,9 +69,11 @@ impl Workload {
     ///
     /// The errors of [`Workload::read`].
     pub fn read_file(input: Input) -> Result<Self, TraceError> {
-        match read_file(input)? {
-            Trace::Recording(recording) => Self::of(&recording),
-            Trace::Text(mut reader) => Self::read(&mut reader),
+        let (is_recording, is_pickle) = (Recording::is_begun_by(input.first()), input.first().starts_with(&[0x80]));
+        match input.into_bytes() {
+            bytes if is_recording => Self::of(&Recording::read(bytes)?),
+            _ if is_pickle => Err(TraceError::Pickle),
+            bytes => Self::read(&mut TraceReader::new(bytes)?),
         }
     }
 
