@@ -6,13 +6,14 @@
 //! | --- | --- |
 //! | `format.rs` | the text format: header, operations, errors with line numbers |
 //! | `input.rs` | a file that is read once, and its first bytes |
+//! | `text.rs` | a trace of requests as a recording |
 //! | `threads.rs` | what each thread of a recording did |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
 //! | `recorded.rs` | the settings that a recording was made under |
 //! | `priced.rs` | the time that remaps would take on a device |
 //! | `replay.rs` | the settings of a replay and its pool |
 //! | `sim.rs` | simulated memory |
-//! | `player.rs`, `player/closed.rs` | the player: virtual time and counters; threads in closed loop |
+//! | `player.rs`, `player/steps.rs` | the player: virtual time and counters; the steps of threads |
 //! | `watch.rs` | observes the pool during a replay |
 //! | `report.rs` | what a replay cost, and whether it matches the recording |
 //! | `cost.rs` | the duration of driver calls, fitted to a recording |
@@ -26,6 +27,7 @@ mod recorded;
 mod replay;
 mod report;
 mod sim;
+mod text;
 mod threads;
 mod watch;
 mod workload;

@@ -93,23 +93,18 @@ fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
         let why = recording.warning.as_deref().unwrap_or("it holds no gets, puts or other records");
         return Err(in_trace(&format_args!("nothing to print: {why}")).into());
     }
-    // Errors of the trace are reported before a file is written.
-    let workload = match args.format {
-        Format::Text => Workload::of(&recording).map_err(|error| in_trace(&error))?,
-        _ => Workload::default(),
-    };
     match &args.output {
         Some(path) => {
             refuse_to_overwrite(&args.trace, path)?;
             let file = File::create(path).map_err(|error| in_file(path, &error))?;
             let mut out = BufWriter::new(file);
-            write(&recording, &workload, args.format, &mut out)
+            write(&recording, args.format, &mut out)
                 .and_then(|()| out.flush())
                 .map_err(|error| in_file(path, &error))?;
         }
         None => {
             let mut out = BufWriter::new(io::stdout().lock());
-            let written = write(&recording, &workload, args.format, &mut out).and_then(|()| out.flush());
+            let written = write(&recording, args.format, &mut out).and_then(|()| out.flush());
             // Keeps the kind, which distinguishes a closed pipe from a full disk.
             written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))?;
         }
@@ -117,9 +112,9 @@ fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
     Ok(recording)
 }
 
-fn write(recording: &Recording, workload: &Workload, format: Format, out: &mut dyn Write) -> io::Result<()> {
+fn write(recording: &Recording, format: Format, out: &mut dyn Write) -> io::Result<()> {
     match format {
-        Format::Text => text::write(recording, workload, out),
+        Format::Text => text::write(recording, out),
         Format::Csv => csv::write(recording, out),
         Format::Chrome => chrome::write(recording, out),
         Format::Pytorch => snapshot::write(recording, out),
