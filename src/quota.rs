@@ -35,11 +35,6 @@ pub(crate) trait BudgetOwner: Send + Sync {
     /// Bytes were returned to an account.
     fn bytes_returned(&self) {}
 
-    /// What [`release_idle`](Self::release_idle) could release.
-    fn releasable_bytes(&self) -> u64 {
-        0
-    }
-
     /// Releases idle memory until `bytes` are released or nothing is idle. Returns how much was. A slow call.
     fn release_idle(&self, _bytes: u64) -> u64 {
         0

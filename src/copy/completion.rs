@@ -127,7 +127,7 @@ impl IntoFuture for Completion {
 
 impl CompletionFuture {
     /// The handle again, for a wait that is not a task's.
-    pub fn completion(&self) -> &Completion {
+    pub(crate) fn completion(&self) -> &Completion {
         &self.completion
     }
 

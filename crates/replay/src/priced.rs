@@ -7,8 +7,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pinpool::source::GRANULE_BYTES;
-use pinpool::unstable::backend::Subrange;
+use pinpool::unstable::backend::{GRANULE_BYTES, Subrange};
 use pinpool_os::sync::plain::Mutex;
 
 /// All offsets.

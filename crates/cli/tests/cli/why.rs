@@ -155,7 +155,7 @@ fn a_process_says_why_over_its_socket() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let builder = Pool::builder().without_env().backend(pinpool::Backend::Heap).name("train");
-    let pool = builder.variable("PINPOOL_SOCKET", socket.to_str().unwrap()).unwrap().build().unwrap();
+    let pool = builder.setting("socket", socket.display()).build().unwrap();
     (0..30).for_each(|_| drop(pool.get(4096).unwrap()));
     let ran = why(&socket, &["--json"]);
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
