@@ -1,4 +1,4 @@
-//! Copies a batch from a pinned buffer to CubeCL, and therefore to Burn, whose `TensorData` takes the same `Bytes`.
+//! Copies a batch from a pinned buffer to CubeCL, and therefore to Burn: its `TensorData` takes the same `Bytes`.
 //!
 //! CubeCL copies from pinned bytes without an intermediate buffer and drops them when the device has read them, which returns the
 //! buffer. Nothing is synchronized, and no buffer is reused during a copy.

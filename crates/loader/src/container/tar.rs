@@ -33,7 +33,7 @@ pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<ContainerMember>,
     listed.map_err(broken)
 }
 
-/// Lists the samples of an archive whose length is known only after reading all of it.
+/// Lists the samples of an archive of unknown length, which is read to its end.
 pub(super) fn index_forward(archive: &mut ForwardReader<'_>) -> Result<Vec<ContainerMember>, FailureCause> {
     let (samples, last) = members(&mut *archive, u64::MAX).map_err(broken)?;
     check_end(&last, archive.read_to_end()?).map_err(broken)?;
