@@ -62,7 +62,7 @@ struct Stream(sys::CUstream);
 impl Stream {
     /// A stream that waits for no other.
     fn new() -> Result<Self, Code> {
-        calls::stream_create().map(Self)
+        calls::stream_create(calls::NON_BLOCKING).map(Self)
     }
 
     fn wait(&self) -> Result<(), Code> {

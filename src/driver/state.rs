@@ -118,10 +118,7 @@ pub(crate) fn find(ordinal: u32) -> Finding {
 
 /// The CUDA version of the driver's library, as it is numbered there: 13020 is 13.2. 0 if unknown.
 pub(crate) fn version() -> c_int {
-    let mut version = 0;
-    // SAFETY: `version` takes the result.
-    let _unknown = unsafe { calls::driver_version(&raw mut version) };
-    version
+    calls::driver_version().unwrap_or(0)
 }
 
 /// No library of the driver; `sign` is where the kernel shows a GPU all the same.

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, sys};
 use mock_driver::{Code, MockDriver};
 use pinpool::source::{PAGE_BYTES, Source};
-use pinpool::unstable::backend::{AddressRange, RegisterSource, RemapError, Subrange, VirtualMemory, VmmSource};
+use pinpool::unstable::backend::{
+    AddressRange, CudaSource, RegisterSource, RemapError, Subrange, VirtualMemory, VmmSource,
+};
 use pinpool::{Backend, Preset};
 use pinpool_testing::check_source;
 
@@ -78,6 +80,7 @@ fn the_sources_keep_the_contract_and_leave_nothing_behind() {
     let before = held(&double);
     check_source(&VmmSource::new(0, None).unwrap());
     check_source(&RegisterSource::new(0, None).unwrap());
+    check_source(&CudaSource::new(0).unwrap());
     assert_eq!(held(&double), before);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
@@ -85,7 +88,8 @@ fn the_sources_keep_the_contract_and_leave_nothing_behind() {
 #[test]
 fn the_sources_report_the_bytes_that_they_hold() {
     let double = MockDriver::load();
-    let sources: [&dyn Source; 2] = [&VmmSource::new(0, None).unwrap(), &RegisterSource::new(0, None).unwrap()];
+    let (vmm, register) = (VmmSource::new(0, None).unwrap(), RegisterSource::new(0, None).unwrap());
+    let sources: [&dyn Source; 3] = [&vmm, &register, &CudaSource::new(0).unwrap()];
     for source in sources {
         for len in [1, PAGE_BYTES, 100_000, GRANULE - 1, GRANULE, GRANULE + 1] {
             for is_fast in [false, true] {

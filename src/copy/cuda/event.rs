@@ -14,6 +14,7 @@
 //! **event-I1**: the event of an [`EventFence`] was recorded behind the work, or behind the wait for it, and not since.
 #![allow(unsafe_code)] // Calls the driver.
 
+use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, sys};
@@ -51,12 +52,12 @@ impl EventFence {
 
     /// Records the event behind all work so far on the stream.
     pub(super) fn record(&self, stream: Stream) -> Result<(), Code> {
-        if stream.green().is_null() {
+        if stream.green.is_null() {
             // SAFETY: both are alive, and of one context.
-            unsafe { calls::event_record(self.event.0, stream.handle()) }
+            unsafe { calls::event_record(self.event.0, stream.handle) }
         } else {
             // SAFETY: the green context was current on this thread just now, and has the primary context of the event.
-            unsafe { calls::green_record_event(stream.green(), self.event.0) }
+            unsafe { calls::green_record_event(stream.green, self.event.0) }
         }
     }
 }
@@ -127,11 +128,11 @@ unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> 
     let _relaxed = RelaxedCapture::enter();
     let _current = context.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
     let stream = context.take_stream().map_err(|error| failed("cuStreamCreate", error))?;
-    let of_context = context.stream(stream);
+    let (handle, device) = (context.streams.context.handle(), context.device());
+    let of_context = Stream { handle: stream.0, context: handle, device, green: ptr::null_mut() };
     let mut fence = EventFence::new(of_context, None, context).map_err(|error| failed("cuEventCreate", error))?;
     // SAFETY: both are alive.
-    unsafe { calls::stream_wait_event(of_context.handle(), event) }
-        .map_err(|error| failed("cuStreamWaitEvent", error))?;
+    unsafe { calls::stream_wait_event(stream.0, event, 0) }.map_err(|error| failed("cuStreamWaitEvent", error))?;
     fence.record(of_context).map_err(|error| failed("cuEventRecord", error))?;
     fence.waiting_stream = Some(stream);
     Ok(Some(Arc::new(fence)))

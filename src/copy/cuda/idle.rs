@@ -7,13 +7,14 @@
 //! ```
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::fmt;
+use std::ptr;
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::stream::{OwnStream, Stream, failed};
+use super::stream::{OwnStream, Stream, failed, is_default};
 use crate::driver::code::Code;
-use crate::driver::{CurrentContext, RelaxedCapture, calls, driver_watchdog};
+use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use crate::maintenance_thread::MaintenanceThread;
@@ -34,14 +35,14 @@ pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 /// The driver refuses, does not answer, or the work takes too long. Always for a default stream, since its query would spoil a
 /// capture of a stream that is ordered with it.
 pub(super) fn wait_for(stream: Stream) -> Result<(), Code> {
-    if stream.is_default() {
+    if is_default(stream.handle) {
         return Err(Code::NOT_READY);
     }
     let _relaxed = RelaxedCapture::enter();
     let begun = Instant::now();
     loop {
         // SAFETY: the stream is alive.
-        let asked = driver_watchdog::ask(|| unsafe { calls::stream_query(stream.handle()) });
+        let asked = driver_watchdog::ask(|| unsafe { calls::stream_query(stream.handle) });
         match asked.unwrap_or(Err(Code::NOT_READY)) {
             Err(Code::NOT_READY) if asked.is_some() && begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
             answer => return answer,
@@ -49,33 +50,62 @@ pub(super) fn wait_for(stream: Stream) -> Result<(), Code> {
     }
 }
 
-/// The context of streams. Its calls fail once it has ended.
-pub(super) trait StreamContext: fmt::Debug + Sync {
-    fn check(&self) -> Result<(), Code>;
+/// A context whose work the driver is asked about. Its calls fail once the context has ended.
+#[derive(Debug)]
+pub(super) struct StreamContext {
+    pub(super) context: Context,
+    idle_stream: OnceLock<OwnStream>,
+    /// The waits for all of its work, each on a dedicated thread, since a wait has no upper bound.
+    waits: Mutex<Waits>,
+}
 
-    fn enter(&self) -> Result<CurrentContext, Code>;
+impl StreamContext {
+    /// Of a context that is never destroyed, except by a reset (context-I1).
+    pub(super) fn new(context: Context) -> Self {
+        Self { context, idle_stream: OnceLock::new(), waits: Mutex::default() }
+    }
 
-    fn waits(&self) -> &ContextWaits;
+    /// Makes the context current on this thread until the guard is dropped. Fails if it has ended.
+    pub(super) fn enter(&self) -> Result<CurrentContext, Code> {
+        // SAFETY: context-I1.
+        unsafe { self.context.enter() }
+    }
 
-    /// The stream on which no work ever runs, so that a query returns at once whether the device is well. The context is current at
+    /// The identity of its stream with this number.
+    pub(super) fn stream_id(&self, number: u64) -> StreamId {
+        StreamId::of_driver(ptr::from_ref(self).addr(), number)
+    }
+
+    /// The stream on which no work ever runs, so that a query returns at once whether the device works. The context is current at
     /// the first call.
-    fn idle_stream(&self) -> Result<OwnStream, Code>;
+    pub(super) fn idle_stream(&self) -> Result<OwnStream, Code> {
+        if let Some(stream) = self.idle_stream.get() {
+            return Ok(*stream);
+        }
+        let stream = OwnStream::new()?;
+        if self.idle_stream.set(stream).is_err() {
+            // Another thread was faster.
+            // SAFETY: created above, and used by nothing.
+            let _gone = unsafe { calls::stream_destroy(stream.0) };
+        }
+        Ok(self.idle_stream.get().copied().unwrap_or(stream))
+    }
 
-    /// Asks the driver whether something is over. Neither an error nor "not ready" counts as yes. By the manual this needs no current
-    /// context; if a driver requires one, it gets one.
-    fn query(&self, question: &dyn Fn() -> Result<(), Code>) -> Result<bool, Code> {
+    /// Queries the driver whether something has completed. Neither an error nor "not ready" counts as completed. By the manual this
+    /// needs no current context; if a driver requires one, it gets one.
+    pub(super) fn query(&self, query: impl Fn() -> Result<(), Code>) -> Result<bool, Code> {
         let _relaxed = RelaxedCapture::enter();
-        self.check()?;
-        let mut answer = question();
+        self.context.check()?;
+        let mut answer = query();
         if answer == Err(Code::INVALID_CONTEXT) {
             let _current = self.enter()?;
-            answer = question();
+            answer = query();
         }
         if answer == Err(Code::NOT_READY) { Ok(false) } else { answer.map(|()| true) }
     }
 
     /// Waits by this call, with the context current. Unlike a query that needs a current context, which the caller may not have.
-    fn wait_by(&self, call: &str, wait: &dyn Fn() -> Result<(), Code>) -> Result<()> {
+    pub(super) fn wait_by(&self, call: &str, wait: impl Fn() -> Result<(), Code>) -> Result<()> {
         let failed = |call, error| Error::device(failed(call, error));
         let _relaxed = RelaxedCapture::enter();
         let _current = self.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
@@ -91,13 +121,10 @@ pub(super) trait StreamContext: fmt::Debug + Sync {
 
     /// Waits for all work of the context so far.
     fn wait_for_all(&self) -> Result<()> {
-        self.wait_by("cuCtxSynchronize", &calls::context_synchronize)
+        // SAFETY: the call has no arguments, and is refused without a context.
+        self.wait_by("cuCtxSynchronize", || unsafe { calls::context_synchronize() })
     }
 }
-
-/// The waits of one context, each on a dedicated thread, since a wait has no upper bound.
-#[derive(Debug, Default)]
-pub(super) struct ContextWaits(Mutex<Waits>);
 
 #[derive(Debug, Default)]
 struct Waits {
@@ -114,7 +141,7 @@ pub(super) struct IdleFence {
     stream_id: Option<StreamId>,
     /// Why.
     refused: String,
-    context: &'static dyn StreamContext,
+    context: &'static StreamContext,
     /// The first wait that begins after the work was enqueued.
     first: u64,
     is_over: AtomicBool,
@@ -125,18 +152,18 @@ impl IdleFence {
     /// is no other.
     pub(super) fn new(
         (stream, stream_id): (u64, Option<StreamId>),
-        context: &'static dyn StreamContext,
+        context: &'static StreamContext,
         refused: String,
         is_over: bool,
     ) -> Self {
-        let first = context.waits().0.lock().begun + 1;
+        let first = context.waits.lock().begun + 1;
         Self { stream, stream_id, refused, context, first, is_over: AtomicBool::new(is_over) }
     }
 
     /// Whether a wait for the context that began behind the work has ended. Begins one if none is under way.
     fn has_waited(&self) -> bool {
         let context = self.context;
-        let mut waits = context.waits().0.lock();
+        let mut waits = context.waits.lock();
         if waits.ended >= self.first {
             return true;
         }
@@ -147,14 +174,14 @@ impl IdleFence {
             let waiting = move || {
                 // `None`: the process exits.
                 let waited = MaintenanceThread::of_process().enter().map(|_call| context.wait_for_all());
-                let mut waits = context.waits().0.lock();
+                let mut waits = context.waits.lock();
                 waits.is_waiting = false;
                 if let Some(Ok(())) = waited {
                     waits.ended = number;
                 }
             };
             if threads::spawn(c"pinpool-wait", waiting).is_err() {
-                context.waits().0.lock().is_waiting = false;
+                context.waits.lock().is_waiting = false;
             }
         }
         false

@@ -42,20 +42,17 @@ use crate::in_flight::{Fence, FenceKind, SharedFence, StreamId};
 mod answer;
 mod context;
 mod event;
-mod handle;
 mod host_slice;
 mod idle;
 mod own_context;
-mod raw_mem;
-mod raw_stream;
+mod raw;
 mod stream;
 mod timeline;
 
 pub(crate) use event::fence_behind_event;
-pub(crate) use handle::{fence_behind_event_handle, fence_behind_stream, require_driver};
 pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
-pub use raw_mem::RawMem;
-pub use raw_stream::RawStream;
+pub use raw::{RawMem, RawStream};
+pub(crate) use raw::{fence_behind_event_handle, fence_behind_stream, require_driver};
 pub(crate) use timeline::held_bytes as timeline_bytes;
 
 // SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
@@ -72,15 +69,9 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
         len: usize,
         kind: FenceKind,
     ) -> Result<SharedFence, CopyFailure> {
-        let stream = stream.borrow();
-        let waits = self.stream().context().is_managing_stream_synchronization();
-        let copy = |address| {
-            // SAFETY: the caller promises the source, the target its address; `len` bytes fit (`CopyTarget::enqueue`).
-            let copied = unsafe { calls::copy_to_device(address, source.cast(), len, stream.cu_stream()) };
-            copied.map_err(|error| ("cuMemcpyHtoDAsync", error))
-        };
-        let_reach(stream.context().ordinal(), source, len).map_err(CopyFailure::Refused)?;
-        copy_with_fence(stream, len, kind, waits, move || self.device_ptr_mut(stream), copy)
+        let (stream, may_wait) = (stream.borrow(), self.stream().context().is_managing_stream_synchronization());
+        // SAFETY: the caller's promise; `len` bytes fit.
+        unsafe { copy_on(stream, HostSide::Source(source), len, kind, may_wait, || self.device_ptr_mut(stream)) }
     }
 }
 
@@ -91,15 +82,10 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
     }
 
     unsafe fn fetch(&self, stream: &S, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
-        let stream = stream.borrow();
-        let waits = self.stream().context().is_managing_stream_synchronization();
-        let copy = |address| {
-            // SAFETY: the caller promises the target, the source its address; it has `len` bytes (`CopySource::fetch`).
-            let copied = unsafe { calls::copy_to_host(target.cast(), address, len, stream.cu_stream()) };
-            copied.map_err(|error| ("cuMemcpyDtoHAsync", error))
-        };
-        let_reach(stream.context().ordinal(), target, len).map_err(CopyFailure::Refused)?;
-        copy_with_fence(stream, len, FenceKind::Timeline, waits, || self.device_ptr(stream), copy)
+        let (stream, may_wait) = (stream.borrow(), self.stream().context().is_managing_stream_synchronization());
+        let (target, kind) = (HostSide::Target(target), FenceKind::Timeline);
+        // SAFETY: the caller's promise; there are `len` bytes.
+        unsafe { copy_on(stream, target, len, kind, may_wait, || self.device_ptr(stream)) }
     }
 }
 
@@ -140,19 +126,30 @@ pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: 
     let state = ContextState::of(context).map_err(|error| failed("cuCtxGetId", error))?;
     let _current = state.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
     // The first call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
-    calls::host_device_pointer(start.cast_mut().cast())
+    calls::host_device_pointer(start.cast_mut().cast(), 0)
         .or_else(|_| calls::pointer_device_pointer(start.cast()))
         .map_err(|error| failed("cuPointerGetAttribute", error))
 }
 
-/// Enqueues a copy on the stream, behind what `wait` puts there, with a fence behind it.
-fn copy_with_fence<'a>(
+/// The memory of a copy in the pool, and the direction of the copy.
+#[derive(Debug, Clone, Copy)]
+enum HostSide {
+    Source(*const u8),
+    Target(*mut u8),
+}
+
+/// Enqueues a copy on the stream, behind the work that `wait` puts there, and a fence behind the copy.
+///
+/// # Safety
+///
+/// The contract of [`CopyTarget::enqueue`] or [`CopySource::fetch`]; the address that `wait` returns has `len` bytes.
+unsafe fn copy_on<'a>(
     stream: &CudaStream,
+    host: HostSide,
     len: usize,
     kind: FenceKind,
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, SyncOnDrop<'a>),
-    copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, Code)>,
 ) -> Result<SharedFence, CopyFailure> {
     let _set_aside = SetAside::take(stream.context());
     let entered = ContextState::enter_of(stream.context());
@@ -161,7 +158,8 @@ fn copy_with_fence<'a>(
         let (address, record) = wait();
         (address, record, stream.context().check_err().map_err(Code::from))
     };
-    copy_behind((stream.into(), context), len, kind, may_wait, wait, copy)
+    // SAFETY: the caller's promise.
+    unsafe { copy_behind((stream.into(), context), host, len, kind, may_wait, wait) }
 }
 
 /// A refusal before anything is enqueued.
@@ -171,14 +169,18 @@ fn refused(len: usize, call: &str, error: Code) -> CopyFailure {
     CopyFailure::Refused(if is_of_device { Error::device(text) } else { Error::copy(len, text) })
 }
 
-/// Copies as [`copy_with_fence`] does, with the context current. What `wait` returns besides the address is dropped behind the copy.
-fn copy_behind<R>(
+/// Copies as [`copy_on`] does, with the context current. The record that `wait` returns is dropped behind the copy.
+///
+/// # Safety
+///
+/// The contract of [`copy_on`].
+unsafe fn copy_behind<R>(
     (stream, context): (Stream, &'static ContextState),
+    host: HostSide,
     len: usize,
     kind: FenceKind,
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, R, Result<(), Code>),
-    copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, Code)>,
 ) -> Result<SharedFence, CopyFailure> {
     let refused = |call, error| refused(len, call, error);
     let refuse_capturing = || match is_capturing(stream) {
@@ -186,6 +188,11 @@ fn copy_behind<R>(
         Ok(true) => Err(CopyFailure::Refused(Error::copy(len, CAPTURING))),
         Err(error) => Err(refused("cuStreamIsCapturing", error)),
     };
+    let start = match host {
+        HostSide::Source(start) => start,
+        HostSide::Target(start) => start.cast_const(),
+    };
+    let_reach(context.device(), start, len).map_err(CopyFailure::Refused)?;
     if may_wait {
         refuse_capturing()?;
     }
@@ -201,17 +208,28 @@ fn copy_behind<R>(
         Prepared::Nothing(call, error) => return Err(refused(call, error)),
         prepared => prepared,
     };
-    let copied = match copy(address) {
-        Err((call, error)) if is_about_arguments(error) => return Err(refused(call, error)),
-        copied => copied.map_err(|(call, error)| Error::device(failed(call, error))),
+    let (call, copied) = match host {
+        // SAFETY: the caller promises both sides.
+        HostSide::Source(source) => {
+            ("cuMemcpyHtoDAsync", unsafe { calls::copy_to_device(address, source.cast(), len, stream.handle) })
+        }
+        // SAFETY: as above.
+        HostSide::Target(target) => {
+            ("cuMemcpyDtoHAsync", unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) })
+        }
     };
+    if let Err(error) = copied
+        && is_about_arguments(error)
+    {
+        return Err(refused(call, error));
+    }
     // The device memory records our use of it before our fence, so that the fence is the last of this copy's work. An error
     // of that record is for the memory's next user, and stays in the context.
     drop(record);
     let fence = prepared.put(stream, context);
     match copied {
         Ok(()) => Ok(fence),
-        Err(error) => Err(CopyFailure::Failed(error, fence)),
+        Err(error) => Err(CopyFailure::Failed(Error::device(failed(call, error)), fence)),
     }
 }
 
@@ -240,7 +258,7 @@ impl Prepared {
     /// Puts it behind all work so far on the stream. Waits for the stream where the driver refuses that.
     fn put(self, stream: Stream, context: &'static ContextState) -> SharedFence {
         let prepared = match self {
-            Self::Timeline(timeline, id) => match timeline.write(id.number(), stream.handle()) {
+            Self::Timeline(timeline, id) => match timeline.write(id.number(), stream.handle) {
                 Some(fence) => return Arc::new(fence),
                 None => Self::event(stream, context, Some(id)),
             },
@@ -255,7 +273,7 @@ impl Prepared {
             Self::Timeline(..) => (None, "cuStreamWriteValue32", Code::NOT_SUPPORTED),
         };
         let is_over = idle::wait_for(stream).is_ok();
-        Arc::new(IdleFence::new((number(stream), id), context, failed(call, error), is_over))
+        Arc::new(IdleFence::new((number(stream), id), &context.streams, failed(call, error), is_over))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::thread;
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, sys};
 use mock_driver::{Code, MockDriver};
 
 use crate::virtual_memory::{
@@ -60,30 +60,6 @@ fn access_is_granted_only_to_devices_and_nodes_that_are_there() {
     // SAFETY: reserved above, unmapped since.
     assert_eq!(raw(unsafe { sys::cuMemAddressFree(base, GRANULE) }), 0);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
-}
-
-#[test]
-fn granules_are_created_mapped_and_released_without_a_context_and_without_an_offset() {
-    let double = MockDriver::load();
-    assert_eq!(raw(init()), 0);
-    thread::spawn(|| {
-        assert_eq!(result::ctx::get_current(), Ok(None));
-        let base = reserve(2 * GRANULE);
-        let handle = create_at([ON_NUMA_NODE, 0], 2 * GRANULE).unwrap();
-        // SAFETY: the mock driver checks every number it is given.
-        let with_offset = unsafe { sys::cuMemMap(base, GRANULE, GRANULE, handle, 0) };
-        assert_eq!(raw(with_offset), Code::INVALID_VALUE.0);
-        // SAFETY: as above.
-        assert_eq!(raw(unsafe { sys::cuMemMap(base, 2 * GRANULE, 0, handle, 0) }), 0);
-        assert_eq!(allow(base, 2 * GRANULE, &[ON_DEVICE, ON_NUMA_NODE]), 0);
-        assert_eq!(unmap(base, 2 * GRANULE), 0);
-        release(handle);
-        // SAFETY: reserved above, unmapped since.
-        assert_eq!(raw(unsafe { sys::cuMemAddressFree(base, 2 * GRANULE) }), 0);
-    })
-    .join()
-    .unwrap();
-    assert_eq!(double.counts().granules, 0);
 }
 
 /// `cuInit`, which a thread without a context still needs.
