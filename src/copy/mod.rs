@@ -1,4 +1,4 @@
-//! Where a buffer is copied to and from: a CUDA stream, or the host sink that replaces one.
+//! The streams and memories that buffers are copied to and from: CUDA, or a host sink that simulates a device.
 //!
 //! | stream `S` | device memory | element `E` | who copies |
 //! | --- | --- | --- | --- |

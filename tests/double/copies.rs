@@ -1,4 +1,4 @@
-//! Copies through cudarc over the mock driver, whose gates decide which copies are complete.
+//! Copies through cudarc over the mock driver. Its gates decide which copies are complete.
 #![allow(unsafe_code)] // Acquires by hand, and captures, which cudarc leaves to its users.
 
 use std::sync::Arc;

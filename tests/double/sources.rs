@@ -19,7 +19,7 @@ const GRANULE: usize = 2 * MIB;
 const VIRTUAL_HOST_MEMORY: i32 = 141;
 const REGISTERS: i32 = 99;
 
-/// An address range of `vmm` whose first granules are committed and filled with one byte value each.
+/// An address range of `vmm`. The first granules are committed and filled with one byte value each.
 struct VmmRange {
     source: VmmSource,
     range: AddressRange,
@@ -338,7 +338,7 @@ fn a_refused_registration_holds_nothing_and_a_refused_release_keeps_its_memory()
     // SAFETY: acquired above, unused.
     assert!(unsafe { source.release(region) }.is_err());
     assert_eq!(held(&double).registrations, before.registrations + 1);
-    // SAFETY: C1: a region whose release failed stays mapped.
+    // SAFETY: C1: a region stays mapped if its release failed.
     assert_eq!(unsafe { start.read_volatile() }, 0);
 }
 

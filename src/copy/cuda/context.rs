@@ -26,7 +26,7 @@ use cudarc::driver::{CudaContext, sys};
 
 use super::idle::StreamContext;
 use super::own_context::OwnContext;
-use super::stream::{OwnStream, Stream, id_number, number};
+use super::stream::{Failed, OwnStream, Stream, id_number, number};
 use super::timeline::{Timeline, Words};
 use crate::driver::code::Code;
 use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
@@ -74,7 +74,7 @@ unsafe impl Sync for Event {}
 
 impl ContextState {
     /// The state of a context, made at the first call; the code of `cuCtxGetId` if that is refused.
-    pub(super) fn of(context: &Arc<CudaContext>) -> Result<&'static Self, Code> {
+    pub(super) fn of(context: &Arc<CudaContext>) -> Result<&'static Self, Failed> {
         match Self::known(context.cu_ctx()) {
             Some(state) => Ok(state),
             None => Self::made(context.cu_ctx(), context.cu_device(), Some(context.clone())),
@@ -86,16 +86,16 @@ impl ContextState {
     /// # Safety
     ///
     /// The context is alive, and is not destroyed while copies through its state run.
-    pub(super) unsafe fn of_handle(handle: sys::CUcontext) -> Result<&'static Self, (&'static str, Code)> {
+    pub(super) unsafe fn of_handle(handle: sys::CUcontext) -> Result<&'static Self, Failed> {
         if let Some(state) = Self::known(handle) {
             return Ok(state);
         }
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: the caller's promise.
-        let _current = unsafe { CurrentContext::enter(handle) }.map_err(|error| ("cuCtxSetCurrent", error))?;
-        let device = calls::current_device().map_err(|error| ("cuCtxGetDevice", error))?;
-        keep_if_primary(device, handle).map_err(|error| ("cuDevicePrimaryCtxRetain", error))?;
-        Self::made(handle, device, None).map_err(|error| ("cuCtxGetId", error))
+        let _current = unsafe { CurrentContext::enter(handle) }.map_err(|error| Failed("cuCtxSetCurrent", error))?;
+        let device = calls::current_device().map_err(|error| Failed("cuCtxGetDevice", error))?;
+        keep_if_primary(device, handle).map_err(|error| Failed("cuDevicePrimaryCtxRetain", error))?;
+        Self::made(handle, device, None)
     }
 
     /// The state of the context with this handle, if there is one.
@@ -116,9 +116,9 @@ impl ContextState {
         handle: sys::CUcontext,
         device: sys::CUdevice,
         object: Option<Arc<CudaContext>>,
-    ) -> Result<&'static Self, Code> {
+    ) -> Result<&'static Self, Failed> {
         // A state without a known number would also be mistaken for the state of the next context.
-        let context = Context::new(handle)?;
+        let context = Context::new(handle).map_err(|error| Failed("cuCtxGetId", error))?;
         let mut states = CONTEXTS.get().lock();
         let is_it = |state: &&'static Self| state.is_of(handle);
         let state = states.iter().rev().copied().find(is_it).unwrap_or_else(|| {
@@ -152,7 +152,7 @@ impl ContextState {
 
     /// The state of a context, which is current on this thread until the guard is dropped. One call of the driver if it was current
     /// before, and used by this thread last.
-    pub(super) fn enter_of(context: &Arc<CudaContext>) -> Result<(&'static Self, CurrentContext), Code> {
+    pub(super) fn enter_of(context: &Arc<CudaContext>) -> Result<(&'static Self, CurrentContext), Failed> {
         let is_it = |state: &&Self| {
             let last = state.streams.context;
             last.handle() == context.cu_ctx() && last.is_current()
@@ -164,7 +164,7 @@ impl ContextState {
         state.enter().map(|current| (state, current))
     }
 
-    pub(super) fn enter(&self) -> Result<CurrentContext, Code> {
+    pub(super) fn enter(&self) -> Result<CurrentContext, Failed> {
         self.streams.enter()
     }
 
@@ -215,16 +215,16 @@ impl ContextState {
     }
 
     /// Is the event over? Also queries a stalled driver.
-    pub(super) fn query_now(&self, event: Event) -> Result<bool, Code> {
+    pub(super) fn query_now(&self, event: Event) -> Result<bool, Failed> {
         // SAFETY: a live event (context-I2).
-        self.streams.query(|| unsafe { calls::event_query(event.0) })
+        self.streams.query("cuEventQuery", || unsafe { calls::event_query(event.0) })
     }
 
     /// Is the event of a fence over? Unknown if the driver is stalled, or if a capture forbids the query.
-    pub(super) fn is_over(&self, event: Event) -> Result<bool, Code> {
-        match driver_watchdog::ask(|| self.query_now(event)) {
-            Some(Err(error)) if !error.is_forbidden_by_capture() => Err(error),
-            answer => Ok(answer == Some(Ok(true))),
+    pub(super) fn is_over(&self, event: Event) -> Result<bool, Failed> {
+        match driver_watchdog::ask(|| self.query_now(event)).unwrap_or(Ok(false)) {
+            Err(Failed(_, error)) if error.is_forbidden_by_capture() => Ok(false),
+            answer => answer,
         }
     }
 
@@ -240,13 +240,14 @@ impl ContextState {
     }
 
     /// The context object of our own.
-    pub(super) fn own(&self) -> Result<&OwnContext, Code> {
+    pub(super) fn own(&self) -> Result<&OwnContext, Failed> {
         match self.own.get() {
             Some(own) => Ok(own),
             None => {
                 let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
                 // SAFETY: the handle is valid (context-I1), of this device and current.
-                let own = unsafe { OwnContext::new(self.device, self.streams.context.handle()) }?;
+                let own = unsafe { OwnContext::new(self.device, self.streams.context.handle()) };
+                let own = own.map_err(|error| Failed("cuStreamCreate", error))?;
                 // Two threads may be here at once: then one drops its stream, once.
                 Ok(self.own.get_or_init(|| own))
             }

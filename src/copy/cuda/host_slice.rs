@@ -31,11 +31,11 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 use super::answer::Answer;
 use super::context::{ContextState, Event};
 use super::idle::{CAPTURE_PAUSE, IdleFence};
-use super::stream::{CAPTURING, SetAside, Stream, failed, is_capturing, number};
+use super::stream::{CAPTURING, Failed, SetAside, Stream, is_capturing, number};
 use crate::copy::UnknownEnd;
 use crate::driver::code::Code;
 use crate::driver::{RelaxedCapture, calls};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::in_flight::{Fence, SharedFence, StreamId};
 
 /// The fence of one copy that cudarc makes.
@@ -98,18 +98,17 @@ enum Record {
 
 impl TrackedCopy {
     /// `None` for a stream that captures. Fails if no fence can cover the copy.
-    fn new(stream: &CudaStream) -> Result<Option<Self>, String> {
-        let entered = ContextState::enter_of(stream.context());
-        let (context, _current) = entered.map_err(|error| failed("cuCtxSetCurrent", error))?;
+    fn new(stream: &CudaStream) -> Result<Option<Self>, Failed> {
+        let (context, _current) = ContextState::enter_of(stream.context())?;
         let of_driver = Stream::from(stream);
-        if is_capturing(of_driver).map_err(|error| failed("cuStreamIsCapturing", error))? {
+        if is_capturing(of_driver)? {
             return Ok(None);
         }
-        let own = context.own().map_err(|error| failed("cuStreamCreate", error))?;
+        let own = context.own()?;
         // An error left in our object by an earlier record would keep cudarc from recording this event.
         let _of_an_earlier_copy = own.context.check_err();
         let timed = sys::CUevent_flags::CU_EVENT_DEFAULT;
-        let event = own.context.new_event(Some(timed)).map_err(|error| failed("cuEventCreate", error.into()))?;
+        let event = own.context.new_event(Some(timed)).map_err(|error| Failed("cuEventCreate", error.into()))?;
         // SAFETY: a live stream of this context; the object is used while the caller's borrow of the stream lasts.
         let stream = unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) };
         let (number, stream_id) = (number(of_driver), context.stream_id(of_driver));
@@ -127,18 +126,17 @@ impl TrackedCopy {
         if let Some(record) = self.record.get() {
             return Ok(Some(record));
         }
-        let _relaxed = RelaxedCapture::enter();
-        let _current = self.context.enter().map_err(|error| Error::device(failed("cuCtxSetCurrent", error)))?;
+        let (_relaxed, _current) = (RelaxedCapture::enter(), self.context.enter()?);
         let (Event(event), mut milliseconds) = (self.event(), 0.0);
         // SAFETY: a live event, and memory for a number.
         let record = match unsafe { calls::event_elapsed(&raw mut milliseconds, event, event) } {
             Ok(()) | Err(Code::NOT_READY) => Record::Present,
             Err(Code::INVALID_HANDLE) => {
                 let why = "cudarc recorded no event behind its copy".to_owned();
-                Record::Missing(IdleFence::new((self.number, self.stream_id), &self.context.streams, why, false))
+                Record::Missing(IdleFence::new(self.number, &self.context.streams, why, false))
             }
             Err(error) if error.is_forbidden_by_capture() => return Ok(None),
-            Err(error) => return Err(self.answer.refused("cuEventElapsedTime", error)),
+            Err(error) => return Err(self.answer.refused(Failed("cuEventElapsedTime", error))),
         };
         Ok(Some(self.record.get_or_init(|| record)))
     }
@@ -157,7 +155,7 @@ impl Drop for TrackedCopy {
 unsafe impl Fence for TrackedCopy {
     fn is_done(&self) -> Result<bool> {
         match self.record()? {
-            Some(Record::Present) => self.answer.or_ask("cuEventQuery", || self.context.is_over(self.event())),
+            Some(Record::Present) => self.answer.or_ask(|| self.context.is_over(self.event())),
             Some(Record::Missing(idle)) => idle.is_done(),
             None => Ok(false),
         }

@@ -1,5 +1,5 @@
-//! Work behind which the driver refused every fence: it is over when its stream is seen without work, or later when all work of its
-//! context is.
+//! Work for which the driver refused every fence. It has completed once its stream was seen idle, or later once all work of its
+//! context has completed.
 //!
 //! ```text
 //!   write and event refused ──▶ wait a while for the stream ──▶ over
@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::stream::{OwnStream, Stream, failed, is_default};
+use super::stream::{Failed, OwnStream, Stream, is_default};
 use crate::driver::code::Code;
 use crate::driver::{Context, CurrentContext, RelaxedCapture, calls, driver_watchdog};
 use crate::error::{Error, Result};
@@ -25,15 +25,15 @@ use pinpool_os::threads;
 /// Longest wait for a stream.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_micros(50);
-/// Between two attempts to wait while a capture forbids it.
+/// Pause between two attempts to wait while a capture forbids the wait.
 pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 
-/// Waits a while for all work of the stream, which does not capture.
+/// Waits up to [`PATIENCE`] for all work of the stream, which does not capture.
 ///
 /// # Errors
 ///
-/// The driver refuses, does not answer, or the work takes too long. Always for a default stream, since its query would spoil a
-/// capture of a stream that is ordered with it.
+/// The driver refuses, does not answer, or the work takes too long. Always fails for a default stream, since its query would
+/// invalidate a capture of a stream that is ordered with it.
 pub(super) fn wait_for(stream: Stream) -> Result<(), Code> {
     if is_default(stream.handle) {
         return Err(Code::NOT_READY);
@@ -50,7 +50,7 @@ pub(super) fn wait_for(stream: Stream) -> Result<(), Code> {
     }
 }
 
-/// A context whose work the driver is asked about. Its calls fail once the context has ended.
+/// Queries and waits for the work of a context. All of them fail once the context has ended.
 #[derive(Debug)]
 pub(super) struct StreamContext {
     pub(super) context: Context,
@@ -66,9 +66,9 @@ impl StreamContext {
     }
 
     /// Makes the context current on this thread until the guard is dropped. Fails if it has ended.
-    pub(super) fn enter(&self) -> Result<CurrentContext, Code> {
+    pub(super) fn enter(&self) -> Result<CurrentContext, Failed> {
         // SAFETY: context-I1.
-        unsafe { self.context.enter() }
+        unsafe { self.context.enter() }.map_err(|error| Failed("cuCtxSetCurrent", error))
     }
 
     /// The identity of its stream with this number.
@@ -93,28 +93,28 @@ impl StreamContext {
 
     /// Queries the driver whether something has completed. Neither an error nor "not ready" counts as completed. By the manual this
     /// needs no current context; if a driver requires one, it gets one.
-    pub(super) fn query(&self, query: impl Fn() -> Result<(), Code>) -> Result<bool, Code> {
+    pub(super) fn query(&self, call: &'static str, query: impl Fn() -> Result<(), Code>) -> Result<bool, Failed> {
         let _relaxed = RelaxedCapture::enter();
-        self.context.check()?;
-        let mut answer = query();
+        let mut answer = self.context.check().and_then(|()| query());
         if answer == Err(Code::INVALID_CONTEXT) {
             let _current = self.enter()?;
             answer = query();
         }
-        if answer == Err(Code::NOT_READY) { Ok(false) } else { answer.map(|()| true) }
+        match answer {
+            Err(Code::NOT_READY) => Ok(false),
+            answer => answer.map(|()| true).map_err(|error| Failed(call, error)),
+        }
     }
 
     /// Waits by this call, with the context current. Unlike a query that needs a current context, which the caller may not have.
-    pub(super) fn wait_by(&self, call: &str, wait: impl Fn() -> Result<(), Code>) -> Result<()> {
-        let failed = |call, error| Error::device(failed(call, error));
-        let _relaxed = RelaxedCapture::enter();
-        let _current = self.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
+    pub(super) fn wait_by(&self, call: &'static str, wait: impl Fn() -> Result<(), Code>) -> Result<()> {
+        let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
         loop {
             match wait() {
                 Ok(()) => return Ok(()),
                 // Until the capture ends.
                 Err(error) if error.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
-                Err(error) => return Err(failed(call, error)),
+                Err(error) => return Err(Failed(call, error).into()),
             }
         }
     }
@@ -134,12 +134,11 @@ struct Waits {
     is_waiting: bool,
 }
 
-/// The fence of work that has no other.
+/// The fence of work that has no other fence.
 #[derive(Debug)]
 pub(super) struct IdleFence {
     stream: u64,
-    stream_id: Option<StreamId>,
-    /// Why.
+    /// The reason.
     refused: String,
     context: &'static StreamContext,
     /// The first wait that begins after the work was enqueued.
@@ -148,19 +147,14 @@ pub(super) struct IdleFence {
 }
 
 impl IdleFence {
-    /// A fence behind all work so far of the stream with this number, which is over already if `is_over`. `refused` says why there
-    /// is no other.
-    pub(super) fn new(
-        (stream, stream_id): (u64, Option<StreamId>),
-        context: &'static StreamContext,
-        refused: String,
-        is_over: bool,
-    ) -> Self {
+    /// A fence behind all work so far of the stream with this number, which has completed already if `is_over`. `refused` is the
+    /// reason why there is no other fence.
+    pub(super) fn new(stream: u64, context: &'static StreamContext, refused: String, is_over: bool) -> Self {
         let first = context.waits.lock().begun + 1;
-        Self { stream, stream_id, refused, context, first, is_over: AtomicBool::new(is_over) }
+        Self { stream, refused, context, first, is_over: AtomicBool::new(is_over) }
     }
 
-    /// Whether a wait for the context that began behind the work has ended. Begins one if none is under way.
+    /// Whether a wait for the context that began after the work was enqueued has ended. Begins a wait if none is running.
     fn has_waited(&self) -> bool {
         let context = self.context;
         let mut waits = context.waits.lock();
@@ -188,7 +182,7 @@ impl IdleFence {
     }
 }
 
-// SAFETY: over when all work of the stream was seen to be, or all of its context that was enqueued before the wait began.
+// SAFETY: done once all work of the stream was seen to have completed, or all work of its context from before the wait began.
 unsafe impl Fence for IdleFence {
     fn is_done(&self) -> Result<bool> {
         // Acquire, with the Release in `wait`.
@@ -209,9 +203,5 @@ unsafe impl Fence for IdleFence {
 
     fn stream(&self) -> u64 {
         self.stream
-    }
-
-    fn stream_id(&self) -> Option<StreamId> {
-        self.stream_id
     }
 }

@@ -16,17 +16,16 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDro
 
 use super::context::ContextState;
 use super::event::behind_event;
-use super::stream::{PER_THREAD, Stream, failed, id_number, is_default};
+use super::stream::{Failed, PER_THREAD, Stream, id_number, is_default};
 use super::timeline::Timeline;
 use super::{HostSide, copy_behind, mark, refused};
 use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget};
-use crate::driver::code::Code;
 use crate::driver::device::Device;
 use crate::driver::{self, CurrentContext, calls};
 use crate::error::{Error, ErrorKind, Result, SourceError};
 use crate::in_flight::{FenceKind, SharedFence};
 
-/// A stream of other code, which has no object of cudarc.
+/// A stream of other code, without a cudarc object.
 ///
 /// ```no_run
 /// use pinpool::{PinnedBuf, copy::cuda::RawStream};
@@ -49,21 +48,21 @@ impl RawStream {
     ///
     /// # Safety
     ///
-    /// The stream is not destroyed while this is used. Its context, unless it is a primary one, is not destroyed
-    /// (`cuCtxDestroy`) before the pool has seen the end of the work: until [`Pool::maintain`](crate::Pool::maintain) after it, the pool may
+    /// The stream is not destroyed while this is used. Its context, unless it is a primary context, is not destroyed
+    /// (`cuCtxDestroy`) before the pool has detected the end of the work: until [`Pool::maintain`](crate::Pool::maintain) after it, the pool may
     /// query the context.
     #[must_use]
     pub unsafe fn new(handle: *mut c_void) -> Self {
         Self { handle: handle.cast(), device: None }
     }
 
-    /// Names the GPU of a default stream by its ordinal: the one of its primary context, whatever context is current.
+    /// Selects the GPU of a default stream by its ordinal, whatever context is current.
     #[must_use]
     pub fn on_device(self, ordinal: u32) -> Self {
         Self { device: Some(ordinal), ..self }
     }
 
-    /// Whether the stream captures a graph, or one that waits for it does. `false` if the driver does not tell.
+    /// Whether the stream, or a stream that waits for it, captures a graph. `false` if the driver does not say.
     #[must_use]
     pub fn is_capturing(self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
@@ -71,7 +70,7 @@ impl RawStream {
         unsafe { calls::is_capturing(self.handle) }.unwrap_or_else(|code| (900..=908).contains(&code.number()))
     }
 
-    /// Makes the context current that a default stream is of.
+    /// Makes the context of a default stream current.
     fn enter(self) -> Result<Option<CurrentContext>> {
         let Some(ordinal) = self.device.filter(|_| is_default(self.handle)) else { return Ok(None) };
         require_driver()?;
@@ -116,8 +115,8 @@ pub struct RawMem<S = Arc<CudaStream>> {
 }
 
 impl<S> RawMem<S> {
-    /// `len` bytes at `address` of the device of `stream`, which is a stream of cudarc or a [`RawStream`]; copies go on such
-    /// streams.
+    /// `len` bytes at `address` of the device of `stream`, which is a cudarc stream or a [`RawStream`]. Copies are enqueued on streams
+    /// of the same type.
     ///
     /// # Safety
     ///
@@ -199,7 +198,7 @@ unsafe fn copy_on(
         let why = "the default stream of a green context takes no copies: pass another stream of that context";
         return Err(CopyFailure::Refused(Error::copy(len, why)));
     }
-    let _current = context.enter().map_err(|error| refused(len, "cuCtxSetCurrent", error))?;
+    let _current = context.enter().map_err(|failed| refused(len, failed))?;
     // SAFETY: the caller's promise.
     unsafe { copy_behind((stream, context), host, len, kind, false, || (address, (), Ok(()))) }
 }
@@ -216,14 +215,13 @@ pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<Shared
     }
     // SAFETY: the caller's promise.
     let (stream, context) = unsafe { stream_of(stream) }?;
-    // What the driver refuses once it may do the next time.
-    let current = context.enter().or_else(|_| context.enter());
-    let _current = current.map_err(|error| Error::device(failed("cuCtxSetCurrent", error)))?;
+    // The driver may refuse a call once and accept it the next time.
+    let _current = context.enter().or_else(|_| context.enter())?;
     mark(stream, context)
 }
 
-/// A fence behind all work so far on a stream that has a timeline already; `None` if it has none, captures, or the driver refuses. Of
-/// a default stream the context has to be known first.
+/// A fence behind all work so far on a stream with a timeline. `None` if the stream has none or captures, or if the driver refuses.
+/// A default stream needs its context first.
 ///
 /// # Safety
 ///
@@ -246,27 +244,27 @@ unsafe fn stream_of(stream: sys::CUstream) -> Result<(Stream, &'static ContextSt
     require_driver()?;
     // SAFETY: the caller's promise.
     let of_stream = unsafe { calls::stream_context(stream) };
-    let (handle, green) = of_stream.map_err(|error| unusable("cuStreamGetCtx", error))?;
+    let (handle, green) = of_stream.map_err(|error| unusable(Failed("cuStreamGetCtx", error)))?;
     // SAFETY: the context of a live stream.
-    let context = unsafe { ContextState::of_handle(handle) }.map_err(|(call, error)| unusable(call, error))?;
+    let context = unsafe { ContextState::of_handle(handle) }.map_err(unusable)?;
     // Its other streams have a handle in the primary context too.
     let green = if stream.addr() <= PER_THREAD { green } else { ptr::null_mut() };
     Ok((Stream { handle: stream, context: handle, device: context.device(), green }, context))
 }
 
-/// A fence behind all work before the last record of `event`; `None` if that is over.
+/// A fence behind all work before the last record of `event`; `None` if it has completed.
 ///
 /// # Safety
 ///
 /// The event is alive.
 pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Option<SharedFence>> {
     require_driver()?;
-    let current = calls::current_context().map_err(|error| unusable("cuCtxGetCurrent", error))?;
+    let current = calls::current_context().map_err(|error| unusable(Failed("cuCtxGetCurrent", error)))?;
     if current.is_null() {
         return Err(wrong("no CUDA context is current on this thread, where the wait for the event would be enqueued"));
     }
-    // SAFETY: the default stream of the current context, which is not always the context that is current: a green context has
-    // the primary one.
+    // SAFETY: the default stream of the current context. The context of that stream may be another one: a green context refers to
+    // the primary context.
     let (_, context) = unsafe { stream_of(std::ptr::null_mut()) }?;
     // SAFETY: the caller's promise.
     unsafe { behind_event(event, context) }
@@ -283,8 +281,8 @@ pub(crate) fn require_driver() -> Result<()> {
     driver::state::init_once().map_err(|(why, _)| unavailable(format!("cuInit failed: {why}")))
 }
 
-fn unusable(call: &str, error: Code) -> Error {
-    wrong(failed(call, error))
+fn unusable(failed: Failed) -> Error {
+    wrong(failed.to_string())
 }
 
 fn wrong(why: impl Into<String>) -> Error {

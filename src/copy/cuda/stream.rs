@@ -10,10 +10,13 @@
 //! may be older than the driver.
 #![allow(unsafe_code)] // Calls the driver.
 
+use std::fmt;
+
 use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
 
 use crate::driver::calls;
 use crate::driver::code::Code;
+use crate::error::Error;
 use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Handles that stand for a stream of the calling context or thread, instead of naming one.
@@ -93,9 +96,9 @@ pub(super) fn id_number(stream: sys::CUstream) -> Option<u64> {
     unsafe { calls::stream_id(stream, &raw mut id) }.is_ok().then_some(id)
 }
 
-pub(super) fn is_capturing(stream: Stream) -> Result<bool, Code> {
+pub(super) fn is_capturing(stream: Stream) -> Result<bool, Failed> {
     // SAFETY: the stream is alive.
-    unsafe { calls::is_capturing(stream.handle) }
+    unsafe { calls::is_capturing(stream.handle) }.map_err(|error| Failed("cuStreamIsCapturing", error))
 }
 
 /// An error that earlier calls left in the context object, kept aside until this is dropped.
@@ -122,7 +125,19 @@ impl Drop for SetAside<'_> {
     }
 }
 
-/// The text of an error of the driver.
-pub(super) fn failed(call: &str, error: Code) -> String {
-    format!("{call} failed: {error} (code {})", error.number())
+/// A driver call that failed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Failed(pub(super) &'static str, pub(super) Code);
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(call, code) = self;
+        write!(f, "{call} failed: {code} (code {})", code.number())
+    }
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Self {
+        Self::device(failed.to_string())
+    }
 }

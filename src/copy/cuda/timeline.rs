@@ -34,11 +34,11 @@ use cudarc::driver::sys;
 
 use super::answer::stays;
 use super::idle::StreamContext;
-use super::stream::failed;
+use super::stream::Failed;
 use crate::backend;
 use crate::driver::code::Code;
 use crate::driver::{self, RelaxedCapture, calls, driver_watchdog};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
 use pinpool_os::clock::monotonic_us;
 use pinpool_os::fork::OfProcess;
@@ -295,9 +295,9 @@ impl Health {
     fn query(context: &StreamContext) -> Result<(), Code> {
         let idle_stream = context.idle_stream()?;
         // SAFETY: the stream is never destroyed but with its context, which is there (context-I2).
-        match context.query(|| unsafe { calls::stream_query(idle_stream.0) }) {
+        match context.query("cuStreamQuery", || unsafe { calls::stream_query(idle_stream.0) }) {
             // A refusal in a capture says nothing about the device.
-            Err(error) if !error.is_forbidden_by_capture() => Err(error),
+            Err(Failed(_, error)) if !error.is_forbidden_by_capture() => Err(error),
             _ => Ok(()),
         }
     }
@@ -325,7 +325,7 @@ unsafe impl Fence for TimelineFence {
             return Ok(true);
         }
         let health = self.timeline.words.health.check(self.timeline.context);
-        health.map(|()| false).map_err(|error| Error::device(failed("cuStreamQuery", error)))
+        Ok(health.map(|()| false).map_err(|error| Failed("cuStreamQuery", error))?)
     }
 
     fn is_done_by_load(&self) -> Option<bool> {

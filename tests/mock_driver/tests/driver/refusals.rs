@@ -79,7 +79,7 @@ fn an_event_is_destroyed_in_a_context() {
     // SAFETY: written above.
     let event = unsafe { event.assume_init() }.expose_provenance();
     let destroy = move || {
-        // SAFETY: created above; the mock driver refuses it where it must.
+        // SAFETY: created above; the mock driver refuses it if it must.
         raw(unsafe { sys::cuEventDestroy_v2(std::ptr::with_exposed_provenance_mut(event)) })
     };
     assert_eq!(thread::spawn(destroy).join().unwrap(), Code::INVALID_CONTEXT.0);
