@@ -83,7 +83,6 @@ values! {
     /// The device address of allocated or registered memory in the current context. Nothing is read there.
     pub(crate) host_device_pointer = c"cuMemHostGetDevicePointer_v2"(start: *mut c_void, flags: c_uint) -> CUdeviceptr;
     /// Device memory of the current context.
-    pub(crate) device_alloc = c"cuMemAlloc_v2"(bytes: usize) -> CUdeviceptr;
 }
 
 calls! {
@@ -121,7 +120,6 @@ calls! {
     pub(crate) host_unregister = c"cuMemHostUnregister"(start: *mut c_void);
     pointer_attribute_call = c"cuPointerGetAttribute"(out: *mut c_void, attribute: c_int, address: CUdeviceptr);
 
-    pub(crate) device_free = c"cuMemFree_v2"(address: CUdeviceptr);
     device_alloc_async_call = c"cuMemAllocAsync"(out: *mut CUdeviceptr, bytes: usize, stream: CUstream);
     pub(crate) device_free_async = c"cuMemFreeAsync"(address: CUdeviceptr, stream: CUstream);
     pub(crate) copy_to_device =

@@ -23,21 +23,16 @@ const FIRST_REPORT_BYTES: u64 = 64 << 20;
 pub(crate) const LATE_US: u64 = 3_000_000;
 
 /// When the next tick is due.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Maintenance {
     next_tick_us: AtomicU64,
     watch: Mutex<Watch>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Watch {
     next_question_us: u64,
-    reported: Reported,
-}
-
-/// Statistics at the last growth report.
-#[derive(Debug, Clone)]
-struct Reported {
+    /// At the last growth report.
     held_bytes: u64,
     calls: SourceCalls,
 }
@@ -51,12 +46,6 @@ pub(crate) struct Tick<'a> {
 }
 
 impl Maintenance {
-    pub(crate) fn new() -> Self {
-        let reported = Reported { held_bytes: 0, calls: SourceCalls::default() };
-        let watch = Watch { next_question_us: 0, reported };
-        Self { next_tick_us: AtomicU64::new(0), watch: Mutex::new(watch) }
-    }
-
     /// Whether a tick is due.
     pub(crate) fn is_tick_due(&self, now_us: u64) -> bool {
         // Relaxed: a hint.
@@ -93,17 +82,17 @@ impl Tick<'_> {
         calls: SourceCalls,
         max_bytes: Option<u64>,
     ) -> Option<Growth> {
-        let reported = &mut self.watch.reported;
-        if held_bytes < reported.held_bytes.saturating_mul(2).max(FIRST_REPORT_BYTES) {
+        if held_bytes < self.watch.held_bytes.saturating_mul(2).max(FIRST_REPORT_BYTES) {
             return None;
         }
-        let before = std::mem::replace(reported, Reported { held_bytes, calls });
+        let held_before_bytes = std::mem::replace(&mut self.watch.held_bytes, held_bytes);
+        let before = std::mem::replace(&mut self.watch.calls, calls);
         Some(Growth {
-            asked_bytes: calls.pin.bytes.saturating_sub(before.calls.pin.bytes),
-            held_before_bytes: before.held_bytes,
+            asked_bytes: calls.pin.bytes.saturating_sub(before.pin.bytes),
+            held_before_bytes,
             held_bytes,
-            page_locks: calls.pin.count.saturating_sub(before.calls.pin.count),
-            took: calls.time().saturating_sub(before.calls.time()),
+            page_locks: calls.pin.count.saturating_sub(before.pin.count),
+            took: calls.time().saturating_sub(before.time()),
             max_bytes,
         })
     }

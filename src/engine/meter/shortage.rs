@@ -26,7 +26,7 @@ pub(crate) struct Shortage {
     shortages: AtomicU64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ShortageCounts {
     is_logged: bool,
     begun_us: u64,
@@ -55,14 +55,8 @@ impl Shortage {
         }
         // Relaxed: counted under the lock.
         let is_logged = is_power_of_ten(self.shortages.fetch_add(1, Ordering::Relaxed) + 1);
-        *counts = Some(ShortageCounts {
-            is_logged,
-            begun_us: now_us,
-            last_us: now_us,
-            gets: 1,
-            waited: Duration::ZERO,
-            fallbacks: 0,
-        });
+        *counts =
+            Some(ShortageCounts { is_logged, begun_us: now_us, last_us: now_us, gets: 1, ..ShortageCounts::default() });
         // Relaxed, here and below: a hint; the lock decides.
         self.is_on.store(true, Ordering::Relaxed);
         drop(counts);
