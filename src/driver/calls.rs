@@ -82,7 +82,6 @@ values! {
     pub(crate) host_alloc = c"cuMemHostAlloc"(bytes: usize, flags: c_uint) -> *mut c_void;
     /// The device address of allocated or registered memory in the current context. Nothing is read there.
     pub(crate) host_device_pointer = c"cuMemHostGetDevicePointer_v2"(start: *mut c_void, flags: c_uint) -> CUdeviceptr;
-    /// Device memory of the current context.
 }
 
 calls! {
