@@ -35,11 +35,6 @@ pub(crate) trait BudgetOwner: Send + Sync {
     /// Bytes were returned to an account.
     fn bytes_returned(&self) {}
 
-    /// What [`release_idle`](Self::release_idle) could release.
-    fn releasable_bytes(&self) -> u64 {
-        0
-    }
-
     /// Releases idle memory until `bytes` are released or nothing is idle. Returns how much was. A slow call.
     fn release_idle(&self, _bytes: u64) -> u64 {
         0
@@ -278,7 +273,7 @@ impl Budget {
         unless_max(self.limit())
     }
 
-    /// What is asked of the shared limit: of the host's, else of the process's.
+    /// Queries the host's limit, else the process's.
     fn shared(&self, host: impl FnOnce(&HostLedger) -> u64, process: impl FnOnce(&Process) -> u64) -> u64 {
         self.host().map_or_else(|| self.in_process(process), |ledger| host(&ledger))
     }

@@ -32,7 +32,7 @@ pub(crate) use self::core::{Account, AutoLimit, BlockRequest, CachedShard, Core,
 pub(crate) use self::memory::{
     Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, OneEach, Pageable, granule_bytes,
 };
-pub(crate) use self::meter::clock::{Clock, Timekeeper};
+pub(crate) use self::meter::clock::Timekeeper;
 pub(crate) use self::meter::owners::TagAccount;
 pub(crate) use self::user_block::Block;
 pub(crate) use self::wait_queue::WaitTicket;

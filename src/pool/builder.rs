@@ -18,7 +18,7 @@ use crate::config::env::VariableReport;
 use crate::config::{Config, EnvReport, LedgerName, Limit, OnFull, Preset, Settings, env, for_each_setting};
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
-    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Clock, Core, Memory, OneEach, Pageable, Timekeeper,
+    ArenaSettings, ArenaSupply, AutoLimit, CalledSource, Core, ManualClock, Memory, OneEach, Pageable, Timekeeper,
     granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -39,7 +39,7 @@ pub struct PoolBuilder {
     /// What the variables begin with; `None` if they are ignored.
     env_prefix: Option<String>,
     log: PoolLog,
-    clock: Clock,
+    clock: Option<ManualClock>,
     host_root: PathBuf,
 }
 
@@ -66,7 +66,7 @@ impl PoolBuilder {
             texts: Vec::new(),
             env_prefix: Some(env::PREFIX.to_owned()),
             log: PoolLog::new(),
-            clock: Clock::System,
+            clock: None,
             host_root: PathBuf::from("/"),
         }
     }
@@ -185,8 +185,8 @@ impl PoolBuilder {
     /// Takes the time from `clock`: for replays and tests. The pool then has no maintenance thread,
     /// unless [`background_thread`](Self::background_thread) asks for one.
     #[doc(hidden)]
-    pub fn clock(mut self, clock: crate::engine::ManualClock) -> Self {
-        self.clock = Clock::Manual(clock);
+    pub fn clock(mut self, clock: ManualClock) -> Self {
+        self.clock = Some(clock);
         self.settings.code.background_thread.get_or_insert(false);
         self
     }

@@ -9,7 +9,7 @@ use pinpool_os::words::Size;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use super::{Budget, BudgetOwner};
+use super::Budget;
 use crate::ledger::Want;
 use crate::maintenance_thread::MaintenanceThread;
 use pinpool_os::fork::OfProcess;
@@ -155,21 +155,11 @@ impl Budget {
         before_bytes
     }
 
-    /// The owners of the other `auto` pools.
-    fn other_owners(&self) -> Vec<Arc<dyn BudgetOwner>> {
-        self.others().iter().filter_map(|other| other.owner()).collect()
-    }
-
-    /// What the other `auto` pools keep idle.
-    pub(crate) fn others_idle_bytes(&self) -> u64 {
-        self.other_owners().iter().map(|owner| owner.releasable_bytes()).fold(0, u64::saturating_add)
-    }
-
     /// Has the other `auto` pools release idle memory until there is room for `bytes`. Returns whether there is. A slow call,
     /// under no lock.
     pub(crate) fn ask_others(&self, bytes: u64) -> bool {
         let lacking_bytes = || bytes.saturating_sub(self.shared_room_for(bytes));
-        self.other_owners().iter().any(|owner| {
+        self.others().iter().filter_map(|other| other.owner()).any(|owner| {
             let released_bytes = owner.release_idle(lacking_bytes());
             released_bytes > 0 && lacking_bytes() == 0
         })

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::format::TraceError;
 use super::player::Player;
-use super::priced::{Ledger, PricedSource};
+use super::priced::Ledger;
 use super::report::ReplayReport;
 use super::sim::{SimSource, SourceKind};
 use super::watch::Watch;
@@ -143,7 +143,7 @@ impl Replay {
     /// A pool that reads neither the machine nor the environment nor the system's clock, so that two replays of a workload
     /// return the same texts.
     fn pool(&self, clock: ManualClock, checks: Arc<Mutex<Checks>>) -> Result<(Pool, Arc<Ledger>), TraceError> {
-        let (source, ledger) = PricedSource::new(SimSource::of(self.source));
+        let (source, ledger) = SimSource::priced(self.source);
         let builder = self
             .builder()
             .host_root(NO_MACHINE)

@@ -35,8 +35,7 @@ impl Server for Core {
 
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> Result<Block, Refusal> {
         let (class, Some(refused)) = (waiter.class, waiter.refusal()) else {
-            // Counted as a miss by the attempt without calls.
-            let calls = SlowCalls::After(waiter.begun, waiter.begun + CALL_PATIENCE);
+            let calls = SlowCalls::Until(waiter.begun, waiter.begun + CALL_PATIENCE);
             let served =
                 self.try_get_of_pool(waiter.class).map_or_else(|| self.acquire_in_turn(&waiter.request, calls), Ok);
             return served.map_err(made_calls);
@@ -86,14 +85,14 @@ impl Server for Core {
 
     fn record_taken(&self) {
         self.clear_demand();
-        self.accounts.count_handed_over();
+        self.counters.handed_over.add(1);
     }
 
     fn record_wait(&self, waited: Duration) {
         if !self.has_waiters() {
             self.clear_demand();
         }
-        self.accounts.count_wait(waited);
+        self.counters.waits.record(waited);
     }
 }
 

@@ -176,7 +176,7 @@ impl Maintained for Core {
         }
         let is_preparing = self.memory().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
         // During compaction the thread runs more often than anything else is due.
-        if !is_preparing || self.accounts.adopted() > 0 || self.maintenance.is_tick_due(self.time.coarse_us()) {
+        if !is_preparing || self.counters.adopted.get() > 0 || self.maintenance.is_tick_due(self.time.coarse_us()) {
             self.ask_copies();
             let now_us = self.tick_after(0);
             self.watch_device(now_us);
@@ -192,6 +192,6 @@ impl Maintained for Core {
 impl Core {
     /// The pace for copies in flight: users may wait for adopted memory, and other pools for memory of this one.
     pub(super) fn pace_of_copies(&self) -> Pace {
-        if self.accounts.adopted() > 0 || self.slow_path_flag.is_for_ledger() { Pace::Copies } else { Pace::Active }
+        if self.counters.adopted.get() > 0 || self.slow_path_flag.is_for_ledger() { Pace::Copies } else { Pace::Active }
     }
 }

@@ -391,6 +391,13 @@ fn sizes_that_recur_are_healthy_and_thrash_where_calls_take_time() {
     });
     assert_eq!((judgement.cause, judgement.is_alarm), (Cause::Thrashing, true));
     assert_eq!(judgement.cure.as_deref(), Some("raise PINPOOL_MAX_BYTES, or batch to fewer sizes"));
+    // Memory that was idle and released is pinned again.
+    run.window(|of| of.held_bytes = GIB / 8);
+    let again = |of: &mut Snapshot| {
+        (of.held_bytes, of.misses) = (GIB, of.misses + 980);
+        of.page_locking_ns += 6_000_000_000;
+    };
+    assert_eq!(run.cause(again), Cause::Healthy);
 }
 
 #[test]

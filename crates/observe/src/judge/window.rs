@@ -341,7 +341,9 @@ impl<'a> Window<'a> {
             let cure = is_costly.then(|| "batch to fewer sizes".to_owned());
             return Some(Judgement { is_alarm: is_costly, cure, ..self.judgement(Cause::SizesNeverRecur, found) });
         }
-        is_costly.then(|| {
+        // Memory that was released before and is pinned again is a matter of minutes (`churn.rs`).
+        let has_regrown = self.now.held_bytes > self.held_before_bytes + self.held_before_bytes / GROWTH_PART;
+        (is_costly && !has_regrown).then(|| {
             let found = format!("{} with recurring sizes: buffers of other sizes took their memory", missed());
             let limit = now.limit.as_ref().map_or_else(String::new, |limit| format!("raise {limit}, or "));
             self.alarm(Cause::Thrashing, found, format!("{limit}batch to fewer sizes"))
