@@ -472,7 +472,7 @@ fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
 fn what_is_asked_and_cannot_be_had_is_said() {
     let named = Named::new("bad");
     for name in ["a/b", "ä", &"x".repeat(65)] {
-        let error = Pool::builder().without_env().backend(Backend::Heap).setting("ledger", &name).build().unwrap_err();
+        let error = Pool::builder().without_env().backend(Backend::Heap).setting("ledger", name).build().unwrap_err();
         assert!(error.is_setting() && error.to_string().contains("not the name of a shared limit"), "{error}");
     }
     std::fs::write(named.path(), "something else").unwrap();
