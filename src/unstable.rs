@@ -18,12 +18,12 @@ pub mod ledger {
 }
 pub mod short_path;
 
-pub use crate::config::HugeTlb;
 pub use crate::diag::{CheckReport, LogSampler};
 pub use crate::engine::ManualClock;
 pub use crate::engine::cache::thread_cache;
 pub use crate::finding::{Finding, Level};
 pub use crate::policy::{Check, Window};
+pub use crate::size_class::Rounding;
 pub use crate::stats::{Kind, Statistic, Unit, Value};
 
 use crate::pool::Pool;

@@ -49,17 +49,6 @@ impl Pool {
         self.account().map_or_else(|| self.core().name(), |account| Some(account.name()))
     }
 
-    /// Name of the backend in use, such as `vmm` if the setting is `auto`.
-    pub fn backend(&self) -> &'static str {
-        self.core().memory().source().name()
-    }
-
-    /// Whether the backend pins its memory. A full pool may still return unpinned memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned)
-    /// tells of each buffer, and [`OnFull::Error`](crate::OnFull::Error) rules it out.
-    pub fn is_pinned(&self) -> bool {
-        self.core().memory().source().is_pinned()
-    }
-
     /// The settings in effect, with variables and defaults resolved.
     #[doc(hidden)]
     pub fn config(&self) -> &Config {

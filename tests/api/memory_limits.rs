@@ -1,4 +1,4 @@
-//! Limits that change, and limits on what is idle: a lower limit, the control group's, `PINPOOL_MAX_IDLE_BYTES`.
+//! Limits that change, and limits on what is idle: a lower limit, the cgroup's, `PINPOOL_MAX_IDLE_BYTES`.
 
 use pinpool_os::words::Size;
 use std::fs;
@@ -122,7 +122,7 @@ fn the_limit_of_memory_that_is_not_pinned_changes_with_the_limit() {
 #[test]
 fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
     for limit in [0, 5 << 20, 1 << 30] {
-        for pool in every_kind(|builder| builder.max_bytes(None).max_idle_bytes(limit)) {
+        for pool in every_kind(|builder| builder.max_bytes(None).setting("max_idle_bytes", limit)) {
             let held = fill(&pool, 2 * MIB - 4096, 8);
             drop(held);
             let free = valid_stats(&pool);
@@ -145,7 +145,7 @@ fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
 
 #[test]
 fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
-    let pool = builder().max_idle_bytes(4 << 20).build().unwrap();
+    let pool = builder().setting("max_idle_bytes", 4 << 20).build().unwrap();
     let held = fill(&pool, 2 * MIB, 4);
     let addresses: Vec<_> = held.iter().map(|buffer| buffer.wait_slice().unwrap().as_ptr()).collect();
     held.into_iter().for_each(drop);
@@ -154,14 +154,14 @@ fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
     let kept: Vec<_> = kept.iter().map(|buffer| buffer.wait_slice().unwrap().as_ptr()).collect();
     assert_eq!(kept, [addresses[3], addresses[2]]);
 
-    let pool = builder().max_idle_bytes(0).reserve_bytes(8 << 20).build().unwrap();
+    let pool = builder().setting("max_idle_bytes", 0).reserve_bytes(8 << 20).build().unwrap();
     drop(fill(&pool, 2 * MIB, 6));
     pool.maintain();
     let stats = valid_stats(&pool);
     assert_eq!((stats.memory.held_bytes, stats.memory.reserve_bytes, stats.memory.idle_bytes), (8 << 20, 8 << 20, 0));
 }
 
-/// A file tree of a machine of 1000 MiB with one control group of version 2.
+/// A file tree of a machine of 1000 MiB with one cgroup v2.
 fn machine(root: &Path, limit: &str) {
     for (path, text) in [
         ("proc/meminfo", "MemTotal: 1024000 kB\nMemFree: 1000000 kB\nMemAvailable: 1000000 kB\n"),
@@ -211,7 +211,7 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
     assert_eq!(valid_stats(&pool).limits.max_bytes, Some(100 << 20));
 }
 
-/// A pool over memory that counts as the machine's, of which 100 MiB are for `auto`.
+/// A pool over memory that counts as the machine's. `auto` allows 100 MiB.
 fn automatic(root: &Path) -> PoolBuilder {
     builder().backend(Backend::Source(std::sync::Arc::new(SimSource::new(1 << 40)))).host_root(root)
 }

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
+use pinpool::unstable::Rounding;
 use pinpool::unstable::{LogSampler, ManualClock};
-use pinpool::{Backend, Error, GetFuture, Limit, OnFull, PendingBuf, PinnedBuf, Pool, Preset, Request, Rounding};
+use pinpool::{Backend, Error, GetFuture, Limit, OnFull, PendingBuf, PinnedBuf, Pool, Preset, Request};
 
 use crate::checks;
 use crate::device::{Device, GivesUp, SimStream, SimTarget, finish_all, stamp};
@@ -36,7 +37,7 @@ pub(crate) struct World {
     pub(crate) held: RefCell<Vec<Held>>,
     pub(crate) pending: RefCell<Vec<Pending>>,
     pub(crate) waiting: RefCell<Vec<Waiting>>,
-    /// A request that may be in line is polled: other steps run inside its calls of the source.
+    /// A request that may be waiting is polled: other steps run inside its calls of the source.
     is_polling: Cell<bool>,
     pub(crate) tallies: RefCell<Vec<Tally>>,
     armed: RefCell<Vec<(Call, Step)>>,
@@ -48,7 +49,7 @@ pub(crate) struct World {
     /// A copy failed, or nobody knows whether it did.
     pub(crate) device_failed: Cell<bool>,
     has_limit: Cell<bool>,
-    /// A reserve was made, or the limit changed: there may be less than a request in line needs.
+    /// A reserve was made, or the limit changed: there may be less than a waiting request needs.
     took_room: Cell<bool>,
 }
 
@@ -78,7 +79,7 @@ impl Wake for Woken {
     }
 }
 
-/// A request that waits in line, in the order of the line of its pool.
+/// A waiting request, in the order of the queue of its pool.
 pub(crate) struct Waiting {
     get: Pin<Box<GetFuture>>,
     woken: Arc<Woken>,
@@ -146,11 +147,11 @@ impl World {
             .without_env()
             .backend(Backend::Source(Arc::new(source)))
             .max_bytes(max_bytes)
-            .pool_size_limit(setup.limit)
+            .setting("pool_size_limit", setup.limit)
             .wait(Duration::ZERO)
             .unstable_close_wait(Duration::ZERO)
             .background_thread(false)
-            .reserve_wait(setup.background == 0)
+            .setting("reserve_wait", setup.background == 0)
             .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })
             .idle_timeout((setup.idle_seconds > 0).then(|| Duration::from_secs(setup.idle_seconds)))
             .unstable_pressure("/dev/null")
@@ -159,7 +160,7 @@ impl World {
         builder = match (setup.tensorflow, setup.exact) {
             (0, _) => builder.preset(Preset::Adaptive).reserve_bytes(setup.reserve_bytes),
             (_, 0) => builder.preset(Preset::TensorFlow),
-            _ => builder.preset(Preset::TensorFlow).rounding(Rounding::Exact),
+            _ => builder.preset(Preset::TensorFlow).setting("rounding", Rounding::Exact),
         };
         let pool = builder.build().map_err(|error| format!("the pool cannot be built: {error}"))?;
         Ok(Self {
@@ -221,14 +222,14 @@ impl World {
             let (claimed, claiming) = mine.split_at(mine.len() - of_account);
             if let Some(first) = claiming.first().filter(|first| sleeps(first)) {
                 return Err(format!(
-                    "a copy begins, and the get of {} B that waits in partition {index} sleeps",
+                    "a copy begins, and the request of {} B that waits in partition {index} sleeps",
                     first.len
                 ));
             }
             in_pool.extend(claimed);
         }
         if !in_pool.is_empty() && in_pool.iter().all(|waiting| sleeps(waiting)) {
-            return Err(format!("a copy begins, and all {} gets that wait in the pool sleep", in_pool.len()));
+            return Err(format!("a copy begins, and all {} requests that wait in the pool sleep", in_pool.len()));
         }
         Ok(())
     }
@@ -388,7 +389,7 @@ impl World {
         self.note(2);
         self.tallies.borrow_mut()[pool].failed += 1;
         let is_explained = if error.is_limit() {
-            // Without a limit only the line can be in the way.
+            // Without a limit only the queue can be in the way.
             self.has_limit.get() || pool > 0 || self.is_polling.get() || !self.waiting.borrow().is_empty()
         } else {
             error.is_backend() && self.site.memory().failures != failures
@@ -512,7 +513,7 @@ impl World {
         let (len, mut target) = (held.len(), SimTarget::new(held.start, held.value, GivesUp::Never));
         let copied = held.buf.copy_range_to(0..len, &self.stream(stream), &mut target);
         self.note(u64::from(copied.is_ok()));
-        // A copy of which nobody knows took the buffer away.
+        // A copy that nobody knows of took the buffer away.
         if !target.gave_up.get() {
             self.held.borrow_mut().push(held);
         } else if !held.buf.is_empty() {

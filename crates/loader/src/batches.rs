@@ -1,6 +1,6 @@
 //! Which samples form a batch, and in what order.
 //!
-//! Owns the division into batches and the shuffle. Never reads a file and never asks the pool.
+//! Owns the division into batches and the shuffle. Never reads a file and never calls the pool.
 //!
 //! ```text
 //!   order     3  0  4           1  2       one epoch: every sample once
@@ -8,22 +8,24 @@
 //! ```
 //!
 //! - **plan-I1**: a batch has at least one part of a sample and no more bytes than the limit. Only a sample that is longer
-//!   than the limit is split: it starts a batch, its parts lie in batches that follow each other, and others may follow its
+//!   than the limit is split: it starts a batch, its parts lie in consecutive batches, and other samples may follow its
 //!   last part.
 //! - **plan-I2**: a batch lies within one epoch; the last one of an epoch is short.
 //! - **plan-I3**: the order of an epoch depends on the seed and the number of the epoch only.
 //! - **plan-I4**: the shards of an epoch are disjoint and together the epoch: each takes the units number `rank`,
 //!   `rank + world`, `rank + 2 * world`, ... of its order (plan-I6).
 //! - **plan-I6**: shuffles and shards move units: a sample, or all samples of a compressed file, which come in their order.
-//!   Shuffled, the samples of [`OPEN_FILES`] compressed files are mixed, each draw by chance, so that several workers
-//!   decompress at once; and the parts of a batch that has any lie in it by file.
-//! - **plan-I5**: what decides the batches of an epoch is in [`plan_number`], so a state is refused where they would differ.
+//!   A shuffle mixes the samples of [`OPEN_FILES`] units at random, so that several workers decompress at once,
+//!   and orders the parts of a batch with compressed samples by file.
+//! - **plan-I5**: [`plan_number`] covers everything that determines the batches of an epoch, so a state is refused if they would
+//!   differ.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -31,13 +33,13 @@ use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::catalog::{Catalog, DataOrigin};
+use super::compressed::{Decoder, Turn};
 use super::failure::{Failure, FailureCause};
-use super::open_files::Turn;
 use super::run::LoadOptions;
 use super::state::LoadState;
 use pinpool::{Error, PinnedBuf};
 
-/// Compressed files of many samples that a shuffle mixes: one decoder is kept for each.
+/// Units that a shuffle mixes if there are compressed files of many samples: each of those keeps a decoder.
 const OPEN_FILES: usize = 8;
 
 /// Consecutive bytes of a sample; all of them, unless the sample is longer than a batch may be.
@@ -52,7 +54,7 @@ pub(super) struct SamplePart {
 }
 
 /// A batch before it is read.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(super) struct PlannedBatch {
     /// Counted over the whole run, from 0.
     pub(super) number: u64,
@@ -64,12 +66,12 @@ pub(super) struct PlannedBatch {
     pub(super) parts: Vec<SamplePart>,
     /// Sum of their lengths.
     pub(super) len_bytes: u64,
-    /// The compressed files that it reads, in the order of their parts.
+    /// Its turns at compressed files, in the order of its parts.
     pub(super) turns: Vec<Turn>,
 }
 
 /// A batch in pinned memory. Its buffer returns to the pool when it is dropped, or after the copy that takes it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct LoadedBatch {
     /// Its index in the whole load, from 0.
@@ -78,7 +80,8 @@ pub struct LoadedBatch {
     pub epoch: u64,
     /// Its index in the epoch, from 0.
     pub in_epoch: u64,
-    /// The bytes of all parts, one after the other, and no more; before them the arrays, if fields are decoded.
+    /// The bytes of all parts, one after the other; before them the arrays, if fields are decoded. Empty if nothing could be
+    /// read.
     pub buffer: PinnedBuf,
     /// The array of each of [`LoadOptions::decode`], a row for each part.
     pub arrays: Vec<Range<usize>>,
@@ -102,23 +105,16 @@ pub struct LoadedPart {
     pub checksum: Option<u64>,
 }
 
-/// A failure and the files of which it skips samples.
-#[derive(Debug)]
-pub(super) struct Skipped {
-    pub(super) files: Vec<usize>,
-    pub(super) failure: Failure,
-}
-
-impl PlannedBatch {
-    /// The whole batch is skipped: one failure for all of its files.
-    pub(super) fn skipped(&self, catalog: &Catalog, error: &Arc<Error>) -> Skipped {
-        let first = self.parts.first().map_or_else(String::new, |part| catalog.name(part.sample));
-        let name = match self.parts.len() {
+impl LoadedBatch {
+    /// The failure of the whole batch: one for the files of all `samples`.
+    pub(super) fn failure(&self, catalog: &Catalog, samples: &[usize], error: Arc<Error>) -> Failure {
+        let first = samples.first().map_or_else(String::new, |&sample| catalog.name(sample));
+        let name = match samples.len() {
             1 => first,
             many => format!("batch {} ({many} samples, the first {first})", self.number),
         };
-        let files = self.parts.iter().map(|part| catalog.samples()[part.sample].file).collect();
-        Skipped { files, failure: Failure::new(name, FailureCause::Pool(error.clone())) }
+        let files = samples.iter().map(|&sample| catalog.samples()[sample].file).collect();
+        Failure { files, ..Failure::new(name, FailureCause::Pool(error)) }
     }
 }
 
@@ -136,8 +132,8 @@ pub(super) struct Batches {
     taken: usize,
     /// Bytes of the next sample that are in earlier batches.
     taken_bytes: u64,
-    /// Turns of each compressed file so far.
-    turns: HashMap<usize, u64>,
+    /// Where the next batch that reads a compressed file gets its decoder.
+    turns: HashMap<usize, Receiver<Decoder>>,
 }
 
 impl Batches {
@@ -225,7 +221,7 @@ impl Batches {
             if !is_first && self.is_over_limit(batch.parts.len() + 1, batch.len_bytes.saturating_add(rest)) {
                 break;
             }
-            // Whatever follows the first part fits whole.
+            // Parts after the first one fit whole.
             let len_bytes = if is_first { rest.min(max_bytes) } else { rest };
             batch.parts.push(SamplePart { sample, start: self.taken_bytes, len_bytes });
             batch.len_bytes = batch.len_bytes.saturating_add(len_bytes);
@@ -237,7 +233,7 @@ impl Batches {
             self.taken_bytes = 0;
         }
         if self.options.shuffle_seed.is_some() && batch.parts.iter().any(|part| self.is_compressed(part)) {
-            // A worker is done with one file before it begins with the next, which another worker may then continue with.
+            // A worker finishes one file before it starts the next, so that another worker can continue the first.
             batch.parts.sort_by_key(|part| self.catalog.samples()[part.sample].file);
         }
         self.number += 1;
@@ -249,7 +245,7 @@ impl Batches {
         self.catalog.files()[self.catalog.samples()[part.sample].file].compression.is_some()
     }
 
-    /// Gives the batch its turns at compressed files, behind the turns of all earlier batches.
+    /// Assigns the batch its turns at compressed files, after the turns of all earlier batches.
     fn take_turns(&mut self, batch: &mut PlannedBatch) {
         for part in &batch.parts {
             if !self.is_compressed(part) {
@@ -258,13 +254,13 @@ impl Batches {
             let sample = &self.catalog.samples()[part.sample];
             let ends_file = self.catalog.samples().get(part.sample + 1).is_none_or(|next| next.file != sample.file);
             let is_last = ends_file && part.start + part.len_bytes == sample.len_bytes;
-            match batch.turns.last_mut() {
-                Some(turn) if turn.file == sample.file => turn.is_last |= is_last,
-                _ => {
-                    let next = self.turns.entry(sample.file).or_default();
-                    batch.turns.push(Turn { file: sample.file, number: *next, is_last });
-                    *next += 1;
-                }
+            if batch.turns.last().is_none_or(|turn| turn.file != sample.file) {
+                let (next, receiver) = mpsc::channel();
+                let previous = self.turns.insert(sample.file, receiver);
+                batch.turns.push(Turn { file: sample.file, previous, next });
+            }
+            if is_last {
+                self.turns.remove(&sample.file);
             }
         }
     }
@@ -280,7 +276,7 @@ fn units(catalog: &Catalog) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The samples of the units, in the order in which an epoch has them: without `rng` one unit after the other.
+/// The samples of the units in the order of an epoch: without `rng`, one unit after the other.
 fn samples_of(catalog: &Catalog, units: Vec<usize>, rng: Option<&mut ChaCha8Rng>) -> Vec<usize> {
     let is_long = |unit: &usize| {
         let file = &catalog.files()[catalog.samples()[*unit].file];
@@ -294,21 +290,15 @@ fn samples_of(catalog: &Catalog, units: Vec<usize>, rng: Option<&mut ChaCha8Rng>
         unit..unit.saturating_add(usize::try_from(samples).unwrap_or(usize::MAX))
     };
     let Some(rng) = rng else { return units.into_iter().flat_map(range).collect() };
-    let (mut order, mut open) = (Vec::new(), Vec::new());
-    let mut units = units.into_iter().peekable();
-    while units.peek().is_some() || !open.is_empty() {
-        while open.len() < OPEN_FILES
-            && let Some(unit) = units.next()
-        {
-            if is_long(&unit) { open.push(range(unit)) } else { order.push(unit) }
-        }
-        if open.is_empty() {
-            break;
-        }
+    let mut units = units.into_iter().map(range);
+    let mut open: Vec<_> = units.by_ref().take(OPEN_FILES).collect();
+    let mut order = Vec::new();
+    while !open.is_empty() {
         let at = rng.random_range(0..open.len());
         order.extend(open[at].next());
         if open[at].is_empty() {
-            open.remove(at);
+            open.swap_remove(at);
+            open.extend(units.next());
         }
     }
     order
@@ -318,7 +308,7 @@ impl Iterator for Batches {
     type Item = PlannedBatch;
 
     fn next(&mut self) -> Option<PlannedBatch> {
-        // An epoch without samples is like all others.
+        // If one epoch has no samples, no epoch has any.
         while self.epoch < self.options.epochs && !self.order.is_empty() {
             if let Some(mut batch) = self.next_in_epoch() {
                 self.take_turns(&mut batch);
@@ -331,8 +321,8 @@ impl Iterator for Batches {
     }
 }
 
-/// Stands for everything that the batches of an epoch depend on, except the number of the epoch (plan-I5). The directories
-/// do not count, so that files may be moved as a whole.
+/// A hash of everything that determines the batches of an epoch, except the number of the epoch (plan-I5). Directories are
+/// excluded, so that all files may be moved together.
 pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
     let mut hasher = Xxh3Default::new();
     let mut number = |number: Option<u64>| {
@@ -363,13 +353,14 @@ pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::catalog::{CatalogLists, DataOrigin};
+    use super::super::catalog::{CatalogLists, DataOrigin, FileContent};
     use super::*;
 
     fn catalog(lengths: &[u64]) -> Catalog {
         let mut catalog = CatalogLists::default();
         for &len_bytes in lengths {
-            catalog.push_plain(DataOrigin::Synthetic { seed: 0, stream: 0 }, len_bytes);
+            let content = FileContent { len_bytes, ..FileContent::default() };
+            catalog.push(DataOrigin::Synthetic { seed: 0, stream: 0 }, content);
         }
         catalog.finish()
     }

@@ -1,4 +1,4 @@
-//! From paths to a catalog: the regular files under them, in an order that is the same each time, and the samples of
+//! From paths to a catalog: the regular files under them, in a deterministic order, and the samples of
 //! containers.
 //!
 //! Owns the rules of the walk and the choice of the files that are opened as containers. Reads nothing but containers'
@@ -9,26 +9,26 @@
 //! | regular file, empty or not | listed |
 //! | symbolic link to a file | listed under the link's name |
 //! | symbolic link to a directory | entered, unless this path has led to that directory before |
-//! | symbolic link in a circle | not followed, kept in [`Catalog::cyclic_links`] |
+//! | cyclic symbolic link | not followed, kept in [`Catalog::cyclic_links`] |
 //! | dangling link, unreadable directory | a failure |
 //! | pipe, socket, device | kept in [`Catalog::special_files`]; a failure if the caller named it |
 //!
 //! - **listing-I1**: no directory is entered twice under one path, so the walk ends whatever the links are.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use pinpool_os::sync::plain::Mutex;
 use walkdir::WalkDir;
 
-use super::catalog::{Catalog, CatalogLists, DataOrigin};
-use super::container::{self, Opened};
+use super::catalog::{Catalog, CatalogLists, DataOrigin, FileContent};
+use super::container;
 use super::failure::{Failure, FailureCause};
 use super::stop::StopFlag;
 
@@ -45,74 +45,60 @@ impl Catalog {
     ///
     /// A `.tar` or `.safetensors` file is opened as a container, and its samples are listed one by one, if `paths` names the
     /// file itself or a directory that has nothing but containers, or `open_containers` is set; otherwise it is one plain
-    /// sample. The same goes for compressed files: the samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed,
-    /// and another `.gz` or `.zst` file is one sample, its data. Each of these is decompressed once for that, several at a
-    /// time. What cannot be listed is in [`Catalog::failures`]. The list ends early when `stop` is raised.
+    /// sample. The same applies to compressed files: the samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed,
+    /// and another `.gz` or `.zst` file is one sample, its data. Each of these is decompressed once for that, on several
+    /// threads. What cannot be listed is in [`Catalog::failures`]. The list ends early when `stop` is raised.
     #[must_use]
     pub fn from_paths<P: AsRef<Path>>(paths: &[P], open_containers: bool, stop: &StopFlag) -> Catalog {
         let mut lists = CatalogLists::default();
         let found = lists.walk(paths, stop);
-        let is_opened = |file: &FoundFile| file.is_opened || open_containers;
-        let mut opened = open_compressed(&found, &is_opened, stop);
-        for (at, file) in found.into_iter().enumerate() {
-            let open = || container::open(&file.path, stop);
-            let opened = opened.remove(&at).or_else(|| is_opened(&file).then(open).flatten());
-            // What was opened meanwhile may have been given up.
+        let opened = open_all(&found, open_containers, stop);
+        for (file, opened) in found.into_iter().zip(opened) {
+            // After a stop the opened files may be incomplete.
             if stop.is_raised() {
                 break;
             }
-            lists.list(file, opened);
+            let plain = || Ok(FileContent { len_bytes: file.len_bytes, ..FileContent::default() });
+            match opened.into_inner().unwrap_or_else(plain) {
+                Ok(content) => lists.push(DataOrigin::File(file.path), content),
+                Err(cause) => lists.failures.push(Failure::new(file.path.display(), cause)),
+            }
         }
         lists.finish()
     }
 }
 
-type OpenedOrNot = Result<Opened, FailureCause>;
+type Opened = Result<FileContent, FailureCause>;
 
-/// Opens the compressed files, which takes the time to decompress them, by as many threads as there are cores. A file that is
-/// missing here is opened by the caller.
-fn open_compressed(
-    found: &[FoundFile],
-    is_opened: &dyn Fn(&FoundFile) -> bool,
-    stop: &StopFlag,
-) -> HashMap<usize, OpenedOrNot> {
-    let files = found.iter().enumerate().filter(|(_, file)| is_opened(file) && container::is_compressed(&file.path));
-    let files: Vec<_> = files.map(|(at, file)| (at, file.path.as_path())).collect();
-    let (next, opened) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
+/// Opens the containers, on as many threads as there are cores, since decompressing takes time. A plain file stays unset.
+fn open_all(found: &[FoundFile], open_containers: bool, stop: &StopFlag) -> Vec<OnceLock<Opened>> {
+    let opened: Vec<_> = found.iter().map(|_| OnceLock::new()).collect();
+    let next = AtomicUsize::new(0);
     let open_next = || {
         // Relaxed: the counter publishes no other data.
-        while let Some((at, path)) = files.get(next.fetch_add(1, Ordering::Relaxed))
+        while let at = next.fetch_add(1, Ordering::Relaxed)
+            && let Some(file) = found.get(at)
             && !stop.is_raised()
         {
-            if let Some(result) = container::open(path, stop) {
-                opened.lock().insert(*at, result);
+            if (file.is_opened || open_containers)
+                && let Some(result) = container::open(&file.path, stop)
+            {
+                let _ = opened[at].set(result);
             }
         }
     };
-    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(files.len());
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(found.len());
     thread::scope(|scope| {
         for _ in 1..threads {
-            // Without a thread this one opens more of them.
+            // If no thread can be started, this thread opens more files.
             let _ = thread::Builder::new().name("pinpool-list".to_owned()).spawn_scoped(scope, open_next);
         }
         open_next();
     });
-    opened.into_inner()
+    opened
 }
 
 impl CatalogLists {
-    fn list(&mut self, file: FoundFile, opened: Option<OpenedOrNot>) {
-        let origin = DataOrigin::File(file.path);
-        match opened {
-            None => self.push_plain(origin, file.len_bytes),
-            Some(Ok(Opened::Compressed(len_bytes, compression))) => {
-                self.push_file(origin, len_bytes, Some(compression));
-            }
-            Some(Ok(Opened::Container(members, compression))) => self.push_container(origin, members, compression),
-            Some(Err(cause)) => self.failures.push(Failure::new(origin, cause)),
-        }
-    }
-
     fn walk<P: AsRef<Path>>(&mut self, paths: &[P], stop: &StopFlag) -> Vec<FoundFile> {
         let mut found = Vec::new();
         for root in paths.iter().map(AsRef::as_ref) {

@@ -3,8 +3,8 @@
 //! One thread at a time runs a tick; a thread that finds another thread running one continues without waiting. So the lock held
 //! during a tick, slow calls included, makes no thread wait.
 //!
-//! Who runs it: the [maintenance thread](crate::maintenance_thread) of the process. Without one, misses and puts of copies; with one, these
-//! only if it is late by seconds, because it cannot be had or waits in a call of another pool. A hit never does.
+//! Who runs it: the [maintenance thread](crate::maintenance_thread) of the process. Without one, misses and returns with copies; with one, these
+//! only if it is late by seconds, because it could not be started or is in a call of another pool. A hit never does.
 //!
 //! Owns times and thresholds; the work itself is the core's.
 
@@ -15,29 +15,24 @@ use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Between two ticks: much shorter than any time in the rules, long against the cost of a tick.
 pub(crate) const TICK_EVERY_US: u64 = 10_000;
-/// Between two questions to fences that failed.
+/// Between two queries of fences that failed.
 const ASK_AGAIN_EVERY_US: u64 = 100_000;
 /// Growth is reported each time that pinned memory has doubled since the last report, from here on.
 const FIRST_REPORT_BYTES: u64 = 64 << 20;
-/// A tick that the maintenance thread has not run for this long is run by the next miss or put of a copy.
+/// A tick that the maintenance thread has not run for this long is run by the next miss or return with a copy.
 pub(crate) const LATE_US: u64 = 3_000_000;
 
 /// When the next tick is due.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Maintenance {
     next_tick_us: AtomicU64,
     watch: Mutex<Watch>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Watch {
-    next_question_us: u64,
-    reported: Reported,
-}
-
-/// Statistics at the last growth report.
-#[derive(Debug, Clone)]
-struct Reported {
+    next_query_us: u64,
+    /// At the last growth report.
     held_bytes: u64,
     calls: SourceCalls,
 }
@@ -51,12 +46,6 @@ pub(crate) struct Tick<'a> {
 }
 
 impl Maintenance {
-    pub(crate) fn new() -> Self {
-        let reported = Reported { held_bytes: 0, calls: SourceCalls::default() };
-        let watch = Watch { next_question_us: 0, reported };
-        Self { next_tick_us: AtomicU64::new(0), watch: Mutex::new(watch) }
-    }
-
     /// Whether a tick is due.
     pub(crate) fn is_tick_due(&self, now_us: u64) -> bool {
         // Relaxed: a hint.
@@ -77,11 +66,11 @@ impl Maintenance {
 }
 
 impl Tick<'_> {
-    /// Whether fences that failed may be asked again now. At most ten times a second.
+    /// Whether fences that failed may be queried again now. At most ten times a second.
     pub(crate) fn may_ask_again(&mut self, now_us: u64) -> bool {
-        let may_ask = now_us >= self.watch.next_question_us;
+        let may_ask = now_us >= self.watch.next_query_us;
         if may_ask {
-            self.watch.next_question_us = now_us.saturating_add(ASK_AGAIN_EVERY_US);
+            self.watch.next_query_us = now_us.saturating_add(ASK_AGAIN_EVERY_US);
         }
         may_ask
     }
@@ -93,17 +82,17 @@ impl Tick<'_> {
         calls: SourceCalls,
         max_bytes: Option<u64>,
     ) -> Option<Growth> {
-        let reported = &mut self.watch.reported;
-        if held_bytes < reported.held_bytes.saturating_mul(2).max(FIRST_REPORT_BYTES) {
+        if held_bytes < self.watch.held_bytes.saturating_mul(2).max(FIRST_REPORT_BYTES) {
             return None;
         }
-        let before = std::mem::replace(reported, Reported { held_bytes, calls });
+        let held_before_bytes = std::mem::replace(&mut self.watch.held_bytes, held_bytes);
+        let before = std::mem::replace(&mut self.watch.calls, calls);
         Some(Growth {
-            asked_bytes: calls.pin.bytes.saturating_sub(before.calls.pin.bytes),
-            held_before_bytes: before.held_bytes,
+            asked_bytes: calls.pin.bytes.saturating_sub(before.pin.bytes),
+            held_before_bytes,
             held_bytes,
-            page_locks: calls.pin.count.saturating_sub(before.calls.pin.count),
-            took: calls.time().saturating_sub(before.calls.time()),
+            page_locks: calls.pin.count.saturating_sub(before.pin.count),
+            took: calls.time().saturating_sub(before.time()),
             max_bytes,
         })
     }

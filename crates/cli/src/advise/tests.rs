@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use pinpool_observe::judge::Cause;
-use pinpool_replay::{Event, PoolDescription, Record, Recording, Replay, TraceOp, Workload};
+use pinpool_replay::{Event, PoolDescription, Record, Recording, Replay, TraceOp, TraceReader, Workload};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -204,11 +204,11 @@ fn peak_bytes(acts: &[Act]) -> u64 {
     peak
 }
 
-/// The acts of a trace of gets and puts, as those of four threads that get, and one that puts.
-fn acts_of(workload: &Workload) -> Vec<Act> {
+/// The acts of a trace of requests, as those of four threads that request, and one that returns.
+fn acts_of(trace: &Path) -> Vec<Act> {
     let (mut at_ns, mut name, mut names, mut acts) = (0, 0, HashMap::new(), Vec::new());
-    for (_, operation) in workload.lines() {
-        match *operation {
+    for operation in TraceReader::open(trace).unwrap().map(Result::unwrap) {
+        match operation {
             TraceOp::Advance { micros } => at_ns += micros * 1000,
             TraceOp::Get { id, bytes, .. } => {
                 name += 1;
@@ -353,17 +353,16 @@ fn full_pool(last_bytes: u64) -> Workload {
 
 #[test]
 fn a_full_pool_is_given_more_memory_if_its_threads_queue_for_it() {
-    let lines = super::recommendation(&full_pool(4 * MIB)).unwrap();
-    let limit = lines.iter().find_map(|line| line.strip_prefix("export PINPOOL_MAX_BYTES=")).unwrap();
-    assert!((8..64).contains(&(limit.parse::<u64>().unwrap() / MIB)), "{lines:?}");
-    let (_, ends) = lines[0].split_once("ends after 4.0 s -> ").unwrap();
-    assert!(ends.split(' ').next().unwrap().parse::<f64>().unwrap() < 2.5, "{lines:?}");
+    let better = super::search(&full_pool(4 * MIB), &[], 0.1, &ProgressBar::hidden()).unwrap().advised.unwrap();
+    let (_, limit) = better.settings.iter().find(|(name, _)| *name == "PINPOOL_MAX_BYTES").unwrap();
+    assert!((8..64).contains(&(limit.parse::<u64>().unwrap() / MIB)), "{better:?}");
+    assert!(better.cost.outcome.ended_us < 2_500_000, "{better:?}");
 }
 
 #[test]
 fn nothing_is_promised_if_the_recorded_settings_do_not_give_what_was_recorded() {
     // The limit was raised at the end: a replay has the last one from the start.
-    let error = super::recommendation(&full_pool(64 * MIB)).unwrap_err().to_string();
+    let error = super::search(&full_pool(64 * MIB), &[], 0.1, &ProgressBar::hidden()).unwrap_err().to_string();
     assert!(error.starts_with("this recording cannot be replayed faithfully: "), "{error}");
 }
 
@@ -431,7 +430,7 @@ fn shared() -> Vec<PathBuf> {
 /// A shared workload as it is, and as a program that was recorded under a ceiling that is too small, right, and far too large.
 fn of_shared(path: &Path) -> impl Fn(usize) -> Result<Outcome, String> + use<> {
     let workload = Workload::open(path).unwrap();
-    let acts = acts_of(&workload);
+    let acts = acts_of(path);
     let name = path.file_name().unwrap().to_string_lossy().into_owned();
     move |way| {
         let ceiling = [None, Some(60), Some(125), Some(1000)][way].map(|percent| peak_bytes(&acts) / 100 * percent);

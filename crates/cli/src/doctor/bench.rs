@@ -150,7 +150,7 @@ fn destination(pool: &Pool) -> Result<Box<dyn Destination>, Error> {
 }
 
 fn pin_once(bytes: u64) -> Result<Duration, Error> {
-    let pool = Pool::builder().preset(Preset::Adaptive).reserve_bytes(0).reserve_wait(true).build()?;
+    let pool = Pool::builder().preset(Preset::Adaptive).reserve_bytes(0).setting("reserve_wait", true).build()?;
     let begun = Instant::now();
     pool.prewarm(bytes)?;
     Ok(begun.elapsed())

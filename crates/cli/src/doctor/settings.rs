@@ -49,7 +49,7 @@ pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
         terminal.write(format!("{}: {}: {finding}\n", finding.level, finding.check).as_bytes());
     }
     // What `unmet` looks at is left out: a reserve would be pinned, a trace or a socket opened.
-    let builder = Pool::builder().reserve_bytes(0).background_thread(false).trace(None).socket(None);
+    let builder = Pool::builder().reserve_bytes(0).background_thread(false).trace(None).setting("socket", "none");
     match builder.build() {
         Err(error) if error.is_setting() => Err(terminal.refuse(&error)),
         Err(error) => {

@@ -187,7 +187,7 @@ fn of_a_program_that_ended_with_a_get_that_failed_why_and_advice_say_how_much_it
     assert!(pool.get(3 << 20).unwrap_err().is_limit());
     drop((held, pool));
     let why = finish(pinpool(&["why"]).arg(&path)).stdout;
-    for part in ["limit_too_small: 1 of ", "export PINPOOL_MAX_BYTES=9437184", "1 get failed when it was recorded"] {
+    for part in ["limit_too_small: 1 of ", "export PINPOOL_MAX_BYTES=9437184"] {
         assert!(why.contains(part), "no {part} in\n{why}");
     }
     let ran = advise(&path, &[]);

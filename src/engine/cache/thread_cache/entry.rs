@@ -7,7 +7,6 @@
 use super::slot;
 use pinpool_os::sync::plain::Mutex;
 use pinpool_os::sync::process::{AtomicPtr, AtomicU32, Ordering};
-use std::fmt;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
@@ -33,12 +32,13 @@ impl Links {
 ///
 /// The alignment keeps two entries off one cache line and leaves the address 1 to the remote list. The
 /// header and the first 16 bytes of the value are one cache line.
+#[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Entry<T> {
     pub(super) links: Links,
     /// Order of the last put in its shard; the tick is in the upper bits (`free_list`).
     pub(super) order: u64,
-    /// Address of the shard that may keep it by the short path (the shard of the thread that took it last), or null; compared,
+    /// Address of the shard that may keep it by the fast path (the shard of the thread that took it last), or null; compared,
     /// never followed.
     shard: AtomicPtr<()>,
     /// A number for the user of the cache.
@@ -106,14 +106,14 @@ impl<T> Entry<T> {
         self.tag.store(tag, Ordering::Relaxed);
     }
 
-    /// Whether the shard at `shard`, which is not null, may keep it by the short path.
+    /// Whether the shard at `shard`, which is not null, may keep it by the fast path.
     #[inline(always)]
     pub(in crate::engine) fn is_of<S>(&self, shard: *const S) -> bool {
         // Relaxed, as the tag.
         ptr::eq(self.shard.load(Ordering::Relaxed), shard.cast())
     }
 
-    /// The shard at `shard` may keep it by the short path.
+    /// The shard at `shard` may keep it by the fast path.
     pub(super) fn set_shard<S>(&self, shard: *const S) {
         self.shard.store(shard.cast_mut().cast(), Ordering::Relaxed);
     }
@@ -172,16 +172,6 @@ impl<T> DerefMut for Entry<T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.value
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for Entry<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entry")
-            .field("class", &self.class)
-            .field("bytes", &self.bytes())
-            .field("value", &self.value)
-            .finish_non_exhaustive()
     }
 }
 
