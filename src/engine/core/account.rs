@@ -269,7 +269,7 @@ impl Account {
             hits,
             misses,
             failed: counts.failed.get(),
-            waits: self.waiters.total(),
+            waits: self.waiters.total.get(),
             waiting: self.waiters.waiting(),
             timeouts: counts.timeouts.get(),
             wait_time: counts.waits.get(),

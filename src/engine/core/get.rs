@@ -83,7 +83,7 @@ impl Core {
             Err(refusal) => made_calls(refusal),
         };
         if !self.may_wait(wanted, wait, &refusal) {
-            return self.give_up(wanted, refusal);
+            return self.give_up(wanted, Some(refusal), wait);
         }
         let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), None);
         let ticket = WaitTicket::new(self, waiter, Some(refusal));
@@ -107,7 +107,7 @@ impl Core {
         let waiter = Waiter::new(wanted.clone(), wanted.class, (wait, deadline), Some(keep_alive));
         let served = match self.acquire_in_turn(wanted, SlowCalls::None) {
             Ok(block) => Ok(block),
-            Err(Some(refusal)) if !self.may_wait(wanted, wait, &refusal) => self.give_up(wanted, refusal),
+            Err(Some(refusal)) if !self.may_wait(wanted, wait, &refusal) => self.give_up(wanted, Some(refusal), wait),
             Err(refusal) => return Ok(Err(WaitTicket::new(self, waiter, refusal))),
         };
         self.record_outcome(&served, wanted, Some(waiter.begun));
@@ -136,19 +136,7 @@ impl Core {
             self.shortage.count_wait(self.time.coarse_us(), waited);
             self.log.waited(asked_bytes, waited, is_served);
         }
-        match (served, refusal) {
-            (Some(block), _) => Ok(block),
-            (None, Some(refusal)) => self.give_up(wanted, refusal),
-            (None, None) => self.give_up_call(wanted, ticket.waiter().wait),
-        }
-    }
-
-    /// The driver calls for a task have not returned within its `wait`.
-    fn give_up_call(self: &Arc<Self>, wanted: &BlockRequest, wait: Duration) -> Result<Block> {
-        self.fall_back(wanted.len, wanted.class).ok_or_else(|| {
-            self.counters.failed_requests.add(1);
-            ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into()
-        })
+        served.map_or_else(|| self.give_up(wanted, refusal, ticket.waiter().wait), Ok)
     }
 
     /// The first attempt of a request that is no hit, which makes such `calls`. While others wait, it must fit in addition to the
@@ -245,13 +233,14 @@ impl Core {
         may_wait
     }
 
-    /// Unpinned memory, or an error.
-    fn give_up(self: &Arc<Self>, wanted: &BlockRequest, refusal: Refusal) -> Result<Block> {
+    /// Unpinned memory, or an error. Without a refusal the driver calls for a task have not returned within its `wait`.
+    fn give_up(self: &Arc<Self>, wanted: &BlockRequest, refusal: Option<Refusal>, wait: Duration) -> Result<Block> {
         if let Some(block) = self.fall_back(wanted.len, wanted.class) {
             return Ok(block);
         }
         let nth = self.counters.failed_requests.add(1);
-        Err(self.refused(wanted, refusal, nth))
+        let late = || ErrorKind::Late { asked_bytes: wanted.len as u64, waited: wait }.into();
+        Err(refusal.map_or_else(late, |refusal| self.refused(wanted, refusal, nth)))
     }
 
     /// An unpinned block, if this pool may return one and its limit leaves room.
