@@ -1,4 +1,4 @@
-//! A request that is no hit: its attempts, its wait, and the return that serves it.
+//! A miss: its attempts, its wait, and the return that serves it.
 //!
 //! ```text
 //!   miss ─▶ fits in addition to the head? ─▶ acquire ─▶ block
@@ -22,8 +22,8 @@ use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::process::Ordering;
 
-/// A request that begins waits at least this long for calls of other threads, even if it may not wait for room: they take
-/// milliseconds, as its own does.
+/// A new request waits at least this long for driver calls of other threads, even if it may not wait for room: they take
+/// milliseconds, as its own call would.
 pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
 impl Core {
@@ -80,7 +80,7 @@ impl Core {
         let calls = SlowCalls::Until(deadline, deadline.max(Instant::now() + CALL_PATIENCE));
         let refusal = match self.acquire_in_turn(wanted, calls) {
             Ok(block) => return Ok(block),
-            Err(refusal) => made_calls(refusal),
+            Err(refusal) => expect_refusal(refusal),
         };
         if !self.may_wait(wanted, wait, &refusal) {
             return self.give_up(wanted, Some(refusal), wait);
@@ -123,7 +123,7 @@ impl Core {
         Poll::Ready(served)
     }
 
-    /// A request waits no more: it was served, or gives up.
+    /// A request has stopped waiting: it was served, or it failed.
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
         let (wanted, refusal) = (ticket.request(), ticket.waiter().refusal());
         if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
@@ -139,8 +139,8 @@ impl Core {
         served.map_or_else(|| self.give_up(wanted, refusal, ticket.waiter().wait), Ok)
     }
 
-    /// The first attempt of a request that is no hit, which makes such `calls`. While others wait, it must fit in addition to the
-    /// head. Stops without a refusal if it would have to call the driver, and may not.
+    /// The first attempt of a miss, which makes such `calls`. While others wait, it must fit in addition to the
+    /// head. Stops without a refusal if it needs a driver call that it may not make.
     pub(super) fn acquire_in_turn(
         self: &Arc<Self>,
         wanted: &BlockRequest,
@@ -259,7 +259,7 @@ impl Core {
         Some(block)
     }
 
-    /// What is returned while a request waits goes to the head, or is room for it. Returns `block` if nobody waits.
+    /// Hands `block` to the waiting head, or makes room of it. Returns `block` if no request waits.
     pub(super) fn offer_to_head(&self, block: Block) -> Option<Block> {
         // Under a limit of 0 no buffer is used twice.
         if !self.has_waiters() || self.config.pool_size_limit == 0 {
@@ -286,6 +286,6 @@ impl Core {
 }
 
 /// The refusal of an attempt that makes driver calls.
-pub(super) fn made_calls(refusal: Option<Refusal>) -> Refusal {
+pub(super) fn expect_refusal(refusal: Option<Refusal>) -> Refusal {
     refusal.unwrap_or_else(|| unreachable!("an attempt that makes calls stopped for one"))
 }
