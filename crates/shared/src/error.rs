@@ -17,10 +17,12 @@ pub(crate) enum ErrorKind {
     Pool(pinpool::Error),
     #[error(
         "no shared buffer was free within {waited:?}: of {buffers}, {filling} are being filled, {sent} are sent and not \
-         received, {held} are held by the trainer; wait longer, release received buffers earlier, or make more buffers"
+         received, {held} are held by the trainer; wait longer, release received buffers earlier, or create more buffers"
     )]
     NoBuffer { waited: Duration, buffers: usize, filling: usize, sent: usize, held: usize },
-    #[error("asked {len} B: a shared buffer holds {buffer_bytes} B; ask for less, or make larger buffers")]
+    #[error(
+        "cannot allocate {len} B: a shared buffer holds at most {buffer_bytes} B; request less or create larger buffers"
+    )]
     BufferLength { len: usize, buffer_bytes: usize },
     #[error("ticket of buffer {index}, generation {generation}: {why}")]
     Ticket { index: u32, generation: u64, why: String },
