@@ -15,7 +15,7 @@ const SIGMA: f64 = 0.6;
 const BOUNDS_BYTES: std::ops::RangeInclusive<f64> = 1024.0..=16_777_216.0;
 /// Stream of the lengths, separate from the streams of the files.
 const LENGTHS_STREAM: u64 = u64::MAX;
-/// What the generator makes at once.
+/// Bytes that the generator produces at once.
 const WORD_BYTES: usize = 4;
 
 impl Catalog {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::thread_cache::Entry;
 
-/// Numbers of puts and classes that are not removed at once when their buffers leave.
+/// Most numbers of returns and classes that remain after their buffers have left.
 const LEFTOVERS: usize = 32;
 
 /// Idle buffers by class, oldest first, with the numbers of their puts.

@@ -1,7 +1,7 @@
 //! The order of steps: each module decides under its own lock, and slow calls are made under none.
 //!
 //! ```text
-//!  get     idle ─hit─▶ block
+//!  request idle ─hit─▶ block
 //!           └─miss─▶ sweep ─completed─▶ block
 //!                     └─▶ tick, acquire ─▶ block
 //!                          └─no room─▶ wait queue (`get.rs`)

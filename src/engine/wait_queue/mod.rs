@@ -14,13 +14,15 @@
 //!   is served, at the latest, when all buffers that were in use or idle when it became the head have been returned;
 //! - only the head looks for memory, so small requests cannot overtake a large one forever.
 //!
-//! Threads look for themselves. For tasks the thread `pinpool-get` looks, which is started by the first task that waits and
-//! ends when no task waits; a poll reads the slot of its waiter. A task is *deferred* if its first attempt needs a driver call:
+//! A waiting thread looks for memory itself. For tasks the thread `pinpool-get` does, which is started by the first waiting task
+//! and ends when no task waits; a poll reads the slot of its waiter. A task is *deferred* if its first attempt needs a driver call:
 //! the thread makes that attempt before the request joins the queue. If no thread is available, and in a simulation, the polls
-//! look themselves.
+//! look for memory.
 //!
-//! While no request waits, a hit and a return pay one load: [`WaitQueue::has_waiters`]. Each pool has one queue. A partition has another one, in which requests wait for their claim before they join the queue of
-//! the pool. Owns the order. Never acquires memory, which is the task of the [`Server`].
+//! While no request waits, a hit and a return pay one load: [`WaitQueue::has_waiters`]. Each pool has one queue. A partition has
+//! another queue, in which requests wait for their claim before they join the queue of the pool. Owns the order. Never acquires
+//! memory, which is the task of the [`Server`].
+//!
 //! - waiters-I1: no wake-up is lost. A return made after a request joined finds it, or that request's first attempt finds the
 //!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep. The end of a copy wakes nobody, so the start of
 //!   a copy wakes the head of the queue, which polls at short intervals while copies are in flight.
@@ -59,11 +61,11 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
 
     fn queue(&self) -> &WaitQueue<Self>;
 
-    /// Whether each return must look at the queue from now on. Called under the lock of the queue, so it calls nothing of the
+    /// Whether each return must check the queue from now on. Called under the lock of the queue, so it calls nothing of the
     /// queue, nor of a user.
     fn require_slow_path(&self, is_waiting: bool);
 
-    /// Completes what is ready to be returned and nobody has returned yet.
+    /// Completes what is ready to be returned.
     fn sweep(&self);
 
     /// Serves the head, or a deferred request, which has no refusal yet. Waits for driver calls of other threads until `until`.

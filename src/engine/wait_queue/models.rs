@@ -1,6 +1,6 @@
 //! Every interleaving of waiting requests, returns and hits.
 //!
-//! The idle items lie behind a lock with the flag that the line sets, as in the shards of the thread cache: a return that finds
+//! The idle items are behind a lock with the flag that the queue sets, as in the shards of the thread cache: a return that finds
 //! no flag keeps its item and does nothing else; it reads no count of waiting requests and makes no barrier. A request sleeps
 //! without a time limit unless it sees an item in flight, so loom reports a lost wake-up as a deadlock.
 
@@ -235,7 +235,7 @@ fn loom_a_waiter_that_is_dropped_passes_on_what_it_was_handed() {
     });
 }
 
-/// A task that joins after its deadline. Returns once it has left the line, and passes on what it got.
+/// A task that joins after its deadline. Returns once it has left the queue, and passes on what it received.
 fn be_late(pool: &Arc<ModelPool>) {
     let mut ticket = join_task(pool, NO_TIME, Some(()));
     let Poll::Ready(served) = ticket.poll(&mut Context::from_waker(Waker::noop())) else {
@@ -244,7 +244,7 @@ fn be_late(pool: &Arc<ModelPool>) {
     served.into_iter().for_each(|()| pool.put(CLASS));
 }
 
-/// Fails if a late task that leaves the line at its own poll does not end the attention.
+/// Fails if a late task that leaves the queue at its own poll does not clear the slow-path flag.
 #[test]
 fn loom_a_late_task_leaves_no_attention_behind() {
     model(1, |pool| {
@@ -254,7 +254,7 @@ fn loom_a_late_task_leaves_no_attention_behind() {
     });
 }
 
-/// Fails if the last of two that leave ends the attention only if it finds itself in the line.
+/// Fails if the last of two that leave clears the slow-path flag only if it finds itself in the queue.
 #[test]
 fn loom_late_tasks_that_take_each_other_off_the_line_leave_no_attention_behind() {
     model_of_three(1, |pool| {

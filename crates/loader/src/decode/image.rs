@@ -8,7 +8,7 @@ use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer
 use super::pixels::{self, CHANNELS};
 use super::{Decode, DecodeError, damaged};
 
-/// In which order the numbers of an image lie.
+/// The order of the values of an image.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Layout {
     /// Height, width, channel: as files have them.
@@ -18,17 +18,17 @@ pub enum Layout {
     Chw,
 }
 
-/// How an image of another size becomes one of this size.
+/// How an image is resized.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Fit {
     /// The whole image, whatever its proportions.
     #[default]
     Stretch,
-    /// As much from its middle as has the proportions.
+    /// The largest centred part with the right proportions.
     Crop,
 }
 
-/// Images of one size, RGB with 8 bits, by a bilinear filter over all pixels that a new one covers, as Pillow's `BILINEAR`.
+/// Images of one size, RGB with 8 bits, resized by a bilinear filter over all covered pixels, like Pillow's `BILINEAR`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Image {
     height: u32,
@@ -38,10 +38,10 @@ pub struct Image {
     pixels_max: usize,
 }
 
-/// Scratch memory that a thread keeps: 22 million pixels. What a larger image needs is freed behind it.
+/// Scratch memory that a thread keeps: 22 million pixels. Memory of a larger image is freed after it.
 const SCRATCH_BYTES_MAX: usize = 64 << 20;
 
-/// Memory of a thread for one image after the other.
+/// Memory that a thread reuses for one image after the other.
 #[derive(Default)]
 struct Scratch {
     pixels: Vec<u8>,

@@ -161,7 +161,7 @@ fn a_state_of_other_batches_is_refused() {
     ];
     for change in changes {
         let error = loader(&catalog, change).resume_at(state).unwrap_err().to_string();
-        assert!(error.contains("the state is of another load"), "{error}");
+        assert!(error.contains("the state belongs to another load"), "{error}");
     }
     // More epochs, other workers and another directory leave the batches as they are.
     let moved = directory();
@@ -177,7 +177,7 @@ fn a_state_of_other_batches_is_refused() {
 
     let text = state.to_string().replace("batch=1", "batch=4");
     let error = loader(&catalog, |_| ()).resume_at(text.parse().unwrap()).unwrap_err();
-    let text = "the state is behind batch 4 of epoch 0, which has 3: it was changed or is of another load";
+    let text = "the state is after batch 4 of epoch 0, which has 3: it was changed or belongs to another load";
     assert_eq!(error.to_string(), text);
 }
 
