@@ -189,7 +189,7 @@ impl Budget {
                 self.owner().iter().for_each(|owner| owner.bytes_returned());
             }
             // Under locks of the pool: a thread wakes the requests of other pools.
-            _ if self.is_auto() && self.is_wanted() => process::look_soon(),
+            _ if self.is_auto() && self.is_wanted() => process::wake_thread(),
             _ => {}
         }
     }

@@ -38,8 +38,8 @@ def test_an_array_of_nothing_takes_nothing(pool):
 @pytest.mark.parametrize(
     "shape, dtype, error, text",
     [
-        (-1, "f4", ValueError, r"shape \(-1,\): a length is 0 or more"),
-        ((3, -2), "f4", ValueError, "a length is 0 or more"),
+        (-1, "f4", ValueError, r"shape \(-1,\): lengths must be 0 or more"),
+        ((3, -2), "f4", ValueError, "lengths must be 0 or more"),
         ((2**40, 2**40), "f8", pinpool.RequestError, "a buffer holds at most"),
         (2**62, "f8", pinpool.RequestError, "cannot allocate 36893488147419103232B"),
         (3, object, TypeError, "Python objects cannot lie in pinned memory"),

@@ -151,8 +151,8 @@ def test_a_damaged_image_is_named_and_skipped_or_ends_the_load(tmp_path):
     [
         ({}, "a dict of what each field is decoded to"),
         ({"jpg": "image"}, "a pinpool_loader.Image, such as"),
-        ({"jpg;": pinpool_loader.Image(1, 1)}, "the name of a field"),
-        ({3: pinpool_loader.Image(1, 1)}, "the name of a field"),
+        ({"jpg;": pinpool_loader.Image(1, 1)}, "must be a field name"),
+        ({3: pinpool_loader.Image(1, 1)}, "must be a field name"),
         ({"jpg": pinpool_loader.Image(1, 1), "png;JPG": pinpool_loader.Image(1, 1)}, "'jpg' is decoded already"),
         ({"jpg": pinpool_loader.Image(1 << 30, 1 << 30)}, "more pixels"),
     ],

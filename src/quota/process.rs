@@ -74,7 +74,7 @@ pub(super) fn has_claims() -> bool {
 }
 
 /// Has the maintenance thread release idle memory of pools, and wake requests that wait for it.
-pub(super) fn look_soon() {
+pub(super) fn wake_thread() {
     // The thread of another pool may be missing; then its own requests and returns do this.
     let _ = MaintenanceThread::of_process().wake(false);
 }
@@ -151,7 +151,7 @@ impl Budget {
         }
         drop(pools);
         // Of what it does not want any more others may have some.
-        look_soon();
+        wake_thread();
         before_bytes
     }
 

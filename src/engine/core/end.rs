@@ -58,7 +58,7 @@ impl Core {
         let mut pause = Duration::from_micros(20);
         while self.in_flight.count() > 0 {
             // A device that failed is not waited for.
-            self.ask_copies();
+            self.query_copies();
             if begun.elapsed() >= longest_wait {
                 return;
             }

@@ -16,7 +16,7 @@ use pinpool_os::sync::process::{AtomicU64, Ordering};
 /// Between two ticks: much shorter than any time in the rules, long against the cost of a tick.
 pub(crate) const TICK_EVERY_US: u64 = 10_000;
 /// Between two queries of fences that failed.
-const ASK_AGAIN_EVERY_US: u64 = 100_000;
+const QUERY_FAILED_EVERY_US: u64 = 100_000;
 /// Growth is reported each time that pinned memory has doubled since the last report, from here on.
 const FIRST_REPORT_BYTES: u64 = 64 << 20;
 /// A tick that the maintenance thread has not run for this long is run by the next miss or return with a copy.
@@ -67,12 +67,12 @@ impl Maintenance {
 
 impl Tick<'_> {
     /// Whether fences that failed may be queried again now. At most ten times a second.
-    pub(crate) fn may_ask_again(&mut self, now_us: u64) -> bool {
-        let may_ask = now_us >= self.watch.next_query_us;
-        if may_ask {
-            self.watch.next_query_us = now_us.saturating_add(ASK_AGAIN_EVERY_US);
+    pub(crate) fn may_query_failed(&mut self, now_us: u64) -> bool {
+        let may_query = now_us >= self.watch.next_query_us;
+        if may_query {
+            self.watch.next_query_us = now_us.saturating_add(QUERY_FAILED_EVERY_US);
         }
-        may_ask
+        may_query
     }
 
     /// The growth since the last report, if `held_bytes` are twice what was held then; it counts as reported.

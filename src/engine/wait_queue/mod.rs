@@ -39,10 +39,10 @@ use std::time::{Duration, Instant};
 
 pub(crate) use self::ticket::WaitTicket;
 pub(crate) use self::waiter::{KeepAlive, WAIT_MAX, Waiter, deadline};
+use super::meter::counters::Counter;
 use crate::maintenance_thread::MaintenanceThread;
 use crate::size_class::Class;
 use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
-use pinpool_os::sync::process::AtomicU64;
 use pinpool_os::sync::{Condvar, Mutex};
 use pinpool_os::threads;
 use pinpool_os::unwind::caught;
@@ -96,7 +96,8 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
 pub(crate) struct WaitQueue<S: Server> {
     /// Length of the queue. Written under its lock.
     waiting: AtomicUsize,
-    total: AtomicU64,
+    /// Requests that have ever joined the queue.
+    pub(super) total: Counter,
     state: Mutex<QueueState<S>>,
     /// Wakes the thread.
     changed: Condvar,
@@ -137,7 +138,7 @@ impl<S: Server> WaitQueue<S> {
         };
         Self {
             waiting: AtomicUsize::new(0),
-            total: AtomicU64::new(0),
+            total: Counter::default(),
             state: Mutex::new(state),
             changed: Condvar::default(),
             may_start_thread,
@@ -151,12 +152,6 @@ impl<S: Server> WaitQueue<S> {
         // through a lock that the attempt takes too; the waiter's patience covers that rare case, which is cheaper than a
         // barrier in every return.
         self.waiting.load(Ordering::SeqCst) > 0
-    }
-
-    /// Requests that have ever joined the queue.
-    pub(super) fn total(&self) -> u64 {
-        // Relaxed: a statistic.
-        self.total.load(Ordering::Relaxed)
     }
 
     /// Requests that wait now.
@@ -226,8 +221,7 @@ impl<S: Server> WaitQueue<S> {
             if waiter.join() {
                 state.joined += 1;
                 state.waiters.push_back((state.joined, waiter.clone()));
-                // Relaxed: a statistic.
-                self.total.fetch_add(1, Ordering::Relaxed);
+                self.total.add(1);
             }
         });
     }

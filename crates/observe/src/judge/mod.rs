@@ -138,7 +138,8 @@ impl Judge {
             }
         };
         let is_known = |cause| {
-            self.latest().is_some_and(|latest| latest.is_alarm) || judgement.is_alarm && judgement.cause == cause
+            let explains = judgement.is_alarm && judgement.cause == cause;
+            self.latest().is_some_and(|latest| latest.is_alarm || explains)
         };
         match now.failure.clone().filter(|(cause, _)| !is_known(*cause)) {
             Some((cause, likely)) => judgement.of_failure(cause, likely),
