@@ -150,7 +150,13 @@ fn is_shared(config: &Config) -> bool {
 
 /// The ranks of this host that have a limit each.
 pub(super) fn limits_on_host(config: &Config) -> u64 {
-    if is_shared(config) { 1 } else { env::local_ranks() }
+    if is_shared(config) { 1 } else { local_ranks() }
+}
+
+/// Ranks of torchrun on this host; 1 without torchrun.
+fn local_ranks() -> u64 {
+    let ranks = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|ranks| ranks.trim().parse().ok());
+    ranks.unwrap_or(1).max(1)
 }
 
 /// That `bytes` in each of so many ranks are more than is available; `None` if they are not.
@@ -235,7 +241,7 @@ pub(super) fn reserve_problem(
     // A higher limit alone would end the process for want of memory.
     const SCARCE: &str = "lower the reserve, free memory, or raise the limit of the cgroup";
     const OVER: &str = "lower the reserve or raise PINPOOL_MAX_BYTES";
-    let (asked, ranks) = (format_about(bytes), env::local_ranks());
+    let (asked, ranks) = (format_about(bytes), local_ranks());
     match (max_bytes, memory.and_then(|memory| too_much(ranks, bytes, memory))) {
         _ if bytes == 0 => None,
         _ if config.preset == Preset::TensorFlow => {
