@@ -178,7 +178,6 @@ impl Core {
         Some(SharedLimitStats {
             owners: owners.len() as u64,
             own_bytes,
-            others_bytes: held_bytes.saturating_sub(own_bytes),
             others_idle_bytes: others().map(|owner| owner.idle_bytes).fold(0, u64::saturating_add),
             others_wanted_bytes: others().map(|owner| owner.wanted_bytes).fold(0, u64::saturating_add),
             name,

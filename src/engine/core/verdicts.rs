@@ -155,7 +155,7 @@ impl Core {
             needed_bytes,
             limit: has_limit.then_some(limit.into()),
             max_bytes: stats.limits.max_bytes,
-            others_bytes: stats.limits.shared.as_ref().map(|ledger| ledger.others_bytes),
+            others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),
             // Under `adaptive` an eviction gives memory to the arena, and costs no driver call.
             pool_size_limit: is_direct.then_some(stats.limits.max_idle_buffers),
             recurring: classes.iter().filter(|class| class.misses > 1).map(|class| class.peak_buffers).sum(),
