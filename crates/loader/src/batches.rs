@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn even_shards_and_whole_batches_are_the_same_number_for_all_ranks() {
+    fn ranks_have_equal_batches_with_even_or_drop_last() {
         let counts = |samples: usize, world, even, drop_last| {
             let ranks = (0..world).map(|rank| {
                 let (shard, batch_samples) = (crate::Shard::new(rank, world), NonZeroU64::new(10));

@@ -344,7 +344,7 @@ mod tests {
     const BOTH: [Compression; 2] = [Compression::Gzip, Compression::Zstd];
 
     #[test]
-    fn several_members_are_one_stream_and_a_closed_file_is_gone_on_with() {
+    fn members_form_one_stream_that_survives_closing_the_file() {
         for compression in BOTH {
             let data = data(300_000);
             let parts = data.chunks(100_000).flat_map(|part| compress(compression, part)).collect::<Vec<_>>();
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_is_an_error_and_stays_one() {
+    fn every_truncation_is_a_permanent_error() {
         for compression in BOTH {
             let whole = compress(compression, &data(5000));
             for len in 0..whole.len() {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flipped_bit_goes_unnoticed_in_gzip_and_none_panics() {
+    fn flipped_bits_are_found_in_gzip_and_never_panic() {
         let data = data(3000);
         for compression in BOTH {
             let whole = compress(compression, &data);
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn another_file_is_not_gone_on_with() {
+    fn a_replaced_file_is_refused() {
         let whole = gzip(&data(10_000));
         let begun = file_of(&whole);
         let mut decoder = Decoder::new(begun.clone(), Compression::Gzip).unwrap();

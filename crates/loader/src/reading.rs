@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn while_nobody_wants_the_batch_its_worker_waits_and_then_tries_once_more() {
+    fn a_worker_waits_until_its_batch_is_wanted_and_then_tries_once_more() {
         let ahead = ReadAhead::new(4);
         assert!(ahead.start());
         ahead.set_wanted(false);
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_memory_ends_when_no_other_batch_is_under_way() {
+    fn a_wait_for_memory_ends_when_no_other_batch_is_in_progress() {
         let ahead = ReadAhead::new(4);
         assert!(ahead.start());
         assert!(!ahead.wait_for_completion(0), "alone");

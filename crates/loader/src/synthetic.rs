@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bytes_are_the_same_from_wherever_and_in_whatever_steps_they_are_read() {
+    fn bytes_do_not_depend_on_where_reading_starts_or_on_its_steps() {
         let mut whole = vec![0; 1000];
         stream_of(3, 5).fill_bytes(&mut whole);
         for (start, step) in [(0, 1), (0, 7), (1, 4), (2, 64), (3, 1), (63, 65), (64, 256), (999, 1)] {

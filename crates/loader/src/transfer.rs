@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_sent_in_order_however_they_come() {
+    fn batches_are_sent_in_order() {
         let catalog = Catalog::synthetic(6, 0);
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
         let (send, filled) = mpsc::channel();

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_of_the_size_is_taken_as_it_is_in_either_order() {
+    fn an_image_of_the_right_size_is_copied_in_either_layout() {
         let pixels: Vec<u8> = (0..2 * 3 * 3).collect();
         let file = encoded(3, 2, png::ColorType::Rgb, &pixels);
         let image = |layout| Image::new(2, 3, layout, Fit::Stretch).unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_changed_or_no_image_is_an_error() {
+    fn truncated_changed_and_foreign_files_are_errors() {
         let pixels: Vec<u8> = (0..=255).cycle().take(32 * 32 * 3).collect();
         let file = encoded(32, 32, png::ColorType::Rgb, &pixels);
         let image = Image::new(8, 8, Layout::Hwc, Fit::Stretch).unwrap();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn interlaced_images_and_others_are_the_same() {
+    fn interlaced_images_decode_to_the_same_pixels() {
         // 3 x 2 gray pixels in the seven passes of Adam7: (0, 0); (2, 0); (1, 0); then the second row.
         let header = [0, 0, 0, 3, 0, 0, 0, 2, 8, 0, 0, 0, 1];
         let passes = [0, 10, 0, 12, 0, 11, 0, 13, 14, 15];
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_no_memory_holds_are_refused() {
+    fn impossible_sizes_are_refused() {
         assert_eq!(Image::new(0, 5, Layout::Hwc, Fit::Crop), None);
         assert_eq!(Image::new(u32::MAX, u32::MAX, Layout::Hwc, Fit::Crop), None);
     }

@@ -1,4 +1,4 @@
-//! Batches that are handed out: order, shards, states, memory, ends and failures.
+//! Batches handed out: order, shards, states, memory, ends and failures.
 
 use std::time::{Duration, Instant};
 
@@ -123,7 +123,7 @@ fn shards_are_disjoint_and_together_each_epoch() {
 }
 
 #[test]
-fn a_load_resumed_behind_any_batch_is_the_rest_of_the_uninterrupted_one() {
+fn a_load_resumed_after_any_batch_yields_the_rest() {
     let (_dir, catalog) = numbered_files(&[5, 40, 1, 0, 7, 7, 19, 3, 90, 2, 2, 11]);
     let pool = pool(1 << 30);
     let options = options(|o| {
