@@ -203,11 +203,13 @@ unsafe fn copy_behind<R>(
     let (call, copied) = match host {
         // SAFETY: the caller promises both sides.
         HostSide::Source(source) => {
-            ("cuMemcpyHtoDAsync", unsafe { calls::copy_to_device(address, source.cast(), len, stream.handle) })
+            let copied = unsafe { calls::copy_to_device(address, source.cast(), len, stream.handle) };
+            ("cuMemcpyHtoDAsync", copied)
         }
         // SAFETY: as above.
         HostSide::Target(target) => {
-            ("cuMemcpyDtoHAsync", unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) })
+            let copied = unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) };
+            ("cuMemcpyDtoHAsync", copied)
         }
     };
     let copied = copied.map_err(|error| Failed(call, error));
