@@ -201,13 +201,13 @@ unsafe fn copy_behind<R>(
     // All calls that can be refused come before the copy.
     let prepared = Prepared::new(stream, context, kind).map_err(refused)?;
     let (call, copied) = match host {
-        // SAFETY: the caller promises both sides.
         HostSide::Source(source) => {
+            // SAFETY: the caller promises both sides.
             let copied = unsafe { calls::copy_to_device(address, source.cast(), len, stream.handle) };
             ("cuMemcpyHtoDAsync", copied)
         }
-        // SAFETY: as above.
         HostSide::Target(target) => {
+            // SAFETY: as above.
             let copied = unsafe { calls::copy_to_host(target.cast(), address, len, stream.handle) };
             ("cuMemcpyDtoHAsync", copied)
         }
