@@ -13,14 +13,11 @@ use super::format::{TraceError, TraceReader};
 use super::input::Input;
 use super::priced::move_ns;
 use super::recorded::RecordedSettings;
-use super::text::recording_of;
+use super::text::{MAX_DURATION_US, recording_of};
 use super::threads::{Step, Threads};
 use pinpool_observe::judge::words::counted;
 use pinpool_observe::judge::{PoolJudgement, judge_recording};
 use pinpool_observe::record::{Event, Recording};
-
-/// Longest duration of a workload: a replay polls the pool once a second.
-pub(super) const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
 
 /// A trace in which every return has its request.
 #[derive(Debug, Clone, Default)]
