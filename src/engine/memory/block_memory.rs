@@ -36,7 +36,9 @@ pub(crate) enum SlowCalls {
     None,
     /// All. It waits for the plans of other threads until the first time, for their calls until the second.
     Until(Instant, Instant),
-    /// As `Until`, without requesting more memory of the source: it has refused, and it is too early to repeat the call.
+    /// As `Until`, for a request that an attempt without calls has counted as a miss.
+    After(Instant, Instant),
+    /// As `After`, without requesting more memory of the source: it has refused, and it is too early to repeat the call.
     Held(Instant, Instant),
 }
 
@@ -45,7 +47,7 @@ impl SlowCalls {
     pub(crate) fn until(self) -> (Instant, Instant) {
         match self {
             Self::None => (Instant::now(), Instant::now()),
-            Self::Until(plans, calls) | Self::Held(plans, calls) => (plans, calls),
+            Self::Until(plans, calls) | Self::After(plans, calls) | Self::Held(plans, calls) => (plans, calls),
         }
     }
 
