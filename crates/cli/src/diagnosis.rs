@@ -1,11 +1,12 @@
 //! The diagnosis of a pool as text, from the pool itself, a process or a recording.
 
 use pinpool::{Diagnosis, Pool};
-use pinpool_observe::judge::PoolJudgement;
+use pinpool_observe::judge::{Cause, PoolJudgement};
 use serde_json::Value;
 
 use crate::served::name_of;
 use pinpool_cli::table::grouped;
+use pinpool_cli::terminal::one_line;
 
 /// An alarm counts for the whole trace if at least one in this many diagnoses shows it.
 const ALARM_PART: usize = 10;
@@ -43,8 +44,7 @@ impl Judged {
 /// The diagnosis in the statistics of a process.
 pub(crate) fn of_object(pool: &Value) -> Said {
     let said = &pool["why"];
-    let text =
-        |value: &Value| value.as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).collect::<String>();
+    let text = |value: &Value| one_line(value.as_str().unwrap_or_default());
     let lines = said["lines"].as_array().map_or(&[][..], Vec::as_slice);
     let lines: Vec<_> = lines.iter().map(text).collect();
     let unknown = || vec!["the process runs a pinpool that does not say why: start it with this one".to_owned()];
@@ -54,6 +54,18 @@ pub(crate) fn of_object(pool: &Value) -> Said {
         is_alarm: said["is_alarm"].as_bool().unwrap_or(false),
         lines: if lines.is_empty() { unknown() } else { lines },
     }
+}
+
+/// The diagnosis in a line of pinpool's log.
+pub(crate) fn of_line(line: &[u8]) -> Option<Said> {
+    let text = String::from_utf8_lossy(line);
+    let (before, diagnosis) = text.split_once("diagnosis: ")?;
+    let cause = Cause::ALL.iter().find(|cause| diagnosis.starts_with(cause.name()))?;
+    let name = before.rsplit_once("pool[").and_then(|(_, name)| name.trim_end().strip_suffix(']'));
+    let lines: Vec<_> = diagnosis.trim_end().split("; ").map(one_line).collect();
+    // Sizes that cost nothing come without a recommendation.
+    let is_alarm = *cause >= Cause::Thrashing || (*cause == Cause::SizesNeverRecur && lines.len() > 1);
+    Some(Said { pool: name.unwrap_or("the pool").to_owned(), cause: cause.name().to_owned(), is_alarm, lines })
 }
 
 /// The diagnosis of a recorded pool.

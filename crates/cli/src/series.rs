@@ -14,7 +14,6 @@ use serde_json::Value;
 use crate::diagnosis::{Judged, Said, of_judgement, of_object};
 use crate::served::socket::{first_line, statistics};
 use crate::served::{name_of, pools, worst_first};
-use crate::why::lines::curve::CheckPoint;
 use crate::why::lines::{Curve, Log};
 
 /// Snapshots of a replay over its time, and as many over its requests.
@@ -134,28 +133,11 @@ impl Series {
         Ok((Self { pools, said, clock: None, has_time }, played.preset.to_string()))
     }
 
-    /// The pools in TensorFlow's lines of a log, over the requests that these show, or over raises if there is nothing else.
+    /// The pools in TensorFlow's lines of a log, over the requests that these show, or over the lines if they show none.
     pub(crate) fn of_log(log: &Log) -> Self {
         let pool = |(at, curve): (usize, &Curve)| {
-            let mut points: Vec<(f64, Snapshot)> = Vec::new();
-            let checks = curve.checks.iter().map(|check| (check.gets, check.limit, Some(check)));
-            let raises = curve.raises.iter().map(|raise| (raise.gets, Some(raise.to), None));
-            let mut all: Vec<_> = checks.chain(raises).collect();
-            // A limit never falls, so at one place the lower one is first.
-            all.sort_by_key(|(gets, limit, _)| (*gets, *limit));
-            for (gets, limit, check) in all {
-                let (number, last) =
-                    (points.len() + 1, points.last().map(|(_, last)| last.clone()).unwrap_or_default());
-                let x = if curve.checks.is_empty() { number as f64 } else { gets as f64 };
-                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not below 0; saturates.
-                let misses = |check: &CheckPoint| (check.unsatisfied_rate * gets as f64) as u64;
-                let (evicted, misses) =
-                    check.map_or((last.evicted, last.misses), |check| (check.evicted, misses(check)));
-                points.push((
-                    x,
-                    Snapshot { gets, misses, evicted, pool_size_limit: limit.or(last.pool_size_limit), ..last },
-                ));
-            }
+            let x = |at: usize, of: &Snapshot| if curve.has_requests { of.gets as f64 } else { at as f64 + 1.0 };
+            let points = curve.points.iter().enumerate().map(|(at, of)| (x(at, of), of.clone())).collect();
             OfPool { name: format!("pool {}", at + 1), points }
         };
         let pools = log.curves.iter().enumerate().map(pool).collect();
@@ -184,12 +166,11 @@ pub(crate) fn of_log(log: &Log) -> Vec<Said> {
 }
 
 fn of_curve(at: usize, curve: &Curve) -> Said {
-    let mut lines = vec![curve.verdict.to_owned()];
-    lines.extend(curve.advice.iter().map(|line| format!("  {line}")));
+    let advice = curve.advice.iter().map(|line| format!("  {line}"));
     Said {
         pool: format!("pool {}", at + 1),
-        cause: curve.verdict.to_owned(),
-        is_alarm: curve.verdict == "thrashing",
-        lines,
+        cause: curve.trend.to_owned(),
+        is_alarm: curve.trend == "thrashing",
+        lines: std::iter::once(curve.trend.to_owned()).chain(advice).collect(),
     }
 }

@@ -71,7 +71,7 @@ impl Terminal {
 
     /// Prints one line on stderr, above the bar.
     pub fn write(&self, line: &[u8]) {
-        let line = escaped(&String::from_utf8_lossy(line));
+        let line = one_line(String::from_utf8_lossy(line).trim_end_matches('\n')) + "\n";
         // There is no channel left to report a failed write to stderr.
         let _ = self.bars.suspend(|| io::stderr().lock().write_all(line.as_bytes()));
     }
@@ -107,22 +107,19 @@ pub fn to_stdout(text: &str) -> io::Result<()> {
     written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))
 }
 
-/// Escapes control characters (colours, cursor moves, line ends) except the final line end: names of files, of archive
-/// members and of variables are untrusted.
-fn escaped(line: &str) -> String {
-    let escape = |c: char| if c.is_control() && c != '\t' { c.escape_default().to_string() } else { c.to_string() };
-    let mut safe: String = line.trim_end_matches('\n').chars().map(escape).collect();
-    safe.push('\n');
-    safe
+/// Escapes control characters (colours, cursor moves, line ends): names of files, archive members, pools and variables are untrusted.
+pub fn one_line(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() && c != '\t' { c.escape_default().to_string() } else { c.to_string() })
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::escaped;
+    use super::one_line;
 
     #[test]
     fn names_cannot_move_the_cursor_or_forge_a_line() {
-        assert_eq!(escaped("a\x1b[31m\nb\u{9b}c\td é: gone\n"), "a\\u{1b}[31m\\nb\\u{9b}c\td é: gone\n");
-        assert_eq!(escaped("no end"), "no end\n");
+        assert_eq!(one_line("a\x1b[31m\nb\u{9b}c\td é: gone"), "a\\u{1b}[31m\\nb\\u{9b}c\td é: gone");
     }
 }

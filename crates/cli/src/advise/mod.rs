@@ -24,11 +24,12 @@ use serde::Serialize;
 use self::search::{Advice, Better, Search};
 use crate::files::{in_file, named};
 use crate::input::{self, Kind};
-use crate::replay::{DECISIVE_ROWS, Plays, mib, table};
+use crate::replay::{self, DECISIVE_ROWS, ReplayArgs, table};
 use crate::set::Set;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::table::grouped;
 use pinpool_cli::terminal::{Terminal, Verbosity};
+use pinpool_os::words::Size;
 
 /// Recommend a limit, idle timeout or reserve for a recorded program
 ///
@@ -88,7 +89,8 @@ struct JsonAdvice<'a> {
 
 pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
     if !args.tries.is_empty() {
-        return Plays { workloads: &args.traces, json: args.json, sets: &args.tries, ..Plays::default() }.run(terminal);
+        let (workloads, set) = (args.traces.clone(), args.tries.clone());
+        return replay::run(&ReplayArgs { workloads, json: args.json, set, ..ReplayArgs::default() }, terminal);
     }
     let set = Set::all(&args.set, terminal)?;
     // Invalid settings are refused before any file is read.
@@ -220,10 +222,10 @@ pub(crate) fn recommendation(workload: &Workload) -> Result<Vec<String>, Box<dyn
     let both = [&advice.as_given, &better.cost];
     let [lost, lost_then] = both.map(|cost| cost.lost_seconds);
     let [end, end_then] = both.map(|cost| cost.outcome.ended_us as f64 / 1e6);
-    let [peak, peak_then] = both.map(|cost| mib(cost.outcome.peak_pinned_bytes));
+    let [peak, peak_then] = both.map(|cost| Size(cost.outcome.peak_pinned_bytes));
     let mut lines = vec![format!(
         "to do: set what follows; replayed: {lost:.3} s lost -> {lost_then:.3} s; ends after {end:.1} s -> {end_then:.1} s; \
-         peak {peak} MiB -> {peak_then} MiB"
+         peak {peak} -> {peak_then}"
     )];
     lines.extend(Settings::of(workload, better.settings()).lines().lines().map(str::to_owned));
     Ok(lines)

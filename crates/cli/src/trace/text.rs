@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use pinpool_replay::{Event, PoolDescription, Recording, TraceOp, Workload};
 
 use super::described;
+use pinpool_cli::terminal::one_line;
 
 /// Writes `recording`, of which `workload` is.
 pub(super) fn write(recording: &Recording, workload: &Workload, out: &mut dyn Write) -> io::Result<()> {
@@ -66,9 +67,4 @@ fn head(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "## tag {number}: {}", one_line(name))?;
     }
     Ok(())
-}
-
-/// Names are the program's own, and may hold line ends.
-pub(super) fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }

@@ -10,12 +10,11 @@ use std::sync::LazyLock;
 
 use regex::bytes::{Captures, Regex};
 
-use super::ledger::Trust;
-use super::message::{Figures, Found, Message};
+use super::limits::Trust;
+use super::message::{Found, Message, Numbers};
 use super::origin::{self, Origins};
 use super::parts::{self, AFTER, FIRST_LETTERS, Followed, Parts, RAISE, follow, frame, is_line_end};
 use super::text::{Piece, Pieces};
-use super::verdict;
 use crate::files::why;
 
 /// So many lines of other text may stand between two parts of a message.
@@ -111,9 +110,9 @@ struct Open {
 
 impl Open {
     /// Its numbers, if all are there.
-    fn figures(&self) -> Option<Figures> {
+    fn numbers(&self) -> Option<Numbers> {
         let followed = follow(self.parts, &self.text);
-        Figures::of(&followed.numbers).filter(|_| followed.is_whole)
+        Numbers::of(&followed.numbers).filter(|_| followed.is_whole)
     }
 
     /// The text with `line` behind it, if the message goes on there, and the bytes of `line` up to its end.
@@ -139,7 +138,7 @@ impl Finder<'_> {
         let Some(Piece { line, bytes }) = self.whole_line(piece) else { return };
         let bytes = self.undecorated(bytes);
         self.origins.record_head(&bytes);
-        if let Some(said) = verdict::said(&bytes) {
+        if let Some(said) = crate::diagnosis::of_line(&bytes) {
             self.found.said.insert(said.pool.clone(), said);
         }
         let mut at = self.go_on(&bytes);
@@ -180,7 +179,7 @@ impl Finder<'_> {
         let is_whole = follow(open.parts, &open.text).is_whole;
         // A shorter rate may go on, and be as sure.
         let is_long = open.parts == RAISE || parts::rate_digits(&open.text) == Some(parts::RATE_DIGITS);
-        let is_sure = is_long && open.figures().is_some_and(|figures| figures.trust() == Trust::Sure);
+        let is_sure = is_long && open.numbers().is_some_and(|numbers| numbers.trust() == Trust::Sure);
         self.open = Some(open);
         if is_whole && is_sure {
             self.close();
@@ -198,8 +197,8 @@ impl Finder<'_> {
         let was = follow(open.parts, &open.text).is_whole;
         let extended = open.extended(&line[..own]).filter(|(text, used)| {
             // A number that may be whole goes on only if it is better so, or no worse and the line has nothing else.
-            let [before, after] = [&open.text, text].map(|text| Figures::of(&follow(open.parts, text).numbers));
-            let [before, after] = [before, after].map(|figures| figures.map(|figures| figures.trust()));
+            let [before, after] = [&open.text, text].map(|text| Numbers::of(&follow(open.parts, text).numbers));
+            let [before, after] = [before, after].map(|numbers| numbers.map(|numbers| numbers.trust()));
             let rest = &line[*used..];
             let is_rest = is_line_end(rest) && !continues_number(rest) && parts::rate_digits(text).is_some();
             !was || (after > before && (is_rest || after == Some(Trust::Sure))) || (after == before && is_rest)
@@ -226,14 +225,14 @@ impl Finder<'_> {
     fn close(&mut self) {
         let Some(open) = self.open.take() else { return };
         let ends_line = is_line_end(&open.tail);
-        let figures = open.figures().filter(|figures| !ends_line || figures.trust() > Trust::Contradicted);
-        let Some(figures) = figures.filter(|_| !continues_number(&open.tail)) else {
+        let numbers = open.numbers().filter(|numbers| !ends_line || numbers.trust() > Trust::Contradicted);
+        let Some(numbers) = numbers.filter(|_| !continues_number(&open.tail)) else {
             self.found.cut += u64::from(open.is_message);
             return;
         };
         let Head { line, time, source_line, origin } = open.head;
         self.found.source_line = self.found.source_line.or(source_line);
-        self.found.messages.push(Message { line, time, origin, figures });
+        self.found.messages.push(Message { line, time, origin, numbers });
     }
 
     /// What comes before the message at `at` of `bytes`, in this line or, if that is wrapped, in those before.

@@ -1,21 +1,21 @@
 //! A log's messages in order: which pool each is of, the limit in force, and the raises that were not printed.
 //!
 //! One message in ten is printed, counted over all pools of a process, lines get lost, processes share a file and programs
-//! start again. So the figures of each message decide first (`ledger.rs`), and its neighbours only between several limits
+//! start again. So the numbers of each message decide first (`limits.rs`), and its neighbours only between several limits
 //! that they fit. A pool's limit never falls, and its counters never fall while its limit stays: a message that would break
 //! this is of another pool, or of the same program started again.
 
 use std::cmp::Reverse;
 
-use super::ledger::{Chain, Fit, allocated_by_rate};
-use super::message::{Counters, Figures, Message, START_LIMIT, TOLERABLE_RATE};
+use super::limits::{Chain, Fit, allocated_by_rate};
+use super::message::{Counters, Message, Numbers, START_LIMIT, TOLERABLE_RATE};
 
 /// Starting limits that are told apart.
 const CHAINS_MAX: usize = 16;
 /// Pools, and starts of programs, that are told apart: each message is compared with all.
 const POOLS_MAX: usize = 1_000;
 
-/// What the log tells beyond its figures.
+/// What the log tells beyond its numbers.
 #[derive(Debug)]
 pub(super) struct History {
     /// One for each message, in the same order.
@@ -65,7 +65,7 @@ impl History {
     ///
     /// For more pools than can be told apart.
     pub(super) fn of(messages: &[Message]) -> Result<Self, String> {
-        // Processes are told apart by what their launcher puts before each line, the pools of one by their figures.
+        // Processes are told apart by what their launcher puts before each line, the pools of one by their numbers.
         let mut origins: Vec<(&Option<String>, Vec<usize>)> = Vec::new();
         for (at, message) in messages.iter().enumerate() {
             match origins.iter_mut().find(|(origin, _)| **origin == message.origin) {
@@ -125,7 +125,7 @@ fn too_many(message: &Message) -> String {
 fn chains(messages: &[Message]) -> Vec<Chain> {
     let mut chains = vec![Chain::from(START_LIMIT)];
     for message in messages {
-        if let Figures::Raise { from, to } = message.figures
+        if let Numbers::Raise { from, to } = message.numbers
             && chains.len() < CHAINS_MAX
             && !chains.iter().any(|chain| chain.has_raise(from, to))
         {
@@ -146,9 +146,9 @@ impl Builder {
     fn of(messages: &[Message]) -> Result<Self, String> {
         let mut built = Self { chains: chains(messages), entries: Vec::new(), pools: Vec::new() };
         for (at, message) in messages.iter().enumerate() {
-            match message.figures {
-                Figures::After(counters) => built.add_check(&counters, &messages[at + 1..]),
-                Figures::Raise { from, to } => built.add_raise(from, to),
+            match message.numbers {
+                Numbers::After(counters) => built.add_check(&counters, &messages[at + 1..]),
+                Numbers::Raise { from, to } => built.add_raise(from, to),
             }
             if built.pools.len() > POOLS_MAX {
                 return Err(too_many(message));
@@ -180,7 +180,7 @@ impl Builder {
         self.entries.push(Entry { pool, limit: Some(from), allocated: None, silent_raises });
     }
 
-    /// The limits that the figures fit, of all chains.
+    /// The limits that the numbers fit, of all chains.
     fn fits(&self, counters: &Counters) -> Vec<Fit> {
         let mut fits: Vec<Fit> = self.chains.iter().flat_map(|chain| chain.fits(counters)).collect();
         fits.sort_unstable_by_key(|fit| fit.limit);
@@ -188,7 +188,7 @@ impl Builder {
         fits
     }
 
-    /// The one limit that the figures fit, with the help of the messages around where they fit several.
+    /// The one limit that the numbers fit, with the help of the messages around where they fit several.
     fn fit(&self, counters: &Counters, later: &[Message]) -> Option<Fit> {
         let fits = self.fits(counters);
         let only = |is_likely: &dyn Fn(u64) -> bool| {
@@ -202,9 +202,9 @@ impl Builder {
             };
             self.pools.iter().any(is_window)
         };
-        let next = later.iter().find_map(|message| match &message.figures {
-            Figures::After(next) => Some(next),
-            Figures::Raise { .. } => None,
+        let next = later.iter().find_map(|message| match &message.numbers {
+            Numbers::After(next) => Some(next),
+            Numbers::Raise { .. } => None,
         });
         let next = next.filter(|next| is_later(counters, next));
         let next_limit = next.and_then(|next| match self.fits(next).as_slice() {
@@ -271,9 +271,9 @@ impl Builder {
 
 /// The limit that is raised in the next message.
 fn raise_behind(later: &[Message]) -> Option<u64> {
-    match later.first()?.figures {
-        Figures::Raise { from, .. } => Some(from),
-        Figures::After(_) => None,
+    match later.first()?.numbers {
+        Numbers::Raise { from, .. } => Some(from),
+        Numbers::After(_) => None,
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use crate::diagnosis::Said;
 
 /// The pool raises its limit while both rates are above this (`kTolerable`).
@@ -25,17 +27,18 @@ pub(super) struct Message {
     pub(super) time: Option<String>,
     /// The process that it is of, as a launcher names it before the line.
     pub(super) origin: Option<String>,
-    pub(super) figures: Figures,
+    pub(super) numbers: Numbers,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Figures {
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(super) enum Numbers {
     After(Counters),
     Raise { from: u64, to: u64 },
 }
 
-/// The figures of `PoolAllocator: After ...`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// The numbers of `PoolAllocator: After ...`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Counters {
     /// `None` if the log has lost it.
     pub(super) get: Option<u64>,
@@ -46,7 +49,7 @@ pub(super) struct Counters {
     pub(super) unsatisfied_rate: f64,
 }
 
-impl Figures {
+impl Numbers {
     /// `None` if a number is one that no pool prints: the log has lost or added some of its digits.
     pub(super) fn of(numbers: &[&[u8]]) -> Option<Self> {
         let text = |at: usize| std::str::from_utf8(numbers.get(at)?).ok();
@@ -78,7 +81,7 @@ impl Figures {
 pub(super) struct Found {
     pub(super) messages: Vec<Message>,
     pub(super) lines: u64,
-    /// Messages that begin and do not end, or whose figures are damaged.
+    /// Messages that begin and do not end, or whose numbers are damaged.
     pub(super) cut: u64,
     /// Why the log was not read to its end, and where.
     pub(super) stopped: Option<String>,

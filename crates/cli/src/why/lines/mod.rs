@@ -7,22 +7,22 @@
 //! | `parts.rs` | what a message is made of, and how lines continue one another |
 //! | `message.rs` | the two messages, and what their numbers say by themselves |
 //! | `origin.rs` | which process a line is of, where a launcher says so |
-//! | `ledger.rs` | what the figures of one line say about the limit |
+//! | `limits.rs` | what the numbers of one line say about the limit |
 //! | `history.rs` | many lines: which pool each is of, the limit in force, raises that were not printed |
-//! | `verdict.rs` | warming up, steady or thrashing, and what to set |
+//! | `trend.rs` | warming up, steady or thrashing, and what to set |
 //! | `report.rs` | all of it as text and as JSON |
 //! | `curve.rs` | all of it as curves, for `pinpool report` |
 
-pub(crate) mod curve;
+mod curve;
 mod finder;
 mod history;
-mod ledger;
+mod limits;
 mod message;
 mod origin;
 mod parts;
 mod report;
 mod text;
-mod verdict;
+mod trend;
 
 use std::error::Error;
 use std::io::{self, BufWriter, Read, Write};
@@ -55,7 +55,7 @@ pub(super) fn run(logs: &[String], is_json: bool, all: bool, terminal: &Terminal
 pub(crate) struct Log {
     pub(crate) lines: u64,
     pub(crate) messages: u64,
-    /// Messages that begin and do not end, or whose figures are damaged.
+    /// Messages that begin and do not end, or whose numbers are damaged.
     pub(crate) cut: u64,
     pub(crate) tensorflow: Option<&'static str>,
     /// Why it was not read to its end, and where.

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use regex::bytes::Regex;
 
 use super::history::{History, may_raise};
-use super::message::{Figures, Message};
+use super::message::{Message, Numbers};
 
 /// A time before what names a process, or behind it.
 const TIME: &str = r"\[?(?:(?:\d{4}[-/]\d\d[-/]\d\d[ T]|[A-Z][a-z]{2} [ \d]\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[-+]\d\d:?\d\d)?)\]?[\s:]\s*";
@@ -123,7 +123,7 @@ fn is_many(messages: &[Message], excepted: &[char]) -> bool {
 
 /// Whether one pool may have printed all messages. Similar processes print the same message twice.
 fn is_one_pool(messages: &[Message]) -> bool {
-    let is_twice = messages.windows(2).any(|pair| pair[0].figures == pair[1].figures);
+    let is_twice = messages.windows(2).any(|pair| pair[0].numbers == pair[1].numbers);
     !is_twice && History::of(messages).is_ok_and(|history| history.pools.len() == 1)
 }
 
@@ -131,9 +131,9 @@ fn is_one_pool(messages: &[Message]) -> bool {
 fn pairs(messages: &[Message]) -> usize {
     let (mut checked, mut pairs) = (HashMap::new(), 0);
     for message in messages {
-        match &message.figures {
-            Figures::After(counters) => _ = checked.insert(&message.origin, counters),
-            Figures::Raise { .. } => pairs += usize::from(checked.remove(&message.origin).is_some_and(may_raise)),
+        match &message.numbers {
+            Numbers::After(counters) => _ = checked.insert(&message.origin, counters),
+            Numbers::Raise { .. } => pairs += usize::from(checked.remove(&message.origin).is_some_and(may_raise)),
         }
     }
     pairs

@@ -1,4 +1,4 @@
-//! What the figures of one message say about the limit in force when it was printed.
+//! What the numbers of one message say about the limit in force when it was printed.
 //!
 //! Since the last raise the pool went to the underlying allocator for every buffer that it evicted, that is in use in excess
 //! of the buffers in use then, or that it keeps in excess of those kept then. At a check it keeps as many as its limit, and
@@ -11,13 +11,13 @@
 //! where the previous limit is 0 before the first raise. The message prints `allocated / get` with six significant digits, and
 //! limits lie on a chain, so that mostly one limit of the chain fits.
 
-use super::message::{Counters, Figures, GETS_MIN, START_LIMIT, TOLERABLE_RATE, raised};
+use super::message::{Counters, GETS_MIN, Numbers, START_LIMIT, TOLERABLE_RATE, raised};
 
 /// Limits that follow one another by TensorFlow's rule of a raise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Chain(Vec<u64>);
 
-/// A limit that the figures fit.
+/// A limit that the numbers fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fit {
     pub(super) limit: u64,
@@ -67,7 +67,7 @@ pub(super) enum Trust {
     Sure,
 }
 
-impl Figures {
+impl Numbers {
     pub(super) fn trust(&self) -> Trust {
         match self {
             Self::After(counters) if Chain::from(START_LIMIT).fits(counters).is_empty() => match is_plausible(counters)
