@@ -7,18 +7,18 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pinpool::{Pool, unstable};
 use pinpool_loader::StopFlag;
-use pinpool_observe::judge::{Snapshot, judge_recording};
+use pinpool_observe::judge::{Snapshot, judge_recording, judge_series};
 use pinpool_replay::{Event, Recording, Replay, TraceError, Watch, Workload};
 use serde_json::Value;
 
-use crate::diagnosis::{Judged, Said, of_judgement, of_object};
+use crate::diagnosis::{Said, of_judgement, of_object, of_recorded};
 use crate::served::socket::{first_line, statistics};
 use crate::served::{name_of, pools, worst_first};
 use crate::why::lines::{Curve, Log};
 
 /// Snapshots of a replay over its time, and as many over its requests.
-const LOOKS: u64 = 1_000;
-/// Between two looks for a line of a process.
+const SNAPSHOTS: u64 = 1_000;
+/// Time between two checks for a line of a process.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// One pool over time.
@@ -57,7 +57,7 @@ impl Series {
             pools.push(OfPool { name, points });
         }
         let judged = judge_recording(recording);
-        let said = judged.iter().map(|one| of_judgement(one, ended_pools.contains(&one.pool))).collect();
+        let said = judged.iter().map(|one| of_recorded(one, ended_pools.contains(&one.pool))).collect();
         let clock = recording.pools.first().and_then(|pool| pool.fact("time")?.parse().ok());
         Self { pools, said, clock, has_time: true }
     }
@@ -122,14 +122,13 @@ impl Series {
     /// The errors of [`Replay::play_watched`].
     pub(crate) fn of_replay(name: &str, workload: &Workload, replay: &Replay) -> Result<(Self, String), TraceError> {
         let has_time = workload.duration_us() > 0;
-        let (mut points, mut judged) = (Vec::new(), Judged::default());
-        let mut see = |now_us: u64, pool: &Pool| {
-            judged.look(pool);
-            let snapshot = unstable::snapshot(pool);
-            points.push((if has_time { now_us as f64 * 1e-6 } else { snapshot.gets as f64 }, snapshot));
-        };
-        let played = replay.play_watched(workload, Some(Watch::new(workload, LOOKS, &mut see)))?;
-        let (pools, said) = (vec![OfPool { name: name.to_owned(), points }], judged.worst(name).into_iter().collect());
+        let mut taken = Vec::new();
+        let mut see = |now_us: u64, pool: &Pool| taken.push((now_us, unstable::snapshot(pool)));
+        let played = replay.play_watched(workload, Some(Watch::new(workload, SNAPSHOTS, &mut see)))?;
+        let said = judge_series(&taken).iter().map(|judgement| of_judgement(name, judgement)).collect();
+        let x = |now_us: u64, of: &Snapshot| if has_time { now_us as f64 * 1e-6 } else { of.gets as f64 };
+        let points = taken.into_iter().map(|(now_us, of)| (x(now_us, &of), of)).collect();
+        let pools = vec![OfPool { name: name.to_owned(), points }];
         Ok((Self { pools, said, clock: None, has_time }, played.preset.to_string()))
     }
 

@@ -38,11 +38,11 @@ pub(crate) struct ReplayArgs {
 
     /// Memory below the pool: one virtual range, or separate regions [default: span]
     #[arg(long, value_enum)]
-    source: Option<SourceKind>,
+    pub(crate) source: Option<SourceKind>,
 
     /// Limit as a multiple of the peak of requested bytes, rounded up to 2 MiB
     #[arg(long, value_name = "X", value_parser = ratio)]
-    max_ratio: Option<f64>,
+    pub(crate) max_ratio: Option<f64>,
 }
 
 /// What `--json` prints of a workload under one `--set`.
