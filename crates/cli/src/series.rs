@@ -1,5 +1,4 @@
-//! What all commands show: the pools of a recording, a running process or a replay, with their snapshots over time and what is said of
-//! each.
+//! The model of all commands: the pools of a recording, a running process, a replay or a log, with their snapshots and diagnoses.
 
 use std::error::Error;
 use std::thread;
@@ -25,22 +24,22 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct OfPool {
     pub(crate) name: String,
-    /// In order of time, which is in seconds; without time, in requests.
+    /// In order of x: seconds, or requests without time.
     pub(crate) points: Vec<(f64, Snapshot)>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Series {
     pub(crate) pools: Vec<OfPool>,
-    /// What is said of the pools, the worst first; nothing of one with too few requests.
+    /// The diagnoses, the worst first; none for pools with too few requests.
     pub(crate) said: Vec<Said>,
-    /// What the clock showed at 0, in seconds since 1970.
+    /// The time at x = 0, in seconds since 1970.
     pub(crate) clock: Option<f64>,
     pub(crate) has_time: bool,
 }
 
 impl Series {
-    /// The series of a recording, by the pools' own snapshots.
+    /// The snapshots in a recording.
     pub(crate) fn of_recording(recording: &Recording) -> Self {
         let (mut pools, mut ended_pools) = (Vec::new(), Vec::new());
         for description in &recording.pools {
@@ -62,7 +61,7 @@ impl Series {
         Self { pools, said, clock, has_time: true }
     }
 
-    /// What a process sends over its socket for `length`, or once; why it ended meanwhile, if it did.
+    /// What a process sends over its socket for `length`, or once, and why it ended early.
     ///
     /// # Errors
     ///
@@ -83,7 +82,7 @@ impl Series {
         while !stop.is_raised() && begun.elapsed() < length {
             match lines.take() {
                 Some(Ok(Some(line))) => series.add(begun.elapsed().as_secs_f64(), &statistics(&line)?),
-                // What it sent is shown.
+                // The snapshots so far are kept.
                 Some(end) => {
                     ended = Some(end.err().unwrap_or_else(|| "the process has ended".to_owned()));
                     break;
@@ -94,7 +93,7 @@ impl Series {
         Ok((series, ended))
     }
 
-    /// Adds a line of a process. A pool that is not in it any more has ended.
+    /// Adds a line of a process. A pool that is no longer in it has ended.
     fn add(&mut self, x: f64, object: &Value) {
         for pool in &mut self.pools {
             if let Some(end) = pool.points.last().map(|(_, last)| ended(last)) {
@@ -115,7 +114,7 @@ impl Series {
         }
     }
 
-    /// A workload, played on simulated memory in virtual time.
+    /// A workload, replayed on simulated memory in virtual time.
     ///
     /// # Errors
     ///
@@ -149,7 +148,7 @@ pub(crate) fn snapshot_of(pool: &Value) -> Snapshot {
     serde_json::from_value(pool["snapshot"].clone()).unwrap_or_default()
 }
 
-/// A pool that holds nothing any more.
+/// The snapshot of an ended pool, which holds nothing.
 fn ended(last: &Snapshot) -> Snapshot {
     let (used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes) = Default::default();
     let none = Snapshot { used, used_bytes, in_flight_bytes, idle_bytes, free_bytes, held_bytes, ..last.clone() };

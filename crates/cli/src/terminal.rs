@@ -1,7 +1,7 @@
 //! The terminal: results on stdout, messages on stderr, a progress bar below the messages.
 //!
-//! Owns every write of the tool, and never panics for one that fails: a message that cannot be written is dropped, a
-//! result that cannot be written is an error like any other.
+//! Every write of the tool goes through here and never panics: a message that cannot be written is dropped, a result that cannot be
+//! written is an error.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -11,7 +11,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, 
 
 use crate::exit::ExitError;
 
-/// How much is printed on stderr. `RUST_LOG`, where it is set, decides for the log.
+/// How much is printed on stderr. `RUST_LOG` takes precedence for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verbosity {
     Quiet,
@@ -34,7 +34,7 @@ impl Default for Terminal {
 }
 
 impl Terminal {
-    /// A bar as wide as the terminal that counts bytes; dropping it clears it. Hidden if the user wants it quiet.
+    /// A progress bar in bytes, cleared on drop. Hidden if the verbosity is quiet.
     pub fn bar(&self, total_bytes: u64, verbosity: Verbosity) -> ProgressBar {
         if verbosity == Verbosity::Quiet {
             return ProgressBar::hidden();
@@ -47,7 +47,7 @@ impl Terminal {
         bar
     }
 
-    /// A line with a count of steps; dropping it clears it. Hidden if the user wants it quiet.
+    /// A line with a count of steps, cleared on drop. Hidden if the verbosity is quiet.
     pub fn steps(&self, verbosity: Verbosity) -> ProgressBar {
         if verbosity == Verbosity::Quiet {
             return ProgressBar::hidden();
@@ -64,7 +64,7 @@ impl Terminal {
         self.write(format!("pinpool: {line}\n").as_bytes());
     }
 
-    /// Prints each line of a text of the pool as a message.
+    /// Prints each line of the text as a message.
     pub fn lines(&self, text: impl Display) {
         text.to_string().lines().for_each(|line| self.message(line));
     }
@@ -72,7 +72,7 @@ impl Terminal {
     /// Prints one line on stderr, above the bar.
     pub fn write(&self, line: &[u8]) {
         let line = one_line(String::from_utf8_lossy(line).trim_end_matches('\n')) + "\n";
-        // There is no channel left to report a failed write to stderr.
+        // A failed write to stderr cannot be reported.
         let _ = self.bars.suspend(|| io::stderr().lock().write_all(line.as_bytes()));
     }
 
@@ -87,7 +87,7 @@ impl Terminal {
         self.report(to_stdout(&format!("{text}\n")).map_err(Into::into))
     }
 
-    /// Prints the error, if there is one. A closed stdout is none: its reader wants no more.
+    /// Prints the error, if there is one. A closed stdout is not an error: its reader needs no more.
     pub fn report(&self, result: Result<(), Box<dyn Error>>) -> Result<(), ExitError> {
         let Err(error) = result else { return Ok(()) };
         let io_error = error.downcast_ref::<io::Error>();

@@ -376,7 +376,7 @@ fn outcome(what: &str, workload: &Workload) -> Result<Outcome, String> {
     let advice = Search::new(workload, &[], 0.1, &progress).advise().unwrap();
     let Some(better) = advice.advised else { return Ok(Outcome::Kept) };
     let set: Vec<_> = better.settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-    let costs = Costs::of(workload, None);
+    let costs = Costs::of(workload);
     let play = |set: &[(String, String)]| {
         Column::play("", workload, &Replay::as_recorded(workload, set).unwrap(), &costs).unwrap()
     };

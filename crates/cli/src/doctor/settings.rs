@@ -66,7 +66,7 @@ pub(super) fn checked(device: Option<u32>, reserve: Option<u64>) -> (Config, Vec
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
         .filter(|(name, value)| name.starts_with(env::PREFIX) && !value.trim().is_empty())
         .collect();
-    // A planned reserve that does not fit is a finding of its own, and contradicts no setting.
+    // A planned reserve is checked separately and contradicts no setting.
     let given = [
         ("PINPOOL_DEVICE", device.map(|device| device.to_string())),
         ("PINPOOL_RESERVE", reserve.map(|_| "0".to_owned())),

@@ -117,7 +117,7 @@ fn limit_bytes(workload: &Workload, ratio: f64) -> u64 {
     bytes.checked_next_multiple_of(GRANULE_BYTES).unwrap_or(u64::MAX)
 }
 
-/// A workload and its name: that of the file, up to the first dot.
+/// A workload and its name: the file name up to the first dot.
 fn open(path: &Path) -> Result<(String, Workload), String> {
     let workload = open_workload(path)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -133,7 +133,7 @@ impl<'a> Charts<'a> {
         let tables: Vec<_> = self.left().into_iter().chain(tables).collect();
         json!({
             "title": title, "source": source, "diagnoses": diagnoses(&self.series.said), "facts": self.facts(),
-            "figures": figures, "notes": notes, "tables": tables,
+            "charts": figures, "notes": notes, "tables": tables,
         })
     }
 

@@ -50,7 +50,7 @@ for (const [name, value] of report.facts) {
   add(fact, "dd", value);
 }
 const figures = add(main, "div", null, "figures");
-for (const { id, title, description } of report.figures) {
+for (const { id, title, description } of report.charts) {
   const section = add(figures, "section");
   add(section, "h2", title);
   const figure = add(section, "figure");
@@ -148,7 +148,7 @@ function draw(figure, panel, parent) {
 let charts = [];
 function drawAll() {
   charts.forEach((chart) => chart && chart.destroy());
-  charts = report.figures.flatMap((figure) => {
+  charts = report.charts.flatMap((figure) => {
     const parent = document.getElementById(figure.id);
     return figure.panels.map((panel) => draw(figure, panel, parent));
   });

@@ -29,7 +29,7 @@ pub(crate) fn is_alarm(pool: &Value) -> bool {
     pool["why"]["is_alarm"].as_bool().unwrap_or(false)
 }
 
-/// An unpinned pool next to pinned pools of the process is a problem that no pool detects by itself.
+/// An unpinned pool next to pinned pools of the process is a problem that no pool can detect.
 pub(crate) fn mark_unpinned(object: &mut Value) {
     let Some(pools) = object["pools"].as_array_mut() else { return };
     let has_pinned = pools.iter().any(|pool| pool["snapshot"]["is_pinned"] == true);
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unpinned_pool_comes_first_where_others_are_pinned() {
+    fn an_unpinned_pool_comes_first_if_others_are_pinned() {
         let pool = |name: &str, is_pinned: bool, cause: &str, lost: f64| {
             serde_json::json!({
                 "name": name, "snapshot": { "is_pinned": is_pinned },

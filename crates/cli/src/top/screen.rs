@@ -182,7 +182,7 @@ fn why_lines(why: &[String], width: usize, room: usize) -> Vec<String> {
     cause
 }
 
-/// Wraps the line at `width`; later lines are indented by two.
+/// Wraps the text at `width`; further lines are indented by two.
 fn wrapped(line: &str, width: usize) -> Vec<String> {
     let line = one_line(line);
     let blanks = line.chars().take_while(|&letter| letter == ' ').count();

@@ -84,16 +84,16 @@ pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), ExitError
 fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
     let in_trace = |error: &dyn std::fmt::Display| in_file(&args.trace, error);
     let recording = open_recording(&args.trace).map_err(|error| in_trace(&error))?;
-    // A text that cannot be replayed is not printed either. A pipe cannot be read twice.
+    // A text that cannot be replayed is refused. A pipe cannot be read twice.
     let is_text = recording.pools.iter().all(|pool| pool.fact("backend").is_none());
     if is_text && args.trace.is_file() {
         Workload::open(&args.trace).map_err(|error| in_trace(&error))?;
     }
     if recording.records.is_empty() {
-        let why = recording.warning.as_deref().unwrap_or("it holds no gets, puts or other records");
+        let why = recording.warning.as_deref().unwrap_or("it has no records");
         return Err(in_trace(&format_args!("nothing to print: {why}")).into());
     }
-    // Errors of the trace are reported before a file is written.
+    // Errors of the trace are reported before a file is created.
     let workload = match args.format {
         Format::Text => Workload::of(&recording).map_err(|error| in_trace(&error))?,
         _ => Workload::default(),
@@ -110,7 +110,7 @@ fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
         None => {
             let mut out = BufWriter::new(io::stdout().lock());
             let written = write(&recording, &workload, args.format, &mut out).and_then(|()| out.flush());
-            // Keeps the kind, which distinguishes a closed pipe from a full disk.
+            // Keeps the kind: a closed pipe differs from a full disk.
             written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))?;
         }
     }
@@ -132,13 +132,13 @@ fn unended(recording: &Recording) -> Option<String> {
     let (shown, more) = (names.iter().take(UNENDED_SHOWN).cloned().collect::<Vec<_>>().join(", "), names.len());
     let more = if more > UNENDED_SHOWN { format!(" and {} more", more - UNENDED_SHOWN) } else { String::new() };
     (!names.is_empty())
-        .then(|| format!("no end is recorded of {shown}{more}: the process was killed, or exited while they lived"))
+        .then(|| format!("no recorded end of {shown}{more}: the process was killed, or exited without dropping them"))
 }
 
 /// Writing to the input would truncate it before it is read.
 pub(crate) fn refuse_to_overwrite(input: &Path, output: &Path) -> Result<(), String> {
     let same = matches!((input.canonicalize(), output.canonicalize()), (Ok(input), Ok(output)) if input == output);
-    if same { Err(format!("{}: is the input; name another file", output.display())) } else { Ok(()) }
+    if same { Err(format!("{}: this is the input; name another file", output.display())) } else { Ok(()) }
 }
 
 fn in_file(path: &Path, error: &dyn std::fmt::Display) -> String {

@@ -1,6 +1,6 @@
-//! A recording as text: gets and puts as operations, everything else in comments.
+//! A recording as text: requests and returns as operations, everything else in comments.
 //!
-//! A put whose copies were in flight is an `f` where they were over.
+//! The `f` of a buffer in flight is placed at the end of its copies.
 
 use std::io::{self, Write};
 
@@ -9,7 +9,7 @@ use pinpool_replay::{Event, PoolDescription, Recording, TraceOp, Workload};
 use super::described;
 use pinpool_cli::terminal::one_line;
 
-/// Writes `recording`, of which `workload` is.
+/// Writes `recording` and its `workload`.
 pub(super) fn write(recording: &Recording, workload: &Workload, out: &mut dyn Write) -> io::Result<()> {
     head(recording, out)?;
     let mut operations = workload.lines().iter().peekable();
@@ -25,7 +25,7 @@ pub(super) fn write(recording: &Recording, workload: &Workload, out: &mut dyn Wr
                 TraceOp::Put { id } => writeln!(out, "f {id}")?,
                 TraceOp::Clear => writeln!(out, "c")?,
                 TraceOp::Advance { micros } => writeln!(out, "t {micros}")?,
-                // No record is one of these.
+                // Recordings have none of these.
                 TraceOp::Steps { .. } | TraceOp::Pool { .. } => {}
             }
         }

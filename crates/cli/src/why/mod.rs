@@ -1,6 +1,6 @@
 //! `pinpool why`: what a pool costs and what to change, of a process, a recording or a log.
 //!
-//! All causes are those of `pinpool_observe::judge`; `lines` has the causes for TensorFlow's lines.
+//! `pinpool_observe::judge` determines the causes; `lines` determines those for TensorFlow's lines.
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -29,7 +29,7 @@ use crate::served::names_process;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
 
-/// Pools that are told one by one.
+/// Pools that are listed individually.
 const LISTED: usize = 8;
 
 /// Explain what a pool costs and what to change
@@ -84,11 +84,11 @@ pub(crate) fn run(args: &WhyArgs, terminal: &Terminal) -> Result<(), ExitError> 
     if has_alarm || warning.is_some() { Err(ExitError::Failure) } else { Ok(()) }
 }
 
-/// Each pool with its own lines; without `all`, healthy pools share one line if another has a problem.
+/// The lines of each pool; without `all`, healthy pools share one line if another has a problem.
 fn in_words(said: &[Said], all: bool) -> String {
     let is_brief = |said: &&Said| said.cause == Cause::Healthy.name();
     let (brief, mut told): (Vec<_>, Vec<_>) = said.iter().partition(|said| !all && is_brief(said));
-    // One healthy pool is the answer.
+    // A single healthy pool has its own lines.
     let brief = if told.is_empty() && brief.len() == 1 {
         told = brief;
         Vec::new()
@@ -112,7 +112,7 @@ fn in_words(said: &[Said], all: bool) -> String {
     text
 }
 
-/// What is said of each pool, the worst first, and why it is not of all of the file.
+/// The diagnosis of each pool, the worst first, and why it does not cover the whole file.
 fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
     if names_process(target) {
         return Ok((Series::of_process(target, Duration::ZERO, &StopFlag::new())?.0.said, None));
@@ -127,7 +127,7 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
                 recommend(said, &path, &recording);
             }
             if said.is_empty() {
-                return Err(named(&path, &"too few gets to judge: a pool shows why from 20 gets on").into());
+                return Err(named(&path, &"too few requests for a diagnosis: at least 20 are needed").into());
             }
             Ok((said, recording.warning))
         }
@@ -146,8 +146,8 @@ fn judged(target: &str) -> Result<(Vec<Said>, Option<String>), Box<dyn Error>> {
     }
 }
 
-/// Puts what `advise` says in the place of a recommended setting: a replay knows more than the counters of a pool. Several pools are
-/// played as one, which says nothing of each.
+/// Replaces a recommended setting by the advice of `advise`, which a replay has confirmed. Not for several pools, which would be
+/// replayed as one.
 fn recommend(said: &mut Said, path: &Path, recording: &Recording) {
     let judged = judge_recording(recording);
     let [only] = judged.as_slice() else { return };
@@ -156,8 +156,9 @@ fn recommend(said: &mut Said, path: &Path, recording: &Recording) {
     }
     let Ok(workload) = open_workload(path) else { return };
     if workload.failed_gets() > 0 {
-        let failed = counted(workload.failed_gets(), "get");
-        said.lines.push(format!("  what it is worth no replay shows: {failed} failed when it was recorded"));
+        let failed = counted(workload.failed_gets(), "request");
+        said.lines
+            .push(format!("  its gain is unknown: {failed} failed in the recording, which a replay cannot follow"));
         return;
     }
     match recommendation(&workload) {

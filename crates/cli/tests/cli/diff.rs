@@ -30,10 +30,10 @@ fn diff(before: &Path, after: &Path, args: &[&str]) -> Ran {
 fn what_got_slower_is_said_with_the_setting_that_changed() {
     let dir = tempfile::tempdir().unwrap();
     let (fast, slow) = (recorded(dir.path().join("a.gz"), false), recorded(dir.path().join("b.gz"), true));
-    let figures = diff(&fast, &slow, &["--json"]).figures();
-    let pool = &figures["pools"][0];
-    assert_eq!((&pool["pool"], &pool["before"]["gets"]), (&"train".into(), &40.into()), "{figures}");
-    assert!(pool["after"]["slow_gets"].as_u64() > pool["before"]["slow_gets"].as_u64(), "{figures}");
+    let printed = diff(&fast, &slow, &["--json"]).figures();
+    let pool = &printed["pools"][0];
+    assert_eq!((&pool["pool"], &pool["before"]["gets"]), (&"train".into(), &40.into()), "{printed}");
+    assert!(pool["after"]["slow_gets"].as_u64() > pool["before"]["slow_gets"].as_u64(), "{printed}");
     let text = diff(&fast, &slow, &[]).stdout;
     assert!(text.contains("\ntrain\n") && text.contains("PINPOOL_PRESET"), "{text}");
     let same = diff(&fast, &fast, &[]);

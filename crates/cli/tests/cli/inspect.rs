@@ -18,7 +18,7 @@ struct Row {
     run: String,
     time: String,
     /// Numbers of `after`: get, put, evicted, and both rates as printed. Numbers of `raise`: from and to.
-    figures: Vec<String>,
+    numbers: Vec<String>,
 }
 
 fn public_rows() -> Vec<Row> {
@@ -26,8 +26,8 @@ fn public_rows() -> Vec<Row> {
     let text = fs::read_to_string(file).unwrap();
     let row = |line: &str| {
         let cells: Vec<String> = line.split('\t').map(str::to_owned).collect();
-        let figures = if cells[1] == "after" { &cells[3..8] } else { &cells[8..10] };
-        Row { run: cells[0].clone(), time: cells[2].clone(), figures: figures.to_vec() }
+        let numbers = if cells[1] == "after" { &cells[3..8] } else { &cells[8..10] };
+        Row { run: cells[0].clone(), time: cells[2].clone(), numbers: numbers.to_vec() }
     };
     let rows: Vec<_> = text.lines().skip(1).map(row).collect();
     assert_eq!(rows.len(), 1905);
@@ -36,7 +36,7 @@ fn public_rows() -> Vec<Row> {
 
 impl Row {
     fn message(&self) -> String {
-        match self.figures.as_slice() {
+        match self.numbers.as_slice() {
             [get, put, evicted, evicting, missing] => format!(
                 "PoolAllocator: After {get} get requests, put_count={put} evicted_count={evicted} eviction_rate={evicting} and \
                  unsatisfied allocation rate={missing}"
@@ -47,11 +47,11 @@ impl Row {
     }
 
     fn is_raise(&self) -> bool {
-        self.figures.len() == 2
+        self.numbers.len() == 2
     }
 
     fn number(&self, at: usize) -> Option<u64> {
-        self.figures[at].parse().ok()
+        self.numbers[at].parse().ok()
     }
 
     /// Limits and counts that the line fits, computed from the definition.
@@ -64,7 +64,7 @@ impl Row {
             let allocated = i128::from(get) - i128::from(put) + i128::from(evicted) + i128::from(limit - previous);
             if (0..=i128::from(get)).contains(&allocated) {
                 let allocated = u64::try_from(allocated).unwrap();
-                let printed: f64 = self.figures[4].parse().unwrap();
+                let printed: f64 = self.numbers[4].parse().unwrap();
                 let rate = if get == 0 { 0.0 } else { allocated as f64 / get as f64 };
                 if format!("{rate:.5e}") == format!("{printed:.5e}") {
                     fits.push((limit, allocated));
@@ -194,7 +194,7 @@ fn check(name: &str, rows: &[Row], ran: &Ran) {
             assert_eq!(message[key].as_u64(), row.number(at), "{name}: {key} of {line}");
         }
         for (at, key) in [(3, "eviction_rate"), (4, "unsatisfied_rate")] {
-            assert_eq!(message[key].as_f64(), row.figures[at].parse().ok(), "{name}: {key} of {line}");
+            assert_eq!(message[key].as_f64(), row.numbers[at].parse().ok(), "{name}: {key} of {line}");
         }
         if let [(limit, allocated)] = row.fits().as_slice() {
             assert_eq!(message["limit"].as_u64(), Some(*limit), "{name}: {line}");

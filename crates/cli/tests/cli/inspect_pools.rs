@@ -1,4 +1,4 @@
-//! `pinpool inspect`: which pool a line is of where several are at one limit, and figures that are damaged.
+//! `pinpool inspect`: which pool a line is of where several are at one limit, and printed that are damaged.
 
 use std::fs;
 

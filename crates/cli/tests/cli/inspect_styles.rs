@@ -97,7 +97,7 @@ fn every_rank_has_its_own_end_limits_whatever_the_launcher_writes_before_its_lin
     let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(7);
     for (log, ranks) in (0..LOGS).flat_map(|log| [2, 4, 8].map(|ranks| (log, ranks))) {
         let (prefix, name) = LAUNCHERS[log % LAUNCHERS.len()];
-        // Ranks of one program have like figures: in each second log all are the same run.
+        // Ranks of one program have like printed: in each second log all are the same run.
         let first = random.random_range(0..runs.len());
         let chosen: Vec<_> =
             (0..ranks).map(|_| if log % 2 == 0 { random.random_range(0..runs.len()) } else { first }).collect();

@@ -40,7 +40,6 @@ mod scenarios;
 #[cfg(target_os = "linux")]
 mod served;
 mod settings_tried;
-mod shown;
 mod tool;
 mod top;
 mod trace_input;

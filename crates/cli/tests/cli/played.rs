@@ -26,9 +26,9 @@ fn waste_is_what_nobody_asked_for_while_the_most_is_pinned() {
     let path = written(dir.path(), "w.trace", &text);
     // Two buffers of 2 MiB fit, and are asked for 1153434 bytes each.
     let ran = ran("replay", &path, &["--json", "--set", "PRESET=tensorflow,MAX_BYTES=4MiB"]);
-    let figures = ran.figures();
-    assert_eq!(number(&figures, "peak_pinned_bytes"), 4 << 20, "{figures}");
-    assert_eq!(number(&figures, "waste_bytes"), (4 << 20) - 2 * 1_153_434, "{figures}");
+    let printed = ran.figures();
+    assert_eq!(number(&printed, "peak_pinned_bytes"), 4 << 20, "{printed}");
+    assert_eq!(number(&printed, "waste_bytes"), (4 << 20) - 2 * 1_153_434, "{printed}");
     // Without a ceiling all ten are pinned at once, as they are asked for.
     let ran = finish(pinpool(&["replay", "--json", "--set", "PRESET=tensorflow"]).arg(&path));
     assert_eq!(number(&ran.figures(), "waste_bytes"), (20 << 20) - 10 * 1_153_434, "{}", ran.stdout);

@@ -6,9 +6,6 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use pinpool::Pool;
-use pinpool_observe::judge::{Cause, Holder, Snapshot, judge_recording};
-use pinpool_observe::record::Taken;
-use pinpool_replay::{PoolDescription, Recording};
 
 use crate::record::recorded;
 use crate::tool::{Ran, finish, pinpool, until};
@@ -78,33 +75,7 @@ fn of_a_process_that_was_killed_no_end_is_recorded() {
     load.kill().unwrap();
     load.wait().unwrap();
     let ran = why(&path, &[]);
-    assert!(ran.stdout.contains("\n  no end of the pool is recorded: "), "{}{}", ran.stdout, ran.stderr);
-}
-
-#[test]
-fn of_many_pools_the_one_that_leaks_is_named_first() {
-    // By hand, since a leak takes three windows of ten seconds: twelve pools, of which the eighth keeps five buffers a second.
-    let mut recording = Recording::default();
-    for number in 0..12 {
-        let facts = vec![("name".to_owned(), format!("shard{number}"))];
-        recording.pools.push(PoolDescription { number, facts });
-    }
-    for second in 1..=50 {
-        for pool in 0..12 {
-            let (gets, out) = (20 * second, if pool == 7 { 5 * second } else { 1 });
-            let oldest = Some(Duration::from_secs(if pool == 7 { second } else { 0 }));
-            let holder =
-                Holder { tag: "rows".to_owned(), buffers: out, bytes: out * 4096, oldest, ..Holder::default() };
-            let (puts, used_bytes) = (gets - out, out * 4096);
-            let held = Snapshot { gets, puts, used: out, used_bytes, held_bytes: used_bytes, ..Snapshot::default() };
-            let snapshot = Box::new(Snapshot { is_pinned: true, holders: vec![holder], ..held });
-            let at_us = second * 1_000_000;
-            recording.snapshots.push(Taken { time_ns: at_us * 1000, pool, at_us, snapshot });
-        }
-    }
-    let judged = judge_recording(&recording);
-    assert_eq!((judged[0].name.as_str(), judged[0].judgement.cause), ("shard7", Cause::Leak));
-    assert!(judged[1..].iter().all(|judged| !judged.judgement.is_alarm), "{judged:?}");
+    assert!(ran.stdout.contains("\n  the end of the pool is not recorded: "), "{}{}", ran.stdout, ran.stderr);
 }
 
 #[test]
@@ -148,7 +119,7 @@ fn a_log_with_diagnoses_of_pinpool_is_not_judged_again() {
     assert!(lines.contains(&format!("train: {found}")) && !lines.contains("PINPOOL_POOL_SIZE_LIMIT"), "{lines}");
     assert_eq!(crate::report::report(&path, &page).code(), 0);
     let page = fs::read_to_string(page).unwrap();
-    assert!(page.contains("class=\"verdict alarm\"") && page.contains("<strong>sizes_never_recur</strong>"));
+    assert!(page.contains("\"is_alarm\":true") && page.contains("\"name\":\"sizes_never_recur\""));
 }
 
 #[test]
@@ -184,7 +155,7 @@ fn what_is_nothing_to_judge_is_refused_with_the_reason() {
     fs::write(&path, "hello\n").unwrap();
     let ran = why(&path, &[]);
     assert_eq!(ran.code(), 1);
-    ran.check_stderr("no whole diagnostic of the pool in 1 lines");
+    ran.check_stderr("no complete message of the pool in 1 lines");
     // No process has this number.
     let ran = why(Path::new("4194305"), &[]);
     assert_eq!(ran.code(), 1);

@@ -101,7 +101,7 @@ fn as_text(error: TraceError) -> String {
 }
 
 /// A short workload under both presets and both kinds of memory, with and without a ceiling: replayed twice it has the same
-/// outcome, and its figures bound each other.
+/// outcome, and its printed bound each other.
 pub(crate) fn replay(data: &[u8]) {
     let Ok(workload) = reader(data).and_then(|mut reader| Workload::read(&mut reader)) else { return };
     if !is_short(workload.lines().iter().map(|(_, operation)| operation)) {
