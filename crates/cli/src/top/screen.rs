@@ -69,7 +69,7 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
     let title = match now.max_bytes {
         Some(max) if max > 0 => {
             let share = now.held_bytes as f64 / max as f64 * 100.0;
-            format!(" Bytes: {pinned} of the limit {} pinned, {share:.1} % ", Size(max))
+            format!(" Bytes: {pinned} held of the limit {}, {share:.1} % ", Size(max))
         }
         _ => format!(" Bytes: {pinned} held, no limit "),
     };
@@ -83,7 +83,7 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
         ("in flight", now.in_flight_bytes, '▒', Color::Yellow),
         ("idle", now.idle_bytes, '░', Color::Cyan),
         ("free", now.free_bytes, '·', Color::Gray),
-        ("pageable", now.fallback_bytes, '!', Color::Red),
+        ("pageable", now.fallback_bytes, '!', Color::Magenta),
     ];
     // Relative to the held bytes: relative to a high limit the bars would be too short.
     let full = now.held_bytes.max(now.used_bytes).max(1);
@@ -109,14 +109,14 @@ fn bar(bytes: u64, full: u64, room: usize, letter: char) -> String {
 
 fn draw_curves(frame: &mut Frame<'_>, area: Rect, history: &History) {
     let [left, right] = Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(area);
-    let lost = history.rate(lost_ns) / 1e9;
+    let lost = Time(Duration::from_secs_f64(history.rate(lost_ns) / 1e9));
     let all = Time(Duration::from_nanos(lost_ns(&history.now)));
     let time = |most: u64| Time(Duration::from_micros(most)).to_string();
     draw_curve(
         frame,
         left,
         &match history.now.waiting {
-            0 => format!("Lost: {lost:.2} s per second, {all} total"),
+            0 => format!("Lost: {lost} per s, {all} total"),
             waiting => format!("{} waiting, {all} lost", counted(waiting, "thread")),
         },
         &history.lost,
@@ -281,7 +281,7 @@ mod tests {
                 "in flight       100.0MiB ▒",
                 "pageable              0B",
                 "hit rate   99.00 %, all 97.80 %",
-                "Lost: 0.25 s per second, 250.0ms total",
+                "Lost: 250.0ms per s, 250.0ms total",
                 "0 to 250.0ms",
                 "Held: 1.0GiB",
                 "0 to 1.0GiB",

@@ -210,8 +210,8 @@ fn a_shared_limit_without_room_for_its_file_fails_as_it_does_for_a_pool() {
             println!("skipped: no memory file system can be mounted here");
             return;
         };
-        let (of_ledger, text, remedy) = finding(&found, "shared-limit");
-        assert!(of_ledger == level && text.contains("No space left on device"), "{ledger}: {text}");
+        let (found_level, text, remedy) = finding(&found, "shared-limit");
+        assert!(found_level == level && text.contains("No space left on device"), "{level}: {text}");
         assert!(remedy.contains("/dev/shm") && found["status"] == 1, "{remedy}");
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::tool::{finish, pinpool, run};
 
-/// A file in the place of a ledger's, which its drop removes.
+/// An invalid file of a shared limit, removed on drop.
 struct Bad {
     name: String,
     path: String,

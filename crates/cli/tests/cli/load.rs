@@ -21,9 +21,9 @@ fn limited(limit: &str, args: &[&str], paths: &[&Path]) -> Ran {
     finish(&mut command)
 }
 
-/// The mock driver as `libcuda.so.1` in a directory of its own.
+/// The mock driver as `libcuda.so.1` in `dir`.
 pub(crate) fn mock_driver(dir: &Path) -> PathBuf {
-    // Cargo puts it beside the test, since it is a dev-dependency.
+    // A dev-dependency, which Cargo builds next to the test.
     let built = std::env::current_exe().unwrap().parent().unwrap().join("libmock_driver.so");
     for name in ["libcuda.so", "libcuda.so.1"] {
         symlink(&built, dir.join(name)).unwrap();

@@ -1,4 +1,4 @@
-//! What `advise` says of costs, waste and several pools, and what no command plays.
+//! Costs, waste and several pools in replays, and invalid traces.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -19,7 +19,7 @@ fn ran(command: &str, path: &Path, args: &[&str]) -> Ran {
 }
 
 #[test]
-fn waste_is_what_nobody_asked_for_while_the_most_is_pinned() {
+fn waste_is_the_unrequested_memory_at_the_peak() {
     let dir = tempfile::tempdir().unwrap();
     let gets = (0..10).map(|id| format!("a {id} 1153434\n"));
     let text: String = gets.chain(["t 1000000\n".to_owned()]).chain((0..10).map(|id| format!("f {id}\n"))).collect();
@@ -29,7 +29,7 @@ fn waste_is_what_nobody_asked_for_while_the_most_is_pinned() {
     let printed = ran.figures();
     assert_eq!(number(&printed, "peak_pinned_bytes"), 4 << 20, "{printed}");
     assert_eq!(number(&printed, "waste_bytes"), (4 << 20) - 2 * 1_153_434, "{printed}");
-    // Without a ceiling all ten are pinned at once, as they are asked for.
+    // Without a limit all ten are pinned at once.
     let ran = finish(pinpool(&["replay", "--json", "--set", "PRESET=tensorflow"]).arg(&path));
     assert_eq!(number(&ran.figures(), "waste_bytes"), (20 << 20) - 10 * 1_153_434, "{}", ran.stdout);
 }
@@ -62,7 +62,7 @@ fn several_pools_are_advised_one_by_one() {
 }
 
 #[test]
-fn a_text_that_no_command_plays_is_not_printed_either() {
+fn an_invalid_trace_is_refused_by_every_command() {
     let dir = tempfile::tempdir().unwrap();
     for (text, words) in [
         ("a 1 100\nf 2\n", "w.trace: line 2: `f 2`: no buffer 2 is held"),
@@ -82,7 +82,7 @@ fn a_text_that_no_command_plays_is_not_printed_either() {
 }
 
 #[test]
-fn the_limit_that_is_advised_is_a_tenth_above_what_the_recorded_order_needs() {
+fn the_advised_limit_is_a_tenth_above_the_need() {
     let dir = tempfile::tempdir().unwrap();
     let mut text = String::new();
     for _ in 0..200 {
@@ -107,7 +107,7 @@ fn the_limit_that_is_advised_is_a_tenth_above_what_the_recorded_order_needs() {
 }
 
 #[test]
-fn a_replay_that_runs_out_of_memory_ends_in_the_same_words_on_every_machine() {
+fn a_replay_that_runs_out_of_memory_has_the_same_error_on_every_machine() {
     let dir = tempfile::tempdir().unwrap();
     let path = written(dir.path(), "w.trace", "a 1 31457280\na 2 31457280\na 3 304294967295000\n");
     let ran = ran("replay", &path, &[]);

@@ -22,7 +22,7 @@ fn trace(path: &Path, args: &[&str]) -> Ran {
 }
 
 #[test]
-fn a_load_is_recorded_and_its_text_plays_as_the_recording_does() {
+fn the_text_of_a_recording_is_replayed_like_the_recording() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["t.trace", "t.trace.gz"] {
         let path = recorded(dir.path(), name);
@@ -32,11 +32,11 @@ fn a_load_is_recorded_and_its_text_plays_as_the_recording_does() {
         let text = dir.path().join("text.trace");
         fs::write(&text, &ran.stdout).unwrap();
         let play = |path: &Path| {
-            // A text has no ceiling.
+            // A text has no limit.
             let ran = finish(pinpool(&["replay", "--json", "--set", "MAX_BYTES=none"]).arg(path));
             assert_eq!(ran.code(), 0, "{}", ran.stderr);
             let mut printed = ran.figures();
-            // A text has no pins that a cost could be fitted to.
+            // A text has no pin calls to fit the costs to.
             for key in ["workload", "costs", "driver_seconds", "lost_seconds"] {
                 printed.as_object_mut().unwrap().remove(key).unwrap();
             }
@@ -45,7 +45,7 @@ fn a_load_is_recorded_and_its_text_plays_as_the_recording_does() {
         let printed = play(&path);
         assert!(printed["gets"].as_u64().unwrap() > 20, "{printed}");
         assert_eq!(printed, play(&text));
-        // Twice is the same.
+
         assert_eq!(trace(&text, &["--format", "csv"]).code(), 0);
     }
 }
@@ -74,13 +74,13 @@ fn a_trace_is_converted_to_csv_to_trace_events_and_to_a_snapshot() {
     let events = events["traceEvents"].as_array().unwrap();
     let of_kind = |kind: &str| events.iter().filter(|event| event["ph"] == kind).count();
     assert!(of_kind("C") > 20 && of_kind("X") > 0 && of_kind("M") > 1, "{}", events.len());
-    // What a reader of the format demands of every event.
+    // Required by readers of the format.
     for event in events {
         assert!(event["pid"].is_u64() && event["name"].is_string(), "{event}");
         assert!(event["ph"] == "M" || event["ts"].is_number(), "{event}");
     }
     let last = events.iter().rfind(|event| event["name"] == "buffer bytes").unwrap();
-    assert_eq!(last["args"]["in use"], 0, "all was put back: {last}");
+    assert_eq!(last["args"]["in use"], 0, "all buffers were returned: {last}");
 
     let out = dir.path().join("snapshot.pickle");
     let ran = trace(&path, &["--format", "pytorch", "-o", out.to_str().unwrap()]);
@@ -90,7 +90,7 @@ fn a_trace_is_converted_to_csv_to_trace_events_and_to_a_snapshot() {
 }
 
 #[test]
-fn what_cannot_be_read_or_written_is_an_error_with_its_name_and_no_panic() {
+fn unreadable_and_unwritable_files_are_errors_with_their_names() {
     let dir = tempfile::tempdir().unwrap();
     let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();
     let file = |name: &str, bytes: &[u8]| {
@@ -124,7 +124,7 @@ fn what_cannot_be_read_or_written_is_an_error_with_its_name_and_no_panic() {
             assert!(ran.stderr.contains(words) && ran.stderr.contains(name), "{command:?} {name}: {}", ran.stderr);
         }
     }
-    // Cut off: what is left is used, and the exit status says so.
+    // Of a truncated file the intact part is used, and the exit status says so.
     let cut = file("cut.trace", &whole[..whole.len() / 2]);
     for command in [vec!["trace"], vec!["advise"], vec!["replay", "--json"]] {
         let ran = finish(pinpool(&command).arg(&cut));

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::TREND;
 use crate::tool::{Ran, finish, pinpool, run};
 
 const AFTER: &str = "I tensorflow/core/common_runtime/gpu/pool_allocator.cc:247] PoolAllocator: After 63521 get requests, \
@@ -83,7 +84,7 @@ fn a_log_has_its_limit_with_raises_its_evictions_and_the_diagnosis() {
     let summary: Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
     let page = page(&log);
     assert!(points(&page, "limit", "raise") > 5 && points(&page, "limit", "evictions") > 5);
-    let trend = summary["pools"][0]["verdict"].as_str().unwrap();
+    let trend = summary["pools"][0][TREND].as_str().unwrap();
     assert!(page.contains(trend) && page.contains(summary["pools"][0]["advice"][0].as_str().unwrap()), "{trend}");
 }
 

@@ -1,4 +1,4 @@
-//! The tool as a user meets it: exit status, stdout and stderr of the built binary.
+//! Exit status, stdout and stderr of the built tool.
 
 #[path = "../../../../tests/tool/mod.rs"]
 mod ran;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 pub(crate) use ran::{Ran, ended, finish, number, program, until};
 
-/// The tool on the `heap` back-end, without the environment of the test.
+/// The tool on the `heap` backend, without the environment of the test.
 pub(crate) fn pinpool(args: &[&str]) -> Command {
     program(env!("CARGO_BIN_EXE_pinpool"), args)
 }
@@ -111,7 +111,7 @@ fn a_tree_is_loaded_verified_and_reported() {
 }
 
 #[test]
-fn the_table_has_a_row_for_each_figure() {
+fn the_table_has_a_row_for_each_number() {
     let dir = tree();
     let ran = finish(pinpool(&["load"]).arg(dir.path()));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
@@ -127,7 +127,7 @@ fn the_table_has_a_row_for_each_figure() {
     for name in others {
         assert!(!row(name).is_empty(), "{name}");
     }
-    let (rows, of_the_pool) = ran.stdout.split_once("\n\n").expect("the table of the pool stands below");
+    let (rows, of_the_pool) = ran.stdout.split_once("\n\n").expect("followed by the table of the pool");
     assert_eq!(rows.lines().count(), others.len() + 6);
     assert!(of_the_pool.starts_with("pool") && of_the_pool.contains("miss_reasons.first_of_size=1"), "{of_the_pool}");
 }
@@ -147,7 +147,7 @@ fn containers_are_opened_when_named_alone_in_a_directory_or_asked_for() {
         assert_eq!(opened["batches"], opened["verified_batches"]);
     }
 
-    // Beside any other file, a container is one plain sample until it is asked for.
+    // Next to any other file, a container is one plain sample by default.
     fs::write(dir.path().join("notes.txt"), b"notes").unwrap();
     let plain = load(&dir, &[]).figures();
     assert_eq!((plain["files"].as_u64(), plain["samples"].as_u64()), (Some(3), Some(3)));
@@ -171,7 +171,7 @@ fn unreadable_files_are_named_counted_and_skipped() {
     if !readable {
         failing.push("locked: Permission denied".to_string());
     }
-    // A file of the kernel that is shorter than its reported length, where there is one.
+    // A kernel file that is shorter than its reported length, if there is one.
     let seqnum = Path::new("/sys/kernel/uevent_seqnum");
     if let (Ok(meta), Ok(text)) = (seqnum.metadata(), fs::read(seqnum))
         && meta.len() > text.len() as u64
@@ -293,7 +293,7 @@ fn a_bad_variable_and_a_contradiction_are_errors_and_an_unknown_name_is_a_warnin
 }
 
 #[test]
-fn env_names_all_that_is_wrong_at_once() {
+fn env_names_all_problems_at_once() {
     let mut command = pinpool(&["env"]);
     command.env("PINPOOL_WAIT", "soon").env("PINPOOL_ZERO", "ture").env("PINPOOL_MAXBYTES", "1G");
     let ran = finish(command.env("PINPOOL_POOL_SIZE_LIMIT", "0").env("PINPOOL_AUTO_RESIZE", "1"));
@@ -309,7 +309,7 @@ fn env_names_all_that_is_wrong_at_once() {
 }
 
 #[test]
-fn env_lists_the_few_that_most_programs_need_and_those_that_are_set() {
+fn env_lists_common_variables_and_those_that_are_set() {
     let names = |ran: &Ran| -> Vec<String> {
         ran.stdout.lines().skip(1).map(|line| line.split(' ').next().unwrap().to_owned()).collect()
     };
@@ -327,7 +327,7 @@ fn env_lists_the_few_that_most_programs_need_and_those_that_are_set() {
 }
 
 #[test]
-fn env_says_what_this_machine_does_not_have_and_opens_nothing() {
+fn env_names_what_this_machine_lacks_and_opens_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (trace, socket) = (dir.path().join("t"), dir.path().join("s"));
     let ran = finish(pinpool(&["env"]).env("PINPOOL_TRACE", &trace).env("PINPOOL_SOCKET", &socket));
@@ -456,7 +456,7 @@ fn without_a_path_the_data_set_is_generated_from_a_seed() {
 }
 
 #[test]
-fn an_empty_directory_has_an_exit_status_of_its_own() {
+fn an_empty_directory_exits_with_4() {
     let dir = tempfile::tempdir().unwrap();
     let ran = load(&dir, &[]);
     assert_eq!(ran.code(), 4, "{}", ran.stderr);
@@ -524,7 +524,7 @@ fn a_closed_stdout_or_stderr_is_no_failure() {
 }
 
 #[test]
-fn an_interrupt_ends_the_run_with_the_figures_so_far() {
+fn an_interrupt_ends_the_run_with_its_statistics() {
     let mut command = pinpool(&["load", "--json", "--verify", "--epochs", "1000000", "--synthetic", "100"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());

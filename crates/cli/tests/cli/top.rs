@@ -63,7 +63,7 @@ fn top_of(serve: impl FnOnce(UnixStream) + Send) -> String {
 
 #[test]
 fn a_server_that_never_ends_its_line_ends_top() {
-    // A byte now and then: each comes in time, and the line does not.
+    // Each byte arrives in time, but not the end of the text.
     let said = top_of(|mut socket| {
         while socket.write_all(b" ").is_ok() {
             thread::sleep(Duration::from_millis(200));

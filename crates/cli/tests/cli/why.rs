@@ -1,4 +1,4 @@
-//! `why`: of a process, of a trace, of a log, and of what is none of them.
+//! `why` for a process, a recording, a trace, a log, and other files.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn why(target: &Path, args: &[&str]) -> Ran {
 }
 
 #[test]
-fn a_recording_of_a_healthy_load_is_no_alarm() {
+fn a_healthy_recording_is_not_an_alarm() {
     let dir = tempfile::tempdir().unwrap();
     let ran = why(&recorded(dir.path(), "t.gz"), &["--json"]);
     assert_eq!(ran.code(), 0, "{}{}", ran.stdout, ran.stderr);
@@ -24,7 +24,7 @@ fn a_recording_of_a_healthy_load_is_no_alarm() {
     assert!(pools[0]["lines"].as_array().unwrap().len() >= 4, "{pools}");
 }
 
-/// A recording of threads that wait for each other at a ceiling of two buffers.
+/// A recording of threads that wait for each other at a limit of two buffers.
 pub(crate) fn throttled(path: &Path) {
     let builder = Pool::builder().without_env().backend(pinpool::Backend::Heap).name("train").max_bytes(8 << 20);
     let pool = builder.trace(path.to_owned()).wait(Duration::from_secs(60)).build().unwrap();
@@ -42,7 +42,7 @@ pub(crate) fn throttled(path: &Path) {
 }
 
 #[test]
-fn a_recording_is_given_the_settings_that_advise_recommends() {
+fn a_recording_gets_the_settings_that_advise_recommends() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.gz");
     throttled(&path);
@@ -66,7 +66,7 @@ fn a_recording_is_given_the_settings_that_advise_recommends() {
 }
 
 #[test]
-fn of_a_process_that_was_killed_no_end_is_recorded() {
+fn a_killed_process_has_no_recorded_end() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
     let mut load = pinpool(&["load", "--synthetic", "60", "--batch-files", "1", "--idle", "60"]);
@@ -79,7 +79,7 @@ fn of_a_process_that_was_killed_no_end_is_recorded() {
 }
 
 #[test]
-fn a_trace_is_played_and_the_pool_says_why() {
+fn a_trace_is_replayed_and_diagnosed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("w.trace");
     let text: String = (0..2_000).map(|n| format!("a {n} 1000000\nt 50000\nf {n}\n")).collect();
@@ -90,7 +90,7 @@ fn a_trace_is_played_and_the_pool_says_why() {
 }
 
 #[test]
-fn the_last_verdict_of_each_pool_of_a_log_counts_and_alarms_come_first() {
+fn the_last_diagnosis_of_each_pool_in_a_log_counts_and_alarms_come_first() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.log");
     let log = "INFO pool[a] diagnosis: warming_up: held 0B->1.0GiB\nWARN pool[b] diagnosis: limit_too_small: 300 of 1000 requests \
@@ -106,7 +106,7 @@ fn the_last_verdict_of_each_pool_of_a_log_counts_and_alarms_come_first() {
 }
 
 #[test]
-fn a_log_with_diagnoses_of_pinpool_is_not_judged_again() {
+fn diagnoses_in_a_log_have_priority() {
     let dir = tempfile::tempdir().unwrap();
     let (path, page) = (dir.path().join("run.log"), dir.path().join("page.html"));
     let after = "PoolAllocator: After 9000 get requests, put_count=8990 evicted_count=4000 eviction_rate=0.444939 and unsatisfied \
@@ -123,7 +123,7 @@ fn a_log_with_diagnoses_of_pinpool_is_not_judged_again() {
 }
 
 #[test]
-fn lines_of_tensorflow_are_judged_as_inspect_judges_them() {
+fn lines_of_tensorflow_are_diagnosed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tf.log");
     let line = "I tensorflow/core/common_runtime/gpu/pool_allocator.cc:247] PoolAllocator: After 9000 get requests, put_count=8990 \
@@ -135,7 +135,7 @@ fn lines_of_tensorflow_are_judged_as_inspect_judges_them() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_process_says_why_over_its_socket() {
+fn a_process_sends_its_diagnosis() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let builder = Pool::builder().without_env().backend(pinpool::Backend::Heap).name("train");
@@ -149,7 +149,7 @@ fn a_process_says_why_over_its_socket() {
 }
 
 #[test]
-fn what_is_nothing_to_judge_is_refused_with_the_reason() {
+fn a_target_without_diagnosis_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("few.log");
     fs::write(&path, "hello\n").unwrap();

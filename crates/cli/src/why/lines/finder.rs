@@ -196,7 +196,7 @@ impl Finder<'_> {
         let own = own.min().unwrap_or(line.len());
         let was = follow(open.parts, &open.text).is_whole;
         let extended = open.extended(&line[..own]).filter(|(text, used)| {
-            // A number that may be complete continues only if that is more plausible, or equally so and the line has nothing else.
+            // A number that may be complete continues only if that is more plausible, or equally so and nothing follows.
             let [before, after] = [&open.text, text].map(|text| Numbers::of(&follow(open.parts, text).numbers));
             let [before, after] = [before, after].map(|numbers| numbers.map(|numbers| numbers.trust()));
             let rest = &line[*used..];
